@@ -1,1 +1,1 @@
-"""fragmeter in Python: ``fragmeter.simulate`` and what it returns."""
+"""fragmeter in Python: ``fragmeter.simulate`` and its result."""

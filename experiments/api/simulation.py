@@ -1,6 +1,6 @@
-"""``fragmeter.simulate``, and a finished run as a notebook wants it: data frames, two lines of text, a waste bar.
+"""``fragmeter.simulate`` and its result: the keyword arguments, and a finished run as data frames, text and a waste bar.
 
-Its keyword arguments of ``fragmeter.simulate``: the flags of ``fragmeter simulate``, with underscores.
+The keyword arguments are the flags of ``fragmeter simulate`` with underscores.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ..runs.inputs import Inputs, Requests
 from ..runs.points import flat
 from ..runs.serving import prepare, refuse_for_cluster, serve, serve_observed, summarize, write_result
 
-#: The parts of a command line, by their names in ``Inputs``.
+#: Fields of ``Inputs`` that keyword arguments set.
 _PARTS = {"settings": Settings, "requests": Requests, "reading": Reading, "pacing": Pacing, "cluster": Cluster}
 _PART_OF = {field.name: part for part, kind in _PARTS.items() for field in fields(kind) if field.name != "options"}
-#: What only the command line has, and what to do in its place.
+#: Flags without a keyword argument, and the alternative to each.
 _ELSEWHERE = {
     "out": "is a flag of the command line; call save(folder) of what simulate returns",
     "json": "is a flag of the command line; summary and as_dict() of what simulate returns have the data",
@@ -49,11 +49,11 @@ _SINGLE = (str, bool, int, float, tuple, list, PathLike)
 
 
 class Arguments(NamedTuple):
-    """What ``simulate`` was called with.
+    """Arguments of one ``simulate`` call.
 
     Attributes:
-        inputs, cluster: As of a command line.
-        given: Requests that are in memory; None where the inputs name them.
+        inputs, cluster: The same as for a command line.
+        given: Requests in memory; None if the inputs name a trace file or a dataset.
     """
 
     inputs: Inputs
@@ -65,11 +65,11 @@ def arguments(keywords: Mapping[str, Any]) -> Arguments:
     """Read keyword arguments.
 
     Raises:
-        SettingError: An unknown keyword, or a value that cannot be.
-        TraceError: A data frame that is no trace.
+        SettingError: An unknown keyword or an invalid value.
+        TraceError: A data frame that is not a trace.
     """
     if isinstance(chosen := keywords.get("policy"), str):
-        # One of another package declares its options when it is imported.
+        # The import of another package's policy declares its options.
         policy(chosen)
     values = {name: _plain(name, value) for name, value in keywords.items()}
     given = _given(values)
@@ -84,7 +84,7 @@ def arguments(keywords: Mapping[str, Any]) -> Arguments:
 
 
 def _part_of(name: str) -> str | None:
-    """The part that has a keyword, options of policies included; None where there is no such keyword."""
+    """The part of the inputs that a keyword sets, options of policies included; None for an unknown keyword."""
     return _PART_OF.get(name) or ("settings" if name in options_by_policy() else None)
 
 
@@ -92,7 +92,7 @@ def signature(*more: Parameter) -> Signature:
     """The signature of ``simulate``: every keyword with its default.
 
     Args:
-        more: Parameters of its own.
+        more: Parameters outside of the keywords.
     """
     keywords = [
         Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
@@ -108,10 +108,10 @@ def signature(*more: Parameter) -> Signature:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """The value of a keyword as a command line could have it: numpy's numbers become Python's.
+    """The value of a keyword as a command line gives it: numpy numbers become Python numbers.
 
     Raises:
-        SettingError: There is no such keyword, or the value is of no type that any takes.
+        SettingError: The keyword is unknown, or no flag accepts the type of the value.
     """
     if _part_of(name) is None:
         raise SettingError(name, _shown(value), _ELSEWHERE.get(name) or _nearest(name))
@@ -125,18 +125,18 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, bool) and bool not in kinds:
         raise SettingError(name, value, "is no switch; give a value")
     if name == "max_tokens" and isinstance(value, int):
-        # The flag takes a rule or a number, and is a text.
+        # The flag takes a rule or a number as text.
         return str(value)
     return value
 
 
 def _shown(value: Any) -> Any:
-    """A value for an error of one line."""
+    """A value as one line of an error message."""
     return value if isinstance(value, str | bool | int | float | None) else type(value).__name__
 
 
 def _nearest(name: str) -> str:
-    """What to do about a keyword that there is none of."""
+    """The remedy for an unknown keyword: the nearest known one."""
     near = get_close_matches(name, [*_PART_OF, *options_by_policy(), "record_blocks"], n=3)
     found = f"did you mean {' or '.join(near)}?" if near else "help(fragmeter.simulate) has them all"
     return f"is no keyword of simulate; {found}"
@@ -152,11 +152,11 @@ def _types(name: str) -> tuple[Any, ...]:
 
 
 def _given(values: dict[str, Any]) -> Trace | Workload | None:
-    """Take a trace that is in memory out of the values.
+    """Take a trace in memory out of the values.
 
     Raises:
-        SettingError: It is nothing that can be served, or stands beside what is only of a file.
-        TraceError: A data frame that is no trace.
+        SettingError: The value is not a trace, or another argument needs a trace file.
+        TraceError: A data frame that is not a trace.
     """
     trace = values.get("trace")
     if trace is None or isinstance(trace, str | PathLike):
@@ -184,14 +184,14 @@ def simulate(*, record_blocks: bool = False, **keywords: Any) -> Simulation:
     drawn from ``dataset``, and arrive at 1 request/s unless an argument says when.
 
     Args:
-        record_blocks: Record what every block holds over time, for ``save`` and the block map of ``fragmeter report``.
+        record_blocks: Record the contents of every block over time, for ``save`` and the block map of ``fragmeter report``.
             The results are the same with and without.
         keywords: Settings, requests, arrivals and replicas, such as ``policy="vllm-v1"``, ``request_rate=2`` or
             ``num_gpu_blocks_override=2000``. ``trace`` is a path, a pandas DataFrame with the columns of a trace file
             (``prompt_tokens``, ``output_tokens``, ``arrival_s``, ...), a ``traces.Trace`` or a ``sim.Workload``.
 
     Raises:
-        UserError: A keyword is unknown, or a value or a trace cannot be: one line with field, value and remedy.
+        UserError: A keyword is unknown, or a value or a trace is invalid: one line with field, value and remedy.
         SimulationFault: An invariant of the simulator does not hold.
     """
     if not isinstance(record_blocks, bool):
@@ -218,8 +218,8 @@ class Simulation:
 
     Attributes:
         run: The simulator's own record, with times in ticks.
-        described: How the requests were made, for ``run.json``.
-        blocks: What every block held, if that was recorded.
+        described: Origin of the requests, for ``run.json``.
+        blocks: The recorded contents of blocks; None without ``record_blocks``.
     """
 
     run: Run | ClusterRun
@@ -227,7 +227,7 @@ class Simulation:
     blocks: BlockMap | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The summary as ``summary.json`` and ``fragmeter simulate --json`` have it."""
+        """The summary as in ``summary.json`` and ``fragmeter simulate --json``."""
         return self._summary
 
     @cached_property
@@ -241,12 +241,12 @@ class Simulation:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """A row a request, in order of arrival: lengths, times, ``ttft_ms``, ``tpot_ms``, ``e2el_ms``; NaN if refused."""
+        """One row per request in order of arrival: lengths, times, ``ttft_ms``, ``tpot_ms``, ``e2el_ms``; NaN if refused."""
         return self.table("requests").rename_axis("request")
 
     @cached_property
     def memory(self) -> pd.DataFrame:
-        """The KV pool over time: at each ``start_s`` the slots in each of the nine buckets."""
+        """The KV pool over time: slots in each of the nine buckets at each ``start_s``."""
         return self.table("memory")
 
     def table(self, name: str) -> pd.DataFrame:
@@ -263,7 +263,7 @@ class Simulation:
     def waste(self) -> dict[str, float]:
         """Percent of the pool, mean over iterations: live, reservation, internal, external, free (cached included).
 
-        Reservation and internal fragmentation are as the paper counts them; free slots are no part of external here.
+        Reservation and internal fragmentation are counted as in the paper; external fragmentation excludes free slots here.
         """
         buckets = with_states(self._summary["waste"]["mean_over_iterations_pct"]["buckets"])
         return {group: sum(buckets[bucket] for bucket in parts) for group, parts in HELD_VIEW.items()}
@@ -272,13 +272,13 @@ class Simulation:
         """Write the result folder of ``fragmeter simulate --out``, in place of an earlier result, and return its path.
 
         Raises:
-            UserError: The folder holds something else, or cannot be written.
+            UserError: The folder holds other files, or cannot be written.
         """
         recordings = {} if self.blocks is None else {"blocks": self.blocks}
         return write_result(self.run, Path(folder), self.described, recordings)
 
     def __repr__(self) -> str:
-        """Two lines: what was run, and what came of it."""
+        """Two lines: the settings of the run, and its main results."""
         settings, found = self.run.settings, self._summary
         gpus = settings.tensor_parallel_size * settings.pipeline_parallel_size * found.get("num_replicas", 1)
         refused = f", {found['refused']:,} refused" if found["refused"] else ""
@@ -301,13 +301,13 @@ class Simulation:
 
 
 def waste_bars(*runs: Simulation, labels: Sequence[str] | None = None) -> WasteBars:
-    """What the KV pool of each run was used for, one bar below the other: text when printed, HTML in a notebook.
+    """Waste bars of several runs, one below the other: text when printed, HTML in a notebook.
 
     Args:
-        labels: What to call the runs; by default their policies.
+        labels: Labels of the runs; by default their policies.
 
     Raises:
-        SettingError: There are more or fewer labels than runs.
+        SettingError: The number of labels differs from the number of runs.
     """
     named = [run.run.settings.policy for run in runs] if labels is None else [str(label) for label in labels]
     if len(named) != len(runs):

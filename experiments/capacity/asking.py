@@ -1,4 +1,4 @@
-"""From the flags of ``fragmeter plan --ask`` to the load that is asked about."""
+"""The load and the questions of ``fragmeter plan --ask``, from its flags."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NO_FLAGS: Flags = (Requests(), Reading(), Pacing())
 
 
 def questions_of(ask: str | None, flags: Flags) -> list[str]:
-    """The questions that are asked.
+    """The questions by name.
 
     Raises:
-        SettingError: One is not known, or there is a load and no question.
+        SettingError: A question is unknown, or a load is given without a question.
     """
     if ask is None and flags != NO_FLAGS:
         remedy = "is missing: flags of a load are given, and nothing is asked of it; give --ask, or leave them out"
@@ -31,10 +31,10 @@ def questions_of(ask: str | None, flags: Flags) -> list[str]:
 
 
 def asked_of(settings: Settings, mean_tokens: int | None, flags: Flags) -> tuple[Asked, Trace | None]:
-    """What questions are about, and where its requests are from, if there are any.
+    """The subject of the questions, and the source of its requests; None for the source if only a length is given.
 
     Raises:
-        UserError: The load cannot be read or made, or a flag of it is not read.
+        UserError: The load cannot be read or made, or no question reads one of its flags.
     """
     requests, reading, pacing = flags
     if flags == NO_FLAGS:
@@ -47,10 +47,10 @@ def asked_of(settings: Settings, mean_tokens: int | None, flags: Flags) -> tuple
 
 
 def answers(names: list[str], asked: Asked, trace: Trace | None, report: Report) -> dict[str, Any]:
-    """Answer questions; nothing where nothing is asked.
+    """Answer the questions; empty without a question.
 
     Raises:
-        UserError: A question does not go with the load.
+        UserError: A question does not apply to the load.
     """
     if not names:
         return {}

@@ -1,8 +1,8 @@
-"""What could be bought and how it could be set: every combination of the choices that a user leaves open.
+"""Candidates of a capacity plan: every combination of the GPUs and flags that a user leaves open.
 
-A candidate is a ``vllm serve`` line with some of its flags changed, on a GPU; so number formats, ranks, memory and
-what vLLM refuses are reckoned as for a pasted line (``serve_start``). Other policies get the same KV cache, in their
-blocks.
+A candidate is a ``vllm serve`` line with some flags changed, on one GPU. Number formats, ranks, memory and vLLM's
+start-up checks are computed as for a pasted line (``vllm_serve.start``). Other policies get the same KV cache, divided
+into their own blocks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Choices:
     policy: list[str] | None = None
 
     def axes(self) -> dict[str, list[str]]:
-        """The values of what is left open, by name."""
+        """The values of each open flag, by name."""
         asked = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: values_of(name, texts) for name, texts in asked.items() if texts}
 
@@ -70,13 +70,13 @@ CHOICES = Annotated[Choices, Parameter(name="*", negative_iterable="", group=Gro
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something that could be bought.
+    """One candidate.
 
     Attributes:
         asked: Its value on each axis, the GPU first.
-        settings: What is simulated; None where it does not start.
-        refused: Why it does not start, in vLLM's words, and what would start it.
-        started: With everything that vLLM fills in.
+        settings: Settings of its simulation; None if it does not start.
+        refused: vLLM's refusal to start, and a remedy.
+        started: The line with every default that vLLM fills in.
     """
 
     asked: dict[str, str]
@@ -86,18 +86,18 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Its values, to tell it from the others."""
+        """The values that distinguish it from the other candidates."""
         gpu, *others = self.asked.items()
         return ", ".join([gpu[1], *(f"{name}={value}" for name, value in others)])
 
     @property
     def num_gpus(self) -> int:
-        """Of one replica."""
+        """GPUs of one replica."""
         return self.started.launch.num_gpus
 
 
 def values_of(name: str, texts: Iterable[str]) -> list[str]:
-    """The values of an axis, given once or several times, each once."""
+    """The distinct values of an axis that is given once or several times."""
     return list(dict.fromkeys(value for text in texts for value in axis_values(text, name)))
 
 
@@ -109,12 +109,12 @@ def candidates(
     log: StartupLog | None = None,
     cost: str | None = None,
 ) -> list[Candidate]:
-    """Every combination, the last axis changing first.
+    """Every combination; the last axis changes fastest.
 
     Args:
-        line: What every candidate begins from.
+        line: The line that every candidate starts from.
         model_name, log: As for ``started``.
-        cost: Step time of all; None takes each GPU's profile where it covers the candidate, else the roofline.
+        cost: Step time of all candidates. None takes each GPU's profile if it covers the candidate, else the roofline.
 
     Raises:
         SettingError: An invalid value, or more candidates than the limit.
@@ -149,13 +149,13 @@ def _candidate(
 
 
 def _remedy(found: Started) -> str:
-    """A single change with which it would start, if there is one."""
+    """A single change with which the line starts; None if there is none."""
     first = next(iter(remedies(found.launch, found.fits_length)), None)
     return "" if first is None else f" With {first.flag} {first.value} it would."
 
 
 def _under(policy: str, found: Started, flags: dict[str, Any]) -> Settings:
-    """Another policy with the same KV cache, in its own blocks, and with its own limits where none are asked for."""
+    """Another policy with the same KV cache, its own block size, and its own limits unless the line sets them."""
     own = {} if "max-num-seqs" in flags else {"max_num_seqs": None}
     own |= {} if "max-num-batched-tokens" in flags else {"max_num_batched_tokens": None}
     own |= {} if "block-size" in flags else {"block_size": None}
@@ -165,7 +165,7 @@ def _under(policy: str, found: Started, flags: dict[str, Any]) -> Settings:
 
 
 def _with_cost(chosen: Settings, cost: str | None) -> Settings:
-    """With a step time that covers it."""
+    """The settings with a step-time model that covers them."""
     if cost is None:
         cost = "roofline"
         if chosen.gpu in profile_names():
@@ -173,6 +173,6 @@ def _with_cost(chosen: Settings, cost: str | None) -> Settings:
                 build(replace(chosen, cost="fitted"))
                 cost = "fitted"
             except SettingError:
-                # The profile lacks this number format: its data sheet has it.
+                # The profile lacks this number format; the roofline takes it from the data sheet.
                 pass
     return replace(chosen, cost=cost)

@@ -19,9 +19,9 @@ from .load import Load
 
 #: Shares of the recommended rate at which latency and price are reported, for the picture.
 SHARES = (0.25, 0.5, 0.75, 1.0)
-#: How much above the recommended rate is looked, as in the check of the recommendation.
+#: Rate, relative to the recommended rate, at which the limit is determined; the check of the recommendation uses it too.
 BEYOND = 1.15
-#: Share of the time with a queue above which what the queue waits for is what limits.
+#: Share of the queueing time above which a cause counts as the limit.
 _MOSTLY = 0.5
 _TIMES = tuple(f"{rank}_{name}_ms" for name in ("ttft", "tpot", "e2el") for rank in ("median", "p90", "p99"))
 _RATES = (
@@ -35,9 +35,9 @@ _RATES = (
 
 
 def detail(settings: Settings, load: Load, goal: Goal, seed: int, rate: float, highest: float) -> dict[str, Any]:
-    """The run of one seed at a rate, and what limits it.
+    """The run of one seed at a rate, and its limit.
 
-    An infinite rate, at which all requests arrive at once, has no shares.
+    An infinite rate (all requests at once) has no shares of the recommended rate.
 
     Args:
         highest: The seed's own highest rate.
@@ -65,7 +65,7 @@ def detail(settings: Settings, load: Load, goal: Goal, seed: int, rate: float, h
 
 
 def _point(rate: float, metrics: dict[str, Any]) -> dict[str, float]:
-    """A rate, and what users see at it."""
+    """A rate and its latencies."""
     tpot = metrics["median_tpot_ms"]
     return {
         "request_rate": rate,
@@ -75,7 +75,7 @@ def _point(rate: float, metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def limit(beyond: Run, goal: Goal) -> dict[str, Any]:
-    """What a run that misses its goal misses, and why; ``missed`` are shares of the requests that count."""
+    """The objective that a run misses, and the cause; ``missed`` are shares of the counted requests."""
     found = check_run(beyond, goal)
     missed = {name: number / found.counted for name, number in found.missed.items()}
     preemptions = sum(summary(beyond)["preemptions"].values())
@@ -106,7 +106,7 @@ def waiting_shares(run: Run) -> dict[str, float]:
     rows, ticks = run_log.rows, run_log.rows["ticks"] / max(run_log.end_ticks, 1)
     queued = rows["waiting"] > 0
     num_seqs = queued & (rows["batch_size"] >= limits.max_num_seqs)
-    # A prompt of the mean length, in whole blocks, and one more for those that run.
+    # A prompt of the mean length in whole blocks, plus one block for each running sequence.
     room = (1 - -int(run.workload.prompt_tokens.mean()) // run_log.block_size) * run_log.block_size
     memory = queued & ~num_seqs & (run_log.capacity_slots - rows["held"] < room)
     steps = queued & ~num_seqs & ~memory

@@ -1,13 +1,13 @@
 """A load that can be served at any rate and drawn anew for every seed.
 
-    from a trace        requests drawn from it with replacement; or, as traced, blocks of 64 in a row with their gaps
-                        (a moving-block bootstrap, Kuensch 1989), which keeps what is bursty within some ten seconds
-    from a fitted load  drawn by ``traces synth``'s rules
-    from a data set     drawn from its summary
+    from a trace        requests drawn from it with replacement; or, as traced, blocks of 64 consecutive requests with their
+                        gaps (a moving-block bootstrap, Kuensch 1989), which keeps bursts within some ten seconds
+    from a fitted load  drawn by the rules of ``traces synth``
+    from a data set     drawn from its length summary
 
-Where a trace says which prompts begin alike, its first requests are served in their order, as a draw would tear apart
-what they share; then a seed draws their gaps alone. Gaps have mean 1 and are divided by the rate: the same seed
-serves the same requests at every rate (common random numbers).
+A trace with shared prefixes is served from its first request on, in order, because drawing single requests breaks the
+sharing. A seed then draws only the gaps. Gaps have mean 1 and are divided by the rate: one seed serves the same
+requests at every rate (common random numbers).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ...traces import Pacing, Trace, holds_load, stream, workload
 from ...traces.arrivals.pacing import at_rate, unit_gaps
 from ..runs.inputs import Inputs, Requests
 
-#: Requests of a run.
+#: Requests per run.
 DEFAULT_PROMPTS = 5000
-#: With fewer, one request is more than a percent of those that count.
+#: Lower limit of the requests per run: with fewer, one request is more than a percent of the counted ones.
 FEWEST_PROMPTS = 100
 _BLOCK = 64
 
@@ -43,24 +43,24 @@ class Drawn:
     n: int | None
 
     def at(self, rate: float) -> Workload:
-        """The requests at so many requests/s."""
+        """The requests at a rate in requests/s."""
         paced = replace(self.trace, arrival_ticks=at_rate(rate, self.gaps))
         return workload(paced, max_tokens=self.max_tokens, n=self.n)
 
     def first(self, requests: int) -> Drawn:
-        """The first requests alone."""
+        """The first requests only."""
         return replace(self, trace=self.trace.first(requests), gaps=self.gaps[:requests])
 
 
 class Load:
-    """What a plan serves.
+    """The load of a capacity plan.
 
     Args:
-        inputs: As ``simulate`` takes them. ``request_rate`` and ``burstiness`` draw gaps; ``rate_scale`` keeps the
-        trace's.
+        inputs: As for ``simulate``. ``request_rate`` and ``burstiness`` draw gaps; ``rate_scale`` keeps the gaps of the
+            trace.
 
     Raises:
-        UserError: A trace that cannot be read, or arrivals that have no rate.
+        UserError: A trace that cannot be read, or arrivals without a rate.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -89,7 +89,7 @@ class Load:
 
     @cached_property
     def _found(self) -> Trace:
-        """The whole trace; of what is drawn, the first seed's."""
+        """The whole trace; for drawn requests, those of the first seed."""
         asked = self._inputs.requests
         return (self._inputs if self.is_drawn else replace(self._inputs, requests=_whole(asked))).lengths()
 
@@ -99,18 +99,18 @@ class Load:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether requests share prefixes, and are served as they stand."""
+        """Whether requests share prefixes and are served in the order of the trace."""
         return not self.is_drawn and (self._found.content is not None or self._found.dialogue is not None)
 
     @property
     def num_prompts(self) -> int:
-        """Requests of a run."""
+        """Requests per run."""
         count = not_none(self._inputs.requests.num_prompts)
         return min(count, len(self._found)) if self.keeps_order else count
 
     @property
     def trace_rate(self) -> float | None:
-        """Requests/s of the trace's own arrivals; None where it has none."""
+        """Request rate of the trace's own arrivals, requests/s; None without arrivals."""
         arrivals = self._found.arrival_ticks
         if arrivals is None or arrivals[-1] == arrivals[0]:
             return None
@@ -118,18 +118,18 @@ class Load:
 
     @property
     def mean_tokens(self) -> tuple[float, float]:
-        """Mean prompt and output of a request; of parallel samples all are counted."""
+        """Mean prompt and output tokens of a request; the output counts all parallel samples."""
         found, asked = self._found, self._inputs.requests
         samples = asked.n or (1 if found.n is None else found.n)
         return float(found.prompt_tokens.mean()), float((found.output_tokens * samples).mean())
 
     @property
     def longest_tokens(self) -> int:
-        """Prompt and output of the longest request."""
+        """Prompt and output tokens of the longest request."""
         return int((self._found.prompt_tokens + self._found.output_tokens).max())
 
     def description(self) -> str:
-        """What it is, in words."""
+        """Description of the load, for titles."""
         pacing = self.pacing
         if pacing.rate_scale is not None:
             return f"{self.name}, its gaps as traced"
@@ -154,7 +154,7 @@ class Load:
         return Drawn(trace, self._gaps(rows, seed), asked.declared_max_tokens, asked.n)
 
     def _rows(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        """Which rows of the trace are served, int64 [n]."""
+        """Rows of the trace to serve, int64 [n]."""
         if self.pacing.rate_scale is None:
             return rng.integers(len(self._found), size=n)
         starts = rng.integers(len(self._found), size=-(-n // _BLOCK))
@@ -163,7 +163,7 @@ class Load:
     def _gaps(self, rows: np.ndarray, seed: int) -> np.ndarray:
         if self.pacing.rate_scale is None:
             return unit_gaps(len(rows), self.pacing.burstiness or 1.0, stream(seed, "arrivals"))
-        # Of the trace's first request, and so of one that follows its last, the gap is the mean one.
+        # The first request of the trace has no gap before it: it gets the mean gap.
         own = np.diff(not_none(self._found.arrival_ticks)) / 1e12
         return (np.insert(own, 0, own.mean()) / own.mean())[rows]
 

@@ -25,20 +25,21 @@ from ...sim.engine.observer import Observer
 from ...sim.engine.run import Run
 from ...sim.types.sequence import StepPlan
 
-#: Passes values on and shows how far they have come: values, what they are, how many.
+#: Progress display: takes the values, their description and their number.
 Watch = Callable[[Iterable[int], str, int], Iterable[int]]
 
 
 @dataclass(frozen=True)
 class MaxNumSeqs:
-    """The answer.
+    """Result of the search.
 
     Attributes:
-        most: Largest value that can matter: the token budget of a step, or the number of sequences if that is smaller.
-        peak: How many run at once with that.
-        largest: Largest value without a preemption; None where there is none.
-        in_any_order: Up to this value the same requests cannot preempt, whenever they come.
-        runs: Simulations that it took.
+        most: Largest value that has an effect: the token budget of a step, or the number of sequences if that is
+            smaller.
+        peak: Peak number of running sequences with ``most``.
+        largest: Largest value without a preemption; None if there is none.
+        in_any_order: Bound up to which the same requests cannot preempt, for any arrival times.
+        runs: Number of simulations.
     """
 
     most: int
@@ -49,7 +50,7 @@ class MaxNumSeqs:
 
     @property
     def unlimited(self) -> bool:
-        """Whether no sequence is preempted even where ``max_num_seqs`` does not limit the batch."""
+        """Whether no sequence is preempted even if ``max_num_seqs`` does not limit the batch."""
         return self.largest == self.most
 
     def as_dict(self) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def largest_max_num_seqs(settings: Settings, work: Workload, watch: Watch) -> Ma
     """The largest ``max_num_seqs`` with which no request is preempted.
 
     Raises:
-        UserError: A setting cannot be, or a request is longer than the model.
+        UserError: An invalid setting, or a request longer than the model.
     """
     most = _most(settings, work)
     run = simulate(replace(settings, max_num_seqs=most), work)
@@ -79,7 +80,7 @@ def largest_max_num_seqs(settings: Settings, work: Workload, watch: Watch) -> Ma
 
 
 def preempts(settings: Settings, work: Workload) -> bool:
-    """Whether a run preempts; it is over when that is known."""
+    """Whether a run preempts; the run ends at the first preemption."""
     watch = _UntilPreempted()
     simulate(settings, work, observers=(watch,))
     return watch.preempted
@@ -103,14 +104,14 @@ class _UntilPreempted(Observer):
 
 
 def _most(settings: Settings, work: Workload) -> int:
-    """No step has more sequences than tokens, and none more than there are."""
+    """The smaller of the tokens of a step and the number of sequences."""
     sequences = int(work.num_sequences.sum())
     budget = settings.max_num_batched_tokens
     return sequences if budget is None else min(sequences, budget)
 
 
 def _in_any_order(run: Run) -> int:
-    """How many of the longest sequences the pool holds to their ends, one block being vLLM's null block."""
+    """Number of the longest sequences that fit in the pool at full length; one block is vLLM's null block."""
     null = getattr(run.replica.policy, "null_blocks", 0)
     blocks = np.repeat(run.smallest_pool_blocks - null, run.workload.num_sequences)
     held = np.cumsum(np.sort(blocks)[::-1])

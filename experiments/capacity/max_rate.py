@@ -1,20 +1,21 @@
-"""The highest request rate at which a replica meets a goal, for seeds outside the sample.
+"""The highest request rate at which a replica meets a goal, with a tolerance limit for seeds outside the sample.
 
-A seed fixes requests and unit gaps, and rates are powers of 1.02. So to meet the goal is a function of a whole
-number, and the highest rate of a seed is found by doubling or halving steps and bisection, on common random numbers.
+A seed fixes the requests and unit gaps, and rates are powers of 1.02. Whether a seed meets the goal is therefore a
+function of an integer. Doubling or halving steps and then bisection find the highest rate, on common random numbers.
 
-From seed to seed the highest rate differs by some percent. What is recommended must hold for other seeds: it is a
-lower tolerance limit, below which 95 % of all seeds' highest rates lie with 5 % at most, said with 95 % confidence.
-Logarithms of the rates are taken to be normal; then the limit is mean - k * standard deviation, with k of the
-noncentral t distribution (Natrella, NBS Handbook 91, 2-5; NIST/SEMATECH e-Handbook 7.2.6.3). More seeds bring k, more
-requests a run bring the deviation down.
+The highest rate differs between seeds by some percent, and the recommended rate must hold for other seeds. The
+recommended rate is a lower tolerance limit: with 95 % confidence, at most 5 % of all seeds have a highest rate below
+it. The logarithms of the rates are taken to be normal. The limit is then mean - k * standard deviation, with k of the
+noncentral t distribution (Natrella, NBS Handbook 91, 2-5; NIST/SEMATECH e-Handbook 7.2.6.3). More seeds reduce k; more
+requests per run reduce the deviation.
 
-The first seed runs before the others. Its requests are served one by one: a request that misses the goal then misses it
-at any rate. They are served all at once: the recommended rate never exceeds that throughput. An eighth of them is
-served at rates a factor of two apart, so that the search of every seed begins near its result.
+The first seed runs before the others, in three parts. Its requests are served one by one: a request that misses the
+goal alone misses it at any rate. Its requests are served all at once: the recommended rate never exceeds that
+throughput. An eighth of its requests is served at rates a factor of two apart, so that the search of every seed starts
+near its result.
 
-Where a seed's requests meet the goal however fast they come, all at once, its highest rate is infinite. Of some seeds
-among others it counts as the highest of those others: what is recommended is then less than could be.
+If the requests of a seed meet the goal even when they all arrive at once, the seed has an infinite highest rate. Among seeds with
+finite rates it counts as the highest of those, which makes the recommended rate a conservative one.
 """
 
 from __future__ import annotations
@@ -34,31 +35,31 @@ from ..runs.parallel import Workers, as_they_finish
 from ..runs.slo_check import Goal, SloCheck, check_run, check_slo, compiled_cost, saturated_rate
 from .load import Drawn, Load
 
-#: Rates are powers of it.
+#: Ratio of neighbouring rates.
 STEP = 1.02
-#: Requests/s at which every request is alone, and more than any replica serves; as powers.
+#: Exponents of the lowest rate, at which every request is alone, and of a rate above that of any replica.
 ALONE, MOST = -350, 700
-#: First steps of the search: a factor of two for the part of the first seed, and then.
+#: First stride of the search: a factor of two for the partial run of the first seed, and the stride after it.
 _SCOUT_STRIDE, _STRIDE = 35, 4
-#: That part, and how few requests it may have.
+#: Share of the requests in the partial run, and its least number of requests.
 _SCOUT_PART, _SCOUT_LEAST = 8, 100
-#: Share of the seeds for which the recommended rate is to hold, and how sure that is to be.
+#: Share of the seeds that meet the goal at the recommended rate, and the confidence.
 CONTENT, CONFIDENCE = 0.95, 0.95
 DEFAULT_SEEDS = 12
 
 
 def rate(power: int) -> float:
-    """Requests/s of a whole number."""
+    """Rate in requests/s of an exponent."""
     return STEP**power
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """What the first seed says.
+    """Results of the first seed.
 
     Attributes:
         alone: The SLO check of its requests served one by one.
-        saturated: Requests/s that the replica delivers when it always has more to do (``saturated_rate``).
+        saturated: Requests/s of a replica that always has requests waiting (``saturated_rate``).
         found: Its highest rate.
     """
 
@@ -72,8 +73,8 @@ class SeedRate:
     """The highest rate of a seed.
 
     Attributes:
-        power: As a power of ``STEP``; None where even alone the goal is missed, ``MOST`` where it is always met.
-        runs: Simulations that it took.
+        power: Exponent of ``STEP``; None if requests served alone miss the goal, ``MOST`` if every rate meets it.
+        runs: Number of simulations.
     """
 
     power: int | None
@@ -81,7 +82,7 @@ class SeedRate:
 
     @property
     def rate(self) -> float:
-        """Requests/s, rounded down by at most 2 %; 0 where there is none, infinite where every rate meets."""
+        """Requests/s, rounded down by at most 2 %; 0 if no rate meets the goal, infinite if every rate does."""
         if self.power == MOST:
             return inf
         return 0.0 if self.power is None else rate(self.power)
@@ -89,12 +90,12 @@ class SeedRate:
 
 @dataclass(frozen=True)
 class MaxRate:
-    """The highest rate over some seeds.
+    """The highest rate over several seeds.
 
     Attributes:
         alone, saturated: Of the first seed, see ``Ahead``.
         seed_rates: The highest rate of each seed, requests/s.
-        runs: Simulations that it took.
+        runs: Number of simulations.
     """
 
     alone: SloCheck
@@ -104,32 +105,32 @@ class MaxRate:
 
     @classmethod
     def of(cls, ahead: Ahead, others: Sequence[SeedRate]) -> MaxRate:
-        """From the first seed, and the others."""
+        """Combine the first seed with the others."""
         found = [ahead.found, *others]
         return cls(ahead.alone, ahead.saturated, tuple(each.rate for each in found), sum(each.runs for each in found))
 
     @property
     def rate(self) -> float:
-        """What is recommended, requests/s: the tolerance limit; of one seed its own rate, and nothing is sure.
+        """The recommended rate, requests/s: the tolerance limit. With one seed it is that seed's rate, without confidence.
 
-        Infinite where every rate meets.
+        Infinite if every rate meets the goal.
         """
         if min(self.seed_rates) <= 0 or min(self.seed_rates) == inf or len(self.seed_rates) == 1:
             return min(self.seed_rates)
         logs = self._logs()
-        # Rates are known to a step, and so is how much they differ.
+        # Rates are known to one step, and so is their deviation.
         spread = max(stdev(logs), log(STEP) / sqrt(12))
         found = exp(fmean(logs) - tolerance_factor(len(logs)) * spread)
-        # Below it nothing was tried.
+        # No lower rate was tried.
         return found if found >= rate(ALONE) else 0.0
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the seeds' rates, as a share of them; 0 of one seed."""
+        """Standard deviation of the seeds' rates, relative to their mean; 0 for one seed."""
         return stdev(self._logs()) if len(self.seed_rates) > 1 and 0 < min(self.seed_rates) < inf else 0.0
 
     def _logs(self) -> list[float]:
-        """Logarithms of the rates, of which one is finite; an infinite one counts as the highest of the others."""
+        """Logarithms of the rates, at least one of them finite; an infinite rate counts as the highest finite one."""
         highest = max(each for each in self.seed_rates if each < inf)
         return [log(min(each, highest)) for each in self.seed_rates]
 
@@ -145,7 +146,7 @@ def max_rate(
     """The highest rate at which a replica of these settings meets the goal, over the seeds.
 
     Args:
-        step_cost: Used in place of the settings' own.
+        step_cost: Step cost in place of the settings' own.
 
     Raises:
         UserError, SimulationFault: As ``simulate``.
@@ -158,12 +159,12 @@ def max_rate(
 
 
 def _numbered(settings: Settings, load: Load, goal: Goal, seed: int, *more: Any) -> tuple[int, SeedRate]:
-    """Results come in any order."""
+    """The highest rate of a seed with its seed, because results come in any order."""
     return seed, follow(settings, load, goal, seed, *more)
 
 
 def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: StepCost | None = None) -> Ahead:
-    """The first seed: alone, all at once, a part of it, the whole."""
+    """Run the first seed: its requests alone, all at once, a part of them, then all."""
     drawn = load.draw(seed)
     step_cost = step_cost or compiled_cost(settings)
     alone = check_run(simulate(settings, drawn.at(rate(ALONE)), step_cost), goal)
@@ -179,7 +180,7 @@ def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: S
 def follow(
     settings: Settings, load: Load, goal: Goal, seed: int, ahead: Ahead, step_cost: StepCost | None = None
 ) -> SeedRate:
-    """Another seed, which begins where the first has ended."""
+    """Run another seed, starting at the result of the first."""
     return _search(settings, load.draw(seed), goal, ahead.saturated, not_none(ahead.found.power), _STRIDE, step_cost)
 
 
@@ -205,16 +206,16 @@ def _search(
 
 
 def highest(meets: Callable[[int], bool], start: int, stride: int) -> int | None:
-    """The highest whole number from ``ALONE`` to ``MOST`` that ``meets``, which does so up to some number.
+    """The highest integer from ``ALONE`` to ``MOST`` that meets the goal; ``meets`` is true up to some number and false above.
 
     Args:
-        start: Where to begin to look, between the two.
-        stride: The first step; it doubles until the answer lies within.
+        start: First number to try.
+        stride: First step; it doubles until it encloses the answer.
 
     Returns:
-        None where not even ``ALONE`` meets.
+        None if even ``ALONE`` does not meet the goal.
     """
-    # The highest that is known to meet, and the lowest that is known not to.
+    # The highest number known to meet, and the lowest known to miss.
     low, high, probe = ALONE - 1, MOST + 1, start
     while high - low > 1:
         low, high = (probe, high) if meets(probe) else (low, probe)
@@ -230,9 +231,9 @@ def highest(meets: Callable[[int], bool], start: int, stride: int) -> int | None
 
 @lru_cache
 def tolerance_factor(n: int, content: float = CONTENT, confidence: float = CONFIDENCE) -> float:
-    """k of ``n`` normal values: ``content`` of all lie above mean - k * deviation, with ``confidence``.
+    """k for ``n`` normal values: a share ``content`` of all values exceeds mean - k * deviation with ``confidence``.
 
-    The exact one: with the chi of the deviation given, the mean is normal; the rest is integrated by Simpson's rule.
+    The value is exact: for a given chi of the deviation the mean is normal, and Simpson's rule integrates over chi.
     """
     normal, degrees, parts = NormalDist(), n - 1, 400
     wanted = normal.inv_cdf(content) * sqrt(n)

@@ -1,4 +1,4 @@
-"""The files of ``fragmeter plan --out``: page, table and data."""
+"""The output files of ``fragmeter plan --out``: page, table and data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_plan(
     explained: Sequence[str],
     assumptions: Sequence[str],
 ) -> Path:
-    """Write plan.json, plan.parquet (a row a candidate) and the page, and say where that lies.
+    """Write plan.json, plan.parquet (one row per candidate) and the page, and print the page's path.
 
     Raises:
         UserError: They cannot be written.
@@ -53,14 +53,14 @@ def write_plan(
     return write_page(out.path / PAGE, f"A plan for {document['load']}", document["recommendation"], sections)
 
 
-#: Parts of a candidate's data that are no cells.
+#: Keys of a candidate's data that are not table cells.
 _LONG = ("curve", "seed_rates")
 
 
 def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
-    """The points of the picture: a token's price is that at the recommended rate over the point's share.
+    """The points of the Pareto figure: the price of a token at the recommended rate, divided by the point's share of it.
 
-    Where every rate meets there are none.
+    Candidates for which every rate meets the goal have no points.
     """
     return [
         {

@@ -1,14 +1,15 @@
-"""Finds what every candidate bears, what it costs, and which to buy.
+"""Find the highest rate and the cost of every candidate, and rank the candidates.
 
     1. ahead     every candidate, with the first seed (``max_rate.go_ahead``)
     2. others    every candidate that meets the goal, with every other seed
-    3. detail    what each does at its recommended rate, and what limits it
-    4. verify    if asked for: other seeds, at the recommended rate and at 1.15 times it
+    3. detail    results of each candidate at its recommended rate, and its limit
+    4. verify    on request: other seeds, at the recommended rate and at 1.15 times it
 
-Each step's jobs are independent, run on all cores or a cluster, and are kept as they finish, so that a plan that is
-interrupted continues from there. Several replicas are as many of one: a router is taken to share requests evenly, and
-a part of a Poisson process is one. The cheapest for the wanted rate is recommended: a whole number of replicas, then
-fewer GPUs, then the lower price of a token at the full rate. Without a wanted rate, the lowest price of a token.
+The jobs of a step are independent and run on all cores or on a cluster. Finished jobs are stored, so an interrupted
+plan continues from there. The rates of several replicas add up: a router is taken to share requests evenly, and an even
+part of a Poisson process is a Poisson process. The plan recommends the cheapest candidate for the wanted rate: a whole
+number of replicas, then fewer GPUs, then the lower price of a token at the full rate. Without a wanted rate it
+recommends the lowest price of a token.
 
 If all requests at once meet the goal, every rate does, and one replica is enough for the wanted rate. Such a candidate
 has no highest rate, so without a wanted rate its tokens have no price. It is listed after the candidates with a price.
@@ -41,19 +42,19 @@ from .load import Load
 from .max_rate import Ahead, MaxRate, SeedRate, follow, go_ahead
 from .prices import HOUR_S, MILLION, Prices
 
-#: By how little a quotient of rates may exceed a whole number of replicas: the rounding of floats.
+#: Tolerance by which a quotient of rates may exceed a whole number of replicas, for the rounding of floats.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is found of a candidate.
+    """Results of a candidate.
 
     Attributes:
-        error: Why it cannot be simulated.
-        found: The rates; None where it does not start or cannot be simulated.
-        detail: At the recommended rate; None where no rate meets the goal.
-        verified: Of other seeds, the share that meets the goal at a factor of the recommended rate.
+        error: Reason why it cannot be simulated.
+        found: The rates; None if it does not start or cannot be simulated.
+        detail: Results at the recommended rate; None if no rate meets the goal.
+        verified: Share of other seeds that meet the goal, by factor of the recommended rate.
     """
 
     candidate: Candidate
@@ -64,12 +65,12 @@ class Answer:
 
     @property
     def rate(self) -> float:
-        """Recommended for one replica, requests/s; 0 where there is none, infinite where every rate meets."""
+        """Recommended rate of one replica, requests/s; 0 if no rate meets the goal, infinite if every rate does."""
         return self.rates.rate if self.detail else 0.0
 
     @property
     def rates(self) -> MaxRate:
-        """The rates of a candidate that could be simulated."""
+        """The rates of a candidate that was simulated."""
         return not_none(self.found)
 
     @property
@@ -79,20 +80,21 @@ class Answer:
 
     @property
     def every_rate_meets(self) -> bool:
-        """Whether the goal is met however fast requests come: all at once."""
+        """Whether the goal is met even if all requests arrive at once."""
         return self.rate == inf
 
 
 @dataclass(frozen=True)
 class Bill:
-    """What a candidate costs.
+    """Cost of a candidate.
 
     Attributes:
-        replicas, gpus: So many are needed for the wanted rate; one replica where none is wanted.
-        per_hour: Of all GPUs.
-        per_million: Of tokens at the wanted rate, or at the full one: the whole bill laid on prompt tokens, on output
-            tokens, and on both together.
-        full_per_million: Of both together if every replica had its full rate; None where every rate meets.
+        replicas, gpus: Number needed for the wanted rate; one replica without a wanted rate.
+        per_hour: Price of all GPUs for an hour.
+        per_million: Price of a million tokens at the wanted rate, or at the full rate: the whole bill divided by prompt
+            tokens, by output tokens, and by both together.
+        full_per_million: Price of a million prompt and output tokens with every replica at its full rate; None if every
+            rate meets the goal.
     """
 
     replicas: int
@@ -103,7 +105,7 @@ class Bill:
 
 
 def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None) -> Bill:
-    """What it costs to serve the wanted rate, requests/s.
+    """Cost of serving the wanted rate, in requests/s.
 
     Raises:
         SettingError: The GPU has no price.
@@ -123,21 +125,21 @@ def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None) -> Bi
 
 
 def ranked(answers: Sequence[Answer], load: Load, prices: Prices, wanted: float | None) -> list[tuple[Answer, Bill]]:
-    """Those with a rate, and a price, and what they cost, the one to buy first."""
+    """Candidates with a rate and a price, with their bills, the recommended one first."""
     able = [answer for answer in answers if answer.rate and not (wanted is None and answer.every_rate_meets)]
     billed = [(answer, bill(answer, load, prices, wanted)) for answer in able]
     if wanted is None:
         return sorted(billed, key=lambda each: (each[1].full_per_million, each[1].gpus))
-    # A token costs less and less as the rate rises.
+    # The price of a token falls as the rate rises.
     return sorted(billed, key=lambda each: (each[1].per_hour, each[1].gpus, each[1].full_per_million or 0.0))
 
 
 class Planner:
-    """Runs the steps.
+    """Runs the steps of a plan.
 
     Args:
-        seeds: The first one goes ahead.
-        store: Keeps what is finished; None keeps nothing.
+        seeds: The first seed runs ahead.
+        store: Stores finished jobs; None stores nothing.
     """
 
     def __init__(self, load: Load, goal: Goal, seeds: Sequence[int], workers: Workers, store: Store | None) -> None:
@@ -145,10 +147,10 @@ class Planner:
         self._works: dict[int, Workload] = {}
 
     def answers(self, candidates: Sequence[Candidate]) -> list[Answer]:
-        """What is found of each candidate, in their order.
+        """The answer of each candidate, in their order.
 
         Raises:
-            SimulationFault: A fault of ours.
+            SimulationFault: An invariant of the simulator does not hold.
         """
         first, *others = self._seeds
         able = [candidate.settings for candidate in candidates if candidate.settings]
@@ -182,7 +184,7 @@ class Planner:
         return answers
 
     def verified(self, answers: Sequence[Answer], count: int) -> list[Answer]:
-        """The answers with the share of ``count`` other seeds that meet the goal at the rate, and 1.15 times it."""
+        """The answers with the share of ``count`` other seeds that meet the goal at the rate, and at 1.15 times it."""
         seeds = range(max(self._seeds) + 1, max(self._seeds) + 1 + count)
         result = []
         for answer in answers:
@@ -202,7 +204,7 @@ class Planner:
     def _stage(
         self, stage: str, jobs: Mapping[tuple[Settings, int], tuple[Any, ...]]
     ) -> dict[tuple[Settings, int], Outcome]:
-        """Carry out what the store has not, and keep it."""
+        """Run the jobs that are not in the store, and store their results."""
         keys = {job: self._key(stage, *job, *more) for job, more in jobs.items()}
         found = {
             name: Outcome(name, kept) for name in keys.values() if self._store and (kept := self._store.find(name))
@@ -223,7 +225,7 @@ class Planner:
         return {job: found[name] for job, name in keys.items()}
 
     def _key(self, stage: str, chosen: Settings, seed: int, *more: Any) -> str:
-        """A hash of all that a job's result follows from."""
+        """A hash of every input of a job's result."""
         if seed not in self._works:
             self._works[seed] = self._load.draw(seed).at(1.0)
         run = key(Inputs(settings=chosen), self._works[seed])
@@ -248,7 +250,7 @@ _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def carry_out(name: str, stage: str, chosen: Settings, load: Load, goal: Goal, seed: int, *more: Any) -> Outcome:
-    """One job of a step, whatever of the settings is not read; never raises."""
+    """Run one job of a step. Unread settings are not refused; errors are returned, never raised."""
     try:
         chosen = only_read(chosen, load.draw(seed).at(1.0))
         return Outcome(name, _STAGES[stage](chosen, load, goal, seed, *more))

@@ -1,13 +1,13 @@
-"""Swap a preempted sequence to the host, or compute it again: both simulated, and one preemption in closed form.
+"""Cost of preemption by swapping and by recomputation: simulated, and for one preemption in closed form.
 
-One preemption of a sequence of L tokens costs, with B blocks of them,
+One preemption of a sequence of L tokens in B blocks costs
 
-    swap        out(B) + in(B): the copies over PCIe, there and back
+    swap        out(B) + in(B): the copies over PCIe in both directions
     recompute   a step that prefills L tokens alone: L (L + 1) / 2 pairs
 
-Where the cheaper one changes is a break-even. vLLM swaps up to V0; V1 only recomputes, so that swapping can be had
-in older releases alone, which are the policies ``vllm-v0`` and ``vllm-sosp23`` here. Those releases know no KV
-groups: layers with a window keep every token.
+A break-even is a length at which the cheaper mode changes. vLLM swaps up to V0; V1 only recomputes. Swapping is therefore
+simulated with the policies of older releases, ``vllm-v0`` and ``vllm-sosp23``. Those releases have no KV groups: layers
+with a window keep every token.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ MODES = ("recompute", "swap")
 SWAPPING = ("vllm-v0", "vllm-sosp23")
 #: Defaults of the releases that swap: --swap-space in GiB (vllm/config, V0), the watermark of the block manager.
 SWAP_SPACE_GIB, WATERMARK = 4.0, 0.01
-#: vLLM V0 without chunked prefill takes at least so many tokens into a step.
+#: Least token budget of a step in vLLM V0 without chunked prefill.
 _LEAST_BATCHED_TOKENS = 2048
 _METRICS = ("request_throughput", "mean_ttft_ms", "mean_e2el_ms", "p99_e2el_ms")
 
 
 @dataclass(frozen=True)
 class Preemption:
-    """What one preemption costs.
+    """Cost of one preemption.
 
     Attributes:
-        tokens: Of the sequence.
-        swap_ms, recompute_ms: By either way.
+        tokens: Length of the sequence.
+        swap_ms, recompute_ms: Cost of either mode.
     """
 
     tokens: int
@@ -49,12 +49,12 @@ class Preemption:
 
     @property
     def cheaper(self) -> str:
-        """The way that costs less; recompute where both cost the same, as it needs no host memory."""
+        """The cheaper mode; recompute on a tie, because it needs no host memory."""
         return "swap" if self.swap_ms < self.recompute_ms else "recompute"
 
 
 def one_preemption(cost: StepCost, block_size: int, tokens: int) -> Preemption:
-    """What a preemption of a sequence of so many tokens costs."""
+    """The cost of preempting one sequence of this many tokens."""
     blocks = -(-tokens // block_size)
     swap = cost.swap_out_ticks(blocks) + cost.swap_in_ticks(blocks)
     recompute = cost.step_ticks(0, 0, tokens, tokens * (tokens + 1) // 2)
@@ -62,13 +62,13 @@ def one_preemption(cost: StepCost, block_size: int, tokens: int) -> Preemption:
 
 
 def preemptions(settings: Settings, lengths: list[int]) -> list[Preemption]:
-    """What preemptions of those lengths cost on that replica."""
+    """The cost of preempting sequences of these lengths on that replica."""
     replica = build(settings)
     return [one_preemption(replica.cost, replica.block_size, tokens) for tokens in lengths]
 
 
 def break_evens(settings: Settings) -> list[tuple[int, str]]:
-    """From which lengths on which way is the cheaper one, in whole blocks, from one up to the longest sequence."""
+    """Lengths from which on a mode is the cheaper one, in whole blocks, from one block up to the longest sequence."""
     replica = build(settings)
     size = replica.block_size
     found: list[tuple[int, str]] = []
@@ -80,7 +80,7 @@ def break_evens(settings: Settings) -> list[tuple[int, str]]:
 
 
 def simulated(settings: Settings, work: Workload) -> list[dict[str, Any]]:
-    """The load under each release that swaps, both ways, and as V1 has it; a row each."""
+    """The load under each release that swaps, with both modes, and under V1; one row each."""
     rows = [_row(_older(settings, policy, mode), work) for policy in SWAPPING for mode in MODES]
     return rows + [_row(settings, work)]
 
@@ -100,7 +100,7 @@ def _row(settings: Settings, work: Workload) -> dict[str, Any]:
     done, counts = results["work"], results["preemptions"]
     return {
         "policy": settings.policy,
-        # V1 knows no other.
+        # V1 has no other mode.
         "preemption_mode": settings.as_dict().get("preemption_mode", "recompute"),
         "recomputed": counts["recompute"],
         "swapped": counts["swap"],

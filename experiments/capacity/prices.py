@@ -1,4 +1,4 @@
-"""What GPUs cost: a file of prices that its user edits, JSON or TOML.
+"""Prices of GPUs: a JSON or TOML file that the user edits.
 
     currency = "USD"
     [per_gpu_hour]
@@ -18,19 +18,19 @@ from typing import Any
 
 from ...sim.types.errors import SettingError
 
-#: Seconds of an hour, and tokens to which a price refers.
+#: Seconds of an hour, and number of tokens that a price refers to.
 HOUR_S, MILLION = 3600, 1_000_000
-#: Of an hour of one GPU, in any currency.
+#: Largest price of one GPU for an hour, in any currency.
 MOST_PRICE = 10**12
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of an hour of one GPU.
+    """Prices of one GPU for an hour.
 
     Attributes:
-        origin: The file, or that they are examples.
-        sources: Where each is from, as far as the file says so.
+        origin: The price file, or a note that the prices are examples.
+        sources: Source of each price, if the file gives one.
     """
 
     origin: str
@@ -39,7 +39,7 @@ class Prices:
     sources: dict[str, str]
 
     def of(self, gpu: str) -> float:
-        """An hour of one GPU; raises SettingError where it has no price."""
+        """Price of one GPU for an hour; raises SettingError if it has none."""
         if gpu not in self.per_gpu_hour:
             raise SettingError("prices", self.origin, f"has no price of {gpu}; add it under per_gpu_hour")
         return self.per_gpu_hour[gpu]
@@ -49,7 +49,7 @@ def prices(path: Path | None) -> Prices:
     """The prices in a file; None takes the examples.
 
     Raises:
-        SettingError: It cannot be read, or a price is no positive number.
+        SettingError: The file cannot be read, or a price is not a positive number.
     """
     if path is None:
         text = resources.files(__package__).joinpath("facts/prices.json").read_text("utf-8")

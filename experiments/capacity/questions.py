@@ -1,10 +1,10 @@
 """``fragmeter plan --ask``: answers to common questions about a server, for a load.
 
-    max-num-seqs      which one runs without preemption
+    max-num-seqs      the largest value without preemption
     preemption-mode   swap or recompute
-    samples           how much memory n samples of each prompt cost
+    samples           memory of n samples of each prompt
 
-Where no load is given but a length is (--mean-tokens), arithmetic answers alone: every sequence is that long, half of
+With a length (--mean-tokens) and no load the answers are computed without simulation: every sequence is that long, half of
 it prompt.
 """
 
@@ -27,23 +27,23 @@ from . import max_num_seqs as plan_max_num_seqs
 from . import preemption as plan_preemption
 from . import samples as plan_samples
 
-#: Samples of a request where the load does not say.
+#: Samples per request if the load does not set them.
 SAMPLES = 4
-#: Metrics that are reported of every run.
+#: Metrics reported of every run.
 METRICS = ("request_throughput", "mean_ttft_ms", "mean_e2el_ms")
 _SERVING = ("requests\n/s", "mean\nTTFT, s", "mean\nE2EL, s")
-#: Most break-even lengths that the text lists.
+#: Break-even lengths listed in the text, at most.
 _MOST_TURNS = 3
 Data = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked, and of what.
+    """The subject of the questions.
 
     Attributes:
         settings: The replica.
-        work: The load; None where there is a length only.
+        work: The load; None if only a length is given.
         mean_tokens: That length.
         n: Samples of a request.
     """
@@ -62,15 +62,15 @@ class Asked:
         return np.array([prompt]), np.array([max(1, tokens - prompt)])
 
     def replica(self) -> Replica:
-        """As it is built."""
+        """The replica as the simulator builds it."""
         return build(self.settings)
 
 
 def questions(text: str) -> list[str]:
-    """The questions that a list names.
+    """The questions in a list of names.
 
     Raises:
-        SettingError: One is not known.
+        SettingError: A question is unknown.
     """
     names = [name.strip() for name in text.split(",")]
     for name in names:
@@ -80,10 +80,10 @@ def questions(text: str) -> list[str]:
 
 
 def answer(names: list[str], asked: Asked, report: Report) -> dict[str, Data]:
-    """Answer each, on the terminal and as data.
+    """Answer each question, on the terminal and as data.
 
     Raises:
-        SettingError: There is neither a load nor a length, or a question does not go with the model.
+        SettingError: Neither a load nor a length is given, or a question does not apply to the model.
     """
     if asked.work is None and asked.mean_tokens is None:
         remedy = "is of a load; give --trace, or --dataset with --request-rate, or --mean-tokens"
@@ -149,7 +149,7 @@ def _answer_mode(asked: Asked, report: Report) -> Data:
     for one in single:
         table.add_row(f"{one.tokens:,} tokens", f"{one.swap_ms:,.2f}", f"{one.recompute_ms:,.2f}")
     report.console.print(table)
-    # vllm-project/vllm#18115: with --preemption-mode releases that had both fell back to V0.
+    # vllm-project/vllm#18115: releases with both engines fell back to V0 for --preemption-mode.
     report.say("vLLM V1 only recomputes; to swap takes the V0 engine of older releases.")
     rows = [] if asked.work is None else plan_preemption.simulated(asked.settings, asked.work)
     if rows:
@@ -167,7 +167,7 @@ def _answer_mode(asked: Asked, report: Report) -> Data:
 
 
 def _break_even_text(breaks: list[tuple[int, str]]) -> str:
-    """Which way is cheaper, from which length on."""
+    """The cheaper mode by length."""
     first, *rest = (mode for _, mode in breaks)
     if not rest:
         return f"one preemption costs less by {first} whatever the sequence's length."

@@ -1,14 +1,14 @@
-"""How much memory n samples of a prompt cost: by arithmetic from the lengths, and by simulation.
+"""Memory of n samples of a prompt: computed from the lengths, and simulated.
 
-A prompt of P tokens and an output of O hold, in blocks of B, ceil((P + O - 1) / B) blocks at their end; the last
-token is never stored. Of n samples
+A prompt of P tokens and an output of O tokens hold ceil((P + O - 1) / B) blocks of B tokens at their end; the last
+token is never stored. With n samples
 
     that fork (vLLM up to V0)       the full blocks of the prompt are there once, floor(P / B) of them; a last one
                                     that is not full is copied when samples write to it: never, for one token
     as requests of their own (V1)   each finds the others' prompt in the prefix cache, but for the block of its last
                                     token, which must be computed: floor((P - 1) / B) blocks are there once
 
-tests/test_plan_questions.py holds both to simulated groups, block for block.
+tests/experiments/capacity/test_plan_questions.py compares both with simulated groups, block for block.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Samples:
 
     Attributes:
         n: Samples of each request.
-        one: With one sample.
-        forking, separate: With n, as V0 and as V1 have them.
-        unshared: With n that share nothing.
+        one: Blocks with one sample.
+        forking, separate: Blocks with n samples under V0 and under V1.
+        unshared: Blocks with n samples that share nothing.
     """
 
     n: int
@@ -57,13 +57,13 @@ def blocks_of_samples(
     if policy == SEPARATE:
         shared = (prompt_tokens - 1) // block_size
     else:
-        # With an output of one token no sequence writes to the prompt's last block: it is shared, too.
+        # With an output of one token no sequence writes to the prompt's last block, so that block is shared too.
         shared = np.where(output_tokens == 1, each, prompt_tokens // block_size)
     return shared + n * (each - shared)
 
 
 def memory_of_samples(prompt_tokens: np.ndarray, output_tokens: np.ndarray, n: int, block_size: int) -> Samples:
-    """What n samples cost on these lengths."""
+    """The memory of n samples at these lengths."""
     lengths = prompt_tokens, output_tokens
     one, forking, separate = (
         float(blocks_of_samples(*lengths, count, block_size, policy).mean())
@@ -73,7 +73,7 @@ def memory_of_samples(prompt_tokens: np.ndarray, output_tokens: np.ndarray, n: i
 
 
 def simulated(settings: Settings, work: Workload, n: int) -> list[dict[str, Any]]:
-    """The load with one sample and with n, as V1 and as V0 have them; a row each."""
+    """The load with one sample and with n samples, under V1 and under V0; one row each."""
     asked = replace(work, n=np.full(len(work), n))
     alone = replace(work, n=None)
     caching = checked(**settings.as_dict() | {"policy": SEPARATE, "enable_prefix_caching": True})

@@ -1,4 +1,4 @@
-"""``fragmeter plan --goodput``: from flags to the plan and its text."""
+"""``fragmeter plan --goodput``: flags, search and report of a capacity plan."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from .planning import Answer, Bill, Planner, ranked
 from .prices import Prices, prices
 from .text import EVERY_RATE, candidates_table, flags_text, recommendation, verified_text, why_loses, why_none
 
-#: Of fewer the tolerance limit is more than five standard deviations away.
+#: Least number of seeds: with fewer, the tolerance limit is more than five standard deviations below the mean.
 _FEWEST_SEEDS = 4
 _GROUP = Group("Goal", sort_key=-1)
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Aims:
-    """What is to be met, how surely, and at what price.
+    """Goal, confidence and prices of a plan.
 
     Attributes:
         goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms.
@@ -78,7 +78,7 @@ AIMS = Annotated[Aims, Parameter(name="*", group=_GROUP)]
 
 @dataclass(frozen=True)
 class Asked:
-    """What is planned: the lines to begin from, and the load."""
+    """The request for a plan: the base lines, and the load."""
 
     line: ServeLine
     gpus: Sequence[str]
@@ -89,14 +89,14 @@ class Asked:
 
 
 def search(aims: Aims, asked: Asked, workers: Workers, out: OutputFolder | None, report: Report) -> None:
-    """Find the plan, and tell it.
+    """Find the plan and report it.
 
     Raises:
-        UserError: What cannot be, before anything is simulated.
+        UserError: An invalid input, before anything is simulated.
     """
     goal = Goal(objectives(not_none(aims.goodput)), aims.attainment)
     priced = prices(aims.prices)
-    # A line without a length takes the longest that fits, so that the choice of a GPU is left open.
+    # A line without a length takes the longest that fits on each GPU.
     flags = asked.line.flags or {"max-model-len": "auto"}
     line = replace(asked.line, flags=flags)
     found = candidates(line, asked.gpus, asked.choices.axes(), asked.model, asked.log, aims.cost)
@@ -116,21 +116,21 @@ def search(aims: Aims, asked: Asked, workers: Workers, out: OutputFolder | None,
 
 
 def _load(inputs: Inputs, able: Sequence[Candidate], seed: int) -> Load:
-    """The load, of which no request may be longer than the model."""
+    """The load; refused if a request is longer than the model."""
     launch = able[0].started.launch
     settings = replace(inputs.settings, model=launch.model.name, max_model_len=None, seed=seed)
     return Load(replace(inputs, settings=settings))
 
 
 def _refuse_unread(asked: Asked, able: Sequence[Candidate], load: Load, seed: int) -> None:
-    """Refuse choices and flags of the load that no candidate reads; the pasted line may have any."""
+    """Refuse choices and load flags that no candidate reads; the pasted line may have any flag."""
     work = load.draw(seed).at(1.0)
     runs = [(replace(asked.inputs, settings=not_none(candidate.settings)), work) for candidate in able]
     refuse_unread(runs, {*asked.choices.axes(), *LOAD_FIELDS})
 
 
 def _wanted(load: Load) -> float | None:
-    """Requests/s to be served; None where the flags give none."""
+    """Wanted rate in requests/s; None without a flag for it."""
     pacing = load.pacing
     if pacing.request_rate is not None:
         return pacing.request_rate
@@ -138,7 +138,7 @@ def _wanted(load: Load) -> float | None:
 
 
 def _long_enough(candidate: Candidate, tokens: int) -> Candidate:
-    """The candidate, refused where the longest request does not fit."""
+    """The candidate, refused if the longest request does not fit."""
     if candidate.settings is None or not_none(candidate.settings.max_model_len) >= tokens:
         return candidate
     fits = f"max_model_len is {candidate.settings.max_model_len}"
@@ -146,7 +146,7 @@ def _long_enough(candidate: Candidate, tokens: int) -> Candidate:
 
 
 class _Teller:
-    """Tells a plan to people, and as data."""
+    """Reports a plan as text and as data."""
 
     def __init__(
         self, aims: Aims, goal: Goal, load: Load, wanted: float | None, priced: Prices, answers: Sequence[Answer]
@@ -155,13 +155,13 @@ class _Teller:
         self._answers = answers
         self._ranks = ranked(answers, load, priced, wanted)
         priced_answers = [answer for answer, _ in self._ranks]
-        # Those that could serve before those that could not.
+        # Candidates that can serve come first.
         self._others = sorted(
             (answer for answer in answers if answer not in priced_answers), key=lambda each: not each.every_rate_meets
         )
 
     def tell(self, report: Report, out: OutputFolder | None) -> None:
-        """The recommendation, the table, and what was asked besides; the page and the data."""
+        """Report the recommendation, the table and the requested details; write the page and the data."""
         currency = self._priced.currency
         text = self._recommendation()
         report.say(text)
@@ -248,12 +248,12 @@ class _Teller:
 
 
 def _finite(rate: float) -> float | None:
-    """A rate as data: None where every one meets."""
+    """A rate as JSON data: None if it is infinite."""
     return None if rate == inf else rate
 
 
 def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
-    """Everything about a candidate."""
+    """All data of a candidate."""
     candidate, found = answer.candidate, answer.found
     data: dict[str, Any] = {"candidate": candidate.asked, "refused": candidate.refused, "error": answer.error}
     if candidate.settings is not None:

@@ -1,4 +1,4 @@
-"""A plan in words: what to buy, the table, and why each of the others loses."""
+"""A capacity plan as text: the recommendation, the table, and the reason against each other candidate."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CAUSES = {
     "memory": "requests wait for KV cache",
     "steps": "steps take too long",
 }
-#: What a user sets in vLLM, of all settings of a candidate.
+#: The settings of a candidate that a user sets in vLLM.
 _FLAGS = (
     "tensor_parallel_size", "pipeline_parallel_size", "quantization", "kv_cache_dtype", "block_size", "max_num_seqs",
     "max_num_batched_tokens", "max_model_len",
 )  # fmt: skip
-#: Values that go without saying.
+#: Default values that the text omits.
 _PLAIN = {"tensor_parallel_size": (1,), "pipeline_parallel_size": (1,), "block_size": (None, 16)}
 
 
@@ -45,12 +45,12 @@ EVERY_RATE = "every rate meets the objectives: all requests at once do"
 
 
 def rate_text(answer: Answer) -> str:
-    """The rate that one replica takes, in words."""
+    """The recommended rate of one replica as text."""
     return "every rate" if answer.every_rate_meets else f"{answer.rate:.3g} requests/s"
 
 
 def recommendation(answer: Answer, bill: Bill, load: Load, goal: Goal, wanted: float | None, currency: str) -> str:
-    """What to buy, how to set it, and what to expect, in one paragraph."""
+    """The recommendation, its settings and its expected results, in one paragraph."""
     found, at, launch = answer.rates, answer.at_rate, answer.candidate.started.launch
     replicas = f"{bill.replicas} replica{'s' if bill.replicas > 1 else ''} of {launch.num_gpus} GPU"
     each = "s" if launch.num_gpus > 1 else ""
@@ -70,7 +70,7 @@ def recommendation(answer: Answer, bill: Bill, load: Load, goal: Goal, wanted: f
 
 
 def _sure(answer: Answer) -> str:
-    """What other seeds will do with the rate."""
+    """The statistical confidence of the rate for other seeds."""
     found = answer.rates
     return (
         f"where single seeds bear {min(found.seed_rates):.3g} to {max(found.seed_rates):.3g}, so that {CONTENT:.0%} of"
@@ -81,7 +81,7 @@ def _sure(answer: Answer) -> str:
 
 
 def limit_text(answer: Answer) -> str:
-    """What stands in the way of a higher rate."""
+    """The limit that prevents a higher rate."""
     at, limit = answer.at_rate, answer.at_rate["limit"]
     kv = f"the KV cache is {at['kv_cache_pct']:.0f} % full at the rate, {_preemptions(at['preemptions'])}"
     if limit["objective"] is None:
@@ -101,7 +101,7 @@ def _preemptions(count: int) -> str:
 
 
 def candidates_table(ranks: Sequence[tuple[Answer, Bill]], others: Sequence[Answer], currency: str) -> Table:
-    """A row a candidate, the one to buy first, and those without a rate last."""
+    """One row per candidate, the recommended one first, candidates without a rate last."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("candidate", overflow="fold", min_width=10)
     for heading in (
@@ -146,7 +146,7 @@ def _limit_in_short(limit: dict[str, Any]) -> str:
 
 
 def why_none(answer: Answer, goal: Goal) -> str:
-    """Why a candidate has no rate, or no price, in a line."""
+    """One line: the reason why a candidate has no rate or no price."""
     if answer.candidate.refused:
         return f"does not start: {answer.candidate.refused}"
     if answer.error:
@@ -164,7 +164,7 @@ def why_none(answer: Answer, goal: Goal) -> str:
 
 
 def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: float | None, currency: str) -> str:
-    """Why a candidate that could serve is not the one to buy, in a line."""
+    """One line: the reason why a candidate that can serve is not recommended."""
     winner, cheapest = best
     limited = _limit_in_short(answer.at_rate["limit"])
     rates = f"a replica takes {rate_text(answer)} ({rate_text(winner)} there), limited by {limited}"
@@ -183,7 +183,7 @@ def _gpus(bill: Bill) -> str:
 
 
 def verified_text(answer: Answer, count: int) -> str:
-    """What other seeds say, in a line."""
+    """One line: the results of the verification seeds."""
     verified = not_none(answer.verified)
     shares = " and ".join(f"{share:.1%} at {factor:g} times" for factor, share in verified.items())
     if answer.every_rate_meets:
@@ -192,7 +192,7 @@ def verified_text(answer: Answer, count: int) -> str:
 
 
 def memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
-    """Where the memory of each GPU goes, in GiB."""
+    """The memory of each GPU by use, in GiB."""
     rows = []
     for answer, _ in ranks:
         stage = capacity(answer.candidate.started.launch).stage
@@ -209,7 +209,7 @@ def memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
 
 
 def view_rows(ranks: Sequence[tuple[Answer, Bill]], view: str) -> list[dict[str, Any]]:
-    """What the KV cache holds at the recommended rate, in percent."""
+    """The contents of the KV cache at the recommended rate, in percent."""
     return [
         {"Candidate": answer.candidate.name} | {_label(name): share for name, share in answer.at_rate[view].items()}
         for answer, _ in ranks

@@ -1,13 +1,11 @@
-"""The program ``fragmeter``: verbs, and what becomes of errors.
+"""The program ``fragmeter``: its verbs, its error output and its exit status.
 
-Exit status: 0 done; 2 the user's mistake, one line on standard error; 1 a fault of ours, one line and
-how to report it (``FRAGMETER_DEBUG=1`` shows the traceback); 130 Ctrl-C and 143 SIGTERM, what is finished
-stays; 141 the reader of the output has gone.
+Exit status: 0 success; 2 a user error, one line on standard error; 1 an internal fault, one line and how to report it
+(``FRAGMETER_DEBUG=1`` shows the traceback); 130 Ctrl-C and 143 SIGTERM, finished results are kept; 141 the reader of
+the output has closed it.
 
-Integers on the command line: refused unless every verb would take them for the same number.
-
-Left to themselves, cyclopts rounds 1.5 and reads 0x10, and pydantic reads 1.0 and 1_0. So what the user wrote is looked
-at before either of them sees it, for all flags of all verbs in one place: decimal digits, with a minus or without.
+Integer flags of all verbs are checked before cyclopts and pydantic convert them: decimal digits, optionally with a
+minus. Without the check cyclopts rounds 1.5 and reads 0x10, and pydantic reads 1.0 and 1_0.
 """
 
 from __future__ import annotations
@@ -40,14 +38,14 @@ _WHOLE = re.compile("-?[0-9]+")
 
 
 def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Look at what integer flags were given, as one of cyclopts' ``config``.
+    """Check the values of integer flags; one of cyclopts' ``config`` functions.
 
     Args:
-        app, commands: The verb; it does not matter.
-        arguments: Of one command line, parsed and not yet converted.
+        app, commands: The verb; unused.
+        arguments: Arguments of one command line, parsed and not yet converted.
 
     Raises:
-        SettingError: One that is no whole number.
+        SettingError: A value that is not a whole number.
     """
     for argument in arguments:
         if is_whole(argument.hint):
@@ -58,12 +56,12 @@ def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollec
 
 
 def is_whole(hint: Any) -> bool:
-    """Whether a flag of this type takes an integer and nothing else, if it is given."""
+    """Whether a flag of this type takes only integers, or None."""
     return hint is int or set(get_args(hint)) == {int, NoneType}
 
 
 DONE, FAULT, MISTAKE, NO_READER = 0, 1, 2, 141
-#: Seconds after which a program that was interrupted ends, whatever it waits for.
+#: Seconds after which an interrupted program ends even if it still waits.
 MOST_UNWINDING_S = 5
 
 app = App(
@@ -91,7 +89,7 @@ VERBS = {
     "calibrate": "Measure the operations of a step on a device.",
     "doctor": "Check the installation: packages, compilers, GPU.",
 }
-# Verbs are imported when they are called: pictures and tables take a second to load.
+# Verbs are imported on demand: pictures and tables take a second to load.
 for _place, (_verb, _help) in enumerate(VERBS.items()):
     app.command(f"{__package__}.{_verb}:{_verb}", name=_verb, help=_help, sort_key=_place)
 
@@ -99,25 +97,25 @@ for _place, (_verb, _help) in enumerate(VERBS.items()):
 def main() -> None:
     """Entry point: run the command line and exit."""
     if hasattr(signal, "alarm"):
-        # Runs after all that modules of verbs register: later on an alarm would end the program by its signal.
+        # Registered before the modules of verbs, so it runs last: a later alarm would end the program by its signal.
         atexit.register(signal.alarm, 0)
     handle(_leave_in_time)
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-        # Names that the encoding lacks, such as those that are no UTF-8, are escaped.
+        # Names that the encoding lacks are escaped, such as names that are not UTF-8.
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(status(sys.argv[1:]))
 
 
 def _leave_in_time(status: int) -> None:
-    """An interrupted program unwinds, but not for ever."""
+    """Limit the time in which an interrupted program unwinds."""
     if hasattr(signal, "alarm"):
         signal.signal(signal.SIGALRM, partial(_leave, status))
         signal.alarm(MOST_UNWINDING_S)
 
 
 def _leave(status: int, *_: object) -> NoReturn:
-    """End the workers and be gone, without the interpreter's own way out, which would wait for them."""
-    # Trackers of shared memory, which tidy up behind us, heed no SIGTERM.
+    """End the workers and exit at once, without the interpreter's own exit, which waits for the workers."""
+    # The trackers of shared memory ignore SIGTERM and clean up afterwards.
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             child.terminate()
@@ -125,7 +123,7 @@ def _leave(status: int, *_: object) -> NoReturn:
 
 
 def status(tokens: Sequence[str]) -> int:
-    """Run the command line; the exit status."""
+    """Run the command line and return the exit status."""
     try:
         _know_policies(tokens)
         app(tokens)
@@ -137,7 +135,7 @@ def status(tokens: Sequence[str]) -> int:
         _complain(message_of(interrupt))
         return status_of(interrupt)
     except BrokenPipeError:
-        # Python would complain again when it flushes standard output on its way out.
+        # Without this, Python reports the error again when it flushes standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
     except MemoryError as error:
@@ -148,7 +146,7 @@ def status(tokens: Sequence[str]) -> int:
 
 
 def _know_policies(tokens: Sequence[str]) -> None:
-    """Import the policies of other packages that a command line names: their options are flags, too."""
+    """Import the policies of other packages that a command line names, because their options are flags too."""
     for text in re.findall(r"policy=(\S+)", " ".join(tokens).replace("--policy ", "--policy=")):
         for name in text.split(","):
             if ":" in name or name in installed():
@@ -175,6 +173,6 @@ def _fault(error: Exception) -> int:
 
 
 def _complain(text: str) -> None:
-    """Print one line, whatever names are in it: what would break it, or steer the terminal, is escaped."""
+    """Print one line. Characters in names that would break the line or control the terminal are escaped."""
     shown = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
     print(f"fragmeter: {shown}", file=sys.stderr)

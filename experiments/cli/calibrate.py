@@ -46,7 +46,7 @@ def calibrate(
         raise SettingError("block_size", block_size, "must be at least 1 slot")
     spec = model_of(model)
     opened = devices.open_timed(device)
-    # Needs torch, which is there once a device is open.
+    # Needs torch, which an open device has imported.
     from ...gpu.calibrate.calibrate import calibrate as measure
 
     found = measure(spec, opened, dtype, block_size, quick, seed, partial(track, subject="Measuring"))

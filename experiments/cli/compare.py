@@ -33,7 +33,7 @@ from .sweep import WORKERS
 
 COMPARISON = Group("Comparison", sort_key=-1)
 DEFAULT_SEEDS, DEFAULT_CONFIDENCE = 5, 0.95
-#: Metrics that the terminal shows, and what it calls them.
+#: Metrics in the terminal table, and their labels.
 _SHOWN = {
     "request_throughput": "requests/s",
     "output_throughput": "tokens/s",
@@ -54,7 +54,7 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class Side:
-    """What is compared: a name, the metrics of its runs, and the hashes of what they served."""
+    """One side of the comparison: a name, the metrics of its runs, and the hashes of their workloads."""
 
     name: str
     runs: list[dict[str, float]]
@@ -144,7 +144,7 @@ def _tell_waste(
     price: float | None,
     out: Path | None,
 ) -> None:
-    """What each kind of waste costs each side."""
+    """Report the cost of each kind of waste for each side."""
     if folders:
         raise UserError("compare --waste runs settings again; give them by --set, not as result folders")
     check(seeds, price)
@@ -170,7 +170,7 @@ def _read(folder: Path) -> Side:
 
 
 def _refuse_flags_of_runs(inputs: Inputs, seeds: int, confidence: float) -> None:
-    """Refuse flags of simulate, seeds and a confidence where results are compared that are there already."""
+    """Refuse flags of simulate, seeds and a confidence if finished results are compared."""
     own = {"seeds": (seeds, DEFAULT_SEEDS), "confidence": (confidence, DEFAULT_CONFIDENCE)}
     asked = [*given(inputs), *((name, value) for name, (value, default) in own.items() if value != default)]
     if asked:
@@ -178,7 +178,7 @@ def _refuse_flags_of_runs(inputs: Inputs, seeds: int, confidence: float) -> None
 
 
 def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> list[Side]:
-    """Each side's runs, with the same seeds."""
+    """Run each side with the same seeds."""
     if seeds < 1:
         raise SettingError("seeds", seeds, "must be 1 or more")
     _check_twice(sets)
@@ -216,7 +216,7 @@ def _values(text: str) -> dict[str, str]:
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Every number of a summary, by its path."""
+    """Every number of a summary, by path."""
     numbers = {name: value for name, value in summary.items() if name != "refused_requests"}
     return {
         name: value for name, value in flat(numbers) if isinstance(value, int | float) and not isinstance(value, bool)
@@ -228,7 +228,7 @@ def _described(moved: Sequence[Difference]) -> list[dict[str, Any]]:
 
 
 def _table(base: Side, other: Side, moved: Sequence[Difference], confidence: float) -> Table:
-    """What the terminal shows: a difference that is sure has a star."""
+    """The terminal table; a star marks a difference with a confidence interval that excludes 0."""
     title = f"{base.name}  ->  {other.name}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for place, heading in enumerate(("", "base", "other", "difference", "%", f"{confidence:.0%} interval")):
@@ -251,12 +251,12 @@ def _cells(moved: Difference) -> tuple[str, ...]:
 
 
 def _short(value: float) -> str:
-    """Three digits or so; whole where it is large."""
+    """About three digits; whole for large numbers."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _remarks(base: Side, other: Side) -> list[str]:
-    """How far the figures can be trusted."""
+    """Remarks on the confidence of the figures."""
     if base.works != other.works:
         return ["The two served different requests: some of the difference is theirs."]
     if len(base.runs) == 1:

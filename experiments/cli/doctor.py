@@ -43,7 +43,7 @@ def doctor(*, json: JsonTarget = None) -> None:
 
 
 def simulator() -> Part:
-    """Serves a request."""
+    """Serve a request."""
     one = np.array([0]), np.array([16]), np.array([4])
     try:
         served = summary(simulate(settings(policy="vllm-sosp23"), Workload("one request", *one)))["completed"]
@@ -53,7 +53,7 @@ def simulator() -> Part:
 
 
 def reports() -> Part:
-    """Pages and pictures: what they are drawn with can be imported. No browser is needed."""
+    """Import the packages that draw pages and pictures. No browser is needed."""
     try:
         importlib.import_module("...reports.page.page", __package__)
     except ImportError as error:
@@ -62,7 +62,7 @@ def reports() -> Part:
 
 
 def _print(report: Report, part: Part) -> None:
-    """A line, and one more where something helps."""
+    """Print a line, and a second one with a remedy if there is one."""
     report.line(f"{'yes' if part.works else 'no ':<5}{part.name:<14}{part.found}")
     if part.remedy:
         report.line(f"{'':<19}{part.remedy}")
@@ -79,7 +79,7 @@ def _packages_table(found: list[dict[str, str | None]]) -> Table:
 
 
 def packages() -> list[dict[str, str | None]]:
-    """Every package that fragmeter or one of its extras asks for, and the version found, if any."""
+    """Every package that fragmeter or one of its extras requires, and its installed version, if any."""
     try:
         asked = requires("fragmeter") or []
     except PackageNotFoundError:

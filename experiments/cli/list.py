@@ -1,4 +1,4 @@
-"""``fragmeter list``: policies, models and GPUs by the names that flags take."""
+"""``fragmeter list``: policies, models and GPUs by their flag values."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _gpus() -> Sequence[dict[str, Any]]:
     ]
 
 
-#: Headings of columns that are wider than what they hold, so that all fit into 80 characters.
+#: Headings of columns that are wider than their cells, shortened so that the table fits into 80 characters.
 _HEADINGS = {
     "parameters_billion": "params\nbillion",
     "max_model_len": "max\nmodel len",

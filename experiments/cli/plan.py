@@ -1,5 +1,4 @@
-"""``fragmeter plan``: what to buy and how to set it (``plan_search``), or whether a pasted ``vllm serve`` line starts
-and what is asked of it by name."""
+"""``fragmeter plan``: search for GPUs and flags (``capacity.search``), start-up check of a ``vllm serve`` line, and questions."""
 
 from __future__ import annotations
 
@@ -107,7 +106,7 @@ def plan(
     allow_long = answer.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     refused = refusal(answer.launch, answer.fits_length, allow_long)
     if refused is None:
-        # Before any output: the load may be refused.
+        # Before any output, because the load may be refused.
         about = asked_of(answer.settings(), mean_tokens, load)
         data = _tell_start(answer, log, mean_tokens, report)
         data["answers"] = answers(asked, *about, report)
@@ -118,7 +117,7 @@ def plan(
 
 
 def _line(serve: str | None, model: str | None) -> ServeLine:
-    """The pasted line, or one that names the model alone."""
+    """The pasted line, or a line with the model only."""
     if serve is not None:
         return parse_serve(pasted(serve))
     if model is None:
@@ -127,13 +126,13 @@ def _line(serve: str | None, model: str | None) -> ServeLine:
 
 
 def _require_one_launch(log: StartupLog | None, gpus: list[str], choices: Choices) -> None:
-    """A log is of one server."""
+    """Require a single launch for a log: a log is from one server."""
     if log is not None and (len(gpus) > 1 or any(len(values) > 1 for values in choices.axes().values())):
         raise SettingError("startup_log", "given", "is of one server; plan for its GPU and flags alone")
 
 
 def _refuse_unused(serve: str | None, gpus: list[str], aims: Aims, choices: Choices, out: Path | None) -> None:
-    """Without objectives there is no plan, and flags of one mean nothing."""
+    """Refuse flags of a plan if no objectives are given."""
     remedy = "give objectives, such as --goodput ttft:500 tpot:50"
     if serve is None or len(gpus) > 1:
         raise UserError(f"plan needs --serve, a vllm serve line, and one --gpu; or for a plan {remedy}")
@@ -223,7 +222,7 @@ def _memory_table(launch: Launch, found: Capacity) -> Table:
 
 
 def _simulate(settings: Settings) -> str:
-    """The command that simulates what was reckoned."""
+    """The ``simulate`` command for the computed launch."""
     words = ["fragmeter", "simulate"]
     for name, value in settings.given().items():
         flag = name.replace("_", "-")
@@ -261,7 +260,7 @@ def _remedy_data(answer: Started, remedy: Remedy) -> dict[str, Any]:
 
 
 def _auto(answer: Started, remedy: Remedy) -> Launch:
-    """The remedy's launch, with the longest sequence that fits where the line leaves that to vLLM."""
+    """The remedy's launch, with the longest sequence that fits if the line leaves the length to vLLM."""
     launch = remedy.launch
     return replace(launch, max_model_len=longest_model_len(launch)) if answer.fits_length else launch
 

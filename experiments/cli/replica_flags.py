@@ -15,7 +15,7 @@ from ...sim.policy.options import help_of
 from ...sim.policy.registry import declaring, options_by_policy, policies
 from ...sim.spec import gpu_names, model_names
 
-#: Settings that verbs which ask what was given have flags of their own for.
+#: Settings with flags of their own on verbs that need to know which settings were given.
 OWN = ("model", "seed")
 
 
@@ -24,14 +24,14 @@ class _Flags:
     """Base of generated flags."""
 
     def given(self) -> dict[str, Any]:
-        """The settings that the user named, and their values, of flags that have no defaults."""
+        """The settings that the user named and their values, for flags without defaults."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
     def settings(self) -> Settings:
-        """The settings, of flags that have defaults.
+        """The settings, for flags with defaults.
 
         Raises:
-            SettingError: A value cannot be.
+            SettingError: An invalid value.
         """
         return settings(**{field.name: getattr(self, field.name) for field in fields(self)})
 
@@ -44,7 +44,7 @@ def _shared_help() -> dict[str, str]:
 
 
 def _declared() -> Mapping[str, tuple[Any, str]]:
-    """Type and help of every flag by its name."""
+    """Type and help of every flag by name."""
     types, helps = get_type_hints(Settings), _shared_help()
     found = {name: (types[name], helps[name]) for name in SHARED}
     for name, readers in options_by_policy().items():
@@ -58,7 +58,7 @@ def _flags(name: str, has_defaults: bool, without: tuple[str, ...] = ()) -> type
     """A dataclass of all flags.
 
     Args:
-        has_defaults: Whether a flag that was not given has its default, else None.
+        has_defaults: Whether the value of an absent flag is its default; otherwise it is None.
     """
     made: list[tuple[str, Any, Any]] = []
     for field, (kind, text) in _declared().items():

@@ -22,7 +22,7 @@ from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report
 from ..sweep.report import is_sweep, read_sweep
 
 FOLDERS = "Results of simulate --out, of one run or of several on the same load; or of sweep, or of validate --against."
-#: Runs that stand beside each other on a page and can still be read.
+#: Largest number of runs that remain readable side by side on a page.
 MOST_FOLDERS = 4
 
 
@@ -88,7 +88,7 @@ def report(
 def _write_output(
     output: Report, folders: Sequence[Path], asked: Asked, out: Path, perfetto: Path | None, pictures: Sequence[Path]
 ) -> None:
-    """Say what was drawn, and where it lies."""
+    """Print the content and the path of the output."""
     for result in asked.results:
         output.say(_result_text(result))
     for folder, result in zip(folders, asked.results, strict=True):
@@ -118,7 +118,7 @@ def _make_folder_of(path: Path | None) -> None:
 
 
 def _timeline_writer(path: Path | None) -> Callable[[Path, list[Result]], Path] | None:
-    """What writes the timeline, where one is wanted; a place that takes no file is refused before other work."""
+    """The timeline writer, if a timeline is wanted; refuses a path that takes no file before other work starts."""
     if path is None:
         return None
     try:
@@ -130,7 +130,7 @@ def _timeline_writer(path: Path | None) -> Callable[[Path, list[Result]], Path] 
 
 
 def _require_alone(folder: Path, folders: tuple[Path, ...], **flags: Any) -> None:
-    """Refuse what belongs to runs, beside a folder that is none."""
+    """Refuse flags of runs if the folder is not a run."""
     if len(folders) > 1:
         raise SettingError("folders", str(folder), "is no run; name it alone")
     for name, value in flags.items():
@@ -168,7 +168,7 @@ def _check_request(request: int | None, results: list[Result]) -> None:
 
 
 def _names(folders: tuple[Path, ...]) -> list[str]:
-    """One by its policy, several by their folders, numbered where these are called alike."""
+    """Names of runs: the policy of a single run; the folders of several, numbered if they share a name."""
     if len(folders) == 1:
         return [""]
     names = [as_utf8(folder.resolve().name) for folder in folders]

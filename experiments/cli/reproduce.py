@@ -17,7 +17,7 @@ from ..reproduce.reproduction import reproduce as rerun
 from ..runs.named_files import named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 
-#: What there is to rerun.
+#: Figures that can be rerun.
 if TYPE_CHECKING:
     Wanted = str
 else:

@@ -1,4 +1,4 @@
-"""``fragmeter simulate``: one run, its summary on the terminal, and what it records."""
+"""``fragmeter simulate``: one run, its summary on the terminal, and its recordings."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from .replica_flags import SETTINGS, SettingsFlags
 
 
 class WantedPlan(NamedTuple):
-    """What is to be recorded.
+    """A requested recording of step plans.
 
     Attributes:
-        file: Where it goes; None for ``plan.npz`` in the folder of the results.
+        file: Output file; None for ``plan.npz`` in the result folder.
         first_step, num_steps, shuffle_ids: See ``sim.recording.plans.record``.
     """
 
@@ -57,17 +57,17 @@ class WantedPlan(NamedTuple):
     shuffle_ids: bool
 
     def path(self, out: Path | None) -> Path:
-        """Where it lies in the end, with results in ``out``."""
+        """The path of the recording, with results in ``out``."""
         return not_none(out) / "plan.npz" if self.file is None else self.file
 
 
 def wanted_plan(
     record_plan: bool | Path | None, record_steps: str | None, shuffle_ids: bool, out: Path | None
 ) -> WantedPlan | None:
-    """The plan that the flags ask for, if they ask for one.
+    """The recording that the flags request; None without one.
 
     Raises:
-        SettingError: There is no place for it, or nothing to record.
+        SettingError: It has no output file, or no steps.
         UserError: The file cannot be written.
     """
     if not record_plan:
@@ -104,7 +104,7 @@ _VIEWS = {"paper_view": "the paper's view", "popular_view": "the popular view"}
 
 
 def print_summary(content: Mapping[str, Any], console: Console) -> None:
-    """What ``sim.metrics.summary`` says, in tables: throughput, latency, waste, and KV groups where there are any."""
+    """Print the tables of ``sim.metrics.summary``: throughput, latency, waste, and KV groups if the model has several."""
     groups = [_groups(content["kv_groups"])] if content.get("kv_groups") else []
     replicas = [_replicas(content["replicas"])] if "replicas" in content else []
     for table in (_throughput(content), *replicas, _latency(content), _waste(content["waste"]), *groups):
@@ -197,7 +197,7 @@ def _groups(content: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-#: Refused requests that are named on the terminal.
+#: Refused requests that the terminal names.
 REFUSED_SHOWN = 5
 
 
@@ -261,7 +261,7 @@ def simulate(
 
 
 def _map_text(found: BlockMap) -> str:
-    """How many moments and blocks a map has, and of how many."""
+    """The number of recorded moments and blocks, and their totals."""
     rows, blocks = len(found.block_ids), int(found.block_ids[-1]) + 1
     text = f"{found.num_columns:,} moments and {rows:,} "
     return text + ("blocks" if rows == blocks else f"of {blocks:,} blocks, evenly spaced")
@@ -270,7 +270,7 @@ def _map_text(found: BlockMap) -> str:
 def _served(
     load: Load, wanted: WantedPlan | None, record_blocks: bool, progress: Callable[[int], None] | None
 ) -> tuple[Run | ClusterRun, Plan | None, BlockMap | None]:
-    """The run, and of its plan and its block map those that are wanted."""
+    """The run, with its step plans and its block map if they are wanted."""
     settings, work = load.inputs.settings, load.work
     plan = None if wanted is None else PlanRecording(settings, work, *wanted[1:])
     blocks = BlockRecording(settings, work) if record_blocks else None
@@ -295,7 +295,7 @@ def _keep(write_to: Callable[..., Path], out: Path | None) -> None:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
-    """On a terminal, a bar of the requests that have arrived."""
+    """A progress bar of arrived requests, on a terminal only."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -324,14 +324,14 @@ def _print(load: Load, content: dict[str, Any], report: Report, out: Path | None
 
 
 def _thrashing_lines(work: dict[str, Any]) -> Iterator[str]:
-    """That most of the work was done again, if it was."""
+    """A warning that most of the work was recomputation; empty otherwise."""
     if work["thrashing"]:
         share = work["tokens"]["recomputed"] / sum(work["tokens"].values())
         yield f"Thrashing: {share:.0%} of the tokens computed were lost and computed again; admit fewer at once."
 
 
 def _refused_lines(content: dict[str, Any], trace: Trace | None) -> Iterator[str]:
-    """How many requests were refused, and which and why of the first few."""
+    """The number of refused requests, and the first few of them with the reason."""
     total = content["refused"]
     if not total:
         return

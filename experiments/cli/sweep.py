@@ -32,16 +32,16 @@ from .replica_flags import SETTINGS, SettingsFlags
 SWEEP = Group("Sweep", sort_key=-1)
 GOODPUT = Parameter(group=SWEEP, consume_multiple=True, negative_iterable="")
 WORKERS = Annotated[Workers, Parameter(name="*", group=Group("Workers", sort_key=8))]
-#: Results that the terminal shows, and what it calls them.
+#: Results in the terminal table, and their labels.
 _SHOWN = {
     "request_throughput": "requests/s",
     "mean_ttft_ms": "mean\nTTFT, ms",
     "p99_ttft_ms": "p99\nTTFT, ms",
     "mean_tpot_ms": "mean\nTPOT, ms",
 }
-#: Points that the terminal shows; the Parquet has them all.
+#: Points in the terminal table; the Parquet file has all of them.
 _MOST_SHOWN = 40
-#: Trials of a search that it shows, and the default number of trials.
+#: Trials of a search in the terminal table, and the default number of trials.
 _BEST_SHOWN, DEFAULT_TRIALS = 10, 50
 
 
@@ -119,7 +119,7 @@ def _wanted(grid: Sequence[str] | None, maximize: str | None, minimize: str | No
 def _tell_search(
     report: Report, folder: OutputFolder, wanted: Wanted, asked: Sequence[str], found: Sequence[Swept]
 ) -> None:
-    """All trials into the Parquet, in their order, and the best of them."""
+    """Write all trials to the Parquet file in order, and report the best ones."""
     check_found(found)
     rows = [{"trial": number} | _row(each) for number, each in enumerate(found)]
     path = folder.write(TABLE, as_parquet(rows))
@@ -165,7 +165,7 @@ def _row(swept: Swept) -> dict[str, Any]:
 
 
 def _plain(cells: dict[str, Any]) -> dict[str, Any]:
-    """As JSON can say it."""
+    """A value as JSON data."""
     return {name: "inf" if value == float("inf") else value for name, value in cells.items()}
 
 
@@ -180,7 +180,7 @@ def _table(names: Iterable[str], swept: Sequence[Swept]) -> Table:
 
 
 def _failure_lines(failed: Sequence[Swept]) -> Iterable[str]:
-    """How many points cannot be run, and why the first cannot."""
+    """The number of points that cannot be run, and the reason for the first one."""
     if failed:
         first = failed[0]
         where = ", ".join(f"{name}={value}" for name, value in first.point.asked.items())

@@ -41,10 +41,10 @@ _SHARES, _BINS = np.linspace(0, 1, 101), 120
 
 
 def write_trace_page(trace: Trace, found: dict[str, Any], path: str | PathLike[str]) -> Path:
-    """Write what a trace is like as a page, and say where it lies.
+    """Write the statistics of a trace as a page, and print its path.
 
     Args:
-        found: Its ``stats``.
+        found: Result of ``stats``.
     """
     sections = [Section("Lengths", figures=[figures.lengths(length_rows(trace))], rows=_table(found))]
     if found["duration_s"] is not None:
@@ -63,7 +63,7 @@ def write_trace_page(trace: Trace, found: dict[str, Any], path: str | PathLike[s
 
 
 def length_rows(trace: Trace) -> list[dict[str, float]]:
-    """Quantiles of prompts and outputs, a row a percent."""
+    """Quantiles of prompt and output lengths, one row per percent."""
     both = (trace.prompt_tokens, trace.output_tokens)
     columns = [np.quantile(lengths, _SHARES, method="inverted_cdf") for lengths in both]
     return [
@@ -73,7 +73,7 @@ def length_rows(trace: Trace) -> list[dict[str, float]]:
 
 
 def arrival_rows(trace: Trace) -> list[dict[str, float]]:
-    """Requests a second in so many spans of equal length."""
+    """Requests per second in equal time spans."""
     times_s = not_none(trace.arrival_ticks) / ticks.PER_SECOND
     counts, edges = np.histogram(times_s, bins=_BINS)
     return [
@@ -83,7 +83,7 @@ def arrival_rows(trace: Trace) -> list[dict[str, float]]:
 
 
 def _table(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The percentiles of the lengths, a row a statistic."""
+    """The percentiles of the lengths, one row per statistic."""
     fields = ("prompt_tokens", "output_tokens", "total_tokens")
     return [
         {"": statistic} | {field.removesuffix("_tokens").capitalize(): found[field][statistic] for field in fields}
@@ -243,7 +243,7 @@ def synth(
 
 
 def _in_short(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Numbers by which two traces are compared, and what they are."""
+    """Numbers for comparing two traces, with labels."""
     for field in ("prompt_tokens", "output_tokens", "total_tokens"):
         for statistic in ("mean", "p50", "p90", "p99"):
             yield f"{field.removesuffix('_tokens')} {statistic}", f"{found[field][statistic]:,.1f}"

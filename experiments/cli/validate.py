@@ -123,7 +123,7 @@ def validate(
 
 
 def _refuse_with_against(**flags: Any) -> None:
-    """What a benchmark of a real server has no use for.
+    """Refuse flags that a benchmark of a real server does not use.
 
     Raises:
         SettingError: One of them was given.
@@ -135,7 +135,7 @@ def _refuse_with_against(**flags: Any) -> None:
 
 
 def _refuse_without_effect(calibration: Path | None, quick: bool, seed: int | None, out: Path | None) -> None:
-    """What a recorded plan has no use for.
+    """Refuse flags that a recorded plan does not use.
 
     Raises:
         SettingError: One of them was given.
@@ -192,7 +192,7 @@ def _validate(
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "model": scale.model, "seed": seed}
         for name, part in running.parts():
             document[name] = part
-            # Whatever is finished stays.
+            # Finished results are kept.
             report.data_so_far(document)
             if out is not None:
                 out.write("validation.json", as_json(document))
@@ -207,9 +207,9 @@ def _validate(
 def _calibrated(
     device: Device, given: Path | None, model: str, dtype: str | None, quick: bool, seed: int, out: OutputFolder | None
 ) -> Iterator[Path]:
-    """The path of a calibration: the one given, or a new one in ``out`` or, where there is none, for a while.
+    """The path of a calibration: the given file, or a new one in ``out``, or in a temporary folder if ``out`` is None.
 
-    A new one has another seed than ``seed``, which is the validation's.
+    A new calibration uses a different seed from ``seed``, the seed of the validation.
     """
     if given is not None:
         yield given
@@ -218,7 +218,7 @@ def _calibrated(
 
     watch = partial(track, subject="Calibrating")
     found = calibrate(model_spec(model), device, dtype, quick=quick, seed=seed + 1, watch=watch)
-    # A skeleton and its graphs know each other, and the next one needs the memory.
+    # A skeleton and its graphs reference each other; the next one needs their memory.
     gc.collect()
     with TemporaryDirectory() as folder:
         if out is not None:

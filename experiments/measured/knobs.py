@@ -1,13 +1,14 @@
-"""What to calibrate first: each knob is turned to what the measurement says, alone, and the load simulated again.
+"""Calibration of single knobs: set each knob alone to its measured value, simulate the load again, and rank the knobs.
 
-    step_scale        steps take so many times as long: the median over requests of measured over simulated TPOT is
-                      brought to 1, in a few runs, since a slower step makes larger batches
-    num_gpu_blocks    the pool is the server's own, where it says how large that is
-    ttft_offset_ms    so much passes outside of the engine: measured less simulated TTFT, as the mean of the middle
-                      half, over the quarter of requests that found the fewest running and so hardly waited
+    step_scale        factor on the step time; brings the median over requests of measured over simulated TPOT to 1, in a
+                      few runs, because slower steps make larger batches
+    num_gpu_blocks    the server's own pool size, if its metrics have it
+    ttft_offset_ms    time outside of the engine: measured minus simulated TTFT, as the mean of the middle half over the
+                      quarter of requests that found the fewest requests running and so hardly waited
 
-Then all together, in the order pool, steps, offset. A knob is worth what it takes off ``against.total_error``: no
-formula, but the replay with it. So a knob that another one only looks like takes off less than that one.
+A last replay sets all knobs together, in the order pool, steps, offset. The value of a knob is the part of
+``replay.total_error`` that its replay removes. A knob that only mimics the effect of another one removes less of the
+error than that one.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ from ...sim import settings as checked
 from ...sim.types import ticks
 from .replay import Benchmark, Replayed, compared, replay, total_error
 
-#: Runs that a fit of the step scale may take, and the error in it that is good enough.
+#: Runs for a fit of the step scale, at most, and the error at which the fit stops.
 MOST_RUNS, CLOSE = 8, 5e-4
-#: Errors below this are none, and shares of an error below the other explain nothing.
+#: Errors below this count as zero; a knob that removes a smaller share of the error than the second number has no effect.
 NO_ERROR, EXPLAINS = 0.005, 0.1
 _SMALLEST, _LARGEST = 1e-3, 1e3
-#: Corrections of an offset in a closed loop, and what is no delay.
+#: Corrections of an offset in a closed loop, and the largest offset that counts as zero.
 MOST_CORRECTIONS, _IN_TIME_TICKS = 4, ticks.PER_MS // 20
 
 
 @dataclass(frozen=True, eq=False)
 class Turned:
-    """A knob, what it was turned to, and the replay with it.
+    """A knob, its new value, and the replay with that value.
 
     Attributes:
-        name: As above, or ``all``.
-        was, value: What it was turned from and to; None of several.
-        error: ``against.total_error`` of the replay.
-        removed: Share of the error of the replay without it that is gone; below 0 where there is more.
-        advice: What the user does about it.
+        name: One of the knobs above, or ``all``.
+        was, value: Old and new value; None for all knobs together.
+        error: ``replay.total_error`` of the replay.
+        removed: Share of the original replay's error that this replay removes; negative if the error grows.
+        advice: Advice to the user.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Turned:
 
 
 def turned(benchmark: Benchmark, settings: Settings, base: Replayed) -> Iterator[Turned]:
-    """Each knob alone, then all together.
+    """Replays with each knob alone, then with all knobs together.
 
     Args:
         base: The replay with none of them.
@@ -84,7 +85,7 @@ def turned(benchmark: Benchmark, settings: Settings, base: Replayed) -> Iterator
 
 
 def ranked(found: list[Turned]) -> list[Turned]:
-    """The single knobs, the one that takes off most first."""
+    """The single knobs, sorted by the error that they remove, largest first."""
     return sorted((knob for knob in found if knob.name != "all"), key=lambda knob: -knob.removed)
 
 
@@ -102,7 +103,7 @@ def _turned(
 
 
 def fitted_scale(benchmark: Benchmark, settings: Settings, base: Replayed) -> tuple[float, Replayed]:
-    """The factor on the steps with which simulated TPOTs are those measured, and the replay with it."""
+    """The factor on the step time with which simulated TPOTs match the measured ones, and its replay."""
     ratio = _tpot_ratio(benchmark, base)
     if ratio is None:
         return 1.0, base
@@ -120,8 +121,11 @@ Tried = tuple[float, Replayed, float]
 
 
 def _root(attempt: Callable[[float], Tried], first: Tried) -> Tried:
-    """The scale at which the log ratio is 0: from a proportional guess by secants of the logarithms, kept between the
-    nearest scales that were too small and too large; the best of all that were tried."""
+    """The scale at which the log ratio is 0, by secants on logarithms from a proportional guess.
+
+    Each secant stays between the nearest scales known to be too small and too large. The result is the best scale
+    tried.
+    """
     best = here = first
     low, high = log(_SMALLEST), log(_LARGEST)
     slope = -1.0
@@ -133,7 +137,7 @@ def _root(attempt: Callable[[float], Tried], first: Tried) -> Tried:
         guess = at - here[2] / slope
         tried = attempt(exp(guess if low < guess < high else (low + high) / 2))
         step = log(tried[0]) - at
-        # A longer step leaves a smaller ratio; anything else is noise of single requests.
+        # A longer step gives a smaller ratio; any other result is noise of single requests.
         slope = min(-0.1, (tried[2] - here[2]) / step) if step else -1.0
         here = tried
         best = min(best, here, key=lambda one: abs(one[2]))
@@ -141,7 +145,7 @@ def _root(attempt: Callable[[float], Tried], first: Tried) -> Tried:
 
 
 def _tpot_ratio(benchmark: Benchmark, replayed: Replayed) -> float | None:
-    """Median over requests of measured over simulated TPOT; None where no answer has a second token."""
+    """Median over requests of measured over simulated TPOT; None if no output has a second token."""
     measured = benchmark.tpot_s[replayed.times.index]
     both = (measured > 0) & (replayed.tpot_s > 0)
     return float(np.median(measured[both] / replayed.tpot_s[both])) if both.any() else None
@@ -150,10 +154,11 @@ def _tpot_ratio(benchmark: Benchmark, replayed: Replayed) -> float | None:
 def fitted_offset(
     benchmark: Benchmark, settings: Settings, replayed: Replayed, scale: float = 1.0
 ) -> tuple[int, Replayed]:
-    """What passes outside of the engine, in ticks, and the replay behind it; 0 where the engine takes longer alone.
+    """The time outside of the engine, in ticks, and its replay; 0 if the simulated engine alone takes longer.
 
-    In a closed loop, where it also makes for fewer requests in the engine, it is corrected a few times; offsets that
-    end within one step of the engine, which the request waits for, are the same there.
+    In a closed loop the offset also reduces the number of requests in the engine, so it is corrected a few times.
+    Offsets that end within the same step of the engine have the same effect, because the request waits for the end of
+    that step.
     """
     offset_ticks = 0
     for _ in range(MOST_CORRECTIONS):
@@ -168,7 +173,7 @@ def fitted_offset(
 
 
 def _late_ticks(benchmark: Benchmark, replayed: Replayed) -> int:
-    """By how much first tokens that waited for few others came later than simulated."""
+    """Measured minus simulated TTFT of the requests that waited for few others, in ticks."""
     served = replayed.times.index
     if not len(served):
         return 0
@@ -180,7 +185,7 @@ def _late_ticks(benchmark: Benchmark, replayed: Replayed) -> int:
 
 
 def _own_pool(benchmark: Benchmark, settings: Settings, base: Replayed) -> Settings | None:
-    """The settings with the server's own pool, if it says how large that is."""
+    """The settings with the server's own pool size, if its metrics have it."""
     metrics = benchmark.metrics
     if metrics is None or metrics.num_gpu_blocks is None:
         return None
@@ -194,7 +199,7 @@ def _is_pool_of(base: Replayed, own: Settings) -> bool:
 
 
 def _base_scale(base: Replayed) -> float:
-    """``--step-scale`` of the replay, which of the paper's cost is no 1."""
+    """``--step-scale`` of the replay; for the paper's cost it is not 1."""
     return getattr(base.run.replica.cost, "scale", 1.0)
 
 

@@ -1,4 +1,4 @@
-"""``fragmeter validate --check``: whether what a recorded plan says is what its tables hold."""
+"""``fragmeter validate --check``: compare the KV contents of a recorded plan's block tables with the expected tokens."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ...sim.spec import model as model_spec
 from ...sim.types.errors import SettingError, SimulationFault
 from ..runs.output import Report, track
 
-#: A copy that leaves a layer out shows in two.
+#: Layers of the model: with two, a copy that omits a layer is detected.
 CHECKED_LAYERS = 2
-#: Sequences that are named on the terminal.
+#: Sequences that the terminal names.
 MISMATCHES_SHOWN = 20
 
 
 def check_plan(
     plan: Plan, name: str, device: Device, model: str, dtype: str | None, every: int, report: Report
 ) -> None:
-    """Carry the plan out in caches of two layers of the model, and tell.
+    """Execute the plan in caches of two layers of the model, and report the differences.
 
     Raises:
-        SettingError: ``every`` is below 1, or the plan leaves its own pool.
-        SimulationFault: A row is not what it should be.
+        SettingError: ``every`` is below 1, or the plan uses blocks outside of its pool.
+        SimulationFault: A row has unexpected contents.
     """
     if every < 1:
         raise SettingError("every", every, "must be 1 or more")

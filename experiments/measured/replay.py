@@ -1,13 +1,13 @@
-"""A benchmark of a real server, replayed on the simulated replica: simulated beside measured.
+"""Replay of a real server's benchmark on the simulated replica: simulated and measured metrics side by side.
 
-The requests are those that were answered: their lengths, and the times at which the client sent them. Behind a
-``--max-concurrency`` the client is a closed loop, and so it is here: a request is sent when an answer is there; where
-all were sent as fast as that let them, nothing else holds them back, and under a finite rate none is sent before it
-was. Throughput counts on both sides from the first request sent to the last answer.
+The replay serves the answered requests of the benchmark, with their lengths and the client's send times. With
+``--max-concurrency`` the client is a closed loop, in the replay too: a finished request releases the next one. If the
+client sent all requests as fast as the limit allowed, only the limit delays them. Under a finite rate no request is
+sent before its original send time. Throughput counts from the first request sent to the last answer, on both sides.
 
-What passes outside of the engine (HTTP, tokenizer, network) is an offset: a request reaches the engine so much later
-than its client sends it. In an open loop that moves all requests alike, so only latencies change; in a closed loop
-each round takes so much longer.
+Time outside of the engine (HTTP, tokenizer, network) is an offset: a request reaches the engine this long after its
+client sends it. In an open loop the offset shifts all requests alike and changes only latencies; in a closed loop it
+lengthens each round.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from ...traces import Measured, Pacing, Trace, paced, workload
 from ..runs.pool_use import PoolUse, pool_use
 from .server_metrics import ServerMetrics
 
-#: Statistics of a latency, by vLLM's names, and the percentile of each; None is the mean.
+#: Statistics of a latency by vLLM's names, and the percentile of each; None is the mean.
 STATISTICS = {"mean": None, "median": 50, "p99": 99}
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 RATES = ("request_throughput", "output_throughput", "total_token_throughput")
-#: Share of the tokens that must come in chunks of their own for gaps between chunks to be those between tokens.
+#: Least share of tokens that arrive in chunks of their own for gaps between chunks to count as inter-token latencies.
 _CHUNKS_ARE_TOKENS = 0.98
 Metrics = dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """What a real server was asked and what came of it.
+    """The requests and results of a real server's benchmark.
 
     Attributes:
-        trace: The requests that were answered.
-        measured: What the client saw of them.
-        metrics: Metrics of the server; None where none were scraped.
+        trace: The answered requests.
+        measured: The client's measurements of them.
+        metrics: Metrics of the server; None if none were scraped.
     """
 
     trace: Trace
@@ -59,7 +59,7 @@ class Benchmark:
 
     @property
     def unlimited(self) -> bool:
-        """Whether the client sent a request whenever another was answered."""
+        """Whether the client sent a request whenever another one was answered."""
         return self.measured.max_concurrency is not None and self.measured.request_rate == inf
 
     @property
@@ -69,7 +69,7 @@ class Benchmark:
 
     @cached_property
     def arrivals(self) -> Trace:
-        """The trace with arrivals: as sent, or as drawn where the file, of an older release, does not say."""
+        """The trace with arrivals: the send times, or drawn ones if the file is of an older release without send times."""
         seen = self.measured
         if self.unlimited:
             return replace(self.trace, arrival_ticks=np.zeros(len(self.trace), dtype=np.int64))
@@ -87,27 +87,27 @@ class Benchmark:
 
     @cached_property
     def tpot_s(self) -> np.ndarray:
-        """Time per output token after the first, float64 [n]; NaN where there is one token only."""
+        """Time per output token after the first, float64 [n]; NaN for a single token."""
         return _tpot(self.measured.e2el_s - self.measured.ttft_s, self.trace.output_tokens)
 
     @property
     def gaps_are_of_tokens(self) -> bool:
-        """Whether each token came by itself, so that the client's gaps are inter-token latencies."""
+        """Whether each token arrived by itself, so that the client's gaps are inter-token latencies."""
         gaps_s = self.measured.gaps_s
         return gaps_s is not None and len(gaps_s) >= _CHUNKS_ARE_TOKENS * (self.trace.output_tokens - 1).sum()
 
     @cached_property
     def duration_s(self) -> float:
-        """From the first request sent to the last answer; what the file says where it has no times."""
+        """Time from the first request sent to the last answer; the duration in the file if it has no times."""
         if self.trace.arrival_ticks is None:
             return self.measured.duration_s or float("nan")
         return float((self.trace.arrival_ticks / ticks.PER_SECOND + self.measured.e2el_s).max())
 
     def under_way(self) -> np.ndarray:
-        """Requests that each one found under way when it was sent, int64 [n]."""
+        """Number of running requests when each request was sent, int64 [n]."""
         sent = self.trace if self.trace.arrival_ticks is not None else self.arrivals
         starts = not_none(sent.arrival_ticks) / ticks.PER_SECOND
-        # A client sends in the instant in which it has an answer, give or take the decimals of seconds.
+        # A client sends at the time of an answer, to the precision of the decimals of seconds.
         ends = np.sort(starts + self.measured.e2el_s) - 1e-6
         return np.arange(len(starts)) - np.searchsorted(ends, starts, side="right")
 
@@ -126,7 +126,7 @@ class Benchmark:
 
 
 class Client:
-    """What the client sees of requests that were simulated, from their ``times`` and an ``offset_ticks``."""
+    """The client's view of simulated requests, from their ``times`` and an ``offset_ticks``."""
 
     times: RequestTimes
     offset_ticks: int
@@ -137,17 +137,17 @@ class Client:
 
     @cached_property
     def ttft_s(self) -> np.ndarray:
-        """Float64 [served], as the client sees it."""
+        """Time to first token, float64 [served]."""
         return self.times.ttft_ms / 1e3 + self._offset_s
 
     @cached_property
     def e2el_s(self) -> np.ndarray:
-        """Float64 [served], as the client sees it."""
+        """End-to-end latency, float64 [served]."""
         return self.times.e2el_ms / 1e3 + self._offset_s
 
     @cached_property
     def tpot_s(self) -> np.ndarray:
-        """Float64 [served], NaN where there is one token only."""
+        """Time per output token after the first, float64 [served]; NaN for a single token."""
         return _tpot(self.e2el_s - self.ttft_s, self.times.output_tokens)
 
 
@@ -156,8 +156,8 @@ class Served(Client):
     """The benchmark's requests, from the tables of a run.
 
     Attributes:
-        times: Of those that were served; ``index`` are rows of the benchmark's trace.
-        offset_ticks: What each takes to reach the engine.
+        times: Times of the served requests; ``index`` are rows of the benchmark's trace.
+        offset_ticks: Time that each request takes to reach the engine.
     """
 
     times: RequestTimes
@@ -169,22 +169,22 @@ class Replayed(Client):
     """The benchmark's requests, simulated.
 
     Attributes:
-        run: What became of them.
-        offset_ticks: What each takes to reach the engine.
+        run: The simulation.
+        offset_ticks: Time that each request takes to reach the engine.
     """
 
     run: Run
     offset_ticks: int = 0
 
-    # Computed when it is first read; the base class does not say whether it is given.
+    # Computed on first use; the base class leaves open whether it is stored.
     @cached_property
     def times(self) -> RequestTimes:  # type: ignore[override]
-        """Of those that were served; ``index`` are rows of the benchmark's trace."""
+        """Times of the served requests; ``index`` are rows of the benchmark's trace."""
         return request_times(self.run)
 
     @cached_property
     def pool(self) -> PoolUse:
-        """How full the pool was."""
+        """KV usage of the pool."""
         return pool_use(self.run)
 
     @cached_property
@@ -210,11 +210,11 @@ def replay(benchmark: Benchmark, settings: Settings, scale: float = 1.0, offset_
     """Simulate a benchmark's requests.
 
     Args:
-        scale: Factor on the steps of the settings' cost.
-        offset_ticks: What a request takes to reach the engine.
+        scale: Factor on the step time of the settings' cost.
+        offset_ticks: Time that a request takes to reach the engine.
 
     Raises:
-        UserError: A setting cannot be, or a request is longer than the model.
+        UserError: An invalid setting, or a request longer than the model.
     """
     cost = None if scale == 1 else ScaledCost(build(settings).cost, scale)
     work = benchmark.workload(offset_ticks)
@@ -222,14 +222,14 @@ def replay(benchmark: Benchmark, settings: Settings, scale: float = 1.0, offset_
 
 
 def compared(benchmark: Benchmark, replayed: Replayed) -> list[dict[str, Any]]:
-    """A row a metric: what was simulated, what was measured, and the relative error."""
+    """One row per metric: the simulated value, the measured value, and the relative error."""
     measured, simulated = benchmark.values(), replayed.values()
     rows = [_row(name, simulated[name], measured[name]) for name in measured]
     return rows + _server_rows(benchmark.metrics, replayed) if benchmark.metrics else rows
 
 
 def _server_rows(metrics: ServerMetrics, replayed: Replayed) -> list[dict[str, Any]]:
-    """What the server says of itself, where it says it."""
+    """The rows of the server's own metrics, if they were scraped."""
     run, pool = replayed.run, replayed.pool
     hits = run.replica.cache_log and pool.hit_rate
     inside_ms = float(replayed.times.ttft_ms.mean()) if len(replayed.times.index) else 0.0
@@ -255,8 +255,10 @@ def _row(name: str, simulated: float, measured: float) -> dict[str, Any]:
 
 
 def total_error(rows: Sequence[dict[str, Any]]) -> float:
-    """One number for how far off a replay is: of throughput and of each latency the mean of the absolute relative
-    errors, of which none counts for more than 1; then the mean of these."""
+    """The error of a replay as one number: the mean over throughput and each latency of their mean absolute relative errors.
+
+    Each relative error counts as at most 1.
+    """
     parts = [RATES, *([f"{which}_{name}_ms" for which in STATISTICS] for name in LATENCIES)]
     errors = {row["metric"]: min(1.0, abs(1.0 if row["error"] is None else row["error"])) for row in rows}
     found = [[errors[name] for name in names if name in errors] for names in parts]
@@ -264,7 +266,7 @@ def total_error(rows: Sequence[dict[str, Any]]) -> float:
 
 
 def scatter(benchmark: Benchmark, replayed: Client) -> dict[str, list[float | int | None]]:
-    """Columns of a row for each request that was served on both sides, in the order in which they were sent."""
+    """One row for each request served on both sides, in the order of send times."""
     served = replayed.times.index
     sides: dict[str, Client | Measured] = {"simulated": replayed, "measured": benchmark.measured}
     columns: dict[str, np.ndarray] = {
@@ -277,7 +279,7 @@ def scatter(benchmark: Benchmark, replayed: Client) -> dict[str, list[float | in
         tpot = replayed.tpot_s if source is replayed else benchmark.tpot_s[served]
         for name, values in (("ttft", source.ttft_s[rows]), ("tpot", tpot), ("e2el", source.e2el_s[rows])):
             columns[f"{side}_{name}_ms"] = values * 1e3
-    # JSON has no NaN: the TPOT of an answer of one token is null.
+    # JSON has no NaN: the TPOT of an output of one token is null.
     return {name: [None if value != value else value for value in values.tolist()] for name, values in columns.items()}
 
 

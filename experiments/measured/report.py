@@ -1,4 +1,4 @@
-"""A report's requests beside those of a real server: of a run that served the same, or of ``validate --against``."""
+"""The requests of a report beside those of a real server: for a run of the same requests, or for ``validate --against``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .replay import Benchmark, Served, scatter
 from .run import REQUESTS, RESULT
 
 _REMEDY = "make it again by validate --against --out"
-#: What a page needs of a comparison.
+#: Columns of a comparison that a page needs.
 _DOCUMENT = {
     "settings": dict.fromkeys(("policy", "model", "gpu"), is_text),
     "benchmark": is_text,
@@ -58,11 +58,11 @@ def read_measured(path: Path, results: Sequence[Result]) -> Measured:
     """The requests of each run beside those of a benchmark.
 
     Args:
-        path: What ``vllm bench serve --save-result --save-detailed`` wrote.
+        path: Result file of ``vllm bench serve --save-result --save-detailed``.
 
     Raises:
-        UserError: It cannot be read.
-        SettingError: A run is not of its requests.
+        UserError: The file cannot be read.
+        SettingError: A run served other requests.
     """
     trace = read(path)
     benchmark = Benchmark(trace, measured(path, trace))
@@ -80,21 +80,21 @@ def read_measured(path: Path, results: Sequence[Result]) -> Measured:
 
 
 def _sent_alike(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether requests were sent at the same times, counted from the first, but for the decimals of seconds."""
+    """Whether requests were sent at the same times, relative to the first, up to the decimals of seconds."""
     late = one - one.min() - (other - other.min())
     return bool((abs(late) <= PER_US).all())
 
 
 def is_against(folder: Path) -> bool:
-    """Whether a folder was left by ``validate --against``."""
+    """Whether ``validate --against`` wrote the folder."""
     return (folder / RESULT).is_file()
 
 
 def write_against_report(folder: Path, page: Path) -> dict[str, Any]:
-    """The page of what ``validate --against --out`` left in a folder; returns what it is about, as data.
+    """Write the page for a folder of ``validate --against --out``; return its subject as data.
 
     Raises:
-        UserError: It is damaged, or the page cannot be written.
+        UserError: The folder is damaged, or the page cannot be written.
     """
     try:
         document, pairs = read_json(folder / RESULT, _DOCUMENT), _PAIRS.read(folder / REQUESTS)

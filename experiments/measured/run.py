@@ -1,4 +1,4 @@
-"""``fragmeter validate --against``: replay, compare, turn the knobs, and print simulated beside measured."""
+"""``fragmeter validate --against``: replay a benchmark, fit the knobs, and print simulated beside measured metrics."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .knobs import EXPLAINS, NO_ERROR, Turned, ranked, turned
 from .replay import LATENCIES, STATISTICS, Benchmark, Replayed, compared, replay, scatter, total_error
 from .start import Server, benchmark, replica
 
-#: By how much the server's count of requests may differ from the benchmark's: scrapes do not begin with it, and vLLM's
-#: client sends one to try first.
+#: Allowed difference between the server's count of requests and the benchmark's: scrapes do not start with the benchmark,
+#: and vLLM's client sends one trial request first.
 _SAME_LOAD = 0.1
 _LABELS = {
     "request_throughput": "requests/s",
@@ -48,7 +48,7 @@ def print_comparison(
     benchmark: Benchmark, base: Replayed, rows: Sequence[Mapping[str, Any]], knobs: list[Turned], error: float,
     report: Report,
 ) -> None:  # fmt: skip
-    """Everything."""
+    """Print the whole comparison."""
     for text in _request_lines(benchmark, base):
         report.say(text)
     report.say()
@@ -96,7 +96,7 @@ def _request_lines(benchmark: Benchmark, base: Replayed) -> Iterator[str]:
 def _rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("", "simulated", "measured", "error")
     for row in rows:
-        # Nothing is off by -0.0 %.
+        # Adding zero turns -0.0 into 0.0.
         error = "-" if row["error"] is None else f"{round(row['error'], 3) + 0.0:+.1%}"
         table.add_row(_LABELS[row["metric"]], *(_value(row, side) for side in ("simulated", "measured")), error)
     return table
@@ -119,14 +119,14 @@ def _knobs_table(error: float, knobs: list[Turned]) -> Table:
 
 
 def _place(value: float | None) -> str:
-    """Where a knob stands."""
+    """A knob's setting as text."""
     if value is None:
         return ""
     return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
 def first_knob_text(error: float, knobs: list[Turned]) -> str:
-    """What to calibrate first, in a sentence."""
+    """One sentence: the knob to calibrate first."""
     first = ranked(knobs)[0]
     if error < NO_ERROR:
         return f"Nothing to calibrate: the error is {error:.2%} over throughput, TTFT, TPOT, ITL and E2EL."
@@ -148,17 +148,17 @@ def _table(*headings: str) -> Table:
 
 
 SCHEMA_VERSION = 1
-#: Knobs that are turned, all together among them.
+#: Knobs with a replay, ``all`` among them.
 _MOST_KNOBS = 4
 RESULT, REQUESTS = "against.json", "requests.parquet"
 AGAINST = FolderKind("comparison with a server", (RESULT, REQUESTS))
 
 
 def hold_against(path: Path, metrics: Path | None, server: Server, folder: OutputFolder | None, report: Report) -> None:
-    """Hold a replica against a benchmark.
+    """Compare a simulated replica with a benchmark.
 
     Raises:
-        UserError: As ``against_start`` says, or there is no place for the results.
+        UserError: As in ``start``, or the results cannot be written.
     """
     chosen = replica(server, measured(path, read(path)).model_id)
     bench = benchmark(path, metrics, chosen)

@@ -1,14 +1,14 @@
-"""What a server says of itself at ``/metrics``, dumped into a file: one scrape, or several one after the other.
+"""Metrics of a server from its ``/metrics`` endpoint, saved in a file: one scrape, or several in sequence.
 
-A scrape ends where a series comes a second time. Between scrapes there may be a line that says when: seconds since
-1970, or a date; it is passed over, and scrapes are taken to be evenly spaced. So this makes such a file:
+A scrape ends where a series occurs a second time. Between scrapes a line may give the time as seconds since
+1970 or as a date; it is ignored, and scrapes are taken to be evenly spaced. This command makes such a file:
 
     while sleep 1; do date +%s; curl -s localhost:8000/metrics; done > metrics.txt
 
 Gauges are averaged over the scrapes in which a request runs or waits. Counters and histograms count from the first
-scrape to the last, or from the server's start where there is one scrape only.
+scrape to the last, or from the server's start if there is only one scrape.
 
-Names: vllm-project/vllm, vllm/v1/metrics/loggers.py; the second of two is that of older releases.
+Names: vllm-project/vllm, vllm/v1/metrics/loggers.py; the second of two names is from older releases.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ Scrape = dict[Series, float]
 
 @dataclass(frozen=True)
 class ServerMetrics:
-    """What was found; None for what was not.
+    """Metrics found in a file; None for absent ones.
 
     Attributes:
-        num_scrapes: How many.
+        num_scrapes: Number of scrapes.
         num_gpu_blocks, block_size: Size of the KV pool.
-        kv_usage: Mean and largest share of the pool in use.
+        kv_usage: Mean and maximum share of the pool in use.
         running, waiting: Mean number of requests.
-        preemptions: How many there were.
+        preemptions: Number of preemptions.
         hit_rate: Share of the tokens looked up that the prefix cache had.
-        first_tokens: Requests that got one.
-        ttft_s, itl_s: Means as the server has them, without the way to the client.
+        first_tokens: Requests that produced a first token.
+        ttft_s, itl_s: Means measured by the server, without the transfer to the client.
     """
 
     num_scrapes: int
@@ -72,7 +72,8 @@ def read_metrics(path: str | PathLike[str]) -> ServerMetrics:
     """The metrics in a file.
 
     Raises:
-        UserError: It cannot be read, has none of vLLM's, those of several engines, or a line that is no metric.
+        UserError: The file cannot be read, has no vLLM metrics, has metrics of several engines, or has a line that is
+            no metric.
     """
     try:
         text = Path(path).read_text("utf-8")
@@ -87,7 +88,7 @@ def read_metrics(path: str | PathLike[str]) -> ServerMetrics:
 
 
 def _scrapes(path: str | PathLike[str], text: str) -> Iterator[Scrape]:
-    """The samples that are vLLM's, scrape by scrape."""
+    """The vLLM samples of each scrape."""
     scrape: Scrape = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
@@ -125,7 +126,7 @@ def _number(text: str) -> float | None:
 
 
 class _Reader:
-    """What scrapes say, under all names that it has had."""
+    """Reads metrics from scrapes, under current and older names."""
 
     def __init__(self, path: str | PathLike[str], scrapes: list[Scrape]) -> None:
         self._path, self._scrapes = path, scrapes
@@ -136,7 +137,7 @@ class _Reader:
         self._busy = [scrape for scrape in scrapes if (_sum(scrape, RUNNING) or 0) + (_sum(scrape, WAITING) or 0) > 0]
 
     def metrics(self) -> ServerMetrics:
-        """What the scrapes say together."""
+        """The metrics over all scrapes."""
         usage, config = self._gauge(KV_USAGE), self._config()
         queries, hits = self._counted(QUERIES), self._counted(HITS)
         return ServerMetrics(
@@ -161,7 +162,7 @@ class _Reader:
         return [value for value in values if value is not None]
 
     def _counted(self, names: tuple[str, ...]) -> float | None:
-        """By how much a counter has risen."""
+        """The increase of a counter."""
         last = _sum(self._scrapes[-1], names)
         if last is None or len(self._scrapes) == 1:
             return last
@@ -172,13 +173,13 @@ class _Reader:
         return last - first
 
     def _observed(self, names: tuple[str, ...]) -> float | None:
-        """Mean of what a histogram has seen."""
+        """Mean of a histogram's observations."""
         total, count = (self._counted(tuple(f"{name}_{part}" for name in names)) for part in ("sum", "count"))
         return total / count if total is not None and count else None
 
 
 def _sum(scrape: Scrape, names: tuple[str, ...]) -> float | None:
-    """The series of the first name that is there, over all their labels; what is no number is not there."""
+    """The sum over all labels of the first name that is present; values that are not numbers are skipped."""
     for wanted in names:
         values = [value for (name, _), value in scrape.items() if name == wanted and isfinite(value)]
         if values:

@@ -1,4 +1,4 @@
-"""From the flags of ``validate --against`` to a benchmark and the replica that it is replayed on."""
+"""The benchmark and the replica of ``validate --against``, from its flags."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ..vllm_serve.start import started
 from .replay import Benchmark
 from .server_metrics import read_metrics
 
-#: What stands for the policy where neither a line nor a flag names one: the server that the benchmark is of.
+#: Default policy if neither a line nor a flag names one: the server of the benchmark.
 POLICY = "vllm-v1"
 
 
 @dataclass(frozen=True)
 class Server:
-    """How the user describes the server.
+    """The user's description of the server.
 
     Attributes:
-        serve: Its command line, or a file that holds it; None where flags say what it is.
-        model, gpu, vllm, startup_log: As ``fragmeter plan`` takes them.
-        given: Settings that were named, which count in place of what the line says.
+        serve: Its command line, or a file with it; None if flags describe the server.
+        model, gpu, vllm, startup_log: As for ``fragmeter plan``.
+        given: Settings given as flags, which override the line.
     """
 
     serve: str | None
@@ -41,10 +41,10 @@ class Server:
 
 
 def benchmark(path: Path, metrics: Path | None, chosen: Settings) -> Benchmark:
-    """What a real server did, of which a replica with these settings can do all.
+    """A real server's benchmark, checked to be feasible on a replica with these settings.
 
     Raises:
-        UserError: A file cannot be read or holds what cannot be, or a request is longer than the model.
+        UserError: A file cannot be read or has invalid content, or a request is longer than the model.
     """
     trace = read(path)
     seen = measured(path, trace)
@@ -59,10 +59,10 @@ def replica(server: Server, model_id: str | None) -> Settings:
     """The settings of the replica.
 
     Args:
-        model_id: The model that the benchmark names, where the user names none.
+        model_id: The model in the benchmark file, used if the user names none.
 
     Raises:
-        UserError: It is not known enough, cannot start, or a setting cannot be.
+        UserError: The description is incomplete, the server cannot start, or a setting is invalid.
     """
     if server.serve is None:
         return _by_flags(server, model_id)

@@ -1,8 +1,8 @@
-"""Runs that were simulated, on a device: what was predicted of their steps beside what they take.
+"""Validation of step times on a device: predicted and measured steps of simulated runs.
 
-Static batching, continuous batching that reserves the longest output, and paged memory serve the same requests, which
-all wait from the start. The cost of their steps is that of a calibration, which saw neither these requests nor their
-tables. Each run is recorded and replayed step by step through a skeleton of the model.
+Three policies serve the same requests, which all wait from the start: static batching, continuous batching that
+reserves the longest output, and paged memory. A calibration predicts their step times; it saw neither these requests
+nor their block tables. Each run is recorded and replayed step by step through a skeleton of the model.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _OPERATIONS = {
 
 
 def print_document(document: Document, report: Report) -> None:
-    """All that was measured, in tables."""
+    """Print all measurements as tables."""
     calibration = document["calibration"]
     report.say(f"{document['model']} on {document['device']['name']}", style="bold")
     report.say(f"Predicted by: {calibration['source']}, {calibration['device']}. It saw none of these runs.")
@@ -75,7 +75,7 @@ def print_document(document: Document, report: Report) -> None:
 
 
 def tell_plan(name: str, found: Document, report: Report) -> None:
-    """The steps of one plan."""
+    """Print the steps of one plan."""
     report.say(name, style="bold")
     table = _steps()
     table.add_row("", f"{found['step']['count']:,}", *_shares(found["step"]))
@@ -85,7 +85,7 @@ def tell_plan(name: str, found: Document, report: Report) -> None:
 
 
 def _runs(runs: list[Document]) -> Table:
-    """Errors of steps, and by how much the machine was slower during the run than when it was calibrated."""
+    """Errors of steps, and the slowdown of the machine between calibration and run."""
     table = _steps("machine")
     for run in runs:
         drift = "" if run["drift"] is None else f"{run['drift']:+.1%}"
@@ -106,7 +106,7 @@ def _operations(operations: Mapping[str, Document]) -> Table:
 
 
 def _throughput(runs: list[Document]) -> Table:
-    """Rates, and how many times that of the first run they are."""
+    """Throughputs, and their ratios to that of the first run."""
     table = _table("output tokens/s", "predicted", "measured", "error", "times, predicted", "measured")
     for run in runs:
         sides = [(run[side], runs[0][side]) for side in ("predicted_tokens_per_s", "measured_tokens_per_s")]
@@ -149,30 +149,30 @@ def _print(table: Table, report: Report) -> None:
     report.console.print(table)
 
 
-#: Passes items on and shows how far they have come: items, what they are, how many.
+#: Progress display: takes the items, their description and their number.
 Watch = Callable[[Iterable[Any], str, int], Iterable[Any]]
 POLICIES = ("static", "orca-max", "vllm-sosp23")
 PAGED = "vllm-sosp23"
 BLOCK_SIZE = 16
 ATTENTION_ROUNDS = 9
-#: Replays of a plan by itself.
+#: Replays of a single plan.
 ROUNDS = 3
 _PER_US = PER_SECOND // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is run.
+    """The size of a validation.
 
     Attributes:
         model: Preset of the skeleton.
         num_blocks: Blocks of the pool.
-        max_model_len: Longest request, and what continuous batching reserves for each.
-        requests: How many are served.
+        max_model_len: Longest request, and the reservation of continuous batching for each request.
+        requests: Number of requests.
         rounds: Replays of each run.
-        operation_steps: Steps of the paged run for which operations are measured.
-        prompt_tokens, chunk_tokens: The long prompt that starts up, and how much of it a step takes.
-        shapes: (sequences, tokens that each holds) of attention, paged against contiguous.
+        operation_steps: Steps of the paged run with measured operations.
+        prompt_tokens, chunk_tokens: The long prompt that starts up, and the part of it that a step takes.
+        shapes: (sequences, tokens of each sequence) of attention, paged and contiguous.
     """
 
     model: str
@@ -187,30 +187,30 @@ class Scale:
 
 
 CPU = Scale("toy-llama", 112, 256, 21, 3, 20, 2048, 256, validate_attention.SHAPES["cpu"])
-#: To try things with.
+#: A short validation, for trials.
 QUICK = Scale("toy-llama", 28, 64, 4, 2, 6, 256, 128, ((4, 64),))
 #: The pool of the paper's OPT-13B; a 16K prompt; some 4,000 steps.
 CUDA = Scale("llama-3.1-8b", 983, 1024, 60, 1, 48, 16384, 2048, validate_attention.SHAPES["cuda"])
 
 
 def scale_of(device: Device, quick: bool) -> Scale:
-    """What a device is asked for."""
+    """The scale for a device."""
     return QUICK if quick else CUDA if device.torch_device.type == "cuda" else CPU
 
 
 class Validation:
-    """One device, one calibration, one scale.
+    """Validation of one device with one calibration at one scale.
 
     Args:
         device: From ``devices.open``.
-        calibration: The file that predicts.
-        scale: How much is run.
-        dtype: Of weights and KV; None is the calibration's.
-        seed: Of the requests, their block tables and the weights.
-        watch: Shows how far the work has come.
+        calibration: The calibration file.
+        scale: The size of the validation.
+        dtype: Number format of weights and KV; None takes the calibration's.
+        seed: Seed of the requests, their block tables and the weights.
+        watch: Progress display.
 
     Raises:
-        UserError: The file is no calibration, or one of the same seed.
+        UserError: The file is not a calibration, or has the same seed.
     """
 
     def __init__(
@@ -255,13 +255,13 @@ class Validation:
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
-        """What each policy's run does."""
+        """The step plans of each policy's run."""
         common = {"num_gpu_blocks_override": self._scale.num_blocks, "max_model_len": self._scale.max_model_len}
         return {policy: self._recorded(self.workload, policy=policy, **common) for policy in POLICIES}
 
     @cached_property
     def long_prompt(self) -> Plan:
-        """A prompt by itself, chunk by chunk."""
+        """A single prompt, chunk by chunk."""
         scale = self._scale
         arrivals, prompts, outputs = (np.array([one]) for one in (0, self._prompt_tokens, 1))
         workload = Workload("One prompt", arrivals, prompts, outputs)
@@ -284,7 +284,7 @@ class Validation:
 
     @cached_property
     def skeleton(self) -> Skeleton:
-        """With a pool that every plan fits into."""
+        """The skeleton, with a pool that is large enough for every plan."""
         plans = [*self.plans.values(), self.long_prompt]
         blocks = -(-max(plan.meta["num_slots"] for plan in plans) // BLOCK_SIZE)
         host_blocks = max(used_host_blocks(plan) for plan in plans)
@@ -297,7 +297,7 @@ class Validation:
         return data | {"device": found.device.get("name")}
 
     def _drift(self) -> Drift:
-        """Only the machine that was calibrated can be compared with itself."""
+        """The drift of the machine since the calibration; it has no points on any other machine."""
         then, now = self._calibration, self._device.describe()["name"]
         if then.kind != "calibration" or then.device.get("name") != now:
             return Drift(self.skeleton, (), 0)
@@ -326,7 +326,7 @@ class Validation:
         return lambda items, total: self._watch(items, subject, total)
 
     def steps_csv(self) -> str:
-        """Every step of every run so far."""
+        """Every measured step of every run as CSV."""
         lines = ["policy,step,new_tokens,context_tokens,predicted_us,measured_us"]
         for policy, sides in self.steps_us.items():
             plan = self.plans[policy]
@@ -344,7 +344,7 @@ class Validation:
         return compared(self.skeleton, plan, self._calibration, steps, scale.rounds, watch)
 
     def _allocation(self) -> dict[str, Any]:
-        """Steps of the paged run that only decode, with and without a block that is allocated."""
+        """Decode-only steps of the paged run, with and without a block allocation."""
         plan, (predicted, measured) = self.plans[PAGED], self.steps_us[PAGED]
         decoding, allocating = plan.prefill_tokens == 0, validate.allocates(plan)
         found = {}
@@ -369,7 +369,7 @@ class Validation:
 
 
 def plan_timed(plan: Plan, model: ModelSpec, device: Device, dtype: str, watch: Watch) -> dict[str, Any]:
-    """The steps of one plan: what it says that they take, and what they do."""
+    """Predicted and measured step times of one plan."""
     # Contiguous pieces are copied slot by slot.
     block_size = plan.meta["block_size"] if plan.is_paged else 1
     blocks = -(-plan.meta["num_slots"] // block_size)

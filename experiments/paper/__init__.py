@@ -1,1 +1,1 @@
-"""The PagedAttention paper: its measurements, and what was published."""
+"""The PagedAttention paper: its measurements and its published values."""

@@ -1,4 +1,4 @@
-"""Runs of the paper's measurements, each done once, on as many cores as are worth their start."""
+"""Runs of the paper's measurements, each done once, in parallel where the start of worker processes pays off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..runs.parallel import in_parallel
 from .context_cost import ContextCost
 from .paper import Experiment, Source
 
-#: What only a case that is served to the end has.
+#: Metrics of cases that are served to the end only.
 OVER_THE_RUN = ("requests_per_s", "output_tokens_per_s")
 Key = TypeVar("Key", bound=Hashable)
 
@@ -28,8 +28,8 @@ class Case:
     """One run: a measurement under a policy, with a seed and a scale of the step time.
 
     Attributes:
-        by_context: Whether steps depend on the context (``ContextCost``).
-        to_the_end: Whether the last request is served, for rates over the whole run.
+        by_context: Whether the step time depends on the context (``ContextCost``).
+        to_the_end: Whether the run continues to the last request, for rates over the whole run.
     """
 
     experiment: Experiment
@@ -42,12 +42,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one run came to.
+    """Results of one run.
 
     Attributes:
-        values: Means over iterations in the window, by metric: ``*_pct`` of the paper's view and
-            ``popular_*_pct`` of the popular one, in percent of the pool; ``batched_requests``; and of a case that is
-            served to the end those of ``OVER_THE_RUN``.
+        values: Means over iterations in the window, by metric: ``*_pct`` of the paper's view and ``popular_*_pct`` of
+            the popular one, in percent of the pool; ``batched_requests``; and those of ``OVER_THE_RUN`` for a case that
+            is served to the end.
         over_time: The percentages as means over time.
     """
 
@@ -58,7 +58,7 @@ class Measured:
 
 
 class Bench:
-    """Runs cases over one source of requests and remembers what they came to."""
+    """Runs cases over one source of requests and keeps their results."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -67,7 +67,7 @@ class Bench:
         self._timelines: dict[Case, pd.DataFrame] = {}
 
     def measure(self, cases: Sequence[Case], subject: str) -> list[Measured]:
-        """What the cases came to, in their order; ``subject`` is what the progress bar says."""
+        """The results of the cases, in order; ``subject`` is the text of the progress bar."""
         missing = [case for case in dict.fromkeys(cases) if case not in self._measured]
         results = in_parallel(measure, [(self._workload(case), case) for case in missing])
         for case, measured in zip(missing, track(results, subject, len(missing)), strict=True):
@@ -75,12 +75,12 @@ class Bench:
         return [self._measured[case] for case in cases]
 
     def measure_groups(self, groups: Mapping[Key, Sequence[Case]], subject: str) -> dict[Key, list[Measured]]:
-        """As ``measure``, for cases that are kept in groups."""
+        """As ``measure``, for cases in groups."""
         results = iter(self.measure([case for group in groups.values() for case in group], subject))
         return {key: [next(results) for _ in group] for key, group in groups.items()}
 
     def timeline(self, case: Case) -> pd.DataFrame:
-        """The ledger of a case over the span in which requests arrive, a row a change, from ``start_s``."""
+        """The ledger of a case over the span in which requests arrive, one row per change, from ``start_s``."""
         if case not in self._timelines:
             table = memory_table(_run(self._workload(case), case))
             start_s = table.pop("start_ticks") / PER_SECOND
@@ -96,7 +96,7 @@ class Bench:
 
 
 def measure(workload: Workload, case: Case) -> Measured:
-    """Serve a workload, as far as the case asks for it, and sum up."""
+    """Serve a workload as far as the case needs it, and compute the case's results."""
     run = _run(workload, case)
     views = waste(run.window)
     return Measured(

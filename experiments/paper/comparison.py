@@ -52,7 +52,7 @@ def _sensitivities(experiment: Experiment, bench: Bench, scales: Sequence[float]
 def compared_rows(experiment: Experiment, bench: Bench, fit: Fit) -> list[Row]:
     """Every value of the figure, published and simulated with all seeds of the source.
 
-    Where the source has but one seed, others say how far it wanders. What 1 % of step time moves is a mean over the
+    If the source has a single seed, further seeds give the range. The change for 1 % of step time is a mean over the
     first seeds of the source.
     """
     seeds = bench.source.seeds
@@ -92,8 +92,7 @@ def _rows(experiment: Experiment, series: str, runs: dict[Any, list[Measured]]) 
 
 
 def row(series: str, metric: str, published: float | None, runs: Sequence[Measured | Saved], **more: Any) -> Row:
-    """One value beside the published one, as ``value_row``, with its mean over time in place of iterations
-    (``over_time``)."""
+    """One value beside the published one, as ``value_row``, and its mean over time (``over_time``)."""
     cells = value_row(series, metric, published, [run.values[metric] for run in runs], **more)
     if metric in runs[0].over_time:
         cells["over_time"] = round(fmean(run.over_time[metric] for run in runs), _DECIMALS)
@@ -132,12 +131,12 @@ def pool_text(run: Measured) -> str:
 
 
 def asked_of_pairs(figure: str, source: Source) -> str:
-    """The subject of a finding with a limit for the exact pairs; for drawn lengths it says so."""
+    """The subject of a finding with a limit for the exact pairs; for drawn lengths the text says so."""
     return figure if source.exact is not None else f"{figure} (drawn lengths; the limit is for the exact pairs)"
 
 
 def lengths_lines(bench: Bench) -> Iterator[str]:
-    """Whether a file of pairs is the paper's."""
+    """Remark on whether a file of pairs is the paper's."""
     exact = bench.source.exact
     if exact is not None:
         held = exact.capped(MAX_MODEL_LEN, strict=False)
@@ -149,7 +148,7 @@ def lengths_lines(bench: Bench) -> Iterator[str]:
 
 
 def _seed_range_lines(rows: list[Row], num_seeds: int) -> Iterator[str]:
-    """That one draw is not the truth."""
+    """Remark on the range over seeds: one draw is a sample."""
     if num_seeds > 1:
         widest = max(rows, key=lambda row: row["maximum"] - row["minimum"])
         label = metric_label(widest["metric"])

@@ -1,14 +1,13 @@
 """The paper's step time with a separate term for reading keys and values, for loads with other contexts than ShareGPT.
 
 Fig 1 gives a step 25.7 ms and 0.42 ms a sequence, and does not give the length of the sequences. Part of the 0.42 ms is
-the reading of each sequence's keys and values, which grows with its context. Here that part is what the A100's memory
-takes for it, by its data sheet, at the length that Fig 1's sequences are taken to have (half way through ShareGPT's
-mean request); the rest stays:
+the reading of each sequence's keys and values, which grows with its context. Here that part is the reading time of the
+A100's memory, by its data sheet, at the assumed length of Fig 1's sequences (half way through ShareGPT's mean request).
+The rest is constant:
 
     scale * (25.7 + (0.42 - reading(330)) * decodes + reading(all contexts) + 0.047 * prefill tokens) ms
 
-No number of it is fitted but ``scale``. A kernel that reads small blocks badly takes ``extra_ms`` more a context
-token.
+Only ``scale`` is fitted. ``extra_ms`` per context token models a kernel that reads small blocks inefficiently.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ def reading_ms() -> float:
 
 
 class ContextCost(PaperCost):
-    """``PaperCost`` with steps that depend on the context.
+    """``PaperCost`` with a step time that depends on the context.
 
     Args:
         scale: Factor on the whole step.
         block_size: Tokens of a block, for swaps and copies.
-        extra_ms: What the kernel takes beyond the reading, a token of context.
+        extra_ms: Kernel time beyond the reading, per token of context.
     """
 
     name = "paper, by context"
@@ -46,12 +45,12 @@ class ContextCost(PaperCost):
         self._per_context_token = from_ms(scale * (per_token_ms + extra_ms))
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
-        """See ``StepCost``; pairs change nothing."""
+        """See ``StepCost``; attention pairs have no effect."""
         ticks = super().step_ticks(decodes, decode_context, prefill_tokens, prefill_pairs)
         return ticks + self._per_context_token * decode_context
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
-        """See ``StepCost``; one line for all contexts."""
+        """See ``StepCost``; one line covers all contexts."""
         base, _, until = super().decode_line(decodes, context)
         return base, self._per_context_token, until
 

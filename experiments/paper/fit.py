@@ -1,7 +1,7 @@
-"""The one number that is fitted: the scale s of the paper's step time.
+"""The fit of the scale s of the paper's step time, the only fitted number.
 
-It is fitted on the vLLM value of Fig 13a alone. The mean batch rises with s up to about 1.23, where
-vLLM saturates. Scanned are s = 1.00, 1.05 ... 1.25, and steps of 0.005 where the published value is first crossed.
+The scale is fitted on the vLLM value of Fig 13a alone. The mean batch rises with s up to about 1.23, where vLLM
+saturates. The scan tries s = 1.00, 1.05 ... 1.25, then steps of 0.005 where the published value is first crossed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .paper import FIG13A, SERIES
 
 FITTED_ON = "vLLM"
 METRIC = "batched_requests"
-#: Fitted as ``FITTED_STEP_SCALE`` is, on the paper's own pairs, with steps that depend on the context.
+#: The fit of ``FITTED_STEP_SCALE`` repeated with a step time that depends on the context, on the paper's own pairs.
 CONTEXT_STEP_SCALE = 1.07
-#: Thousandths of s.
+#: Scanned scales, in thousandths.
 _COARSE, _FINE_STEP = range(1000, 1251, 50), 5
 #: Scales at which every bar is reported.
 SCALES = tuple(thousandths / 1000 for thousandths in _COARSE)
@@ -28,12 +28,12 @@ SCALES = tuple(thousandths / 1000 for thousandths in _COARSE)
 
 @dataclass(frozen=True)
 class Fit:
-    """A scale and how it was found.
+    """A scale and its fit.
 
     Attributes:
         scale: s.
-        published: The value that it was fitted on.
-        scan: (s, value) as scanned, by s; empty where the scale was fitted beforehand.
+        published: The value that it is fitted on.
+        scan: (s, value) of every scanned point, sorted by s; empty for a scale fitted beforehand.
         by_context: Whether it is the scale of ``ContextCost``.
     """
 
@@ -61,10 +61,10 @@ class Fit:
 
 
 def fit(bench: Bench, by_context: bool = False) -> Fit:
-    """The scale for the bench's source: scanned for a file of pairs, known beforehand for drawn ones.
+    """The scale for the bench's source: scanned for a file of pairs, a constant for drawn pairs.
 
     Args:
-        by_context: Of steps that depend on the context (``ContextCost``).
+        by_context: Whether the step time depends on the context (``ContextCost``).
     """
     published = not_none(FIG13A.published()[FITTED_ON, METRIC])
     if bench.source.exact is None:

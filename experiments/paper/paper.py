@@ -1,4 +1,4 @@
-"""The paper's measurements: what is served, for how long, and which span counts.
+"""The paper's measurements: requests, duration, and the measured span.
 
 Source: SOSP'23, Figs 2, 13a and 15, and the published artifact's trace rule (``traces.paper_workload``).
 """
@@ -14,7 +14,7 @@ from ...sim.workload.workload import Workload
 from ...traces import LengthPairs, catalogue, paper_workload, read, sample, stream
 from .published import Published, published_fig2, published_fig13a, published_fig13b, published_fig15
 
-#: The paper's names of the systems, and ours of their policies.
+#: The paper's names of the systems, and the names of their policies here.
 SERIES = {
     "Orca (Max)": "orca-max",
     "Orca (Pow2)": "orca-pow2",
@@ -28,16 +28,16 @@ DEFAULT_SEEDS = 10
 
 @dataclass(frozen=True)
 class Experiment:
-    """One measurement of the paper's, on OPT-13B and an A100-40GB.
+    """One measurement of the paper, on OPT-13B and an A100-40GB.
 
     Attributes:
-        figure: Its name here.
+        figure: Name of the figure here.
         request_rate: Requests/s.
         duration_s: Span over which requests arrive.
-        window_s: Span that is measured.
-        metrics: What the figure shows.
+        window_s: Measured span.
+        metrics: Metrics of the figure.
         published: The figure's values.
-        fitted: Series with a value here on which a number was fitted.
+        fitted: Series with a value on which a number is fitted.
     """
 
     figure: str
@@ -68,7 +68,7 @@ FIG13A = Experiment(
 )
 #: The same with Alpaca.
 FIG13B = replace(FIG13A, figure="fig13b", request_rate=30.0, published=published_fig13b, fitted=())
-#: With several sequences a request, on Alpaca.
+#: Several sequences per request, on Alpaca.
 FIG15 = Experiment(
     figure="fig15",
     request_rate=20.0,
@@ -77,19 +77,19 @@ FIG15 = Experiment(
     metrics=("memory_saved_pct",),
     published=published_fig15,
 )
-#: The same with ShareGPT, of which the paper's text tells ranges but no rate: here Fig 13a's, at which even one
-#: sequence a request keeps vLLM busy. Longer, as fewer of these requests are served.
+#: The same with ShareGPT. The paper's text gives ranges and no rate; here it is Fig 13a's, which keeps vLLM busy even with
+#: one sequence per request. The span is longer, because fewer of these requests are served.
 FIG15_SHAREGPT = replace(FIG15, request_rate=FIG13A.request_rate, duration_s=1800, window_s=(600, 1800))
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the requests' lengths come from.
+    """The source of the requests' lengths.
 
     Attributes:
-        seeds: Seeds of the arrivals and the shuffle, and of the lengths where these are drawn.
+        seeds: Seeds of the arrivals and the shuffle, and of drawn lengths.
         exact: The pairs of a file; None draws from an embedded summary, anew for every seed.
-        drawn_from: Which summary.
+        drawn_from: Name of the summary.
     """
 
     seeds: tuple[int, ...]
@@ -98,12 +98,14 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What it is, for titles."""
+        """Name of the source, for titles."""
         return f"Synthetic {self.drawn_from}" if self.exact is None else self.exact.name
 
     def pairs(self, seed: int) -> LengthPairs:
-        """The file's pairs, or drawn ones: as many as the paper's own file has, of which its rule takes what it takes
-        of that file."""
+        """The file's pairs, or drawn ones.
+
+        As many pairs are drawn as the paper's own file has, and the paper's rule selects from them as from that file.
+        """
         if self.exact is not None:
             return self.exact
         rows = next(entry.rows for entry in catalogue.describe() if entry.name == self.drawn_from)
@@ -116,27 +118,27 @@ class Source:
         return paper_workload(self.pairs(seed), rate, duration_s, seed, MAX_MODEL_LEN)
 
     def description(self, experiment: Experiment, seeds: tuple[int, ...] | None = None) -> str:
-        """A line that says what is served, for titles."""
+        """One line that describes the workload, for titles."""
         seeds = seeds or self.seeds
         which = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of seeds {seeds[0]} to {seeds[-1]}"
         return f"{self.name}, {experiment.request_rate:g} req/s, {experiment.duration_s:g} s, {which}"
 
 
 def source(trace: str | PathLike[str] | None = None, seeds: int | None = None) -> Source:
-    """Where lengths come from: a file of pairs, or the embedded summary.
+    """The source of lengths: a file of pairs, or the embedded summary.
 
     Args:
-        trace: A file that ``traces.read`` understands; its own arrivals, if any, are not used.
-        seeds: How many seeds, from 0; None takes the paper's one for a file and ten for the summary.
+        trace: A file that ``traces.read`` understands; its arrivals are not used.
+        seeds: Number of seeds, from 0; None takes one for a file, as the paper does, and ten for the summary.
 
     Raises:
-        UserError: The file cannot be read, holds a row that cannot be, or nothing that the model can hold.
+        UserError: The file cannot be read, has an invalid row, or has no request that the model can hold.
     """
     if seeds is not None and seeds < 1:
         raise SettingError("seeds", seeds, "must be 1 or more")
     if trace is None:
         return Source(tuple(range(seeds or DEFAULT_SEEDS)))
     found = Source(tuple(range(seeds or 1)), read(trace).pairs)
-    # Whatever the paper's rule refuses is refused before anything is simulated.
+    # Refuse invalid pairs before anything is simulated.
     found.workload(FIG2, seed=0)
     return found

@@ -1,4 +1,4 @@
-"""What the paper published, as far as it is rerun here (``facts/paper_figures.json``)."""
+"""The paper's published values that are rerun here (``facts/paper_figures.json``)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-#: Values by (series, metric) or (series, sequences a request), in the paper's order; None where it prints no number.
+#: Values by (series, metric) or (series, sequences per request), in the paper's order; None if the paper prints no number.
 Published = dict[tuple[str, str | int], float | None]
 
 
 @cache
 def paper_figures() -> Mapping[str, Any]:
-    """The whole file: tables and figures by name, each with ``how`` its numbers were had."""
+    """The whole file: tables and figures by name, each with the origin of its numbers under ``how``."""
     return json.loads(resources.files(__package__).joinpath("facts/paper_figures.json").read_text("utf-8"))
 
 
@@ -42,7 +42,7 @@ def _published_fig13(load: str) -> Published:
 
 
 def published_fig15() -> Published:
-    """SOSP'23 Fig 15: memory saved by sharing, in percent, on Alpaca; and what its text says of ShareGPT."""
+    """SOSP'23 Fig 15: memory saved by sharing, in percent, on Alpaca; and the values of the text for ShareGPT."""
     figure = paper_figures()["fig15"]
     labels = {name: figure[name] for name in ("parallel sampling, Alpaca", "beam search, Alpaca")}
     ranges = {name: values for name, values in figure["text"].items() if name != "what"}

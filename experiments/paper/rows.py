@@ -1,4 +1,4 @@
-"""One value beside the published one, in design.md's form, with how far it moves; and findings over many of them."""
+"""Rows of one value beside the published one, in design.md's form, with sensitivities; and findings over several rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from ...reports.style.labels import metric_label
 
 Row = dict[str, Any]
-#: Steps so many times as long, for ``step_1pct``.
+#: Factors on the step time for ``step_1pct``.
 STEP_CHANGES = (0.99, 1.01)
-#: Seeds that say how far single ones wander, where only one is asked for.
+#: Seeds for the range of single ones, if only one is requested.
 WANDERING_SEEDS = (0, 1, 2)
 _DECIMALS = 3
 
@@ -32,11 +32,11 @@ def value_row(
     """One value beside the published one.
 
     Args:
-        values: By seed, or the only one; ``simulated`` is their mean, None of none.
-        how: How the published value is known: label, digitised or text.
-        kind: ``predicted``; ``fitted`` where a number was fitted on this very value.
+        values: One value per seed; ``simulated`` is their mean, None if there are none.
+        how: Origin of the published value: label, digitised or text.
+        kind: ``predicted``, or ``fitted`` if a number is fitted on this value.
         wandering: The value with single seeds, for ``minimum`` and ``maximum``; by default ``values``, if several.
-        step_1pct: How far it moves if all steps are 1 % longer or shorter, whichever is more.
+        step_1pct: The larger change if all steps are 1 % longer or 1 % shorter.
     """
     simulated = round(fmean(values), decimals) if values else None
     cells = {
@@ -58,12 +58,12 @@ def value_row(
 
 
 def moved(base: Sequence[float], *changed: Sequence[float]) -> float:
-    """How far the mean moves, at most, from ``base`` to any of the others."""
+    """The largest distance of the mean from ``base`` to any of the others."""
     return max(abs(fmean(values) - fmean(base)) for values in changed)
 
 
 def as_finding(text: str, passes: bool) -> dict[str, Any]:
-    """A finding as documents have it: a sentence with the number and its limit, and whether the number passes."""
+    """A finding of a document: a sentence with the number and its limit, and whether the number passes."""
     return {"finding": text, "holds": passes}
 
 
@@ -77,7 +77,7 @@ def within(rows: Iterable[Row], limit: float, text: str, relative: bool = True) 
 
     Args:
         limit: A share of the published value; points with ``relative=False``.
-        text: What it is said of.
+        text: The subject of the finding.
     """
     named = [(row, _distance(row, relative)) for row in rows if row["kind"] == "predicted" and row["error"] is not None]
     worst, distance = max(named, key=lambda pair: abs(pair[1]))
@@ -88,10 +88,10 @@ def within(rows: Iterable[Row], limit: float, text: str, relative: bool = True) 
 
 
 def ordered(rows: Sequence[Row], what: str = "") -> dict[str, Any]:
-    """A finding: whether the series stand in the published order, none level with another that is published apart.
+    """A finding: whether the series have the published order, without ties between series that are published apart.
 
     Args:
-        what: Of the rows' values, where the figure has others.
+        what: The rows' metric, if the figure has several.
     """
     found, published = (_order(rows, side) for side in ("simulated", "published"))
     of = f" by {what}" if what else ""
@@ -108,7 +108,7 @@ def _order(rows: Sequence[Row], side: str) -> str:
 
 
 def value_name(row: Row, with_metric: bool = True) -> str:
-    """Which value it is, in words."""
+    """The name of a value."""
     parts = [row["series"], metric_label(row["metric"]) if with_metric else ""]
     return ", ".join(filter(None, [*parts, "" if row.get("x") is None else f"{row['x']:g}"]))
 

@@ -1,10 +1,10 @@
-"""Memory that the sequences of a request save by sharing blocks: how SOSP'23's Fig 15 is measured.
+"""Memory that the sequences of a request save by sharing blocks: the measurement of SOSP'23's Fig 15.
 
     saved = 1 - 1 / mean(logical / physical)
 
-*Logical* blocks are the entries of all tables on the device, *physical* ones the blocks that they name. The mean is
-over iterations, as are those of Figs 2 and 13a. Over time a step would count by its length, and the long ones, in
-which prompts are computed and groups swapped, begin with the most in common.
+*Logical* blocks are the entries of all tables on the device, *physical* blocks are the distinct ones. The mean is
+over iterations, as in Figs 2 and 13a. A mean over time would weight each step by its length, and the long steps, which
+compute prompts and swap groups, start with the largest shared part.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class SharingCase:
-    """One run: a measurement in which every request asks for several sequences.
+    """One run: a measurement in which every request has several sequences.
 
     Attributes:
-        survival: Of beams, the probability to live on for a step; None for samples.
-        step_scale: Factor on the paper's step time; None takes the one fitted to Fig 13a.
+        survival: Probability that a beam continues at a step; None for samples.
+        step_scale: Factor on the paper's step time; None takes the one fitted on Fig 13a.
     """
 
     experiment: Experiment
@@ -46,12 +46,12 @@ class SharingCase:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What one run came to.
+    """Results of one run.
 
     Attributes:
-        values: Memory saved as a mean over iterations, and what the closed form makes of the requests that
-            ran in the window, in percent of the logical blocks.
-        over_time: Memory saved as a mean over time.
+        values: Saved memory as a mean over iterations, and the closed form for the requests that ran in the window, in
+            percent of the logical blocks.
+        over_time: Saved memory as a mean over time.
     """
 
     values: dict[str, float]
@@ -61,7 +61,7 @@ class Saved:
 def measure_sharing(
     cases: Sequence[SharingCase], sources: Mapping[Experiment, Source], subject: str
 ) -> dict[SharingCase, Saved]:
-    """What the cases came to; ``subject`` is what the progress bar says."""
+    """The results of the cases; ``subject`` is the text of the progress bar."""
     keys = dict.fromkeys((case.experiment, case.seed) for case in cases)
     workloads = {key: sources[key[0]].workload(*key) for key in keys}
     jobs = [(workloads[case.experiment, case.seed], case) for case in cases]
@@ -84,7 +84,7 @@ def measure(workload: Workload, case: SharingCase) -> Saved:
 
 
 def _sharing(ledger: Ledger, start_ticks: int) -> tuple[np.ndarray, np.ndarray]:
-    """Logical over physical blocks of each step from then on in which any are held, and how long it takes."""
+    """Logical over physical blocks of each later step with held blocks, and the duration of the step."""
     rows = ledger.rows.columns()
     steps = (rows["start_ticks"] >= start_ticks) & (rows["held"] > 0)
     held, saved = rows["held"][steps], rows["saved"][steps]
@@ -96,7 +96,7 @@ def _saved_pct(ratio: np.ndarray, weights: np.ndarray | None = None) -> float:
 
 
 def _requests_from(ledger: Ledger, start_ticks: int, n: int) -> np.ndarray:
-    """Requests of which a sequence came to the device from then on."""
+    """Requests with a sequence that became resident at or after that time."""
     residencies = ledger.residencies.columns()
     return np.unique(residencies["index"][residencies["start_ticks"] >= start_ticks] // n)
 
@@ -104,11 +104,12 @@ def _requests_from(ledger: Ledger, start_ticks: int, n: int) -> np.ndarray:
 def closed_form_pct(
     prompt_tokens: np.ndarray, output_tokens: np.ndarray, n: int, block_size: int = BLOCK_SIZE
 ) -> float:
-    """What n samples of each request save, in percent, if they share the full blocks of its prompt and nothing else.
+    """Memory saved by n samples of each request, in percent, if they share only the full blocks of the prompt.
 
-    A request of p and o tokens decodes while it holds p + 1 to p + o - 1. In each of these steps its n tables have
-    n * ceil(tokens / block) entries, of which (n - 1) * floor(p / block) name a block again. Returned is the sum of
-    the latter over all steps of all requests, divided by that of the former: a pool holds many requests at once.
+    A request of p prompt and o output tokens holds p + 1 to p + o - 1 tokens while it decodes. In each of these steps
+    its n tables have n * ceil(tokens / block) entries, and (n - 1) * floor(p / block) of them name a shared block
+    again. The result is the sum of the latter over all steps of all requests divided by the sum of the former, because
+    a pool holds many requests at once.
     """
     prompt, last = np.asarray(prompt_tokens), prompt_tokens + output_tokens - 1
     saved = (n - 1) * (prompt // block_size) * (last - prompt)
@@ -117,6 +118,6 @@ def closed_form_pct(
 
 
 def blocks_up_to(tokens: np.ndarray, block_size: int) -> np.ndarray:
-    """Blocks that 1, 2, ... ``tokens`` tokens take, added up."""
+    """Blocks of 1, 2, ... ``tokens`` tokens, summed."""
     full, rest = np.divmod(tokens, block_size)
     return block_size * (full * (full + 1) // 2) + rest * (full + 1)

@@ -1,4 +1,4 @@
-"""A decode step of OPT-13B on an A100: what others published, beside the costs that were fitted to none of it."""
+"""A decode step of OPT-13B on an A100: published times beside the cost models, none of which is fitted to them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FIGURE = "step-time"
 MODEL = "opt-13b"
 #: ``paper`` is fitted to Fig 1 itself.
 COSTS = ("fitted", "roofline")
-#: Where a published formula is asked: sequences, and tokens of each. Beyond 95 sequences DistServe's is another.
+#: Points of a published formula: sequences, and tokens of each. DistServe's formula differs beyond 95 sequences.
 BATCHES, LENGTHS = (8, 32, 64), (256, 1024)
 
 
 def compare_step_times() -> Payload:
-    """Every published value, and each cost's beside it."""
+    """Every published value, with the value of each cost."""
     facts = json.loads(resources.files(__package__).joinpath("facts/step_times.json").read_text("utf-8"))
     cards = {fact["gpu"] for fact in facts["series"]}
     costs = {(name, card): cost(name, model(MODEL), gpu(card)) for name in COSTS for card in cards}
@@ -93,7 +93,7 @@ def _basis() -> Iterator[str]:
 
 
 def print_step_times(payload: Payload, report: Report) -> None:
-    """A table for each published series, with a line below for each cost on the whole."""
+    """Print a table for each published series, with a summary line for each cost."""
     report.say(f"{FIGURE}: {payload['workload']}, published beside simulated")
     for series in dict.fromkeys(row["series"] for row in payload["rows"]):
         mine = [row for row in payload["rows"] if row["series"] == series]

@@ -1,7 +1,8 @@
 """The textbook stories: a handful of sequences on a pool small enough to follow every slot.
 
-Each is a run of the simulator. Its picture (sequences by iterations) and its log come from the run log. The batches are those of the explanations of continuous batching: batches of four, in which
-S3 ends after two iterations and S2, the last, after six.
+Each story is a run of the simulator. Its picture (sequences by iterations) and its log come from the run log. Batches
+have four sequences, as in the popular explanations of continuous batching: S3 ends after two iterations, and S2, the
+last, after six.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ...sim.types.sequence import SWAPPED_IN
 from ...sim.types.ticks import PER_SECOND, from_seconds
 from ...sim.workload.workload import Workload
 
-#: What a sequence does in an iteration, in the order of a log line, and the log's word for it.
+#: Activities of a sequence in an iteration, in the order of a log line, and their words in the log.
 _VERBS = {"prefill": "prefill", "decode": "decode", "finished_hold": "hold", "paused": "pause", "waiting": "wait"}
 
 
@@ -39,12 +40,12 @@ class Story:
     """A run, iteration by iteration.
 
     Attributes:
-        title, text: What it is, and what to look for.
-        rows: ``{"sequence": "S1", "iteration": 3, "state": ...}``, sequence by sequence, iterations
-            from 1; the state is "prefill", "decode", "finished_hold" (ended, its slots still held)
-            or "waiting" (arrived, and not on the device). No row where a sequence is not there.
-        log: One line an iteration: the sequences that are preempted, prefill (with the tokens of their own that
-            they compute), decode, hold, wait; then the slots of every bucket that is not empty.
+        title, text: The subject, and the behaviour to observe.
+        rows: ``{"sequence": "S1", "iteration": 3, "state": ...}``, sequence by sequence, iterations from 1; the state
+            is "prefill", "decode", "finished_hold" (ended, its slots still held) or "waiting" (arrived, not on the
+            device). Other iterations of a sequence have no row.
+        log: One line per iteration: the sequences that are preempted, prefill (with the number of their own tokens
+            computed), decode, hold, wait; then the slots of every bucket that is not empty.
     """
 
     title: str
@@ -54,7 +55,7 @@ class Story:
 
 
 class OneSecondStep:
-    """A ``StepCost`` in which every iteration takes a second, so that arrivals are easily placed."""
+    """A ``StepCost`` with steps of one second, which makes arrivals easy to place."""
 
     name = "one-second-step"
 
@@ -89,7 +90,7 @@ def all_stories() -> list[Story]:
 
 
 def scenes() -> tuple[Scene, ...]:
-    """What the stories are runs of, in the order in which they are best read."""
+    """The scenes of the stories, in reading order."""
     return _static_batch(), _continuous_batch(), _equal_lengths(), _paging()
 
 
@@ -99,7 +100,7 @@ def run_scene(scene: Scene) -> Story:
     Raises:
         UserError: The scene's workload does not fit its settings.
     """
-    # The ledger is read in the first step of every leap: every step has to be one.
+    # The ledger is read in the first step of every leap, so every leap must be one step.
     run = simulate(replace(scene.settings, leap=False), scene.workload, OneSecondStep())
     states = _states(run)
     rows = tuple(
@@ -110,7 +111,7 @@ def run_scene(scene: Scene) -> Story:
 
 
 def _states(run: Run) -> dict[tuple[int, int], str]:
-    """What each request does in each iteration in which it is there, by (request, iteration)."""
+    """The state of each request in each of its iterations, by (request, iteration)."""
     run_log = run.log
     states: dict[tuple[int, int], str] = {}
     last_leave: defaultdict[int, int] = defaultdict(int)
@@ -141,7 +142,7 @@ def _chunks(run_log: RunLog) -> dict[tuple[int, int], int]:
 
 
 def _prefills(run_log: RunLog) -> dict[tuple[int, int], int]:
-    """Tokens that every prefill computes in an iteration, by (request, iteration)."""
+    """Tokens computed by each prefill in an iteration, by (request, iteration)."""
     tokens = _chunks(run_log)
     done: defaultdict[int, int] = defaultdict(int)
     for (index, _), chunk in tokens.items():
@@ -159,7 +160,7 @@ def _log(run: Run, states: dict[tuple[int, int], str]) -> tuple[str, ...]:
     for (index, iteration), state in sorted(states.items()):
         tokens = f":{prefilled[index, iteration]}" if state == "prefill" else ""
         sequences[iteration, state].append(_name(index) + tokens)
-    # A row without an iteration is one in which every sequence was preempted.
+    # A row without an iteration: every sequence was preempted.
     ran = run.log.rows["iterations"] > 0
     buckets = {name: column[ran] for name, column in run.accounts.at_rows().items()}
     lines = []
@@ -172,7 +173,7 @@ def _log(run: Run, states: dict[tuple[int, int], str]) -> tuple[str, ...]:
 
 
 def _preempted(run_log: RunLog) -> dict[int, list[str]]:
-    """Names of those that lose their place when an iteration is scheduled."""
+    """Names of the sequences that are preempted when an iteration is scheduled."""
     names = defaultdict(list)
     iterations = run_log.first_iteration_from(run_log.evictions["ticks"])
     for index, iteration in zip(run_log.evictions["index"].tolist(), iterations.tolist(), strict=True):
@@ -234,7 +235,7 @@ def _four_sequences(num_blocks: int) -> dict[str, int]:
 
 
 def _seven_sequences() -> Workload:
-    """S1 to S4 are there at the start, S5 to S7 come one by one; clients declare max_tokens of six."""
+    """S1 to S4 arrive at the start, S5 to S7 one by one; clients declare max_tokens of six."""
     return _requests(
         "S1 to S7",
         [0, 0, 0, 0, 0.5, 1.5, 2.5],

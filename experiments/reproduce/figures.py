@@ -1,6 +1,6 @@
-"""Every figure that can be rerun, in the order in which they run and stand on the page.
+"""Registry of all figures that can be rerun, in the order of the page.
 
-To add one: a module that states its set-up and makes its document from a bench, and a line here.
+To add a figure, write a module that states its set-up and makes its document from a bench, and add a line here.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ Show = Callable[[Payload, Bench], Sequence[Section]]
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure, or a table, and what is done with it.
+    """A figure or table of the paper.
 
     Attributes:
-        make: Its document, by design.md's form, from a bench over the source of lengths that was asked for.
+        make: Makes its document, in design.md's form, from a bench over the requested source of lengths.
         print: Prints the document on the terminal.
-        show: The document's sections of the page; none by default has no page.
-        seeds: How many it takes where lengths are drawn and none are asked for; None for a figure that draws nothing.
-        traced: Whether it serves the pairs of ``--trace``, if there are any.
-        in_all: Whether it is one of ``all``.
-        in_parts: Whether ``make`` also takes where parts of its document are kept, so that it continues from there.
-        seconds: What it takes on one core, about: of many the long ones are begun first. None takes next to nothing.
-        shares: Figures that name the same share runs, and are made one after another by one process.
+        show: Sections of the page for the document; by default the figure has none.
+        seeds: Number of seeds for drawn lengths if none is requested; None if the figure draws nothing.
+        traced: Whether it serves the pairs of ``--trace``.
+        in_all: Whether ``all`` includes it.
+        in_parts: Whether ``make`` also takes a store for parts of its document, so that an interrupted figure
+            continues.
+        seconds: Approximate time on one core; figures with long times start first. None takes next to nothing.
+        shares: Figures with the same value share runs; one process makes them one after another.
     """
 
     make: Callable[..., Payload]
@@ -73,22 +74,22 @@ class Figure:
     shares: str | None = None
 
     def document(self, bench: Bench, parts: Kept) -> Payload:
-        """The document, made on a bench; of one that is made in parts those that are kept are not made again."""
+        """The document, made on a bench; stored parts of a document are not made again."""
         return self.make(bench, parts) if self.in_parts else self.make(bench)
 
 
 def _fixed(make: Callable[[], Payload], show: Show | None = None, **more: Any) -> Figure:
-    """A figure that serves no requests."""
+    """A figure without requests."""
     return Figure(lambda _: make(), show, seeds=None, traced=False, **more)
 
 
 def _rates(title: str, make: Callable[[Bench], Payload], seconds: int) -> Figure:
-    """A rate sweep, of one seed: they are the longest runs."""
+    """A rate sweep with one seed, because these runs are the longest."""
     return Figure(make, sections.rates(title), seeds=1, seconds=seconds)
 
 
 def _panels(module: ModuleType, seconds: dict[str, int]) -> dict[str, Figure]:
-    """The panels of a figure of rate sweeps, each a figure of its own: an interruption loses few of them."""
+    """The panels of a rate-sweep figure, each as a figure of its own, so that an interruption loses few of them."""
     return {
         f"{module.FIGURE}{letter}": _rates(
             f"Fig {module.FIGURE.removeprefix('fig')}{letter}: {what}", partial(module.panel, letter), seconds[letter]
@@ -97,8 +98,8 @@ def _panels(module: ModuleType, seconds: dict[str, int]) -> dict[str, Figure]:
     }
 
 
-#: Tables and figures that take no time come first, and the waste table, which takes few seconds: there is soon
-#: something to see. The others are in the paper's order.
+#: Figures that take no time come first, then the waste table, which takes a few seconds: the first results appear soon.
+#: The others are in the paper's order.
 FIGURES: dict[str, Figure] = {
     "table1": _fixed(table1, sections.tabled("Table 1: how much memory the KV cache has")),
     "fig1": _fixed(fig1, sections.shown("Fig 1: how throughput grows with the batch", figures.curves)),

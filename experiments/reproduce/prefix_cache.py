@@ -1,20 +1,18 @@
-"""Prefix caches, one request at a time: an independent simulator's hits beside ours.
+"""Hits of a prefix cache that serves one request at a time, by capacity and policy, beside an independent simulator's.
 
-One request at a time: what a prefix cache of so many blocks would have hit.
+A request looks up the longest cached prefix of its blocks, then the cache inserts all its blocks. A
+block stands for itself and all blocks before it (a node of the trie of prefixes).
 
-A request looks up the longest cached prefix of its blocks, then all its blocks are to be cached. A
-block stands for itself and all that precedes it (a node of the trie of prefixes).
-
-``fifo``      A queue of blocks; what was cached first is evicted first, whatever follows it.
-``lru``       Only leaves are evicted, so that the beginning of what is cached is cached: the leaf that
-              no request has had for longest, of those that the current one has not.
-``optimal``   As lru, but the leaf that no request will have for longest; and where all leaves are wanted
-              before the new block, that one is left out (Belady with bypass).
+``fifo``      A queue of blocks; the block cached first is evicted first, even if later blocks extend it.
+``lru``       Only leaves are evicted, so that every prefix of a cached prefix is cached: the leaf that
+              no request has used for longest, except leaves of the current request.
+``optimal``   As lru, but the leaf that no request will use for longest; if all leaves are used again
+              before the new block, the new block is not cached (Belady with bypass).
 ``infinite``  Nothing is evicted.
 
 lru and optimal are one cache that evicts the leaf of least worth, if it is worth less than the new
-block; worth is the last request that had a block, or minus the next one. There are no ties: blocks of
-one request lie on one path, of which a single one can be a leaf.
+block. The worth is the index of the last request with the block, or minus the index of the next one.
+There are no ties: the blocks of one request lie on one path, and a path has a single leaf.
 
 Source: the rules of ``facts/prefix_cache.json``.
 """
@@ -55,9 +53,9 @@ class PrefixTrace:
     """The blocks of a trace as prefixes.
 
     Attributes:
-        paths: By request, the prefixes that its blocks end, the shortest first.
-        parents: By prefix, the one that is a block shorter; 0 is the empty one.
-        tokens: By request, tokens of its blocks.
+        paths: The prefixes that end with each block of a request, shortest first, by request.
+        parents: The prefix that is one block shorter, by prefix; 0 is the empty prefix.
+        tokens: Tokens in the blocks of each request.
     """
 
     paths: list[list[int]]
@@ -66,17 +64,19 @@ class PrefixTrace:
 
     @property
     def num_prefixes(self) -> int:
-        """Different prefixes, and so the blocks that a cache needs at most."""
+        """Number of distinct prefixes, the most blocks that a cache can use."""
         return len(self.parents) - 1
 
     @cached_property
     def last_requests(self) -> list[list[int]]:
-        """By request and block, the last request that had it: this one."""
+        """Worth under lru, by request and block: the index of the last request with the block, which is this request."""
         return [[request] * len(path) for request, path in enumerate(self.paths)]
 
     @cached_property
     def next_requests(self) -> list[list[int]]:
-        """By request and block, minus the next request that has it; the number of requests stands for none."""
+        """Worth under optimal, by request and block: minus the index of the next request with it, or minus the number
+        of requests.
+        """
         nearest = [len(self.paths)] * len(self.parents)
         found = []
         for request in reversed(range(len(self.paths))):
@@ -88,7 +88,7 @@ class PrefixTrace:
 
 
 def prefix_trace(hashed: HashedTrace) -> PrefixTrace:
-    """The prefixes of ``hashed``; ids that are chained already get a prefix each, others as many as they follow on."""
+    """The prefixes of ``hashed``: one for each chained id; ids that are not chained get one for each distinct predecessor."""
     chain = HashChain()
     spans = [slice(start, end) for start, end in pairwise(hashed.offsets.tolist())]
     ids, tokens = hashed.hash_ids.tolist(), hashed.block_tokens.tolist()
@@ -97,7 +97,7 @@ def prefix_trace(hashed: HashedTrace) -> PrefixTrace:
 
 
 def hit_tokens(trace: PrefixTrace, policy: str, capacity_blocks: int | None = None) -> list[int]:
-    """Tokens that each request hits, in a cache of ``capacity_blocks`` (at least 1; none for ``infinite``)."""
+    """Tokens that each request hits in a cache of ``capacity_blocks`` (at least 1; ignored for ``infinite``)."""
     cache, worths = _cache(trace, policy, capacity_blocks)
     served = map(cache.serve, trace.paths, worths)
     return [sum(tokens[:hits]) for tokens, hits in zip(trace.tokens, served, strict=True)]
@@ -120,10 +120,10 @@ class _Fifo:
         self._queue: OrderedDict[int, None] = OrderedDict()
 
     def serve(self, path: Sequence[int], worths: Sequence[int]) -> int:
-        """Cache a request's prefixes, whatever they are worth; how many of them it hits."""
+        """Cache all prefixes of a request, and return the number of hits."""
         queue = self._queue
         hits = next((place for place, prefix in enumerate(path) if prefix not in queue), len(path))
-        # What this request's own blocks drive out is looked for again.
+        # A block that later blocks of the same request evict is inserted again.
         for prefix in path:
             if prefix not in queue:
                 if len(queue) == self._capacity:
@@ -133,7 +133,7 @@ class _Fifo:
 
 
 class _Leaves:
-    """Cached prefixes with cached parents; the leaf of least worth is evicted first."""
+    """Cached prefixes; only those without cached children are evicted, the least worth first."""
 
     def __init__(self, capacity_blocks: int, parents: Sequence[int]) -> None:
         self._room = capacity_blocks
@@ -141,11 +141,13 @@ class _Leaves:
         self._cached = bytearray(len(parents))
         self._children = [0] * len(parents)
         self._worths = [0] * len(parents)
-        # A heap of (worth, prefix). What has changed since it was put there is passed over.
+        # A heap of (worth, prefix). Entries that are out of date are skipped.
         self._leaves: list[tuple[int, int]] = []
 
     def serve(self, path: Sequence[int], worths: Sequence[int]) -> int:
-        """Cache a request's prefixes as far as they are worth more than what they would replace; how many it hits."""
+        """Cache those prefixes of a request that are worth more than the leaves that they replace; return the number of
+        hits.
+        """
         cached, kept_worths, children = self._cached, self._worths, self._children
         hits, end = 0, HashChain.EMPTY
         for prefix, worth in zip(path, worths, strict=True):
@@ -157,7 +159,7 @@ class _Leaves:
                 children[end] += 1
             else:
                 break
-            # No block evicts one of its own path: that is worth as much, or more, and the heap is out of date on it.
+            # No block evicts one of its own path, which is worth as much or more; only the heap entry is out of date.
             kept_worths[prefix] = worth
             end = prefix
         self._offer(end)
@@ -183,7 +185,7 @@ class _Leaves:
 
 
 FIGURE = "prefix-cache"
-#: Capacities for a trace that the oracle does not know.
+#: Capacities for a trace that the oracle does not have.
 CAPACITY_BLOCKS = (100, 300, 1_000, 3_000, 10_000, 30_000, 50_000, 100_000)
 _MEASURED, _ALL = "hit_tokens", "all_requests_hit_tokens"
 
@@ -197,7 +199,7 @@ def oracle() -> Mapping[str, Any]:
 def reproduce_prefix_cache(
     path: str | PathLike[str] | None, seeds: int | None, report: Report, folder: OutputFolder | None
 ) -> None:
-    """Replay a trace's block hashes under every policy and report it; into the folder goes the document.
+    """Replay a trace's block hashes under every policy, report the hits, and write the document into the folder.
 
     Raises:
         UserError: No trace is given, or one without block hashes; seeds are given; the folder cannot be written.
@@ -214,7 +216,7 @@ def reproduce_prefix_cache(
 
 
 def compare_prefix_caches(hashed: HashedTrace) -> Payload:
-    """The hits of every policy at every capacity beside the oracle's, where it knows the trace."""
+    """The hits of every policy at every capacity, beside the oracle's if it has the trace."""
     trace = prefix_trace(hashed)
     counts = fingerprint(hashed, trace)
     name = recognised(counts)
@@ -236,7 +238,7 @@ def compare_prefix_caches(hashed: HashedTrace) -> Payload:
 
 
 def fingerprint(hashed: HashedTrace, trace: PrefixTrace) -> dict[str, int]:
-    """The counts by which a trace is known, whatever its file is called."""
+    """The counts that identify a trace, independent of its file name."""
     return {
         "requests": len(hashed),
         "blocks": len(hashed.hash_ids),
@@ -247,7 +249,7 @@ def fingerprint(hashed: HashedTrace, trace: PrefixTrace) -> dict[str, int]:
 
 
 def recognised(counts: Mapping[str, int]) -> str | None:
-    """What the oracle calls the trace with these counts, or None."""
+    """The oracle's name of the trace with these counts, or None."""
     return next((name for name, facts in oracle()["traces"].items() if facts["fingerprint"] == counts), None)
 
 
@@ -270,7 +272,7 @@ def _last_half(by_request: list[Any]) -> list[Any]:
 def _row(
     policy: str, metric: str, capacity: int | None, published: int | None, hits: list[int], totals: dict[str, int]
 ) -> Row:
-    """One value beside the oracle's, in design.md's form, with the share of the tokens asked for."""
+    """One value beside the oracle's, in design.md's form, with its share of the requested tokens."""
     simulated = sum(hits if metric == _ALL else _last_half(hits))
     return {
         "series": policy,
@@ -310,7 +312,7 @@ def _remarks(name: str | None, rows: list[Row]) -> Iterator[str]:
 
 
 def print_prefix_caches(payload: Payload, report: Report) -> None:
-    """The table, whether all is equal, and what it rests on."""
+    """Print the table, whether all values are equal, and the basis."""
     report.say(f"{FIGURE}: tokens hit in a cache of so many blocks, the oracle's and ours", style="bold")
     report.say(payload["workload"])
     report.console.print(_table(payload["rows"]))

@@ -1,16 +1,14 @@
-"""Rerun of the paper: each figure is stored as soon as it is done, and reported in the order of the registry.
+"""Rerun of the paper's figures: make each document once, store it, report it, and write the page.
 
-The page: how near the figures come, and then every figure that is done.
+Each document is stored as soon as it is made, and found again by the key of its inputs. Its bytes depend only on the
+key, not on the process or the time. Reports follow the order of the registry. The page starts with a summary of the
+accuracy, followed by every finished figure.
 
-The documents of figures, each made once, on as many cores as there are.
+This process makes the figures that take next to no time, so that the first results appear soon. Worker processes make
+the others, one figure per core. One worker makes figures that share runs, one after another. Long figures start first,
+which keeps all cores busy to the end. A single remaining figure uses all cores for its own runs.
 
-What is kept and follows from the same is found and not made again. What takes next to nothing is made at once, by this
-process: there is soon something to see. The others are made by worker processes, a figure on one core each, figures
-that share runs one after another by the same one. Those that take longest are begun first, so that at the end no core
-waits long for another. A single one that is left has all cores, for its own runs.
-
-A worker keeps each document itself as soon as that is made: whatever becomes of this process, no more is lost than the
-figures that are being made. A document follows from its key alone, so that its bytes do not depend on the process or the time.
+Workers store documents themselves. If this process dies, only unfinished figures are lost.
 """
 
 from __future__ import annotations
@@ -37,11 +35,11 @@ Document = tuple[str, Payload]
 
 
 class Benches:
-    """A bench for each number of seeds; figures that take the same number share what it has run.
+    """One bench for each number of seeds; figures with the same number share its runs.
 
     Args:
-        asked: The lengths and seeds that were asked for.
-        seeds: How many seeds were; None leaves it to the figure.
+        asked: The requested lengths and seeds.
+        seeds: The requested number of seeds; None takes each figure's own number.
     """
 
     def __init__(self, asked: Source, seeds: int | None) -> None:
@@ -49,7 +47,7 @@ class Benches:
         self._benches: dict[Source, Bench] = {}
 
     def of(self, figure: Figure) -> Bench:
-        """The bench on which a figure is run."""
+        """The bench of a figure."""
         chosen = self._source(figure)
         return self._benches.setdefault(chosen, Bench(chosen))
 
@@ -66,8 +64,8 @@ class Rerun:
 
     Attributes:
         follows_from: The key of its document.
-        bench: On which it is run.
-        kept: Where its document goes.
+        bench: Its bench.
+        kept: Store of its document.
     """
 
     name: str
@@ -77,10 +75,10 @@ class Rerun:
 
 
 def documents(names: Sequence[str], benches: Benches, kept: Kept, jobs: int | None) -> Iterator[Document]:
-    """The documents of figures, by name, as they are there; ``jobs`` at a time, by default one a core.
+    """Yield the documents of figures by name as they finish; ``jobs`` at a time, by default one per core.
 
     Raises:
-        UserError: A document cannot be kept.
+        UserError: A document cannot be stored.
     """
     missing = []
     for name in names:
@@ -120,7 +118,7 @@ def _made(rerun: Rerun) -> Document:
 
 
 def _groups(reruns: Iterator[Rerun]) -> list[list[Rerun]]:
-    """Those that share runs together, and those that take longest first."""
+    """Groups of figures that share runs, longest first."""
     groups: dict[str, list[Rerun]] = {}
     for rerun in reruns:
         groups.setdefault(FIGURES[rerun.name].shares or rerun.name, []).append(rerun)
@@ -128,7 +126,7 @@ def _groups(reruns: Iterator[Rerun]) -> list[list[Rerun]]:
 
 
 def _seconds(group: list[Rerun]) -> int:
-    """What a group takes on one core, about."""
+    """Approximate time of a group on one core."""
     return sum(FIGURES[rerun.name].seconds or 0 for rerun in group)
 
 
@@ -143,11 +141,11 @@ _SUMMARY = "Accuracy against the paper"
 
 
 class Page:
-    """What is finished so far, section by section.
+    """The page of finished figures, section by section.
 
     Args:
-        names: The figures in the order in which they stand on it.
-        with_stories: Whether the textbook stories stand at the end.
+        names: The figures in the order of the page.
+        with_stories: Whether the page ends with the textbook stories.
     """
 
     def __init__(self, names: Sequence[str], with_stories: bool) -> None:
@@ -156,15 +154,15 @@ class Page:
         self._done: dict[str, tuple[Payload, list[Section]]] = {}
 
     def __bool__(self) -> bool:
-        """Whether any figure is on it."""
+        """Whether the page has any figure."""
         return bool(self._done)
 
     def add(self, name: str, document: Payload, sections: Iterable[Section]) -> None:
-        """Take in a figure's document and what is shown of it."""
+        """Add a figure's document and its sections."""
         self._done[name] = document, list(sections)
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Write the sections so far, whole or not at all."""
+        """Write the sections so far; the file appears whole or not at all."""
         done = [self._done[name] for name in self._names if name in self._done]
         rows = summary_lines(summary_rows(document for document, _ in done))
         summary = [Section(_SUMMARY, SUMMARY_NOTE, rows=rows)] if rows else []
@@ -179,7 +177,7 @@ def folder_of(out: str | PathLike[str] | None) -> OutputFolder | None:
     """The folder of ``--out``, which holds a document for each figure, and the page.
 
     Raises:
-        UserError: It holds something else, or cannot be written.
+        UserError: The folder holds other files, or cannot be written.
     """
     documents = (f"{name}.json" for name in (*FIGURES, PREFIX_CACHE))
     parts = (f"{name}/*.json" for name, figure in FIGURES.items() if figure.in_parts)
@@ -196,16 +194,16 @@ def reproduce(
 ) -> None:
     """Rerun a figure, or ``all``, report it and write the page.
 
-    Into the folder go a JSON file for each figure and the page, both renewed whenever a figure is done: an interruption
-    leaves what is finished, and what is there already and follows from the same is not run again.
+    The folder gets a JSON file for each figure and the page. Both are updated whenever a figure finishes, so an
+    interruption keeps finished figures. Figures already there with the same key are not run again.
 
     Args:
         trace: A file of length pairs; None draws them.
-        seeds: How many; None takes each figure's own number.
-        jobs: How many figures at a time, or runs of a single one; None takes the cores of this machine.
+        seeds: Number of seeds; None takes each figure's own number.
+        jobs: Number of figures at a time, or of runs of a single figure; None takes the cores of this machine.
 
     Raises:
-        UserError: The trace or the seeds cannot be, or have no part in the figure; the folder cannot be written.
+        UserError: The trace or the seeds are invalid, or the figure does not use them; the folder cannot be written.
     """
     if wanted != ALL:
         _require_used(wanted, FIGURES[wanted], trace, seeds)
@@ -241,10 +239,10 @@ def _all(_: str, benches: Benches, report: Report, folder: OutputFolder | None, 
 
 
 class Done:
-    """The figures that are done so far, in their order whenever they come.
+    """The finished figures, in the order of the registry.
 
     Args:
-        names: All that will be.
+        names: All requested figures.
     """
 
     def __init__(self, names: Sequence[str], report: Report) -> None:
@@ -254,21 +252,21 @@ class Done:
 
     @property
     def documents(self) -> list[Payload]:
-        """Of those that are done."""
+        """The documents of the finished figures."""
         return [self._done[name] for name in self._names if name in self._done]
 
     @property
     def data(self) -> Payload:
-        """What goes into the file of ``--json``."""
+        """The content of the ``--json`` file."""
         return {"figures": self.documents, "summary": summary_rows(self.documents)}
 
     def add(self, name: str, document: Payload) -> None:
-        """Take in one that is done."""
+        """Add a finished figure."""
         self._done[name] = document
         self._report.data_so_far(self.data)
 
     def print(self) -> None:
-        """Report the finished figures up to the first that is missing."""
+        """Report the finished figures up to the first unfinished one."""
         while self._num_reported < len(self._names) and self._names[self._num_reported] in self._done:
             name = self._names[self._num_reported]
             FIGURES[name].print(self._done[name], self._report)
@@ -276,7 +274,7 @@ class Done:
 
 
 def _show(page: Page, name: str, document: Payload, benches: Benches, folder: OutputFolder | None) -> None:
-    """Put a figure on the page, if there is one."""
+    """Put a figure on the page, if there is a page."""
     show = FIGURES[name].show
     if folder is not None and show is not None:
         page.add(name, document, show(document, benches.of(FIGURES[name])))
@@ -289,7 +287,7 @@ def _point_to(page: Page, report: Report, folder: OutputFolder | None) -> None:
 
 
 def _require_used(name: str, figure: Figure, trace: object, seeds: int | None) -> None:
-    """Refuse what would change nothing."""
+    """Refuse arguments without an effect on the figure."""
     if trace is not None and not figure.traced:
         raise SettingError("trace", str(trace), f"{name} does not serve it; leave it out")
     if seeds is not None and figure.seeds is None:

@@ -24,7 +24,7 @@ _BETWEEN = "\n\n"
 
 
 def shown(title: str, *pictures: Callable[[Payload], go.Figure]) -> Callable[[Payload, Bench], list[Section]]:
-    """One section under this title: the workload, what is found, the pictures, and what it rests on."""
+    """One section under this title: the workload, the findings, the pictures, and the basis."""
 
     def show(payload: Payload, _: Bench) -> list[Section]:
         return [Section(title, paragraphs(payload), [picture(for_reports(payload)) for picture in pictures])]
@@ -33,7 +33,7 @@ def shown(title: str, *pictures: Callable[[Payload], go.Figure]) -> Callable[[Pa
 
 
 def rates(title: str) -> Callable[[Payload, Bench], list[Section]]:
-    """One section of a rate sweep: its curves, with the published crossings in them, and a table of the crossings."""
+    """One section of a rate sweep: its curves with the published crossings, and a table of the crossings."""
 
     def show(payload: Payload, bench: Bench) -> list[Section]:
         table = tabled(title)(payload, bench)[0]
@@ -57,7 +57,7 @@ def _table(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def paragraphs(payload: Payload) -> str:
-    """Everything that a document says in words."""
+    """All texts of a document."""
     words = (f"{payload['workload']}.", *finding_lines(payload), *payload["basis"], *payload.get("remarks", ()))
     return _BETWEEN.join(words)
 
@@ -99,7 +99,7 @@ def fig13a(payload: Payload, bench: Bench) -> list[Section]:
 
 
 def fig15(payload: Payload, bench: Bench) -> list[Section]:
-    """The bars, and a table of the beams' at other survivals."""
+    """The bars, and a table of the beams' values at other survivals."""
     sensitivity = payload["sensitivity"]
     return [
         *shown("Fig 15: memory saved by sharing", figures.fig15)(payload, bench),
@@ -112,7 +112,7 @@ def fig15(payload: Payload, bench: Bench) -> list[Section]:
 
 
 def waste(payload: Payload, bench: Bench) -> list[Section]:
-    """Both views of every policy's waste, how far each value moves, and the pool over time."""
+    """Both views of every policy's waste, the change of each value over seeds and step times, and the pool over time."""
     text = _BETWEEN.join([f"{payload['workload']}.", *finding_lines(payload)])
     pictures = [figures.waste(for_reports(payload)["rows"], view) for view in ("paper", "popular")]
     moving = _table(row for row in payload["rows"] if "step_1pct" in row)
@@ -121,7 +121,7 @@ def waste(payload: Payload, bench: Bench) -> list[Section]:
 
 
 def stories() -> Section:
-    """The textbook pictures, which are runs too."""
+    """The textbook pictures, which are runs of the simulator."""
     stories = all_stories()
     return Section(
         "The textbook stories",
@@ -150,5 +150,5 @@ def _by_parameter(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def joined(sections: Iterable[Section]) -> list[Section]:
-    """The sections in order; a later one of the same title stands in the place of the earlier."""
+    """The sections in order; a later section replaces an earlier one of the same title."""
     return list({section.title: section for section in sections}.values())

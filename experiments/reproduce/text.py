@@ -36,7 +36,7 @@ def print_figure(payload: Payload, report: Report) -> None:
 
 
 def for_reports(payload: Payload) -> Payload:
-    """The payload in the form that tables and pictures take."""
+    """The payload in the form of the tables and pictures of reports."""
     if payload["figure"] == "waste":
         return payload | {"rows": by_policy(payload["rows"])}
     return payload | {"rows": [row | {"fitted": row["kind"] == "fitted"} for row in payload["rows"]]}
@@ -48,7 +48,7 @@ def finding_lines(payload: Payload) -> list[str]:
 
 
 def summary_rows(documents: Iterable[Payload]) -> list[Row]:
-    """Accuracy of each figure with predicted and published values, a row each.
+    """Accuracy of each figure with predicted and published values, one row per figure.
 
     ``predicted`` and ``fitted`` count values; ``mean_error`` and ``worst_error`` are of the predicted ones, in
     ``unit``; ``findings`` counts the findings of the figure, and ``holding`` those that pass.
@@ -57,7 +57,7 @@ def summary_rows(documents: Iterable[Payload]) -> list[Row]:
 
 
 def _summary(document: Payload) -> Iterator[Row]:
-    """A row for the values in points, and one for the others."""
+    """One row for values in points, and one for other values."""
     known = [row for row in document["rows"] if row.get("error") is not None and _comparable(row)]
     for unit in (_POINTS, _PERCENT):
         rows = [row for row in known if is_percent(row["metric"]) == (unit == _POINTS)]
@@ -76,7 +76,7 @@ def _summary(document: Payload) -> Iterator[Row]:
 
 
 def _comparable(row: Row) -> bool:
-    """Whether an error says how near the paper is: a formula is ours, and of nothing there is no percentage."""
+    """Whether an error measures accuracy: values of formulas are excluded, and zeros have no percentage."""
     return row.get("how") != "formula" and (is_percent(row["metric"]) or bool(row["published"]))
 
 
@@ -91,7 +91,7 @@ def _errors(rows: list[Row]) -> Row:
 
 
 def summary_lines(rows: Iterable[Row]) -> list[dict[str, str | int]]:
-    """The summary in words, for a table."""
+    """The summary as text cells of a table."""
     return [
         {
             "figure": row["figure"],

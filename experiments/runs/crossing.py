@@ -1,11 +1,11 @@
-"""Where a rising curve crosses a target, by bisection, with all that was asked of it on the way.
+"""The crossing of a rising curve with a target, by bisection, with every evaluated point.
 
-The curve is asked at the start, then at rates a little further away each time until the target lies between two
-of them, then in the geometric middle until these are 2 % apart. Between the two the curve is taken as a power
-law, a straight line on logarithmic axes. Its exponent gives the shift of the crossing when the target or the
-curve moves. Where the curve only says that it is far above the target, by infinity, its number is asked for at the one
-point next to the crossing alone. No more is asked of the curve than that it is below the target somewhere and above it
-further on: of a curve that wiggles, one of its crossings is found.
+The search evaluates the curve at the start, then at points with growing steps until two of them enclose the target,
+then at the geometric mean until the two are 2 % apart. Between the two the curve is taken as a power law, a straight
+line on logarithmic axes. Its exponent gives the shift of the crossing when the target or the curve moves. The curve may
+return infinity far above the target; its exact value is then computed only at the point next to the crossing. The curve
+must be below the target somewhere and above it further on. If it is not monotonic, the search finds one of its
+crossings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import exp, isfinite, isinf, log, sqrt
 
 from ...sim.types.errors import UserError
 
-#: First step away from the start; each further one is the square of the one before, up to the widest.
+#: First step away from the start, as a factor; each further step is the square of the previous one, up to the widest.
 _FIRST_STEP, _WIDEST_STEP = 1.1, 2.0
 _APART = 1.02
 _MOST_STEPS = 30
@@ -27,9 +27,9 @@ class Crossing:
     """A crossing.
 
     Attributes:
-        at: Where.
-        exponent: d log(at) / d log(target); 0 where the curve is a wall.
-        points: (x, y) of all that was asked and is known, by x.
+        at: Its position.
+        exponent: d log(at) / d log(target); 0 if the curve jumps.
+        points: (x, y) of every point with a known value, by x.
     """
 
     at: float
@@ -40,13 +40,13 @@ class Crossing:
 def crossing(
     curve: Callable[[float], float], target: float, start: float, whole: Callable[[float], float] | None = None
 ) -> Crossing:
-    """Where ``curve`` crosses ``target``; both, and ``start``, are positive.
+    """The crossing of ``curve`` with ``target``; both, and ``start``, are positive.
 
     Args:
-        whole: The same curve with its numbers where ``curve`` is infinite; None where it truly is.
+        whole: The same curve with finite values where ``curve`` is infinite; None where the true value is infinite.
 
     Raises:
-        UserError: The curve stays on one side, up to some 2**30 times the start or down to as small a part of it.
+        UserError: The curve does not cross the target between about 2**-30 and 2**30 times the start.
     """
     points = {start: curve(start)}
 
@@ -70,7 +70,7 @@ def _known(points: Mapping[float, float]) -> tuple[tuple[float, float], ...]:
 
 
 def _bracket(below: Callable[[float], bool], start: float) -> tuple[float, float]:
-    """Two points, the curve below the target at the first and not at the second."""
+    """Two points: the curve is below the target at the first and not at the second."""
     rising = below(start)
     here, step = start, _FIRST_STEP
     for _ in range(_MOST_STEPS):

@@ -14,12 +14,12 @@ from ...sim.policy.registry import options_by_policy
 from ...sim.types.errors import SettingError
 from .inputs import Inputs
 
-#: Points of the largest grid: days of work, and a file for each.
+#: Points of the largest grid: days of work, and one file per point.
 MOST_POINTS = 1_000_000
-#: What a value is called that is left to its default.
+#: Text of a value that stands for the default.
 NONE = "none"
 _EXAMPLE = "say NAME=VALUE,VALUE or NAME=FIRST:LAST:STEP, such as block_size=8,16,32 or request_rate=1:8:0.5"
-#: In which part of the inputs each setting is.
+#: The part of the inputs that has each setting.
 PART_OF = dict.fromkeys((*SHARED, *options_by_policy()), "settings") | {
     field.name: part.name
     for part in fields(Inputs)
@@ -33,8 +33,8 @@ class Point:
     """One combination.
 
     Attributes:
-        asked: Its value on each axis, as its user says it.
-        inputs: What is run.
+        asked: Its value on each axis, as the user wrote it.
+        inputs: The inputs of its run.
     """
 
     asked: dict[str, str]
@@ -42,10 +42,10 @@ class Point:
 
 
 def axes(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Values by name.
+    """Values of each axis, by name.
 
     Raises:
-        SettingError: An axis that cannot be read, of no setting, or given twice.
+        SettingError: An axis is invalid, names no setting, or is given twice.
     """
     found: dict[str, list[str]] = {}
     for text in texts:
@@ -60,7 +60,7 @@ def axes(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def axis_values(values: str, text: str) -> list[str]:
-    """The values of one axis, as ``8,16,32`` or ``1:8:0.5``; ``text`` is what the user said.
+    """The values of one axis, from ``8,16,32`` or ``1:8:0.5``; ``text`` is the user's text for errors.
 
     Raises:
         SettingError: A range without values.
@@ -69,10 +69,10 @@ def axis_values(values: str, text: str) -> list[str]:
 
 
 def known_name(name: str, flag: str, text: str) -> str:
-    """The name of a setting, as it is or as a flag.
+    """The name of a setting, from the name or the flag.
 
     Raises:
-        SettingError: There is none of that name; ``text`` is what the user said to ``flag``.
+        SettingError: The name is unknown; ``text`` is the user's text for ``flag``.
     """
     name = name.strip().removeprefix("--").replace("-", "_")
     if name not in PART_OF:
@@ -81,7 +81,7 @@ def known_name(name: str, flag: str, text: str) -> str:
 
 
 def points(base: Inputs, grid: Mapping[str, Sequence[str]]) -> list[Point]:
-    """Every combination, the last axis changing first.
+    """Every combination; the last axis changes fastest.
 
     Raises:
         SettingError: An invalid value, or more points than the limit.
@@ -96,10 +96,10 @@ def points(base: Inputs, grid: Mapping[str, Sequence[str]]) -> list[Point]:
 
 
 def changed(base: Inputs, values: Mapping[str, str]) -> Inputs:
-    """The inputs with some settings changed, from text as a command line has it.
+    """The inputs with some settings changed, from text as on a command line.
 
     Raises:
-        SettingError: A value cannot be.
+        SettingError: An invalid value.
     """
     by_part: dict[str, dict[str, str | None]] = {}
     for name, text in values.items():
@@ -111,14 +111,14 @@ def changed(base: Inputs, values: Mapping[str, str]) -> Inputs:
 
 
 def _values(part: str, text: str) -> Iterator[str]:
-    """One value, or those of a range, its end included."""
+    """A single value, or the values of a range, its end included."""
     try:
         first, last, *steps = (Decimal(number) for number in part.split(":"))
         step = steps[0] if steps else Decimal(1)
         count = (last - first) // step
         fits = 0 <= count < MOST_POINTS
     except (ValueError, ArithmeticError):
-        # No range, but a name.
+        # A name, not a range.
         yield part.strip()
         return
     if not fits:

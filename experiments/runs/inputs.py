@@ -82,7 +82,7 @@ CLUSTER = Annotated[Cluster, Parameter(name="*", group=Group("Cluster", sort_key
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """All that a run follows from, as its user says it."""
+    """All inputs of a run, as the user gives them."""
 
     settings: Settings = Settings()
     requests: Requests = Requests()
@@ -91,14 +91,14 @@ class Inputs:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the longest request that the model takes."""
+        """Tokens of the longest request that the model accepts."""
         return self.settings.max_model_len or model(self.settings.model).max_model_len
 
     def lengths(self) -> Trace:
-        """The requests asked for, none of them longer than the model; when they come is as traced.
+        """The requests to serve, none longer than the model, with the arrivals of the trace.
 
         Raises:
-            UserError: A trace that cannot be read, or what cannot be asked.
+            UserError: A trace that cannot be read, or an invalid number.
         """
         asked, settings = self.requests, self.settings
         self._check_count()
@@ -112,19 +112,19 @@ class Inputs:
         if holds_load(asked.trace):
             found = draw(read_load(asked.trace), asked.num_prompts, settings.seed)
         else:
-            # To skip what is bad is to skip what is too long.
+            # Skipping bad rows includes rows that are too long.
             longest = max_model_len if self.reading.skip_bad else None
             found = read_with_content(asked.trace, self.reading, longest)
         return self.taken(found, asked.trace)
 
     def taken(self, trace: Trace, path: str | PathLike[str]) -> Trace:
-        """The requests asked for of a trace, none of them longer than the model.
+        """The first requests of a trace, as many as are to be served, none longer than the model.
 
         Args:
-            path: What errors call the trace.
+            path: Name of the trace in errors.
 
         Raises:
-            UserError: It has fewer requests than are asked for, or one that is longer than the model.
+            UserError: The trace has fewer requests than requested, or one longer than the model.
         """
         self._check_count()
         found = _first(trace, self.requests.num_prompts)
@@ -136,13 +136,13 @@ class Inputs:
             require_count(self.requests.num_prompts)
 
     def workload(self, lengths: Trace) -> Workload:
-        """The requests with arrival times, declared max_tokens, and the users that wait for answers.
+        """The requests with arrival times, declared max_tokens, and the users of a closed loop.
 
         Args:
-            lengths: What ``lengths`` says, which may be read once for many rates.
+            lengths: Result of ``lengths``, which callers read once for many rates.
 
         Raises:
-            UserError: Arrivals, or what is asked for, cannot be.
+            UserError: Arrivals or another input are invalid.
         """
         seed = self.settings.seed
         requests = paced(lengths, self.pacing, seed)
@@ -150,13 +150,13 @@ class Inputs:
         return workload(requests, max_tokens=self.requests.declared_max_tokens, n=self.requests.n, users=waiting)
 
     def describe(self, work: Workload, trace_name: str | None = None) -> dict[str, Any]:
-        """How the workload was made, as JSON can say it.
+        """Origin of the workload, as JSON data.
 
         Args:
-            trace_name: Of a trace that is in no file.
+            trace_name: Name of a trace that is not in a file.
         """
         asked, pacing = self.requests, self.pacing
-        # The hash of the workload says which file it was; its folder changes nothing.
+        # The hash of the workload identifies the file; its folder has no effect.
         trace_name = asked.trace.name if asked.trace else trace_name
         origin = {"trace": trace_name} if trace_name else {"dataset": asked.dataset or DEFAULT_DATASET}
         rate = "inf" if pacing.request_rate == float("inf") else pacing.request_rate

@@ -1,8 +1,8 @@
-"""Documents of finished figures, found again by what they follow from.
+"""Store of finished figures' documents, found again by the hash of their inputs.
 
-A document says under ``follows_from`` the hash of everything that decides it: which figure it is, the lengths that it
-serves, the seeds, the code and numpy's version. A document with another hash is out of date and is made again. Its file also
-has the hash of its content: a damaged document is made again, too.
+A document has under ``follows_from`` the hash of everything that determines it: the figure, its lengths, its seeds, the
+code and numpy's version. A document with another hash is out of date and is made again. Its file also has the hash of
+its content, and a damaged document is made again, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...traces import LengthPairs
 
 _KEY, _CONTENT = "follows_from", "content_sha256"
 _PACKAGE = Path(__file__).parents[2]
-#: What decides a document; pictures do not.
+#: Files that determine a document; pictures do not.
 _FOLDERS = ("sim", "traces", "experiments")
 
 
@@ -30,21 +30,21 @@ def key(figure: str, exact: LengthPairs | None, seeds: tuple[int, ...] | None) -
     """The hash for a figure.
 
     Args:
-        exact: The pairs that it serves; None where it draws them, or serves none.
-        seeds: None where nothing is drawn.
+        exact: The pairs that it serves; None if it draws them or serves none.
+        seeds: None if nothing is drawn.
     """
     content = [figure, versions(), None if exact is None else _hash_of(exact), seeds]
     return _hash(content)
 
 
 def versions() -> dict[str, str]:
-    """What a result follows from besides its inputs: our code, and the numpy that draws and rounds."""
+    """Inputs of every result besides its own: the code of fragmeter, and numpy's version, which draws and rounds."""
     return {"fragmeter": __version__, "code_sha256": code_sha256(), "numpy": np.__version__}
 
 
 @cache
 def code_sha256() -> str:
-    """A hash of all code and all facts that a document may follow from."""
+    """A hash of all code and facts that a document depends on."""
     found = sha256()
     for folder in _FOLDERS:
         for path in sorted((_PACKAGE / folder).rglob("*")):
@@ -68,15 +68,15 @@ class Kept:
     """Documents in a folder, one file each.
 
     Args:
-        folder: None keeps nothing.
-        within: A folder in that folder, in which they are.
+        folder: None stores nothing.
+        within: Subfolder of the documents.
     """
 
     def __init__(self, folder: OutputFolder | None, within: str = "") -> None:
         self._folder, self._within = folder, within
 
     def find(self, name: str, key: str) -> dict[str, Any] | None:
-        """A document that follows from the same; None where there is none, or its file is damaged."""
+        """The stored document with this key; None if there is none, or its file is damaged."""
         if self._folder is None:
             return None
         try:
@@ -87,20 +87,20 @@ class Kept:
             return None
 
     def keep(self, name: str, key: str, document: dict[str, Any]) -> dict[str, Any]:
-        """The document with its key and the hash of its content; it is put into the folder, whole or not at all.
+        """Store the document with its key and the hash of its content; the file appears whole or not at all.
 
         Raises:
             UserError: It cannot be written.
         """
         document = document | {_KEY: key}
-        # The hash is of what a reader finds: the keys of JSON are texts.
+        # Hash the content as a reader parses it: keys of JSON are text.
         document[_CONTENT] = _hash(json.loads(as_json(document)))
         if self._folder is not None:
             self._folder.write(self._path(name), as_json(document))
         return document
 
     def within(self, name: str) -> Kept:
-        """What is kept in a folder of that name within this one: parts of a document that is made piece by piece."""
+        """A store in a subfolder of that name, for parts of a document that is made piece by piece."""
         return Kept(self._folder, f"{name}/")
 
     def _path(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Files that any flag of a command line names as inputs."""
+"""Input files named by the flags of a command line."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-#: What commands read of a folder.
+#: Files that commands read from a folder.
 _READ = (".json", ".parquet", ".npz")
 
 
 def named_files(**arguments: Any) -> dict[str, list[Path]]:
-    """Files that arguments of a command name, by the name of the argument or of its field.
+    """Files named by arguments of a command, by the name of the argument or of its field.
 
-    Values of ``name=value`` and of lists with commas count too, such as ``trace=a.csv,b.csv``. A result folder stands for
-    the tables and documents in it, and not for a page that was written into it; a text that names a folder, as --model
-    may, stands for the config.json in it: --policy orca-max does not read a folder of that name.
+    Values of ``name=value`` and of comma-separated lists count too, such as ``trace=a.csv,b.csv``. A result folder
+    stands for its tables and documents, but not for a page in it. A text argument that names a folder, such as --model,
+    stands for the config.json in it: --policy orca-max does not read a folder of that name.
     """
     found: dict[str, list[Path]] = {}
     for name, argument in arguments.items():
@@ -27,7 +27,7 @@ def named_files(**arguments: Any) -> dict[str, list[Path]]:
 
 
 def _paths(name: str, value: Any) -> Iterator[tuple[str, Path]]:
-    """What may name a file, with the field that has it."""
+    """Values that may name a file, each with its field."""
     if isinstance(value, Path):
         yield name, value
     elif isinstance(value, str):
@@ -53,5 +53,5 @@ def _is_file(path: Path) -> bool:
 def _files(path: Path) -> list[Path]:
     try:
         return [file for file in path.iterdir() if file.suffix in _READ] if path.is_dir() else [path]
-    except OSError:  # the command itself says that it cannot be read
+    except OSError:  # the command itself reports the unreadable file
         return []

@@ -1,4 +1,4 @@
-"""Output of the program: text for people, JSON for programs."""
+"""Output of the program: text for the terminal, JSON for programs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ...sim.types.errors import SettingError
 
 Item = TypeVar("Item")
 _RESULTS = Group("Results", sort_key=9)
-#: For flags that say where results go.
+#: For flags that name output files.
 RESULTS = Parameter(group=_RESULTS)
-#: For a flag that names a file, which may be standard output: a lone hyphen. Report refuses what looks like a flag.
+#: A flag that names a file; a lone hyphen is standard output. Report refuses values that look like flags.
 RESULT_FILE = Parameter(group=_RESULTS, allow_leading_hyphen=True)
-#: The flag that every verb has.
+#: The flag of every verb.
 JsonTarget = Annotated[
     str | None,
     Parameter(
@@ -39,7 +39,7 @@ _no_bars: ContextVar[bool] = ContextVar("no_bars", default=False)
 
 @contextmanager
 def no_bars() -> Iterator[None]:
-    """``track`` draws nothing in this block: what it would count is a part of what is counted elsewhere."""
+    """``track`` draws nothing in this block, because its items are part of another bar."""
     before = _no_bars.set(True)
     try:
         yield
@@ -48,11 +48,11 @@ def no_bars() -> Iterator[None]:
 
 
 class Count:
-    """A bar on standard error, if that is a terminal, that lets others print.
+    """A progress bar on standard error, if that is a terminal, that lets other code print.
 
     Args:
-        subject: What it says.
-        total: How often it advances.
+        subject: Its text.
+        total: Number of advances to the end.
     """
 
     def __init__(self, subject: str, total: int) -> None:
@@ -70,20 +70,20 @@ class Count:
             self._task = self._bar.add_task(subject, total=total)
 
     def advance(self) -> None:
-        """One more is done."""
+        """Count one item as done."""
         if self._bar:
             self._bar.advance(self._task)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Room for what is printed in this block."""
+        """Hide the bar while this block prints."""
         self._stop()
         yield
         self._start()
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Draws the bar in this block."""
+        """Draw the bar in this block."""
         self._start()
         try:
             with no_bars():
@@ -101,25 +101,25 @@ class Count:
 
 
 def track(items: Iterable[Item], subject: str, total: int) -> Iterable[Item]:
-    """The items; on a terminal a bar on standard error shows how many have come."""
+    """Yield the items; on a terminal a bar on standard error shows the progress."""
     if _no_bars.get() or not sys.stderr.isatty():
         return items
     return rich_track(items, subject, total=total, console=Console(stderr=True), transient=True)
 
 
 class Terminal(Console):
-    """Rich's console, which lets the program know that its reader has gone."""
+    """Rich's console, which raises the error when the reader of the output has closed it."""
 
     def on_broken_pipe(self) -> None:
-        """Called from within the handler of the error."""
+        """Called by rich while it handles the error."""
         raise
 
 
 class Report:
-    """Where one command reports to: text for people, or data for programs, or both.
+    """The output of one command: text for the terminal, data for programs, or both.
 
     Args:
-        json_target: A file that takes the data; ``-`` puts it on standard output, and the text nowhere.
+        json_target: File for the data; ``-`` prints the data on standard output and suppresses the text.
         files: The other files that the command writes, by flag; one of them may be standard output instead.
 
     Raises:
@@ -137,27 +137,27 @@ class Report:
         if len(on_stdout) > 1:
             raise SettingError(on_stdout[1], STDOUT, f"standard output has {on_stdout[0]} already; name a file")
         self._json_target = STDOUT if "json" in on_stdout else json_target
-        # Names may hold what looks like markup.
+        # Names may contain characters that rich reads as markup.
         self.console = Terminal(quiet=bool(on_stdout), highlight=False, markup=False, emoji=False)
 
     def say(self, text: str = "", style: str | None = None) -> None:
-        """A paragraph of text, wrapped to the terminal."""
+        """Print a paragraph, wrapped to the terminal."""
         self.console.print(text, style=style, markup=False)
 
     def line(self, text: str) -> None:
-        """A line that is not wrapped, however long."""
+        """Print a line without wrapping."""
         self.console.print(text, markup=False, soft_wrap=True)
 
     def point_to(self, label: str, path: str | os.PathLike[str]) -> None:
-        """Where something lies, on one line however long."""
+        """Print the path of an output, on one line."""
         self.line(f"{label}: {os.fspath(path)}")
 
     def data(self, document: Any) -> None:
-        """The command's data, when it is done."""
+        """Write the command's data at its end."""
         if self._json_target is not None:
             write_whole(self._json_target, as_json(document))
 
     def data_so_far(self, document: Any) -> None:
-        """The data of what is finished: into the file. A pipe or a device takes one document, at the end."""
+        """Write the data of finished items to the file. A pipe or a device gets one document, at the end."""
         if self._json_target is not None and not is_stream(self._json_target):
             self.data(document)

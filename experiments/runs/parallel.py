@@ -25,15 +25,15 @@ from ...sim.types.errors import MissingExtra, SettingError
 from ...sim.types.optional import not_none
 
 Result = TypeVar("Result")
-# A worker process takes about a second to start, a run some tenths of one.
+# A worker process takes about a second to start, a run some tenths of a second.
 _CASES_WORTH_A_WORKER = 4
 #: Seconds within which a cluster must answer.
 _ANSWER_S = 10
 #: Seconds after which a worker without work ends.
 _IDLE_S = 20
-#: Seconds between two looks of a worker at whether the process that started it is alive.
+#: Seconds between two checks by a worker of whether its parent process is alive.
 _LOOK_S = 1
-#: Calls that each worker of Ray is given at a time.
+#: Calls per worker of Ray at a time.
 _RAY_CALLS = 4
 _at_most: ContextVar[int | None] = ContextVar("at_most", default=None)
 
@@ -63,7 +63,7 @@ class Workers:
 
 @contextmanager
 def at_most(cores: int | None) -> Iterator[None]:
-    """Calls in this block use no more cores of this machine at a time, unless they say how many; None takes all."""
+    """Limit the cores of this machine that calls in this block use, unless a call sets its own number; None takes all."""
     before = _at_most.set(cores)
     try:
         yield
@@ -76,7 +76,7 @@ def _cores() -> int:
 
 
 def in_parallel(call: Callable[..., Result], jobs: Sequence[tuple[Any, ...]]) -> Iterator[Result]:
-    """What a function of a module returns for each job's arguments, in their order, whatever core it comes from."""
+    """The results of a module's function for each job's arguments, in the order of the jobs."""
     workers = min(_cores(), len(jobs) // _CASES_WORTH_A_WORKER)
     if workers < 2:
         yield from (call(*job) for job in jobs)
@@ -87,13 +87,13 @@ def in_parallel(call: Callable[..., Result], jobs: Sequence[tuple[Any, ...]]) ->
 def as_they_finish(
     call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], total: int, workers: Workers
 ) -> Iterator[Result]:
-    """What a function of a module returns for each job's arguments, as soon as it has.
+    """Yield the results of a module's function for each job's arguments, as they finish.
 
     Args:
-        jobs: ``total`` of them, made when a worker is about to be free.
+        jobs: ``total`` jobs, made when a worker is about to be free.
 
     Raises:
-        MissingExtra: The cluster's package is not there.
+        MissingExtra: The cluster's package is not installed.
         SettingError: No cluster answers.
     """
     if workers.engine == "dask":
@@ -126,7 +126,7 @@ def _on_cores(
 
 
 def _end_with(parent: int) -> None:
-    """Have this worker end soon after the process that started it, also where that is killed and cannot say so."""
+    """Make this worker exit soon after its parent process ends, even if that is killed."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -137,7 +137,7 @@ def _end_with(parent: int) -> None:
 
 
 def _on_dask(call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], workers: Workers) -> Iterator[Result]:
-    """Dask itself gives the work of a worker that dies to another."""
+    """Dask itself reassigns the jobs of a worker that dies."""
     try:
         from distributed import Client
     except ImportError:
@@ -154,7 +154,7 @@ def _on_dask(call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], worke
 
 
 def _on_ray(call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], workers: Workers) -> Iterator[Result]:
-    """Ray's backend hands out no results before all of a round are there; so the rounds are short."""
+    """Ray's backend returns no results before a whole round has finished, so the rounds are short."""
     try:
         import ray
         from ray.util.joblib import register_ray
@@ -163,7 +163,7 @@ def _on_ray(call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], worker
     address = not_none(workers.address)
     try:
         if address != "auto":
-            # Ray itself asks for a minute, and says on the way what it tries.
+            # Ray itself waits for a minute, and prints its attempts.
             host, _, port = address.removeprefix("ray://").rpartition(":")
             socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
         ray.init(address=address, log_to_driver=False, logging_level="error")
@@ -189,24 +189,24 @@ def _silent(engine: str, address: str | None) -> SettingError:
 
 
 def _cancel_quietly() -> None:
-    """Keep joblib from warning of tasks that were cancelled.
+    """Suppress joblib's warnings about cancelled tasks.
 
-    For good: a second Ctrl-C may leave its generator to be closed when every block here has been left.
+    The change is permanent: after a second Ctrl-C the generator may be closed when every block here has ended.
     """
     warnings.filterwarnings("ignore", message=".*have been cancelled.*")
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until the block is over; processes that start in it never see one.
+    """Delay Ctrl-C and SIGTERM until the block ends; processes started in it never receive one.
 
-    A terminal, or a supervisor, sends it to every process. Workers that died of it would print tracebacks and break
-    the pool before this process, which ends them all, had heard of it. They inherit the signals that are held.
+    A terminal or a supervisor sends the signal to every process. Workers that died of it would print tracebacks and
+    break the pool before this process, which ends them all, receives it. Workers inherit the blocked signals.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    # Its own start would let signals through again: that of Python, and of loky before joblib 1.6.
+    # The start by Python, and by loky before joblib 1.6, unblocks signals again.
     resource_tracker.ensure_running()
     loky_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})

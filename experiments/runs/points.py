@@ -1,4 +1,4 @@
-"""Finished points of a sweep: a file for each, found by the hash of its inputs."""
+"""Finished points of a sweep: one file each, found by the hash of its inputs."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from ...traces import Pacing, Trace, holds_load
 from .inputs import Inputs, Requests
 from .kept import Kept, versions
 
-#: Where a sweep, or a plan, keeps what is finished, in its folder.
+#: Subfolder of a sweep or a plan for finished points.
 POINTS = "points"
-#: Files of finished points, as a pattern: a key each.
+#: Pattern of the files of finished points, named by their keys.
 FINISHED = f"{POINTS}/{'[0-9a-f]' * 64}.json"
-#: All points of a sweep, in its folder.
+#: File of all points in the folder of a sweep.
 TABLE = "sweep.parquet"
 SWEEP = FolderKind("sweep", (TABLE, FINISHED))
-#: Workloads that are kept: of the points that stand side by side, most serve one or two.
+#: Cached workloads: most neighbouring points serve one or two of them.
 _KEPT = 4
 
 
 class Workloads:
-    """Makes workloads, and keeps the last few: points that differ in a policy serve the same."""
+    """Makes workloads and caches the last few, because points that differ in a policy serve the same workload."""
 
     def __init__(self) -> None:
         self._made = lru_cache(_KEPT)(self._make)
         self._lengths = lru_cache(_KEPT)(Inputs.lengths)
 
     def of(self, inputs: Inputs) -> Workload:
-        """What the inputs ask for.
+        """The workload of the inputs.
 
         Raises:
             UserError: As ``Inputs.lengths`` and ``Inputs.workload``.
@@ -56,7 +56,7 @@ class Workloads:
     def _make(self, inputs: Inputs) -> Workload:
         asked, settings = inputs.requests, inputs.settings
         if asked.trace is not None and not holds_load(asked.trace):
-            # A file says the same whatever the seed.
+            # A file gives the same requests for every seed.
             settings = replace(settings, seed=0)
         asked = Requests(trace=asked.trace, dataset=asked.dataset, num_prompts=asked.num_prompts)
         lengths: Trace = self._lengths(replace(inputs, requests=asked, settings=settings, pacing=Pacing()))
@@ -64,8 +64,10 @@ class Workloads:
 
 
 def key(inputs: Inputs, work: Workload, goal: Objectives | None = None) -> str:
-    """A hash of all that a run's summary follows from: settings, files that they name, requests, objectives, our code
-    and numpy's version."""
+    """A hash of everything that determines a run's summary.
+
+    The hash covers settings, the files that they name, requests, objectives, the code and numpy's version.
+    """
     settings = inputs.settings
     content = {
         "versions": versions(),
@@ -77,7 +79,7 @@ def key(inputs: Inputs, work: Workload, goal: Objectives | None = None) -> str:
 
 
 def _own_code(settings: Settings) -> Iterator[str]:
-    """Source files of a policy and an allocator of other packages: an edit makes another run."""
+    """Source files of a policy and an allocator of other packages: an edit changes the key."""
     found: list[Any] = [] if settings.policy in POLICIES else [policy(settings.policy)]
     found += [] if settings.allocator is None else [allocator(settings.allocator)]
     for each in found:
@@ -93,19 +95,19 @@ class Store:
     """The summaries of finished points, in the folder of a sweep or of a plan.
 
     Args:
-        folder: May hold an earlier one.
+        folder: May hold an earlier sweep or plan.
     """
 
     def __init__(self, folder: OutputFolder) -> None:
         self._kept = Kept(folder, f"{POINTS}/")
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """The summary of a point; None where it is not finished, or its file is damaged or of another point."""
+        """The summary of a point; None if it is not finished, or its file is damaged or belongs to another point."""
         found = self._kept.find(key, key)
         return None if found is None else found.get("summary")
 
     def keep(self, key: str, inputs: Inputs, summary: dict[str, Any]) -> None:
-        """Put the summary of a point there, whole or not at all.
+        """Store the summary of a point; the file appears whole or not at all.
 
         Raises:
             UserError: It cannot be written.
@@ -125,11 +127,12 @@ def row(inputs: Inputs, work_sha256: str, summary: Mapping[str, Any], axes: Iter
     """A point as one row: settings, then results.
 
     Args:
-        axes: Settings that have a column also where the point's policy does not read them.
+        axes: Settings that have a column even if the point's policy does not read them.
 
-    Where both have a name (``block_size``), it is what was asked, or else what it came to.
+    For a name that settings and results share (``block_size``), the row has the given setting, or else the resulting
+    value.
     """
-    # Which requests were refused is of a run, not of a table of runs.
+    # The refused requests belong to a run, not to a table of runs.
     results = {name: value for name, value in summary.items() if name != "refused_requests"}
     options = {name: inputs.settings.value(name) for name in axes if name in options_by_policy()}
     asked = dict(flat(columns(inputs) | options)) | {"workload_sha256": work_sha256}
@@ -137,7 +140,7 @@ def row(inputs: Inputs, work_sha256: str, summary: Mapping[str, Any], axes: Iter
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """What is within, by path: ``waste.window_s.0``. What is None is left out."""
+    """Nested values by path: ``waste.window_s.0``. None values are left out."""
     if isinstance(value, Mapping | list | tuple):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for inner, content in items:
@@ -147,7 +150,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def as_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Rows as a Parquet file, with every column that any of them has; the same rows are the same bytes."""
+    """Rows as a Parquet file, with every column of any row; the same rows give the same bytes."""
     names = dict.fromkeys(name for cells in rows for name in cells)
     content = BytesIO()
     pq.write_table(pa.table({name: [_cell(cells.get(name)) for cells in rows] for name in names}), content)

@@ -1,8 +1,9 @@
-"""How a parameter is fitted to one published value: by a scan, as responses wiggle at the finest scale.
+"""Fit of a parameter to one published value by a scan, because the response is not monotonic at the finest scale.
 
-A tick more or less reorders admissions, so bisection could be led astray. First come coarse steps, then fine
-ones where the published value is first crossed, and of these the nearest is taken, the smaller parameter on a
-tie: the same on every machine. A value that is never crossed takes the nearest of the coarse scan.
+A change of one tick can reorder admissions, so bisection can miss the crossing. The scan takes coarse steps, then fine
+steps where the published value is first crossed. It returns the parameter with the nearest value, the smaller one on a
+tie, so the result is the same on every machine. If the value is never crossed, the scan returns the nearest coarse
+step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def scan(
     """The parameter, in thousandths, with the value nearest to the published one, and all measured values.
 
     Args:
-        measure: The values at parameters in thousandths.
+        measure: Returns the values at parameters in thousandths.
     """
     values = measure(coarse)
     candidates = coarse

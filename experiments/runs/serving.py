@@ -1,4 +1,4 @@
-"""Prepares, serves and writes one load: shared by ``fragmeter simulate`` and ``fragmeter.simulate``."""
+"""Prepare, serve and write one load, for ``fragmeter simulate`` and ``fragmeter.simulate``."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from ...traces import Pacing, Trace
 from .inputs import Inputs
 from .unread import refuse_unread
 
-#: Requests/s of a drawn dataset, where nothing says when requests arrive.
+#: Requests/s of a drawn dataset without arrivals.
 DEFAULT_RATE = 1.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests that are about to be served, and what serves them.
+    """Requests to be served, and the replicas that serve them.
 
     Attributes:
-        inputs: What was asked; of a dataset without arrivals, at ``DEFAULT_RATE``.
+        inputs: The inputs; a dataset without arrivals has ``DEFAULT_RATE``.
         cluster: The replicas.
         work: The requests.
-        trace: What they were read from; None where they are drawn or were a workload already.
-        unpaced: Whether nothing said when requests arrive.
-        described: How the requests were made, for ``run.json``.
+        trace: The trace of the requests; None if they are drawn or were given as a workload.
+        unpaced: Whether the inputs have no arrivals.
+        described: Origin of the requests, for ``run.json``.
     """
 
     inputs: Inputs
@@ -46,10 +46,10 @@ class Load:
 
 
 def prepare(inputs: Inputs, cluster: Cluster = Cluster(), given: Trace | Workload | None = None) -> Load:
-    """Make a load ready, and refuse what nothing would read.
+    """Prepare a load, and refuse flags that nothing reads.
 
     Args:
-        given: Requests that are in memory, in place of those that the inputs name.
+        given: Requests in memory, in place of those of the inputs.
 
     Raises:
         UserError: Requests that cannot be made, or a flag that nothing reads.
@@ -70,10 +70,10 @@ def prepare(inputs: Inputs, cluster: Cluster = Cluster(), given: Trace | Workloa
 
 
 def refuse_for_cluster(cluster: Cluster, **recordings: object) -> None:
-    """Refuse to record several replicas: what is recorded is what one does.
+    """Refuse recordings with several replicas: a recording covers a single replica.
 
     Raises:
-        SettingError: Names the recording that was asked for.
+        SettingError: Names the requested recording.
     """
     for field, value in recordings.items():
         if value and cluster != Cluster():
@@ -85,7 +85,7 @@ def serve(load: Load, progress: Callable[[int], None] | None = None) -> Run | Cl
     """Serve a load to the last request, on one replica or on several.
 
     Args:
-        progress: Called now and then with how many requests have arrived.
+        progress: Called now and then with the number of arrived requests.
 
     Raises:
         UserError, SimulationFault: As ``sim.simulate``.
@@ -108,7 +108,7 @@ def serve_observed(load: Load, observers: Sequence[Observer], progress: Callable
 
 
 def summarize(run: Run | ClusterRun) -> dict[str, Any]:
-    """What ``summary.json`` says of a run."""
+    """The content of a run's ``summary.json``."""
     return cluster_summary(run) if isinstance(run, ClusterRun) else summary(run)
 
 
@@ -121,8 +121,8 @@ def write_result(
     """Write the result folder of a run.
 
     Args:
-        request: How the workload was made.
-        recordings: Of a single replica: what was recorded besides.
+        request: Origin of the workload.
+        recordings: Recordings of a single replica.
 
     Raises:
         UserError: As ``sim.metrics.result.write``.

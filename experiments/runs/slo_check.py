@@ -32,20 +32,20 @@ from ...sim.types.optional import not_none
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 
-#: Share of the requests at either end that is not counted.
+#: Share of the requests at either end that are not counted.
 _APART = 0.1
-#: Of the times at which a run tells its progress, one in so many is a look: about twenty looks a run.
+#: The check looks at one in this many progress reports of a run: about twenty looks per run.
 _LOOK_EVERY = 10
-#: Beyond any tick that a run can reach.
+#: Beyond any tick of a run.
 _NEVER = 1 << 62
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is asked of a replica.
+    """The goal of a replica.
 
     Attributes:
-        objectives: Of every request.
+        objectives: Objectives of every request.
         attainment: Share of the requests that must meet them all. DistServe (OSDI'24) plans for 90 %.
     """
 
@@ -55,7 +55,7 @@ class Goal:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What is known of the requests at some time. Times of unfinished requests are lower bounds.
+    """The state of the requests at some time. Times of unfinished requests are lower bounds.
 
     Attributes:
         first_token_ticks, finish_ticks: int64 [n].
@@ -72,10 +72,10 @@ class SloCheck:
     """Result of a run against its goal.
 
     Attributes:
-        meets: Whether it meets the goal.
-        counted: Requests that count.
-        met: How many of them meet every objective; of a run that was stopped early, at most so many.
-        missed: How many miss each, by name; of a run that was stopped early, at least so many.
+        meets: Whether the run meets the goal.
+        counted: Number of counted requests.
+        met: Counted requests that meet every objective; an upper bound for a run that was stopped early.
+        missed: Counted requests that miss each objective, by name; a lower bound for a run that was stopped early.
     """
 
     meets: bool
@@ -90,22 +90,22 @@ class SloCheck:
 
 
 def counted(n: int) -> slice:
-    """Which of ``n`` requests count."""
+    """Which of ``n`` requests are counted."""
     apart = floor(_APART * n)
     return slice(apart, n - apart)
 
 
 @lru_cache(maxsize=4)
 def compiled_cost(settings: Settings) -> StepCost:
-    """The step time of these settings; it remembers what it has compiled, which over many runs is most of the work."""
+    """The step cost of these settings. It caches its compilation, which over many runs is most of the work."""
     return build(settings).cost
 
 
 def check_slo(settings: Settings, work: Workload, goal: Goal, step_cost: StepCost | None = None) -> SloCheck:
-    """Serve a workload as far as it takes to know whether the goal is met.
+    """Serve a workload until the outcome of the goal is certain.
 
     Args:
-        step_cost: Used in place of the settings' own.
+        step_cost: Step cost in place of the settings' own.
 
     Raises:
         UserError, SimulationFault: As ``simulate``.
@@ -124,10 +124,10 @@ def check_run(run: Run, goal: Goal) -> SloCheck:
 
 
 def judged(work: Workload, goal: Goal, seen: Seen, over: bool) -> SloCheck | None:
-    """The check of what is known; None where it is not certain yet.
+    """The check of the known state; None if the outcome is not certain yet.
 
     Args:
-        over: Whether the run has ended, so that an unfinished request stays unfinished.
+        over: Whether the run has ended, so that unfinished requests stay unfinished.
     """
     count = counted(len(work))
     columns = (work.arrival_ticks, seen.first_token_ticks, seen.finish_ticks, work.output_tokens)
@@ -142,9 +142,9 @@ def judged(work: Workload, goal: Goal, seen: Seen, over: bool) -> SloCheck | Non
 
 
 def saturated_rate(settings: Settings, work: Workload, step_cost: StepCost | None = None) -> float | None:
-    """Requests/s that leave while always more are waiting: all are sent at once, and the later half's pace is taken.
+    """Requests/s of a replica that always has requests waiting: all requests arrive at once, and the later half sets the rate.
 
-    None where half of them have not left before the last one begins: so few do not fill the replica.
+    None if fewer than half of them finish before the last one starts: so few requests do not fill the replica.
     """
     at_once = replace(work, arrival_ticks=np.zeros(len(work), dtype=np.int64))
     times = request_times(simulate(settings, at_once, step_cost or compiled_cost(settings)))
@@ -172,7 +172,7 @@ class _Watch(Observer):
         self._engine = engine
 
     def look(self, arrived: int) -> None:
-        """Called with progress: end the run if the outcome is certain."""
+        """Progress callback: end the run if the outcome is certain."""
         self._notifications += 1
         if self._notifications % _LOOK_EVERY or self._work.shares or self._work.dialogue is not None:
             return
@@ -183,9 +183,9 @@ class _Watch(Observer):
 
 
 def seen_so_far(engine: Engine, work: Workload) -> Seen | None:
-    """What the ledger says of requests of one sequence each in mid-run; None before the first leap is over.
+    """The state of requests of one sequence each in mid-run, from the ledger; None before the first leap ends.
 
-    All of it refers to the end of the last complete leap. A request that has not begun by then has no token before it,
+    All times refer to the end of the last complete leap. A request that has not started by then has no token before it,
     and an unfinished request finishes no earlier.
     """
     n = len(work)
@@ -198,7 +198,7 @@ def seen_so_far(engine: Engine, work: Workload) -> Seen | None:
     begun = np.flatnonzero(residencies["start_ticks"] < known)
     index = residencies["index"][begun]
     first, finish = np.full(n, known), np.full(n, known)
-    # Backwards, so that of several residencies the first one stands.
+    # Backwards, so that the first of several residencies is kept.
     first[index[::-1]] = run_log.first_token_ticks[begun[::-1]]
     done = run_log.residency_release[begun] <= decode_step
     done &= ~np.isin(begun, run_log.evictions["residency"])

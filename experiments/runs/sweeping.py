@@ -1,4 +1,4 @@
-"""Runs the points of a sweep, each once, and stores the results as they finish."""
+"""Run the points of a sweep, each once, and store the results as they finish."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .unread import Unread
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a point: a summary, or why it cannot be run.
+    """Result of a point: a summary, or the reason why it cannot be run.
 
-    Errors travel as text: their own kind need not survive the way from another process.
+    Errors are text, because their classes may not survive the transfer from another process.
     """
 
     key: str
@@ -36,7 +36,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Swept:
-    """A point, the hash of its requests, and what became of it."""
+    """A point, the hash of its requests, and its result."""
 
     point: Point
     work_sha256: str
@@ -50,15 +50,15 @@ def sweep_points(
     goal: Objectives | None = None,
     checked: bool = False,
 ) -> list[Swept]:
-    """Run the points that the store has not, and put into it each that finishes.
+    """Run the points that are not in the store, and store each one that finishes.
 
     Args:
-        goal: Objectives of every request, for the summaries to say how many meet them.
-        checked: Whether the points are some of those that have been looked at for what none of them reads.
+        goal: Objectives of every request; summaries then have the rate of requests that meet them.
+        checked: Whether a larger set that includes these points was already checked for unread settings.
 
     Raises:
         UserError: Requests that cannot be made, or a setting that no point reads, before anything is run.
-        SimulationFault: A point fails by our fault.
+        SimulationFault: A point fails because of an internal fault.
     """
     workloads, unread = Workloads(), Unread()
     hashes, keys = [], []
@@ -92,7 +92,7 @@ def _run(
 
 
 def run_point(name: str, settings: Settings, work: Workload, goal: Objectives | None = None) -> Outcome:
-    """Serve a workload to its end and sum up, whatever of the settings is not read; never raises."""
+    """Serve a workload to its end and summarize it. Unread settings are not refused; errors are returned, never raised."""
     try:
         return Outcome(name, summary(simulate(only_read(settings, work), work), goal))
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Flags of all commands that read a trace, and the report of left-out rows."""
+"""Flags of all commands that read a trace, and the report of skipped rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from cyclopts import Group, Parameter
 
 from ...traces import Reading, Trace
 
-#: How a trace is read.
+#: Options for reading a trace.
 READING = Annotated[Reading, Parameter(name="*", group=Group("Reading a trace", sort_key=3))]
 
 
 def left_out_lines(trace: Trace | None) -> Iterator[str]:
-    """How many rows of a file are not in its trace, and why."""
+    """The number of rows of a file that are not in its trace, and the reasons."""
     if trace is not None and trace.left_out.failed:
         yield f"Left out: {trace.left_out.failed:,} requests that were not answered, as the file says itself."
     if trace is not None and trace.left_out.bad:

@@ -1,8 +1,8 @@
-"""Flags that a command was given and that nothing it runs reads: refused before anything runs.
+"""Refusal of flags that no run of a command reads, before anything runs.
 
-What runs read of their settings ``sim.engine.unread`` says. Here are the other parts of a command line: how a trace is read,
-when requests come, and what clients tell. In a sweep or a comparison it is enough that one of the runs that a flag was
-given for reads it; so a sweep over policies may have an axis that some of them lack.
+``sim.engine.unread`` covers the settings of a replica. This module covers the other parts of a command line: the
+reading of a trace, the arrivals, and the clients' declarations. In a sweep or a comparison one run that reads the flag
+is enough, so a sweep over policies may have an axis that some of them do not read.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .inputs import Inputs, Requests
 
 
 class Unread:
-    """What was given for some runs, and whether any of those reads it.
+    """Fields given for some runs, and whether any of the runs reads them.
 
     Args:
-        names: Fields that are looked at; None is all.
+        names: Fields to check; None checks all.
 
     Attributes:
         read: Fields that some run was given and reads.
@@ -41,7 +41,7 @@ class Unread:
         self._fields_read = cache(fields_read)
 
     def see(self, inputs: Inputs, work: Workload) -> None:
-        """A run that is to come, and what it serves.
+        """Add a planned run and its workload.
 
         Raises:
             UserError: An unknown model, or a trace that cannot be read.
@@ -55,10 +55,10 @@ class Unread:
                     self._unread.setdefault(name, SettingError(name, value, why))
 
     def refuse(self) -> None:
-        """Refuse what no run reads.
+        """Refuse fields that no run reads.
 
         Raises:
-            SettingError: Names the first such flag, why it is not read, and what to do.
+            SettingError: Names the first such field, the reason, and the remedy.
         """
         for name, error in self._unread.items():
             if name not in self.read:
@@ -84,10 +84,10 @@ class Unread:
         return f"{trace.name} {_NEEDED[name]}; leave it out"
 
 
-#: Fields of a command line that are not of the replica.
+#: Fields of a command line outside of the replica.
 LOAD_FIELDS = tuple(field.name for part in (Requests, Reading, Pacing) for field in fields(part))
 _READING = tuple(field.name for field in fields(Reading))
-#: What a trace is not where it does not read a field.
+#: The reason why a trace does not read a field.
 _NEEDED = {
     "skip_bad": "is a load, which has no rows",
     "tokenizer": "holds no ShareGPT texts",
@@ -98,7 +98,7 @@ _NEEDED = {
 
 
 def given(inputs: Inputs) -> Iterator[tuple[str, Any]]:
-    """Fields of all parts, by name, that ask for more than their defaults."""
+    """Fields of all parts, by name, with values other than their defaults."""
     for name, value in inputs.settings.given().items():
         if is_given(name, value):
             yield name, value
@@ -109,7 +109,7 @@ def given(inputs: Inputs) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_unread(runs: Iterable[tuple[Inputs, Workload]], names: Iterable[str] | None = None) -> None:
-    """Refuse what was given for some runs and none of those reads.
+    """Refuse fields that are given for some runs and that none of those runs reads.
 
     Args:
         names: As for ``Unread``.

@@ -1,7 +1,7 @@
-"""Two ways of doing the same, over the same seeds: by how much each metric moves, and how sure that is.
+"""Paired comparison of two settings over the same seeds: the difference of each metric, with a confidence interval.
 
-Runs with one seed serve the same requests, so what the requests differ by from seed to seed is in both and cancels in
-their difference (common random numbers). The mean difference has Student's t as its law, as far as it is normal.
+Runs with one seed serve the same requests, so variation between seeds cancels in their difference (common random
+numbers). For normal differences the mean difference follows Student's t distribution.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _HALVINGS = 60
 
 @dataclass(frozen=True)
 class Difference:
-    """How a metric differs between a base and another.
+    """The difference of a metric between a base and another setting.
 
     Attributes:
         base, other: Means over the runs.
-        difference: ``other`` less ``base``.
+        difference: ``other`` minus ``base``.
         interval: Confidence interval of the difference; None for a single pair.
     """
 
@@ -34,12 +34,12 @@ class Difference:
 
     @property
     def percent(self) -> float | None:
-        """The difference in percent of the base; None where that is 0."""
+        """The difference in percent of the base; None if the base is 0."""
         return 100 * self.difference / self.base if self.base else None
 
     @property
     def is_sure(self) -> bool | None:
-        """Whether the interval leaves out 0; None where there is none."""
+        """Whether the interval excludes 0; None without an interval."""
         return None if self.interval is None else not self.interval[0] <= 0 <= self.interval[1]
 
     def describe(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Difference:
 def differences(
     base: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]], confidence: float
 ) -> list[Difference]:
-    """Every metric that all runs have, run i of one side against run i of the other."""
+    """The difference of every metric that all runs have; run i of one side is paired with run i of the other."""
     names = [name for name in base[0] if all(name in run for run in (*base, *other))]
     columns = ((name, [run[name] for run in base], [run[name] for run in other]) for name in names)
     return [_difference(*column, confidence) for column in columns]
@@ -73,7 +73,7 @@ def _difference(name: str, base: Sequence[float], other: Sequence[float], confid
 
 
 def student_t(confidence: float, degrees: int) -> float:
-    """The t for which Student's variable of so many degrees of freedom lies in [-t, t] with that probability."""
+    """The t for which Student's t with this many degrees of freedom lies in [-t, t] with that probability."""
     low, high = 0.0, pi / 2
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""From the Parquet of a sweep to the points of its report: what tells series apart, and what each point came to."""
+"""The points of a sweep's report, from its Parquet file: series, and results of each point."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..runs.points import POINTS, TABLE
 
 #: Most series that remain distinguishable.
 MOST_SERIES = 12
-#: Settings that tell no series apart: what figures are drawn against, and what is averaged over.
+#: Settings that do not separate series: those on the axes of the figures, and those averaged over.
 _NO_AXES = ("request_rate", "seed")
 _RESULTS = ("request_throughput", "output_throughput", "p99_ttft_ms", "p99_tpot_ms", "median_tpot_ms")
 _GOAL = "goodput."
-#: What a page needs of the table. Settings and limits that it has besides may hold anything that is one value.
+#: Columns that a page needs. Other settings and limits may hold any single value.
 _TABLE = Declaration(
     {
         "policy": Column("text"),
@@ -39,15 +39,15 @@ _TABLE = Declaration(
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a folder was left by a sweep, at its end or before."""
+    """Whether a sweep, finished or not, wrote the folder."""
     return (folder / TABLE).is_file() or (folder / POINTS).is_dir()
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """The points that a sweep left in its folder.
+    """Read the points of a sweep from its folder.
 
     Raises:
-        UserError: It has not come to its end, or they are damaged, of another version, or none could be run.
+        UserError: The sweep is not finished, or its points are damaged, of another version, or none could be run.
     """
     path = folder / TABLE
     if not path.is_file():
@@ -68,7 +68,7 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def _axes(rows: pd.DataFrame) -> list[str]:
-    """Settings that differ where those before them do not, policy first, as long as series are few."""
+    """Settings that distinguish the series, policy first; one that adds no distinction or too many series is left out."""
     names = ["policy", *(name for name in PART_OF if name not in ("policy", *_NO_AXES) and name in rows)]
     chosen: list[str] = []
     for name in names:
@@ -102,7 +102,7 @@ def _points(rows: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
         "request_throughput": rows["request_throughput"],
         "p99_ttft_ms": rows["p99_ttft_ms"],
         "p99_tpot_ms": rows["p99_tpot_ms"],
-        # Where no output has a second token there is no speed.
+        # Without a second token in any output there is no speed.
         "tokens_per_s_per_user": np.divide(1e3, tpot_ms, out=np.full(len(rows), np.nan), where=tpot_ms > 0),
         "tokens_per_s_per_gpu": rows["output_throughput"] / gpus,
     }

@@ -1,6 +1,6 @@
 """A search of settings for the best of one result, by optuna's tree of Parzen estimators.
 
-    ask 8 trials -> run those that the store has not -> tell all 8, in their order -> ask 8 more -> ...
+    ask 8 trials -> run those that are not in the store -> tell all 8, in their order -> ask 8 more -> ...
 
 The next trials depend only on the seed and on the results of earlier rounds. They do not depend on the workers, their
 number, or the order in which trials finish. An interrupted search therefore asks for the same trials again, reads the
@@ -46,13 +46,14 @@ _METRIC_EXAMPLE = "is no number of the summary; name one as --json of simulate h
 
 @dataclass(frozen=True)
 class Axis:
-    """The values that a setting may take.
+    """The values of a setting in a search.
 
     Attributes:
-        text: As the user says it.
-        choices: One of these; None where it is a range.
-        first, last, step: The range, both ends included; whole numbers where all that is said are. None: any between.
-        log: Whether factors count, and not differences.
+        text: The axis as the user wrote it.
+        choices: The possible values; None for a range.
+        first, last, step: The range, both ends included; whole numbers if the user gave whole numbers. Step None: any
+            value between.
+        log: Whether the search samples the logarithm of the value.
     """
 
     text: str
@@ -64,15 +65,15 @@ class Axis:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """Values that tell whether any can be."""
+        """Values that show whether any value of the axis is valid."""
         return self.choices or (flag_text(self.first), flag_text(self.last))
 
     def distribution(self) -> BaseDistribution:
-        """As optuna has it."""
+        """The axis as optuna's distribution."""
         from optuna import distributions
 
         with catch_warnings():
-            # A step that does not lead to the last value ends below it, as that of a grid does.
+            # A step that does not lead to the last value ends below it, as in a grid.
             simplefilter("ignore", UserWarning)
             return self._distribution(distributions)
 
@@ -86,12 +87,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is searched for.
+    """The objective of a search.
 
     Attributes:
         metric: A number of the summary, by its path.
-        maximize: Whether more of it is better.
-        limits: The most that other numbers may be.
+        maximize: Whether larger values are better.
+        limits: Upper limits of other numbers.
     """
 
     metric: str
@@ -99,16 +100,16 @@ class Wanted:
     limits: Mapping[str, float]
 
     def value(self, swept: Swept) -> float | None:
-        """The metric of a trial; None where it could not be run.
+        """The metric of a trial; None if the trial could not be run.
 
         Raises:
-            SettingError: The summary has no such number.
+            SettingError: The summary has no number of that path.
         """
         return self._number(swept, self.metric, "maximize" if self.maximize else "minimize")
 
     def beyond(self, swept: Swept) -> dict[str, float]:
-        """By what share of each limit a trial is above it (of 0, by how much), below 0 where it is within."""
-        # Of a limit of 0 there are no shares.
+        """Excess of a trial over each limit, as a share of the limit (absolute for a limit of 0); negative within the limit."""
+        # A limit of 0 has no shares.
         return {
             name: (not_none(self._number(swept, name, "at_most")) - limit) / (abs(limit) or 1)
             for name, limit in self.limits.items()
@@ -124,7 +125,7 @@ class Wanted:
         return float(value)
 
     def best(self, found: Sequence[Swept]) -> list[int]:
-        """Places of the trials within all limits, the best first; of equal ones the first."""
+        """Indices of the trials within all limits, the best first; on a tie the earlier one first."""
         fit = [place for place, swept in enumerate(found) if self._fits(swept)]
         return sorted(fit, key=lambda place: not_none(self.value(found[place])) * (-1 if self.maximize else 1))
 
@@ -133,10 +134,10 @@ class Wanted:
 
 
 def search_axes(texts: Sequence[str]) -> dict[str, Axis]:
-    """Axes by name.
+    """Axes of a search by name.
 
     Raises:
-        SettingError: One that cannot be read, of no setting, or given twice.
+        SettingError: An axis is invalid, names no setting, or is given twice.
     """
     found: dict[str, Axis] = {}
     for text in texts:
@@ -183,15 +184,15 @@ def _is_whole(text: str) -> bool:
 
 
 def flag_text(value: str | float) -> str:
-    """A value as on a command line; fractions with six digits."""
+    """A value as text of a command line; fractions with six digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def limits(texts: Sequence[str]) -> dict[str, float]:
-    """Read METRIC=VALUE, the most that a number of the summary may be.
+    """Read METRIC=VALUE, the upper limit of a number of the summary.
 
     Raises:
-        SettingError: No such text, a value that is no number, or a metric given twice.
+        SettingError: The text has another form, the value is not a number, or a metric is given twice.
     """
     found: dict[str, float] = {}
     for text in texts:
@@ -214,14 +215,14 @@ def search(
     store: Store | None = None,
     goal: Objectives | None = None,
 ) -> list[Swept]:
-    """Run so many trials, in the order in which they were asked.
+    """Run the trials, in the order in which the estimator asks for them.
 
-    The seed of the search is that of the settings; ``goal`` is as of ``sweep_points``.
+    The seed of the search is that of the settings; ``goal`` is as in ``sweep_points``.
 
     Raises:
-        UserError: A value that cannot be, requests that cannot be made, or no such number in the summary.
-        MissingExtra: optuna is not there.
-        SimulationFault: A trial fails by our fault.
+        UserError: An invalid value, requests that cannot be made, or no number of that path in the summary.
+        MissingExtra: optuna is not installed.
+        SimulationFault: A trial fails because of an internal fault.
     """
     if not 1 <= trials <= MOST_TRIALS:
         raise SettingError("trials", trials, f"must be from 1 to {MOST_TRIALS}")
@@ -242,12 +243,12 @@ def search(
 
 
 def _refuse_unread(base: Inputs, axes: Mapping[str, Axis]) -> None:
-    """Refuse what no combination of the ends of the axes reads.
+    """Refuse settings that no combination of the ends of the axes reads.
 
     Raises:
-        SettingError: Names the first such setting.
+        SettingError: Names the first one.
     """
-    # Those of the replica change fastest: the requests of a combination are made once.
+    # Settings of the replica change fastest, so that each workload is made once.
     names = sorted(axes, key=lambda name: PART_OF[name] == "settings")
     left = {name for name, _ in given(base)} | axes.keys()
     unread, workloads = Unread(), Workloads()
@@ -256,7 +257,7 @@ def _refuse_unread(base: Inputs, axes: Mapping[str, Axis]) -> None:
             inputs = changed(base, dict(zip(names, ends, strict=True)))
             unread.see(inputs, workloads.of(inputs))
         except UserError:
-            # A trial that cannot be run says so by itself.
+            # A trial that cannot be run reports the reason itself.
             continue
         if left <= unread.read:
             return
@@ -290,7 +291,7 @@ def check_found(found: Sequence[Swept]) -> None:
     """Whether any trial could be run.
 
     Raises:
-        UserError: None could; says why the first could not.
+        UserError: No trial could be run; gives the reason for the first one.
     """
     if all(swept.outcome.error for swept in found):
         raise UserError(found[0].outcome.error)

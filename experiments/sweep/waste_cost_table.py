@@ -1,21 +1,23 @@
-"""What waste costs several settings, over the same seeds: runs, rows, a table and a page.
+"""Cost of each kind of waste for several settings over the same seeds, in requests/s.
 
-What each kind of waste costs: the requests/s of the same load, policy and GPU with that bucket's slots given back.
+For each bucket of waste, the same load runs on the same policy and GPU with the slots of that bucket returned to the
+pool: no sequence is charged for them, and the pool has room for that many more. With more room the policy behaves
+differently, so the number of returned slots is a fixed point. With s(P) the bucket's mean share of a pool of P blocks
+while requests wait, and C blocks in the GPU,
 
-Slots of a bucket that are given back are charged to no sequence: at every moment the pool has room for so many
-more. Without them the policy would do something else, so what they are is a fixed point. With s(P) the bucket's mean
-share of a pool of P blocks while requests wait, and C blocks in the GPU,
+    P (1 - s(P)) = C      the pool P in which everything outside the bucket takes C blocks
 
-    P (1 - s(P)) = C      the pool P in which all but that bucket takes C blocks: P' = C / (1 - s(P)), until it stands
+The iteration P' = C / (1 - s(P)) runs until P is stable. The balance is exact in the mean over time. It cannot be exact
+at every moment, because a sequence that returns a reserved slot needs it when its token comes. If the pools jump over
+the fixed point, as with buddy chunks, the result is interpolated linearly between the two neighbouring pools. An empty
+bucket costs exactly nothing. If another policy or block size gives the true cost, tests measure the error of this
+method. ``free`` and ``cached`` slots are available to every request, so they are not waste.
 
-It is exact in the mean over time, not at every moment. It cannot be exact at every moment: a sequence that
-gives a reserved slot away needs it when its token comes. Where pools jump over the fixed point, as those of buddy chunks do, what is said lies
-on the line between the two beside it. A bucket that is empty costs nothing, exactly. Where the truth is known, as
-another policy or block size, tests say how far off this is. ``free`` and ``cached`` slots are available to every
-request: no sequence gives them back.
+All requests arrive at the start. The measured time is the time in which some requests wait, before the server drains;
+the rate is the number of requests that finish in that time over its length. The result is the cost of waste on a full
+server; on a server that is not full, waste costs nothing.
 
-All requests are there at the start. What counts is the time in which some wait, before the server drains: requests
-that finish in it, over its length. So it is what memory costs a server that is full; one that is not it costs nothing.
+The module runs the simulations and makes the rows, the terminal table and the page.
 """
 
 from __future__ import annotations
@@ -47,16 +49,16 @@ from ..runs.output import track
 from ..runs.parallel import Workers, as_they_finish
 from ..runs.unread import refuse_unread
 
-#: Buckets that can be given back, one by one; ``ALL`` are they all at once, so that only live and free slots remain.
+#: Buckets that can be returned to the pool one by one; ``ALL`` returns all of them, so that only live and free slots remain.
 WASTE = ("reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded")
 ALL = "all"
-#: The pool stands once it moves by less than this share, or after so many rounds.
+#: The pool is stable once it moves by less than this share; the iteration also ends after this many rounds.
 _STANDS, _MOST_ROUNDS = 0.002, 12
 
 
 @dataclass(frozen=True, eq=False)
 class Saturated:
-    """A server for which some always wait.
+    """Results of a server while requests wait.
 
     Attributes:
         num_blocks: Its pool.
@@ -71,20 +73,20 @@ class Saturated:
     shares: dict[str, float]
 
     def share(self, buckets: Sequence[str]) -> float:
-        """What some buckets take of the pool."""
+        """Share of the pool in some buckets."""
         return sum(self.shares[bucket] for bucket in buckets)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a bucket costs.
+    """Cost of a bucket.
 
     Attributes:
-        bucket: Of ``WASTE``, or ``ALL``.
-        share: Its mean share of the pool that there is.
+        bucket: One of ``WASTE``, or ``ALL``.
+        share: Its mean share of the real pool.
         num_blocks: The pool size at which the slots outside the bucket are nearest to the slots of the GPU.
-        charged: Those slots, as a share of what there is: how well the pool stands.
-        request_throughput, output_throughput: Requests/s and tokens/s without it.
+        charged: Those slots, as a share of the GPU's slots: the accuracy of the fixed point.
+        request_throughput, output_throughput: Requests/s and tokens/s without the bucket.
     """
 
     bucket: str
@@ -96,14 +98,14 @@ class Cost:
 
 
 def waste_cost(settings: Settings, work: Workload) -> tuple[Saturated, list[Cost]]:
-    """The server as it is, and what each kind of waste costs it, those that are there.
+    """The server as it is, and the cost of each kind of waste that occurs.
 
     Args:
-        work: When its requests come does not count: all are there at the start.
+        work: The requests; their arrival times are ignored, all arrive at the start.
 
     Raises:
-        UserError: As ``simulate``; a request that the pool cannot hold, or so few that none ever waits,
-            or that none is finished while some do.
+        UserError: As ``simulate``; a request is larger than the pool, no request ever waits, or no request finishes
+            while others wait.
     """
     work = replace(work, arrival_ticks=np.zeros(len(work), dtype=np.int64), users=None)
     base = saturated(settings, work)
@@ -113,7 +115,7 @@ def waste_cost(settings: Settings, work: Workload) -> tuple[Saturated, list[Cost
 
 
 def _without(settings: Settings, work: Workload, base: Saturated, name: str, gone: list[str]) -> Cost:
-    """The fixed point, from every pool that was tried on the way."""
+    """The fixed point, from every pool tried by the iteration."""
     tried = {base.num_blocks: base}
     server = base
     for _ in range(_MOST_ROUNDS):
@@ -128,7 +130,7 @@ def _without(settings: Settings, work: Workload, base: Saturated, name: str, gon
 
 
 def _at_fixed_point(charged: dict[Saturated, float], rate: str) -> float:
-    """A rate where as much is charged as there is: between the pools beside it, or of the nearest."""
+    """A rate at the fixed point: interpolated between the pools on either side, or that of the nearest pool."""
     below, above = ({each: at for each, at in charged.items() if (at <= 1) == low} for low in (True, False))
     low = max(below, key=below.__getitem__)
     if not above:
@@ -139,7 +141,7 @@ def _at_fixed_point(charged: dict[Saturated, float], rate: str) -> float:
 
 
 def saturated(settings: Settings, work: Workload) -> Saturated:
-    """Serve requests that are all there at the start, and see what is done while some wait.
+    """Serve requests that all arrive at the start, and measure the rates while some wait.
 
     Raises:
         UserError: As ``waste_cost``.
@@ -170,7 +172,7 @@ def saturated(settings: Settings, work: Workload) -> Saturated:
 
 
 def _full_until(run: Run) -> int:
-    """When the last request that waits is taken."""
+    """Time at which the last waiting request is admitted."""
     rows = run.log.rows
     waiting = np.flatnonzero(rows["waiting"])
     if not len(waiting):
@@ -183,11 +185,11 @@ def _full_until(run: Run) -> int:
 
 
 Row = dict[str, Any]
-#: What a bucket's row is called in which nothing is gone.
+#: Bucket name of the row with nothing returned.
 AS_IT_IS = "none"
 _HOUR_S, _MILLION = 3600, 1_000_000
 _TITLE = "What waste costs"
-#: What the figures rest on.
+#: The basis of the figures.
 BASIS = (
     "All requests are there at the start, and what is done while some wait counts. Without a bucket the pool is so"
     " much larger that all but that bucket takes what there is, in the mean over time."
@@ -196,17 +198,19 @@ BASIS = (
 
 @dataclass(frozen=True)
 class Side:
-    """Settings that are asked, and what they are called."""
+    """One side of the comparison: settings and their label."""
 
     name: str
     inputs: Inputs
 
 
 def waste_costs(sides: Sequence[Side], seeds: int, workers: Workers, price: float | None = None) -> list[Row]:
-    """A row for each side and bucket, the first of each side with nothing gone; means over seeds from each side's on.
+    """One row for each side and bucket; the first row of each side has nothing returned. Values are means over the seeds.
+
+    Seeds start at each side's own.
 
     Args:
-        price: Of an hour of one GPU; None where not given.
+        price: Price of one GPU for an hour; None without a price.
 
     Raises:
         UserError: As ``waste_cost``; a setting that no side reads, before anything is run.
@@ -241,7 +245,7 @@ def _rows(side: Side, runs: Sequence[tuple[Saturated, dict[str, Cost]]], price: 
     bases = [base for base, _ in runs]
     rows = [_row(side.name, AS_IT_IS, [0.0] * len(runs), bases, bases, hour)]
     for bucket in dict.fromkeys(bucket for _, costs in runs for bucket in costs):
-        # Where a seed has none of it, it costs that seed nothing.
+        # A seed without slots in the bucket has no cost for it.
         without = [costs.get(bucket, base) for base, costs in runs]
         shares = [costs[bucket].share if bucket in costs else 0.0 for _, costs in runs]
         rows.append(_row(side.name, bucket, shares, without, bases, hour))
@@ -274,8 +278,11 @@ def _row(
 
 
 def tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """What the terminal shows, each with a column a side and a line a bucket: how many times the requests/s there are
-    without it, its share, and where there is a price what a million tokens cost without it."""
+    """The terminal tables, each with a column per side and a line per bucket.
+
+    The tables show the gain in requests/s without the bucket, its share, and with a price the cost of a million tokens
+    without it.
+    """
     rate = "request_throughput"
     yield _table(rows, "requests/s", lambda row: f"{row[rate]:.3f}", lambda row: f"x {row['gain']:.2f}")
     if any(row["without"] != AS_IT_IS for row in rows):
@@ -304,15 +311,15 @@ def _table(rows: Sequence[Row], what: str, base: Callable[[Row], str] | None, ce
 
 
 def page(rows: Sequence[Row], load: str, path: str | PathLike[str]) -> Path:
-    """Write the rows as a page, and say where it lies."""
+    """Write the rows as a page, and print its path."""
     return write_page(path, _TITLE, load, [Section(_TITLE, BASIS, [figures.waste_cost(rows)])])
 
 
 def check(seeds: int, price: float | None) -> None:
-    """Refuse what cannot be.
+    """Refuse invalid arguments.
 
     Raises:
-        SettingError: No seed, or a price that is none.
+        SettingError: No seed, or an invalid price.
     """
     if seeds < 1:
         raise SettingError("seeds", seeds, "must be 1 or more")

@@ -1,1 +1,1 @@
-"""A `vllm serve` command line: read, checked, and turned into a replica."""
+"""A `vllm serve` command line: parsed, checked, and converted to the settings of a replica."""

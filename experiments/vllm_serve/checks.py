@@ -1,4 +1,4 @@
-"""What vLLM checks when it starts, in its order and in its words, with the numbers of the reckoning."""
+"""vLLM's start-up checks, in vLLM's order and wording, with the computed numbers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why the engine does not start.
+    """A failed start-up check.
 
     Attributes:
         kind: "parallel", "batch", "length", "weights", "free memory", "no KV cache" or "KV cache".
-        text: In vLLM's words, with the numbers of the reckoning.
+        text: vLLM's message, with the computed numbers.
     """
 
     kind: str
@@ -33,11 +33,11 @@ class Refusal:
 
 
 def refusal(launch: Launch, any_length: bool = False, allow_long: bool = False) -> Refusal | None:
-    """The first complaint of vLLM's start-up; None where it starts.
+    """The first failed check of vLLM's start-up; None if it starts.
 
     Args:
-        any_length: Whether it may take the longest sequence that fits, were it one token.
-        allow_long: Whether sequences longer than the model's are let through (VLLM_ALLOW_LONG_MAX_MODEL_LEN=1).
+        any_length: Whether the line takes the longest sequence that fits, even a single token.
+        allow_long: Whether sequences longer than the model's limit are allowed (VLLM_ALLOW_LONG_MAX_MODEL_LEN=1).
     """
     return next((found for found in _complaints(launch, any_length, allow_long) if found is not None), None)
 
@@ -52,7 +52,7 @@ def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[
 
 
 def undivided(launch: Launch) -> Refusal | None:
-    """The complaint of ranks or stages that cannot share the model."""
+    """The failed check of ranks or stages that do not divide the model."""
     model, ranks = launch.model, launch.tensor_parallel
     if model.num_heads % ranks:
         heads = f"Total number of attention heads ({model.num_heads})"
@@ -66,7 +66,7 @@ def undivided(launch: Launch) -> Refusal | None:
 
 
 def too_few_tokens(launch: Launch) -> Refusal | None:
-    """The complaint of a step that is smaller than the sequences in it."""
+    """The failed check of a token budget that is smaller than the number of sequences in a step."""
     tokens, seqs = launch.max_num_batched_tokens, launch.max_num_seqs
     if tokens >= seqs:
         return None

@@ -1,10 +1,11 @@
-"""A pasted ``vllm serve`` command line: found in what stands around it, split into flags, and its values read.
+"""Parser of a pasted ``vllm serve`` command line: find it in the surrounding text, split it into flags, read the values.
 
-Understood are ``vllm serve MODEL ...``, ``python -m vllm.entrypoints.openai.api_server ...`` and
-``docker run ... vllm/vllm-openai:TAG ...``, with environment assignments in front, line continuations, dashes
-or underscores, ``--flag value`` or ``--flag=value``, and flags shortened as far as they stay unique.
+The parser accepts ``vllm serve MODEL ...``, ``python -m vllm.entrypoints.openai.api_server ...`` and ``docker run ...
+vllm/vllm-openai:TAG ...``, with environment assignments in front, line continuations, dashes or underscores, ``--flag
+value`` or ``--flag=value``, and flags shortened as far as they stay unique.
 
-The flags of ``vllm serve``, by what they mean for memory: as of vLLM 0.33, with names that have gone since 0.8.
+Flags are classified by their effect on memory and scheduling. The list is as of vLLM 0.33, with names removed since
+0.8.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ SHORT = {
     "r": "node-rank",
 }
 
-#: What these change is not reckoned: name, whether a value follows, what it is.
+#: Flags without a simulated effect: name, whether a value follows, description.
 NOT_SIMULATED = {
     "speculative-config": (True, "a draft model takes memory and slots"),
     "speculative-model": (True, "a draft model takes memory and slots"),
@@ -95,7 +96,7 @@ NOT_SIMULATED = {
     "enable-sleep-mode": (False, "an allocator of its own"),
 }
 
-#: Flags with a value that change neither memory nor what is scheduled.
+#: Flags with a value and no effect on memory or scheduling.
 IGNORED = set(
     """
     additional-config allowed-headers allowed-local-media-path allowed-media-domains allowed-methods allowed-origins
@@ -119,7 +120,7 @@ IGNORED = set(
     """.split()
 )
 
-#: Flags without a value that change neither.
+#: Flags without a value and without an effect on either.
 IGNORED_SWITCHES = set(
     """
     allow-credentials allow-deprecated-quantization async-scheduling calculate-kv-scales data-parallel-external-lb
@@ -161,7 +162,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _TAG = re.compile(r"vllm-openai:(v?\d{1,4}\.\d{1,4})")
 _NUMBER = re.compile(r"-?[\d.]+[kKmMgGtT]?")
 _OPTIMIZATION = re.compile(r"^-O(\d)$")
-#: Where a shell goes on to something else; redirections too.
+#: Tokens at which a shell starts another command; redirections too.
 _SHELL_ENDS = re.compile(r"[|;&].*|\d?>.*|<")
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MODULE = "vllm.entrypoints.openai.api_server"
@@ -169,15 +170,15 @@ _MODULE = "vllm.entrypoints.openai.api_server"
 
 @dataclass(frozen=True)
 class ServeLine:
-    """What a command line says.
+    """A parsed command line.
 
     Attributes:
-        model: As it is written, a repository or a path.
+        model: As written, a repository or a path.
         flags: Values of the flags that are read, by name; switches are booleans.
-        ignored: Flags that change neither memory nor what is scheduled.
+        ignored: Flags that change neither memory nor scheduling.
         not_simulated: Flags without an effect in the simulation.
-        environment: Variables assigned in front of the program, or handed to the container.
-        version: Major and minor number of vLLM, where a container's tag says it.
+        environment: Variables assigned in front of the program, or passed to the container.
+        version: Major and minor number of vLLM, from a container's tag.
     """
 
     model: str
@@ -188,7 +189,7 @@ class ServeLine:
     version: tuple[int, int] | None = None
 
     def text(self, name: str, default: str) -> str:
-        """The value of a flag as it is written."""
+        """The value of a flag as written."""
         return str(self.flags.get(name, default))
 
     def switch(self, name: str, default: bool = False) -> bool:
@@ -202,10 +203,10 @@ class ServeLine:
     def whole(self, name: str, default: None = None) -> int | None: ...
 
     def whole(self, name: str, default: int | None = None) -> int | None:
-        """A whole number; ``8k`` is 8,000 and ``8K`` 8,192, as vLLM has them.
+        """A whole number; ``8k`` is 8,000 and ``8K`` is 8,192, as in vLLM.
 
         Raises:
-            SettingError: It is none, or below 1.
+            SettingError: The value is not a number, or is below 1.
         """
         if name not in self.flags:
             return default
@@ -229,11 +230,11 @@ class ServeLine:
 
 
 def pasted(text: str) -> str:
-    """The text, or what the file of that name holds."""
+    """The text, or the content of the file of that name."""
     try:
         return Path(text).read_text("utf-8") if "\n" not in text and Path(text).is_file() else text
     except (OSError, UnicodeDecodeError):
-        # A long line is no name of a file.
+        # A long line is not a file name.
         return text
 
 
@@ -241,7 +242,7 @@ def parse_serve(text: str) -> ServeLine:
     """Read a pasted command line.
 
     Raises:
-        SettingError: It starts no server, has a flag that vLLM does not know, or lacks a value or the model.
+        SettingError: The line starts no server, has a flag that vLLM does not have, or lacks a value or the model.
     """
     words = _words(text)
     start = _start(words)
@@ -267,7 +268,7 @@ def _words(text: str) -> list[str]:
 
 
 def _start(words: Sequence[str]) -> int:
-    """Where the server's arguments begin."""
+    """Index of the first argument of the server."""
     for place, (word, after) in enumerate(pairwise(words)):
         if word.rsplit("/", 1)[-1] == "vllm" and after == "serve" or word == "-m" and after == _MODULE:
             return place + 2
@@ -288,7 +289,7 @@ def _short(text: str) -> str:
 
 
 class _Reader:
-    """Goes through the arguments once."""
+    """Reads the arguments in one pass."""
 
     def __init__(self, words: list[str]) -> None:
         self._left = words[::-1]
@@ -298,7 +299,7 @@ class _Reader:
         self._not_simulated: list[str] = []
 
     def line(self, environment: dict[str, str]) -> ServeLine:
-        """All words, read; ``environment`` is what stood before the program."""
+        """The parsed line; ``environment`` has the assignments in front of the program."""
         while self._left:
             word = self._left.pop()
             if word.startswith("-") and not _NUMBER.fullmatch(word):
@@ -346,7 +347,7 @@ class _Reader:
 
 
 def _resolved(written: str) -> tuple[str, bool]:
-    """The flag's full name, and whether ``--no-`` turns it off; raises SettingError for what vLLM does not know."""
+    """The flag's full name, and whether ``--no-`` turns it off; raises SettingError for a flag that vLLM does not have."""
     bare = written.lstrip("-").split(".", 1)[0]
     name = bare.replace("_", "-")
     name = SHORT.get(name, name)

@@ -1,4 +1,4 @@
-"""What vLLM's own start-up log says of the KV cache, pasted: it counts in place of the reckoning."""
+"""The KV cache size from a pasted vLLM start-up log, which replaces the computed size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...sim.types.optional import not_none
 
 Found = TypeVar("Found")
 GIB = 1 << 30
-#: Numbers as a log has them; one with more digits than any cache has is none.
+#: Numbers in a log; one with more digits than any cache size has is ignored.
 _COUNT, _DECIMAL = r"(\d[\d,]{0,20})(?![\d,])", r"(-?\d{1,12}(?:\.\d*)?)"
 _BLOCKS = re.compile(rf"# (?:GPU|CUDA) blocks: {_COUNT}|num_gpu_blocks is: {_COUNT}", re.ASCII)
 _TOKENS = re.compile(rf"GPU KV cache size: {_COUNT} tokens", re.ASCII)
@@ -23,7 +23,7 @@ _MEMORY = re.compile(rf"Available KV cache memory: {_DECIMAL} GiB|reserved for K
 
 @dataclass(frozen=True)
 class StartupLog:
-    """The lines that were found; None for each that was not.
+    """The lines found in a log; None for each absent line.
 
     Attributes:
         num_blocks: ``# GPU blocks: 1234``.
@@ -38,7 +38,7 @@ class StartupLog:
     memory_bytes: int | None
 
     def kv_cache_bytes(self, launch: Launch) -> int:
-        """The KV cache of the GPU that has the least, by the line that says it most exactly."""
+        """The smallest KV cache of any GPU, from the most exact line."""
         block_bytes = capacity(launch).stage.block_bytes
         if self.num_blocks is not None:
             return self.num_blocks * block_bytes
@@ -54,10 +54,10 @@ def _blocks(launch: Launch, tokens: int, sequences: float) -> int:
 
 
 def read_log(text: str) -> StartupLog:
-    """The lines of a start-up log that say how large the KV cache is; of several, the last.
+    """The lines of a start-up log with the size of the KV cache: the last of each kind, but the smallest memory.
 
     Raises:
-        SettingError: None of them does.
+        SettingError: The log has no line of this kind.
     """
     concurrency = [(_whole(tokens), float(sequences)) for tokens, sequences in _CONCURRENCY.findall(text)]
     memory = [int(float(one or other) * GIB) for one, other in _MEMORY.findall(text)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...sim.spec import ModelSpec, model, model_names
 from ...sim.types.errors import SettingError
 
-#: Repositories with the shape of a preset that they are not named after.
+#: Repositories with the shape of a preset under another name.
 _ALIKE = {
     "llama-3.3-70b": "llama-3.1-70b",
     "llama-4-scout-17b-16e": "llama-4-scout",
@@ -21,7 +21,7 @@ _ALIKE = {
     "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
     "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
 }
-#: What a quantised repository's name ends with, and the format of its weights.
+#: Suffixes of quantised repositories' names, and the format of their weights.
 _QUANTIZED = (
     (re.compile(r"-awq(-int4)?$"), "awq"),
     (re.compile(r"-gptq(-int4|-4bit)?$"), "gptq"),
@@ -33,10 +33,10 @@ _TUNED = re.compile(r"-(instruct|chat|hf|it|base)(?=-|$)")
 
 
 def served_model(name: str) -> ModelSpec:
-    """The shape of the model that is called ``name`` on a command line.
+    """The shape of the model with this name on a command line.
 
     Raises:
-        SettingError: It is neither a path, nor a preset, nor a repository with the shape of one.
+        SettingError: The name is not a path, a preset, or a repository with the shape of a preset.
     """
     if name in model_names() or Path(name).exists():
         return model(name)
@@ -49,7 +49,7 @@ def served_model(name: str) -> ModelSpec:
 
 
 def _preset(name: str) -> tuple[str | None, str | None]:
-    """Preset of that repository, and the number format that the repository's name ends with."""
+    """Preset of that repository, and the number format in the suffix of its name."""
     bare = name.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-")
     quantization = None
     for pattern, form in _QUANTIZED:

@@ -1,4 +1,4 @@
-"""What would start a command line that does not: single changes, each held to the same checks."""
+"""Remedies for a command line that does not start: single changes, checked in the same way."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from ...sim.spec.launch import Launch, longest_model_len
 from .checks import refusal, too_few_tokens, undivided
 
-#: The most ranks that are looked at.
+#: Largest number of ranks tried.
 _MOST_RANKS = 64
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change with which the same reckoning starts, all else as it is."""
+    """A single change with which the same line starts."""
 
     flag: str
     value: str
@@ -22,7 +22,9 @@ class Remedy:
 
 
 def remedies(launch: Launch, any_length: bool = False) -> list[Remedy]:
-    """What would start it: fewest ranks, longest sequence, fp8 KV cache, fp8 weights, lowest utilisation, tokens."""
+    """Changes with which the line starts: fewest ranks, longest sequence, fp8 KV cache, fp8 weights, lowest
+    utilization, tokens.
+    """
     found = [
         _first("--tensor-parallel-size", _ranks(launch), any_length),
         _first("--max-model-len", _lengths(launch), any_length),
@@ -43,7 +45,7 @@ def _first(flag: str, candidates: Candidates, any_length: bool) -> Remedy | None
 
 
 def _ranks(launch: Launch) -> Candidates:
-    """From the fewest above those asked for; where those cannot share the model at all, from one."""
+    """Numbers of ranks above the given one, ascending; from one if the given ranks do not divide the model."""
     least = 1 if undivided(launch) else launch.tensor_parallel + 1
     for ranks in range(least, _MOST_RANKS + 1):
         yield ranks, replace(launch, tensor_parallel=ranks)
@@ -68,7 +70,7 @@ def _fp8_weights(launch: Launch) -> Candidates:
 
 
 def _utilizations(launch: Launch) -> Candidates:
-    """Hundredths, from the nearest to what is asked for."""
+    """Utilizations in hundredths, nearest to the given one first."""
     asked = launch.gpu_memory_utilization
     for share in sorted((percent / 100 for percent in range(1, 100)), key=lambda share: abs(share - asked)):
         if share != asked:

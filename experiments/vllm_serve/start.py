@@ -1,4 +1,4 @@
-"""What vLLM makes of a pasted command line on a GPU: every value that decides how much KV cache there is."""
+"""A pasted command line on a GPU with vLLM's defaults filled in: every value that determines the size of the KV cache."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _DTYPES = ("auto", "half", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Started:
-    """A command line with everything that vLLM fills in.
+    """A command line with every default that vLLM fills in.
 
     Attributes:
-        line: What was pasted.
-        launch: What decides how much KV cache there is; ``max_model_len`` is the model's where the line has none.
+        line: The pasted line.
+        launch: The values that determine the size of the KV cache; ``max_model_len`` is the model's if the line has
+            none.
         fits_length: Whether ``--max-model-len auto`` takes the longest that fits.
         replicas: Engines side by side (``--data-parallel-size``), each on GPUs of its own.
     """
@@ -37,7 +38,7 @@ class Started:
     replicas: int
 
     def settings(self) -> Settings:
-        """The line as ``fragmeter simulate`` takes it, with the pool that was reckoned."""
+        """The line as settings of ``fragmeter simulate``, with the computed pool."""
         launch, deployment = self.launch, self.launch.deployment
         own = deployment.quantization == model(launch.model.name).quantization
         return settings(
@@ -59,14 +60,14 @@ class Started:
 
 
 def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: StartupLog | None = None) -> Started:
-    """What vLLM makes of a command line on that GPU.
+    """A command line with vLLM's defaults on that GPU.
 
     Args:
         model_name: Preset or ``config.json`` that gives the shape, in place of the model that the line names.
-        log: What the engine itself logged; its KV cache counts in place of the reckoning's.
+        log: The engine's own log; its KV cache size replaces the computed one.
 
     Raises:
-        SettingError: A value cannot be, or is not understood.
+        SettingError: A value is invalid or not understood.
     """
     shape = _shape(line, model_name)
     card = gpu(gpu_name)

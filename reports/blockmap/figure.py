@@ -1,4 +1,4 @@
-"""The block map: every physical block of the pool over time, coloured by what it holds and for which request."""
+"""The block map: every physical block of the pool over time, coloured by its contents and its request."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def block_map(
     follows: bool = True,
     drawn: Picture | None = None,
 ) -> go.Figure:
-    """A picture of ``found``: time to the right, block 0 on top, a pixel for each block and moment that was recorded.
+    """The block map of ``found``: time to the right, block 0 on top, one pixel for each recorded block and moment.
 
     Args:
-        requests: int64 [sequences], the request of each sequence; None where each is a request of its own.
-        follows: Whether the pointer is followed, on a layer thinned to some thousand cells; a page that reads the
-            pixels back has no need of it.
-        drawn: The picture, where it is there already.
+        requests: int64 [sequences], the request of each sequence; None if each sequence is a request of its own.
+        follows: Whether hover text follows the pointer, on a layer thinned to some thousand cells; a page that reads
+            the pixels back does not need it.
+        drawn: The picture, if it is already made.
     """
     holders = request_of(found, requests)
     drawn = picture(found, holders) if drawn is None else drawn
@@ -99,7 +99,7 @@ def _subtitle(found: BlockMap, drawn: Picture) -> str:
 
 
 def _legend(figure: go.Figure, found: BlockMap) -> None:
-    """A square for each kind of block that there is; they are no data."""
+    """A legend square for each kind of block that occurs; the squares are not data."""
     present = np.bincount(found.bucket.ravel(), minlength=len(KINDS))
     for number, kind in enumerate(KINDS):
         if present[number]:
@@ -114,7 +114,7 @@ def _legend(figure: go.Figure, found: BlockMap) -> None:
 
 
 def _preemptions(figure: go.Figure, found: BlockMap, requests: np.ndarray | None) -> None:
-    """A mark on the upper edge for each preemption; of many some, evenly chosen."""
+    """A mark on the upper edge for each preemption; evenly chosen ones if there are many."""
     count = len(found.preempted_ticks)
     if not count:
         return
@@ -170,7 +170,7 @@ def _hover_text(found: BlockMap, holders: np.ndarray, column: int, row: int) -> 
 
 
 def _numbers(found: BlockMap, columns: Iterable[int]) -> Numbers:
-    """The ledger at some of the moments, in percent of the pool, and the blocks given up to preemptions."""
+    """The ledger at some of the moments, in percent of the pool, and the blocks freed by preemptions."""
     used = [place for place in range(len(BUCKETS)) if found.census_slots[:, place].any()]
     capacity = found.census_slots.sum(axis=1)
     given_up = (found.bucket == GIVEN_UP).mean(axis=1)

@@ -3,11 +3,11 @@
 A pixel's palette index gives the state of the block, and the shade of the request that holds it:
 
     held      index = kind * SHADES + shade       live, reserved, over_estimate, block_tail, round_up, finished_hold
-              shade = request * _STRIDE modulo SHADES, so that requests that follow each other differ
+              shade = request * _STRIDE modulo SHADES, so that consecutive requests differ
     others    one index each, after those         stranded, cached, free, and free since a preemption
 
-Without shades the index is the kind. Each index has a colour of its own, so that a picture can be read back; in the
-light and in the dark form.
+Without shades the index is the kind. In the light and in the dark form each index has a colour of its own, so that a
+program can read a picture back.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ KIND_LABELS: dict[str, str] = {bucket: bucket.replace("_", " ") for bucket in BU
     "given_up": "free since a preemption"
 }
 _HELD_KINDS = KINDS.index("stranded")
-#: Coprime to SHADES, so that requests that follow each other are far apart.
+#: Coprime to SHADES, so that consecutive requests are far apart.
 _STRIDE = 5
 
-#: Hue in degrees, lightness and saturation in percent: of the light form, then of the dark one; and by how much hue
-#: and lightness wander around these from shade to shade.
+#: Hue in degrees, lightness and saturation in percent: of the light form, then of the dark one; and the range of hue
+#: and lightness around these over the shades.
 _BASE: dict[str, tuple[tuple[float, float, float], tuple[float, float, float], float, float]] = {
     "live": ((216, 37, 68), (214, 55, 66), 21, 13),
     "reserved": ((211, 84, 64), (213, 27, 42), 16, 4),
@@ -47,28 +47,28 @@ _BASE: dict[str, tuple[tuple[float, float, float], tuple[float, float, float], f
 
 
 def palette(is_dark: bool = False) -> list[str]:
-    """A colour for every index, as ``#rrggbb``; no two are alike."""
+    """A distinct colour for every index, as ``#rrggbb``."""
     held = [_colour(kind, shade, is_dark) for kind in KINDS[:_HELD_KINDS] for shade in range(SHADES)]
     return [*held, *plain_palette(is_dark)[_HELD_KINDS:]]
 
 
 def plain_palette(is_dark: bool = False) -> list[str]:
-    """A colour for every kind, as ``#rrggbb``; of those that a request holds, none of the shades'."""
+    """A colour for every kind, as ``#rrggbb``; for kinds held by a request the base colour, which is not one of the shades."""
     return [_hex(*(_BASE[kind][1] if is_dark else _BASE[kind][0])) for kind in KINDS]
 
 
 def legend_colour(kind: str) -> str:
-    """The colour that stands for a kind, in its light form."""
+    """The legend colour of a kind, in its light form."""
     return _hex(*_BASE[kind][0])
 
 
 def legend_colours() -> dict[str, str]:
-    """Light form to dark form of what ``legend_colour`` gives."""
+    """Map from the light form to the dark form of each ``legend_colour``."""
     return {legend_colour(kind): _hex(*_BASE[kind][1]) for kind in KINDS}
 
 
 def indices(kind: np.ndarray, request: np.ndarray) -> np.ndarray:
-    """The palette index of each pixel, uint8; ``request`` is ``NO_SEQUENCE`` where there is none."""
+    """The palette index of each pixel, uint8; ``request`` is ``NO_SEQUENCE`` for blocks without a request."""
     shade = np.where(request == NO_SEQUENCE, 0, request * _STRIDE % SHADES)
     own = kind.astype(np.int64)
     others = _HELD_KINDS * (SHADES - 1) + own
@@ -78,7 +78,7 @@ def indices(kind: np.ndarray, request: np.ndarray) -> np.ndarray:
 def _colour(kind: str, shade: int, is_dark: bool) -> str:
     light, dark, hue_width, lightness_width = _BASE[kind]
     hue, lightness, saturation = dark if is_dark else light
-    # Six hues at two levels, no two shades alike.
+    # Six hues at two lightness levels, all shades distinct.
     step, level = divmod(shade, 2)
     hue += hue_width * (step / 2.5 - 1)
     lightness += lightness_width * (level * 2 - 1) * (0.75 + 0.05 * step)

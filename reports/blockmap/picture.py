@@ -1,20 +1,20 @@
-"""The picture of a block map, in a budget of bytes: which columns are drawn, and whether requests have shades.
+"""The picture of a block map within a budget of bytes: selection of the columns, and of shades for requests.
 
-Noise costs bytes. With 100,000 requests over 983 blocks and 2,000 columns a request holds a block for 1.1 columns, so
-no pixel predicts the next one:
+Noise compresses badly. With 100,000 requests over 983 blocks and 2,000 columns a request holds a block for 1.1 columns,
+so no pixel predicts the next one:
 
     twelve shades                  992 kB      deflated at level 7; at 9: 989, by columns 978, filtered 895 and more
     six, three, two shades         787, 588, 475 kB (at level 9)
     one colour a kind, 8 bits      316 kB      at 9: 290, in 7.4 s of CPU time
     one colour a kind, 4 bits      290 kB      in 0.4 s
 
-So shades go before columns do, but where a request's band is wide enough to be seen in fewer columns:
+Shades are therefore dropped before columns, unless a request's band stays visible in fewer columns. The choices, in order:
 
     1. everything
     2. shades, in half the columns, a quarter, ...    while a request holds a block for _LEAST_COLUMNS of them
     3. one colour a kind, in all columns, in half of them, ...
 
-The first that fits is taken. A column that is drawn is one that was recorded: nothing is averaged.
+The first choice that fits is drawn. Every drawn column is a recorded one: nothing is averaged.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from ...sim.recording.blocks import NO_SEQUENCE, BlockMap
 from .palette import indices, palette, plain_palette
 from .png import paletted_png
 
-#: Bytes of the picture. On a page it lies in base64, a third longer.
+#: Bytes of the picture. On a page it is in base64, a third longer.
 MOST_BYTES = 300_000
-#: Of 2,000 columns on a map 700 pixels wide, less than 4 are hardly more than one pixel.
+#: Of 2,000 columns on a map 700 pixels wide, fewer than 4 are hardly more than one pixel.
 _LEAST_COLUMNS = 4
 
 
 class Picture(NamedTuple):
-    """What is drawn.
+    """A drawn block map.
 
     Attributes:
-        png: Rows are the map's; columns are ``columns`` of it.
+        png: The picture; its rows are the map's, its columns are ``columns`` of the map.
         columns: int64, ascending and evenly spaced.
         is_shaded: Whether each request has its own shade.
         residency_columns: Columns of the map for which a request holds a block, on average.
@@ -51,7 +51,7 @@ class Picture(NamedTuple):
 
 
 def picture(found: BlockMap, requests: np.ndarray, most_bytes: int = MOST_BYTES) -> Picture:
-    """The finest picture of a map that takes at most so many bytes.
+    """The finest picture of a map within a number of bytes.
 
     Args:
         requests: int64 [columns, rows], the request that holds each block, or ``NO_SEQUENCE``.
@@ -67,7 +67,7 @@ def picture(found: BlockMap, requests: np.ndarray, most_bytes: int = MOST_BYTES)
 
 
 def mean_residency(requests: np.ndarray) -> float:
-    """Consecutive columns in which the same request holds a block, on average; 0 where no block is held."""
+    """Consecutive columns in which the same request holds a block, on average; 0 if no block is held."""
     held = requests != NO_SEQUENCE
     begins = held.copy()
     begins[1:] &= requests[1:] != requests[:-1]
@@ -75,12 +75,12 @@ def mean_residency(requests: np.ndarray) -> float:
 
 
 def middles(columns: int, parts: int) -> np.ndarray:
-    """Time in so many equal parts: the column in which the middle of each lies."""
+    """The column at the middle of each of a number of equal parts of the time."""
     return (2 * np.arange(parts) + 1) * columns // (2 * parts)
 
 
 def _choices(columns: int, residency: float) -> Iterator[tuple[int, bool]]:
-    """How many columns, and whether with shades, the best first; the last one is a single column."""
+    """Choices of (columns, shades), the best first; the last one is a single column."""
     yield columns, True
     halves = [columns >> power for power in range(columns.bit_length())]
     yield from ((parts, True) for parts in halves[1:] if residency * parts >= _LEAST_COLUMNS * columns)

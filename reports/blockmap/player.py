@@ -1,14 +1,14 @@
 """Data of a page's player of block maps: pictures, and planes with the values that pixels do not show.
 
-The picture has the state of each block. Its holder, tokens and references are in *planes*: integers [rows, columns],
-deflated and written as base64, which the page's script inflates. Planes have the columns of the picture, and hold
+The picture has the state of each block. *Planes* have its holder, tokens and references: integers [rows, columns],
+deflated and in base64, which the page's script inflates. Planes have the columns of the picture and store
 differences:
 
-    holder        0 where the holder is that of the column before, else 1 + the place of the request in its column
-                  (a small number: few requests of a long run span two columns, and request numbers would be long);
+    holder        0 for the holder of the previous column, else 1 + the index of the request in its column
+                  (a small number: few requests of a long run span two columns, and request numbers are long);
                   for a block that a preemption freed, its last holder
-    live          tokens beyond those of a full live block, or of an empty one
-    references    beyond the holder's
+    live          tokens minus those of a full live block, or of an empty block
+    references    references minus the holder's
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from .figure import block_map, request_of
 from .palette import KIND_LABELS, KINDS, SHADES, palette, plain_palette
 from .picture import MOST_BYTES, Picture, picture
 
-#: Of the longest run: so much shorter ones leave room to say when they were done.
+#: Of the longest run, so that shorter runs leave room to show when they finished.
 _MUCH_SOONER = 0.8
 
 
 @dataclass(frozen=True, eq=False)
 class PlayedMap:
-    """A map beside others that run on the same clock.
+    """A map beside others on the same clock.
 
     Attributes:
-        name: What its run is called.
-        found: What was recorded.
+        name: Name of its run.
+        found: The recorded map.
         requests: int64 [sequences], the request of each sequence.
-        most_bytes: What its picture may take.
+        most_bytes: Byte limit of its picture.
     """
 
     name: str
@@ -52,15 +52,15 @@ class PlayedMap:
 
     @cached_property
     def drawn(self) -> Picture:
-        """What is drawn of the map."""
+        """The drawn picture of the map."""
         return picture(self.found, request_of(self.found, self.requests), self.most_bytes)
 
     def figure(self) -> go.Figure:
-        """The picture; the page itself follows the pointer."""
+        """The figure; the page itself follows the pointer."""
         return block_map(self.found, self.name, self.requests, follows=False, drawn=self.drawn)
 
     def data(self) -> dict[str, Any]:
-        """What the script reads."""
+        """The data for the script."""
         found, columns = self.found, self.drawn.columns
         request = self._holders()[columns]
         holders = [np.unique(column, return_inverse=True) for column in request]
@@ -89,7 +89,7 @@ class PlayedMap:
         }
 
     def _holders(self) -> np.ndarray:
-        """The request that holds each block, or gave it up in a preemption, or ``NO_SEQUENCE``; int64 [columns, rows]."""
+        """The request that holds each block, or that lost it in a preemption, or ``NO_SEQUENCE``; int64 [columns, rows]."""
         requests = request_of(self.found, self.requests)
         last = np.full(requests.shape[1], NO_SEQUENCE)
         for held, kind in zip(requests, self.found.bucket, strict=True):
@@ -98,7 +98,7 @@ class PlayedMap:
         return requests
 
     def _samples(self) -> np.ndarray:
-        """Which of its request's sequences holds each block, from 0."""
+        """Index, within its request, of the sequence that holds each block, from 0."""
         first = np.searchsorted(self.requests, np.arange(len(self.requests)))
         held = self.found.sequence
         return np.where(held == NO_SEQUENCE, 0, held - first[self.requests[held]])
@@ -122,7 +122,7 @@ class Player:
 
 
 def _colours() -> dict[str, Any]:
-    """What pixels mean, and their colours in both schemes."""
+    """Meanings and colours of pixels, in both colour schemes."""
     return {
         "shades": SHADES,
         "kinds": list(KINDS),

@@ -1,14 +1,14 @@
 """Block tables of one request, frame by frame: the physical blocks in each table, and copies before writes.
 
-A recorded plan has the tables as they stand when attention runs, and the copies that a step begins with. Within such
-a step the frames follow the order of its actions:
+A recorded plan has the tables at the time when attention runs, and the copies at the start of a step. Within a step
+with copies the frames follow the order of its actions:
 
-    shared     a copy is due: the tables still name its source        references of block 7: 2
-    copied     one frame a copy: the writer names the target          references of block 7: 1, of block 9: 1
-    written    the new tokens lie in their slots
+    shared     before a copy: the tables still name its source        references of block 7: 2
+    copied     one frame per copy: the writer names the target        references of block 7: 1, of block 9: 1
+    written    the new tokens are in their slots
 
-So what a frame shows before a copy is the recorded table with the target put back to its source. References are
-entries of the tables of all sequences that compute in the step.
+A frame before a copy shows the recorded table with the target replaced by its source. References are entries of the
+tables of all sequences that compute in the step.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ MOST_FRAMES = 600
 
 
 class Frame(NamedTuple):
-    """What a reader sees at once.
+    """One frame.
 
     Attributes:
         step: Number in the plan.
-        start_s: When the step starts.
-        text: What happens.
-        tables: Of each sample, the block ids; empty where it is not there.
-        tokens: Of each sample, the tokens that lie in them.
-        references: Of each block that the tables name.
-        copy: Of a copy: the sample, source and target, and the references of the source before and after.
+        start_s: Start of the step in seconds.
+        text: Description of the action.
+        tables: Block ids of each sample; empty for a sample that is not resident.
+        tokens: Tokens in the table of each sample.
+        references: References of each block that the tables name.
+        copy: For a copy: the sample, source and target, and the references of the source before and after.
     """
 
     step: int
@@ -50,7 +50,7 @@ class Frame(NamedTuple):
 
 
 def chosen_request(plan: Plan, requests: np.ndarray) -> int | None:
-    """The request that is best looked at: the first that copies a block, else one with several sequences, else any.
+    """The default request: the first that copies a block, else one with several sequences, else any.
 
     Args:
         requests: int64 [sequences], the request of each sequence.
@@ -70,7 +70,7 @@ def table_frames(plan: Plan, sequences: Sequence[int]) -> Iterator[Frame]:
     """The frames of a request, in order of time.
 
     Args:
-        sequences: Those of the request, in order.
+        sequences: The request's sequences, in order.
     """
     sample_of = {sequence: place for place, sequence in enumerate(sequences)}
     there: set[int] = set()
@@ -107,7 +107,7 @@ def _before_copies(
     after: Mapping[int, int],
     copies: list[list[int]],
 ) -> Iterator[Frame]:
-    """What is shared, then a frame for each copy."""
+    """A frame of the shared state, then a frame for each copy."""
     if not copies:
         return
     source_of = {target: source for source, target in copies}
@@ -139,7 +139,7 @@ def _named(tables: list[list[int]], references: Mapping[int, int]) -> dict[int, 
 
 
 def _step_text(rows: Mapping[int, int], new: list[int], there: set[int], decodes: int) -> str:
-    """What a step does to the tables, in a sentence."""
+    """One sentence: the changes of a step to the tables."""
     prefilled = [sample for sample, row in rows.items() if row >= decodes]
     if prefilled:
         parts = [f"sample {sample + 1} prefills {new[sample]:,} tokens" for sample in sorted(prefilled)]
@@ -155,8 +155,8 @@ class TableViewer:
     """The tables of a request on a page (a ``page.Widget``).
 
     Args:
-        name: What the run is called.
-        request: Which request.
+        name: Name of the run.
+        request: Number of the request.
         sequences: Its sequences, in order.
     """
 

@@ -1,7 +1,7 @@
-"""What the files of a result hold, declared table by table and key by key, and whether those of a folder do.
+"""Declared contents of the files of a result, table by table and key by key, and the check of a folder's files.
 
-A result folder may have been edited, truncated or put together from two runs. So each table is read by its declaration into
-the types that the run wrote, and everything else in it is left out.
+A result folder may be edited, truncated or combined from two runs. Each table is therefore read by its declaration into
+the types that the run wrote; everything else in it is ignored.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from ...sim.memory import BUCKETS
 from ...sim.metrics.residencies import BEGINS, ENDS, KINDS
 from ...sim.output import frames as pd
 
-#: Of ticks what int64 holds; of what is counted so much that a product of two fits as well; of slots, a pool's.
+#: Limits of ticks (int64), of counts (a product of two also fits in int64), and of slots (the largest pool).
 MOST_TICKS, MOST_COUNT, MOST_SLOTS = 2**63 - 1, 2**31 - 1, 2**48
-#: A number in a document, beyond anything that a run comes to and far from where float64 ends.
+#: Limit of a number in a document, beyond any result and far below the limit of float64.
 MOST_NUMBER = 1e100
 
 
 class Damaged(Exception):
-    """A file that no run has written; the text says which, where and why."""
+    """A file that no run has written; the text has the file, the reason and the position."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """What a column of a table may hold.
+    """Allowed values of a column.
 
     Attributes:
         kind: "whole", "number", "text" or "truth".
-        least, most: Of numbers, both included. Infinity is a number where ``most`` is.
-        places: What the numbers are places in, from 0 on, by its name in ``Declaration.read``; None where in nothing.
-        words: Of text, those that there are; empty for any.
-        optional: Whether the table may lack it.
-        nulls: Whether rows may lack it.
+        least, most: Range of numbers, both included. Infinity is allowed if ``most`` is infinite.
+        places: Name, in ``Declaration.read``, of the collection that the numbers index, from 0; None if they index
+            nothing.
+        words: Allowed texts; empty for any.
+        optional: Whether the table may lack the column.
+        nulls: Whether rows may have no value.
     """
 
     kind: Literal["whole", "number", "text", "truth"] = "whole"
@@ -56,7 +57,7 @@ class Column:
         """The values in the type that a run writes.
 
         Raises:
-            Damaged: They are of another type, or one of them cannot be.
+            Damaged: The values have another type, or one of them is not allowed.
         """
         if pa.types.is_dictionary(found.type):
             found = pc.cast(found, found.type.value_type)
@@ -85,7 +86,7 @@ class Column:
         if not missing.all():
             values = np.where(missing, self.least, np.asarray(found.fill_null(0)))
         most = self.most if self.places is None else sizes[self.places] - 1
-        # What is no number is neither above nor below.
+        # NaN is neither above nor below the limits.
         wrong = ~((values >= self.least) & (values <= most))
         if wrong.any():
             row = int(wrong.argmax())
@@ -107,12 +108,12 @@ _MEANT = {"whole": "whole numbers", "number": "numbers", "text": "text", "truth"
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a table may hold.
+    """Allowed contents of a table.
 
     Attributes:
         columns: Its columns by name.
-        ascending: Columns of which each is at least the one before, in every row that has them.
-        others: Whether columns that are not declared are read too, if they hold numbers, text, or true and false.
+        ascending: Columns with values that never decrease, over the rows that have them.
+        others: Whether undeclared columns are read too, if they hold numbers, text or booleans.
     """
 
     columns: Mapping[str, Column]
@@ -122,15 +123,15 @@ class Declaration:
     def read(
         self, path: Path, sizes: Mapping[str, int] | None = None, former: Mapping[str, str] | None = None
     ) -> pd.DataFrame:
-        """The table in a file.
+        """Read the table in a file.
 
         Args:
-            sizes: How many there are of each kind of thing that columns are places in.
-            former: Names that columns may have in an older file, by their names today.
+            sizes: Size of each collection that columns index.
+            former: Names of columns in older files, by their current names.
 
         Raises:
-            Damaged: It is not as declared.
-            OSError: It cannot be read.
+            Damaged: The table differs from the declaration.
+            OSError: The file cannot be read.
         """
         table, where = _read_parquet(path), path.name
         today = {before: now for now, before in (former or {}).items() if now in self.columns}
@@ -154,21 +155,21 @@ class Declaration:
 
 
 def _read_parquet(path: Path) -> pa.Table:
-    """A Parquet file, wherever its path leads.
+    """Read a Parquet file; symbolic links are followed.
 
     Raises:
-        Damaged: It is none, or cut off, or has a column twice.
+        Damaged: It is not Parquet, is truncated, or has a column twice.
         OSError: It cannot be read.
     """
     name = path.name
     try:
-        # A path that is no UTF-8 is nothing to Arrow.
+        # Arrow does not accept paths that are not UTF-8.
         with path.open("rb") as file:
             table = pq.read_table(file)
     except (pa.ArrowException, ValueError):
         raise Damaged(f"{name}: is no Parquet file") from None
     except OSError as error:
-        # Arrow's own errors have no number.
+        # Arrow's own errors have no errno.
         if error.errno is not None:
             raise
         raise Damaged(f"{name}: is no Parquet file") from None
@@ -245,30 +246,30 @@ TABLES = {
 
 
 def is_count(value: Any) -> bool:
-    """Whether a document has a whole number, 0 or more, that int64 holds."""
+    """Whether a value is an integer from 0 to the limit of int64."""
     return type(value) is int and 0 <= value < 2**53
 
 
 def is_number(value: Any) -> bool:
-    """Whether a document has a number that can be calculated with."""
+    """Whether a value is a finite number within the limits."""
     return type(value) in (int, float) and abs(value) <= MOST_NUMBER
 
 
 def is_text(value: Any) -> bool:
-    """Whether a document has a text."""
+    """Whether a value is text."""
     return isinstance(value, str)
 
 
 def read_json(path: Path, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """The object in a file, which has the declared keys and no number that cannot be calculated with.
+    """Read the JSON object in a file and check its declared keys and its numbers.
 
     Raises:
-        Damaged: It holds something else.
+        Damaged: The file has other contents.
         OSError: It cannot be read.
     """
     try:
         document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):  # no UTF-8, no JSON, numbers of thousands of digits, brackets as deep
+    except (ValueError, RecursionError):  # not UTF-8 or JSON, numbers of thousands of digits, brackets as deep
         raise Damaged(f"{path.name}: is no JSON") from None
     check_document(document, declared, path.name)
     _check_numbers(document, path.name)
@@ -279,7 +280,7 @@ def _check_numbers(value: Any, where: str) -> None:
     """Refuse a document with a number that is not finite or out of range, at any depth.
 
     Raises:
-        Damaged: Names the first.
+        Damaged: Names the first one.
     """
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for name, inner in items:
@@ -289,12 +290,12 @@ def _check_numbers(value: Any, where: str) -> None:
 
 
 def is_number_or_null(value: Any) -> bool:
-    """Whether a document has a number, or says that there is none."""
+    """Whether a value is a number or null."""
     return value is None or is_number(value)
 
 
 def is_list(value: Any) -> bool:
-    """Whether a document has a list."""
+    """Whether a value is a list."""
     return isinstance(value, list)
 
 
@@ -306,7 +307,7 @@ _WANTED = {
     is_list: "a list",
 }
 _SHARES = ("token_states", "reservation", "internal", "external_and_others")
-#: Keys of ``summary.json`` and of ``run.json`` that are read, and what they hold.
+#: Keys of ``summary.json`` and of ``run.json`` that are read, and their types.
 SUMMARY = {
     **dict.fromkeys(("completed", "refused", "total_input_tokens", "total_output_tokens", "num_steps"), is_count),
     **dict.fromkeys(("duration", "request_throughput", "output_throughput", "mean_batch"), is_number),
@@ -327,7 +328,7 @@ RUN = {
 
 
 def check_document(document: Any, declared: Mapping[str, Any], where: str) -> None:
-    """Refuse a document that lacks a key, or holds something else under it.
+    """Refuse a document that lacks a key or has another type under it.
 
     Raises:
         Damaged: Names the first such key.

@@ -1,9 +1,9 @@
-"""A distribution of latencies in few points, however many values there are.
+"""A distribution of latencies reduced to a limited number of points.
 
-It is drawn through percentiles, by numpy's definition (linear between order statistics) and so those of a run's
-summary. Up to ``MOST_POINTS`` values each is a point, and the line is exact. Of more a point stands every 0.25 %, and
-every 0.025 % from 99 % on. Between two neighbours both the line and all values lie in the same box, so a share that is
-read off is wrong by no more than the step between them, and one value.
+The points are percentiles by numpy's definition (linear between order statistics), as in a run's summary. Up to
+``MOST_POINTS`` values each value is a point, and the line is exact. For more values there is a point every 0.25 %, and
+every 0.025 % from 99 % on. Between two neighbouring points the line and all values lie in the same box, so the error of
+a share read off the line is at most the step between them plus one value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Distribution:
     """Values in ms, by their percentiles.
 
     Attributes:
-        number: How many values there are, at least one.
+        number: Number of values, at least one.
         mean_ms: Their mean.
         percents, values_ms: The points of the line, float64 [points], both ascending.
         listed_ms: The percentiles of ``LISTED``.
@@ -40,13 +40,13 @@ class Distribution:
 
     @property
     def error_pct(self) -> float:
-        """By how much a share that is read off the line can be wrong, in percent of the values."""
+        """Largest error of a share read off the line, in percent of the values."""
         step = float(np.diff(self.percents).max(initial=0)) if self.number > MOST_POINTS else 0.0
         return step + 100 / self.number
 
 
 def of_values(values_ms: np.ndarray) -> Distribution | None:
-    """The distribution of values in ms; None where there are none."""
+    """The distribution of values in ms; None without values."""
     if not len(values_ms):
         return None
     percents = _percents(len(values_ms))
@@ -61,7 +61,7 @@ def of_values(values_ms: np.ndarray) -> Distribution | None:
 
 
 def of_gaps(gaps: Gaps) -> Distribution | None:
-    """The distribution of inter-token latencies, pooled; None where there are none."""
+    """The pooled distribution of inter-token latencies; None without values."""
     if not gaps.number:
         return None
     percents = _percents(gaps.number)

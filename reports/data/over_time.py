@@ -1,16 +1,16 @@
-"""What a run did over time, in equal spans, from its tables.
+"""Batch and throughput of a run over time, in equal spans, from its tables.
 
 Each quantity is the difference of a cumulative function at the spans' edges, so the spans add up to the run: no token
 and no second is counted twice or left out. In a row of ``steps.parquet``, a leap, ``growing`` sequences gain a token a
-step; after x picoseconds j steps are done, where
+step. After x picoseconds j steps are done, with
 
     x = first * j                                               for j below 1
     x = first + next * m + slope * m * (m - 1) / 2,  m = j - 1  above
 
-which is exact where steps end, and between two ends rises evenly. Two kinds of tokens are no row's: those of prompts
-that end while others pause, which come when the row ends, and the first token of a sequence that forks, which came
-with the request's. A sequence runs in its residencies (``residencies.parquet``); a request waits from its arrival to its end where
-none of its sequences does.
+This is exact at the ends of steps and linear between them. Two kinds of tokens belong to no row: the tokens of prompts
+that end while others pause come at the end of the row, and the first token of a forked sequence comes with that of its
+request. A sequence runs during its residencies (``residencies.parquet``). A request waits between its arrival and its
+end whenever none of its sequences runs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ COLUMNS = ("start_s", "end_s", "running", "waiting", "output_tokens", "prompt_to
 
 
 def over_time(requests: pd.DataFrame, residencies: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row for each of ``MOST_SPANS`` equal spans of a run, from its tables.
+    """One row for each of ``MOST_SPANS`` equal spans of a run, from its tables.
 
-    Columns: ``start_s`` and ``end_s``; ``running``, sequences that compute, and ``waiting``, requests of which no
-    sequence does, both the mean over the span; ``output_tokens`` and ``prompt_tokens``, computed in it, prompts that
-    are computed again and padding among them. A run without steps has no rows.
+    Columns: ``start_s`` and ``end_s``; ``running``, the number of computing sequences, and ``waiting``, the number of
+    requests without a computing sequence, both as means over the span; ``output_tokens`` and ``prompt_tokens``,
+    computed in the span, with recomputed prompts and padding included. A run without steps has no rows.
     """
     end_ticks = int((steps["start_ticks"] + steps["ticks"]).max()) if len(steps) else 0
     if not end_ticks:
@@ -46,7 +46,7 @@ def over_time(requests: pd.DataFrame, residencies: pd.DataFrame, steps: pd.DataF
         edges[:-1] / PER_SECOND,
         edges[1:] / PER_SECOND,
         _covered_s(residencies["start_ticks"], residencies["end_ticks"], edges) / span_s,
-        # What is left of nothing by rounding is nothing.
+        # Rounding can leave a small negative rest.
         np.maximum(under_way_s - _covered_s(*_apart(residencies), edges), 0) / span_s,
         np.diff(outputs),
         np.diff(prompts),
@@ -55,19 +55,19 @@ def over_time(requests: pd.DataFrame, residencies: pd.DataFrame, steps: pd.DataF
 
 
 def _covered_s(starts: pd.Series, ends: pd.Series, edges: np.ndarray) -> np.ndarray:
-    """Seconds between the starts and the ends, summed over all, between each edge and the next."""
+    """Seconds between the starts and the ends, summed over all intervals, between each edge and the next."""
     return np.diff(_past_s(starts, edges) - _past_s(ends, edges))
 
 
 def _past_s(times: pd.Series, edges: np.ndarray) -> np.ndarray:
-    """Seconds since each of the times that is over, summed, at each edge."""
+    """Seconds since each past time, summed, at each edge."""
     ordered_s, edges_s = np.sort(times.to_numpy(np.int64)) / PER_SECOND, edges / PER_SECOND
     count = np.searchsorted(ordered_s, edges_s, side="right")
     return count * edges_s - np.concatenate([[0.0], np.cumsum(ordered_s)])[count]
 
 
 def _apart(residencies: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Starts and ends of the residencies, without what those of one request have in common."""
+    """Starts and ends of the residencies, with the overlaps within one request merged."""
     ordered = residencies.sort_values(["request", "start_ticks"], kind="stable")
     latest = ordered.groupby("request")["end_ticks"].cummax()
     before = latest.groupby(ordered["request"]).shift(fill_value=0)
@@ -76,7 +76,7 @@ def _apart(residencies: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 
 def _replicas(steps: pd.DataFrame, residencies: pd.DataFrame) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
-    """Steps and residencies of each replica; a run of one does not number them."""
+    """Steps and residencies of each replica; a run of one replica has no replica numbers."""
     if "replica" not in steps:
         return [(steps, residencies)]
     return [(rows, residencies[residencies["replica"] == number]) for number, rows in steps.groupby("replica")]
@@ -97,7 +97,7 @@ def _steps_tokens(rows: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
 
 
 def _prompt_tokens(rows: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
-    """Tokens of prompts up to each edge; all of a row are in its first step."""
+    """Prompt tokens up to each edge; all tokens of a row are in its first step."""
     tokens = rows["prefill_tokens"].to_numpy()
     row, into = _place(rows, edges)
     share = np.minimum(into / np.maximum(rows["first_ticks"].to_numpy()[row], 1), 1.0)
@@ -105,7 +105,7 @@ def _prompt_tokens(rows: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
 
 
 def _place(rows: pd.DataFrame, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The row in force at each edge, and the ticks that it has run, no more than it takes."""
+    """The current row at each edge, and the ticks since its start, at most its duration."""
     starts, taken = rows["start_ticks"].to_numpy(), rows["ticks"].to_numpy()
     row = np.maximum(np.searchsorted(starts, edges, side="right") - 1, 0)
     return row, np.clip(edges - starts[row], 0, taken[row])
@@ -116,7 +116,7 @@ def _before(tokens: np.ndarray) -> np.ndarray:
 
 
 def _lone_tokens(rows: pd.DataFrame, residencies: pd.DataFrame, requests: pd.DataFrame) -> np.ndarray:
-    """When the tokens come that no row counts, int64, ascending."""
+    """Times of the tokens that no row counts, int64, ascending."""
     firsts = residencies["first_token_ticks"].to_numpy()
     row = np.searchsorted(rows["start_ticks"].to_numpy(), firsts, side="left") - 1
     paused = firsts[rows["steps"].to_numpy()[row] == 0]

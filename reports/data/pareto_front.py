@@ -1,4 +1,4 @@
-"""What no other point beats in both of two quantities."""
+"""The Pareto front of points in two quantities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..style.palette import INK, PAPER
 
 
 def unbeaten(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Whether each point is on the Pareto front: none is as good in both quantities, and better in one.
+    """Whether each point is on the Pareto front: no other point is at least as good in both quantities and better in one.
 
     Larger is better in both.
     """
@@ -25,7 +25,7 @@ def unbeaten(points: Sequence[tuple[float, float]]) -> list[bool]:
 
 
 def rings(x: Sequence[float], y: Sequence[float]) -> go.Scatter:
-    """A ring around each of those points, to be drawn behind them."""
+    """A ring around each of those points, drawn behind them."""
     return go.Scatter(
         name="beaten by none",
         mode="markers",

@@ -1,18 +1,19 @@
-"""The ledger over the whole of a run, from its tables: also while no sequence runs, and of several replicas together.
+"""The ledger over a whole run, from its tables: with idle spans, and summed over replicas.
 
-``memory.parquet`` has a row for each leap of ``steps.parquet``, which says when that leap starts and how long it takes:
+``memory.parquet`` has a row for each leap; ``steps.parquet`` has the start and the duration of each leap:
 
     a replica   |  leap  |leap|  (idle)  |    leap    |  (idle)  |
     memory      row 0    row 1           row 2                   end of the run
     drawn       row 0    row 1  all free row 2         all free
 
-Between two leaps a replica idles, and then all slots of the ledger are free: such rows are inserted. The blocks that a prefix
-cache or a shared prefix keeps over such a span are in no table, so with one of these the previous row remains in force.
+A replica may idle between two leaps, and then all slots of the ledger are free: rows for idle spans are inserted. The
+blocks that a prefix cache or a shared prefix keeps over an idle span are in no table, so with either of them the
+previous row remains in force.
 
-Replicas leap each at its own times. At every time that is some replica's, the rows in force of all are added up.
+Each replica leaps at its own times. At every start of a row of any replica, the current rows of all replicas are summed.
 
-Within a leap tokens come that only the next row counts: drawn as steps, the rows of a run that leaps far show too few.
-A block map looked at the pool in the middle of leaps too, at evenly spaced moments; where there is one, it is drawn.
+Tokens produced within a leap are counted by the next row, so rows drawn as steps show too few tokens for long leaps. A
+block map also samples the pool within leaps, at evenly spaced moments; if one is recorded, it is drawn instead.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ def pool_over_time(result: Result) -> pd.DataFrame:
 
 
 def keeps_over_idle_spans(result: Result) -> bool:
-    """Whether slots may be taken while no sequence runs; the tables do not show them."""
+    """Whether slots may be in use while no sequence runs; the tables do not show them."""
     settings, replica = result.about["settings"], result.about["replica"]
     shared = settings.get("shared_prefix_tokens") or replica.get("enable_prefix_caching")
     return bool(shared) or settings["policy"] == "sglang"
 
 
 def replica_over_time(memory: pd.DataFrame, steps: pd.DataFrame, keeps: bool, end_ticks: int) -> pd.DataFrame:
-    """The rows of ``memory`` and one for each span in which the replica idles; columns as of ``pool_over_time``.
+    """The rows of ``memory`` and a row for each idle span of the replica; columns as in ``pool_over_time``.
 
     Args:
-        memory, steps: The tables of one replica, a row a leap in both.
+        memory, steps: The tables of one replica, one row per leap in both.
         keeps: See ``keeps_over_idle_spans``.
-        end_ticks: When the whole run is over.
+        end_ticks: End of the whole run.
     """
     if not len(memory):
         return memory[_COLUMNS]
@@ -74,7 +75,7 @@ def _ends(steps: pd.DataFrame) -> pd.Series:
 
 
 def _added(parts: list[pd.DataFrame], replicas: int) -> pd.DataFrame:
-    """The sum of the rows in force; every part has one from 0 on. Replicas without rows were sent nothing."""
+    """The sum of the current rows; every part has one from 0 on. Replicas without rows received no request."""
     times = np.unique(np.concatenate([part["start_ticks"] for part in parts]))
     slots = sum(
         part[list(BUCKETS)].to_numpy()[np.searchsorted(part["start_ticks"], times, side="right") - 1] for part in parts

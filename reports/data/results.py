@@ -1,4 +1,4 @@
-"""The results of a run, read from the folder in which ``simulate --out`` left them."""
+"""The results of a run, read from the folder of ``simulate --out``."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _LATER = ("preemptions", "gaps")
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A run, as its tables tell it.
+    """The tables and documents of a run.
 
     Attributes:
-        name: What it is called beside others.
+        name: Its label beside other runs.
         summary, about: ``summary.json`` and ``run.json``.
         requests, residencies, steps, memory: The tables; times are in ticks.
-        preemptions, gaps: Tables too; None of a run that an earlier version wrote.
-        blocks, plan: What was recorded besides, if it was.
+        preemptions, gaps: Further tables; None for a run of an earlier version.
+        blocks, plan: The recordings, if any.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Result:
 
     @property
     def num_replicas(self) -> int:
-        """How many served the run, each with a pool of its own."""
+        """Number of replicas, each with a pool of its own."""
         return num_replicas(self.about)
 
     @property
     def end_s(self) -> float:
-        """When the last request was done."""
+        """Finish time of the last request, in seconds."""
         return self.residencies["end_ticks"].max() / PER_SECOND if len(self.residencies) else 0.0
 
 
@@ -80,7 +80,7 @@ def sequences_of(requests: pd.DataFrame) -> np.ndarray:
 
 
 def num_replicas(about: Mapping[str, Any]) -> int:
-    """How many served a run, from its ``run.json``."""
+    """Number of replicas of a run, from its ``run.json``."""
     asked = about.get("cluster", {})
     apart = (asked.get("prefill_replicas"), asked.get("decode_replicas"))
     return asked.get("num_replicas", 1) if None in apart else sum(apart)
@@ -90,10 +90,10 @@ def read_result(folder: str | PathLike[str], name: str = "") -> Result:
     """Read a result folder.
 
     Args:
-        name: What to call it; by default its policy.
+        name: Label of the run; by default its policy.
 
     Raises:
-        UserError: It is none, or one of another version, or damaged.
+        UserError: The folder is not a result, is of another version, or is damaged.
     """
     place = Path(folder)
     summary, about = read_documents(place)
@@ -109,7 +109,7 @@ def read_documents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """``summary.json`` and ``run.json`` of a result folder.
 
     Raises:
-        UserError: It is none, or one of another version, or damaged.
+        UserError: The folder is not a result, is of another version, or is damaged.
     """
     restore(folder)
     with _user_errors(folder):
@@ -137,10 +137,10 @@ def _check_version(folder: Path, about: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _user_errors(folder: Path) -> Iterator[None]:
-    """Turn a fault of a result folder into the user's error.
+    """Convert an error of a result folder to a user error.
 
     Raises:
-        UserError: It is no result folder, or a damaged one.
+        UserError: The folder is not a result, or is damaged.
     """
     try:
         yield
@@ -167,7 +167,7 @@ def _check_replicas(about: Mapping[str, Any]) -> None:
 
 
 def _tables(place: Path, about: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """All tables of a folder, by their names; those of later versions where they are there."""
+    """All tables of a folder by name; tables added by later versions only if present."""
     sizes = {"requests": about["workload"]["requests"], "replicas": num_replicas(about)}
     tables = {}
     for name, declared in TABLES.items():
@@ -186,7 +186,7 @@ def _tables(place: Path, about: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
 
 
 def _table_file(place: Path, name: str) -> Path:
-    """The file of a table, by the name that it has, or had in the schema version before."""
+    """The file of a table, under its name or its name in the previous schema version."""
     path = place / f"{name}.parquet"
     if name in FORMER_TABLES and not path.is_file():
         former = place / f"{FORMER_TABLES[name]}.parquet"
@@ -195,7 +195,7 @@ def _table_file(place: Path, name: str) -> Path:
 
 
 def _check_of_one_run(result: Result) -> None:
-    """Refuse files that do not belong together.
+    """Refuse files that do not belong to one run.
 
     Raises:
         Damaged: They are of different runs, or of none.
@@ -206,7 +206,7 @@ def _check_of_one_run(result: Result) -> None:
 
 
 def _agreements(result: Result) -> Iterator[tuple[str, bool]]:
-    """What the files of one run agree in, each with what is said where they do not; the first may be the reason."""
+    """Agreements between the files of one run, each with the message for a mismatch; an earlier one may cause later ones."""
     requests, residencies, steps, memory = result.requests, result.residencies, result.steps, result.memory
     refused, summary = requests["refused"].to_numpy(), result.summary
     counts = len(requests) - summary["refused"], summary["refused"]
@@ -238,7 +238,7 @@ def _agreements(result: Result) -> Iterator[tuple[str, bool]]:
 
 
 def _is_of(result: Result, meta: Mapping[str, Any], sequences: np.ndarray) -> bool:
-    """Whether a recording is of the requests of a run."""
+    """Whether a recording belongs to the requests of a run."""
     same = meta.get("trace_sha256") == result.about["workload"]["sha256"]
     return same and sequences.max(initial=-1) < len(result.request_of_sequence)
 

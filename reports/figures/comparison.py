@@ -39,10 +39,10 @@ _GROUP = 3.0
 
 
 def fig2(comparison: Comparison) -> go.Figure:
-    """SOSP'23 Fig 2: what the KV pool holds, in percent, a published and a simulated bar for each series.
+    """SOSP'23 Fig 2: contents of the KV pool in percent, a published and a simulated bar for each series.
 
-    Bars are stacked from token states to external & others. Where the paper prints only part of a bar, the rest is
-    drawn as "not published".
+    Bars are stacked from token states to external & others. If the paper prints only part of a bar, the rest is drawn
+    as "not published".
     """
     rows = comparison["rows"]
     names = series_of(rows)
@@ -130,7 +130,7 @@ def _pairs(figure: go.Figure, names: list[str]) -> go.Figure:
 def fig13a(comparison: Comparison) -> go.Figure:
     """SOSP'23 Fig 13a: mean number of batched requests, published beside simulated, by series.
 
-    Where rows carry ``minimum`` and ``maximum``, the simulated bar bears the range over seeds.
+    If rows have ``minimum`` and ``maximum``, the simulated bar shows the range over seeds.
     """
     rows = [row for row in comparison["rows"] if row["metric"] == "batched_requests"]
     figure = blank(
@@ -145,8 +145,11 @@ def fig13a(comparison: Comparison) -> go.Figure:
 
 
 def fig15(comparison: Comparison) -> go.Figure:
-    """SOSP'23 Fig 15: percent of the blocks that sharing saves, published beside simulated, by series and number of
-    sequences (``x``). Rows that stand beside a formula have no bars, but are among the figure's numbers."""
+    """SOSP'23 Fig 15: percent of the blocks that sharing saves, published beside simulated.
+
+    Bars are grouped by series and number of sequences (``x``). Rows of a formula have no bars; the figure's numbers
+    include them.
+    """
     rows = [row for row in comparison["rows"] if row["how"] != "formula"]
     figure = blank(
         "Memory saved by sharing, published and simulated",

@@ -1,7 +1,7 @@
 """Figures over tables: each function but ``data_of`` returns a ``plotly.graph_objects.Figure``.
 
-Figures come in their light form, with the numbers they show in ``layout.meta["numbers"]``; ``reports.page.page`` prints
-both and recolours them for dark screens. ``data_of`` is what a figure draws, as a table.
+Figures are in their light form, with their numbers in ``layout.meta["numbers"]``; ``reports.page.page`` prints both and
+recolours them for dark screens. ``data_of`` returns the data of a figure as a table.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _FREE, _STRANDED = BUCKETS.index("free"), BUCKETS.index("stranded")
 
 
 def largest_free_run(found: BlockMap, title: str) -> go.Figure:
-    """All free blocks over time, stranded ones included, and the longest run of them that lies in one piece."""
+    """All free blocks over time, stranded ones included, and the longest contiguous run of them."""
     size, time_s = found.meta["block_size"], found.at_ticks / PER_SECOND
     free = found.census_slots[:, [_FREE, _STRANDED]].sum(axis=1) / size
     index = 1 - found.largest_free_blocks.sum() / max(1, free.sum())
@@ -44,7 +44,7 @@ def largest_free_run(found: BlockMap, title: str) -> go.Figure:
 
 
 def free_run_histogram(found: BlockMap, title: str) -> go.Figure:
-    """How many runs of free blocks there are of each length, mean over the moments that were recorded."""
+    """Number of runs of free blocks by length, mean over the recorded moments."""
     mean = found.free_runs.mean(axis=0)
     longest = int(np.flatnonzero(mean).max(initial=0))
     names = ["1", *(f"{1 << power:,}\u2013{(2 << power) - 1:,}" for power in range(1, longest + 1))]

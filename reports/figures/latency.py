@@ -1,4 +1,4 @@
-"""Latencies as cumulative distributions, a line per run, with the objectives."""
+"""Latencies as cumulative distributions, one line per run, with the objectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..style.look import blank
 from ..style.palette import INK, PAPER
 from ..style.series import colour, dash, symbol
 
-#: What each latency is, by vLLM's name of it.
+#: Description of each latency, by vLLM's name of it.
 LATENCIES = {
     "ttft": "time to first token",
     "tpot": "time per output token after the first",
@@ -22,7 +22,7 @@ LATENCIES = {
 }
 #: Percentiles that have a mark on the line.
 _MARKED = (50, 99)
-#: Ratio of the largest to the smallest value from which on the axis is logarithmic.
+#: Ratio of the largest to the smallest value above which the axis is logarithmic.
 _LOG_FROM = 30
 
 
@@ -32,7 +32,7 @@ def latency_cdf(
     limit_ms: float | None = None,
     met_pct: Mapping[str, float] | None = None,
 ) -> go.Figure:
-    """The share of values that are no longer than x, a line a run; marked are the median and the 99th percentile.
+    """The share of values up to x, one line per run; marks are at the median and the 99th percentile.
 
     Args:
         metric: One of ``LATENCIES``.

@@ -21,10 +21,10 @@ def ledger_over_time(
 ) -> go.Figure:
     """The nine buckets stacked over time, in slots, as steps, with the pool's capacity on top.
 
-    ``table`` has the column ``start_s`` (ascending, seconds) and a column of slots for each bucket; a row holds from
-    its start to the next row's, the last one to ``end_s``. Of a table longer than ``MOST_POINTS`` the rows in force at
-    evenly spaced times are drawn, as they are and never averaged. Buckets that hold nothing throughout are named, not
-    drawn. For a policy that admits no request when fewer than ``watermark_slots`` would stay free, that line is drawn too.
+    ``table`` has the column ``start_s`` (ascending, seconds) and a column of slots for each bucket. A row applies from
+    its start to the start of the next row, the last one to ``end_s``. A table longer than ``MOST_POINTS`` is thinned to
+    the current rows at evenly spaced times; rows are never averaged. Buckets that are always empty are named, not
+    drawn. A policy that keeps at least ``watermark_slots`` free at admission has a line for the watermark.
     """
     whole = pd.DataFrame(table)
     drawn = whole.iloc[thin(whole["start_s"].to_numpy(), MOST_POINTS)]
@@ -46,7 +46,7 @@ def ledger_over_time(
 
 
 def thin(start_s: np.ndarray, most: int) -> np.ndarray:
-    """Positions of at most ``most`` rows: those in force at evenly spaced times, the first and the last included.
+    """Positions of at most ``most`` rows: the current rows at evenly spaced times, with the first and the last.
 
     ``start_s`` ascends. A short table is kept whole.
     """

@@ -1,4 +1,4 @@
-"""Simulated against measured latencies: a point per request, on the diagonal if both agree."""
+"""Simulated against measured latencies: one point per request, on the diagonal if both agree."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..style.look import blank
 from ..style.palette import GRID, INK, PAPER
 from ..style.series import colour, symbol
 
-#: Requests that are drawn of each run; the numbers are of all.
+#: Requests drawn per run; the numbers cover all requests.
 MOST_POINTS = 1_000
-#: Half the width of the band, as a share of what was measured.
+#: Half the width of the band, as a share of the measured value.
 BAND = 0.1
-#: Ratio of the largest to the smallest value from which on the axes are logarithmic; the band is straight on both.
+#: Ratio of the largest to the smallest value above which the axes are logarithmic; the band is straight on both scales.
 _LOG_FROM = 30
-#: Room beyond the outermost points, as a factor.
+#: Margin beyond the outermost points, as a factor.
 _ROOM = 1.15
 _SIDE_PX = 470
 
@@ -28,12 +28,12 @@ _SIDE_PX = 470
 def simulated_against_measured(metric: str, runs: Mapping[str, pd.DataFrame]) -> go.Figure:
     """A latency of each request: measured to the right, simulated upwards, in a band of 10 % around the diagonal.
 
-    Of more than ``MOST_POINTS`` requests some are drawn, evenly chosen by what was measured.
+    Of more than ``MOST_POINTS`` requests some are drawn, evenly chosen by the measured value.
 
     Args:
         metric: A latency of a request: ttft, tpot or e2el.
-        runs: By the name of each run, columns ``simulated_<metric>_ms`` and ``measured_<metric>_ms``, a row a request;
-            a request with neither, or measured as 0, is left out.
+        runs: By the name of each run, columns ``simulated_<metric>_ms`` and ``measured_<metric>_ms``, one row per
+            request; a request with neither, or with a measured 0, is left out.
     """
     pairs = {name: _pairs(metric, table) for name, table in runs.items()}
     found = {name: agreement(metric, table) for name, table in runs.items()}
@@ -56,13 +56,13 @@ def simulated_against_measured(metric: str, runs: Mapping[str, pd.DataFrame]) ->
 
 
 class Agreement(NamedTuple):
-    """How near simulated latencies are to measured ones, request by request.
+    """Agreement of simulated with measured latencies, request by request.
 
     Attributes:
-        requests: How many are known on both sides.
-        inside_pct: Percent of them within 10 % of what was measured.
-        median_pct: Median of their errors, in percent of what was measured.
-        median_size_pct: Median of the errors' sizes.
+        requests: Number of requests known on both sides.
+        inside_pct: Percent of them within 10 % of the measured value.
+        median_pct: Median error, in percent of the measured value.
+        median_size_pct: Median absolute error, in percent of the measured value.
     """
 
     requests: int
@@ -72,7 +72,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(metric: str, table: pd.DataFrame) -> Agreement:
-    """How near a latency of each request is to the measured one; NaN where no request is known on both sides."""
+    """Agreement of a latency, request by request; NaN if no request is known on both sides."""
     simulated, measured = _pairs(metric, table)
     if not len(measured):
         return Agreement(0, np.nan, np.nan, np.nan)
@@ -101,7 +101,7 @@ def _diagonal(ends: np.ndarray) -> go.Scatter:
 
 
 def _some(simulated: np.ndarray, measured: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most ``MOST_POINTS`` requests, evenly chosen by what was measured, the least and the most included."""
+    """At most ``MOST_POINTS`` requests, evenly chosen by the measured value, with the smallest and the largest."""
     places = np.linspace(0, max(0, len(measured) - 1), min(len(measured), MOST_POINTS)).round().astype(int)
     chosen = np.argsort(measured, kind="stable")[places]
     return simulated[chosen], measured[chosen]

@@ -1,4 +1,4 @@
-"""Price of a token against the speed of a user, for the candidates of a capacity plan."""
+"""Price of a token against the output speed of a user, for the candidates of a capacity plan."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Row = dict[str, Any]
 
 
 def pareto(rows: Sequence[Row], currency: str) -> go.Figure:
-    """A line a candidate, over shares of its recommended rate; those to the right and below are better.
+    """One line per candidate, over shares of its recommended rate; points to the right and below are better.
 
-    Rows are ``{"candidate", "request_rate", "tokens_per_s_per_user", "cost_per_million_tokens", "recommended"}``, the
-    candidates in the order of their rank. The first six have colours; what no other point beats in both is ringed.
+    Rows are ``{"candidate", "request_rate", "tokens_per_s_per_user", "cost_per_million_tokens", "recommended"}``, with
+    the candidates in the order of their rank. The first six have colours; points of the Pareto front are ringed.
     """
     names = list(dict.fromkeys(row["candidate"] for row in rows))
     columns = ["Candidate", "Requests/s a replica", "Tokens/s a user", f"{currency} per million tokens"]

@@ -13,17 +13,17 @@ from ..style.look import blank
 from ..style.palette import MUTED, PAPER
 from ..style.series import colour, dash, symbol
 
-#: Ratio of the largest to the smallest value from which on an axis is logarithmic.
+#: Ratio of the largest to the smallest value above which an axis is logarithmic.
 _LOG_FROM = 30
 _FAINT = 0.35
 
 
 def against_rate(points: pd.DataFrame, metric: str, title: str, unit: str) -> go.Figure:
-    """A quantity against the request rate, a line a series; points of several seeds are their mean, with the range.
+    """A quantity against the request rate, one line per series; several seeds give their mean, with the range.
 
     Args:
-        points: Columns ``series``, ``request_rate`` (finite) and ``metric``, a row a point.
-        metric: The column that is drawn; of one in requests/s, what was asked is drawn as well.
+        points: Columns ``series``, ``request_rate`` (finite) and ``metric``, one row per point.
+        metric: The drawn column; for a column in requests/s, the requested rate is drawn as well.
     """
     spread = points.groupby(["series", "request_rate"], sort=False)[metric].agg(["mean", "min", "max", "size"])
     seeds = int(spread["size"].max())
@@ -34,7 +34,7 @@ def against_rate(points: pd.DataFrame, metric: str, title: str, unit: str) -> go
     for place, name in enumerate(dict.fromkeys(points["series"])):
         figure.add_trace(_line(place, name, spread.loc[name].sort_index(), unit))
     values = spread[["min", "max"]]
-    # Beside what was asked, a rate is read from 0.
+    # Beside the requested rate, a rate is drawn from 0.
     log = unit != "requests/s" and values["min"].min() > 0 and values["max"].max() / values["min"].min() > _LOG_FROM
     figure.update_layout(hovermode="closest", legend_traceorder="normal")
     figure.update_xaxes(title_text="requests/s asked", rangemode="tozero")
@@ -68,11 +68,11 @@ def _numbers(spread: pd.DataFrame, unit: str) -> Numbers:
 
 
 def throughput_pareto(points: pd.DataFrame) -> go.Figure:
-    """Output tokens/s of a GPU against those that a user sees; what no other point beats in both is ringed.
+    """Output tokens/s of a GPU against those of a user; points of the Pareto front are ringed.
 
     Args:
-        points: Columns ``series``, ``request_rate``, ``tokens_per_s_per_user`` and ``tokens_per_s_per_gpu``, a row a
-            point.
+        points: Columns ``series``, ``request_rate``, ``tokens_per_s_per_user`` and ``tokens_per_s_per_gpu``, one row
+            per point.
     """
     ordered = points.sort_values("request_rate", kind="stable")
     places = list(zip(ordered["tokens_per_s_per_user"], ordered["tokens_per_s_per_gpu"]))

@@ -1,4 +1,4 @@
-"""Sensitivity of the results to the one fitted number, the scale of the step time."""
+"""Sensitivity of the results to the fitted scale of the step time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _WITHIN_POINTS = 0.5
 def scale_sensitivity(rows: Sequence[Row], fitted_scale: float | None = None) -> go.Figure:
     """Each Fig 2 value against the step-time scale s, as its distance from the published value in points.
 
-    Rows are ``{"scale", "series", "metric", "simulated", "published"}``, values in percent of the KV pool; a panel a
-    series, a line a metric. Values that are not published have no line, but stand in the figure's numbers. The band
-    is half a point either way; ``fitted_scale`` is marked by an upright line.
+    Rows are ``{"scale", "series", "metric", "simulated", "published"}``, values in percent of the KV pool. Each series
+    has a panel, each metric a line. Values that are not published have no line; the figure's numbers include them. The
+    band is half a point either way; an upright line marks ``fitted_scale``.
     """
     known = [row for row in rows if row["published"] is not None and row["metric"] in FIG2_PARTS]
     names = series_of(known)
@@ -80,7 +80,7 @@ def _furnish(figure: go.Figure, name: str, fitted_scale: float | None, cell: dic
 
 
 def sensitivity_numbers(rows: Sequence[Row]) -> Numbers:
-    """Values at several settings of a parameter, as a table: a line a value, then a column a setting."""
+    """Values at several settings of a parameter, as a table: one line per value, one column per setting."""
     key = not_none(parameter_of(rows))
     settings = sorted({row[key] for row in rows})
     at_x = any(row.get("x") is not None for row in rows)

@@ -26,7 +26,7 @@ def seeds(rows: Sequence[Row]) -> go.Figure:
         comparison_numbers(rows),
         comparison_data(rows),
     )
-    # Published first: the dot then lies on the tick, and both show where they agree.
+    # Published first: the dot is then drawn over the tick, and both remain visible where they agree.
     _published(figure, rows, places)
     _ranges(figure, rows, places)
     for name in names:
@@ -42,7 +42,7 @@ def seeds(rows: Sequence[Row]) -> go.Figure:
 
 
 def _places(rows: Sequence[Row]) -> dict[tuple[str, str], int]:
-    # One line a value, from the top; each series leaves a line for its heading.
+    # One line per value, from the top; each series leaves a line for its heading.
     places: dict[tuple[str, str], int] = {}
     for group, name in enumerate(series_of(rows), start=1):
         for row in rows:

@@ -1,4 +1,4 @@
-"""Batch and throughput over time, a colour per run."""
+"""Batch and throughput over time, one colour per run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tables = Mapping[str, "pd.DataFrame"]
 
 
 def batch_over_time(tables: Tables) -> go.Figure:
-    """Sequences that run (solid) and requests that wait (dotted), each point the mean over a span of time."""
+    """Running sequences (solid) and waiting requests (dotted), each point the mean over a span of time."""
     rows = [_batch_row(name, table) for name, table in tables.items()]
     data = _data(tables, ("running", "waiting"))
     figure = blank("Sequences running, requests waiting", _subtitle(tables), 340, _table(rows), data)
@@ -28,7 +28,7 @@ def throughput_over_time(tables: Tables, kind: str = "output") -> go.Figure:
     """Tokens/s, each point the mean over a span of time.
 
     Args:
-        kind: ``output``, or ``prompt`` for those that prefills compute.
+        kind: ``output``, or ``prompt`` for the tokens of prefills.
     """
     column = f"{kind}_tokens"
     paces = {name: table.assign(**{column: table[column] / _spans_s(table)}) for name, table in tables.items()}

@@ -22,10 +22,10 @@ _WORDS = {
 
 
 def story(rows: Sequence[Row], title: str) -> go.Figure:
-    """A grid of sequences (down) by iterations (across), a cell coloured and lettered by what the sequence does.
+    """A grid of sequences (down) by iterations (across); the colour and letter of a cell show the state of the sequence.
 
-    Rows are ``{"sequence", "iteration", "state"}`` with a state of ``palette.STATES``; a sequence has at most one
-    state in an iteration. A few hundred pixels wide, whatever the page's width.
+    Rows are ``{"sequence", "iteration", "state"}`` with a state of ``palette.STATES``; a sequence has at most one state
+    in an iteration. The figure is a few hundred pixels wide, independent of the page's width.
     """
     names = series_of(rows, "sequence")
     iterations = range(min(row["iteration"] for row in rows), max(row["iteration"] for row in rows) + 1)

@@ -22,8 +22,9 @@ _MOST_LINES = 25
 def request_timeline(requests: pd.DataFrame, residencies: pd.DataFrame, title: str) -> go.Figure:
     """A line for each request from its arrival to its end, in the order of arrival from the top.
 
-    Of a request of several sequences the first is drawn; of more than ``MOST_REQUESTS`` some, evenly chosen. Then all
-    spans are in ``layout.meta["closer"]``, from which a page draws those of the time that is looked at.
+    Of a request with several sequences the first one is drawn. Of more than ``MOST_REQUESTS`` requests some are drawn,
+    evenly chosen; ``layout.meta["closer"]`` then has all spans, from which a page draws those of the visible time
+    range.
 
     Args:
         requests: ``requests.parquet``.
@@ -73,8 +74,8 @@ def request_spans(requests: pd.DataFrame, residencies: pd.DataFrame) -> pd.DataF
 def request_spans_ticks(requests: pd.DataFrame, residencies: pd.DataFrame) -> pd.DataFrame:
     """The states of each request over time: columns ``request``, ``state``, ``start_ticks``, ``end_ticks``.
 
-    States are the keys of ``palette.TIMELINE``. Spans without a length are left out. A request that was
-    stalled and then preempted is stalled until it runs again.
+    States are the keys of ``palette.TIMELINE``. Spans of zero length are left out. A request that is stalled and then
+    preempted counts as stalled until it runs again.
     """
     first = residencies.groupby("request")["sequence"].transform("min") == residencies["sequence"]
     own = residencies[first].sort_values(["request", "start_ticks"], kind="stable").reset_index(drop=True)
@@ -82,7 +83,7 @@ def request_spans_ticks(requests: pd.DataFrame, residencies: pd.DataFrame) -> pd
     arrival = requests["arrival_ticks"].to_numpy()[own["request"]]
     away_since = np.where(before, own["end_ticks"].shift(fill_value=0), arrival)
     why = np.where(before, own["ended"].astype(str).shift(fill_value=""), "queued")
-    # A sequence that is swapped in, continues after a stall, or forks, has nothing to prefill.
+    # A sequence that is swapped in, continues after a stall, or forks has nothing to prefill.
     computes = np.where(own["begun"].isin(("prefilled", "recomputed")), "prefill", "decode")
     parts = [
         (why, away_since, own["start_ticks"]),
@@ -98,14 +99,14 @@ def request_spans_ticks(requests: pd.DataFrame, residencies: pd.DataFrame) -> pd
 
 
 def closer(spans: pd.DataFrame, states: list[str]) -> dict[str, Any]:
-    """All spans for the page's script, to the millisecond: packed integers.
+    """All spans for the page's script, to the millisecond, as packed integers.
 
-    ``skip``, ``count`` and ``gap`` are of each request by how much its number exceeds that of the one before it, how
-    many spans it has, and how much later its first span begins; ``state``, a place in ``states``, and ``length`` are of
-    each span. A span begins where the one before it ends.
+    Each request has ``skip``, the difference of its number from that of the previous request; ``count``, its number of
+    spans; and ``gap``, the difference of its first start from that of the previous request. Each span has ``state``, an
+    index in ``states``, and ``length``. A span starts at the end of the previous one.
 
     Args:
-        spans: What ``request_spans`` gives, one request after the other.
+        spans: Result of ``request_spans``, one request after the other.
     """
     first = np.flatnonzero(np.diff(spans["request"], prepend=-1))
     begin, end = ((spans[name] * 1000).round().astype(np.int64).to_numpy() for name in ("start_s", "end_s"))
@@ -139,7 +140,7 @@ def _data(spans: pd.DataFrame) -> Numbers:
 
 
 def _numbers(spans: pd.DataFrame) -> Numbers:
-    """How long requests were in each state."""
+    """Time that requests spend in each state."""
     length = spans["end_s"] - spans["start_s"]
     rows = []
     for state in TIMELINE:

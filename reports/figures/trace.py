@@ -16,7 +16,7 @@ _HUES = {"prompt": BUCKETS["live"], "output": BUCKETS["over_estimate"], "reused"
 
 
 def lengths(rows: Sequence[Row]) -> go.Figure:
-    """The share of requests that are no longer than so many tokens, a line each for prompts and outputs.
+    """The share of requests up to a number of tokens, one line each for prompts and outputs.
 
     Rows are ``{"share", "prompt", "output"}``, by ascending share, from 0 to 1.
     """
@@ -38,7 +38,7 @@ def lengths(rows: Sequence[Row]) -> go.Figure:
 
 
 def arrivals(rows: Sequence[Row]) -> go.Figure:
-    """Requests a second over time.
+    """Requests per second over time.
 
     Rows are ``{"start_s", "end_s", "requests_per_s"}``, one after the other.
     """

@@ -12,19 +12,19 @@ from ..style.palette import BUCKETS, PAPER, Hue
 from .comparison import Comparison, side_by_side
 
 _TITLE = "Published and simulated"
-#: One a series, in this order; neighbours differ in lightness.
+#: One colour per series, in this order; neighbours differ in lightness.
 _HUES: tuple[Hue, ...] = tuple(
     BUCKETS[name] for name in ("live", "over_estimate", "cached", "finished_hold", "round_up")
 )
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross")
-#: Ratios of the largest to the smallest value from which on an axis is logarithmic.
+#: Ratios of the largest to the smallest value above which an axis is logarithmic.
 _LOG_FROM = 30
-#: Values along an axis that are each written at it.
+#: Most values along an axis that have tick labels of their own.
 _MOST_TICKS = 16
 
 
 def bars(comparison: Comparison) -> go.Figure:
-    """A published and a simulated bar for each value that is published; all have one unit."""
+    """A published and a simulated bar for each published value; all have one unit."""
     rows = [row for row in comparison["rows"] if row["published"] is not None]
     metrics = series_of(rows, "metric")
     title = _TITLE if len(metrics) > 1 else f"{_TITLE}: {metric_label(metrics[0])}"
@@ -37,9 +37,9 @@ def bars(comparison: Comparison) -> go.Figure:
 
 
 def curves(comparison: Comparison) -> go.Figure:
-    """Values along ``x`` of the first row's metric: dotted as published, solid as simulated, a colour a series.
+    """Values along ``x`` of the first row's metric: dotted for published, solid for simulated, one colour per series.
 
-    The comparison may say what x is, under ``x_is``.
+    The comparison may name x under ``x_is``.
     """
     metric = comparison["rows"][0]["metric"]
     rows = [row for row in comparison["rows"] if row["metric"] == metric and row["x"] is not None]

@@ -1,4 +1,4 @@
-"""The waste table (one pool, a bar per policy), and the cost of each kind of waste in requests/s."""
+"""Bars of waste: the KV pool of each policy by use, and the cost of each kind of waste in requests/s."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ALL = "all"
 
 
 def waste_cost(rows: Sequence[Row]) -> go.Figure:
-    """Horizontal bars from 1 on, a group for each side and in it a bar for each bucket that it has.
+    """Horizontal bars of the gain without each kind of waste, starting at 1: one group per side, one bar per bucket.
 
-    Rows carry ``side``, ``without`` (a bucket, ``all``, or something else where nothing is gone), ``gain``,
+    Rows have ``side``, ``without`` (a bucket, ``all``, or another text for the row with nothing returned), ``gain``,
     ``request_throughput`` and ``share_pct``.
     """
     bars = [row for row in rows if row["without"] in (*BUCKETS, _ALL)]
@@ -81,11 +81,10 @@ _LEAST_LABELLED_PCT = 3.0
 
 
 def waste(rows: Sequence[Row], view: str = "paper") -> go.Figure:
-    """Horizontal stacked bars, one a policy, in percent of all KV slots, in the ``paper`` or the
-    ``popular`` view, or by ``buckets``.
+    """Horizontal stacked bars, one per policy, in percent of all KV slots.
 
-    Rows carry ``policy``, ``batched_requests``, ``output_tokens_per_s`` and the percentages of
-    ``labels.VIEWS[view]``, which add up to 100.
+    The view is ``paper``, ``popular`` or ``buckets``. Rows have ``policy``, ``batched_requests``,
+    ``output_tokens_per_s`` and the percentages of ``labels.VIEWS[view]``, which add up to 100.
     """
     title, subtitle = _TITLES[view]
     subtitle = f"Percent of all KV slots, mean over iterations. {subtitle}"
@@ -117,7 +116,7 @@ def _name(row: Row) -> str:
 
 
 def waste_numbers(rows: Sequence[Row], view: str) -> Numbers:
-    """The rows as a table: a line a policy, the view's percentages, throughput and batch size."""
+    """The rows as a table: one line per policy with the view's percentages, throughput and batch size."""
     heads = [f"{label.capitalize()}, %" for label, _ in VIEWS[view].values()]
     keys = ["policy", *VIEWS[view], "output_tokens_per_s", "batched_requests"]
     columns = ["Policy", *heads, "Output tokens/s", "Batched requests"]

@@ -1,6 +1,6 @@
-"""The waste bar: what the slots of a KV pool were used for, one bar a run, as HTML of its own and as text.
+"""The waste bar: use of a KV pool's slots, one bar per run, as self-contained HTML and as text.
 
-Unlike the figures of plotly it needs no script and no style sheet, so that a notebook shows it wherever it is opened.
+Unlike the plotly figures it needs no script and no style sheet, so it renders in every notebook viewer.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ GROUPS = {
 #: Groups of slots that are reserved or lost and hold no token.
 WASTED = ("reservation", "internal", "external")
 _TEXT_COLUMNS = 50
-#: Of the SVG: a percent is so many units wide; a segment below so many percent has no number in it.
+#: Sizes of the SVG: units per percent of width, height of a bar, and the percent below which a segment has no number.
 _UNITS, _HEIGHT, _LEAST_PCT = 6, 24, 5.0
 
 
 @dataclass(frozen=True)
 class WasteBars:
-    """Bars below each other, over one scale.
+    """Bars below each other, on one scale.
 
     Attributes:
-        labels: What each run is called.
-        shares: Of each run, percent of the pool by the names in ``GROUPS``.
+        labels: Label of each run.
+        shares: Percent of the pool by the names in ``GROUPS``, for each run.
     """
 
     labels: Sequence[str]
     shares: Sequence[Mapping[str, float]]
 
     def __str__(self) -> str:
-        """A line a run: bar, live and waste in percent; and a line that says what the signs are."""
+        """One line per run: bar, live and waste in percent; and a line that explains the signs."""
         width = max(map(len, self.labels), default=0)
         lines = [
             f"{label:<{width}} {_text_bar(shares)} {shares['live']:5.1f} % live, {wasted(shares):4.1f} % waste"
@@ -72,12 +72,12 @@ class WasteBars:
 
 
 def wasted(shares: Mapping[str, float]) -> float:
-    """Percent of the pool that is held and holds no token: reservation, internal and external fragmentation."""
+    """Percent of the pool that is held without a token: reservation, internal and external fragmentation."""
     return sum(shares[group] for group in WASTED)
 
 
 def _text_bar(shares: Mapping[str, float]) -> str:
-    """A bar of ``_TEXT_COLUMNS`` signs; edges are rounded, so that the whole is always as long."""
+    """A bar of ``_TEXT_COLUMNS`` signs; edges are rounded, so that all bars have the same length."""
     text, so_far = "", 0.0
     for group, (_, _, sign) in GROUPS.items():
         so_far += shares[group]

@@ -1,7 +1,7 @@
-"""Figures as pictures, PNG or SVG, drawn by kaleido in a browser that it starts without a window.
+"""Figures as PNG or SVG pictures, drawn by kaleido in a headless browser.
 
-The browser loads plotly.js from the installed package and nothing from a network. The same figures give the same bytes
-on a machine; another version of the browser, or other fonts, may draw them otherwise.
+The browser loads plotly.js from the installed package and nothing from a network. On one machine the same figures give
+the same bytes; another browser version or other fonts may change them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ...sim.types.optional import not_none
 from ..style.labels import file_stem
 
 ImageFormat = Literal["png", "svg"]
-#: Files begin with the place of their figure on the page.
+#: File names start with the position of the figure on the page.
 IMAGES = FolderKind("set of pictures", ("[0-9][0-9]-*.png", "[0-9][0-9]-*.svg"))
 _WIDTH_PX = 1000
-#: Title and subtitle, which a page writes beside the picture.
+#: Title and subtitle, which a page prints beside the picture.
 _HEADING_PX = 60
-#: Points of a PNG a pixel.
+#: Scale of a PNG: pixels of the file per pixel of the figure.
 _SCALE = 2
-#: plotly.js gives every drawing a random number, and ends the names of its parts with it.
+#: plotly.js gives every drawing a random number, which ends the names of its parts.
 _DRAWING = re.compile(rb'id="defs-([0-9a-f]{6})"')
 
 
 def require_kaleido() -> None:
-    """Refuse pictures where the package that draws them is missing; worth asking before other work.
+    """Refuse pictures if the package that draws them is missing; called before other work.
 
     Raises:
-        MissingExtra: It is.
+        MissingExtra: The package is missing.
     """
     try:
         import kaleido  # noqa: F401
@@ -49,11 +49,11 @@ def require_kaleido() -> None:
 def write_images(folder: str | os.PathLike[str], figures: Sequence[go.Figure], kind: ImageFormat) -> list[Path]:
     """Write every figure into ``folder``, in place of earlier pictures, and return the files.
 
-    Names are the place of a figure among the others, from 01, and its title. The folder is written whole or not at all.
+    A name has the position of a figure, from 01, and its title. The folder is written whole or not at all.
 
     Raises:
         MissingExtra: kaleido is not installed.
-        UserError: kaleido finds no browser, or it does not start; or files cannot be written.
+        UserError: kaleido finds no browser, the browser does not start, or files cannot be written.
     """
     require_kaleido()
     names = [f"{place:02d}-{file_stem(figure.layout.title.text)}.{kind}" for place, figure in enumerate(figures, 1)]
@@ -72,14 +72,14 @@ def write_images(folder: str | os.PathLike[str], figures: Sequence[go.Figure], k
 def _task(figure: go.Figure, path: Path, kind: ImageFormat) -> dict[str, Any]:
     layout, content = figure.layout, figure.to_dict()
     for place, trace in enumerate(content["data"]):
-        # Else plotly.js makes up a random one.
+        # Without this, plotly.js chooses a random one.
         trace["uid"] = f"{place:06d}"
     size = {"width": layout.width or _WIDTH_PX, "height": layout.height + _HEADING_PX}
     return {"fig": content, "path": path, "opts": {"format": kind, "scale": _SCALE if kind == "png" else 1, **size}}
 
 
 def _named_for_good(svg: bytes) -> bytes:
-    """A drawing with the number 0 for its random one."""
+    """A drawing with the number 0 in place of its random number."""
     number = not_none(_DRAWING.search(svg))[1]
     return re.sub(rb"(?<=[a-z-])" + number, b"000000", svg)
 

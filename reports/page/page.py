@@ -1,6 +1,6 @@
 """One self-contained HTML page: text, figures, and every figure's numbers as a table.
 
-The page needs no network and can reach none: plotly.js lies inside, and its Content-Security-Policy forbids every
+The page needs no network and can reach none: it embeds plotly.js, and its Content-Security-Policy forbids every
 other load. The same content gives the same bytes.
 """
 
@@ -31,18 +31,18 @@ from ..style.palette import DARK, GRID, INK, LINK, MUTED, PAPER, dark
 _ROLES = {"ink": INK, "paper": PAPER, "muted": MUTED, "grid": GRID, "link": LINK}
 _MOST_DECIMALS = 2
 _DIFFERENCE = re.compile(r"[-+]?[\d.]+%?|-")
-#: Characters from which on a cell's text is wrapped.
+#: Length of a cell's text, in characters, from which it is wrapped.
 _LONG = 60
 
 
 class Widget(Protocol):
-    """Something with a script of its own: templates ``KIND.html.j2``, ``KIND.css.j2`` and ``KIND.js.j2``.
+    """A part of the page with a script of its own: templates ``KIND.html.j2``, ``KIND.css.j2`` and ``KIND.js.j2``.
 
     Attributes:
-        kind: Names the templates.
-        figures: Pictures that it holds; the page draws them as it does its others.
-        data: What its script reads, as JSON.
-        constants: What script and style of its kind are rendered with, the same for each widget of the kind.
+        kind: Name of the templates.
+        figures: Its pictures; the page draws them as it does its others.
+        data: Input of its script, as JSON.
+        constants: Template variables of script and style, the same for each widget of the kind.
     """
 
     @property
@@ -60,9 +60,9 @@ class Widget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page: heading, paragraphs (divided by blank lines), figures, and rows shown as a table.
+    """A part of the page: heading, paragraphs (separated by blank lines), figures, and rows shown as a table.
 
-    ``rows`` share their keys, which are the table's headings. ``widgets`` are what moves, and stand before the figures.
+    ``rows`` share their keys, which are the table's headings. ``widgets`` are interactive and come before the figures.
     Text is shown as written; it holds no HTML.
     """
 
@@ -74,7 +74,7 @@ class Section:
 
 
 def write_page(path: str | os.PathLike[str], title: str, lead: str, sections: Sequence[Section]) -> Path:
-    """Writes the page to ``path`` and returns that; missing folders are made.
+    """Write the page to ``path`` and return the path; missing folders are made.
 
     The file appears whole or not at all.
 
@@ -118,7 +118,7 @@ def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
 
 
 def as_script(value: Any) -> str:
-    """A value as JSON that may stand in a script, where "<" must not appear: "</script>" or "<!--" would end it."""
+    """A value as JSON inside a script. "<" is escaped, because "</script>" or "<!--" would end the script."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -148,7 +148,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _picture(figure: go.Figure, serial: int) -> dict[str, Any]:
-    # The page writes heading and numbers itself, where they wrap and can be read aloud; plotly draws the rest.
+    # The page prints heading and numbers itself, with line breaks and for screen readers; plotly draws the rest.
     spec = json.loads(plotly.io.to_json(figure, validate=False, engine="json"))
     layout = spec["layout"]
     heading = layout.pop("title")
@@ -196,7 +196,7 @@ def _cell(value: Any, decimals: int) -> str:
 
 
 def _is_figure(value: Any) -> bool:
-    """Whether it stands at the right of its column: a number, a difference as ``labels`` writes it, or nothing."""
+    """Whether a cell is right-aligned: a number, a difference as ``labels`` formats it, or an empty cell."""
     return value is None or _is_number(value) or (isinstance(value, str) and bool(_DIFFERENCE.fullmatch(value)))
 
 

@@ -1,7 +1,7 @@
-"""The report of a run, or of several on the same load: which sections it has, and what they say.
+"""The report of a run, or of several runs of the same load: its sections and their texts.
 
-A section is made by a function of what was asked, which returns None where there is nothing to show; ``SECTIONS`` has
-them in the order of the page.
+A function makes each section from the inputs of the page, and returns None if there is nothing to show. ``SECTIONS``
+has these functions in the order of the page.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .serving_sections import Measured
 
 
 class Asked(NamedTuple):
-    """What a page is to be about.
+    """The inputs of a page.
 
     Attributes:
-        results: One run, or several on the same load.
-        request: The request to show block tables of; None selects one, see ``chosen_request``.
+        results: One run, or several runs of the same load.
+        request: The request with the block tables to show; None selects one, see ``chosen_request``.
         goal: Objectives of every request.
-        measured: The requests beside those of a real server; None where nothing was measured.
+        measured: The requests beside those of a real server; None without a measurement.
     """
 
     results: Sequence[Result]
@@ -49,7 +49,7 @@ _FREE_RUN = "free blocks, and the longest run of them"
 
 
 def write_report(path: str | PathLike[str], asked: Asked) -> Path:
-    """Write the page to ``path``, and return that.
+    """Write the page to ``path``, and return the path.
 
     Raises:
         UserError: It cannot be written.
@@ -77,17 +77,17 @@ def _served(asked: Asked) -> list[Result]:
 
 
 def _recorded(asked: Asked) -> list[tuple[Result, BlockMap]]:
-    """The runs with recorded blocks, and these."""
+    """The runs with recorded blocks, and their block maps."""
     return [(result, blocks) for result in asked.results if (blocks := result.blocks) is not None]
 
 
 def _on_one_clock(figure: go.Figure, asked: Asked) -> go.Figure:
-    """A figure over time, from the start to the end of the longest of the runs that are beside each other."""
+    """A figure over time, from the start to the end of the longest of the compared runs."""
     return figure.update_xaxes(range=[0, max(result.end_s for result in asked.results)])
 
 
 def title(asked: Asked) -> str:
-    """What the page is called."""
+    """The title of the page."""
     names = [result.name for result in asked.results]
     return f"{' beside '.join(names)}: where the KV cache went"
 
@@ -155,7 +155,7 @@ def _ledger_text(results: Sequence[Result]) -> str:
 
 
 def _ledger(result: Result) -> go.Figure:
-    """The ledger of a run; of several replicas, each of which has a watermark of its own, added up."""
+    """The ledger of a run; for several replicas, each with a watermark of its own, the sum."""
     table = pool_over_time(result)
     replica, replicas = result.about["replica"], result.num_replicas
     table = table.assign(start_s=table["start_ticks"] / PER_SECOND)
@@ -242,7 +242,7 @@ def _tables(asked: Asked) -> Section | None:
 
 
 def _viewer(result: Result, request: int | None) -> TableViewer | None:
-    """The tables of one request, if a plan has them."""
+    """The block tables of one request, if a recorded plan has them."""
     plan, requests = result.plan, result.request_of_sequence
     if plan is None or not plan.is_paged:
         return None

@@ -1,4 +1,4 @@
-"""What a server's users and its operator look at: latencies, batch and throughput, and whether a real server agrees."""
+"""Sections on serving: latencies, batch and throughput, and the agreement with a real server."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..figures.measured import BAND, agreement, simulated_against_measured
 from ..figures.serving import batch_over_time, throughput_over_time
 from .page import Section
 
-#: Latencies that a request has of its own, as a server's client measures them.
+#: Latencies of a single request, as a server's client measures them.
 _OF_REQUESTS = ("ttft", "tpot", "e2el")
 
 
 def latencies(results: Sequence[Result], goal: Objectives | None = None) -> Section | None:
-    """Every latency as a distribution, with the objectives of ``goal``; None where no request was served."""
+    """Every latency as a distribution, with the objectives of ``goal``; None if no request was served."""
     times = {result.name: served_times(result.requests) for result in results}
     found = {result.name: _distributions(result, times[result.name]) for result in results}
     met = {} if goal is None else {name: _met_pct(goal, each) for name, each in times.items() if len(each.index)}
@@ -66,7 +66,7 @@ def _goal_text(results: Sequence[Result], goal: Objectives | None, met: Mapping[
 
 
 def serving(results: Sequence[Result]) -> Section | None:
-    """Batch and throughput over time; None where no step was run."""
+    """Batch and throughput over time; None if no step was run."""
     tables = {each.name: over_time(each.requests, each.residencies, each.steps) for each in results}
     tables = {name: table for name, table in tables.items() if len(table)}
     if not tables:
@@ -80,11 +80,11 @@ def serving(results: Sequence[Result]) -> Section | None:
 
 
 class Measured(NamedTuple):
-    """Simulated beside measured, request by request.
+    """Simulated beside measured values, request by request.
 
     Attributes:
         pairs: By the name of each run, columns ``simulated_<metric>_ms`` and ``measured_<metric>_ms``.
-        warning: What keeps the two from being comparable, if anything does.
+        warning: The reason why the two are not comparable, if there is one.
     """
 
     pairs: Mapping[str, pd.DataFrame]
@@ -92,7 +92,7 @@ class Measured(NamedTuple):
 
 
 def measured(found: Measured | None) -> Section:
-    """Simulated beside measured; a plain word where nothing was measured."""
+    """Simulated beside measured values; a sentence if nothing was measured."""
     title = "Simulated against measured"
     if found is None:
         text = (

@@ -1,4 +1,4 @@
-"""The report of a sweep: goodput and latency of each policy at each rate, and the Pareto front."""
+"""The report of a sweep: goodput and latency of each series by request rate, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..figures.rates import against_rate, throughput_pareto
 from ..style.series import COLOURED
 from .page import Section, write_page
 
-#: Points that are listed.
+#: Points in the list.
 MOST_LISTED = 200
 _LISTED = {
     "series": "Series",
@@ -33,13 +33,13 @@ _LATENCIES = {"p99_ttft_ms": "TTFT that 99 % of the requests stay below", "p99_t
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """The points of a sweep that could be run.
+    """The points of a sweep that were run.
 
     Attributes:
-        name: What it is called.
-        points: A row a point: ``series``, ``request_rate`` (inf for all at once, NaN where none was set),
-            ``seed``, ``request_throughput``, ``p99_ttft_ms``, ``p99_tpot_ms``, ``tokens_per_s_per_user`` and
-            ``tokens_per_s_per_gpu``; and ``request_goodput``, where objectives were given.
+        name: Its title.
+        points: One row per point: ``series``, ``request_rate`` (inf for all at once, NaN if none was set), ``seed``,
+            ``request_throughput``, ``p99_ttft_ms``, ``p99_tpot_ms``, ``tokens_per_s_per_user`` and
+            ``tokens_per_s_per_gpu``; and ``request_goodput`` if objectives were given.
         axes: The settings in which the series differ.
         objectives: As given to the sweep, or empty.
         failed: Points that could not be run.
@@ -53,7 +53,7 @@ class Sweep:
 
 
 def write_sweep_report(path: str | PathLike[str], sweep: Sweep) -> Path:
-    """Write the page to ``path``, and return that.
+    """Write the page to ``path``, and return the path.
 
     Raises:
         UserError: It cannot be written.

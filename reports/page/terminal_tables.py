@@ -1,6 +1,6 @@
 """Tables for the terminal, 80 columns wide at most.
 
-Colour and bold are left to the console: on a terminal they show, in a pipe rich writes plain text.
+The console decides on colour and bold: rich shows them on a terminal and writes plain text to a pipe.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ _UNUSED_KEY = "popular_unused_pct"
 
 
 def comparison_table(payload: Payload) -> Table:
-    """Published beside simulated values: one line a value, grouped by series where a series has several."""
+    """Published beside simulated values: one line per value, grouped by series if a series has several."""
     rows = payload["rows"]
     ranged, moving = has_range(rows), has_step(rows)
     grouped = len(rows) > len(series_of(rows))
     at_x, known = any(row.get("x") is not None for row in rows), _known_alike(rows)
     table = _table(gap=1 if ranged and (moving or not is_percent(rows[0]["metric"])) else 2)
-    # Where there are many columns, the names of series give way.
+    # With many columns, the column of series names shrinks.
     table.add_column("" if grouped else "series", no_wrap=not at_x, overflow="fold" if at_x else "ellipsis")
     for heading in _headings(ranged, moving, at_x, known is None):
         table.add_column(heading, justify="left" if heading in ("how", "origin") else "right", no_wrap=True)
-    # Of values that differ in x alone the series' name stands in the first line.
+    # If values differ in x alone, the first line has the series' name.
     along = at_x and len(series_of(rows, "metric")) == 1
     for name in series_of(rows):
         mine = [row for row in rows if row["series"] == name]
@@ -75,7 +75,7 @@ def comparison_table(payload: Payload) -> Table:
 
 
 def _known_alike(rows: list[Row]) -> str | None:
-    """How the published values are known, where a long word for all of them would cost a column that is wanted."""
+    """Short origin of the published values, if a long word for all of them would take a needed column."""
     found = {row.get("how") for row in rows if row["published"] is not None}
     return "digitised" if has_range(rows) and has_step(rows) and found == {"digitised"} else None
 
@@ -106,7 +106,7 @@ def _cells(row: Row, ranged: bool, moving: bool, at_x: bool, how: bool) -> Itera
 
 
 def waste_table(payload: Payload) -> Table:
-    """The waste table: a line a policy, first in the paper's view of waste, then in the popular one."""
+    """The waste table: one line per policy, first in the paper's view of waste, then in the popular one."""
     table = _table(gap=1)
     table.add_column("policy", no_wrap=True)
     for heading in _WASTE_HEADINGS:
@@ -128,7 +128,7 @@ def _waste_cells(row: Row, view: str) -> Iterator[str]:
 
 
 def sensitivity_table(payload: Payload) -> Table:
-    """Each value at each setting of a parameter that the rows carry: a line a value, a column a setting."""
+    """Each value at each setting of a parameter in the rows: one line per value, one column per setting."""
     rows = payload["rows"]
     key = not_none(parameter_of(rows))
     settings = sorted({row[key] for row in rows})
@@ -155,7 +155,7 @@ def _by_value(rows: list[Row]) -> dict[tuple[str, float | None], list[Row]]:
 
 
 def print_payload(payload: Payload, console: Console) -> None:
-    """Prints a payload under its title, as the table that fits it: waste, values by parameter, or a comparison."""
+    """Print a payload under its title, as the table that fits it: waste, values by parameter, or a comparison."""
     rows = payload["rows"]
     parameter = parameter_of(rows)
     if payload["figure"] == "waste":

@@ -1,28 +1,26 @@
-"""A run as a timeline for ui.perfetto.dev: requests, steps, preemptions, and memory over time.
+"""Runs as a Perfetto trace file for ui.perfetto.dev: requests, steps, preemptions, and memory over time.
 
-    NAME                    a run; of several replicas each is one
-    ├── requests            lanes: a request takes the first that is free when it arrives, until it ends
-    │   └── lane 1          a slice a request, from arrival to end; within it what it did (queued, prefill, decode, ...)
-    ├── steps               a slice a leap, with what ``steps.parquet`` says of it
-    ├── preemptions         an instant each
-    ├── memory              a counter a bucket of the ledger, in slots, all free where no sequence runs
-    └── sequences           counters: those on the device, and requests that wait
+    NAME                    a run, or one replica of a run with several
+    ├── requests            lanes: a request takes the first free lane at its arrival and holds it to its end
+    │   └── lane 1          one slice per request, from arrival to end; nested slices for its states (queued, prefill, ...)
+    ├── steps               one slice per leap, with its row of ``steps.parquet``
+    ├── preemptions         one instant each
+    ├── memory              one counter per bucket of the ledger, in slots; all slots are free while no sequence runs
+    └── sequences           counters: sequences on the device, and waiting requests
 
-There are as many slices of the category ``request`` as requests, refused ones included, which take no time. Of one
-of several sequences the first tells what it did. Ticks are rounded down to nanoseconds, Perfetto's unit: what was
-in order stays in order, and what lay within something else stays there.
+Each request has one slice of the category ``request``. Refused requests have slices of zero length. A request with
+several sequences shows the states of the first. Ticks are rounded down to nanoseconds, Perfetto's unit. Rounding keeps
+the order of events and the nesting of slices.
 
-A file of Perfetto's: tracks, and events on them.
+A trace file is a sequence of packets, and two concatenated files are one file. Packets are therefore serialized some
+thousands at a time, and a long run needs no memory for them. The file has four kinds of tracks:
 
-A file is a ``Trace``: packets one after the other. Two of them in one file are one, so that packets are serialised some
-thousands at a time and a long run needs no memory for them. Times are nanoseconds.
+    group     a track without events, which holds other tracks in the order of their creation
+    slices    begin and end, nested like brackets; events at the same time are in the order of the file
+    instants  an event without a duration
+    counters  a value that applies until the next one; an unchanged value is not written again
 
-    group     a track without events, which holds others in the order in which they were made
-    slices    begin and end, nested like brackets; where times are equal the order in the file counts
-    instants  a moment
-    counters  a value that holds until the next one; one that stays as it is needs none
-
-Texts that come again are numbers, which the first packet explains.
+Repeated texts are numbers, which the first packet defines.
 Source: https://perfetto.dev/docs/reference/synthetic-track-event
 """
 
@@ -52,7 +50,7 @@ from ..figures.timeline import request_spans_ticks
 from ..style.palette import TIMELINE
 
 _PACKETS_AT_A_TIME = 8192
-#: All packets are of one sequence, so that they are read in the order in which they were written.
+#: All packets have one sequence id, so that they are read in the order in which they were written.
 _SEQUENCE = 1
 _NEW, _KNOWN = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED, TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
 
@@ -61,8 +59,8 @@ class Tracks:
     """Tracks in a file that is being written; each track has a number.
 
     Args:
-        file: Where packets go.
-        names: Names of events that come again and again.
+        file: Output file.
+        names: Names of repeated events.
         categories: All categories of events.
         annotations: All names of values that events carry.
     """
@@ -79,35 +77,35 @@ class Tracks:
         self._annotations = _interned(first.debug_annotation_names, annotations)
 
     def group(self, name: str, parent: int | None = None) -> int:
-        """A new track, below ``parent`` if one is given."""
+        """Make a track, below ``parent`` if one is given, and return its number."""
         return self._track(name, parent).uuid
 
     def counter(self, name: str, parent: int, unit: str) -> int:
-        """A new track of values; those of one unit below one parent share their axis."""
+        """Make a track of values; tracks of one unit below one parent share their axis."""
         track = self._track(name, parent)
         track.counter.unit_name, track.counter.y_axis_share_key = unit, unit
         return track.uuid
 
     def begin(self, track: int, at_ns: int, category: str, name: str, values: Mapping[str, int] | None = None) -> None:
-        """A slice begins, within the one that is open, if one is."""
+        """Begin a slice, within the open one if there is one."""
         self._event(track, at_ns, TrackEvent.TYPE_SLICE_BEGIN, category, name, values)
 
     def end(self, track: int, at_ns: int) -> None:
-        """The slice that began last is over."""
+        """End the slice that began last."""
         event = self._timed(at_ns).track_event
         event.type, event.track_uuid = TrackEvent.TYPE_SLICE_END, track
 
     def instant(self, track: int, at_ns: int, category: str, name: str, values: Mapping[str, int]) -> None:
-        """Something happens that takes no time."""
+        """Write an event without a duration."""
         self._event(track, at_ns, TrackEvent.TYPE_INSTANT, category, name, values)
 
     def value(self, track: int, at_ns: int, value: int) -> None:
-        """A counter has another value from now on."""
+        """Write a new value of a counter."""
         event = self._timed(at_ns).track_event
         event.type, event.track_uuid, event.counter_value = TrackEvent.TYPE_COUNTER, track, value
 
     def flush(self) -> None:
-        """Write what was not written yet."""
+        """Write the buffered packets to the file."""
         self._file.write(self._builder.serialize())
         self._builder, self._packets = TraceProtoBuilder(), 0
 
@@ -118,7 +116,7 @@ class Tracks:
         if parent is not None:
             track.parent_uuid = parent
         track.sibling_order_rank = self._children[parent]
-        # Runs of one name stay apart.
+        # Runs with the same name get separate tracks.
         track.sibling_merge_behavior = TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
         self._children[parent] += 1
         return track
@@ -151,7 +149,7 @@ class Tracks:
 
 
 def _interned(entries: Any, texts: Sequence[str]) -> dict[str, int]:
-    """Texts and the numbers that stand for them, written into one of the lists of ``InternedData``."""
+    """Texts and their numbers, written into one of the lists of ``InternedData``."""
     numbers = {text: number for number, text in enumerate(texts, start=1)}
     for text, number in numbers.items():
         entries.add(iid=number, name=text)
@@ -168,7 +166,7 @@ _ANNOTATIONS = ("request", *_OF_REQUEST, *_OF_STEP)
 
 
 def write_timeline(path: str | PathLike[str], results: Sequence[Result]) -> Path:
-    """Write the timelines of runs, below each other in one file, to ``path``, and return that.
+    """Write the timelines of runs, below each other in one file, to ``path``, and return the path.
 
     The file appears whole or not at all; the same runs give the same bytes.
 
@@ -188,7 +186,7 @@ def write_timeline(path: str | PathLike[str], results: Sequence[Result]) -> Path
 
 
 def _replicas(result: Result) -> Iterator[tuple[Result, pd.DataFrame]]:
-    """What each replica did, and the spans of its requests, by their numbers in the whole run."""
+    """The tables of each replica, and the spans of its requests, by their numbers in the whole run."""
     spans = request_spans_ticks(result.requests, result.residencies)
     if "replica" not in result.steps:
         yield result, spans
@@ -240,7 +238,7 @@ def _write_requests(tracks: Tracks, group: int, requests: pd.DataFrame, spans: p
 
 
 def lanes(begin: Sequence[int], end: Sequence[int]) -> list[int]:
-    """A lane for each interval, from 0, so that none overlap in a lane: the lowest that is free when it begins.
+    """A lane for each interval, from 0, without overlaps in a lane: the lowest lane that is free at the start.
 
     ``begin`` ascends; a lane is free from the end of an interval on.
     """
@@ -274,7 +272,7 @@ def _write_preemptions(tracks: Tracks, track: int, table: pd.DataFrame) -> None:
 
 
 def _running(residencies: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """How many sequences are on the device, from when on; ticks ascend."""
+    """Number of sequences on the device, with the time of each change; ticks ascend."""
     comes = pd.Series(1, index=residencies["start_ticks"])
     goes = pd.Series(-1, index=residencies["end_ticks"])
     change = pd.concat([comes, goes]).groupby(level=0).sum()
@@ -282,7 +280,7 @@ def _running(residencies: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 
 def _write_values(tracks: Tracks, track: int, ticks: pd.Series, values: pd.Series) -> None:
-    """Only what changes is written."""
+    """Write the changes of a counter only."""
     changes = values.diff().ne(0)
     for at, value in zip(_nanoseconds(ticks[changes.to_numpy()]), values[changes].tolist(), strict=True):
         tracks.value(track, at, value)

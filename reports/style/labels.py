@@ -1,4 +1,4 @@
-"""What pictures and tables call the values of a payload, and how they write them."""
+"""Labels of a payload's values in pictures and tables, and their number formats."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def is_percent(metric: str) -> bool:
 
 
 def unit(metric: str) -> str:
-    """The unit of a metric, for an axis or a heading; its name where that says it."""
+    """The unit of a metric, for an axis or a heading; the metric's label if it has no unit."""
     return next((named for end, named in UNITS.items() if metric.endswith(end)), metric_label(metric))
 
 
 def number(metric: str, value: float | None) -> str:
-    """A value as text: percentages with one decimal, others with about four digits; ``-`` where there is none."""
+    """A value as text: percentages with one decimal, others with about four digits; ``-`` for None."""
     if value is None:
         return "-"
     if is_percent(metric):
@@ -96,7 +96,7 @@ def number(metric: str, value: float | None) -> str:
 
 
 def difference(row: Row) -> str:
-    """How far the simulated value is off: signed points of a percentage, else signed percent of the published."""
+    """The error of the simulated value: signed points for a percentage, else signed percent of the published value."""
     error = row.get("error")
     if error is None:
         return "-"
@@ -106,28 +106,28 @@ def difference(row: Row) -> str:
 
 
 def signed(value: float) -> str:
-    """A difference with its sign and one decimal; nothing is ever ``-0.0``."""
+    """A difference with its sign and one decimal; never ``-0.0``."""
     # Adding zero turns -0.0 into 0.0.
     return f"{round(value, 1) + 0.0:+.1f}"
 
 
 def origin(row: Row) -> str:
-    """``fitted`` where the cost model was fitted on this very value, ``predicted`` everywhere else."""
+    """``fitted`` if the cost model is fitted on this value, else ``predicted``."""
     return "fitted" if row.get("fitted") else "predicted"
 
 
 def has_range(rows: Iterable[Row]) -> bool:
-    """Whether any row carries the range over seeds."""
+    """Whether any row has the range over seeds."""
     return any(row.get("minimum") is not None for row in rows)
 
 
 def has_step(rows: Iterable[Row]) -> bool:
-    """Whether any row says how far it moves for 1 % of step time."""
+    """Whether any row has the change for 1 % of step time."""
     return any(row.get("step_1pct") is not None for row in rows)
 
 
 def step_text(row: Row) -> str:
-    """Change of a value for 1 % of step time, in percentage points, else in percent of the value."""
+    """Change of a value for 1 % of step time, in percentage points for a percentage, else in percent of the value."""
     moved = row.get("step_1pct")
     if moved is None:
         return "-"
@@ -142,20 +142,20 @@ def series_of(rows: Iterable[Row], key: str = "series") -> list[str]:
 
 
 def parameter_of(rows: Iterable[Row]) -> str | None:
-    """Which of ``PARAMETERS`` the rows carry, if any."""
+    """The one of ``PARAMETERS`` that the rows have, if any."""
     return next((key for row in rows for key in PARAMETERS if key in row), None)
 
 
 def comparison_numbers(rows: Iterable[Row]) -> Numbers:
-    """A comparison's rows as a table: what is published, what is simulated, and how each came about.
+    """A comparison's rows as a table: the published value, the simulated value, and the origin of each.
 
-    Errors, and what 1 % of step time does, are text: points of a percentage, else percent.
+    Errors, and the change for 1 % of step time, are text: points of a percentage, else percent.
     """
     return _comparison(list(rows), step_text, difference)
 
 
 def comparison_data(rows: Iterable[Row]) -> Numbers:
-    """As ``comparison_numbers``, with errors and what 1 % of step time does as the rows have them, in all digits."""
+    """As ``comparison_numbers``, but errors and the change for 1 % of step time are numbers as in the rows, in all digits."""
     return _comparison(list(rows), lambda row: row.get("step_1pct"), lambda row: row.get("error"))
 
 
@@ -178,5 +178,5 @@ def _comparison_row(row: Row, at_x: bool, ranged: bool) -> list[Any]:
 
 
 def file_stem(title: str) -> str:
-    """A title as the name of a file, without an ending: words in small letters, joined by hyphens."""
+    """A title as a file name without an ending: lower-case words joined by hyphens."""
     return "-".join(re.findall(r"\w+", title.lower(), re.ASCII)) or "figure"

@@ -1,4 +1,4 @@
-"""The look that every figure shares, and the empty figure they all start from."""
+"""The layout that all figures share, and the empty figure that they start from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bo
 
 @cache
 def _template() -> go.layout.Template:
-    # Not while modules load: plotly takes long to check it, and many a command draws nothing.
+    # Not at import: plotly takes long to validate it, and many commands draw nothing.
     return go.layout.Template(
         layout={
             "font": {"family": FONT, "size": 13, "color": INK},
@@ -49,11 +49,11 @@ def _template() -> go.layout.Template:
 
 
 def blank(title: str, subtitle: str, height: int, numbers: Numbers, data: Numbers | None = None) -> go.Figure:
-    """An empty figure in the house's look, ``height`` pixels high and as wide as its place.
+    """An empty figure in the project's layout, ``height`` pixels high and as wide as its container.
 
-    ``numbers`` is what the figure shows, as a table; it travels in ``layout.meta["numbers"]``, so that a page can
-    print it as text below the picture. Where that is an excerpt or a digest, ``data`` is all that is drawn; it travels
-    in ``layout.meta["data"]``, from which a page makes a CSV file.
+    ``numbers`` is the table of the figure's values. It is stored in ``layout.meta["numbers"]``, and a page prints it as
+    text below the picture. If it is an excerpt or a summary, ``data`` has all drawn values. It is stored in
+    ``layout.meta["data"]``, and a page makes a CSV file of it.
     """
     heading = {"text": title, "subtitle": {"text": subtitle, "font": {"size": 13, "color": MUTED}}}
     meta = {"numbers": numbers} | ({} if data is None else {"data": data})
@@ -61,7 +61,7 @@ def blank(title: str, subtitle: str, height: int, numbers: Numbers, data: Number
 
 
 def data_of(figure: go.Figure) -> pd.DataFrame:
-    """All that a figure of ``reports.figures.figures`` draws, a row a mark: what its page saves as CSV."""
+    """All values that a figure of ``reports.figures.figures`` draws, one row per mark: the content of its page's CSV file."""
     meta = figure.layout.meta
     content = meta.get("data", meta["numbers"])
     return pd.DataFrame(content["rows"], columns=content["columns"])
@@ -81,5 +81,5 @@ def hatched(hue: Hue) -> dict[str, Any]:
 
 
 def note(figure: go.Figure, text: str, **place: object) -> None:
-    """Adds a line of text without an arrow; ``place`` are the attributes of a plotly annotation."""
+    """Add a line of text without an arrow; ``place`` has the attributes of a plotly annotation."""
     figure.add_annotation(text=text, showarrow=False, **place)

@@ -1,7 +1,7 @@
-"""Integers inside a page: deflated and in base64, which its script inflates (``templates/packing.js.j2``).
+"""Packed integers in a page: deflated and in base64, inflated by its script (``templates/packing.js.j2``).
 
-Of integers of several bytes the lowest bytes come first, then the next ones, ...: the upper ones are nearly all alike,
-and deflate makes a third less of them than of whole integers.
+Multi-byte integers are stored as all lowest bytes, then all next bytes, and so on. The upper bytes are nearly all
+equal, so deflate makes them a third smaller than whole integers.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import zlib
 
 import numpy as np
 
-#: Arrays of JavaScript, the smallest first, and numpy's.
+#: Typed arrays of JavaScript and the numpy types, the smallest first.
 _ARRAYS = {"Uint8Array": "u1", "Int8Array": "i1", "Uint16Array": "<u2", "Int16Array": "<i2", "Int32Array": "<i4"}
 
 
 def packed(values: np.ndarray) -> dict[str, str]:
-    """Integers, deflated, in base64, and the kind of JavaScript array that holds them."""
+    """Integers, deflated and in base64, and the type of JavaScript array for them."""
     kind = next(kind for kind, dtype in _ARRAYS.items() if _holds(np.iinfo(dtype), values))
     content = np.ascontiguousarray(values, dtype=_ARRAYS[kind])
     by_place = content.view(np.uint8).reshape(-1, content.itemsize).T

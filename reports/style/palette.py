@@ -4,7 +4,7 @@ The nine buckets take the eight colours of Okabe and Ito ("Color Universal Desig
 slots. Colour is never alone: stacks keep one order, neighbours differ in lightness, and some buckets are hatched.
 
 A figure is built with the light forms; ``DARK`` maps each of them to its dark form, so that a page can recolour a
-finished figure without knowing what is in it. Hence one light colour has one dark form.
+finished figure without knowing its contents. Hence one light colour has one dark form.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ DARK: dict[str, str] = {
 
 
 def dark(colour: str) -> str:
-    """The dark form of a light colour; a colour that has none stays."""
+    """The dark form of a light colour; a colour without one is returned unchanged."""
     return DARK.get(colour, colour)
 
 

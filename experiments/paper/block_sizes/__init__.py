@@ -1,1 +1,1 @@
-"""Latency by block size, and by what is done with preempted requests."""
+"""Latency by block size, and by the handling of preempted requests."""

@@ -1,13 +1,15 @@
-"""Figs 18b and 19b: mean normalised latency by block size, and by what is done with preempted requests.
+"""Figs 18b and 19b: mean normalised latency by block size, and by the handling of preempted requests.
 
 Set-up, from the paper: OPT-13B on an A100-40GB, ShareGPT at 2.01 and Alpaca at 30.1 requests/s, block sizes 1 to 256.
-The paper does not say for how long requests arrive. Here it is the 900 s of its Fig 2, and the remarks give the results
-for 450 and 1,800 s. Steps depend on the context (``ContextCost``). ShareGPT's have the scale fitted on Fig 13a.
+The paper does not give the span over which requests arrive. Here it is the 900 s of its Fig 2, and the remarks give the
+results for 450 and 1,800 s. The step time depends on the context (``ContextCost``). For ShareGPT it has the scale
+fitted on Fig 13a.
 
-Fitted on Fig 18b: what a token of context takes beyond the reading in a kernel over blocks of 1, 2, 4 and 8 tokens, a
-number each, on ShareGPT (the paper gives the kernel as the reason of the left flank, and prints no curve of it by
-block size); and the scale for Alpaca, on block size 64, as Fig 13a's leaves that server idle. All else is predicted:
-the right flank, which is memory, the whole of Alpaca's but one point, and all of Fig 19b.
+Two sets of numbers are fitted on Fig 18b. The first is the kernel time per token of context beyond the reading, one
+number each for blocks of 1, 2, 4 and 8 tokens, on ShareGPT. The paper gives the kernel as the reason for the left
+flank, and prints no curve of it by block size. The second is the scale for Alpaca, on block size 64, because the scale
+of Fig 13a leaves that server idle. All else is predicted: the right flank, which is memory; all of Alpaca's values but
+one point; and all of Fig 19b.
 
 Latencies of an overloaded server grow with the length of the trace. One percent of step time changes them by tens of
 percent. So an error of a factor is a few percent of step time; docs/rates.md has the change for each value.
@@ -34,16 +36,16 @@ from ..paper import ALPACA_SET, FIG2, SERIES, Experiment, Source
 from ..published import paper_figures
 from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, as_finding, moved, value_row, within
 
-#: About what reading values off a plot may be wrong by.
+#: Approximate error of values read off a plot.
 _READING = 0.05
 
 
 def best_size(rows: Sequence[Row], limit: float) -> dict[str, Any]:
-    """A finding: whether the block size that is best here, of those not fitted, is nearly the best by the figure.
+    """A finding: whether the best simulated block size, of those not fitted, is nearly the best in the figure.
 
     Args:
         rows: One series.
-        limit: What its published latency may be above the lowest published one, as a share of that.
+        limit: Allowed excess of its published latency over the lowest published one, as a share of that.
     """
     mine = min((row for row in rows if row["kind"] == "predicted"), key=lambda row: row["simulated"])
     best = min(rows, key=lambda row: row["published"])
@@ -56,11 +58,11 @@ def best_size(rows: Sequence[Row], limit: float) -> dict[str, Any]:
 
 
 def wasted(rows: Sequence[Row], limit: float) -> dict[str, Any]:
-    """A finding: whether blocks that are hardly filled cost what the figure says, from the first row to the last.
+    """A finding: whether nearly empty blocks cost as much as in the figure, from the first row to the last.
 
     Args:
         rows: One series, by block size.
-        limit: How far the ratio of the two latencies may be off, as a share of the published one.
+        limit: Allowed error of the ratio of the two latencies, as a share of the published ratio.
     """
     first, last = rows[0], rows[-1]
     found, published = (last[side] / first[side] for side in ("simulated", "published"))
@@ -72,8 +74,9 @@ def wasted(rows: Sequence[Row], limit: float) -> dict[str, Any]:
 
 
 def quicker_series(rows: Sequence[Row], first: str, second: str) -> dict[str, Any]:
-    """A finding: whether at each block size the same one of two series is quicker, where the figure's two values differ
-    by more than their reading.
+    """A finding: whether the same one of two series has the lower latency at each block size.
+
+    Block sizes at which the two published values differ by less than their reading error are left out.
     """
     at = {(row["series"], row["x"]): row for row in rows}
     clear, same = 0, []
@@ -81,7 +84,7 @@ def quicker_series(rows: Sequence[Row], first: str, second: str) -> dict[str, An
         one, other = at[first, x], at[second, x]
         if abs(one["published"] / other["published"] - 1) > _READING:
             clear += 1
-            # Of a tie here neither is quicker.
+            # On a tie neither series is quicker.
             if (one["published"] - other["published"]) * (one["simulated"] - other["simulated"]) > 0:
                 same.append(x)
     text = (
@@ -94,13 +97,13 @@ def quicker_series(rows: Sequence[Row], first: str, second: str) -> dict[str, An
 METRIC = "normalized_latency_s_per_token"
 SHAREGPT, ALPACA = "ShareGPT 2.01 req/s", "Alpaca 30.1 req/s"
 _RATES = {SHAREGPT: 2.01, ALPACA: 30.1}
-#: ms a token of context beyond the reading, by block size: fitted on ShareGPT in Fig 18b.
+#: ms per token of context beyond the reading, by block size: fitted on ShareGPT in Fig 18b.
 EXTRA_MS = {1: 0.00143, 2: 0.00126, 4: 0.00127, 8: 0.00063}
 #: Fitted on Alpaca in Fig 18b, at this block size.
 ALPACA_SCALE, ALPACA_FITTED_ON = 1.258, 64
 SCALES = {SHAREGPT: CONTEXT_STEP_SCALE, ALPACA: ALPACA_SCALE}
 RECOMPUTE, SWAP = "recompute", "swap"
-#: Spans that are reported beside the 900 s, and their block sizes.
+#: Spans reported beside the 900 s, and their block sizes.
 _SPANS_S, _SPAN_SIZES = (450, 900, 1800), (16, 256)
 _WITHIN = 0.50
 
@@ -110,9 +113,9 @@ class SizeCase:
     """One run.
 
     Attributes:
-        load: Which requests, by the figure's name of them.
+        load: The requests, by the name in the figure.
         change: Factor on the load's scale of the step time.
-        extra_ms: In place of ``EXTRA_MS``.
+        extra_ms: Kernel time per token of context in place of ``EXTRA_MS``.
     """
 
     load: str
@@ -125,12 +128,12 @@ class SizeCase:
 
     @property
     def experiment(self) -> Experiment:
-        """What the requests follow from."""
+        """The experiment that determines the requests."""
         return replace(FIG2, request_rate=_RATES[self.load], duration_s=self.duration_s)
 
 
 def measure(workload: Workload, case: SizeCase) -> float:
-    """Serve a workload to the last request; mean normalised latency in s/token."""
+    """Serve a workload to the last request; return the mean normalised latency in s/token."""
     extra_ms = EXTRA_MS.get(case.block_size, 0.0) if case.extra_ms is None else case.extra_ms
     cost = ContextCost(round(SCALES[case.load] * case.change, 6), case.block_size, extra_ms)
     chosen = settings(policy=SERIES["vLLM"], block_size=case.block_size, preemption_mode=case.preemption_mode)
@@ -145,7 +148,7 @@ class Latencies:
         self._found: dict[SizeCase, float] = {}
 
     def measure(self, cases: Sequence[SizeCase], subject: str) -> list[float]:
-        """What the cases came to, in their order."""
+        """The results of the cases, in their order."""
         missing = [case for case in dict.fromkeys(cases) if case not in self._found]
         works = {key: self._sources[key[0]].workload(key[1], key[2]) for key in {_key(case) for case in missing}}
         results = in_parallel(measure, [(works[_key(case)], case) for case in missing])
@@ -154,7 +157,7 @@ class Latencies:
         return [self._found[case] for case in cases]
 
     def description(self, load: str) -> str:
-        """What a load is, for titles."""
+        """Description of a load, for titles."""
         source = self._sources[load]
         return source.description(SizeCase(load, source.seeds[0], 1).experiment)
 
@@ -165,7 +168,7 @@ def _key(case: SizeCase) -> tuple[str, Experiment, int]:
 
 @lru_cache(maxsize=2)
 def latencies(source: Source) -> Latencies:
-    """The runs over a source, which both figures share."""
+    """The runs over a source, shared by both figures."""
     return Latencies(source)
 
 
@@ -179,7 +182,7 @@ def fig18b(bench: Bench) -> Payload:
 
 
 def findings(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What is said of Fig 18b: how near either side comes, which block size is best, what the largest costs."""
+    """Findings of Fig 18b: the error on either side, the best block size, and the cost of the largest."""
     right = _side(rows, SHAREGPT)
     return [
         within(right, _WITHIN, "ShareGPT, block sizes 16 to 256, where memory decides,"),
@@ -191,7 +194,7 @@ def findings(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _side(rows: Sequence[Row], series: str, left: bool = False) -> list[Row]:
-    """The block sizes where memory decides, or on the left those where the kernel does."""
+    """The block sizes at which memory determines the latency, or on the left those at which the kernel does."""
     return [row for row in rows if row["series"] == series and (row["x"] <= max(EXTRA_MS)) == left]
 
 
@@ -260,8 +263,10 @@ def _is_fitted(load: str, size: int) -> bool:
 
 
 def step_change_text(rows: Sequence[Row]) -> str:
-    """By how much longer steps would meet each published value, to first order: latencies near a full pool are a steep
-    power of the step time."""
+    """The change in step time that meets each published value, to first order.
+
+    Latencies near a full pool are a steep power of the step time.
+    """
     asked = [(row["published"] / row["simulated"]) ** (row["simulated"] / (100 * row["step_1pct"])) - 1 for row in rows]
     return (
         f"How steep this is: steps by {min(asked):+.1%} to {max(asked):+.1%} longer would meet the values at block"
@@ -270,7 +275,7 @@ def step_change_text(rows: Sequence[Row]) -> str:
 
 
 def _own_noise() -> str:
-    """How far the paper's own two figures are apart where they show the same."""
+    """The difference between the paper's two figures for the values that both show."""
     one, other = (paper_figures()[name] for name in ("fig18b", "fig19b"))
     pairs = list(zip(one["block_sizes"], one[SHAREGPT], other[RECOMPUTE], strict=True))
     x, first, second = max(pairs, key=lambda pair: abs(pair[1] / pair[2] - 1))
@@ -281,7 +286,7 @@ def _own_noise() -> str:
 
 
 def _spans(source: Source) -> Iterator[str]:
-    """What other lengths of the trace give, with the first seed."""
+    """Results for other lengths of the trace, with the first seed."""
     for size in _SPAN_SIZES:
         cases = [SizeCase(SHAREGPT, source.seeds[0], size, duration_s=span) for span in _SPANS_S]
         found = latencies(source).measure(cases, "other spans")
@@ -290,7 +295,7 @@ def _spans(source: Source) -> Iterator[str]:
 
 
 def _idle_text(source: Source) -> str:
-    """Alpaca with the scale that ShareGPT has."""
+    """Alpaca with the step-time scale of ShareGPT."""
     change = SCALES[SHAREGPT] / SCALES[ALPACA]
     cases = [SizeCase(ALPACA, source.seeds[0], size, change=change) for size in (16, ALPACA_FITTED_ON)]
     found = latencies(source).measure(cases, "Alpaca, ShareGPT's scale")

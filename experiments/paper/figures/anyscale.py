@@ -1,20 +1,20 @@
-"""Anyscale's workload of 2023: throughput over naive static batching, by how far outputs may differ.
+"""Anyscale's workload of 2023: throughput relative to naive static batching, by the cap on output lengths.
 
-A thousand requests of 512 prompt tokens arrive at once; outputs are exponential, up to a cap. The wider the cap, the
-longer a static batch waits for its longest output, and the less it helps to know how much a request may ask for.
+A thousand requests of 512 prompt tokens arrive at once; outputs are exponential, up to a cap. With a wider cap a
+static batch waits longer for its longest output, and reserving the cap wastes more memory.
 
     naive static                  every batch runs to the longest output of all requests: the benchmark gives the
                                   pipeline one length for all of them, as min_length and max_length
     FasterTransformer             every batch runs to its own longest output
     continuous, cap reserved      Orca's rule in the benchmark's token budget: prompt + cap reserved for each
     continuous, output reserved   TGI as launched: the client names each output's length, and no more is reserved
-    vLLM                          as launched: the budget is max_num_batched_tokens, its activations reduce the
-                                  pool, and its serving loop sleeps 10 ms before every step
+    vLLM                          as launched: the budget is max_num_batched_tokens, the activations reduce the
+                                  pool, and the serving loop sleeps 10 ms before every step
 
-Fitted is one number, the time of a step of naive static over one of the others (Hugging Face's model code), on the
-published ratio of FasterTransformer at the widest cap. All other ratios are predicted. Step times are the paper's,
-with DistServe's slope for the prompt tokens of a step beyond the 256th: prompts here are longer than what Fig 19a
-shows.
+One number is fitted: the ratio of a naive static step (Hugging Face's model code) to a step of the other systems. It
+is fitted on the published ratio of FasterTransformer at the widest cap. All other ratios are predicted. Step times are
+the paper's, with DistServe's slope for the prompt tokens of a step beyond the 256th, because prompts here are longer
+than those of Fig 19a.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from ..rows import STEP_CHANGES, Row, as_finding, moved, value_row
 
 
 class PausedCost:
-    """A ``StepCost`` in which every step first waits for the host; the rest is the given cost.
+    """A ``StepCost`` with a pause of the host before every step.
 
     Args:
-        pause_ticks: Before every step.
-        source: Where the pause is known from.
+        pause_ticks: Length of the pause.
+        source: Source of the pause.
     """
 
     def __init__(self, cost: StepCost, pause_ticks: int, source: str) -> None:
@@ -78,19 +78,19 @@ FASTERTRANSFORMER, VLLM = "FasterTransformer", "vLLM"
 RESERVES_CAP, RESERVES_OUTPUT = "continuous, cap reserved", "continuous, output reserved"
 SERIES = (FASTERTRANSFORMER, RESERVES_CAP, RESERVES_OUTPUT, VLLM)
 NAIVE, VLLM_AWAKE = "naive static", "vLLM without the sleep"
-#: How far a ratio may be off, of the published one, to be reached.
+#: Allowed error of a ratio, as a share of the published one.
 WITHIN = 0.25
 _DECIMALS = 3
 
 
 @cache
 def facts() -> Mapping[str, Any]:
-    """What was served, how it was launched, and what was published."""
+    """The workload, the launch of each system, and the published ratios."""
     return json.loads(resources.files(__package__).joinpath("facts/anyscale.json").read_text("utf-8"))
 
 
 def published(series: str) -> float:
-    """How many times naive static's throughput a system was said to have, at the widest cap."""
+    """Published throughput of each system over naive static, at the widest cap."""
     ratios = facts()["published"]["times_naive_static"]
     return ratios["continuous batching" if series in (RESERVES_CAP, RESERVES_OUTPUT) else series]
 
@@ -121,7 +121,7 @@ class Drawn:
 
 
 def draw(cap: int, seed: int) -> Drawn:
-    """The benchmark's ``capped_exponential``: rounded, drawn anew above the cap, at least one token."""
+    """The benchmark's ``capped_exponential``: rounded, redrawn above the cap, at least one token."""
     random, wanted = stream(seed, f"anyscale {cap}"), facts()["num_requests"]
     outputs = np.empty(0, dtype=np.int64)
     while len(outputs) < wanted:
@@ -131,10 +131,10 @@ def draw(cap: int, seed: int) -> Drawn:
 
 
 def tokens_per_s(cap: int, seed: int, stretch: float = 1.0) -> dict[str, float]:
-    """Throughput of every system, by its name; naive static as fast in a step as FasterTransformer.
+    """Throughput of every system by name; naive static has the step time of FasterTransformer here.
 
     Args:
-        stretch: Factor on the step time of all; the benchmark's sleep stays what it is.
+        stretch: Factor on the step time of all; the benchmark's sleep is not stretched.
     """
     place, drawn = facts()["output_caps"].index(cap), draw(cap, seed)
     batch, budget = facts()["static_batch"][place], facts()["token_budget"][place]
@@ -160,9 +160,7 @@ def tokens_per_s(cap: int, seed: int, stretch: float = 1.0) -> dict[str, float]:
 
 
 def vllm_blocks(budget: int) -> int:
-    """The paper's pool less what the activations of a larger step take: twice the logits of all its tokens, in
-    fp16.
-    """
+    """The paper's pool minus the activations of a larger step: twice the logits of all its tokens, in fp16."""
     shape = model("opt-13b")
     more_bytes = 2 * (budget - MAX_BATCHED_TOKENS) * 2 * shape.vocab_size
     return paper_num_blocks(shape, gpu("a100-40gb"), 1) - -(-more_bytes // block_bytes(shape))
@@ -173,9 +171,9 @@ class Ratios:
     """Throughput over naive static, by (series, cap), in each of several draws.
 
     Attributes:
-        slowness: Time of a step of naive static over one of the others, fitted.
-        times: One value a seed.
-        changed: The same of the first seed, where all steps take 1 % less and 1 % more.
+        slowness: Time of a naive static step over that of the other systems, fitted.
+        times: Ratios, one value per seed.
+        changed: Ratios of the first seed with 1 % shorter and 1 % longer steps.
         tokens_per_s: Throughput at the widest cap, mean over seeds.
     """
 
@@ -206,7 +204,7 @@ def _times(name: str, rates: Mapping[str, float], slowness: float) -> float:
 
 
 def compare_anyscale(seeds: tuple[int, ...]) -> Payload:
-    """Every ratio beside the published one, at the widest cap; the others have no published value in words."""
+    """Every ratio, with the published one at the widest cap; the text gives no numbers for other caps."""
     found = ratios(seeds)
     widest = facts()["output_caps"][-1]
     drawn = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of seeds {seeds[0]} to {seeds[-1]}"
@@ -244,7 +242,7 @@ def _row(name: str, cap: int, widest: int, found: Ratios) -> Row:
 
 
 def findings(found: Ratios, widest: int) -> Iterator[dict[str, Any]]:
-    """Which published ratios are reached, within ``WITHIN``."""
+    """Whether each published ratio is reproduced within ``WITHIN``."""
     for name in (RESERVES_CAP, RESERVES_OUTPUT, VLLM):
         yield _reached(name, fmean(found.times[name, widest]), published(name), ".1f", "times naive static")
     beside = facts()["published"]["naive_static_tokens_per_s_at_widest_cap"]

@@ -1,9 +1,9 @@
-"""Fig 1, right: how decode throughput grows with the batch, OPT-13B on an A100-40GB.
+"""Fig 1, right: decode throughput by batch size, OPT-13B on an A100-40GB.
 
-The paper's step cost, 25.7 ms and 0.42 ms a sequence, is read off this very figure, so that all its values are
-fitted: they say how good a straight line is, and no more. Predicted are those of the roofline (data sheets) and of
-the GPU's profile (published kernel times), neither of which saw a step of any server. The figure does not say how
-long its sequences are; here they are half way through ShareGPT's mean request.
+The paper's step cost, 25.7 ms and 0.42 ms a sequence, is read off this figure. All its values are therefore fitted, and
+their errors only show how well a straight line fits. The values of the roofline (data sheets) and of the GPU's profile
+(published kernel times) are predicted: neither uses step times of a server. The figure does not give the length of its
+sequences; here they are half way through ShareGPT's mean request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..step_time import MODEL
 
 FIGURE, GPU = "fig1", "a100-40gb"
 METRIC = "decode_tokens_per_s"
-#: What each cost is called here, and whether it is read off this figure.
+#: Label of each cost, and whether it is read off this figure.
 SERIES = {"paper": ("the paper's step cost", "fitted"), "fitted": ("profile of the GPU", "predicted")} | {
     "roofline": ("roofline", "predicted")
 }
@@ -64,7 +64,7 @@ def _rows() -> Iterator[Row]:
 
 
 def _reading_text() -> str:
-    """How the figure's slope compares with the least that attention can take."""
+    """The figure's slope beside the lower bound of attention."""
     shape, card = model(MODEL), gpu(GPU)
     reading_ms = usual_length() * shape.slot_bytes() / card.memory_bytes_per_s * 1000
     return (

@@ -1,8 +1,8 @@
 """Fig 11: mean lengths of prompts and outputs, ShareGPT and Alpaca.
 
-The pairs that OPT-13B can hold, prompt and output together at most 2,048 tokens. With ``--trace`` ShareGPT's are
-counted on the file; else, and for Alpaca always, drawn from the embedded summaries, as many as the data set has.
-Nothing is fitted: the summaries were made of the data sets, not of these means.
+The means are over pairs that OPT-13B can hold: prompt and output together have at most 2,048 tokens. With ``--trace``
+ShareGPT's pairs are read from the file. Otherwise, and for Alpaca always, they are drawn from the embedded summaries,
+as many as the data set has. Nothing is fitted: the summaries were made of the data sets, not of these means.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def fig11(bench: Bench) -> Payload:
 
 def _rows(name: str, lengths: Source) -> Iterator[Row]:
     published = paper_figures()[FIGURE]["mean_tokens"][name]
-    # A file says the same whatever the seed.
+    # A file gives the same pairs for every seed.
     seeds = lengths.seeds if lengths.exact is None else lengths.seeds[:1]
     held = [lengths.pairs(seed).capped(MAX_MODEL_LEN, strict=False) for seed in seeds]
     means = {

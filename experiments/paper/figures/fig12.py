@@ -1,12 +1,13 @@
 """Fig 12: normalised latency by request rate, three models on ShareGPT (a-c) and Alpaca (d-f).
 
-The paper's: five systems, traces of an hour (900 s for OPT-175B; FasterTransformer has the hour there, too, by its
-script in the artifact, ft/run_175b.py), FasterTransformer's batch as large as fits. It is
-called with the number of tokens to generate and reserves no more: only so do Alpaca's 14 requests fit a batch of
-OPT-13B, where there is room for seven of the model's 2,048 tokens.
-Fitted are two scales of the step time for each model: one on vLLM's crossing on ShareGPT, which serves the three
-Orcas and all of Alpaca too, and one on FasterTransformer's there. Everything else is predicted. What a step is
-before it is scaled: ``rate_costs``.
+Set-up, from the paper: five systems and traces of an hour (900 s for OPT-175B; FasterTransformer's trace is an hour
+there too, by its script in the artifact, ft/run_175b.py). The batch of FasterTransformer is the largest that fits.
+FasterTransformer is called with the number of tokens to generate and reserves no more. Only with this rule do 14 of
+Alpaca's requests fit a batch of OPT-13B, which has room for seven requests of the model's maximum of 2,048 tokens.
+
+Two scales of the step time are fitted for each model: one on vLLM's crossing on ShareGPT, used for vLLM, the three
+Orcas and all of Alpaca, and one on FasterTransformer's crossing on ShareGPT. Everything else is predicted.
+``rate_sweep.costs`` has the step time before scaling.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ..rows import ordered, within
 
 FIGURE, FT = "fig12", "FasterTransformer"
 _HOUR_S = 3600
-#: By model: GPU, how many, and the length of the traces in seconds.
+#: By model: GPU, number of GPUs, and the length of the traces in seconds.
 SERVERS = {
     "OPT-13B": ("a100-40gb", 1, _HOUR_S),
     "OPT-66B": ("a100-40gb", 4, _HOUR_S),
@@ -61,11 +62,11 @@ _WITHIN = {SHAREGPT: 0.15, ALPACA: 0.20}
 
 @dataclass(frozen=True)
 class Asked:
-    """What a scale is fitted for.
+    """The inputs of a fitted scale.
 
     Attributes:
-        model: By its name in the paper.
-        source: Of ShareGPT's lengths.
+        model: Its name in the paper.
+        source: Source of ShareGPT's lengths.
         duration_s: Length of the trace; None takes the paper's.
     """
 
@@ -80,14 +81,14 @@ def panel(letter: str, bench: Bench) -> Payload:
 
 
 def panel_of(letter: str, source: Source, duration_s: float | None = None) -> Payload:
-    """As ``panel``, with the traces shorter than the paper's where a length is given."""
+    """As ``panel``, with shorter traces than the paper's if a length is given."""
     asked = asked_panel(letter, source, duration_s)
     document = panel_document(asked)
     return document | _said(document, letter, asked.scales[VLLM])
 
 
 def asked_panel(letter: str, source: Source, duration_s: float | None = None) -> Panel:
-    """What is asked for ``panel_of``; only the scales are fitted for it."""
+    """The panel of ``panel_of`` before it is run; only its scales are fitted."""
     model, dataset = PANELS[letter]
     lengths = lengths_of(dataset, source)
     published = published_panel(FIGURE, panel_name(letter))
@@ -112,12 +113,12 @@ def asked_panel(letter: str, source: Source, duration_s: float | None = None) ->
 
 
 def panel_name(letter: str) -> str:
-    """What the facts call a panel."""
+    """The name of a panel in the facts."""
     return f"{letter} {' '.join(PANELS[letter])}"
 
 
 def system(model: str, dataset: str, series: str) -> System:
-    """One of the five."""
+    """One of the five systems."""
     card, num_gpus, _ = SERVERS[model]
     name = model.lower()
     steps = Steps(name, card, num_gpus, roofline=series == FT)
@@ -129,18 +130,18 @@ def system(model: str, dataset: str, series: str) -> System:
 
 
 def span_s(model: str, series: str) -> float:
-    """How long requests come for, in seconds."""
+    """Span over which requests arrive, in seconds."""
     return _HOUR_S if series == FT else SERVERS[model][2]
 
 
 def load(lengths: Source, rate: float, duration_s: float, seed: int) -> Load:
     """The artifact's trace at a rate."""
-    # Of an experiment the trace takes the rate and the span alone.
+    # The trace uses only the rate and the span of an experiment.
     return Load(lengths.workload(replace(FIG13A, request_rate=rate, duration_s=duration_s), seed), rate)
 
 
 def load_of(series: str, lengths: Source, rate: float, duration_s: float, seed: int) -> Load:
-    """As ``load``, for one of the five: FasterTransformer knows every output's length, and reserves no more."""
+    """As ``load``, for one of the five systems: FasterTransformer knows every output's length, and reserves no more."""
     arriving = load(lengths, rate, duration_s, seed)
     if series != FT:
         return arriving
@@ -164,13 +165,13 @@ _LOADS: dict[tuple[Any, ...], Load] = {}
 
 
 def _fitting_load(series: str, source: Source, rate: float, duration_s: float) -> Load:
-    """The same object for the same load, by which fits are remembered."""
+    """The same object for the same load, so that fits are cached."""
     key = series, source, rate, duration_s
     return _LOADS.setdefault(key, load_of(series, source, rate, duration_s, source.seeds[0]))
 
 
 def description(model: str, dataset: str, lengths: Source, duration_s: float | None = None) -> str:
-    """What is served, in words."""
+    """Description of the workload."""
     card, num_gpus, whole_s = SERVERS[model]
     seeds = lengths.seeds
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of seeds {seeds[0]} to {seeds[-1]}"
@@ -179,7 +180,7 @@ def description(model: str, dataset: str, lengths: Source, duration_s: float | N
 
 
 def _published_text() -> str:
-    """What the paper's text makes of all six panels."""
+    """The statement of the paper's text on all six panels."""
     said = paper_figures()[FIGURE]["text"]
     (oracle_low, oracle_high), (max_low, max_high) = (said[f"{SHAREGPT}, {name}"] for name in (ORACLE, MAX))
     return (
@@ -189,7 +190,7 @@ def _published_text() -> str:
 
 
 def _said(document: Payload, letter: str, scale: Scale) -> Payload:
-    """Findings, and what the comparison of scales comes to."""
+    """Findings, and the comparison of scales."""
     rows, dataset = document["rows"], PANELS[letter][1]
     served = [row for row in rows if row["series"] != FT]
     limit = _WITHIN[dataset]

@@ -1,7 +1,7 @@
-"""Fig 13a: how many of ShareGPT's requests are batched, OPT-13B at 2 requests/s.
+"""Fig 13a: mean number of batched requests of ShareGPT, OPT-13B at 2 requests/s.
 
 Set-up, from the paper: an hour of requests, measured from 600 to 3,600 s. The scale of the step time is fitted on
-vLLM's value here (``fit``), and the three Orcas are predicted. The limit is for the paper's own length pairs.
+vLLM's value here (``fit``), and the three Orcas are predicted. The limit applies to the paper's own length pairs.
 """
 
 from __future__ import annotations

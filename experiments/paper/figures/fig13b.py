@@ -1,9 +1,9 @@
-"""Fig 13b: how many of Alpaca's requests are batched, at 30 requests/s.
+"""Fig 13b: mean number of batched requests of Alpaca at 30 requests/s.
 
-Set-up, from the paper: as Fig 13a (OPT-13B, an hour of requests, measured from 600 to 3,600 s) with Alpaca; its
-pairs are drawn from a summary. Its contexts are a sixth of ShareGPT's, and a step of many short sequences takes less
-than Fig 1's line says; so steps depend on the context here (``ContextCost``). Their scale is fitted on ShareGPT, on
-Fig 13a's vLLM value, and every value here is predicted. The values without the context are reported beside them.
+Set-up, from the paper: as Fig 13a (OPT-13B, an hour of requests, measured from 600 to 3,600 s) with Alpaca. Its pairs
+are drawn from a summary. Its contexts are a sixth of ShareGPT's, and a step of many short sequences takes less than Fig
+1's line gives. The step time therefore depends on the context here (``ContextCost``). Its scale is fitted on ShareGPT,
+on Fig 13a's vLLM value, and every value here is predicted. The values without the context are reported beside them.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Fig 14: normalised latency by request rate with several sequences a request, OPT-13B on Alpaca.
+"""Fig 14: normalised latency by request rate with several sequences per request, OPT-13B on Alpaca.
 
-From the paper: two, four and six parallel samples (a-c) and beams (d-f), no FasterTransformer, an hour each. Here
-requests arrive for as long as a number of them takes to come, at most an hour; of beams there are fewer, because beams
-do not leap. The scale of the step time is Fig 12a's, fitted on vLLM there.
+Set-up, from the paper: two, four and six parallel samples (a-c) and beams (d-f), no FasterTransformer, an hour each.
+Here the trace ends after a fixed number of requests, or after an hour if that is shorter. Beams have fewer requests,
+because their steps are simulated one by one. The scale of the step time is Fig 12a's, fitted on vLLM there.
 
-Two numbers are fitted here, each on one value, with parts of the 0.42 ms that Fig 1 gives a sequence:
+Two numbers are fitted here, each on one value, as parts of the 0.42 ms per sequence of Fig 1:
 
     0.42 ms * (1 - REQUEST_SHARE + REQUEST_SHARE / n + BEAM_SHARE for beams), for each of a request's n sequences
 
-- ``REQUEST_SHARE`` on vLLM's four samples: what is spent once a request. vLLM's first sampler looped over requests,
+- ``REQUEST_SHARE`` on vLLM's four samples: time spent once per request. vLLM's first sampler looped over requests,
   with a call and a wait for the GPU in each (vllm/model_executor/layers/sampler.py of vLLM 0.1).
-- ``BEAM_SHARE`` on vLLM's four beams: what each takes beside; most likely sorting candidates and forking tables on the
-  host.
+- ``BEAM_SHARE`` on vLLM's four beams: extra time of each beam; most likely sorting candidates and forking tables on
+  the host.
 
-Everything else is predicted. With a longer trace more of a queue builds up: with 6,000 requests of four beams in place
-of 3,000 vLLM's and Orca (Oracle)'s rates are some 5 % lower.
+Everything else is predicted. A longer trace builds up a longer queue: with 6,000 requests of four beams in place of
+3,000 the rates of vLLM and Orca (Oracle) are some 5 % lower.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ FIGURE = "fig14"
 SAMPLES, BEAMS = "parallel", "beam"
 PANELS = dict(zip("abcdef", ((kind, n) for kind in (SAMPLES, BEAMS) for n in (2, 4, 6)), strict=True))
 TITLES = {letter: f"{kind} {n}" for letter, (kind, n) in PANELS.items()}
-#: Requests of a trace, at most, and its length in seconds.
+#: Requests of a trace, at most, and its maximum length in seconds.
 MOST_REQUESTS, DURATION_S = {SAMPLES: 6_000, BEAMS: 2_000}, 3600.0
-#: Of Fig 1's time for a sequence: what is a request's, and what a beam takes beside.
+#: Parts of Fig 1's time per sequence: the time per request, and the extra time of a beam.
 REQUEST_SHARE, BEAM_SHARE = 0.853, 0.358
 SAMPLES_FITTED_ON, BEAMS_FITTED_ON = "b", "e"
 _WITHIN = 0.20
@@ -71,7 +71,7 @@ def panel_of(letter: str, source: Source, most_requests: int, fitting_s: float |
 
 
 def asked_panel(letter: str, source: Source, most_requests: int, fitting_s: float | None = None) -> Panel:
-    """What is asked for ``panel_of``; only the scale is fitted for it."""
+    """The panel of ``panel_of`` before it is run; only its scale is fitted."""
     kind, n = PANELS[letter]
     lengths, wandering = lengths_of(ALPACA, source), spare_seeds(source.seeds)
     published = published_panel(FIGURE, f"{letter} {kind} {n}")
@@ -97,7 +97,7 @@ def _load(lengths: Source, rate: float, most_requests: int, seed: int) -> Load:
 
 
 def system(kind: str, n: int, series: str) -> System:
-    """One of the four, with so many samples or beams a request."""
+    """One of the four systems, with this many samples or beams per request."""
     return _system(kind, n, series, sequence_slope(kind, n))
 
 
@@ -107,13 +107,13 @@ def _system(kind: str, n: int, series: str, slope: float) -> System:
 
 
 def sequence_slope(kind: str, n: int) -> float:
-    """Of Fig 1's time for a sequence, the part that each of ``n`` samples or beams takes."""
+    """The share of Fig 1's time per sequence that each of ``n`` samples or beams takes."""
     share = 1 - REQUEST_SHARE + REQUEST_SHARE / n
     return share + BEAM_SHARE if kind == BEAMS else share
 
 
 def asked_slope(letter: str, source: Source, most_requests: int, fitting_s: float | None = None) -> float:
-    """The ``sequence_slope`` with which vLLM crosses exactly where the panel has it; as ``panel_of`` otherwise."""
+    """The ``sequence_slope`` with which vLLM crosses at exactly the published rate; other arguments as for ``panel_of``."""
     kind, n = PANELS[letter]
     rate = published_panel(FIGURE, f"{letter} {kind} {n}")[VLLM]
     scale = fitted_scale(Asked("OPT-13B", source, fitting_s), VLLM).value

@@ -1,13 +1,12 @@
-"""Fig 15 rerun: memory saved by sharing, published beside simulated, for samples and for beams.
+"""Fig 15: memory saved by sharing blocks between parallel samples and between beams, published beside simulated.
 
-The one number of the beams that is fitted: the probability that a beam lives on for a step.
+One number is fitted for beams: the survival, the probability that a beam continues at a step. Lower survival increases
+the shared prefix of the beams, and so the saved memory. The survival is fitted on Fig 15's value for two beams alone,
+and again for ShareGPT on the paper's text for two beams. The scan tries 0.90, 0.91 ... 0.95 (ShareGPT: 0.94, 0.95 ...
+0.99), then steps of 0.001 where the published value is first crossed.
 
-It is fitted on the value of two beams in Fig 15 alone, and once more on what the paper's text says of two beams with
-ShareGPT. The fewer beams live on, the more they save. Scanned are 0.90, 0.91 ... 0.95 (ShareGPT: 0.94, 0.95 ...
-0.99), and steps of 0.001 where the published value is first crossed.
-
-ShareGPT's, on the paper's own pairs for 1,800 s: 0.987, 0.988 and 0.989 save 44.5, 44.3 and 43.9 % with two beams,
-where the text has 44.3; with six 0.988 saves 65.9, where it has 66.3.
+For ShareGPT, on the paper's own pairs for 1,800 s, survivals of 0.987, 0.988 and 0.989 save 44.5, 44.3 and 43.9 % with
+two beams; the text has 44.3. With six beams 0.988 saves 65.9 %; the text has 66.3.
 """
 
 from __future__ import annotations
@@ -29,25 +28,25 @@ from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, as_finding, moved, within
 from ..sharing import CLOSED_FORM, SAVED, Saved, SharingCase, measure_sharing
 
 BEAMS_ALPACA, FITTED_ON_BEAMS = "beam search, Alpaca", 2
-#: Alpaca's pairs are not to be had: they are drawn from a summary.
+#: Alpaca's pairs are not available: they are drawn from a summary.
 ALPACA = Source((0,), drawn_from=ALPACA_SET)
-#: Thousandths of the survival.
+#: Scanned survivals, in thousandths.
 _COARSE, _COARSE_SHAREGPT, _FINE_STEP = range(900, 951, 10), range(940, 991, 10), 1
 #: Survivals at which the values of beams are reported.
 SURVIVALS = tuple(thousandths / 1000 for thousandths in _COARSE)
 BEAMS_SHAREGPT = "beam search, ShareGPT"
-#: Of beams on ShareGPT, with outputs six times as long; fitted on the paper's own pairs.
+#: Survival of beams on ShareGPT, with outputs six times as long; fitted on the paper's own pairs.
 SHAREGPT_BEAM_SURVIVAL = 0.988
 
 
 @dataclass(frozen=True)
 class SurvivalFit:
-    """A survival and how it was found.
+    """A survival and its fit.
 
     Attributes:
         survival: The probability.
-        published: The value that it was fitted on.
-        scan: (survival, value) as scanned.
+        published: The value that it is fitted on.
+        scan: (survival, value) of every scanned point.
     """
 
     survival: float
@@ -56,12 +55,12 @@ class SurvivalFit:
 
 
 def fit_survival() -> SurvivalFit:
-    """The scan done again, from which ``FITTED_BEAM_SURVIVAL`` comes; it takes about a minute of one core."""
+    """Repeat the scan that gives ``FITTED_BEAM_SURVIVAL``; about a minute on one core."""
     return _fit(FIG15, ALPACA, BEAMS_ALPACA, _COARSE)
 
 
 def fit_sharegpt_survival(source: Source) -> SurvivalFit:
-    """The scan from which ``SHAREGPT_BEAM_SURVIVAL`` comes, over the paper's own pairs; two minutes of one core."""
+    """Repeat the scan that gives ``SHAREGPT_BEAM_SURVIVAL``, over the paper's own pairs; two minutes on one core."""
     return _fit(FIG15_SHAREGPT, source, BEAMS_SHAREGPT, _COARSE_SHAREGPT)
 
 
@@ -91,13 +90,13 @@ _SERIES: dict[str, tuple[Experiment, float | None]] = {
     BEAMS_LIVING: (FIG15_SHAREGPT, SHAREGPT_BEAM_SURVIVAL),
 }
 _PUBLISHED_AS = {BEAMS_LIVING: BEAMS_SHAREGPT}
-#: Two beams each, on which a survival was fitted.
+#: The values of two beams on which a survival is fitted.
 _FITTED = {(BEAMS_ALPACA, FITTED_ON_BEAMS), (BEAMS_LIVING, FITTED_ON_BEAMS)}
-#: Long enough to see how the values move, in a third of the time.
+#: Shorter duration for the sensitivity: it shows the movement of the values in a third of the time.
 _SENSITIVITY = replace(FIG15, duration_s=300, window_s=(120, 300))
-#: Traces on which 1 % of step time and other seeds move the values.
+#: Length of the traces for the change with 1 % of step time and with other seeds.
 _SHORT_S, _SHORT_WINDOW_S = 200, (100, 200)
-#: Of the predicted values of a series.
+#: Limits on the error of a series' predicted values.
 _WITHIN_POINTS = {SAMPLES_ALPACA: (1.5, 1.5, 1.5), BEAMS_ALPACA: (3, 5), CLOSED: (1, 1, 1)}
 _LIVING_POINTS = 5
 _LIVING_TEXT = (
@@ -108,11 +107,11 @@ Runs = dict[tuple[str, int], list[Saved]]
 
 
 class Movement(NamedTuple):
-    """How far a value moves over a short trace.
+    """Movement of a value over a short trace.
 
     Attributes:
-        step_1pct: If all steps are 1 % longer or shorter, whichever is more.
-        seeds: With each other seed, from the first seed's; none where several are asked for.
+        step_1pct: The larger change if all steps are 1 % longer or 1 % shorter.
+        seeds: Change from the first seed to each other seed; empty if several seeds are requested.
     """
 
     step_1pct: float
@@ -120,10 +119,10 @@ class Movement(NamedTuple):
 
 
 def compare_sharing(source: Source) -> Payload:
-    """The figure as a document: design.md's table, and what it rests on.
+    """The figure as a document: the table in design.md's form, and its basis.
 
     Args:
-        source: ShareGPT's lengths; those of Alpaca are always drawn.
+        source: Source of ShareGPT's lengths; Alpaca's are always drawn.
     """
     sources = {FIG15: replace(ALPACA, seeds=source.seeds), FIG15_SHAREGPT: source}
     rows = list(sharing_rows(_measured(sources), _moved(sources)))
@@ -168,7 +167,7 @@ def _moved(sources: Mapping[Experiment, Source]) -> dict[tuple[str, int], Moveme
 
 
 def _variants(seeds: Sequence[int]) -> list[tuple[float, int]]:
-    """Changes of step time with the first seed, none first; then other seeds, where one is asked for."""
+    """Changes of step time with the first seed, starting with no change; then other seeds, if a single seed is requested."""
     others = [seed for seed in WANDERING_SEEDS if seed not in seeds] if len(seeds) == 1 else []
     return [*((change, seeds[0]) for change in (1, *STEP_CHANGES)), *((1, seed) for seed in others)]
 
@@ -180,7 +179,7 @@ def _movement(values: Sequence[float]) -> Movement:
 
 
 def sharing_rows(runs: Runs, movements: Mapping[tuple[str, int], Movement]) -> Iterator[Row]:
-    """Every value, published and simulated, and that of samples on ShareGPT once more, beside the closed form."""
+    """Every value, published and simulated; samples on ShareGPT also beside the closed form."""
     for series, (experiment, _) in _SERIES.items():
         published, how = experiment.published(), "label" if experiment is FIG15 else "text"
         for n in SEQUENCES:
@@ -199,7 +198,7 @@ def _row(series: str, n: int, reference: float | None, how: str, runs: list[Save
 
 
 def _sensitivity(source: Source) -> Iterator[Row]:
-    """What beams save at every survival of ``SURVIVALS``."""
+    """Memory saved by beams at every survival of ``SURVIVALS``."""
     cases = [SharingCase(_SENSITIVITY, source.seeds[0], n, survival) for n in SEQUENCES for survival in SURVIVALS]
     found = measure_sharing(cases, {_SENSITIVITY: source}, f"{FIGURE}, survival {SURVIVALS[0]} to {SURVIVALS[-1]}")
     published: Published = FIG15.published()
@@ -215,7 +214,7 @@ def _sensitivity(source: Source) -> Iterator[Row]:
 
 
 def findings(rows: list[Row]) -> Iterator[dict[str, Any]]:
-    """Findings about the accuracy of these rows."""
+    """Findings on the accuracy of these rows."""
     predicted = [row for row in rows if row["kind"] == "predicted"]
     errors = {series: [row["error"] for row in predicted if row["series"] == series] for series in _WITHIN_POINTS}
     texts = {

@@ -1,11 +1,11 @@
 """Fig 16: translation with a prefix that all requests share, LLaMA-13B on one A100-40GB.
 
-The paper's: WMT16 English to German behind one example (80 tokens) or five (341), Orca (Oracle) against vLLM,
-which computes the prefix once; 300 s here, where the artifact's scripts take 1,200. Only the shape can be compared:
-the texts in LLaMA tokens are not to be had, and the lengths are made up here: sentences of about 21 words are taken to
-be 28 tokens of English and 40 of German, lognormal with a standard deviation of 0.55 in the logarithm, the German
-length following the English one. The scale of the step time is Fig 12a's: LLaMA-13B has the layers and the width
-of OPT-13B.
+Set-up, from the paper: WMT16 English to German with one example (80 tokens) or five (341) as the prefix, Orca (Oracle)
+and vLLM, which computes the prefix once. Traces last 300 s here; the artifact's scripts use 1,200 s. Only the shape is
+comparable, because the texts in LLaMA tokens are not available and the lengths are synthetic. Sentences of about 21
+words are taken to be 28 tokens of English and 40 of German, lognormal with a standard deviation of 0.55 in the
+logarithm; the German length follows the English one. The scale of the step time is Fig 12a's: LLaMA-13B has the layers
+and the width of OPT-13B.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def fig16(bench: Bench) -> Payload:
 
 
 def figure_of(source: Source, duration_s: float, fitting_s: float | None = None) -> Payload:
-    """As ``fig16``, with traces of a length; that on which the scale is fitted takes ``fitting_s``, or the paper's."""
+    """As ``fig16``, with traces of this length; the scale is fitted on a trace of ``fitting_s``, or of the paper's length."""
     parts = [panel_document(asked_panel(name, source, duration_s, fitting_s)) for name in PREFIX_TOKENS]
     first, said = parts[0], paper_figures()[FIGURE]["text"]
     ratios = [ratio_text(_plain(part["rows"]), VLLM, ORACLE) for part in parts]
@@ -57,7 +57,7 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
 
 
 def asked_panel(name: str, source: Source, duration_s: float, fitting_s: float | None) -> Panel:
-    """What is asked for one of the two parts of ``figure_of``; only the scale is fitted for it."""
+    """One of the two panels of ``figure_of`` before it is run; only its scale is fitted."""
     published = published_panel(FIGURE, name)
     wandering = spare_seeds(source.seeds)
     shots = name.split(",")[0]
@@ -79,13 +79,13 @@ def asked_panel(name: str, source: Source, duration_s: float, fitting_s: float |
 
 
 def system(series: str, prefix_tokens: int) -> System:
-    """One of the two: vLLM keeps the prefix, Orca computes and stores it for every request."""
+    """One of the two systems: vLLM stores the prefix once, Orca computes and stores it for every request."""
     prefix = prefix_tokens if series == VLLM else 0
     return System(settings(policy=SERIES[series], model="llama-13b", shared_prefix_tokens=prefix), Steps("llama-13b"))
 
 
 def sentences(prefix_tokens: int, seed: int) -> Source:
-    """Made-up sentences to translate, behind a prefix."""
+    """Synthetic sentences to translate, each after a prefix."""
     rng = stream(seed, "sentences to translate")
     spread, mean = rng.normal(size=(2, _ROWS)), -(_SPREAD**2) / 2
     source = np.exp(mean + _SPREAD * spread[0]) * SOURCE_TOKENS
@@ -101,7 +101,7 @@ def _plain(rows: list[Row]) -> list[Row]:
 
 
 def grows(parts: list[Payload]) -> dict[str, object]:
-    """A finding, and what the figure is about: a longer prefix favours the system that shares it."""
+    """A finding on the figure's main result: a longer prefix favours the system that shares it."""
 
     def ratio(part: Payload) -> float:
         by = {row["series"]: row["simulated"] for row in _plain(part["rows"])}

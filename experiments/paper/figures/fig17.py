@@ -1,12 +1,11 @@
 """Fig 17: a chatbot, OPT-13B on one A100-40GB; every prompt is the end of a conversation so far.
 
-The paper's: conversations of ShareGPT, prompt = the last 1,024 tokens of the history, output at most 1,016,
-nothing kept between rounds. A request opens a conversation with some probability, else it continues one that is
-open. It is 0.1 here, the default of the artifact's ``benchmark_chatbot.py``, chosen because most prompts then have
-1,024 tokens, as the paper says; its run script has 0.5, with which prompts made up like this are too short.
-Only the shape can be compared: what comes after the first round
-is not to be had, and every round is drawn from the summary of first rounds here. An hour, and the scale of the
-step time is Fig 12a's.
+Set-up, from the paper: conversations of ShareGPT; the prompt is the last 1,024 tokens of the history, the output has at
+most 1,016 tokens, and nothing is cached between rounds. A request starts a new conversation with some probability;
+otherwise it continues an open one. The probability is 0.1 here, the default of the artifact's ``benchmark_chatbot.py``.
+With it most prompts have 1,024 tokens, as in the paper; with the 0.5 of the artifact's run script, synthetic prompts
+are too short. Only the shape is comparable: rounds after the first are not available, and every round is drawn from the
+summary of first rounds here. The trace lasts an hour, and the scale of the step time is Fig 12a's.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ DURATION_S = 3600.0
 PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 1016
 _OPENS = 0.1
 _ROWS = 10_000
-#: What is asked of the shape: how far the Orcas are apart at most, and vLLM's rate over that of the best, at least.
+#: Limits of the shape: the largest difference between the Orcas, and the least ratio of vLLM's rate to the best of them.
 _APART, _AHEAD = 0.10, 1.2
 _SIDES = ("simulated", "published")
 
@@ -44,7 +43,7 @@ def fig17(bench: Bench) -> Payload:
 
 
 def figure_of(source: Source, duration_s: float, fitting_s: float | None = None) -> Payload:
-    """As ``fig17``, with traces of a length; that on which the scale is fitted takes ``fitting_s``, or the paper's."""
+    """As ``fig17``, with traces of this length; the scale is fitted on a trace of ``fitting_s``, or of the paper's length."""
     document = panel_document(asked_panel(source, duration_s, fitting_s))
     rows = document["rows"]
     return document | {
@@ -59,7 +58,7 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
 
 
 def asked_panel(source: Source, duration_s: float, fitting_s: float | None = None) -> Panel:
-    """What is asked for ``figure_of``; only the scale is fitted for it."""
+    """The panel of ``figure_of`` before it is run; only its scale is fitted."""
     published, wandering = published_panel(FIGURE, PANEL), spare_seeds(source.seeds)
     rounds = {seed: conversations(seed) for seed in (*source.seeds, *wandering)}
     return Panel(
@@ -79,7 +78,7 @@ def asked_panel(source: Source, duration_s: float, fitting_s: float | None = Non
 
 
 def conversations(seed: int) -> Source:
-    """Rounds of made-up conversations, in the order in which they are asked."""
+    """Rounds of synthetic conversations, in the order of their requests."""
     rows = next(entry.rows for entry in catalogue.describe() if entry.name == SYNTHETIC_SET)
     drawn = sample(SYNTHETIC_SET, min(rows, _ROWS), stream(seed, f"rounds {SYNTHETIC_SET}"))
     rng = stream(seed, "conversations")
@@ -99,7 +98,7 @@ def conversations(seed: int) -> Source:
 
 
 def findings(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The figure's shape: prompts are so long that every Orca reserves the model's maximum, and vLLM is ahead."""
+    """Findings on the figure's shape: prompts are so long that every Orca reserves the model's maximum, and vLLM is ahead."""
     apart, published = (max(_orcas(rows, side)) / min(_orcas(rows, side)) - 1 for side in _SIDES)
     text = f"The three Orcas are at most {_APART:.0%} apart: {apart:.0%}; in the figure {published:.0%}."
     yield as_finding(text, apart <= _APART)

@@ -1,11 +1,11 @@
-"""Fig 19a: what it takes to swap 256 tokens of OPT-13B out and in, or to compute them again, by block size.
+"""Fig 19a: time to swap 256 tokens of OPT-13B out and in, and time to recompute them, by block size.
 
-    swap = bytes / bandwidth + blocks * time a copy takes to start
+    swap = bytes / bandwidth + blocks * start-up time of a copy
 
-Bytes and blocks follow from the model's shape. The two unknowns of each direction are fitted on two named points,
-block sizes 8 and 256, and predict the other seven. Computing again is one prompt of 256 tokens, whatever the block
-size: its slope a token is fitted on block size 16, above the 25.7 ms that Fig 1 gives a step; beside it, fitted to
-none of this, the roofline and the GPU's profile.
+Bytes and blocks follow from the model's shape. The two unknowns of each direction are fitted on two labelled points,
+block sizes 8 and 256, and predict the other seven. Recomputation is one prompt of 256 tokens at every block size. Its
+slope per token is fitted on block size 16, above the 25.7 ms of a step in Fig 1. The roofline and the GPU's profile are
+reported beside it, fitted to none of these values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIGURE, METRIC = "fig19a", "time_ms"
 TOKENS = 256
 SWAPS = ("swap_in", "swap_out")
 FITTED_ON, RECOMPUTE_FITTED_ON = (8, 256), 16
-#: The issue's goal is for these block sizes.
+#: Block sizes of the stated accuracy goal.
 _AIM, _WITHIN = range(8, 257), 0.10
 _MODEL, _GPU = "opt-13b", "a100-40gb"
 _OTHER_COSTS = {"fitted": "recompute, profile of the GPU", "roofline": "recompute, roofline"}
@@ -58,7 +58,7 @@ def fig19a() -> Payload:
 
 
 def fitted_swap(direction: str) -> tuple[float, float]:
-    """(ms for the bytes, ms for each block), through the two named points."""
+    """(ms for the bytes, ms for each block), through the two labelled points."""
     at = _published(direction)
     few, many = (TOKENS // size for size in reversed(FITTED_ON))
     per_block = (at[FITTED_ON[0]] - at[FITTED_ON[1]]) / (many - few)
@@ -66,7 +66,7 @@ def fitted_swap(direction: str) -> tuple[float, float]:
 
 
 def _apart() -> float:
-    """By how much the runs' own swaps differ from these, at most, of these."""
+    """The largest difference between the swap times of the runs and these, as a share of these."""
     apart = []
     for size in _published(SWAPS[0]):
         own = PaperCost(block_bytes=block_bytes(model(_MODEL), block_size=size), block_size=size)
@@ -79,7 +79,7 @@ def _apart() -> float:
 
 
 def recompute_slope_ms() -> float:
-    """ms a prompt token, from the one named point."""
+    """ms per prompt token, from the one labelled point."""
     return (_published("recompute")[RECOMPUTE_FITTED_ON] - STEP_MS) / TOKENS
 
 
@@ -130,7 +130,7 @@ def _fit_text(direction: str) -> str:
 
 
 def quicker_from(rows: list[Row]) -> dict[str, Any]:
-    """A finding: from which block size on a swap there and back is quicker than to compute again."""
+    """A finding: the block size from which on a swap out and in is quicker than recomputation."""
 
     def first(side: str) -> int | None:
         at = {(row["series"], row["x"]): row[side] for row in rows}

@@ -1,8 +1,8 @@
-"""Fig 2: what the KV pool holds under four policies, OPT-13B on ShareGPT at 4 requests/s.
+"""Fig 2: contents of the KV pool under four policies, OPT-13B on ShareGPT at 4 requests/s.
 
 Set-up, from the paper: 900 s of requests, in percent of the pool, means over the iterations from 300 to 900 s. All 13
-values that are printed are predicted: the scale of the step time is fitted on Fig 13a's vLLM value. The limit is for
-the paper's own length pairs and its seed; single draws of lengths move the values by points.
+printed values are predicted: the scale of the step time is fitted on Fig 13a's vLLM value. The limit applies to the
+paper's own length pairs and its seed; single draws of lengths move the values by points.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Fig 3: what two requests hold of the chunks that are reserved for them.
+"""Fig 3: contents of the chunks reserved for two requests.
 
-Set-up, from the paper: request A may come to 2,048 tokens and request B to 512; each chunk is reserved whole. The
-picture shows the iteration after the one that computed the prompt: a slot is being filled with the token that it
-made. Requests are served by Orca, each alone; what is counted are the slots of the ledger's second iteration. Nothing
-is fitted.
+Set-up, from the paper: request A has a maximum of 2,048 tokens and request B of 512; each chunk is reserved whole. The
+picture shows the iteration after the one that computed the prompt, which fills the slot of the token that the prompt
+produced. Orca serves each request alone, and the counts are the slots of the ledger in the second iteration. Nothing is
+fitted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fig3() -> Payload:
 
 def _rows(name: str, printed: dict[str, int]) -> list[Row]:
     prompt, longest = printed["prompt"], printed["max_model_len"]
-    # The token being filled came out of the prompt's iteration; those that are reserved are yet to come.
+    # The prompt's iteration produced the token being filled; the reserved slots are for later tokens.
     output = printed["being_filled"] + printed["reserved"]
     slots = slots_in_second_iteration(prompt, output, longest)
     published = {
@@ -51,7 +51,7 @@ def _rows(name: str, printed: dict[str, int]) -> list[Row]:
 
 
 def slots_in_second_iteration(prompt_tokens: int, output_tokens: int, max_model_len: int) -> dict[str, int]:
-    """What the slots of a request's chunk are used for, in its second iteration, alone on the server."""
+    """Contents of a request's chunk in slots, in its second iteration, with no other request on the server."""
     chosen = settings(
         policy="orca", block_size=_BLOCK_SIZE, num_gpu_blocks_override=max_model_len // _BLOCK_SIZE,
         max_model_len=max_model_len, leap=False,

@@ -1,9 +1,9 @@
-"""Table 1: what the weights of each model leave for the KV cache, and how many slots that is.
+"""Table 1: memory that the weights of each model leave for the KV cache, and its number of slots.
 
-Set-up, from the paper: OPT-13B on an A100-40GB, OPT-66B on four, OPT-175B on eight A100-80GB. Nothing is fitted:
-shapes and driver-reported memory go into the artifact's own reckoning (``sim.spec.paper_num_blocks``). Weights are in
-GB of 10^9 bytes and the KV cache in GiB, and slots are those that the bytes hold before they are rounded down to
-blocks: only so do the printed numbers agree with one another.
+Set-up, from the paper: OPT-13B on an A100-40GB, OPT-66B on four, OPT-175B on eight A100-80GB. Nothing is fitted: shapes
+and driver-reported memory are the inputs of the artifact's own computation (``sim.spec.paper_num_blocks``). Weights are
+in GB of 10^9 bytes and the KV cache in GiB. Slots are counted before bytes are rounded down to blocks. Only with these
+units do the printed numbers agree with one another.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ FIGURE = "table1"
 BLOCK_SIZE = 16
 _GB = 10**9
 _WEIGHT_BYTES = 2
-#: The paper's name of a model, ours, its GPUs and how many.
+#: The paper's name of a model, its name here, its GPU and the number of GPUs.
 SERVERS = {
     "OPT-13B": ("opt-13b", "a100-40gb", 1),
     "OPT-66B": ("opt-66b", "a100-40gb", 4),
     "OPT-175B": ("opt-175b", "a100-80gb", 8),
 }
-#: What is printed of the KV cache, and its decimals.
+#: Printed values of the KV cache, and their decimals.
 _PRINTED = {"kv_slots_k": ("KV slots", 1), "kv_gb": ("The KV cache", 0)}
 _WEIGHTS_WITHIN = 0.02
 
@@ -67,7 +67,7 @@ def _in_blocks() -> str:
 
 
 def findings(rows: list[Row]) -> Iterator[dict[str, Any]]:
-    """Whether slots and KV cache are what the paper prints, as it rounds them; how near the weights are."""
+    """Whether slots and KV cache equal the printed values, as the paper rounds them, and the error of the weights."""
     for metric, (text, decimals) in _PRINTED.items():
         mine = [row for row in rows if row["metric"] == metric]
         same = sum(round(row["simulated"], decimals) == row["published"] for row in mine)

@@ -1,4 +1,4 @@
-"""The waste table: one trace, one pool, a row for every policy of the paper."""
+"""The waste table: one trace, one pool, one row per policy of the paper."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, as_finding, moved
 STATIC, FASTERTRANSFORMER, ORCA, ORCA_MAX, ORACLE, VLLM = (
     "Static (naive)", "FasterTransformer", "Orca", "Orca (Max)", "Orca (Oracle)", "vLLM",
 )  # fmt: skip
-#: What the table calls the policies.
+#: Labels of the policies in the table.
 NAMES = {
     "static": STATIC,
     "fastertransformer": FASTERTRANSFORMER,
     "orca": ORCA,
     **{policy: name for name, policy in SERIES.items()},
 }
-#: Columns of the table, and what each is called in a measurement.
+#: Columns of the table, and their metrics in a measurement.
 METRICS = {
     "token_states_pct": "token_states_pct",
     "paper_reservation_pct": "reservation_pct",
@@ -39,7 +39,7 @@ METRICS = {
     "requests_per_s": "requests_per_s",
     "output_tokens_per_s": "output_tokens_per_s",
 }
-#: A share of the pool, in percent, below which a kind of waste counts as cured.
+#: Share of the pool, in percent, below which a kind of waste counts as eliminated.
 _CURED_PCT = 1
 _POPULAR_WASTE = ("popular_reservation_pct", "popular_internal_pct", "popular_external_pct")
 
@@ -47,8 +47,8 @@ _POPULAR_WASTE = ("popular_reservation_pct", "popular_internal_pct", "popular_ex
 def waste_table(bench: Bench, fit: Fit) -> Payload:
     """Fig 2's workload under every policy of the paper, with the source's first seed, to the last request.
 
-    Percentages and batches are means over iterations in Fig 2's window, throughput is over the run; all say how far they
-    move with other seeds and with 1 % of step time.
+    Percentages and batches are means over iterations in Fig 2's window; throughput is over the whole run. Each value
+    carries its change with other seeds and with 1 % of step time.
     """
     seed = bench.source.seeds[0]
     cases = {
@@ -76,7 +76,7 @@ def waste_table(bench: Bench, fit: Fit) -> Payload:
 
 
 def _cases(policy: str, seed: int, scale: float) -> dict[Any, list[Case]]:
-    """The run itself, and what other seeds and other step times come to."""
+    """The run itself, and the runs with other seeds and other step times."""
     asked = Case(FIG2, seed, policy, scale, to_the_end=True)
     others = [other for other in WANDERING_SEEDS if other != seed]
     return {
@@ -89,20 +89,20 @@ def _cases(policy: str, seed: int, scale: float) -> dict[Any, list[Case]]:
 def _rows(series: str, runs: dict[Any, list[Measured]]) -> Iterator[Row]:
     published = published_fig2()
     for metric, measured in METRICS.items():
-        # Fig 2 is this very measurement, for four of the policies.
+        # Fig 2 is the same measurement for four of the policies.
         value = published.get((series, measured))
         yield row(series, measured, value, runs["asked"], **_moves(measured, runs)) | {"metric": metric}
 
 
 def _moves(measured: str, runs: dict[Any, list[Measured]]) -> dict[str, Any]:
-    """How far a value moves."""
+    """The change of a value over seeds and step times."""
     values = {what: [run.values[measured] for run in mine] for what, mine in runs.items()}
     step_1pct = moved(values["asked"], *(values[change] for change in STEP_CHANGES))
     return {"wandering": values["wandering"], "step_1pct": step_1pct}
 
 
 def by_policy(rows: list[Row]) -> list[dict[str, Any]]:
-    """The rows as a line a policy, for a table or a picture: ``policy``, and every metric."""
+    """The rows with one line per policy, for a table or a picture: ``policy`` and every metric."""
     lines: dict[str, dict[str, Any]] = {}
     for cells in rows:
         line = lines.setdefault(cells["series"], {"policy": cells["series"]})
@@ -113,7 +113,7 @@ def by_policy(rows: list[Row]) -> list[dict[str, Any]]:
 def findings(rows: list[Row]) -> list[dict[str, Any]]:
     """Findings about these systems.
 
-    The text of a finding has the numbers that decide it, whether it passes or not.
+    The text of a finding has the numbers that decide it, for a pass and for a fail.
     """
     at = {(cells["series"], cells["metric"]): cells["simulated"] for cells in rows}
     found = (_idle_slots(at), _over_estimates(at), _overhead_left(at), _paging(at), _throughput(at), _two_orcas(at))

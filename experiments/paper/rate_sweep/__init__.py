@@ -1,1 +1,1 @@
-"""Rate sweeps: how many requests/s a system takes within a limit of latency."""
+"""Rate sweeps: the request rate at which a system reaches a limit of latency."""

@@ -1,9 +1,9 @@
-"""What a step takes in the rate sweeps, before the one scale that is fitted for each model.
+"""Step time in the rate sweeps, before the fitted scale of each model.
 
-The paper measured the steps of OPT-13B alone: 25.7 ms + 0.42 ms a sequence + 0.047 ms a prompt token. For OPT-66B
-and OPT-175B, on four and eight GPUs, each of the three is multiplied by what the roofline makes of it there,
-all-reduces included. FasterTransformer runs fused kernels without Python between its steps: for it the roofline
-itself is the base.
+The paper measured the steps of OPT-13B alone: 25.7 ms + 0.42 ms a sequence + 0.047 ms a prompt token. For OPT-66B and
+OPT-175B, on four and eight GPUs, each of the three numbers is multiplied by the roofline's ratio between the two
+servers, all-reduces included. FasterTransformer runs fused kernels without Python between its steps: its base is the
+roofline itself.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SEQUENCES, _PROMPTS = (1, 64), (1024, 2048)
 
 @dataclass(frozen=True)
 class Steps:
-    """Which cost.
+    """The step time of a system.
 
     Attributes:
         model, gpu, tensor_parallel: The server.
         roofline: Take the roofline itself, in place of the paper's step.
-        sequence_slope: Of the paper's 0.42 ms a sequence, the part that each sequence of a load takes.
+        sequence_slope: Share of the paper's 0.42 ms that each sequence of a load takes.
     """
 
     model: str = "opt-13b"
@@ -50,7 +50,7 @@ class Steps:
         )
 
     def ratios(self) -> tuple[float, float, float]:
-        """By what the paper's step, its time a sequence and its time a prompt token are multiplied."""
+        """Factors on the paper's step, its time per sequence and its time per prompt token."""
         own = _slopes(self.model, self.gpu, self.tensor_parallel)
         if PaperCost.fits(model(self.model), gpu(self.gpu), self.tensor_parallel):
             return 1.0, 1.0, 1.0
@@ -64,7 +64,7 @@ def _roofline(model_name: str, gpu_name: str, tensor_parallel: int) -> StepCost:
 
 @cache
 def _slopes(model_name: str, gpu_name: str, tensor_parallel: int) -> tuple[float, float, float]:
-    """Ticks of the roofline: the shortest step, a sequence more of the usual length, a prompt token more."""
+    """Ticks of the roofline: the shortest step, one more sequence of the usual length, one more prompt token."""
     ticks = _roofline(model_name, gpu_name, tensor_parallel).step_ticks
     few, many = (ticks(batch, batch * usual_length(), 0, 0) for batch in _SEQUENCES)
     short, long = (ticks(0, 0, tokens, 0) for tokens in _PROMPTS)

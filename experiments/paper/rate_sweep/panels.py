@@ -27,7 +27,7 @@ class Scale:
 
     Attributes:
         value: The factor.
-        on: The published value that it was fitted on.
+        on: The published value that it is fitted on.
     """
 
     value: float
@@ -36,19 +36,19 @@ class Scale:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot of the paper's.
+    """One panel of a figure.
 
     Attributes:
         figure: Its name here.
         published: Crossings by series, in requests/s.
-        systems: By series, in the paper's order.
-        scales: By series; of the one that is fitted on this panel itself the ``kind`` is fitted.
-        loads: By (series, seed).
-        seeds: Over which values are means.
+        systems: Systems by series, in the paper's order.
+        scales: Scales by series; if a scale is fitted on this panel, the ``kind`` of its value is fitted.
+        loads: Loads by (series, seed).
+        seeds: Seeds over which values are averaged.
         wandering: Other seeds, for the range of single ones.
-        fitted: Series with a value here on which a scale was fitted.
-        workload: What is served, in words.
-        markers: By series, other points of its curve that are published: rate in requests/s and latency in s/token.
+        fitted: Series with a value on which a scale is fitted.
+        workload: Description of the workload.
+        markers: Other published points of the curves, by series: rate in requests/s and latency in s/token.
     """
 
     figure: str
@@ -63,12 +63,12 @@ class Panel:
     markers: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
 
     def search(self, series: str, seed: int) -> Search:
-        """The job for one series and seed; the first one also asks for what else is published."""
+        """The job for one series and seed; with the first seed it includes the other published points."""
         asked = tuple(self.markers.get(series, ())) if seed == self.seeds[0] else ()
         return Search((series, seed), self.systems[series], self.loads[series, seed], self.scales[series].value, asked)
 
     def kind(self, series: str) -> str:
-        """Of its crossing here."""
+        """Kind of a crossing: ``fitted`` or ``predicted``."""
         return "fitted" if series in self.fitted else "predicted"
 
 
@@ -79,24 +79,24 @@ def published_panel(figure: str, name: str) -> dict[str, float]:
 
 
 def published_markers(figure: str, name: str) -> dict[str, dict[float, float]]:
-    """Points of its curves, by series, rate in requests/s and latency in s/token; of most panels none is known."""
+    """Published points of a panel's curves, by series: rate in requests/s and latency in s/token; most panels have none."""
     facts = paper_figures()[figure].get("markers", {}).get(name, {})
     return {series: dict(map(tuple, points)) for series, points in facts.items()}
 
 
 def lengths_of(name: str, asked: Source) -> Source:
-    """Where the lengths of a data set come from: ShareGPT's from whatever was asked for, Alpaca's are always drawn."""
+    """The source of a data set's lengths: the requested one for ShareGPT; Alpaca's are always drawn."""
     return asked if name == SHAREGPT else Source(asked.seeds, drawn_from=SETS[name])
 
 
 def spare_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
-    """Other seeds, where one alone was asked for."""
+    """Other seeds, if a single one is requested."""
     return tuple(seed for seed in WANDERING_SEEDS if seed not in seeds) if len(seeds) == 1 else ()
 
 
 @cache
 def scale_fitted(system: System, load: Load, on: str) -> Scale:
-    """The scale at which the system crosses at the published rate; found once in a process."""
+    """The scale at which the system crosses at the published rate; cached per process."""
     return Scale(fit_scale(system, load).at, on)
 
 
@@ -147,7 +147,7 @@ def _crossing_row(
 
 
 def _curve(panel: Panel, series: str, crossing: Crossing) -> Iterator[Row]:
-    """The points that were asked of the first seed; of the figure the crossing is known, and of some its markers."""
+    """The points reported for the first seed; for the figure the crossing, and for some series its markers."""
     crossed = panel.published[series]
     known = {**panel.markers.get(series, {}), crossed: TARGET_S}
     for rate, latency in sorted({crossed: None, **dict(crossing.points)}.items()):
@@ -184,7 +184,7 @@ def _remarks(panel: Panel) -> Iterator[str]:
 
 
 def ratio_text(rows: Sequence[Row], above: str, below: str) -> str:
-    """How many times the rate of one series another takes, published and simulated."""
+    """The ratio of the crossings of two series, published and simulated."""
     by = {row["series"]: row for row in rows}
     published, simulated = (by[above][side] / by[below][side] for side in ("published", "simulated"))
     return f"{above} takes {simulated:.2f} times the rate of {below}; published {published:.2f}."

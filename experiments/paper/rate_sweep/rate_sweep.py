@@ -1,25 +1,21 @@
-"""How many requests/s a system takes before its mean normalised latency exceeds 0.5 s/token: SOSP'23's rate sweeps.
+"""Rate sweeps of SOSP'23: the request rate at which a system's mean normalised latency reaches 0.5 s/token.
 
-*Requests.* Those that the artifact's trace rule draws at the published rate; at any other rate the very same ones
-with the same gaps, further apart or closer together. So a curve is made of common random numbers, and at the
-published rate it is the paper's own trace. All are served to the last, and the mean is over all of them, as in
-the artifact.
+*Requests.* The artifact's trace rule draws the requests at the published rate. Other rates serve the same requests with
+their gaps scaled, so that a curve uses common random numbers and its point at the published rate is the paper's own
+trace. All requests are served, and the mean is over all of them, as in the artifact.
 
-*Step time.* If all steps take s times as long, and requests come s times as far apart, every latency is s times
-what it was: L(r, s) = s * L(s * r, 1). So everything runs at s = 1, and the scale is applied afterwards: to fit s
-on a published rate R is to find where the curve s * L(s * R, 1) crosses the target, and how far a crossing moves
-with 1 % of step time follows from the slope there. What bounds swaps and copies is scaled with the rest.
+*Step time.* If all steps take s times as long and all gaps are s times as long, every latency is s times as long: L(r,
+s) = s * L(s * r, 1). Every run therefore has s = 1, and the scale is applied afterwards. Fitting s on a published rate
+R means finding the point where the curve s * L(s * R, 1) crosses the target. The slope at a crossing gives its shift
+for 1 % of step time. The time of swaps and copies scales in the same way.
 
-*Crossing.* By bisection (``crossing``). Rates at which latency is known to be far above the target are not simulated
-to the end (``overload``). One search is one job, on whatever core is free.
+*Crossing.* Bisection finds the crossing (``crossing``). One search is one job on one core.
 
-The mean normalised latency of a load, from a run that ends early once the mean is certain to be too high.
-
-Of a request that has started, (start - arrival) / output tokens is a part of its normalised latency. Summed over all
-that have started, and divided by the number of all requests, that is a lower bound of the mean, and where a server
-falls behind, so that requests wait longer and longer, most of it. It is taken twenty times while requests arrive. Once
-it is above the most that is asked for, so is the mean, and the run ends there: the outcome is that of the whole run, at
-a part of its time. Runs that stay below are simulated to the last request, and their means are exact.
+*Early stop.* A run ends as soon as its mean is certain to exceed the highest latency of interest (``mean_latency_s``).
+A started request has a normalised latency of at least (start - arrival) / output tokens. The sum of these terms over
+all started requests, divided by the number of all requests, is a lower bound of the mean. For a server that falls
+behind it is most of the mean. The bound is computed twenty times while requests arrive. Runs below the limit continue
+to the last request, and their means are exact.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ from ...runs.output import track
 from ...runs.parallel import Workers, as_they_finish
 from .costs import Steps
 
-#: Of the times at which a run tells how far it is, which share looks at the bound: it takes a pass over the run.
+#: The bound is computed at one in this many progress reports of a run, because it takes a pass over the run.
 _LOOKS_EVERY = 10
 
 
@@ -53,7 +49,7 @@ def mean_latency_s(settings: Settings, work: Workload, cost: StepCost, most_s: f
     """Mean of (finish - arrival) / output tokens over all requests served, in s/token.
 
     Args:
-        most_s: Means that are known to be above it are infinite.
+        most_s: Means that are known to be above it are returned as infinity.
     """
     watch = _Watch(work, most_s)
     run = simulate(settings, work, cost, None if most_s == inf else watch.look, (watch,))
@@ -63,7 +59,7 @@ def mean_latency_s(settings: Settings, work: Workload, cost: StepCost, most_s: f
 
 
 class _Watch(Observer):
-    """Checks the bound during a run, and ends a run that is far above it."""
+    """Checks the bound during a run, and ends the run once the mean is certain to exceed the limit."""
 
     def __init__(self, work: Workload, most_s: float) -> None:
         self._work, self._most_s = work, most_s
@@ -75,40 +71,40 @@ class _Watch(Observer):
         self._engine = engine
 
     def look(self, _: int) -> None:
-        """Now and then: end a run that is far above."""
+        """End the run if the bound exceeds the limit."""
         self._looks += 1
         if self._looks % _LOOKS_EVERY == 0 and self.least_s() > self._most_s:
             self.is_far_above = True
             self._engine.stop()
 
     def least_s(self) -> float:
-        """The bound."""
+        """The lower bound of the mean, in s/token."""
         work, residencies = self._work, self._engine.ledger.residencies.columns()
-        # Residencies are in the order of time: a request starts with the first of its sequences' residencies.
+        # Residencies are in order of time: a request starts with the first residency of any of its sequences.
         request = np.repeat(np.arange(len(work)), work.num_sequences)[residencies["index"]]
         started, first = np.unique(request, return_index=True)
         waited = (residencies["start_ticks"][first] - work.arrival_ticks[started]) / PER_SECOND
         return float((waited / work.output_tokens[started]).sum()) / len(work)
 
 
-#: s/token; where the paper draws the line.
+#: Target latency of the paper, s/token.
 TARGET_S = 0.5
-#: Of the published rate: where the curve is asked too, for the picture.
+#: Further rates for the picture, as shares of the published rate.
 _LIGHT = 0.75
-#: Of the target: latencies above need not be known but for the point next to the crossing.
+#: Latencies above this multiple of the target are only computed at the point next to the crossing.
 _FAR_ABOVE = 2.0
-#: Where the search for a scale starts.
+#: First scale of the search.
 _SCALE_START = 1.2
 
 
 @dataclass(frozen=True)
 class System:
-    """What serves a load.
+    """A system that serves a load.
 
     Attributes:
         settings: Its replica.
-        steps: What a step takes, at scale 1.
-        n: Sequences that every request asks for.
+        steps: Its step time at scale 1.
+        n: Sequences per request.
     """
 
     settings: Settings
@@ -118,7 +114,7 @@ class System:
 
 @dataclass(frozen=True)
 class Load:
-    """Requests at the rate at which they were drawn, in requests/s."""
+    """Requests, and the rate in requests/s at which they were drawn."""
 
     workload: Workload
     rate: float
@@ -134,8 +130,8 @@ class Search:
     """One job: the crossing of a system under a load, with steps ``scale`` times as long.
 
     Attributes:
-        key: What it is called in the results.
-        asked: Other rates, in requests/s, for which the latency is reported.
+        key: Its name in the results.
+        asked: Other rates, in requests/s, at which the latency is reported.
     """
 
     key: tuple[Any, ...]
@@ -146,10 +142,10 @@ class Search:
 
 
 def latency_s(system: System, load: Load, rate: float, scale: float = 1.0, most_s: float = inf) -> float:
-    """Mean normalised latency in s/token, over all requests, at a rate in requests/s with steps scaled.
+    """Mean normalised latency in s/token, over all requests, at a rate in requests/s with scaled steps.
 
     Args:
-        most_s: What is known to be above it is infinite.
+        most_s: Latencies known to be above it are returned as infinity.
     """
     work = load.at(rate * scale)
     if system.n > 1:
@@ -164,9 +160,7 @@ def crossing_of(search: Search) -> Crossing:
 
 
 def find_rate(search: Search) -> tuple[tuple[Any, ...], Crossing]:
-    """As ``crossing_of``, by the search's key; its points include one of light load and what else the search asks
-    for.
-    """
+    """As ``crossing_of``, with the search's key; the points include one of light load and the other rates of the search."""
     curve = partial(latency_s, search.system, search.load, scale=search.scale)
     found = crossing_of(search)
     known = dict(found.points)
@@ -175,13 +169,13 @@ def find_rate(search: Search) -> tuple[tuple[Any, ...], Crossing]:
 
 
 def find_rates(searches: Sequence[Search], subject: str) -> dict[tuple[Any, ...], Crossing]:
-    """Every search's crossing, in the order of the searches; those of many requests are begun first."""
+    """Every search's crossing, in the order of the searches; searches with many requests start first."""
     jobs = sorted(((search,) for search in searches), key=lambda job: len(job[0].load.workload), reverse=True)
     return _done(find_rate, jobs, subject, [search.key for search in searches])
 
 
 def fit_scale(system: System, load: Load) -> Crossing:
-    """The scale of the step time at which the system crosses the target at the very rate of its load."""
+    """The scale of the step time at which the system crosses the target at the rate of its load."""
     curve = partial(latency_s, system, load, load.rate)
     return crossing(partial(curve, most_s=_FAR_ABOVE * TARGET_S), TARGET_S, _SCALE_START, curve)
 
@@ -189,7 +183,7 @@ def fit_scale(system: System, load: Load) -> Crossing:
 def latencies(
     searches: Sequence[Search], rates: Mapping[tuple[Any, ...], float], subject: str
 ) -> dict[tuple[Any, ...], float]:
-    """Mean normalised latency of every search's system and load at the rate under its key."""
+    """Mean normalised latency of every search's system and load, at the rate under its key."""
     return _done(_latency_at, [(search, rates[search.key]) for search in searches], subject, list(rates))
 
 
@@ -205,15 +199,15 @@ def _done(
 
 
 def per_step_pct(found: Crossing) -> float:
-    """How far the rate moves if all steps take 1 % longer: it falls by 1 %, and by what the target is then too high."""
+    """Shift of the crossing if all steps take 1 % longer: the rate falls by 1 %, and by the effect of the lower target."""
     return found.at * (1 + found.exponent) / 100
 
 
 def stretched(found: Crossing, stretch: float) -> float:
-    """Where the same load crosses if all steps take ``stretch`` times as long, with the curve a power law."""
+    """The crossing of the same load if all steps take ``stretch`` times as long, with the curve taken as a power law."""
     return found.at * stretch ** -(1 + found.exponent)
 
 
 def moved_to(found: Crossing, latency: float) -> float:
-    """Where another load crosses, to first order, that has this latency where ``found`` crosses."""
+    """The crossing, to first order, of another load that has this latency at the rate of ``found``."""
     return found.at * exp(-found.exponent * log(latency / TARGET_S))
