@@ -182,7 +182,12 @@ def compare(before: Path, after: Path, values: bool = False) -> int:
     ]
     names = [{known_by(name, path): path for name, path in side.items()} for side in sides]
     if values:
-        names[0] = {name.replace("/stays.parquet", "/residencies.parquet"): path for name, path in names[0].items()}
+        # ``run`` must work with any version that Python imports.
+        from fragmeter.sim.metrics.result import FORMER_TABLES
+
+        for table, former in FORMER_TABLES.items():
+            old, new = f"/{former}.parquet", f"/{table}.parquet"
+            names[0] = {name.replace(old, new): path for name, path in names[0].items()}
     differing = []
     for name in sorted(names[0].keys() | names[1].keys()):
         paths = [side.get(name) for side in names]
@@ -216,7 +221,7 @@ def same_values(before: Path, after: Path, lacking: Counter[str]) -> bool:
         return _same_json(one, other, "", lacking)
     if before.suffix != ".parquet":
         return False
-    # ``run`` must work with any version that Python imports.
+    # Not at the top of the module, as in ``compare``.
     from fragmeter.sim.metrics.result import FORMER_COLUMNS
 
     tables = [pq.read_table(path).to_pandas() for path in (before, after)]

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fragmeter.experiments.claims.claim import LABELS
-
 HEAD = """\
 # What is said of paged attention, put to the test
 
@@ -43,7 +41,7 @@ def page(document: Mapping[str, Any]) -> str:
     """The page, in Markdown."""
     parts = [HEAD.format(seeds=len(document["seeds"]))]
     for rows, totals, title in TABLES:
-        counts = ", ".join(f"{count} {LABELS[outcome]}" for outcome, count in document[totals].items())
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in document[totals].items())
         parts.append(f"## {title}\n\n{counts}.\n\n" + "\n".join(_table(document[rows])) + "\n")
     return "\n".join(parts)
 
@@ -57,7 +55,7 @@ def _table(rows: list[Mapping[str, Any]]) -> Iterator[str]:
             row["number"],
             row["text"],
             row["claim"],
-            f"**{LABELS[row['verdict']]}**{condition}. Rule: {row['rule']}",
+            f"**{row['outcome']}**{condition}. Rule: {row['rule']}",
             _gives(row),
             row["why"],
         )

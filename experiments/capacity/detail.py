@@ -91,7 +91,7 @@ def limit(beyond: Run, goal: Goal) -> dict[str, Any]:
 
 def _cause(waits: dict[str, float], preemptions: int) -> str:
     queued = sum(waits.values())
-    for cause in ("seats", "memory"):
+    for cause in ("max_num_seqs", "memory"):
         if queued and waits[cause] > _MOSTLY * queued:
             return cause
     return "memory" if preemptions else "steps"
@@ -100,7 +100,7 @@ def _cause(waits: dict[str, float], preemptions: int) -> str:
 def waiting_shares(run: Run) -> dict[str, float]:
     """Shares of the run's time in which requests wait for ``max_num_seqs``, for memory, and for the step to end.
 
-    The keys are ``seats``, ``memory`` and ``steps``.
+    The keys are ``max_num_seqs``, ``memory`` and ``steps``.
     """
     run_log, limits = run.log, run.replica.policy.limits
     rows, ticks = run_log.rows, run_log.rows["ticks"] / max(run_log.end_ticks, 1)
@@ -111,5 +111,6 @@ def waiting_shares(run: Run) -> dict[str, float]:
     memory = queued & ~num_seqs & (run_log.capacity_slots - rows["held"] < room)
     steps = queued & ~num_seqs & ~memory
     return {
-        name: float(ticks[some].sum()) for name, some in (("seats", num_seqs), ("memory", memory), ("steps", steps))
+        name: float(ticks[some].sum())
+        for name, some in (("max_num_seqs", num_seqs), ("memory", memory), ("steps", steps))
     }

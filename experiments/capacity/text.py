@@ -18,7 +18,7 @@ from .max_rate import CONTENT
 from .planning import Answer, Bill
 
 CAUSES = {
-    "seats": "requests wait because max_num_seqs sequences run",
+    "max_num_seqs": "requests wait because max_num_seqs sequences run",
     "memory": "requests wait for KV cache",
     "steps": "steps take too long",
 }

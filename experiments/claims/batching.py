@@ -56,12 +56,12 @@ def _static_of_four(trial: Trial) -> Values:
         for name in ("S2", "S3")
     }
     idle = sum(state == "finished_hold" for (sequence, _), state in states.items() if sequence in ("S1", "S3", "S4"))
-    return {"s3_ends_after": last["S3"], "s2_ends_after": last["S2"], "idle_seat_iterations": idle}
+    return {"s3_ends_after": last["S3"], "s2_ends_after": last["S2"], "idle_iterations": idle}
 
 
 def judge_static_of_four(values: Mapping[str, float]) -> Judged:
     """S3 ends after two iterations, S2 after six, and places in the batch stay idle in between."""
-    third, second, idle = (values[name] for name in ("s3_ends_after", "s2_ends_after", "idle_seat_iterations"))
+    third, second, idle = (values[name] for name in ("s3_ends_after", "s2_ends_after", "idle_iterations"))
     return Judged(
         (
             Part("S3, which ends after two iterations", third, 2, 2),

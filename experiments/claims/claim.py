@@ -22,10 +22,9 @@ from typing import Any
 
 from .runs import Trial
 
-#: Outcomes as the JSON documents name them; ``LABELS`` are their names in texts.
-PASS, PARTIAL, FAIL, NOT_TESTABLE = "holds", "holds only", "does not hold", "cannot be tested"
+#: Outcomes, in documents and in texts.
+PASS, PARTIAL, FAIL, NOT_TESTABLE = "pass", "partial pass", "fail", "not testable"
 OUTCOMES = (PASS, PARTIAL, FAIL, NOT_TESTABLE)
-LABELS = {PASS: "pass", PARTIAL: "partial pass", FAIL: "fail", NOT_TESTABLE: "not testable"}
 #: Sources of numbers that are available here. A probe that needs another one is not testable.
 AT_HAND = ("simulation", "arithmetic", "published measurements")
 
@@ -51,7 +50,7 @@ class Part:
     up_to: float | None = None
 
     @property
-    def holds(self) -> bool:
+    def passes(self) -> bool:
         """Whether the number lies within the bounds."""
         above = self.least is None or self.value >= self.least
         return above and (self.most is None or self.value <= self.most)
@@ -81,7 +80,7 @@ class Judged:
     @property
     def outcome(self) -> str:
         """One of ``OUTCOMES``."""
-        passed = [part.holds for part in self.parts]
+        passed = [part.passes for part in self.parts]
         if all(passed):
             return PASS
         if any(passed):
@@ -92,8 +91,8 @@ class Judged:
     def condition(self) -> str | None:
         """The parts that pass, those that fail and those that are open; None where all parts have one outcome."""
         kinds = {
-            "for": [part.text for part in self.parts if part.holds],
-            "not for": [part.text for part in self.parts if not (part.holds or part.open)],
+            "for": [part.text for part in self.parts if part.passes],
+            "not for": [part.text for part in self.parts if not (part.passes or part.open)],
             "open for": [part.text for part in self.parts if part.open],
         }
         texts_of_kinds = [f"{kind} {'; '.join(texts)}" for kind, texts in kinds.items() if texts]
@@ -189,7 +188,7 @@ def table_row(source: Source, probe: Probe, measured: Measured) -> dict[str, Any
         "how": probe.how,
         "rule": probe.rule,
         "gives": judged.gives,
-        "verdict": outcome,
+        "outcome": outcome,
         "condition": None if missing else judged.condition,
         "why": judged.why,
         "experiment": probe.experiment,
@@ -210,7 +209,7 @@ def differences(probe: Probe, values: Mapping[str, float], outcome: str) -> list
         if not known.low <= values[known.name] <= known.high
     ]
     if probe.expected not in (None, outcome):
-        found.append(f"outcome: {LABELS[outcome]}, foreseen {LABELS[probe.expected]}")
+        found.append(f"outcome: {outcome}, foreseen {probe.expected}")
     return found
 
 

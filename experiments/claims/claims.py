@@ -107,7 +107,7 @@ def measured(probe: Probe, seeds: Sequence[int]) -> Measured:
 
 def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Number of rows by outcome, zeros included."""
-    found = [row["verdict"] for row in rows]
+    found = [row["outcome"] for row in rows]
     return {outcome: found.count(outcome) for outcome in OUTCOMES}
 
 

@@ -12,7 +12,6 @@ from ...reports.page.page import Section
 from ..paper.bench import Bench
 from ..paper.comparison import Payload
 from ..runs.output import Report
-from .claim import LABELS
 
 _BETWEEN = "\n\n"
 _INDENT = 3
@@ -40,7 +39,7 @@ def print_claims(payload: Payload, report: Report) -> None:
 
 
 def _counts(totals: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {LABELS[outcome]}" for outcome, count in totals.items())
+    return ", ".join(f"{count} {outcome}" for outcome, count in totals.items())
 
 
 def _lines(row: Mapping[str, Any]) -> Iterator[str]:
@@ -57,7 +56,7 @@ def _lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _outcome_text(row: Mapping[str, Any]) -> str:
     condition = "" if row["condition"] is None else f" {row['condition']}"
-    return f"{LABELS[row['verdict']].upper()}{condition}."
+    return f"{row['outcome'].upper()}{condition}."
 
 
 def _sensitivity(row: Mapping[str, Any]) -> str:

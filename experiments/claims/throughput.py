@@ -31,8 +31,8 @@ def widest_ratios(trial: Trial) -> Values:
     rates = anyscale.tokens_per_s(anyscale.facts()["output_caps"][-1], trial.seed, trial.stretch)
     names = {
         "vllm": VLLM,
-        "told_cap": RESERVES_CAP,
-        "told_length": RESERVES_OUTPUT,
+        "cap_reserved": RESERVES_CAP,
+        "output_reserved": RESERVES_OUTPUT,
         "fastertransformer": FASTERTRANSFORMER,
     }
     over_naive = {name: rates[system] / rates[NAIVE] for name, system in names.items()}
@@ -42,7 +42,9 @@ def widest_ratios(trial: Trial) -> Values:
 def judge_three_and_six(values: Mapping[str, float]) -> Judged:
     """vLLM has 3 and 6 times the throughput, from 95 % of the number on."""
     vllm = values["vllm"]
-    cap, length, faster = (values[f"vllm_over_{name}"] for name in ("told_cap", "told_length", "fastertransformer"))
+    cap, length, faster = (
+        values[f"vllm_over_{name}"] for name in ("cap_reserved", "output_reserved", "fastertransformer")
+    )
     return Judged(
         (
             Part("3x over continuous batching that reserves the cap (Orca)", cap, 3 * ROUNDED),
@@ -78,15 +80,15 @@ def _latency(trial: Trial) -> Values:
 def judge_twenty_three(values: Mapping[str, float]) -> Judged:
     """23 times naive static, from 95 % on; a median latency that is at least 5 % lower."""
     static, continuous = values["median_s_fastertransformer"], values["median_s_orca-oracle"]
-    batching = max(values["told_cap"], values["told_length"])
+    batching = max(values["cap_reserved"], values["output_reserved"])
     return Judged(
         (
             Part("continuous batching with paged memory", values["vllm"], 23 * ROUNDED),
             Part("continuous batching by itself", batching, 23 * ROUNDED),
             Part("median latency", continuous / static, most=ROUNDED),
         ),
-        f"over naive static: vLLM {values['vllm']:.1f}, continuous batching {values['told_cap']:.1f} (cap reserved)"
-        f" to {values['told_length']:.1f} (output reserved); median latency in batches of four, {_LATENCY_RATE:g}"
+        f"over naive static: vLLM {values['vllm']:.1f}, continuous batching {values['cap_reserved']:.1f} (cap reserved)"
+        f" to {values['output_reserved']:.1f} (output reserved); median latency in batches of four, {_LATENCY_RATE:g}"
         f" req/s: {static:.1f} s static, {continuous:.1f} s continuous",
         "The factor counts three things at once: scheduling by iterations, memory on demand, and that the naive"
         " baseline runs every batch to the longest output of all.",
@@ -101,7 +103,7 @@ PROBES = (
         widest_ratios,
         judge_three_and_six,
         "vllm_over_fastertransformer",
-        foreseen=(Foreseen("vllm_over_told_cap", 2.73, 3.02), Foreseen("vllm_over_fastertransformer", 5.46, 6.04)),
+        foreseen=(Foreseen("vllm_over_cap_reserved", 2.73, 3.02), Foreseen("vllm_over_fastertransformer", 5.46, 6.04)),
     ),
     Probe(
         20,

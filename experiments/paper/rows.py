@@ -64,12 +64,12 @@ def moved(base: Sequence[float], *changed: Sequence[float]) -> float:
 
 def as_finding(text: str, passes: bool) -> dict[str, Any]:
     """A finding of a document: a sentence with the number and its limit, and whether the number passes."""
-    return {"finding": text, "holds": passes}
+    return {"finding": text, "passes": passes}
 
 
 def passed(finding: Mapping[str, Any]) -> bool:
     """Whether a finding of a document passes."""
-    return bool(finding["holds"])
+    return bool(finding["passes"])
 
 
 def within(rows: Iterable[Row], limit: float, text: str, relative: bool = True) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def summary_rows(documents: Iterable[Payload]) -> list[Row]:
     """Accuracy of each figure with predicted and published values, one row per figure.
 
     ``predicted`` and ``fitted`` count values; ``mean_error`` and ``worst_error`` are of the predicted ones, in
-    ``unit``; ``findings`` counts the findings of the figure, and ``holding`` those that pass.
+    ``unit``; ``findings`` counts the findings of the figure, and ``passed`` those that pass.
     """
     return [row for document in documents for row in _summary(document)]
 
@@ -71,7 +71,7 @@ def _summary(document: Payload) -> Iterator[Row]:
                 "unit": unit,
                 **_errors(predicted),
                 "findings": len(findings),
-                "holding": sum(passed(found) for found in findings),
+                "passed": sum(passed(found) for found in findings),
             }
 
 
@@ -100,7 +100,7 @@ def summary_lines(rows: Iterable[Row]) -> list[dict[str, str | int]]:
             "mean error": f"{row['mean_error']:.1f} {row['unit']}",
             "worst": f"{row['worst_error']:+.1f} {row['unit']}",
             "at": row["worst_at"],
-            "findings that pass": f"{row['holding']} of {row['findings']}" if row["findings"] else "-",
+            "findings that pass": f"{row['passed']} of {row['findings']}" if row["findings"] else "-",
         }
         for row in rows
     ]

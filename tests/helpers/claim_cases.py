@@ -30,10 +30,10 @@ CLAIMS: Cases = {
         ],
     ),
     4: (
-        {"vllm": 20.0, "vllm_over_told_cap": 3.0, "vllm_over_told_length": 3.0, "vllm_over_fastertransformer": 6.0},
+        {"vllm": 20.0, "vllm_over_cap_reserved": 3.0, "vllm_over_output_reserved": 3.0, "vllm_over_fastertransformer": 6.0},
         [
-            ("vllm_over_told_cap", 2.86, 2.84, "3x over continuous batching that reserves the cap (Orca)"),
-            ("vllm_over_told_length", 2.86, 2.84, "3x over continuous batching that reserves each output (TGI)"),
+            ("vllm_over_cap_reserved", 2.86, 2.84, "3x over continuous batching that reserves the cap (Orca)"),
+            ("vllm_over_output_reserved", 2.86, 2.84, "3x over continuous batching that reserves each output (TGI)"),
             ("vllm_over_fastertransformer", 5.71, 5.69, "6x over static batches of FasterTransformer"),
             ("vllm", 5.71, 5.69, "6x over naive static batches"),
         ],
@@ -118,12 +118,12 @@ CLAIMS: Cases = {
         ],
     ),
     15: (
-        {"s3_ends_after": 2, "s2_ends_after": 6, "idle_seat_iterations": 7},
+        {"s3_ends_after": 2, "s2_ends_after": 6, "idle_iterations": 7},
         [
             ("s3_ends_after", 2, 3, "S3, which ends after two iterations"), ("s3_ends_after", 2, 1,
              "S3, which ends after two iterations"),
             ("s2_ends_after", 6, 7, "S2, which ends after six"), ("s2_ends_after", 6, 5, "S2, which ends after six"),
-            ("idle_seat_iterations", 1, 0, "idle places in the batch"),
+            ("idle_iterations", 1, 0, "idle places in the batch"),
         ],
     ),
     16: (
@@ -151,11 +151,11 @@ CLAIMS: Cases = {
         ],
     ),
     20: (
-        {"vllm": 23.0, "told_cap": 23.0, "told_length": 5.0, "median_s_fastertransformer": 10.0,
+        {"vllm": 23.0, "cap_reserved": 23.0, "output_reserved": 5.0, "median_s_fastertransformer": 10.0,
          "median_s_orca-oracle": 5.0},
         [
             ("vllm", 21.9, 21.8, "continuous batching with paged memory"),
-            ("told_cap", 21.9, 21.8, "continuous batching by itself"),
+            ("cap_reserved", 21.9, 21.8, "continuous batching by itself"),
             ("median_s_orca-oracle", 9.5, 9.6, "median latency"),
         ],
     ),

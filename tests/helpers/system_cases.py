@@ -16,18 +16,18 @@ SYSTEMS: Cases = {
     2: ({"least_pct": 60.0, "most_pct": 80.0, "vllm_pct": 3.0}, [("vllm_pct", 4.0, 4.1, "vLLM")]),
     3: ({"hf": 14.0, "anyscale_slowness": 1.0}, [("hf", 13.31, 13.29, "Hugging Face Transformers")]),
     4: (
-        {"tgi_told_nothing": 3.0, "tgi_told_the_output": 3.0},
+        {"tgi_without_max_tokens": 3.0, "tgi_output_as_max_tokens": 3.0},
         [
-            ("tgi_told_nothing", 2.1, 2.08, "TGI without max_new_tokens"),
-            ("tgi_told_the_output", 2.1, 2.08, "TGI with each output's length as max_new_tokens"),
+            ("tgi_without_max_tokens", 2.1, 2.08, "TGI without max_new_tokens"),
+            ("tgi_output_as_max_tokens", 2.1, 2.08, "TGI with each output's length as max_new_tokens"),
         ],
     ),
     5: ({"hf": 9.0, "anyscale_slowness": 1.0}, [("hf", 8.08, 8.07, "Hugging Face Transformers")]),
     6: (
-        {"tgi_told_nothing": 4.0, "tgi_told_the_output": 4.0},
+        {"tgi_without_max_tokens": 4.0, "tgi_output_as_max_tokens": 4.0},
         [
-            ("tgi_told_nothing", 3.14, 3.13, "TGI without max_new_tokens"),
-            ("tgi_told_the_output", 3.14, 3.13, "TGI with each output's length as max_new_tokens"),
+            ("tgi_without_max_tokens", 3.14, 3.13, "TGI without max_new_tokens"),
+            ("tgi_output_as_max_tokens", 3.14, 3.13, "TGI with each output's length as max_new_tokens"),
         ],
     ),
     7: (
@@ -39,11 +39,11 @@ SYSTEMS: Cases = {
         ],
     ),
     8: (
-        {"fastertransformer": 4.0, "told_cap": 8.0, "told_length": 8.0, "vllm": 23.0},
+        {"fastertransformer": 4.0, "cap_reserved": 8.0, "output_reserved": 8.0, "vllm": 23.0},
         [
-            ("told_cap", 6.0, 5.9, "continuous batching that reserves the cap"), ("told_cap", 10.0, 10.1,
+            ("cap_reserved", 6.0, 5.9, "continuous batching that reserves the cap"), ("cap_reserved", 10.0, 10.1,
              "continuous batching that reserves the cap"),
-            ("told_length", 10.0, 10.1, "continuous batching that reserves each output"),
+            ("output_reserved", 10.0, 10.1, "continuous batching that reserves each output"),
             ("vllm", 17.26, 17.24, "vLLM"), ("vllm", 28.74, 28.76, "vLLM"),
         ],
     ),

@@ -226,9 +226,9 @@ def findings(rows: list[Row]) -> Iterator[dict[str, Any]]:
         # Adding zero turns -0.0 into 0.0.
         points = ", ".join(f"{round(error, 2) + 0.0:+.2f}" for error in errors[series])
         limits = _WITHIN_POINTS[series]
-        holds = all(abs(error) <= limit for error, limit in zip(errors[series], limits, strict=True))
+        passes = all(abs(error) <= limit for error, limit in zip(errors[series], limits, strict=True))
         bounds = "/".join(f"{limit:g}" for limit in dict.fromkeys(limits))
-        yield as_finding(f"{text}: {points} points, limit {bounds}.", holds)
+        yield as_finding(f"{text}: {points} points, limit {bounds}.", passes)
     for series in (SAMPLES_SHAREGPT, BEAMS_SHAREGPT):
         yield _in_range(series, [row for row in rows if row["series"] == series])
     yield within((row for row in rows if row["series"] == BEAMS_LIVING), _LIVING_POINTS, _LIVING_TEXT, relative=False)

@@ -117,7 +117,7 @@ def findings(rows: list[Row]) -> list[dict[str, Any]]:
     """
     at = {(cells["series"], cells["metric"]): cells["simulated"] for cells in rows}
     found = (_idle_slots(at), _over_estimates(at), _overhead_left(at), _paging(at), _throughput(at), _two_orcas(at))
-    return [as_finding(text, bool(holds)) for text, holds in found]
+    return [as_finding(text, bool(passes)) for text, passes in found]
 
 
 Values = dict[tuple[str, str], float]

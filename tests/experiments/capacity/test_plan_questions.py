@@ -235,7 +235,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("flags", "complaint"),
         [
-            (["--ask", "seats"], "ask = 'seats': one of max-num-seqs, preemption-mode, samples, or several"),
+            (["--ask", "batch"], "ask = 'batch': one of max-num-seqs, preemption-mode, samples, or several"),
             (["--ask", "samples"], "ask = 'samples': is of a load; give --trace, or --dataset with --request-rate"),
             (["--request-rate", "4"], "ask = None: is missing: flags of a load are given, and nothing is asked of it"),
             (["--ask", "samples", "--dataset", "alpaca"], "request_rate = None: "),

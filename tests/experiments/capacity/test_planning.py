@@ -206,7 +206,7 @@ class TestLimit:
         return simulate(chosen, work, LineCost())
 
     @pytest.mark.parametrize(
-        ("parts", "cause"), [((400, 4, 2048), "seats"), ((9, 40, 2048), "memory"), ((400, 40, 40), "steps")]
+        ("parts", "cause"), [((400, 4, 2048), "max_num_seqs"), ((9, 40, 2048), "memory"), ((400, 40, 40), "steps")]
     )
     def test_what_they_wait_for(self, parts, cause):
         run = self.run(*parts)
@@ -321,7 +321,7 @@ class TestCommand:
         assert by_max_num_seqs["8"]["settings"]["max_num_seqs"] == 8
         assert by_max_num_seqs["none"]["settings"]["max_num_seqs"] == 1024
         assert by_max_num_seqs["8"]["request_rate"] < by_max_num_seqs["none"]["request_rate"]
-        assert by_max_num_seqs["8"]["limit"]["cause"] == "seats"
+        assert by_max_num_seqs["8"]["limit"]["cause"] == "max_num_seqs"
         assert plan["wanted_request_rate"] is None and plan["recommended"]["max_num_seqs"] == "none"
 
     def test_objectives_that_nothing_meets(self, capsys):

@@ -25,7 +25,6 @@ from fragmeter.experiments.claims import (
 from fragmeter.experiments.claims.blocks import tail_waste_pct
 from fragmeter.experiments.claims.claim import (
     FAIL,
-    LABELS,
     NOT_TESTABLE,
     OUTCOMES,
     PARTIAL,
@@ -83,7 +82,7 @@ class TestTheClaims:
     @pytest.mark.parametrize("number", FAST)
     def test_a_quick_one_has_the_recorded_outcome(self, number):
         row = claims().row(probe(number), measured(probe(number), (0,)))
-        assert row["verdict"] == OUTCOME[number]
+        assert row["outcome"] == OUTCOME[number]
         assert row["gives"] and row["why"] and row["rule"]
 
 
@@ -228,14 +227,14 @@ class TestTheDocument:
         assert first["values"] == {"x": 11.0, "y": 1.0}
         assert (first["minimum"], first["maximum"], first["step_1pct"]) == (1.0, 21.0, pytest.approx(0.01))
         assert (second["values"]["x"], second["minimum"], second["step_1pct"]) == (1.0, None, None)
-        assert [row["verdict"] for row in document["rows"]] == [PASS, FAIL]
+        assert [row["outcome"] for row in document["rows"]] == [PASS, FAIL]
         assert len(made_up) == 4 + 1 + 1
 
     def test_totals_add_up(self, made_up):
         document = compare_claims((0,), Kept(None))
         assert document["totals"] == {PASS: 0, PARTIAL: 0, FAIL: 2, NOT_TESTABLE: 0}
         assert sum(document["other_systems_totals"].values()) == len(document["other_systems"]) == 1
-        rows = [{"verdict": outcome} for outcome in (*OUTCOMES, NOT_TESTABLE)]
+        rows = [{"outcome": outcome} for outcome in (*OUTCOMES, NOT_TESTABLE)]
         assert totals(rows) == {PASS: 1, PARTIAL: 1, FAIL: 1, NOT_TESTABLE: 2}
 
     def test_a_claim_that_is_kept_is_not_measured_again(self, made_up, tmp_path):
@@ -279,9 +278,8 @@ def test_the_documentation_has_every_claim_and_its_totals():
     lines = [line.split(" | ") for line in page.splitlines() if line.startswith("| ") and not line.startswith("| |")]
     said = [source.claim for table in (claims(), systems()) for source in table.sources.values()]
     assert [cells[2] for cells in lines] == said
-    by_label = {label: outcome for outcome, label in LABELS.items()}
-    outcomes = [by_label[cells[3].split("**")[1]] for cells in lines]
+    outcomes = [cells[3].split("**")[1] for cells in lines]
     for rows in (outcomes[:35], outcomes[35:]):
-        counts = totals({"verdict": outcome} for outcome in rows)
+        counts = totals({"outcome": outcome} for outcome in rows)
         assert sum(counts.values()) == len(rows)
-        assert ", ".join(f"{count} {LABELS[outcome]}" for outcome, count in counts.items()) + "." in page
+        assert ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) + "." in page

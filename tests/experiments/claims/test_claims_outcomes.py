@@ -43,7 +43,7 @@ def cases() -> Iterator:
 
 
 def held(judged: Judged) -> dict[str, bool]:
-    return {part.text: part.holds for part in judged.parts}
+    return {part.text: part.passes for part in judged.parts}
 
 
 @pytest.mark.parametrize(("probe", "base", "key", "within", "beyond", "text"), list(cases()))
@@ -105,7 +105,7 @@ def test_one_part_that_is_open_cannot_be_tested():
 def test_what_needs_something_else_cannot_be_tested_whatever_its_parts():
     probe = Probe(1, "", "", lambda _: {}, lambda _: Judged((Part("it", 1, 1),), "", ""), needs=("simulation", "a GPU"))
     row = table_row(Source("A", "it", "measurement", ""), probe, Measured({}))
-    assert (row["verdict"], row["condition"]) == (NOT_TESTABLE, None)
+    assert (row["outcome"], row["condition"]) == (NOT_TESTABLE, None)
     assert probe.missing == ["a GPU"]
 
 

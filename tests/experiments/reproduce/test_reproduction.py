@@ -179,7 +179,7 @@ class TestTheSummary:
         # +10 % and -25 %.
         assert (percent["mean_error"], percent["worst_error"]) == (17.5, -25.0)
         assert percent["worst_at"] == "vLLM, batched requests"
-        assert (percent["holding"], percent["findings"]) == (1, 2)
+        assert (percent["passed"], percent["findings"]) == (1, 2)
 
     def test_a_figure_of_fitted_values_alone_has_no_line(self):
         assert summary_rows([document("fig", [row(10.0, 10.0, kind="fitted")])]) == []
