@@ -115,6 +115,8 @@ class Policy:
         caches_prefixes: Whether freed blocks can keep their contents for prompts with the same prefix.
         reads_max_tokens: Whether reservations depend on the ``max_tokens`` that a client declares.
         groups_sequences: Whether the sequences of a request are admitted and preempted together.
+        needs_sharing_variant: Whether only a variant in ``registry.SHARING`` serves such requests. Subclasses inherit
+            this, and serve the sequences as separate requests unless they have a variant.
         disaggregates: Whether it can decode requests that another replica prefilled.
         serves_kv_groups: Whether it schedules over several KV groups.
         default_max_num_seqs: Default of ``max_num_seqs``; None is the number of sequences of the model's length that
@@ -133,6 +135,7 @@ class Policy:
     caches_prefixes: ClassVar[bool] = False
     reads_max_tokens: ClassVar[bool] = False
     groups_sequences: ClassVar[bool] = False
+    needs_sharing_variant: ClassVar[bool] = False
     disaggregates: ClassVar[bool] = False
     serves_kv_groups: ClassVar[bool] = False
     default_max_num_seqs: ClassVar[int | None] = 256

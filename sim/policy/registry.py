@@ -66,8 +66,8 @@ def policy(name: str) -> type[Policy]:
 
 
 def serves_groups(kind: type[Policy]) -> bool:
-    """Whether a policy admits the sequences of a request together: one derived from a paged policy of ours does not."""
-    return kind.groups_sequences and (kind in SHARING or not issubclass(kind, tuple(SHARING)))
+    """Whether a policy admits the sequences of a request together; see ``Policy.needs_sharing_variant``."""
+    return kind.groups_sequences and (kind in SHARING or not kind.needs_sharing_variant)
 
 
 def policies() -> dict[str, type[Policy]]:

@@ -38,6 +38,7 @@ class VllmSosp23(Policy):
     options_type: ClassVar[type[Options]] = VllmV0Options
     options: VllmV0Options
     groups_sequences = True
+    needs_sharing_variant = True
     default_max_num_seqs = 2048
     default_max_num_batched_tokens = 2560
 
