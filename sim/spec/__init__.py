@@ -1,4 +1,4 @@
-"""Shapes of models and GPUs, and the pools that follow from them."""
+"""Shapes of models and GPUs, and the sizes of their KV cache pools."""
 
 from .attention import KvGroup, Latent, Span
 from .deployment import Deployment

@@ -1,17 +1,17 @@
-"""What attention keeps of a sequence, and what its kernels move: one class for each kind.
+"""KV cache contents and kernel traffic of attention: one class for each kind of attention.
 
-Two questions are independent of each other. *What* a layer keeps of one token: K and V of every KV
-head (multi-head, grouped-query, multi-query), or one latent vector for all heads (MLA). *Of which
-tokens* it keeps that: of all, of the last ones (a sliding window), or of those in the chunk that is
-being written (Llama 4). Layers that agree on the second are one KV group:
+A layer has two independent properties. The *content* kept for one token: K and V of every KV head
+(multi-head, grouped-query, multi-query), or one latent vector for all heads (MLA). The *span* of tokens
+kept: all tokens, the last tokens (a sliding window), or the tokens of the current chunk (Llama 4).
+Layers with the same span form one KV group. Tokens kept of a sequence of n tokens:
 
     full       |xxxxxxxxxxxxxxxxxxxxxx>      n
     sliding    |           xxxxxxxxxxx>      min(n, window)
     chunked    |       :       :  xxxx>      (n - 1) mod chunk + 1: empties at every chunk's end
-    state      |                      S>      0: one state of fixed size (``states.py``), however many tokens
-    none       |                       >      0: an MLP and nothing else
+    state      |                      S>      0: one state of fixed size (``states.py``) for any number of tokens
+    none       |                       >      0: a layer with only an MLP
 
-Heads are divided among tensor-parallel ranks, a latent vector is not: every rank holds it.
+Tensor-parallel ranks divide the heads. Every rank holds the whole latent vector.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .matrix import Matrix
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Of which tokens of a sequence a layer keeps what it keeps.
+    """The tokens of a sequence that a layer keeps.
 
     Attributes:
-        kind: "full", "sliding" or "chunked" of attention, "state" of a layer with a state of fixed size, "none".
-        tokens: Length of the window or chunk; 0 in all others.
+        kind: "full", "sliding" or "chunked" for attention, "state" for a layer with a state of fixed size, or "none".
+        tokens: Length of the window or chunk; 0 for other kinds.
     """
 
     kind: str = "full"
@@ -40,7 +40,7 @@ class Span:
         return self.kind not in ("state", "none")
 
     def held_tokens(self, tokens: int) -> int:
-        """Tokens that the newest of ``tokens`` attends to, itself included: those that are kept."""
+        """Tokens kept of a sequence of ``tokens``: the tokens that its newest token attends to, itself included."""
         if self.kind == "sliding":
             return min(tokens, self.tokens)
         if self.kind == "chunked" and tokens:
@@ -53,11 +53,11 @@ FULL, STATE, NONE = Span(), Span("state"), Span("none")
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """Layers that keep the same tokens of a sequence; each group has a ledger of its own.
+    """Layers with the same span. Each group has its own ledger.
 
     Attributes:
-        span: Which tokens these are.
-        layers: Numbers of the layers, from 0.
+        span: The tokens that the layers keep.
+        layers: Indices of the layers, from 0.
     """
 
     span: Span
@@ -72,7 +72,7 @@ class HeadAttention(NamedTuple):
     """Multi-head, grouped-query or multi-query attention of one layer, as one rank computes it.
 
     Attributes:
-        gated: The query projection makes a gate of the output, too.
+        gated: Whether the query projection also computes a gate for the output.
     """
 
     hidden_size: int
@@ -87,12 +87,12 @@ class HeadAttention(NamedTuple):
 
     @property
     def kv_tensors(self) -> int:
-        """Tensors that are copied one by one: K and V."""
+        """Tensors per block that are copied separately: K and V."""
         return 2
 
     @property
     def slot_elements(self) -> int:
-        """Elements kept of one token: K and V of the rank's KV heads."""
+        """Elements kept per token: K and V of the rank's KV heads."""
         return 2 * self.kv_heads * self.head_dim
 
     @property
@@ -107,22 +107,22 @@ class HeadAttention(NamedTuple):
 
     @property
     def projected(self) -> int:
-        """Elements that the projections make of one token."""
+        """Elements that the projections compute per token."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim + self._gate
 
     @property
     def gemm_elements(self) -> int:
-        """Elements of one token that the GEMMs read and write, hidden states aside: Q, K, V, the output."""
+        """Elements that the GEMMs read and write per token, without hidden states: Q, K, V and the output."""
         return 2 * self.heads * self.head_dim + 2 * self.kv_heads * self.head_dim + self._gate
 
     @property
     def decode_elements(self) -> int:
-        """Elements that a decoding token's attention reads and writes beside K and V: query and output."""
+        """Elements besides K and V that the attention of one decoding token reads and writes: query and output."""
         return 2 * self.heads * self.head_dim
 
     @property
     def decode_flops(self) -> int:
-        """Flops of one new token for each token that it attends to."""
+        """Flops of a decoding token per token that it attends to."""
         return 4 * self.heads * self.head_dim
 
     @property
@@ -133,13 +133,13 @@ class HeadAttention(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), as ``config.json`` gives it.
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), with the widths of ``config.json``.
 
     Attributes:
-        kv_rank: Width of the latent vector that K and V of all heads come from.
-        rope_dim: Width of the one rotary key that all heads share; kept beside the latent vector.
-        nope_dim, v_dim: Width of a head's K without rotary part, and of its V.
-        q_rank: Width of the latent vector that queries come from; 0 where they are projected directly.
+        kv_rank: Width of the latent vector from which K and V of all heads are computed.
+        rope_dim: Width of the rotary key that all heads share; cached together with the latent vector.
+        nope_dim, v_dim: Width of K of a head without its rotary part, and of V.
+        q_rank: Width of the latent vector from which queries are computed; 0 if they are projected directly.
     """
 
     kv_rank: int
@@ -152,8 +152,8 @@ class Latent:
 class LatentAttention(NamedTuple):
     """Multi-head latent attention of one layer, as one rank computes it.
 
-    Prompts are expanded to full heads; decodes work on the latent vectors with the expansion absorbed
-    into queries and output, as vLLM's MLA backends do.
+    Prefills expand the latent vectors to full heads. Decodes read the latent vectors directly, with the
+    expansion absorbed into queries and output, as in vLLM's MLA backends.
     """
 
     hidden_size: int
@@ -162,17 +162,17 @@ class LatentAttention(NamedTuple):
 
     @property
     def kv_tensors(self) -> int:
-        """See ``HeadAttention``; here K and V are one."""
+        """See ``HeadAttention``; K and V are one tensor."""
         return 1
 
     @property
     def slot_elements(self) -> int:
-        """Elements kept of one token, on every rank: the latent vector and the rotary key."""
+        """Elements kept per token, on every rank: the latent vector and the rotary key."""
         return self.latent.kv_rank + self.latent.rope_dim
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """Query (through its latent vector, if any), the way down to the latent vector, up again, output."""
+        """Query projection (through its latent vector, if any), down projection, up projection, output projection."""
         shape, heads = self.latent, self.heads
         query = heads * (shape.nope_dim + shape.rope_dim)
         queries = [Matrix(self.hidden_size, query)]
@@ -187,26 +187,26 @@ class LatentAttention(NamedTuple):
 
     @property
     def projected(self) -> int:
-        """Elements that the projections make of one token."""
+        """Elements that the projections compute per token."""
         shape = self.latent
         expanded = self.heads * (2 * shape.nope_dim + shape.rope_dim + shape.v_dim)
         return shape.q_rank + self.slot_elements + expanded
 
     @property
     def gemm_elements(self) -> int:
-        """Elements of one token that the GEMMs read and write, hidden states aside."""
+        """Elements that the GEMMs read and write per token, without hidden states."""
         shape = self.latent
         heads = self.heads * (shape.nope_dim + shape.rope_dim + shape.v_dim)
         return 2 * shape.q_rank + self.slot_elements + heads
 
     @property
     def decode_elements(self) -> int:
-        """Elements that a decoding token's attention reads and writes: absorbed query and output."""
+        """Elements that the attention of one decoding token reads and writes: absorbed query and output."""
         return self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
 
     @property
     def decode_flops(self) -> int:
-        """Flops of one new token for each token that it attends to, on latent vectors."""
+        """Flops of a decoding token per token that it attends to, on latent vectors."""
         return 2 * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
 
     @property

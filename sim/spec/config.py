@@ -1,4 +1,4 @@
-"""Reading the keys of a ``config.json`` that families share, and refusing those that none understands."""
+"""Readers of the ``config.json`` keys that model families share; keys that no family supports are refused."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ..types.errors import SettingError
 from .attention import FULL, NONE, STATE, Span
 
 Config = Mapping[str, object]
-#: Beyond any model, in heads, hidden sizes, tokens of a vocabulary or of a context; and in layers, which are listed.
+#: Upper bounds, beyond any model: of heads, hidden sizes, vocabularies and contexts; and of layers, which are listed.
 MOST_COUNT, MOST_LAYERS = 2**40, 2**14
 
-# Keys of layers that keep a state of fixed size in place of K and V; only some families read them.
+# Keys of layers with a state of fixed size instead of K and V. Only some families read them.
 _STATES = {
     "linear_num_key_heads": "linear attention",
     "linear_attn_config": "linear attention",
@@ -21,7 +21,7 @@ _STATES = {
     "state_size": "a state-space layer",
     "lru_width": "a recurrent layer",
 }
-# What layers of models with states are, in the words of their files (those of transformers 5 first).
+# Layer kinds of models with states, by their names in config.json (names of transformers 5 first).
 _KINDS = {
     "full_attention": FULL,
     "attention": FULL,
@@ -34,7 +34,7 @@ _KINDS = {
     "moe": NONE,
     "E": NONE,
 }
-# Keys that only some families read; elsewhere they would change what is kept or weighed unseen.
+# Keys that only some families read. In other families they would change the cache or the weights unnoticed.
 _FEATURES = {
     "kv_lora_rank": "multi-head latent attention",
     "attention_chunk_size": "chunked attention",
@@ -58,12 +58,12 @@ def count(config: Config, name: str, key: str, default: object = None, least: in
 
 
 def num_layers(config: Config, name: str) -> int:
-    """How many layers there are."""
+    """Number of layers."""
     return count(config, name, "num_hidden_layers", most=MOST_LAYERS)
 
 
 def numbers(config: Config, name: str, key: str) -> list[int]:
-    """A list of whole numbers; null and absent are an empty one."""
+    """A list of whole numbers; empty if the key is null or absent."""
     value = config.get(key)
     value = [] if value is None else value
     if not isinstance(value, list) or not all(type(item) is int for item in value):
@@ -72,7 +72,11 @@ def numbers(config: Config, name: str, key: str) -> list[int]:
 
 
 def shape(config: Config, name: str, head_dim: int | None = None) -> dict[str, Any]:
-    """What every family has; ``head_dim`` where it does not follow from hidden size and heads."""
+    """The fields of ``ModelSpec`` that all families read the same way.
+
+    Args:
+        head_dim: Default, if it is not hidden size / heads.
+    """
     heads = count(config, name, "num_attention_heads")
     hidden = count(config, name, "hidden_size")
     kv_heads = count(config, name, "num_key_value_heads", heads)
@@ -95,7 +99,7 @@ def shape(config: Config, name: str, head_dim: int | None = None) -> dict[str, A
 
 
 def refuse_unread(config: Config, name: str, read: frozenset[str]) -> None:
-    """Refuse states that are no KV cache, and features with keys that the family does not ``read``."""
+    """Refuse keys of states and of features that the family does not ``read``."""
     for key, meaning in _STATES.items():
         if config.get(key) is not None and key not in read:
             what = f"{meaning} of {name} keeps a state that is not a KV cache"
@@ -109,11 +113,11 @@ def refuse_unread(config: Config, name: str, read: frozenset[str]) -> None:
 def spans(
     config: Config, name: str, num_layers: int, windowed: Callable[[int], bool], window: int | None, chunk: int | None
 ) -> tuple[Span, ...]:
-    """The span of every layer; empty where all are full.
+    """The span of every layer; empty if all layers have full attention.
 
     Args:
-        windowed: Which layers have the window or chunk, where ``layer_types`` does not say.
-        window, chunk: Tokens of a sliding window and of a chunk; None where there is none.
+        windowed: Whether a layer has the window or chunk; used without ``layer_types``.
+        window, chunk: Tokens of the sliding window and of the chunk, or None.
     """
     kinds = config.get("layer_types")
     local = "chunked_attention" if chunk else "sliding_attention"
@@ -130,9 +134,9 @@ def state_spans(name: str, num_layers: int, key: str, kinds: object, known: str)
     """The span of every layer of a model with states.
 
     Args:
-        key: The key of the file that says what the layers are.
-        kinds: A word for each layer, or a letter; a list or a string.
-        known: The words that the family has.
+        key: The key that lists the kinds of the layers, for errors.
+        kinds: The kind of each layer: a list of words or a string of letters.
+        known: The kinds that the family supports.
     """
     if not isinstance(kinds, (list, str)) or len(kinds) != num_layers:
         raise SettingError(key, kinds, f"must name the kind of each of the {num_layers} layers of {name}")
@@ -157,7 +161,7 @@ def _span(kind: object, name: str, window: int | None, chunk: int | None) -> Spa
 
 
 def quantization(config: Config, name: str) -> str | None:
-    """Number format of the checkpoint's matrices; None where it is 16 bit.
+    """Number format of the checkpoint's matrices; None if it is 16 bit.
 
     Raises SettingError for formats other than awq and gptq (4 bits, groups of 128), fp8 and mxfp4.
     """

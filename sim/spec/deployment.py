@@ -1,4 +1,4 @@
-"""How a model is put on GPUs, tensor parallelism aside: what vLLM's flags change of its bytes."""
+"""Deployment of a model on GPUs: vLLM's flags that change its bytes, except tensor parallelism."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .dtypes import dtype_bits
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The default is SOSP'23's: one stage, everything in 16 bits, no CUDA graphs.
+    """Settings that change bytes. The default is that of SOSP'23: one stage, everything in 16 bits, no CUDA graphs.
 
     Attributes:
-        pipeline_parallel: Stages that the layers are divided into.
-        kv_dtype: Of the KV cache. Scales are not counted: vLLM's fp8 has one a tensor or a head ("Quantized
-            KV Cache" in its documentation). Formats with a scale a token, as LMDeploy's int4 and int8, hold
-            that much less than is said here.
-        quantization: Number format of the weights; None leaves them in 16 bits.
+        pipeline_parallel: Number of pipeline stages.
+        kv_dtype: Number format of the KV cache. Scales are not counted: vLLM's fp8 has one per tensor or per head
+            ("Quantized KV Cache" in its documentation). A format with a scale per token, such as LMDeploy's int4
+            and int8, holds fewer tokens than computed here.
+        quantization: Number format of the weights; None is 16 bits.
         cuda_graphs: Whether steps are captured; see ``graphs``.
     """
 
@@ -27,6 +27,6 @@ class Deployment:
 
     @property
     def is_default(self) -> bool:
-        """Whether nothing differs from SOSP'23's; bf16 is as wide as fp16."""
+        """Whether all bytes are those of SOSP'23's deployment; bf16 is as wide as fp16."""
         wide = dtype_bits(self.kv_dtype) == 16
         return wide and self.pipeline_parallel == 1 and self.quantization is None and not self.cuda_graphs

@@ -1,4 +1,4 @@
-"""Mixture of experts: layers in which each token is multiplied with a few of many MLPs."""
+"""Mixture of experts: layers in which each token is computed by a few of many MLPs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class Experts:
 
     Attributes:
         count: Routed experts of a layer.
-        used: Routed experts that a token is sent to.
-        intermediate_size: Width of one.
-        layers: Layers that have experts in place of the MLP.
-        shared_size: Width, together, of the experts that every token passes.
-        shared_gate: What these make is multiplied by a gate, which has one row beside the router's.
-        router_bias: The router has a bias, or a correction of it, for each expert.
-        bias: The experts' projections have biases.
+        used: Routed experts that compute a token.
+        intermediate_size: Width of one routed expert.
+        layers: Layers with experts instead of an MLP.
+        shared_size: Total width of the shared experts, which compute every token.
+        shared_gate: Whether a gate scales the output of the shared experts; it adds one output to the router.
+        router_bias: Whether the router has a bias, or a score correction, for each expert.
+        bias: Whether the experts' projections have biases.
     """
 
     count: int

@@ -1,9 +1,9 @@
-"""One function for each family of models: from its ``config.json`` to a shape.
+"""One function for each family of models; it converts a ``config.json`` to a ``ModelSpec``.
 
-Defaults are those of the family's configuration class in Hugging Face transformers: a file leaves out
-what it does not change. Parameters count as the checkpoint holds them.
+Defaults are those of the family's configuration class in Hugging Face transformers, as a file leaves out
+defaults. Parameters are counted as in the checkpoint.
 
-Families of models with LayerNorm and an MLP of two matrices: from their ``config.json`` to a shape.
+Families with LayerNorm and an MLP of two matrices come first.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def opt(config: Config, name: str) -> ModelSpec:
         what = f"a projected embedding is not understood in {name}"
         remedy = f"{what}; give an OPT with an embedding as wide as its layers"
         raise SettingError("word_embed_proj_dim", config["word_embed_proj_dim"], remedy)
-    # OPT's position table has two rows more than positions: an offset kept from its training code.
+    # OPT's position table has two more rows than positions: an offset of its training code.
     rows = shape["max_model_len"] + 2
     return _biased(shape, count(config, name, "ffn_dim"), rows)
 
 
 def gpt2(config: Config, name: str) -> ModelSpec:
-    """GPT-2, with the names of its own configuration file."""
+    """GPT-2, with its own names of the keys."""
     names = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
     renamed = {names.get(key, key): value for key, value in config.items()}
     renamed["max_position_embeddings"] = config.get("n_positions")
@@ -63,9 +63,9 @@ def _biased(shape: dict[str, Any], intermediate_size: int, positions: int) -> Mo
 
 
 def falcon(config: Config, name: str) -> ModelSpec:
-    """Falcon: one KV head (7b) or a few (40b, 180b), attention and MLP side by side."""
+    """Falcon: one KV head (7b) or a few (40b, 180b), attention and MLP in parallel."""
     grouped, heads = bool(config.get("new_decoder_architecture")), count(config, name, "num_attention_heads")
-    # The file of falcon-7b says num_kv_heads = 71 beside multi_query; only the new architecture reads it.
+    # The file of falcon-7b has num_kv_heads = 71 although multi_query is set; only the new architecture reads it.
     kv_heads = 1 if config.get("multi_query", True) else heads
     if grouped:
         kv_heads = count(config, name, "num_kv_heads", heads)
@@ -86,7 +86,11 @@ def falcon(config: Config, name: str) -> ModelSpec:
 
 
 def read_config(config: Config, name: str) -> ModelSpec:
-    """The spec that a configuration describes, under ``name``; raises SettingError for what it does not understand."""
+    """The spec of a configuration, named ``name``.
+
+    Raises:
+        SettingError: The family, a key or a value is not supported.
+    """
     text = config.get("text_config")
     if isinstance(text, dict):
         config = {**config, **text}
@@ -107,7 +111,7 @@ def _windows(
     default: int | None = None,
     switched_on: bool = True,
 ) -> tuple[Span, ...]:
-    """Sliding windows of those layers that are ``windowed``, if the model has any."""
+    """Sliding windows of the layers that are ``windowed``, if the model has a window."""
     use = config.get("use_sliding_window", switched_on)
     has = use and config.get("sliding_window", default) is not None
     window = count(config, name, "sliding_window", default) if has else None
@@ -171,7 +175,7 @@ def _gemma2(config: Config, name: str) -> ModelSpec:
 
 
 def _gemma3(config: Config, name: str) -> ModelSpec:
-    # transformers renamed the key when it brought layer_types.
+    # transformers renamed the key when it added layer_types.
     every = count(config, name, "sliding_window_pattern", config.get("_sliding_window_pattern", 6))
     windows = _windows(config, name, lambda layer: (layer + 1) % every != 0, 4096)
     defaults = {"vocab_size": 262_208, "max_position_embeddings": 131_072}
@@ -200,7 +204,7 @@ def _gpt_oss(config: Config, name: str) -> ModelSpec:
 def _llama4(config: Config, name: str) -> ModelSpec:
     layers = num_layers(config, name)
     every = count(config, name, "no_rope_layer_interval", 4)
-    # Layers without rotary positions attend to everything; the others to their chunk.
+    # Layers without rotary positions attend to all tokens, other layers to their chunk.
     rotary = numbers(config, name, "no_rope_layers") or [(layer + 1) % every for layer in range(layers)]
     if len(rotary) != layers:
         raise SettingError("no_rope_layers", rotary, f"must have one number for each of the {layers} layers of {name}")
@@ -234,7 +238,7 @@ def _deepseek(config: Config, name: str) -> ModelSpec:
         v_dim=count(config, name, "v_head_dim"),
         q_rank=0 if config.get("q_lora_rank") is None else count(config, name, "q_lora_rank"),
     )
-    # Its file repeats the query heads here, though there are no KV heads.
+    # The file repeats the number of query heads here, although there are no KV heads.
     heads_alike = {**config, "num_key_value_heads": heads, "head_dim": latent.nope_dim + latent.rope_dim}
     return _llama(heads_alike, name, latent=latent, experts=_deepseek_experts(config, name))
 
@@ -251,7 +255,7 @@ def _deepseek_experts(config: Config, name: str) -> Experts | None:
         "moe_intermediate_size",
         lambda layer: layer >= dense and layer % step == 0,
         shared_size=count(config, name, "n_shared_experts", 0, least=0) * width,
-        # V3 corrects the router's scores by a bias for each expert.
+        # V3 adds a bias for each expert to the router's scores.
         router_bias=config.get("topk_method") == "noaux_tc",
     )
 
@@ -305,12 +309,12 @@ def _qwen3_5(config: Config, name: str) -> ModelSpec:
 
 
 def _qwen3_5_moe(config: Config, name: str) -> ModelSpec:
-    # All layers have experts; the file gives no width of an MLP.
+    # All layers have experts; the file has no MLP width.
     return _qwen3_next(config, name, intermediate_size=count(config, name, "moe_intermediate_size"))
 
 
 def _mamba2(config: Config, name: str) -> Mamba2:
-    """Mamba-2 under the keys of Bamba, which Granite shares; ``mamba_d_head`` follows where it is "auto"."""
+    """Mamba-2 with the keys of Bamba and Granite; a ``mamba_d_head`` of "auto" is computed."""
     hidden, expand = count(config, name, "hidden_size"), count(config, name, "mamba_expand", 2)
     heads = count(config, name, "mamba_n_heads", 128)
     auto = config.get("mamba_d_head", "auto") == "auto"
@@ -335,7 +339,7 @@ def _granite_hybrid(config: Config, name: str) -> ModelSpec:
     kinds = config.get("layer_types") or config.get("layers_block_type") or ["mamba"] * layers
     shared = count(config, name, "shared_intermediate_size", 1024)
     experts = None
-    # Granite's small models have the shared MLP alone.
+    # Granite's small models have only the shared MLP.
     if count(config, name, "num_local_experts", 8, least=0):
         experts = _experts(config, name, "num_local_experts", "intermediate_size", default_used=2, shared_size=shared)
     return _llama(
@@ -393,7 +397,7 @@ def _nemotron_h(config: Config, name: str) -> ModelSpec:
     key = "hybrid_override_pattern" if config.get("layers_block_type") is None else "layers_block_type"
     kinds = config.get(key)
     words = list(kinds) if isinstance(kinds, (list, str)) else []
-    # Files of the first models call the width of a head attention_head_dim, and have Bamba's names for some keys.
+    # Files of the first models name the head width attention_head_dim, and some keys as Bamba does.
     renamed = {"head_dim": config.get("attention_head_dim", 128), "num_hidden_layers": len(words)} | _given(config)
     layers = num_layers(renamed, name)
     known = "M * - E" if isinstance(kinds, str) else "mamba linear_attention attention full_attention mlp moe"
@@ -422,7 +426,7 @@ def _nemotron_h(config: Config, name: str) -> ModelSpec:
             chunk=count(renamed, name, "chunk_size", 128),
             conv_bias=bool(config.get("use_conv_bias", config.get("mamba_conv_bias", True))),
             proj_bias=bool(config.get("use_bias", False)),
-            # vLLM's NemotronHForCausalLMConfig takes the file's word for it.
+            # vLLM's NemotronHForCausalLMConfig takes the dtype from the file.
             state_dtype=_state_dtype(config, name, "mamba_ssm_cache_dtype", "float32"),
         ),
         mlp_layers=tuple(layer for layer, kind in enumerate(words) if kind in ("-", "mlp")),
@@ -452,7 +456,7 @@ def _kimi_linear(config: Config, name: str) -> ModelSpec:
         if value:
             raise SettingError(key, value, f"is not understood in {name}; Kimi Linear 48B has none")
     layers = num_layers(config, name)
-    # Their layers count from 1.
+    # Layer numbers of this file start at 1.
     kimi, full = (numbers(linear, name, key) for key in ("kda_layers", "full_attn_layers"))
     if sorted(kimi + full) != [*range(1, layers + 1)]:
         remedy = f"kda_layers and full_attn_layers must name each of the {layers} layers of {name}, from 1, once"
@@ -477,7 +481,7 @@ def _kimi_linear(config: Config, name: str) -> ModelSpec:
 
 
 def _mamba2_alone(config: Config, name: str) -> ModelSpec:
-    """Mamba-2 without attention. Its file names no longest sequence; vLLM then assumes 2,048 tokens."""
+    """Mamba-2 without attention. Its file has no context length; vLLM then assumes 2,048 tokens."""
     layers = num_layers(config, name)
     heads, head_dim = count(config, name, "num_heads", 128), count(config, name, "head_dim", 64)
     return ModelSpec(
@@ -510,12 +514,12 @@ def _mamba2_alone(config: Config, name: str) -> ModelSpec:
 
 
 def _given(config: Config) -> dict[str, object]:
-    """The keys that are not null, which counts as absent."""
+    """The keys without null values: null counts as absent."""
     return {key: value for key, value in config.items() if value is not None}
 
 
 def _state_dtype(config: Config, name: str, key: str, default: str = "auto") -> str:
-    """Number format of a state that the file asks for, by fragmeter's name; "auto" where it asks for none."""
+    """Number format of the state in the file, by fragmeter's name; "auto" if the file has none."""
     known = {"auto": "auto", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
     given = default if config.get(key) is None else config[key]
     if not isinstance(given, str) or given not in known:
@@ -532,7 +536,7 @@ def _experts(
     default_used: int | None = None,
     **features: Any,
 ) -> Experts | None:
-    """Experts in the layers that are ``routed``; None where no layer is."""
+    """Experts of the layers that are ``routed``; None if no layer is."""
     layers = tuple(layer for layer in range(num_layers(config, name)) if routed(layer))
     experts = count(config, name, count_key)
     used = count(config, name, "num_experts_per_tok", default_used)
@@ -542,7 +546,7 @@ def _experts(
 
 
 class _Family(NamedTuple):
-    """How a family is read, and which of the features' keys it reads."""
+    """Reader of a family, and the keys of ``_FEATURES`` and ``_STATES`` that it reads."""
 
     read: Callable[[Config, str], ModelSpec]
     reads: frozenset[str] = frozenset()
@@ -585,7 +589,7 @@ _FAMILIES = {
     "mamba2": _Family(_mamba2_alone, frozenset({"state_size"})),
 }
 
-# Families with states that this package knows of and does not describe.
+# Known families with states that this package does not support.
 _REFUSED = {
     "falcon_h1": "has attention and Mamba side by side in every layer",
     "zamba2": "shares one block of attention among its layers",

@@ -1,4 +1,4 @@
-"""What a GPU is on paper: figures of its data sheet, not measured."""
+"""GPUs by the figures of their data sheets, not measured."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class GpuSpec:
     """One GPU.
 
     Attributes:
-        architecture: Which column of the published measurements holds for it: a100, h100 or h200.
-        memory_bytes: What the CUDA driver reports as the whole memory, less than the label says.
-        memory_bytes_per_s: Bandwidth of the memory.
+        architecture: Its column in the published measurements: a100, h100 or h200.
+        memory_bytes: Total memory as the CUDA driver reports it; less than the nominal size.
+        memory_bytes_per_s: Memory bandwidth.
         fp16_flops_per_s: Dense fp16 / bf16 tensor-core throughput.
-        pcie_bytes_per_s, nvlink_bytes_per_s: Links to the host and to other GPUs, one direction.
-        source: Where the figures come from.
+        pcie_bytes_per_s, nvlink_bytes_per_s: Bandwidth to the host and to other GPUs, in one direction.
+        source: Source of the figures.
     """
 
     name: str
@@ -85,7 +85,11 @@ def gpu_names() -> list[str]:
 
 
 def gpu(name: str) -> GpuSpec:
-    """The preset of that name; raises SettingError for any other."""
+    """The preset of that name.
+
+    Raises:
+        SettingError: There is none.
+    """
     if name not in _GPUS:
         raise SettingError("gpu", name, f"one of {', '.join(_GPUS)}")
     return _GPUS[name]

@@ -1,14 +1,14 @@
-"""How layers with a window and layers without share one pool of pages: vLLM's hybrid KV cache manager.
+"""One pool of pages for layers with a window and layers without: vLLM's hybrid KV cache manager.
 
-A page is ``block_size`` tokens of the layers of one KV group, and every group has (about) as many
-layers, so that a page serves any of them. Gemma 3 27B, 10 full layers and 52 with a window:
+A page holds ``block_size`` tokens of the layers of one KV group. All groups have about the same number
+of layers, so any group can use any page. Gemma 3 27B, 10 full layers and 52 with a window:
 
     group    0        1        2        3        4        5        6
     kind     sliding  sliding  sliding  sliding  sliding  sliding  full
     layers   9        9        9        9        8        8        10        page: 10 layers
 
-The pool has ``bytes // (block_size * bytes of a token in one layer * layers of the largest group)`` pages. The rule is in
-``kv_cache``; here are the models with windows that policies serve.
+The pool has ``bytes // (block_size * bytes of a token in one layer * layers of the largest group)`` pages. ``kv_cache`` has
+the rule; this module has the models with windows that policies serve.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .shape import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class HybridLayout:
-    """The KV groups of a model that keeps only what its windows need.
+    """The KV groups of a model that keeps only the tokens within its windows.
 
     Attributes:
-        groups: Those of the kind of the first layer first. Those of one kind take its layers by turns.
-        config: Blocks and pages of a model with states, where pages do not follow from layers alone.
+        groups: Groups of the kind of the first layer first. Groups of one kind take its layers in turns.
+        config: Blocks and pages of a model with states, whose page sizes do not follow from the layers alone.
     """
 
     groups: tuple[KvGroup, ...]
@@ -37,22 +37,22 @@ class HybridLayout:
 
     @property
     def window_tokens(self) -> int:
-        """Tokens that a layer with a window attends to; the same in all that have one."""
+        """Length of the window; the same in all layers that have one."""
         return max(group.span.tokens for group in self.groups)
 
     @property
     def num_sliding(self) -> int:
-        """Groups of the layers with a window."""
+        """Number of groups of layers with a window."""
         return sum(group.span.kind == "sliding" for group in self.groups)
 
     @property
     def page_layers(self) -> int:
-        """Layers of a page: those of the largest group."""
+        """Layers of a page: the number of layers of the largest group."""
         return max(group.num_layers for group in self.groups)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the groups are called: their kind as ``layer_types`` of a ``config.json`` names it, and a number."""
+        """Names of the groups: their kind as in ``layer_types`` of a ``config.json``, and a number."""
         kinds = [
             f"{group.span.kind}_attention" if group.span.keeps_tokens else group.span.kind for group in self.groups
         ]
@@ -61,29 +61,29 @@ class HybridLayout:
         )
 
     def page_padding(self, place: int) -> float:
-        """Share of a page that the group at ``place`` cannot use: the end of a state's page, and layers that it lacks."""
+        """Share of a page that the group at ``place`` cannot use: padding of states, and missing layers."""
         if self.config:
             return self.config.padding_bytes(self.config.groups[place]) / self.config.bytes_per_block
         return 1 - self.groups[place].num_layers / self.page_layers
 
     def block_bytes(self, model: ModelSpec, layers: Container[int]) -> int:
-        """Bytes of a page on a pipeline stage with some ``layers``, of a model with states."""
+        """Bytes of a page on a pipeline stage with these ``layers``, for a model with states."""
         assert self.config
         kept = (layer for layer in range(model.num_layers) if model.span(layer) != NONE)
         places = {place for place, layer in enumerate(kept) if layer in layers}
         return self.config.on_stage(places).bytes_per_block
 
     def largest(self, layers: Container[int]) -> KvGroup:
-        """The group with most of some ``layers`` (those of a pipeline stage), and only those."""
+        """The group with most of the ``layers`` of a pipeline stage, restricted to these layers."""
         parts = (KvGroup(g.span, tuple(layer for layer in g.layers if layer in layers)) for g in self.groups)
         return max(parts, key=lambda group: group.num_layers)
 
 
 def hybrid_layout(model: ModelSpec, max_model_len: int) -> HybridLayout | None:
-    """The groups of a model with a window that its longest sequence leaves; None where all layers keep every token.
+    """The groups of a model with a window shorter than ``max_model_len``; None if all layers keep every token.
 
-    As ``form_kv_cache`` forms them; ranks and number formats change bytes, not groups. Chunks (Llama 4) are kept whole,
-    as vLLM does by default, and so are windows of several lengths, which no ``config.json`` describes.
+    ``form_kv_cache`` forms the groups. Ranks and number formats change bytes, not groups. Chunks (Llama 4) are kept
+    whole, as by default in vLLM, and so are windows of several lengths, which no ``config.json`` has.
     """
     kinds = model.kv_groups()
     windows = {kind.span.tokens for kind in kinds if kind.span.kind == "sliding"}
@@ -94,7 +94,7 @@ def hybrid_layout(model: ModelSpec, max_model_len: int) -> HybridLayout | None:
 
 @cache
 def _formed(model: ModelSpec) -> tuple[KvGroup, ...]:
-    """All groups; asked for often, as the search for the longest sequence that fits does."""
+    """All groups; cached, because the search for the longest sequence that fits calls it often."""
     settings = CacheSettings(max_model_len=model.max_model_len, max_num_batched_tokens=model.max_model_len)
     return tuple(KvGroup(group.span, group.layers) for group in form_kv_cache(attention_layers(model), settings).groups)
 
@@ -103,7 +103,7 @@ def state_layout(model: ModelSpec, settings: CacheSettings, kv_dtype: str, tenso
     """The groups of a model with states, as ``form_kv_cache`` forms them.
 
     Raises:
-        SettingError: Blocks of its attention groups would have different sizes, which no memory here has.
+        SettingError: Blocks of its attention groups would have different sizes, which no memory supports.
     """
     config = form_kv_cache(cache_layers(model, kv_dtype, tensor_parallel), settings)
     kept = [layer for layer in range(model.num_layers) if model.span(layer) != NONE]

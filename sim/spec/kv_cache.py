@@ -1,16 +1,16 @@
 """KV cache groups, block sizes and pages of any model, as vLLM 0.33 forms them when it starts.
 
 One pool of equal blocks serves all layers. A *group* is a set of layers with one block table; a block belongs to one
-group at a time and has a *page* for each of the group's layers. Blocks of all groups must have the same bytes, so pages
-are made equal and groups get about equally many layers. Qwen3-Next, 36 gated delta nets and 12 full layers:
+group at a time and has a *page* for each of the group's layers. Blocks of all groups must have the same bytes, so all
+pages get the same size and all groups about the same number of layers. Qwen3-Next, 36 gated delta nets and 12 full layers:
 
     layers in model order   D D D F  D D D F ...
     1. align                attention blocks grow from 16 to 544 tokens: a page >= a state
     2. unify                every page 1,114,112 bytes; a state's page ends in 16,384 bytes of padding
-    3. group                12 layers each: D.0  D.1  D.2  F
+    3. group                12 layers per group: D.0  D.1  D.2  F
     4. size                 block = 12 pages; num_blocks = available bytes // bytes of a block, the null block included
 
-The steps are these functions of vLLM:
+vLLM's functions for these steps:
 
     1. ``Platform._align_hybrid_block_size``, and ``Attention.get_kv_cache_spec`` for the blocks of windows
     2. ``unify_kv_cache_spec_page_size``, or ``unify_hybrid_kv_cache_specs`` where the hybrid manager is disabled
@@ -19,7 +19,7 @@ The steps are these functions of vLLM:
 
 Not modelled: backends that interleave the layers of a block (the sparse indexer of DeepSeek V3.2, "packed" groups) or
 prefer blocks other than 16 tokens (give ``block_size``), quantized caches with unquantized layers, cross attention, context
-parallelism, and speculative decoding. A layer of attention inside the encoder keeps nothing: leave it out.
+parallelism, and speculative decoding. Layers of encoder attention keep no KV cache: leave them out.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from .dtypes import dtype_bits
 from .shape import ModelSpec, refuse_states
 
 BLOCK_SIZE = 16
-#: MLA kernels of FlashInfer need a multiple of so many tokens in models that also have states.
+#: In models with states, FlashInfer's MLA kernels need blocks of a multiple of this number of tokens.
 _MLA_ALIGNMENT_TOKENS = 128
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer:
-    """What one attention layer keeps of each token, on one tensor-parallel rank.
+    """KV cache of one attention layer on one tensor-parallel rank.
 
     Attributes:
-        num_kv_heads: KV heads of the rank; 1 for a latent vector.
-        head_size: Elements of K a head; of a latent vector all of them, the rotary key included.
-        span: Which tokens are kept.
-        head_size_v: Elements of V a head, if they are not as many.
-        dtype: Of the cache.
-        latent: Whether it is one latent vector (MLA) in place of K and V.
+        num_kv_heads: KV heads on the rank; 1 for a latent vector.
+        head_size: Elements of K per head; for a latent vector all elements, including the rotary key.
+        span: The tokens that are kept.
+        head_size_v: Elements of V per head; None is ``head_size``.
+        dtype: Number format of the cache.
+        latent: Whether the layer keeps one latent vector (MLA) instead of K and V.
     """
 
     num_kv_heads: int
@@ -81,14 +81,14 @@ class AttentionLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLayer:
-    """What one layer with a fixed-size state keeps of a sequence, however long, on one tensor-parallel rank.
+    """State of one layer with a fixed-size state, for one sequence of any length, on one tensor-parallel rank.
 
-    Mamba 1 and 2, gated delta net, KDA, linear attention, short convolutions: a convolution's last inputs, a recurrent
-    state, or both. ``mamba_utils.py`` of vLLM (``MambaStateShapeCalculator``) has the shapes.
+    Mamba 1 and 2, gated delta net, KDA, linear attention and short convolutions keep the last inputs of a convolution,
+    a recurrent state, or both. The shapes are in vLLM's ``mamba_utils.py`` (``MambaStateShapeCalculator``).
 
     Attributes:
-        shapes: Of the tensors.
-        dtypes: Of each tensor.
+        shapes: Shapes of the tensors.
+        dtypes: Number format of each tensor.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -112,7 +112,7 @@ class StateLayer:
         return sum(prod(shape) * dtype_bits(dtype) // 8 for shape, dtype in pairs)
 
     def page_bytes(self, block_size: int) -> int:
-        """Bytes of one state, whatever the block size."""
+        """Bytes of one state, independent of the block size."""
         return self.state_bytes
 
 
@@ -121,20 +121,20 @@ Layer = AttentionLayer | StateLayer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """What a server's settings decide of its KV cache; the names are vLLM's.
+    """Settings of a server that affect its KV cache; the names are vLLM's.
 
     Attributes:
         max_model_len: The longest sequence, in tokens.
-        max_num_batched_tokens: Most tokens of a step.
-        block_size: Tokens of a block of attention, before it is raised for states; None takes 16.
-        enable_prefix_caching: Also decides ``mamba_cache_mode``.
+        max_num_batched_tokens: Maximum number of tokens in a step.
+        block_size: Tokens per attention block, before it is raised for states; None is 16.
+        enable_prefix_caching: Also sets ``mamba_cache_mode``.
         max_concurrent_batches: Steps in flight: 2 with async scheduling, 1 without; with pipeline stages the number
             of stages, one more with async scheduling.
-        disable_hybrid_kv_cache_manager: Windows and chunks are kept whole. vLLM disables it itself for models with chunks
-            (Llama 4), and refuses to do so for models with states.
-        num_gpu_blocks_override: Blocks of the pool, whatever memory there is.
-        kernel_block_size: Blocks of windows are multiples of so many tokens, and blocks raised for states, too: 16 for
-            FlashAttention, FlashInfer and Triton.
+        disable_hybrid_kv_cache_manager: Keep all tokens in layers with windows and chunks. vLLM sets it for models with
+            chunks (Llama 4), and refuses it for models with states.
+        num_gpu_blocks_override: Blocks of the pool, independent of the memory.
+        kernel_block_size: Blocks of windows, and blocks raised for states, are multiples of this number of tokens: 16
+            for FlashAttention, FlashInfer and Triton.
     """
 
     max_model_len: int
@@ -152,12 +152,12 @@ class CacheSettings:
 
     @property
     def max_in_flight_tokens(self) -> int:
-        """Tokens that are scheduled and not yet computed, at most: windows and chunks free nothing before that."""
+        """Maximum of tokens scheduled and not yet computed. Windows and chunks free no blocks for these."""
         return self.max_concurrent_batches * self.max_num_batched_tokens
 
 
 def _require_positive(settings: object, *names: str) -> None:
-    """Raise SettingError for a number that is given and below 1."""
+    """Raise SettingError for a number below 1; None is allowed."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and value < 1:
@@ -169,10 +169,11 @@ class KvCacheSpec:
     """A layer's pages: vLLM's ``KVCacheSpec``.
 
     Attributes:
-        layer: What is kept.
-        block_size: Tokens of a block.
-        page_size_padded: Bytes of a page, where they are more than its contents.
-        keeps_all: Whether a window or chunk is kept whole: allocated like full attention, computed as before.
+        layer: The layer.
+        block_size: Tokens per block.
+        page_size_padded: Bytes of a padded page; None without padding.
+        keeps_all: Whether a layer with a window or chunk keeps all tokens: allocated like full attention, computed with
+            its window or chunk.
     """
 
     layer: Layer
@@ -182,12 +183,12 @@ class KvCacheSpec:
 
     @property
     def kind(self) -> str:
-        """One of "full", "sliding", "chunked", "mla" and "state"; "full" for what is kept whole."""
+        """One of "full", "sliding", "chunked", "mla" and "state"; "full" if all tokens are kept."""
         return "full" if self.keeps_all else self.layer.kind
 
     @property
     def span(self) -> Span:
-        """Which tokens are kept; of a state FULL, as it stands for all of them."""
+        """The tokens that are kept; FULL for a state, which represents all tokens."""
         return FULL if self.keeps_all or isinstance(self.layer, StateLayer) else self.layer.span
 
     @property
@@ -206,10 +207,10 @@ class KvCacheGroup:
     """Layers that share a block table: vLLM's ``KVCacheGroupSpec``.
 
     Attributes:
-        spec: Of its first layer. Kind, span and block size are the same in all; pages may differ in a group that is
-            the only one (vLLM's ``UniformTypeKVCacheSpecs``).
-        layers: Their numbers, in order. None on a pipeline stage that has none of them.
-        specs: Of each layer.
+        spec: Spec of the first layer. All layers have the same kind, span and block size. Page sizes may differ if the
+            group is the only one (vLLM's ``UniformTypeKVCacheSpecs``).
+        layers: Indices of the layers, in order; empty on a pipeline stage without any of them.
+        specs: Spec of each layer.
     """
 
     spec: KvCacheSpec
@@ -218,18 +219,18 @@ class KvCacheGroup:
 
     @property
     def kind(self) -> str:
-        """As of its layers; "full" for latent vectors beside K and V."""
+        """Kind of its layers; "full" for a group with both latent vectors and K and V."""
         kinds = {spec.kind for spec in self.specs} or {self.spec.kind}
         return kinds.pop() if len(kinds) == 1 else "full"
 
     @property
     def span(self) -> Span:
-        """Which tokens its layers keep."""
+        """The tokens that its layers keep."""
         return self.spec.span
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block. Of states: tokens between two states that are kept for prefix hits, or ``max_model_len``."""
+        """Tokens per block. For states: tokens between two states kept for prefix hits, or ``max_model_len``."""
         return self.spec.block_size
 
     @property
@@ -248,10 +249,10 @@ class KvCacheConfig:
     """The KV cache of a model on one rank; made by ``form_kv_cache``.
 
     Attributes:
-        settings: Of the server.
-        groups: In vLLM's order: that of the first layer of each kind; groups of one kind take its layers in turns.
-        block_size: Tokens of a block of full attention before pages are unified: as asked for, or raised for states.
-        mamba_block_size: Tokens of a block of states; None in a model without them.
+        settings: Settings of the server.
+        groups: In vLLM's order: kinds by their first layer. Groups of one kind take its layers in turns.
+        block_size: Tokens per block of full attention before pages are unified: the setting, or raised for states.
+        mamba_block_size: Tokens per block of states; None for a model without states.
     """
 
     settings: CacheSettings
@@ -261,7 +262,7 @@ class KvCacheConfig:
 
     @property
     def mamba_cache_mode(self) -> str:
-        """Which states are kept: "none", the current one; "align", also some at the ends of blocks, for prefix hits.
+        """States that are kept: "none", only the current one; "align", also some at the ends of blocks, for prefix hits.
 
         Follows ``enable_prefix_caching``. The third mode of earlier releases, "all", does not exist in 0.33.
         """
@@ -270,21 +271,21 @@ class KvCacheConfig:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of a block of the pool: those of the group with most; 0 for a model that keeps nothing."""
+        """Bytes of a block of the pool: the bytes of the largest group; 0 for a model without a cache."""
         return max((group.page_size_bytes for group in self.groups), default=0)
 
     def padding_bytes(self, group: KvCacheGroup) -> int:
-        """Bytes of a block that a group cannot use: the ends of its pages, and the pages of layers that it lacks."""
+        """Bytes of a block that a group cannot use: padding of its pages, and pages of missing layers."""
         return self.bytes_per_block - group.unpadded_page_size_bytes
 
     @property
     def scheduler_block_size(self) -> int:
-        """Tokens of which every group has whole blocks: their least common multiple."""
+        """Least common multiple of the block sizes of all groups, in tokens."""
         return lcm(*self._block_sizes)
 
     @property
     def hash_block_size(self) -> int:
-        """Tokens of one hash of a request's contents, without ``prefix_match_unit``."""
+        """Tokens per hash of a request's contents, without ``prefix_match_unit``."""
         return gcd(*self._block_sizes) if self.settings.enable_prefix_caching else self.scheduler_block_size
 
     @property
@@ -292,7 +293,7 @@ class KvCacheConfig:
         return [group.block_size for group in self.groups] or [self.block_size]
 
     def sequence_blocks(self, tokens: int) -> int:
-        """Blocks that a sequence of ``tokens`` takes at most, over all groups (``max_memory_usage_bytes`` in vLLM)."""
+        """Maximum of blocks that a sequence of ``tokens`` takes, over all groups (vLLM's ``max_memory_usage_bytes``)."""
         return sum(self._group_blocks(group, tokens) for group in self.groups)
 
     def _group_blocks(self, group: KvCacheGroup, tokens: int) -> int:
@@ -300,25 +301,25 @@ class KvCacheConfig:
         if group.kind == "state":
             return 2 if self.mamba_cache_mode == "align" else 1
         if group.kind == "sliding":
-            # A window need not begin with a block.
+            # The start of a window may lie within a block.
             return -(-min(window - 1 + in_flight, tokens) // group.block_size) + 1
         if group.kind == "chunked":
             return -(-min(window + in_flight, tokens) // group.block_size)
         return -(-tokens // group.block_size)
 
     def sequence_bytes(self, tokens: int) -> int:
-        """Bytes of the pool that a sequence of ``tokens`` takes at most."""
+        """Maximum of bytes of the pool that a sequence of ``tokens`` takes."""
         return self.sequence_blocks(tokens) * self.bytes_per_block
 
     def num_blocks(self, available_bytes: int) -> int:
         """Blocks of the pool, the null block included.
 
         Args:
-            available_bytes: Memory for the KV cache on each rank. Of several pipeline stages, each with its own
-                ``on_stage``, the fewest blocks count.
+            available_bytes: Memory for the KV cache on each rank. With pipeline stages, call this for ``on_stage`` of each
+                stage and take the minimum.
 
         Raises:
-            SettingError: Beside the null block there is no room for one sequence of ``max_model_len``.
+            SettingError: One sequence of ``max_model_len`` and the null block do not fit.
         """
         if not self.groups:
             return 1
@@ -339,9 +340,9 @@ class KvCacheConfig:
         return SettingError("max_model_len", longest, f"{needed} beside the null block; {remedy}, or give more memory")
 
     def on_stage(self, layers: Container[int]) -> KvCacheConfig:
-        """The same groups with only some ``layers``: those of a pipeline stage.
+        """The same groups with only the ``layers`` of a pipeline stage.
 
-        vLLM forms groups of the whole model first, so that every stage has the same block tables.
+        vLLM forms the groups of the whole model first, so that all stages have the same block tables.
         """
         return replace(self, groups=tuple(_project(group, layers) for group in self.groups))
 
@@ -352,10 +353,10 @@ def _project(group: KvCacheGroup, layers: Container[int]) -> KvCacheGroup:
 
 
 def attention_layers(model: ModelSpec, kv_dtype: str = "fp16", tensor_parallel: int = 1) -> tuple[AttentionLayer, ...]:
-    """The layers of a model, on one of ``tensor_parallel`` ranks.
+    """The attention layers of a model, on one of ``tensor_parallel`` ranks.
 
     Raises:
-        SettingError: The heads cannot be divided so, the dtype is not known, or some layers keep a state of fixed size.
+        SettingError: The ranks cannot divide the heads, the dtype is unknown, or some layers keep a state of fixed size.
     """
     refuse_states(model, "not all of its layers are attention")
     spans = model.spans or (FULL,) * model.num_layers
@@ -373,16 +374,16 @@ def _attention_layer(model: ModelSpec, span: Span, kv_dtype: str, tensor_paralle
 def cache_layers(
     model: ModelSpec, kv_dtype: str = "fp16", tensor_parallel: int = 1, dtype: str = "fp16"
 ) -> tuple[Layer, ...]:
-    """The layers of a model that keep something, in its order, on one of ``tensor_parallel`` ranks.
+    """The layers of a model with a KV cache or a state, in model order, on one of ``tensor_parallel`` ranks.
 
-    The numbers of layers in groups formed of these are places among them: Nemotron-H has MLPs between them, which
-    keep nothing.
+    Groups formed of them refer to layers by index in this tuple, not in the model: Nemotron-H also has layers with only
+    an MLP.
 
     Args:
-        dtype: Of the model, which states follow and the KV cache need not.
+        dtype: Number format of the model and its states; the KV cache may have another.
 
     Raises:
-        SettingError: The heads of attention or state cannot be divided so, or a dtype is not known.
+        SettingError: The ranks cannot divide the heads of attention or state, or a dtype is unknown.
     """
     mixer = model.state_mixer(tensor_parallel)
     if mixer is None:
@@ -397,14 +398,14 @@ def cache_layers(
 
 
 def form_kv_cache(layers: Sequence[Layer], settings: CacheSettings) -> KvCacheConfig:
-    """Put the layers of a whole model into groups, and size their blocks and pages.
+    """Form the KV cache groups of a whole model, with their block and page sizes.
 
     Args:
-        layers: In model order, of all pipeline stages, each as one tensor-parallel rank has it.
+        layers: The layers of all pipeline stages in model order, each as on one tensor-parallel rank.
 
     Raises:
-        SettingError: vLLM does not start with it: pages of latent vectors that cannot be unified, or layers that
-            cannot be kept whole although ``disable_hybrid_kv_cache_manager`` asks for it.
+        SettingError: vLLM would not start: pages of latent vectors cannot be unified, or
+            ``disable_hybrid_kv_cache_manager`` is set and the layers cannot form one group.
     """
     blocks = _align(layers, settings)
     specs = [blocks.spec(layer) for layer in layers]
@@ -416,12 +417,12 @@ def form_kv_cache(layers: Sequence[Layer], settings: CacheSettings) -> KvCacheCo
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Blocks before pages are unified.
+    """Block sizes before pages are unified.
 
     Attributes:
-        block_size, mamba_block_size: Tokens of a block of attention, and of states.
-        mamba_page_bytes: What the page of a state is padded to; None where no attention is beside it.
-        kernel_block_size: As in the settings.
+        block_size, mamba_block_size: Tokens per block of attention and of states.
+        mamba_page_bytes: Bytes that a state's page is padded to; None in a model without attention.
+        kernel_block_size: See ``CacheSettings``.
     """
 
     block_size: int
@@ -434,7 +435,7 @@ class _Blocks:
         if isinstance(layer, StateLayer):
             return KvCacheSpec(layer, self.mamba_block_size, self.mamba_page_bytes)
         if layer.kind == "sliding":
-            # The largest block that a kernel can run, up to the block size; the smallest where none is.
+            # The largest multiple of the kernel block size up to the block size, and at least one.
             return KvCacheSpec(layer, max(self.kernel_block_size, _round_down(self.block_size, self.kernel_block_size)))
         return KvCacheSpec(layer, self.block_size)
 
@@ -442,7 +443,7 @@ class _Blocks:
 def _align(layers: Sequence[Layer], settings: CacheSettings) -> _Blocks:
     """Raise the attention block size until a page is at least as large as a state.
 
-    vLLM reads the bytes of a token from the model's configuration; here they are those of its first attention layer.
+    vLLM computes the bytes of a token from the model's configuration; here they are those of the first attention layer.
     """
     block_size, kernel = settings.block_size or BLOCK_SIZE, settings.kernel_block_size
     state_bytes = max((layer.state_bytes for layer in layers if isinstance(layer, StateLayer)), default=0)
@@ -463,7 +464,7 @@ def _round_down(tokens: int, multiple: int) -> int:
 
 
 def _groups(specs: list[KvCacheSpec]) -> list[KvCacheGroup]:
-    """The groups of layers with these pages; vLLM's ``get_kv_cache_groups``."""
+    """The groups of layers with these specs (vLLM's ``get_kv_cache_groups``)."""
     if not specs:
         return []
     everything = tuple(range(len(specs)))
@@ -484,9 +485,9 @@ def _members(specs: list[KvCacheSpec], layers: tuple[int, ...]) -> KvCacheGroup:
 
 
 def _is_uniform_type(specs: list[KvCacheSpec]) -> bool:
-    """Whether all layers need blocks for the same tokens, whatever the bytes: they are one group.
+    """Whether all layers have the same block size and span, so that they form one group; page sizes may differ.
 
-    States count as equal if their pages are, and latent vectors beside K and V that are kept whole.
+    States are equal if their pages have the same size. Latent vectors are equal to K and V of all tokens.
     """
     return len({_uniform_type(spec) for spec in specs}) == 1
 
@@ -498,8 +499,8 @@ def _uniform_type(spec: KvCacheSpec) -> tuple[object, ...]:
 def _unify_pages(specs: list[KvCacheSpec]) -> list[KvCacheSpec] | None:
     """Make every page as large as the largest.
 
-    Blocks get more tokens where that comes out even, else pages are padded; states are always padded. Latent vectors cannot
-    be padded: None where windows beside them have to be kept whole instead.
+    If the largest page is a multiple of a page, its blocks get more tokens; otherwise it is padded. States are always
+    padded. Latent vectors cannot be padded: None if layers with windows must keep all tokens instead.
     """
     largest = max(spec.page_size_bytes for spec in specs)
     unified = []
@@ -520,7 +521,7 @@ def _unify_pages(specs: list[KvCacheSpec]) -> list[KvCacheSpec] | None:
 
 
 def _keep_all(specs: list[KvCacheSpec]) -> list[KvCacheSpec]:
-    """Keep windows and chunks whole, in blocks of the full layers, so that all layers are one group."""
+    """Keep all tokens in layers with windows and chunks, in blocks of the full layers, so that all form one group."""
     if not specs or _is_uniform_type(specs):
         return specs
     block_sizes = [spec.block_size for spec in specs if spec.kind in ("full", "mla")]
@@ -538,7 +539,7 @@ def _keep_all(specs: list[KvCacheSpec]) -> list[KvCacheSpec]:
 
 
 def _require_one_window(specs: list[KvCacheSpec]) -> None:
-    """Raise SettingError where layers of K and V that are kept whole have windows, or chunks, of several lengths."""
+    """Raise SettingError if layers that keep all tokens have windows, or chunks, of several lengths; not with MLA."""
     if any(spec.kind == "mla" for spec in specs):
         return
     noted = {spec.layer.span for spec in specs if isinstance(spec.layer, AttentionLayer) and spec.keeps_all}
@@ -548,12 +549,12 @@ def _require_one_window(specs: list[KvCacheSpec]) -> None:
 
 
 def _group_size(counts: list[int]) -> int:
-    """Layers of a group: those of the rarest kind, or of the commonest where these are fewer than 1.5 times as many."""
+    """Layers per group: the count of the rarest kind, or of the most common kind if that is less than 1.5 times as high."""
     fewest, most = min(counts), max(counts)
     return most if 2 * most < 3 * fewest else fewest
 
 
 def _split(bucket: list[int], size: int) -> list[tuple[int, ...]]:
-    """Groups of at most ``size`` layers of one kind, which take its layers in turns."""
+    """Groups of at most ``size`` layers of one kind; they take its layers in turns."""
     number = -(-len(bucket) // size)
     return [tuple(bucket[place::number]) for place in range(number)]

@@ -1,21 +1,21 @@
-"""What vLLM finds for the KV cache when it starts: `determine_available_memory` of its `v1/worker/gpu_worker.py`.
+"""KV cache memory that vLLM computes at start-up: `determine_available_memory` of its `v1/worker/gpu_worker.py`.
 
-    --gpu-memory-utilization of the card
+    --gpu-memory-utilization of the GPU memory
     - weights                  as loaded, with the rotary table
     - activations              the peak of one dummy step: max_num_batched_tokens, then max_num_seqs samples
     - outside of torch         CUDA libraries, NCCL
-    - CUDA graphs              since 0.21; before, they came out of the rest of the card
-    = KV cache, in blocks of --block-size tokens of all layers (of a page's layers, with KV groups)
+    - CUDA graphs              since 0.21; before, they used the rest of the GPU memory
+    = KV cache, in blocks of --block-size tokens of all layers (with KV groups: of the layers of a page)
 
-Weights, blocks and the check are vLLM's own arithmetic. The activations are estimated:
+Weights, blocks and the check follow vLLM's arithmetic. The activations are estimated:
 
     expert workspace + max(forward, sampler)
-    forward   = 2 bytes * tokens * (5 hidden + what the widest MLP makes)
+    forward   = 2 bytes * tokens * (5 hidden + outputs of the widest MLP)
     sampler   = 14 bytes (38 up to 0.16) * sequences * vocabulary + two hidden states of all tokens
-    workspace = 2 bytes * tokens * experts of a token * (max(2 width, hidden) + width), as fused_moe.py allocates it
+    workspace = 2 bytes * tokens * experts per token * (max(2 width, hidden) + width), as fused_moe.py allocates it
 
-The 14 bytes are the slope between the peaks that vLLM 0.19 logs of Llama 3.1 8B and Qwen2.5 7B on an H100; everything
-else is what the tensors hold. docs/serve.md has the errors.
+The 14 bytes are the slope between the peaks in logs of vLLM 0.19 with Llama 3.1 8B and Qwen2.5 7B on an H100. All other
+terms are sizes of tensors. docs/serve.md has the errors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .stages import stages
 from .weights import stage_bytes
 
 BLOCK_SIZE = 16
-#: What is not free on an H100 before anything is loaded: 79.19 - 78.68 GiB.
+#: Used memory of an H100 before anything is loaded: 79.19 - 78.68 GiB.
 CONTEXT_BYTES = int(0.51 * GIB)
 #: From vLLM's `get_batch_defaults` for a server: (max_num_batched_tokens, max_num_seqs).
 _LARGEST, _LARGE, _OTHER = (16_384, 1024), (8192, 1024), (2048, 256)
@@ -44,7 +44,7 @@ _VOCAB_PADDING = 64
 
 
 def batch_defaults(gpu: GpuSpec) -> tuple[int, int]:
-    """max_num_batched_tokens and max_num_seqs of a server that sets neither; A100s count as small."""
+    """Defaults of max_num_batched_tokens and max_num_seqs; those of small GPUs apply to A100s."""
     if gpu.memory_bytes >= _LARGEST_BYTES:
         return _LARGEST
     return _LARGE if gpu.memory_bytes >= _LARGE_BYTES and gpu.architecture != "a100" else _OTHER
@@ -52,15 +52,15 @@ def batch_defaults(gpu: GpuSpec) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What decides how much KV cache an engine has.
+    """Settings that decide the size of an engine's KV cache.
 
     Attributes:
         deployment: Pipeline stages, number formats, CUDA graphs.
-        hybrid: Whether layers with a window keep only what it needs.
-        release: Of vLLM.
-        kv_cache_memory_bytes: The KV cache of a GPU, set by hand; None leaves it to the reckoning.
-        correction_bytes: What is left for the KV cache beyond the reckoning, by an engine's own log.
-        num_gpu_blocks_override: Blocks, whatever is left.
+        hybrid: Whether layers with a window keep only the tokens within it.
+        release: Release of vLLM.
+        kv_cache_memory_bytes: KV cache of a GPU, set by the user; None computes it.
+        correction_bytes: Added to the computed KV cache memory, from an engine's log.
+        num_gpu_blocks_override: Number of blocks, independent of the memory.
     """
 
     model: ModelSpec
@@ -88,14 +88,14 @@ class Launch:
 
     @property
     def layout(self) -> HybridLayout | None:
-        """The KV groups that share the pool; None where all layers keep every token."""
+        """The KV groups that share the pool; None if all layers keep every token."""
         return hybrid_layout(self.model, self.max_model_len) if self.hybrid else None
 
     def sequence_blocks(self, tokens: int) -> int:
-        """Blocks that a sequence of ``tokens`` needs at most, over all KV groups.
+        """Maximum of blocks that a sequence of ``tokens`` needs, over all KV groups.
 
-        A window needs what a step may compute beyond it, and a block because it need not begin with one
-        (``max_memory_usage_bytes`` of vLLM's ``SlidingWindowSpec``).
+        A group with a window also needs blocks for the tokens of a step, and one more block because the window may start
+        within a block (``max_memory_usage_bytes`` of vLLM's ``SlidingWindowSpec``).
         """
         layout = self.layout
         if layout is None:
@@ -107,7 +107,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Where the memory of each GPU of a pipeline stage goes, in bytes."""
+    """Memory of each GPU of a pipeline stage, in bytes."""
 
     total_bytes: int
     requested_bytes: int
@@ -124,7 +124,11 @@ class StageMemory:
 
 
 def stage_memories(launch: Launch) -> list[StageMemory]:
-    """The GPUs of every pipeline stage; raises SettingError where the model cannot be divided so."""
+    """Memory of the GPUs of every pipeline stage.
+
+    Raises:
+        SettingError: The ranks or stages cannot divide the model.
+    """
     require_divisible(launch.model, launch.tensor_parallel)
     deployment, model = launch.deployment, launch.model
     weights = stage_bytes(model, launch.tensor_parallel, deployment.pipeline_parallel, deployment.quantization)
@@ -162,7 +166,7 @@ def _block_bytes(launch: Launch, layers: range) -> int:
 
 
 def activation_bytes(launch: Launch, layers: range, last: bool) -> int:
-    """The peak of the step that vLLM profiles; see the head of this file."""
+    """Peak of the step that vLLM profiles, in bytes; the module docstring has the formula."""
     model, tokens = launch.model, launch.max_num_batched_tokens
     dense = max(_dense_width(model, layer) for layer in layers) // launch.tensor_parallel
     forward = 2 * tokens * (5 * model.hidden_size + model.mlp_matrices * dense)
@@ -182,13 +186,13 @@ def _dense_width(model: ModelSpec, layer: int) -> int:
 
 
 def _rotary_bytes(model: ModelSpec) -> int:
-    """One table of sines and cosines that all layers share, as long as the model's own longest sequence."""
+    """Bytes of the table of sines and cosines for ``model.max_model_len`` positions, which all layers share."""
     width = model.latent.rope_dim if model.latent else model.head_dim
     return 0 if model.learned_positions else 2 * model.max_model_len * width
 
 
 def require_divisible(model: ModelSpec, tensor_parallel: int) -> None:
-    """Raise SettingError where ranks cannot share heads, vocabulary (padded to 64) or MLP evenly, as vLLM must."""
+    """Raise SettingError if the ranks cannot divide heads, vocabulary (padded to 64) or MLP evenly, as vLLM requires."""
     model.kv_heads_per_rank(tensor_parallel)
     vocabulary = -(-model.vocab_size // _VOCAB_PADDING) * _VOCAB_PADDING
     widths = {"MLP width": model.intermediate_size, "vocabulary": vocabulary}
@@ -201,13 +205,13 @@ def require_divisible(model: ModelSpec, tensor_parallel: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the KV cache holds.
+    """Capacity of the KV cache.
 
     Attributes:
-        stage: The stage with the fewest blocks, which decides.
-        num_blocks: Of the pool; one of them, the null block, holds nothing.
-        max_concurrency: Sequences of max_model_len at once, as vLLM logs it.
-        num_tokens: As vLLM logs it, max_concurrency * max_model_len.
+        stage: The stage with the fewest blocks, which limits the pool.
+        num_blocks: Blocks of the pool, including the null block, which holds no tokens.
+        max_concurrency: Concurrent sequences of max_model_len, as vLLM logs it.
+        num_tokens: max_concurrency * max_model_len, as vLLM logs it.
     """
 
     stage: StageMemory
@@ -217,7 +221,11 @@ class Capacity:
 
 
 def capacity(launch: Launch) -> Capacity:
-    """The KV cache of a launch; raises SettingError where the model cannot be divided so."""
+    """Capacity of the KV cache of a launch.
+
+    Raises:
+        SettingError: The ranks or stages cannot divide the model.
+    """
     stage = min(stage_memories(launch), key=lambda memory: memory.num_blocks)
     blocks = launch.num_gpu_blocks_override or stage.num_blocks
     needed = launch.sequence_blocks(launch.max_model_len)
@@ -225,7 +233,7 @@ def capacity(launch: Launch) -> Capacity:
 
 
 def users(launch: Launch, num_blocks: int, tokens: int) -> int:
-    """Sequences of ``tokens`` that the pool holds at once, at most max_num_seqs."""
+    """Concurrent sequences of ``tokens`` that fit in the pool, at most max_num_seqs."""
     return min(launch.max_num_seqs, max(0, num_blocks - 1) // launch.sequence_blocks(tokens))
 
 
@@ -236,12 +244,12 @@ def fits(launch: Launch) -> bool:
 
 
 def longest_model_len(launch: Launch) -> int:
-    """The longest max_model_len that fits, up to the launch's; 0 where none does (``estimate_max_model_len``)."""
+    """The longest max_model_len that fits, up to the launch's; 0 if none fits (``estimate_max_model_len``)."""
     return _largest(lambda tokens: fits(replace(launch, max_model_len=tokens)), launch.max_model_len)
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest whole number up to ``most`` for which ``holds``, which does so up to some number; 0 if none."""
+    """The largest number up to ``most`` for which ``holds`` is true; 0 if none. ``holds`` is true up to some number."""
     least = 0
     while least < most:
         middle = -(-(least + most) // 2)

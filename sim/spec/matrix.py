@@ -1,11 +1,11 @@
 """Weight matrices, and their bytes in the number formats of quantised checkpoints.
 
-A quantised matrix keeps its values in 4 or 8 bits and, beside them, scales: one for each group of
-inputs and each output (awq and gptq: groups of 128, and as many zero points of 4 bits; mxfp4:
-groups of 32 with an exponent of 8 bits) or one of 32 bits for each output (int8, fp8). Sources: the
-parameters that vLLM's ``awq.py``, ``gptq.py``, ``fp8.py`` and ``mxfp4.py`` create; OCP Microscaling
-Formats 1.0. The order of inputs that gptq keeps for ``desc_act`` and the tiles of 128 x 128 that
-DeepSeek scales fp8 by are not counted apart: both are below a thousandth of the weights.
+A quantised matrix has values of 4 or 8 bits, and scales: one for each group of inputs and each output
+(awq and gptq: groups of 128, and the same number of zero points of 4 bits; mxfp4: groups of 32 with an
+exponent of 8 bits), or one of 32 bits for each output (int8, fp8). Sources: the parameters that vLLM's
+``awq.py``, ``gptq.py``, ``fp8.py`` and ``mxfp4.py`` create; OCP Microscaling Formats 1.0. Not counted: the
+order of inputs that gptq keeps for ``desc_act``, and the scales of 128 x 128 tiles of DeepSeek's fp8. Each
+is below a thousandth of the weights.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ WEIGHT_BITS = 16
 
 
 class Matrix(NamedTuple):
-    """``copies`` alike matrices of ``inputs`` x ``outputs``, divided among ``ranks``.
+    """``copies`` matrices of ``inputs`` x ``outputs``, divided among ``ranks``.
 
     Attributes:
-        by_inputs: Ranks divide the inputs; each then holds all outputs, and the scales of them.
-        copies, used: How many there are, and how many of them a token is multiplied with.
+        by_inputs: Whether ranks divide the inputs; each rank then holds all outputs and their scales.
+        copies, used: Number of matrices, and number of them that a token is multiplied with; None is all.
         part: "dense", "expert", "router" or "convolution".
     """
 
@@ -59,10 +59,10 @@ class Quantization:
     """A number format of weights.
 
     Attributes:
-        bits: Of a value.
-        group: Inputs that share a scale; 0 where all inputs of an output do.
-        scale_bits, zero_bits: Of what a group has beside its values.
-        experts_only: Whether everything but the experts stays at 16 bit.
+        bits: Bits per value.
+        group: Inputs that share a scale; 0 if all inputs of an output share one.
+        scale_bits, zero_bits: Bits of the scale and of the zero point of a group.
+        experts_only: Whether only the experts are quantised.
     """
 
     bits: int
@@ -72,11 +72,11 @@ class Quantization:
     experts_only: bool = False
 
     def covers(self, matrix: Matrix) -> bool:
-        """Whether ``matrix`` is quantised: routers and convolutions never are."""
+        """Whether ``matrix`` is quantised; routers and convolutions never are."""
         return matrix.part == "expert" or (matrix.part == "dense" and not self.experts_only)
 
     def matrix_bytes(self, matrix: Matrix) -> int:
-        """Bytes on each rank of a matrix that is covered."""
+        """Bytes on each rank of a quantised matrix."""
         if self.group:
             scales = -(-matrix.inputs // self.group) * matrix.outputs // matrix.ranks
         else:
@@ -95,14 +95,18 @@ QUANTIZATIONS = {
 
 
 def quantization_of(name: str) -> Quantization:
-    """The format of that name; raises SettingError for one that is not known."""
+    """The format of that name.
+
+    Raises:
+        SettingError: The name is unknown.
+    """
     if name not in QUANTIZATIONS:
         raise SettingError("quantization", name, f"one of {', '.join(QUANTIZATIONS)}")
     return QUANTIZATIONS[name]
 
 
 def matrix_bytes(matrix: Matrix, quantization: str | None = None) -> int:
-    """Bytes of a matrix on each rank, quantised where the format covers it and else in 16 bits."""
+    """Bytes of a matrix on each rank: quantised if the format covers it, else in 16 bits."""
     if quantization is not None and (form := quantization_of(quantization)).covers(matrix):
         return form.matrix_bytes(matrix)
     return matrix.params * WEIGHT_BITS // 8

@@ -1,7 +1,7 @@
-"""Models by name, and from the ``config.json`` that Hugging Face stores beside the weights.
+"""Models by name, or from the ``config.json`` that Hugging Face stores with the weights.
 
-The presets are such configurations too (``data/models.json``), so both take the same road. ``toy-llama`` and
-``toy-opt`` are no published models: the same kinds of layers, so small that a CPU computes a step in milliseconds.
+The presets are configurations as well (``data/models.json``) and are read by the same functions. ``toy-llama`` and
+``toy-opt`` are not published models: they have the same kinds of layers, and a CPU computes a step in milliseconds.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def model_names() -> list[str]:
 
 
 def model(name_or_path: str | Path) -> ModelSpec:
-    """The preset of that name, or the model of a ``config.json`` (or of the folder that holds one).
+    """The preset of that name, or the model of a ``config.json`` (or of the folder that contains one).
 
-    Of a model that also sees or hears, the text part: encoders are not counted.
+    For a multimodal model this is the text model: encoders are not counted.
 
-    Raises SettingError for a name that is not known, a file that is not a configuration, and a
-    configuration that is not understood: of an unknown family, or with layers that its family
-    does not describe.
+    Raises:
+        SettingError: The name is unknown, the file is not a configuration, the family is unknown, or the
+            configuration has layers that its family does not support.
     """
     name = str(name_or_path)
     if name in _presets():
@@ -49,7 +49,7 @@ def model(name_or_path: str | Path) -> ModelSpec:
 def _load(path: Path) -> Config:
     try:
         config = json.loads(path.read_text("utf-8"))
-    # Of a ValueError: no text, no JSON, numbers of thousands of digits; brackets as deep are a RecursionError.
+    # ValueError: not UTF-8, not JSON, or a number of thousands of digits. RecursionError: thousands of nested brackets.
     except (OSError, ValueError, RecursionError) as error:
         raise SettingError("model", str(path), f"is not readable as JSON ({error}); give a config.json") from error
     if not isinstance(config, dict):

@@ -1,4 +1,4 @@
-"""How many KV blocks fit beside the weights, by the SOSP'23 artifact's own reckoning."""
+"""Number of KV blocks that fit beside the weights, computed as in the SOSP'23 artifact."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GIB = 1 << 30
 MAX_BATCHED_TOKENS = 2560
 WORKSPACE_BYTES = GIB
 SWAP_BYTES_PER_GPU = 20 * GIB
-#: Most blocks of a swap space: with ids, every one takes memory of the machine that simulates.
+#: Maximum of blocks of a swap space: with ids, each takes memory of the simulating machine.
 MOST_HOST_BLOCKS = 1 << 26
 
 
@@ -25,7 +25,7 @@ def block_bytes(
 ) -> int:
     """Bytes of one block of ``block_size`` slots on each of ``num_gpus`` tensor-parallel ranks.
 
-    A block spans the layers of a pipeline stage, here of the one with most.
+    A block spans the layers of a pipeline stage; this is the stage with the most layers.
     """
     _require_block_size(block_size)
     return block_size * model.slot_bytes(dtype, num_gpus, pipeline_parallel)
@@ -34,7 +34,7 @@ def block_bytes(
 def page_bytes(
     model: ModelSpec, hybrid: HybridLayout, num_gpus: int, block_size: int, deployment: Deployment = Deployment()
 ) -> int:
-    """Bytes of one page of KV groups on each rank, on the pipeline stage where it is largest."""
+    """Bytes of one page of KV groups on each rank, on the pipeline stage with the largest pages."""
     one_layer = attention_layers(model, deployment.kv_dtype, num_gpus)[0].page_bytes(block_size)
     parts = stages(model.num_layers, deployment.pipeline_parallel)
     return one_layer * max(hybrid.largest(layers).num_layers for layers in parts)
@@ -48,25 +48,26 @@ def paper_num_blocks(
     deployment: Deployment = Deployment(),
     hybrid: HybridLayout | None = None,
 ) -> int:
-    """Blocks of the KV pool as SOSP'23 sized it, with the model split over ``num_gpus`` a pipeline stage.
+    """Blocks of the KV pool as in SOSP'23, with the model on ``num_gpus`` tensor-parallel ranks per pipeline stage.
 
     ``(int(0.95 * memory) - parameters - activations of 2560 tokens - 1 GiB) // block_bytes``. As in
-    the artifact's analyzer, matrices are divided among the ranks while every rank holds all vectors
-    and the position table (a rotary one a layer where none is learned), and activations are the
-    larger of twice a layer's widest tensors and twice the logits of all tokens.
+    the artifact's analyzer, ranks divide the matrices, and every rank holds all vectors and the position
+    table (without learned positions, a rotary table for each layer). Activations are the larger of twice a
+    layer's widest tensors and twice the logits of all tokens.
 
-    The output head of untied embeddings is not counted beside the embedding, and a gated MLP counts
-    three activations: only so does one formula give the 984 blocks stated for LLaMA-13B beside OPT's
-    three pools. The artifact's own LLaMA analyzer counts the head, rotary tables of 8,192 positions and
-    two activations, which comes to 965.
+    The output head of untied embeddings is not counted in addition to the embedding, and a gated MLP counts
+    three activations. Only with these two choices does one formula give both the 984 blocks stated for
+    LLaMA-13B and the three pools of OPT. The artifact's LLaMA analyzer counts the head, rotary tables of 8,192
+    positions and two activations, which gives 965.
 
-    Of pipeline stages the fullest decides, as vLLM takes the least of its workers. CUDA graphs take
-    ``CUDA_GRAPH_BYTES``. Models of kinds that the artifact did not know (windows, latent vectors,
-    experts) have one rotary table for all layers, as vLLM shares it. With KV groups (``hybrid``) a block is a
-    page, which spans the layers of the largest group only.
+    The pipeline stage with the least room limits the pool, as in vLLM. CUDA graphs take ``CUDA_GRAPH_BYTES``.
+    Models with features that the artifact did not support (windows, latent vectors, experts) have one rotary
+    table for all layers, as in vLLM. With KV groups (``hybrid``) a block is a page, which spans the layers of
+    the largest group.
 
-    Raises SettingError where the weights leave no slot, where a block is larger than what they leave, and for
-    models with layers that keep a state of fixed size without their KV groups.
+    Raises:
+        SettingError: The weights leave no slot, or less than one block; or the model has layers with a state of
+            fixed size and ``hybrid`` has no groups for them.
     """
     if hybrid is None or hybrid.config is None:
         refuse_states(model, "a pool of KV blocks alone does not hold it")
@@ -89,7 +90,7 @@ def _blocks_that_fit(
     deployment: Deployment,
     hybrid: HybridLayout | None,
 ) -> int:
-    """Blocks that the stage with the least room has room for."""
+    """Blocks that fit on the stage with the least room."""
     _require_block_size(block_size)
     usable = int(0.95 * gpu.memory_bytes) - WORKSPACE_BYTES - deployment.cuda_graphs * CUDA_GRAPH_BYTES
     weights = stage_bytes(model, num_gpus, deployment.pipeline_parallel, deployment.quantization)
@@ -120,9 +121,10 @@ def host_blocks(
     swap_bytes_per_gpu: int = SWAP_BYTES_PER_GPU,
     deployment: Deployment = Deployment(),
 ) -> int:
-    """Blocks of the swap space in host memory: 20 GiB a GPU in SOSP'23.
+    """Blocks of the swap space in host memory: 20 GiB per GPU in SOSP'23.
 
-    Raises SettingError for more than ``MOST_HOST_BLOCKS``.
+    Raises:
+        SettingError: There are more than ``MOST_HOST_BLOCKS``.
     """
     whole = block_bytes(model, num_gpus, block_size, deployment.kv_dtype, deployment.pipeline_parallel)
     blocks = swap_bytes_per_gpu // whole

@@ -1,8 +1,8 @@
-"""What releases of vLLM differ in when they look for the KV cache's memory.
+"""Differences between releases of vLLM in the memory that they leave for the KV cache.
 
-Bytes are as start-up logs of H100s have them: up to 0.16 the sampler of the profiled step held 38 bytes for a logit
-(Llama 3.1 8B: 4.76 GiB), since then 14 (1.89 GiB); outside of torch lay 0.13 GiB on one GPU and 0.55 on each of
-two, since 0.18 0.25 and 2.1. Since 0.21 what CUDA graphs take is left out of the KV cache.
+Bytes are from start-up logs of H100s. Up to 0.16 the sampler of the profiled step holds 38 bytes per logit (Llama 3.1
+8B: 4.76 GiB), since 0.17 14 bytes (1.89 GiB). Memory outside of torch is 0.13 GiB on one GPU and 0.55 GiB on each of
+two; since 0.18 it is 0.25 and 2.1 GiB. Since 0.21 the memory of CUDA graphs is subtracted from the KV cache.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from .pool import GIB
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release and those after it, up to the next that differs.
+    """A release and the later ones up to the next entry.
 
     Attributes:
-        since: Major and minor number.
-        sampler_bytes: What a sampled logit holds at the peak of the profiled step.
-        alone_bytes, together_bytes: What lies outside of torch on the only GPU, and on each of several.
-        counts_graphs: Whether what CUDA graphs take is left out of the KV cache.
-        gpu_memory_utilization: The default; that it changed in 0.21 is taken, not known.
+        since: Major and minor version.
+        sampler_bytes: Bytes per sampled logit at the peak of the profiled step.
+        alone_bytes, together_bytes: Bytes outside of torch on a single GPU, and on each of several GPUs.
+        counts_graphs: Whether the memory of CUDA graphs is subtracted from the KV cache.
+        gpu_memory_utilization: The default. Its change in 0.21 is an assumption.
     """
 
     since: tuple[int, int]
@@ -42,5 +42,5 @@ LATEST = _RELEASES[-1]
 
 
 def release(version: tuple[int, int]) -> Release:
-    """What holds of that version."""
+    """The entry for a version."""
     return max((found for found in _RELEASES if found.since <= version), key=lambda found: found.since)
