@@ -1,4 +1,4 @@
-"""The shape of a transformer, and the bytes that follow from it."""
+"""The shape of a transformer, and its bytes per token, per state and of weights."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from .weights import num_params
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only model: layers keep K and V or a latent vector of tokens, or a state of fixed size.
+    """A decoder-only model. Its layers keep K and V or a latent vector per token, or a state of fixed size.
 
-    A layer is attention or a state mixer, then an MLP or experts; a layer of Nemotron-H is only one of these.
+    A layer is attention or a state mixer, followed by an MLP or experts. A layer of Nemotron-H is only one of these.
 
     Attributes:
-        num_kv_heads: Heads of K and V; as many as ``num_heads`` (MHA), fewer (GQA) or one (MQA). All numbers of
-            heads are 0 where no layer has attention.
-        intermediate_size: Width of the MLP, in layers that have one.
+        num_kv_heads: Heads of K and V: ``num_heads`` (MHA), fewer (GQA) or one (MQA). ``num_heads`` and
+            ``num_kv_heads`` are 0 for a model without attention.
+        intermediate_size: Width of the MLP.
         max_model_len: The longest sequence, prompt and output together, in tokens.
-        gated_mlp: The MLP has three matrices (gate, up, down) and not two.
-        tied_embeddings: The output head is the word embedding.
-        learned_positions: Rows of the learned position table; 0 where positions are rotary.
+        gated_mlp: Whether the MLP has three matrices (gate, up, down) instead of two.
+        tied_embeddings: Whether the output head is the word embedding.
+        learned_positions: Rows of the learned position table; 0 without one.
         qkv_bias, output_bias, mlp_bias: Which projections have biases.
-        norm_vectors: Vectors of a normalisation: 2 in LayerNorm (weight, bias), 1 in RMSNorm.
-        qk_norm: Queries and keys are normalised a head, with a weight of ``head_dim`` each.
-        layer_norms: Normalisations of a layer, those of queries and keys aside.
-        attention_sinks: Each head has a sink, one element.
-        gated_attention: Queries come with a gate of the output, as wide as they are.
-        spans: What each layer keeps; empty where all keep all tokens.
-        latent: Multi-head latent attention, in place of heads of K and V.
-        mixer: What the layers with span "state" have in place of attention.
-        mlp_layers: Layers with an MLP; None is all that have no experts.
-        experts: Mixture of experts, in place of the MLP of some layers.
-        quantization: Number format in which the checkpoint holds the matrices; None is 16 bit.
+        norm_vectors: Vectors per normalisation: 2 for LayerNorm (weight, bias), 1 for RMSNorm.
+        qk_norm: Whether queries and keys are normalised per head, with a weight of ``head_dim`` each.
+        layer_norms: Normalisations per layer, without those of queries and keys.
+        attention_sinks: Whether each head has a sink, one element.
+        gated_attention: Whether the query projection also computes a gate of the output, as wide as the queries.
+        spans: Span of each layer; empty if all layers keep all tokens.
+        latent: Multi-head latent attention, instead of heads of K and V.
+        mixer: State mixer of the layers with span "state", instead of attention.
+        mlp_layers: Layers with an MLP; None is all layers without experts.
+        experts: Mixture of experts, instead of the MLP of some layers.
+        quantization: Number format of the checkpoint's matrices; None is 16 bit.
     """
 
     name: str
@@ -71,16 +71,16 @@ class ModelSpec:
 
     @property
     def mlp_matrices(self) -> int:
-        """Matrices of one MLP: 3 where it is gated, else 2."""
+        """Matrices of one MLP: 3 if it is gated, else 2."""
         return 3 if self.gated_mlp else 2
 
     def span(self, layer: int) -> Span:
-        """What a layer keeps of a sequence."""
+        """Span of a layer."""
         return self.spans[layer] if self.spans else FULL
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """Layers that keep tokens: those with attention."""
+        """Layers with attention, which keep tokens."""
         return tuple(layer for layer in range(self.num_layers) if self.span(layer).keeps_tokens)
 
     @property
@@ -89,21 +89,21 @@ class ModelSpec:
         return tuple(layer for layer in range(self.num_layers) if self.span(layer).kind == "state")
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer has experts in place of an MLP."""
+        """Whether a layer has experts instead of an MLP."""
         return self.experts is not None and layer in self.experts.layers
 
     def has_mlp(self, layer: int) -> bool:
-        """Whether a layer has an MLP, or experts in its place."""
+        """Whether a layer has an MLP or experts."""
         return self.has_experts(layer) or self.mlp_layers is None or layer in self.mlp_layers
 
     @property
     def num_mixers(self) -> int:
-        """Layers with attention or a state mixer."""
+        """Number of layers with attention or a state mixer."""
         return sum(self.span(layer).kind != "none" for layer in range(self.num_layers))
 
     @property
     def num_mlps(self) -> int:
-        """Layers with an MLP or experts."""
+        """Number of layers with an MLP or experts."""
         return sum(self.has_mlp(layer) for layer in range(self.num_layers))
 
     def heads_per_rank(self, tensor_parallel: int = 1) -> int:
@@ -114,7 +114,7 @@ class ModelSpec:
         return self.num_heads // tensor_parallel
 
     def kv_heads_per_rank(self, tensor_parallel: int = 1) -> int:
-        """KV heads on each rank: never below one, so that ranks beyond the KV heads hold copies."""
+        """KV heads on each rank, at least one: with more ranks than KV heads, ranks hold copies."""
         self.heads_per_rank(tensor_parallel)
         if not self.num_kv_heads:
             return 0
@@ -131,13 +131,17 @@ class ModelSpec:
         return self.head_attention(tensor_parallel)
 
     def head_attention(self, tensor_parallel: int = 1) -> HeadAttention:
-        """As ``attention``, of a model that keeps K and V."""
+        """As ``attention``, for a model that keeps K and V."""
         heads = self.heads_per_rank(tensor_parallel)
         kv_heads = self.kv_heads_per_rank(tensor_parallel)
         return HeadAttention(self.hidden_size, heads, kv_heads, self.head_dim, self.gated_attention)
 
     def state_mixer(self, tensor_parallel: int = 1) -> StateMixer | None:
-        """The mixer of the state layers, if ``tensor_parallel`` ranks can divide it; None where there are none."""
+        """The mixer of the state layers; None for a model without state layers.
+
+        Raises:
+            SettingError: ``tensor_parallel`` ranks cannot divide it.
+        """
         divisors = self.mixer.divisors if self.mixer else {}
         for what, number in divisors.items():
             if tensor_parallel < 1 or number % tensor_parallel:
@@ -146,9 +150,9 @@ class ModelSpec:
         return self.mixer
 
     def kv_groups(self, layers: Iterable[int] | None = None) -> tuple[KvGroup, ...]:
-        """The KV groups of all layers, or of some (those of a pipeline stage), in the order of their first one.
+        """The KV groups of all layers, or of the layers of a pipeline stage, in the order of their first layers.
 
-        Layers with a state are one of them. Layers that keep nothing are in none.
+        Layers with a state form one group. Layers without a cache are in no group.
         """
         groups: dict[Span, list[int]] = {}
         for layer in range(self.num_layers) if layers is None else layers:
@@ -157,9 +161,9 @@ class ModelSpec:
         return tuple(KvGroup(span, tuple(members)) for span, members in groups.items())
 
     def group_slot_bytes(self, group: KvGroup, dtype: str = "fp16", tensor_parallel: int = 1) -> int:
-        """Bytes, on each rank, of one token that a KV group keeps: K and V, or the latent vector, a layer.
+        """Bytes per token of a KV group on each rank: K and V, or the latent vector, of all its layers.
 
-        0 of layers with a state, which no token makes larger.
+        0 for layers with a state: their size does not depend on tokens.
         """
         if not group.span.keeps_tokens:
             return 0
@@ -167,7 +171,7 @@ class ModelSpec:
         return elements * dtype_bits(dtype) // 8
 
     def slot_bytes(self, dtype: str = "fp16", tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
-        """Bytes, on each rank, of one token that all attention layers keep, on the stage with most of these.
+        """Bytes per token of all attention layers on each rank, on the stage with most of these layers.
 
         2 * layers * kv_heads * head_dim * dtype for heads, layers * (kv_rank + rope_dim) * dtype for
         latent vectors. int4 packs two values into a byte; scales are not counted (see ``Deployment``).
@@ -180,7 +184,7 @@ class ModelSpec:
         )
 
     def most_attention_layers(self, pipeline_parallel: int = 1) -> int:
-        """Attention layers of the pipeline stage that has most of them."""
+        """Number of attention layers of the pipeline stage with most of them."""
         return self._most_layers(self.attention_layers, pipeline_parallel)
 
     def _most_layers(self, layers: Iterable[int], pipeline_parallel: int) -> int:
@@ -188,10 +192,10 @@ class ModelSpec:
         return max(len(chosen.intersection(stage)) for stage in stages(self.num_layers, pipeline_parallel))
 
     def state_bytes(self, dtype: str = "fp16", tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
-        """Bytes, on each rank, of the state that a sequence has in all state layers, on the stage with most of these.
+        """Bytes of the state of one sequence in all state layers on each rank, on the stage with most of these layers.
 
         Args:
-            dtype: Of the model, as in vLLM: the KV cache may have another.
+            dtype: Number format of the model, as in vLLM; the KV cache may have another.
 
         Raises:
             SettingError: The ranks cannot divide the heads, groups or channels of the state.
@@ -202,9 +206,9 @@ class ModelSpec:
         return self._most_layers(self.state_layers, pipeline_parallel) * mixer.state_bytes(tensor_parallel, dtype)
 
     def kv_bytes(self, tokens: int, dtype: str = "fp16", tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
-        """Bytes, on each rank, that attention keeps of ``tokens``, on the pipeline stage where that is most.
+        """Bytes of the KV cache of ``tokens`` on each rank, on the pipeline stage with the most bytes.
 
-        Layers with a window stop growing when it is full. Whole blocks are not counted here.
+        Layers with a window do not grow beyond it. Bytes are not rounded up to whole blocks.
         """
         return max(
             sum(
@@ -215,32 +219,32 @@ class ModelSpec:
         )
 
     def mlp_width(self, layer: int, tensor_parallel: int = 1) -> int:
-        """Elements that the MLP of a layer, or the experts of one token, make on each rank."""
+        """Elements that the MLP of a layer, or the experts of one token, compute on each rank."""
         width = self.intermediate_size if self.has_mlp(layer) else 0
         if self.experts and layer in self.experts.layers:
             width = self.experts.used * self.experts.intermediate_size + self.experts.shared_size
         return self.mlp_matrices * width // tensor_parallel
 
     def head_params(self, tensor_parallel: int = 1) -> int:
-        """Elements of the word embedding on each rank, and so of the output head where there is one."""
+        """Elements of the word embedding on each rank; an untied output head has the same number."""
         return self.vocab_size * self.hidden_size // tensor_parallel
 
     @property
     def num_params(self) -> int:
-        """Parameters of the whole model, as its publisher counts them."""
+        """Parameters of the whole model, counted as its publisher does."""
         return num_params(self)
 
     @property
     def active_params(self) -> int:
-        """Parameters that take part in one token: all but the experts that it is not sent to."""
+        """Parameters that compute one token: all except unused experts."""
         return num_params(self, used=True)
 
     def weight_bytes(self, dtype: str = "fp16", tensor_parallel: int = 1) -> int:
-        """Bytes of the weights on each rank: matrices are divided, vectors and positions are held by every rank."""
+        """Bytes of the weights on each rank. Ranks divide matrices; every rank holds all vectors and positions."""
         return num_params(self, tensor_parallel) * dtype_bits(dtype) // 8
 
 
 def refuse_states(model: ModelSpec, why: str) -> None:
-    """Raise SettingError for a model with state layers, where ``why`` says what does not know of them."""
+    """Raise SettingError for a model with state layers; ``why`` names the missing support."""
     if model.mixer:
         raise SettingError("model", model.name, f"has layers with a fixed-size state; {why}")

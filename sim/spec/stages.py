@@ -1,4 +1,4 @@
-"""Pipeline stages: which layers each holds."""
+"""Layers of pipeline stages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from ..types.errors import SettingError
 def stages(num_layers: int, pipeline_parallel: int = 1) -> list[range]:
     """The layers of each stage, as vLLM's ``get_pp_indices`` divides them (0.6.4 and later).
 
-    Layers that are left over go one each to the stages from the last but one backwards: the last
-    has the output head already. 61 layers on 4 stages: 15, 15, 16, 15.
+    If the number of stages does not divide the layers, the remaining layers go one each to the stages
+    from the last but one backwards, because the last stage has the output head. 61 layers on 4 stages: 15,
+    15, 16, 15.
 
-    Raises SettingError where a stage would be empty.
+    Raises:
+        SettingError: A stage would be empty.
     """
     if not 1 <= pipeline_parallel <= num_layers:
         raise SettingError("pipeline_parallel", pipeline_parallel, f"must be from 1 to the {num_layers} layers")

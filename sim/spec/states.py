@@ -1,16 +1,16 @@
-"""Layers that keep a state of fixed size in place of K and V: one class for each kind.
+"""Layers that keep a state of fixed size instead of K and V: one class for each kind.
 
-A sequence has one state in each of these layers, however long it is. A state is two tensors: the last inputs of a
-short convolution, and a matrix a head that each token updates.
+A sequence of any length has one state in each of these layers. A state is two tensors: the last inputs of a short
+convolution, and a matrix per head that each token updates.
 
     Mamba       [inner, state]                    arXiv 2312.00752   Jamba
     Mamba2      [heads, head_dim, state]          arXiv 2405.21060   Nemotron-H, Granite 4, Bamba, Mamba-2
     GatedDelta  [value_heads, value_dim, key_dim] arXiv 2412.06464   Qwen3-Next, Qwen3.5
     KimiDelta   [heads, head_dim, head_dim]       arXiv 2510.26692   Kimi Linear
 
-Shapes, number formats and what ranks hold are those of vLLM 0.33 (``MambaStateShapeCalculator`` and
-``MambaStateDtypeCalculator`` in ``vllm/model_executor/layers/mamba/mamba_utils.py``, the layers beside it), without
-speculative decoding, which keeps more of the convolution's inputs.
+Shapes, number formats and the division among ranks are those of vLLM 0.33 (``MambaStateShapeCalculator`` and
+``MambaStateDtypeCalculator`` in ``vllm/model_executor/layers/mamba/mamba_utils.py``, and the layers in that folder).
+Speculative decoding, which keeps more inputs of the convolution, is not modelled.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ DELTA_CHUNK_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateMixer(ABC):
-    """What a layer has in place of attention. Methods take the number of tensor-parallel ranks.
+    """Mixer of a layer without attention. Methods take the number of tensor-parallel ranks.
 
     Attributes:
-        conv_kernel: Tokens that the convolution looks at; it keeps all but the newest.
-        state_dtype: Of the matrices, where the server sets none; "auto" is that of the convolution.
+        conv_kernel: Tokens in the window of the convolution; the state keeps all but the newest of them.
+        state_dtype: Default number format of the matrices; "auto" is the format of the convolution's inputs.
     """
 
     conv_kernel: int
@@ -41,7 +41,7 @@ class StateMixer(ABC):
     @property
     @abstractmethod
     def divisors(self) -> dict[str, int]:
-        """What the ranks must divide, by name."""
+        """Numbers that the number of ranks must divide, by name."""
 
     @abstractmethod
     def conv_channels(self, ranks: int = 1) -> int:
@@ -49,31 +49,31 @@ class StateMixer(ABC):
 
     @abstractmethod
     def recurrent_shape(self, ranks: int = 1) -> tuple[int, ...]:
-        """Shape, on each rank, of what the tokens update."""
+        """Shape of the recurrent state on each rank."""
 
     @abstractmethod
     def projections(self, hidden_size: int, ranks: int = 1) -> tuple[Matrix, ...]:
-        """The matrices of the GEMMs on each rank, the last of which is the output projection."""
+        """The matrices of the GEMMs on each rank; the output projection is the last."""
 
     @abstractmethod
     def vector_params(self, hidden_size: int, ranks: int = 1) -> int:
-        """Elements on each rank of everything that is multiplied one by one: biases, decays, norms."""
+        """Elements of vectors on each rank: biases, decays and norms."""
 
     @property
     @abstractmethod
     def chunk_tokens(self) -> int:
-        """Tokens of a prompt that a kernel computes at once; 0 where the state stays on the chip."""
+        """Tokens of a prompt that a kernel computes at once; 0 if the kernel keeps the state on the chip."""
 
     @abstractmethod
     def chunk_bytes(self, ranks: int = 1, dtype: str = "fp16") -> int:
-        """Bytes on each rank that a chunk's matrices take through memory, written and read."""
+        """Bytes of matrices written to and read from memory for each chunk, on each rank."""
 
     @abstractmethod
     def prefill_flops(self, ranks: int = 1) -> int:
-        """Flops of the recurrence for one token of a prompt on each rank, in chunks, projections aside."""
+        """Flops of the recurrence per token of a prompt on each rank, in chunks, without projections."""
 
     def conv_shape(self, ranks: int = 1) -> tuple[int, int]:
-        """Shape of the convolution's inputs that are kept on each rank."""
+        """Shape of the kept inputs of the convolution on each rank."""
         return self.conv_kernel - 1, self.conv_channels(ranks)
 
     def state_shapes(self, ranks: int = 1) -> tuple[tuple[int, ...], ...]:
@@ -84,7 +84,7 @@ class StateMixer(ABC):
         """Number formats of both tensors.
 
         Args:
-            dtype: Of the model.
+            dtype: Number format of the model.
             conv_dtype: ``--mamba-cache-dtype``.
             state_dtype: ``--mamba-ssm-cache-dtype``.
         """
@@ -98,7 +98,7 @@ class StateMixer(ABC):
         """Bytes on each rank of the state of one sequence in one layer: ``MambaSpec.page_size_bytes`` of vLLM, unpadded.
 
         Args:
-            dtype, conv_dtype, state_dtype: As ``state_dtypes`` takes them.
+            dtype, conv_dtype, state_dtype: See ``state_dtypes``.
         """
         dtypes = self.state_dtypes(dtype, conv_dtype, state_dtype)
         pairs = zip(self.state_shapes(ranks), dtypes, strict=True)
@@ -113,28 +113,28 @@ class StateMixer(ABC):
 
     @abstractmethod
     def inner_size(self, ranks: int = 1) -> int:
-        """Width on each rank of what the recurrence makes of a token, which the output projection reads."""
+        """Width on each rank of the recurrence's output, which the output projection reads."""
 
     @abstractmethod
     def gemm_elements(self, ranks: int = 1) -> int:
-        """Elements of one token that the GEMMs read and write on each rank, hidden states aside."""
+        """Elements that the GEMMs read and write per token on each rank, without hidden states."""
 
     def scan_elements(self, ranks: int = 1) -> int:
-        """Elements of one token that convolution and recurrence read and write: the inputs and outputs of both."""
+        """Elements that convolution and recurrence read and write per token: inputs and outputs of both."""
         return 3 * self.conv_channels(ranks) + self.inner_size(ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba(StateMixer):
-    """Mamba as Jamba has it: a state of ``state_size`` for each channel.
+    """Mamba as in Jamba: a state of ``state_size`` for each channel.
 
-    A second, small all-reduce of its step sizes, B and C is not counted.
+    Its second, small all-reduce (of step sizes, B and C) is not counted.
 
     Attributes:
-        inner: Channels.
+        inner: Number of channels.
         state_size: Elements of a channel's state.
-        dt_rank: Width that the step sizes of all channels come from; it, B and C are normalised.
-        conv_bias, proj_bias: Which of convolution and projections have biases.
+        dt_rank: Width of the vector from which all step sizes are computed. That vector, B and C are normalised.
+        conv_bias, proj_bias: Whether the convolution and the projections have biases.
     """
 
     inner: int
@@ -158,7 +158,7 @@ class Mamba(StateMixer):
 
     @property
     def _selected(self) -> int:
-        """Step sizes, B and C of one token."""
+        """Width of step sizes, B and C of one token."""
         return self.dt_rank + 2 * self.state_size
 
     def projections(self, hidden_size: int, ranks: int = 1) -> tuple[Matrix, ...]:
@@ -187,20 +187,20 @@ class Mamba(StateMixer):
         return 0
 
     def prefill_flops(self, ranks: int = 1) -> int:
-        """9 for each element of the state, as the authors count (github.com/state-spaces/mamba, issue 110)."""
+        """9 per element of the state, the count of the authors (github.com/state-spaces/mamba, issue 110)."""
         return 9 * prod(self.recurrent_shape(ranks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2(StateMixer):
-    """Mamba-2: heads with one decay each, and B and C for a group of heads.
+    """Mamba-2: each head has one decay; each group of heads has one B and one C.
 
     Attributes:
-        heads, head_dim: Heads, and channels of one.
-        groups: Pairs of B and C. One is copied to every rank, several are divided.
+        heads, head_dim: Number of heads, and channels per head.
+        groups: Number of groups. Ranks divide several groups; a single group is copied to every rank.
         state_size: Width of B and C.
-        chunk: Tokens of a chunk.
-        conv_bias, proj_bias: Which of convolution and projections have biases.
+        chunk: Tokens per chunk.
+        conv_bias, proj_bias: Whether the convolution and the projections have biases.
     """
 
     heads: int
@@ -228,7 +228,7 @@ class Mamba2(StateMixer):
         return self.heads // ranks, self.head_dim, self.state_size
 
     def _projected(self, ranks: int) -> int:
-        """Gate, convolution's inputs and step sizes of one token."""
+        """Width of gate, inputs of the convolution and step sizes of one token."""
         return self.inner_size(ranks) + self.conv_channels(ranks) + self.heads // ranks
 
     def projections(self, hidden_size: int, ranks: int = 1) -> tuple[Matrix, ...]:
@@ -238,7 +238,7 @@ class Mamba2(StateMixer):
         return self._projected(ranks) + self.inner_size(ranks)
 
     def vector_params(self, hidden_size: int, ranks: int = 1) -> int:
-        # A, D and the bias of the step size of every head; the norm of the output.
+        # A, D and step size bias of every head; the norm of the output.
         recurrence = 3 * self.heads // ranks + self.inner_size(ranks)
         biases = self.conv_bias * self.conv_channels(ranks)
         return recurrence + biases + self.proj_bias * (self._projected(ranks) + hidden_size)
@@ -248,9 +248,9 @@ class Mamba2(StateMixer):
         return self.chunk
 
     def chunk_bytes(self, ranks: int = 1, dtype: str = "fp16") -> int:
-        """A kernel writes what a chunk adds, in fp32; one sums that up, in the state's format; one reads the sums.
+        """Three kernels: one writes a chunk's contribution in fp32, one its running sum in the state's format, one reads it.
 
-        As ``_mamba_chunk_scan_combined_fwd`` of ``ssd_combined.py`` calls them.
+        They are those that ``_mamba_chunk_scan_combined_fwd`` of ``ssd_combined.py`` calls.
         """
         elements, bits = prod(self.recurrent_shape(ranks)), dtype_bits(self.state_dtypes(dtype)[1])
         return 2 * elements * (32 + bits) // 8
@@ -258,8 +258,8 @@ class Mamba2(StateMixer):
     def prefill_flops(self, ranks: int = 1) -> int:
         """Matrix products of ``ssd_bmm.py``, ``ssd_chunk_state.py`` and ``ssd_chunk_scan.py``: section 6 of the paper.
 
-        For each token: its products with the chunk's B, a group; then a head those weights by the inputs, its
-        share of the chunk's state, and what it reads of the state before.
+        Per token and group: the products of C with the chunk's B. Per token and head: these weights times the inputs,
+        the contribution to the chunk's state, and the output from the state before the chunk.
         """
         within = 2 * self.chunk * (self._groups(ranks) * self.state_size + self.inner_size(ranks))
         return within + 4 * prod(self.recurrent_shape(ranks))
@@ -267,11 +267,12 @@ class Mamba2(StateMixer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDelta(StateMixer):
-    """Gated delta net: linear attention. Its state decays, each head at its own rate, and each token corrects it.
+    """Gated delta net: linear attention. Each head's state decays at its own rate, and each token corrects it.
 
     Attributes:
-        key_heads, value_heads: Of keys (and queries), each shared by as many of values (and states).
-        key_dim, value_dim: Widths of one.
+        key_heads, value_heads: Heads of keys and queries, and of values and states. A key head serves several value
+            heads.
+        key_dim, value_dim: Width of a key head and of a value head.
     """
 
     key_heads: int
@@ -293,7 +294,7 @@ class GatedDelta(StateMixer):
         return self.value_heads // ranks, self.value_dim, self.key_dim
 
     def _projected(self, ranks: int) -> int:
-        """Q, K and V, the output's gate, and the two gates of the state, of one token."""
+        """Width of Q, K and V, the gate of the output, and the two gates of the state of one token."""
         return self.conv_channels(ranks) + self.inner_size(ranks) + 2 * self.value_heads // ranks
 
     def projections(self, hidden_size: int, ranks: int = 1) -> tuple[Matrix, ...]:
@@ -311,7 +312,10 @@ class GatedDelta(StateMixer):
         return DELTA_CHUNK_TOKENS
 
     def chunk_bytes(self, ranks: int = 1, dtype: str = "fp16") -> int:
-        """A kernel writes the state before every chunk (``chunk_delta_h.py``), one reads it (``chunk_o.py``), in the model's format."""
+        """One kernel writes the state before each chunk (``chunk_delta_h.py``), one reads it (``chunk_o.py``).
+
+        Both use the model's format.
+        """
         return 2 * prod(self.recurrent_shape(ranks)) * dtype_bits(dtype) // 8
 
     def prefill_flops(self, ranks: int = 1) -> int:
@@ -322,10 +326,10 @@ class GatedDelta(StateMixer):
 class KimiDelta(StateMixer):
     """Kimi delta attention: a gated delta net in which every channel decays at its own rate.
 
-    The ways down to both gates, of output and decay, are held by every rank.
+    Every rank holds the down projections of both gates (output and decay).
 
     Attributes:
-        heads, head_dim: Of queries, keys and values alike.
+        heads, head_dim: Number and width of the heads of queries, keys and values.
     """
 
     heads: int
@@ -374,10 +378,10 @@ class KimiDelta(StateMixer):
 
 
 def _delta_rule_flops(heads: int, key_dim: int, value_dim: int) -> int:
-    """Flops of the chunkwise delta rule for one token: 6 d^2 + 3 C d + C^2 a head, C the chunk.
+    """Flops of the chunkwise delta rule per token: 6 d^2 + 3 C d + C^2 per head, with chunks of C tokens.
 
-    As the Kimi Linear report (arXiv 2510.26692) counts it; where keys and values differ in width, two of the
-    three products within a chunk are those of keys.
+    The formula is that of the Kimi Linear report (arXiv 2510.26692). If keys and values have different widths, two of
+    the three products within a chunk have the width of keys.
     """
     chunk = DELTA_CHUNK_TOKENS
     return heads * (6 * key_dim * value_dim + chunk * (2 * key_dim + value_dim) + chunk * chunk)

@@ -1,10 +1,9 @@
-"""What a model weighs, matrix by matrix: parameters, bytes on a rank, bytes that a step reads.
+"""Weights of a model: parameters, bytes on a rank, and bytes that a step reads.
 
-Matrices are divided among tensor-parallel ranks, experts too; vectors (biases, norms), routers, the
-way down to a latent vector and the position table are held by every rank. What a state mixer divides is
-in ``states.py``. With pipeline stages each
-holds its layers, the first the embedding and the last the output head, which is a copy of the
-embedding where the two are tied.
+Tensor-parallel ranks divide the matrices, including experts. Every rank holds all vectors (biases, norms), routers,
+down projections to a latent vector and the position table. ``states.py`` has the division of state mixers. A
+pipeline stage holds its layers; the first stage also holds the embedding, and the last the output head, which is a
+copy of the embedding if the two are tied.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def layer_matrices(model: ModelSpec, layer: int, tensor_parallel: int = 1) -> tuple[Matrix, ...]:
-    """The matrices of one layer: attention or state mixer, then its MLP or its router and experts."""
+    """The matrices of one layer: attention or state mixer, then its MLP, or its router and experts."""
     mixer = _mixer_matrices(model, layer, tensor_parallel)
     experts = model.experts
     if experts is None or layer not in experts.layers:
@@ -50,9 +49,10 @@ def _mlp(
 
 
 def layer_vector_params(model: ModelSpec, layer: int, used: bool = False, tensor_parallel: int = 1) -> int:
-    """Elements, on each rank, of one layer's biases, normalisations, attention sinks and decays of states.
+    """Elements of one layer's biases, normalisations, attention sinks and state decays on each rank.
 
-    With ``used`` those of one token.
+    Args:
+        used: Whether to leave out experts that do not compute a given token.
     """
     return _mixer_vectors(model, layer, tensor_parallel) + _mlp_vectors(model, layer, used) + _norms(model)
 
@@ -91,7 +91,7 @@ def _norms(model: ModelSpec) -> int:
 
 
 def num_params(model: ModelSpec, tensor_parallel: int = 1, used: bool = False) -> int:
-    """Parameters on each rank; with ``used`` the experts that a token is not sent to are left out."""
+    """Parameters on each rank; ``used`` leaves out experts that do not compute a given token."""
     layers = sum(
         sum(matrix.used_params if used else matrix.params for matrix in layer_matrices(model, layer, tensor_parallel))
         + layer_vector_params(model, layer, used, tensor_parallel)
@@ -101,10 +101,10 @@ def num_params(model: ModelSpec, tensor_parallel: int = 1, used: bool = False) -
     return layers + heads + (model.learned_positions + model.norm_vectors) * model.hidden_size
 
 
-# A search for the longest sequence that fits asks a hundred times for the same layers.
+# A search for the longest sequence that fits calls it a hundred times with the same layers.
 @lru_cache
 def layers_bytes(model: ModelSpec, layers: range, tensor_parallel: int = 1, quantization: str | None = None) -> int:
-    """Bytes of whole layers on each rank, vectors in 16 bits."""
+    """Bytes of complete layers on each rank, with vectors in 16 bits."""
     return sum(
         sum(matrix_bytes(matrix, quantization) for matrix in layer_matrices(model, layer, tensor_parallel))
         + layer_vector_params(model, layer, tensor_parallel=tensor_parallel) * WEIGHT_BITS // 8
@@ -115,7 +115,7 @@ def layers_bytes(model: ModelSpec, layers: range, tensor_parallel: int = 1, quan
 def stage_bytes(
     model: ModelSpec, tensor_parallel: int = 1, pipeline_parallel: int = 1, quantization: str | None = None
 ) -> list[int]:
-    """Bytes of the weights on each rank of every pipeline stage; embedding, head and norms stay 16 bit."""
+    """Bytes of the weights on each rank, by pipeline stage; embedding, head and norms are always 16 bit."""
     found = []
     for number, layers in enumerate(stages(model.num_layers, pipeline_parallel)):
         first, last = number == 0, number == pipeline_parallel - 1
@@ -127,10 +127,10 @@ def stage_bytes(
 
 
 def touched(total: int, used: int, count: int, tokens: int) -> int:
-    """How much of ``total``, spread over ``count`` experts, ``tokens`` tokens read that go to ``used`` each.
+    """Part of ``total``, spread over ``count`` experts, that ``tokens`` tokens read if each goes to ``used`` experts.
 
-    The mean over routings in which every token draws its experts evenly and by itself,
-    ``total * (1 - (1 - used / count) ** tokens)``, by integer steps so that it is the same everywhere.
+    The mean over routings in which tokens draw their experts uniformly and independently:
+    ``total * (1 - (1 - used / count) ** tokens)``. Computed in integers, so that all machines give the same value.
     """
     left = total
     for _ in range(tokens):
@@ -143,7 +143,7 @@ def touched(total: int, used: int, count: int, tokens: int) -> int:
 def streamed_bytes(model: ModelSpec, tokens: int = 1, tensor_parallel: int = 1, quantization: str | None = None) -> int:
     """Bytes of weights that a step over ``tokens`` tokens reads on each rank, over all pipeline stages.
 
-    Every matrix of every layer and the output head once; of the experts those that a token is sent to.
+    Every matrix and the output head are read once; of the experts, only those that compute a token.
     """
     matrices = [matrix for layer in range(model.num_layers) for matrix in layer_matrices(model, layer, tensor_parallel)]
     always = sum(matrix_bytes(matrix, quantization) for matrix in matrices if matrix.part != "expert")

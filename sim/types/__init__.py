@@ -1,1 +1,1 @@
-"""Types that everything needs: time, errors, sequences, the plan of a step."""
+"""Types that all of ``sim`` uses: time, errors, sequences, and the plan of a step."""

@@ -1,6 +1,6 @@
 """Types of settings with their bounds.
 
-The bounds lie far beyond any machine there is, and within what int64 ticks and tables hold.
+The bounds are far beyond any real machine, and within the range of int64 ticks and tables.
 """
 
 from __future__ import annotations

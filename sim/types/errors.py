@@ -1,11 +1,11 @@
-"""What can go wrong, and at which fault.
+"""The tree of errors, with exit statuses.
 
 FragmeterError
-├── UserError             the user's mistake: one line, exit status 2
+├── UserError             a mistake of the user: one line, exit status 2
 │   ├── SettingError      a flag or a setting
 │   ├── TraceError        a row or a column of a trace file
 │   └── MissingExtra      an optional package that the command needs
-├── SimulationFault       a fault of ours: exit status 1
+├── SimulationFault       a defect of fragmeter: exit status 1
 └── KernelFault           a GPU kernel that fails on the CPU: exit status 1
 """
 
@@ -19,17 +19,17 @@ class FragmeterError(Exception):
     """Base of every error that fragmeter raises on purpose."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # As it is, from a worker process too: the arguments that made it are not the text that it has.
+        # Pickled with its text, for worker processes: the default would call the class with the text as argument.
         newobj = copyreg.__newobj__  # type: ignore[attr-defined]  # typeshed leaves it out
         return newobj, (type(self), *self.args), vars(self)
 
 
 class UserError(FragmeterError):
-    """The user's mistake. Its text is one line and says what to do."""
+    """A mistake of the user. The text is one line with a remedy."""
 
 
 class SettingError(UserError):
-    """A setting that cannot be: names the field, the value and the remedy."""
+    """An invalid setting. The text has the field, the value and the remedy."""
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         self.field, self.value, self.remedy = field, value, remedy
@@ -37,11 +37,10 @@ class SettingError(UserError):
 
 
 class TraceError(UserError):
-    """A trace that cannot be true: names file, line, field, value and remedy.
+    """An invalid trace. The text has the file, line, field, value and remedy.
 
-    ``line`` counts from 1 with the header as line 1, as an editor shows it; ``None`` where the
-    whole file is meant. For formats without lines (Parquet, pickle) it is the row, from 1, and
-    ``unit`` says so.
+    ``line`` counts from 1, and the header is line 1, as in an editor; ``None`` refers to the whole file.
+    For formats without lines (Parquet, pickle) it is the row, from 1, and ``unit`` is "row".
     """
 
     def __init__(
@@ -60,12 +59,12 @@ class TraceError(UserError):
 
 
 class MissingExtra(UserError):
-    """An optional package that the command needs; the text names the extra to install."""
+    """A missing optional package that the command needs; the text names the extra to install."""
 
 
 class SimulationFault(FragmeterError):
-    """An invariant of the simulator does not hold: a fault of ours."""
+    """A violated invariant of the simulator: a defect of fragmeter."""
 
 
 class KernelFault(FragmeterError):
-    """A kernel, run on the CPU, deadlocks or reaches outside its arrays: a fault of ours, or wrong block ids."""
+    """A kernel on the CPU deadlocks or accesses memory outside its arrays: a defect, or wrong block ids."""

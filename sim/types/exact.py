@@ -1,6 +1,6 @@
 """Sums of int64 columns that may overflow int64, as exact Python ints.
 
-Slots times picoseconds leave int64 behind within minutes of simulated time.
+Slots times picoseconds exceed int64 within minutes of simulated time.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ import numpy as np
 _LIMB_BITS = 24
 _LIMB = (1 << _LIMB_BITS) - 1
 _INT64 = 1 << 63
-#: As many products of two limbs stay within int64.
+#: The sum of this number of products of two limbs fits in int64.
 _LONGEST = 1 << 14
 
 
 def total(values: np.ndarray) -> int:
-    """Sum of an int64 column, exactly: the halves are summed apart."""
+    """Exact sum of an int64 column; the high and low halves of the values are summed separately."""
     values = np.asarray(values, dtype=np.int64)
     return (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
 
 
 def dot(left: np.ndarray, right: np.ndarray) -> int:
-    """Exact sum of ``left * right``, int64 columns of numbers that are not negative.
+    """Exact sum of ``left * right``, int64 columns of non-negative numbers.
 
-    Where the sum could leave int64, long columns are halved and the larger factor is split
-    into limbs, until it cannot.
+    If the sum could overflow int64, long columns are halved and the larger factor is split into limbs.
     """
     if not len(left):
         return 0

@@ -1,4 +1,4 @@
-"""Values that are always there where they are read, although their declared type allows None."""
+"""Optional values that are never None where they are read."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _Value = TypeVar("_Value")
 
 
 def not_none(value: _Value | None) -> _Value:
-    """``value``, with None taken out of its type.
+    """``value``, with None removed from its type.
 
-    For what the caller has made sure of in a way that a type checker does not follow, as of two fields of which
-    exactly one is set. A user's input is checked with an error that names it instead.
+    For conditions that the caller ensures but a type checker cannot follow, such as two fields with exactly one set.
+    Input of a user needs a check with its own error instead.
 
     Raises:
-        TypeError: ``value`` is None: a defect of the caller.
+        TypeError: ``value`` is None, a defect of the caller.
     """
     if value is None:
         raise TypeError("a value is None where it must be set")

@@ -1,4 +1,4 @@
-"""Waiting and running sequences and the current decode step: what policies look at."""
+"""State of a scheduler: waiting and running sequences, and the current decode step. Policies read it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 
 class State:
-    """The scheduler's queues over the decode step.
+    """The queues of a scheduler, and its decode step.
 
-    ``decode_step`` counts steps. A running sequence gains one token a step, so the tokens computed by
-    all of them in ``decode_step`` are ``batch_size * decode_step + lag_sum``, and the step after which each
-    finishes is known when it is admitted: finishes wait in a calendar, a heap by finish step.
+    ``decode_step`` counts steps. A running sequence gains one token per step, so after ``decode_step`` the
+    running sequences have ``batch_size * decode_step + lag_sum`` computed tokens. The finish step of a sequence
+    is known at its admission; a calendar, a heap by finish step, has all of them.
 
     Args:
-        preempted_first: Whether a preempted sequence goes to the front of the queue, and not to its
-            place by arrival.
+        preempted_first: Whether a preempted sequence goes to the front of the queue instead of its place by
+            arrival.
 
     Attributes:
-        decode_step: Steps begun and ended so far; the step being decided has this number.
-        waiting: Arrived and not admitted, in arrival order, preempted ones at the front.
-        prefilling: Sequences in a prefill over several steps, in the order in which they began.
-        running: Those that decode, in the order in which their prefills ended.
-        stalled: Those that stand still and keep their blocks.
-        swapped: Out in host memory, first to come back first.
-        batch_size: Sequences that a step computes. In static batching ended ones count until the batch is over.
-        lag_sum: Sum of the lags of those, in a static batch with every prompt padded.
-        forking: Groups with siblings that begin in the next step that decodes; where sequences are alone, none.
+        decode_step: Number of completed steps, and index of the step that is being decided.
+        waiting: Sequences that are not admitted, in order of arrival; preempted ones at the front.
+        prefilling: Sequences in a prefill over several steps, in the order of their first chunks.
+        running: Decoding sequences, in the order in which their prefills ended.
+        stalled: Sequences that do not decode and keep their blocks.
+        swapped: Sequences in host memory, in the order of their return.
+        batch_size: Sequences that a step computes. In static batching, ended sequences count until the batch ends.
+        lag_sum: Sum of the lags of these sequences; in a static batch with every prompt padded.
+        forking: Groups with siblings that start in the next decoding step; empty without groups.
     """
 
     __slots__ = (
@@ -42,7 +42,7 @@ class State:
         "waiting", "batch_size",
     )  # fmt: skip
     forking: Iterable[Group] = ()
-    #: Whether sequences may have siblings.
+    #: Whether requests may have several sequences.
     shares = False
 
     def __init__(self, preempted_first: bool = False) -> None:
@@ -56,14 +56,14 @@ class State:
         self.calendar: list[tuple[int, int, Sequence]] = []
 
     def prefill(self, sequence: Sequence, tokens: int) -> None:
-        """A chunk of a prefill that goes on; a new one leaves the head of the waiting queue."""
+        """Compute a chunk of ``tokens`` of a prefill; a new prefill leaves the head of the waiting queue."""
         if sequence not in self.prefilling:
             self.waiting.popleft()
             self.prefilling[sequence] = None
         sequence.computed_tokens += tokens
 
     def start(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0) -> None:
-        """A sequence has all its tokens computed once ``decode_step`` is over, and decodes from then on."""
+        """End the prefill of a sequence in ``decode_step``; it decodes from the next step on."""
         sequence.start_step = decode_step
         sequence.lag = lag = (padded_tokens or sequence.start_tokens) - decode_step
         sequence.finish_step = finish = decode_step + sequence.output_tokens - sequence.generated_tokens
@@ -73,15 +73,15 @@ class State:
         heappush(self.calendar, (finish, sequence.order, sequence))
 
     def fork(self, sibling: Sequence, decode_step: int) -> None:
-        """A sibling decodes from ``decode_step`` on.
+        """Start a sibling that decodes from ``decode_step`` on.
 
         Raises:
-            SimulationFault: Sequences are alone here; see ``GroupState``.
+            SimulationFault: This state has no groups; see ``GroupState``.
         """
         raise SimulationFault(f"sequence {sibling.index} is to fork where sequences have no siblings")
 
     def preempt(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...]) -> None:
-        """Sequences go back to waiting, or to the host."""
+        """Move sequences back to the waiting queue, or to the swapped queue."""
         for sequence in preempted + swapped_out:
             if sequence in self.running:
                 self._stop(sequence)
@@ -108,7 +108,7 @@ class State:
             sequence.kind = RECOMPUTED
 
     def stall(self, sequence: Sequence) -> None:
-        """A running sequence stands still; when it goes on it decodes, as one that comes back from the host."""
+        """Stall a running sequence. When it resumes, it decodes, like a swapped-in sequence."""
         lost = sequence.lost_tokens
         self._stop(sequence)
         heapify(self.calendar)
@@ -128,7 +128,7 @@ class State:
         sequence.start_step = NOT_DECODING
 
     def take_finished(self) -> list[Sequence]:
-        """The sequences with no token left to generate leave, in order of arrival."""
+        """Remove and return the finished sequences, in order of arrival."""
         finished: list[Sequence] = []
         calendar, decode_step, running = self.calendar, self.decode_step, self.running
         while calendar and calendar[0][0] == decode_step:
@@ -140,9 +140,9 @@ class State:
         return finished
 
     def take_ended(self) -> list[Sequence]:
-        """As ``take_finished`` for a static batch: its sequences leave when the last one is done.
+        """As ``take_finished`` for a static batch: all its sequences leave when the last one finishes.
 
-        Those that end early stay in ``running`` and in the batch size: their rows are still computed.
+        Sequences that end early remain in ``running`` and in the batch size: their rows are still computed.
         """
         ended: list[Sequence] = []
         calendar = self.calendar
@@ -155,7 +155,7 @@ class State:
 
 
 def _insert(queue: deque[Sequence], sequence: Sequence) -> None:
-    """Put ``sequence`` back among those that arrived before and after it: nearly always the front."""
+    """Put ``sequence`` back into a queue in order of arrival: nearly always at the front."""
     place = 0
     while place < len(queue) and queue[place].order < sequence.order:
         place += 1

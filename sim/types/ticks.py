@@ -1,7 +1,7 @@
-"""Time is an integer: one tick is a picosecond.
+"""Time as an integer number of ticks; one tick is a picosecond.
 
-Costs are rounded to ticks once, when they are compiled; from then on sums are exact, ties are
-ties, and the same settings give the same bits on every machine.
+Costs are rounded to ticks once, when they are compiled. Sums and comparisons are then exact, and the same
+settings give the same bits on every machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ PER_US = 1_000_000
 
 
 def from_seconds(seconds: float) -> int:
-    """Ticks nearest to ``seconds``; floats are rounded once, half to even."""
+    """Ticks nearest to ``seconds``, rounded half to even."""
     return round(seconds * PER_SECOND)
 
 
