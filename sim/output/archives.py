@@ -1,4 +1,4 @@
-"""Recordings in one ``.npz``: named arrays, and ``meta``, JSON with a schema version."""
+"""Recordings in one ``.npz`` file: named arrays, and ``meta``, a JSON document with a schema version."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import numpy as np
 from ..types.errors import UserError
 from .files import write_whole
 
-#: Deflate's level, as ``numpy.savez_compressed`` has it.
+#: Level of deflate, the same as in ``numpy.savez_compressed``.
 _LEVEL = 6
 
 
 def save_archive(
     path: str | PathLike[str], meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray], level: int = _LEVEL
 ) -> None:
-    """Write an archive; the same content gives the same bytes.
+    """Write an archive. Equal content gives equal bytes.
 
     Args:
-        level: Of deflate, from 1 (fast) to 9 (small).
+        level: Level of deflate, from 1 (fast) to 9 (small).
 
     Raises:
-        UserError: It cannot be written.
+        UserError: The file cannot be written.
     """
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
@@ -44,12 +44,12 @@ def load_archive(
     """Read ``meta`` and the arrays that ``save_archive`` wrote.
 
     Args:
-        kind: What it should be, for errors.
-        names: The arrays that it must have, and no others.
+        kind: Expected kind of recording, for errors.
+        names: Names of all its arrays.
 
     Raises:
-        UserError: It is something else, or of another schema.
-        OSError: It cannot be read.
+        UserError: The file is not such a recording, or has another schema version.
+        OSError: The file cannot be read.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:

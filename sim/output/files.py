@@ -1,12 +1,12 @@
-"""Output files, each written whole or not at all.
+"""Output files, each written completely or not at all.
 
-    a regular file, or none yet   written beside its place, then moved there by one rename
-    a symbolic link               the file that it names is replaced, the link stays
-    a device, a pipe              written into
+    a regular or a new file       written under another name in its folder, then renamed
+    a symbolic link               its target is replaced, the link stays
+    a device, a pipe              written directly
     ``-``                         standard output
 
-A process that is killed while it writes leaves a part file, ``.fragmeter-...-part``. The next command that writes the
-same file removes it, unless the process that holds its lock is alive.
+A killed process leaves a part file, ``.fragmeter-...-part``. The next command that writes the same file removes the
+part file, unless a living process holds its lock.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from ..types.errors import SettingError, UserError
 AnyPath = str | os.PathLike[str]
 #: The name of standard output.
 STDOUT = "-"
-#: How the names of files and folders begin that only an interrupted command leaves behind.
+#: Prefix of the names of files and folders that only an interrupted command leaves behind.
 LEFTOVER = ".fragmeter-"
 _PART = "-part"
 
 
 def as_json(document: Any) -> str:
-    """A document as text that any reader takes: no NaN, no infinity."""
+    """A document as strict JSON text, without NaN and infinity."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def as_utf8(text: AnyPath) -> str:
-    """A name as text that UTF-8 has: of a path that is none, the odd bytes become escapes, which JSON reads back."""
+    """A path as valid UTF-8 text. Bytes that are not UTF-8 become escapes, which JSON reads back."""
     return os.fspath(text).encode("utf-8", "backslashreplace").decode()
 
 
 def write_whole(path: AnyPath, content: str | bytes) -> None:
-    """Write a file, text as UTF-8; see the head of this module for where.
+    """Write a file, text as UTF-8; the module docstring has the rules.
 
     Raises:
-        UserError: It cannot be written.
+        UserError: The file cannot be written.
     """
     with whole_file(path) as file:
         file.write(as_utf8(content).encode() if isinstance(content, str) else content)
@@ -56,22 +56,22 @@ def write_whole(path: AnyPath, content: str | bytes) -> None:
 
 @contextmanager
 def whole_file(path: AnyPath) -> Iterator[BinaryIO]:
-    """A file to write to, which takes its place when the block ends without an error.
+    """A context with a file to write to; the file is renamed to ``path`` when the block ends without an error.
 
     Raises:
-        UserError: It cannot be written.
+        UserError: The file cannot be written.
     """
     with user_paths(path), _stream(path) if is_stream(path) else _replaced(Path(os.path.realpath(path))) as file:
         yield file
 
 
 def is_stream(path: AnyPath) -> bool:
-    """Whether a path is written into instead of replaced: standard output, a device, a pipe."""
+    """Whether a path is written directly instead of replaced: standard output, a device, a pipe."""
     return os.fspath(path) == STDOUT or _is_special(path)
 
 
 def is_stdout(path: AnyPath) -> bool:
-    """Whether a path is standard output: ``-``, or the very device, pipe or file that standard output goes to."""
+    """Whether a path is standard output: ``-``, or the device, pipe or file of standard output."""
     if os.fspath(path) == STDOUT:
         return True
     with suppress(OSError, ValueError, AttributeError):
@@ -80,10 +80,10 @@ def is_stdout(path: AnyPath) -> bool:
 
 
 def require_writable_file(path: AnyPath) -> None:
-    """Refuse a place for a file before work is put into it. A file that is there may be replaced.
+    """Refuse a path that cannot be written, before the work starts. An existing file may be replaced.
 
     Raises:
-        UserError: It is a folder, or it cannot be written.
+        UserError: The path is a folder, or it cannot be written.
     """
     if os.fspath(path) == STDOUT:
         return
@@ -91,7 +91,7 @@ def require_writable_file(path: AnyPath) -> None:
         target = Path(os.path.realpath(path))
         if target.is_dir():
             raise UserError(f"{os.fspath(path)}: is a folder; name a file")
-        # Also where its name is too long for the file system.
+        # This also fails if the name is too long for the file system.
         if _exists(target) and not os.access(target, os.W_OK):
             raise UserError(f"{os.fspath(path)}: is write-protected; choose another place")
     if not _is_special(path):
@@ -101,14 +101,14 @@ def require_writable_file(path: AnyPath) -> None:
 
 
 def require_writable(folder: AnyPath, wanted: AnyPath, create: bool = False) -> None:
-    """Refuse a place before work is put into what is to lie there.
+    """Refuse a folder that takes no files, before the work starts.
 
     Args:
-        wanted: What the user asked for, for the message.
-        create: Whether missing folders will be made.
+        wanted: The path that the user gave, for the message.
+        create: Whether missing folders will be created.
 
     Raises:
-        UserError: The folder is missing or takes no files.
+        UserError: The folder is missing, or files cannot be created in it.
     """
     place = Path(folder)
     with user_paths(wanted):
@@ -119,11 +119,11 @@ def require_writable(folder: AnyPath, wanted: AnyPath, create: bool = False) -> 
 
 
 def require_apart(outputs: dict[str, AnyPath | None], inputs: Mapping[str, Sequence[AnyPath]] | None = None) -> None:
-    """Refuse outputs that would destroy each other, or what the command reads.
+    """Refuse outputs that would overwrite each other or an input.
 
     Args:
-        outputs: Files and folders that are written, by flag.
-        inputs: Files that are read, by flag.
+        outputs: Files and folders to write, by flag.
+        inputs: Files to read, by flag.
 
     Raises:
         SettingError: Two outputs are the same, or one lies in the other; an input is an output, or lies in one.
@@ -140,18 +140,18 @@ def require_apart(outputs: dict[str, AnyPath | None], inputs: Mapping[str, Seque
 
 @contextmanager
 def user_paths(wanted: AnyPath) -> Iterator[None]:
-    """Turn an error of the operating system into the user's, with a remedy."""
+    """Convert an ``OSError`` to a ``UserError`` with a remedy."""
     try:
         yield
     except BrokenPipeError:
-        # The reader has gone, as in ``| head``.
+        # The reader has closed the pipe, as in ``| head``.
         raise
     except OSError as error:
         raise UserError(f"{os.fspath(wanted)}: cannot be written ({error.strerror}); choose another place") from None
 
 
 def leftover_name(target: Path, suffix: str) -> str:
-    """The name beside a target under which a command builds what is to take its place; short, whatever its length."""
+    """A name in the folder of ``target`` for its replacement under construction; its length is limited."""
     return f"{LEFTOVER}{sha256(os.fsencode(target.name)).hexdigest()[:12]}-{suffix}"
 
 
@@ -159,10 +159,10 @@ def hold(descriptor: int, without_locks: bool = False) -> bool:
     """Lock an open file or folder until this process closes it or ends.
 
     Args:
-        without_locks: What to return where the system has no such locks.
+        without_locks: Return value on systems without these locks.
 
     Returns:
-        False where another process holds it.
+        False if another process has the lock.
     """
     try:
         import fcntl  # not on Windows
@@ -176,19 +176,19 @@ def hold(descriptor: int, without_locks: bool = False) -> bool:
 
 
 def remove_if_left(part: Path) -> None:
-    """Remove a part file, unless the process that writes it is alive."""
+    """Remove a part file, unless a living process writes it."""
     with suppress(OSError), part.open("rb") as file:
         if hold(file.fileno()):
             part.unlink()
 
 
 def is_part_file(name: str) -> bool:
-    """Whether a killed process may have left a file of that name."""
+    """Whether a name is that of a part file, which a killed process may have left."""
     return name.startswith(LEFTOVER) and name.endswith(_PART)
 
 
 def _exists(path: AnyPath) -> bool:
-    """As ``os.path.exists``, but a path that cannot be looked at is an error."""
+    """As ``os.path.exists``, but raises an error if the path cannot be accessed."""
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -209,11 +209,11 @@ def _stream(path: AnyPath) -> Iterator[BinaryIO]:
     if os.fspath(path) == STDOUT:
         with BytesIO() as content:
             yield content
-            # What stands for standard output in a notebook takes text alone.
+            # The standard output of a notebook accepts only text.
             sys.stdout.write(content.getvalue().decode())
         sys.stdout.flush()
         return
-    # Without a reader a pipe is an error; opening it would wait for one, perhaps for ever.
+    # A pipe without a reader is an error; opening it would wait for a reader, possibly forever.
     descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     with open(descriptor, "wb") as file:

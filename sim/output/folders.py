@@ -1,21 +1,21 @@
-"""Output folders: which ones a command may write into, and how one replaces another.
+"""Output folders: the folders that a command may write into, and the replacement of a former result.
 
-A command writes into a folder that is missing, empty, or its own. A folder is its own if a marker file says so and if
-it holds nothing but files that the command writes; whatever else it holds is the user's, and the command is refused
-before it does any work. So are the current folder, the folders above it and mount points, none of which can be
-replaced. A symbolic link is followed.
+A command writes into a folder that is missing, empty, or its own. A folder is the command's own if it has the marker
+file and only files that the command writes. All other files belong to the user, and a folder with such a file is
+refused before the work starts. The current folder, the folders above it and mount points cannot be replaced, and are
+refused as well. Symbolic links are followed.
 
-A result is replaced as a whole (``replace_folder``):
+A result is replaced completely (``replace_folder``):
 
-    1. write all files into a new folder beside the target, and lock it
-    2. exchange the two names by one system call (Linux: renameat2 with RENAME_EXCHANGE)
+    1. write all files into a new folder next to the target, and lock it
+    2. exchange the two names with one system call (Linux: renameat2 with RENAME_EXCHANGE)
        without it: rename the target to ``.fragmeter-...-old``, then the new folder to the target
-    3. delete the files of the former result, by their names, and its folder
+    3. delete the files of the former result by name, and then its folder
 
-So the old or the new result is there, complete, at every instant; between the two renames of a system without the
-exchange it is there under the name ``-old``, and the next command that reads or writes the target renames it back
-(``restore``). A new folder that a killed process left is deleted by the next command that writes the target; the lock
-of a living process keeps its own.
+Either the old or the new result is complete at every instant. Without the exchange, the old result has the name
+``-old`` between the two renames; if the command is killed there, the next command that reads or writes the target renames
+it back (``restore``). The next command that writes the target deletes the new folder of a killed process; the lock
+protects the folder of a living process.
 """
 
 from __future__ import annotations
@@ -49,25 +49,26 @@ from .files import (
     write_whole,
 )
 
-#: The marker of a folder with files that are renewed one by one.
+#: The marker of a folder with files that are replaced one by one.
 MARKER = "fragmeter.json"
 _MARKER_VERSION = 1
 _NEW, _OLD = "new", "old"
 # Linux: <linux/fcntl.h>, <linux/fs.h>.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-#: What renameat2 answers where the kernel or the file system cannot exchange.
+#: Errors of renameat2 if the kernel or the file system does not support the exchange.
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EXDEV, errno.EPERM)
 
 
 @dataclass(frozen=True)
 class FolderKind:
-    """What one command keeps in a folder.
+    """The output folder of one command.
 
     Attributes:
-        name: What the folder is called in messages, such as "sweep".
+        name: Name of the folder in messages, for example "sweep".
         files: Patterns of the paths of its files, relative to the folder (``fnmatch``).
         marker: The JSON file that identifies the folder.
-        recognises: Whether the content of the marker is of this kind; None of ``MARKER``, which names the kind.
+        recognises: Whether the content of the marker is of this kind; None for ``MARKER``, which has the name of the
+            kind.
     """
 
     name: str
@@ -76,7 +77,7 @@ class FolderKind:
     recognises: Callable[[Any], bool] | None = None
 
     def owns(self, relative: str) -> bool:
-        """Whether a file of that path is one that the command writes."""
+        """Whether the command writes a file with that path."""
         name = relative.rpartition("/")[2]
         patterns = (self.marker, *self.files)
         return is_part_file(name) or any(
@@ -84,11 +85,11 @@ class FolderKind:
         )
 
     def owns_folder(self, relative: str) -> bool:
-        """Whether the command makes a folder of that path."""
+        """Whether the command creates a folder with that path."""
         return any(fnmatchcase(relative, pattern.rpartition("/")[0]) for pattern in self.files if "/" in pattern)
 
     def marks(self, folder: Path) -> bool:
-        """Whether the folder's marker says that it is of this kind."""
+        """Whether the folder has the marker of this kind."""
         try:
             content = json.loads((folder / self.marker).read_bytes())
             return self.recognises(content) if self.recognises else content == self._marker_content
@@ -96,7 +97,7 @@ class FolderKind:
             return False
 
     def write_marker(self, path: Path) -> None:
-        """Write the marker of a kind that recognises no file of its own."""
+        """Write ``MARKER`` for a kind without its own marker file."""
         write_whole(path, as_json(self._marker_content))
 
     @property
@@ -105,13 +106,13 @@ class FolderKind:
 
 
 class OutputFolder:
-    """A folder with files that are renewed one by one; it is made, and marked, with the first of them.
+    """A folder with files that are replaced one by one. The first file creates the folder and its marker.
 
     Args:
         field: The flag that names the folder, for errors.
 
     Raises:
-        UserError: The folder holds something else, or takes no files.
+        UserError: The folder has other files, or files cannot be created in it.
     """
 
     def __init__(self, path: AnyPath, kind: FolderKind, field: str = "out") -> None:
@@ -120,10 +121,10 @@ class OutputFolder:
         self._target = check_folder(path, kind, field)
 
     def write(self, relative: str, content: str | bytes) -> Path:
-        """Write a file, whole or not at all, and return its path.
+        """Write a file completely or not at all, and return its path.
 
         Raises:
-            UserError: It cannot be written.
+            UserError: The file cannot be written.
         """
         self.make()
         target = self._target / relative
@@ -133,15 +134,15 @@ class OutputFolder:
         return self.path / relative
 
     def read(self, relative: str) -> bytes:
-        """What a file holds.
+        """Content of a file.
 
         Raises:
-            OSError: It is not there, or it cannot be read.
+            OSError: The file is missing or cannot be read.
         """
         return (self._target / relative).read_bytes()
 
     def make(self) -> None:
-        """Make the folder and its marker, if they are missing.
+        """Create the folder and its marker if they are missing.
 
         Raises:
             UserError: They cannot be written.
@@ -153,15 +154,15 @@ class OutputFolder:
 
 
 def check_folder(path: AnyPath, kind: FolderKind, field: str = "out") -> Path:
-    """Refuse a folder that the command may not write into, before work is put into it; clean up after killed commands.
+    """Refuse a folder that the command may not write into, and clean up after killed commands.
 
     Returns:
-        The folder, symbolic links resolved.
+        The folder with symbolic links resolved.
 
     Raises:
-        SettingError: It is a file, the current folder or one above it, or a mount point; or it holds what no command
-            of this kind has written.
-        UserError: It cannot be written.
+        SettingError: The path is a file, the current folder or one above it, or a mount point; or the folder has files
+            that no command of this kind writes.
+        UserError: The folder cannot be written.
     """
     shown = os.fspath(path)
     with user_paths(path):
@@ -181,13 +182,13 @@ def check_folder(path: AnyPath, kind: FolderKind, field: str = "out") -> Path:
 
 
 def replace_folder(path: AnyPath, kind: FolderKind, writers: Mapping[str, Callable[[Path], object]]) -> Path:
-    """Write a folder whole or not at all, in place of an earlier one of its kind.
+    """Write a folder completely or not at all, and replace a former one of its kind.
 
     Args:
-        writers: For each file, by its name, what writes it to a path.
+        writers: A function for each file, by its name, that writes the file to a path.
 
     Raises:
-        UserError: As ``check_folder``, or it cannot be written.
+        UserError: See ``check_folder``; or the folder cannot be written.
     """
     target = check_folder(path, kind)
     with user_paths(path):
@@ -202,7 +203,7 @@ def replace_folder(path: AnyPath, kind: FolderKind, writers: Mapping[str, Callab
 
 
 def restore(path: AnyPath) -> None:
-    """Give a result its name back, where a command was killed between the two renames of a system without exchange."""
+    """Rename a result back after a command was killed between two renames (on a system without the exchange)."""
     target = Path(os.path.realpath(path))
     old = target.parent / leftover_name(target, _OLD)
     if os.path.lexists(target) or not old.is_dir():
@@ -224,7 +225,7 @@ def _refuse_place(target: Path, shown: str, field: str) -> None:
 
 
 def _mount_points() -> set[str]:
-    """Where file systems are mounted, bind mounts included; empty where the system does not say."""
+    """Mount points of file systems, including bind mounts; empty if the system does not list them."""
     try:
         rows = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
@@ -246,13 +247,13 @@ def _refuse_strangers(folder: Path, kind: FolderKind, shown: str, field: str) ->
 
 
 def _stranger(folder: Path, kind: FolderKind) -> str | None:
-    """The first path in a folder that no command of the kind writes; relative to the folder."""
+    """The first path in a folder that no command of the kind writes, relative to the folder; None without one."""
     for path in _contents(folder):
         relative = path.relative_to(folder).as_posix()
         try:
             mode = path.lstat().st_mode
         except FileNotFoundError:
-            # The part file of another command that writes here has got its name.
+            # The part file of another command in this folder has been renamed.
             continue
         is_ours = kind.owns_folder(relative) if stat.S_ISDIR(mode) else kind.owns(relative) and stat.S_ISREG(mode)
         if not is_ours:
@@ -261,7 +262,7 @@ def _stranger(folder: Path, kind: FolderKind) -> str | None:
 
 
 def _contents(folder: Path) -> Iterator[Path]:
-    """Everything in a folder, in the order of names, a folder before what it holds. Links are not followed."""
+    """All paths in a folder, sorted by name, each folder before its contents. Links are not followed."""
     for name in sorted(os.listdir(folder)):
         path = folder / name
         yield path
@@ -270,7 +271,7 @@ def _contents(folder: Path) -> Iterator[Path]:
 
 
 def _clean_up(target: Path, kind: FolderKind) -> None:
-    """Remove what killed commands left beside a target and in it."""
+    """Remove the files and folders that killed commands left next to a target and in it."""
     for suffix in (_OLD, f"{_NEW}-*"):
         for leftover in target.parent.glob(leftover_name(target, suffix)):
             with suppress(OSError), _held(leftover) as is_held:
@@ -284,11 +285,11 @@ def _clean_up(target: Path, kind: FolderKind) -> None:
 
 @contextmanager
 def _held(folder: Path, without_locks: bool = False) -> Iterator[bool]:
-    """Whether the block holds the lock of a folder; a living process may have it."""
+    """A context with the lock of a folder; yields False if a living process has it."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except PermissionError:
-        # Windows opens no folders.
+        # Windows cannot open folders.
         yield without_locks
         return
     try:
@@ -299,7 +300,7 @@ def _held(folder: Path, without_locks: bool = False) -> Iterator[bool]:
 
 @contextmanager
 def _new_folder(target: Path, kind: FolderKind) -> Iterator[Path]:
-    """An empty folder beside the target; what lies under its name when the block ends is removed."""
+    """A context with an empty folder next to the target; a folder with that name is removed when the block ends."""
     new = target.parent / leftover_name(target, f"{_NEW}-{secrets.token_hex(4)}")
     new.mkdir()
     with _held(new):
@@ -313,12 +314,12 @@ def _new_folder(target: Path, kind: FolderKind) -> Iterator[Path]:
 
 
 def _put(new: Path, target: Path, kind: FolderKind, shown: str) -> None:
-    """Give the new folder the target's name, and an earlier result the new folder's name."""
+    """Rename the new folder to the target, and a former result to the new folder's name."""
     if not target.exists() or not os.listdir(target):
         os.rename(new, target)
     elif _exchange(new, target):
         try:
-            # Another process may have put a file there since the check; none uses the new name.
+            # Another process may have created a file there since the check. No process uses the new name.
             _refuse_strangers(new, kind, shown, "out")
         except SettingError:
             _exchange(new, target)
@@ -328,7 +329,7 @@ def _put(new: Path, target: Path, kind: FolderKind, shown: str) -> None:
 
 
 def _swap(new: Path, target: Path, kind: FolderKind, shown: str) -> None:
-    """As an exchange of the two names, with a moment in which the former result has the name ``-old``."""
+    """Exchange the two names by two renames; in between, the former result has the name ``-old``."""
     old = target.parent / leftover_name(target, _OLD)
     with _held(target):
         os.rename(target, old)
@@ -342,7 +343,7 @@ def _swap(new: Path, target: Path, kind: FolderKind, shown: str) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders at once; False where the system cannot."""
+    """Exchange the names of two folders atomically; False if the system does not support it."""
     rename = _renameat2()
     if rename is None:
         return False
@@ -356,12 +357,12 @@ def _exchange(one: Path, other: Path) -> bool:
 
 @cache
 def _renameat2() -> Callable[..., int] | None:
-    """The function of the C library; None where it has none."""
+    """The function ``renameat2`` of the C library; None if the library does not have it."""
     return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
 
 
 def _remove(folder: Path, kind: FolderKind) -> None:
-    """Delete the files of a kind, by name, and the folder when that leaves it empty: nothing else can be lost."""
+    """Delete the files of a kind by name, and the folder if it is then empty; other files are never deleted."""
     for path in reversed(list(_contents(folder))):
         if path.is_dir() and not path.is_symlink():
             path.rmdir()

@@ -1,4 +1,4 @@
-"""pandas, loaded when a table is first asked for: that takes longer than to load all the rest of the program."""
+"""Lazy import of pandas, at the first use of a table: pandas takes longer to load than all of fragmeter."""
 
 from __future__ import annotations
 
