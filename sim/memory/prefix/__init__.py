@@ -1,4 +1,4 @@
-"""Prefix caches: what is left of requests that are gone, for those that begin alike."""
+"""Prefix caches: KV of earlier requests, reused by requests with the same prefix."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""The contents of blocks, in chains: equal blocks with equal tokens before them are one place of one chain.
+"""Names of block contents, in chains: blocks with equal tokens up to their ends have the same place of the same chain.
 
-A block is named by all tokens up to its end (vLLM: hash(parent hash, tokens)). The tokens of requests are runs
-(``workload.content``), and a trie over them numbers nothing block by block: a request that differs from all others from
-token ``t`` on opens a chain there, which has every token that follows, and a later one that differs from it opens another:
+A block's name stands for all tokens up to its end, like vLLM's hash(parent hash, tokens). The tokens of requests are runs
+(``workload.content``), and a trie over the runs avoids work per block. A request that differs from all earlier ones from
+token ``t`` on opens a chain at ``t`` with all its following tokens; a later request that differs from it opens another:
 
     request 0    a a a a a a a a b b b b        chain 1 from token 0
     request 1    a a a a a a a a c c c c        chain 1 up to token 8, chain 2 from token 8
     blocks of 4  (1, 0) (1, 1) (1, 2)           and (1, 0) (1, 1) (2, 2)
 
-So a block's name is a chain and a place, and a request has a *path*: chains, each up to a block. A block that ends in one
-chain and begins in another belongs to that of its last token.
+A block's name is a chain and a place. A request has a *path*: a list of chains, each with the block at which it ends. A
+block that spans two chains belongs to the chain of its last token.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 _ROOT = 0
 _PLACE_BITS = 32
 _STREAM = itemgetter(0)
-#: Chains of a request's full blocks, each with the place at which it ends: the chain of place p is the first with a higher end.
+#: Chains of a request's full blocks, each with its end (exclusive). The chain of place p is the first with an end above p.
 Path = list[tuple["Chain", int]]
 
 
 class Chain:
-    """The tokens of one request from where it differed from all requests before it.
+    """The tokens of one request after the prefix that it shares with earlier requests.
 
     Attributes:
-        number: Of its own, from 1.
-        runs: Its tokens, as stream, start and length of one run after the other: a list of integers, which the collector of
-            cycles has no need to look into. Of two runs in a row the second does not go on where the first ends.
-        segments: Blocks that hold some of them and can be found, those published first in front.
-        author: Table of the sequence that decodes more of it, or None.
+        number: Unique number, from 1.
+        runs: Its tokens: stream, start and length of each run in one flat list of integers, which the garbage collector
+            does not traverse. Adjacent runs are not contiguous.
+        segments: Blocks with these tokens that a look-up can find, in the order of their publication.
+        author: Table of the sequence that decodes further tokens of the chain, or None.
     """
 
     __slots__ = ("author", "number", "runs", "segments")
@@ -50,9 +50,9 @@ class Chain:
         self.author: BlockTable | None = None
 
     def follow(self, runs: list[int]) -> tuple[int, list[int]]:
-        """How many tokens of ``runs`` are those with which the chain begins, and the runs that are left."""
+        """Number of tokens of the common prefix of ``runs`` and the chain, and the runs after it."""
         own = self.runs
-        # Runs that are the same: so many, or more; and no more than so many.
+        # Lower and upper bound of the number of equal runs.
         same, most = 0, min(len(runs), len(own)) // 3
         while same < most:
             half = (same + most + 1) // 2
@@ -74,32 +74,32 @@ class Chains:
     """The paths of requests.
 
     Args:
-        tokens: Of the requests.
-        block_size: Tokens a block.
+        tokens: Tokens of the requests.
+        block_size: Tokens per block.
     """
 
     def __init__(self, tokens: Tokens, block_size: int) -> None:
         self._tokens, self._block_size = tokens, block_size
-        #: By chain (its number) and token behind which a chain begins, and its first token.
+        #: Chains by number of the parent chain, token at which they begin, and their first token (stream, start).
         self._children: dict[tuple[int, int, int, int], Chain] = {}
-        #: Of each request whether no other begins with its first token.
+        #: For each request, whether no other request begins with the same token.
         self.unshared = tokens.unshared
 
     def path(self, request: int) -> Path:
-        """Of all blocks that a request fills to the end of its output."""
+        """Path of all blocks that a request fills up to the end of its output."""
         tokens = self._tokens
         return self.path_of([*tokens.runs(request), *tokens.output_runs(request)])
 
     def names(self, request: int) -> list[int]:
-        """A number for each block that a request fills to the end of its output, in order: equal names, equal blocks."""
+        """Names, as numbers, of the blocks that a request fills up to the end of its output, in order."""
         return _names(self.path(request))
 
     def prompt_names(self, request: int) -> list[int]:
-        """As ``names``, of the blocks that the prompt fills."""
+        """As ``names``, for the blocks that the prompt fills."""
         return _names(self.path_of([*self._tokens.runs(request)]))
 
     def path_of(self, runs: list[Run]) -> Path:
-        """Of the blocks that a string of tokens fills; how it is cut into runs does not matter."""
+        """Path of the blocks that a string of tokens fills. It does not depend on the division into runs."""
         left, children, size = _joined(runs), self._children, self._block_size
         path: Path = []
         number, token, blocks = _ROOT, 0, 0
@@ -130,9 +130,9 @@ def _names(path: Path) -> list[int]:
 
 
 def _joined(runs: list[Run]) -> list[int]:
-    """The same tokens in as few runs as there can be, as ``Chain.runs``."""
+    """The same tokens with contiguous runs merged, in the format of ``Chain.runs``."""
     streams = [*map(_STREAM, runs)]
-    # Mostly there are none but the end of a prompt and the output.
+    # Usually only the end of the prompt and the output can be merged.
     first = next((place for place, (one, other) in enumerate(pairwise(streams)) if one == other), len(runs))
     joined = [*chained.from_iterable(runs[:first])]
     follows = None

@@ -1,15 +1,17 @@
-"""vLLM's free queue in runs of blocks: what is free is known by its place, and nothing moves when blocks are taken.
+"""vLLM's free queue, with runs of blocks on an append-only tape.
 
-Blocks that are freed are put on a tape, each at the next place. Taking blocks from the head of the queue moves the head on;
-a block that is hit leaves a hole:
+Freed blocks are appended to the tape, each at the next place. Taking blocks from the head of the queue advances the head. A
+block that is hit leaves a hole:
 
-    tape    0 1 2 3 4 5 6 7 8 9 ...              places; 3 blocks were hit: 5, 6 and 7
+    tape    0 1 2 3 4 5 6 7 8 9 ...              places; blocks 5, 6 and 7 were hit
                   ^ head     ^ end               free: 3 4 8 9
 
-So a block is still in the queue if its place is not before the head, and where the head is follows from the number of free
-blocks: nothing is evicted one by one, and blocks that were taken in a leap need not be known before the next look-up. What was put on the tape, the holes, and when blocks were taken is logged, and ``history`` reads it when the run is over.
+A block is in the queue if its place is at or after the head and not in a hole. The position of the head follows from the
+number of free blocks, so evictions need no work per block, and blocks taken in a leap are determined at the next look-up.
+Logs have the freed blocks, the holes and the times at which blocks were taken; ``history`` reads them after the run.
 
-Where ``unnamed_first``, blocks without a name go to the head: they are a stack, which is taken from before the tape.
+A *named* block is one with a hash, which a look-up can find. With ``unnamed_first``, blocks without a name go to the head of
+the queue: they form a stack, and blocks are taken from the stack before the tape.
 
 Source: vLLM V1, vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue) and block_pool.py.
 """
@@ -24,24 +26,24 @@ import numpy as np
 
 from ...types.errors import SimulationFault
 
-#: Columns of what was freed at once: places of a table from ``first`` up to ``stop``, of which those before ``named`` have a name.
-#: Places before ``grown_from`` were taken at ``born``, the others in the steps in which a sequence with ``lag`` takes them.
-#: ``touched`` is an index of touches, or ``UNTOUCHED``. Of a table that shared nothing, and took what it knew at once, it is
-#: ``ALONE`` less the request, which knew ``known_tokens``: no other log has what it took, up to ``named`` if that is more than
-#: ``stop``, as the last block went to the head of the queue.
+#: Columns of blocks that were freed together: places ``first`` up to ``stop`` of a table; places before ``named`` have a name.
+#: Places before ``grown_from`` were taken at ``born``, later places in the steps in which a sequence with ``lag`` takes them.
+#: ``touched`` is an index into the touches, or ``UNTOUCHED``. For a table that shared no block and took the blocks of all its
+#: ``known_tokens`` at once, ``touched`` is ``ALONE`` minus the request. Its takings are in no other log; they end at ``stop``,
+#: or at ``named`` if that is greater, because the last block went to the head of the queue.
 FREED = ("first", "stop", "named", "grown_from", "born", "lag", "touched", "moment", "known_tokens")
-#: Columns of what was hit while it was free: the first place on the tape.
+#: Columns of blocks that were hit while free: first place on the tape, number of blocks, and moment.
 HIT = ("place", "blocks", "moment")
-#: Columns of an unnamed block that was taken from the stack: blocks taken from the tape before it, and as in ``FREED``.
+#: Columns of a block taken from the stack: blocks taken from the tape before it, place in the table, and as in ``FREED``.
 UNSTACKED = ("before", "first", "grown_from", "born", "lag")
 UNTOUCHED, ALONE = -1, -2
 
 
 class Log:
-    """Records of int64 fields, appended one by one and read as columns at any time.
+    """Records of int64 fields, appended one by one and read as columns.
 
     Attributes:
-        pack, append: Append a record, in two calls of which none is Python's: ``log.append(log.pack(...))``.
+        pack, append: ``log.append(log.pack(...))`` appends a record without calling a Python function.
     """
 
     def __init__(self, fields: tuple[str, ...]) -> None:
@@ -56,7 +58,7 @@ class Log:
         return len(self.records) // len(self.fields)
 
     def columns(self) -> dict[str, np.ndarray]:
-        """All records as an int64 column a field."""
+        """All records, as one int64 column per field."""
         columns = np.array(self.records, dtype=np.int64).reshape(-1, len(self.fields)).T
         return {name: np.ascontiguousarray(column) for name, column in zip(self.fields, columns, strict=True)}
 
@@ -65,18 +67,19 @@ class FreeQueue:
     """The free blocks of a pool, in the order in which they are taken.
 
     Args:
-        num_blocks: Blocks of the pool, all of them free and without a name.
-        unnamed_first: Whether blocks without a name are freed to the head of the queue, the last one of a table first.
+        num_blocks: Blocks of the pool. All are free and without a name at first.
+        unnamed_first: Whether blocks without a name go to the head of the queue; the last one of a table is then taken
+            first.
 
     Attributes:
-        end: Blocks that were put on the tape so far.
+        end: Number of blocks put on the tape so far.
         head: The first place on the tape that was not taken.
-        freed, hits, unstacked: Logs, by ``FREED``, ``HIT`` and ``UNSTACKED``.
-        touches: When blocks were hit, the last four times, of records with an index.
-        stack: Blocks that were freed to the head: place in the table, and when they were taken, as in ``FREED``.
-        pending: Blocks that are to be freed to the head, each when so many blocks were taken: what leaves a queue that is
+        freed, hits, unstacked: Logs with the columns ``FREED``, ``HIT`` and ``UNSTACKED``.
+        touches: Moments of the last four hits, for records of ``freed`` with an index.
+        stack: Blocks freed to the head: place in the table, and ``grown_from``, ``born`` and ``lag`` as in ``FREED``.
+        pending: Blocks to push on the stack later, each with the number of blocks taken before it; used while the head is
             not up to date.
-        pushed: Blocks that were freed to the head so far, and those that are pending.
+        pushed: Number of blocks freed to the head so far, including pending ones.
     """
 
     def __init__(self, num_blocks: int, unnamed_first: bool = False) -> None:
@@ -85,7 +88,7 @@ class FreeQueue:
         self.freed, self.hits, self.unstacked = Log(FREED), Log(HIT), Log(UNSTACKED)
         self.freed.add(0, num_blocks, 0, num_blocks, 0, 0, UNTOUCHED, 0, 0)
         self.touches: list[tuple[int, ...]] = []
-        # Holes that the head has yet to reach, and blocks of those behind it and of all.
+        # Holes after the head; number of blocks in holes that the head has passed, and in all holes.
         self._holes: list[tuple[int, int]] = []
         self._passed = self._hit = 0
         self.stack: list[tuple[int, int, int, int]] = []
@@ -94,16 +97,16 @@ class FreeQueue:
 
     @property
     def num_free(self) -> int:
-        """Blocks that are free, if all that were taken are behind the head."""
+        """Number of free blocks, if the head is up to date."""
         return self.end - self._hit - self.head + self._passed + len(self.stack)
 
     @property
     def num_taken(self) -> int:
-        """Blocks that were taken so far, as far as the head is up to date."""
+        """Number of blocks taken so far, if the head is up to date."""
         return self.head - self._passed + len(self.unstacked)
 
     def reach(self, free: int) -> None:
-        """So many blocks are free now: those that were taken since the last time are behind the head.
+        """Bring the head up to date: ``free`` blocks are free now, and the others have been taken.
 
         Raises:
             SimulationFault: More blocks are free than before.
@@ -117,16 +120,16 @@ class FreeQueue:
             self._take(taken)
 
     def taken_by(self, free: int) -> int:
-        """Blocks that were taken so far, where ``free`` are free now."""
+        """Number of blocks taken so far, if ``free`` blocks are free now."""
         return self.end - self._hit + self.pushed - free
 
     def push(self, block: tuple[int, int, int, int]) -> None:
-        """A block without a name is freed to the head, which is up to date."""
+        """Free a block without a name to the head. The head must be up to date."""
         self.stack.append(block)
         self.pushed += 1
 
     def catch_up(self) -> None:
-        """Free the blocks that were put off to the head, each when it was its turn."""
+        """Push the pending blocks on the stack, each after the blocks that were taken before it."""
         for taken, block in self.pending:
             missing = taken - self.num_taken
             if missing:
@@ -135,7 +138,7 @@ class FreeQueue:
         self.pending.clear()
 
     def _take(self, count: int) -> list[tuple[int, int]]:
-        """Take so many blocks, from the stack and then from the tape; the parts of the tape."""
+        """Take ``count`` blocks from the stack and then from the tape. Returns the taken parts of the tape."""
         stack, holes, parts, head = self.stack, self._holes, [], self.head
         while count and stack:
             self.unstacked.add(head - self._passed, *stack.pop())
@@ -156,9 +159,9 @@ class FreeQueue:
     def put(
         self, first: int, stop: int, named: int, grown_from: int, born: int, lag: int, touched: int, moment: int
     ) -> int:
-        """Places ``first`` to ``stop`` of a table are free, the last one first: the place on the tape of that.
+        """Free places ``first`` up to ``stop`` of a table, the last one first. Returns the place of the last one on the tape.
 
-        See ``FREED``. With ``unnamed_first`` the head must be up to date where a block has no name.
+        Arguments are those of ``FREED``. With ``unnamed_first`` the head must be up to date if a block has no name.
         """
         if self.unnamed_first and named < stop:
             for place in range(max(first, named), stop):
@@ -172,7 +175,7 @@ class FreeQueue:
         return place
 
     def hit(self, place: int, blocks: int, moment: int) -> None:
-        """A table names so many blocks again, from ``place`` of the tape on.
+        """Reuse ``blocks`` free blocks, from ``place`` of the tape on, in a table.
 
         Raises:
             SimulationFault: Some of them were taken.
@@ -185,10 +188,10 @@ class FreeQueue:
 
 
 class FreeIds(FreeQueue):
-    """As ``FreeQueue``, of blocks with ids, which are known when they are taken.
+    """As ``FreeQueue``, with block ids, which are known when blocks are taken.
 
     Attributes:
-        is_named: By id, whether a block that is free, or was hit, has a name.
+        is_named: By id, whether a free or reused block has a name.
     """
 
     def __init__(self, num_blocks: int, unnamed_first: bool = False) -> None:
@@ -198,20 +201,20 @@ class FreeIds(FreeQueue):
         self._stacked: list[int] = []
 
     def shuffle(self, random: np.random.Generator) -> None:
-        """Queue the blocks in a random order, before any is taken."""
+        """Queue the blocks in a random order; only before any block is taken."""
         if self.num_free < len(self._tape) or self.end > len(self.is_named):
             raise SimulationFault("the free queue is shuffled after blocks were taken")
         self._tape = random.permutation(self._tape).tolist()
 
     @property
     def free_ids(self) -> tuple[int, ...]:
-        """Ids of the free blocks, the next one to be taken first."""
+        """Ids of the free blocks, in the order in which they will be taken."""
         holes = {place for first, blocks in self._holes for place in range(first, first + blocks)}
         tape = (self._tape[place] for place in range(self.head, self.end) if place not in holes)
         return (*reversed(self._stacked), *tape)
 
     def put_ids(self, ids: list[int], named: int) -> None:
-        """The ids of what is put next, in the order of the table; the first ``named`` have a name."""
+        """Set the ids of the blocks of the next ``put``, in the order of the table; the first ``named`` have a name."""
         for block in ids[:named]:
             self.is_named[block] = True
         if self.unnamed_first:
@@ -220,10 +223,10 @@ class FreeIds(FreeQueue):
         self._tape += reversed(ids)
 
     def take_many(self, count: int) -> list[int]:
-        """``count`` blocks from the head of the queue, which have no name any more.
+        """Take ``count`` blocks from the head of the queue. They lose their names.
 
         Raises:
-            SimulationFault: Fewer are free.
+            SimulationFault: Fewer blocks are free.
         """
         if count > self.num_free:
             raise SimulationFault(f"{count} blocks are taken and {self.num_free} are free")

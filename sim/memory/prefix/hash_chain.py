@@ -1,4 +1,4 @@
-"""Numbers for block contents together with all that precedes them, and how many blocks of a prompt may be looked up."""
+"""Numbers for prefixes in whole blocks, and the number of blocks of a prompt that are looked up."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Hashable, Iterable
 
 
 def lookup_blocks(prompt_tokens: int, block_size: int) -> int:
-    """How many blocks of a prompt may be looked up: the full ones that leave its last token out.
+    """Number of blocks of a prompt that are looked up: the full blocks before its last token.
 
-    That token is always computed, since its output is the first token of the answer.
+    The last token is always computed, because its output is the first generated token.
     """
     return (prompt_tokens - 1) // block_size
 
 
 class HashChain:
-    """Numbers block contents together with all that precedes them: one number, one prefix.
+    """Assigns a number to each prefix in whole blocks.
 
-    Stands in for vLLM's hash(parent hash, tokens), but is the same in every process and never collides.
+    It replaces vLLM's hash(parent hash, tokens); it is the same in every process and has no collisions.
 
     Attributes:
-        parents: The prefix that each number prolongs by one block; number 0 is the empty prefix.
+        parents: For each number, the number of the prefix without its last block; number 0 is the empty prefix.
     """
 
     EMPTY = 0
@@ -29,7 +29,7 @@ class HashChain:
         self._numbers: dict[tuple[int, Hashable], int] = {}
 
     def extend(self, contents: Iterable[Hashable], prefix: int = EMPTY) -> list[int]:
-        """The numbers of ``prefix`` prolonged by the first block of ``contents``, by the first two, and so on."""
+        """The numbers of ``prefix`` extended by the first block of ``contents``, by the first two, and so on."""
         chain = []
         for content in contents:
             number = self._numbers.setdefault((prefix, content), len(self.parents))

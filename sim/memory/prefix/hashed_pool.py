@@ -1,13 +1,13 @@
-"""A pool of blocks that are found by their hash: vLLM's block pool, block by block.
+"""A pool of blocks that are found by their hashes: vLLM's block pool, with one entry per block.
 
-A block is in tables (its reference count says in how many) or in the free queue, with or without a name:
+A block is in tables (its reference count is their number) or in the free queue, with or without a hash:
 
     tables        [0 2 5]  [0 2 6]             blocks 0 and 2 are shared
-    free queue    head 3 7 9 1 4 tail          those with a hash can still be hit
+    free queue    head 3 7 9 1 4 tail          blocks with a hash can still be hit
 
-Blocks that are hit leave the queue, wherever they are; others are taken from its head, which drops their hashes
-(evictions). Two requests that compute the same prefix side by side publish two blocks of one name; neither table is
-changed, and look-ups find the one published first.
+Blocks that are hit leave the queue at any place; other blocks are taken from its head, which drops their hashes
+(evictions). Two requests that compute the same prefix at the same time publish two blocks with the same hash. Neither
+table is changed, and look-ups find the block published first.
 
 Source: vLLM 0.33, vllm/v1/core/block_pool.py and kv_cache_utils.py (FreeKVCacheBlockQueue).
 """
@@ -23,21 +23,21 @@ from ...types.errors import SimulationFault
 
 
 class HashedBlockPool:
-    """Fixed-size blocks with real ids, of which those that lie idle may be hit by their hash.
+    """Fixed-size blocks with ids. Free blocks with a hash can be hit.
 
-    A block's reference count is the number of table entries that name it (invariant 2). Every
-    operation takes constant time a block.
+    A block's reference count is the number of table entries with it (invariant 2). Every operation takes
+    constant time per block.
 
     Args:
-        num_blocks: Usable blocks; vLLM's null block is not among them.
+        num_blocks: Usable blocks, without vLLM's null block.
 
     Attributes:
-        reference_counts: By block.
-        hashes: By block, None where it has none.
-        is_named: By block, 1 where it has one: what is read by the million.
-        num_cached: Free blocks that have a hash: reclaimable, contents kept.
-        num_entries: Table entries that name a block.
-        evicted_blocks: Hashes dropped.
+        reference_counts: Reference count of each block.
+        hashes: Hash of each block, or None.
+        is_named: 1 for each block with a hash, else 0; an array that is fast to read as a whole.
+        num_cached: Number of free blocks with a hash, which are reclaimable and keep their contents.
+        num_entries: Number of table entries.
+        evicted_blocks: Number of dropped hashes.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -47,28 +47,28 @@ class HashedBlockPool:
         self.is_named = bytearray(num_blocks)
         self.num_cached = self.num_entries = 0
         self.evicted_blocks = 0
-        # No plain dict: finding its first key passes over all that were removed before.
+        # Not a dict: finding its first key skips all keys that were removed before.
         self._free = OrderedDict.fromkeys(range(num_blocks))
-        # By name the block that was published first, and those of the same name, if any, in the order of theirs.
+        # By hash: the block published first, and further blocks with the same hash, in the order of publication.
         self._published: dict[int, int] = {}
         self._copies: dict[int, dict[int, None]] = {}
 
     def shuffle(self, random: np.random.Generator) -> None:
-        """Queue those that are free now in a random order."""
+        """Queue the free blocks in a random order."""
         self._free = OrderedDict.fromkeys(random.permutation(list(self._free)).tolist())
 
     @property
     def num_free(self) -> int:
-        """Blocks that no table names, with and without a hash."""
+        """Number of blocks in no table, with and without a hash."""
         return len(self._free)
 
     @property
     def free_ids(self) -> tuple[int, ...]:
-        """Free block ids, the next one to be taken first."""
+        """Ids of the free blocks, in the order in which they will be taken."""
         return tuple(self._free)
 
     def lookup(self, hashes: Iterable[int]) -> list[int]:
-        """The blocks of the longest cached prefix of ``hashes``; changes nothing."""
+        """The blocks of the longest cached prefix of ``hashes``. Does not change the pool."""
         found, published = [], self._published
         for name in hashes:
             if name not in published:
@@ -82,10 +82,10 @@ class HashedBlockPool:
         return self.num_entries - self.num_blocks + len(self._free)
 
     def take_cached(self, blocks: Sequence[int]) -> None:
-        """One more table names each of ``blocks``, which it found.
+        """Add a reference of a table to each of ``blocks``, which ``lookup`` found.
 
         Raises:
-            SimulationFault: A block has no hash: what ``lookup`` found has been evicted since.
+            SimulationFault: A block has no hash: it was evicted after the look-up.
         """
         references, hashes, free = self.reference_counts, self.hashes, self._free
         for block in blocks:
@@ -98,10 +98,10 @@ class HashedBlockPool:
         self.num_entries += len(blocks)
 
     def take_many(self, count: int) -> list[int]:
-        """``count`` blocks from the head of the free queue, referenced once, without their hashes.
+        """Take ``count`` blocks from the head of the free queue. They lose their hashes and have one reference.
 
         Raises:
-            SimulationFault: Fewer are free; the policy must have seen to that.
+            SimulationFault: Fewer blocks are free; the policy must prevent this.
         """
         if count > len(self._free):
             raise SimulationFault(f"{count} blocks are taken and {len(self._free)} are free")
@@ -125,7 +125,7 @@ class HashedBlockPool:
         self.evicted_blocks += 1
 
     def _drop_copy(self, name: int, block: int) -> None:
-        """One of several blocks of a name is gone; if it was the first, the next one is found in its place."""
+        """Remove one of several blocks with the same hash. After the first one, look-ups find the next."""
         copies = self._copies[name]
         if self._published[name] == block:
             block = self._published[name] = next(iter(copies))
@@ -134,10 +134,10 @@ class HashedBlockPool:
             del self._copies[name]
 
     def publish(self, block: int, name: int) -> None:
-        """``block`` is full, and may be hit by its hash ``name`` from now on.
+        """Publish a full block with the hash ``name``: look-ups can find it from now on.
 
         Raises:
-            SimulationFault: No table names the block, or it has a hash already.
+            SimulationFault: The block is in no table, or it already has a hash.
         """
         if not self.reference_counts[block] or self.hashes[block] is not None:
             raise SimulationFault(f"block {block} is published while it is free, or for a second time")
@@ -146,11 +146,12 @@ class HashedBlockPool:
             self._copies.setdefault(name, {})[block] = None
 
     def release(self, table: Sequence[int]) -> None:
-        """Entries of one table are gone; blocks that no other names join the free queue: those without a hash its head,
-        the last one of the table first, the others its tail, in the same order.
+        """Release the entries of one table. Blocks in no other table join the free queue, the last one of the table first.
+
+        Blocks without a hash go to the head of the queue, the others to its tail.
 
         Raises:
-            SimulationFault: A block is free already.
+            SimulationFault: A block is already free.
         """
         references, free, hashes = self.reference_counts, self._free, self.hashes
         for block in reversed(table):

@@ -1,24 +1,23 @@
-"""What became of the blocks of a prefix cache, read from logs when a metric needs it.
+"""History of the blocks of a prefix cache, computed from logs when a metric needs it.
 
-Blocks are taken from the free queue in the order of its tape (``free_queue``), and the moments at which they were taken are
-logged apart from it: by prefills one by one, by decoding sequences as (first block, last block, lag). Laid beside each
-other they say when each block was taken anew:
+Blocks are taken from the free queue in the order of its tape (``free_queue``). The moments of these takings are in other
+logs: one record per prefill, and one record (first block, last block, lag) per decoding sequence. Both sequences aligned
+give the moment at which each block is taken again:
 
     tape, without holes     | request 3's 40 blocks      | request 1's 17  | request 4's 8 ...
     taken                   | 25, row 7    | 3, step 90  | 1, step 91 | 60, row 8       ...
 
-From that follow the levels of the cached blocks, evictions, and what vLLM's KV-cache residency metrics observe. A block is born
-when it is taken, touched when a request hits it, and logged when it is taken anew:
+The cached level, evictions and vLLM's KV-cache residency metrics follow from this. A block is born when it is taken, touched
+when a request hits it, and logged when it is taken again:
 
-    take        hit    hit            hit                 taken anew
+    take        hit    hit            hit                 taken again
      |-----------|------|--------------|---------------------|
                   <gap-> <----gap-----> <--idle before evict->
      <------------------------lifetime----------------------->
 
-As in vLLM, birth is no touch (the way to the first hit is no gap), a release is none either, only
-the gaps between the last four touches are logged, blocks that are never taken anew are not, and whether
-a block still has a hash makes no difference. Unlike vLLM, which samples one block in a hundred by
-default, every block is recorded.
+As in vLLM, birth and release are not touches, so the time before the first hit is not a gap; only the gaps
+between the last four touches are logged; blocks that are never taken again are not logged; and blocks are
+logged with or without a hash. vLLM samples one block in a hundred by default; here every block is recorded.
 
 Source: vLLM, vllm/v1/core/kv_cache_metrics.py (``--kv-cache-metrics``).
 """
@@ -34,23 +33,23 @@ import numpy as np
 from .free_queue import ALONE, FreeQueue, Log
 
 KEPT_TOUCHES = 4
-#: Columns of blocks that a prefill took, with its look-up if it is the first of a sequence, which else has no ``index``.
+#: Columns of blocks that a prefill took. The first record of a sequence has its look-up; in others ``index`` is NO_LOOK_UP.
 TAKE = ("moment", "decode_step", "blocks", "index", "known_tokens", "hit_tokens")
-#: Columns of blocks that a sequence took while it decoded: its blocks ``first`` to ``stop``.
+#: Columns of blocks that a sequence took while it decoded: its blocks ``first`` up to ``stop``.
 GROWTH = ("first", "stop", "lag")
 NO_LOOK_UP = -1
-#: Values, and how many blocks have each.
+#: Values, and the number of blocks with each value.
 Observed = tuple[np.ndarray, np.ndarray]
 
 
 class QueueHistory:
-    """Logs of a free queue, and what follows from them.
+    """Logs of a free queue, and metrics computed from them.
 
     Attributes:
-        takes, growths: Logs, by ``TAKE`` and ``GROWTH``, but for tables that are ``ALONE``.
-        growing: Growths of the sequences that decode now.
-        alone: What was taken by tables that will be ``ALONE``, by ``TAKE``.
-        in_step: The moments at which decode steps (int64) start, as the caller numbers moments.
+        takes, growths: Logs with the columns ``TAKE`` and ``GROWTH``, without tables that are ``ALONE``.
+        growing: Returns the growths of the sequences that decode now.
+        alone: Returns the takings of present tables that will be logged as ``ALONE``, by ``TAKE``.
+        in_step: Returns the moments at which decode steps (int64) start, in the caller's numbering.
     """
 
     def __init__(self, queue: FreeQueue, block_size: int, in_step: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -59,11 +58,11 @@ class QueueHistory:
         self.growing: Callable[[], Iterable[tuple[int, int, int]]] = tuple
         self.alone: Callable[[], Iterable[tuple[int, ...]]] = tuple
         self._queue, self._block_size = queue, block_size
-        # The logs when nothing was held, by their lengths.
+        # The logs at a time without held blocks, by their lengths.
         self._read: dict[tuple[int, ...], _Past] = {}
 
     def _past(self) -> _Past:
-        """The logs as they are now, read once where nothing is held."""
+        """The present logs as columns; cached if no blocks are held."""
         growing, alone = [*self.growing()], [*self.alone()]
         if growing or alone:
             return _Past(self, growing, self._all_takes(alone))
@@ -79,7 +78,7 @@ class QueueHistory:
         return {name: takes[name][looks] for name in TAKE[3:]}
 
     def _all_takes(self, held: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
-        """What prefills took, by ``TAKE`` and in the order of the rows; ``held`` is what no log has yet."""
+        """Takings of all prefills, by ``TAKE``, in the order of rows. ``held`` has the takings that are not yet logged."""
         freed, now = self._queue.freed.columns(), Log(TAKE)
         for take in held:
             now.add(*take)
@@ -97,7 +96,7 @@ class QueueHistory:
         return {name: np.concatenate([part[name] for part in parts])[order] for name in TAKE}
 
     def changes(self) -> dict[str, np.ndarray]:
-        """Cached blocks that came (went, below 0), and when: int64 columns ``moment`` and ``blocks``."""
+        """Changes of the number of cached blocks: int64 columns ``moment`` and ``blocks``."""
         past = self._past()
         freed, hits = past.freed, past.hits
         moment = np.concatenate([freed["moment"], hits["moment"], past.moment])
@@ -106,15 +105,15 @@ class QueueHistory:
 
     @property
     def evicted_blocks(self) -> int:
-        """Blocks that were taken while they could still be found."""
+        """Number of blocks that were taken while they had a name."""
         past = self._past()
         return int(past.named_before(past.edges[-1:])[0])
 
     def observed_ticks(self, ticks_of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> dict[str, Observed]:
-        """The observations by vLLM's names of the metrics, int64 each: values, and how many blocks have each.
+        """Observations by vLLM's names of the metrics: values, and the number of blocks with each value; int64.
 
         Args:
-            ticks_of: Turns moments (int64) into ticks.
+            ticks_of: Converts moments (int64) to ticks.
         """
         born, touched, taken, blocks, gaps = self._past().lives()
         born, touched, taken = (ticks_of(moments) for moments in (born, touched, taken))
@@ -127,12 +126,13 @@ class QueueHistory:
 
 
 class _Past:
-    """The logs as columns. A *position* counts blocks in the order in which they were taken, a *place* is one on the tape.
+    """The logs as columns. A *position* is an index in the order of takings, a *place* an index on the tape.
 
     Attributes:
-        freed, hits, unstacked: Columns of the queue's logs; hits in the order of the tape.
-        named: Blocks of each record of ``freed`` that have a name.
-        moment, edges: When blocks were taken, and the positions between which: int64 [takings], [takings + 1].
+        freed, hits, unstacked: Columns of the queue's logs; ``hits`` in the order of the tape.
+        named: Number of blocks with a name in each record of ``freed``.
+        moment, edges: Moment of each taking, and the positions between which its blocks are: int64 [takings],
+            [takings + 1].
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class _Past:
         self._in_step = history.in_step
         self.freed = freed = queue.freed.columns()
         self.moment, self.edges = self._takings(takes, self._growths(history, growing))
-        # Where blocks go to the head it has to be known which of them were taken.
+        # The head must be up to date for the log of the stack.
         queue.catch_up()
         queue.reach(queue.num_free + queue.num_taken - int(self.edges[-1]))
         hits, self.unstacked = queue.hits.columns(), queue.unstacked.columns()
@@ -152,11 +152,11 @@ class _Past:
         self._start = np.cumsum(blocks) - blocks
         self.named = np.clip(freed["named"] - freed["first"], 0, blocks)
         self._unnamed, self._named_before = blocks - self.named, np.cumsum(self.named) - self.named
-        #: Blocks of holes before each one, and of all.
+        #: Number of blocks in the holes before each hole, and in all holes.
         self._skipped = np.concatenate([[0], np.cumsum(self.hits["blocks"])])
 
     def _growths(self, history: QueueHistory, growing: list[tuple[int, int, int]]) -> dict[str, np.ndarray]:
-        """What sequences took while they decoded, by ``GROWTH``."""
+        """Takings of decoding sequences, by ``GROWTH``."""
         logged, now, freed = history.growths.columns(), Log(GROWTH), self.freed
         for growth in growing:
             now.add(*growth)
@@ -168,12 +168,12 @@ class _Past:
         return {name: np.concatenate([logged[name], now.columns()[name], freed[name][alone]]) for name in GROWTH}
 
     def _takings(self, takes: dict[str, np.ndarray], growths: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """See ``moment`` and ``edges``. In a step the running sequences take blocks before prefills do."""
+        """``moment`` and ``edges``. In a step the running sequences take blocks before prefills do."""
         size = self._size
         start = growths["first"] * size + 1 - growths["lag"]
         stop = start + np.maximum(0, growths["stop"] - growths["first"]) * size
         lines = 1 + int(stop.max(initial=0)) // size
-        # From its first step on each takes a block every block size: sums down the columns of lines of so many steps.
+        # A sequence takes a block every ``size`` steps: in rows of ``size`` steps, these are sums down the columns.
         marks = np.bincount(start, minlength=lines * size) - np.bincount(stop, minlength=lines * size)
         grown = marks.reshape(lines, size).cumsum(axis=0).ravel()
         steps = np.flatnonzero(grown)
@@ -187,25 +187,30 @@ class _Past:
         return self.unstacked["before"] + np.arange(len(self.unstacked["before"]))
 
     def _place(self, position: np.ndarray) -> np.ndarray:
-        """Of the block of the tape that is taken at each position, or next, if a block of the stack is."""
+        """Place of the block taken at each position; for a block of the stack, the next place taken from the tape."""
         from_tape = position - np.searchsorted(self._stacked, position)
         before = np.searchsorted(self.hits["place"] - self._skipped[:-1], from_tape, side="right")
         return from_tape + self._skipped[before]
 
     def named_before(self, position: np.ndarray) -> np.ndarray:
-        """Blocks with a name among those taken before each position."""
+        """Number of blocks with a name among the blocks taken before each position."""
         place = self._place(position)
         record = np.searchsorted(self._start, place, side="right") - 1
         named = np.maximum(0, place - self._start[record] - self._unnamed[record])
         holes = self._skipped[np.searchsorted(self.hits["place"], place, side="right")]
-        # A place is never in a hole, so the holes before it are passed whole.
+        # A place is never in a hole, so each hole before it counts completely.
         return self._named_before[record] + np.minimum(named, self.named[record]) - holes
 
     def lives(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """When blocks were born, last touched (or born) and taken anew, how many were so; and (touch, next touch, blocks)."""
+        """Lives of blocks that were taken again.
+
+        Returns:
+            Moments of birth, of the last touch (or birth) and of the next taking, and the number of blocks with them; and
+            gaps as rows (touch, next touch, blocks).
+        """
         freed, hits = self.freed, self.hits
         end = self._place(self.edges[-1:])
-        # Each block that was taken in decoding has a birth of its own.
+        # Each block taken by a decoding sequence has its own moment of birth.
         grown = np.maximum(0, freed["stop"] - np.maximum(freed["first"], freed["grown_from"]))
         single = np.repeat(self._start - np.cumsum(grown) + grown, grown) + np.arange(grown.sum())
         bounds = (self._start, self._start + grown, single, hits["place"], hits["place"] + hits["blocks"])
@@ -215,7 +220,7 @@ class _Past:
         record = np.searchsorted(self._start, place, side="right") - 1
         hole = np.searchsorted(hits["place"], place, side="right")
         in_hole = np.append(0, hits["place"] + hits["blocks"])[hole] > place
-        # The first record is of blocks that were never taken before.
+        # The first record has the blocks of the initial pool, which were never taken before.
         kept = (record > 0) & ~in_hole
         blocks, place, record, hole = blocks[kept], place[kept], record[kept], hole[kept]
         born = self._born(freed, record, freed["stop"][record] - 1 - place + self._start[record])
@@ -233,7 +238,7 @@ class _Past:
         )
 
     def _touched(self, record: np.ndarray, blocks: np.ndarray, born: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """When blocks of records were last touched, or born; and the gaps before that, int64 [gaps, 3]."""
+        """Moments of the last touch, or of birth, of blocks of records; and the gaps before it, int64 [gaps, 3]."""
         index = self.freed["touched"][record]
         last = np.array([0, *(touches[-1] for touches in self._touches)], dtype=np.int64)
         hit = index >= 0
@@ -248,6 +253,6 @@ class _Past:
         return np.where(hit, last[np.maximum(0, 1 + index)], born), np.array(gaps, dtype=np.int64).reshape(-1, 3)
 
     def _born(self, columns: dict[str, np.ndarray], record: np.ndarray | slice, place: np.ndarray) -> np.ndarray:
-        """When the blocks at places of tables were taken."""
+        """Moments at which the blocks at places of tables were taken."""
         grown_from, born, lag = (columns[name][record] for name in ("grown_from", "born", "lag"))
         return np.where(place >= grown_from, self._in_step(place * self._size + 1 - lag), born)

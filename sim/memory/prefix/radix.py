@@ -1,22 +1,22 @@
-"""SGLang's RadixAttention: a radix tree over token strings, at pages of one token.
+"""SGLang's RadixAttention: a radix tree over token strings, with pages of one token.
 
-An edge carries a string of tokens, not one; where two strings part, the edge is split:
+An edge has a string of tokens. An edge is split at the token where two strings diverge:
 
     match(a b c x)             root --- a b c d e        root --- a b c --- d e
                                                    ->
 
-A request locks the path to the node that it has matched, computes the rest, inserts it and, when it
-is done, unlocks. Nodes without locks stay for others until tokens are needed: then leaves are
-evicted, whole ones, the least recently used first, and a parent that is left without children is a
-leaf itself. A walk touches every node that it enters, also one that it then splits, both halves.
-Time does not run back, so that the order of touches is that of their times; of nodes touched at one
-time, the one touched first is the least recent, as in SGLang: its clock advances between any two.
+A request locks the path to the node that it has matched, computes the remaining tokens, inserts them, and
+unlocks the path when it finishes. Nodes without locks are kept until tokens are needed. Then whole leaves
+are evicted, the least recently used first; a parent without remaining children becomes a leaf. A walk
+touches every node that it enters, including both halves of a node that it splits. Time does not decrease,
+so touches are ordered by time. Of nodes touched at the same time, the node touched first is the least
+recent, as in SGLang, where the clock advances between any two touches.
 
-A token is a position in an abstract stream (a block of a trace, the output of a request), and a
-string is written as runs ``(stream, start, length)``; how it is cut into runs does not matter.
+A token is a position in an abstract stream (a block of a trace, the output of a request). A string is a
+list of runs ``(stream, start, length)``; results do not depend on the division into runs.
 
-Evictable leaves stand in a heap by the touch that they came with. One that has been touched since
-goes back with its last touch when it comes up; so no node stands there twice.
+Evictable leaves are in a heap, with their touch at insertion. A leaf that was touched later is pushed again
+with its last touch when it is popped, so no node is in the heap twice.
 
 Source: SGLang, python/sglang/srt/mem_cache/radix_cache.py.
 """
@@ -36,17 +36,17 @@ Token = tuple[int, int]
 
 @dataclass(slots=True, eq=False)
 class RadixNode:
-    """The end of a string, and the edge that leads to it.
+    """The end of a string, and the edge to it.
 
     Attributes:
-        parent: None for the root, and for a node that is evicted.
-        runs: The edge's tokens.
-        tokens: How many they are.
-        locks: Locks on this node and on nodes below.
-        last_access: The caller's time of the last touch.
-        touch: That touch's number among all.
-        queued: Whether it stands in the heap.
-        children: By the first token of their edges.
+        parent: None for the root and for an evicted node.
+        runs: Tokens of the edge.
+        tokens: Number of tokens of the edge.
+        locks: Number of locks on this node and on nodes below it.
+        last_access: Time of the last touch, in the caller's unit.
+        touch: Serial number of the last touch.
+        queued: Whether it is in the heap.
+        children: Children by the first token of their edges.
     """
 
     parent: RadixNode | None = None
@@ -64,8 +64,8 @@ class RadixTree:
 
     Attributes:
         root: The empty string; never evicted.
-        evictable_tokens: Tokens of nodes without locks.
-        protected_tokens: Tokens of nodes with locks.
+        evictable_tokens: Number of tokens of nodes without locks.
+        protected_tokens: Number of tokens of nodes with locks.
     """
 
     def __init__(self) -> None:
@@ -77,23 +77,23 @@ class RadixTree:
         self._queue: list[tuple[int, RadixNode]] = []
 
     def match(self, key: Sequence[Run], now: int) -> tuple[RadixNode, int]:
-        """The longest cached prefix of ``key``: the node at its end (made by a split if need be), and its tokens.
+        """The longest cached prefix of ``key``: the node at its end (created by a split if necessary), and its tokens.
 
-        Touches the nodes on the way.
+        Touches the nodes on the path.
 
         Raises:
-            SimulationFault: ``now`` lies before an earlier call's (invariant 5).
+            SimulationFault: ``now`` is before the time of an earlier call (invariant 5).
         """
         node, tokens, _, _ = self._walk(key, now)
         return node, tokens
 
     def insert(self, key: Sequence[Run], now: int) -> tuple[RadixNode, int]:
-        """Cache ``key``: the node at its end, and how many of its tokens were cached before.
+        """Cache ``key``. Returns the node at its end, and the number of its tokens that were cached before.
 
-        Touches the nodes on the way. What is new is not locked.
+        Touches the nodes on the path. New nodes are not locked.
 
         Raises:
-            SimulationFault: As for ``match``.
+            SimulationFault: See ``match``.
         """
         node, tokens, place, into = self._walk(key, now)
         if place < len(key):
@@ -102,10 +102,10 @@ class RadixTree:
         return node, tokens
 
     def lock(self, node: RadixNode) -> None:
-        """Keep ``node`` and its ancestors from eviction.
+        """Protect ``node`` and its ancestors from eviction.
 
         Raises:
-            SimulationFault: It has been evicted.
+            SimulationFault: The node is evicted.
         """
         for step in self.path(node):
             if not step.locks:
@@ -114,10 +114,10 @@ class RadixTree:
             step.locks += 1
 
     def unlock(self, node: RadixNode) -> None:
-        """Take one lock off ``node`` and its ancestors.
+        """Remove one lock of ``node`` and of its ancestors.
 
         Raises:
-            SimulationFault: It has none.
+            SimulationFault: The node has no lock.
         """
         for step in self.path(node):
             if not step.locks:
@@ -129,9 +129,9 @@ class RadixTree:
                 self._offer(step)
 
     def evict(self, tokens: int) -> int:
-        """Evict leaves until ``tokens`` are freed, or no leaf is left without locks; the tokens freed.
+        """Evict leaves until ``tokens`` are freed or no leaf without locks is left. Returns the number of freed tokens.
 
-        Leaves go whole, so that more may be freed than asked for.
+        Whole leaves are evicted, so more than ``tokens`` may be freed.
         """
         freed = 0
         while freed < tokens and self._queue:
@@ -145,8 +145,12 @@ class RadixTree:
         return freed
 
     def _walk(self, key: Sequence[Run], now: int) -> tuple[RadixNode, int, int, int]:
-        """As far as ``key`` is cached: the node there, the tokens up to it, and where the rest of ``key`` begins, as
-        the place of a run and the tokens into it."""
+        """Walk along ``key`` as far as it is cached.
+
+        Returns:
+            The node there, the number of tokens up to it, and the start of the remaining ``key``: index of a run, and
+            tokens into that run.
+        """
         if now < self._now:
             raise SimulationFault(f"a radix tree is used at {now} after {self._now}")
         self._now = now
@@ -163,7 +167,7 @@ class RadixTree:
         return node, tokens, place, into
 
     def _split(self, node: RadixNode, tokens: int, now: int) -> RadixNode:
-        """A new parent for ``node``, with the first ``tokens`` of its edge; ``node`` stays the end of its string."""
+        """Insert a parent of ``node`` with the first ``tokens`` of its edge; ``node`` remains the end of its string."""
         parent = self._parent_of(node)
         above, below = _cut(node.runs, tokens)
         upper = RadixNode(parent, above, tokens, node.locks, children={below[0][:2]: node})
@@ -191,7 +195,7 @@ class RadixTree:
         node.last_access, node.touch = now, self._touches
 
     def _offer(self, node: RadixNode) -> None:
-        """Put an evictable leaf into the heap, if it does not stand there."""
+        """Push ``node`` into the heap if it is an evictable leaf and not yet in the heap."""
         if node is not self.root and not (node.locks or node.children or node.queued):
             node.queued = True
             heappush(self._queue, (node.touch, node))
@@ -200,7 +204,7 @@ class RadixTree:
         """``node`` and its ancestors, without the root.
 
         Raises:
-            SimulationFault: It has been evicted.
+            SimulationFault: The node is evicted.
         """
         path = []
         while node is not self.root:
@@ -224,7 +228,7 @@ def all_but_last(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 
 def first_tokens(runs: Sequence[Run], tokens: int) -> tuple[Run, ...]:
-    """The first ``tokens`` tokens, at least 1, of a string; the string, where it is no longer."""
+    """The first ``tokens`` tokens (at least 1) of a string, or the whole string if it is shorter."""
     for place, (stream, start, length) in enumerate(runs):
         if tokens <= length:
             return (*runs[:place], (stream, start, tokens))
@@ -233,7 +237,7 @@ def first_tokens(runs: Sequence[Run], tokens: int) -> tuple[Run, ...]:
 
 
 def _shared(runs: Sequence[Run], key: Sequence[Run], place: int, into: int) -> tuple[int, int, int]:
-    """How many tokens ``runs`` shares with ``key`` from ``into`` tokens into its run ``place`` on; where they end."""
+    """Number of tokens that ``runs`` shares with ``key`` from ``into`` tokens into run ``place`` on, and their end."""
     shared = 0
     for run in runs:
         if not into and place < len(key) and key[place] == run:
@@ -248,7 +252,7 @@ def _shared(runs: Sequence[Run], key: Sequence[Run], place: int, into: int) -> t
             other, begin, ahead = key[place]
             if (other, begin + into) != (stream, start):
                 return shared, place, into
-            # Runs that begin with one token go on alike.
+            # Runs with the same first token have the same following tokens.
             step = min(end - start, ahead - into)
             start += step
             shared += step
@@ -259,7 +263,7 @@ def _shared(runs: Sequence[Run], key: Sequence[Run], place: int, into: int) -> t
 
 
 def _cut(runs: Sequence[Run], tokens: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """``runs`` cut in two after ``tokens`` tokens."""
+    """``runs`` split in two after ``tokens`` tokens."""
     place = 0
     while tokens >= runs[place][2]:
         tokens -= runs[place][2]

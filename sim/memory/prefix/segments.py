@@ -1,18 +1,19 @@
-"""Cached blocks in segments: places of one chain that were filled by one table and are in the same tables now.
+"""Cached blocks in segments: consecutive places of one chain, filled by one table, that are in the same tables.
 
     chain 1     places 0 to 40, published by request 0
-    segments    [0, 25) in the tables of requests 0 and 7    [25, 38) in that of request 0    [38, 40) free
+    segments    [0, 25) in the tables of requests 0 and 7    [25, 38) in the table of request 0    [38, 40) free
 
-A block's place in its chain is its place in every table that names it, as names stand for whole prefixes. A segment is cut
-in two where a request hits a part of it, and never put together again. A table is the segments that it hit and published,
-and what it took and has not published; what a sequence takes and fills while it decodes follows from the decode step, and
-becomes segments only when its chain is looked up, or when it ends. So a request that shares with no other has no segment,
-unless it is preempted.
+A block has the same place in its chain and in every table, because names stand for whole prefixes. A segment is split if a
+request hits a part of it; segments are never merged. A table consists of the segments that it hit or published, and of
+blocks that it took and has not published. The blocks that a decoding sequence takes and fills follow from the decode step;
+they become segments only at a look-up of their chain or at the end of the sequence. A request that shares no prefix with
+other requests has no segments, unless it is preempted.
 
-Free segments lie in the queue (``free_queue``), which says how much of each is left: the last place is taken first.
+Free segments are in the queue (``free_queue``). The head of the queue determines the free part of each: the last place is
+taken first.
 
-Two tables that publish the same places side by side have a segment each. Look-ups find the one published first, and where
-that was taken the next one, by passing through the segments of the chain in their order.
+If two tables publish the same places at the same time, each has its own segment. A look-up goes through the segments of the
+chain in their order: it finds the segment published first, and, where its blocks were taken, the next one.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from .chains import Chain, Chains, Path
 from .free_queue import UNTOUCHED, FreeIds, FreeQueue
 from .history import KEPT_TOUCHES, NO_LOOK_UP, QueueHistory
 
-#: Parts of segments: their places from one up to another.
+#: Parts of segments: segment, first place, end (exclusive).
 Found = list[tuple["Segment", int, int]]
-#: Beyond the last place of any table.
+#: Greater than any place of a table.
 _END = 1 << 62
 
 
@@ -35,11 +36,11 @@ class Segment:
     """Blocks at places ``first`` up to ``stop`` of a chain, with the same references.
 
     Attributes:
-        references: Tables that name them.
-        place: Of the last one on the tape of the free queue; only where no table names them.
-        grown_from, born, lag: When they were taken: see ``free_queue.FREED``.
-        touches: When they were hit, the last four times.
-        next: The segment behind it in tables that name both.
+        references: Number of tables with these blocks.
+        place: Place of the last block on the tape of the free queue; valid without references.
+        grown_from, born, lag: Moments of the takings; see ``free_queue.FREED``.
+        touches: Moments of the last four hits.
+        next: The following segment in tables with both segments.
     """
 
     __slots__ = ("born", "chain", "first", "grown_from", "ids", "lag", "next", "place", "references", "stop", "touches")
@@ -51,11 +52,11 @@ class Segment:
         self.grown_from, self.born, self.lag = table.taken, born, table.lag
         self.touches: tuple[int, ...] = ()
         self.next = None
-        #: Table with their ids at their places, or None where blocks have none.
+        #: Ids of the blocks by place, or None for blocks without ids.
         self.ids = table.ids
 
     def split(self, at: int) -> Segment:
-        """Keep the places before ``at``; those from there on are the segment that is returned."""
+        """Keep the places before ``at``. Returns a new segment with the remaining places."""
         rest = object.__new__(Segment)
         for name in Segment.__slots__:
             setattr(rest, name, getattr(self, name))
@@ -71,19 +72,19 @@ class BlockTable:
     """The blocks of one sequence.
 
     Args:
-        taken, born: Blocks that it takes at first, and when.
+        taken, born: Number of blocks that it takes first, and the moment.
 
     Attributes:
-        path: Names of its blocks; None where no other request can have any of them.
-        parts: What it hit and published: segments, each of which goes on with its next ones up to a place.
-        published: Full blocks that were hit or published.
-        taken: Blocks that it had before it decodes.
-        takes: What it took before that: up to which place, and when.
-        decodes, lag: Whether its sequence did decode with a path, or before it was paused, and its lag.
-        ids: Ids of the blocks, or None where they have none.
+        path: Names of its blocks; None if no other request can share them.
+        parts: Segments that it hit or published: a first segment, which continues with its next ones, and an end.
+        published: Number of full blocks that were hit or published.
+        taken: Number of blocks before its sequence decodes.
+        takes: Takings before its sequence decodes: end (exclusive) and moment of each.
+        decodes, lag: Whether its sequence has decoded with a path, or before a pause; and the sequence's lag.
+        ids: Ids of the blocks, or None for blocks without ids.
     """
 
-    # Defaults of the class: most sequences share nothing, and their tables have to be cheap.
+    # Defaults on the class: most sequences share no blocks, and their tables must be cheap to create.
     path: Path | None = None
     parts: tuple[tuple[Segment, int], ...] = ()
     published = lag = 0
@@ -105,9 +106,9 @@ class BlockTable:
         return found
 
     def spans(self, first: int, stop: int) -> list[tuple[int, int, int]]:
-        """Places that were taken at once, with the moment: from ``first`` up to ``stop``, which it took itself.
+        """Places ``first`` up to ``stop``, which the table itself took, as (first, end, moment) of each taking.
 
-        What it takes while it decodes is in the last span.
+        Blocks taken while the sequence decodes are in the last span.
         """
         spans = []
         for end, born in self.takes[:-1]:
@@ -122,20 +123,20 @@ class BlockTable:
 class SegmentPool:
     """The blocks of a prefix cache.
 
-    The caller counts free blocks, and brings ``queue`` up to date (``FreeQueue.reach``) before a look-up; with
+    The caller counts free blocks and brings ``queue`` up to date (``FreeQueue.reach``) before a look-up, and with
     ``unnamed_first`` also before a release.
 
     Args:
-        num_blocks: Usable blocks; vLLM's null block is not among them.
-        block_size: Tokens a block.
+        num_blocks: Usable blocks, without vLLM's null block.
+        block_size: Tokens per block.
         chains: Names of the blocks of requests.
         in_step: See ``QueueHistory``.
-        unnamed_first: Whether blocks without a name are freed to the head of the queue, and not to its tail.
+        unnamed_first: Whether blocks without a name are freed to the head of the queue instead of its tail.
         ids: Whether blocks have ids.
 
     Attributes:
         queue: The free blocks.
-        history: When blocks were taken.
+        history: Log of the takings.
         num_shared: Table entries beyond the first of each block.
     """
 
@@ -152,20 +153,20 @@ class SegmentPool:
         self.history = QueueHistory(self.queue, block_size, in_step)
         self.num_shared = 0
         self._block_size, self._chains = block_size, chains
-        # Of unshared requests that were preempted, and may find what they left.
+        # Paths of unshared requests that were preempted and may find their own blocks again.
         self._returning: dict[int, Path] = {}
 
     def path(self, request: int) -> Path | None:
-        """Names of a request's blocks; None where none of them can be in the cache, now or later, for another."""
+        """Path of a request; None if the cache neither has any of its blocks nor can share them with another request."""
         if self._chains.unshared[request]:
             return self._returning.get(request)
         return self._chains.path(request)
 
     def look_up(self, path: Path, stop: int, decode_step: int) -> Found:
-        """The longest cached prefix of the blocks of ``path`` before place ``stop``; changes nothing that counts.
+        """The longest cached prefix of the blocks of ``path`` before place ``stop``. Does not change counts.
 
         Args:
-            decode_step: Step of which the running sequences have published what they fill.
+            decode_step: The last step with full blocks of running sequences that the look-up can find.
         """
         found: Found = []
         place = 0
@@ -184,7 +185,7 @@ class SegmentPool:
         return found
 
     def _first_published(self, chain: Chain, place: int, stop: int) -> tuple[Segment, int, int] | None:
-        """Of the segments with ``place`` that which was published first, as far as none before it has a place of it."""
+        """The segment published first among the segments with ``place``, up to a place of an earlier segment."""
         head, part, gone = self.queue.head, None, False
         for segment in chain.segments:
             end = segment.stop
@@ -206,16 +207,16 @@ class SegmentPool:
         return part
 
     def enter(self, path: Path | None, found: Found, now: int, ids: list[int] | None = None) -> BlockTable:
-        """A table of the blocks that a look-up found.
+        """Create a table with the blocks that a look-up found.
 
         Raises:
-            SimulationFault: Some of them were taken since.
+            SimulationFault: Some of them were taken after the look-up.
         """
         table = BlockTable()
         table.path, table.ids, table.takes = path, ids, []
         parts = []
         for segment, first, stop in found:
-            # What was found in two parts may be in two segments by now.
+            # An earlier part of ``found`` may have split this segment.
             while segment.stop <= first and segment.next is not None:
                 segment = segment.next
             if segment.first < first:
@@ -236,15 +237,15 @@ class SegmentPool:
         return table
 
     def take(self, table: BlockTable, blocks: int, decode_step: int, now: int) -> None:
-        """A table takes blocks for a prefill in ``decode_step``."""
+        """Take blocks for a prefill in ``decode_step``."""
         table.taken += blocks
         table.takes.append((table.taken, now))
         self.history.takes.add(now, decode_step, blocks, NO_LOOK_UP, 0, 0)
 
     def publish(self, table: BlockTable, stop: int, decode_step: int) -> None:
-        """The blocks of a prefill before place ``stop`` are full, and may be hit from now on.
+        """Publish the full blocks of a prefill before place ``stop``: they can be hit from now on.
 
-        What the running sequences fill in ``decode_step`` is published before.
+        Blocks that the running sequences fill in ``decode_step`` are published before them.
         """
         if table.path is not None and stop > table.published:
             for chain, end in table.path:
@@ -273,14 +274,14 @@ class SegmentPool:
         table.published = stop
 
     def decode(self, table: BlockTable, lag: int) -> None:
-        """The sequence of a table with a path decodes from now on: after step d it has ``d + lag`` tokens."""
+        """The sequence of a table decodes from now on: after step d it has ``d + lag`` tokens."""
         table.lag, table.decodes = lag, True
         for chain, end in table.path or ():
             if end > table.published:
                 chain.author = table
 
     def pause(self, table: BlockTable, filled: int, lag: int) -> None:
-        """The sequence of a table, with that lag, decodes no more and has ``filled`` full blocks."""
+        """The sequence of a table stops decoding, with ``filled`` full blocks and this lag."""
         table.lag, table.decodes = lag, True
         self._close(table, filled)
 
@@ -294,13 +295,13 @@ class SegmentPool:
     def release(
         self, table: BlockTable, held: int, filled: int, now: int, lag: int | None = None, returns: int | None = None
     ) -> None:
-        """The table is gone; blocks that no other names join the free queue, the last one first.
+        """Release a table. Blocks in no other table join the free queue, the last one first.
 
         Args:
-            held: Its blocks.
-            filled: Those that are full.
-            lag: Of the sequence, if it decoded until now.
-            returns: The request, if it is to be computed again and may find them.
+            held: Number of its blocks.
+            filled: Number of its full blocks.
+            lag: Lag of the sequence, if it decoded until now.
+            returns: The request, if it was preempted and may find the blocks again.
         """
         if lag is not None:
             table.lag, table.decodes = lag, True
@@ -329,7 +330,7 @@ class SegmentPool:
             segment.place = queue.put(first, stop, stop, segment.grown_from, segment.born, segment.lag, touched, now)
 
     def _put(self, table: BlockTable, first: int, stop: int, named: int, now: int) -> None:
-        """Free blocks that are in no segment."""
+        """Free blocks of a table that are in no segment."""
         queue = self.queue
         if isinstance(queue, FreeIds) and table.ids is not None:
             queue.put_ids(table.ids[first:stop], max(0, named - first))
