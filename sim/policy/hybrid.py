@@ -1,10 +1,10 @@
 """Policies for KV groups: layers with a window share the pool with other layers.
 
-They decide as those of the same name, by pages of all groups, except for
+They decide like the policies with the same names, with pages of all groups instead of blocks, except for
 
-- victims: sequences give pages back as their windows move on, each before it takes its own, so the ones that
-  find no page are known only by going through them in order;
-- how long a decision holds: pages that come back may serve the head of the queue, before a sequence finishes.
+- victims: each sequence releases the pages before its window before it takes pages, so only a pass over the
+  sequences in order finds the ones without a page;
+- horizons: released pages may suffice for the head of the queue before a sequence finishes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .vllm_v0 import VllmV0
 
 
 class OverGroups(Policy):
-    """What they share.
+    """Base class of policies for KV groups.
 
     Attributes:
         groups: The KV groups of the pool.
@@ -35,7 +35,7 @@ class OverGroups(Policy):
 
     limits: Limits
     groups: PageGroups
-    #: Whether waiting sequences are looked at before the running ones give pages back in a step.
+    #: Whether a step checks waiting sequences before the running sequences release pages.
     admits_first = False
 
     def __init__(
@@ -48,16 +48,16 @@ class OverGroups(Policy):
         return HybridMemory(pool.num_blocks - self.null_blocks, pool.block_size, self.groups, pool.ids)
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """Up to the step in which a sequence could find no page, and to that in which the head could find its own."""
+        """Steps until a sequence may find no page, or until the head of the queue may find its pages."""
         limit = min(limit, self._until_the_head_fits(state, memory, limit))
         return max(1, min(limit, memory.steps_with(state, memory.free - self._asked(), limit)))
 
     def _until_the_head_fits(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """Steps in which the head of the queue finds too few pages."""
+        """Number of steps in which the head of the queue finds too few pages."""
         if not state.waiting or state.batch_size == self.limits.max_num_seqs:
             return limit
         if memory.cache_log:
-            # What it finds, and what others leave, may change with every step.
+            # Its cached prefix and the free pages may change with every step.
             return 1
         blocks = -(-state.waiting[0].start_tokens // memory.block_size)
         step = memory.step_that_frees(state.decode_step, memory.groups.wanted_blocks(blocks) + self._watermark())
@@ -65,34 +65,34 @@ class OverGroups(Policy):
             return limit
         if self.admits_first:
             return step
-        # Pages that were there in this step already were not what it lacked.
+        # If the pages were already free in this step, the head waits for another reason.
         return limit if step == 1 else step - 1
 
     def _asked(self) -> int:
-        """Pages that must be free for a running sequence in addition to those that it takes."""
+        """Pages that must be free for a running sequence in addition to the pages that it takes."""
         return self.groups.number
 
     def _watermark(self) -> int:
         return self.limits.watermark_blocks
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
-        """As an admission of all that the request ever knows, as a preemption may make it, asks for."""
+        """See ``Policy``: the pages for an admission with all tokens of a request, which a preemption may cause."""
         # The last token is never stored.
         blocks = blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size)
         groups = self.groups
         windows = groups.sliding * np.minimum(blocks, groups.most_prompt_blocks)
-        # In the step that goes on from a state at the end of a block both are there.
+        # A step that continues from a state at the end of a block holds that state and the new one.
         return groups.full * blocks + windows + groups.states * np.minimum(blocks, 2 if groups.states_by_block else 1)
 
 
 def _victims(
     order: Iterable[Sequence], decodes: int, transaction: PagedTransaction, asked: int | None = None
 ) -> tuple[Sequence, ...]:
-    """The victims, last ones first, that leave the others enough pages.
+    """Victims, the last ones first, so that the other sequences find their pages.
 
     Args:
-        order: The running sequences; those after the first ``decodes`` of them do not decode.
-        asked: Pages that must be free when a sequence takes its own; None where those that it takes suffice.
+        order: The running sequences; only the first ``decodes`` of them decode.
+        asked: Pages that must be free when a sequence takes pages; None is the number that it takes.
     """
     transaction.grow_tables(0)
     kept, victims, place = list(order), [], 0
@@ -109,10 +109,10 @@ def _victims(
 
 
 class HybridVllmSosp23(OverGroups, VllmSosp23):
-    """vLLM of SOSP'23, had it had KV groups: a sequence asks for a free page in each of them, and there is no host."""
+    """vLLM of SOSP'23 with hypothetical KV groups: a sequence requires a free page in each group; no swap space."""
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """See ``VllmSosp23``; one by one where some sequences do not find their pages before others come back."""
+        """See ``VllmSosp23``; one by one if some sequences may not find pages before others release some."""
         if state.batch_size and transaction.free - transaction.takes < transaction.groups:
             return self._under_pressure(state, transaction)
         return super().schedule(state, transaction)
@@ -124,7 +124,7 @@ class HybridVllmSosp23(OverGroups, VllmSosp23):
 
 
 class HybridVllmV0(HybridVllmSosp23, VllmV0):
-    """vLLM 0.x, had it had KV groups, as ``HybridVllmSosp23``."""
+    """vLLM 0.x with hypothetical KV groups, as in ``HybridVllmSosp23``."""
 
     admits_first = True
 

@@ -1,4 +1,4 @@
-"""Schedulers with one budget of tokens a step, for prompts and decodes alike."""
+"""Schedulers with one token budget per step for both prompts and decodes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Chunk = tuple[Sequence, int]
 
 
 class TokenBudget(Policy):
-    """Every step decodes all running sequences and fills what is left of the budget with prompts, first come first served.
+    """Every step decodes all running sequences and uses the remaining budget for prompts, first come first served.
 
-    If blocks are short, the last running sequence is preempted (recompute). If no sequence was preempted, waiting ones are
-    admitted while budget and ``max_num_seqs`` allow and the blocks of their whole prompt are free, the last one perhaps with
-    a chunk. Prompts take the budget in order, so at most one prefill goes on after a step, that of the last
-    running sequence. While one does, every step is decided anew; else it leaps.
+    If there are too few blocks, the last running sequence is preempted (recompute). If no sequence was preempted, waiting
+    sequences are admitted while the budget and ``max_num_seqs`` allow it and the blocks of the whole prompt are free; the last
+    one may get only a chunk. Prompts use the budget in order, so at most one prefill, of the last running sequence,
+    continues after a step. During a continued prefill, every step is decided separately; otherwise the policy leaps.
     """
 
     default_max_num_seqs = 256
     default_max_num_batched_tokens = 2048
     disaggregates = True
-    #: Whether prefills are cut elsewhere than where the budget ends.
+    #: Whether chunks may end before the end of the budget.
     aligns_chunks = False
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
@@ -38,11 +38,11 @@ class TokenBudget(Policy):
         super().__init__(limits, options, groups)
 
     def memory(self, pool: Pool) -> PagedMemory:
-        """Blocks for prefills over several steps."""
+        """See ``Policy``; the memory supports prefills over several steps."""
         return ChunkedMemory(pool.num_blocks, pool.block_size, ids=pool.ids)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """The running sequences, the prefill in progress, the waiting sequences."""
+        """Schedule the running sequences, the prefill in progress, and the waiting sequences."""
         partial = next(iter(state.prefilling), None)
         preempted = self._victims(state, transaction, partial)
         if preempted:
@@ -50,7 +50,7 @@ class TokenBudget(Policy):
         return self._fill(state, transaction, partial)
 
     def _fill(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> StepPlan:
-        """All running sequences decode; the rest of the budget goes to the prefill in progress and to waiting sequences."""
+        """Decode all running sequences; use the remaining budget for the prefill in progress and waiting sequences."""
         if partial is None and not state.waiting:
             return CARRY_ON
         transaction.take_for_running()
@@ -60,7 +60,7 @@ class TokenBudget(Policy):
         return self._admit(state, transaction, budget)
 
     def _victims(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> tuple[Sequence, ...]:
-        """The last running sequences, as many as must give way for the other decodes to find their blocks."""
+        """The last running sequences that must be preempted so that the other decodes find their blocks."""
         free, need = transaction.free, transaction.need
         if free > need:
             return ()
@@ -81,13 +81,13 @@ class TokenBudget(Policy):
         return tuple(preempted)
 
     def _suffices(self, free: int, need: int, last_need: int) -> bool:
-        """Whether the decodes find their blocks, of which the last one needs ``last_need``."""
+        """Whether ``free`` blocks suffice for the decodes, which need ``need``; the last sequence needs ``last_need``."""
         return need <= free
 
     def _continue_prefill(
         self, state: State, transaction: PagedTransaction, budget: int, partial: Sequence
     ) -> StepPlan:
-        """The prefill that goes on computes what the budget allows, or gives way to the decodes."""
+        """Continue the prefill within the budget, or preempt it for the decodes."""
         tokens = min(partial.start_tokens - partial.computed_tokens, budget)
         blocks = transaction.chunk_blocks(partial, tokens)
         if blocks > transaction.free:
@@ -107,10 +107,10 @@ class TokenBudget(Policy):
         ended: Values[Chunk] = (),
         chunks: Values[Chunk] = (),
     ) -> StepPlan:
-        """Admit waiting sequences, each of which leaves the watermark free unless nothing runs.
+        """Admit waiting sequences. Each must leave the watermark free unless no sequence runs.
 
         Args:
-            ended, chunks: Prefills that end in this step, and those that go on, with their tokens.
+            ended, chunks: Prefills that end in this step, and prefills that continue, with their tokens.
         """
         wakes, steady, tokens = True, True, 0
         admitted: list[Sequence] = []
@@ -122,7 +122,7 @@ class TokenBudget(Policy):
         watermark = self.limits.watermark_blocks
         for sequence in state.waiting:
             if not budget:
-                # The next step has a budget again, if this one did more than decode.
+                # If this step also computed prompts, the next step has more budget for this one.
                 steady, wakes = steady and not tokens, False
                 break
             if not free_seqs:
@@ -154,10 +154,10 @@ class TokenBudget(Policy):
         )
 
     def _chunk(self, sequence: Sequence, computed: int, tokens: int, transaction: PagedTransaction) -> int:
-        """How many of the next ``tokens`` of a prefill a step computes, after ``computed`` ones; see ``aligns_chunks``."""
+        """Number of the next ``tokens`` of a prefill that a step computes after ``computed``; see ``aligns_chunks``."""
         return tokens
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """Up to the step in which the running need more blocks than are free, or publish one that the head may hit."""
+        """Steps until the running sequences need more blocks than are free, or publish a block that the head may hit."""
         steps = memory.steps_with(state, memory.free, limit)
         return memory.steps_unhelped(state, steps) if state.waiting else steps

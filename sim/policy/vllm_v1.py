@@ -1,4 +1,4 @@
-"""vLLM V1: the running sequences catch up with their tokens one by one, then waiting ones are admitted."""
+"""vLLM V1: schedules the running sequences one by one, then admits waiting sequences."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from .token_budget import TokenBudget
 class VllmV1(OverGroups, TokenBudget):
     """vLLM V1 (release 0.33, ``vllm/v1/core/sched/scheduler.py``), first come first served.
 
-    There are no phases: every sequence catches up with the tokens it knows. The running come first, in order of arrival; one
-    that finds no block preempts the last running one (recompute), which goes to the front of the queue, perhaps itself. If no
-    sequence was preempted, waiting ones are admitted (``TokenBudget``), which must leave the watermark free. One block is
-    vLLM's null block.
+    There are no phases: a step computes the uncomputed tokens of each sequence, within the budget. Running sequences come
+    first, in order of arrival. A sequence without enough free blocks preempts the last running sequence, possibly itself
+    (recompute); the preempted sequence goes to the front of the queue. If no sequence was preempted, waiting sequences are
+    admitted (``TokenBudget``); they must leave the watermark free. One block is vLLM's null block.
 
-    Where blocks suffice for all that decode, and at most the last running sequence is in its prefill, their order makes no
-    difference and they are counted; else each is looked at. That is so with states at ends of blocks, too, where chunks end
-    on block boundaries and leave a part of the budget to others (``mamba_cache_mode`` align).
+    If the free blocks suffice for all decoding sequences, and at most the last running sequence is in its prefill, the result
+    does not depend on the order, and blocks are only counted. Otherwise, sequences are scheduled one by one. The same applies
+    to states at the ends of blocks: their chunks end on block boundaries and leave a part of the budget to other sequences
+    (``mamba_cache_mode`` align).
     """
 
     name = "vllm-v1"
@@ -51,14 +52,14 @@ class VllmV1(OverGroups, TokenBudget):
 
     @staticmethod
     def in_flight_tokens(limits: Limits) -> int:
-        """Most tokens of a sequence that a step computes."""
+        """Maximum of tokens of one sequence that a step computes."""
         return limits.max_num_batched_tokens
 
     @classmethod
     def step_limits(
         cls, server: Server, pool: tuple[int, int], seqs: int | None, tokens: int | None
     ) -> tuple[int, int]:
-        """As of ``vllm serve`` (``EngineArgs._set_default_max_num_seqs_and_batched_tokens_args``): by the memory of the GPU."""
+        """Defaults of ``vllm serve`` by GPU memory (``EngineArgs._set_default_max_num_seqs_and_batched_tokens_args``)."""
         default_tokens, default_seqs = batch_defaults(server.gpu)
         budget = tokens or min(default_tokens, (seqs or default_seqs) * pool[1])
         return seqs or min(default_seqs, budget), budget
@@ -73,20 +74,20 @@ class VllmV1(OverGroups, TokenBudget):
         return CachedMemory(usable, size, chains, pool.ids, unnamed_first=True)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """The running sequences, the waiting sequences."""
+        """Schedule the running sequences, then the waiting sequences."""
         in_order = not state.stalled and not (state.prefilling and self.aligns_chunks)
         if in_order and transaction.free >= transaction.takes:
             return self._fill(state, transaction, next(iter(state.prefilling), None))
         if not in_order or not self._is_plain:
             return self._one_by_one(state, transaction)
         if transaction.memory.cache_log is None and transaction.memory.tables is None:
-            # Where blocks have neither ids nor contents all that counts is how many.
+            # Blocks without ids and contents only need counting.
             return super().schedule(state, transaction)
         return self._give_way(state, transaction)
 
     def _give_way(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """As ``_one_by_one`` where blocks are too few and all that decode keep every token: those that open no block
-        are passed over."""
+        """As ``_one_by_one``, for too few blocks and sequences that keep every token: skips sequences that need no new
+        block."""
         transaction.grow_tables(0)
         before, size = state.decode_step - 1, transaction.block_size
         opens = [place for place, sequence in enumerate(state.running) if not (before + sequence.lag) % size]
@@ -109,7 +110,7 @@ class VllmV1(OverGroups, TokenBudget):
         return super()._fill(state, transaction, partial)
 
     def _one_by_one(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """As vLLM's loop over the running sequences: each takes its blocks, or the last one gives way."""
+        """vLLM's loop over the running sequences: each takes its blocks, or the last one is preempted."""
         transaction.grow_tables(0)
         kept = sorted([*state.running, *state.prefilling, *state.stalled], key=lambda sequence: sequence.order)
         budget, place = self.limits.max_num_batched_tokens, 0
@@ -148,7 +149,7 @@ class VllmV1(OverGroups, TokenBudget):
         scheduled: list[tuple[Sequence, int]],
         preempted: tuple[Sequence, ...],
     ) -> StepPlan:
-        """The step, once the running sequences have their blocks."""
+        """Plan of the step, after the running sequences have taken their blocks."""
         computes = dict(scheduled)
         stalls = tuple(each for each in kept if each in state.running and each not in computes)
         resumes = tuple(each for each in kept if each in state.stalled and each in computes)
@@ -171,7 +172,7 @@ class VllmV1(OverGroups, TokenBudget):
         return plan
 
     def _chunk(self, sequence: Sequence, computed: int, tokens: int, transaction: PagedTransaction) -> int:
-        """With states at ends of blocks, chunks end on them (``_mamba_block_aligned_split`` of vLLM)."""
+        """With states at the ends of blocks, chunks end on block boundaries (vLLM's ``_mamba_block_aligned_split``)."""
         known, size = sequence.start_tokens, transaction.block_size
         prompt_end = max(sequence.prompt_tokens, known - 1)
         if not self.aligns_chunks or computed >= prompt_end:
@@ -190,7 +191,7 @@ class VllmV1(OverGroups, TokenBudget):
         return max(0, min([stop for stop in stops if computed < stop < end], default=end) - computed)
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """Up to the step in which the running need more blocks than are free, or the head of the queue may find its own."""
+        """Steps until the running sequences need more blocks than are free, or the head of the queue may find its blocks."""
         return (
             super().horizon(state, memory, limit)
             if not self._is_plain

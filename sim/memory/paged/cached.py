@@ -1,17 +1,17 @@
-"""Paged memory with free blocks that keep their contents for prompts that begin alike: vLLM's prefix cache.
+"""Paged memory with a prefix cache: free blocks keep their contents for prompts with the same prefix, as in vLLM.
 
-    look up     a waiting sequence names its blocks and finds the longest prefix that is cached
-    enter       it takes what it found; of the rest it gets blocks for what it computes
-    publish     a block is named, and can be found, from the step on that computes its last token
-    release     blocks that no table names join the tail of the free queue, and keep their names
+    look up     a waiting sequence finds its longest cached prefix by the names of its blocks
+    enter       it takes the found blocks, and new blocks for the tokens that it computes
+    publish     a block gets a name, and can be found, from the step on that computes its last token
+    release     blocks in no table join the tail of the free queue and keep their names
 
-Counts are those of ``ChunkedMemory``, but for what is shared: ``free`` counts blocks that no table
-names, and a block in two tables is held once. In a step the running take and publish before a sequence
-enters, and the first to enter before the next: grants take effect at once, so that the next look-up sees
-what they evicted and published. The plan that follows carries out the rest.
+Counts are those of ``ChunkedMemory``, except for shared blocks: ``free`` counts blocks in no table, and a block in two
+tables is held once. In a step the running sequences take and publish blocks before a waiting sequence enters, and
+waiting sequences enter one after the other. Grants take effect at once, so the next look-up sees their evictions and
+publications. The executor carries out the rest of the plan.
 
-Contents are segments of blocks (``prefix.segments``). What running sequences take, and what that evicts, follows from the
-counts when a sequence looks up something that may be cached; the log has the step of each change when the run is over.
+Contents are segments of blocks (``prefix.segments``). Blocks that running sequences take, and the resulting evictions, are
+computed from the counts at a look-up of blocks that may be cached. The log has the step of each change after the run.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .paged import BlockTables, PagedMemory, PagedTransaction
 
 
 class CachedTransaction(PagedTransaction):
-    """As ``PagedTransaction``; grants are made at once."""
+    """As ``PagedTransaction``; grants take effect at once."""
 
     __slots__ = ("found", "left", "path", "seeker")
     memory: CachedMemory
-    #: Blocks that are free after the running sequences took theirs, and after the grants so far.
+    #: Free blocks after the blocks of the running sequences and the grants so far.
     left: int
-    #: The sequence that looked up last and was not granted, the names of its blocks, and what was found.
+    #: The last sequence with a look-up and without a grant, the names of its blocks, and the found blocks.
     seeker: Sequence | None
     path: Path | None
     found: Found
@@ -47,7 +47,7 @@ class CachedTransaction(PagedTransaction):
         """See ``PagedTransaction``."""
         memory = self.memory
         self.seeker = sequence
-        # What was never computed and no other request shares is not looked up.
+        # Blocks that were never computed and that no other request shares are not looked up.
         if memory.unshared[sequence.index] and not sequence.lost_tokens:
             self.path, self.found = None, []
             return 0
@@ -56,7 +56,7 @@ class CachedTransaction(PagedTransaction):
         return self.found[-1][2] * self.block_size if self.found else 0
 
     def lacking(self, sequence: Sequence, tokens: int) -> int:
-        """See ``PagedTransaction``: all but the blocks that it finds in tables. What lies free it takes, too."""
+        """See ``PagedTransaction``: all blocks except found blocks in tables. Found free blocks count as taken."""
         blocks = -(-sequence.start_tokens // self.block_size)
         return blocks - sum(stop - first for segment, first, stop in self.found if segment.references)
 
@@ -78,7 +78,7 @@ class CachedTransaction(PagedTransaction):
         """See ``PagedTransaction``."""
         self.left -= self.memory.hold(sequence, tokens, self.decode_step)
 
-    # Where the running sequences go one by one.
+    # For steps that handle the running sequences one by one.
 
     def preempt(self, sequence: Sequence) -> None:
         """See ``PagedTransaction``."""
@@ -92,15 +92,15 @@ class CachedMemory(ChunkedMemory):
 
     Args:
         num_blocks: Blocks of the device pool, without vLLM's null block.
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         chains: Names of the blocks of every request.
         ids: See ``PagedMemory``.
         unnamed_first: See ``SegmentPool``.
 
     Attributes:
-        pool: The blocks and what they hold.
-        held: What each sequence on the device holds, but for those that share nothing and took the blocks of all that
-            they knew at once.
+        pool: The blocks and their contents.
+        held: Tables of the sequences on the device, except sequences that share no blocks and took the blocks of all
+            their tokens at once.
     """
 
     _transaction: CachedTransaction
@@ -112,28 +112,28 @@ class CachedMemory(ChunkedMemory):
         self.pool = SegmentPool(num_blocks, block_size, chains, in_step, unnamed_first, ids)
         self.pool.history.growing, self.pool.history.alone = self._growing, self._take_alone
         self.held: dict[Sequence, BlockTable] = {}
-        # When those others took theirs.
+        # Moments at which these other sequences took their blocks.
         self._alone: dict[Sequence, int] = {}
         self.cache_log: CacheLog = CacheLog(block_size, self.pool.history)
         self.cached_level = self.cache_log
-        # Whether a sequence that shares nothing is one record of the log, when it leaves.
+        # Whether a sequence without shared blocks is logged as one record when it leaves.
         self._leaves_alone = not ids
         if isinstance(self.pool.queue, FreeIds):
             self.tables: CachedTables | None = CachedTables(self.pool.queue, block_size)
         self._transaction = CachedTransaction(self)
-        #: Of each sequence whether no other request can begin as it does.
+        #: For each request, whether no other request has a common prefix with it.
         self.unshared = chains.unshared
-        # Of sequences that looked up and wait.
+        # Paths of waiting sequences with a look-up.
         self._paths: dict[Sequence, Path | None] = {}
-        # Those that gave way while the coming step was decided.
+        # Sequences that were preempted while the current step was decided.
         self._gone: set[Sequence] = set()
-        #: Decode steps that the running sequences have grown through.
+        #: Decode step up to which the running sequences have grown.
         self._grown_until = 0
         self._decided_until = 0
 
     @property
     def evicted_blocks(self) -> int:
-        """Blocks that were taken while they could still be found."""
+        """Number of blocks that were taken while a look-up could find them."""
         return self.pool.history.evicted_blocks
 
     def transaction(self, decode_step: int) -> CachedTransaction:
@@ -146,17 +146,17 @@ class CachedMemory(ChunkedMemory):
         transaction.seeker = None
         return transaction
 
-    # --- What a transaction grants ---
+    # --- Grants of a transaction ---
 
     def path(self, sequence: Sequence) -> Path | None:
-        """Names of the blocks of a waiting sequence; None where nothing of it can be cached."""
+        """Path of a waiting sequence; None if none of its blocks can be cached."""
         path = self._paths.get(sequence)
         if path is None and (path := self.pool.path(sequence.index)) is not None:
             self._paths[sequence] = path
         return path
 
     def find(self, sequence: Sequence, path: Path, free: int, decode_step: int) -> Found:
-        """The longest cached prefix of what a waiting sequence knows, without its last token; ``free`` blocks are free."""
+        """The longest cached prefix of a waiting sequence's tokens without the last one; ``free`` blocks are free."""
         if self.tables is not None:
             self.tables.grow_until(decode_step + 1)
         self.pool.queue.reach(free)
@@ -164,7 +164,7 @@ class CachedMemory(ChunkedMemory):
         return self.pool.look_up(path, lookup_blocks(sequence.start_tokens, self.block_size), decode_step)
 
     def enter_alone(self, sequence: Sequence, tokens: int, decode_step: int) -> int:
-        """A sequence that waited, and has nothing cached, gets a table for its first ``tokens``: how many blocks."""
+        """Create a table for the first ``tokens`` of a waiting sequence without a path. Returns the number of blocks."""
         blocks, now = -(-tokens // self.block_size), at_row(self.cache_log.row)
         if self._leaves_alone and tokens == sequence.start_tokens:
             self._alone[sequence] = now
@@ -178,7 +178,11 @@ class CachedMemory(ChunkedMemory):
         return blocks
 
     def enter(self, sequence: Sequence, path: Path, found: Found, known: int, decode_step: int) -> int:
-        """A sequence that waited gets a table of the blocks that it found, ``known`` tokens: how many of them were free."""
+        """Create a table with the found blocks of a waiting sequence. Returns the number of them that were free.
+
+        Args:
+            known: Number of tokens of the found blocks.
+        """
         ids, pool, now = None, self.pool, at_row(self.cache_log.row)
         if self.tables is not None:
             ids = self.tables.tables.setdefault(sequence, [])
@@ -186,13 +190,13 @@ class CachedMemory(ChunkedMemory):
         shared = pool.num_shared
         self.held[sequence] = pool.enter(path, found, now, ids)
         shared = pool.num_shared - shared
-        # When it is admitted, all blocks of its tokens count as taken.
+        # Its admission later subtracts the blocks of all its tokens from ``free``.
         self.free += shared
         pool.history.takes.add(now, decode_step, 0, sequence.index, sequence.start_tokens, known)
         return known // self.block_size - shared
 
     def hold(self, sequence: Sequence, tokens: int, decode_step: int) -> int:
-        """Extend a table to ``tokens``, which are computed: full blocks are published. Returns the blocks that it takes."""
+        """Extend a table to ``tokens`` and publish its full blocks. Returns the number of blocks that it takes."""
         table, size = self.held[sequence], self.block_size
         blocks = -(-tokens // size) - table.taken
         if self.tables is not None:
@@ -206,7 +210,7 @@ class CachedMemory(ChunkedMemory):
                 self.pool.decode(table, tokens - decode_step)
         return blocks
 
-    # --- What the executor and the engine do ---
+    # --- Calls of the executor and the engine ---
 
     def stall(self, sequence: Sequence, decode_step: int) -> None:
         filled = sequence.held_tokens(decode_step) // self.block_size
@@ -227,7 +231,7 @@ class CachedMemory(ChunkedMemory):
             self._release(running, decode_step, returns=True)
 
     def give_way(self, sequence: Sequence, free: int, decode_step: int) -> None:
-        """A sequence is preempted before the plan of the step is carried out; ``free`` blocks are free before it."""
+        """Preempt a sequence while the step is decided; ``free`` blocks are free before it."""
         self._gone.add(sequence)
         self._decided_until = decode_step + 1
         if sequence in self.partial:
@@ -248,9 +252,9 @@ class CachedMemory(ChunkedMemory):
             self._release(leaving, decode_step, returns=False)
 
     def _release_alone(self, leaving: tuple[Sequence, ...], decode_step: int) -> None:
-        """As ``_release``, of finished sequences that share nothing: one record each of all that they had.
+        """As ``_release``, for finished sequences without shared blocks: one record for each sequence.
 
-        Nothing is looked up, so the head of the queue need not be up to date.
+        No block is looked up, so the head of the queue need not be up to date.
         """
         size, pop, queue, now = self.block_size, self._alone.pop, self.pool.queue, after_step(decode_step)
         append, pack, push = queue.freed.append, queue.freed.pack, queue.pending.append
@@ -269,18 +273,18 @@ class CachedMemory(ChunkedMemory):
         PagedMemory.release(self, leaving, decode_step)
 
     def _release(self, leaving: Iterable[Sequence], decode_step: int, returns: bool, free: int | None = None) -> None:
-        """Sequences that decoded in the step before give up what they hold.
+        """Release the blocks of sequences that decoded in the previous step.
 
         Args:
-            returns: Whether they are to be computed again.
-            free: Blocks that are free before; None where the running sequences have taken none in this step.
+            returns: Whether they will be computed again.
+            free: Free blocks before the release; None if the running sequences have taken none in this step.
         """
         size, pool = self.block_size, self.pool
         if self.tables is not None:
             self.tables.grow_until(decode_step)
         if pool.queue.unnamed_first:
             pool.queue.reach(self.free if free is None else free)
-        # Also of victims: a sequence decoded in the step before.
+        # This also applies to victims: they decoded in the previous step.
         now, shared = after_step(decode_step), pool.num_shared
         for sequence in leaving:
             tokens, index = decode_step - 1 + sequence.lag, sequence.index if returns else None
@@ -289,7 +293,7 @@ class CachedMemory(ChunkedMemory):
         self.free += pool.num_shared - shared
 
     def _drop(self, sequence: Sequence, decode_step: int, now: int, returns: bool, free: int | None = None) -> None:
-        """A sequence that does not decode gives up its blocks."""
+        """Release the blocks of a sequence that does not decode."""
         pool = self.pool
         if self.tables is not None:
             self.tables.grow_until(decode_step)
@@ -302,7 +306,7 @@ class CachedMemory(ChunkedMemory):
         self.free += pool.num_shared - shared
 
     def _pop(self, sequence: Sequence) -> BlockTable:
-        """The table of a sequence, which is kept no longer."""
+        """Remove and return the table of a sequence."""
         born = self._alone.pop(sequence, None)
         if born is None:
             return self.held.pop(sequence)
@@ -310,7 +314,7 @@ class CachedMemory(ChunkedMemory):
         return BlockTable(-(-sequence.start_tokens // self.block_size), born)
 
     def _take_of(self, sequence: Sequence, born: int) -> tuple[int, ...]:
-        """What a sequence took that has no table, by ``history.TAKE``."""
+        """Taking of a sequence without a table, by ``history.TAKE``."""
         known = sequence.start_tokens
         return born, known - sequence.lag, -(-known // self.block_size), sequence.index, known, 0
 
@@ -319,7 +323,7 @@ class CachedMemory(ChunkedMemory):
         return (self._take_of(sequence, born) for sequence, born in self._alone.items())
 
     def steps_unhelped(self, state: State, steps: int) -> int:
-        """See ``ChunkedMemory``: publish the block that it would find next, which then needs no place of its own."""
+        """See ``ChunkedMemory``: the steps until a running sequence publishes the next block of the waiting sequence."""
         transaction = self._transaction
         if transaction.seeker is None or transaction.path is None:
             return steps
@@ -333,13 +337,13 @@ class CachedMemory(ChunkedMemory):
         return min(steps, until)
 
     def _author_of(self, seeker: Sequence, path: Path, place: int) -> BlockTable | None:
-        """The table of the sequence that will publish, while it decodes, the block at ``place`` of a waiting one."""
+        """The table of a decoding sequence that will publish the block at ``place`` of the waiting ``seeker``, if any."""
         if place >= lookup_blocks(seeker.start_tokens, self.block_size):
             return None
         return next(chain.author for chain, stop in path if place < stop)
 
     def advance(self, state: State, steps: int) -> Meter:
-        """See ``ChunkedMemory``; slots that are shared are live once."""
+        """See ``ChunkedMemory``; shared slots are live once."""
         self.cache_log.row += 1
         self._grown_until = state.decode_step + steps
         if self.partial:
@@ -350,7 +354,7 @@ class CachedMemory(ChunkedMemory):
 
     def _growing(self) -> Iterator[tuple[int, int, int]]:
         """See ``QueueHistory``."""
-        # What a step takes that has been decided is behind the head of the queue, though it has not run.
+        # The head of the queue has passed the blocks of a decided step, although the step has not run.
         size, until = self.block_size, max(self._grown_until, self._decided_until)
         if self.tables is not None:
             # Tables with ids may have grown through the step that is being decided.
@@ -379,16 +383,16 @@ class CachedMemory(ChunkedMemory):
 
 
 class CachedTables(BlockTables):
-    """Ids of the blocks in tables; what is free is in the queue of the memory's pool.
+    """Ids of the blocks in tables. Free ids are in the queue of the memory's pool.
 
     Args:
-        queue: That queue.
-        block_size: Tokens a block.
+        queue: The free queue.
+        block_size: Tokens per block.
     """
 
     def __init__(self, queue: FreeIds, block_size: int) -> None:
         super().__init__(0, 0, block_size)
-        # No kind of ``BlockPool``: tables only take from it, and what they give back joins it block by block.
+        # Not a ``BlockPool``: tables only take blocks from it, and the segment pool puts released blocks into it.
         self.pool: FreeIds = queue  # type: ignore[assignment]
 
     @property

@@ -1,19 +1,19 @@
-"""The prefix cache of KV groups: which blocks of a prompt every group still has, and which ones it may find later.
+"""The prefix cache of KV groups: look-ups of cached prefixes, and publication of blocks for later look-ups.
 
-One pool serves all groups, and a block's hash names its group, so that groups never share a block. A prefix is found
-if every group can go on from its end:
+One pool serves all groups. A block's hash includes its group, so groups never share a block. A prefix is found if every
+group can continue from its end:
 
     full groups       have each of its blocks
-    sliding groups    have the ``ceil((window - 1) / block_size)`` blocks before its end, all that the window needs
+    sliding groups    have the ``ceil((window - 1) / block_size)`` blocks before its end, which the window needs
     state groups      have the state at its end
 
     block            0  1  2  3  4  5  6      the window needs two blocks
     full             x  x  x  x  x  x  .      the longest prefix has 6 blocks
-    sliding          .  .  x  x  .  x  x      from right to left: blocks 2 and 3, so 4 blocks are found
+    sliding          .  .  x  x  .  x  x      search from the right: blocks 2 and 3, so 4 blocks are found
 
-A sliding or state group publishes only what a look-up can use: the blocks before a *boundary*, which is the last token of
-the prompt, or the end of the longer prefix that other groups had when the request was looked up (6 above). A block may be found
-from the step on that computes it, but a state only after that step.
+A sliding or state group publishes only blocks that a look-up can use: the blocks before a *boundary*. A boundary is the last
+token of the prompt, or the end of a longer prefix that other groups had at the look-up of the request (6 above). A look-up
+finds a block from the step on that computes it, but a state only after that step.
 
 Source: vLLM 0.33, vllm/v1/core/kv_cache_coordinator.py and single_type_kv_cache_manager.py, with
 ``prefix_cache_retention_interval`` 0, the default.
@@ -28,18 +28,18 @@ from ..accounting.cache_log import CacheLog
 from ..accounting.kv_groups import FULL, SLIDING, STATE, PageGroups, skipped_blocks
 from ..prefix import Chains, HashedBlockPool, lookup_blocks
 
-#: In place of a block that was given back, as vLLM's null block: an entry keeps its place in the table.
+#: Entry of a released block, like vLLM's null block; the following entries keep their places in the table.
 NULL_BLOCK = None
 
 Table = list[int | None]
 
 
 class Found(NamedTuple):
-    """What a look-up found.
+    """Result of a look-up.
 
     Attributes:
-        tables: For each group the blocks to begin with; null where the window has passed.
-        blocks: Length of the prefix.
+        tables: For each group, the first blocks of its table; null before the window.
+        blocks: Length of the prefix in blocks.
     """
 
     tables: tuple[Table, ...]
@@ -47,18 +47,18 @@ class Found(NamedTuple):
 
 
 class GroupCache:
-    """What the groups publish, and look-ups find.
+    """Published blocks of the groups, and look-ups.
 
     Args:
-        num_blocks, block_size: Size of the pool.
-        groups: The KV groups that share it.
+        num_blocks, block_size: Number of blocks of the pool, and tokens per block.
+        groups: The KV groups that share the pool.
         chains: Names of the blocks of every request.
 
     Attributes:
         pool: The blocks.
-        log: Look-ups, and the changes of the cached level.
-        moment: When the next change happens, as the log counts.
-        shared: Table entries beyond the first of each block, of groups of each kind.
+        log: Log of the look-ups and of changes of the cached level.
+        moment: Moment of the next change, in the numbering of the log.
+        shared: Number of table entries beyond the first of each block, by kind of group.
     """
 
     def __init__(self, num_blocks: int, block_size: int, groups: PageGroups, chains: Chains) -> None:
@@ -68,26 +68,26 @@ class GroupCache:
         self.pool = HashedBlockPool(num_blocks)
         self._groups, self._size, self._chains = groups, block_size, chains
         self._places = {kind: [at for at, one in enumerate(groups.kinds) if one == kind] for kind in groups.kinds}
-        # Blocks that are needed before a token: by a window, and of a state.
+        # Number of blocks needed before a token: for the window, and for a state.
         self._needed = {SLIDING: -(-(groups.window_tokens - 1) // block_size), STATE: 1}
         self._computed_now: set[int] = set()
-        # Of each sequence: names of its blocks, how many are published or found, and the boundary that was found.
+        # For each sequence: names of its blocks, number of published or found blocks, and junction of its look-up.
         self._names: dict[Sequence, list[int]] = {}
         self._published: dict[Sequence, int] = {}
         self._junction: dict[Sequence, int] = {}
 
     def settle(self) -> None:
-        """Log how many blocks are cached from ``moment`` on."""
+        """Log the number of cached blocks from ``moment`` on."""
         self.log.settle(self.pool.num_cached, self.moment)
 
     def look_up(self, sequence: Sequence) -> Found:
-        """The longest prefix, of what a waiting sequence knows without its last token, that all groups have."""
+        """The longest cached prefix of a waiting sequence's tokens, without its last token, in all groups."""
         names = self._names_of(sequence)
         blocks = lookup_blocks(sequence.start_tokens, self._size)
         longest, before = 0, -1
         if FULL in self._places:
             blocks = longest = self._prefix(names[:blocks])
-        # Each kind may shorten what another one had accepted.
+        # Each kind may shorten the prefix that another kind has accepted.
         while blocks != before:
             before = blocks
             if SLIDING in self._places:
@@ -107,24 +107,24 @@ class GroupCache:
         return Found(tuple(tables), blocks)
 
     def _prefix(self, names: list[int]) -> int:
-        """Blocks, from the first one on, that all full groups have."""
+        """Number of blocks, from the first one on, that all full groups have."""
         blocks = len(names)
         for place in self._places[FULL]:
             blocks = len(self.pool.lookup(self._hash(name, place) for name in names[:blocks]))
         return blocks
 
     def _end_in_windows(self, names: list[int]) -> int:
-        """The longest prefix, in blocks, that ends where all sliding groups have what the window needs."""
+        """The longest prefix, in blocks, before the end of which all sliding groups have the blocks of the window."""
         run = 0
         for place in reversed(range(len(names))):
             run = run + 1 if self._has(SLIDING, names[place]) else 0
             if run and run >= self._needed[SLIDING]:
                 return place + run
-        # A run from the first block on is a whole prefix.
+        # A run that starts at the first block is a complete prefix.
         return run
 
     def _end_at_state(self, names: list[int]) -> int:
-        """The longest prefix, in blocks, of which all state groups have the state at its end."""
+        """The longest prefix, in blocks, with a state at its end in all state groups."""
         return next((place + 1 for place in reversed(range(len(names))) if self._has(STATE, names[place])), 0)
 
     def _has(self, kind: str, name: int) -> bool:
@@ -140,27 +140,27 @@ class GroupCache:
         return names
 
     def to_take(self, found: Found) -> int:
-        """Blocks among those found that lie in the free queue."""
+        """Number of found blocks that are in the free queue."""
         references = self.pool.reference_counts
         return sum(not references[block] for table in found.tables for block in table if block is not NULL_BLOCK)
 
     def junction(self, sequence: Sequence) -> int:
-        """Blocks of a longer prefix that some groups had when a sequence was looked up last; 0 where there was none."""
+        """Blocks of a longer prefix that some groups had at the last look-up of a sequence; 0 without one."""
         return self._junction.get(sequence, 0)
 
     def begin_step(self) -> None:
-        """A step is decided: what was published before it has been computed."""
+        """Start a step: all blocks published before it have been computed."""
         self._computed_now.clear()
 
     def computes_now(self, found: Found) -> bool:
-        """Whether a state that was found is computed in the step that is being decided, there or in another block."""
+        """Whether a found state is computed in the current step, in the found block or in another one with its hash."""
         states = (
             table[-1] for kind, table in zip(self._groups.kinds, found.tables, strict=True) if kind == STATE and table
         )
         return any(block is not NULL_BLOCK and self.pool.hashes[block] in self._computed_now for block in states)
 
     def enter(self, sequence: Sequence, found: Found) -> None:
-        """A sequence that waited begins with what it found."""
+        """Take the blocks that a waiting sequence has found."""
         references = self.pool.reference_counts
         for kind, table in zip(self._groups.kinds, found.tables, strict=True):
             blocks = [block for block in table if block is not NULL_BLOCK]
@@ -170,7 +170,7 @@ class GroupCache:
         self.log.look_ups.append((sequence.index, sequence.start_tokens, found.blocks * self._size))
 
     def publish(self, sequence: Sequence, tables: tuple[Table, ...], tokens: int) -> None:
-        """The full blocks of the first ``tokens`` may be found from now on."""
+        """Publish the full blocks of the first ``tokens``: look-ups can find them from now on."""
         done, full = self._published.get(sequence, 0), tokens // self._size
         if full <= done:
             return
@@ -189,11 +189,11 @@ class GroupCache:
         self._published[sequence] = full
 
     def leave(self, blocks: list[int], kind: str) -> None:
-        """A table of a group of this kind is about to give ``blocks`` back."""
+        """Update ``shared`` before a table of a group of this kind releases ``blocks``."""
         references = self.pool.reference_counts
         self.shared[kind] -= sum(references[block] > 1 for block in blocks)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has no tables any more."""
+        """Delete the entries of a sequence without tables."""
         for kept in (self._names, self._published, self._junction):
             kept.pop(sequence, None)

@@ -1,25 +1,25 @@
-"""Paged memory for layers in KV groups over one pool of pages: some keep every token, some a window, some a state.
+"""Paged memory for KV groups with one pool of pages: groups keep every token, the tokens of a window, or a state.
 
-A block of a sequence is a page in each group: as in vLLM's hybrid KV cache manager all groups grow at
-the same time, by a page each, and the groups with a window give back what it lets go of (``skipped``). A group that keeps
-the state at the end of a block gives back that of the block before. So a few counts tell all, the blocks that a
-group holds which keeps every token, and those of them that one group of each other kind has given back:
+A block of a sequence has one page in each group. As in vLLM's hybrid KV cache manager, all groups grow at the same time, by
+one page each. Groups with a window release the pages before the window (``skipped``). A group that keeps the state at the
+end of a block releases the state of the previous block. Two counts are sufficient: the blocks held in a group that keeps
+every token, and for each other kind the number of them that one group has released:
 
     free = pages - groups * blocks + sum over kinds of groups * skipped
 
-Past its window a sequence takes a page every ``block_size`` steps in a sliding group, and gives one back
-every ``block_size`` steps. **Giving back comes first, sequence by sequence**: each, in the order in which
-they run, gives back what its window needs no more, and then takes what its next token needs. So pages
-that come back from a sequence serve it and those behind it, not those before it.
+Past its window a sequence takes a page every ``block_size`` steps in a sliding group, and releases one every
+``block_size`` steps. **Each sequence releases before it takes**: in running order, a sequence releases the pages before its
+window, and then takes the pages for its next token. Released pages are available to this sequence and the ones after it in
+the order, not to the ones before it.
 
-Where prefixes are not cached a state takes one page, from the first chunk of a prefill to the end: it is not among the
-groups above, but ``fixed`` pages a sequence.
+Without prefix caching a state takes one page, from the first chunk of the prefill to the end of the sequence. It is not
+counted among the groups above, but as ``fixed`` pages of each sequence.
 
-With a prefix cache (``group_cache``) a page may be in several tables: ``shared`` are the entries beyond the first.
+With a prefix cache (``group_cache``) a page may be in several tables; ``shared`` counts the entries beyond the first:
 
     free = pages - groups * blocks + sum over kinds of groups * skipped + shared
 
-Then tables always have ids, and grants of a step are made at once, as the next look-up sees what they took.
+Tables then always have ids, and grants of a step take effect at once, because the next look-up depends on them.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from .skipped import SkippedBlocks, SkippedStates
 
 
 class Partial(NamedTuple):
-    """What a sequence holds in a chunked prefill, or while it stands still.
+    """Pages of a sequence in a chunked prefill, or of a stalled sequence.
 
     Attributes:
-        blocks: In a full group.
-        skipped: Of those, the ones that a group of each other kind has given back.
-        computed_tokens: With those of its last chunk.
+        blocks: Number of blocks in a full group.
+        skipped: Number of these blocks that one group of each other kind has released.
+        computed_tokens: Computed tokens, including the last chunk.
     """
 
     blocks: int
@@ -57,11 +57,11 @@ class Partial(NamedTuple):
 
 
 class Kind:
-    """Groups of one kind that give blocks back: they all give back the same.
+    """Groups of one kind that release blocks of running sequences; all of them release the same blocks.
 
     Attributes:
-        number: How many there are.
-        given_back: Blocks of all sequences that one of them has given back.
+        number: Number of groups.
+        given_back: Number of blocks that one of the groups has released, over all sequences.
     """
 
     __slots__ = ("given_back", "number", "skipped")
@@ -71,18 +71,18 @@ class Kind:
 
 
 class HybridTransaction(PagedTransaction):
-    """Tentative grants of one step, in pages of all groups together; made at once where there is a prefix cache.
+    """Tentative grants of one step, in pages of all groups; with a prefix cache they take effect at once.
 
     Attributes:
-        free: What is free before any sequence gives back or takes.
-        takes: What those that decode take in the step.
-        need: That less what they give back.
+        free: Free pages before any sequence releases or takes pages.
+        takes: Pages that the decoding sequences take in the step.
+        need: ``takes`` minus the pages that they release.
     """
 
     __slots__ = ("found", "groups", "takes")
     memory: HybridMemory
     takes: int
-    #: What the sequence that looked up last found.
+    #: Result of the last look-up.
     found: Found
 
     def __init__(self, memory: HybridMemory) -> None:
@@ -90,7 +90,7 @@ class HybridTransaction(PagedTransaction):
         self.groups = memory.growing
 
     def blocks_of(self, tokens: int) -> int:
-        """Pages that an admission of a prompt of ``tokens`` asks for."""
+        """Pages that must be free for the admission of a prompt of ``tokens``."""
         return self.memory.groups.wanted_blocks(-(-tokens // self.block_size))
 
     def look_up(self, sequence: Sequence) -> int:
@@ -103,13 +103,13 @@ class HybridTransaction(PagedTransaction):
         return self.found.blocks * self.block_size
 
     def lacking(self, sequence: Sequence, tokens: int) -> int:
-        """See ``PagedTransaction``: those of all tokens that it knows, and of those that it would compute now."""
+        """See ``PagedTransaction``: the maximum of the pages for all its tokens and for the tokens to compute now."""
         memory, start, size = self.memory, sequence.start_tokens, self.block_size
         if memory.cache is None:
             return self.blocks_of(start)
         found, groups, blocks = self.found.blocks, memory.groups, -(-start // size)
         if memory.cache.computes_now(self.found):
-            # The state that it would begin with is not there before the end of this step.
+            # The state at the end of the prefix is only available after this step.
             return memory.num_blocks + 1
         now = -(-(found * size + tokens) // size)
         windows = max(0, min(blocks, groups.most_prompt_blocks) - found)
@@ -144,15 +144,15 @@ class HybridTransaction(PagedTransaction):
             tables.reach(sequence, sequence.computed_tokens, tokens)
 
     def chunk_blocks(self, sequence: Sequence, tokens: int) -> int:
-        """Pages that a prefill takes for its next ``tokens``, less those that it gives back for them."""
+        """Pages that a prefill takes for its next ``tokens``, minus the pages that it releases for them."""
         memory, computed = self.memory, sequence.computed_tokens
         holding = memory.prefills[sequence]
         more = -(-(computed + tokens) // self.block_size) - holding.blocks
         if memory.group_tables:
-            # Given back even if the chunk then finds no room.
+            # Released even if the chunk then finds too few pages.
             memory.group_tables.skip(sequence, computed)
         if memory.cache:
-            # What it gave back others may still have.
+            # Released pages may still be in tables of other sequences.
             self.free = memory.cache.pool.num_free
             return (memory.groups.full + memory.groups.sliding) * more + memory.groups.states * min(more, 1)
         return memory.pages(more, memory.skipped_in_prefill(computed, computed + tokens, holding.skipped))
@@ -207,7 +207,7 @@ class HybridTransaction(PagedTransaction):
         self.free = self.free + pages if cache is None else cache.pool.num_free
 
     def exchange(self, sequence: Sequence, decode_step: int) -> tuple[int, int]:
-        """Pages that a decoding sequence gives back in ``decode_step``, and then takes."""
+        """Pages that a decoding sequence releases in ``decode_step``, and pages that it then takes."""
         memory, held = self.memory, sequence.held_tokens(decode_step)
         back = sum(
             kind.number * (kind.skipped.of(held) - kind.skipped.so_far(sequence, decode_step)) for kind in memory.giving
@@ -215,7 +215,7 @@ class HybridTransaction(PagedTransaction):
         return back, self.groups * (held % self.block_size == 0)
 
     def reclaimed(self, sequence: Sequence, decode_step: int) -> int:
-        """Pages that come free if a sequence gives way before ``decode_step``: those that it holds."""
+        """Pages that a sequence would release if it is preempted before ``decode_step``."""
         memory = self.memory
         if sequence in memory.prefills:
             return memory.pages(*memory.prefills[sequence][:2]) + memory.fixed
@@ -224,22 +224,22 @@ class HybridTransaction(PagedTransaction):
 
 
 class HybridMemory(PagedMemory):
-    """Pages held by running sequences and by chunked prefills; there is no swap space.
+    """Pages of running sequences and of chunked prefills, without swap space.
 
     Args:
         num_blocks: Pages of the pool.
-        block_size: Tokens a page, of the layers of one group.
-        groups: The groups that share it.
-        ids: Whether to keep block tables, one a sequence and group.
-        chains: Names of the blocks of every request, where prefixes are to be cached.
+        block_size: Tokens per page, for the layers of one group.
+        groups: The groups that share the pool.
+        ids: Whether to keep block tables, one per sequence and group.
+        chains: Names of the blocks of every request, for prefix caching; None disables it.
 
     Attributes:
         cache: The prefix cache, or None.
-        giving: The kinds of groups that give blocks back while their sequences run.
-        growing: Groups that take a page with every block.
-        fixed: Pages that every sequence has besides.
-        prefills: What each sequence in a chunked prefill, or that stands still, holds; in place of ``partial``.
-        group_tables: The block tables, one a sequence and group, where there are ids; in place of ``tables``.
+        giving: The kinds of groups that release blocks while their sequences run.
+        growing: Number of groups that take a page with every block.
+        fixed: Additional pages of every sequence.
+        prefills: Pages of sequences in a chunked prefill and of stalled sequences; used instead of ``partial``.
+        group_tables: The block tables, one per sequence and group; None without ids. Used instead of ``tables``.
     """
 
     def __init__(
@@ -264,12 +264,12 @@ class HybridMemory(PagedMemory):
             self.cache = GroupCache(num_blocks, block_size, groups, chains)
             self.cache_log = self.cached_level = self.cache.log
             self.meter += ("shared", "shared_in_windows", "shared_states")
-        # Table entries beyond the first of a block, as ``free`` counts them.
+        # Table entries beyond the first of a block, as included in ``free``.
         self._shared = 0
         self.prefills: dict[Sequence, Partial] = {}
         keeps_tables = ids or self.cache is not None
         self.group_tables = HybridTables(num_blocks, block_size, groups, self.cache) if keeps_tables else None
-        # Of all sequences, in a full group.
+        # Blocks of all sequences, in a full group.
         self._blocks = 0
         self._transaction: HybridTransaction = HybridTransaction(self)
         self._nothing = Partial(0, (0,) * len(self.giving), 0)
@@ -286,25 +286,25 @@ class HybridMemory(PagedMemory):
         return np.flatnonzero(np.frombuffer(self.cache.pool.is_named, np.uint8))
 
     def pages(self, blocks: int, skipped: Values[int]) -> int:
-        """Pages of all growing groups where a full one has ``blocks``, and one of each other kind has given back so many
-        of them."""
+        """Pages of all growing groups if a full group has ``blocks`` and one group of each other kind has released
+        ``skipped`` of them."""
         pages = self.growing * blocks
         for kind, back in zip(self.giving, skipped, strict=True):
             pages -= kind.number * back
         return pages
 
     def skipped_in_prefill(self, computed: int, tokens: int, before: Values[int]) -> list[int]:
-        """Blocks that each kind gives back in a step that computes a prompt from ``computed`` tokens up to ``tokens``,
-        where it has given back ``before`` of them."""
+        """Blocks that each kind releases in a step that computes a prompt from ``computed`` up to ``tokens`` tokens, if it
+        has already released ``before``."""
         kinds = zip(self.giving, before, strict=True)
         return [kind.skipped.in_prefill(computed, tokens) - back for kind, back in kinds]
 
     def skipped_by(self, sequence: Sequence, decode_step: int) -> list[int]:
-        """Blocks that a decoding sequence has given back before ``decode_step``, of each kind."""
+        """Blocks that a decoding sequence has released before ``decode_step``, for each kind."""
         return [kind.skipped.so_far(sequence, decode_step) for kind in self.giving]
 
     def transaction(self, decode_step: int) -> HybridTransaction:
-        """The tentative grants of ``decode_step``; one at a time."""
+        """The transaction of ``decode_step``; only one exists at a time."""
         transaction = self._transaction
         if self.cache and self.group_tables:
             self.group_tables.grow_until(decode_step)
@@ -318,7 +318,7 @@ class HybridMemory(PagedMemory):
         return transaction
 
     def begin(self, sequence: Sequence, known_tokens: int) -> None:
-        """A sequence that waited holds the pages of ``known_tokens``, which it found."""
+        """Count the pages of ``known_tokens``, which a waiting sequence has found."""
         if known_tokens:
             blocks = known_tokens // self.block_size
             skipped = self.skipped_in_prefill(known_tokens, known_tokens, self._nothing.skipped)
@@ -326,7 +326,7 @@ class HybridMemory(PagedMemory):
             self.prefills[sequence] = Partial(blocks, tuple(skipped), known_tokens)
 
     def prefill(self, sequence: Sequence, decode_step: int) -> None:
-        """Pages for the tokens of a prefill that goes on, those of the chunk in ``decode_step`` included."""
+        """Count the pages of a prefill that continues, including the chunk of ``decode_step``."""
         before, computed = self.prefills.get(sequence, self._nothing), sequence.computed_tokens
         start = before.computed_tokens
         if sequence not in self.prefills:
@@ -341,7 +341,7 @@ class HybridMemory(PagedMemory):
             self.group_tables.reach(sequence, start, computed)
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """See ``PagedMemory``; what the prefill held becomes part of it."""
+        """See ``PagedMemory``; the pages of the prefill become pages of the running sequence."""
         before, size, phases = sequence.start_tokens - 1, self.block_size, self._phases
         if sequence not in self.prefills:
             self.free -= self.fixed
@@ -358,12 +358,12 @@ class HybridMemory(PagedMemory):
             self.group_tables.join(sequence, decode_step)
 
     def settle(self, state: State, steps: int) -> None:
-        """See ``Memory``; of ``group_tables``."""
+        """See ``Memory``; applies to ``group_tables``."""
         if self.group_tables:
             self.group_tables.grow_until(state.decode_step + steps)
 
     def stall(self, sequence: Sequence, decode_step: int) -> None:
-        """A running sequence grows no more and keeps its pages."""
+        """Stall a running sequence: it stops growing and keeps its pages."""
         ahead, size = 1 - sequence.lag, self.block_size
         held = sequence.held_tokens(decode_step)
         self._end_growth(ahead % size)
@@ -385,7 +385,7 @@ class HybridMemory(PagedMemory):
             self.cache.settle()
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
-        """See ``PagedMemory``; a prefill that goes on gives up its pages too."""
+        """See ``PagedMemory``; a chunked prefill also releases its pages."""
         for sequence in preempted:
             if sequence in self.prefills:
                 self.drop(sequence, decode_step)
@@ -415,38 +415,38 @@ class HybridMemory(PagedMemory):
         self._phases[phase + self.block_size] -= 1
 
     def _count_shared(self) -> None:
-        """``free`` counts a block once, however many tables name it."""
+        """Update ``free`` for shared blocks: a block in several tables counts once."""
         if self.cache:
             shared = sum(self.cache.shared.values())
             self.free += shared - self._shared
             self._shared = shared
 
     def _hold(self, blocks: int, skipped: Values[int]) -> None:
-        """So many blocks more are held in a full group, and more of them given back in a group of each other kind."""
+        """Hold ``blocks`` more in a full group; a group of each other kind releases ``skipped`` more."""
         self._blocks += blocks
         for kind, back in zip(self.giving, skipped, strict=True):
             kind.given_back += back
         self.free -= self.pages(blocks, skipped)
 
     def steps_with(self, state: State, blocks: int, limit: int) -> int:
-        """Steps from the coming one on in which every sequence finds its pages in any order of taking, with
-        ``blocks`` free before them; perhaps fewer than the truth."""
+        """Lower bound of the number of steps, from the next one on, in which every sequence finds its pages in any order
+        of taking, with ``blocks`` free before them."""
         if self.cache and (self.cache.shared[SLIDING] or self.cache.shared[STATE]):
-            # Where windows pass blocks that others have, too, fewer pages come back.
+            # A window that passes a shared block does not free its page.
             return 1
         alike = min((kind.skipped.steps_alike(state.decode_step) for kind in self.giving), default=limit)
-        # No sequence takes more than a page a group in so many steps, even if nothing comes back.
+        # In ``safe`` steps the sequences take at most ``blocks`` pages, even if none is released.
         safe = blocks // (self.growing * state.batch_size) * self.block_size if self.growing else limit
         return min(alike, safe if safe >= limit else self._steps_within(state.decode_step, blocks, limit))
 
     def _steps_within(self, decode_step: int, blocks: int, limit: int) -> int:
-        """As ``steps_with``, while cycles of a block are alike."""
+        """As ``steps_with``, while all cycles of ``block_size`` steps are equal."""
         exchanges = self._cycle(decode_step)
         level = peak = 0
         for take, back in exchanges:
             peak = max(peak, level + take)
             level += take - back
-        # By so many pages more is held after each cycle: those of the full groups, and of windows yet to fill.
+        # Increase of held pages per cycle: pages of full groups, and of windows that are not yet full.
         drift = level
         if peak <= blocks and not drift:
             return limit
@@ -460,8 +460,11 @@ class HybridMemory(PagedMemory):
         return steps
 
     def step_that_frees(self, decode_step: int, blocks: int) -> int | None:
-        """Number, from 1, of the first step from ``decode_step`` on after which ``blocks`` pages are free; None where
-        there is none while cycles are alike: from one to the next no more come back than are taken."""
+        """Number, from 1, of the first step from ``decode_step`` on after which ``blocks`` pages are free.
+
+        None if the first cycle has no such step. Later equal cycles have none either, as a cycle never releases more
+        pages than it takes.
+        """
         free = self.free
         for number, (take, back) in enumerate(self._cycle(decode_step), 1):
             free += back - take
@@ -470,7 +473,7 @@ class HybridMemory(PagedMemory):
         return None
 
     def _cycle(self, decode_step: int) -> list[tuple[int, int]]:
-        """Pages taken and given back in each of the ``block_size`` steps from ``decode_step`` on."""
+        """Pages taken and released in each of the ``block_size`` steps from ``decode_step`` on."""
         start = decode_step % self.block_size
         takes = self._phases[start : start + self.block_size]
         backs = [0] * self.block_size
@@ -481,15 +484,15 @@ class HybridMemory(PagedMemory):
         return [(self.growing * take, back) for take, back in zip(takes, backs, strict=True)]
 
     def room_after(self, state: State, steps: int) -> int:
-        """See ``PagedMemory``; within a leap every cycle of a block is as the first."""
+        """See ``PagedMemory``; within a leap all cycles of ``block_size`` steps are equal."""
         cycles, rest = divmod(steps, self.block_size)
         exchanges = [take - back for take, back in self._cycle(state.decode_step)]
         taken = cycles * sum(exchanges) + sum(exchanges[:rest])
         return (self.free - taken) * self.block_size
 
     def advance(self, state: State, steps: int) -> Meter:
-        """See ``PagedMemory``: live and held are those of a group that keeps every token, and so is the block_tail of
-        prefills that go on; skipped are the slots of those that a group of another kind has given back."""
+        """See ``PagedMemory``: live, held and the block_tail of chunked prefills are counts of a group that keeps every
+        token; skipped are the slots that a group of another kind has released."""
         size, decode_step = self.block_size, state.decode_step
         others: tuple[int, ...] = (size * (state.batch_size + len(self.prefills)),) if self.fixed else ()
         if self.cache and self.group_tables:

@@ -1,10 +1,10 @@
-"""Block tables for layers in KV groups: a table a group, null where a window has passed.
+"""Block tables for KV groups: one table per group, with null entries before a window.
 
-A step goes through the sequences in order of arrival. For each, as ``KVCacheManager.allocate_slots`` of vLLM 0.33 does,
+A step handles the sequences in order of arrival. For each sequence, as in ``KVCacheManager.allocate_slots`` of vLLM 0.33:
 
-    skip       group by group, the blocks before the window of the first token to compute are given back
-    take       group by group, blocks for the tokens of the step
-    publish    group by group, full blocks get a hash where there is a prefix cache (``group_cache``)
+    skip       group by group, release the blocks before the window of the first token to compute
+    take       group by group, take blocks for the tokens of the step
+    publish    group by group, give full blocks a hash if there is a prefix cache (``group_cache``)
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .group_cache import NULL_BLOCK, GroupCache, Table
 
 
 class HybridTables:
-    """Physical pages behind the counts. Tables grow when sequences come, go or are looked at, as ``BlockTables`` do.
+    """Block ids behind the counts. As in ``BlockTables``, tables are updated when sequences join, leave or are read.
 
     Args:
-        cache: The prefix cache; the tables then take their blocks from its pool.
+        cache: The prefix cache, if any; the tables then take their blocks from its pool.
 
     Attributes:
-        tables: Of each sequence one table a group, in the order of the groups.
+        tables: For each sequence, one table per group, in the order of the groups.
     """
 
     def __init__(self, num_blocks: int, block_size: int, groups: PageGroups, cache: GroupCache | None = None) -> None:
@@ -33,22 +33,22 @@ class HybridTables:
         self.tables: dict[Sequence, tuple[Table, ...]] = {}
         self._size, self._groups, self._cache = block_size, groups, cache
         self._windows = groups.windows()
-        # Sequences that may take, or give back, in a step: by the step modulo the block size.
+        # Sequences that may take or release blocks in a step, by the step modulo the block size.
         self._takers: list[set[Sequence]] = [set() for _ in range(block_size)]
         self._givers: list[set[Sequence]] = [set() for _ in range(block_size)]
-        # Those that have yet to decode for the first time, when they give back what their prompt needed.
+        # Sequences before their first decode, which releases the blocks that only their prompt needed.
         self._prompts: set[Sequence] = set()
-        # Up to which place each has given back, by kind of group.
+        # Place up to which each sequence has released blocks, by kind of group.
         self._skipped: dict[Sequence, dict[str, int]] = {}
         self._grown_until = 0
 
     def reach(self, sequence: Sequence, computed: int, tokens: int) -> None:
-        """Let the tables of a sequence with ``computed`` tokens reach to ``tokens``."""
+        """Release and take blocks of a sequence with ``computed`` tokens, for a step that computes up to ``tokens``."""
         self.skip(sequence, computed)
         self.take(sequence, tokens)
 
     def skip(self, sequence: Sequence, computed: int) -> None:
-        """Give back the blocks that no kind of group needs for the token after ``computed`` ones."""
+        """Release the blocks of each kind of group that it does not need for the token after ``computed`` tokens."""
         before, size = self._skipped.get(sequence, {}), self._size
         until = {kind: skipped_blocks(computed, window, size) for kind, window in self._windows.items()}
         if until == before:
@@ -63,12 +63,12 @@ class HybridTables:
         self._skipped[sequence] = until
 
     def take(self, sequence: Sequence, tokens: int) -> None:
-        """Extend the tables of a sequence to ``tokens``, which the step computes."""
+        """Extend the tables of a sequence to ``tokens``, the tokens computed after the step."""
         tables, blocks = self._tables_of(sequence), -(-tokens // self._size)
         for kind, table in zip(self._groups.kinds, tables, strict=True):
             missing = blocks - len(table)
             if kind == STATE:
-                # The state at the end of the step; those of the blocks that it jumps over are not kept.
+                # Only the state at the end of the step is kept; blocks before it within the step get null entries.
                 missing = missing if self._groups.states_by_block else 1 - len(table)
                 table += [NULL_BLOCK] * (missing - 1)
                 missing = min(missing, 1)
@@ -78,7 +78,7 @@ class HybridTables:
             self._cache.publish(sequence, tables, tokens)
 
     def enter(self, sequence: Sequence, found: tuple[Table, ...]) -> None:
-        """The tables of a sequence that waited begin with what it found."""
+        """Set the tables of a waiting sequence to the blocks that it found."""
         self.tables[sequence] = found
 
     def _tables_of(self, sequence: Sequence) -> tuple[Table, ...]:
@@ -88,13 +88,13 @@ class HybridTables:
         return tables
 
     def _give_back(self, blocks: list[int], kind: str) -> None:
-        """Blocks of one table, the last of which is the first one to be taken again."""
+        """Release blocks of one table; the last of them is taken again first."""
         if self._cache:
             self._cache.leave(blocks, kind)
         self.pool.release(blocks)
 
     def join(self, sequence: Sequence, decode_step: int) -> None:
-        """A prefill ends in ``decode_step``: from the next one on the tables grow, and windows move on."""
+        """End a prefill in ``decode_step``; from the next step on its tables grow and its windows move."""
         start, size = sequence.start_tokens, self._size
         self.reach(sequence, sequence.computed_tokens, start)
         # Before step s it holds start + s - decode_step - 1 tokens.
@@ -104,12 +104,12 @@ class HybridTables:
         self._prompts.add(sequence)
 
     def grow_until(self, decode_step: int) -> None:
-        """Let all tables grow through the steps before ``decode_step`` that they were not yet done for."""
+        """Update all tables for the steps before ``decode_step`` that are not yet done."""
         for step in range(self._grown_until, decode_step):
             place = step % self._size
             moving = self._takers[place] | self._givers[place] | self._prompts
             if self._cache:
-                # Those that fill a block in the step.
+                # Also sequences that fill a block in the step.
                 moving |= self._takers[(step + 1) % self._size]
                 self._cache.moment = in_step(step)
             self._prompts.clear()
@@ -123,12 +123,12 @@ class HybridTables:
             self._cache.moment = at_row(self._cache.log.row)
 
     def grown(self, decode_step: int) -> None:
-        """The running sequences have grown through ``decode_step``, one by one."""
+        """Note that the tables of the running sequences were updated one by one for ``decode_step``."""
         self._prompts.clear()
         self._grown_until = decode_step + 1
 
     def drop(self, sequence: Sequence) -> None:
-        """Give back all that the tables of a sequence name; nothing where that was done before."""
+        """Release all blocks of a sequence; does nothing if they were already released."""
         tables = self.tables.pop(sequence, None)
         if tables is None:
             return
@@ -140,7 +140,7 @@ class HybridTables:
         self.park(sequence)
 
     def park(self, sequence: Sequence) -> None:
-        """The tables of a sequence grow no more."""
+        """Stop updating the tables of a sequence."""
         for members in (*self._takers, *self._givers):
             members.discard(sequence)
         self._prompts.discard(sequence)

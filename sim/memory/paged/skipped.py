@@ -1,19 +1,18 @@
-"""The blocks that windows, and states, let go of, and when: counts for one group of layers.
+"""Released blocks of windows and states: counts by step for one KV group.
 
-A token attends to itself and the ``window - 1`` before it. So a step that finds c tokens computed
-needs none before ``c - window + 1``, and the blocks that lie wholly before that are *skipped*: they
-are given back at the start of the step. While a sequence decodes its window moves on by a token a
-step, and lets go of a block every ``block_size`` steps, from its *turn* on:
+A token attends to itself and the ``window - 1`` tokens before it. A step with c computed tokens needs no
+token before ``c - window + 1``. Blocks that lie completely before this token are *skipped*: they are released
+at the start of the step. The window of a decoding sequence moves by one token per step and skips a block
+every ``block_size`` steps, from its *turn* on:
 
     block size 4, window 6      c = 8         9         10        13        17
     first token needed            3         4         5         8         12
     blocks                        0 1 2     . 1 2     . 1 2     . . 2 3   . . . 3 4
                                             turn
 
-What a step gives back is thus a histogram by step modulo the block size, as what it takes is, of the
-sequences past their turn; the turns of the others wait in a heap. A prefill attends to all of its
-prompt: the blocks that lie before the window of the first decode are given back by that step, all at
-once. Until then the sequence is one of ``prompts``.
+For sequences past their turns, the blocks released in a step are a histogram by step modulo the block size,
+like the blocks taken. The turns of the other sequences are in a heap. A prefill attends to its whole prompt:
+the first decode step releases all blocks before its window at once. Until then the sequence is in ``prompts``.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from heapq import heappop, heappush
 from ...types.sequence import Sequence
 from ..accounting.kv_groups import STATE_WINDOW, skipped_blocks
 
-#: More steps than any leap has.
+#: More steps than in any leap.
 _FOR_EVER = 1 << 40
 
 
 class SkippedBlocks:
-    """Blocks given back, in one group, by the sequences that decode.
+    """Blocks that decoding sequences release in one group.
 
     Attributes:
-        prompts: Sequences with a prompt longer than the window that have not decoded yet, with the
-            blocks that their prefill's chunks gave back.
+        prompts: Sequences with a prompt longer than the window before their first decode, with the number
+            of blocks that their prefill's chunks released.
     """
 
     __slots__ = ("_due_steps", "_phases", "_settled", "_size", "_turns", "_window_tokens", "prompts")
@@ -40,42 +39,42 @@ class SkippedBlocks:
     def __init__(self, window_tokens: int, block_size: int) -> None:
         self._window_tokens, self._size = window_tokens, block_size
         self.prompts: dict[Sequence, int] = {}
-        # By step modulo the block size; twice over, so that a span shorter than a block is one slice.
+        # By step modulo the block size; stored twice, so that a span shorter than a block is one slice.
         self._phases = [0] * (2 * block_size)
-        # Sequences with a turn in a step that is not settled yet; its decode steps, in order.
+        # Sequences with a turn in a later step, by decode step; and a heap of these steps.
         self._turns: dict[int, int] = {}
         self._due_steps: list[int] = []
         self._settled = -1
 
     def of(self, tokens: int) -> int:
-        """Blocks skipped by a step that finds so many tokens computed."""
+        """Number of blocks skipped by a step with ``tokens`` computed tokens."""
         return skipped_blocks(tokens, self._window_tokens, self._size)
 
     def in_prefill(self, computed: int, tokens: int) -> int:
-        """Blocks skipped in a step that finds ``computed`` tokens of a prompt, and computes it up to ``tokens``."""
+        """Number of blocks skipped in a step that computes a prompt from ``computed`` up to ``tokens`` tokens."""
         return self.of(computed)
 
     def join(self, sequence: Sequence, lag: int, skipped: int) -> None:
-        """A sequence with ``skipped`` blocks given back ends its prefill, and decodes from then on."""
+        """Add a sequence that ends its prefill, with ``skipped`` released blocks; it then decodes."""
         if self.of(sequence.start_tokens):
             self.prompts[sequence] = skipped
         else:
             self._wait(lag)
 
     def leave(self, sequence: Sequence, decode_step: int) -> int:
-        """A sequence leaves before ``decode_step``; blocks that it had given back."""
+        """Remove a sequence before ``decode_step``. Returns the number of blocks that it had released."""
         skipped = self.so_far(sequence, decode_step)
         if self.prompts.pop(sequence, None) is None:
             self._change(self._turn(sequence.lag), -1)
         return skipped
 
     def so_far(self, sequence: Sequence, decode_step: int) -> int:
-        """Blocks that a decoding sequence has given back before ``decode_step``."""
+        """Number of blocks that a decoding sequence has released before ``decode_step``."""
         prompt = self.prompts.get(sequence)
         return self.of(sequence.held_tokens(decode_step) - 1) if prompt is None else prompt
 
     def in_step(self, decode_step: int) -> int:
-        """Blocks given back by ``decode_step``, before a sequence admitted in it has joined."""
+        """Number of blocks released in ``decode_step``, before sequences admitted in it have joined."""
         self.settle(decode_step)
         blocks = self._phases[decode_step % self._size]
         for sequence, skipped in self.prompts.items():
@@ -83,25 +82,25 @@ class SkippedBlocks:
         return blocks
 
     def settle(self, decode_step: int) -> None:
-        """Sequences with a turn up to ``decode_step`` give back blocks in phase from now on."""
+        """Add sequences with a turn up to ``decode_step`` to the histogram."""
         self._settled = decode_step
         while self._due_steps and self._due_steps[0] <= decode_step:
             turn = heappop(self._due_steps)
             self._change(turn, self._turns.pop(turn))
 
     def cycle(self, decode_step: int) -> list[int]:
-        """Blocks given back in phase in each of the ``block_size`` steps from ``decode_step`` on."""
+        """Blocks released by the histogram in each of the ``block_size`` steps from ``decode_step`` on."""
         start = decode_step % self._size
         return self._phases[start : start + self._size]
 
     def steps_alike(self, decode_step: int) -> int:
-        """Steps from ``decode_step`` on of which ``cycle`` tells the truth; at least one."""
+        """Number of steps from ``decode_step`` on for which ``cycle`` is exact; at least one."""
         if self.prompts:
             return 1
         return self._due_steps[0] - decode_step if self._due_steps else _FOR_EVER
 
     def advance(self, decode_step: int, steps: int) -> tuple[int, int]:
-        """Let a leap pass, which ``steps_alike`` bounds: blocks given back by its first step, and by all."""
+        """Advance by a leap within ``steps_alike``. Returns the blocks released by its first step and by all steps."""
         self.settle(decode_step)
         size, start = self._size, decode_step % self._size
         first = self._phases[start]
@@ -111,7 +110,7 @@ class SkippedBlocks:
         return first + prompts, in_phase + prompts
 
     def _end_prompts(self, decode_step: int) -> int:
-        """Those that decode for the first time in ``decode_step`` give back what their prompts need no more."""
+        """Release the prompt blocks of sequences with their first decode in ``decode_step``. Returns their number."""
         blocks = 0
         for sequence in [sequence for sequence in self.prompts if sequence.start_step < decode_step]:
             blocks += self.of(sequence.held_tokens(decode_step)) - self.prompts.pop(sequence)
@@ -119,7 +118,7 @@ class SkippedBlocks:
         return blocks
 
     def _turn(self, lag: int) -> int:
-        """The step in which a sequence gives back its first block by decoding: ``window - 1 + block_size`` tokens are
+        """The step in which a sequence releases its first block by decoding: ``window - 1 + block_size`` tokens are
         computed before it."""
         return self._window_tokens + self._size - lag
 
@@ -140,9 +139,9 @@ class SkippedBlocks:
 
 
 class SkippedStates(SkippedBlocks):
-    """As ``SkippedBlocks``, of a group that keeps the state at the end of each block until the one after it is there.
+    """As ``SkippedBlocks``, for a group that keeps the state at the end of a block until the next state exists.
 
-    A prefill keeps none of the blocks within its chunks: only the state that it begins with and the one that it ends with.
+    A prefill keeps no states within its chunks: only the state at the start and the state at the end of a chunk.
     """
 
     __slots__ = ()
