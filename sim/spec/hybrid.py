@@ -29,7 +29,7 @@ class HybridLayout:
 
     Attributes:
         groups: Groups of the kind of the first layer first. Groups of one kind take its layers in turns.
-        config: Blocks and pages of a model with states, whose page sizes do not follow from the layers alone.
+        config: Blocks and pages of a model with states: its page sizes do not follow from the layers alone.
     """
 
     groups: tuple[KvGroup, ...]
