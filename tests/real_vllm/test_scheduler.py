@@ -102,7 +102,8 @@ def test_options_of_the_scheduler_reach_it():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_asynchronous_steps_compute_one_token_more_for_each_eos(kind):
-    """In workloads without preemptions; and every request finishes."""
+    """In workloads without preemptions; and every request finishes. An EOS at the model's longest length is followed
+    by no token."""
     alike = 0
     for case in _cases(kind, 0):
         if case.prefix_caching:
@@ -113,6 +114,8 @@ def test_asynchronous_steps_compute_one_token_more_for_each_eos(kind):
         if any(step.preempted for step in ahead.steps + behind.steps):
             continue
         computed = [sum(tokens for step in served.steps for _, tokens in step.scheduled) for served in (ahead, behind)]
-        assert computed[0] - computed[1] == sum(case.ends[index] == EOS for index in requests)
+        lengths = case.workload.prompt_tokens + case.workload.output_tokens
+        in_vain = (case.ends[index] == EOS and lengths[index] < case.max_model_len for index in requests)
+        assert computed[0] - computed[1] == sum(in_vain)
         alike += 1
-    assert alike or kind in ("prefixes", "turns", "tight")
+    assert alike or kind in ("prefixes", "turns", "tight", "windows_cached")
