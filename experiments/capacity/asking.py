@@ -12,7 +12,7 @@ from ..runs.inputs import Inputs, Requests
 from ..runs.output import Report
 from ..runs.trace_flags import left_out_lines
 from ..runs.unread import LOAD_FIELDS, refuse_unread
-from .questions import SAMPLES, Asked, answer, questions
+from .questions import SAMPLES, Subject, answer, questions
 
 Flags = tuple[Requests, Reading, Pacing]
 NO_FLAGS: Flags = (Requests(), Reading(), Pacing())
@@ -30,7 +30,7 @@ def questions_of(ask: str | None, flags: Flags) -> list[str]:
     return [] if ask is None else questions(ask)
 
 
-def asked_of(settings: Settings, mean_tokens: int | None, flags: Flags) -> tuple[Asked, Trace | None]:
+def subject_of(settings: Settings, mean_tokens: int | None, flags: Flags) -> tuple[Subject, Trace | None]:
     """The subject of the questions, and the source of its requests; None for the source if only a length is given.
 
     Raises:
@@ -38,15 +38,15 @@ def asked_of(settings: Settings, mean_tokens: int | None, flags: Flags) -> tuple
     """
     requests, reading, pacing = flags
     if flags == NO_FLAGS:
-        return Asked(settings, None, mean_tokens), None
+        return Subject(settings, None, mean_tokens), None
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     lengths = inputs.lengths()
     work = inputs.workload(lengths)
     refuse_unread([(inputs, work)], LOAD_FIELDS)
-    return Asked(only_read(settings, work), work, mean_tokens, requests.n or SAMPLES), lengths
+    return Subject(only_read(settings, work), work, mean_tokens, requests.n or SAMPLES), lengths
 
 
-def answers(names: list[str], asked: Asked, trace: Trace | None, report: Report) -> dict[str, Any]:
+def answers(names: list[str], asked: Subject, trace: Trace | None, report: Report) -> dict[str, Any]:
     """Answer the questions; empty without a question.
 
     Raises:

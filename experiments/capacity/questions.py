@@ -38,7 +38,7 @@ Data = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Subject:
     """The subject of the questions.
 
     Attributes:
@@ -79,7 +79,7 @@ def questions(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def answer(names: list[str], asked: Asked, report: Report) -> dict[str, Data]:
+def answer(names: list[str], asked: Subject, report: Report) -> dict[str, Data]:
     """Answer each question, on the terminal and as data.
 
     Raises:
@@ -95,7 +95,7 @@ def answer(names: list[str], asked: Asked, report: Report) -> dict[str, Data]:
     return found
 
 
-def _answer_max_num_seqs(asked: Asked, report: Report) -> Data:
+def _answer_max_num_seqs(asked: Subject, report: Report) -> Data:
     own = asked.settings.max_num_seqs
     if asked.work is None:
         replica, tokens = asked.replica(), not_none(asked.mean_tokens)
@@ -132,13 +132,13 @@ def _max_num_seqs_text(found: plan_max_num_seqs.MaxNumSeqs) -> str:
     )
 
 
-def _max_num_seqs_row(asked: Asked, value: int) -> Data:
+def _max_num_seqs_row(asked: Subject, value: int) -> Data:
     results = summary(simulate(replace(asked.settings, max_num_seqs=value), not_none(asked.work)))
     metrics = {name: results[name] for name in METRICS}
     return {"max_num_seqs": value, "preemptions": sum(results["preemptions"].values()), **metrics}
 
 
-def _answer_mode(asked: Asked, report: Report) -> Data:
+def _answer_mode(asked: Subject, report: Report) -> Data:
     replica = asked.replica()
     breaks = plan_preemption.break_evens(asked.settings)
     longest = asked.settings.max_model_len or replica.max_model_len
@@ -183,7 +183,7 @@ def _modes_table(rows: list[Data]) -> Table:
     return table
 
 
-def _answer_samples(asked: Asked, report: Report) -> Data:
+def _answer_samples(asked: Subject, report: Report) -> Data:
     replica = asked.replica()
     if replica.layout:
         remedy = "is not available for layers with windows; add --disable-hybrid-kv-cache-manager to the line"
@@ -218,7 +218,7 @@ def _table(*headings: str) -> Table:
     return table
 
 
-ANSWERS: dict[str, Callable[[Asked, Report], Data]] = {
+ANSWERS: dict[str, Callable[[Subject, Report], Data]] = {
     "max-num-seqs": _answer_max_num_seqs,
     "preemption-mode": _answer_mode,
     "samples": _answer_samples,

@@ -77,7 +77,7 @@ AIMS = Annotated[Aims, Parameter(name="*", group=_GROUP)]
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanRequest:
     """The request for a plan: the base lines, and the load."""
 
     line: ServeLine
@@ -88,7 +88,7 @@ class Asked:
     inputs: Inputs
 
 
-def search(aims: Aims, asked: Asked, workers: Workers, out: OutputFolder | None, report: Report) -> None:
+def search(aims: Aims, asked: PlanRequest, workers: Workers, out: OutputFolder | None, report: Report) -> None:
     """Find the plan and report it.
 
     Raises:
@@ -112,7 +112,7 @@ def search(aims: Aims, asked: Asked, workers: Workers, out: OutputFolder | None,
     answers = planner.answers(found)
     if aims.verify_seeds:
         answers = planner.verified(answers, aims.verify_seeds)
-    _Teller(aims, goal, load, wanted, priced, answers).tell(report, out)
+    _SearchOutput(aims, goal, load, wanted, priced, answers).write(report, out)
 
 
 def _load(inputs: Inputs, able: Sequence[Candidate], seed: int) -> Load:
@@ -122,7 +122,7 @@ def _load(inputs: Inputs, able: Sequence[Candidate], seed: int) -> Load:
     return Load(replace(inputs, settings=settings))
 
 
-def _refuse_unread(asked: Asked, able: Sequence[Candidate], load: Load, seed: int) -> None:
+def _refuse_unread(asked: PlanRequest, able: Sequence[Candidate], load: Load, seed: int) -> None:
     """Refuse choices and load flags that no candidate reads; the pasted line may have any flag."""
     work = load.draw(seed).at(1.0)
     runs = [(replace(asked.inputs, settings=not_none(candidate.settings)), work) for candidate in able]
@@ -145,7 +145,7 @@ def _long_enough(candidate: Candidate, tokens: int) -> Candidate:
     return replace(candidate, settings=None, refused=f"The load's longest request has {tokens:,} tokens, and {fits}.")
 
 
-class _Teller:
+class _SearchOutput:
     """Reports a plan as text and as data."""
 
     def __init__(
@@ -160,7 +160,7 @@ class _Teller:
             (answer for answer in answers if answer not in priced_answers), key=lambda each: not each.every_rate_meets
         )
 
-    def tell(self, report: Report, out: OutputFolder | None) -> None:
+    def write(self, report: Report, out: OutputFolder | None) -> None:
         """Report the recommendation, the table and the requested details; write the page and the data."""
         currency = self._priced.currency
         text = self._recommendation()

@@ -76,7 +76,7 @@ _BRANCHES = {"fork": (False, 40), "longer rollback": (True, 40), "shorter rollba
 def beam_searches(seed: int) -> dict[str, Search]:
     """By series, the search that Fig 14f makes for its requests of a seed."""
     source = Source(tuple(dict.fromkeys((_FIRST_SEED, seed))))
-    panel = fig14.asked_panel(_PANEL, source, _REQUESTS)
+    panel = fig14.build_panel(_PANEL, source, _REQUESTS)
     return {series: panel.search(series, seed) for series in panel.systems}
 
 

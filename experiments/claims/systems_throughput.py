@@ -84,7 +84,7 @@ def _against(trial: Trial, n: int) -> Values:
         "vllm": ("vllm-sosp23", work),
     }
     rates = {name: tokens_per_s(policy, requests) for name, (policy, requests) in runs.items()}
-    rates["hf"] = _asked_tokens(work) * PER_SECOND / _hf_ticks(work, n)
+    rates["hf"] = _requested_tokens(work) * PER_SECOND / _hf_ticks(work, n)
     return {name: rates["vllm"] / rate for name, rate in rates.items()}
 
 
@@ -103,10 +103,10 @@ def _hf_ticks(work: Workload, n: int) -> int:
 def tokens_per_s(policy: str, work: Workload, **more: Any) -> float:
     """Output tokens/s of all that is asked for, to the last request."""
     run = simulate(settings(policy=policy, **{"model": MODEL} | more), work)
-    return _asked_tokens(work) * PER_SECOND / run.log.end_ticks
+    return _requested_tokens(work) * PER_SECOND / run.log.end_ticks
 
 
-def _asked_tokens(work: Workload) -> float:
+def _requested_tokens(work: Workload) -> float:
     return float((work.output_tokens * work.num_sequences).sum())
 
 

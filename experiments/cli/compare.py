@@ -100,7 +100,7 @@ def compare(
     if waste:
         if confidence != DEFAULT_CONFIDENCE:
             raise SettingError("confidence", confidence, "--waste gives no intervals; leave it out")
-        _tell_waste(report, inputs, folders, sets or [], seeds, workers, price, out)
+        _print_waste(report, inputs, folders, sets or [], seeds, workers, price, out)
         return
     unused = next((name for name, value in (("price", price), ("out", out)) if value is not None), None)
     if unused:
@@ -134,7 +134,7 @@ def compare(
     )
 
 
-def _tell_waste(
+def _print_waste(
     report: Report,
     inputs: Inputs,
     folders: Sequence[Path],

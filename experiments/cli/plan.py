@@ -18,10 +18,10 @@ from ...sim.output.folders import OutputFolder
 from ...sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
 from ...sim.types.errors import SettingError, UserError
 from ...traces import Pacing, Reading
-from ..capacity.asking import answers, asked_of, questions_of
+from ..capacity.asking import answers, questions_of, subject_of
 from ..capacity.candidates import CHOICES, Choices, values_of
 from ..capacity.page import PLAN
-from ..capacity.search import AIMS, Aims, Asked, search
+from ..capacity.search import AIMS, Aims, PlanRequest, search
 from ..runs.inputs import PACING, REQUESTS, Inputs, Requests
 from ..runs.named_files import named_files
 from ..runs.output import RESULTS, JsonTarget, Report
@@ -98,7 +98,7 @@ def plan(
         _require_one_launch(log, gpus, choices)
         inputs = Inputs(requests=requests, reading=reading, pacing=pacing)
         folder = None if out is None else OutputFolder(out, PLAN)
-        search(aims, Asked(line, gpus, choices, model, log, inputs), workers, folder, report)
+        search(aims, PlanRequest(line, gpus, choices, model, log, inputs), workers, folder, report)
         return
     _refuse_unused(serve, gpus, aims, choices, out)
     asked = questions_of(ask, load)
@@ -107,12 +107,12 @@ def plan(
     refused = refusal(answer.launch, answer.fits_length, allow_long)
     if refused is None:
         # Before any output, because the load may be refused.
-        about = asked_of(answer.settings(), mean_tokens, load)
-        data = _tell_start(answer, log, mean_tokens, report)
+        about = subject_of(answer.settings(), mean_tokens, load)
+        data = _print_start(answer, log, mean_tokens, report)
         data["answers"] = answers(asked, *about, report)
     else:
-        data = _tell_refusal(answer, refused, report)
-    _tell_flags(answer, report)
+        data = _print_refusal(answer, refused, report)
+    _print_flags(answer, report)
     report.data(_facts(answer) | data)
 
 
@@ -162,7 +162,7 @@ def _facts(answer: Started) -> dict[str, Any]:
     }
 
 
-def _tell_start(answer: Started, log: StartupLog | None, mean_tokens: int | None, report: Report) -> dict[str, Any]:
+def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | None, report: Report) -> dict[str, Any]:
     launch = answer.launch
     if mean_tokens is not None and mean_tokens > launch.max_model_len:
         raise SettingError("mean_tokens", mean_tokens, f"is more than max_model_len = {launch.max_model_len}")
@@ -230,7 +230,7 @@ def _simulate(settings: Settings) -> str:
     return shlex.join(words)
 
 
-def _tell_refusal(answer: Started, refused: Refusal, report: Report) -> dict[str, Any]:
+def _print_refusal(answer: Started, refused: Refusal, report: Report) -> dict[str, Any]:
     found = remedies(answer.launch, answer.fits_length)
     report.say(f"It does not start: {_where(answer)}. {refused.text}")
     report.say()
@@ -272,7 +272,7 @@ def _remedy_text(answer: Started, remedy: Remedy) -> str:
     return f"{gpus}{data['kv_cache_tokens']:,} tokens, {data['max_concurrency']:.2f} sequences of {length:,}"
 
 
-def _tell_flags(answer: Started, report: Report) -> None:
+def _print_flags(answer: Started, report: Report) -> None:
     for label, flags in (("Not simulated", answer.line.not_simulated), ("Of no effect here", answer.line.ignored)):
         if flags:
             report.line(f"{label}: {', '.join(flags)}")

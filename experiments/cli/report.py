@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from ...reports.data.results import Result, read_result
 from ...reports.page.images import IMAGES, ImageFormat, require_kaleido, write_images
-from ...reports.page.run_report import Asked, figures, write_report
+from ...reports.page.run_report import PageInputs, figures, write_report
 from ...reports.page.sweep_report import write_sweep_report
 from ...sim.metrics.objectives import objectives
 from ...sim.output.files import STDOUT, as_utf8, require_apart, user_paths
@@ -77,7 +77,7 @@ def report(
         require_kaleido()
     results = [read_result(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
     _check_request(request, results)
-    asked = Asked(results, request, goal, None if measured is None else read_measured(measured, results))
+    asked = PageInputs(results, request, goal, None if measured is None else read_measured(measured, results))
     pictures = write_images(images, figures(asked), image_format) if images is not None else []
     if perfetto is not None and write_timeline is not None:
         write_timeline(perfetto, results)
@@ -86,7 +86,12 @@ def report(
 
 
 def _write_output(
-    output: Report, folders: Sequence[Path], asked: Asked, out: Path, perfetto: Path | None, pictures: Sequence[Path]
+    output: Report,
+    folders: Sequence[Path],
+    asked: PageInputs,
+    out: Path,
+    perfetto: Path | None,
+    pictures: Sequence[Path],
 ) -> None:
     """Print the content and the path of the output."""
     for result in asked.results:

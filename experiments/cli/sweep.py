@@ -90,7 +90,7 @@ def sweep(
     if search:
         wanted = _wanted(grid, maximize, minimize, at_most or [])
         found = searched(base, search_axes(search), wanted, trials, workers, Store(folder), goal)
-        _tell_search(report, folder, wanted, search, found)
+        _print_search(report, folder, wanted, search, found)
         return
     if not grid or maximize or minimize or at_most or trials != DEFAULT_TRIALS:
         raise UserError("sweep takes --grid, or --search with what to --maximize or --minimize")
@@ -116,7 +116,7 @@ def _wanted(grid: Sequence[str] | None, maximize: str | None, minimize: str | No
     return Wanted(not_none(minimize if maximize is None else maximize), maximize is not None, limits(at_most))
 
 
-def _tell_search(
+def _print_search(
     report: Report, folder: OutputFolder, wanted: Wanted, asked: Sequence[str], found: Sequence[Swept]
 ) -> None:
     """Write all trials to the Parquet file in order, and report the best ones."""

@@ -85,7 +85,7 @@ def validate(
     if against is not None:
         _refuse_with_against(plan=plan, check=check or None, every=every, device=device, calibration=calibration)
         _refuse_with_against(dtype=dtype, quick=quick or None)
-        from ..measured.run import AGAINST, hold_against
+        from ..measured.run import AGAINST, validate_against
         from ..measured.start import Server
 
         given = replica.given() | ({} if seed is None else {"seed": seed})
@@ -94,7 +94,7 @@ def validate(
         )
         require_apart({"out": out, "json": json}, read)
         folder = None if out is None else OutputFolder(out, AGAINST)
-        hold_against(against, metrics, Server(serve, model, replica.gpu, vllm, startup_log, given), folder, report)
+        validate_against(against, metrics, Server(serve, model, replica.gpu, vllm, startup_log, given), folder, report)
         return
     of_a_server = {"metrics": metrics, "serve": serve, "vllm": vllm, "startup_log": startup_log, **replica.given()}
     for name, value in of_a_server.items():
@@ -165,11 +165,11 @@ def _watch(items: Any, subject: str, total: int) -> Any:
 
 
 def _time_plan(plan: Plan, name: str, device: Device, model: str | None, dtype: str | None, report: Report) -> None:
-    from ..measured.validation import plan_timed, tell_plan
+    from ..measured.validation import plan_timed, print_plan
 
     spec = model_spec(model or plan.meta["model"])
     found = plan_timed(plan, spec, device, dtype or devices.usual_dtype(device), _watch)
-    tell_plan(name, found, report)
+    print_plan(name, found, report)
     report.data({"device": device.describe(), "plan": dict(plan.meta), **found})
 
 

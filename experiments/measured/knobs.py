@@ -36,7 +36,7 @@ MOST_CORRECTIONS, _IN_TIME_TICKS = 4, ticks.PER_MS // 20
 
 
 @dataclass(frozen=True, eq=False)
-class Turned:
+class SettingEffect:
     """A knob, its new value, and the replay with that value.
 
     Attributes:
@@ -60,7 +60,7 @@ class Turned:
         return {name: getattr(self, name) for name in ("name", "was", "value", "error", "removed", "advice")}
 
 
-def turned(benchmark: Benchmark, settings: Settings, base: Replayed) -> Iterator[Turned]:
+def turned(benchmark: Benchmark, settings: Settings, base: Replayed) -> Iterator[SettingEffect]:
     """Replays with each knob alone, then with all knobs together.
 
     Args:
@@ -84,7 +84,7 @@ def turned(benchmark: Benchmark, settings: Settings, base: Replayed) -> Iterator
     yield finish("all", None, None, f"{what} and {offset / ticks.PER_MS:.3g} ms outside of the engine.", together)
 
 
-def ranked(found: list[Turned]) -> list[Turned]:
+def ranked(found: list[SettingEffect]) -> list[SettingEffect]:
     """The single knobs, sorted by the error that they remove, largest first."""
     return sorted((knob for knob in found if knob.name != "all"), key=lambda knob: -knob.removed)
 
@@ -97,9 +97,9 @@ def _turned(
     value: float | None,
     advice: str,
     replayed: Replayed,
-) -> Turned:
+) -> SettingEffect:
     error = total_error(compared(benchmark, replayed))
-    return Turned(name, was, value, error, (before - error) / before if before else 0.0, advice, replayed)
+    return SettingEffect(name, was, value, error, (before - error) / before if before else 0.0, advice, replayed)
 
 
 def fitted_scale(benchmark: Benchmark, settings: Settings, base: Replayed) -> tuple[float, Replayed]:

@@ -15,7 +15,7 @@ from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...traces import measured, read
 from ..runs.output import Report, track
-from .knobs import EXPLAINS, NO_ERROR, Turned, ranked, turned
+from .knobs import EXPLAINS, NO_ERROR, SettingEffect, ranked, turned
 from .replay import LATENCIES, STATISTICS, Benchmark, Replayed, compared, replay, scatter, total_error
 from .start import Server, benchmark, replica
 
@@ -45,7 +45,7 @@ _KNOBS = {
 
 
 def print_comparison(
-    benchmark: Benchmark, base: Replayed, rows: Sequence[Mapping[str, Any]], knobs: list[Turned], error: float,
+    benchmark: Benchmark, base: Replayed, rows: Sequence[Mapping[str, Any]], knobs: list[SettingEffect], error: float,
     report: Report,
 ) -> None:  # fmt: skip
     """Print the whole comparison."""
@@ -109,7 +109,7 @@ def _value(row: Mapping[str, Any], side: str) -> str:
     return f"{value:,.0f}" if name.startswith("num_") else f"{value:,.2f}"
 
 
-def _knobs_table(error: float, knobs: list[Turned]) -> Table:
+def _knobs_table(error: float, knobs: list[SettingEffect]) -> Table:
     table = _table("what is turned, alone", "from", "to", "error left", "removed")
     table.add_row("nothing", "", "", f"{error:.1%}", "")
     for knob in (*ranked(knobs), *(knob for knob in knobs if knob.name == "all")):
@@ -125,7 +125,7 @@ def _place(value: float | None) -> str:
     return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
-def first_knob_text(error: float, knobs: list[Turned]) -> str:
+def first_knob_text(error: float, knobs: list[SettingEffect]) -> str:
     """One sentence: the knob to calibrate first."""
     first = ranked(knobs)[0]
     if error < NO_ERROR:
@@ -154,7 +154,9 @@ RESULT, REQUESTS = "against.json", "requests.parquet"
 AGAINST = FolderKind("comparison with a server", (RESULT, REQUESTS))
 
 
-def hold_against(path: Path, metrics: Path | None, server: Server, folder: OutputFolder | None, report: Report) -> None:
+def validate_against(
+    path: Path, metrics: Path | None, server: Server, folder: OutputFolder | None, report: Report
+) -> None:
     """Compare a simulated replica with a benchmark.
 
     Raises:

@@ -74,7 +74,7 @@ def print_document(document: Document, report: Report) -> None:
     _print(_attention(document["attention"]), report)
 
 
-def tell_plan(name: str, found: Document, report: Report) -> None:
+def print_plan(name: str, found: Document, report: Report) -> None:
     """Print the steps of one plan."""
     report.say(name, style="bold")
     table = _steps()

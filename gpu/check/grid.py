@@ -304,7 +304,7 @@ def _report(given: argparse.Namespace) -> bool:
         if len(outcomes) % KEPT_EVERY == 0 or len(outcomes) == len(asked):
             # An interrupted run keeps the points done so far.
             target.write(_document(outcomes, device, given.subset))
-    _tell(summary(outcomes), outcomes)
+    _print_table(summary(outcomes), outcomes)
     return all(outcome.passes for outcome in outcomes)
 
 
@@ -335,7 +335,7 @@ def _place(name: str) -> tuple[Make, dict[str, Any]]:
     return OnDevice(device.torch_device), device.describe()
 
 
-def _tell(table: list[dict[str, Any]], outcomes: list[Outcome]) -> None:
+def _print_table(table: list[dict[str, Any]], outcomes: list[Outcome]) -> None:
     print(f"{'kernel':<22}{'dtype':<10}{'points':>7}{'failed':>8}{'worst error':>13}{'allowed':>9}")
     for row in table:
         worst = "none" if row["worst_error"] is None else f"{row['worst_error']:.1e}"

@@ -27,7 +27,7 @@ from .page import Section, write_page
 from .serving_sections import Measured
 
 
-class Asked(NamedTuple):
+class PageInputs(NamedTuple):
     """The inputs of a page.
 
     Attributes:
@@ -48,7 +48,7 @@ _WATERMARKED = ("vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi")
 _FREE_RUN = "free blocks, and the longest run of them"
 
 
-def write_report(path: str | PathLike[str], asked: Asked) -> Path:
+def write_report(path: str | PathLike[str], asked: PageInputs) -> Path:
     """Write the page to ``path``, and return the path.
 
     Raises:
@@ -57,7 +57,7 @@ def write_report(path: str | PathLike[str], asked: Asked) -> Path:
     return write_page(path, title(asked), _lead(asked), _sections(asked))
 
 
-def figures(asked: Asked) -> list[go.Figure]:
+def figures(asked: PageInputs) -> list[go.Figure]:
     """Every figure of the page, in its order."""
     return [
         figure
@@ -67,32 +67,32 @@ def figures(asked: Asked) -> list[go.Figure]:
     ]
 
 
-def _sections(asked: Asked) -> list[Section]:
+def _sections(asked: PageInputs) -> list[Section]:
     return [made for make in SECTIONS if (made := make(asked)) is not None]
 
 
-def _served(asked: Asked) -> list[Result]:
+def _served(asked: PageInputs) -> list[Result]:
     """The runs that served at least one request."""
     return [result for result in asked.results if len(result.residencies)]
 
 
-def _recorded(asked: Asked) -> list[tuple[Result, BlockMap]]:
+def _recorded(asked: PageInputs) -> list[tuple[Result, BlockMap]]:
     """The runs with recorded blocks, and their block maps."""
     return [(result, blocks) for result in asked.results if (blocks := result.blocks) is not None]
 
 
-def _on_one_clock(figure: go.Figure, asked: Asked) -> go.Figure:
+def _on_one_clock(figure: go.Figure, asked: PageInputs) -> go.Figure:
     """A figure over time, from the start to the end of the longest of the compared runs."""
     return figure.update_xaxes(range=[0, max(result.end_s for result in asked.results)])
 
 
-def title(asked: Asked) -> str:
+def title(asked: PageInputs) -> str:
     """The title of the page."""
     names = [result.name for result in asked.results]
     return f"{' beside '.join(names)}: where the KV cache went"
 
 
-def _lead(asked: Asked) -> str:
+def _lead(asked: PageInputs) -> str:
     loads = dict.fromkeys(_load_text(result) for result in asked.results)
     if len({result.about["workload"]["sha256"] for result in asked.results}) > 1:
         loads["These runs did not serve the same requests; compare them with care."] = None
@@ -119,7 +119,7 @@ def _run_text(result: Result) -> str:
     )
 
 
-def _block_maps(asked: Asked) -> Section | None:
+def _block_maps(asked: PageInputs) -> Section | None:
     maps = [PlayedMap(each.name, blocks, each.request_of_sequence) for each, blocks in _recorded(asked)]
     if not maps:
         return None
@@ -132,7 +132,7 @@ def _block_maps(asked: Asked) -> Section | None:
     return Section("The block map", text, widgets=[Player(maps)])
 
 
-def _memory(asked: Asked) -> Section | None:
+def _memory(asked: PageInputs) -> Section | None:
     served = _served(asked)
     if not served:
         return None
@@ -165,7 +165,7 @@ def _ledger(result: Result) -> go.Figure:
     return ledger_over_time(table, f"{result.name}: KV slots{of} by bucket", watermark, result.end_s)
 
 
-def _waste(asked: Asked) -> Section | None:
+def _waste(asked: PageInputs) -> Section | None:
     rows = [_waste_row(result) for result in _served(asked)]
     if not rows:
         return None
@@ -186,7 +186,7 @@ def _waste_row(result: Result) -> dict[str, Any]:
     }
 
 
-def _fragmentation(asked: Asked) -> Section | None:
+def _fragmentation(asked: PageInputs) -> Section | None:
     recorded = _recorded(asked)
     if not recorded:
         return None
@@ -205,19 +205,19 @@ def _fragmentation(asked: Asked) -> Section | None:
     return Section("External fragmentation", text, figures)
 
 
-def _latencies(asked: Asked) -> Section | None:
+def _latencies(asked: PageInputs) -> Section | None:
     return serving_sections.latencies(asked.results, asked.goal)
 
 
-def _serving(asked: Asked) -> Section | None:
+def _serving(asked: PageInputs) -> Section | None:
     return serving_sections.serving(asked.results)
 
 
-def _measured(asked: Asked) -> Section:
+def _measured(asked: PageInputs) -> Section:
     return serving_sections.measured(asked.measured)
 
 
-def _timeline(asked: Asked) -> Section | None:
+def _timeline(asked: PageInputs) -> Section | None:
     served = _served(asked)
     if not served:
         return None
@@ -228,7 +228,7 @@ def _timeline(asked: Asked) -> Section | None:
     return Section("Requests over time", "From arrival to the last token. Drag to zoom.", figures)
 
 
-def _tables(asked: Asked) -> Section | None:
+def _tables(asked: PageInputs) -> Section | None:
     viewers = [viewer for result in asked.results if (viewer := _viewer(result, asked.request)) is not None]
     if not viewers:
         return None
@@ -252,7 +252,7 @@ def _viewer(result: Result, request: int | None) -> TableViewer | None:
     return TableViewer(result.name, plan, chosen, np.flatnonzero(requests == chosen).tolist())
 
 
-SECTIONS: tuple[Callable[[Asked], Section | None], ...] = (
+SECTIONS: tuple[Callable[[PageInputs], Section | None], ...] = (
     _block_maps,
     _memory,
     _waste,

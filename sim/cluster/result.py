@@ -23,10 +23,10 @@ from ..metrics.requests import preemptions
 from ..metrics.residencies import preemptions_table, residencies_table
 from ..metrics.result import (
     TABLES,
-    asked_and_served,
     describe,
     known_of,
     memory_table,
+    requested_and_served,
     steps_table,
     write_whole_folder,
 )
@@ -43,7 +43,7 @@ def cluster_requests_table(run: ClusterRun) -> pd.DataFrame:
     first token to the arrival of its KV, null where that token was all.
     """
     requests = len(run.workload)
-    table = asked_and_served(run.workload, run.refused, cluster_times(run))
+    table = requested_and_served(run.workload, run.refused, cluster_times(run))
     arrived = run.rows[: run.num_arriving]
     rows = np.concatenate(arrived)
     logs = [(part, part.replica.cache_log) for part in run.runs[: run.num_arriving]]

@@ -77,7 +77,7 @@ _STEP_COLUMNS = (
 
 def requests_table(run: Run) -> pd.DataFrame:
     """A row per request, in the workload's order; times in ticks, null for refused requests."""
-    table = asked_and_served(run.workload, run.refused, request_times(run))
+    table = requested_and_served(run.workload, run.refused, request_times(run))
     log = run.replica.cache_log
     if log is not None:
         table["cached_tokens"] = pd.array(cached_tokens(run, log), dtype="Int64")
@@ -87,7 +87,7 @@ def requests_table(run: Run) -> pd.DataFrame:
     return table
 
 
-def asked_and_served(work: Workload, refused: np.ndarray, times: RequestTimes) -> pd.DataFrame:
+def requested_and_served(work: Workload, refused: np.ndarray, times: RequestTimes) -> pd.DataFrame:
     """Lengths, times and preemptions of each request: the first columns of ``requests_table``."""
     table = pd.DataFrame(
         {

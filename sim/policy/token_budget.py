@@ -160,4 +160,4 @@ class TokenBudget(Policy):
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Steps until the running sequences need more blocks than are free, or publish a block that the head may hit."""
         steps = memory.steps_with(state, memory.free, limit)
-        return memory.steps_unhelped(state, steps) if state.waiting else steps
+        return memory.steps_before_admission(state, steps) if state.waiting else steps

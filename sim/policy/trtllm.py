@@ -41,7 +41,7 @@ class TrtllmNoEvict(Policy):
         tokens, budget = 0, limits.max_num_batched_tokens - running
         for sequence in state.waiting:
             prefill = sequence.start_tokens
-            left -= transaction.blocks_of(self._asked_tokens(sequence))
+            left -= transaction.blocks_of(self._requested_tokens(sequence))
             if left < 0 or running == limits.max_num_seqs:
                 return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, wakes=False)
             if running and prefill > budget:
@@ -55,10 +55,10 @@ class TrtllmNoEvict(Policy):
 
     def _blocks_left(self, state: State, transaction: PagedTransaction) -> int:
         """Blocks that remain free when all running sequences complete."""
-        taken = sum(transaction.blocks_of(self._asked_tokens(sequence)) for sequence in state.running)
+        taken = sum(transaction.blocks_of(self._requested_tokens(sequence)) for sequence in state.running)
         return transaction.memory.num_blocks - taken
 
-    def _asked_tokens(self, sequence: Sequence) -> int:
+    def _requested_tokens(self, sequence: Sequence) -> int:
         """Tokens that an admission requires blocks for."""
         return min(sequence.prompt_tokens + sequence.max_tokens, self.limits.max_model_len)
 
@@ -102,7 +102,7 @@ class TrtllmMaxUtil(TrtllmNoEvict):
     def _blocks_left(self, state: State, transaction: PagedTransaction) -> int:
         return transaction.free - transaction.need
 
-    def _asked_tokens(self, sequence: Sequence) -> int:
+    def _requested_tokens(self, sequence: Sequence) -> int:
         return sequence.start_tokens
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:

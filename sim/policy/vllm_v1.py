@@ -83,9 +83,9 @@ class VllmV1(OverGroups, TokenBudget):
         if transaction.memory.cache_log is None and transaction.memory.tables is None:
             # Blocks without ids and contents only need counting.
             return super().schedule(state, transaction)
-        return self._give_way(state, transaction)
+        return self._schedule_in_order(state, transaction)
 
-    def _give_way(self, state: State, transaction: PagedTransaction) -> StepPlan:
+    def _schedule_in_order(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """As ``_one_by_one``, for too few blocks and sequences that keep every token: skips sequences that need no new
         block."""
         transaction.grow_tables(0)

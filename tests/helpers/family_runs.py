@@ -18,7 +18,7 @@ from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
 from fragmeter.sim.workload.groups import Ancestry
 from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool
-from oracle.families import Asked, Costs, Draws, FamilyOutcome, FamilyStep, FamilySystem, serve
+from oracle.families import Costs, Draws, FamilyOutcome, FamilyRequest, FamilyStep, FamilySystem, serve
 from oracle.families_orca import GroupedOrca, GroupedOrcaMax
 from oracle.families_paged import GroupedSosp23, GroupedV0
 from oracle.trees_orca import TreeOrca, TreeOrcaMax, TreeOrcaOracle
@@ -27,7 +27,7 @@ from strategies import KneeCost, LineCost
 
 PAGED: dict[str, type[GroupedSosp23]] = {"vllm-sosp23": GroupedSosp23, "vllm-v0": GroupedV0}
 CONTIGUOUS: dict[str, type[GroupedOrca]] = {"orca": GroupedOrca, "orca-max": GroupedOrcaMax}
-TREES: dict[str, Callable[[Pool, Limits, list[Asked]], FamilySystem]] = {
+TREES: dict[str, Callable[[Pool, Limits, list[FamilyRequest]], FamilySystem]] = {
     "vllm-sosp23": TreeSosp23,
     "vllm-v0": TreeV0,
     "orca": TreeOrca,
@@ -50,7 +50,7 @@ class FamilyCase:
     """What is to be simulated; ``survival`` None: samples, not beams."""
 
     policy: str
-    requests: list[Asked]
+    requests: list[FamilyRequest]
     pool: Pool
     limits: Limits
     prefix_tokens: int = 0
@@ -84,12 +84,12 @@ class RowSlots(NamedTuple):
     host_held: int
 
 
-def is_tree(requests: list[Asked]) -> bool:
+def is_tree(requests: list[FamilyRequest]) -> bool:
     """Whether some request goes on from another one."""
     return any(asked.parent is not None for asked in requests)
 
 
-def workload_of(requests: list[Asked]) -> Workload:
+def workload_of(requests: list[FamilyRequest]) -> Workload:
     """The requests as columns."""
     columns = {
         name: np.array([getattr(asked, name) for asked in requests])
@@ -175,7 +175,7 @@ def group_cases(draw: st.DrawFn, policy: str) -> FamilyCase:
     for _ in range(draw(st.integers(1, 9))):
         now += draw(st.sampled_from([0, 0, 0, 1, 100, 121, 700, 5000]))
         n = draw(st.sampled_from([1, 1, 2, 2, 3, 4, 5]))
-        requests.append(Asked(now, draw(st.integers(3, most)), draw(st.integers(1, most)), n))
+        requests.append(FamilyRequest(now, draw(st.integers(3, most)), draw(st.integers(1, most)), n))
     slots = draw(st.sampled_from([32, 48, 64, 80, 120, 300] if paged else [192, 288, 500, 1200]))
     pool = Pool(slots // size, size, draw(st.sampled_from([0, 3, 8, 20, 500])))
     prefix = draw(st.sampled_from([0, 0, 1, 2])) if paged else 0
@@ -195,12 +195,12 @@ def tree_cases(draw: st.DrawFn, policy: str) -> FamilyCase:
         stored = [asked.prompt_tokens + asked.output_tokens - 1 for asked in requests]
         parents = [parent for parent in range(index) if 1 <= stored[parent] <= 70]
         if not parents or draw(st.integers(0, 3)) == 0:
-            requests.append(Asked(now, draw(st.integers(1, most)), output, max_tokens=declared))
+            requests.append(FamilyRequest(now, draw(st.integers(1, most)), output, max_tokens=declared))
             continue
         parent = draw(st.sampled_from(parents))
         tokens = draw(st.integers(1, stored[parent]))
         prompt = tokens + draw(st.integers(1, 6))
-        requests.append(Asked(now, prompt, output, 1, parent, tokens, draw(st.booleans()), declared))
+        requests.append(FamilyRequest(now, prompt, output, 1, parent, tokens, draw(st.booleans()), declared))
     slots = draw(st.sampled_from([24, 32, 48, 64, 120] if policy in PAGED else [96, 128, 192, 288, 400]))
     hypothesis.assume(is_tree(requests))
     return FamilyCase(policy, requests, Pool(slots // size, size, draw(st.sampled_from([0, 20]))), draw(limits()))

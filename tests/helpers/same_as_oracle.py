@@ -18,7 +18,7 @@ from strategies import Case, LineCost
 FRESH, RECOMPUTED, SWAPPED_IN = 0, 1, 2
 
 
-class Asked:
+class RecordingCost:
     """A step cost that keeps what it was asked."""
 
     def __init__(self, cost: LineCost) -> None:
@@ -32,7 +32,7 @@ class Asked:
 
 def expected(policy: str, case: Case) -> tuple[Outcome, list[tuple[int, ...]]]:
     """What the oracle says, and what each of its steps that ran was charged for."""
-    asked = Asked(case.cost)
+    asked = RecordingCost(case.cost)
     cost = case.cost
     outcome = simulate(policy, case.requests, case.pool, case.limits, asked, cost.swap_out_ticks, cost.swap_in_ticks)
     return outcome, asked.calls

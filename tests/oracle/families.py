@@ -19,7 +19,7 @@ Draws = Iterator[list[tuple[int, int]]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class FamilyRequest:
     """One request for ``n`` sequences; or one that begins with ``parent_tokens`` tokens of an earlier one."""
 
     arrival_ticks: int
@@ -88,7 +88,7 @@ class Family:
     """A request on its way. ``forked``: all its members have begun, not the leader alone."""
 
     index: int
-    asked: Asked
+    asked: FamilyRequest
     members: list[Member]
     generated: int = 0
     forked: bool = False
@@ -148,7 +148,7 @@ class FamilySystem:
         self.swapped: list[Family] = []
         self.decided = Decided()
 
-    def refuses(self, asked: Asked) -> bool:
+    def refuses(self, asked: FamilyRequest) -> bool:
         """Whether the pool can never hold the request."""
         raise NotImplementedError
 
@@ -172,7 +172,7 @@ class FamilySystem:
         return sum(family.n for family in self.running)
 
 
-def serve(system: FamilySystem, requests: list[Asked], costs: Costs) -> FamilyOutcome:
+def serve(system: FamilySystem, requests: list[FamilyRequest], costs: Costs) -> FamilyOutcome:
     """Decide, log, wait, complete, until no request is left."""
     families, first = [], 0
     for index, asked in enumerate(requests):

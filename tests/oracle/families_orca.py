@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .buddy import BuddyArena
-from .families import FORKED, Asked, Draws, Family, FamilySystem
+from .families import FORKED, Draws, Family, FamilyRequest, FamilySystem
 from .model import Limits, Pool
 
 
@@ -24,11 +24,11 @@ class GroupedOrca(FamilySystem):
         self.draws: dict[Family, Draws] = {}
         self.owed_slots = 0
 
-    def piece_slots(self, asked: Asked) -> int:
+    def piece_slots(self, asked: FamilyRequest) -> int:
         """What each sequence reserves: no output is declared here, so as much as the model allows."""
         return self.limits.max_model_len
 
-    def refuses(self, asked: Asked) -> bool:
+    def refuses(self, asked: FamilyRequest) -> bool:
         return asked.n * self.piece_slots(asked) > self.pool.slots
 
     def slots_to_copy(self, tokens: int) -> int:
@@ -113,7 +113,7 @@ class GroupedOrcaMax(GroupedOrca):
         self.chunks: dict[Family, list[int]] = {}
         self.chunk_blocks = 1 << (-(-limits.max_model_len // pool.block_size) - 1).bit_length()
 
-    def refuses(self, asked: Asked) -> bool:
+    def refuses(self, asked: FamilyRequest) -> bool:
         return asked.n * self.chunk_blocks > self.pool.num_blocks
 
     def slots_to_copy(self, tokens: int) -> int:

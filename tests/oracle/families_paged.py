@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .families import FORKED, RECOMPUTED, SWAPPED_IN, Asked, Draws, Family, FamilySystem
+from .families import FORKED, RECOMPUTED, SWAPPED_IN, Draws, Family, FamilyRequest, FamilySystem
 from .families_blocks import PIN, Blocks
 from .model import Limits, Pool
 
@@ -36,7 +36,7 @@ class GroupedSosp23(FamilySystem):
     def free_blocks(self) -> int:
         return len(self.blocks.free)
 
-    def refuses(self, asked: Asked) -> bool:
+    def refuses(self, asked: FamilyRequest) -> bool:
         """Its own blocks of all members at the end; the last token is never stored."""
         shared = asked.prompt_tokens // self.pool.block_size
         last = self.blocks.blocks_for(asked.prompt_tokens + asked.output_tokens - 1)

@@ -55,7 +55,7 @@ class IterationSystem(System):
         """Tokens computed, those of this step included."""
         return self.computed[sequence] + self.computes.get(sequence, 0)
 
-    def asked_tokens(self, sequence: Sequence) -> int:
+    def requested_tokens(self, sequence: Sequence) -> int:
         """R: the length asked of the allocator, on demand what is computed."""
         return self.computed_now(sequence)
 
@@ -161,7 +161,7 @@ class IterationSystem(System):
             if computed > end:
                 raise AssertionError(f"{sequence.index} computed {computed} tokens and holds {end} slots")
             for i in range(end):
-                bucket = classify_slot(i, computed, sequence.final_tokens, self.asked_tokens(sequence), end)
+                bucket = classify_slot(i, computed, sequence.final_tokens, self.requested_tokens(sequence), end)
                 slot_map.put(table[i // block_size] * block_size + i % block_size, bucket)
         for slot in (block * block_size + offset for block in self.free for offset in range(block_size)):
             slot_map.put(slot, FREE)

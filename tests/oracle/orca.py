@@ -80,13 +80,13 @@ class BuddyOrca(_IterationLevel):
         self.arena = BuddyArena(pool.num_blocks)
         self.chunks: dict[Sequence, tuple[int, int]] = {}
 
-    def asked_tokens(self, sequence: Sequence) -> int:
+    def requested_tokens(self, sequence: Sequence) -> int:
         """R: the length asked of the allocator."""
         expected = sequence.request.prompt_tokens + self.estimate_tokens(sequence.request, self.limits)
         return min(expected, self.limits.max_model_len)
 
     def chunk_blocks(self, sequence: Sequence) -> int:
-        blocks = ceil(self.asked_tokens(sequence) / self.pool.block_size)
+        blocks = ceil(self.requested_tokens(sequence) / self.pool.block_size)
         return 1 << (blocks - 1).bit_length()
 
     def refusal(self, sequence: Sequence) -> str | None:
@@ -112,7 +112,7 @@ class BuddyOrca(_IterationLevel):
         block_size = self.pool.block_size
         slot_map = SlotMap(self.pool.slots)
         for sequence, (start, blocks) in self.chunks.items():
-            asked = self.asked_tokens(sequence)
+            asked = self.requested_tokens(sequence)
             for i in range(blocks * block_size):
                 bucket = classify_slot(i, sequence.computed_tokens, sequence.final_tokens, asked, asked)
                 slot_map.put(start * block_size + i, bucket)
@@ -126,20 +126,20 @@ class BuddyOrca(_IterationLevel):
 class CountedOrca(_IterationLevel):
     """Prompt and max_tokens reserved slot by slot, wherever they lie."""
 
-    def asked_tokens(self, sequence: Sequence) -> int:
+    def requested_tokens(self, sequence: Sequence) -> int:
         """R: the slots reserved."""
         allowed = allowed_output_tokens(sequence.request, self.limits)
         return min(sequence.request.prompt_tokens + allowed, self.limits.max_model_len)
 
     def reserved_slots(self) -> int:
-        return sum(self.asked_tokens(sequence) for sequence in self.running)
+        return sum(self.requested_tokens(sequence) for sequence in self.running)
 
     def refusal(self, sequence: Sequence) -> str | None:
-        slots = self.asked_tokens(sequence)
+        slots = self.requested_tokens(sequence)
         return f"needs {slots} slots of a pool of {self.pool.slots}" if slots > self.pool.slots else None
 
     def fits(self, sequence: Sequence) -> bool:
-        return self.reserved_slots() + self.asked_tokens(sequence) <= self.pool.slots
+        return self.reserved_slots() + self.requested_tokens(sequence) <= self.pool.slots
 
     def allocate(self, sequence: Sequence) -> None:
         """Nothing to take: what the running reserve is summed up afresh each time."""
@@ -150,7 +150,7 @@ class CountedOrca(_IterationLevel):
     def buckets(self) -> dict[str, int]:
         slots = [FREE] * (self.pool.slots - self.reserved_slots())
         for sequence in self.running:
-            asked = self.asked_tokens(sequence)
+            asked = self.requested_tokens(sequence)
             for i in range(asked):
                 slots.append(classify_slot(i, sequence.computed_tokens, sequence.final_tokens, asked, asked))
         return census(slots)

@@ -10,17 +10,17 @@ FINISHED_HOLD, STRANDED, CACHED, FREE = "finished_hold", "stranded", "cached", "
 BUCKETS = (LIVE, RESERVED, OVER_ESTIMATE, BLOCK_TAIL, ROUND_UP, FINISHED_HOLD, STRANDED, CACHED, FREE)
 
 
-def classify_slot(i: int, computed_tokens: int, final_tokens: int, asked_tokens: int, block_end: int) -> str:
+def classify_slot(i: int, computed_tokens: int, final_tokens: int, requested_tokens: int, block_end: int) -> str:
     """The bucket of a running sequence's slot ``i``.
 
-    ``asked_tokens`` is the length asked of the allocator (on demand: ``computed_tokens``), ``block_end`` the end of
-    the block in which that length ends; an arena without block tails passes ``asked_tokens`` for it.
+    ``requested_tokens`` is the length asked of the allocator (on demand: ``computed_tokens``), ``block_end`` the end of
+    the block in which that length ends; an arena without block tails passes ``requested_tokens`` for it.
     """
     if i < computed_tokens:
         return LIVE
     if i < final_tokens:
         return RESERVED
-    if i < asked_tokens:
+    if i < requested_tokens:
         return OVER_ESTIMATE
     if i < block_end:
         return BLOCK_TAIL

@@ -21,13 +21,13 @@ class Tgi(IterationSystem):
         self.counter = 1
         self.has_just_joined = False
 
-    def asked_tokens(self, sequence: Sequence) -> int:
+    def requested_tokens(self, sequence: Sequence) -> int:
         """R: prompt and allowed output but for its last token, the KV of which is never read."""
         allowed = sequence.request.prompt_tokens + allowed_output_tokens(sequence.request, self.limits) - 1
         return min(allowed, self.limits.max_model_len)
 
     def largest_tokens(self, sequence: Sequence) -> int:
-        return self.asked_tokens(sequence)
+        return self.requested_tokens(sequence)
 
     def decide(self) -> None:
         batch = [] if self.has_just_joined else self._next_batch()
@@ -40,7 +40,7 @@ class Tgi(IterationSystem):
     def _prefill(self, batch: list[Sequence]) -> None:
         for sequence in batch:
             self.admit(known(sequence))
-            self.grow(sequence, self.asked_tokens(sequence))
+            self.grow(sequence, self.requested_tokens(sequence))
         self.counter = 1
 
     def _decode(self) -> None:
@@ -60,7 +60,7 @@ class Tgi(IterationSystem):
         tokens = blocks = 0
         for sequence in self.waiting:
             tokens += known(sequence)
-            blocks += self.blocks_for(self.asked_tokens(sequence))
+            blocks += self.blocks_for(self.requested_tokens(sequence))
             # The first of a batch goes, however long; with it no other.
             if batch and tokens > self.limits.max_num_batched_tokens:
                 break

@@ -10,7 +10,7 @@ from copy import deepcopy
 from typing import NamedTuple
 
 from .buddy import BuddyArena
-from .families import Asked, Family, FamilySystem
+from .families import Family, FamilyRequest, FamilySystem
 from .model import Limits, Pool
 
 
@@ -29,7 +29,7 @@ class TreeOrca(FamilySystem):
     ``kept`` are the pieces of finished requests, the one used longest ago first; ``copied`` those copied in this step.
     """
 
-    def __init__(self, pool: Pool, limits: Limits, requests: list[Asked]) -> None:
+    def __init__(self, pool: Pool, limits: Limits, requests: list[FamilyRequest]) -> None:
         super().__init__()
         self.pool, self.limits = pool, limits
         self.families: dict[int | None, Family] = {}
@@ -39,11 +39,11 @@ class TreeOrca(FamilySystem):
         self.kept: dict[Family, int] = {}
         self.copied: set[Family] = set()
 
-    def piece_slots(self, asked: Asked) -> int:
+    def piece_slots(self, asked: FamilyRequest) -> int:
         """What a request reserves: as much as the model allows."""
         return self.limits.max_model_len if asked.max_tokens is None else asked.prompt_tokens + asked.max_tokens
 
-    def refuses(self, asked: Asked) -> bool:
+    def refuses(self, asked: FamilyRequest) -> bool:
         return self.piece_slots(asked) > self.pool.slots
 
     def room_without(self, given_up: list[Family], slots: int) -> bool:
@@ -146,16 +146,16 @@ class TreeOrca(FamilySystem):
 class TreeOrcaMax(TreeOrca):
     """Pieces are buddy chunks, known by their first block."""
 
-    def __init__(self, pool: Pool, limits: Limits, requests: list[Asked]) -> None:
+    def __init__(self, pool: Pool, limits: Limits, requests: list[FamilyRequest]) -> None:
         self.arena = BuddyArena(pool.num_blocks)
         self.chunk_blocks: dict[int, int] = {}
         super().__init__(pool, limits, requests)
 
-    def estimated_tokens(self, asked: Asked) -> int:
+    def estimated_tokens(self, asked: FamilyRequest) -> int:
         """Prompt and output, as the policy expects them."""
         return self.limits.max_model_len
 
-    def piece_slots(self, asked: Asked) -> int:
+    def piece_slots(self, asked: FamilyRequest) -> int:
         blocks = -(-min(self.estimated_tokens(asked), self.limits.max_model_len) // self.pool.block_size)
         return (1 << (blocks - 1).bit_length()) * self.pool.block_size
 
@@ -180,5 +180,5 @@ class TreeOrcaMax(TreeOrca):
 class TreeOrcaOracle(TreeOrcaMax):
     """Chunks for the true output."""
 
-    def estimated_tokens(self, asked: Asked) -> int:
+    def estimated_tokens(self, asked: FamilyRequest) -> int:
         return asked.prompt_tokens + asked.output_tokens

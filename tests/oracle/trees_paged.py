@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .families import Asked, Family, Member
+from .families import Family, FamilyRequest, Member
 from .families_blocks import Blocks
 from .families_paged import GroupedSosp23, GroupedV0
 from .model import Limits, Pool
@@ -67,7 +67,7 @@ class Start:
 class TreeSosp23(GroupedSosp23):
     """Victims are computed again; ``starts`` is what the admissions of this step find."""
 
-    def __init__(self, pool: Pool, limits: Limits, requests: list[Asked]) -> None:
+    def __init__(self, pool: Pool, limits: Limits, requests: list[FamilyRequest]) -> None:
         super().__init__(Pool(pool.num_blocks, pool.block_size), limits)
         self.blocks: KeepingBlocks = KeepingBlocks(pool.num_blocks, pool.block_size)
         self.families: dict[int | None, Family] = {}

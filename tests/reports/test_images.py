@@ -15,7 +15,7 @@ from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.reports.data.results import read_result
 from fragmeter.reports.page import run_report
 from fragmeter.reports.page.images import write_images
-from fragmeter.reports.page.run_report import Asked, figures
+from fragmeter.reports.page.run_report import PageInputs, figures
 
 TRACE = "arrival_s,prompt_tokens,output_tokens\n0,7,5\n0,9,3\n0.1,30,4\n"
 
@@ -44,7 +44,7 @@ def browser():
 @pytest.mark.filterwarnings("ignore:The kopts argument is ignored")
 def test_every_figure_of_a_report_is_a_picture(browser, folder, tmp_path, capsys, monkeypatch):
     # A page of three figures: each takes a second of the browser.
-    shown, titles = Asked([read_result(folder)]), ("Memory over time", "What the memory was used for")
+    shown, titles = PageInputs([read_result(folder)]), ("Memory over time", "What the memory was used for")
     kept = [make for make in run_report.SECTIONS if (made := make(shown)) is not None and made.title in titles]
     monkeypatch.setattr(run_report, "SECTIONS", kept)
     asked = ["report", str(folder), "--out", str(tmp_path / "report.html"), "--image-format", "svg", "--images"]

@@ -11,7 +11,7 @@ import pytest
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.reports.data.pool_over_time import keeps_over_idle_spans, pool_over_time
 from fragmeter.reports.data.results import Result, read_result
-from fragmeter.reports.page.run_report import SECTIONS, Asked
+from fragmeter.reports.page.run_report import SECTIONS, PageInputs
 from fragmeter.sim.memory import BUCKETS
 
 #: Slots of a pool; vllm-v1 keeps one of its blocks for padding.
@@ -68,7 +68,9 @@ def test_of_a_map_the_moments_are_drawn(tmp_path):
 
 
 def test_the_page_says_what_is_added_up(replicas):
-    section = next(made for make in SECTIONS if (made := make(Asked([replicas]))) and made.title == "Memory over time")
+    section = next(
+        made for make in SECTIONS if (made := make(PageInputs([replicas]))) and made.title == "Memory over time"
+    )
     (figure,) = section.figures
     assert "KV slots of 3 replicas" in figure.layout.title.text
     capacity = next(trace for trace in figure.data if trace.name == "capacity")
@@ -80,7 +82,7 @@ def test_runs_beside_each_other_are_on_one_clock(replicas, tmp_path):
     short = result_of(tmp_path / "short", "--policy vllm-v1 --request-rate 99 --record-blocks")
     assert short.end_s < replicas.end_s
     wanted = ("Memory over time", "External fragmentation", "Requests over time")
-    sections = [made for make in SECTIONS if (made := make(Asked([short, replicas]))) and made.title in wanted]
+    sections = [made for make in SECTIONS if (made := make(PageInputs([short, replicas]))) and made.title in wanted]
     overs = [figure for made in sections for figure in made.figures if figure.layout.xaxis.title.text == "time"]
     assert len(overs) == 2 + 1 + 2
     assert {tuple(figure.layout.xaxis.range) for figure in overs} == {(0, replicas.end_s)}
@@ -103,6 +105,6 @@ def test_a_run_that_refused_every_request_has_a_page(tmp_path):
     flags = ["--policy", "orca-max", "--num-gpu-blocks-override", "40", "--num-prompts", "3", "--request-rate", "1"]
     assert status(["simulate", *flags, "--out", str(refused)]) == DONE
     assert status(["report", str(refused), "--out", str(page), "--perfetto", str(timeline)]) == DONE
-    titles = [made.title for make in SECTIONS if (made := make(Asked([read_result(refused)])))]
+    titles = [made.title for make in SECTIONS if (made := make(PageInputs([read_result(refused)])))]
     assert titles == ["Simulated against measured"]
     assert "3 requests were refused" in page.read_text()

@@ -29,7 +29,7 @@ from fragmeter.reports.figures.figures import (
     request_timeline,
 )
 from fragmeter.reports.figures.timeline import MOST_REQUESTS, request_spans
-from fragmeter.reports.page.run_report import SECTIONS, Asked, write_report
+from fragmeter.reports.page.run_report import SECTIONS, PageInputs, write_report
 from fragmeter.reports.page.serving_sections import latencies
 from fragmeter.reports.page.sweep_report import Sweep, write_sweep_report
 from fragmeter.sim import simulate
@@ -223,7 +223,7 @@ def test_all_text_of_the_report_has_a_contrast_of_4_5(driver, results, scheme):
 def test_every_figure_saves_what_it_draws(driver, results, tmp_path):
     look(driver, results)
     shown = [read_result(results / name, name) for name in ("orca-max", "vllm-sosp23")]
-    asked = Asked(shown, None, objectives(GOAL), read_measured(results / "bench.json", shown))
+    asked = PageInputs(shown, None, objectives(GOAL), read_measured(results / "bench.json", shown))
     figures = [figure for make in SECTIONS[1:-1] for figure in make(asked).figures]
     names, buttons = [], len(driver.find_elements("css selector", ".csv"))
     assert buttons == len(shown) + len(figures) == 22
@@ -283,7 +283,7 @@ def test_the_page_of_a_sweep_can_be_read(driver, tmp_path, scheme):
 def test_each_section_is_made_alone(results):
     """Of a run without recordings those that need one are left out."""
     plain = replace(read_result(results / "orca-max"), blocks=None, plan=None)
-    made = [make(Asked([plain])) for make in SECTIONS]
+    made = [make(PageInputs([plain])) for make in SECTIONS]
     titles = [section.title for section in made if section is not None]
     served = ["Latency", "Batch and throughput over time", "Requests over time"]
     always = ["Memory over time", "What the memory was used for", *served, "Simulated against measured"]
@@ -297,5 +297,5 @@ def test_runs_of_different_loads_are_said_to_be(results, tmp_path):
     load = {**same.about["workload"], "sha256": "another"}
     other = replace(same, about={**same.about, "workload": load})
     warning = "These runs did not serve the same requests"
-    assert warning not in write_report(tmp_path / "same.html", Asked([same, same])).read_text()
-    assert warning in write_report(tmp_path / "other.html", Asked([same, other])).read_text()
+    assert warning not in write_report(tmp_path / "same.html", PageInputs([same, same])).read_text()
+    assert warning in write_report(tmp_path / "other.html", PageInputs([same, other])).read_text()

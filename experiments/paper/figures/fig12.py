@@ -61,7 +61,7 @@ _WITHIN = {SHAREGPT: 0.15, ALPACA: 0.20}
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScaleInputs:
     """The inputs of a fitted scale.
 
     Attributes:
@@ -82,18 +82,18 @@ def panel(letter: str, bench: Bench) -> Payload:
 
 def panel_of(letter: str, source: Source, duration_s: float | None = None) -> Payload:
     """As ``panel``, with shorter traces than the paper's if a length is given."""
-    asked = asked_panel(letter, source, duration_s)
+    asked = build_panel(letter, source, duration_s)
     document = panel_document(asked)
     return document | _said(document, letter, asked.scales[VLLM])
 
 
-def asked_panel(letter: str, source: Source, duration_s: float | None = None) -> Panel:
+def build_panel(letter: str, source: Source, duration_s: float | None = None) -> Panel:
     """The panel of ``panel_of`` before it is run; only its scales are fitted."""
     model, dataset = PANELS[letter]
     lengths = lengths_of(dataset, source)
     published = published_panel(FIGURE, panel_name(letter))
     wandering = spare_seeds(source.seeds)
-    asked = Asked(model, source, duration_s)
+    asked = ScaleInputs(model, source, duration_s)
     return Panel(
         figure=f"{FIGURE}{letter}",
         published=published,
@@ -149,7 +149,7 @@ def load_of(series: str, lengths: Source, rate: float, duration_s: float, seed: 
     return replace(arriving, workload=replace(work, max_tokens=work.output_tokens))
 
 
-def fitted_scale(asked: Asked, series: str) -> Scale:
+def fitted_scale(asked: ScaleInputs, series: str) -> Scale:
     """The scale of a model's steps, fitted on a series' crossing on ShareGPT with the first seed."""
     letter = next(letter for letter, named in PANELS.items() if named == (asked.model, SHAREGPT))
     rate = published_panel(FIGURE, panel_name(letter))[series]

@@ -39,7 +39,7 @@ from ..rate_sweep.panels import (
 )
 from ..rate_sweep.rate_sweep import TARGET_S, Load, System, latency_s
 from ..rows import ordered, within
-from .fig12 import Asked, fitted_scale, load
+from .fig12 import ScaleInputs, fitted_scale, load
 
 FIGURE = "fig14"
 SAMPLES, BEAMS = "parallel", "beam"
@@ -62,7 +62,7 @@ def panel(letter: str, bench: Bench) -> Payload:
 def panel_of(letter: str, source: Source, most_requests: int, fitting_s: float | None = None) -> Payload:
     """As ``panel``, with a number of requests; the scale is fitted on a trace of ``fitting_s``, or an hour."""
     kind, n = PANELS[letter]
-    document = panel_document(asked_panel(letter, source, most_requests, fitting_s))
+    document = panel_document(build_panel(letter, source, most_requests, fitting_s))
     rows = document["rows"]
     return document | {
         "findings": [within(rows, _WITHIN, f"Fig 14{letter}: {kind} {n}"), ordered(rows)],
@@ -70,7 +70,7 @@ def panel_of(letter: str, source: Source, most_requests: int, fitting_s: float |
     }
 
 
-def asked_panel(letter: str, source: Source, most_requests: int, fitting_s: float | None = None) -> Panel:
+def build_panel(letter: str, source: Source, most_requests: int, fitting_s: float | None = None) -> Panel:
     """The panel of ``panel_of`` before it is run; only its scale is fitted."""
     kind, n = PANELS[letter]
     lengths, wandering = lengths_of(ALPACA, source), spare_seeds(source.seeds)
@@ -79,7 +79,7 @@ def asked_panel(letter: str, source: Source, most_requests: int, fitting_s: floa
         figure=f"{FIGURE}{letter}",
         published=published,
         systems={series: system(kind, n, series) for series in published},
-        scales=dict.fromkeys(published, fitted_scale(Asked("OPT-13B", source, fitting_s), VLLM)),
+        scales=dict.fromkeys(published, fitted_scale(ScaleInputs("OPT-13B", source, fitting_s), VLLM)),
         loads={
             (series, seed): _load(lengths, rate, most_requests, seed)
             for series, rate in published.items()
@@ -116,7 +116,7 @@ def asked_slope(letter: str, source: Source, most_requests: int, fitting_s: floa
     """The ``sequence_slope`` with which vLLM crosses at exactly the published rate; other arguments as for ``panel_of``."""
     kind, n = PANELS[letter]
     rate = published_panel(FIGURE, f"{letter} {kind} {n}")[VLLM]
-    scale = fitted_scale(Asked("OPT-13B", source, fitting_s), VLLM).value
+    scale = fitted_scale(ScaleInputs("OPT-13B", source, fitting_s), VLLM).value
     arriving = _load(lengths_of(ALPACA, source), rate, most_requests, source.seeds[0])
 
     def latency(slope: float) -> float:

@@ -22,7 +22,7 @@ from ..rate_sweep.costs import Steps
 from ..rate_sweep.panels import ORACLE, VLLM, Panel, panel_document, published_panel, ratio_text, spare_seeds
 from ..rate_sweep.rate_sweep import System
 from ..rows import Row, as_finding, ordered
-from .fig12 import Asked, fitted_scale, load
+from .fig12 import ScaleInputs, fitted_scale, load
 
 FIGURE = "fig16"
 PREFIX_TOKENS = {"1-shot, 80 prefix tokens": 80, "5-shot, 341 prefix tokens": 341}
@@ -38,7 +38,7 @@ def fig16(bench: Bench) -> Payload:
 
 def figure_of(source: Source, duration_s: float, fitting_s: float | None = None) -> Payload:
     """As ``fig16``, with traces of this length; the scale is fitted on a trace of ``fitting_s``, or of the paper's length."""
-    parts = [panel_document(asked_panel(name, source, duration_s, fitting_s)) for name in PREFIX_TOKENS]
+    parts = [panel_document(build_panel(name, source, duration_s, fitting_s)) for name in PREFIX_TOKENS]
     first, said = parts[0], paper_figures()[FIGURE]["text"]
     ratios = [ratio_text(_plain(part["rows"]), VLLM, ORACLE) for part in parts]
     return first | {
@@ -56,7 +56,7 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
     }
 
 
-def asked_panel(name: str, source: Source, duration_s: float, fitting_s: float | None) -> Panel:
+def build_panel(name: str, source: Source, duration_s: float, fitting_s: float | None) -> Panel:
     """One of the two panels of ``figure_of`` before it is run; only its scale is fitted."""
     published = published_panel(FIGURE, name)
     wandering = spare_seeds(source.seeds)
@@ -66,7 +66,7 @@ def asked_panel(name: str, source: Source, duration_s: float, fitting_s: float |
         figure=FIGURE,
         published=labelled,
         systems={label: system(label.split(",")[0], PREFIX_TOKENS[name]) for label in labelled},
-        scales=dict.fromkeys(labelled, fitted_scale(Asked("OPT-13B", source, fitting_s), VLLM)),
+        scales=dict.fromkeys(labelled, fitted_scale(ScaleInputs("OPT-13B", source, fitting_s), VLLM)),
         loads={
             (label, seed): load(sentences(PREFIX_TOKENS[name], seed), rate, duration_s, seed)
             for label, rate in labelled.items()

@@ -25,7 +25,7 @@ from ..rate_sweep.costs import Steps
 from ..rate_sweep.panels import ORACLE, ORCAS, VLLM, Panel, panel_document, published_panel, ratio_text, spare_seeds
 from ..rate_sweep.rate_sweep import System
 from ..rows import Row, as_finding
-from .fig12 import Asked, fitted_scale, load
+from .fig12 import ScaleInputs, fitted_scale, load
 
 FIGURE, PANEL = "fig17", "chatbot"
 DURATION_S = 3600.0
@@ -44,7 +44,7 @@ def fig17(bench: Bench) -> Payload:
 
 def figure_of(source: Source, duration_s: float, fitting_s: float | None = None) -> Payload:
     """As ``fig17``, with traces of this length; the scale is fitted on a trace of ``fitting_s``, or of the paper's length."""
-    document = panel_document(asked_panel(source, duration_s, fitting_s))
+    document = panel_document(build_panel(source, duration_s, fitting_s))
     rows = document["rows"]
     return document | {
         "findings": list(findings(rows)),
@@ -57,7 +57,7 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
     }
 
 
-def asked_panel(source: Source, duration_s: float, fitting_s: float | None = None) -> Panel:
+def build_panel(source: Source, duration_s: float, fitting_s: float | None = None) -> Panel:
     """The panel of ``figure_of`` before it is run; only its scale is fitted."""
     published, wandering = published_panel(FIGURE, PANEL), spare_seeds(source.seeds)
     rounds = {seed: conversations(seed) for seed in (*source.seeds, *wandering)}
@@ -65,7 +65,7 @@ def asked_panel(source: Source, duration_s: float, fitting_s: float | None = Non
         figure=FIGURE,
         published=published,
         systems={series: System(settings(policy=SERIES[series]), Steps()) for series in published},
-        scales=dict.fromkeys(published, fitted_scale(Asked("OPT-13B", source, fitting_s), VLLM)),
+        scales=dict.fromkeys(published, fitted_scale(ScaleInputs("OPT-13B", source, fitting_s), VLLM)),
         loads={
             (series, seed): load(lengths, rate, duration_s, seed)
             for series, rate in published.items()

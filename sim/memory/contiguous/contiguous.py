@@ -205,7 +205,7 @@ class ContiguousMemory(MemoryDefaults):
         self.growing += 1
         self._lag += sequence.start_tokens - decode_step
         self._target += self._final(sequence)
-        self._asked += self._asked_for(sequence)
+        self._asked += self._requested_slots(sequence)
         self._finished_hold += padding
 
     def room_after(self, state: State, steps: int) -> int:
@@ -236,13 +236,13 @@ class ContiguousMemory(MemoryDefaults):
         self.growing -= 1
         self._lag -= sequence.start_tokens - sequence.start_step
         self._target -= self._final(sequence)
-        self._asked -= self._asked_for(sequence)
+        self._asked -= self._requested_slots(sequence)
 
     def _final(self, sequence: Sequence) -> int:
         """F: the final number of tokens with slots (the last token needs none)."""
         return min(sequence.target_tokens, sequence.grant.slots)
 
-    def _asked_for(self, sequence: Sequence) -> int:
+    def _requested_slots(self, sequence: Sequence) -> int:
         """R: the requested tokens, without padding."""
         return max(sequence.grant.tokens - sequence.grant.padding, self._final(sequence))
 

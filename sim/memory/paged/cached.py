@@ -83,7 +83,7 @@ class CachedTransaction(PagedTransaction):
     def preempt(self, sequence: Sequence) -> None:
         """See ``PagedTransaction``."""
         memory, before = self.memory, self.memory.free
-        memory.give_way(sequence, self.free, self.decode_step)
+        memory.preempt_deciding(sequence, self.free, self.decode_step)
         self.free += memory.free - before
 
 
@@ -230,7 +230,7 @@ class CachedMemory(ChunkedMemory):
         if running:
             self._release(running, decode_step, returns=True)
 
-    def give_way(self, sequence: Sequence, free: int, decode_step: int) -> None:
+    def preempt_deciding(self, sequence: Sequence, free: int, decode_step: int) -> None:
         """Preempt a sequence while the step is decided; ``free`` blocks are free before it."""
         self._gone.add(sequence)
         self._decided_until = decode_step + 1
@@ -322,7 +322,7 @@ class CachedMemory(ChunkedMemory):
         """See ``QueueHistory``."""
         return (self._take_of(sequence, born) for sequence, born in self._alone.items())
 
-    def steps_unhelped(self, state: State, steps: int) -> int:
+    def steps_before_admission(self, state: State, steps: int) -> int:
         """See ``ChunkedMemory``: the steps until a running sequence publishes the next block of the waiting sequence."""
         transaction = self._transaction
         if transaction.seeker is None or transaction.path is None:

@@ -61,13 +61,13 @@ class Kind:
 
     Attributes:
         number: Number of groups.
-        given_back: Number of blocks that one of the groups has released, over all sequences.
+        released: Number of blocks that one of the groups has released, over all sequences.
     """
 
-    __slots__ = ("given_back", "number", "skipped")
+    __slots__ = ("number", "released", "skipped")
 
     def __init__(self, number: int, skipped: SkippedBlocks) -> None:
-        self.number, self.skipped, self.given_back = number, skipped, 0
+        self.number, self.skipped, self.released = number, skipped, 0
 
 
 class HybridTransaction(PagedTransaction):
@@ -425,7 +425,7 @@ class HybridMemory(PagedMemory):
         """Hold ``blocks`` more in a full group; a group of each other kind releases ``skipped`` more."""
         self._blocks += blocks
         for kind, back in zip(self.giving, skipped, strict=True):
-            kind.given_back += back
+            kind.released += back
         self.free -= self.pages(blocks, skipped)
 
     def steps_with(self, state: State, blocks: int, limit: int) -> int:
@@ -506,11 +506,11 @@ class HybridMemory(PagedMemory):
         tail = sum(max(0, held.blocks * size - s.target_tokens) for s, held in self.prefills.items())
         if not steps:
             live = state.batch_size * (decode_step - 1) + state.lag_sum + partial
-            return live, self._blocks * size, tail, *(kind.given_back * size for kind in self.giving), *others
+            return live, self._blocks * size, tail, *(kind.released * size for kind in self.giving), *others
         taken, held = self.growth(decode_step, steps), self._blocks + self._phases[decode_step % size]
-        before = [kind.given_back for kind in self.giving]
+        before = [kind.released for kind in self.giving]
         changes = [kind.skipped.advance(decode_step, steps) for kind in self.giving]
-        self._hold(taken, [given_back for _, given_back in changes])
+        self._hold(taken, [released for _, released in changes])
         skipped = ((back + first) * size for back, (first, _) in zip(before, changes, strict=True))
         live = state.batch_size * decode_step + state.lag_sum + partial
         return live, held * size, tail, *skipped, *others

@@ -292,7 +292,7 @@ class PagedMemory(MemoryDefaults):
             steps += 1
         return steps
 
-    def steps_unhelped(self, state: State, steps: int) -> int:
+    def steps_before_admission(self, state: State, steps: int) -> int:
         """Of so many steps those before one in which the running do what lets the first that waits in."""
         return steps
 

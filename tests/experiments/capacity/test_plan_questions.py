@@ -52,7 +52,7 @@ def preemptions_by_max_num_seqs(seed: int) -> list[int]:
     return [len(run.log.evictions["index"]) for run in runs]
 
 
-def asked_of(seed: int) -> plan_max_num_seqs.MaxNumSeqs:
+def question_of(seed: int) -> plan_max_num_seqs.MaxNumSeqs:
     work, blocks = drawn(seed)
     return plan_max_num_seqs.largest_max_num_seqs(replace(CHOSEN, num_gpu_blocks_override=blocks), work, quiet)
 
@@ -62,7 +62,7 @@ class TestMaxNumSeqs:
     @given(st.integers(0, 10_000))
     def test_it_is_what_a_scan_of_all_values_finds(self, seed):
         counts = preemptions_by_max_num_seqs(seed)
-        found = asked_of(seed)
+        found = question_of(seed)
         none = [num_seqs for num_seqs, count in enumerate(counts, 1) if not count]
         assert found.largest == max(none, default=None)
         assert found.unlimited == (not counts[-1])
@@ -71,7 +71,7 @@ class TestMaxNumSeqs:
     def test_a_larger_value_does_not_always_preempt_more(self):
         """Why the search does not bisect: max_num_seqs 4 preempts, 5 does not, 6 does again."""
         assert preemptions_by_max_num_seqs(368) == [0, 0, 0, 1, 0, 5, 6, 6, 6, 6, 6, 6, 6]
-        assert asked_of(368).largest == 5
+        assert question_of(368).largest == 5
 
     def test_by_hand(self):
         """Requests of 4 + 5 tokens hold 8 in the end, four blocks of two; nine blocks without the null block hold two

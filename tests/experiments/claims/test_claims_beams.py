@@ -10,7 +10,7 @@ import pytest
 from fragmeter.experiments.claims.runs import Trial
 from fragmeter.experiments.claims.sharing import beam_rates, beam_searches
 from fragmeter.experiments.paper.figures import fig14
-from fragmeter.experiments.paper.figures.fig12 import Asked, fitted_scale
+from fragmeter.experiments.paper.figures.fig12 import ScaleInputs, fitted_scale
 from fragmeter.experiments.paper.paper import SERIES, SYNTHETIC_SET, Source
 from fragmeter.experiments.paper.rate_sweep.panels import Panel
 from fragmeter.experiments.paper.rate_sweep.rate_sweep import find_rate, per_step_pct, stretched
@@ -20,7 +20,7 @@ from fragmeter.experiments.runs.crossing import crossing
 @pytest.fixture(scope="module")
 def panel() -> Panel:
     """What ``fragmeter reproduce fig14f`` measures with the default lengths and two seeds."""
-    return fig14.asked_panel("f", Source((0, 1), drawn_from=SYNTHETIC_SET), fig14.MOST_REQUESTS["beam"])
+    return fig14.build_panel("f", Source((0, 1), drawn_from=SYNTHETIC_SET), fig14.MOST_REQUESTS["beam"])
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -37,7 +37,7 @@ def test_claim_5_searches_where_fig_14f_does(panel, seed):
 
 def test_that_is_six_beams_with_fig_14_s_time_a_beam_and_fig_12a_s_scale():
     published = {"Orca (Max)": 0.3, "Orca (Pow2)": 1.9, "Orca (Oracle)": 3.16, "vLLM": 7.03}
-    scale = fitted_scale(Asked("OPT-13B", Source((0,))), "vLLM").value
+    scale = fitted_scale(ScaleInputs("OPT-13B", Source((0,))), "vLLM").value
     for series, search in beam_searches(0).items():
         assert search.system.n == 6 and search.system.settings.value("use_beam_search")
         # What is spent once a request, on each of six, and what every beam takes beside.

@@ -35,10 +35,10 @@ FITTED = {
 SHORT = Source((0, 1))
 FITTING_S = 60
 PANELS = {
-    **{f"fig12{letter}": partial(fig12.asked_panel, letter, SHORT, FITTING_S) for letter in fig12.PANELS},
-    **{f"fig14{letter}": partial(fig14.asked_panel, letter, SHORT, 40, FITTING_S) for letter in fig14.PANELS},
-    **{f"fig16, {name}": partial(fig16.asked_panel, name, SHORT, 10, FITTING_S) for name in fig16.PREFIX_TOKENS},
-    "fig17": partial(fig17.asked_panel, SHORT, FITTING_S, FITTING_S),
+    **{f"fig12{letter}": partial(fig12.build_panel, letter, SHORT, FITTING_S) for letter in fig12.PANELS},
+    **{f"fig14{letter}": partial(fig14.build_panel, letter, SHORT, 40, FITTING_S) for letter in fig14.PANELS},
+    **{f"fig16, {name}": partial(fig16.build_panel, name, SHORT, 10, FITTING_S) for name in fig16.PREFIX_TOKENS},
+    "fig17": partial(fig17.build_panel, SHORT, FITTING_S, FITTING_S),
 }
 
 

@@ -233,19 +233,19 @@ class TestPanels:
 
     def test_markers_are_simulated_at_their_own_rate(self, panel):
         point = next(point for point in panel["curves"] if (point["series"], point["x"]) == (VLLM, 1.25))
-        scale = fig12.fitted_scale(fig12.Asked("OPT-13B", Source((0,)), 150), VLLM).value
+        scale = fig12.fitted_scale(fig12.ScaleInputs("OPT-13B", Source((0,)), 150), VLLM).value
         expected = latency_s(fig12.system("OPT-13B", "ShareGPT", VLLM), short_load(1.931, 150), 1.25, scale)
         assert point["simulated"] == round(expected, 4) and point["published"] == 0.038
 
     def test_alpaca_takes_the_scale_of_sharegpt(self):
-        asked = fig12.Asked("OPT-13B", Source((0,)), 60)
+        asked = fig12.ScaleInputs("OPT-13B", Source((0,)), 60)
         scale = fig12.fitted_scale(asked, VLLM)
         assert scale.on == "Fig 12a's vLLM crossing (1.931 req/s)"
-        assert fig12.fitted_scale(fig12.Asked("OPT-13B", Source((0,)), 60), VLLM) is scale
+        assert fig12.fitted_scale(fig12.ScaleInputs("OPT-13B", Source((0,)), 60), VLLM) is scale
 
     def test_a_scale_is_fitted_once_in_a_process_for_all_senders_of_the_pairs(self):
         pairs = LengthPairs("few", np.array([100, 200, 50]), np.array([60, 20, 90]))
-        asked = fig12.Asked("OPT-13B", Source((0,), pairs), 20)
+        asked = fig12.ScaleInputs("OPT-13B", Source((0,), pairs), 20)
         sent = pickle.loads(pickle.dumps(asked))
         assert sent.source.exact is not pairs and sent == asked
         assert fig12.fitted_scale(sent, VLLM) is fig12.fitted_scale(asked, VLLM)

@@ -66,7 +66,7 @@ class TestSystems:
     def test_the_asked_slope_puts_the_crossing_where_it_is_published(self):
         source = Source((0,))
         slope = fig14.asked_slope("b", source, 300, 150)
-        rate, scale = 10.3, fig12.fitted_scale(fig12.Asked("OPT-13B", source, 150), VLLM).value
+        rate, scale = 10.3, fig12.fitted_scale(fig12.ScaleInputs("OPT-13B", source, 150), VLLM).value
         arriving = fig12.load(lengths_of(ALPACA, source), rate, 300 / rate, 0)
         system = replace(fig14.system("parallel", 4, VLLM), steps=Steps(sequence_slope=slope))
         assert latency_s(system, arriving, rate, scale) == pytest.approx(TARGET_S, rel=0.05)

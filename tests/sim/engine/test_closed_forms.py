@@ -19,7 +19,7 @@ PAGED = "vllm-sosp23"
 CHUNKED = ("orca-max", "orca-pow2", "orca-oracle")
 
 
-def asked_tokens(policy: str, prompt: int, output: int, declared: int, model: int) -> int:
+def requested_tokens(policy: str, prompt: int, output: int, declared: int, model: int) -> int:
     """R of a lone request."""
     expected = {"orca-max": model, "orca-pow2": 1 << (output - 1).bit_length(), "orca-oracle": output}
     return min(prompt + expected.get(policy, declared), model)
@@ -42,7 +42,7 @@ def test_a_lone_request_takes_what_the_formulas_say(policy, leap, prompt, output
     assert run.log.end_ticks == 500 + busy
     slots = dict.fromkeys(BUCKETS, 0)
     slots["live"] = prompt * busy + d * (more * (more + 1) // 2)
-    final, asked = prompt + output, asked_tokens(policy, prompt, output, declared, model)
+    final, asked = prompt + output, requested_tokens(policy, prompt, output, declared, model)
     if policy == PAGED:
         # The last block is entered with token `entry`, in step `entry - prompt`, or with the prompt.
         entry = (final - 1) // size * size + 1

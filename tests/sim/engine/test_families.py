@@ -26,7 +26,7 @@ from family_runs import (
 from fragmeter.sim.memory.paged.dialogue import DialogueMemory
 from fragmeter.sim.policy import sharing
 from oracle import Limits, Pool
-from oracle.families import Asked
+from oracle.families import FamilyRequest
 from strategies import LineCost
 
 GROUPED = sorted(PAGED | CONTIGUOUS)
@@ -82,7 +82,7 @@ class StoryCost(LineCost):
         return 2 * slots
 
 
-def story(policy: str, requests: list[Asked], pool: Pool, *steps: tuple) -> None:
+def story(policy: str, requests: list[FamilyRequest], pool: Pool, *steps: tuple) -> None:
     """Both are held to steps worked out by hand: (start, ticks, decode step, batch size, prefill tokens, ticks of
     moves, and slots live, held, saved, cached, held on the host). Without siblings or parents all goes another way."""
     case = FamilyCase(policy, requests, pool, Limits(96, max_num_seqs=40, watermark_fraction=0.0), cost=StoryCost())
@@ -98,7 +98,7 @@ def test_a_group_gives_way_for_want_of_a_block_that_it_does_not_need():
     blocks, the prompt's once. It comes back when three and two are free."""
     story(
         "vllm-sosp23",
-        [Asked(0, 4, 6), Asked(0, 4, 4, n=2)],
+        [FamilyRequest(0, 4, 6), FamilyRequest(0, 4, 4, n=2)],
         Pool(6, 4, host_blocks=10),
         (0, 108, 0, 2, 8, 0, 8, 8, 0, 0, 0),
         (108, 130, 1, 3, 0, 0, 11, 20, 4, 0, 0),
@@ -116,7 +116,7 @@ def test_a_group_that_is_computed_again_finds_the_full_blocks_of_its_prompt():
     three."""
     story(
         "vllm-sosp23",
-        [Asked(0, 4, 6), Asked(0, 4, 4, n=2)],
+        [FamilyRequest(0, 4, 6), FamilyRequest(0, 4, 4, n=2)],
         Pool(6, 4),
         (0, 108, 0, 2, 8, 0, 8, 8, 0, 0, 0),
         (108, 130, 1, 3, 0, 0, 11, 20, 4, 0, 0),
@@ -133,10 +133,10 @@ def test_of_two_that_roll_back_in_one_step_the_last_one_writes_in_place():
     story(
         "vllm-v0",
         [
-            Asked(0, 3, 1),
-            Asked(1000, 3, 1, 1, 0, 2),
-            Asked(2000, 2, 1, 1, 0, 1, True),
-            Asked(2000, 2, 1, 1, 1, 1, True),
+            FamilyRequest(0, 3, 1),
+            FamilyRequest(1000, 3, 1, 1, 0, 2),
+            FamilyRequest(2000, 2, 1, 1, 0, 1, True),
+            FamilyRequest(2000, 2, 1, 1, 1, 1, True),
         ],
         Pool(12, 2),
         (0, 103, None, 1, 3, 0, 3, 4, 0, 0, 0),
@@ -149,7 +149,7 @@ def test_two_forks_of_one_step_count_the_blocks_that_both_name_once():
     """Four blocks, two of them kept: both children name these and take one each."""
     story(
         "vllm-sosp23",
-        [Asked(0, 7, 2), Asked(1000, 9, 1, 1, 0, 8), Asked(1000, 9, 1, 1, 0, 8)],
+        [FamilyRequest(0, 7, 2), FamilyRequest(1000, 9, 1, 1, 0, 8), FamilyRequest(1000, 9, 1, 1, 0, 8)],
         Pool(4, 4),
         (0, 107, 0, 1, 7, 0, 7, 8, 0, 0, 0),
         (107, 110, 1, 1, 0, 0, 8, 8, 0, 0, 0),
@@ -162,7 +162,7 @@ def test_a_step_that_only_prefills_gives_up_nothing_for_paused_sequences():
     child is prefilled, which finds its parent and computes one token."""
     story(
         "vllm-v0",
-        [Asked(0, 7, 2), Asked(300, 4, 6), Asked(800, 5, 1, 1, 0, 4)],
+        [FamilyRequest(0, 7, 2), FamilyRequest(300, 4, 6), FamilyRequest(800, 5, 1, 1, 0, 4)],
         Pool(4, 4),
         (0, 107, None, 1, 7, 0, 7, 8, 0, 0, 0),
         (107, 110, 0, 1, 0, 0, 8, 8, 0, 0, 0),
@@ -181,8 +181,8 @@ def test_a_piece_is_not_given_up_for_a_head_that_does_not_fit_all_the_same():
     at 458 request 3 copies five tokens from there."""
     story(
         "orca",
-        [Asked(0, 4, 2, max_tokens=2), Asked(0, 14, 4, max_tokens=4), Asked(100, 20, 2, max_tokens=10),
-         Asked(150, 6, 1, 1, 0, 5, False, 1)],
+        [FamilyRequest(0, 4, 2, max_tokens=2), FamilyRequest(0, 14, 4, max_tokens=4), FamilyRequest(100, 20, 2, max_tokens=10),
+         FamilyRequest(150, 6, 1, 1, 0, 5, False, 1)],
         Pool(11, 4),
         (0, 118, 0, 2, 18, 0, 18, 24, 0, 0, 0),
         (118, 120, 1, 2, 0, 0, 20, 24, 0, 0, 0),
@@ -197,7 +197,12 @@ def test_nothing_is_kept_for_a_request_that_was_refused():
     """The only child of request 0 needs seven blocks of four; that of request 2 does not, and finds four tokens."""
     story(
         "vllm-sosp23",
-        [Asked(0, 7, 2), Asked(500, 9, 20, 1, 0, 8), Asked(1000, 4, 1), Asked(2000, 5, 1, 1, 2, 4)],
+        [
+            FamilyRequest(0, 7, 2),
+            FamilyRequest(500, 9, 20, 1, 0, 8),
+            FamilyRequest(1000, 4, 1),
+            FamilyRequest(2000, 5, 1, 1, 2, 4),
+        ],
         Pool(4, 4),
         (0, 107, 0, 1, 7, 0, 7, 8, 0, 0, 0),
         (107, 110, 1, 1, 0, 0, 8, 8, 0, 0, 0),
@@ -209,7 +214,7 @@ def test_nothing_is_kept_for_a_request_that_was_refused():
 def test_beams_find_their_parents_after_a_prefill_in_which_the_clock_stood_still():
     """They are computed again, three times, in steps of their own; each of those brings a token, as a decode does."""
     few = Limits(96, max_num_batched_tokens=5, max_num_seqs=1, watermark_fraction=0.0)
-    outcome = same(FamilyCase("vllm-v0", [Asked(0, 3, 18, n=2)], Pool(6, 8), few, survival=0.9))
+    outcome = same(FamilyCase("vllm-v0", [FamilyRequest(0, 3, 18, n=2)], Pool(6, 8), few, survival=0.9))
     assert outcome.times[0][3] == 2
 
 
@@ -218,7 +223,7 @@ def test_a_table_with_only_running_blocks_is_not_given_up():
     Nothing is cached before it does, so nothing is given up; then its parent's two blocks are, and are found again."""
     story(
         "vllm-sosp23",
-        [Asked(0, 7, 2), Asked(300, 4, 9), Asked(500, 9, 6, 1, 0, 8)],
+        [FamilyRequest(0, 7, 2), FamilyRequest(300, 4, 9), FamilyRequest(500, 9, 6, 1, 0, 8)],
         Pool(5, 4),
         (0, 107, 0, 1, 7, 0, 7, 8, 0, 0, 0),
         (107, 110, 1, 1, 0, 0, 8, 8, 0, 0, 0),
@@ -240,7 +245,7 @@ def test_a_table_with_only_running_blocks_is_not_given_up():
 
 def test_groups_that_ask_for_fewer_blocks_than_they_have_sequences_are_found_out():
     """Planted: a group may go on with one free block."""
-    requests = [Asked(0, 4, 6), Asked(0, 4, 4, n=2)]
+    requests = [FamilyRequest(0, 4, 6), FamilyRequest(0, 4, 4, n=2)]
     case = FamilyCase("vllm-sosp23", requests, Pool(6, 4), Limits(96, max_num_seqs=40, watermark_fraction=0.0))
     with mock.patch.object(sharing, "num_seqs_of", lambda sequence: 1), pytest.raises(AssertionError):
         same(case)
@@ -248,7 +253,9 @@ def test_groups_that_ask_for_fewer_blocks_than_they_have_sequences_are_found_out
 
 def test_parents_that_are_not_looked_up_are_found_out():
     """Planted: nothing is found."""
-    case = FamilyCase("vllm-sosp23", [Asked(0, 7, 2), Asked(1000, 9, 1, 1, 0, 8)], Pool(9, 4), Limits(96))
+    case = FamilyCase(
+        "vllm-sosp23", [FamilyRequest(0, 7, 2), FamilyRequest(1000, 9, 1, 1, 0, 8)], Pool(9, 4), Limits(96)
+    )
     same(replace(case, limits=replace(case.limits, max_num_seqs=40)))
     with mock.patch.object(DialogueMemory, "_is_there", lambda *_: False), pytest.raises(AssertionError):
         same(replace(case, limits=replace(case.limits, max_num_seqs=40)))
