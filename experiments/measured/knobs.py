@@ -36,7 +36,7 @@ MOST_CORRECTIONS, _IN_TIME_TICKS = 4, ticks.PER_MS // 20
 
 
 @dataclass(frozen=True, eq=False)
-class SettingEffect:
+class Knob:
     """A knob, its new value, and the replay with that value.
 
     Attributes:
@@ -60,7 +60,7 @@ class SettingEffect:
         return {name: getattr(self, name) for name in ("name", "was", "value", "error", "removed", "advice")}
 
 
-def turned(benchmark: Benchmark, settings: Settings, base: Replayed) -> Iterator[SettingEffect]:
+def vary_knobs(benchmark: Benchmark, settings: Settings, base: Replayed) -> Iterator[Knob]:
     """Replays with each knob alone, then with all knobs together.
 
     Args:
@@ -84,7 +84,7 @@ def turned(benchmark: Benchmark, settings: Settings, base: Replayed) -> Iterator
     yield finish("all", None, None, f"{what} and {offset / ticks.PER_MS:.3g} ms outside of the engine.", together)
 
 
-def ranked(found: list[SettingEffect]) -> list[SettingEffect]:
+def ranked(found: list[Knob]) -> list[Knob]:
     """The single knobs, sorted by the error that they remove, largest first."""
     return sorted((knob for knob in found if knob.name != "all"), key=lambda knob: -knob.removed)
 
@@ -97,9 +97,9 @@ def _turned(
     value: float | None,
     advice: str,
     replayed: Replayed,
-) -> SettingEffect:
+) -> Knob:
     error = total_error(compared(benchmark, replayed))
-    return SettingEffect(name, was, value, error, (before - error) / before if before else 0.0, advice, replayed)
+    return Knob(name, was, value, error, (before - error) / before if before else 0.0, advice, replayed)
 
 
 def fitted_scale(benchmark: Benchmark, settings: Settings, base: Replayed) -> tuple[float, Replayed]:

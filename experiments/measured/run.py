@@ -15,7 +15,7 @@ from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...traces import measured, read
 from ..runs.output import Report, track
-from .knobs import EXPLAINS, NO_ERROR, SettingEffect, ranked, turned
+from .knobs import EXPLAINS, NO_ERROR, Knob, ranked, vary_knobs
 from .replay import LATENCIES, STATISTICS, Benchmark, Replayed, compared, replay, scatter, total_error
 from .start import Server, benchmark, replica
 
@@ -45,7 +45,7 @@ _KNOBS = {
 
 
 def print_comparison(
-    benchmark: Benchmark, base: Replayed, rows: Sequence[Mapping[str, Any]], knobs: list[SettingEffect], error: float,
+    benchmark: Benchmark, base: Replayed, rows: Sequence[Mapping[str, Any]], knobs: list[Knob], error: float,
     report: Report,
 ) -> None:  # fmt: skip
     """Print the whole comparison."""
@@ -109,8 +109,8 @@ def _value(row: Mapping[str, Any], side: str) -> str:
     return f"{value:,.0f}" if name.startswith("num_") else f"{value:,.2f}"
 
 
-def _knobs_table(error: float, knobs: list[SettingEffect]) -> Table:
-    table = _table("what is turned, alone", "from", "to", "error left", "removed")
+def _knobs_table(error: float, knobs: list[Knob]) -> Table:
+    table = _table("knob, alone", "from", "to", "error left", "removed")
     table.add_row("nothing", "", "", f"{error:.1%}", "")
     for knob in (*ranked(knobs), *(knob for knob in knobs if knob.name == "all")):
         removed = f"{round(knob.removed, 2) + 0.0:.0%}"
@@ -125,7 +125,7 @@ def _place(value: float | None) -> str:
     return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
-def first_knob_text(error: float, knobs: list[SettingEffect]) -> str:
+def first_knob_text(error: float, knobs: list[Knob]) -> str:
     """One sentence: the knob to calibrate first."""
     first = ranked(knobs)[0]
     if error < NO_ERROR:
@@ -168,7 +168,7 @@ def validate_against(
     base = replay(bench, chosen)
     rows = compared(bench, base)
     error = total_error(rows)
-    knobs = list(track(turned(bench, chosen, base), "Trying what to calibrate", _MOST_KNOBS))
+    knobs = list(track(vary_knobs(bench, chosen, base), "Trying what to calibrate", _MOST_KNOBS))
     print_comparison(bench, base, rows, knobs, error, report)
     pairs = scatter(bench, base)
     document: dict[str, Any] = {

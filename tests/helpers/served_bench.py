@@ -162,7 +162,7 @@ def held(folder, server: Server, chosen=CHOSEN, **more):
     """The benchmark of a server, its replay, and the knobs."""
     bench = benchmark(*written(folder, server, ASKED, **more), chosen)
     base = against.replay(bench, chosen)
-    return bench, base, list(against_knobs.turned(bench, chosen, base))
+    return bench, base, list(against_knobs.vary_knobs(bench, chosen, base))
 
 
 def validate(*tokens: object) -> int:

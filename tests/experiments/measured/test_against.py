@@ -67,7 +67,7 @@ class TestPlanted:
         path, _ = written(tmp_path, Server(blocks=49), ASKED)
         bench = benchmark(path, None, CHOSEN)
         base = against.replay(bench, CHOSEN)
-        assert [knob.name for knob in against_knobs.turned(bench, CHOSEN, base)] == [
+        assert [knob.name for knob in against_knobs.vary_knobs(bench, CHOSEN, base)] == [
             "step_scale",
             "ttft_offset_ms",
             "all",
@@ -121,7 +121,7 @@ class TestKnobs:
     def test_the_servers_pool_may_have_blocks_of_another_size(self, tmp_path):
         bench = benchmark(written(tmp_path, Server(), ASKED)[0], None, CHOSEN)
         bench = replace(bench, metrics=ServerMetrics(num_scrapes=1, num_gpu_blocks=30, block_size=8))
-        knobs = {knob.name: knob for knob in against_knobs.turned(bench, CHOSEN, against.replay(bench, CHOSEN))}
+        knobs = {knob.name: knob for knob in against_knobs.vary_knobs(bench, CHOSEN, against.replay(bench, CHOSEN))}
         replica = knobs["num_gpu_blocks"].replayed.run.replica
         assert (replica.num_blocks, replica.block_size) == (30, 8)
         assert "give --num-gpu-blocks-override 30 --block-size 8, or" in knobs["num_gpu_blocks"].advice
