@@ -26,9 +26,10 @@ from .arenas import ArenaMachine
 from .copies import CopyMachine
 from .dialogue import DialogueMachine
 from .dialogue_copies import DialogueCopyMachine
+from .hashed_pool import HashedPoolMachine
 from .hybrid import HybridMachine
 from .paged import ChunkedMachine, DeferredMachine, PagedMachine
-from .pools import HashedPoolMachine, PoolMachine, SegmentPoolMachine
+from .pools import PoolMachine, SegmentPoolMachine
 from .radix import RadixMachine
 from .radix_memory import RadixMemoryMachine, SlotRadixMachine
 from .reservations import ReservationMachine

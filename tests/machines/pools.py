@@ -11,11 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fragmeter.sim.memory import BlockPool
 from fragmeter.sim.memory.accounting.moments import after_step, at_row, in_step
-from fragmeter.sim.memory.prefix import Chains, HashChain, SegmentPool, hashed_pool, lookup_blocks
+from fragmeter.sim.memory.prefix import Chains, SegmentPool, lookup_blocks
 from fragmeter.sim.types.errors import SimulationFault
-from oracle.hashed_pool import BlockHistory, HashedBlockPool
 
 from .draws import EITHER, combined, picks
+from .hashed_pool import BlockHistory, RecordedPool
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -134,7 +134,7 @@ class SegmentPoolMachine(RuleBasedStateMachine):
         self.pool = SegmentPool(num_blocks, self.size, chains, in_step, self.unnamed_first, self.has_ids)
         self.pool.history.growing = self.growing
         self.history = BlockHistory()
-        self.blocks = HashedBlockPool(num_blocks, self.history, self.unnamed_first)
+        self.blocks = RecordedPool(num_blocks, self.history, self.unnamed_first)
         self.numbers: dict[tuple, int] = {}
         self.served: list[Served] = []
         self.returning: list[tuple[int, int]] = []
@@ -213,7 +213,7 @@ class SegmentPoolMachine(RuleBasedStateMachine):
             self.returning.append((index, known))
             return
         moment, ids = at_row(self.row), [] if self.has_ids else None
-        self.blocks.take_cached(hits, most, moment)
+        self.blocks.hit(hits, most, moment)
         self.settle(moment)
         table = self.pool.enter(path, found, moment, ids)
         assert not self.has_ids or ids == hits
@@ -296,85 +296,3 @@ class SegmentPoolMachine(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "pool"):
             self.read_the_history()
-
-
-class HashedPoolMachine(RuleBasedStateMachine):
-    """Requests come, fill their blocks one by one and go; the model keeps lists and the whole log of every block."""
-
-    @initialize(num_blocks=st.integers(1, 12))
-    def fill(self, num_blocks):
-        self.pool = hashed_pool.HashedBlockPool(num_blocks)
-        self.chain = HashChain()
-        self.queue = list(range(num_blocks))
-        self.names: dict[int, tuple[int, ...]] = {}  # block -> contents up to and with it, first published first
-        self.tables: list[tuple[list[int], list[int], int]] = []  # blocks, contents, how many are published
-        self.evicted = 0
-
-    def found(self, contents):
-        """By search: the block first published under each beginning of ``contents``, until there is none."""
-        blocks = []
-        for end in range(1, len(contents) + 1):
-            same = [block for block, name in self.names.items() if name == tuple(contents[:end])]
-            if not same:
-                break
-            blocks.append(same[0])
-        return blocks
-
-    @rule(request=combined(range(1, 7), range(64)))
-    def come(self, request):
-        """With contents of two kinds, so that they often begin alike."""
-        length, bits = request
-        contents = [bits >> place & 1 for place in range(length)]
-        hits = self.found(contents[:-1])
-        names = self.chain.extend(contents)
-        assert self.pool.lookup(names[:-1]) == hits
-        rest, left = len(contents) - len(hits), [block for block in self.queue if block not in hits]
-        if rest > len(left):
-            trial = deepcopy(self.pool)
-            trial.take_cached(hits)
-            with pytest.raises(SimulationFault, match=f"{rest} blocks are taken and {len(left)} are free"):
-                trial.take_many(rest)
-            return
-        self.pool.take_cached(hits)
-        new = self.pool.take_many(rest)
-        assert new == left[:rest]
-        self.queue = left[rest:]
-        for block in new:
-            self.evicted += self.names.pop(block, None) is not None
-        self.tables.append(([*hits, *new], contents, len(hits)))
-
-    @precondition(lambda self: self.tables)
-    @rule(pick=picks)
-    def publish_one(self, pick):
-        place = pick % len(self.tables)
-        blocks, contents, published = self.tables[place]
-        if published == len(blocks):
-            with pytest.raises(SimulationFault, match="second time"):
-                self.pool.publish(blocks[-1], 0)
-            return
-        block, name = blocks[published], tuple(contents[: published + 1])
-        self.pool.publish(block, self.chain.extend(name)[-1])
-        self.names[block] = name
-        self.tables[place] = (blocks, contents, published + 1)
-
-    @precondition(lambda self: self.tables)
-    @rule(pick=picks)
-    def go(self, pick):
-        blocks, _, _ = self.tables.pop(pick % len(self.tables))
-        self.pool.release(blocks)
-        freed = [block for block in blocks[::-1] if not any(block in other for other, _, _ in self.tables)]
-        unnamed = [block for block in freed if block not in self.names]
-        self.queue = unnamed + self.queue + [block for block in freed if block in self.names]
-
-    @invariant()
-    def all_is_equal(self):
-        """Invariant 2, and every figure by its definition."""
-        for block, count in enumerate(self.pool.reference_counts):
-            assert count == sum(table.count(block) for table, _, _ in self.tables)
-        assert self.pool.free_ids == tuple(self.queue)
-        assert self.pool.num_free == len(self.queue)
-        assert self.pool.num_entries == sum(len(table) for table, _, _ in self.tables)
-        assert self.pool.num_shared == sum(max(0, count - 1) for count in self.pool.reference_counts)
-        assert self.pool.num_cached == sum(block in self.names for block in self.queue)
-        assert {block for block, name in enumerate(self.pool.hashes) if name is not None} == set(self.names)
-        assert self.pool.evicted_blocks == self.evicted
