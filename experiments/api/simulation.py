@@ -192,7 +192,7 @@ def simulate(*, record_blocks: bool = False, **keywords: Any) -> Simulation:
 
     Raises:
         UserError: A keyword is unknown, or a value or a trace is invalid: one line with field, value and remedy.
-        SimulationFault: An invariant of the simulator does not hold.
+        SimulationFault: An invariant of the simulator is violated.
     """
     if not isinstance(record_blocks, bool):
         raise SettingError("record_blocks", record_blocks, "must be True or False")

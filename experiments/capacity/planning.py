@@ -150,7 +150,7 @@ class Planner:
         """The answer of each candidate, in their order.
 
         Raises:
-            SimulationFault: An invariant of the simulator does not hold.
+            SimulationFault: An invariant of the simulator is violated.
         """
         first, *others = self._seeds
         able = [candidate.settings for candidate in candidates if candidate.settings]

@@ -118,6 +118,7 @@ class KvGroupOptions(Options):
     ] = False
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
+        """See ``Options``; for models without windows, and for sequences that share blocks."""
         if name != "disable_hybrid_kv_cache_manager":
             return super().why_unread(name, replica, workload)
         shape = model(replica.model)

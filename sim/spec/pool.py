@@ -70,7 +70,7 @@ def paper_num_blocks(
             fixed size and ``hybrid`` has no groups for them.
     """
     if hybrid is None or hybrid.config is None:
-        refuse_states(model, "a pool of KV blocks alone does not hold it")
+        refuse_states(model, "a pool of KV blocks has no room for its states")
     slots = _blocks_that_fit(model, gpu, num_gpus, 1, deployment, hybrid)
     if slots < 1:
         remedy = f"{model.name} leaves no KV blocks on {gpu.name}; use more or larger GPUs"

@@ -6,7 +6,11 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
+import simpy
 
+from fragmeter.sim.cost import StepCost
+from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import Settings, settings
 from fragmeter.sim.engine.unread import only_read
@@ -16,6 +20,7 @@ from fragmeter.sim.policy.static import FasterTransformer
 from fragmeter.sim.spec import block_bytes, model
 from fragmeter.sim.types.ticks import PER_SECOND, from_seconds
 from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.workload.source import OpenLoop
 from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool, Request
 from paths import DATA
@@ -33,6 +38,14 @@ def seconds_of(ticks: int) -> float:
     seconds = ticks / PER_SECOND
     assert from_seconds(seconds) == ticks
     return seconds
+
+
+def engine_to_step(chosen: Settings, cost: StepCost, work: Workload, leap: bool = True) -> Engine:
+    """An engine that has not begun; its environment is stepped by the caller."""
+    replica = build(chosen, cost, work)
+    too_large = replica.policy.smallest_pool_blocks(work, replica.block_size) > replica.num_blocks
+    source = OpenLoop(work, too_large, replica.max_model_len)
+    return Engine(simpy.Environment(initial_time=0), source, replica.policy, replica.memory, replica.cost, leap=leap)
 
 
 def workload_of(requests: list[Request], max_model_len: int, content: PromptContent | None = None) -> Workload:

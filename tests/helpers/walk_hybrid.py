@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import simpy
-
-from engine_runs import settings_of, workload_of
-from fragmeter.sim.engine.engine import Engine
-from fragmeter.sim.engine.replica import build
+from engine_runs import engine_to_step, settings_of, workload_of
 from fragmeter.sim.memory.paged.group_cache import NULL_BLOCK
-from fragmeter.sim.workload.source import OpenLoop
 from hybrid_runs import HybridCase, model_of
 from oracle.slots import FREE, SlotMap, classify_slot
 
@@ -33,13 +28,9 @@ class HybridWalk:
     def __init__(self, policy: str, hybrid: HybridCase, leap: bool = False) -> None:
         case = hybrid.case
         chosen = settings_of(policy, case.pool, case.limits, work=None, leap=leap, ids=True)
-        replica = build(replace(chosen, model=model_of(hybrid.groups)), case.cost)
         workload = workload_of(case.requests, case.limits.max_model_len)
-        too_large = replica.policy.smallest_pool_blocks(workload, replica.block_size) > replica.num_blocks
-        self.case, self.memory = case, replica.memory
-        self.env = simpy.Environment(initial_time=0)
-        source = OpenLoop(workload, too_large, replica.max_model_len)
-        self.engine = Engine(self.env, source, replica.policy, self.memory, replica.cost, leap=leap)
+        self.engine = engine_to_step(replace(chosen, model=model_of(hybrid.groups)), case.cost, workload, leap)
+        self.case, self.env, self.memory = case, self.engine.env, self.engine.memory
 
     def moments(self) -> Iterator[HybridMoment]:
         """Every wait of the engine, and the state that it is left in."""

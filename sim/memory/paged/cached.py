@@ -137,6 +137,7 @@ class CachedMemory(ChunkedMemory):
         return self.pool.history.evicted_blocks
 
     def transaction(self, decode_step: int) -> CachedTransaction:
+        """See ``Memory``."""
         transaction = self._transaction
         if self.tables is not None:
             self.tables.grow_until(decode_step)

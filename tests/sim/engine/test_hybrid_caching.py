@@ -8,19 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-import simpy
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import same_runs as leaps
 import schedulers
-from engine_runs import settings_of
-from fragmeter.sim.engine.engine import Engine
-from fragmeter.sim.engine.replica import build
+from engine_runs import engine_to_step, settings_of
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.memory.paged.group_cache import NULL_BLOCK
-from fragmeter.sim.workload.source import OpenLoop
 from hybrid_runs import COUNTS, model_of
 from oracle import Limits, Pool
 from oracle.hybrid import Groups
@@ -72,12 +68,8 @@ class Walk:
     """One engine, stopped wherever it waits: tables of all groups, references and the free queue are read."""
 
     def __init__(self, case: SharedCase, groups: Groups, leap: bool) -> None:
-        self.case, work = case, case.workload
-        replica = build(settings_for(case, groups, leap=leap), case.cost, work)
-        too_large = replica.policy.smallest_pool_blocks(work, replica.block_size) > replica.num_blocks
-        self.env, self.memory = simpy.Environment(initial_time=0), replica.memory
-        source = OpenLoop(work, too_large, replica.max_model_len)
-        self.engine = Engine(self.env, source, replica.policy, replica.memory, replica.cost, leap=leap)
+        self.engine = engine_to_step(settings_for(case, groups, leap=leap), case.cost, case.workload, leap)
+        self.case, self.env, self.memory = case, self.engine.env, self.engine.memory
 
     def moments(self):
         """When, for how long, whether a sequence runs, and the slots of every bucket."""

@@ -10,24 +10,21 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import simpy
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import same_runs as leaps
 import schedulers
-from engine_runs import settings_of
+from engine_runs import engine_to_step, settings_of
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.sim.engine.engine import Engine
-from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.memory import CachedMemory
 from fragmeter.sim.memory.accounting.moments import ticks_of
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.types.errors import SimulationFault
-from fragmeter.sim.workload.source import OpenLoop
 from oracle import Limits, Pool
 from oracle.slots import BUCKETS, CACHED, FREE, SlotMap, classify_slot
 from oracle.story import log
@@ -248,13 +245,8 @@ class CacheWalk:
     """One engine, stopped wherever it waits: tables, references and the free queue are read, slots looked up."""
 
     def __init__(self, case: SharedCase, leap: bool) -> None:
-        self.case, work = case, case.workload
-        settings = caching_settings(case, leap=leap, ids=True)
-        replica = build(settings, case.cost, work)
-        too_large = replica.policy.smallest_pool_blocks(work, replica.block_size) > replica.num_blocks
-        self.env, self.memory = simpy.Environment(initial_time=0), replica.memory
-        source = OpenLoop(work, too_large, replica.max_model_len)
-        self.engine = Engine(self.env, source, replica.policy, replica.memory, replica.cost, leap=leap)
+        self.engine = engine_to_step(caching_settings(case, leap=leap, ids=True), case.cost, case.workload, leap)
+        self.case, self.env, self.memory = case, self.engine.env, self.engine.memory
 
     def moments(self):
         """When, for how long, whether a sequence runs, and the slots that are in no table, by bucket, and live."""
@@ -357,17 +349,13 @@ def test_what_is_known_of_a_run_that_is_stopped(case, events):
 
 def stopped(case: SharedCase, events: int, ids: bool) -> Engine:
     """An engine that ends with the step, or leap, that is under way after so many events."""
-    replica = build(caching_settings(case, ids=ids), case.cost, case.workload)
-    too_large = replica.policy.smallest_pool_blocks(case.workload, replica.block_size) > replica.num_blocks
-    env = simpy.Environment(initial_time=0)
-    source = OpenLoop(case.workload, too_large, replica.max_model_len)
-    engine = Engine(env, source, replica.policy, replica.memory, replica.cost)
+    engine = engine_to_step(caching_settings(case, ids=ids), case.cost, case.workload)
     for _ in range(events):
         if engine.process.is_alive:
-            env.step()
+            engine.env.step()
     engine.stop()
-    env.run()
-    replica.memory.settle(engine.state, 0)
+    engine.env.run()
+    engine.memory.settle(engine.state, 0)
     return engine
 
 
