@@ -31,16 +31,9 @@ LLAMA = {
 
 
 @pytest.fixture
-def config(tmp_path):
-    """Writes a ``config.json`` with changed keys into a folder called tiny; returns its path."""
-
-    def write(**changes):
-        path = tmp_path / "tiny" / "config.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(LLAMA | changes))
-        return path
-
-    return write
+def config(write_config):
+    """Writes a ``config.json`` with changed keys; returns its path."""
+    return lambda **changes: write_config(LLAMA | changes)
 
 
 @pytest.mark.parametrize(("name", "params"), PUBLISHED_PARAMS.items())

@@ -5,8 +5,6 @@ Configurations are those that huggingface.co publishes in the repository that a 
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -248,16 +246,9 @@ KIMI = {
 
 
 @pytest.fixture
-def config(tmp_path):
-    """Writes a ``config.json`` with changed keys into a folder called tiny; returns its path."""
-
-    def write(**changes):
-        path = tmp_path / "tiny" / "config.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(TINY | changes))
-        return path
-
-    return write
+def config(write_config):
+    """Writes a ``config.json`` with changed keys; returns its path."""
+    return lambda **changes: write_config(TINY | changes)
 
 
 @pytest.mark.parametrize(
