@@ -124,6 +124,7 @@ class Policy:
         default_max_num_batched_tokens: Default of ``max_num_batched_tokens``.
         has_token_budget: Whether it reads ``max_num_batched_tokens``.
         default_block_size: Default tokens per block.
+        schedules_ahead: Whether a step is decided while the step before it runs.
         null_blocks: Blocks of the pool that hold no tokens, such as vLLM's block 0.
     """
 
@@ -144,6 +145,7 @@ class Policy:
     default_block_size: ClassVar[int] = 16
     null_blocks: ClassVar[int] = 0
 
+    schedules_ahead: bool = False
     #: A policy with its own options narrows the type.
     options: Options
 

@@ -141,6 +141,9 @@ class VllmV1Options(WatermarkOptions, KvGroupOptions):
     watermark: Annotated[
         float, Field(ge=0, lt=1, description="Share of the pool that an admission must leave free.")
     ] = 0.0
+    async_scheduling: Annotated[
+        bool, Field(description="Decide a step while the step before it runs, as vLLM does by default.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

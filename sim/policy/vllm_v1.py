@@ -47,6 +47,7 @@ class VllmV1(OverGroups, TokenBudget):
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         TokenBudget.__init__(self, limits, options)
         self.groups = groups or PageGroups()
+        self.schedules_ahead = isinstance(options, VllmV1Options) and options.async_scheduling
         self._is_plain = self.groups.kinds == (FULL,)
         self.aligns_chunks = self.groups.states_by_block
 
@@ -71,14 +72,14 @@ class VllmV1(OverGroups, TokenBudget):
             return HybridMemory(usable, size, self.groups, pool.ids, chains)
         if chains is None:
             return ChunkedMemory(usable, size, ids=pool.ids)
-        return CachedMemory(usable, size, chains, pool.ids, unnamed_first=True)
+        return CachedMemory(usable, size, chains, pool.ids, unnamed_first=True, ahead=self.schedules_ahead)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """Schedule the running sequences, then the waiting sequences."""
         in_order = not state.stalled and not (state.prefilling and self.aligns_chunks)
         if in_order and transaction.free >= transaction.takes:
             return self._fill(state, transaction, next(iter(state.prefilling), None))
-        if not in_order or not self._is_plain:
+        if not in_order or not self._is_plain or state.finished:
             return self._one_by_one(state, transaction)
         if transaction.memory.cache_log is None and transaction.memory.tables is None:
             # Blocks without ids and contents only need counting.
@@ -112,7 +113,8 @@ class VllmV1(OverGroups, TokenBudget):
     def _one_by_one(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """vLLM's loop over the running sequences: each takes its blocks, or the last one is preempted."""
         transaction.grow_tables(0)
-        kept = sorted([*state.running, *state.prefilling, *state.stalled], key=lambda sequence: sequence.order)
+        kept = [*state.running, *state.prefilling, *state.stalled, *state.finished]
+        kept.sort(key=lambda sequence: sequence.order)
         budget, place = self.limits.max_num_batched_tokens, 0
         preempted: list[Sequence] = []
         scheduled: list[tuple[Sequence, int]] = []
@@ -136,7 +138,7 @@ class VllmV1(OverGroups, TokenBudget):
     def _next_tokens(self, sequence: Sequence, state: State, budget: int, transaction: PagedTransaction) -> int:
         """Tokens that a running sequence computes in the step."""
         if sequence not in state.prefilling:
-            return 1
+            return int(sequence not in state.finished)
         computed = sequence.computed_tokens
         return self._chunk(sequence, computed, min(sequence.start_tokens - computed, budget), transaction)
 

@@ -384,12 +384,28 @@ class HybridMemory(PagedMemory):
         if self.cache:
             self.cache.settle()
 
+    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        for sequence in finished:
+            self.stall(sequence, decode_step)
+
+    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        if self.group_tables:
+            self.group_tables.grow_until(decode_step + 1)
+        for sequence in leaving:
+            if sequence in self.prefills:
+                self.drop(sequence, decode_step)
+            else:
+                self.release((sequence,), decode_step)
+
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """See ``PagedMemory``; a chunked prefill also releases its pages."""
+        growing = tuple(sequence for sequence in preempted if sequence not in self.prefills)
         for sequence in preempted:
             if sequence in self.prefills:
                 self.drop(sequence, decode_step)
-        super().evict(tuple(s for s in preempted if s.start_step != NOT_DECODING), swapped_out, decode_step)
+        super().evict(growing, swapped_out, decode_step)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``PagedMemory``."""
