@@ -65,9 +65,7 @@ class Observer:
             plan: The plan of its first step; ``CARRY_ON`` if the decision is unchanged.
         """
 
-    def requests_finished(
-        self, now: int, finished: Iterable[Sequence], in_vain: Iterable[Sequence]
-    ) -> None:
+    def requests_finished(self, now: int, finished: Iterable[Sequence], in_vain: Iterable[Sequence]) -> None:
         """Called before finished sequences release their blocks, where steps are scheduled ahead.
 
         Args:

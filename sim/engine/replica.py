@@ -11,7 +11,7 @@ from ..cost import PaperCost, StepCost, cost
 from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
 from ..policy import HYBRID, SHARING, Limits, Policy, Pool, Server, policy
-from ..policy.options import KvGroupOptions, Options, VllmV0Options, WatermarkOptions
+from ..policy.options import KvGroupOptions, Options, VllmV0Options, VllmV1Options, WatermarkOptions
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
 from ..spec.hybrid import state_layout
@@ -133,7 +133,7 @@ def build(
         max_num_batched_tokens=tokens,
         watermark_blocks=int(options.watermark * num_blocks) if isinstance(options, WatermarkOptions) else 0,
     )
-    scheduler = kind(limits, options, _page_groups(layout, kind, limits, size) if layout else None)
+    scheduler = kind(limits, options, _page_groups(layout, kind, options, limits, size) if layout else None)
     pool = Pool(
         num_blocks=num_blocks,
         block_size=size,
@@ -228,15 +228,16 @@ def _page_bytes(shape: ModelSpec, layout: HybridLayout | None, ranks: int, size:
     return layout.config.bytes_per_block if layout.config else page_bytes(shape, layout, ranks, size, deployment)
 
 
-def _page_groups(layout: HybridLayout, kind: type[Policy], limits: Limits, size: int) -> PageGroups:
+def _page_groups(layout: HybridLayout, kind: type[Policy], options: Options, limits: Limits, size: int) -> PageGroups:
     """The KV groups of the pool, in blocks of ``size`` tokens."""
     window = layout.window_tokens
     return PageGroups(
         kinds=tuple(group.span.kind for group in layout.groups),
         window_tokens=window,
         states_by_block=layout.config is not None and layout.config.mamba_cache_mode == "align",
+        ahead=isinstance(options, VllmV1Options) and options.async_scheduling,
         most_prompt_blocks=window
-        and most_prompt_blocks(window, kind.in_flight_tokens(limits), limits.max_model_len, size),
+        and most_prompt_blocks(window, kind.in_flight_tokens(limits, options), limits.max_model_len, size),
     )
 
 

@@ -188,8 +188,8 @@ class Policy:
         return seqs or cls.default_seqs(server, pool[0]), tokens or cls.default_max_num_batched_tokens
 
     @staticmethod
-    def in_flight_tokens(limits: Limits) -> int:
-        """Maximum tokens of one sequence in a step: a whole prompt, unless prompts are split."""
+    def in_flight_tokens(limits: Limits, options: Any) -> int:
+        """Maximum tokens of one sequence in the steps in flight: a whole prompt, unless prompts are split."""
         return limits.max_model_len
 
     def memory(self, pool: Pool) -> Memory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -52,9 +52,9 @@ class VllmV1(OverGroups, TokenBudget):
         self.aligns_chunks = self.groups.states_by_block
 
     @staticmethod
-    def in_flight_tokens(limits: Limits) -> int:
-        """Maximum of tokens of one sequence that a step computes."""
-        return limits.max_num_batched_tokens
+    def in_flight_tokens(limits: Limits, options: Any) -> int:
+        """See ``Policy``; with asynchronous scheduling two steps are in flight."""
+        return (1 + options.async_scheduling) * limits.max_num_batched_tokens
 
     @classmethod
     def step_limits(
@@ -155,6 +155,9 @@ class VllmV1(OverGroups, TokenBudget):
         computes = dict(scheduled)
         stalls = tuple(each for each in kept if each in state.running and each not in computes)
         resumes = tuple(each for each in kept if each in state.stalled and each in computes)
+        for each in kept:
+            if each in state.prefilling and each not in computes:
+                transaction.pass_over(each)
         prefills = [(each, tokens) for each, tokens in scheduled if each in state.prefilling]
         ended = [(each, tokens) for each, tokens in prefills if each.computed_tokens + tokens == each.start_tokens]
         chunks = [chunk for chunk in prefills if chunk not in ended]

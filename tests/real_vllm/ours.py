@@ -17,7 +17,7 @@ from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
 from fragmeter.sim.memory.paged.hybrid import HybridMemory
-from fragmeter.sim.types.sequence import StepPlan
+from fragmeter.sim.types.sequence import Sequence, StepPlan
 
 from .shapes import Layer
 from .steps import Served, Step
