@@ -213,19 +213,21 @@ class Engine:
         Returns:
             ``first_step``, with the tokens that are computed in vain; not steady if a sequence waits for what was released.
         """
-        state = self.state
+        state, decode_step = self.state, self.state.decode_step
         if first_step is None and state.in_vain:
             self._plan = plan
-            first_step = self._executor.carry_out(plan, now)
-        # The others were preempted, and have no blocks any more.
-        leaving = [sequence for sequence in ended if sequence in state.finished or sequence in state.in_vain]
+            context = state.batch_size * decode_step + state.lag_sum
+            base, slope, _ = self.cost.decode_line(state.batch_size, context)
+            first_step = base + slope * context, 0, 0, True, True
+        leaving = ended
+        if plan.preempted:
+            leaving = [sequence for sequence in ended if sequence not in plan.preempted]
         for observer in self._observers:
             observer.requests_finished(now, ended, tuple(state.in_vain))
-        self.memory.settle(state, 1)
         if self.source.hears_of_finishes:
-            self._release_and_notify(leaving, state.decode_step)
+            self._release_and_notify(leaving, decode_step)
         else:
-            self.memory.release_finished(leaving, state.decode_step)
+            self.memory.release_finished(leaving, decode_step)
         for sequence in leaving:
             state.forget(sequence)
         if first_step is not None and state.waiting:

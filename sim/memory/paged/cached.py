@@ -130,6 +130,8 @@ class CachedMemory(ChunkedMemory):
         self._transaction = CachedTransaction(self)
         #: For each request, whether no other request has a common prefix with it.
         self.unshared = chains.unshared
+        # Those of them that have finished, and take no more blocks.
+        self._resting: dict[Sequence, None] = {}
         # Paths of waiting sequences with a look-up.
         self._paths: dict[Sequence, Path | None] = {}
         # Sequences that were preempted while the current step was decided.
@@ -229,6 +231,11 @@ class CachedMemory(ChunkedMemory):
     def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
         for sequence in finished:
+            if self._leaves_alone and sequence in self._alone:
+                # Cheaper than a stall, which gives it a table.
+                self._resting[sequence] = None
+                self._count(sequence, -1)
+                continue
             tokens = self._known_tokens(sequence, decode_step)
             table = self.held[sequence] = self._pop(sequence)
             self.pool.pause(table, tokens // self.block_size, sequence.lag)
@@ -237,16 +244,36 @@ class CachedMemory(ChunkedMemory):
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
+        leaving = tuple(leaving)
+        self._decided_until = decode_step + 1
+        if self._leaves_alone and all(map(self._alone.__contains__, leaving)):
+            self._release_alone(leaving, decode_step, in_vain=True)
+            return
         if self.tables is not None:
             self.tables.grow_until(decode_step + 1)
-        self._decided_until = decode_step + 1
         for sequence in leaving:
             free = self.free - self._phases[decode_step % self.block_size]
-            if sequence in self.partial:
+            if sequence in self._resting:
+                self._release((sequence,), decode_step, returns=False, free=free)
+            elif sequence in self.partial:
                 sequence.computed_tokens = sequence.held_tokens(decode_step)
                 self._drop(sequence, decode_step, after_step(decode_step), returns=False, free=free)
             else:
                 self._release((sequence,), decode_step, returns=False, free=free, in_vain=True)
+
+    def _count(self, sequence: Sequence, number: int) -> None:
+        """Count a running sequence among those that take blocks, or no more."""
+        phase = (1 - sequence.lag) % self.block_size
+        self._phases[phase] += number
+        self._phases[phase + self.block_size] += number
+
+    def _wake(self, sequence: Sequence) -> bool:
+        """Count a resting sequence again. Returns whether it rested."""
+        if sequence not in self._resting:
+            return False
+        del self._resting[sequence]
+        self._count(sequence, 1)
+        return True
 
     def _known_tokens(self, sequence: Sequence, decode_step: int) -> int:
         """Computed tokens of a decoding sequence that were known when ``decode_step`` was decided."""
@@ -286,18 +313,22 @@ class CachedMemory(ChunkedMemory):
         else:
             self._release(leaving, decode_step, returns=False)
 
-    def _release_alone(self, leaving: tuple[Sequence, ...], decode_step: int) -> None:
+    def _release_alone(self, leaving: tuple[Sequence, ...], decode_step: int, in_vain: bool = False) -> None:
         """As ``_release``, for finished sequences without shared blocks: one record for each sequence.
 
         No block is looked up, so the head of the queue need not be up to date.
+
+        Args:
+            in_vain: Whether all running sequences, these included unless they rest, have taken their blocks for
+                ``decode_step``.
         """
         size, pop, queue, now = self.block_size, self._alone.pop, self.pool.queue, after_step(decode_step)
         append, pack, push = queue.freed.append, queue.freed.pack, queue.pending.append
-        before = queue.taken_by(self.free)
+        before = queue.taken_by(self.free - in_vain * self._phases[decode_step % size])
         for sequence in leaving:
             lag, known = sequence.lag, sequence.start_tokens
             tokens = decode_step - 1 + lag
-            stop, named = -(-tokens // size), tokens // size
+            stop, named = -(-(tokens + (in_vain and not self._wake(sequence))) // size), tokens // size
             born, taken = pop(sequence), -(-known // size)
             if named < stop and queue.unnamed_first:
                 push((before, (named, taken, born, lag)))
@@ -330,6 +361,7 @@ class CachedMemory(ChunkedMemory):
         # This also applies to victims: they decoded in the previous step.
         now, shared = after_step(decode_step), pool.num_shared
         for sequence in leaving:
+            self._wake(sequence)
             tokens, index = decode_step - 1 + sequence.lag, sequence.index if returns else None
             filled = (self._known_tokens(sequence, decode_step) if returns else tokens) // size
             pool.release(self._pop(sequence), -(-(tokens + in_vain) // size), filled, now, sequence.lag, index)
@@ -407,7 +439,7 @@ class CachedMemory(ChunkedMemory):
         taken |= {sequence: -(-sequence.start_tokens // size) for sequence in self._alone}
         for sequence, blocks in taken.items():
             if sequence not in self.partial:
-                yield blocks, -(-(until - 1 + sequence.lag) // size), sequence.lag
+                yield blocks, -(-(until - 1 - (sequence in self._resting) + sequence.lag) // size), sequence.lag
             elif self.held[sequence].decodes:
                 yield blocks, self.partial[sequence], self.held[sequence].lag
 
