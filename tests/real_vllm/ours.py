@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from fragmeter.sim import settings, simulate
+from fragmeter.sim import Settings, settings, simulate
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
 from fragmeter.sim.memory.paged.hybrid import HybridMemory
+from fragmeter.sim.metrics.summary import summary as summary_of
 from fragmeter.sim.types.sequence import Sequence, StepPlan
 
 from .shapes import Layer
@@ -201,7 +202,21 @@ def _model_of(layers: tuple[Layer, ...]) -> str:
 def serve(case: Case, asynchronous: bool = False) -> Served:
     """What our engine does with a case; see ``server.serve``."""
     log = Log()
-    chosen = settings(
+    run = simulate(
+        _settings(case, asynchronous, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log]
+    )
+    log.idle_started(run.log.end_ticks, 0)
+    return Served(log.steps, log.finished)
+
+
+def summary(case: Case, asynchronous: bool, leap: bool, ids: bool) -> dict[str, Any]:
+    """Summary of a run without observers."""
+    chosen = _settings(case, asynchronous, leap=leap, ids=ids)
+    return summary_of(simulate(chosen, case.workload, ConstantCost(case.step_ticks)))
+
+
+def _settings(case: Case, asynchronous: bool, **others: Any) -> Settings:
+    return settings(
         policy="vllm-v1",
         model=_model_of(case.layers),
         block_size=case.block_size,
@@ -210,9 +225,6 @@ def serve(case: Case, asynchronous: bool = False) -> Served:
         max_num_seqs=case.max_num_seqs,
         max_num_batched_tokens=case.max_num_batched_tokens,
         enable_prefix_caching=case.prefix_caching,
-        ids=True,
         async_scheduling=asynchronous,
+        **others,
     )
-    run = simulate(chosen, case.workload, ConstantCost(case.step_ticks), observers=[log])
-    log.idle_started(run.log.end_ticks, 0)
-    return Served(log.steps, log.finished)
