@@ -39,6 +39,7 @@ class Replica:
         layout: The KV groups that share the pool; None if all layers keep every token.
         page_bytes: Bytes of a block of one KV group on each rank; 0 without KV groups.
         caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
+        enforce_eager: Whether it runs without CUDA graphs.
     """
 
     policy: Policy
@@ -50,6 +51,7 @@ class Replica:
     layout: HybridLayout | None = None
     page_bytes: int = 0
     caches_prefixes: bool = False
+    enforce_eager: bool = True
 
     @property
     def host_blocks(self) -> int:
@@ -67,6 +69,7 @@ class Replica:
             "num_gpu_blocks": self.num_blocks,
             "block_size": self.block_size,
             "enable_prefix_caching": self.caches_prefixes,
+            "enforce_eager": self.enforce_eager,
             **asdict(self.policy.limits),
         }
 
@@ -123,7 +126,16 @@ def build(
     asked_size = layout.config.block_size if layout and layout.config else settings.block_size
     if grouped or layout:
         kind = (SHARING if grouped else HYBRID).get(kind, kind)
-    server = Server(model=shape, gpu=card, deployment=deployment, tensor_parallel=ranks, layout=layout)
+    server = Server(
+        model=shape,
+        gpu=card,
+        deployment=deployment,
+        tensor_parallel=ranks,
+        layout=layout,
+        max_model_len=max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+    )
     num_blocks, size = kind.pool_size(server, options, settings.num_gpu_blocks_override, asked_size)
     held = num_blocks * size // max_model_len, max_model_len
     seqs, tokens = kind.step_limits(server, held, settings.max_num_seqs, settings.max_num_batched_tokens)
@@ -154,6 +166,7 @@ def build(
         block_size=size,
         max_model_len=max_model_len,
         caches_prefixes=memory.cache_log is not None,
+        enforce_eager=not deployment.cuda_graphs,
         layout=layout,
         page_bytes=_page_bytes(shape, layout, ranks, size, deployment),
     )
@@ -177,7 +190,8 @@ def _runs_to_cache(settings: Settings, workload: PromptSource) -> Tokens | None:
     """The tokens of a workload, if prefixes of them are to be cached: asked for, or possible and of use."""
     wanted = settings.enable_prefix_caching
     if wanted is None:
-        wanted = workload.may_share_prefixes and policy(settings.policy).caches_prefixes
+        kind = policy(settings.policy)
+        wanted = kind.caches_prefixes and (kind.caches_by_default or workload.may_share_prefixes)
     return workload.token_runs() if wanted else None
 
 
@@ -249,11 +263,12 @@ def _host_blocks(options: Options, shape: ModelSpec, ranks: int, size: int, depl
 
 
 def _deployment(settings: Settings, shape: ModelSpec) -> Deployment:
+    eager = policy(settings.policy).default_enforce_eager if settings.enforce_eager is None else settings.enforce_eager
     return Deployment(
         pipeline_parallel=settings.pipeline_parallel_size,
         kv_dtype="fp16" if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype,
         quantization=settings.quantization or shape.quantization,
-        cuda_graphs=not settings.enforce_eager,
+        cuda_graphs=not eager,
     )
 
 

@@ -53,6 +53,8 @@ class Server:
         model, gpu, deployment: Their specifications.
         tensor_parallel: GPUs that share the model and the pool.
         layout: KV groups of the model; None if all layers keep every token.
+        max_model_len: Longest prompt + output in tokens.
+        max_num_seqs, max_num_batched_tokens: What the user gives; None leaves it to the policy.
     """
 
     model: ModelSpec
@@ -60,6 +62,9 @@ class Server:
     deployment: Deployment
     tensor_parallel: int = 1
     layout: HybridLayout | None = None
+    max_model_len: int
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
 
     def num_blocks(self, block_size: int) -> int:
         """Blocks of ``block_size`` tokens that fit into the GPUs' memory, computed as in the paper.
@@ -113,6 +118,8 @@ class Policy:
         leaves_together: Whether sequences release their memory when the last one of their batch has finished.
         preempted_first: Whether a preempted sequence goes to the front of the queue instead of its place by arrival.
         caches_prefixes: Whether freed blocks can keep their contents for prompts with the same prefix.
+        caches_by_default: Whether they do so also if no contents are known: a preempted sequence finds its own blocks.
+        default_enforce_eager: Default of ``enforce_eager``.
         reads_max_tokens: Whether reservations depend on the ``max_tokens`` that a client declares.
         groups_sequences: Whether the sequences of a request are admitted and preempted together.
         needs_sharing_variant: Whether only a variant in ``registry.SHARING`` serves such requests. Subclasses inherit
@@ -134,6 +141,8 @@ class Policy:
     leaves_together: ClassVar[bool] = False
     preempted_first: ClassVar[bool] = False
     caches_prefixes: ClassVar[bool] = False
+    caches_by_default: ClassVar[bool] = False
+    default_enforce_eager: ClassVar[bool] = True
     reads_max_tokens: ClassVar[bool] = False
     groups_sequences: ClassVar[bool] = False
     needs_sharing_variant: ClassVar[bool] = False

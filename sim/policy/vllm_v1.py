@@ -12,7 +12,8 @@ from ..memory.paged.chunked import ChunkedMemory
 from ..memory.paged.hybrid import HybridMemory
 from ..memory.paged.paged import PagedMemory, PagedTransaction
 from ..memory.prefix import Chains
-from ..spec.launch import batch_defaults
+from ..spec.launch import Launch, batch_defaults, capacity, fits, longest_model_len
+from ..types.errors import SettingError
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
@@ -41,7 +42,8 @@ class VllmV1(OverGroups, TokenBudget):
     options_type: ClassVar[type[Options]] = VllmV1Options
     preempted_first = True
     null_blocks = 1
-    caches_prefixes = True
+    caches_prefixes = caches_by_default = True
+    default_enforce_eager = False
     serves_kv_groups = True
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
@@ -55,6 +57,37 @@ class VllmV1(OverGroups, TokenBudget):
     def in_flight_tokens(limits: Limits, options: Any) -> int:
         """See ``Policy``; with asynchronous scheduling two steps are in flight."""
         return (1 + options.async_scheduling) * limits.max_num_batched_tokens
+
+    @classmethod
+    def pool_size(
+        cls, server: Server, options: VllmV1Options, num_blocks: int | None, block_size: int | None
+    ) -> tuple[int, int]:
+        """See ``Policy``; the pool that ``vllm serve`` computes at its start (``spec.launch``).
+
+        Raises:
+            SettingError: vLLM would not start, as the pool cannot hold one sequence of ``max_model_len``.
+        """
+        if num_blocks is not None or server.model.mixer:
+            return super().pool_size(server, options, num_blocks, block_size)
+        lengths = 0, server.max_model_len
+        seqs, tokens = cls.step_limits(server, lengths, server.max_num_seqs, server.max_num_batched_tokens)
+        launch = Launch(
+            model=server.model,
+            gpu=server.gpu,
+            max_model_len=server.max_model_len,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            tensor_parallel=server.tensor_parallel,
+            deployment=server.deployment,
+            gpu_memory_utilization=options.gpu_memory_utilization,
+            block_size=block_size or cls.default_block_size,
+            hybrid=server.layout is not None,
+        )
+        if not fits(launch):
+            longest = longest_model_len(launch)
+            remedy = f"the KV cache holds a sequence of {longest} tokens; take a shorter one, or a larger GPU"
+            raise SettingError("max_model_len", server.max_model_len, remedy)
+        return capacity(launch).num_blocks, launch.block_size
 
     @classmethod
     def step_limits(
