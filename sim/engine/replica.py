@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..cost import PaperCost, StepCost, cost
@@ -40,6 +40,7 @@ class Replica:
         page_bytes: Bytes of a block of one KV group on each rank; 0 without KV groups.
         caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
         enforce_eager: Whether it runs without CUDA graphs.
+        sources: Where each value of ``describe`` comes from.
     """
 
     policy: Policy
@@ -52,6 +53,7 @@ class Replica:
     page_bytes: int = 0
     caches_prefixes: bool = False
     enforce_eager: bool = True
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def host_blocks(self) -> int:
@@ -71,6 +73,7 @@ class Replica:
             "enable_prefix_caching": self.caches_prefixes,
             "enforce_eager": self.enforce_eager,
             **asdict(self.policy.limits),
+            "sources": dict(self.sources),
         }
 
 
@@ -167,9 +170,22 @@ def build(
         max_model_len=max_model_len,
         caches_prefixes=memory.cache_log is not None,
         enforce_eager=not deployment.cuda_graphs,
+        sources=_sources(settings, kind, layout),
         layout=layout,
         page_bytes=_page_bytes(shape, layout, ranks, size, deployment),
     )
+
+
+def _sources(settings: Settings, kind: type[Policy], layout: HybridLayout | None) -> dict[str, str]:
+    """Where the resolved values come from: the user, the model, or the defaults of the policy."""
+    names = {"num_gpu_blocks": "num_gpu_blocks_override"}
+    shared = ("block_size", "enable_prefix_caching", "enforce_eager", "max_num_seqs", "max_num_batched_tokens")
+    found = dict.fromkeys(shared, kind.defaults_source)
+    found |= {"num_gpu_blocks": kind.pool_source, "max_model_len": f"model {settings.model}"}
+    if layout and layout.config:
+        found |= {"block_size": "raised until a block is as large as a state", "num_gpu_blocks": Policy.pool_source}
+    given = (name for name in found if getattr(settings, names.get(name, name)) is not None)
+    return found | dict.fromkeys(given, "given")
 
 
 def _own_memory(settings: Settings, pool: Pool, layout: HybridLayout | None) -> Memory:

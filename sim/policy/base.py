@@ -131,6 +131,7 @@ class Policy:
         default_max_num_batched_tokens: Default of ``max_num_batched_tokens``.
         has_token_budget: Whether it reads ``max_num_batched_tokens``.
         default_block_size: Default tokens per block.
+        defaults_source, pool_source: Where these defaults, and the size of the pool, come from; for ``run.json``.
         schedules_ahead: Whether a step is decided while the step before it runs.
         null_blocks: Blocks of the pool that hold no tokens, such as vLLM's block 0.
     """
@@ -152,6 +153,8 @@ class Policy:
     default_max_num_batched_tokens: ClassVar[int] = 2048
     has_token_budget: ClassVar[bool] = True
     default_block_size: ClassVar[int] = 16
+    defaults_source: ClassVar[str] = "default of the policy"
+    pool_source: ClassVar[str] = "computed from model and GPU as in the paper"
     null_blocks: ClassVar[int] = 0
 
     schedules_ahead: bool = False

@@ -44,6 +44,8 @@ class VllmV1(OverGroups, TokenBudget):
     null_blocks = 1
     caches_prefixes = caches_by_default = True
     default_enforce_eager = False
+    defaults_source = "default of vllm serve 0.33"
+    pool_source = "computed from the GPU memory as by vllm serve 0.33"
     serves_kv_groups = True
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
