@@ -125,7 +125,8 @@ class PrefillEngine(RoutedEngine):
         for sequence in leaving:
             until = self._hand_over(self.number, sequence, int(self.env.now))
             if until is None:
-                self.memory.release((sequence,), decode_step)
+                release = self.memory.release_finished if self._ahead else self.memory.release
+                release((sequence,), decode_step)
                 continue
             self.memory.stall(sequence, decode_step)
             sequence.start_step, sequence.computed_tokens = NOT_DECODING, sequence.start_tokens

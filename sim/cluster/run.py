@@ -126,7 +126,7 @@ class Fleet:
             place = choose.choose(row, engines, now)
             sequence = self._sent[place].number(row, self._lengths.sequence(row))
             if prefills:
-                sequence.output_tokens = 1
+                sequence.output_tokens = sequence.max_tokens = 1
             engines[place].expect(sequence)
             engines[place].send(now, sequence)
         for engine in engines:
