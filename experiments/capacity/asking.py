@@ -25,7 +25,7 @@ def questions_of(ask: str | None, flags: Flags) -> list[str]:
         SettingError: A question is unknown, or a load is given without a question.
     """
     if ask is None and flags != NO_FLAGS:
-        remedy = "is missing: flags of a load are given, and nothing is asked of it; give --ask, or leave them out"
+        remedy = "is missing: flags of a load are given without a question about it; give --ask, or leave them out"
         raise SettingError("ask", None, remedy)
     return [] if ask is None else questions(ask)
 
@@ -46,7 +46,7 @@ def subject_of(settings: Settings, mean_tokens: int | None, flags: Flags) -> tup
     return Subject(only_read(settings, work), work, mean_tokens, requests.n or SAMPLES), lengths
 
 
-def answers(names: list[str], asked: Subject, trace: Trace | None, report: Report) -> dict[str, Any]:
+def answers(names: list[str], subject: Subject, trace: Trace | None, report: Report) -> dict[str, Any]:
     """Answer the questions; empty without a question.
 
     Raises:
@@ -56,4 +56,4 @@ def answers(names: list[str], asked: Subject, trace: Trace | None, report: Repor
         return {}
     for text in left_out_lines(trace):
         report.say(text)
-    return answer(names, asked, report)
+    return answer(names, subject, report)

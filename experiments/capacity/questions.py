@@ -79,26 +79,26 @@ def questions(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def answer(names: list[str], asked: Subject, report: Report) -> dict[str, Data]:
+def answer(names: list[str], subject: Subject, report: Report) -> dict[str, Data]:
     """Answer each question, on the terminal and as data.
 
     Raises:
         SettingError: Neither a load nor a length is given, or a question does not apply to the model.
     """
-    if asked.work is None and asked.mean_tokens is None:
+    if subject.work is None and subject.mean_tokens is None:
         remedy = "is of a load; give --trace, or --dataset with --request-rate, or --mean-tokens"
         raise SettingError("ask", ",".join(names), remedy)
     found = {}
     for name in names:
         report.say()
-        found[name] = ANSWERS[name](asked, report)
+        found[name] = ANSWERS[name](subject, report)
     return found
 
 
-def _answer_max_num_seqs(asked: Subject, report: Report) -> Data:
-    own = asked.settings.max_num_seqs
-    if asked.work is None:
-        replica, tokens = asked.replica(), not_none(asked.mean_tokens)
+def _answer_max_num_seqs(subject: Subject, report: Report) -> Data:
+    own = subject.settings.max_num_seqs
+    if subject.work is None:
+        replica, tokens = subject.replica(), not_none(subject.mean_tokens)
         null = getattr(replica.policy, "null_blocks", 0)
         sure = (replica.num_blocks - null) // -(-max(1, tokens - 1) // replica.block_size)
         report.say(
@@ -106,10 +106,10 @@ def _answer_max_num_seqs(asked: Subject, report: Report) -> Data:
             " in any order. Give a load to find larger values."
         )
         return {"in_any_order": sure}
-    found = plan_max_num_seqs.largest_max_num_seqs(asked.settings, asked.work, track)
+    found = plan_max_num_seqs.largest_max_num_seqs(subject.settings, subject.work, track)
     report.say(_max_num_seqs_text(found))
     values = [own] if found.largest in (None, own) else [own, found.largest]
-    rows = [_max_num_seqs_row(asked, value) for value in values if value is not None]
+    rows = [_max_num_seqs_row(subject, value) for value in values if value is not None]
     table = _table("max-num-seqs", "preemptions", *_SERVING)
     for row in rows:
         table.add_row(f"{row['max_num_seqs']:,}", f"{row['preemptions']:,}", *_serving(row))
@@ -132,18 +132,18 @@ def _max_num_seqs_text(found: plan_max_num_seqs.MaxNumSeqs) -> str:
     )
 
 
-def _max_num_seqs_row(asked: Subject, value: int) -> Data:
-    results = summary(simulate(replace(asked.settings, max_num_seqs=value), not_none(asked.work)))
+def _max_num_seqs_row(subject: Subject, value: int) -> Data:
+    results = summary(simulate(replace(subject.settings, max_num_seqs=value), not_none(subject.work)))
     metrics = {name: results[name] for name in METRICS}
     return {"max_num_seqs": value, "preemptions": sum(results["preemptions"].values()), **metrics}
 
 
-def _answer_mode(asked: Subject, report: Report) -> Data:
-    replica = asked.replica()
-    breaks = plan_preemption.break_evens(asked.settings)
-    longest = asked.settings.max_model_len or replica.max_model_len
-    lengths = plan_preemption.lengths_of(asked.work, asked.mean_tokens, longest)
-    single = plan_preemption.preemptions(asked.settings, lengths)
+def _answer_mode(subject: Subject, report: Report) -> Data:
+    replica = subject.replica()
+    breaks = plan_preemption.break_evens(subject.settings)
+    longest = subject.settings.max_model_len or replica.max_model_len
+    lengths = plan_preemption.lengths_of(subject.work, subject.mean_tokens, longest)
+    single = plan_preemption.preemptions(subject.settings, lengths)
     report.say(f"preemption-mode: {_break_even_text(breaks)}")
     table = _table("one preemption of", "swap, ms", "recompute, ms")
     for one in single:
@@ -151,7 +151,7 @@ def _answer_mode(asked: Subject, report: Report) -> Data:
     report.console.print(table)
     # vllm-project/vllm#18115: releases with both engines fell back to V0 for --preemption-mode.
     report.say("vLLM V1 only recomputes; to swap takes the V0 engine of older releases.")
-    rows = [] if asked.work is None else plan_preemption.simulated(asked.settings, asked.work)
+    rows = [] if subject.work is None else plan_preemption.simulated(subject.settings, subject.work)
     if rows:
         report.say()
         report.console.print(_modes_table(rows))
@@ -183,19 +183,19 @@ def _modes_table(rows: list[Data]) -> Table:
     return table
 
 
-def _answer_samples(asked: Subject, report: Report) -> Data:
-    replica = asked.replica()
+def _answer_samples(subject: Subject, report: Report) -> Data:
+    replica = subject.replica()
     if replica.layout:
         remedy = "is not available for layers with windows; add --disable-hybrid-kv-cache-manager to the line"
         raise SettingError("ask", "samples", remedy)
-    found = plan_samples.memory_of_samples(*asked.lengths(), asked.n, replica.block_size)
+    found = plan_samples.memory_of_samples(*subject.lengths(), subject.n, replica.block_size)
     report.say(
         f"samples: a request holds {found.one:,.1f} blocks with one sample and {found.separate:,.1f} with"
-        f" n = {asked.n}, {found.separate / found.one:.2f} times as many, as V1 finds their prompt in its prefix cache"
+        f" n = {subject.n}, {found.separate / found.one:.2f} times as many, as V1 finds their prompt in its prefix cache"
         f" ({found.forking:,.1f} where they fork as up to V0). Requests that share nothing would hold"
         f" {found.unshared:,.1f}: sharing saves {1 - found.separate / found.unshared:.0%}."
     )
-    rows = [] if asked.work is None else plan_samples.simulated(asked.settings, asked.work, asked.n)
+    rows = [] if subject.work is None else plan_samples.simulated(subject.settings, subject.work, subject.n)
     if rows:
         table = _table("policy", "n", "KV usage,\nmean", "\nmax", "preemp-\ntions", *_SERVING)
         for row in rows:

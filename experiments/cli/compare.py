@@ -149,10 +149,10 @@ def _print_waste(
         raise UserError("compare --waste runs settings again; give them by --set, not as result folders")
     check(seeds, price)
     _check_twice(sets)
-    asked = [(text, changed(inputs, _values(text))) for text in sets] or [(inputs.settings.policy, inputs)]
-    if any(side.pacing != Pacing() for _, side in asked):
+    compared = [(text, changed(inputs, _values(text))) for text in sets] or [(inputs.settings.policy, inputs)]
+    if any(side.pacing != Pacing() for _, side in compared):
         raise UserError("compare --waste lets all requests come at once; leave out what says when they come")
-    rows = waste_costs([WasteSide(*each) for each in asked], seeds, workers, price)
+    rows = waste_costs([WasteSide(*each) for each in compared], seeds, workers, price)
     for found in tables(rows):
         report.console.print(found)
         report.say()
@@ -172,9 +172,9 @@ def _read(folder: Path) -> Side:
 def _refuse_flags_of_runs(inputs: Inputs, seeds: int, confidence: float) -> None:
     """Refuse flags of simulate, seeds and a confidence if finished results are compared."""
     own = {"seeds": (seeds, DEFAULT_SEEDS), "confidence": (confidence, DEFAULT_CONFIDENCE)}
-    asked = [*given(inputs), *((name, value) for name, (value, default) in own.items() if value != default)]
-    if asked:
-        raise SettingError(*asked[0], "result folders are compared as they are; give --set, or leave it out")
+    given_flags = [*given(inputs), *((name, value) for name, (value, default) in own.items() if value != default)]
+    if given_flags:
+        raise SettingError(*given_flags[0], "result folders are compared as they are; give --set, or leave it out")
 
 
 def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> list[Side]:
@@ -183,11 +183,11 @@ def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> l
         raise SettingError("seeds", seeds, "must be 1 or more")
     _check_twice(sets)
     numbers = [str(inputs.settings.seed + place) for place in range(seeds)]
-    asked = [{**_values(text), "seed": number} for text in sets for number in numbers]
-    swept = sweep_points([Point(values, changed(inputs, values)) for values in asked], workers)
+    combinations = [{**_values(text), "seed": number} for text in sets for number in numbers]
+    swept = sweep_points([Point(values, changed(inputs, values)) for values in combinations], workers)
     for each in swept:
         if each.outcome.error:
-            raise UserError(f"{each.point.asked}: {each.outcome.error}")
+            raise UserError(f"{each.point.axis_values}: {each.outcome.error}")
     sides = []
     for place, text in enumerate(sets):
         runs = swept[place * seeds : (place + 1) * seeds]

@@ -81,10 +81,10 @@ def _packages_table(found: list[dict[str, str | None]]) -> Table:
 def packages() -> list[dict[str, str | None]]:
     """Every package that fragmeter or one of its extras requires, and its installed version, if any."""
     try:
-        asked = requires("fragmeter") or []
+        requirements = requires("fragmeter") or []
     except PackageNotFoundError:
         return []
-    matches = (_REQUIREMENT.match(requirement) for requirement in asked)
+    matches = (_REQUIREMENT.match(requirement) for requirement in requirements)
     return [
         {
             "name": match["name"],

@@ -101,7 +101,7 @@ def plan(
         search(aims, PlanRequest(line, gpus, choices, model, log, inputs), workers, folder, report)
         return
     _refuse_unused(serve, gpus, aims, choices, out)
-    asked = questions_of(ask, load)
+    questions = questions_of(ask, load)
     answer = started(line, gpus[0], model, log)
     allow_long = answer.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     refused = refusal(answer.launch, answer.fits_length, allow_long)
@@ -109,7 +109,7 @@ def plan(
         # Before any output, because the load may be refused.
         about = subject_of(answer.settings(), mean_tokens, load)
         data = _print_start(answer, log, mean_tokens, report)
-        data["answers"] = answers(asked, *about, report)
+        data["answers"] = answers(questions, *about, report)
     else:
         data = _print_refusal(answer, refused, report)
     _print_flags(answer, report)

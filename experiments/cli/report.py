@@ -77,30 +77,30 @@ def report(
         require_kaleido()
     results = [read_result(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
     _check_request(request, results)
-    asked = PageInputs(results, request, goal, None if measured is None else read_measured(measured, results))
-    pictures = write_images(images, figures(asked), image_format) if images is not None else []
+    inputs = PageInputs(results, request, goal, None if measured is None else read_measured(measured, results))
+    pictures = write_images(images, figures(inputs), image_format) if images is not None else []
     if perfetto is not None and write_timeline is not None:
         write_timeline(perfetto, results)
-    write_report(out, asked)
-    _write_output(output, folders, asked, out, perfetto, pictures)
+    write_report(out, inputs)
+    _write_output(output, folders, inputs, out, perfetto, pictures)
 
 
 def _write_output(
     output: Report,
     folders: Sequence[Path],
-    asked: PageInputs,
+    inputs: PageInputs,
     out: Path,
     perfetto: Path | None,
     pictures: Sequence[Path],
 ) -> None:
     """Print the content and the path of the output."""
-    for result in asked.results:
+    for result in inputs.results:
         output.say(_result_text(result))
-    for folder, result in zip(folders, asked.results, strict=True):
+    for folder, result in zip(folders, inputs.results, strict=True):
         if result.blocks is None:
             output.say(f"{folder} has no block map; simulate --record-blocks records one.")
-    if asked.measured is not None and asked.measured.warning:
-        output.say(asked.measured.warning)
+    if inputs.measured is not None and inputs.measured.warning:
+        output.say(inputs.measured.warning)
     if perfetto is not None:
         output.point_to("Timeline for ui.perfetto.dev", perfetto)
     if pictures:
@@ -111,7 +111,7 @@ def _write_output(
             "report": str(out),
             "timeline": None if perfetto is None else str(perfetto),
             "pictures": [str(picture) for picture in pictures],
-            "runs": [_described(result) for result in asked.results],
+            "runs": [_described(result) for result in inputs.results],
         }
     )
 

@@ -139,8 +139,8 @@ def _throughput(content: Mapping[str, Any]) -> Table:
         table.add_row("KV transferred, GB", f"{moved['bytes'] / 1e9:,.2f}", f"in {moved['mean_ms']:,.2f} ms on average")
     cache = content["prefix_cache"]
     if cache is not None:
-        asked = f"of {cache['queried_tokens']:,} tokens looked up"
-        table.add_row("prefix cache hits", f"{cache['hit_rate']:.1%}", asked)
+        looked_up = f"of {cache['queried_tokens']:,} tokens looked up"
+        table.add_row("prefix cache hits", f"{cache['hit_rate']:.1%}", looked_up)
     return table
 
 

@@ -117,7 +117,7 @@ def _wanted(grid: Sequence[str] | None, maximize: str | None, minimize: str | No
 
 
 def _print_search(
-    report: Report, folder: OutputFolder, wanted: Wanted, asked: Sequence[str], found: Sequence[Swept]
+    report: Report, folder: OutputFolder, wanted: Wanted, searched: Sequence[str], found: Sequence[Swept]
 ) -> None:
     """Write all trials to the Parquet file in order, and report the best ones."""
     check_found(found)
@@ -134,13 +134,13 @@ def _print_search(
     report.point_to(f"Search of {len(found):,} trials", path)
     report.data(
         {
-            "search": list(asked),
+            "search": list(searched),
             "metric": wanted.metric,
             "maximize": wanted.maximize,
             "at_most": dict(wanted.limits),
             "trials": len(found),
             "failed": len(failed),
-            "best": found[best[0]].point.asked | {wanted.metric: wanted.value(found[best[0]])} if best else None,
+            "best": found[best[0]].point.axis_values | {wanted.metric: wanted.value(found[best[0]])} if best else None,
             "rows": [_plain(cells) for cells in rows],
         }
     )
@@ -148,19 +148,19 @@ def _print_search(
 
 def _best_table(wanted: Wanted, found: Sequence[Swept], best: Sequence[int]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    names, shown = list(found[0].point.asked), [wanted.metric, *wanted.limits]
+    names, shown = list(found[0].point.axis_values), [wanted.metric, *wanted.limits]
     for heading in ("trial", *names, *shown):
         table.add_column(heading, justify="right", no_wrap=True)
     for place in best[:_BEST_SHOWN]:
         each = found[place]
         results = dict(flat(each.outcome.summary))
-        table.add_row(str(place), *each.point.asked.values(), *(f"{results[name]:,.3f}" for name in shown))
+        table.add_row(str(place), *each.point.axis_values.values(), *(f"{results[name]:,.3f}" for name in shown))
     return table
 
 
 def _row(swept: Swept) -> dict[str, Any]:
     outcome = swept.outcome
-    cells = row(swept.point.inputs, swept.work_sha256, outcome.summary or {}, swept.point.asked)
+    cells = row(swept.point.inputs, swept.work_sha256, outcome.summary or {}, swept.point.axis_values)
     return cells | {"error": outcome.error} if outcome.error else cells
 
 
@@ -175,7 +175,9 @@ def _table(names: Iterable[str], swept: Sequence[Swept]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for each in swept[:_MOST_SHOWN]:
         results = each.outcome.summary
-        table.add_row(*each.point.asked.values(), *(f"{results[name]:,.2f}" if results else "-" for name in _SHOWN))
+        table.add_row(
+            *each.point.axis_values.values(), *(f"{results[name]:,.2f}" if results else "-" for name in _SHOWN)
+        )
     return table
 
 
@@ -183,6 +185,6 @@ def _failure_lines(failed: Sequence[Swept]) -> Iterable[str]:
     """The number of points that cannot be run, and the reason for the first one."""
     if failed:
         first = failed[0]
-        where = ", ".join(f"{name}={value}" for name, value in first.point.asked.items())
+        where = ", ".join(f"{name}={value}" for name, value in first.point.axis_values.items())
         yield f"Cannot be run: {len(failed)} points; the column error says why."
         yield f"  {where}: {first.outcome.error}"

@@ -58,22 +58,22 @@ def compared_rows(experiment: Experiment, bench: Bench, fit: Fit) -> list[Row]:
     seeds = bench.source.seeds
     few = seeds[: len(WANDERING_SEEDS)]
     wandering = seeds if len(seeds) > 1 else WANDERING_SEEDS
-    asked: dict[str | float, tuple[tuple[int, ...], float]] = {
-        "asked": (seeds, 1),
+    groups: dict[str | float, tuple[tuple[int, ...], float]] = {
+        "requested": (seeds, 1),
         "wandering": (wandering, 1),
         "few": (few, 1),
     }
-    asked |= {change: (few, change) for change in STEP_CHANGES}
+    groups |= {change: (few, change) for change in STEP_CHANGES}
     cases = {
         (name, what): [
             Case(experiment, seed, policy, round(fit.scale * change, _SCALE_DECIMALS), fit.by_context)
             for seed in chosen
         ]
         for name, policy in SERIES.items()
-        for what, (chosen, change) in asked.items()
+        for what, (chosen, change) in groups.items()
     }
     runs = bench.measure_groups(cases, experiment.figure)
-    return [row for name in SERIES for row in _rows(experiment, name, {what: runs[name, what] for what in asked})]
+    return [row for name in SERIES for row in _rows(experiment, name, {what: runs[name, what] for what in groups})]
 
 
 def _rows(experiment: Experiment, series: str, runs: dict[Any, list[Measured]]) -> Iterator[Row]:
@@ -84,7 +84,7 @@ def _rows(experiment: Experiment, series: str, runs: dict[Any, list[Measured]]) 
             series,
             metric,
             published[series, metric],
-            runs["asked"],
+            runs["requested"],
             kind="fitted" if series in experiment.fitted else "predicted",
             wandering=values["wandering"],
             step_1pct=moved(values["few"], *(values[change] for change in STEP_CHANGES)),

@@ -33,11 +33,11 @@ class Point:
     """One combination.
 
     Attributes:
-        asked: Its value on each axis, as the user wrote it.
+        axis_values: Its value on each axis, as the user wrote it.
         inputs: The inputs of its run.
     """
 
-    asked: dict[str, str]
+    axis_values: dict[str, str]
     inputs: Inputs
 
 
@@ -91,8 +91,8 @@ def points(base: Inputs, grid: Mapping[str, Sequence[str]]) -> list[Point]:
         total *= len(values)
     if total > MOST_POINTS:
         raise SettingError("grid", total, f"are more points than {MOST_POINTS}; leave some out")
-    asked = (dict(zip(grid, combination, strict=True)) for combination in product(*grid.values()))
-    return [Point(values, changed(base, values)) for values in asked]
+    combinations = (dict(zip(grid, combination, strict=True)) for combination in product(*grid.values()))
+    return [Point(values, changed(base, values)) for values in combinations]
 
 
 def changed(base: Inputs, values: Mapping[str, str]) -> Inputs:

@@ -233,10 +233,10 @@ def search(
     _refuse_unread(base, axes)
     found: list[Swept] = []
     while len(found) < trials:
-        asked = [study.ask(distributions) for _ in range(min(ROUND, trials - len(found)))]
-        values = [{name: flag_text(value) for name, value in trial.params.items()} for trial in asked]
+        proposed = [study.ask(distributions) for _ in range(min(ROUND, trials - len(found)))]
+        values = [{name: flag_text(value) for name, value in trial.params.items()} for trial in proposed]
         swept = sweep_points([Point(each, changed(base, each)) for each in values], workers, store, goal, checked=True)
-        for trial, each in zip(asked, swept, strict=True):
+        for trial, each in zip(proposed, swept, strict=True):
             _tell(study, trial, each, wanted)
         found += swept
     return found

@@ -166,15 +166,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tables", type=Path, required=True, help="wheel of aiconfigurator-core, or its folder")
     parser.add_argument("--out", type=Path, default=PROFILES, help="folder of the profiles")
     parser.add_argument("--json", type=Path, help="write the printed table there")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         rows: list[dict[str, Any]] = []
-        for name, fitted in profiles(asked.tables):
-            write_whole(asked.out / f"{name}.json", as_text(fitted))
+        for name, fitted in profiles(options.tables):
+            write_whole(options.out / f"{name}.json", as_text(fitted))
             # The held-out errors of a scaled profile are those of its source.
             rows += report(name, fitted) if name in SYSTEMS else ()
-        if asked.json:
-            write_whole(asked.json, json.dumps(rows, indent=2) + "\n")
+        if options.json:
+            write_whole(options.json, json.dumps(rows, indent=2) + "\n")
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

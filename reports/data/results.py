@@ -81,9 +81,9 @@ def sequences_of(requests: pd.DataFrame) -> np.ndarray:
 
 def num_replicas(about: Mapping[str, Any]) -> int:
     """Number of replicas of a run, from its ``run.json``."""
-    asked = about.get("cluster", {})
-    apart = (asked.get("prefill_replicas"), asked.get("decode_replicas"))
-    return asked.get("num_replicas", 1) if None in apart else sum(apart)
+    about_cluster = about.get("cluster", {})
+    apart = (about_cluster.get("prefill_replicas"), about_cluster.get("decode_replicas"))
+    return about_cluster.get("num_replicas", 1) if None in apart else sum(apart)
 
 
 def read_result(folder: str | PathLike[str], name: str = "") -> Result:
@@ -155,9 +155,9 @@ def _user_errors(folder: Path) -> Iterator[None]:
 
 def _check_replicas(about: Mapping[str, Any]) -> None:
     """Refuse a cluster without a valid number of replicas."""
-    asked = about.get("cluster", {})
-    check_document(asked, {}, "run.json: cluster")
-    numbers = [asked.get(name) for name in ("num_replicas", "prefill_replicas", "decode_replicas")]
+    about_cluster = about.get("cluster", {})
+    check_document(about_cluster, {}, "run.json: cluster")
+    numbers = [about_cluster.get(name) for name in ("num_replicas", "prefill_replicas", "decode_replicas")]
     wrong = [number for number in numbers if number is not None and not (is_count(number) and number)]
     if wrong or about.get("cluster") and numbers[0] is None:
         raise Damaged("run.json: cluster has no number of replicas")
@@ -224,8 +224,11 @@ def _agreements(result: Result) -> Iterator[tuple[str, bool]]:
         yield "steps.parquet: start_ticks are not in order", rows["start_ticks"].is_monotonic_increasing
     for rows in _of_each_replica(memory):
         yield "memory.parquet: the pool changes its size", rows[list(BUCKETS)].sum(axis=1).nunique() == 1
-    asked = result.request_of_sequence[residencies["sequence"]]
-    yield "residencies.parquet: sequences are of other requests", (asked == residencies["request"].to_numpy()).all()
+    request_of_each = result.request_of_sequence[residencies["sequence"]]
+    yield (
+        "residencies.parquet: sequences are of other requests",
+        (request_of_each == residencies["request"].to_numpy()).all(),
+    )
     yield "steps.parquet: has no steps of those that were served", len(steps) > 0 or not len(residencies)
     if result.gaps is not None:
         last = result.gaps["first_ticks"] + result.gaps["slope_ticks"].astype(float) * (result.gaps["count"] - 1)

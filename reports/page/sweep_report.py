@@ -19,7 +19,7 @@ from .page import Section, write_page
 MOST_LISTED = 200
 _LISTED = {
     "series": "Series",
-    "request_rate": "Requests/s asked",
+    "request_rate": "Request rate (requests/s)",
     "seed": "Seed",
     "request_throughput": "Requests/s done",
     "request_goodput": "Goodput (requests/s)",
@@ -81,8 +81,8 @@ def _rates(sweep: Sweep) -> Section:
     figures = [_goodput(points, sweep.objectives)]
     figures += [against_rate(points, name, label, "ms") for name, label in _LATENCIES.items()]
     text = (
-        "Where a line bends, the replica is full: a higher rate only makes requests wait. Rates that are done count to"
-        " the last answer, so those of few requests stay below what was asked."
+        "Where a line bends, the replica is full: a higher rate only makes requests wait. Throughput is counted up to"
+        " the last response, so runs of few requests stay below their request rate."
     )
     if not sweep.objectives:
         text += " No objectives were given, so goodput is not known; sweep --goodput ttft:500 tpot:50 counts it."

@@ -37,8 +37,8 @@ class AttentionCurves:
     ) -> None:
         shape = model.head_attention(tensor_parallel)
         heads, kv_element_bytes = (shape.heads, shape.kv_heads, shape.head_dim), dtype_bits(kv_dtype) / 8
-        self._decode_us = _asked(calibration, "decode_attention", *heads, block_size, kv_element_bytes)
-        self._prefill_us = _asked(calibration, "prefill_attention", *heads, kv_element_bytes)
+        self._decode_us = _operation_us(calibration, "decode_attention", *heads, block_size, kv_element_bytes)
+        self._prefill_us = _operation_us(calibration, "prefill_attention", *heads, kv_element_bytes)
         self._groups = [(group.num_layers, group.span.tokens or None) for group in model.kv_groups()]
         self._longest = model.max_model_len
         self._curves: dict[int, Curve] = {}
@@ -71,7 +71,7 @@ class AttentionCurves:
         return us if tokens else 0.0
 
 
-def _asked(calibration: Calibration, name: OpName, *shape: float) -> Callable[..., np.ndarray]:
+def _operation_us(calibration: Calibration, name: OpName, *shape: float) -> Callable[..., np.ndarray]:
     """Microseconds of an operation of one shape."""
     model, work = calibration.ops[name], OPERATIONS[name]
     return lambda *amounts: model.us(work(*amounts, *shape))

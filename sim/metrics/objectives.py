@@ -56,8 +56,8 @@ class Objectives:
 
     def met(self, times: RequestTimes) -> dict[str, np.ndarray]:
         """The served requests that meet each limit, bool [served] by name, and under ``all`` those that meet all."""
-        asked = (times.arrival_ticks, times.first_token_ticks, times.finish_ticks, times.output_tokens)
-        found = {name: ~missed for name, missed in self.missed(*asked).items()}
+        columns = (times.arrival_ticks, times.first_token_ticks, times.finish_ticks, times.output_tokens)
+        found = {name: ~missed for name, missed in self.missed(*columns).items()}
         return found | {"all": np.logical_and.reduce(list(found.values()))}
 
     def __str__(self) -> str:

@@ -226,8 +226,8 @@ class TestProfiles:
     def test_are_fitted_from_the_tables_in_a_wheel(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(fit_profiles, "SYSTEMS", {"a100-80gb": "a100_sxm"})
         wheel = published(tmp_path)
-        asked = ["--tables", str(wheel), "--out", str(tmp_path), "--json", str(tmp_path / "rows.json")]
-        assert fit_profiles.main(asked) == 0
+        arguments = ["--tables", str(wheel), "--out", str(tmp_path), "--json", str(tmp_path / "rows.json")]
+        assert fit_profiles.main(arguments) == 0
         rows = json.loads((tmp_path / "rows.json").read_text())
         assert [(row["op"], row["held_out"]) for row in rows] == [
             (operation, column) for operation, columns in fitting.COLUMNS.items() for column in columns

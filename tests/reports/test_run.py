@@ -175,8 +175,8 @@ def results(tmp_path_factory) -> Path:
         recorded = ["--record-blocks", "--record-plan", "--record-steps", "0:200"]
         assert status(["simulate", "--policy", policy, *load, "--out", str(folder / policy), *recorded]) == DONE
     benchmark(folder / "bench.json", read_result(folder / "orca-max").requests)
-    asked = ["--goodput", *GOAL, "--measured", str(folder / "bench.json"), "--out", str(folder / "report.html")]
-    assert status(["report", str(folder / "orca-max"), str(folder / "vllm-sosp23"), *asked]) == DONE
+    arguments = ["--goodput", *GOAL, "--measured", str(folder / "bench.json"), "--out", str(folder / "report.html")]
+    assert status(["report", str(folder / "orca-max"), str(folder / "vllm-sosp23"), *arguments]) == DONE
     return folder
 
 
@@ -223,8 +223,8 @@ def test_all_text_of_the_report_has_a_contrast_of_4_5(driver, results, scheme):
 def test_every_figure_saves_what_it_draws(driver, results, tmp_path):
     look(driver, results)
     shown = [read_result(results / name, name) for name in ("orca-max", "vllm-sosp23")]
-    asked = PageInputs(shown, None, objectives(GOAL), read_measured(results / "bench.json", shown))
-    figures = [figure for make in SECTIONS[1:-1] for figure in make(asked).figures]
+    inputs = PageInputs(shown, None, objectives(GOAL), read_measured(results / "bench.json", shown))
+    figures = [figure for make in SECTIONS[1:-1] for figure in make(inputs).figures]
     names, buttons = [], len(driver.find_elements("css selector", ".csv"))
     assert buttons == len(shown) + len(figures) == 22
     for place, figure in enumerate(figures, start=len(shown)):

@@ -105,7 +105,7 @@ def test_curves_that_cannot_be(tmp_path, text, refused):
     assert str(caught.value).removeprefix(str(path)).startswith(refused)
 
 
-def test_what_cannot_be_asked(tmp_path):
+def test_refused_values(tmp_path):
     stops = curve(tmp_path, "start_s,request_rate\n0,1\n1,0\n")
     for pacing, refused in (
         (Pacing(rate_curve=stops), "rate_curve = .*: lets 0 of 50000 requests come|lets [12] of 50000 requests come"),

@@ -90,13 +90,13 @@ def test_the_first_time_must_be_there(tmp_path):
 
 def test_think_time_of_each_turn(tmp_path):
     trace = read_with_content(written(tmp_path))
-    asked = users(Pacing(), trace)
+    sessions = users(Pacing(), trace)
     # What the trace says before a turn is what its user thinks after the one before; a first turn waits for nothing.
-    assert (asked.think_ticks / MS).tolist() == [1500, 250.5, 0, 0, 0, 0]
-    assert asked.max_concurrency is None
+    assert (sessions.think_ticks / MS).tolist() == [1500, 250.5, 0, 0, 0, 0]
+    assert sessions.max_concurrency is None
     drawn = users(Pacing(think_time=2.0, max_concurrency=3), trace, seed=1)
     assert len(set(drawn.think_ticks.tolist())) == 6
-    assert drawn.session_id.tolist() == asked.session_id.tolist()
+    assert drawn.session_id.tolist() == sessions.session_id.tolist()
     silent = Trace("silent", trace.prompt_tokens, trace.output_tokens, trace.arrival_ticks, content=trace.content)
     assert users(Pacing(), silent) is None
     assert users(Pacing(max_concurrency=2), silent).session_id is None

@@ -82,9 +82,9 @@ def panel(letter: str, bench: Bench) -> Payload:
 
 def panel_of(letter: str, source: Source, duration_s: float | None = None) -> Payload:
     """As ``panel``, with shorter traces than the paper's if a length is given."""
-    asked = build_panel(letter, source, duration_s)
-    document = panel_document(asked)
-    return document | _said(document, letter, asked.scales[VLLM])
+    built = build_panel(letter, source, duration_s)
+    document = panel_document(built)
+    return document | _said(document, letter, built.scales[VLLM])
 
 
 def build_panel(letter: str, source: Source, duration_s: float | None = None) -> Panel:
@@ -93,12 +93,12 @@ def build_panel(letter: str, source: Source, duration_s: float | None = None) ->
     lengths = lengths_of(dataset, source)
     published = published_panel(FIGURE, panel_name(letter))
     wandering = spare_seeds(source.seeds)
-    asked = ScaleInputs(model, source, duration_s)
+    inputs = ScaleInputs(model, source, duration_s)
     return Panel(
         figure=f"{FIGURE}{letter}",
         published=published,
         systems={series: system(model, dataset, series) for series in published},
-        scales={FT: fitted_scale(asked, FT)} | dict.fromkeys((*ORCAS, VLLM), fitted_scale(asked, VLLM)),
+        scales={FT: fitted_scale(inputs, FT)} | dict.fromkeys((*ORCAS, VLLM), fitted_scale(inputs, VLLM)),
         loads={
             (series, seed): load_of(series, lengths, rate, duration_s or span_s(model, series), seed)
             for series, rate in published.items()
@@ -149,14 +149,14 @@ def load_of(series: str, lengths: Source, rate: float, duration_s: float, seed: 
     return replace(arriving, workload=replace(work, max_tokens=work.output_tokens))
 
 
-def fitted_scale(asked: ScaleInputs, series: str) -> Scale:
+def fitted_scale(inputs: ScaleInputs, series: str) -> Scale:
     """The scale of a model's steps, fitted on a series' crossing on ShareGPT with the first seed."""
-    letter = next(letter for letter, named in PANELS.items() if named == (asked.model, SHAREGPT))
+    letter = next(letter for letter, named in PANELS.items() if named == (inputs.model, SHAREGPT))
     rate = published_panel(FIGURE, panel_name(letter))[series]
-    duration_s = asked.duration_s or span_s(asked.model, series)
+    duration_s = inputs.duration_s or span_s(inputs.model, series)
     return scale_fitted(
-        system(asked.model, SHAREGPT, series),
-        _fitting_load(series, asked.source, rate, duration_s),
+        system(inputs.model, SHAREGPT, series),
+        _fitting_load(series, inputs.source, rate, duration_s),
         f"Fig 12{letter}'s {series} crossing ({rate:g} req/s)",
     )
 

@@ -84,16 +84,16 @@ def conversations(seed: int) -> Source:
     rng = stream(seed, "conversations")
     open_tokens: list[int] = []
     prompts, outputs = [], []
-    for asked, answered in zip(drawn.prompt_tokens.tolist(), drawn.output_tokens.tolist(), strict=True):
+    for prompt, output in zip(drawn.prompt_tokens.tolist(), drawn.output_tokens.tolist(), strict=True):
         if not open_tokens or rng.random() < _OPENS:
             open_tokens.append(0)
             place = len(open_tokens) - 1
         else:
             place = int(rng.integers(len(open_tokens)))
-        history = open_tokens[place] + asked
+        history = open_tokens[place] + prompt
         prompts.append(min(history, PROMPT_TOKENS))
-        outputs.append(min(answered, OUTPUT_TOKENS))
-        open_tokens[place] = history + answered
+        outputs.append(min(output, OUTPUT_TOKENS))
+        open_tokens[place] = history + output
     return Source((seed,), LengthPairs("made-up conversations", np.array(prompts), np.array(outputs)))
 
 

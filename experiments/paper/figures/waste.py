@@ -60,7 +60,7 @@ def waste_table(bench: Bench, fit: Fit) -> Payload:
         for name in NAMES.values()
         for row in _rows(name, {what: found for (series, what), found in runs.items() if series == name})
     ]
-    one = runs[VLLM, "asked"][0]
+    one = runs[VLLM, "requested"][0]
     return {
         "figure": "waste",
         "workload": bench.source.description(FIG2, (seed,)),
@@ -77,12 +77,12 @@ def waste_table(bench: Bench, fit: Fit) -> Payload:
 
 def _cases(policy: str, seed: int, scale: float) -> dict[Any, list[Case]]:
     """The run itself, and the runs with other seeds and other step times."""
-    asked = Case(FIG2, seed, policy, scale, to_the_end=True)
+    base = Case(FIG2, seed, policy, scale, to_the_end=True)
     others = [other for other in WANDERING_SEEDS if other != seed]
     return {
-        "asked": [asked],
-        "wandering": [replace(asked, seed=other) for other in others],
-        **{change: [replace(asked, scale=round(scale * change, 6))] for change in STEP_CHANGES},
+        "requested": [base],
+        "wandering": [replace(base, seed=other) for other in others],
+        **{change: [replace(base, scale=round(scale * change, 6))] for change in STEP_CHANGES},
     }
 
 
@@ -91,13 +91,13 @@ def _rows(series: str, runs: dict[Any, list[Measured]]) -> Iterator[Row]:
     for metric, measured in METRICS.items():
         # Fig 2 is the same measurement for four of the policies.
         value = published.get((series, measured))
-        yield row(series, measured, value, runs["asked"], **_moves(measured, runs)) | {"metric": metric}
+        yield row(series, measured, value, runs["requested"], **_moves(measured, runs)) | {"metric": metric}
 
 
 def _moves(measured: str, runs: dict[Any, list[Measured]]) -> dict[str, Any]:
     """The change of a value over seeds and step times."""
     values = {what: [run.values[measured] for run in mine] for what, mine in runs.items()}
-    step_1pct = moved(values["asked"], *(values[change] for change in STEP_CHANGES))
+    step_1pct = moved(values["requested"], *(values[change] for change in STEP_CHANGES))
     return {"wandering": values["wandering"], "step_1pct": step_1pct}
 
 

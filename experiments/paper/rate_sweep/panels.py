@@ -64,8 +64,8 @@ class Panel:
 
     def search(self, series: str, seed: int) -> Search:
         """The job for one series and seed; with the first seed it includes the other published points."""
-        asked = tuple(self.markers.get(series, ())) if seed == self.seeds[0] else ()
-        return Search((series, seed), self.systems[series], self.loads[series, seed], self.scales[series].value, asked)
+        rates = tuple(self.markers.get(series, ())) if seed == self.seeds[0] else ()
+        return Search((series, seed), self.systems[series], self.loads[series, seed], self.scales[series].value, rates)
 
     def kind(self, series: str) -> str:
         """Kind of a crossing: ``fitted`` or ``predicted``."""
@@ -84,9 +84,9 @@ def published_markers(figure: str, name: str) -> dict[str, dict[float, float]]:
     return {series: dict(map(tuple, points)) for series, points in facts.items()}
 
 
-def lengths_of(name: str, asked: Source) -> Source:
+def lengths_of(name: str, source: Source) -> Source:
     """The source of a data set's lengths: the requested one for ShareGPT; Alpaca's are always drawn."""
-    return asked if name == SHAREGPT else Source(asked.seeds, drawn_from=SETS[name])
+    return source if name == SHAREGPT else Source(source.seeds, drawn_from=SETS[name])
 
 
 def spare_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:

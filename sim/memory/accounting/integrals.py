@@ -6,7 +6,7 @@ Every slot of the pool is in exactly one bucket (semantics: first match wins)
     reserved        empty, and will be filled
     over_estimate   reserved for an output that never comes
     block_tail      past the end of the sequence in its last block
-    round_up        past what was asked of a contiguous allocator
+    round_up        slots past those requested of a contiguous allocator
     finished_hold   padding, and slots of ended sequences in a static batch that goes on
     stranded        free, in a chunk too small for the queue's head that memory blocks
     cached          reclaimable with its contents kept
@@ -95,7 +95,7 @@ BUCKETS = (
 
 #: Columns of a row that stay as they are through it, but for the growth of the first two.
 _LEVELS = (
-    "live", "held", "target", "asked", "finished_hold", "stranded", "prefill_tail", "skipped", "skipped_states", "states",
+    "live", "held", "target", "requested", "finished_hold", "stranded", "prefill_tail", "skipped", "skipped_states", "states",
     "shared", "shared_in_windows", "shared_states",
 )  # fmt: skip
 #: Rows that are integrated at a time, to bound what intermediate columns take.
@@ -194,7 +194,7 @@ class Accounts:
 
     def _buckets(self, sums: Mapping[str, Any], tail: Any, slots: Any) -> dict[str, Any]:
         """The nine buckets, and that of states where the model has some, from columns, or from what was summed over them; ``slots`` is the pool, summed alike."""
-        live, held, target, asked = sums["live"], sums["held"], sums["target"], sums["asked"]
+        live, held, target, requested = sums["live"], sums["held"], sums["target"], sums["requested"]
         tail = tail + sums["prefill_tail"]
         groups, state = self._groups, 0 * held
         if self.log.groups.number > 1 or self.log.groups.sliding or self.log.groups.states:
@@ -208,13 +208,13 @@ class Accounts:
             live, held, tail = number * live - twice, number * held - twice, number * tail
         if self.log.paged:
             # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
-            target = asked = held - tail
-        past = held - tail - asked - sums["finished_hold"]
+            target = requested = held - tail
+        past = held - tail - requested - sums["finished_hold"]
         in_block = self.log.residue == "block_tail"
         return {
             "live": live,
             "reserved": target - live,
-            "over_estimate": asked - target,
+            "over_estimate": requested - target,
             "block_tail": tail + past * in_block,
             "round_up": past * (not in_block),
             "finished_hold": sums["finished_hold"],

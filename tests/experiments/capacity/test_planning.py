@@ -46,7 +46,7 @@ class TestCandidates:
         axes = Choices(tensor_parallel_size=["1,2"], kv_cache_dtype=["none", "fp8"]).axes()
         line = parse_serve("vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64 --kv-cache-dtype fp8")
         found = candidates(line, ["h200"], axes)
-        assert [each.asked for each in found] == [
+        assert [each.axis_values for each in found] == [
             {"gpu": "h200", "tensor_parallel_size": ranks, "kv_cache_dtype": dtype}
             for ranks in ("1", "2")
             for dtype in ("none", "fp8")
@@ -116,7 +116,9 @@ class TestBill:
         )
 
         def order(wanted: float | None) -> list[str]:
-            return [each.candidate.asked["gpu"] for each, _ in ranked([h200, none, a100], FixedLoad, PRICES, wanted)]
+            return [
+                each.candidate.axis_values["gpu"] for each, _ in ranked([h200, none, a100], FixedLoad, PRICES, wanted)
+            ]
 
         assert order(9.0) == order(20.0) == ["a100-80gb", "h200"]
         assert order(25.0) == ["h200", "a100-80gb"]
@@ -287,11 +289,11 @@ class TestCommand:
         tokens += ["--out", str(tmp_path / "again")]
         left, real = [7], planning.carry_out
 
-        def interrupted(*asked):
+        def interrupted(*arguments):
             left[0] -= 1
             if left[0] < 0:
                 raise KeyboardInterrupt
-            return real(*asked)
+            return real(*arguments)
 
         monkeypatch.setattr(planning, "carry_out", interrupted)
         assert status([*tokens, "--jobs", "1"]) == INTERRUPTED
@@ -325,19 +327,19 @@ class TestCommand:
         assert plan["wanted_request_rate"] is None and plan["recommended"]["max_num_seqs"] == "none"
 
     def test_objectives_that_nothing_meets(self, capsys):
-        asked = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", "tpot:1", *SMALL]
-        assert status(["plan", *asked]) == DONE
+        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", "tpot:1", *SMALL]
+        assert status(["plan", *arguments]) == DONE
         printed = " ".join(capsys.readouterr().out.split())
         assert "Buy none of these. The nearest, h200: no rate meets ttft:500 tpot:1: alone on the replica" in printed
-        plan = planned(capsys, *asked)
+        plan = planned(capsys, *arguments)
         assert plan["recommended"] is None and plan["candidates"][0]["attained_alone"] < 0.9
 
     @pytest.mark.parametrize("wanted", [[], ["--request-rate", "5"]])
     def test_objectives_that_every_rate_meets(self, wanted, capsys, tmp_path):
         """With an hour to wait it does not matter how fast 200 requests come: nothing of it is said to fail."""
         lenient = ["--goodput", "ttft:3600000", *SMALL, "--verify-seeds", "1", "--explain"]
-        asked = ["--model", "llama-3.1-8b", "--gpu", "h200", *lenient, *wanted, "--out", str(tmp_path / "out")]
-        assert status(["plan", *asked]) == DONE
+        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", *lenient, *wanted, "--out", str(tmp_path / "out")]
+        assert status(["plan", *arguments]) == DONE
         printed = " ".join(capsys.readouterr().out.split())
         assert "every rate meets the objectives: all requests at once do" in printed
         assert "no rate" not in printed.replace("no rate is asked for", "") and "none of these" not in printed
@@ -355,8 +357,8 @@ class TestCommand:
             assert document["recommended"] is None and "give more requests" in printed
 
     def test_of_one_seed_nothing_is_sure(self, capsys):
-        asked = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
-        assert status(["plan", *asked]) == DONE
+        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
+        assert status(["plan", *arguments]) == DONE
         printed = " ".join(capsys.readouterr().out.split())
         assert "by one seed, of which nothing is sure" in printed and "confidence" not in printed
 
@@ -364,16 +366,16 @@ class TestCommand:
         plan = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL)
         assert plan["recommendation"] == "Buy none of these: no candidate has a rate; the reasons follow."
         assert "does not start: torch.OutOfMemoryError" in plan["explained"][0]
-        asked = ["--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL]
-        assert status(["plan", *asked]) == DONE
+        arguments = ["--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL]
+        assert status(["plan", *arguments]) == DONE
         table = capsys.readouterr().out.split("requests/s", 1)[1].split("a100-80gb:", 1)[0]
         assert "does not" in table and "start" in table
 
     def test_a_load_with_longer_requests_than_the_model_was_set_to(self, capsys, tmp_path):
         trace = tmp_path / "long.csv"
         trace.write_text("prompt_tokens,output_tokens\n" + "900,200\n" * 150)
-        asked = ["--gpu", "h200", "--max-model-len", "1000,2000", "--trace", str(trace), "--request-rate", "3"]
-        plan = planned(capsys, *LLAMA, *asked)
+        arguments = ["--gpu", "h200", "--max-model-len", "1000,2000", "--trace", str(trace), "--request-rate", "3"]
+        plan = planned(capsys, *LLAMA, *arguments)
         assert plan["recommended"]["max_model_len"] == "2000"
         assert "longest request has 1,100 tokens, and max_model_len is 1000" in plan["explained"][0]
 

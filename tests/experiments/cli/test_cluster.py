@@ -140,7 +140,7 @@ def test_prefill_and_decode_apart(tmp_path, capsys):
 def test_one_replica_behind_a_router_is_a_replica_alone(tmp_path, monkeypatch):
     """Whatever is said of both is the same, where a router without a choice is not refused."""
     for module in ("sim.cluster.run", "experiments.runs.serving"):
-        monkeypatch.setattr(f"fragmeter.{module}.refuse_unread_in_cluster", lambda *asked: None)
+        monkeypatch.setattr(f"fragmeter.{module}.refuse_unread_in_cluster", lambda *arguments: None)
     alone, behind = (
         documents(simulated(*flags, out=tmp_path / str(place)))[0]
         for place, flags in enumerate([(), ("--router", "kv-aware")])

@@ -20,8 +20,8 @@ def results(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("results")
     (folder / "three.csv").write_text(TRACE)
     for policy, flags in (("orca-max", ["--record-blocks"]), ("vllm-v1", [])):
-        asked = ["simulate", "--trace", folder / "three.csv", "--policy", policy, "--out", folder / policy, *flags]
-        assert status([*map(str, asked)]) == DONE
+        arguments = ["simulate", "--trace", folder / "three.csv", "--policy", policy, "--out", folder / policy, *flags]
+        assert status([*map(str, arguments)]) == DONE
     return folder
 
 

@@ -42,8 +42,8 @@ def report(*tokens: object) -> int:
 def test_a_point_is_what_simulate_comes_to(folder, tmp_path):
     points = read_sweep(folder).points
     assert len(points) == 8 and points["series"].tolist() == ["orca-max"] * 4 + ["vllm-v1"] * 4
-    asked = ["--policy", "vllm-v1", "--request-rate", "4", "--seed", "2", "--out", str(tmp_path / "run")]
-    assert status(["simulate", *LOAD, *asked]) == DONE
+    arguments = ["--policy", "vllm-v1", "--request-rate", "4", "--seed", "2", "--out", str(tmp_path / "run")]
+    assert status(["simulate", *LOAD, *arguments]) == DONE
     run = read_result(tmp_path / "run")
     (at,) = points.query("series == 'vllm-v1' and request_rate == 4 and seed == 2").to_dict("records")
     met = objectives(GOAL).met(served_times(run.requests))["all"]
@@ -163,10 +163,10 @@ def test_a_sweep_that_was_cut_short_is_refused(tmp_path, capsys):
 
 def test_other_objectives_are_other_points(tmp_path):
     """What was kept without objectives, or with others, is not taken for these."""
-    asked = ["sweep", "--num-prompts", "4", "--jobs", "1", "--grid", "request_rate=2", "--out", str(tmp_path)]
+    arguments = ["sweep", "--num-prompts", "4", "--jobs", "1", "--grid", "request_rate=2", "--out", str(tmp_path)]
     found = []
     for goal in ([], ["--goodput", "ttft:1"], ["--goodput", "ttft:9000"]):
-        assert status([*asked, *goal]) == DONE
+        assert status([*arguments, *goal]) == DONE
         found.append(read_sweep(tmp_path))
     assert [each.objectives for each in found] == ["", "ttft:1", "ttft:9000"]
     assert "request_goodput" not in found[0].points

@@ -199,7 +199,7 @@ def test_a_search_that_is_killed_leaves_the_same_bytes_with_any_number_of_jobs(t
         (["--search", "policy=orka,vllm-v1", *BLOCKS[2:]], "policy = 'orka': one of"),
     ],
 )
-def test_what_cannot_be_asked(tokens, message, tmp_path, capsys):
+def test_refused_values(tokens, message, tmp_path, capsys):
     assert status(["sweep", *SMALL, *tokens, "--out", str(tmp_path / "out")]) == MISTAKE
     error = capsys.readouterr().err
     assert message in error

@@ -46,7 +46,7 @@ class TestGrid:
     def test_every_combination_the_last_axis_first(self):
         base = Inputs()
         found = points(base, axes(["quantization=none,awq", "seed=1,2"]))
-        assert [tuple(point.asked.values()) for point in found] == [
+        assert [tuple(point.axis_values.values()) for point in found] == [
             ("none", "1"), ("none", "2"), ("awq", "1"), ("awq", "2"),
         ]  # fmt: skip
         assert [(p.inputs.settings.quantization, p.inputs.settings.seed) for p in found] == [
@@ -160,7 +160,7 @@ def test_a_fault_of_ours_names_its_point(tmp_path, monkeypatch, capsys):
         (["--trace", "nowhere.csv"], "nowhere.csv"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(tokens, message, tmp_path, capsys):
+def test_refused_values(tokens, message, tmp_path, capsys):
     assert status(["sweep", "--grid", "seed=0:1", *tokens, "--out", str(tmp_path / "out")]) == MISTAKE
     assert message in capsys.readouterr().err
 

@@ -106,10 +106,10 @@ def test_files_that_are_none(tmp_path):
 def test_samples_are_those_of_prometheus_own_parser():
     """Of a whole dump, and of lines with all that the format allows."""
     parser = pytest.importorskip("prometheus_client.parser")
-    asked = requests(10)
+    sent = requests(10)
     server = Server()
     strange = 'vllm:a{x="1, y=\\"2\\"",z="\\\\"} 1e-3 1763790000000\nvllm:b +Inf\nvllm:c{} 2\n'
-    for text in (server.metrics(asked, server.serve(asked), every_s=100.0).split("\n", 1)[1], strange):
+    for text in (server.metrics(sent, server.serve(sent), every_s=100.0).split("\n", 1)[1], strange):
         text = text.split("1763790001\n")[0].replace("1763790001", "")
         families = parser.text_string_to_metric_families(text)
         theirs = {

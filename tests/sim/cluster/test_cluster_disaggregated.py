@@ -287,5 +287,5 @@ def test_a_cluster_that_cannot_be(fields, message):
 def test_a_policy_or_a_model_that_cannot(fields, message):
     one = np.ones(1, dtype=np.int64)
     with pytest.raises(SettingError, match=message):
-        asked = cluster(prefill_replicas=1, decode_replicas=1)
-        simulate_cluster(settings(**fields), Workload("one", one, one, one), asked)
+        apart = cluster(prefill_replicas=1, decode_replicas=1)
+        simulate_cluster(settings(**fields), Workload("one", one, one, one), apart)

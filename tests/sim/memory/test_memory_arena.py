@@ -23,7 +23,7 @@ class TestTheSameRequestsInThreePlaces:
     the others  aaabbbbbccccdde.................
     """
 
-    ASKED = (3, 5, 4, 2, 1)
+    TOKENS = (3, 5, 4, 2, 1)
     PLACED = {"buddy": [0, 8, 4, 16, 18], "first-fit": [0, 3, 8, 12, 14], "best-fit": [0, 3, 8, 12, 14]}
     RUNS = {
         "buddy": [(8, 10), (19, 13)],
@@ -38,7 +38,7 @@ class TestTheSameRequestsInThreePlaces:
     @pytest.mark.parametrize("name", NAMES)
     def test_log(self, name):
         placed = arena(name, 32, 32)
-        blocks = [placed.piece_blocks(asked) for asked in self.ASKED]
+        blocks = [placed.piece_blocks(tokens) for tokens in self.TOKENS]
         assert blocks == ([4, 8, 4, 2, 1] if name == "buddy" else [3, 5, 4, 2, 1])
         assert [placed.allocate(count) for count in blocks] == self.PLACED[name]
         for gone in (1, 3):

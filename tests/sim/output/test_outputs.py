@@ -152,9 +152,9 @@ class TestAPlaceThatCannotBeReplaced:
             (folder / each).write_bytes(content)
         monkeypatch.chdir(folder)
         (tmp_path / "link").symlink_to(folder)
-        asked = tmp_path / "link" if name == "link" else name
+        target = tmp_path / "link" if name == "link" else name
         before = contents(folder)
-        line = refused(capsys, *tokens, "--out", asked)
+        line = refused(capsys, *tokens, "--out", target)
         assert "is the current folder, or one above it; name a folder inside it, such as" in line
         assert contents(folder) == before
 
