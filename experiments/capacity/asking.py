@@ -55,5 +55,5 @@ def answers(names: list[str], subject: Subject, trace: Trace | None, report: Rep
     if not names:
         return {}
     for text in left_out_lines(trace):
-        report.say(text)
+        report.print_line(text)
     return answer(names, subject, report)

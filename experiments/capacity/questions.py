@@ -90,7 +90,7 @@ def answer(names: list[str], subject: Subject, report: Report) -> dict[str, Data
         raise SettingError("ask", ",".join(names), remedy)
     found = {}
     for name in names:
-        report.say()
+        report.print_line()
         found[name] = ANSWERS[name](subject, report)
     return found
 
@@ -101,13 +101,13 @@ def _answer_max_num_seqs(subject: Subject, report: Report) -> Data:
         replica, tokens = subject.replica(), not_none(subject.mean_tokens)
         null = getattr(replica.policy, "null_blocks", 0)
         sure = (replica.num_blocks - null) // -(-max(1, tokens - 1) // replica.block_size)
-        report.say(
+        report.print_line(
             f"max-num-seqs: up to {sure:,} sequences of {tokens:,} tokens each run without preemption"
             " in any order. Give a load to find larger values."
         )
         return {"in_any_order": sure}
     found = plan_max_num_seqs.largest_max_num_seqs(subject.settings, subject.work, track)
-    report.say(_max_num_seqs_text(found))
+    report.print_line(_max_num_seqs_text(found))
     values = [own] if found.largest in (None, own) else [own, found.largest]
     rows = [_max_num_seqs_row(subject, value) for value in values if value is not None]
     table = _table("max-num-seqs", "preemptions", *_SERVING)
@@ -144,21 +144,21 @@ def _answer_mode(subject: Subject, report: Report) -> Data:
     longest = subject.settings.max_model_len or replica.max_model_len
     lengths = plan_preemption.lengths_of(subject.work, subject.mean_tokens, longest)
     single = plan_preemption.preemptions(subject.settings, lengths)
-    report.say(f"preemption-mode: {_break_even_text(breaks)}")
+    report.print_line(f"preemption-mode: {_break_even_text(breaks)}")
     table = _table("one preemption of", "swap, ms", "recompute, ms")
     for one in single:
         table.add_row(f"{one.tokens:,} tokens", f"{one.swap_ms:,.2f}", f"{one.recompute_ms:,.2f}")
     report.console.print(table)
     # vllm-project/vllm#18115: releases with both engines fell back to V0 for --preemption-mode.
-    report.say("vLLM V1 only recomputes; to swap takes the V0 engine of older releases.")
+    report.print_line("vLLM V1 only recomputes; to swap takes the V0 engine of older releases.")
     rows = [] if subject.work is None else plan_preemption.simulated(subject.settings, subject.work)
     if rows:
-        report.say()
+        report.print_line()
         report.console.print(_modes_table(rows))
     if rows and not any(row["recomputed"] + row["swapped"] for row in rows):
-        report.say("No sequence is preempted on this load: both modes give the same result.")
+        report.print_line("No sequence is preempted on this load: both modes give the same result.")
     if replica.layout:
-        report.say("Layers with a window are not swapped here: rows that swap recompute.")
+        report.print_line("Layers with a window are not swapped here: rows that swap recompute.")
     return {
         "break_evens": [{"from_tokens": tokens, "cheaper": mode} for tokens, mode in breaks],
         "one_preemption": [asdict(one) | {"cheaper": one.cheaper} for one in single],
@@ -189,7 +189,7 @@ def _answer_samples(subject: Subject, report: Report) -> Data:
         remedy = "is not available for layers with windows; add --disable-hybrid-kv-cache-manager to the line"
         raise SettingError("ask", "samples", remedy)
     found = plan_samples.memory_of_samples(*subject.lengths(), subject.n, replica.block_size)
-    report.say(
+    report.print_line(
         f"samples: a request holds {found.one:,.1f} blocks with one sample and {found.separate:,.1f} with"
         f" n = {subject.n}, {found.separate / found.one:.2f} times as many, as V1 finds their prompt in its prefix cache"
         f" ({found.forking:,.1f} where they fork as up to V0). Requests that share nothing would hold"

@@ -164,10 +164,10 @@ class _SearchOutput:
         """Report the recommendation, the table and the requested details; write the page and the data."""
         currency = self._priced.currency
         text = self._recommendation()
-        report.say(text)
+        report.print_line(text)
         if self._ranks:
             report.line(f"Set: {flags_text(self._ranks[0][0])}")
-        report.say()
+        report.print_line()
         report.console.print(candidates_table(self._ranks, self._others, currency))
         explained = self._explained()
         for line in explained if self._aims.explain or not self._ranks else ():
@@ -175,9 +175,9 @@ class _SearchOutput:
         for answer, _ in self._ranks if self._aims.verify_seeds else ():
             report.line(verified_text(answer, self._aims.verify_seeds))
         assumptions = self._assumptions()
-        report.say()
+        report.print_line()
         for line in assumptions:
-            report.say(line)
+            report.print_line(line)
         document = self._document(text, explained)
         if out is not None:
             report.point_to("Plan", write_plan(out, document, self._ranks, explained, assumptions))

@@ -23,19 +23,19 @@ _TABLES = {
 
 def print_claims(payload: Payload, report: Report) -> None:
     """Write the totals, and each claim with its outcome, its numbers and the reason."""
-    report.say(f"{payload['figure']}: {payload['workload']}", style="bold")
+    report.print_line(f"{payload['figure']}: {payload['workload']}", style="bold")
     for name, (title, counted) in _TABLES.items():
-        report.say()
-        report.say(f"{title}: {_counts(payload[counted])}", style="bold")
+        report.print_line()
+        report.print_line(f"{title}: {_counts(payload[counted])}", style="bold")
         for row in payload[name]:
-            report.say()
-            report.say(f"{row['number']}. {row['claim']} ({row['text']})")
+            report.print_line()
+            report.print_line(f"{row['number']}. {row['claim']} ({row['text']})")
             for line in _lines(row):
                 report.console.print(Padding(Text(line), (0, 0, 0, _INDENT)))
-    report.say()
+    report.print_line()
     for text in payload["basis"]:
-        report.say(text)
-    report.say()
+        report.print_line(text)
+    report.print_line()
 
 
 def _counts(totals: Mapping[str, int]) -> str:

@@ -99,21 +99,21 @@ def main() -> None:
     if hasattr(signal, "alarm"):
         # Registered before the modules of verbs, so it runs last: a later alarm would end the program by its signal.
         atexit.register(signal.alarm, 0)
-    handle(_leave_in_time)
+    handle(_limit_unwinding)
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         # Names that the encoding lacks are escaped, such as names that are not UTF-8.
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(status(sys.argv[1:]))
 
 
-def _leave_in_time(status: int) -> None:
+def _limit_unwinding(status: int) -> None:
     """Limit the time in which an interrupted program unwinds."""
     if hasattr(signal, "alarm"):
-        signal.signal(signal.SIGALRM, partial(_leave, status))
+        signal.signal(signal.SIGALRM, partial(_exit_now, status))
         signal.alarm(MOST_UNWINDING_S)
 
 
-def _leave(status: int, *_: object) -> NoReturn:
+def _exit_now(status: int, *_: object) -> NoReturn:
     """End the workers and exit at once, without the interpreter's own exit, which waits for the workers."""
     # The trackers of shared memory ignore SIGTERM and clean up afterwards.
     for child in psutil.Process().children(recursive=True):

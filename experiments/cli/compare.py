@@ -118,9 +118,9 @@ def compare(
     found = [(other, differences(base.runs, other.runs, confidence)) for other in others]
     for other, moved in found:
         report.console.print(_table(base, other, moved, confidence))
-        report.say()
+        report.print_line()
         for text in _remarks(base, other):
-            report.say(text)
+            report.print_line(text)
     report.data(
         {
             "base": base.name,
@@ -155,8 +155,8 @@ def _print_waste(
     rows = waste_costs([WasteSide(*each) for each in compared], seeds, workers, price)
     for found in tables(rows):
         report.console.print(found)
-        report.say()
-    report.say(BASIS)
+        report.print_line()
+    report.print_line(BASIS)
     if out is not None:
         load = f"Means over {seeds} seeds, the first of them {inputs.settings.seed}."
         report.point_to("Page", page(rows, load, out))

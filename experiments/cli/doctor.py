@@ -37,7 +37,7 @@ def doctor(*, json: JsonTarget = None) -> None:
     }
     for part in parts:
         _print(report, part)
-    report.say()
+    report.print_line()
     report.console.print(_packages_table(findings["packages"]))
     report.data(findings)
 

@@ -172,12 +172,12 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
     settings = answer.settings()
     source = "by vLLM's own log" if log else "reckoned"
     fitting = ", ".join(f"{number:,} with {tokens:,} tokens" for tokens, number in held.items())
-    report.say(
+    report.print_line(
         f"It starts: {_where(answer)} has a KV cache of {found.num_blocks:,} blocks ({found.num_tokens:,} tokens,"
         f" {source}), which holds {found.max_concurrency:.2f} sequences of {launch.max_model_len:,} tokens."
         f" Users that fit at once: {fitting}."
     )
-    report.say()
+    report.print_line()
     report.console.print(_memory_table(launch, found))
     report.line(f"As a simulation: {_simulate(only_read(settings))}")
     return {
@@ -232,14 +232,16 @@ def _simulate(settings: Settings) -> str:
 
 def _print_refusal(answer: Started, refused: Refusal, report: Report) -> dict[str, Any]:
     found = remedies(answer.launch, answer.fits_length)
-    report.say(f"It does not start: {_where(answer)}. {refused.text}")
-    report.say()
+    report.print_line(f"It does not start: {_where(answer)}. {refused.text}")
+    report.print_line()
     if found:
-        report.say("Each of these alone would start:")
+        report.print_line("Each of these alone would start:")
         for remedy in found:
             report.line(f"  {remedy.flag} {remedy.value:<8} {_remedy_text(answer, remedy)}")
     else:
-        report.say("No single change of ranks, length, number formats or utilisation starts it; take a larger GPU.")
+        report.print_line(
+            "No single change of ranks, length, number formats or utilisation starts it; take a larger GPU."
+        )
     return {
         "starts": False,
         "refusal": asdict(refused),

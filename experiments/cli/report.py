@@ -95,12 +95,12 @@ def _write_output(
 ) -> None:
     """Print the content and the path of the output."""
     for result in inputs.results:
-        output.say(_result_text(result))
+        output.print_line(_result_text(result))
     for folder, result in zip(folders, inputs.results, strict=True):
         if result.blocks is None:
-            output.say(f"{folder} has no block map; simulate --record-blocks records one.")
+            output.print_line(f"{folder} has no block map; simulate --record-blocks records one.")
     if inputs.measured is not None and inputs.measured.warning:
-        output.say(inputs.measured.warning)
+        output.print_line(inputs.measured.warning)
     if perfetto is not None:
         output.point_to("Timeline for ui.perfetto.dev", perfetto)
     if pictures:
@@ -148,14 +148,16 @@ def _require_alone(folder: Path, folders: tuple[Path, ...], **flags: Any) -> Non
 def _sweep(folder: Path, out: Path, output: Report) -> None:
     sweep = read_sweep(folder)
     write_sweep_report(out, sweep)
-    output.say(f"{sweep.name}: {len(sweep.points):,} points of a sweep, {sweep.failed:,} more that could not be run")
+    output.print_line(
+        f"{sweep.name}: {len(sweep.points):,} points of a sweep, {sweep.failed:,} more that could not be run"
+    )
     output.point_to("Report", out)
     output.data({"report": str(out), "points": len(sweep.points), "failed": sweep.failed, "axes": list(sweep.axes)})
 
 
 def _against(folder: Path, out: Path, output: Report) -> None:
     about = write_against_report(folder, out)
-    output.say(f"{about['benchmark']}: {about['requests']:,} requests, simulated against measured")
+    output.print_line(f"{about['benchmark']}: {about['requests']:,} requests, simulated against measured")
     output.point_to("Report", out)
     output.data({"report": str(out), **about})
 

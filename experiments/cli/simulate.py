@@ -308,16 +308,16 @@ def _print(load: Load, content: dict[str, Any], report: Report, out: Path | None
     """Print the summary."""
     chosen, work = load.inputs.settings, load.work
     gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)
-    report.say(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
+    report.print_line(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
     rate = f"; no arrivals are given, so {DEFAULT_RATE:g} request/s (--request-rate)" if load.unpaced else ""
-    report.say(f"{work.name}, {len(work):,} requests{rate}")
+    report.print_line(f"{work.name}, {len(work):,} requests{rate}")
     print_summary(content, report.console)
     for text in (
         *_thrashing_lines(content["work"]),
         *_refused_lines(content, load.trace),
         *left_out_lines(load.trace),
     ):
-        report.say(text)
+        report.print_line(text)
     if out is not None:
         report.point_to("Results", out)
     report.data(content)

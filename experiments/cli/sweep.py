@@ -104,7 +104,7 @@ def sweep(
     path = folder.write(TABLE, as_parquet(rows))
     report.console.print(_table(names, swept))
     for text in _failure_lines(failed):
-        report.say(text)
+        report.print_line(text)
     report.point_to(f"Sweep of {len(swept):,} points", path)
     data = {"grid": names, "points": len(swept), "failed": len(failed)}
     report.data(data | {"rows": [_plain(cells) for cells in rows]})
@@ -127,10 +127,10 @@ def _print_search(
     if best:
         report.console.print(_best_table(wanted, found, best))
     else:
-        report.say("No trial is within the limits; raise them, search wider, or try more.")
+        report.print_line("No trial is within the limits; raise them, search wider, or try more.")
     failed = [each for each in found if each.outcome.error]
     for text in _failure_lines(failed):
-        report.say(text)
+        report.print_line(text)
     report.point_to(f"Search of {len(found):,} trials", path)
     report.data(
         {

@@ -50,13 +50,13 @@ def print_comparison(
 ) -> None:  # fmt: skip
     """Print the whole comparison."""
     for text in _request_lines(benchmark, base):
-        report.say(text)
-    report.say()
+        report.print_line(text)
+    report.print_line()
     report.console.print(_rows_table(rows))
-    report.say()
+    report.print_line()
     report.console.print(_knobs_table(error, knobs))
-    report.say()
-    report.say(first_knob_text(error, knobs))
+    report.print_line()
+    report.print_line(first_knob_text(error, knobs))
     for knob in ranked(knobs):
         report.line(f"  {_KNOBS[knob.name]}: {knob.advice}")
 
@@ -164,7 +164,7 @@ def validate_against(
     """
     chosen = replica(server, measured(path, read(path)).model_id)
     bench = benchmark(path, metrics, chosen)
-    report.say(f"{chosen.policy}: {chosen.model} on {chosen.gpu}, held against", style="bold")
+    report.print_line(f"{chosen.policy}: {chosen.model} on {chosen.gpu}, held against", style="bold")
     base = replay(bench, chosen)
     rows = compared(bench, base)
     error = total_error(rows)

@@ -93,9 +93,9 @@ class Placed:
         fitting = [piece for piece in self.came if piece[1] >= blocks]
         return min(fitting, key=order)[0] if fitting else None
 
-    def allocate(self, slots: int) -> None:
-        blocks = self.arena.piece_blocks(slots)
-        assert blocks == self.model.piece_blocks(slots)
+    def allocate(self, asked: int) -> None:
+        blocks = self.arena.piece_blocks(asked)
+        assert blocks == self.model.piece_blocks(asked)
         place = self.place_for(blocks)
         assert self.arena.fits(blocks) == (place is not None)
         if place is None:
@@ -152,10 +152,10 @@ class ArenaMachine(RuleBasedStateMachine):
         self.arenas = [Placed(name, *pool) for name in ARENAS]
 
     # Mostly little, so that holes of several lengths lie beside each other.
-    @rule(slots=st.sampled_from([1, 2, 3, 4, 5, 6, 7, 12, 24]))
-    def allocate(self, slots):
+    @rule(asked=st.sampled_from([1, 2, 3, 4, 5, 6, 7, 12, 24]))
+    def allocate(self, asked):
         for placed in self.arenas:
-            placed.allocate(slots)
+            placed.allocate(asked)
 
     @rule(pick=picks)
     def free(self, pick):

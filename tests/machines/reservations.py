@@ -106,12 +106,12 @@ class Counted(Served):
 
     def check_meter(self, meter: tuple[int, ...]) -> None:
         """Invariant 1: the buckets are those of a census of all slots, which every slot is in once."""
-        live, held, growing, target, requested, finished_hold, stranded, largest_free = meter
+        live, held, growing, target, asked, finished_hold, stranded, largest_free = meter
         expected = dict.fromkeys(census([]), 0) | {
             "live": live,
             "reserved": target - live,
-            "over_estimate": requested - target,
-            self.memory.residue: held - requested - finished_hold,
+            "over_estimate": asked - target,
+            self.memory.residue: held - asked - finished_hold,
             "finished_hold": finished_hold,
             "stranded": stranded,
             "free": self.slots - held - stranded,

@@ -84,7 +84,7 @@ def panel_of(letter: str, source: Source, duration_s: float | None = None) -> Pa
     """As ``panel``, with shorter traces than the paper's if a length is given."""
     built = build_panel(letter, source, duration_s)
     document = panel_document(built)
-    return document | _said(document, letter, built.scales[VLLM])
+    return document | _findings_and_remarks(document, letter, built.scales[VLLM])
 
 
 def build_panel(letter: str, source: Source, duration_s: float | None = None) -> Panel:
@@ -189,7 +189,7 @@ def _published_text() -> str:
     )
 
 
-def _said(document: Payload, letter: str, scale: Scale) -> Payload:
+def _findings_and_remarks(document: Payload, letter: str, scale: Scale) -> Payload:
     """Findings, and the comparison of scales."""
     rows, dataset = document["rows"], PANELS[letter][1]
     served = [row for row in rows if row["series"] != FT]

@@ -188,8 +188,8 @@ class Accounts:
     def _tail(self, first: int, stop: int, start_ticks: int, end_ticks: int) -> tuple[int, int]:
         """block_tail over the window's steps and time: it comes once a residency and goes with it."""
         tails = self.log.tails
-        steps = np.minimum(tails.leave_iteration, stop) - np.maximum(tails.come_iteration, first)
-        ticks = np.minimum(tails.leave_ticks, end_ticks) - np.maximum(tails.come_ticks, start_ticks)
+        steps = np.minimum(tails.release_iteration, stop) - np.maximum(tails.start_iteration, first)
+        ticks = np.minimum(tails.release_ticks, end_ticks) - np.maximum(tails.start_ticks, start_ticks)
         return total(tails.slots * np.maximum(steps, 0)), dot(tails.slots, np.maximum(ticks, 0))
 
     def _buckets(self, sums: Mapping[str, Any], tail: Any, slots: Any) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class Accounts:
         """Each bucket in the first step of every row, int64 [rows]: the ledger over time."""
         run_log, rows = self.log, self.log.rows
         tails = run_log.tails
-        tail = _level(run_log.row_iteration, tails.come_iteration, tails.leave_iteration, tails.slots)
+        tail = _level(run_log.row_iteration, tails.start_iteration, tails.release_iteration, tails.slots)
         # A row that only swaps has the number of the one after it, but no sequence runs in it.
         levels = {**rows, "cached": self._cached.at_rows()}
         return self._buckets(levels, np.where(rows["iterations"] == 0, 0, tail), run_log.capacity_slots)

@@ -130,7 +130,7 @@ class ContiguousMemory(MemoryDefaults):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.used_slots = 0
         self.growing = 0
-        self._lag = self._target = self._requested = self._finished_hold = 0
+        self._lag = self._target = self._asked = self._finished_hold = 0
         self._transaction = ContiguousTransaction(self)
 
     @property
@@ -205,7 +205,7 @@ class ContiguousMemory(MemoryDefaults):
         self.growing += 1
         self._lag += sequence.start_tokens - decode_step
         self._target += self._final(sequence)
-        self._requested += self._requested_slots(sequence)
+        self._asked += self._requested_slots(sequence)
         self._finished_hold += padding
 
     def room_after(self, state: State, steps: int) -> int:
@@ -218,7 +218,7 @@ class ContiguousMemory(MemoryDefaults):
         live = self.growing * (state.decode_step if steps else state.decode_step - 1) + self._lag
         held, free = self.used_slots, self.largest_free_slots()
         stranded = self.stranded_slots(self._transaction.blocked_blocks)
-        return live, held, self.growing, self._target, self._requested, self._finished_hold, stranded, free
+        return live, held, self.growing, self._target, self._asked, self._finished_hold, stranded, free
 
     def largest_free_slots(self) -> int:
         """Slots of the longest run of free blocks; all free slots if reservations have no addresses."""
@@ -236,7 +236,7 @@ class ContiguousMemory(MemoryDefaults):
         self.growing -= 1
         self._lag -= sequence.start_tokens - sequence.start_step
         self._target -= self._final(sequence)
-        self._requested -= self._requested_slots(sequence)
+        self._asked -= self._requested_slots(sequence)
 
     def _final(self, sequence: Sequence) -> int:
         """F: the final number of tokens with slots (the last token needs none)."""
