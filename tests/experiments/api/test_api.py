@@ -121,7 +121,7 @@ class TestMistakes:
             ({"json": "-"}, "as_dict()"),
             ({"record_plan": True}, "use fragmeter simulate --record-plan"),
             ({"policy": "vllm"}, "policy = 'vllm': one of static, "),
-            ({"policy": None}, "policy = None: Input should be a valid string"),
+            ({"policy": None}, "policy = None: must be text"),
             ({"policy": "orca", "swap_space": 8}, "swap_space = 8.0: orca does not read it"),
             ({"tensor_parallel_size": True}, "tensor_parallel_size = True: is no switch"),
             ({"tensor_parallel_size": 1.5}, "tensor_parallel_size = 1.5: "),
