@@ -71,15 +71,15 @@ class Load:
                     name, str(getattr(self.pacing, name)), "has no rate to look for; give a request rate"
                 )
         if self.pacing.think_time is not None:
-            remedy = "is for users that wait for answers, and the requests of a plan arrive at a rate; leave it out"
+            remedy = "needs a closed loop, and the requests of a plan arrive at a rate; leave it out"
             raise SettingError("think_time", self.pacing.think_time, remedy)
         wanted = self.pacing.request_rate
         if wanted is not None and not 0 < wanted < inf:
-            raise SettingError("request_rate", wanted, "must be above 0 and finite: it is what is to be served")
+            raise SettingError("request_rate", wanted, "must be above 0 and finite: it is the rate to be served")
         requests = inputs.requests
         count = DEFAULT_PROMPTS if requests.num_prompts is None else requests.num_prompts
         if count < FEWEST_PROMPTS:
-            raise SettingError("num_prompts", count, f"must be {FEWEST_PROMPTS} or more, for shares to mean anything")
+            raise SettingError("num_prompts", count, f"must be {FEWEST_PROMPTS} or more, for percentages of requests")
         self._inputs = replace(inputs, pacing=Pacing(), requests=replace(requests, num_prompts=count))
         self.is_drawn = requests.trace is None or holds_load(requests.trace)
         if self.pacing.rate_scale is not None and self._found.arrival_ticks is None:

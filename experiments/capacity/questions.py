@@ -86,7 +86,7 @@ def answer(names: list[str], subject: Subject, report: Report) -> dict[str, Data
         SettingError: Neither a load nor a length is given, or a question does not apply to the model.
     """
     if subject.work is None and subject.mean_tokens is None:
-        remedy = "is of a load; give --trace, or --dataset with --request-rate, or --mean-tokens"
+        remedy = "needs a load; give --trace, or --dataset with --request-rate, or --mean-tokens"
         raise SettingError("ask", ",".join(names), remedy)
     found = {}
     for name in names:

@@ -68,7 +68,7 @@ class Aims:
     def _check(self) -> Aims:
         if 1 < self.seeds < _FEWEST_SEEDS:
             raise SettingError(
-                "seeds", self.seeds, f"tell too little of other seeds; give {_FEWEST_SEEDS} or more, or 1"
+                "seeds", self.seeds, f"are too few to predict other seeds; give {_FEWEST_SEEDS} or more, or 1"
             )
         return self
 

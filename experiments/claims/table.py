@@ -17,7 +17,7 @@ _BETWEEN = "\n\n"
 _INDENT = 3
 _TABLES = {
     "rows": ("Claims of four texts", "totals"),
-    "other_systems": ("What other systems say of themselves", "other_systems_totals"),
+    "other_systems": ("Claims of other systems", "other_systems_totals"),
 }
 
 
@@ -49,9 +49,9 @@ def _lines(row: Mapping[str, Any]) -> Iterator[str]:
     if row["decides"] is not None:
         yield _sensitivity(row)
     if row["differs"]:
-        yield f"Not as foreseen: {'; '.join(row['differs'])}."
+        yield f"Unlike expected: {'; '.join(row['differs'])}."
     if row["experiment"] is not None:
-        yield f"To be measured by: {row['experiment']}."
+        yield f"Measurement: {row['experiment']}."
 
 
 def _outcome_text(row: Mapping[str, Any]) -> str:
@@ -82,6 +82,6 @@ def _page_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             "Where": row["text"],
             "Claim": row["claim"],
             "Outcome": outcome,
-            "What comes out": " ".join([gives, *more]),
+            "Result": " ".join([gives, *more]),
             "Why": why,
         }

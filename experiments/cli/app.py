@@ -214,7 +214,7 @@ def _fault(error: Exception) -> int:
     if os.environ.get("FRAGMETER_DEBUG") == "1":
         traceback.print_exc()
     summary = " ".join(f"{type(error).__name__}: {error}".split())
-    _complain(f"a fault of ours ({summary}); please report it with what FRAGMETER_DEBUG=1 prints")
+    _complain(f"an internal fault ({summary}); please report it with the output of FRAGMETER_DEBUG=1")
     return FAULT
 
 

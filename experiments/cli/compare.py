@@ -146,12 +146,12 @@ def _print_waste(
 ) -> None:
     """Report the cost of each kind of waste for each side."""
     if folders:
-        raise UserError("compare --waste runs settings again; give them by --set, not as result folders")
+        raise UserError("compare --waste runs settings again; give them with --set, not as result folders")
     check(seeds, price)
     _check_twice(sets)
     compared = [(text, changed(inputs, _values(text))) for text in sets] or [(inputs.settings.policy, inputs)]
     if any(side.pacing != Pacing() for _, side in compared):
-        raise UserError("compare --waste lets all requests come at once; leave out what says when they come")
+        raise UserError("compare --waste lets all requests arrive at once; leave out flags of arrivals")
     rows = waste_costs([WasteSide(*each) for each in compared], seeds, workers, price)
     for found in tables(rows):
         report.console.print(found)
@@ -207,10 +207,10 @@ def _values(text: str) -> dict[str, str]:
     for part in text.split(","):
         name, equals, value = part.partition("=")
         if not equals or not value:
-            raise SettingError("set", text, "say NAME=VALUE, such as block_size=8, or several with commas between")
+            raise SettingError("set", text, "must be NAME=VALUE, such as block_size=8, or several with commas between")
         name = known_name(name, "set", text)
         if name == "seed":
-            raise SettingError("set", text, "both sides have the same seeds; say the first by --seed")
+            raise SettingError("set", text, "both sides have the same seeds; set the first with --seed")
         values[name] = value.strip()
     return values
 
@@ -258,7 +258,7 @@ def _short(value: float) -> str:
 def _remarks(base: Side, other: Side) -> list[str]:
     """Remarks on the confidence of the figures."""
     if base.works != other.works:
-        return ["The two served different requests: some of the difference is theirs."]
+        return ["The two served different requests, which explain some of the difference."]
     if len(base.runs) == 1:
-        return ["One run each: how sure this is, only more seeds can say (--set and --seeds)."]
-    return [f"* beyond chance: the interval over {len(base.runs)} pairs of runs leaves out 0."]
+        return ["One run per side: more seeds give a confidence interval (--set and --seeds)."]
+    return [f"* significant: the interval over {len(base.runs)} pairs of runs does not contain 0."]

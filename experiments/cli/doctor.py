@@ -48,7 +48,7 @@ def simulator() -> Part:
     try:
         served = summary(simulate(settings(policy="vllm-sosp23"), Workload("one request", *one)))["completed"]
     except Exception as error:
-        return Part("simulator", False, f"{type(error).__name__}: {error}", "a fault of ours; please report it")
+        return Part("simulator", False, f"{type(error).__name__}: {error}", "an internal fault; please report it")
     return Part("simulator", served == 1, f"fragmeter {__version__}, Python {platform.python_version()}")
 
 

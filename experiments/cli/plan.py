@@ -85,9 +85,9 @@ def plan(
     load = (requests, reading, pacing)
     planned = aims.goodput is not None
     if planned and ask is not None:
-        raise SettingError("ask", ask, "is of one server; leave it out, or --goodput")
+        raise SettingError("ask", ask, "applies to one server; leave it out, or --goodput")
     if planned and mean_tokens is not None:
-        raise SettingError("mean_tokens", mean_tokens, "is of one server; leave it out, or --goodput")
+        raise SettingError("mean_tokens", mean_tokens, "applies to one server; leave it out, or --goodput")
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
     log = None if startup_log is None else read_log(pasted(startup_log))
@@ -128,7 +128,7 @@ def _line(serve: str | None, model: str | None) -> ServeLine:
 def _require_one_launch(log: StartupLog | None, gpus: list[str], choices: Choices) -> None:
     """Require a single launch for a log: a log is from one server."""
     if log is not None and (len(gpus) > 1 or any(len(values) > 1 for values in choices.axes().values())):
-        raise SettingError("startup_log", "given", "is of one server; plan for its GPU and flags alone")
+        raise SettingError("startup_log", "given", "applies to one server; plan for its GPU and flags alone")
 
 
 def _refuse_unused(serve: str | None, gpus: list[str], aims: Aims, choices: Choices, out: Path | None) -> None:
@@ -137,7 +137,7 @@ def _refuse_unused(serve: str | None, gpus: list[str], aims: Aims, choices: Choi
     if serve is None or len(gpus) > 1:
         raise UserError(f"plan needs --serve, a vllm serve line, and one --gpu; or for a plan {remedy}")
     if aims != Aims() or choices != Choices() or out is not None:
-        raise UserError(f"flags of a plan are of no use without objectives; {remedy}")
+        raise UserError(f"flags of a plan have no effect without objectives; {remedy}")
 
 
 def _facts(answer: Started) -> dict[str, Any]:

@@ -137,11 +137,13 @@ def _timeline_writer(path: Path | None) -> Callable[[Path, list[Result]], Path] 
 def _require_alone(folder: Path, folders: tuple[Path, ...], **flags: Any) -> None:
     """Refuse flags of runs if the folder is not a run."""
     if len(folders) > 1:
-        raise SettingError("folders", str(folder), "is no run; name it alone")
+        raise SettingError("folders", str(folder), "is not a run; name it alone")
     for name, value in flags.items():
         if value is not None:
             shown = str(value) if isinstance(value, Path) else value
-            remedy = "is of runs; leave it out" + (", and give it to fragmeter sweep" if name == "goodput" else "")
+            remedy = "applies only to runs; leave it out" + (
+                ", and give it to fragmeter sweep" if name == "goodput" else ""
+            )
             raise SettingError(name, shown, remedy)
 
 

@@ -73,7 +73,7 @@ def wanted_plan(
     if not record_plan:
         for field, value in (("record_steps", record_steps), ("shuffle_ids", shuffle_ids)):
             if value:
-                raise SettingError(field, value, "is of a recorded plan; give --record-plan")
+                raise SettingError(field, value, "applies only to a recorded plan; give --record-plan")
         return None
     file = None if record_plan is True else record_plan
     if file is not None:
@@ -246,7 +246,7 @@ def simulate(
     with _progress(len(load.work)) as progress:
         run, plan, blocks = _served(load, wanted, record_blocks, progress)
     if plan is not None and not plan.num_steps:
-        remedy = "no step is in the window; begin earlier, or serve more"
+        remedy = "no step is in the window; begin earlier, or serve more requests"
         raise SettingError("record_steps", record_steps or "0:", remedy)
     if plan is not None and plan_file is not None:
         plan.save(plan_file)

@@ -93,7 +93,7 @@ def sweep(
         _print_search(report, folder, wanted, search, found)
         return
     if not grid or maximize or minimize or at_most or trials != DEFAULT_TRIALS:
-        raise UserError("sweep takes --grid, or --search with what to --maximize or --minimize")
+        raise UserError("sweep takes --grid, or --search with --maximize or --minimize")
     names = axes(grid)
     chosen = points(base, names)
     swept = sweep_points(chosen, workers, Store(folder), goal)
@@ -112,7 +112,7 @@ def sweep(
 
 def _wanted(grid: Sequence[str] | None, maximize: str | None, minimize: str | None, at_most: Sequence[str]) -> Wanted:
     if grid or (maximize is None) == (minimize is None):
-        raise UserError("sweep --search takes either --maximize or --minimize, and no --grid")
+        raise UserError("sweep --search takes --maximize or --minimize, and not --grid")
     return Wanted(not_none(minimize if maximize is None else maximize), maximize is not None, limits(at_most))
 
 
@@ -186,5 +186,5 @@ def _failure_lines(failed: Sequence[Swept]) -> Iterable[str]:
     if failed:
         first = failed[0]
         where = ", ".join(f"{name}={value}" for name, value in first.point.axis_values.items())
-        yield f"Cannot be run: {len(failed)} points; the column error says why."
+        yield f"Failed: {len(failed)} points; the column error says why."
         yield f"  {where}: {first.outcome.error}"

@@ -66,7 +66,7 @@ def _request_lines(benchmark: Benchmark, base: Replayed) -> Iterator[str]:
     clients = "" if seen.max_concurrency is None else f" from {seen.max_concurrency} clients in a closed loop"
     yield f"{trace.name}: {len(trace):,} requests{clients}, in {benchmark.duration_s:,.1f} s"
     if trace.left_out.failed:
-        yield f"Left out: {trace.left_out.failed:,} requests that the server did not answer; it had their load, too."
+        yield f"Left out: {trace.left_out.failed:,} requests that the server did not answer; they are part of its load."
     if benchmark.drawn:
         yield "The file has no start_times: arrivals are drawn at its rate, and single requests are not comparable."
     refused = int(base.run.refused.sum())
@@ -76,7 +76,7 @@ def _request_lines(benchmark: Benchmark, base: Replayed) -> Iterator[str]:
     if benchmark.measured.gaps_s is None:
         yield "The file has no times between tokens: ITL is left out."
     elif not benchmark.gaps_are_of_tokens:
-        yield "Tokens came several at a time: the client's gaps are no inter-token latencies, and are left out."
+        yield "Tokens arrived in groups: the client's gaps are not inter-token latencies and are left out."
     if metrics is not None:
         from_start = ", counters since the server's start" if metrics.num_scrapes == 1 else ""
         yield f"Metrics: {metrics.num_scrapes:,} scrapes{from_start}."

@@ -70,7 +70,9 @@ def _files(tables: Path) -> Iterator[PurePosixPath]:
         with zipfile.ZipFile(tables) as wheel:
             yield from map(PurePosixPath, wheel.namelist())
     else:
-        raise UserError(f"{tables}: is no folder and no wheel; pip download aiconfigurator-core==0.12.0 --no-deps")
+        raise UserError(
+            f"{tables}: is neither a folder nor a wheel; pip download aiconfigurator-core==0.12.0 --no-deps"
+        )
 
 
 def _bytes(tables: Path, path: PurePosixPath) -> bytes:

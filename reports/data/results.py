@@ -146,7 +146,7 @@ def _user_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         which = f": {as_utf8(Path(error.filename).name)}" if error.filename else ""
-        remedy = f"is no result folder ({error.strerror}{which}); make one by fragmeter simulate --out"
+        remedy = f"is not a result folder ({error.strerror}{which}); make one by fragmeter simulate --out"
         raise UserError(f"{folder}: {remedy}") from None
     except Damaged as damaged:
         remedy = "make it again by fragmeter simulate --out"
@@ -210,13 +210,13 @@ def _agreements(result: Result) -> Iterator[tuple[str, bool]]:
     requests, residencies, steps, memory = result.requests, result.residencies, result.steps, result.memory
     refused, summary = requests["refused"].to_numpy(), result.summary
     counts = len(requests) - summary["refused"], summary["refused"]
-    yield "summary.json: is of another run than requests.parquet", (summary["completed"], refused.sum()) == counts
+    yield "summary.json: belongs to another run than requests.parquet", (summary["completed"], refused.sum()) == counts
     for name in ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped"):
         yield f"requests.parquet: {name} is not of those that were served", (requests[name].isna() == refused).all()
     tables = (requests, residencies, steps, memory)
     yield "replica is in some tables and not in others", len({"replica" in table for table in tables}) == 1
     for name in ("start_ticks", *(["replica"] if "replica" in steps else [])):
-        yield "memory.parquet: is of another run than steps.parquet", memory[name].equals(steps[name])
+        yield "memory.parquet: belongs to another run than steps.parquet", memory[name].equals(steps[name])
     yield "steps.parquet: does not end", (steps["start_ticks"] <= MOST_TICKS - steps["ticks"]).all()
     iterations = steps["iterations"].sum()
     yield "steps.parquet: iterations are not the num_steps of summary.json", iterations == summary["num_steps"]
@@ -235,9 +235,9 @@ def _agreements(result: Result) -> Iterator[tuple[str, bool]]:
         yield "gaps.parquet: slope_ticks lead below 0, or beyond all time", last.between(0, MOST_TICKS).all()
     if result.blocks is not None:
         sequences = np.append(result.blocks.preempted_sequence, result.blocks.sequence)
-        yield "run.json: the block map is of another run", _is_of(result, result.blocks.meta, sequences)
+        yield "run.json: the block map belongs to another run", _is_of(result, result.blocks.meta, sequences)
     if result.plan is not None:
-        yield "run.json: the plan is of another run", _is_of(result, result.plan.meta, result.plan.sequence)
+        yield "run.json: the plan belongs to another run", _is_of(result, result.plan.meta, result.plan.sequence)
 
 
 def _is_of(result: Result, meta: Mapping[str, Any], sequences: np.ndarray) -> bool:

@@ -78,8 +78,8 @@ def throughput_pareto(points: pd.DataFrame) -> go.Figure:
     places = list(zip(ordered["tokens_per_s_per_user"], ordered["tokens_per_s_per_gpu"]))
     best = pd.Series(unbeaten(places), index=ordered.index)
     figure = blank(
-        "What a GPU gives, and what a user sees",
-        "Right and above is better; ringed is what no other point beats in both, all else is faint. A line joins the"
+        "Throughput per GPU and output speed per user",
+        "Right and above is better; points of the Pareto front are ringed, all others are faint. A line joins the"
         " rates of a series.",
         440,
         _pareto_numbers(ordered, best),
@@ -115,7 +115,7 @@ def _choices(place: int, name: str, rows: pd.DataFrame, best: Sequence[bool]) ->
 
 
 def _pareto_numbers(rows: pd.DataFrame, best: pd.Series) -> Numbers:
-    columns = ["Series", "Request rate (requests/s)", "Tokens/s a user", "Tokens/s a GPU", "Beaten by none"]
+    columns = ["Series", "Request rate (requests/s)", "Tokens/s per user", "Tokens/s per GPU", "On the Pareto front"]
     fields = ("series", "request_rate", "tokens_per_s_per_user", "tokens_per_s_per_gpu")
     cells = zip(*(rows[name].tolist() for name in fields), best.tolist())
     return {"columns": columns, "rows": [[*row[:-1], "yes" if row[-1] else "no"] for row in cells]}

@@ -89,13 +89,13 @@ def _on_one_clock(figure: go.Figure, inputs: PageInputs) -> go.Figure:
 def title(inputs: PageInputs) -> str:
     """The title of the page."""
     names = [result.name for result in inputs.results]
-    return f"{' beside '.join(names)}: where the KV cache went"
+    return f"{' beside '.join(names)}: use of the KV cache"
 
 
 def _lead(inputs: PageInputs) -> str:
     loads = dict.fromkeys(_load_text(result) for result in inputs.results)
     if len({result.about["workload"]["sha256"] for result in inputs.results}) > 1:
-        loads["These runs did not serve the same requests; compare them with care."] = None
+        loads["These runs served different requests; compare them with care."] = None
     return "\n\n".join([*loads, *(_run_text(result) for result in inputs.results)])
 
 
@@ -170,7 +170,7 @@ def _waste(inputs: PageInputs) -> Section | None:
     if not rows:
         return None
     text = "The same slots in the paper's four kinds (its Fig 2), and in all nine buckets."
-    return Section("What the memory was used for", text, [waste(rows), waste(rows, "buckets")])
+    return Section("Use of the memory", text, [waste(rows), waste(rows, "buckets")])
 
 
 def _waste_row(result: Result) -> dict[str, Any]:

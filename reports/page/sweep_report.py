@@ -25,8 +25,8 @@ _LISTED = {
     "request_goodput": "Goodput (requests/s)",
     "p99_ttft_ms": "p99 TTFT (ms)",
     "p99_tpot_ms": "p99 TPOT (ms)",
-    "tokens_per_s_per_user": "Tokens/s a user",
-    "tokens_per_s_per_gpu": "Tokens/s a GPU",
+    "tokens_per_s_per_user": "Tokens/s per user",
+    "tokens_per_s_per_gpu": "Tokens/s per GPU",
 }
 _LATENCIES = {"p99_ttft_ms": "TTFT that 99 % of the requests stay below", "p99_tpot_ms": "TPOT that 99 % stay below"}
 
@@ -99,7 +99,7 @@ def _pareto(sweep: Sweep) -> Section:
     points, title = sweep.points[np.isfinite(sweep.points["tokens_per_s_per_user"])], "Throughput against speed"
     if points.empty:
         return Section(title, "No point has an output of more than one token, so there is no speed per user.")
-    text = "Larger batches give more tokens a GPU, and each user fewer: no point is best, but some are beaten."
+    text = "Larger batches give more tokens a GPU, and each user fewer: the Pareto front shows the trade-off."
     return Section(title, text, [throughput_pareto(points)])
 
 

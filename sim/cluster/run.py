@@ -218,7 +218,7 @@ def simulate_cluster(
 
     Raises:
         UserError: A request is longer than the model, a setting cannot be or would not be read, or requests of
-            several sequences, with parents under a policy that shares, or from users that wait for answers.
+            several sequences, with parents under a policy that shares, or in a closed loop.
         SimulationFault: An invariant does not hold.
     """
     _check_separate(settings, workload)
@@ -246,7 +246,7 @@ def simulate_cluster(
 
 def _check_separate(settings: Settings, workload: Workload) -> None:
     """Refuse workloads that need a single replica."""
-    remedy = "is for a single replica; leave out num_replicas and the like"
+    remedy = "needs a single replica; leave out num_replicas, prefill_replicas and decode_replicas"
     if workload.users is not None:
         _refuse(workload.users)
     if workload.shares:
@@ -260,9 +260,11 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
 def _refuse(users: Users) -> None:
     """Refuse closed loops; the error names the flag that makes users wait."""
     if users.max_concurrency is not None:
-        remedy = "users that wait for answers need a single replica; leave it out"
+        remedy = "closed loops need a single replica; leave it out"
         raise SettingError("max_concurrency", users.max_concurrency, remedy)
-    remedy = "turns that wait for answers are for a single replica; leave out think_time and the trace's delays"
+    remedy = (
+        "turns that wait for the previous response need a single replica; leave out think_time and the trace's delays"
+    )
     raise SettingError("session_id", "given", remedy)
 
 

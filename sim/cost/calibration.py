@@ -141,7 +141,7 @@ def _complaint(name: str, error: ValidationError) -> UserError:
     message = requirement(first)
     where = ".".join(str(part) for part in first["loc"] if part != "[key]")
     if not where:
-        return UserError(f"{name}: is no calibration: {message}")
+        return UserError(f"{name}: is not a calibration file: {message}")
     value = first["input"]
     shown = value if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
     if where == "schema_version" and first["type"] == "literal_error":

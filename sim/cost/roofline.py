@@ -54,7 +54,7 @@ class RooflineCost:
         deployment: Deployment = Deployment(),
     ) -> None:
         if dtype not in ("fp16", "bf16"):
-            raise SettingError("dtype", dtype, "one of fp16, bf16: the flops of the data sheets hold for these")
+            raise SettingError("dtype", dtype, "must be fp16 or bf16: the data sheets give the flops of these")
         self.model, self.gpu, self.tensor_parallel, self.deployment = model, gpu, tensor_parallel, deployment
         self._lines: dict[int, list[Segment]] = {}
         share = SHARES[gpu.architecture]

@@ -13,7 +13,7 @@ from .requests import RequestTimes
 
 #: As ``vllm bench serve`` calls them.
 NAMES = ("ttft", "tpot", "e2el")
-_EXAMPLE = f"say KEY:MILLISECONDS with KEY one of {', '.join(NAMES)}, such as ttft:500"
+_EXAMPLE = f"must be KEY:MILLISECONDS with KEY one of {', '.join(NAMES)}, such as ttft:500"
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def test_a_swapping_mistake_is_one_clear_line(message):
 
 def test_within_one_cache_no_source_is_a_destination():
     cache = np.zeros((4, 2, 1, 64), np.float16)
-    with pytest.raises(SettingError, match="block_mapping = 1: a destination is named once, and is no source"):
+    with pytest.raises(SettingError, match="block_mapping = 1: a destination is named once, and is not a source"):
         swap_blocks(cache, cache, np.array([[0, 1], [1, 2]]))
 
 

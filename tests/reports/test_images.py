@@ -44,7 +44,7 @@ def browser():
 @pytest.mark.filterwarnings("ignore:The kopts argument is ignored")
 def test_every_figure_of_a_report_is_a_picture(browser, folder, tmp_path, capsys, monkeypatch):
     # A page of three figures: each takes a second of the browser.
-    shown, titles = PageInputs([read_result(folder)]), ("Memory over time", "What the memory was used for")
+    shown, titles = PageInputs([read_result(folder)]), ("Memory over time", "Use of the memory")
     kept = [make for make in run_report.SECTIONS if (made := make(shown)) is not None and made.title in titles]
     monkeypatch.setattr(run_report, "SECTIONS", kept)
     arguments = ["report", str(folder), "--out", str(tmp_path / "report.html"), "--image-format", "svg", "--images"]

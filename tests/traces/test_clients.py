@@ -206,7 +206,7 @@ LACKING = {
     ),
     "genai-perf": (
         '{"experiments": [{"requests": []}], "version": "", "service_kind": "openai"}',
-        "is of genai-perf, which does not write token counts; give AIPerf's profile_export.jsonl",
+        "is a file of genai-perf, which does not write token counts; give AIPerf's profile_export.jsonl",
     ),
 }
 
@@ -261,6 +261,6 @@ def test_an_answer_that_was_not_streamed_has_no_ttft(tmp_path, name, taken, comp
 
 def test_a_trace_is_no_benchmark():
     with pytest.raises(
-        TraceError, match="is no result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf"
+        TraceError, match="is not a result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf"
     ):
         measured(SAMPLES / "mooncake.jsonl", read(SAMPLES / "mooncake.jsonl"))

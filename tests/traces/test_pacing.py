@@ -126,7 +126,10 @@ def test_the_program_paces(tmp_path, capsys):
     assert json.loads((tmp_path / "out" / "run.json").read_text())["workload"]["rate_scale"] == 4
     for flags, complaint in (
         (["--rate-scale", "4", "--request-rate", "1"], "rate_scale = 4.0: excludes request_rate; give one of them"),
-        (["--burstiness", "2"], "burstiness = 2.0: is of drawn arrivals; give a request rate or a rate curve"),
+        (
+            ["--burstiness", "2"],
+            "burstiness = 2.0: applies only to drawn arrivals; give a request rate or a rate curve",
+        ),
         (["--rate-curve", "nowhere.csv"], "nowhere.csv: no such file; check the path"),
     ):
         assert status([*serve, *flags]) == MISTAKE

@@ -1,4 +1,4 @@
-"""Sessions with turns that wait for answers: delays in traces, and the runs of such sessions."""
+"""Sessions with turns that wait for the previous response: delays in traces, and the runs of such sessions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def test_delays_without_any_time(tmp_path):
         ({"delay": float("nan")}, "line 3: delay = nan: must be a time between a turn and the answer before it"),
         ({"delay": "soon"}, "line 3: delay = 'soon': must be a finite number"),
         ({"delay": None}, "line 3: timestamp = None: is missing"),
-        ({"session_id": None}, "line 3: delay = 1500: is of a turn, and the row has no session_id; give one"),
+        (
+            {"session_id": None},
+            "line 3: delay = 1500: applies only to a turn of a session, and the row has no session_id; give one",
+        ),
     ],
 )
 def test_delays_that_cannot_be(tmp_path, row, complaint):
@@ -102,7 +105,9 @@ def test_think_time_of_each_turn(tmp_path):
     assert users(Pacing(max_concurrency=2), silent).session_id is None
     assert users(Pacing(think_time=0.0), silent).think_ticks.tolist() == [0] * 6
     alone = Trace("alone", trace.prompt_tokens, trace.output_tokens, trace.arrival_ticks)
-    with pytest.raises(SettingError, match="think_time = 0.0: is of users; say how many by max_concurrency, or give"):
+    with pytest.raises(
+        SettingError, match="think_time = 0.0: applies only to users; give their number as max_concurrency, or"
+    ):
         users(Pacing(think_time=0.0), alone)
 
 

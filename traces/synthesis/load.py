@@ -132,7 +132,7 @@ def read_load(path: str | PathLike[str]) -> Load:
         ) from None
     except (ValueError, TypeError, RecursionError) as error:
         complaint = " ".join(str(error).split())[:80]
-        raise TraceError(path, None, None, None, f"is no load ({complaint}); make one by traces synth") from None
+        raise TraceError(path, None, None, None, f"is not a load ({complaint}); make one with traces synth") from None
 
 
 def write_load(load: Load, path: str | PathLike[str]) -> None:

@@ -34,7 +34,7 @@ from ..context_cost import ContextCost, reading_ms
 from ..fit import CONTEXT_STEP_SCALE
 from ..paper import ALPACA_SET, FIG2, SERIES, Experiment, Source
 from ..published import paper_figures
-from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, as_finding, moved, value_row, within
+from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, as_finding, moved, value_row, within
 
 #: Approximate error of values read off a plot.
 _READING = 0.05
@@ -239,9 +239,9 @@ def _document(figure: str, series: Mapping[str, tuple[str, str]], source: Source
 
 def _cases(load: str, mode: str, size: int, seeds: Sequence[int]) -> dict[Any, list[SizeCase]]:
     requested = [SizeCase(load, seed, size, mode) for seed in seeds]
-    wandering = [SizeCase(load, seed, size, mode) for seed in WANDERING_SEEDS[:2]]
+    other_seeds = [SizeCase(load, seed, size, mode) for seed in OTHER_SEEDS[:2]]
     changed = {change: [replace(case, change=change) for case in requested[:1]] for change in STEP_CHANGES}
-    return {"requested": requested, "wandering": wandering, "one": requested[:1], **changed}
+    return {"requested": requested, "other_seeds": other_seeds, "one": requested[:1], **changed}
 
 
 def _row(series: str, size: int, published: float, how: str, kind: str, found: Mapping[Any, list[float]]) -> Row:
@@ -253,7 +253,7 @@ def _row(series: str, size: int, published: float, how: str, kind: str, found: M
         x=size,
         how=how,
         kind=kind,
-        wandering=found["wandering"],
+        other_seeds=found["other_seeds"],
         step_1pct=moved(found["one"], *(found[change] for change in STEP_CHANGES)),
     )
 

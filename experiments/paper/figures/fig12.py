@@ -92,7 +92,7 @@ def build_panel(letter: str, source: Source, duration_s: float | None = None) ->
     model, dataset = PANELS[letter]
     lengths = lengths_of(dataset, source)
     published = published_panel(FIGURE, panel_name(letter))
-    wandering = spare_seeds(source.seeds)
+    other_seeds = spare_seeds(source.seeds)
     inputs = ScaleInputs(model, source, duration_s)
     return Panel(
         figure=f"{FIGURE}{letter}",
@@ -102,10 +102,10 @@ def build_panel(letter: str, source: Source, duration_s: float | None = None) ->
         loads={
             (series, seed): load_of(series, lengths, rate, duration_s or span_s(model, series), seed)
             for series, rate in published.items()
-            for seed in (*source.seeds, *wandering)
+            for seed in (*source.seeds, *other_seeds)
         },
         seeds=source.seeds,
-        wandering=wandering,
+        other_seeds=other_seeds,
         fitted=(FT, VLLM) if dataset == SHAREGPT else (),
         markers=published_markers(FIGURE, panel_name(letter)),
         workload=description(model, dataset, lengths, duration_s),
@@ -184,7 +184,7 @@ def _published_text() -> str:
     said = paper_figures()[FIGURE]["text"]
     (oracle_low, oracle_high), (max_low, max_high) = (said[f"{SHAREGPT}, {name}"] for name in (ORACLE, MAX))
     return (
-        f"The paper's text says {oracle_low:g} to {oracle_high:g} times the rate of {ORACLE} and {max_low:g} to"
+        f"The paper's text gives {oracle_low:g} to {oracle_high:g} times the rate of {ORACLE} and {max_low:g} to"
         f" {max_high:g} times that of {MAX} on {SHAREGPT}, and up to {said[f'{FT}, up to']:g} times that of {FT}."
     )
 
@@ -201,7 +201,7 @@ def _findings_and_remarks(document: Payload, letter: str, scale: Scale) -> Paylo
     remarks = [*document["remarks"], *ratios, _published_text()]
     if letter == "a":
         remarks.append(
-            f"Figs 12a and 13a ask for different step times: s = {scale.value:.3f} here, {FITTED_STEP_SCALE:g} for the"
+            f"Figs 12a and 13a need different step times: s = {scale.value:.3f} here, {FITTED_STEP_SCALE:g} for the"
             " mean batch in Fig 13a."
         )
     return {"findings": findings, "remarks": remarks}

@@ -51,16 +51,16 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
         "remarks": [
             *document["remarks"],
             ratio_text(rows, VLLM, ORACLE),
-            f"The paper's text says {paper_figures()[FIGURE]['text']['vLLM']:g} times, more than its figure shows.",
-            "Shape only: later rounds are drawn as first ones are, the conversations not being at hand.",
+            f"The paper's text gives {paper_figures()[FIGURE]['text']['vLLM']:g} times, more than its figure shows.",
+            "Shape only: later rounds are drawn as first ones are, as the conversations are not available.",
         ],
     }
 
 
 def build_panel(source: Source, duration_s: float, fitting_s: float | None = None) -> Panel:
     """The panel of ``figure_of`` before it is run; only its scale is fitted."""
-    published, wandering = published_panel(FIGURE, PANEL), spare_seeds(source.seeds)
-    rounds = {seed: conversations(seed) for seed in (*source.seeds, *wandering)}
+    published, other_seeds = published_panel(FIGURE, PANEL), spare_seeds(source.seeds)
+    rounds = {seed: conversations(seed) for seed in (*source.seeds, *other_seeds)}
     return Panel(
         figure=FIGURE,
         published=published,
@@ -72,7 +72,7 @@ def build_panel(source: Source, duration_s: float, fitting_s: float | None = Non
             for seed, lengths in rounds.items()
         },
         seeds=source.seeds,
-        wandering=wandering,
+        other_seeds=other_seeds,
         workload=f"OPT-13B on 1 x a100-40gb, made-up conversations, {duration_s:g} s",
     )
 

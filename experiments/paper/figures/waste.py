@@ -13,7 +13,7 @@ from ..comparison import Payload, pool_text, row
 from ..fit import Fit
 from ..paper import FIG2, SERIES
 from ..published import published_fig2
-from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, as_finding, moved
+from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, as_finding, moved
 
 STATIC, FASTERTRANSFORMER, ORCA, ORCA_MAX, ORACLE, VLLM = (
     "Static (naive)", "FasterTransformer", "Orca", "Orca (Max)", "Orca (Oracle)", "vLLM",
@@ -78,10 +78,10 @@ def waste_table(bench: Bench, fit: Fit) -> Payload:
 def _cases(policy: str, seed: int, scale: float) -> dict[Any, list[Case]]:
     """The run itself, and the runs with other seeds and other step times."""
     base = Case(FIG2, seed, policy, scale, to_the_end=True)
-    others = [other for other in WANDERING_SEEDS if other != seed]
+    others = [other for other in OTHER_SEEDS if other != seed]
     return {
         "requested": [base],
-        "wandering": [replace(base, seed=other) for other in others],
+        "other_seeds": [replace(base, seed=other) for other in others],
         **{change: [replace(base, scale=round(scale * change, 6))] for change in STEP_CHANGES},
     }
 
@@ -98,7 +98,7 @@ def _moves(measured: str, runs: dict[Any, list[Measured]]) -> dict[str, Any]:
     """The change of a value over seeds and step times."""
     values = {what: [run.values[measured] for run in mine] for what, mine in runs.items()}
     step_1pct = moved(values["requested"], *(values[change] for change in STEP_CHANGES))
-    return {"wandering": values["wandering"], "step_1pct": step_1pct}
+    return {"other_seeds": values["other_seeds"], "step_1pct": step_1pct}
 
 
 def by_policy(rows: list[Row]) -> list[dict[str, Any]]:

@@ -152,8 +152,8 @@ class TestPrices:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("{", "is no JSON or TOML"),
-            ("[" * 100_000, "is no JSON or TOML"),
+            ("{", "is neither JSON nor TOML"),
+            ("[" * 100_000, "is neither JSON nor TOML"),
             ("[]", "must have per_gpu_hour"),
             ('{"per_gpu_hour": {}}', "must have per_gpu_hour"),
             ('{"per_gpu_hour": {"h200": -1}}', "h200 costs -1; a price must be a number above 0"),
@@ -264,10 +264,10 @@ class TestCommand:
         page = (out / "plan.html").read_text()
         for heading in (
             "The choices",
-            "What else there is",
-            "Where memory goes",
-            "What each slot is used for",
-            "What this rests on",
+            "Other candidates",
+            "GPU memory",
+            "Use of each slot",
+            "Basis of the plan",
         ):
             assert heading in page
 
@@ -360,7 +360,7 @@ class TestCommand:
         arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
         assert status(["plan", *arguments]) == DONE
         printed = " ".join(capsys.readouterr().out.split())
-        assert "by one seed, of which nothing is sure" in printed and "confidence" not in printed
+        assert "by one seed, without a confidence level" in printed and "confidence" not in printed
 
     def test_nothing_that_starts(self, capsys):
         plan = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL)
@@ -395,12 +395,12 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
         (["--model", "gpt-9", "--gpu", "h200", "--goodput", "ttft:500"], "model = 'gpt-9': has no shape here"),
         (
             ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "itl:5"],
-            "goodput = 'itl:5': say KEY:MILLISECONDS",
+            "goodput = 'itl:5': must be KEY:MILLISECONDS",
         ),
         ([*LLAMA, "--gpu", "h200", "--attainment", "1.5"], "attainment = '1.5'"),
         (
             [*LLAMA[:-4], "--gpu", "h200", "--seeds", "3"],
-            "seeds = 3: tell too little of other seeds; give 4 or more, or 1",
+            "seeds = 3: are too few to predict other seeds; give 4 or more, or 1",
         ),
         ([*LLAMA, "--gpu", "h200", "--policy", "best"], "policy = 'best': one of"),
         (
@@ -415,11 +415,11 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
         ([*LLAMA, "--gpu", "h200", "--prices", "none.json"], "prices = 'none.json': cannot be read"),
         (
             [*LLAMA, "--gpu", "h200,a100-80gb", "--startup-log", "# GPU blocks: 99"],
-            "startup_log = 'given': is of one server",
+            "startup_log = 'given': applies to one server",
         ),
-        ([*LINE, "--attainment", "0.99"], "flags of a plan are of no use without objectives"),
+        ([*LINE, "--attainment", "0.99"], "flags of a plan have no effect without objectives"),
         ([*LINE, "--request-rate", "3"], "ask = None: is missing"),
-        ([*LINE, "--ask", "samples", "--goodput", "ttft:9"], "ask = 'samples': is of one server; leave it out"),
+        ([*LINE, "--ask", "samples", "--goodput", "ttft:9"], "ask = 'samples': applies to one server; leave it out"),
         (["--model", "llama-3.1-8b", "--gpu", "h200"], "plan needs --serve, a vllm serve line, and one --gpu"),
     ],
 )

@@ -290,8 +290,8 @@ class TestAFaultOfOurs:
         monkeypatch.delenv("FRAGMETER_DEBUG", raising=False)
         assert status(["doctor"]) == FAULT
         assert capsys.readouterr().err == (
-            "fragmeter: a fault of ours (ZeroDivisionError: two lines);"
-            " please report it with what FRAGMETER_DEBUG=1 prints\n"
+            "fragmeter: an internal fault (ZeroDivisionError: two lines);"
+            " please report it with the output of FRAGMETER_DEBUG=1\n"
         )
 
     def test_shows_its_traceback_where_that_is_asked_for(self, capsys, monkeypatch):
@@ -299,4 +299,4 @@ class TestAFaultOfOurs:
         assert status(["doctor"]) == FAULT
         error = capsys.readouterr().err
         assert error.startswith("Traceback (most recent call last)")
-        assert error.endswith("FRAGMETER_DEBUG=1 prints\n")
+        assert error.endswith("the output of FRAGMETER_DEBUG=1\n")

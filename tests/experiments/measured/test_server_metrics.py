@@ -79,10 +79,10 @@ def test_the_pool_is_in_labels(blocks, read, tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "has no metrics of vLLM; give what the server answers at /metrics"),
+        ("", "has no metrics of vLLM; give the server's response from /metrics"),
         ("up 1\n", "has no metrics of vLLM"),
-        ("vllm:num_requests_running 1\n<html>404</html>\n", "line 2: '<html>404</html>': is no metric"),
-        ("vllm:num_requests_running one\n", "line 1: 'vllm:num_requests_running one': is no metric"),
+        ("vllm:num_requests_running 1\n<html>404</html>\n", "line 2: '<html>404</html>': is not a metric"),
+        ("vllm:num_requests_running one\n", "line 1: 'vllm:num_requests_running one': is not a metric"),
         (scrape(1, 0.5, 7) + scrape(1, 0.5, 3), "num_preemptions_total falls from 7 to 3; the server was started"),
         (
             scrape(1, 0.5, 7) + 'vllm:num_requests_running{engine="1",model_name="m"} 2\n',
@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_refused(text, complaint, tmp_path):
 
 def test_files_that_are_none(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, complaint in (("missing", "cannot be read"), ("binary", "is no text")):
+    for name, complaint in (("missing", "cannot be read"), ("binary", "is not text")):
         with pytest.raises(UserError, match=complaint):
             read_metrics(tmp_path / name)
 

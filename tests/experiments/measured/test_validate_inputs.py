@@ -125,7 +125,7 @@ class TestWhatTheFileSays:
         (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n")
         assert validate("--against", tmp_path / "trace.csv", *FLAGS) == MISTAKE
         assert (
-            "is no result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf; give one"
+            "is not a result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf; give one"
             in capsys.readouterr().err
         )
 
@@ -149,10 +149,19 @@ class TestReplica:
         ("flags", "complaint"),
         [
             ([], "gpu = None: is missing; say what the server ran on"),
-            (["--gpu", "a100-40gb", "--vllm", "0.16"], "vllm = '0.16': is of a command line; give --serve"),
-            (["--gpu", "a100-40gb", "--startup-log", "x"], "startup_log = 'x': is of a command line; give --serve"),
-            (["--serve", "vllm serve opt-13b"], "gpu = None: is missing; say on which GPU the server ran"),
-            (["--gpu", "a100-40gb", "--serve", "vllm serve opt-66b"], "serve: by the reckoning it does not start: "),
+            (
+                ["--gpu", "a100-40gb", "--vllm", "0.16"],
+                "vllm = '0.16': applies only to a vllm serve line; give --serve",
+            ),
+            (
+                ["--gpu", "a100-40gb", "--startup-log", "x"],
+                "startup_log = 'x': applies only to a vllm serve line; give --serve",
+            ),
+            (["--serve", "vllm serve opt-13b"], "gpu = None: is missing; give the server's GPU"),
+            (
+                ["--gpu", "a100-40gb", "--serve", "vllm serve opt-66b"],
+                "serve: the estimated memory does not suffice to start: ",
+            ),
             (
                 ["--gpu", "a100-80gb", "--serve", "vllm serve opt-13b -dp 2"],
                 "--data-parallel-size = 2: one replica is simulated",
@@ -178,4 +187,4 @@ class TestReplica:
     def test_what_is_of_a_server_needs_a_benchmark(self, flags, field, capsys):
         assert validate(*flags) == MISTAKE
         error = capsys.readouterr().err
-        assert f"{field} = {flags[1]!r}: is of a real server; give its benchmark by --against" in error
+        assert f"{field} = {flags[1]!r}: applies only to a real server; give its benchmark by --against" in error

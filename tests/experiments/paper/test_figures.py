@@ -29,7 +29,7 @@ class TestRows:
         }  # fmt: skip
 
     def test_other_seeds_widen_the_range_and_not_the_mean(self):
-        found = value_row("A", "time_ms", None, [2.0], wandering=[1.0, 2.0, 5.0])
+        found = value_row("A", "time_ms", None, [2.0], other_seeds=[1.0, 2.0, 5.0])
         assert (found["simulated"], found["minimum"], found["maximum"]) == (2.0, 1.0, 5.0)
         assert found["how"] is None and found["error"] is None
         assert "minimum" not in value_row("A", "time_ms", None, [2.0])

@@ -264,8 +264,8 @@ MISTAKES = {
         {"prefill_replicas": 1, "decode_replicas": 1, "decode_router": "prefix-affine"},
         "decode_router = 'prefix-affine': nothing is cached",
     ),
-    "an unused link": ({"kv_transfer_latency": 3}, "kv_transfer_latency = 3.0: is of prefill_replicas"),
-    "an unused router": ({"decode_router": "kv-aware"}, "decode_router = 'kv-aware': is of prefill_replicas"),
+    "an unused link": ({"kv_transfer_latency": 3}, "kv_transfer_latency = 3.0: applies only to prefill_replicas"),
+    "an unused router": ({"decode_router": "kv-aware"}, "decode_router = 'kv-aware': applies only to prefill_replicas"),
     "no bandwidth": ({"kv_transfer_bandwidth": 0}, "kv_transfer_bandwidth = 0"),
 }
 

@@ -81,7 +81,7 @@ def test_a_file_comes_back_as_it_was_written():
 
 
 BAD = {
-    "no json": ("{", "made-up.json: is no calibration: Invalid JSON: EOF"),
+    "no json": ("{", "made-up.json: is not a calibration file: Invalid JSON: EOF"),
     "version": ({"schema_version": 2}, "made-up.json: schema_version = 2: this version reads 1; calibrate again, or"),
     "kind": ({"kind": "guess"}, "made-up.json: kind = 'guess': must be 'calibration' or 'profile'"),
     "no source": ({"source": None}, "made-up.json: source = None: must be text"),

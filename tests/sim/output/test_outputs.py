@@ -109,7 +109,7 @@ class TestAFolderOfTheUsers:
             (folder / name).write_bytes(content)
         (folder / "notes.txt").write_text("mine")
         line = refused(capsys, *SIMULATE, "--out", folder)
-        assert "holds notes.txt, which is no file of a simulation result" in line and "move that file away" in line
+        assert "holds notes.txt, which is not a file of a simulation result" in line and "move that file away" in line
         (folder / "notes.txt").unlink()
         (folder / "kept").symlink_to(a_result)
         assert "holds kept" in refused(capsys, *SIMULATE, "--out", folder)

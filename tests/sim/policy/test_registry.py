@@ -131,7 +131,7 @@ class TestAnAllocatorOfYourOwn:
         "nonsense": "one of static, ",
         "no_such_module:Policy": "cannot be imported",
         "shortest_prompt:Nothing": "cannot be imported",
-        "worst_fit:WorstFit": "is no subclass of",
+        "worst_fit:WorstFit": "is not a subclass of",
         "fragmeter.sim.policy.base:Policy": "must define schedule and memory",
         "..:x": "cannot be imported",
         ":": "cannot be imported",

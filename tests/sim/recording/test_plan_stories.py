@@ -177,7 +177,7 @@ class TestWhatCannotBe:
         np.savez(tmp_path / "arrays.npz", rows=np.zeros(3))
         np.save(tmp_path / "array.npy", np.zeros(3))
         for name in ("text.npz", "arrays.npz", "array.npy"):
-            with pytest.raises(UserError, match="is no recorded plan; record it anew"):
+            with pytest.raises(UserError, match="is not a recorded plan; record it anew"):
                 load(tmp_path / name)
 
     def test_a_plan_of_another_schema(self, tmp_path):

@@ -222,7 +222,10 @@ def test_the_program_serves_users(tmp_path, capsys):
     assert status([*serve, "--n", "2", "--shared-prefix-tokens", "1"]) == DONE
     capsys.readouterr()
     for flags, message in (
-        (["simulate", "--think-time", "1"], "think_time = 1.0: is of users; say how many by max_concurrency"),
+        (
+            ["simulate", "--think-time", "1"],
+            "think_time = 1.0: applies only to users; give their number as max_concurrency",
+        ),
         ([*serve, "--think-time", "-1"], "think_time"),
     ):
         assert status(flags) == MISTAKE
