@@ -20,9 +20,14 @@ from rich.table import Table
 
 from ...sim import Settings, Workload, simulate, summary
 from ...sim.engine.replica import Replica, build
+from ...sim.engine.unread import only_read
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
+from ...traces import Pacing, Reading, Trace
+from ..runs.inputs import Inputs, Requests
 from ..runs.output import Report, track
+from ..runs.trace_flags import left_out_lines
+from ..runs.unread import LOAD_FIELDS, refuse_unread
 from . import max_num_seqs as plan_max_num_seqs
 from . import preemption as plan_preemption
 from . import samples as plan_samples
@@ -35,6 +40,8 @@ _SERVING = ("requests\n/s", "mean\nTTFT, s", "mean\nE2EL, s")
 #: Break-even lengths listed in the text, at most.
 _MOST_TURNS = 3
 Data = dict[str, Any]
+Flags = tuple[Requests, Reading, Pacing]
+NO_FLAGS: Flags = (Requests(), Reading(), Pacing())
 
 
 @dataclass(frozen=True)
@@ -79,12 +86,47 @@ def questions(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def answer(names: list[str], subject: Subject, report: Report) -> dict[str, Data]:
-    """Answer each question, on the terminal and as data.
+def questions_of(ask: str | None, flags: Flags) -> list[str]:
+    """The questions by name.
+
+    Raises:
+        SettingError: A question is unknown, or a load is given without a question.
+    """
+    if ask is None and flags != NO_FLAGS:
+        remedy = "is missing: flags of a load are given without a question about it; give --ask, or leave them out"
+        raise SettingError("ask", None, remedy)
+    return [] if ask is None else questions(ask)
+
+
+def subject_of(settings: Settings, mean_tokens: int | None, flags: Flags) -> tuple[Subject, Trace | None]:
+    """The subject of the questions, and the source of its requests; None for the source if only a length is given.
+
+    Raises:
+        UserError: The load cannot be read or made, or no question reads one of its flags.
+    """
+    requests, reading, pacing = flags
+    if flags == NO_FLAGS:
+        return Subject(settings, None, mean_tokens), None
+    inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
+    lengths = inputs.lengths()
+    work = inputs.workload(lengths)
+    refuse_unread([(inputs, work)], LOAD_FIELDS)
+    return Subject(only_read(settings, work), work, mean_tokens, requests.n or SAMPLES), lengths
+
+
+def answers(names: list[str], subject: Subject, trace: Trace | None, report: Report) -> dict[str, Data]:
+    """Answer each question, on the terminal and as data; empty without a question.
+
+    Args:
+        trace: Source of the subject's requests; None if only a length is given.
 
     Raises:
         SettingError: Neither a load nor a length is given, or a question does not apply to the model.
     """
+    if not names:
+        return {}
+    for text in left_out_lines(trace):
+        report.print_line(text)
     if subject.work is None and subject.mean_tokens is None:
         remedy = "needs a load; give --trace, or --dataset with --request-rate, or --mean-tokens"
         raise SettingError("ask", ",".join(names), remedy)

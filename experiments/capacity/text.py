@@ -76,7 +76,7 @@ def _sure(answer: Answer) -> str:
         f"where single seeds sustain {min(found.seed_rates):.3g} to {max(found.seed_rates):.3g}, so that {CONTENT:.0%} of"
         " other seeds meet the goal, too"
         if len(found.seed_rates) > 1
-        else "by one seed, without a confidence level"
+        else "measured with a single seed"
     )
 
 

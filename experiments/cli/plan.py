@@ -18,9 +18,9 @@ from ...sim.output.folders import OutputFolder
 from ...sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
 from ...sim.types.errors import SettingError, UserError
 from ...traces import Pacing, Reading
-from ..capacity.asking import answers, questions_of, subject_of
 from ..capacity.candidates import CHOICES, Choices, values_of
 from ..capacity.page import PLAN
+from ..capacity.questions import answers, questions_of, subject_of
 from ..capacity.search import AIMS, Aims, PlanRequest, search
 from ..runs.inputs import PACING, REQUESTS, Inputs, Requests
 from ..runs.named_files import named_files

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fragmeter.gpu.calibrate import fit_profiles, fitting, tables
+from fragmeter.gpu.calibrate import fit_profiles, fitting
 from fragmeter.sim.cost.calibration import Calibration
 from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals
 from fragmeter.sim.types.errors import UserError
@@ -248,7 +248,9 @@ class TestProfiles:
         with zipfile.ZipFile(wheel) as content:
             content.extractall(tmp_path / "unpacked")
         for operation in fit_profiles.FITTED:
-            one, other = (tables.read(place, "h200_sxm", operation) for place in (wheel, tmp_path / "unpacked"))
+            one, other = (
+                fit_profiles.read_table(place, "h200_sxm", operation) for place in (wheel, tmp_path / "unpacked")
+            )
             assert one[:3] == other[:3]
             assert one.points.us.tolist() == other.points.us.tolist()
 

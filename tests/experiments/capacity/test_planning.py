@@ -360,7 +360,7 @@ class TestCommand:
         arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
         assert status(["plan", *arguments]) == DONE
         printed = " ".join(capsys.readouterr().out.split())
-        assert "by one seed, without a confidence level" in printed and "confidence" not in printed
+        assert "measured with a single seed" in printed and "confidence" not in printed
 
     def test_nothing_that_starts(self, capsys):
         plan = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL)
