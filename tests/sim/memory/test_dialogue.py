@@ -303,7 +303,7 @@ def test_what_a_workload_cannot_say():
     with pytest.raises(SettingError, match="parent_tokens = 9: request 1 can begin with 1 to 5 tokens"):
         too_many = Dialogue(np.array([-1, 0]), np.array([0, 9]), np.array([False, False]))
         Workload("w", *lengths, dialogue=too_many)
-    with pytest.raises(SettingError, match="shared_prefix_tokens = 2: does not go with a trace with parent requests"):
+    with pytest.raises(SettingError, match="shared_prefix_tokens = 2: cannot be combined with a trace with parent requests"):
         simulate(settings(shared_prefix_tokens=2), Workload("w", *lengths, dialogue=dialogue))
 
 
