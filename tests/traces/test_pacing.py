@@ -87,7 +87,7 @@ def test_the_same_draw_serves_every_burstiness_of_one_seed():
         ("start_s,request_rate\n", ": has a header and no rows; give one rate a line"),
         (
             "start_s,request_rate\n1,5\n",
-            ", line 2: start_s = 1: must be 0 in the first row; say what the rate is until",
+            ", line 2: start_s = 1: must be 0 in the first row; give the rate until",
         ),
         ("start_s,request_rate\n0,5\n0,6\n", ", line 3: start_s = 0: must be 0 or more, and above the row before"),
         ("start_s,request_rate\n0,-5\n", ", line 2: request_rate = -5: must be finite and 0 or more"),

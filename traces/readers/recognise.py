@@ -235,6 +235,6 @@ def require_lengths(path: str | PathLike[str], line: int | None, form: Form, nam
     for alone in ("fork_at", "truncate_to"):
         if alone in names and "parent" not in names and form is OWN:
             remedy = (
-                f"{alone} says the fork point of a parent; name the parent in a column of that name, or leave it out"
+                f"{alone} gives the fork point of a parent; name the parent in a column of that name, or leave it out"
             )
             raise TraceError(path, line, "columns", found, remedy)

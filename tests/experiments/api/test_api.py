@@ -123,7 +123,7 @@ class TestMistakes:
             ({"policy": "vllm"}, "policy = 'vllm': one of static, "),
             ({"policy": None}, "policy = None: must be text"),
             ({"policy": "orca", "swap_space": 8}, "swap_space = 8.0: orca does not read it"),
-            ({"tensor_parallel_size": True}, "tensor_parallel_size = True: is no switch"),
+            ({"tensor_parallel_size": True}, "tensor_parallel_size = True: is not a switch"),
             ({"tensor_parallel_size": 1.5}, "tensor_parallel_size = 1.5: "),
             ({"request_rate": np.arange(3)}, "request_rate = 'ndarray': must be a number, a text, True or False"),
             ({"record_blocks": 1}, "record_blocks = 1: must be True or False"),

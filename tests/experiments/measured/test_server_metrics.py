@@ -83,7 +83,7 @@ def test_the_pool_is_in_labels(blocks, read, tmp_path):
         ("up 1\n", "has no metrics of vLLM"),
         ("vllm:num_requests_running 1\n<html>404</html>\n", "line 2: '<html>404</html>': is not a metric"),
         ("vllm:num_requests_running one\n", "line 1: 'vllm:num_requests_running one': is not a metric"),
-        (scrape(1, 0.5, 7) + scrape(1, 0.5, 3), "num_preemptions_total falls from 7 to 3; the server was started"),
+        (scrape(1, 0.5, 7) + scrape(1, 0.5, 3), "num_preemptions_total falls from 7 to 3; the server was restarted"),
         (
             scrape(1, 0.5, 7) + 'vllm:num_requests_running{engine="1",model_name="m"} 2\n',
             "has metrics of 2 engines; one is simulated",

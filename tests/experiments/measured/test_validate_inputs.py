@@ -67,7 +67,7 @@ class TestWhatTheFileSays:
         data = json.loads((tmp_path / "all.json").read_text())
         assert not [row for row in data["rows"] if "itl" in row["metric"]]
         assert data["error"] == pytest.approx(0, abs=1e-9)
-        assert "Tokens came several at a time" in capsys.readouterr().out
+        assert "Tokens arrived in groups" in capsys.readouterr().out
 
     def test_a_request_of_one_token_has_no_tpot(self, tmp_path):
         bench = held(tmp_path, Server())[0]
@@ -148,7 +148,7 @@ class TestReplica:
     @pytest.mark.parametrize(
         ("flags", "complaint"),
         [
-            ([], "gpu = None: is missing; say what the server ran on"),
+            ([], "gpu = None: is missing; give the server's GPU with --gpu"),
             (
                 ["--gpu", "a100-40gb", "--vllm", "0.16"],
                 "vllm = '0.16': applies only to a vllm serve line; give --serve",

@@ -259,7 +259,10 @@ def test_a_decode_router_sees_what_is_on_its_way():
 MISTAKES = {
     "half of it": ({"prefill_replicas": 2}, "decode_replicas = None: goes with prefill_replicas = 2"),
     "the other half": ({"decode_replicas": 2}, "prefill_replicas = None: goes with decode_replicas = 2"),
-    "both": ({"prefill_replicas": 1, "decode_replicas": 1, "num_replicas": 2}, "num_replicas = 2: does not go with"),
+    "both": (
+        {"prefill_replicas": 1, "decode_replicas": 1, "num_replicas": 2},
+        "num_replicas = 2: cannot be combined with",
+    ),
     "affine decodes": (
         {"prefill_replicas": 1, "decode_replicas": 1, "decode_router": "prefix-affine"},
         "decode_router = 'prefix-affine': nothing is cached",
