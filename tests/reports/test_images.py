@@ -53,8 +53,8 @@ def test_every_figure_of_a_report_is_a_picture(browser, folder, tmp_path, capsys
     drawn = sorted((tmp_path / "one").glob("*.svg"))
     assert [path.name for path in drawn] == [
         "01-vllm-v1-kv-slots-by-bucket.svg",
-        "02-where-the-kv-pool-goes-policy-by-policy-the-paper-s-view.svg",
-        "03-where-the-kv-pool-goes-policy-by-policy-every-bucket.svg",
+        "02-use-of-the-kv-pool-by-policy-the-paper-s-view.svg",
+        "03-use-of-the-kv-pool-by-policy-every-bucket.svg",
     ]
     said = [[*filter(None, map(str.strip, ElementTree.parse(path).getroot().itertext()))] for path in drawn]
     assert {"vllm-v1: KV slots by bucket", "live", "free"} <= set(said[0])

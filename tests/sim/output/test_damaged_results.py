@@ -83,7 +83,7 @@ def dropped(frame: pd.DataFrame) -> pd.DataFrame:
 NAMED = [
     ("gaps", dropped, "gaps.parquet: has no column weight"),
     ("gaps", lambda frame: frame.astype({"count": str}), "gaps.parquet: count: has type string, not whole"),
-    ("gaps", one("weight", None), "gaps.parquet: weight: is "),
+    ("gaps", one("weight", None), "gaps.parquet: weight: has type "),
     ("gaps", one("count", -1), "gaps.parquet: count: is -1 in row "),
     ("gaps", lambda frame: frame.assign(slope_ticks=-(2**62), count=2), "gaps.parquet: slope_ticks lead below 0"),
     ("preemptions", one("kind", "evict"), "preemptions.parquet: kind: is none of recompute, swap in row "),
