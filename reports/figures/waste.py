@@ -69,7 +69,7 @@ _TITLES = {
     "paper": ("Use of the KV pool by policy: the paper's view", "External & others holds free slots too."),
     "popular": (
         "Use of the KV pool by policy: the popular view",
-        "Reservation includes what is reserved for an output that never comes; free slots are no waste.",
+        "Reservation includes what is reserved for an output that never comes; free slots do not count as waste.",
     ),
     "buckets": (
         "Use of the KV pool by policy: every bucket",

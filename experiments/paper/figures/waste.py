@@ -126,9 +126,9 @@ Values = dict[tuple[str, str], float]
 def _idle_slots(at: Values) -> tuple[str, bool]:
     static, faster, orca = (at[name, "popular_internal_pct"] for name in (STATIC, FASTERTRANSFORMER, ORCA_MAX))
     return (
-        "Continuous batching cures the internal waste of static batches, slots of sequences that have ended and"
+        "Continuous batching removes the internal waste of static batches, slots of sequences that have ended and"
         f" padding: {static:.1f} % of the pool ({STATIC}) and {faster:.1f} % ({FASTERTRANSFORMER}), {orca:.1f} %"
-        f" ({ORCA_MAX}); cured is below {_CURED_PCT} %.",
+        f" ({ORCA_MAX}); limit: below {_CURED_PCT} %.",
         orca < _CURED_PCT < min(static, faster),
     )
 
@@ -136,7 +136,7 @@ def _idle_slots(at: Values) -> tuple[str, bool]:
 def _over_estimates(at: Values) -> tuple[str, bool]:
     static, orca = (at[name, "paper_internal_pct"] for name in (STATIC, ORCA_MAX))
     return (
-        "It cures only part of what the paper calls internal, which counts slots for output that never comes:"
+        "It removes only part of what the paper calls internal, which counts slots for output that never comes:"
         f" {static:.1f} % ({STATIC}), still {orca:.1f} % ({ORCA_MAX}).",
         _CURED_PCT < orca < static,
     )
@@ -156,7 +156,7 @@ def _paging(at: Values) -> tuple[str, bool]:
     allowed = 100 - not_none(published_fig2()[VLLM, "token_states_pct"])
     reserved, internal, external = kinds
     return (
-        f"Paging leaves next to nothing of the three: reservation {reserved:.1f} %, internal {internal:.2f} %, external"
+        f"Paging leaves little of the three: reservation {reserved:.1f} %, internal {internal:.2f} %, external"
         f" {external:.1f} % ({VLLM}), {sum(kinds):.1f} % together, of {allowed:.1f} % that the paper leaves for all"
         " that is not token states.",
         sum(kinds) <= allowed,
@@ -179,7 +179,7 @@ def _two_orcas(at: Values) -> tuple[str, bool]:
     metrics = ("popular_reservation_pct", "batched_requests")
     own, most = ([at[name, metric] for metric in metrics] for name in (ORCA, ORCA_MAX))
     return (
-        f"Where no client names its max_tokens, as here, Orca as its own paper has it reserves what {ORCA_MAX} does"
+        f"Where clients declare no max_tokens, as here, Orca as its own paper has it reserves what {ORCA_MAX} does"
         f" ({own[0]:.1f} % and {most[0]:.1f} %) and batches as many requests ({own[1]:.2f} and {most[1]:.2f}).",
         own == most,
     )
