@@ -197,7 +197,7 @@ def _layout(kind: type[Policy], options: Options, shape: ModelSpec, max_model_le
         return None
     layout = hybrid_layout(shape, max_model_len)
     if layout and isinstance(options, VllmV0Options) and options.preemption_mode == "swap":
-        remedy = "is not simulated where layers with a window release blocks; give --disable-hybrid-kv-cache-manager"
+        remedy = "is not simulated where layers with a window let go of theirs; give --disable-hybrid-kv-cache-manager"
         raise SettingError("preemption_mode", "swap", remedy)
     return layout
 

@@ -86,19 +86,19 @@ class OverGroups(Policy):
 
 
 def _victims(
-    order: Iterable[Sequence], decodes: int, transaction: PagedTransaction, needed: int | None = None
+    order: Iterable[Sequence], decodes: int, transaction: PagedTransaction, asked: int | None = None
 ) -> tuple[Sequence, ...]:
     """Victims, the last ones first, so that the other sequences find their pages.
 
     Args:
         order: The running sequences; only the first ``decodes`` of them decode.
-        needed: Pages that must be free when a sequence takes pages; None is the number that it takes.
+        asked: Pages that must be free when a sequence takes pages; None is the number that it takes.
     """
     transaction.grow_tables(0)
     kept, victims, place = list(order), [], 0
     while place < min(decodes, len(kept)):
         taken = transaction.needed(kept[place], 1)
-        while transaction.free < (taken if needed is None else needed) and len(kept) > place:
+        while transaction.free < (taken if asked is None else asked) and len(kept) > place:
             victims.append(kept.pop())
             transaction.preempt(victims[-1])
         if place < len(kept):
