@@ -28,10 +28,10 @@ def serve_cluster(
     """Run a case on a cluster; ``looks`` says whether its router asks the replicas, where it need not."""
     chosen = settings_of(policy, case.pool, case.limits, **(cached_if_known(policy, case) | switches))
     work = workload_of(case.requests, case.limits.max_model_len, case.content)
-    asked = cluster(num_replicas=num_replicas, router=router, **TIGHT)
+    chosen_cluster = cluster(num_replicas=num_replicas, router=router, **TIGHT)
     longest = mock.patch.object(FasterTransformer, "max_batch_tokens", case.limits.ft_max_tokens)
     with longest, asking(looks), unrefused():
-        return simulate_cluster(chosen, work, asked, case.cost)
+        return simulate_cluster(chosen, work, chosen_cluster, case.cost)
 
 
 def serve_apart(
@@ -46,9 +46,11 @@ def serve_apart(
     """Run a case with prefill and decode on different replicas; ``link`` and routers are settings of the cluster."""
     chosen = settings_of(policy, case.pool, case.limits, window, **(cached_if_known(policy, case) | switches))
     work = workload_of(case.requests, case.limits.max_model_len, case.content)
-    asked = cluster(prefill_replicas=prefill_replicas, decode_replicas=decode_replicas, **TIGHT, **(link or {}))
+    chosen_cluster = cluster(
+        prefill_replicas=prefill_replicas, decode_replicas=decode_replicas, **TIGHT, **(link or {})
+    )
     with unrefused():
-        return simulate_cluster(chosen, work, asked, case.cost)
+        return simulate_cluster(chosen, work, chosen_cluster, case.cost)
 
 
 @contextmanager
