@@ -158,6 +158,8 @@ class VllmV1Options(WatermarkOptions, KvGroupOptions):
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         if name == "gpu_memory_utilization" and replica.num_gpu_blocks_override is not None:
             return "--num-gpu-blocks-override sets the pool, whatever the memory; leave out one of them"
+        if name == "gpu_memory_utilization" and model(replica.model).mixer:
+            return "the pool of a model with fixed-size states is computed as in the paper; leave it out"
         return super().why_unread(name, replica, workload)
 
 

@@ -73,10 +73,10 @@ def settings_of(
     """The settings for a pool of exactly that size, on the device and on the host; ``window`` is in ticks.
 
     Of the limits those that the policy reads when it serves ``work``; all of them where that is None. As the oracle has it,
-    vllm-v1 decides a step after the one before it.
+    vllm-v1 decides a step after the one before it, and keeps no prefixes unless ``switches`` say so.
     """
     if policy == "vllm-v1":
-        switches = {"async_scheduling": False} | switches
+        switches = {"async_scheduling": False, "enable_prefix_caching": False} | switches
     tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     if policy in ("vllm-v1", "sarathi", "fastgen"):
         # A budget below ``max_num_seqs`` is refused.
