@@ -142,8 +142,11 @@ def _memory(asked: PageInputs) -> Section | None:
 
 def _ledger_text(results: Sequence[Result]) -> str:
     sentences = ["The ledger: every slot of the pool in exactly one bucket."]
-    unrecorded = [result for result in results if result.blocks is None]
-    if len(unrecorded) < len(results):
+    probed = [result for result in results if result.is_probed]
+    unrecorded = [result for result in results if result.blocks is None and not result.is_probed]
+    if probed:
+        sentences.append("Of a live server from the file of the probe, after every call of its scheduler.")
+    if len(unrecorded) + len(probed) < len(results):
         sentences.append("Where blocks were recorded, at the moments of the block map.")
     if unrecorded:
         sentences.append("From memory.parquet, at every scheduling decision: changes in between show at the next one.")
@@ -214,7 +217,7 @@ def _serving(asked: PageInputs) -> Section | None:
 
 
 def _measured(asked: PageInputs) -> Section:
-    return serving_sections.measured(asked.measured)
+    return serving_sections.measured(asked.measured, [each.name for each in asked.results if each.is_probed])
 
 
 def _timeline(asked: PageInputs) -> Section | None:

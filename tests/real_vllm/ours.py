@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fragmeter.sim import settings, simulate
+from fragmeter.sim import Settings, Workload, settings, simulate
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
@@ -182,10 +182,13 @@ def _model_of(layers: tuple[Layer, ...]) -> str:
     return str(path)
 
 
-def serve(case: Case) -> Served:
-    """What our engine does with a case."""
-    log = Log()
-    chosen = settings(
+def settings_of(case: Case, **others: Any) -> Settings:
+    """The settings that serve a case.
+
+    Args:
+        others: Further settings, and other values of these.
+    """
+    chosen = dict(
         policy="vllm-v1",
         model=_model_of(case.layers),
         block_size=case.block_size,
@@ -194,8 +197,19 @@ def serve(case: Case) -> Served:
         max_num_seqs=case.max_num_seqs,
         max_num_batched_tokens=case.max_num_batched_tokens,
         enable_prefix_caching=case.prefix_caching,
-        ids=True,
     )
+    return settings(**chosen | others)
+
+
+def scaled(work: Workload, ticks: int) -> Workload:
+    """The same requests on a clock of so many ticks."""
+    return replace(work, arrival_ticks=work.arrival_ticks * ticks)
+
+
+def serve(case: Case) -> Served:
+    """What our engine does with a case."""
+    log = Log()
+    chosen = settings_of(case, ids=True)
     run = simulate(chosen, case.workload, ConstantCost(case.step_ticks), observers=[log])
     log.idle_started(run.log.end_ticks, 0)
     return Served(log.steps, log.finished)
