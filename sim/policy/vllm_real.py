@@ -10,7 +10,7 @@ from ..types.errors import MissingExtra, SettingError, SimulationFault
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from .base import Pool
-from .options import Options, VllmV1Options
+from .options import Options, VllmRealOptions
 from .vllm_v1 import VllmV1
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class VllmReal(VllmV1):
 
     name = "vllm-real"
     system = "the installed vLLM"
-    options_type: ClassVar[type[Options]] = VllmV1Options
+    options_type: ClassVar[type[Options]] = VllmRealOptions
     disaggregates = False
 
     def memory(self, pool: Pool) -> RealMemory:  # type: ignore[override]  # a memory of its own kind
@@ -60,7 +60,7 @@ class VllmReal(VllmV1):
             text = " ".join(str(error).split())
             raise MissingExtra(f"policy = {self.name!r}: vllm cannot be imported ({text}); {_INSTALL}") from None
         states = {"mamba_cache_mode": "align", "mamba_block_size": pool.block_size} if self.aligns_chunks else {}
-        assert isinstance(self.options, VllmV1Options)
+        assert isinstance(self.options, VllmRealOptions)
         try:
             return Core(
                 self.limits.max_model_len,

@@ -6,7 +6,9 @@ computed so far, or of its whole prompt, and nothing of it grows but by chunks.
 
 from __future__ import annotations
 
-from ...types.sequence import NOT_DECODING, Sequence
+from collections.abc import Iterable
+
+from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.ledger import METER, Meter
 from .paged import PagedMemory
@@ -60,12 +62,28 @@ class ChunkedMemory(PagedMemory):
             self.tables.grow_until(decode_step)
             self.tables.drop(sequence)
 
+    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        for sequence in finished:
+            self.stall(sequence, decode_step)
+
+    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        if self.tables:
+            self.tables.grow_until(decode_step + 1)
+        for sequence in leaving:
+            if sequence in self.partial:
+                self.drop(sequence, decode_step)
+            else:
+                self.release((sequence,), decode_step)
+
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """See ``PagedMemory``; a prefill that goes on gives up its blocks too."""
+        growing = tuple(sequence for sequence in preempted if sequence not in self.partial)
         for sequence in preempted:
             if sequence in self.partial:
                 ChunkedMemory.drop(self, sequence, decode_step)
-        super().evict(tuple(s for s in preempted if s.start_step != NOT_DECODING), swapped_out, decode_step)
+        super().evict(growing, swapped_out, decode_step)
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; with the tokens of the prefills that go on, and their block_tail."""

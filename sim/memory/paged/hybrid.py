@@ -39,7 +39,7 @@ from ..prefix import Chains
 from .group_cache import Found, GroupCache
 from .hybrid_tables import HybridTables
 from .paged import PagedMemory, PagedTransaction
-from .skipped import SkippedBlocks, SkippedStates
+from .skipped import SkippedBlocks, SkippedStates, known_tokens
 
 
 class Partial(NamedTuple):
@@ -49,11 +49,13 @@ class Partial(NamedTuple):
         blocks: Number of blocks in a full group.
         skipped: Number of these blocks that one group of each other kind has released.
         computed_tokens: Computed tokens, including the last chunk.
+        known_tokens: Those of them that are known to be computed when the next step is decided.
     """
 
     blocks: int
     skipped: tuple[int, ...]
     computed_tokens: int
+    known_tokens: int
 
 
 class Kind:
@@ -128,7 +130,7 @@ class HybridTransaction(PagedTransaction):
         cache.enter(sequence, self.found)
         tables.enter(sequence, self.found.tables)
         self.memory.begin(sequence, known)
-        tables.reach(sequence, known, known + tokens)
+        tables.reach(sequence, known, known + tokens, known + tokens)
         self.free = cache.pool.num_free
 
     def junction(self, sequence: Sequence) -> int:
@@ -141,7 +143,7 @@ class HybridTransaction(PagedTransaction):
         tables = self.memory.group_tables
         if self.memory.cache and tables:
             tables.grow_until(self.decode_step + 1)
-            tables.reach(sequence, sequence.computed_tokens, tokens)
+            tables.reach(sequence, self.memory.prefills[sequence].known_tokens, tokens, tokens)
 
     def chunk_blocks(self, sequence: Sequence, tokens: int) -> int:
         """Pages that a prefill takes for its next ``tokens``, minus the pages that it releases for them."""
@@ -150,12 +152,12 @@ class HybridTransaction(PagedTransaction):
         more = -(-(computed + tokens) // self.block_size) - holding.blocks
         if memory.group_tables:
             # Released even if the chunk then finds too few pages.
-            memory.group_tables.skip(sequence, computed)
+            memory.group_tables.skip(sequence, holding.known_tokens)
         if memory.cache:
             # Released pages may still be in tables of other sequences.
             self.free = memory.cache.pool.num_free
             return (memory.groups.full + memory.groups.sliding) * more + memory.groups.states * min(more, 1)
-        return memory.pages(more, memory.skipped_in_prefill(computed, computed + tokens, holding.skipped))
+        return memory.pages(more, memory.skipped_in_prefill(holding, computed, computed + tokens))
 
     def grow_tables(self, steps: int) -> None:
         """See ``PagedTransaction``."""
@@ -175,19 +177,26 @@ class HybridTransaction(PagedTransaction):
         back, taken = self.exchange(sequence, self.decode_step)
         tables = self.memory.group_tables
         if tables:
-            tables.skip(sequence, sequence.held_tokens(self.decode_step))
+            tables.skip(sequence, known_tokens(sequence, self.decode_step, self.memory.groups.ahead))
         self._freed(back)
         return taken
 
     def take(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """See ``PagedTransaction``."""
         tables = self.memory.group_tables
-        if tables:
-            computed = sequence.computed_tokens
-            if sequence.start_step != NOT_DECODING:
-                computed = sequence.held_tokens(self.decode_step)
-            tables.take(sequence, computed + tokens)
+        if tables and sequence.start_step == NOT_DECODING:
+            until = sequence.computed_tokens + tokens
+            tables.take(sequence, until, until)
+        elif tables:
+            held = sequence.held_tokens(self.decode_step)
+            tables.take(sequence, held + 1, held + 1 - self.memory.groups.ahead)
         self._freed(-blocks)
+
+    def pass_over(self, sequence: Sequence) -> None:
+        """See ``PagedTransaction``."""
+        holding = self.memory.prefills[sequence]
+        # In the next decision none of its tokens is in flight.
+        self.memory.prefills[sequence] = holding._replace(known_tokens=holding.computed_tokens)
 
     def preempt(self, sequence: Sequence) -> None:
         """See ``PagedTransaction``."""
@@ -210,7 +219,8 @@ class HybridTransaction(PagedTransaction):
         """Pages that a decoding sequence releases in ``decode_step``, and pages that it then takes."""
         memory, held = self.memory, sequence.held_tokens(decode_step)
         back = sum(
-            kind.number * (kind.skipped.of(held) - kind.skipped.so_far(sequence, decode_step)) for kind in memory.giving
+            kind.number * (kind.skipped.in_decode(sequence, decode_step) - kind.skipped.so_far(sequence, decode_step))
+            for kind in memory.giving
         )
         return back, self.groups * (held % self.block_size == 0)
 
@@ -252,10 +262,10 @@ class HybridMemory(PagedMemory):
         self.giving: list[Kind] = []
         self.meter = (*METER[:2], "prefill_tail")
         if groups.sliding:
-            self.giving.append(Kind(groups.sliding, SkippedBlocks(groups.window_tokens, block_size)))
+            self.giving.append(Kind(groups.sliding, SkippedBlocks(groups.window_tokens, block_size, groups.ahead)))
             self.meter += ("skipped",)
         if groups.states_by_block:
-            self.giving.append(Kind(groups.states, SkippedStates(block_size)))
+            self.giving.append(Kind(groups.states, SkippedStates(block_size, groups.ahead)))
             self.meter += ("skipped_states",)
         elif groups.states:
             self.meter += ("states",)
@@ -272,7 +282,7 @@ class HybridMemory(PagedMemory):
         # Blocks of all sequences, in a full group.
         self._blocks = 0
         self._transaction: HybridTransaction = HybridTransaction(self)
-        self._nothing = Partial(0, (0,) * len(self.giving), 0)
+        self._nothing = Partial(0, (0,) * len(self.giving), 0, 0)
 
     @property
     def evicted_blocks(self) -> int:
@@ -293,11 +303,14 @@ class HybridMemory(PagedMemory):
             pages -= kind.number * back
         return pages
 
-    def skipped_in_prefill(self, computed: int, tokens: int, before: Values[int]) -> list[int]:
-        """Blocks that each kind releases in a step that computes a prompt from ``computed`` up to ``tokens`` tokens, if it
-        has already released ``before``."""
-        kinds = zip(self.giving, before, strict=True)
-        return [kind.skipped.in_prefill(computed, tokens) - back for kind, back in kinds]
+    def skipped_in_prefill(self, holding: Partial, computed: int, tokens: int) -> list[int]:
+        """Blocks that each kind releases in a step that computes a prompt from ``computed`` up to ``tokens`` tokens.
+
+        Args:
+            holding: What the sequence held before the step.
+        """
+        kinds = zip(self.giving, holding.skipped, strict=True)
+        return [kind.skipped.in_chunk(holding.known_tokens, computed, tokens) - back for kind, back in kinds]
 
     def skipped_by(self, sequence: Sequence, decode_step: int) -> list[int]:
         """Blocks that a decoding sequence has released before ``decode_step``, for each kind."""
@@ -321,9 +334,10 @@ class HybridMemory(PagedMemory):
         """Count the pages of ``known_tokens``, which a waiting sequence has found."""
         if known_tokens:
             blocks = known_tokens // self.block_size
-            skipped = self.skipped_in_prefill(known_tokens, known_tokens, self._nothing.skipped)
+            nothing = self._nothing._replace(known_tokens=known_tokens)
+            skipped = self.skipped_in_prefill(nothing, known_tokens, known_tokens)
             self._hold(blocks, skipped)
-            self.prefills[sequence] = Partial(blocks, tuple(skipped), known_tokens)
+            self.prefills[sequence] = Partial(blocks, tuple(skipped), known_tokens, known_tokens)
 
     def prefill(self, sequence: Sequence, decode_step: int) -> None:
         """Count the pages of a prefill that continues, including the chunk of ``decode_step``."""
@@ -332,13 +346,13 @@ class HybridMemory(PagedMemory):
         if sequence not in self.prefills:
             self.free -= self.fixed
         blocks = -(-computed // self.block_size)
-        more = self.skipped_in_prefill(start, computed, before.skipped)
+        more = self.skipped_in_prefill(before, start, computed)
         self._hold(blocks - before.blocks, more)
         skipped = tuple(back + again for back, again in zip(before.skipped, more, strict=True))
-        self.prefills[sequence] = Partial(blocks, skipped, computed)
+        self.prefills[sequence] = Partial(blocks, skipped, computed, start if self.groups.ahead else computed)
         if self.group_tables:
             self.group_tables.grow_until(decode_step + 1)
-            self.group_tables.reach(sequence, start, computed)
+            self.group_tables.reach(sequence, before.known_tokens, computed, computed)
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``PagedMemory``; the pages of the prefill become pages of the running sequence."""
@@ -346,7 +360,7 @@ class HybridMemory(PagedMemory):
         if sequence not in self.prefills:
             self.free -= self.fixed
         held = self.prefills.pop(sequence, self._nothing)
-        more = self.skipped_in_prefill(sequence.computed_tokens, before + 1, held.skipped)
+        more = self.skipped_in_prefill(held, sequence.computed_tokens, before + 1)
         self._hold(-(-(before + past) // size) - held.blocks, more)
         phase = (decode_step - before) % size
         phases[phase] += 1
@@ -355,7 +369,7 @@ class HybridMemory(PagedMemory):
             kind.skipped.join(sequence, before + 1 - decode_step, back + again)
         if self.group_tables:
             self.group_tables.grow_until(decode_step + 1)
-            self.group_tables.join(sequence, decode_step)
+            self.group_tables.join(sequence, decode_step, held.known_tokens)
 
     def settle(self, state: State, steps: int) -> None:
         """See ``Memory``; applies to ``group_tables``."""
@@ -368,7 +382,7 @@ class HybridMemory(PagedMemory):
         held = sequence.held_tokens(decode_step)
         self._end_growth(ahead % size)
         skipped = tuple(kind.skipped.leave(sequence, decode_step) for kind in self.giving)
-        self.prefills[sequence] = Partial(-(-held // size), skipped, held)
+        self.prefills[sequence] = Partial(-(-held // size), skipped, held, held)
         if self.group_tables:
             self.group_tables.grow_until(decode_step)
             self.group_tables.park(sequence)
@@ -384,12 +398,30 @@ class HybridMemory(PagedMemory):
         if self.cache:
             self.cache.settle()
 
+    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        for sequence in finished:
+            self.stall(sequence, decode_step)
+
+    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        if self.group_tables:
+            self.group_tables.grow_until(decode_step + 1)
+        for sequence in leaving:
+            if self.cache and self.group_tables:
+                self.cache.publish(sequence, self.group_tables.tables[sequence], sequence.held_tokens(decode_step))
+            if sequence in self.prefills:
+                self.drop(sequence, decode_step)
+            else:
+                self.release((sequence,), decode_step)
+
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """See ``PagedMemory``; a chunked prefill also releases its pages."""
+        growing = tuple(sequence for sequence in preempted if sequence not in self.prefills)
         for sequence in preempted:
             if sequence in self.prefills:
                 self.drop(sequence, decode_step)
-        super().evict(tuple(s for s in preempted if s.start_step != NOT_DECODING), swapped_out, decode_step)
+        super().evict(growing, swapped_out, decode_step)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``PagedMemory``."""

@@ -136,6 +136,9 @@ class PagedTransaction:
         elif blocks and self.memory.tables:
             self.memory.tables.append(sequence)
 
+    def pass_over(self, sequence: Sequence) -> None:
+        """A sequence in a chunked prefill computes nothing in this step."""
+
     def preempt(self, sequence: Sequence) -> None:
         """A sequence gives up its blocks, which others may take in the same step; the plan has to name it."""
         self.free += self.reclaimed(sequence, self.decode_step)
