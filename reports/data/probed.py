@@ -1,7 +1,7 @@
 """The results of a live server, from the file of ``fragmeter.probe``: the tables and the summary of a run.
 
-A row of ``steps`` and ``memory`` is a call of the server's scheduler, and lasts until the next call. A call that leaves
-nothing running stands for the idle time after it. Requests that have not finished by the end of the file are in the ledger
+A row of ``steps`` and ``memory`` is a step of the server, and lasts until the next one begins. A call of the scheduler that
+leaves nothing running stands for the idle time after it. Requests that have not finished by the end of the file are in the ledger
 and in no table.
 """
 
@@ -57,7 +57,7 @@ class _Tables:
         self._row = {number: row for row, (number, _) in enumerate(served)}
         self._served = [each for _, each in served]
         self._zero_ns = min(self._served[0].arrival_ns, run.steps[0].start_ns)
-        starts = np.array([step.start_ns for step in run.steps])
+        starts = np.array([step.begin_ns for step in run.steps])
         last = max(run.steps[-1].end_ns, *(each.finish_ns or 0 for each in self._served))
         self._starts = self._ticks(starts)
         self._durations = np.diff(self._ticks(np.append(starts, last)))

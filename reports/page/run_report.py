@@ -145,7 +145,7 @@ def _ledger_text(results: Sequence[Result]) -> str:
     probed = [result for result in results if result.is_probed]
     unrecorded = [result for result in results if result.blocks is None and not result.is_probed]
     if probed:
-        sentences.append("Of a live server from the file of the probe, after every call of its scheduler.")
+        sentences.append("Of a live server from the file of the probe, at the start of every step.")
     if len(unrecorded) + len(probed) < len(results):
         sentences.append("Where blocks were recorded, at the moments of the block map.")
     if unrecorded:

@@ -138,13 +138,12 @@ class KvGroupOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmV1Options(WatermarkOptions, KvGroupOptions):
-    """Of vLLM V1."""
+class VllmServeOptions(WatermarkOptions, KvGroupOptions):
+    """Of policies with the pool of ``vllm serve``."""
 
     watermark: Annotated[
         float, Field(ge=0, lt=1, description="Share of the pool that an admission must leave free.")
     ] = 0.0
-    async_scheduling: Annotated[bool, Field(description="Decide a step while the step before it runs.")] = True
     gpu_memory_utilization: Annotated[
         float,
         Field(
@@ -161,19 +160,11 @@ class VllmV1Options(WatermarkOptions, KvGroupOptions):
         return super().why_unread(name, replica, workload)
 
 
-def _is_synchronous(ahead: bool) -> bool:
-    if ahead:
-        raise SettingError("async_scheduling", True, "vllm-real schedules synchronously; use --policy vllm-v1")
-    return ahead
-
-
 @dataclass(frozen=True, kw_only=True)
-class VllmRealOptions(VllmV1Options):
-    """Of the installed vLLM, which is called step by step."""
+class VllmV1Options(VllmServeOptions):
+    """Of vLLM V1."""
 
-    async_scheduling: Annotated[
-        bool, AfterValidator(_is_synchronous), Field(description="Decide a step while the step before it runs.")
-    ] = False
+    async_scheduling: Annotated[bool, Field(description="Decide a step while the step before it runs.")] = True
 
 
 @dataclass(frozen=True, kw_only=True)

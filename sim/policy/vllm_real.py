@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..memory.accounting.kv_groups import FULL, SLIDING
 from ..types.errors import MissingExtra, SettingError, SimulationFault
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
-from .base import Pool
-from .options import Options, VllmRealOptions
+from .base import Limits, Pool
+from .options import Options, VllmServeOptions
 from .vllm_v1 import VllmV1
 
 if TYPE_CHECKING:
@@ -32,8 +32,13 @@ class VllmReal(VllmV1):
 
     name = "vllm-real"
     system = "the installed vLLM"
-    options_type: ClassVar[type[Options]] = VllmRealOptions
+    options_type: ClassVar[type[Options]] = VllmServeOptions
     disaggregates = False
+
+    @staticmethod
+    def in_flight_tokens(limits: Limits, options: Any) -> int:
+        """See ``Policy``; one step is in flight."""
+        return limits.max_num_batched_tokens
 
     def memory(self, pool: Pool) -> RealMemory:  # type: ignore[override]  # a memory of its own kind
         """See ``Policy``; starts vLLM's engine core.
@@ -60,7 +65,7 @@ class VllmReal(VllmV1):
             text = " ".join(str(error).split())
             raise MissingExtra(f"policy = {self.name!r}: vllm cannot be imported ({text}); {_INSTALL}") from None
         states = {"mamba_cache_mode": "align", "mamba_block_size": pool.block_size} if self.aligns_chunks else {}
-        assert isinstance(self.options, VllmRealOptions)
+        assert isinstance(self.options, VllmServeOptions)
         try:
             return Core(
                 self.limits.max_model_len,

@@ -1,7 +1,7 @@
 """Reads the file of ``fragmeter.probe``: what a live vLLM server scheduled, and the ledger of its blocks, step by step.
 
 docs/probe.md has the schema. The file is replayed: block tables change by its events, and every slot of the pool is counted
-into a bucket after each schedule, when the step's tokens have their blocks:
+into a bucket when a step begins: its tokens have their blocks, and requests that finished in the step before have none:
 
     live         slots with tokens, those that the step computes included; a block in several tables counts once
     block_tail   slots of a request's last block past the end of its output, which the file tells when the request finishes;
@@ -89,7 +89,7 @@ class ProbedStep(NamedTuple):
         sampled: Requests that yield a token.
         waiting: Requests in the queue.
         evicted: Blocks that lost their contents since the step before.
-        buckets: Slots by bucket.
+        buckets: Slots by bucket when its computation begins.
     """
 
     start_ns: int
@@ -273,6 +273,9 @@ class _Replay:
             raise self._error("events", events, "must be a list")
         for event in events:
             self._event(event)
+            # With asynchronous scheduling the step before ends after this one was scheduled, and before it runs.
+            if event[0] == "finish" and self.steps and event[2] <= self.steps[-1].begin_ns:
+                self.steps[-1] = self.steps[-1]._replace(buckets=self._buckets())
         if "start" not in line:
             return
         start, end, waiting, free, evicted = (

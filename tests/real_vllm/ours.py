@@ -222,18 +222,22 @@ def settings_of(case: Case, asynchronous: bool = False, **others: Any) -> Settin
         asynchronous: See ``server.serve``.
         others: Further settings, and other values of these.
     """
-    chosen = dict(
-        policy="vllm-v1",
-        model=_model_of(case.layers),
-        block_size=case.block_size,
-        num_gpu_blocks_override=case.num_blocks,
-        max_model_len=case.max_model_len,
-        max_num_seqs=case.max_num_seqs,
-        max_num_batched_tokens=case.max_num_batched_tokens,
-        enable_prefix_caching=case.prefix_caching,
-        async_scheduling=asynchronous,
+    chosen = (
+        dict(
+            policy="vllm-v1",
+            model=_model_of(case.layers),
+            block_size=case.block_size,
+            num_gpu_blocks_override=case.num_blocks,
+            max_model_len=case.max_model_len,
+            max_num_seqs=case.max_num_seqs,
+            max_num_batched_tokens=case.max_num_batched_tokens,
+            enable_prefix_caching=case.prefix_caching,
+        )
+        | others
     )
-    return settings(**chosen | others)
+    if chosen["policy"] == "vllm-v1":
+        chosen["async_scheduling"] = asynchronous
+    return settings(**chosen)
 
 
 def scaled(work: Workload, ticks: int) -> Workload:
