@@ -72,7 +72,7 @@ class _Tables:
         window = self._window(sampled)
         work = self._workload()
         summary = {
-            **serving(work, times, gaps, window.end_ticks),
+            **serving(work, times, gaps),
             "refused": 0,
             "num_gpu_blocks": header["num_gpu_blocks"],
             "block_size": run.block_size,

@@ -45,7 +45,9 @@ class ChunkedMemory(PagedMemory):
         super().admit(sequence, decode_step, padded_tokens, past)
 
     def stall(self, sequence: Sequence, decode_step: int) -> None:
-        """A running sequence grows no more and keeps its blocks."""
+        """A running sequence grows no more and keeps its blocks; nothing changes after ``hold_finished``."""
+        if sequence in self.partial:
+            return
         size, ahead = self.block_size, 1 - sequence.lag
         phase = ahead % size
         self._phases[phase] -= 1

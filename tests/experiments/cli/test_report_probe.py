@@ -34,7 +34,7 @@ def test_a_server_beside_a_simulation(tmp_path, capsys):
     capsys.readouterr()
     text = page.read_text()
     assert "turns.jsonl beside run" in text
-    assert "These runs did not serve the same requests; compare them with care." in text
+    assert "These runs served different requests; compare them with care." in text
 
 
 def test_the_rest_of_a_killed_server_is_named(tmp_path, capsys):

@@ -59,8 +59,8 @@ class Tables(Observer):
 
 def tables_of(work: Workload, caching: bool, **more) -> list[dict[int, tuple[str, ...]]]:
     seen = Tables()
-    asked = chosen("sf", 40, enable_prefix_caching=caching, ids=True, **more)
-    simulate(asked, work, LineCost(), observers=[seen])
+    served = chosen("sf", 40, enable_prefix_caching=caching, ids=True, **more)
+    simulate(served, work, LineCost(), observers=[seen])
     return seen.seen
 
 
