@@ -37,11 +37,6 @@ class RequestTimes:
     swapped: np.ndarray
 
     @property
-    def last_finish_ticks(self) -> int:
-        """Finish of the last request; 0 if none was served."""
-        return int(self.finish_ticks.max(initial=0))
-
-    @property
     def ttft_ms(self) -> np.ndarray:
         """Time to first token, float64."""
         return (self.first_token_ticks - self.arrival_ticks) / 1e9

@@ -155,6 +155,7 @@ SENT = requests()
 CHOSEN = settings(
     policy="vllm-v1", model="opt-13b", gpu="a100-40gb", block_size=4, num_gpu_blocks_override=BLOCKS,
     max_num_seqs=LIMITS.max_num_seqs, max_num_batched_tokens=LIMITS.max_num_batched_tokens,
+    async_scheduling=False, enable_prefix_caching=False, enforce_eager=True,
 )  # fmt: skip
 
 
