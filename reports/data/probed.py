@@ -72,7 +72,7 @@ class _Tables:
         window = self._window(sampled)
         work = self._workload()
         summary = {
-            **serving(work, times, gaps),
+            **serving(work, times, gaps, int(times.finish_ticks.max(initial=0))),
             "refused": 0,
             "num_gpu_blocks": header["num_gpu_blocks"],
             "block_size": run.block_size,

@@ -30,6 +30,8 @@ LIMITS = Limits(max_model_len=2048, max_num_seqs=16, max_num_batched_tokens=64)
 FLAGS = (
     *("--model", "opt-13b", "--gpu", "a100-40gb", "--block-size", BLOCK_SIZE, "--num-gpu-blocks-override", BLOCKS),
     *("--max-num-seqs", LIMITS.max_num_seqs, "--max-num-batched-tokens", LIMITS.max_num_batched_tokens),
+    # The oracle decides a step after the one before it, and keeps no prefixes.
+    *("--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching"),
 )
 EPOCH_S = 353_399.725848632
 

@@ -104,7 +104,7 @@ class TestMaxNumSeqs:
     @pytest.mark.parametrize("mode", plan_preemption.MODES)
     def test_a_swap_is_a_preemption(self, mode):
         work = Workload("two", np.zeros(2), np.full(2, 4), np.full(2, 9))
-        chosen = replace(CHOSEN, policy="vllm-v0", preemption_mode=mode, num_gpu_blocks_override=9)
+        chosen = replace(AHEAD, policy="vllm-v0", preemption_mode=mode, num_gpu_blocks_override=9)
         assert plan_max_num_seqs.preempts(chosen, work)
         assert not plan_max_num_seqs.preempts(replace(chosen, num_gpu_blocks_override=20), work)
 

@@ -57,7 +57,7 @@ def test_every_slot_of_every_pool_is_counted(tmp_path):
     assert sum(summary["work"]["seconds"].values()) == pytest.approx(2 * summary["duration"])
     memory = pd.read_parquet(out / "memory.parquet")
     # vLLM's null block is in no bucket.
-    assert (memory[list(BUCKETS)].sum(axis=1) == 982 * 16).all()
+    assert (memory[list(BUCKETS)].sum(axis=1) == 883 * 16).all()
 
 
 def test_the_same_settings_are_the_same_bytes(tmp_path):
@@ -145,7 +145,8 @@ def test_one_replica_behind_a_router_is_a_replica_alone(tmp_path, monkeypatch):
         documents(simulated(*flags, out=tmp_path / str(place)))[0]
         for place, flags in enumerate([(), ("--router", "kv-aware")])
     )
-    common = alone.keys() & behind.keys()
+    # A cluster pools the hits of its replicas.
+    common = alone.keys() & behind.keys() - {"prefix_cache"}
     assert len(common) > 40 and {name: alone[name] for name in common} == {name: behind[name] for name in common}
 
 

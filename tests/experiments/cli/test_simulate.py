@@ -60,6 +60,8 @@ FLAGS = {
     "quantization": (["--quantization", "awq"], "awq"),
     "kv_cache_dtype": (["--kv-cache-dtype", "fp8"], "fp8"),
     "enforce_eager": (["--no-enforce-eager"], False),
+    "async_scheduling": (["--policy", "vllm-v1", "--no-async-scheduling"], False),
+    "gpu_memory_utilization": (["--policy", "vllm-v1", "--gpu-memory-utilization", "0.8"], 0.8),
     "block_size": (["--block-size", "8"], 8),
     "page_size": (["--policy", "vattention", "--page-size", "64"], 64),
     "num_gpu_blocks_override": (["--num-gpu-blocks-override", "40"], 40),
