@@ -52,7 +52,7 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "SlotRadixMemory": SlotRadixMachine,
     "SharingMemory": SharingMachine,
     "DialogueMemory": DialogueMachine,
-    **dict.fromkeys(("CopyingMemory", "CopyingBuddyMemory"), CopyMachine),
-    **dict.fromkeys(("DialogueContiguousMemory", "DialogueBuddyMemory"), DialogueCopyMachine),
-    **dict.fromkeys(("ContiguousMemory", "ReservedMemory", "BuddyMemory", "BatchMemory"), ReservationMachine),
+    "CopyingMemory": CopyMachine,
+    "DialogueContiguousMemory": DialogueCopyMachine,
+    **dict.fromkeys(("ContiguousMemory", "ReservedMemory", "BatchMemory"), ReservationMachine),
 }

@@ -11,7 +11,7 @@ import pytest
 from fragmeter.sim import memory as memories
 from fragmeter.sim.memory import (
     BatchMemory,
-    BuddyMemory,
+    BuddyArena,
     ChunkedMemory,
     ContiguousMemory,
     DeferredMemory,
@@ -45,7 +45,7 @@ FRESH = {
     "windows": lambda: HybridMemory(8, 4, WINDOW),
     "counted": lambda: ContiguousMemory(8, 4),
     "static": lambda: BatchMemory(8, 4),
-    "buddy": lambda: BuddyMemory(8, 4, 16),
+    "buddy": lambda: ContiguousMemory(8, 4, BuddyArena(8)),
     "reserved": lambda: ReservedMemory(8, 4, ids=True),
     "radix": lambda: RadixMemory(32),
     "radix with ids": lambda: SlotRadixMemory(32),
@@ -130,7 +130,7 @@ def test_a_piece_that_is_only_counted_has_no_place():
     memory.admit(sequence, 0)
     with pytest.raises(SimulationFault, match="only counted"):
         memory.placement.first_slot(sequence.grant)
-    buddy = BuddyMemory(8, 4, 16)
+    buddy = ContiguousMemory(8, 4, BuddyArena(8))
     buddy.transaction(0).reserve(6)
     buddy.admit(sequence, 0)
     assert buddy.placement.first_slot(sequence.grant) == 0

@@ -13,7 +13,6 @@ from fragmeter.sim.memory import (
     BatchMemory,
     BlockPool,
     BuddyArena,
-    BuddyMemory,
     ChunkedMemory,
     ContiguousMemory,
     CopyingMemory,
@@ -186,8 +185,13 @@ def takes_whatever_piece_there_is(transaction: DialogueTransaction, sequence, to
     return transaction.memory.piece_to_take(sequence)
 
 
-def keeps_the_longest_run(memory: BuddyMemory, grant) -> None:
-    memory.arena.free(grant.start, grant.slots // memory.block_size)
+def keeps_the_longest_run(memory: ContiguousMemory, grant) -> None:
+    if memory.arena:
+        memory.arena.free(grant.start, grant.slots // memory.block_size)
+
+
+def strands_nothing(memory: ContiguousMemory, blocked_blocks: int) -> int:
+    return 0
 
 
 PLANTED = [
@@ -219,13 +223,13 @@ PLANTED = [
     ("DialogueMemory", DialogueMemory, "_start", names_a_half_full_block),
     ("DialogueMemory", DialogueMemory, "_make_free", gives_up_what_was_used_last),
     ("CopyingMemory", CopyingMemory, "release", ContiguousMemory.release),
-    ("CopyingBuddyMemory", ContiguousTransaction, "_all_have_places", keeps_the_pieces_of_a_trial),
+    ("CopyingMemory", ContiguousTransaction, "_all_have_places", keeps_the_pieces_of_a_trial),
     ("DialogueContiguousMemory", DialogueContiguousMemory, "unpromised", spares_none),
-    ("DialogueBuddyMemory", DialogueTransaction, "_piece", takes_whatever_piece_there_is),
+    ("DialogueContiguousMemory", DialogueTransaction, "_piece", takes_whatever_piece_there_is),
     ("ContiguousMemory", ContiguousTransaction, "reserve", takes_no_room),
     ("ReservedMemory", ReservedMemory, "slots_of", ContiguousMemory.slots_of),
-    ("BuddyMemory", BuddyMemory, "stranded_slots", ContiguousMemory.stranded_slots),
-    ("BuddyMemory", BuddyMemory, "give_place", keeps_the_longest_run),
+    ("ContiguousMemory", ContiguousMemory, "stranded_slots", strands_nothing),
+    ("ContiguousMemory", ContiguousMemory, "give_place", keeps_the_longest_run),
     ("BatchMemory", BatchMemory, "release", ContiguousMemory.release),
 ]
 
