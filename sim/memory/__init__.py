@@ -11,10 +11,8 @@ from .contiguous.copies import CopyingMemory
 from .contiguous.dialogue_copies import DialogueContiguousMemory
 from .paged.block_pool import BlockPool
 from .paged.cached import CachedMemory
-from .paged.chunked import ChunkedMemory
 from .paged.deferred import DeferredMemory
 from .paged.dialogue import DialogueMemory
-from .paged.hybrid import HybridMemory
 from .paged.paged import PagedMemory
 from .paged.radix_memory import RadixMemory
 from .paged.radix_slots import SlotRadixMemory
@@ -27,13 +25,11 @@ __all__ = [
     "BlockPool",
     "BuddyArena",
     "CachedMemory",
-    "ChunkedMemory",
     "ContiguousMemory",
     "CopyingMemory",
     "DeferredMemory",
     "DialogueContiguousMemory",
     "DialogueMemory",
-    "HybridMemory",
     "Memory",
     "PageGroups",
     "PagedMemory",

@@ -20,7 +20,6 @@ from typing import Any
 from ..types.errors import SettingError
 from .base import Policy, Pool
 from .fastgen import FastGen
-from .hybrid import HybridVllmSosp23, HybridVllmV0
 from .lightllm import LightLLM
 from .options import Options, option_names
 from .orca import OrcaMax, OrcaOracle, OrcaPaper, OrcaPow2
@@ -42,11 +41,7 @@ _KINDS: tuple[type[Policy], ...] = (
 #: Every policy of the package by its name on the command line: those of the SOSP'23 paper first, from the most wasteful
 #: kind to the least.
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _KINDS}
-#: The same schedulers where layers with a window give blocks back, and where sequences share blocks.
-HYBRID: dict[type[Policy], type[Policy]] = {
-    VllmSosp23: HybridVllmSosp23,
-    VllmV0: HybridVllmV0,
-}
+#: The same schedulers where sequences share blocks.
 SHARING: dict[type[Policy], type[Policy]] = {VllmSosp23: SharingSosp23, VllmV0: SharingV0}
 #: Entry points of other packages.
 POLICY_GROUP, ALLOCATOR_GROUP = "fragmeter.policies", "fragmeter.allocators"

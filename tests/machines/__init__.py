@@ -37,7 +37,7 @@ from .sharing import SharingMachine
 
 __all__ = ["MACHINES"]
 
-#: By the allocator's class; some machines do the same to several.
+#: By the allocator's class, and what it is composed of; some machines do the same to several.
 MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "BlockPool": PoolMachine,
     "HashedBlockPool": HashedPoolMachine,
@@ -45,9 +45,9 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "RadixTree": RadixMachine,
     **dict.fromkeys(("BuddyArena", "FirstFitArena", "BestFitArena"), ArenaMachine),
     "PagedMemory": PagedMachine,
-    "ChunkedMemory": ChunkedMachine,
+    "PagedMemory, chunked prefills": ChunkedMachine,
+    "PagedMemory, KV groups": HybridMachine,
     "DeferredMemory": DeferredMachine,
-    "HybridMemory": HybridMachine,
     "RadixMemory": RadixMemoryMachine,
     "SlotRadixMemory": SlotRadixMachine,
     "SharingMemory": SharingMachine,

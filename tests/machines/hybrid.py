@@ -6,7 +6,7 @@ from collections import Counter
 
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fragmeter.sim.memory import HybridMemory, PageGroups
+from fragmeter.sim.memory import PagedMemory, PageGroups
 from fragmeter.sim.memory.paged.group_cache import NULL_BLOCK
 from fragmeter.sim.types.sequence import Sequence
 
@@ -66,7 +66,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
     def build(self, pool):
         num_pages, block_size, (full, sliding), window, self.may_pause = pool
         groups = PageGroups.of(full, sliding, window, num_pages)
-        self.serve(HybridMemory(num_pages, block_size, groups, ids=True))
+        self.serve(PagedMemory(num_pages, block_size, ids=True, groups=groups))
         self.model = GroupTables(num_pages, block_size, groups)
         # Computed tokens of each chunked prefill.
         self.standing: dict[Sequence, int] = {}

@@ -5,7 +5,7 @@
     publish     a block gets a name, and can be found, from the step on that computes its last token
     release     blocks in no table join the tail of the free queue and keep their names
 
-Counts are those of ``ChunkedMemory``, except for shared blocks: ``free`` counts blocks in no table, and a block in two
+Counts are those of ``PagedMemory``, except for shared blocks: ``free`` counts blocks in no table, and a block in two
 tables is held once. In a step the running sequences take and publish blocks before a waiting sequence enters, and
 waiting sequences enter one after the other. Grants take effect at once, so the next look-up sees their evictions and
 publications. The executor carries out the rest of the plan.
@@ -27,8 +27,9 @@ from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
 from ..accounting.moments import after_step, at_row, in_step
 from ..prefix import ALONE, BlockTable, Chains, Found, FreeIds, Path, SegmentPool, lookup_blocks
-from .chunked import ChunkedMemory
-from .paged import BlockTables, PagedMemory, PagedTransaction
+from .block_tables import BlockTables
+from .paged import PagedMemory
+from .transaction import PagedTransaction
 
 
 class CachedTransaction(PagedTransaction):
@@ -87,8 +88,8 @@ class CachedTransaction(PagedTransaction):
         self.free += memory.free - before
 
 
-class CachedMemory(ChunkedMemory):
-    """As ``ChunkedMemory``, with a prefix cache.
+class CachedMemory(PagedMemory):
+    """As ``PagedMemory`` for one KV group, with a prefix cache.
 
     Args:
         num_blocks: Blocks of the device pool, without vLLM's null block.
@@ -142,7 +143,7 @@ class CachedMemory(ChunkedMemory):
         if self.tables is not None:
             self.tables.grow_until(decode_step)
         transaction.free = free = self.free
-        transaction.need = need = self._phases[decode_step % self.block_size]
+        transaction.need = transaction.takes = need = self._phases[decode_step % self.block_size]
         transaction.left, transaction.decode_step = free - need, decode_step
         transaction.seeker = None
         return transaction
@@ -220,7 +221,7 @@ class CachedMemory(ChunkedMemory):
         super().stall(sequence, decode_step)
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
-        """See ``ChunkedMemory``."""
+        """See ``PagedMemory``."""
         running, gone = [], self._gone
         self._gone = set()
         for sequence in (each for each in preempted if each not in gone):
@@ -241,7 +242,7 @@ class CachedMemory(ChunkedMemory):
             self._release((sequence,), decode_step, returns=True, free=free)
 
     def drop(self, sequence: Sequence, decode_step: int) -> None:
-        """See ``ChunkedMemory``; between two rows of the ledger."""
+        """See ``PagedMemory``; between two rows of the ledger."""
         self._drop(sequence, decode_step, at_row(self.cache_log.row), returns=False)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
@@ -302,7 +303,7 @@ class CachedMemory(ChunkedMemory):
             pool.queue.reach(self.free if free is None else free)
         filled, shared = sequence.computed_tokens // self.block_size, pool.num_shared
         index = sequence.index if returns else None
-        pool.release(self._pop(sequence), self.partial[sequence], filled, now, None, index)
+        pool.release(self._pop(sequence), self.partial[sequence].blocks, filled, now, None, index)
         super().drop(sequence, decode_step)
         self.free += pool.num_shared - shared
 
@@ -324,7 +325,7 @@ class CachedMemory(ChunkedMemory):
         return (self._take_of(sequence, born) for sequence, born in self._alone.items())
 
     def steps_before_admission(self, state: State, steps: int) -> int:
-        """See ``ChunkedMemory``: the steps until a running sequence publishes the next block of the waiting sequence."""
+        """See ``PagedMemory``: the steps until a running sequence publishes the next block of the waiting sequence."""
         transaction = self._transaction
         if transaction.seeker is None or transaction.path is None:
             return steps
@@ -344,13 +345,10 @@ class CachedMemory(ChunkedMemory):
         return next(chain.author for chain, stop in path if place < stop)
 
     def advance(self, state: State, steps: int) -> Meter:
-        """See ``ChunkedMemory``; shared slots are live once."""
+        """See ``PagedMemory``; shared slots are live once."""
         self.cache_log.row += 1
         self._grown_until = state.decode_step + steps
-        if self.partial:
-            live, held, tail = super().advance(state, steps)
-        else:
-            (live, held), tail = PagedMemory.advance(self, state, steps), 0
+        live, held, tail = super().advance(state, steps)
         return live - self.pool.num_shared * self.block_size, held, tail
 
     def _growing(self) -> Iterator[tuple[int, int, int]]:
@@ -366,7 +364,7 @@ class CachedMemory(ChunkedMemory):
             if sequence not in self.partial:
                 yield blocks, -(-(until - 1 + sequence.lag) // size), sequence.lag
             elif self.held[sequence].decodes:
-                yield blocks, self.partial[sequence], self.held[sequence].lag
+                yield blocks, self.partial[sequence].blocks, self.held[sequence].lag
 
     # --- Recordings ---
 

@@ -34,7 +34,8 @@ from ...types.state import State
 from ..accounting.cache_log import CachedLevel
 from ..accounting.ledger import Meter
 from .block_pool import BlockPool
-from .paged import BlockTables, PagedMemory
+from .block_tables import BlockTables
+from .paged import PagedMemory
 
 
 class Regions:

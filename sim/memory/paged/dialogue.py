@@ -28,7 +28,9 @@ from ...workload.dialogue import NO_PARENT, Dialogue
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import METER, Meter
 from ..accounting.parents import Parents
-from .paged import BlockTables, PagedMemory, PagedTransaction
+from .block_tables import BlockTables
+from .paged import PagedMemory
+from .transaction import PagedTransaction
 
 
 class Start(NamedTuple):
@@ -52,7 +54,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         evicted_blocks: Of those, the ones that were given up for want of blocks.
     """
 
-    meter: tuple[str, ...] = (*METER[:2], "saved")
+    meter: tuple[str, ...] = (*METER[:2], "prefill_tail", "saved")
     cached_blocks = evicted_blocks = 0
 
     def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue) -> None:
@@ -265,10 +267,10 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; with what tables name again."""
-        live, held = super().advance(state, steps)
+        live, held, tail = super().advance(state, steps)
         self.cache_log.enter_row(self.cached_blocks)
         saved = self._saved_blocks * self.block_size
-        return live - saved, held, saved
+        return live - saved, held, tail, saved
 
 
 class DialogueTables(BlockTables):

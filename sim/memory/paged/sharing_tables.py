@@ -7,7 +7,7 @@ from operator import attrgetter
 from ...types.sequence import FORKED, Sequence
 from ...workload.groups import leads, present
 from .block_pool import BlockPool
-from .paged import BlockTables
+from .block_tables import BlockTables
 
 
 class SharingTables(BlockTables):

@@ -21,7 +21,7 @@ each_machine = pytest.mark.parametrize("machine", dict.fromkeys(MACHINES.values(
 def test_every_allocator_has_a_machine():
     public = {*memory.__all__, *prefix.__all__, *vars(arena)} - {"Arena", "Memory"}
     named = {name for name in public if any(name.endswith(kind) for kind in ALLOCATORS)}
-    assert named - ELSEWHERE == MACHINES.keys()
+    assert named - ELSEWHERE == {label.partition(",")[0] for label in MACHINES}
 
 
 @each_machine

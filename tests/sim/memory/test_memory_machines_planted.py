@@ -13,7 +13,6 @@ from fragmeter.sim.memory import (
     BatchMemory,
     BlockPool,
     BuddyArena,
-    ChunkedMemory,
     ContiguousMemory,
     CopyingMemory,
     DeferredMemory,
@@ -28,10 +27,11 @@ from fragmeter.sim.memory import (
 from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.contiguous.dialogue_copies import DialogueTransaction
+from fragmeter.sim.memory.paged.block_tables import BlockTables
 from fragmeter.sim.memory.paged.deferred import Regions
 from fragmeter.sim.memory.paged.dialogue import Start
-from fragmeter.sim.memory.paged.hybrid_tables import HybridTables
-from fragmeter.sim.memory.paged.paged import BlockTables
+from fragmeter.sim.memory.paged.group_tables import GroupTables
+from fragmeter.sim.memory.paged.paged import Partial
 from fragmeter.sim.memory.paged.radix_slots import SlotTree
 from fragmeter.sim.memory.paged.sharing_tables import SharingTables
 from fragmeter.sim.memory.paged.skipped import SkippedBlocks
@@ -39,10 +39,11 @@ from fragmeter.sim.memory.prefix import BlockTable, FreeQueue, HashedBlockPool, 
 from fragmeter.sim.types.errors import SimulationFault
 from machines import MACHINES
 
+admit = PagedMemory.admit
 begins, make_free = DialogueMemory._start, DialogueMemory._make_free
 release_hashed = HashedBlockPool.release
 segments_in_order, publish, cut, queue_hit = BlockTable.segments, SegmentPool._publish, Segment.split, FreeQueue.hit
-split, drop = RadixTree._split, HybridTables.drop
+split, drop = RadixTree._split, GroupTables.drop
 
 
 def frees_what_two_more_tables_name(pool: BlockPool, block: int) -> bool:
@@ -101,8 +102,14 @@ def grows_table_by_table(tables: BlockTables, decode_step: int) -> None:
     tables._grown_until = max(decode_step, tables._grown_until)
 
 
-def stalls_in_the_count_only(memory: ChunkedMemory, sequence, decode_step: int) -> None:
-    memory.partial[sequence] = -(-sequence.held_tokens(decode_step) // memory.block_size)
+def stalls_in_the_count_only(memory: PagedMemory, sequence, decode_step: int) -> None:
+    held = sequence.held_tokens(decode_step)
+    memory.partial[sequence] = Partial(-(-held // memory.block_size), (), held)
+
+
+def takes_the_blocks_of_its_prefill_twice(memory: PagedMemory, sequence, *step_and_past) -> None:
+    memory.partial.pop(sequence, None)
+    admit(memory, sequence, *step_and_past)
 
 
 def unmaps_first_pages_first(regions: Regions, count: int) -> list[int]:
@@ -129,7 +136,7 @@ def counts_all_that_left(skipped: SkippedBlocks, sequence, decode_step: int) -> 
     return blocks
 
 
-def gives_its_first_pages_back_first(tables: HybridTables, sequence) -> None:
+def gives_its_first_pages_back_first(tables: GroupTables, sequence) -> None:
     tables.tables[sequence] = tuple(table[::-1] for table in tables.tables[sequence])
     drop(tables, sequence)
 
@@ -207,13 +214,13 @@ PLANTED = [
     ("BestFitArena", BestFitArena, "choose", FirstFitArena.choose),
     ("PagedMemory", BlockTables, "grow_until", grows_table_by_table),
     ("PagedMemory", PagedMemory, "swap_in", PagedMemory.admit),
-    ("ChunkedMemory", ChunkedMemory, "admit", PagedMemory.admit),
-    ("ChunkedMemory", ChunkedMemory, "stall", stalls_in_the_count_only),
+    ("PagedMemory, chunked prefills", PagedMemory, "admit", takes_the_blocks_of_its_prefill_twice),
+    ("PagedMemory, chunked prefills", PagedMemory, "stall", stalls_in_the_count_only),
     ("DeferredMemory", Regions, "unmap", unmaps_first_pages_first),
     ("DeferredMemory", DeferredMemory, "steps_settled", settles_at_once),
-    ("HybridMemory", SkippedBlocks, "steps_alike", sees_no_window_fill),
-    ("HybridMemory", SkippedBlocks, "leave", counts_all_that_left),
-    ("HybridMemory", HybridTables, "drop", gives_its_first_pages_back_first),
+    ("PagedMemory, KV groups", SkippedBlocks, "steps_alike", sees_no_window_fill),
+    ("PagedMemory, KV groups", SkippedBlocks, "leave", counts_all_that_left),
+    ("PagedMemory, KV groups", GroupTables, "drop", gives_its_first_pages_back_first),
     ("SharingMemory", SharingTables, "grow_until", never_copies),
     ("SharingMemory", SharingMemory, "swap_in", PagedMemory.swap_in),
     ("RadixMemory", RadixMemory, "_make_free", evicts_what_lacks),
