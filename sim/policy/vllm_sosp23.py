@@ -52,7 +52,7 @@ class VllmSosp23(Policy):
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """The three phases; the first is trivial if enough blocks are free for every sequence."""
-        if state.batch_size and transaction.free - transaction.takes < transaction.groups:
+        if transaction.free - transaction.takes < transaction.groups and state.batch_size:
             return self._under_pressure(state, transaction)
         transaction.free -= transaction.need
         if state.swapped:
@@ -188,7 +188,7 @@ class VllmSosp23(Policy):
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Steps until a running sequence could find no free block, or until the head of a queue may find its blocks."""
-        if memory.giving:
-            limit = self.steps_until_head_fits(state, memory, limit)
-            return max(1, min(limit, memory.steps_with(state, memory.free - memory.growing, limit)))
-        return max(1, memory.steps_with(state, memory.free - memory.growing, limit))
+        if memory.is_plain:
+            return max(1, memory.steps_with(state, memory.free - 1, limit))
+        limit = self.steps_until_head_fits(state, memory, limit)
+        return max(1, min(limit, memory.steps_with(state, memory.free - memory.growing, limit)))

@@ -28,7 +28,7 @@ class VllmV0(VllmSosp23):
             admitted, tokens = self._prompts(state, transaction)
             if admitted:
                 return StepPlan(admitted=admitted, prefill_tokens=tokens, steady=False, pauses=True)
-        if state.batch_size and transaction.free - transaction.takes < transaction.groups:
+        if transaction.free - transaction.takes < transaction.groups and state.batch_size:
             return self._under_pressure(state, transaction)
         transaction.free -= transaction.need
         return self._decode(state, transaction, ())

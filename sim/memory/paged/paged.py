@@ -132,12 +132,7 @@ class PagedMemory(MemoryDefaults):
     #: The bucket of slots that are held past what was asked for: there are none.
     residue = "block_tail"
     searches = False
-    prefix_blocks = due_copies = fixed = 0
-    is_plain = True
-    growing = 1
-    giving: Values[Kind] = ()
-    group_tables: GroupTables | None = None
-    cache: GroupCache | None = None
+    prefix_blocks = due_copies = 0
 
     def __init__(
         self,
@@ -156,6 +151,10 @@ class PagedMemory(MemoryDefaults):
         self.partial: dict[Sequence, Partial] = {}
         self._phases = [0] * (2 * block_size)
         self._whole_prompts = whole_prompts
+        self.is_plain, self.growing, self.fixed = True, 1, 0
+        self.giving: list[Kind] = []
+        self.group_tables: GroupTables | None = None
+        self.cache: GroupCache | None = None
         if groups.kinds != (FULL,):
             self._manage(groups, ids, chains)
         elif ids:
@@ -168,12 +167,11 @@ class PagedMemory(MemoryDefaults):
         size, self.is_plain, self.groups = self.block_size, False, groups
         self.fixed = 0 if groups.states_by_block else groups.states
         self.growing = groups.number - self.fixed
-        self.giving = giving = []
         if groups.sliding:
-            giving.append(Kind(groups.sliding, SkippedBlocks(groups.window_tokens, size)))
+            self.giving.append(Kind(groups.sliding, SkippedBlocks(groups.window_tokens, size)))
             self.meter += ("skipped",)
         if groups.states_by_block:
-            giving.append(Kind(groups.states, SkippedStates(size)))
+            self.giving.append(Kind(groups.states, SkippedStates(size)))
             self.meter += ("skipped_states",)
         elif groups.states:
             self.meter += ("states",)
@@ -208,16 +206,22 @@ class PagedMemory(MemoryDefaults):
 
     def transaction(self, decode_step: int) -> PagedTransaction:
         """The tentative grants of ``decode_step``; one at a time."""
-        transaction = self._transaction
+        transaction, need = self._transaction, self._phases[decode_step % self.block_size]
+        if not self.is_plain:
+            need = self._open_groups(decode_step, self.growing * need)
+        else:
+            transaction.takes = need
+        transaction.decode_step, transaction.free, transaction.need = decode_step, self.free, need
+        return transaction
+
+    def _open_groups(self, decode_step: int, takes: int) -> int:
+        """Bring counts up to date before ``decode_step``. Returns ``need`` of its transaction."""
         if self.cache and self.group_tables:
             self.group_tables.grow_until(decode_step)
             self._count_shared()
             self.cache.begin_step()
-        transaction.decode_step, transaction.free = decode_step, self.free
-        transaction.need = transaction.takes = self.growing * self._phases[decode_step % self.block_size]
-        for kind in self.giving:
-            transaction.need -= kind.number * kind.skipped.in_step(decode_step)
-        return transaction
+        self._transaction.takes = takes
+        return takes - sum(kind.number * kind.skipped.in_step(decode_step) for kind in self.giving)
 
     # --- Blocks of all groups ---
 
@@ -565,24 +569,23 @@ class PagedMemory(MemoryDefaults):
             on; of KV groups counts of a group that keeps every token, and the slots that a group of another kind has
             released. What is taken after it follows from the residencies.
         """
-        live = tail = 0
-        if self.partial:
-            live = sum(held.computed_tokens for held in self.partial.values())
-            size = self.block_size
-            tail = sum(max(0, held.blocks * size - s.target_tokens) for s, held in self.partial.items())
+        # Where no sequence decodes all is as after the last step.
+        live, tail = state.batch_size * (state.decode_step - (not steps)) + state.lag_sum, 0
+        size, partial = self.block_size, self.partial
+        if partial:
+            live += sum(held.computed_tokens for held in partial.values())
+            tail = sum(max(0, held.blocks * size - s.target_tokens) for s, held in partial.items())
         if not self.is_plain:
-            return self._advance_groups(state, steps, live, tail)
-        decode_step, size, phases, free = state.decode_step, self.block_size, self._phases, self.free
+            return live, *self._advance_groups(state, steps, tail)
+        free = self.free
         if not steps:
-            # No sequence decodes: all is as after the last step.
-            decode_step -= 1
-            return live + state.batch_size * decode_step + state.lag_sum, (self.num_blocks - free) * size, tail
-        start = decode_step % size
-        self.free = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(decode_step, steps))
-        live += state.batch_size * decode_step + state.lag_sum
+            return live, (self.num_blocks - free) * size, tail
+        phases, start = self._phases, state.decode_step % size
+        self.free = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(start, steps))
         return live, (self.num_blocks - free + phases[start]) * size, tail
 
-    def _advance_groups(self, state: State, steps: int, live: int, tail: int) -> Meter:
+    def _advance_groups(self, state: State, steps: int, tail: int) -> Meter:
+        """``advance``, without the slots that are live."""
         size, decode_step = self.block_size, state.decode_step
         others: tuple[int, ...] = (size * (state.batch_size + len(self.partial)),) if self.fixed else ()
         if self.cache and self.group_tables:
@@ -593,11 +596,10 @@ class PagedMemory(MemoryDefaults):
             self.cache.log.row += 1
             others += tuple(entries * size for entries in self.cache.shared.values())
         if not steps:
-            live += state.batch_size * (decode_step - 1) + state.lag_sum
-            return live, self._blocks * size, tail, *(kind.released * size for kind in self.giving), *others
+            return self._blocks * size, tail, *(kind.released * size for kind in self.giving), *others
         taken, held = self.growth(decode_step, steps), self._blocks + self._phases[decode_step % size]
         before = [kind.released for kind in self.giving]
         changes = [kind.skipped.advance(decode_step, steps) for kind in self.giving]
         self._hold(taken, [released for _, released in changes])
         skipped = ((back + first) * size for back, (first, _) in zip(before, changes, strict=True))
-        return live + state.batch_size * decode_step + state.lag_sum, held * size, tail, *skipped, *others
+        return held * size, tail, *skipped, *others
