@@ -26,10 +26,13 @@ from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
 from ..accounting.moments import after_step, at_row, in_step
-from ..prefix import ALONE, BlockTable, Chains, Found, FreeIds, Path, SegmentPool, lookup_blocks
+from ..prefix import BlockTable, Chains, Found, FreeIds, Path, SegmentPool, lookup_blocks
 from .block_tables import BlockTables
 from .paged import PagedMemory
 from .transaction import PagedTransaction
+
+#: Result of a look-up that found nothing; never changed.
+_NOTHING: Found = []
 
 
 class CachedTransaction(PagedTransaction):
@@ -50,7 +53,7 @@ class CachedTransaction(PagedTransaction):
         self.seeker = sequence
         # Blocks that were never computed and that no other request shares are not looked up.
         if memory.unshared[sequence.index] and not sequence.lost_tokens:
-            self.path, self.found = None, []
+            self.path, self.found = None, _NOTHING
             return 0
         self.path = memory.path(sequence)
         self.found = [] if self.path is None else memory.find(sequence, self.path, self.left, self.decode_step)
@@ -59,6 +62,8 @@ class CachedTransaction(PagedTransaction):
     def lacking(self, sequence: Sequence, tokens: int) -> int:
         """See ``PagedTransaction``: all blocks except found blocks in tables. Found free blocks count as taken."""
         blocks = -(-sequence.start_tokens // self.block_size)
+        if not self.found:
+            return blocks
         return blocks - sum(stop - first for segment, first, stop in self.found if segment.references)
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
@@ -68,7 +73,11 @@ class CachedTransaction(PagedTransaction):
         self.free -= blocks
         if path is None:
             sequence.computed_tokens = 0
-            self.left -= memory.enter_alone(sequence, tokens, self.decode_step)
+            if memory.leaves_alone and tokens == sequence.start_tokens:
+                memory.alone[sequence] = at_row(memory.cache_log.row)
+            else:
+                blocks = memory.enter_unshared(sequence, tokens, self.decode_step)
+            self.left -= blocks
             return
         found = self.found
         sequence.computed_tokens = known = found[-1][2] * self.block_size if found else 0
@@ -100,8 +109,9 @@ class CachedMemory(PagedMemory):
 
     Attributes:
         pool: The blocks and their contents.
-        held: Tables of the sequences on the device, except sequences that share no blocks and took the blocks of all
-            their tokens at once.
+        held: Tables of the sequences on the device, except those in ``alone``.
+        alone: Moments at which sequences took their blocks that share no blocks and took those of all their tokens at once.
+        leaves_alone: Whether a sequence in ``alone`` is logged as one record when it leaves.
     """
 
     _transaction: CachedTransaction
@@ -113,12 +123,10 @@ class CachedMemory(PagedMemory):
         self.pool = SegmentPool(num_blocks, block_size, chains, in_step, unnamed_first, ids)
         self.pool.history.growing, self.pool.history.alone = self._growing, self._take_alone
         self.held: dict[Sequence, BlockTable] = {}
-        # Moments at which these other sequences took their blocks.
-        self._alone: dict[Sequence, int] = {}
+        self.alone: dict[Sequence, int] = {}
         self.cache_log: CacheLog = CacheLog(block_size, self.pool.history)
         self.cached_level = self.cache_log
-        # Whether a sequence without shared blocks is logged as one record when it leaves.
-        self._leaves_alone = not ids
+        self.leaves_alone = not ids
         if isinstance(self.pool.queue, FreeIds):
             self.tables: CachedTables | None = CachedTables(self.pool.queue, block_size)
         self._transaction = CachedTransaction(self)
@@ -165,12 +173,9 @@ class CachedMemory(PagedMemory):
         self._decided_until = decode_step + 1
         return self.pool.look_up(path, lookup_blocks(sequence.start_tokens, self.block_size), decode_step)
 
-    def enter_alone(self, sequence: Sequence, tokens: int, decode_step: int) -> int:
+    def enter_unshared(self, sequence: Sequence, tokens: int, decode_step: int) -> int:
         """Create a table for the first ``tokens`` of a waiting sequence without a path. Returns the number of blocks."""
         blocks, now = -(-tokens // self.block_size), at_row(self.cache_log.row)
-        if self._leaves_alone and tokens == sequence.start_tokens:
-            self._alone[sequence] = now
-            return blocks
         self.pool.history.takes.add(now, decode_step, blocks, sequence.index, sequence.start_tokens, 0)
         self.held[sequence] = table = BlockTable(blocks, now)
         if self.tables is not None:
@@ -248,7 +253,7 @@ class CachedMemory(PagedMemory):
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``PagedMemory``."""
         leaving = tuple(leaving)
-        if self._leaves_alone and all(map(self._alone.__contains__, leaving)):
+        if self.leaves_alone and (not self.held or all(map(self.alone.__contains__, leaving))):
             self._release_alone(leaving, decode_step)
         else:
             self._release(leaving, decode_step, returns=False)
@@ -256,23 +261,26 @@ class CachedMemory(PagedMemory):
     def _release_alone(self, leaving: tuple[Sequence, ...], decode_step: int) -> None:
         """As ``_release``, for finished sequences without shared blocks: one record for each sequence.
 
-        No block is looked up, so the head of the queue need not be up to date.
+        No block is looked up, so the queue need not be up to date.
         """
-        size, pop, queue, now = self.block_size, self._alone.pop, self.pool.queue, after_step(decode_step)
-        append, pack, push = queue.freed.append, queue.freed.pack, queue.pending.append
-        before = queue.taken_by(self.free)
+        size, pop, phases, free, now = (
+            self.block_size,
+            self.alone.pop,
+            self._phases,
+            self.free,
+            after_step(decode_step),
+        )
+        append, pack = self.pool.queue.left.append, self.pool.queue.left.pack
         for sequence in leaving:
-            lag, known = sequence.lag, sequence.start_tokens
-            tokens = decode_step - 1 + lag
-            stop, named = -(-tokens // size), tokens // size
-            born, taken = pop(sequence), -(-known // size)
-            if named < stop and queue.unnamed_first:
-                push((before, (named, taken, born, lag)))
-                queue.pushed += 1
-                stop, named = named, stop
-            append(pack(0, stop, named, taken, born, lag, ALONE - sequence.index, now, known))
-            queue.end += stop
-        PagedMemory.release(self, leaving, decode_step)
+            ahead = 1 - sequence.lag
+            phase = ahead % size
+            phases[phase] -= 1
+            phases[phase + size] -= 1
+            append(
+                pack(decode_step - ahead, 1 - ahead, sequence.index, sequence.start_tokens, pop(sequence), now, free)
+            )
+            free -= (ahead - decode_step) // size
+        self.free = free
 
     def _release(self, leaving: Iterable[Sequence], decode_step: int, returns: bool, free: int | None = None) -> None:
         """Release the blocks of sequences that decoded in the previous step.
@@ -309,7 +317,7 @@ class CachedMemory(PagedMemory):
 
     def _pop(self, sequence: Sequence) -> BlockTable:
         """Remove and return the table of a sequence."""
-        born = self._alone.pop(sequence, None)
+        born = self.alone.pop(sequence, None)
         if born is None:
             return self.held.pop(sequence)
         self.pool.history.takes.add(*self._take_of(sequence, born))
@@ -322,7 +330,7 @@ class CachedMemory(PagedMemory):
 
     def _take_alone(self) -> Iterator[tuple[int, ...]]:
         """See ``QueueHistory``."""
-        return (self._take_of(sequence, born) for sequence, born in self._alone.items())
+        return (self._take_of(sequence, born) for sequence, born in self.alone.items())
 
     def steps_before_admission(self, state: State, steps: int) -> int:
         """See ``PagedMemory``: the steps until a running sequence publishes the next block of the waiting sequence."""
@@ -346,10 +354,18 @@ class CachedMemory(PagedMemory):
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; shared slots are live once."""
+        decode_step, size = state.decode_step, self.block_size
         self.cache_log.row += 1
-        self._grown_until = state.decode_step + steps
-        live, held, tail = super().advance(state, steps)
-        return live - self.pool.num_shared * self.block_size, held, tail
+        self._grown_until = decode_step + steps
+        shared = self.pool.num_shared * size
+        if self.partial or not steps:
+            live, held, tail = super().advance(state, steps)
+            return live - shared, held, tail
+        # As there, without the call: nearly all rows of a run are such.
+        free, phases, start = self.free, self._phases, decode_step % size
+        self.free = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(start, steps))
+        live = state.batch_size * decode_step + state.lag_sum - shared
+        return live, (self.num_blocks - free + phases[start]) * size, 0
 
     def _growing(self) -> Iterator[tuple[int, int, int]]:
         """See ``QueueHistory``."""
@@ -359,7 +375,7 @@ class CachedMemory(PagedMemory):
             # Tables with ids may have grown through the step that is being decided.
             until = max(until, self.tables.grown_until)
         taken = {sequence: table.taken for sequence, table in self.held.items()}
-        taken |= {sequence: -(-sequence.start_tokens // size) for sequence in self._alone}
+        taken |= {sequence: -(-sequence.start_tokens // size) for sequence in self.alone}
         for sequence, blocks in taken.items():
             if sequence not in self.partial:
                 yield blocks, -(-(until - 1 + sequence.lag) // size), sequence.lag

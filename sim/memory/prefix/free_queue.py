@@ -36,6 +36,9 @@ FREED = ("first", "stop", "named", "grown_from", "born", "lag", "touched", "mome
 HIT = ("place", "blocks", "moment")
 #: Columns of a block taken from the stack: blocks taken from the tape before it, place in the table, and as in ``FREED``.
 UNSTACKED = ("before", "first", "grown_from", "born", "lag")
+#: Columns of a table that shared no block and took the blocks of all its ``known_tokens`` at once, when it is released with
+#: ``tokens``: the request, and the number of free blocks before its release; else as in ``FREED``.
+LEFT = ("tokens", "lag", "index", "known_tokens", "born", "moment", "free")
 UNTOUCHED, ALONE = -1, -2
 
 
@@ -70,11 +73,14 @@ class FreeQueue:
         num_blocks: Blocks of the pool. All are free and without a name at first.
         unnamed_first: Whether blocks without a name go to the head of the queue; the last one of a table is then taken
             first.
+        block_size: Tokens per block; only tables in ``left`` need it.
 
     Attributes:
+        left: Log with the columns ``LEFT``: tables that the queue does not know yet. Most tables are such, and no one looks
+            at the queue for long, so a release must cost next to nothing.
         end: Number of blocks put on the tape so far.
         head: The first place on the tape that was not taken.
-        freed, hits, unstacked: Logs with the columns ``FREED``, ``HIT`` and ``UNSTACKED``.
+        hits, unstacked: Logs with the columns ``HIT`` and ``UNSTACKED``.
         touches: Moments of the last four hits, for records of ``freed`` with an index.
         stack: Blocks freed to the head: place in the table, and ``grown_from``, ``born`` and ``lag`` as in ``FREED``.
         pending: Blocks to push on the stack later, each with the number of blocks taken before it; used while the head is
@@ -82,11 +88,12 @@ class FreeQueue:
         pushed: Number of blocks freed to the head so far, including pending ones.
     """
 
-    def __init__(self, num_blocks: int, unnamed_first: bool = False) -> None:
+    def __init__(self, num_blocks: int, unnamed_first: bool = False, block_size: int = 1) -> None:
         self.unnamed_first = unnamed_first
         self.end, self.head = num_blocks, 0
-        self.freed, self.hits, self.unstacked = Log(FREED), Log(HIT), Log(UNSTACKED)
-        self.freed.add(0, num_blocks, 0, num_blocks, 0, 0, UNTOUCHED, 0, 0)
+        self._block_size, self.left = block_size, Log(LEFT)
+        self._freed, self.hits, self.unstacked = Log(FREED), Log(HIT), Log(UNSTACKED)
+        self._freed.add(0, num_blocks, 0, num_blocks, 0, 0, UNTOUCHED, 0, 0)
         self.touches: list[tuple[int, ...]] = []
         # Holes after the head; number of blocks in holes that the head has passed, and in all holes.
         self._holes: list[tuple[int, int]] = []
@@ -94,6 +101,31 @@ class FreeQueue:
         self.stack: list[tuple[int, int, int, int]] = []
         self.pending: list[tuple[int, tuple[int, int, int, int]]] = []
         self.pushed = 0
+
+    @property
+    def freed(self) -> Log:
+        """Log with the columns ``FREED``."""
+        if self.left.records:
+            self._free_left()
+        return self._freed
+
+    def _free_left(self) -> None:
+        """Free the blocks of the tables in ``left``, in their order."""
+        columns, size, self.left = self.left.columns(), self._block_size, Log(LEFT)
+        tokens, blocks = columns["tokens"], -(-columns["tokens"] // size)
+        named, grown_from = tokens // size, -(-columns["known_tokens"] // size)
+        # Blocks taken before each release: those that were free at first or freed since, less those that are free.
+        taken = self.end - self._hit + self.pushed + np.cumsum(blocks) - blocks - columns["free"]
+        to_head = (named < blocks) & self.unnamed_first
+        stop = np.where(to_head, named, blocks)
+        freed = {"first": 0 * stop, "stop": stop, "named": np.where(to_head, blocks, named), "grown_from": grown_from}
+        freed |= {"born": columns["born"], "lag": columns["lag"], "touched": ALONE - columns["index"]}
+        freed |= {"moment": columns["moment"], "known_tokens": columns["known_tokens"]}
+        self._freed.append(np.stack([freed[name] for name in FREED], axis=1).tobytes())
+        pushed = (column[to_head].tolist() for column in (named, grown_from, columns["born"], columns["lag"]))
+        self.pending += zip(taken[to_head].tolist(), zip(*pushed, strict=True), strict=True)
+        self.end += int(stop.sum())
+        self.pushed += int(to_head.sum())
 
     @property
     def num_free(self) -> int:
@@ -111,17 +143,12 @@ class FreeQueue:
         Raises:
             SimulationFault: More blocks are free than before.
         """
-        if self.pending:
-            self.catch_up()
+        self.catch_up()
         taken = self.num_free - free
         if taken < 0:
             raise SimulationFault(f"{-taken} blocks are free that nothing released")
         if taken:
             self._take(taken)
-
-    def taken_by(self, free: int) -> int:
-        """Number of blocks taken so far, if ``free`` blocks are free now."""
-        return self.end - self._hit + self.pushed - free
 
     def push(self, block: tuple[int, int, int, int]) -> None:
         """Free a block without a name to the head. The head must be up to date."""
@@ -130,6 +157,8 @@ class FreeQueue:
 
     def catch_up(self) -> None:
         """Push the pending blocks on the stack, each after the blocks that were taken before it."""
+        if self.left.records:
+            self._free_left()
         for taken, block in self.pending:
             missing = taken - self.num_taken
             if missing:
@@ -167,9 +196,8 @@ class FreeQueue:
             for place in range(max(first, named), stop):
                 self.push((place, grown_from, born, lag))
             stop = max(first, named)
-        place = self.end
+        freed, place = self.freed, self.end
         if first < stop:
-            freed = self.freed
             freed.append(freed.pack(first, stop, named, grown_from, born, lag, touched, moment, 0))
             self.end += stop - first
         return place
@@ -194,8 +222,8 @@ class FreeIds(FreeQueue):
         is_named: By id, whether a free or reused block has a name.
     """
 
-    def __init__(self, num_blocks: int, unnamed_first: bool = False) -> None:
-        super().__init__(num_blocks, unnamed_first)
+    def __init__(self, num_blocks: int, unnamed_first: bool = False, block_size: int = 1) -> None:
+        super().__init__(num_blocks, unnamed_first, block_size)
         self.is_named = bytearray(num_blocks)
         self._tape = list(range(num_blocks))
         self._stacked: list[int] = []

@@ -149,7 +149,7 @@ class SegmentPool:
         unnamed_first: bool = False,
         ids: bool = False,
     ) -> None:
-        self.queue = (FreeIds if ids else FreeQueue)(num_blocks, unnamed_first)
+        self.queue = (FreeIds if ids else FreeQueue)(num_blocks, unnamed_first, block_size)
         self.history = QueueHistory(self.queue, block_size, in_step)
         self.num_shared = 0
         self._block_size, self._chains = block_size, chains
