@@ -9,6 +9,7 @@
     tables        models of pools with ids; the walk over block tables
     hybrid        KV groups over one pool
     paged         paged memory, with prefills in chunks, with pages that stay mapped
+    policies      compositions of the paged memory, served by the policies that reach them
     sharing       paged memory of groups with sequences that share blocks
     trees         requests that go on from others
     dialogue      paged memory of trees of requests
@@ -29,6 +30,7 @@ from .dialogue_copies import DialogueCopyMachine
 from .hashed_pool import HashedPoolMachine
 from .hybrid import HybridMachine
 from .paged import ChunkedMachine, DeferredMachine, PagedMachine
+from .policies import COMPOSITIONS
 from .pools import PoolMachine, SegmentPoolMachine
 from .radix import RadixMachine
 from .radix_memory import RadixMemoryMachine, SlotRadixMachine
@@ -47,6 +49,7 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "PagedMemory": PagedMachine,
     "PagedMemory, chunked prefills": ChunkedMachine,
     "PagedMemory, KV groups": HybridMachine,
+    **COMPOSITIONS,
     "DeferredMemory": DeferredMachine,
     "RadixMemory": RadixMemoryMachine,
     "SlotRadixMemory": SlotRadixMachine,

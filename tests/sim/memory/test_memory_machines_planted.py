@@ -24,12 +24,14 @@ from fragmeter.sim.memory import (
     SharingMemory,
     SlotRadixMemory,
 )
+from fragmeter.sim.memory.accounting.kv_groups import SLIDING
 from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.contiguous.dialogue_copies import DialogueTransaction
 from fragmeter.sim.memory.paged.block_tables import BlockTables
 from fragmeter.sim.memory.paged.deferred import Regions
 from fragmeter.sim.memory.paged.dialogue import Start
+from fragmeter.sim.memory.paged.group_cache import GroupCache
 from fragmeter.sim.memory.paged.group_tables import GroupTables
 from fragmeter.sim.memory.paged.paged import Partial
 from fragmeter.sim.memory.paged.radix_slots import SlotTree
@@ -43,6 +45,12 @@ admit = PagedMemory.admit
 begins, make_free = DialogueMemory._start, DialogueMemory._make_free
 release_hashed = HashedBlockPool.release
 segments_in_order, publish, cut, queue_hit = BlockTable.segments, SegmentPool._publish, Segment.split, FreeQueue.hit
+skip, swap_out, publish_groups, drop_partial = (
+    GroupTables.skip,
+    GroupTables.swap_out,
+    GroupCache.publish,
+    PagedMemory.drop,
+)
 split, drop = RadixTree._split, GroupTables.drop
 
 
@@ -141,6 +149,41 @@ def gives_its_first_pages_back_first(tables: GroupTables, sequence) -> None:
     drop(tables, sequence)
 
 
+def finds_any_block_of_a_window(cache: GroupCache, names: list[int]) -> int:
+    return next((place + 1 for place in reversed(range(len(names))) if cache._has(SLIDING, names[place])), 0)
+
+
+def forgets_who_else_names_a_block(cache: GroupCache, blocks: list[int], kind: str) -> None:
+    pass
+
+
+def keeps_the_hash_of_a_block_that_is_taken(pool: HashedBlockPool, block: int, name: int) -> None:
+    pool.num_cached -= 1
+    pool.evicted_blocks += 1
+
+
+def gives_the_last_state_back(tables: GroupTables, sequence, computed: int) -> None:
+    skip(tables, sequence, computed + tables._size)
+
+
+def publishes_the_block_that_it_fills(cache: GroupCache, sequence, tables, tokens: int) -> None:
+    blocks = min(-(-tokens // cache._size), len(cache._names_of(sequence)))
+    publish_groups(cache, sequence, tables, blocks * cache._size)
+
+
+def swaps_what_windows_have_passed(memory: PagedMemory, tokens: int) -> int:
+    return memory.growing * -(-tokens // memory.block_size)
+
+
+def leaves_its_window_behind(tables: GroupTables, sequence, computed: int) -> None:
+    swap_out(tables, sequence, computed + tables._size)
+
+
+def keeps_the_state_of_a_victim(memory: PagedMemory, sequence, decode_step: int) -> None:
+    drop_partial(memory, sequence, decode_step)
+    memory.free -= memory.fixed
+
+
 def never_copies(tables: SharingTables, decode_step: int) -> None:
     tables._copiers.clear()
     BlockTables.grow_until(tables, decode_step)
@@ -221,6 +264,16 @@ PLANTED = [
     ("PagedMemory, KV groups", SkippedBlocks, "steps_alike", sees_no_window_fill),
     ("PagedMemory, KV groups", SkippedBlocks, "leave", counts_all_that_left),
     ("PagedMemory, KV groups", GroupTables, "drop", gives_its_first_pages_back_first),
+    ("CachedMemory", FreeQueue, "hit", leaves_no_hole),
+    ("PagedMemory, windows", SkippedBlocks, "leave", counts_all_that_left),
+    ("PagedMemory, windows, prefix cache", GroupCache, "_end_in_windows", finds_any_block_of_a_window),
+    ("PagedMemory, windows, prefix cache", GroupCache, "leave", forgets_who_else_names_a_block),
+    ("PagedMemory, states", PagedMemory, "drop", keeps_the_state_of_a_victim),
+    ("PagedMemory, states, prefix cache", HashedBlockPool, "_evict", keeps_the_hash_of_a_block_that_is_taken),
+    ("PagedMemory, states, prefix cache", GroupTables, "skip", gives_the_last_state_back),
+    ("PagedMemory, windows and states, prefix cache", GroupCache, "publish", publishes_the_block_that_it_fills),
+    ("PagedMemory, windows, host pool", PagedMemory, "pages_for", swaps_what_windows_have_passed),
+    ("PagedMemory, windows, host pool, vllm-v0", GroupTables, "swap_out", leaves_its_window_behind),
     ("SharingMemory", SharingTables, "grow_until", never_copies),
     ("SharingMemory", SharingMemory, "swap_in", PagedMemory.swap_in),
     ("RadixMemory", RadixMemory, "_make_free", evicts_what_lacks),
