@@ -24,7 +24,7 @@ from fragmeter.sim.memory import (
     SharingMemory,
     SlotRadixMemory,
 )
-from fragmeter.sim.memory.accounting.kv_groups import SLIDING
+from fragmeter.sim.memory.accounting.kv_groups import SLIDING, STATE
 from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.contiguous.dialogue_copies import DialogueTransaction
@@ -45,10 +45,10 @@ admit = PagedMemory.admit
 begins, make_free = DialogueMemory._start, DialogueMemory._make_free
 release_hashed = HashedBlockPool.release
 segments_in_order, publish, cut, queue_hit = BlockTable.segments, SegmentPool._publish, Segment.split, FreeQueue.hit
-skip, swap_out, publish_groups, drop_partial = (
+skip, swap_out, give_back, drop_partial = (
     GroupTables.skip,
     GroupTables.swap_out,
-    GroupCache.publish,
+    GroupTables._give_back,
     PagedMemory.drop,
 )
 split, drop = RadixTree._split, GroupTables.drop
@@ -153,7 +153,7 @@ def finds_any_block_of_a_window(cache: GroupCache, names: list[int]) -> int:
     return next((place + 1 for place in reversed(range(len(names))) if cache._has(SLIDING, names[place])), 0)
 
 
-def forgets_who_else_names_a_block(cache: GroupCache, blocks: list[int], kind: str) -> None:
+def forgets_other_tables(cache: GroupCache, blocks: list[int], kind: str) -> None:
     pass
 
 
@@ -166,9 +166,9 @@ def gives_the_last_state_back(tables: GroupTables, sequence, computed: int) -> N
     skip(tables, sequence, computed + tables._size)
 
 
-def publishes_the_block_that_it_fills(cache: GroupCache, sequence, tables, tokens: int) -> None:
-    blocks = min(-(-tokens // cache._size), len(cache._names_of(sequence)))
-    publish_groups(cache, sequence, tables, blocks * cache._size)
+def keeps_every_state(tables: GroupTables, blocks: list[int], kind: str) -> None:
+    if kind != STATE:
+        give_back(tables, blocks, kind)
 
 
 def swaps_what_windows_have_passed(memory: PagedMemory, tokens: int) -> int:
@@ -267,11 +267,11 @@ PLANTED = [
     ("CachedMemory", FreeQueue, "hit", leaves_no_hole),
     ("PagedMemory, windows", SkippedBlocks, "leave", counts_all_that_left),
     ("PagedMemory, windows, prefix cache", GroupCache, "_end_in_windows", finds_any_block_of_a_window),
-    ("PagedMemory, windows, prefix cache", GroupCache, "leave", forgets_who_else_names_a_block),
+    ("PagedMemory, windows, prefix cache", GroupCache, "leave", forgets_other_tables),
     ("PagedMemory, states", PagedMemory, "drop", keeps_the_state_of_a_victim),
     ("PagedMemory, states, prefix cache", HashedBlockPool, "_evict", keeps_the_hash_of_a_block_that_is_taken),
     ("PagedMemory, states, prefix cache", GroupTables, "skip", gives_the_last_state_back),
-    ("PagedMemory, windows and states, prefix cache", GroupCache, "publish", publishes_the_block_that_it_fills),
+    ("PagedMemory, windows and states, prefix cache", GroupTables, "_give_back", keeps_every_state),
     ("PagedMemory, windows, host pool", PagedMemory, "pages_for", swaps_what_windows_have_passed),
     ("PagedMemory, windows, host pool, vllm-v0", GroupTables, "swap_out", leaves_its_window_behind),
     ("SharingMemory", SharingTables, "grow_until", never_copies),
