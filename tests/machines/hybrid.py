@@ -213,7 +213,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
 
     def predicted_steps(self) -> dict[int, int | None]:
         """After which step so many pages are free; untold while a prompt has yet to give back what its window passed."""
-        free, more = self.memory.free, () if any(kind.skipped.prompts for kind in self.memory.giving) else (0, 1, 3, 8)
+        free, more = self.memory.free, () if any(kind.prompts for kind in self.memory.giving) else (0, 1, 3, 8)
         return {free + pages: self.memory.step_that_frees(self.state.decode_step, free + pages) for pages in more}
 
     def step_on(self, steps: int) -> None:

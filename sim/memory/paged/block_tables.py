@@ -16,6 +16,9 @@ class BlockTables:
     Tables grow when sequences come, go or are looked at: a look in ``decode_step`` first calls
     ``grow_until(decode_step + 1)``, which changes nothing but the tables.
 
+    Args:
+        pool: The pool of a prefix cache, which blocks are taken from; None makes one.
+
     Attributes:
         moves: Where blocks with contents that change place are noted; None without a recording.
         rewrites: Whether blocks that a table names may become others; else tables only grow, at their ends.
@@ -25,9 +28,9 @@ class BlockTables:
     moves: Moves | None = None
     rewrites = False
 
-    def __init__(self, num_blocks: int, host_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, host_blocks: int, block_size: int, pool: BlockPool | None = None) -> None:
         self.prefix: list[int] = []
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks) if pool is None else pool
         self.host_pool = BlockPool(host_blocks)
         self.tables: dict[Sequence, list[int]] = {}
         self.host_tables: dict[Sequence, list[int]] = {}
@@ -47,7 +50,12 @@ class BlockTables:
 
     def append(self, sequence: Sequence) -> None:
         """A block for the token that a sequence computes in the coming step."""
-        self.tables[sequence].append(self.pool.take())
+        self.tables[sequence] += self.pool.take_many(1)
+
+    @property
+    def grown_until(self) -> int:
+        """Decode step up to which tables have grown."""
+        return self._grown_until
 
     def grown(self, decode_step: int) -> None:
         """The tables have grown through ``decode_step``, one by one."""

@@ -128,7 +128,8 @@ class CachedMemory(PagedMemory):
         self.cached_level = self.cache_log
         self.leaves_alone = not ids
         if isinstance(self.pool.queue, FreeIds):
-            self.tables: CachedTables | None = CachedTables(self.pool.queue, block_size)
+            # Not a ``BlockPool``: tables only take blocks from it, and the segment pool puts released blocks into it.
+            self.tables = BlockTables(0, 0, block_size, self.pool.queue)  # type: ignore[arg-type]
         self._transaction = CachedTransaction(self)
         #: For each request, whether no other request has a common prefix with it.
         self.unshared = chains.unshared
@@ -386,41 +387,12 @@ class CachedMemory(PagedMemory):
 
     def cached_block_ids(self) -> np.ndarray:
         """See ``Memory``: blocks with a hash."""
-        if self.tables is None:
+        if self.tables is None or not isinstance(self.pool.queue, FreeIds):
             return super().cached_block_ids()
         size, until = self.block_size, self.tables.grown_until
-        named = [np.flatnonzero(np.frombuffer(self.tables.pool.is_named, np.uint8))]
+        named = [np.flatnonzero(np.frombuffer(self.pool.queue.is_named, np.uint8))]
         for sequence, table in self.held.items():
             stalled = sequence in self.partial
             full = (sequence.computed_tokens if stalled else until - 1 + sequence.lag) // size
             named.append(np.array(self.tables.tables[sequence][:full], dtype=np.int64))
         return np.concatenate(named)
-
-
-class CachedTables(BlockTables):
-    """Ids of the blocks in tables. Free ids are in the queue of the memory's pool.
-
-    Args:
-        queue: The free queue.
-        block_size: Tokens per block.
-    """
-
-    def __init__(self, queue: FreeIds, block_size: int) -> None:
-        super().__init__(0, 0, block_size)
-        # Not a ``BlockPool``: tables only take blocks from it, and the segment pool puts released blocks into it.
-        self.pool: FreeIds = queue  # type: ignore[assignment]
-
-    @property
-    def grown_until(self) -> int:
-        """Decode step up to which tables have grown."""
-        return self._grown_until
-
-    def drop(self, sequence: Sequence) -> None:
-        del self.tables[sequence]
-
-    def append(self, sequence: Sequence) -> None:
-        self.tables[sequence] += self.pool.take_many(1)
-
-    def leave(self, sequence: Sequence, phase: int) -> None:
-        self.park(sequence, phase)
-        del self.tables[sequence]

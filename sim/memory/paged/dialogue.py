@@ -28,8 +28,8 @@ from ...workload.dialogue import NO_PARENT, Dialogue
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import METER, Meter
 from ..accounting.parents import Parents
-from .block_tables import BlockTables
 from .paged import PagedMemory
+from .sharing_tables import SharingTables
 from .transaction import PagedTransaction
 
 
@@ -64,7 +64,9 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         self.cached_level = self.cache_log
         # Nothing goes to the host, not even victims with blocks that others hold too.
         self.host_free = -1
-        self.tables: DialogueTables = DialogueTables(num_blocks, 0, block_size)
+        self.tables: SharingTables = SharingTables(num_blocks, 0, block_size)
+        # Tables only grow: a block is copied before a table begins with it.
+        self.tables.rewrites = False
         # Running tables that name a block, of those that several tables name or did.
         self._named: dict[int, int] = {}
         self._saved_blocks = 0
@@ -271,18 +273,3 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         self.cache_log.enter_row(self.cached_blocks)
         saved = self._saved_blocks * self.block_size
         return live - saved, held, tail, saved
-
-
-class DialogueTables(BlockTables):
-    """Block tables that may begin with blocks of others."""
-
-    def admit(self, sequence: Sequence, decode_step: int, past: bool, phase: int) -> None:
-        """See ``BlockTables``; the slot of ``decode_step`` itself comes in its turn, with all the others'."""
-        self.grow_until(decode_step + past)
-        self.hold(sequence, sequence.start_tokens - 1 + past)
-        self.join(sequence, phase)
-
-    def copy(self, block: int | None, sequence: Sequence, place: int) -> None:
-        """The block at ``place`` of its table begins as a copy, if there is one."""
-        if block is not None and self.moves is not None:
-            self.moves.copies.append((block, self.tables[sequence][place], self._block_size))

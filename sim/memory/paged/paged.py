@@ -80,20 +80,6 @@ class Partial(NamedTuple):
     computed_tokens: int
 
 
-class Kind:
-    """Groups of one kind that release blocks of running sequences; all of them release the same blocks.
-
-    Attributes:
-        number: Number of groups.
-        released: Number of blocks that one of the groups has released, over all sequences.
-    """
-
-    __slots__ = ("number", "released", "skipped")
-
-    def __init__(self, number: int, skipped: SkippedBlocks) -> None:
-        self.number, self.skipped, self.released = number, skipped, 0
-
-
 class PagedMemory(MemoryDefaults):
     """Blocks held by running sequences, and by swapped ones in host memory. See ``Memory``.
 
@@ -117,7 +103,7 @@ class PagedMemory(MemoryDefaults):
         is_plain: Whether there is one group, which keeps every token.
         growing: Number of groups that take a block with every block of a sequence.
         fixed: Additional blocks of every sequence.
-        giving: The kinds of groups that release blocks while their sequences run.
+        giving: The managers of the kinds of groups that release blocks while their sequences run.
         partial: Blocks held by each sequence in a chunked prefill, or that is stalled.
         tables: Block tables of one group, where there are ids.
         group_tables: Block tables of KV groups, one per sequence and group, where there are ids.
@@ -152,7 +138,7 @@ class PagedMemory(MemoryDefaults):
         self._phases = [0] * (2 * block_size)
         self._whole_prompts = whole_prompts
         self.is_plain, self.growing, self.fixed = True, 1, 0
-        self.giving: list[Kind] = []
+        self.giving: list[SkippedBlocks] = []
         self.group_tables: GroupTables | None = None
         self.cache: GroupCache | None = None
         if groups.kinds != (FULL,):
@@ -168,10 +154,10 @@ class PagedMemory(MemoryDefaults):
         self.fixed = 0 if groups.states_by_block else groups.states
         self.growing = groups.number - self.fixed
         if groups.sliding:
-            self.giving.append(Kind(groups.sliding, SkippedBlocks(groups.window_tokens, size)))
+            self.giving.append(SkippedBlocks(groups.window_tokens, size, groups.sliding))
             self.meter += ("skipped",)
         if groups.states_by_block:
-            self.giving.append(Kind(groups.states, SkippedStates(size)))
+            self.giving.append(SkippedStates(size, groups.states))
             self.meter += ("skipped_states",)
         elif groups.states:
             self.meter += ("states",)
@@ -221,7 +207,7 @@ class PagedMemory(MemoryDefaults):
             self._count_shared()
             self.cache.begin_step()
         self._transaction.takes = takes
-        return takes - sum(kind.number * kind.skipped.in_step(decode_step) for kind in self.giving)
+        return takes - sum(kind.number * kind.in_step(decode_step) for kind in self.giving)
 
     # --- Blocks of all groups ---
 
@@ -235,17 +221,17 @@ class PagedMemory(MemoryDefaults):
 
     def pages_for(self, tokens: int) -> int:
         """Blocks of all groups that a sequence with ``tokens`` needs for its next token; the host pool has room for these."""
-        return self.pages(-(-tokens // self.block_size), [kind.skipped.of(tokens) for kind in self.giving]) + self.fixed
+        return self.pages(-(-tokens // self.block_size), [kind.of(tokens) for kind in self.giving]) + self.fixed
 
     def skipped_in_prefill(self, computed: int, tokens: int, before: Values[int]) -> list[int]:
         """Blocks that each kind releases in a step that computes a prompt from ``computed`` up to ``tokens`` tokens, if it
         has already released ``before``."""
         kinds = zip(self.giving, before, strict=True)
-        return [kind.skipped.in_prefill(computed, tokens) - back for kind, back in kinds]
+        return [kind.in_prefill(computed, tokens) - back for kind, back in kinds]
 
     def skipped_by(self, sequence: Sequence, decode_step: int) -> list[int]:
         """Blocks that a decoding sequence has released before ``decode_step``, for each kind."""
-        return [kind.skipped.so_far(sequence, decode_step) for kind in self.giving]
+        return [kind.so_far(sequence, decode_step) for kind in self.giving]
 
     def _hold(self, blocks: int, skipped: Values[int]) -> None:
         """Hold ``blocks`` more in a full group; a group of each other kind releases ``skipped`` more."""
@@ -319,7 +305,7 @@ class PagedMemory(MemoryDefaults):
         more = self.skipped_in_prefill(held.computed_tokens, tokens, held.skipped)
         self._hold(blocks - held.blocks, more)
         for kind, back, again in zip(self.giving, held.skipped, more, strict=True):
-            kind.skipped.join(sequence, tokens - decode_step, back + again)
+            kind.join(sequence, tokens - decode_step, back + again)
         if self.group_tables:
             self.group_tables.grow_until(decode_step + 1)
             self.group_tables.join(sequence, held.computed_tokens, decode_step)
@@ -328,7 +314,7 @@ class PagedMemory(MemoryDefaults):
         """A running sequence grows no more and keeps its blocks."""
         phase, held = (1 - sequence.lag) % self.block_size, sequence.held_tokens(decode_step)
         self._end_growth(phase)
-        skipped = tuple(kind.skipped.leave(sequence, decode_step) for kind in self.giving)
+        skipped = tuple(kind.leave(sequence, decode_step) for kind in self.giving)
         self.partial[sequence] = Partial(-(-held // self.block_size), skipped, held)
         if self.tables:
             self.tables.grow_until(decode_step)
@@ -372,9 +358,7 @@ class PagedMemory(MemoryDefaults):
         tokens = sequence.start_tokens - 1
         self.host_free += self.pages_for(tokens)
         if not self.is_plain:
-            held = Partial(
-                -(-tokens // self.block_size), tuple(kind.skipped.of(tokens) for kind in self.giving), tokens
-            )
+            held = Partial(-(-tokens // self.block_size), tuple(kind.of(tokens) for kind in self.giving), tokens)
             self._hold(*held[:2])
             self.partial[sequence] = held
         self.admit(sequence, decode_step)
@@ -406,7 +390,7 @@ class PagedMemory(MemoryDefaults):
         for sequence in leaving:
             ahead = 1 - sequence.lag
             self._end_growth(ahead % self.block_size)
-            skipped = [-kind.skipped.leave(sequence, decode_step) for kind in self.giving]
+            skipped = [-kind.leave(sequence, decode_step) for kind in self.giving]
             self._hold((ahead - decode_step) // self.block_size, skipped)
             self.free += self.fixed
             if self.group_tables:
@@ -448,7 +432,7 @@ class PagedMemory(MemoryDefaults):
         if self.cache and (self.cache.shared[SLIDING] or self.cache.shared[STATE]):
             # A window that passes a shared block does not free it.
             return 1
-        alike = min((kind.skipped.steps_alike(state.decode_step) for kind in self.giving), default=limit)
+        alike = min((kind.steps_alike(state.decode_step) for kind in self.giving), default=limit)
         # In ``safe`` steps the sequences take at most ``blocks`` blocks, even if none is released.
         safe = blocks // (self.growing * state.batch_size) * size if self.growing else limit
         return min(alike, safe if safe >= limit else self._steps_within_cycles(state.decode_step, blocks, limit))
@@ -511,9 +495,7 @@ class PagedMemory(MemoryDefaults):
         takes = self._phases[start : start + self.block_size]
         backs = [0] * self.block_size
         for kind in self.giving:
-            backs = [
-                back + kind.number * more for back, more in zip(backs, kind.skipped.cycle(decode_step), strict=True)
-            ]
+            backs = [back + kind.number * more for back, more in zip(backs, kind.cycle(decode_step), strict=True)]
         return [(self.growing * take, back) for take, back in zip(takes, backs, strict=True)]
 
     def steps_before_admission(self, state: State, steps: int) -> int:
@@ -599,7 +581,7 @@ class PagedMemory(MemoryDefaults):
             return self._blocks * size, tail, *(kind.released * size for kind in self.giving), *others
         taken, held = self.growth(decode_step, steps), self._blocks + self._phases[decode_step % size]
         before = [kind.released for kind in self.giving]
-        changes = [kind.skipped.advance(decode_step, steps) for kind in self.giving]
+        changes = [kind.advance(decode_step, steps) for kind in self.giving]
         self._hold(taken, [released for _, released in changes])
         skipped = ((back + first) * size for back, (first, _) in zip(before, changes, strict=True))
         return held * size, tail, *skipped, *others

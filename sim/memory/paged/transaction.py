@@ -144,10 +144,7 @@ class PagedTransaction:
     def exchange(self, sequence: Sequence, decode_step: int) -> tuple[int, int]:
         """Blocks that a running sequence gives back in ``decode_step``, and those that it then takes."""
         held = sequence.held_tokens(decode_step)
-        back = sum(
-            kind.number * (kind.skipped.of(held) - kind.skipped.so_far(sequence, decode_step))
-            for kind in self.memory.giving
-        )
+        back = sum(kind.number * (kind.of(held) - kind.so_far(sequence, decode_step)) for kind in self.memory.giving)
         return back, self.groups * (held % self.block_size == 0)
 
     # Where the running sequences go one by one. With block ids they take their blocks at once.

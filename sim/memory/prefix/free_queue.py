@@ -250,6 +250,9 @@ class FreeIds(FreeQueue):
             ids = ids[:named]
         self._tape += reversed(ids)
 
+    def release(self, blocks: list[int]) -> None:
+        """Nothing: ``SegmentPool.release`` puts the blocks of a table into the queue, with their contents."""
+
     def take_many(self, count: int) -> list[int]:
         """Take ``count`` blocks from the head of the queue. They lose their names.
 
