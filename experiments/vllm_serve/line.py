@@ -40,6 +40,8 @@ READ = {
     "max-num-batched-tokens": True,
     "enforce-eager": False,
     "enable-prefix-caching": False,
+    "async-scheduling": False,
+    "watermark": True,
     "enable-chunked-prefill": False,
     "disable-hybrid-kv-cache-manager": False,
 }
@@ -123,7 +125,7 @@ IGNORED = set(
 #: Flags without a value and without an effect on either.
 IGNORED_SWITCHES = set(
     """
-    allow-credentials allow-deprecated-quantization async-scheduling calculate-kv-scales data-parallel-external-lb
+    allow-credentials allow-deprecated-quantization calculate-kv-scales data-parallel-external-lb
     data-parallel-hybrid-lb disable-access-log-for-endpoints disable-cascade-attn disable-chunked-mm-input
     disable-custom-all-reduce disable-fastapi-docs disable-frontend-multiprocessing disable-log-requests
     disable-log-stats disable-nccl-for-dp-synchronization disable-sliding-window disable-uvicorn-access-log

@@ -152,7 +152,7 @@ class RoutedEngine(Engine):
             self._wake_up(now)
         elif self._wakes and self._steps > 1 and self._leap is not None:
             start, _, first, second, growth, *others = self._leap
-            steps = steps_until(now - start, first, second, growth)
+            steps = steps_until(now - start, first, second, growth) + self._ahead
             until = start + ticks_of(steps, first, second, growth)
             self._cut(until, steps, (start, steps, first, second, growth, *others))
 

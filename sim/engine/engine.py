@@ -13,6 +13,15 @@ While no sequence waits, a finish changes no decision: the engine does not call 
 horizon ends or a request arrives.
 
 With ``leap=False`` every step is a separate event. The results are the same bits.
+
+With asynchronous scheduling (``Policy.schedules_ahead``) a step is decided while the step before it runs. The decision is
+made here when the step starts, from what was known a step earlier:
+
+    step k          | ... | .... |        arrivals up to its start are known to the decision of step k + 1
+    step k + 1            | .... | ...    sequences that finish in step k keep their blocks and places in that decision,
+                                          and are released after it; those that end with an EOS compute a token in vain
+
+A step is therefore decided anew after a finish if a sequence waits, and the leap to an arrival is one step longer.
 """
 
 from __future__ import annotations
@@ -89,6 +98,7 @@ class Engine:
         self.end_ticks = int(env.now)
         self.stopped = False
         self._observers = tuple(observers)
+        self._ahead = policy.schedules_ahead
         # The plan being carried out, for observers.
         self._plan = CARRY_ON
         self._edges = sorted(edges, reverse=True)
@@ -109,25 +119,34 @@ class Engine:
         enter, advance, calendar = self.ledger.enter, memory.advance, state.calendar
         take_finished = state.take_ended if policy.leaves_together else state.take_finished
         release = self._release_and_notify if source.hears_of_finishes else memory.release
+        ahead, finish = self._ahead, self._finish
+        ended: list[Sequence] = []
         carry_out, leap_over, stand_still, rest = self._actions()
         alarm = Alarm(self.env)
-        now = int(self.env.now)
+        # When what the next decision knows was known.
+        seen = now = int(self.env.now)
         leap: Leap | None
         while not self.stopped:
-            if source.next_ticks <= now:
-                source.deliver(now, state.waiting)
+            if source.next_ticks <= seen:
+                source.deliver(seen, state.waiting)
                 plan = schedule(state, transaction(state.decode_step))
             elif state.decode_step >= self._holds_until:
                 plan = schedule(state, transaction(state.decode_step))
             else:
                 plan = CARRY_ON
             first_step = None if plan is CARRY_ON else carry_out(plan, now)
+            if ended:
+                first_step = finish(ended, plan, first_step, now)
             steps = 0
             # In this order because reading the fields of a plan is slow.
             if state.batch_size and (plan is CARRY_ON or not plan.pauses):
                 steps, ticks, leap = leap_over(now, first_step)
             elif first_step and (first_step[0] or plan.preempted):
                 ticks, leap = stand_still(now, first_step, plan)
+            elif ended or seen < now:
+                # Nothing was scheduled ahead, so the next decision is taken at once, with all that is known by now.
+                ended, seen = [], now
+                continue
             elif idle := rest(now):
                 ticks, leap = idle
             else:
@@ -141,12 +160,20 @@ class Engine:
                 alarm = Alarm(self.env)
                 steps, ticks, leap = cut
             # Equals SimPy's clock; adding is cheaper than reading it.
-            now += ticks
+            seen = now = now + ticks
+            if ahead:
+                ended = []
             if leap:
                 enter(leap + advance(state, steps))
                 state.decode_step = decode_step = state.decode_step + steps
+                if ahead:
+                    # The start of the last step.
+                    seen = now - leap[3] - leap[4] * (steps - 2) if steps > 1 else leap[0]
                 if calendar and calendar[0][0] == decode_step:
-                    release(take_finished(), decode_step)
+                    if ahead:
+                        ended = self._hold_finished()
+                    else:
+                        release(take_finished(), decode_step)
         self.end_ticks = now
 
     def _actions(self) -> Actions:
@@ -173,9 +200,47 @@ class Engine:
         self._holds_until = 0
         return self._executor.carry_out(plan, now)
 
+    def _hold_finished(self) -> list[Sequence]:
+        """The sequences that finished in the last step; the next decision does not know it yet."""
+        ended = self.state.note_finished(self.policy.limits.max_model_len)
+        if self.state.finished:
+            self.memory.hold_finished(tuple(self.state.finished), self.state.decode_step)
+        return ended
+
+    def _finish(self, ended: list[Sequence], plan: StepPlan, first_step: FirstStep, now: int) -> FirstStep:
+        """Release sequences that finished in the last step, now that the plan of the coming step is carried out.
+
+        Returns:
+            ``first_step``, with the tokens that are computed in vain; not steady if a sequence waits for what was released.
+        """
+        state, decode_step = self.state, self.state.decode_step
+        if first_step is None and state.in_vain:
+            self._plan = plan
+            context = state.batch_size * decode_step + state.lag_sum
+            base, slope, _ = self.cost.decode_line(state.batch_size, context)
+            first_step = base + slope * context, 0, 0, True, True
+        leaving = ended
+        if plan.preempted:
+            leaving = [sequence for sequence in ended if sequence not in plan.preempted]
+        for observer in self._observers:
+            observer.requests_finished(now, ended, tuple(state.in_vain))
+        if self.source.hears_of_finishes:
+            self._release_and_notify(leaving, decode_step)
+        else:
+            self.memory.release_finished(leaving, decode_step)
+        for sequence in leaving:
+            state.forget(sequence)
+        if first_step is not None and state.waiting:
+            ticks, prefill, swap, _, wakes = first_step
+            first_step = ticks, prefill, swap, False, wakes
+        return first_step
+
     def _release_and_notify(self, leaving: list[Sequence], decode_step: int) -> None:
         """Release the finished sequences, and notify the source of the answers."""
-        self.memory.release(leaving, decode_step)
+        if self._ahead:
+            self.memory.release_finished(leaving, decode_step)
+        else:
+            self.memory.release(leaving, decode_step)
         self._answered += leaving
         # In a static batch all requests are answered together.
         if not self.policy.leaves_together or not self.state.running:
@@ -205,6 +270,8 @@ class Engine:
             # ``steps_until`` and ``ticks_of``, spelt out: calls here cost 5 % of a run.
             ahead = self.source.next_ticks - now - first - 1
             reach = 1 if ahead < 0 else 2 + (whole_steps(ahead, second, growth) if growth else ahead // second)
+            if self._ahead and self.source.next_ticks > now:
+                reach += 1
             if reach < limit:
                 limit = reach
         if limit > 1:

@@ -86,6 +86,9 @@ class Executor:
         state, memory, ledger, decode_step = self._state, self._memory, self._ledger, self._state.decode_step
         if preempted or swapped_out:
             memory.evict(preempted, swapped_out, decode_step)
+            if state.finished or state.in_vain:
+                # A finished sequence that is preempted does not return to the queue.
+                preempted = tuple(sequence for sequence in preempted if not state.forget(sequence))
             ledger.evict(preempted, swapped_out, decode_step, now)
             state.preempt(preempted, swapped_out)
         for sequence in swapped_in:
@@ -145,6 +148,10 @@ class Executor:
         """Stall sequences, which keep their blocks, and resume others."""
         state, memory, ledger, decode_step = self._state, self._memory, self._ledger, self._state.decode_step
         for sequence in stalled:
+            if state.forget(sequence):
+                memory.hold_finished((sequence,), decode_step)
+                state.finished[sequence] = None
+                continue
             ledger.stall(sequence, decode_step, now)
             memory.stall(sequence, decode_step)
             state.stall(sequence)

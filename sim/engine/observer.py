@@ -2,6 +2,8 @@
 
     run_started     before the first event
     plan_decided    the policy returned a plan that changes the running sequences; it is not carried out yet
+    requests_finished  with asynchronous scheduling: the plan is carried out, and requests that finished in the step
+                    before, which it did not know, are about to release their blocks
     step_started    the plan is carried out; a step, or a leap of several steps, begins
     idle_started    nothing runs until the next request arrives
 
@@ -15,12 +17,13 @@ a leap.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..memory.accounting.ledger import Leap
-from ..types.sequence import StepPlan
+from ..types.sequence import Sequence, StepPlan
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -60,6 +63,15 @@ class Observer:
             now, ticks: Start, and ticks until the next decision; 0 if the plan only changed queues.
             leap: The ledger's row, with the columns of ``LEAP``. Its ``steps`` is 0 if no sequence decodes.
             plan: The plan of its first step; ``CARRY_ON`` if the decision is unchanged.
+        """
+
+    def requests_finished(self, now: int, finished: Iterable[Sequence], in_vain: Iterable[Sequence]) -> None:
+        """Called before finished sequences release their blocks, where steps are scheduled ahead.
+
+        Args:
+            finished: They generated their last token in the step that ended ``now``; those that the plan preempted
+                included.
+            in_vain: Those of them that compute one more token in the step that starts ``now``.
         """
 
     def idle_started(self, now: int, ticks: int) -> None:

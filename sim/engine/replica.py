@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..cost import PaperCost, StepCost, cost
 from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
 from ..policy import SHARING, Limits, Policy, Pool, Server, policy
-from ..policy.options import KvGroupOptions, Options, VllmV0Options, WatermarkOptions
+from ..policy.options import KvGroupOptions, Options, VllmV0Options, VllmV1Options, WatermarkOptions
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
 from ..spec.hybrid import state_layout
@@ -39,6 +39,8 @@ class Replica:
         layout: The KV groups that share the pool; None if all layers keep every token.
         page_bytes: Bytes of a block of one KV group on each rank; 0 without KV groups.
         caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
+        enforce_eager: Whether it runs without CUDA graphs.
+        sources: Where each value of ``describe`` comes from.
     """
 
     policy: Policy
@@ -50,6 +52,8 @@ class Replica:
     layout: HybridLayout | None = None
     page_bytes: int = 0
     caches_prefixes: bool = False
+    enforce_eager: bool = True
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def host_blocks(self) -> int:
@@ -67,7 +71,9 @@ class Replica:
             "num_gpu_blocks": self.num_blocks,
             "block_size": self.block_size,
             "enable_prefix_caching": self.caches_prefixes,
+            "enforce_eager": self.enforce_eager,
             **asdict(self.policy.limits),
+            "sources": dict(self.sources),
         }
 
 
@@ -123,7 +129,16 @@ def build(
     asked_size = layout.config.block_size if layout and layout.config else settings.block_size
     if grouped:
         kind = SHARING.get(kind, kind)
-    server = Server(model=shape, gpu=card, deployment=deployment, tensor_parallel=ranks, layout=layout)
+    server = Server(
+        model=shape,
+        gpu=card,
+        deployment=deployment,
+        tensor_parallel=ranks,
+        layout=layout,
+        max_model_len=max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+    )
     num_blocks, size = kind.pool_size(server, options, settings.num_gpu_blocks_override, asked_size)
     held = num_blocks * size // max_model_len, max_model_len
     seqs, tokens = kind.step_limits(server, held, settings.max_num_seqs, settings.max_num_batched_tokens)
@@ -133,7 +148,7 @@ def build(
         max_num_batched_tokens=tokens,
         watermark_blocks=int(options.watermark * num_blocks) if isinstance(options, WatermarkOptions) else 0,
     )
-    scheduler = kind(limits, options, _page_groups(layout, kind, limits, size) if layout else None)
+    scheduler = kind(limits, options, _page_groups(layout, kind, options, limits, size) if layout else None)
     pool = Pool(
         num_blocks=num_blocks,
         block_size=size,
@@ -154,9 +169,23 @@ def build(
         block_size=size,
         max_model_len=max_model_len,
         caches_prefixes=memory.cache_log is not None,
+        enforce_eager=not deployment.cuda_graphs,
+        sources=_sources(settings, kind, layout),
         layout=layout,
         page_bytes=_page_bytes(shape, layout, ranks, size, deployment),
     )
+
+
+def _sources(settings: Settings, kind: type[Policy], layout: HybridLayout | None) -> dict[str, str]:
+    """Where the resolved values come from: the user, the model, or the defaults of the policy."""
+    names = {"num_gpu_blocks": "num_gpu_blocks_override"}
+    shared = ("block_size", "enable_prefix_caching", "enforce_eager", "max_num_seqs", "max_num_batched_tokens")
+    found = dict.fromkeys(shared, kind.defaults_source)
+    found |= {"num_gpu_blocks": kind.pool_source, "max_model_len": f"model {settings.model}"}
+    if layout and layout.config:
+        found |= {"block_size": "raised until a block is as large as a state", "num_gpu_blocks": Policy.pool_source}
+    given = (name for name in found if getattr(settings, names.get(name, name)) is not None)
+    return found | dict.fromkeys(given, "given")
 
 
 def _own_memory(settings: Settings, pool: Pool, layout: HybridLayout | None) -> Memory:
@@ -177,7 +206,8 @@ def _runs_to_cache(settings: Settings, workload: PromptSource) -> Tokens | None:
     """The tokens of a workload, if prefixes of them are to be cached: asked for, or possible and of use."""
     wanted = settings.enable_prefix_caching
     if wanted is None:
-        wanted = workload.may_share_prefixes and policy(settings.policy).caches_prefixes
+        kind = policy(settings.policy)
+        wanted = kind.caches_prefixes and (kind.caches_by_default or workload.may_share_prefixes)
     return workload.token_runs() if wanted else None
 
 
@@ -222,15 +252,16 @@ def _page_bytes(shape: ModelSpec, layout: HybridLayout | None, ranks: int, size:
     return layout.config.bytes_per_block if layout.config else page_bytes(shape, layout, ranks, size, deployment)
 
 
-def _page_groups(layout: HybridLayout, kind: type[Policy], limits: Limits, size: int) -> PageGroups:
+def _page_groups(layout: HybridLayout, kind: type[Policy], options: Options, limits: Limits, size: int) -> PageGroups:
     """The KV groups of the pool, in blocks of ``size`` tokens."""
     window = layout.window_tokens
     return PageGroups(
         kinds=tuple(group.span.kind for group in layout.groups),
         window_tokens=window,
         states_by_block=layout.config is not None and layout.config.mamba_cache_mode == "align",
+        ahead=isinstance(options, VllmV1Options) and options.async_scheduling,
         most_prompt_blocks=window
-        and most_prompt_blocks(window, kind.in_flight_tokens(limits), limits.max_model_len, size),
+        and most_prompt_blocks(window, kind.in_flight_tokens(limits, options), limits.max_model_len, size),
     )
 
 
@@ -244,11 +275,12 @@ def _host_blocks(
 
 
 def _deployment(settings: Settings, shape: ModelSpec) -> Deployment:
+    eager = policy(settings.policy).default_enforce_eager if settings.enforce_eager is None else settings.enforce_eager
     return Deployment(
         pipeline_parallel=settings.pipeline_parallel_size,
         kv_dtype="fp16" if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype,
         quantization=settings.quantization or shape.quantization,
-        cuda_graphs=not settings.enforce_eager,
+        cuda_graphs=not eager,
     )
 
 

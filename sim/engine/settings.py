@@ -33,12 +33,15 @@ class Settings:
         quantization: Number format of the weights; default: the checkpoint's, which is 16 bit for all presets except
             deepseek-v3 (fp8) and gpt-oss-120b (mxfp4).
         kv_cache_dtype: Number format of the KV cache; "auto" is 16 bit.
-        enforce_eager: Run without CUDA graphs, as the systems of SOSP'23 did. With CUDA graphs, batches are padded to
-            captured sizes, and the graphs take memory from the pool.
+        enforce_eager: Run without CUDA graphs. With them, batches are padded to captured sizes, and the graphs take memory
+            from the pool. Default: with CUDA graphs under vllm-v1, without them under the other policies, as the systems
+            of SOSP'23 ran.
         block_size: Tokens per KV block; default: the policy's, 16 for most.
-        num_gpu_blocks_override: Blocks of the pool; default: computed from model and GPU as in the paper.
-        enable_prefix_caching: Keep the contents of freed blocks for prompts with the same prefix. Default: enabled if
-            the requests describe the contents of their prompts and the policy has a prefix cache.
+        num_gpu_blocks_override: Blocks of the pool; default: computed from model and GPU, under vllm-v1 as ``vllm serve``
+            does at its start, else as in the paper.
+        enable_prefix_caching: Keep the contents of freed blocks for prompts with the same prefix. Default: enabled under
+            vllm-v1, where a preempted sequence at least finds its own blocks again, and under other policies with a
+            prefix cache if the requests describe the contents of their prompts.
         max_model_len: Longest prompt + output in tokens; default: the model's.
         max_num_seqs: Maximum number of sequences in a step, or the size of static batches; default: the policy's.
         max_num_batched_tokens: Maximum number of tokens in a step, where a decode counts 1; default: the policy's.
@@ -63,7 +66,7 @@ class Settings:
     pipeline_parallel_size: Count = 1
     quantization: Literal["awq", "gptq", "int8", "fp8"] | None = None
     kv_cache_dtype: Literal["auto", "fp16", "bf16", "fp8", "int8", "int4"] = "auto"
-    enforce_eager: bool = True
+    enforce_eager: bool | None = None
     block_size: BlockSize | None = None
     num_gpu_blocks_override: Blocks | None = None
     enable_prefix_caching: bool | None = None

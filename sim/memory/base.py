@@ -216,6 +216,16 @@ class Memory(Protocol):
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """Sequences that generated their last token before ``decode_step`` give up what they hold."""
 
+    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
+        """Sequences that generated their last token before ``decode_step`` stop to grow and keep what they hold."""
+
+    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """As ``release``, after other sequences took what they need for ``decode_step``.
+
+        Args:
+            leaving: Sequences after ``hold_finished``; others have taken what they need for ``decode_step`` as well.
+        """
+
     # --- The executor, for the plan of ``decode_step`` ---
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:

@@ -54,6 +54,8 @@ class Server:
         model, gpu, deployment: Their specifications.
         tensor_parallel: GPUs that share the model and the pool.
         layout: KV groups of the model; None if all layers keep every token.
+        max_model_len: Longest prompt + output in tokens.
+        max_num_seqs, max_num_batched_tokens: What the user gives; None leaves it to the policy.
     """
 
     model: ModelSpec
@@ -61,6 +63,9 @@ class Server:
     deployment: Deployment
     tensor_parallel: int = 1
     layout: HybridLayout | None = None
+    max_model_len: int
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
 
     def num_blocks(self, block_size: int) -> int:
         """Blocks of ``block_size`` tokens that fit into the GPUs' memory, computed as in the paper.
@@ -114,6 +119,8 @@ class Policy:
         leaves_together: Whether sequences release their memory when the last one of their batch has finished.
         preempted_first: Whether a preempted sequence goes to the front of the queue instead of its place by arrival.
         caches_prefixes: Whether freed blocks can keep their contents for prompts with the same prefix.
+        caches_by_default: Whether they do so also if no contents are known: a preempted sequence finds its own blocks.
+        default_enforce_eager: Default of ``enforce_eager``.
         reads_max_tokens: Whether reservations depend on the ``max_tokens`` that a client declares.
         groups_sequences: Whether the sequences of a request are admitted and preempted together.
         needs_sharing_variant: Whether only a variant in ``registry.SHARING`` serves such requests. Subclasses inherit
@@ -127,6 +134,8 @@ class Policy:
         default_max_num_batched_tokens: Default of ``max_num_batched_tokens``.
         has_token_budget: Whether it reads ``max_num_batched_tokens``.
         default_block_size: Default tokens per block.
+        defaults_source, pool_source: Where these defaults, and the size of the pool, come from; for ``run.json``.
+        schedules_ahead: Whether a step is decided while the step before it runs.
         null_blocks: Blocks of the pool that hold no tokens, such as vLLM's block 0.
     """
 
@@ -136,6 +145,8 @@ class Policy:
     leaves_together: ClassVar[bool] = False
     preempted_first: ClassVar[bool] = False
     caches_prefixes: ClassVar[bool] = False
+    caches_by_default: ClassVar[bool] = False
+    default_enforce_eager: ClassVar[bool] = True
     reads_max_tokens: ClassVar[bool] = False
     groups_sequences: ClassVar[bool] = False
     needs_sharing_variant: ClassVar[bool] = False
@@ -147,8 +158,11 @@ class Policy:
     default_max_num_batched_tokens: ClassVar[int] = 2048
     has_token_budget: ClassVar[bool] = True
     default_block_size: ClassVar[int] = 16
+    defaults_source: ClassVar[str] = "default of the policy"
+    pool_source: ClassVar[str] = "computed from model and GPU as in the paper"
     null_blocks: ClassVar[int] = 0
 
+    schedules_ahead: bool = False
     #: A policy with its own options narrows the type.
     options: Options
 
@@ -192,8 +206,8 @@ class Policy:
         return seqs or cls.default_seqs(server, pool[0]), tokens or cls.default_max_num_batched_tokens
 
     @staticmethod
-    def in_flight_tokens(limits: Limits) -> int:
-        """Maximum tokens of one sequence in a step: a whole prompt, unless prompts are split."""
+    def in_flight_tokens(limits: Limits, options: Any) -> int:
+        """Maximum tokens of one sequence in the steps in flight: a whole prompt, unless prompts are split."""
         return limits.max_model_len
 
     def memory(self, pool: Pool) -> Memory:

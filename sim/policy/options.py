@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from ..spec import hybrid_layout, model
+from ..spec.releases import LATEST
 from ..types.bounds import Count, Gibibytes
 from ..types.errors import SettingError
 from ..workload.workload import Workload
@@ -40,6 +41,8 @@ class Replica(Protocol):
     def max_model_len(self) -> int | None: ...
     @property
     def block_size(self) -> int | None: ...
+    @property
+    def num_gpu_blocks_override(self) -> int | None: ...
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -141,6 +144,21 @@ class VllmV1Options(WatermarkOptions, KvGroupOptions):
     watermark: Annotated[
         float, Field(ge=0, lt=1, description="Share of the pool that an admission must leave free.")
     ] = 0.0
+    async_scheduling: Annotated[bool, Field(description="Decide a step while the step before it runs.")] = True
+    gpu_memory_utilization: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="Share of the GPU memory for weights, activations, CUDA graphs and KV cache, from which the pool is"
+            " computed as vLLM does at its start.",
+        ),
+    ] = LATEST.gpu_memory_utilization
+
+    def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
+        if name == "gpu_memory_utilization" and replica.num_gpu_blocks_override is not None:
+            return "--num-gpu-blocks-override sets the pool, whatever the memory; leave out one of them"
+        return super().why_unread(name, replica, workload)
 
 
 @dataclass(frozen=True, kw_only=True)

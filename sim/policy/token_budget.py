@@ -118,7 +118,8 @@ class TokenBudget(Policy):
         if ended or chunks:
             steady, tokens = not chunks, sum(tokens for _, tokens in (*ended, *chunks))
             admitted += (sequence for sequence, _ in ended)
-        free_seqs = self.limits.max_num_seqs - state.batch_size - len(state.stalled) - len(state.prefilling)
+        held_seqs = state.batch_size + len(state.stalled) + len(state.prefilling) + len(state.finished)
+        free_seqs = self.limits.max_num_seqs - held_seqs
         watermark = self.limits.watermark_blocks
         for sequence in state.waiting:
             if not budget:
@@ -134,9 +135,7 @@ class TokenBudget(Policy):
             if self.aligns_chunks:
                 now = self._chunk(sequence, known, now, transaction)
             blocks = transaction.lacking(sequence, now)
-            spare = watermark and watermark * bool(
-                state.batch_size or state.prefilling or state.stalled or admitted or going_on
-            )
+            spare = watermark and watermark * bool(held_seqs or admitted or going_on)
             if not now or transaction.free - blocks < spare:
                 wakes = False
                 break

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..memory.accounting.kv_groups import FULL, PageGroups
 from ..memory.paged.cached import CachedMemory
 from ..memory.paged.paged import PagedMemory
 from ..memory.paged.transaction import PagedTransaction
 from ..memory.prefix import Chains
-from ..spec.launch import batch_defaults
+from ..spec.launch import Launch, batch_defaults, capacity, fits, longest_model_len
+from ..types.errors import SettingError
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from .base import Limits, Pool, Server
@@ -36,18 +37,53 @@ class VllmV1(TokenBudget):
     options_type: ClassVar[type[Options]] = VllmV1Options
     preempted_first = True
     null_blocks = 1
-    caches_prefixes = True
+    caches_prefixes = caches_by_default = True
+    default_enforce_eager = False
+    defaults_source = "default of vllm serve 0.33"
+    pool_source = "computed from the GPU memory as by vllm serve 0.33"
     serves_kv_groups = serves_states = True
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         super().__init__(limits, options, groups)
+        self.schedules_ahead = isinstance(options, VllmV1Options) and options.async_scheduling
         self._is_plain = self.groups.kinds == (FULL,)
         self.aligns_chunks = self.groups.states_by_block
 
     @staticmethod
-    def in_flight_tokens(limits: Limits) -> int:
-        """Maximum of tokens of one sequence that a step computes."""
-        return limits.max_num_batched_tokens
+    def in_flight_tokens(limits: Limits, options: Any) -> int:
+        """See ``Policy``; with asynchronous scheduling two steps are in flight."""
+        return (1 + options.async_scheduling) * limits.max_num_batched_tokens
+
+    @classmethod
+    def pool_size(
+        cls, server: Server, options: VllmV1Options, num_blocks: int | None, block_size: int | None
+    ) -> tuple[int, int]:
+        """See ``Policy``; the pool that ``vllm serve`` computes at its start (``spec.launch``).
+
+        Raises:
+            SettingError: vLLM would not start, as the pool cannot hold one sequence of ``max_model_len``.
+        """
+        if num_blocks is not None or server.model.mixer:
+            return super().pool_size(server, options, num_blocks, block_size)
+        lengths = 0, server.max_model_len
+        seqs, tokens = cls.step_limits(server, lengths, server.max_num_seqs, server.max_num_batched_tokens)
+        launch = Launch(
+            model=server.model,
+            gpu=server.gpu,
+            max_model_len=server.max_model_len,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            tensor_parallel=server.tensor_parallel,
+            deployment=server.deployment,
+            gpu_memory_utilization=options.gpu_memory_utilization,
+            block_size=block_size or cls.default_block_size,
+            hybrid=server.layout is not None,
+        )
+        if not fits(launch):
+            longest = longest_model_len(launch)
+            remedy = f"the KV cache holds a sequence of {longest} tokens; take a shorter one, or a larger GPU"
+            raise SettingError("max_model_len", server.max_model_len, remedy)
+        return capacity(launch).num_blocks, launch.block_size
 
     @classmethod
     def step_limits(
@@ -62,7 +98,7 @@ class VllmV1(TokenBudget):
         usable, size = pool.num_blocks - self.null_blocks, pool.block_size
         chains = None if pool.token_runs is None else Chains(pool.token_runs, size)
         if chains is not None and self._is_plain:
-            return CachedMemory(usable, size, chains, pool.ids, unnamed_first=True)
+            return CachedMemory(usable, size, chains, pool.ids, unnamed_first=True, ahead=self.schedules_ahead)
         return PagedMemory(usable, size, ids=pool.ids, groups=self.groups, chains=chains)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
@@ -70,7 +106,7 @@ class VllmV1(TokenBudget):
         in_order = not state.stalled and not (state.prefilling and self.aligns_chunks)
         if in_order and transaction.free >= transaction.takes:
             return self._fill(state, transaction, next(iter(state.prefilling), None))
-        if not in_order or not self._is_plain:
+        if not in_order or not self._is_plain or state.finished:
             return self._one_by_one(state, transaction)
         if transaction.memory.cache_log is None and transaction.memory.tables is None:
             # Blocks without ids and contents only need counting.
@@ -104,7 +140,8 @@ class VllmV1(TokenBudget):
     def _one_by_one(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """vLLM's loop over the running sequences: each takes its blocks, or the last one is preempted."""
         transaction.grow_tables(0)
-        kept = sorted([*state.running, *state.prefilling, *state.stalled], key=lambda sequence: sequence.order)
+        kept = [*state.running, *state.prefilling, *state.stalled, *state.finished]
+        kept.sort(key=lambda sequence: sequence.order)
         budget, place = self.limits.max_num_batched_tokens, 0
         preempted: list[Sequence] = []
         scheduled: list[tuple[Sequence, int]] = []
@@ -128,7 +165,7 @@ class VllmV1(TokenBudget):
     def _next_tokens(self, sequence: Sequence, state: State, budget: int, transaction: PagedTransaction) -> int:
         """Tokens that a running sequence computes in the step."""
         if sequence not in state.prefilling:
-            return 1
+            return int(sequence not in state.finished)
         computed = sequence.computed_tokens
         return self._chunk(sequence, computed, min(sequence.start_tokens - computed, budget), transaction)
 
@@ -145,6 +182,9 @@ class VllmV1(TokenBudget):
         computes = dict(scheduled)
         stalls = tuple(each for each in kept if each in state.running and each not in computes)
         resumes = tuple(each for each in kept if each in state.stalled and each in computes)
+        for each in kept:
+            if each in state.prefilling and each not in computes:
+                transaction.pass_over(each)
         prefills = [(each, tokens) for each, tokens in scheduled if each in state.prefilling]
         ended = [(each, tokens) for each, tokens in prefills if each.computed_tokens + tokens == each.start_tokens]
         chunks = [chunk for chunk in prefills if chunk not in ended]

@@ -31,6 +31,10 @@ class State:
         prefilling: Sequences in a prefill over several steps, in the order of their first chunks.
         running: Decoding sequences, in the order in which their prefills ended.
         stalled: Sequences that do not decode and keep their blocks.
+        finished: Sequences that finished in the step before and hold their blocks and their place for one more decision,
+            because it was taken while that step ran (asynchronous scheduling).
+        in_vain: Sequences of this kind that also compute a token in the step, as the decision could not know of their
+            EOS. They are in ``running``.
         swapped: Sequences in host memory, in the order of their return.
         batch_size: Sequences that a step computes. In static batching, ended sequences count until the batch ends.
         lag_sum: Sum of the lags of these sequences; in a static batch with every prompt padded.
@@ -38,8 +42,8 @@ class State:
     """
 
     __slots__ = (
-        "_preempted_first", "calendar", "decode_step", "lag_sum", "prefilling", "running", "stalled", "swapped",
-        "waiting", "batch_size",
+        "_preempted_first", "batch_size", "calendar", "decode_step", "finished", "in_vain", "lag_sum", "prefilling",
+        "running", "stalled", "swapped", "waiting",
     )  # fmt: skip
     forking: Iterable[Group] = ()
     #: Whether requests may have several sequences.
@@ -53,6 +57,8 @@ class State:
         self.prefilling: dict[Sequence, None] = {}
         self.running: dict[Sequence, None] = {}
         self.stalled: dict[Sequence, None] = {}
+        self.finished: dict[Sequence, None] = {}
+        self.in_vain: dict[Sequence, None] = {}
         self.calendar: list[tuple[int, int, Sequence]] = []
 
     def prefill(self, sequence: Sequence, tokens: int) -> None:
@@ -138,6 +144,38 @@ class State:
             finished.append(sequence)
         self.batch_size -= len(finished)
         return finished
+
+    def note_finished(self, max_model_len: int) -> list[Sequence]:
+        """The finished sequences, in order of arrival; they become ``finished`` or ``in_vain``.
+
+        A decision that is taken before the last token is known expects an end at ``max_tokens`` and at the model's
+        length, but not an EOS.
+        """
+        ended: list[Sequence] = []
+        calendar, decode_step = self.calendar, self.decode_step
+        while calendar and calendar[0][0] == decode_step:
+            sequence = heappop(calendar)[2]
+            ended.append(sequence)
+            if sequence.output_tokens < sequence.max_tokens and sequence.target_tokens < max_model_len:
+                self.in_vain[sequence] = None
+            else:
+                self._end(sequence)
+                self.finished[sequence] = None
+        return ended
+
+    def _end(self, sequence: Sequence) -> None:
+        """Remove a sequence without an entry in the calendar from the batch."""
+        del self.running[sequence]
+        self.batch_size -= 1
+        self.lag_sum -= sequence.lag
+
+    def forget(self, sequence: Sequence) -> bool:
+        """Remove a sequence that is ``finished`` or ``in_vain``. Returns whether it was."""
+        if sequence in self.in_vain:
+            del self.in_vain[sequence]
+            self._end(sequence)
+            return True
+        return self.finished.pop(sequence, True) is None
 
     def take_ended(self) -> list[Sequence]:
         """As ``take_finished`` for a static batch: all its sequences leave when the last one finishes.

@@ -85,10 +85,11 @@ class PolicyMachine(RuleBasedStateMachine):
         num_blocks, size, window, budget = pool
         kind = policy_of(self.policy_name)
         kinds = self.kinds[place % len(self.kinds)]
-        limits = Limits(LONGEST, 1 + place, max(budget, 1 + place))
-        most = most_prompt_blocks(window, kind.in_flight_tokens(limits), LONGEST, size)
-        groups = PageGroups(kinds, window, most, STATE in kinds and self.caches)
-        self.policy = kind(limits, kind.options_type(**self.options), groups)
+        limits, options = Limits(LONGEST, 1 + place, max(budget, 1 + place)), kind.options_type(**self.options)
+        most = most_prompt_blocks(window, kind.in_flight_tokens(limits, options), LONGEST, size)
+        ahead = getattr(options, "async_scheduling", False)
+        groups = PageGroups(kinds, window, most, STATE in kinds and self.caches, ahead)
+        self.policy = kind(limits, options, groups)
         self.contents = Contents()
         self.memory = self.policy.memory(
             Pool(
@@ -107,6 +108,8 @@ class PolicyMachine(RuleBasedStateMachine):
         # What each block was filled with: its group, and all tokens up to its end; and the look-ups that were walked.
         self.filled: dict[int, tuple[int, tuple]] = {}
         self.walked = self.now = 0
+        # Sequences that finished in the last step, and that the next decision does not know of.
+        self.ended: list[Sequence] = []
 
     @rule(request=combined(range(1, 25), range(1, 16), range(FAMILIES), (0, 4, 9, 24), EITHER))
     def arrive(self, request):
@@ -117,7 +120,7 @@ class PolicyMachine(RuleBasedStateMachine):
         for _ in range(1 + two):
             index = len(self.contents.unshared)
             self.contents.add(family, min(shared, prompt), prompt, output)
-            self.state.waiting.append(Sequence(index, prompt, output, output))
+            self.state.waiting.append(Sequence(index, prompt, output, output + 3 * two))
 
     @precondition(lambda self: self.has_work())
     @rule(steps=st.integers(1, 12))
@@ -126,7 +129,9 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def has_work(self) -> bool:
         state = self.state
-        return bool(state.waiting or state.batch_size or state.prefilling or state.stalled or state.swapped)
+        return bool(
+            state.waiting or state.batch_size or state.prefilling or state.stalled or state.swapped or self.ended
+        )
 
     def decide(self, most: int) -> None:
         """A decision, and as many steps as it holds for."""
@@ -136,12 +141,18 @@ class PolicyMachine(RuleBasedStateMachine):
         plan = self.policy.schedule(state, transaction)
         begun = self.executor.carry_out(plan, self.now)
         self.now += 1
-        steps = 0
+        steps, ended = 0, self.ended
+        self.ended = []
+        if ended:
+            leaving = [sequence for sequence in ended if sequence not in plan.preempted]
+            memory.release_finished(leaving, state.decode_step)
+            for sequence in leaving:
+                state.forget(sequence)
         if state.batch_size and not plan.pauses:
             limit = min(most, state.calendar[0][0] - state.decode_step) if plan.steady else 1
             steps = min(limit, self.policy.horizon(state, memory, limit)) if limit > 1 else 1
         else:
-            assert begun[1] or begun[2] or plan.preempted, "nothing computes"
+            assert begun[1] or begun[2] or plan.preempted or ended, "nothing computes"
         memory.settle(state, min(1, steps))
         self.walk_hits()
         meter = memory.advance(state, steps)
@@ -150,7 +161,11 @@ class PolicyMachine(RuleBasedStateMachine):
         memory.settle(state, 0)
         self.fill()
         self.check_tables()
-        memory.release(state.take_finished(), state.decode_step)
+        if self.policy.schedules_ahead:
+            self.ended = state.note_finished(LONGEST)
+            memory.hold_finished(tuple(state.finished), state.decode_step)
+        else:
+            memory.release(state.take_finished(), state.decode_step)
 
     # --- The walk ---
 
@@ -273,11 +288,18 @@ def composed(name: str, **facts: Any) -> type[PolicyMachine]:
     return type(name, (PolicyMachine,), facts)
 
 
-SWAPS = {"preemption_mode": "swap"}
+SWAPS, AT_ONCE = {"preemption_mode": "swap"}, {"async_scheduling": False}
 #: By what a memory is composed of.
 COMPOSITIONS: dict[str, type[PolicyMachine]] = {
     "CachedMemory": composed("CachedMachine", caches=True),
+    "CachedMemory, steps not scheduled ahead": composed("CachedAtOnceMachine", caches=True, options=AT_ONCE),
     "PagedMemory, windows": composed("WindowMachine", kinds=WINDOWS),
+    "PagedMemory, windows, prefix cache, steps not scheduled ahead": composed(
+        "CachedWindowAtOnceMachine", kinds=WINDOWS, caches=True, options=AT_ONCE
+    ),
+    "PagedMemory, states, prefix cache, steps not scheduled ahead": composed(
+        "CachedStateAtOnceMachine", kinds=STATES, caches=True, options=AT_ONCE
+    ),
     "PagedMemory, windows, prefix cache": composed("CachedWindowMachine", kinds=WINDOWS, caches=True),
     "PagedMemory, states": composed("StateMachine", kinds=STATES),
     "PagedMemory, states, prefix cache": composed("CachedStateMachine", kinds=STATES, caches=True),

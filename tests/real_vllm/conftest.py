@@ -1,4 +1,5 @@
-"""Collected only where vLLM is installed (``make test-vllm``); counts what was compared, over all workers."""
+"""Counts what was compared, over all workers. Without vLLM (``make test-vllm`` installs it) only the recorded logs are
+compared."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
+collect_ignore_glob = [] if find_spec("vllm") else ["test_[!r]*.py"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -22,7 +23,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if counts:
         terminalreporter.write_line(f"vLLM {version('vllm')}: workloads, steps, workloads that differ")
     for kind, (workloads, steps, differing) in sorted(counts.items()):
-        terminalreporter.write_line(f"  {kind:<10}{workloads:>6,}{steps:>10,}{differing:>6,}")
+        terminalreporter.write_line(f"  {kind:<20}{workloads:>6,}{steps:>10,}{differing:>6,}")
 
 
 def _properties(reports: Iterable[pytest.TestReport]) -> Iterable[tuple[str, list[int]]]:

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from fragmeter.sim import settings, simulate
+from fragmeter.sim import Settings, settings, simulate
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.memory import PagedMemory
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
-from fragmeter.sim.types.sequence import StepPlan
+from fragmeter.sim.metrics.summary import summary as summary_of
+from fragmeter.sim.types.sequence import Sequence, StepPlan
 
 from .shapes import Layer
 from .steps import Served, Step
@@ -69,6 +70,8 @@ class Log(Observer):
         #: Requests of the last step, and when it ends.
         self._known: set[int] = set()
         self._end = 0
+        #: What finished requests held when the plan was carried out: block tables, hashed blocks, and one token each.
+        self._before: tuple[tuple[tuple[Any, ...], ...], tuple[int, ...], list[tuple[int, int]]] | None = None
 
     def run_started(self, engine: Engine, refused: np.ndarray) -> None:
         if refused.any():
@@ -78,13 +81,15 @@ class Log(Observer):
     def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
         state, memory = self._engine.state, self._engine.memory
         memory.settle(state, min(1, leap[_STEPS]))
-        tables = self._tables()
+        tables, cached, in_vain = self._before or (self._tables(), self._cached(), [])
+        self._before = None
         new = {sequence: sequence.start_tokens - sequence.computed_tokens for sequence in plan.admitted}
         scheduled = [(sequence.index, new.get(sequence, 1)) for sequence in state.running]
         # First come, first served: vLLM goes through them in order of arrival.
         scheduled = sorted([*scheduled, *((sequence.index, tokens) for sequence, tokens in plan.chunks)])
         self._note_finished(now)
         self._known, self._end = {index for index, _ in scheduled}, now + ticks
+        scheduled = sorted([*scheduled, *in_vain])
         used = {block for _, *groups in tables for table in groups for block in table if block}
         evicted = memory.evicted_blocks
         self.steps.append(
@@ -93,7 +98,7 @@ class Log(Observer):
                 scheduled=tuple(scheduled),
                 preempted=tuple(sorted(sequence.index for sequence in plan.preempted)),
                 free=memory.num_blocks - len(used),
-                cached=tuple(sorted({int(block) + 1 for block in memory.cached_block_ids()})),
+                cached=cached,
                 hits=self._hits(plan),
                 evicted=evicted - self._evicted,
                 tables=tables,
@@ -101,8 +106,20 @@ class Log(Observer):
         )
         self._evicted = evicted
 
+    def plan_decided(self, now: int, plan: StepPlan) -> None:
+        # A step that computes nothing is no step here.
+        self._before = None
+
+    def requests_finished(self, now: int, finished: Iterable[Sequence], in_vain: Iterable[Sequence]) -> None:
+        self._engine.memory.settle(self._engine.state, 1)
+        self._before = self._tables(), self._cached(), [(sequence.index, 1) for sequence in in_vain]
+
     def idle_started(self, now: int, ticks: int) -> None:
         self._note_finished(now)
+
+    def _cached(self) -> tuple[int, ...]:
+        """Ids of blocks that look-ups can find."""
+        return tuple(sorted({int(block) + 1 for block in self._engine.memory.cached_block_ids()}))
 
     def _tables(self) -> tuple[tuple[Any, ...], ...]:
         """Block tables of every request that holds blocks, one a KV group."""
@@ -182,10 +199,24 @@ def _model_of(layers: tuple[Layer, ...]) -> str:
     return str(path)
 
 
-def serve(case: Case) -> Served:
-    """What our engine does with a case."""
+def serve(case: Case, asynchronous: bool = False) -> Served:
+    """What our engine does with a case; see ``server.serve``."""
     log = Log()
-    chosen = settings(
+    run = simulate(
+        _settings(case, asynchronous, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log]
+    )
+    log.idle_started(run.log.end_ticks, 0)
+    return Served(log.steps, log.finished)
+
+
+def summary(case: Case, asynchronous: bool, leap: bool, ids: bool) -> dict[str, Any]:
+    """Summary of a run without observers."""
+    chosen = _settings(case, asynchronous, leap=leap, ids=ids)
+    return summary_of(simulate(chosen, case.workload, ConstantCost(case.step_ticks)))
+
+
+def _settings(case: Case, asynchronous: bool, **others: Any) -> Settings:
+    return settings(
         policy="vllm-v1",
         model=_model_of(case.layers),
         block_size=case.block_size,
@@ -194,8 +225,6 @@ def serve(case: Case) -> Served:
         max_num_seqs=case.max_num_seqs,
         max_num_batched_tokens=case.max_num_batched_tokens,
         enable_prefix_caching=case.prefix_caching,
-        ids=True,
+        async_scheduling=asynchronous,
+        **others,
     )
-    run = simulate(chosen, case.workload, ConstantCost(case.step_ticks), observers=[log])
-    log.idle_started(run.log.end_ticks, 0)
-    return Served(log.steps, log.finished)

@@ -11,10 +11,14 @@ from collections.abc import Iterator
 import pytest
 from vllm import __version__
 
+from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.policy.token_budget import TokenBudget
 from fragmeter.sim.policy.vllm_v1 import VllmV1
+from fragmeter.sim.types.sequence import Sequence
+from fragmeter.sim.types.state import State
 
 from . import ours, server
+from .record import real, recorded
 from .steps import Difference, first_difference
 from .workloads import EOS, KINDS, Case, story
 
@@ -31,17 +35,23 @@ def test_the_release_is_the_one_that_vllm_v1_follows():
     assert __version__ == "0.33.0"
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind, first", _BATCHES)
-def test_every_step_is_that_of_the_real_scheduler(kind: str, first: int, record_property):
+def test_every_step_is_that_of_the_real_scheduler(kind: str, first: int, asynchronous: bool, record_property):
     differing: dict[str, Difference] = {}
     steps = 0
     for case in _cases(kind, first):
-        real = server.serve(case)
+        real = server.serve(case, asynchronous)
         steps += len(real.steps)
-        if difference := first_difference(real, ours.serve(case)):
+        if difference := first_difference(real, ours.serve(case, asynchronous)):
             differing[case.name] = difference
-    record_property(f"compared/{kind}", [_SEEDS_A_TEST, steps, len(differing)])
+    mode = "async" if asynchronous else "sync"
+    record_property(f"compared/{kind} {mode}", [_SEEDS_A_TEST, steps, len(differing)])
     assert not differing, "\n".join(f"{name}: {difference}"[:400] for name, difference in differing.items())
+
+
+def test_the_recorded_logs_are_those_of_this_release():
+    assert real() == recorded()
 
 
 @pytest.mark.parametrize("caching", [False, True])
@@ -64,6 +74,36 @@ def test_a_policy_that_frees_all_victims_first_is_noticed(monkeypatch):
     cases = [case for seed in (0, 10) for case in _cases("tight", seed) if not case.prefix_caching]
     differing = [case.name for case in cases if first_difference(server.serve(case), ours.serve(case))]
     assert len(differing) > 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_that_are_not_scheduled_ahead_are_noticed(kind):
+    """Where the real steps are scheduled ahead."""
+    differing = [case for case in _cases(kind, 0) if first_difference(server.serve(case, True), ours.serve(case))]
+    assert len(differing) > 5
+
+
+def _release_at_once(engine: Engine) -> list[Sequence]:
+    engine.memory.release(engine.state.take_finished(), engine.state.decode_step)
+    return []
+
+
+def test_finished_sequences_that_are_released_too_early_are_noticed(monkeypatch):
+    """Blocks and places are held for one more decision."""
+    monkeypatch.setattr(Engine, "_hold_finished", _release_at_once)
+    assert len(_differing_ahead("tight")) > 3
+
+
+def test_an_eos_that_is_known_too_early_is_noticed(monkeypatch):
+    """After an EOS a token is computed in vain."""
+    note_finished = State.note_finished
+    monkeypatch.setattr(State, "note_finished", lambda state, max_model_len: note_finished(state, 0))
+    assert len(_differing_ahead("mixed")) > 3
+
+
+def _differing_ahead(kind: str) -> list[str]:
+    """Workloads with steps scheduled ahead that differ."""
+    return [case.name for case in _cases(kind, 0) if first_difference(server.serve(case, True), ours.serve(case, True))]
 
 
 def test_a_story_of_steps_one_after_the_other():

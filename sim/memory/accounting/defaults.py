@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,6 +61,14 @@ class MemoryDefaults:
     def drop(self, sequence: Sequence, decode_step: int) -> None:
         """See ``Memory``."""
         raise self._cannot("release a stalled sequence")
+
+    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        raise self._cannot("be scheduled ahead")
+
+    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        raise self._cannot("be scheduled ahead")
 
     def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
         """See ``Memory``."""

@@ -63,15 +63,18 @@ def growth_moments(run_log: RunLog) -> Moments:
     )
 
 
-def skip_moments(run_log: RunLog, window_tokens: int) -> Moments:
+def skip_moments(run_log: RunLog, window_tokens: int, ahead: bool = False) -> Moments:
     """As ``growth_moments``, for the blocks that a group with a window gives back.
 
     What a prompt needed is given back in the step after its prefill, the first of a row; what decoding
     gives back after it is in these columns.
+
+    Args:
+        ahead: Whether steps are scheduled ahead: all is then given back one step later.
     """
     size = run_log.block_size
-    turn = window_tokens + size - run_log.residency_lag
-    late = np.maximum(0, run_log.residencies["start_step"] + 1 - turn)
+    turn = window_tokens + size - run_log.residency_lag + ahead
+    late = np.maximum(0, run_log.residencies["start_step"] + 1 + ahead - turn)
     return _row_moments(run_log, turn + -(-late // size) * size)
 
 

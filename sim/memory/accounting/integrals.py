@@ -150,7 +150,7 @@ class Accounts:
         self._growth = {"held": growth_moments(run_log) if run_log.paged else nothing}
         names = {SLIDING: "skipped", STATE: "skipped_states"}
         for kind, window_tokens in self._groups.windows().items():
-            self._growth[names[kind]] = skip_moments(run_log, window_tokens)
+            self._growth[names[kind]] = skip_moments(run_log, window_tokens, self._groups.ahead)
 
     def window(self, start_ticks: int = 0, end_ticks: int | None = None) -> Window:
         """Sums over a span of time.

@@ -24,12 +24,14 @@ class PageGroups(NamedTuple):
         window_tokens: Tokens that a token attends to in sliding groups, itself included.
         most_prompt_blocks: Blocks that an admission asks for in a sliding group at the most, however long the prompt.
         states_by_block: Whether states at ends of blocks are kept for look-ups.
+        ahead: Whether a step is decided while the step before it runs; blocks are then released a step later.
     """
 
     kinds: tuple[str, ...] = (FULL,)
     window_tokens: int = 0
     most_prompt_blocks: int = 0
     states_by_block: bool = False
+    ahead: bool = False
 
     @classmethod
     def of(cls, full: int = 1, sliding: int = 0, window_tokens: int = 0, most_prompt_blocks: int = 0) -> PageGroups:

@@ -105,7 +105,7 @@ class CachedMemory(PagedMemory):
         block_size: Tokens per block.
         chains: Names of the blocks of every request.
         ids: See ``PagedMemory``.
-        unnamed_first: See ``SegmentPool``.
+        unnamed_first, ahead: See ``SegmentPool``.
 
     Attributes:
         pool: The blocks and their contents.
@@ -117,10 +117,17 @@ class CachedMemory(PagedMemory):
     _transaction: CachedTransaction
 
     def __init__(
-        self, num_blocks: int, block_size: int, chains: Chains, ids: bool = False, unnamed_first: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        chains: Chains,
+        ids: bool = False,
+        unnamed_first: bool = False,
+        ahead: bool = False,
     ) -> None:
         super().__init__(num_blocks, block_size)
-        self.pool = SegmentPool(num_blocks, block_size, chains, in_step, unnamed_first, ids)
+        self.pool = SegmentPool(num_blocks, block_size, chains, in_step, unnamed_first, ids, ahead)
+        self._ahead = ahead
         self.pool.history.growing, self.pool.history.alone = self._growing, self._take_alone
         self.held: dict[Sequence, BlockTable] = {}
         self.alone: dict[Sequence, int] = {}
@@ -133,6 +140,8 @@ class CachedMemory(PagedMemory):
         self._transaction = CachedTransaction(self)
         #: For each request, whether no other request has a common prefix with it.
         self.unshared = chains.unshared
+        # Those of them that have finished, and take no more blocks.
+        self._resting: dict[Sequence, None] = {}
         # Paths of waiting sequences with a look-up.
         self._paths: dict[Sequence, Path | None] = {}
         # Sequences that were preempted while the current step was decided.
@@ -226,6 +235,58 @@ class CachedMemory(PagedMemory):
         self.pool.pause(table, filled, sequence.lag)
         super().stall(sequence, decode_step)
 
+    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        for sequence in finished:
+            if self.leaves_alone and sequence in self.alone:
+                # Cheaper than a stall, which gives it a table.
+                self._resting[sequence] = None
+                self._count(sequence, -1)
+                continue
+            tokens = self._known_tokens(sequence, decode_step)
+            table = self.held[sequence] = self._pop(sequence)
+            self.pool.pause(table, tokens // self.block_size, sequence.lag)
+            super().stall(sequence, decode_step)
+            sequence.computed_tokens = tokens
+
+    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        leaving = tuple(leaving)
+        self._decided_until = decode_step + 1
+        if self.leaves_alone and (not self.held or all(map(self.alone.__contains__, leaving))):
+            self._release_alone(leaving, decode_step, in_vain=True)
+            return
+        if self.tables is not None:
+            self.tables.grow_until(decode_step + 1)
+        for sequence in leaving:
+            free = self.free - self._phases[decode_step % self.block_size]
+            if sequence in self._resting:
+                self._release((sequence,), decode_step, returns=False, free=free)
+            elif sequence in self.partial:
+                sequence.computed_tokens = sequence.held_tokens(decode_step)
+                self._drop(sequence, decode_step, after_step(decode_step), returns=False, free=free)
+            else:
+                self._release((sequence,), decode_step, returns=False, free=free, in_vain=True)
+
+    def _count(self, sequence: Sequence, number: int) -> None:
+        """Count a running sequence among those that take blocks, or no more."""
+        phase = (1 - sequence.lag) % self.block_size
+        self._phases[phase] += number
+        self._phases[phase + self.block_size] += number
+
+    def _wake(self, sequence: Sequence) -> bool:
+        """Count a resting sequence again. Returns whether it rested."""
+        if sequence not in self._resting:
+            return False
+        del self._resting[sequence]
+        self._count(sequence, 1)
+        return True
+
+    def _known_tokens(self, sequence: Sequence, decode_step: int) -> int:
+        """Computed tokens of a decoding sequence that were known when ``decode_step`` was decided."""
+        tokens = sequence.held_tokens(decode_step)
+        return tokens - (self._ahead and tokens > sequence.start_tokens)
+
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """See ``PagedMemory``."""
         running, gone = [], self._gone
@@ -259,36 +320,46 @@ class CachedMemory(PagedMemory):
         else:
             self._release(leaving, decode_step, returns=False)
 
-    def _release_alone(self, leaving: tuple[Sequence, ...], decode_step: int) -> None:
+    def _release_alone(self, leaving: tuple[Sequence, ...], decode_step: int, in_vain: bool = False) -> None:
         """As ``_release``, for finished sequences without shared blocks: one record for each sequence.
 
         No block is looked up, so the queue need not be up to date.
+
+        Args:
+            in_vain: Whether all running sequences, these included unless they rest, have taken their blocks for
+                ``decode_step``.
         """
-        size, pop, phases, free, now = (
-            self.block_size,
-            self.alone.pop,
-            self._phases,
-            self.free,
-            after_step(decode_step),
-        )
+        size, pop, phases, now = self.block_size, self.alone.pop, self._phases, after_step(decode_step)
         append, pack = self.pool.queue.left.append, self.pool.queue.left.pack
+        free, freed = self.free - in_vain * phases[decode_step % size], 0
         for sequence in leaving:
-            ahead = 1 - sequence.lag
-            phase = ahead % size
+            lag = sequence.lag
+            tokens = decode_step - 1 + lag
+            stop = blocks = -(-tokens // size)
+            if in_vain and not self._wake(sequence):
+                stop = tokens // size + 1
+            append(pack(tokens, stop, lag, sequence.index, sequence.start_tokens, pop(sequence), now, free))
+            phase = (1 - lag) % size
             phases[phase] -= 1
             phases[phase + size] -= 1
-            append(
-                pack(decode_step - ahead, 1 - ahead, sequence.index, sequence.start_tokens, pop(sequence), now, free)
-            )
-            free -= (ahead - decode_step) // size
-        self.free = free
+            free += stop
+            freed += blocks
+        self.free += freed
 
-    def _release(self, leaving: Iterable[Sequence], decode_step: int, returns: bool, free: int | None = None) -> None:
+    def _release(
+        self,
+        leaving: Iterable[Sequence],
+        decode_step: int,
+        returns: bool,
+        free: int | None = None,
+        in_vain: bool = False,
+    ) -> None:
         """Release the blocks of sequences that decoded in the previous step.
 
         Args:
             returns: Whether they will be computed again.
             free: Free blocks before the release; None if the running sequences have taken none in this step.
+            in_vain: Whether they have taken a block for a token that ``decode_step`` computes in vain.
         """
         size, pool = self.block_size, self.pool
         if self.tables is not None:
@@ -298,8 +369,10 @@ class CachedMemory(PagedMemory):
         # This also applies to victims: they decoded in the previous step.
         now, shared = after_step(decode_step), pool.num_shared
         for sequence in leaving:
+            self._wake(sequence)
             tokens, index = decode_step - 1 + sequence.lag, sequence.index if returns else None
-            pool.release(self._pop(sequence), -(-tokens // size), tokens // size, now, sequence.lag, index)
+            filled = (self._known_tokens(sequence, decode_step) if returns else tokens) // size
+            pool.release(self._pop(sequence), -(-(tokens + in_vain) // size), filled, now, sequence.lag, index)
         PagedMemory.release(self, leaving, decode_step)
         self.free += pool.num_shared - shared
 
@@ -342,7 +415,7 @@ class CachedMemory(PagedMemory):
         author = self._author_of(transaction.seeker, transaction.path, place)
         if author is None:
             return steps
-        until = (place + 1) * self.block_size - author.lag - state.decode_step
+        until = (place + 1) * self.block_size - author.lag - state.decode_step + self._ahead
         if until < 1:
             raise SimulationFault(f"block {place} of request {transaction.seeker.index} is full and was not published")
         return min(steps, until)
@@ -379,7 +452,7 @@ class CachedMemory(PagedMemory):
         taken |= {sequence: -(-sequence.start_tokens // size) for sequence in self.alone}
         for sequence, blocks in taken.items():
             if sequence not in self.partial:
-                yield blocks, -(-(until - 1 + sequence.lag) // size), sequence.lag
+                yield blocks, -(-(until - 1 - (sequence in self._resting) + sequence.lag) // size), sequence.lag
             elif self.held[sequence].decodes:
                 yield blocks, self.partial[sequence].blocks, self.held[sequence].lag
 
@@ -393,6 +466,6 @@ class CachedMemory(PagedMemory):
         named = [np.flatnonzero(np.frombuffer(self.pool.queue.is_named, np.uint8))]
         for sequence, table in self.held.items():
             stalled = sequence in self.partial
-            full = (sequence.computed_tokens if stalled else until - 1 + sequence.lag) // size
+            full = (sequence.computed_tokens if stalled else self._known_tokens(sequence, until)) // size
             named.append(np.array(self.tables.tables[sequence][:full], dtype=np.int64))
         return np.concatenate(named)

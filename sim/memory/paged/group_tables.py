@@ -17,6 +17,7 @@ from ..accounting.moments import at_row, in_step
 from ..prefix import HashedBlockPool
 from .block_pool import BlockPool
 from .group_cache import NULL_BLOCK, GroupCache, Table
+from .skipped import known_tokens
 
 
 class GroupTables:
@@ -37,26 +38,28 @@ class GroupTables:
         self.host_pool = BlockPool(host_blocks)
         self.host_tables: dict[Sequence, tuple[Table, ...]] = {}
         self.tables: dict[Sequence, tuple[Table, ...]] = {}
-        self._size, self._groups, self._cache = block_size, groups, cache
+        self._size, self._groups, self._cache, self._ahead = block_size, groups, cache, groups.ahead
         self._windows = groups.windows()
         # Sequences that may take or release blocks in a step, by the step modulo the block size.
         self._takers: list[set[Sequence]] = [set() for _ in range(block_size)]
         self._givers: list[set[Sequence]] = [set() for _ in range(block_size)]
-        # Sequences before their first decode, which releases the blocks that only their prompt needed.
+        # Sequences before their first decode, which releases the blocks that only their prompt needed; and before their
+        # second decode, if only that one does.
         self._prompts: set[Sequence] = set()
+        self._second: set[Sequence] = set()
         # Place up to which each sequence has released blocks, by kind of group.
         self._skipped: dict[Sequence, dict[str, int]] = {}
         self._grown_until = 0
 
-    def reach(self, sequence: Sequence, computed: int, tokens: int) -> None:
-        """Release and take blocks of a sequence with ``computed`` tokens, for a step that computes up to ``tokens``."""
-        self.skip(sequence, computed)
-        self.take(sequence, tokens)
+    def reach(self, sequence: Sequence, known: int, tokens: int, published: int) -> None:
+        """Release and take the blocks of a sequence for a step; see ``skip`` and ``take``."""
+        self.skip(sequence, known)
+        self.take(sequence, tokens, published)
 
-    def skip(self, sequence: Sequence, computed: int) -> None:
-        """Release the blocks of each kind of group that it does not need for the token after ``computed`` tokens."""
+    def skip(self, sequence: Sequence, known: int) -> None:
+        """Release the blocks of each kind of group that it does not need for the token after the first ``known`` tokens."""
         before, size = self._skipped.get(sequence, {}), self._size
-        until = {kind: skipped_blocks(computed, window, size) for kind, window in self._windows.items()}
+        until = {kind: skipped_blocks(known, window, size) for kind, window in self._windows.items()}
         if until == before:
             return
         for kind, table in zip(self._groups.kinds, self._tables_of(sequence), strict=True):
@@ -68,8 +71,12 @@ class GroupTables:
                     table[places] = [NULL_BLOCK] * len(table[places])
         self._skipped[sequence] = until
 
-    def take(self, sequence: Sequence, tokens: int) -> None:
-        """Extend the tables of a sequence to ``tokens``, the tokens computed after the step."""
+    def take(self, sequence: Sequence, tokens: int, published: int) -> None:
+        """Extend the tables of a sequence to ``tokens``, the tokens computed after the step.
+
+        Args:
+            published: How many of them look-ups can find from now on.
+        """
         tables, blocks = self._tables_of(sequence), -(-tokens // self._size)
         for kind, table in zip(self._groups.kinds, tables, strict=True):
             missing = blocks - len(table)
@@ -81,7 +88,7 @@ class GroupTables:
             if missing > 0:
                 table += self.pool.take_many(missing)
         if self._cache:
-            self._cache.publish(sequence, tables, tokens)
+            self._cache.publish(sequence, tables, published)
 
     def enter(self, sequence: Sequence, found: tuple[Table, ...]) -> None:
         """Set the tables of a waiting sequence to the blocks that it found."""
@@ -99,32 +106,36 @@ class GroupTables:
             self._cache.leave(blocks, kind)
         self.pool.release(blocks)
 
-    def join(self, sequence: Sequence, computed: int, decode_step: int) -> None:
-        """End a prefill after ``computed`` tokens in ``decode_step``, or return from the host; from the next step on its
-        tables grow and its windows move."""
+    def join(self, sequence: Sequence, decode_step: int, known: int) -> None:
+        """End a prefill in ``decode_step``, or return from the host; from the next step on its tables grow and its windows
+        move.
+
+        Args:
+            known: See ``skip``.
+        """
         start, size = sequence.start_tokens, self._size
         if sequence in self.host_tables:
             self.tables[sequence] = _moved(self.host_tables.pop(sequence), self.host_pool, self.pool)
-        self.reach(sequence, computed, start)
+        self.reach(sequence, known, start, start)
         # Before step s it holds start + s - decode_step - 1 tokens.
         self._takers[(decode_step + 1 - start) % size].add(sequence)
         for window in self._windows.values():
-            self._givers[(decode_step + window - start) % size].add(sequence)
+            self._givers[(decode_step + window - start + self._ahead) % size].add(sequence)
         self._prompts.add(sequence)
 
     def grow_until(self, decode_step: int) -> None:
         """Update all tables for the steps before ``decode_step`` that are not yet done."""
         for step in range(self._grown_until, decode_step):
             place = step % self._size
-            moving = self._takers[place] | self._givers[place] | self._prompts
+            moving = self._takers[place] | self._givers[place] | self._prompts | self._second
             if self._cache:
                 # Also sequences that fill a block in the step.
                 moving |= self._takers[(step + 1) % self._size]
                 self._cache.moment = in_step(step)
-            self._prompts.clear()
+            self._pass_prompts()
             for sequence in sorted(moving, key=attrgetter("order")):
                 held = sequence.held_tokens(step)
-                self.reach(sequence, held, held + 1)
+                self.reach(sequence, known_tokens(sequence, step, self._ahead), held + 1, held + 1 - self._ahead)
             if self._cache:
                 self._cache.settle()
         self._grown_until = max(decode_step, self._grown_until)
@@ -133,8 +144,13 @@ class GroupTables:
 
     def grown(self, decode_step: int) -> None:
         """Note that the tables of the running sequences were updated one by one for ``decode_step``."""
-        self._prompts.clear()
+        self._pass_prompts()
         self._grown_until = decode_step + 1
+
+    def _pass_prompts(self) -> None:
+        """The sequences in ``_prompts`` decode for the first time."""
+        self._second = self._prompts if self._ahead else set()
+        self._prompts = set()
 
     def drop(self, sequence: Sequence) -> None:
         """Release all blocks of a sequence; does nothing if they were already released."""
@@ -160,6 +176,7 @@ class GroupTables:
         for members in (*self._takers, *self._givers):
             members.discard(sequence)
         self._prompts.discard(sequence)
+        self._second.discard(sequence)
 
 
 def _moved(

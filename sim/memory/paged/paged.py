@@ -52,7 +52,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...types.sequence import NOT_DECODING, Sequence
+from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.defaults import MemoryDefaults
 from ..accounting.kv_groups import FULL, SLIDING, STATE, PageGroups
@@ -73,11 +73,13 @@ class Partial(NamedTuple):
         blocks: Number of blocks in a full group.
         skipped: Number of these blocks that one group of each other kind has released.
         computed_tokens: Computed tokens, including the last chunk.
+        known_tokens: Those of them that are known to be computed when the next step is decided.
     """
 
     blocks: int
     skipped: tuple[int, ...]
     computed_tokens: int
+    known_tokens: int
 
 
 class PagedMemory(MemoryDefaults):
@@ -145,7 +147,7 @@ class PagedMemory(MemoryDefaults):
             self._manage(groups, ids, chains)
         elif ids:
             self.tables = BlockTables(num_blocks, host_blocks, block_size)
-        self._nothing = Partial(0, (0,) * len(self.giving), 0)
+        self._nothing = Partial(0, (0,) * len(self.giving), 0, 0)
         self._transaction = PagedTransaction(self)
 
     def _manage(self, groups: PageGroups, ids: bool, chains: Chains | None) -> None:
@@ -154,10 +156,10 @@ class PagedMemory(MemoryDefaults):
         self.fixed = 0 if groups.states_by_block else groups.states
         self.growing = groups.number - self.fixed
         if groups.sliding:
-            self.giving.append(SkippedBlocks(groups.window_tokens, size, groups.sliding))
+            self.giving.append(SkippedBlocks(groups.window_tokens, size, groups.sliding, groups.ahead))
             self.meter += ("skipped",)
         if groups.states_by_block:
-            self.giving.append(SkippedStates(size, groups.states))
+            self.giving.append(SkippedStates(size, groups.states, groups.ahead))
             self.meter += ("skipped_states",)
         elif groups.states:
             self.meter += ("states",)
@@ -223,11 +225,14 @@ class PagedMemory(MemoryDefaults):
         """Blocks of all groups that a sequence with ``tokens`` needs for its next token; the host pool has room for these."""
         return self.pages(-(-tokens // self.block_size), [kind.of(tokens) for kind in self.giving]) + self.fixed
 
-    def skipped_in_prefill(self, computed: int, tokens: int, before: Values[int]) -> list[int]:
-        """Blocks that each kind releases in a step that computes a prompt from ``computed`` up to ``tokens`` tokens, if it
-        has already released ``before``."""
-        kinds = zip(self.giving, before, strict=True)
-        return [kind.in_prefill(computed, tokens) - back for kind, back in kinds]
+    def skipped_in_prefill(self, holding: Partial, computed: int, tokens: int) -> list[int]:
+        """Blocks that each kind releases in a step that computes a prompt from ``computed`` up to ``tokens`` tokens.
+
+        Args:
+            holding: What the sequence held before the step.
+        """
+        kinds = zip(self.giving, holding.skipped, strict=True)
+        return [kind.in_chunk(holding.known_tokens, computed, tokens) - back for kind, back in kinds]
 
     def skipped_by(self, sequence: Sequence, decode_step: int) -> list[int]:
         """Blocks that a decoding sequence has released before ``decode_step``, for each kind."""
@@ -256,9 +261,10 @@ class PagedMemory(MemoryDefaults):
         """Count the blocks of ``known_tokens``, which a waiting sequence has found."""
         if known_tokens:
             blocks = known_tokens // self.block_size
-            skipped = self.skipped_in_prefill(known_tokens, known_tokens, self._nothing.skipped)
+            nothing = self._nothing._replace(known_tokens=known_tokens)
+            skipped = self.skipped_in_prefill(nothing, known_tokens, known_tokens)
             self._hold(blocks, skipped)
-            self.partial[sequence] = Partial(blocks, tuple(skipped), known_tokens)
+            self.partial[sequence] = Partial(blocks, tuple(skipped), known_tokens, known_tokens)
 
     def prefill(self, sequence: Sequence, decode_step: int) -> None:
         """Count the blocks of a prefill that continues, including the chunk of ``decode_step``."""
@@ -267,16 +273,16 @@ class PagedMemory(MemoryDefaults):
         if before is self._nothing:
             self.free -= self.fixed
         blocks = -(-tokens // self.block_size)
-        more = self.skipped_in_prefill(start, computed, before.skipped)
+        more = self.skipped_in_prefill(before, start, computed)
         self._hold(blocks - before.blocks, more)
         skipped = tuple(back + again for back, again in zip(before.skipped, more, strict=True))
-        self.partial[sequence] = Partial(blocks, skipped, computed)
+        self.partial[sequence] = Partial(blocks, skipped, computed, start if self.groups.ahead else computed)
         if self.tables:
             self.tables.grow_until(decode_step + 1)
             self.tables.hold(sequence, tokens)
         elif self.group_tables:
             self.group_tables.grow_until(decode_step + 1)
-            self.group_tables.reach(sequence, start, computed)
+            self.group_tables.reach(sequence, before.known_tokens, computed, computed)
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """Blocks for the tokens that a sequence has after ``decode_step``, in which it starts; what its prefill held
@@ -302,20 +308,20 @@ class PagedMemory(MemoryDefaults):
         if sequence not in self.partial:
             self.free -= self.fixed
         held, tokens = self.partial.pop(sequence, self._nothing), sequence.start_tokens
-        more = self.skipped_in_prefill(held.computed_tokens, tokens, held.skipped)
+        more = self.skipped_in_prefill(held, held.computed_tokens, tokens)
         self._hold(blocks - held.blocks, more)
         for kind, back, again in zip(self.giving, held.skipped, more, strict=True):
             kind.join(sequence, tokens - decode_step, back + again)
         if self.group_tables:
             self.group_tables.grow_until(decode_step + 1)
-            self.group_tables.join(sequence, held.computed_tokens, decode_step)
+            self.group_tables.join(sequence, decode_step, held.known_tokens)
 
     def stall(self, sequence: Sequence, decode_step: int) -> None:
         """A running sequence grows no more and keeps its blocks."""
         phase, held = (1 - sequence.lag) % self.block_size, sequence.held_tokens(decode_step)
         self._end_growth(phase)
         skipped = tuple(kind.leave(sequence, decode_step) for kind in self.giving)
-        self.partial[sequence] = Partial(-(-held // self.block_size), skipped, held)
+        self.partial[sequence] = Partial(-(-held // self.block_size), skipped, held, held)
         if self.tables:
             self.tables.grow_until(decode_step)
             self.tables.park(sequence, phase)
@@ -334,6 +340,24 @@ class PagedMemory(MemoryDefaults):
         if self.cache:
             self.cache.settle()
 
+    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        for sequence in finished:
+            self.stall(sequence, decode_step)
+
+    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        tables = self.tables or self.group_tables
+        if tables:
+            tables.grow_until(decode_step + 1)
+        for sequence in leaving:
+            if self.cache and self.group_tables:
+                self.cache.publish(sequence, self.group_tables.tables[sequence], sequence.held_tokens(decode_step))
+            if sequence in self.partial:
+                self.drop(sequence, decode_step)
+            else:
+                self.release((sequence,), decode_step)
+
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """Victims give up their blocks before ``decode_step``, those of a prefill that goes on, too."""
         for sequence in swapped_out:
@@ -346,10 +370,11 @@ class PagedMemory(MemoryDefaults):
                 self.group_tables.grow_until(decode_step)
                 self.group_tables.swap_out(sequence, held)
         if self.partial:
+            growing = tuple(sequence for sequence in preempted if sequence not in self.partial)
             for sequence in preempted:
                 if sequence in self.partial:
                     PagedMemory.drop(self, sequence, decode_step)
-            preempted = tuple(sequence for sequence in preempted if sequence.start_step != NOT_DECODING)
+            preempted = growing
         self.release(preempted + swapped_out, decode_step)
 
     def swap_in(self, sequence: Sequence, decode_step: int) -> None:
@@ -358,7 +383,8 @@ class PagedMemory(MemoryDefaults):
         tokens = sequence.start_tokens - 1
         self.host_free += self.pages_for(tokens)
         if not self.is_plain:
-            held = Partial(-(-tokens // self.block_size), tuple(kind.of(tokens) for kind in self.giving), tokens)
+            skipped = tuple(kind.of(tokens) for kind in self.giving)
+            held = Partial(-(-tokens // self.block_size), skipped, tokens, tokens)
             self._hold(*held[:2])
             self.partial[sequence] = held
         self.admit(sequence, decode_step)

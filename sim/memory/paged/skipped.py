@@ -13,6 +13,10 @@ every ``block_size`` steps, from its *turn* on:
 For sequences past their turns, the blocks released in a step are a histogram by step modulo the block size,
 like the blocks taken. The turns of the other sequences are in a heap. A prefill attends to its whole prompt:
 the first decode step releases all blocks before its window at once. Until then the sequence is in ``prompts``.
+
+With asynchronous scheduling (``ahead``) blocks are released for the tokens that are known to be computed when a step is
+decided: all but those of the step in flight. The first decode step then releases blocks for the tokens before the last chunk
+of the prompt, the second one for the whole prompt, and each later one as if the window were one token longer.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ class SkippedBlocks:
     Args:
         window_tokens, block_size: Tokens that a token attends to, itself included, and tokens per block.
         number: Number of groups.
+        ahead: Whether a step is decided while the step before it runs.
 
     Attributes:
         released: Number of blocks that one of the groups has released, over all sequences.
@@ -40,20 +45,12 @@ class SkippedBlocks:
     """
 
     __slots__ = (
-        "_due_steps",
-        "_phases",
-        "_settled",
-        "_size",
-        "_turns",
-        "_window_tokens",
-        "number",
-        "prompts",
-        "released",
-    )
+        "_ahead", "_due_steps", "_phases", "_settled", "_size", "_turns", "_window_tokens", "number", "prompts", "released",
+    )  # fmt: skip
 
-    def __init__(self, window_tokens: int, block_size: int, number: int) -> None:
+    def __init__(self, window_tokens: int, block_size: int, number: int, ahead: bool = False) -> None:
         self.number, self.released = number, 0
-        self._window_tokens, self._size = window_tokens, block_size
+        self._window_tokens, self._size, self._ahead = window_tokens, block_size, ahead
         self.prompts: dict[Sequence, int] = {}
         # By step modulo the block size; stored twice, so that a span shorter than a block is one slice.
         self._phases = [0] * (2 * block_size)
@@ -66,9 +63,18 @@ class SkippedBlocks:
         """Number of blocks skipped by a step with ``tokens`` computed tokens."""
         return skipped_blocks(tokens, self._window_tokens, self._size)
 
-    def in_prefill(self, computed: int, tokens: int) -> int:
-        """Number of blocks skipped in a step that computes a prompt from ``computed`` up to ``tokens`` tokens."""
-        return self.of(computed)
+    def in_chunk(self, known: int, computed: int, tokens: int) -> int:
+        """Number of blocks skipped in a step that computes a prompt from ``computed`` up to ``tokens`` tokens.
+
+        Args:
+            known: Tokens that are known to be computed when the step is decided.
+        """
+        return self.of(known)
+
+    def in_decode(self, sequence: Sequence, decode_step: int) -> int:
+        """Number of blocks that a decoding sequence has released after it was scheduled for ``decode_step``."""
+        known, held = known_tokens(sequence, decode_step, self._ahead), sequence.held_tokens(decode_step)
+        return self.in_chunk(known, held, held + 1)
 
     def join(self, sequence: Sequence, lag: int, skipped: int) -> None:
         """Add a sequence that ends its prefill, with ``skipped`` released blocks; it then decodes."""
@@ -87,14 +93,14 @@ class SkippedBlocks:
     def so_far(self, sequence: Sequence, decode_step: int) -> int:
         """Number of blocks that a decoding sequence has released before ``decode_step``."""
         prompt = self.prompts.get(sequence)
-        return self.of(sequence.held_tokens(decode_step) - 1) if prompt is None else prompt
+        return self.of(sequence.held_tokens(decode_step) - 1 - self._ahead) if prompt is None else prompt
 
     def in_step(self, decode_step: int) -> int:
         """Number of blocks released in ``decode_step``, before sequences admitted in it have joined."""
         self.settle(decode_step)
         blocks = self._phases[decode_step % self._size]
         for sequence, skipped in self.prompts.items():
-            blocks += self.of(sequence.held_tokens(decode_step)) - skipped
+            blocks += self.in_decode(sequence, decode_step) - skipped
         return blocks
 
     def settle(self, decode_step: int) -> None:
@@ -129,14 +135,19 @@ class SkippedBlocks:
         """Release the prompt blocks of sequences with their first decode in ``decode_step``. Returns their number."""
         blocks = 0
         for sequence in [sequence for sequence in self.prompts if sequence.start_step < decode_step]:
-            blocks += self.of(sequence.held_tokens(decode_step)) - self.prompts.pop(sequence)
-            self._wait(sequence.lag)
+            skipped = self.in_decode(sequence, decode_step)
+            blocks += skipped - self.prompts[sequence]
+            if sequence.start_step < decode_step - self._ahead:
+                del self.prompts[sequence]
+                self._wait(sequence.lag)
+            else:
+                self.prompts[sequence] = skipped
         return blocks
 
     def _turn(self, lag: int) -> int:
         """The step in which a sequence releases its first block by decoding: ``window - 1 + block_size`` tokens are
         computed before it."""
-        return self._window_tokens + self._size - lag
+        return self._window_tokens + self._size - lag + self._ahead
 
     def _wait(self, lag: int) -> None:
         turn = self._turn(lag)
@@ -157,15 +168,28 @@ class SkippedBlocks:
 class SkippedStates(SkippedBlocks):
     """As ``SkippedBlocks``, for a group that keeps the state at the end of a block until the next state exists.
 
-    A prefill keeps no states within its chunks: only the state at the start and the state at the end of a chunk.
+    A prefill keeps no states within its chunks: only the state at the end of a chunk, and the states before it that the chunk
+    starts from, or may yet start from as it is not known to be computed.
     """
 
     __slots__ = ()
 
-    def __init__(self, block_size: int, number: int) -> None:
-        super().__init__(STATE_WINDOW, block_size, number)
+    def __init__(self, block_size: int, number: int, ahead: bool = False) -> None:
+        super().__init__(STATE_WINDOW, block_size, number, ahead)
 
-    def in_prefill(self, computed: int, tokens: int) -> int:
+    def in_chunk(self, known: int, computed: int, tokens: int) -> int:
         """See ``SkippedBlocks``."""
-        before, blocks = -(-computed // self._size), -(-tokens // self._size)
-        return blocks - 1 - (0 < before < blocks)
+        ends = {-(-at // self._size) for at in (known, computed, tokens)}
+        return -(-tokens // self._size) - len(ends - {0})
+
+
+def known_tokens(sequence: Sequence, decode_step: int, ahead: bool) -> int:
+    """Tokens of a decoding sequence that are known to be computed when ``decode_step`` is decided.
+
+    Args:
+        ahead: Whether it is decided while the step before it runs.
+    """
+    if ahead and sequence.start_step == decode_step - 1:
+        # The step in flight is the last one of its prompt.
+        return sequence.computed_tokens
+    return sequence.held_tokens(decode_step) - ahead

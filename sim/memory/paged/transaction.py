@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...types.sequence import NOT_DECODING, Sequence
 from .group_cache import Found
+from .skipped import known_tokens
 
 if TYPE_CHECKING:
     from .paged import PagedMemory
@@ -59,12 +60,12 @@ class PagedTransaction:
             return more
         if memory.group_tables:
             # Released even if the chunk then finds too few blocks.
-            memory.group_tables.skip(sequence, computed)
+            memory.group_tables.skip(sequence, held.known_tokens)
         if memory.cache:
             # Released blocks may still be in tables of other sequences.
             self.free = memory.cache.pool.num_free
             return (memory.groups.full + memory.groups.sliding) * more + memory.groups.states * min(more, 1)
-        return memory.pages(more, memory.skipped_in_prefill(computed, computed + tokens, held.skipped))
+        return memory.pages(more, memory.skipped_in_prefill(held, computed, computed + tokens))
 
     def take_for_running(self) -> None:
         """The running sequences take their blocks for the step."""
@@ -114,7 +115,7 @@ class PagedTransaction:
         cache.enter(sequence, self.group_found)
         tables.enter(sequence, self.group_found.tables)
         self.memory.begin(sequence, known)
-        tables.reach(sequence, known, known + tokens)
+        tables.reach(sequence, known, known + tokens, known + tokens)
         self.free = cache.pool.num_free
 
     def junction(self, sequence: Sequence) -> int:
@@ -127,7 +128,7 @@ class PagedTransaction:
         tables = self.memory.group_tables
         if self.memory.cache and tables:
             tables.grow_until(self.decode_step + 1)
-            tables.reach(sequence, sequence.computed_tokens, tokens)
+            tables.reach(sequence, self.memory.partial[sequence].known_tokens, tokens, tokens)
 
     def reclaimed(self, sequence: Sequence, decode_step: int) -> int:
         """Blocks that come free if a sequence gives way before ``decode_step``, after those already asked for."""
@@ -144,7 +145,10 @@ class PagedTransaction:
     def exchange(self, sequence: Sequence, decode_step: int) -> tuple[int, int]:
         """Blocks that a running sequence gives back in ``decode_step``, and those that it then takes."""
         held = sequence.held_tokens(decode_step)
-        back = sum(kind.number * (kind.of(held) - kind.so_far(sequence, decode_step)) for kind in self.memory.giving)
+        back = sum(
+            kind.number * (kind.in_decode(sequence, decode_step) - kind.so_far(sequence, decode_step))
+            for kind in self.memory.giving
+        )
         return back, self.groups * (held % self.block_size == 0)
 
     # Where the running sequences go one by one. With block ids they take their blocks at once.
@@ -167,7 +171,8 @@ class PagedTransaction:
             return self.chunk_blocks(sequence, tokens)
         back, taken = self.exchange(sequence, self.decode_step)
         if self.memory.group_tables:
-            self.memory.group_tables.skip(sequence, sequence.held_tokens(self.decode_step))
+            known = known_tokens(sequence, self.decode_step, self.memory.groups.ahead)
+            self.memory.group_tables.skip(sequence, known)
         self.gave = sequence, back
         self._freed(back)
         return taken
@@ -176,13 +181,19 @@ class PagedTransaction:
         """It takes those ``blocks``."""
         memory, prefills = self.memory, sequence.start_step == NOT_DECODING
         if memory.group_tables:
-            computed = sequence.computed_tokens if prefills else sequence.held_tokens(self.decode_step)
-            memory.group_tables.take(sequence, computed + tokens)
+            until = tokens + (sequence.computed_tokens if prefills else sequence.held_tokens(self.decode_step))
+            memory.group_tables.take(sequence, until, until - (memory.groups.ahead and not prefills))
         elif prefills:
             self.extend(sequence, sequence.computed_tokens + tokens)
         elif blocks and memory.tables:
             memory.tables.append(sequence)
         self._freed(-blocks)
+
+    def pass_over(self, sequence: Sequence) -> None:
+        """A sequence in a chunked prefill computes nothing in this step."""
+        held = self.memory.partial[sequence]
+        # In the next decision none of its tokens is in flight.
+        self.memory.partial[sequence] = held._replace(known_tokens=held.computed_tokens)
 
     def preempt(self, sequence: Sequence) -> None:
         """A sequence gives up its blocks, which others may take in the same step; the plan has to name it."""

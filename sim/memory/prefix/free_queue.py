@@ -37,8 +37,8 @@ HIT = ("place", "blocks", "moment")
 #: Columns of a block taken from the stack: blocks taken from the tape before it, place in the table, and as in ``FREED``.
 UNSTACKED = ("before", "first", "grown_from", "born", "lag")
 #: Columns of a table that shared no block and took the blocks of all its ``known_tokens`` at once, when it is released with
-#: ``tokens``: the request, and the number of free blocks before its release; else as in ``FREED``.
-LEFT = ("tokens", "lag", "index", "known_tokens", "born", "moment", "free")
+#: ``tokens`` in so many ``blocks``: the request, and the number of free blocks before its release; else as in ``FREED``.
+LEFT = ("tokens", "blocks", "lag", "index", "known_tokens", "born", "moment", "free")
 UNTOUCHED, ALONE = -1, -2
 
 
@@ -112,8 +112,7 @@ class FreeQueue:
     def _free_left(self) -> None:
         """Free the blocks of the tables in ``left``, in their order."""
         columns, size, self.left = self.left.columns(), self._block_size, Log(LEFT)
-        tokens, blocks = columns["tokens"], -(-columns["tokens"] // size)
-        named, grown_from = tokens // size, -(-columns["known_tokens"] // size)
+        blocks, named, grown_from = columns["blocks"], columns["tokens"] // size, -(-columns["known_tokens"] // size)
         # Blocks taken before each release: those that were free at first or freed since, less those that are free.
         taken = self.end - self._hit + self.pushed + np.cumsum(blocks) - blocks - columns["free"]
         to_head = (named < blocks) & self.unnamed_first

@@ -133,6 +133,8 @@ class SegmentPool:
         in_step: See ``QueueHistory``.
         unnamed_first: Whether blocks without a name are freed to the head of the queue instead of its tail.
         ids: Whether blocks have ids.
+        ahead: Whether a step is decided before the step before it is over: a block that decoding fills can then be found
+            a step later, when all its tokens are known.
 
     Attributes:
         queue: The free blocks.
@@ -148,11 +150,12 @@ class SegmentPool:
         in_step: Callable[[np.ndarray], np.ndarray],
         unnamed_first: bool = False,
         ids: bool = False,
+        ahead: bool = False,
     ) -> None:
         self.queue = (FreeIds if ids else FreeQueue)(num_blocks, unnamed_first, block_size)
         self.history = QueueHistory(self.queue, block_size, in_step)
         self.num_shared = 0
-        self._block_size, self._chains = block_size, chains
+        self._block_size, self._chains, self._ahead = block_size, chains, ahead
         # Paths of unshared requests that were preempted and may find their own blocks again.
         self._returning: dict[int, Path] = {}
 
@@ -255,7 +258,7 @@ class SegmentPool:
 
     def _publish_filled(self, author: BlockTable, decode_step: int) -> None:
         assert author.path is not None
-        self._publish(author, author.path, (decode_step + author.lag) // self._block_size)
+        self._publish(author, author.path, (decode_step - self._ahead + author.lag) // self._block_size)
 
     def _publish(self, table: BlockTable, path: Path, stop: int) -> None:
         place = table.published

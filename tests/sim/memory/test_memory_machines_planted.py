@@ -162,8 +162,8 @@ def keeps_the_hash_of_a_block_that_is_taken(pool: HashedBlockPool, block: int, n
     pool.evicted_blocks += 1
 
 
-def gives_the_last_state_back(tables: GroupTables, sequence, computed: int) -> None:
-    skip(tables, sequence, computed + tables._size)
+def gives_the_last_state_back(tables: GroupTables, sequence, known: int) -> None:
+    skip(tables, sequence, known + tables._size)
 
 
 def keeps_every_state(tables: GroupTables, blocks: list[int], kind: str) -> None:
@@ -265,9 +265,17 @@ PLANTED = [
     ("PagedMemory, KV groups", SkippedBlocks, "leave", counts_all_that_left),
     ("PagedMemory, KV groups", GroupTables, "drop", gives_its_first_pages_back_first),
     ("CachedMemory", FreeQueue, "hit", leaves_no_hole),
+    ("CachedMemory, steps not scheduled ahead", SegmentPool, "_publish", forgets_what_was_published_before),
     ("PagedMemory, windows", SkippedBlocks, "leave", counts_all_that_left),
     ("PagedMemory, windows, prefix cache", GroupCache, "_end_in_windows", finds_any_block_of_a_window),
     ("PagedMemory, windows, prefix cache", GroupCache, "leave", forgets_other_tables),
+    (
+        "PagedMemory, windows, prefix cache, steps not scheduled ahead",
+        GroupCache,
+        "_end_in_windows",
+        finds_any_block_of_a_window,
+    ),
+    ("PagedMemory, states, prefix cache, steps not scheduled ahead", GroupTables, "skip", gives_the_last_state_back),
     ("PagedMemory, states", PagedMemory, "drop", keeps_the_state_of_a_victim),
     ("PagedMemory, states, prefix cache", HashedBlockPool, "_evict", keeps_the_hash_of_a_block_that_is_taken),
     ("PagedMemory, states, prefix cache", GroupTables, "skip", gives_the_last_state_back),

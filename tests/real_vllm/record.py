@@ -1,0 +1,49 @@
+"""Logs of the real vLLM as digests, for tests without it.
+
+cd tests && python -m real_vllm.record      writes recorded.json anew, by the installed vLLM
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from .steps import Served
+from .workloads import KINDS, Case
+
+_FILE = Path(__file__).with_name("recorded.json")
+#: Workloads of each kind.
+SEEDS = 6
+NAMES = [f"{kind}/{seed}/{mode}" for kind in KINDS for seed in range(SEEDS) for mode in ("sync", "async")]
+
+
+def digest(served: Served) -> str:
+    """Digest of every field of every step, and of the order of finishes."""
+    log = list(map(tuple, served.steps)), served.finished
+    return hashlib.sha256(repr(log).encode()).hexdigest()[:16]
+
+
+def case_of(name: str) -> tuple[Case, bool]:
+    """The workload of a name in ``NAMES``, and whether its steps are scheduled ahead."""
+    kind, seed, mode = name.split("/")
+    return KINDS[kind](int(seed)), mode == "async"
+
+
+def recorded() -> dict[str, str]:
+    """The digests of vLLM 0.33.0, by ``NAMES``."""
+    found: dict[str, str] = json.loads(_FILE.read_text())["digests"]
+    return found
+
+
+def real() -> dict[str, str]:
+    """The digests of the installed vLLM."""
+    from . import server
+
+    return {name: digest(server.serve(*case_of(name))) for name in NAMES}
+
+
+if __name__ == "__main__":
+    from vllm import __version__
+
+    _FILE.write_text(json.dumps({"vllm": __version__, "digests": real()}, indent=0) + "\n")
