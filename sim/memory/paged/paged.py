@@ -455,9 +455,13 @@ class PagedMemory(MemoryDefaults):
                 if self.growth(state.decode_step, limit) <= blocks
                 else self.steps_within(state.decode_step, blocks)
             )
-        if self.cache and (self.cache.shared[SLIDING] or self.cache.shared[STATE]):
-            # A window that passes a shared block does not free it.
-            return 1
+        if self.cache:
+            shared = self.cache.shared
+            if shared[SLIDING] or shared[STATE]:
+                # A window that passes a shared block does not free it.
+                return 1
+            # The tables may have passed some in the coming step already, which ``free`` does not know.
+            blocks += min(0, sum(shared.values()) - self._shared)
         alike = min((kind.steps_alike(state.decode_step) for kind in self.giving), default=limit)
         # In ``safe`` steps the sequences take at most ``blocks`` blocks, even if none is released.
         safe = blocks // (self.growing * state.batch_size) * size if self.growing else limit
