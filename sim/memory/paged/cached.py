@@ -330,18 +330,21 @@ class CachedMemory(PagedMemory):
                 ``decode_step``.
         """
         size, pop, phases, now = self.block_size, self.alone.pop, self._phases, after_step(decode_step)
-        append, pack = self.pool.queue.left.append, self.pool.queue.left.pack
+        append, pack, resting = self.pool.queue.left.append, self.pool.queue.left.pack, self._resting
         free, freed = self.free - in_vain * phases[decode_step % size], 0
         for sequence in leaving:
             lag = sequence.lag
             tokens = decode_step - 1 + lag
             stop = blocks = -(-tokens // size)
-            if in_vain and not self._wake(sequence):
-                stop = tokens // size + 1
+            if sequence in resting:
+                del resting[sequence]
+            else:
+                phase = (1 - lag) % size
+                phases[phase] -= 1
+                phases[phase + size] -= 1
+                if in_vain:
+                    stop = tokens // size + 1
             append(pack(tokens, stop, lag, sequence.index, sequence.start_tokens, pop(sequence), now, free))
-            phase = (1 - lag) % size
-            phases[phase] -= 1
-            phases[phase + size] -= 1
             free += stop
             freed += blocks
         self.free += freed

@@ -19,6 +19,7 @@ Source: vLLM V1, vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue) and bloc
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from struct import Struct
 
@@ -51,11 +52,16 @@ class Log:
 
     def __init__(self, fields: tuple[str, ...]) -> None:
         self.fields, self.records = fields, array("q")
-        self.pack, self.append = Struct(f"={len(fields)}q").pack, self.records.frombytes
+        self._record = Struct(f"={len(fields)}q")
+        self.pack, self.append = self._record.pack, self.records.frombytes
 
     def add(self, *record: int) -> None:
         """Append a record of all fields."""
         self.append(self.pack(*record))
+
+    def rows(self) -> Iterator[tuple[int, ...]]:
+        """All records, one by one."""
+        return self._record.iter_unpack(self.records.tobytes())
 
     def __len__(self) -> int:
         return len(self.records) // len(self.fields)
@@ -111,20 +117,17 @@ class FreeQueue:
 
     def _free_left(self) -> None:
         """Free the blocks of the tables in ``left``, in their order."""
-        columns, size, self.left = self.left.columns(), self._block_size, Log(LEFT)
-        blocks, named, grown_from = columns["blocks"], columns["tokens"] // size, -(-columns["known_tokens"] // size)
-        # Blocks taken before each release: those that were free at first or freed since, less those that are free.
-        taken = self.end - self._hit + self.pushed + np.cumsum(blocks) - blocks - columns["free"]
-        to_head = (named < blocks) & self.unnamed_first
-        stop = np.where(to_head, named, blocks)
-        freed = {"first": 0 * stop, "stop": stop, "named": np.where(to_head, blocks, named), "grown_from": grown_from}
-        freed |= {"born": columns["born"], "lag": columns["lag"], "touched": ALONE - columns["index"]}
-        freed |= {"moment": columns["moment"], "known_tokens": columns["known_tokens"]}
-        self._freed.append(np.stack([freed[name] for name in FREED], axis=1).tobytes())
-        pushed = (column[to_head].tolist() for column in (named, grown_from, columns["born"], columns["lag"]))
-        self.pending += zip(taken[to_head].tolist(), zip(*pushed, strict=True), strict=True)
-        self.end += int(stop.sum())
-        self.pushed += int(to_head.sum())
+        left, self.left = self.left, Log(LEFT)
+        size, append, pack, push = self._block_size, self._freed.append, self._freed.pack, self.pending.append
+        for tokens, blocks, lag, index, known, born, moment, free in left.rows():
+            stop, named, grown_from = blocks, tokens // size, -(-known // size)
+            if named < stop and self.unnamed_first:
+                # All blocks that were free at first or freed since, less those that are free, were taken before.
+                push((self.end - self._hit + self.pushed - free, (named, grown_from, born, lag)))
+                self.pushed += 1
+                stop, named = named, stop
+            append(pack(0, stop, named, grown_from, born, lag, ALONE - index, moment, known))
+            self.end += stop
 
     @property
     def num_free(self) -> int:
