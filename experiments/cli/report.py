@@ -77,30 +77,30 @@ def report(
         require_kaleido()
     results = [read_result(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
     _check_request(request, results)
-    asked = PageInputs(results, request, goal, None if measured is None else read_measured(measured, results))
-    pictures = write_images(images, figures(asked), image_format) if images is not None else []
+    inputs = PageInputs(results, request, goal, None if measured is None else read_measured(measured, results))
+    pictures = write_images(images, figures(inputs), image_format) if images is not None else []
     if perfetto is not None and write_timeline is not None:
         write_timeline(perfetto, results)
-    write_report(out, asked)
-    _write_output(output, folders, asked, out, perfetto, pictures)
+    write_report(out, inputs)
+    _write_output(output, folders, inputs, out, perfetto, pictures)
 
 
 def _write_output(
     output: Report,
     folders: Sequence[Path],
-    asked: PageInputs,
+    inputs: PageInputs,
     out: Path,
     perfetto: Path | None,
     pictures: Sequence[Path],
 ) -> None:
     """Print the content and the path of the output."""
-    for result in asked.results:
-        output.say(_result_text(result))
-    for folder, result in zip(folders, asked.results, strict=True):
+    for result in inputs.results:
+        output.print_line(_result_text(result))
+    for folder, result in zip(folders, inputs.results, strict=True):
         if result.blocks is None:
-            output.say(f"{folder} has no block map; simulate --record-blocks records one.")
-    if asked.measured is not None and asked.measured.warning:
-        output.say(asked.measured.warning)
+            output.print_line(f"{folder} has no block map; simulate --record-blocks records one.")
+    if inputs.measured is not None and inputs.measured.warning:
+        output.print_line(inputs.measured.warning)
     if perfetto is not None:
         output.point_to("Timeline for ui.perfetto.dev", perfetto)
     if pictures:
@@ -111,7 +111,7 @@ def _write_output(
             "report": str(out),
             "timeline": None if perfetto is None else str(perfetto),
             "pictures": [str(picture) for picture in pictures],
-            "runs": [_described(result) for result in asked.results],
+            "runs": [_described(result) for result in inputs.results],
         }
     )
 
@@ -137,25 +137,29 @@ def _timeline_writer(path: Path | None) -> Callable[[Path, list[Result]], Path] 
 def _require_alone(folder: Path, folders: tuple[Path, ...], **flags: Any) -> None:
     """Refuse flags of runs if the folder is not a run."""
     if len(folders) > 1:
-        raise SettingError("folders", str(folder), "is no run; name it alone")
+        raise SettingError("folders", str(folder), "is not a run; name it alone")
     for name, value in flags.items():
         if value is not None:
             shown = str(value) if isinstance(value, Path) else value
-            remedy = "is of runs; leave it out" + (", and give it to fragmeter sweep" if name == "goodput" else "")
+            remedy = "applies only to runs; leave it out" + (
+                ", and give it to fragmeter sweep" if name == "goodput" else ""
+            )
             raise SettingError(name, shown, remedy)
 
 
 def _sweep(folder: Path, out: Path, output: Report) -> None:
     sweep = read_sweep(folder)
     write_sweep_report(out, sweep)
-    output.say(f"{sweep.name}: {len(sweep.points):,} points of a sweep, {sweep.failed:,} more that could not be run")
+    output.print_line(
+        f"{sweep.name}: {len(sweep.points):,} points of a sweep, {sweep.failed:,} more that could not be run"
+    )
     output.point_to("Report", out)
     output.data({"report": str(out), "points": len(sweep.points), "failed": sweep.failed, "axes": list(sweep.axes)})
 
 
 def _against(folder: Path, out: Path, output: Report) -> None:
     about = write_against_report(folder, out)
-    output.say(f"{about['benchmark']}: {about['requests']:,} requests, simulated against measured")
+    output.print_line(f"{about['benchmark']}: {about['requests']:,} requests, simulated against measured")
     output.point_to("Report", out)
     output.data({"report": str(out), **about})
 

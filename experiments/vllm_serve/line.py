@@ -362,4 +362,4 @@ def _resolved(written: str) -> tuple[str, bool]:
         return longer[0], False
     near = difflib.get_close_matches(name, KNOWN, n=1)
     meant = f"; did you mean --{near[0]}?" if near else ""
-    raise UserError(f"{written}: is no flag of vllm serve that is known here{meant}")
+    raise UserError(f"{written}: is not a known flag of vllm serve{meant}")

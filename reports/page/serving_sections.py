@@ -96,7 +96,7 @@ def measured(found: Measured | None) -> Section:
     title = "Simulated against measured"
     if found is None:
         text = (
-            "Nothing was measured: these are numbers of a simulation alone. fragmeter report --measured FILE compares them"
+            "No measurement was given: these numbers are simulated. fragmeter report --measured FILE compares them"
             " with the results of a real server from vllm bench serve --save-result --save-detailed."
         )
         return Section(title, text)

@@ -34,7 +34,7 @@ def cluster_summary(run: ClusterRun) -> dict[str, Any]:
     first = run.runs[0]
     window = _together([part.window for part in run.runs])
     return {
-        **serving(run.workload, cluster_times(run), cluster_gaps(run), run.end_ticks),
+        **serving(run.workload, cluster_times(run), cluster_gaps(run)),
         "copied_slots": sum(int(part.log.copies["slots"].sum()) for part in run.runs),
         "refused": int(run.refused.sum()),
         "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),

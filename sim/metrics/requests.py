@@ -37,6 +37,11 @@ class RequestTimes:
     swapped: np.ndarray
 
     @property
+    def last_finish_ticks(self) -> int:
+        """Finish of the last request; 0 if none was served."""
+        return int(self.finish_ticks.max(initial=0))
+
+    @property
     def ttft_ms(self) -> np.ndarray:
         """Time to first token, float64."""
         return (self.first_token_ticks - self.arrival_ticks) / 1e9
@@ -68,7 +73,7 @@ def request_times(run: Run) -> RequestTimes:
     last[residencies["index"]] = np.arange(len(residencies["index"]))
     index = np.unique(request[sequences])
     finish = np.zeros(len(work), dtype=np.int64)
-    np.maximum.at(finish, request[sequences], run_log.leave_ticks[last[sequences]])
+    np.maximum.at(finish, request[sequences], run_log.release_ticks[last[sequences]])
     scheduled, first_token = np.full(len(work), _NEVER), np.full(len(work), _NEVER)
     for table in (residencies, run_log.chunks):
         np.minimum.at(scheduled, request[table["index"]], table["start_ticks"])

@@ -38,8 +38,8 @@ def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
     """
     times = request_times(run)
     return {
-        **serving(run.workload, times, Gaps.of(run.log), run.log.end_ticks),
-        **({} if goal is None else goodput(goal, times, run.log.end_ticks)),
+        **serving(run.workload, times, Gaps.of(run.log)),
+        **({} if goal is None else goodput(goal, times)),
         "copied_slots": int(run.log.copies["slots"].sum()),
         "refused": int(run.refused.sum()),
         "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),
@@ -56,10 +56,10 @@ def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
     }
 
 
-def serving(workload: Workload, times: RequestTimes, gaps: Gaps, end_ticks: int) -> dict[str, Any]:
+def serving(workload: Workload, times: RequestTimes, gaps: Gaps) -> dict[str, Any]:
     """Throughput, latencies and preemptions, by the keys of ``vllm bench serve``."""
     return {
-        **_throughput(workload, times, end_ticks),
+        **_throughput(workload, times),
         **_distribution("ttft", times.ttft_ms),
         **_distribution("tpot", times.tpot_ms),
         **_gap_distribution(gaps),
@@ -69,10 +69,10 @@ def serving(workload: Workload, times: RequestTimes, gaps: Gaps, end_ticks: int)
     }
 
 
-def goodput(goal: Objectives, times: RequestTimes, end_ticks: int) -> dict[str, Any]:
+def goodput(goal: Objectives, times: RequestTimes) -> dict[str, Any]:
     """The limits, and the requests/s that meet all of them, by the key of ``vllm bench serve``."""
-    met = int(goal.met(times)["all"].sum())
-    return {"goodput": goal.limits, "request_goodput": met / (end_ticks / PER_SECOND) if end_ticks else 0.0}
+    met, seconds = int(goal.met(times)["all"].sum()), times.last_finish_ticks / PER_SECOND
+    return {"goodput": goal.limits, "request_goodput": met / seconds if seconds else 0.0}
 
 
 def waste(window: Window) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def waste(window: Window) -> dict[str, Any]:
     return result
 
 
-def _throughput(workload: Workload, times: RequestTimes, end_ticks: int) -> dict[str, Any]:
-    seconds = end_ticks / PER_SECOND
+def _throughput(workload: Workload, times: RequestTimes) -> dict[str, Any]:
+    seconds = times.last_finish_ticks / PER_SECOND
     prompts = int(workload.prompt_tokens[times.index].sum())
     outputs = int((times.output_tokens * workload.num_sequences[times.index]).sum())
     per_second = 1 / seconds if seconds else 0.0

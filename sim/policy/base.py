@@ -121,7 +121,7 @@ class Policy:
         caches_prefixes: Whether freed blocks can keep their contents for prompts with the same prefix.
         caches_by_default: Whether they do so also if no contents are known: a preempted sequence finds its own blocks.
         default_enforce_eager: Default of ``enforce_eager``.
-        reads_max_tokens: Whether reservations depend on the ``max_tokens`` that a client declares.
+        reads_max_tokens: Whether reservations, or steps, depend on the ``max_tokens`` that a client declares.
         groups_sequences: Whether the sequences of a request are admitted and preempted together.
         needs_sharing_variant: Whether only a variant in ``registry.SHARING`` serves such requests. Subclasses inherit
             this, and serve the sequences as separate requests unless they have a variant.

@@ -93,7 +93,7 @@ class BeamOptions(Options):
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         if name == "beam_survival" and not self.use_beam_search:
-            return f"is of beams; use --use-beam-search, {LEAVE_OUT}"
+            return f"applies only to beams; use --use-beam-search, {LEAVE_OUT}"
         if name in ("use_beam_search", "beam_survival") and workload is not None and not workload.shares:
             return f"every request asks for one sequence; use --n, {LEAVE_OUT}"
         return super().why_unread(name, replica, workload)
@@ -158,6 +158,8 @@ class VllmV1Options(WatermarkOptions, KvGroupOptions):
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         if name == "gpu_memory_utilization" and replica.num_gpu_blocks_override is not None:
             return "--num-gpu-blocks-override sets the pool, whatever the memory; leave out one of them"
+        if name == "gpu_memory_utilization" and model(replica.model).mixer:
+            return "the pool of a model with fixed-size states is computed as in the paper; leave it out"
         return super().why_unread(name, replica, workload)
 
 

@@ -98,7 +98,7 @@ def allocator(name: str) -> Callable[[Pool], Any]:
 def _imported_policy(name: str) -> type[Policy]:
     found = imported("policy", name, POLICY_GROUP, POLICIES)
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise SettingError("policy", name, "is no subclass of fragmeter.sim.policy.Policy; derive it from that")
+        raise SettingError("policy", name, "is not a subclass of fragmeter.sim.policy.Policy; derive it from that")
     if found.schedule is Policy.schedule or found.memory is Policy.memory:
         raise SettingError("policy", name, "must define schedule and memory; docs/extending.md has an example")
     unset = [each.name for each in fields(found.options_type) if each.default is MISSING]

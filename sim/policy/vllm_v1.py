@@ -37,6 +37,8 @@ class VllmV1(TokenBudget):
     options_type: ClassVar[type[Options]] = VllmV1Options
     preempted_first = True
     null_blocks = 1
+    # With asynchronous scheduling a request that ends before its ``max_tokens`` computes a token more.
+    reads_max_tokens = True
     caches_prefixes = caches_by_default = True
     default_enforce_eager = False
     defaults_source = "default of vllm serve 0.33"

@@ -137,8 +137,8 @@ def test_every_requirement_has_one_lower_bound():
 
 
 def test_a_lower_bound_becomes_a_constraint():
-    asked = ["numpy>=2.1", "pytest-xdist >= 3.6.1", "numpy>=2.1", "cuda-toolkit[crt,nvrtc]==13.*"]
-    assert lowest(asked) == ["numpy==2.1", "pytest-xdist==3.6.1"]
+    bounds = ["numpy>=2.1", "pytest-xdist >= 3.6.1", "numpy>=2.1", "cuda-toolkit[crt,nvrtc]==13.*"]
+    assert lowest(bounds) == ["numpy==2.1", "pytest-xdist==3.6.1"]
 
 
 def test_no_loose_modules_at_the_root():

@@ -223,8 +223,8 @@ def folder(tmp_path_factory) -> Path:
 class TestCommand:
     def test_it_writes_page_and_timeline(self, folder, tmp_path, capsys):
         target = tmp_path / "deep" / "run.pftrace"
-        asked = ["report", str(folder), "--perfetto", str(target), "--out", str(tmp_path / "report.html")]
-        assert status(asked) == DONE
+        arguments = ["report", str(folder), "--perfetto", str(target), "--out", str(tmp_path / "report.html")]
+        assert status(arguments) == DONE
         assert f"Timeline for ui.perfetto.dev: {target}\n" in capsys.readouterr().out
         assert len(read_timeline(target).of("request", "vllm-v1/requests")) == REQUESTS
 

@@ -89,4 +89,6 @@ class MemoryDefaults:
         return np.zeros(0, dtype=np.int64)
 
     def _cannot(self, what: str) -> SimulationFault:
-        return SimulationFault(f"{type(self).__name__} cannot {what}; the policy asks for what its memory lacks")
+        return SimulationFault(
+            f"{type(self).__name__} cannot {what}; the policy calls a method that its memory does not have"
+        )

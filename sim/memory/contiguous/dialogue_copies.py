@@ -112,7 +112,7 @@ class DialogueContiguousMemory(Parents[Grant], ContiguousMemory):
     def look_up(self, sequence: Sequence, decode_step: int) -> None:
         """Set the tokens that a waiting sequence need not compute: those of its parent, if available."""
         parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
-        there = parent in self.kept or self._got_to(parent, tokens, decode_step)
+        there = parent in self.kept or self._has_computed(parent, tokens, decode_step)
         sequence.computed_tokens = tokens if there else 0
 
     def promise(self, sequence: Sequence) -> None:
@@ -154,11 +154,11 @@ class DialogueContiguousMemory(Parents[Grant], ContiguousMemory):
 
     def evict_kept(self, parent: int) -> int:
         """Evict a kept piece; returns its slots."""
-        slots = self._give_up(parent)
+        slots = self._release_kept(parent)
         self._evicted_slots += slots
         return slots
 
-    def _give_up(self, parent: int) -> int:
+    def _release_kept(self, parent: int) -> int:
         grant = self.kept.pop(parent)
         self._promised.discard(parent)
         self._kept_slots -= grant.slots
@@ -200,7 +200,7 @@ class DialogueContiguousMemory(Parents[Grant], ContiguousMemory):
                 self._kept_slots += grant.slots
             else:
                 self.give_place(grant)
-            self._has_no_more_use_for(self._parent[sequence.index])
+            self._forget_child(self._parent[sequence.index])
         self.cache_log.end_row(self._kept_slots)
 
     def largest_free_slots(self) -> int:

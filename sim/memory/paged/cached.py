@@ -230,6 +230,10 @@ class CachedMemory(PagedMemory):
     # --- Calls of the executor and the engine ---
 
     def stall(self, sequence: Sequence, decode_step: int) -> None:
+        """See ``PagedMemory``."""
+        if sequence in self.partial:
+            return
+        self._wake(sequence)
         filled = sequence.held_tokens(decode_step) // self.block_size
         table = self.held[sequence] = self._pop(sequence)
         self.pool.pause(table, filled, sequence.lag)

@@ -116,7 +116,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         if parent in self.kept:
             # A sequence that takes the table over leaves nothing to others that look it up in this step.
             return parent not in self._taken and len(self.kept[parent]) * self.block_size >= tokens
-        return self._got_to(parent, tokens, decode_step)
+        return self._has_computed(parent, tokens, decode_step)
 
     def _takes(self, sequence: Sequence) -> bool:
         """Whether it rolls back a parent that no other sequence counts on in this step."""
@@ -159,7 +159,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         for block in start.shared:
             self._name(block)
         if start.parent is not None:
-            self._give_up(start.parent)
+            self._release_kept(start.parent)
         self._make_free(-(-before // size) - len(start.shared) + opens)
         self._copied_blocks += start.copied is not None
         self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, sequence.computed_tokens))
@@ -191,7 +191,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
                 self.kept[sequence.index] = list(table)
         self._leave(leaving, decode_step)
         for sequence in leaving:
-            self._has_no_more_use_for(self._parent[sequence.index])
+            self._forget_child(self._parent[sequence.index])
         self._recount()
         self.cache_log.end_row(self.cached_blocks)
 
@@ -232,11 +232,11 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
             if parent in self._promised:
                 self._cut(self.kept[parent], self._promised[parent])
             else:
-                self._give_up(parent)
+                self._release_kept(parent)
             self.evicted_blocks += pool.num_free - free
             free = pool.num_free
 
-    def _give_up(self, parent: int) -> None:
+    def _release_kept(self, parent: int) -> None:
         """The table of a parent is kept no more."""
         self._promised.pop(parent, None)
         self._cut(self.kept.pop(parent), 0)

@@ -317,7 +317,9 @@ class PagedMemory(MemoryDefaults):
             self.group_tables.join(sequence, decode_step, held.known_tokens)
 
     def stall(self, sequence: Sequence, decode_step: int) -> None:
-        """A running sequence grows no more and keeps its blocks."""
+        """A running sequence grows no more and keeps its blocks; nothing changes after ``hold_finished``."""
+        if sequence in self.partial:
+            return
         phase, held = (1 - sequence.lag) % self.block_size, sequence.held_tokens(decode_step)
         self._end_growth(phase)
         skipped = tuple(kind.leave(sequence, decode_step) for kind in self.giving)

@@ -236,8 +236,8 @@ class TestCommand:
         ("flags", "complaint"),
         [
             (["--ask", "batch"], "ask = 'batch': one of max-num-seqs, preemption-mode, samples, or several"),
-            (["--ask", "samples"], "ask = 'samples': is of a load; give --trace, or --dataset with --request-rate"),
-            (["--request-rate", "4"], "ask = None: is missing: flags of a load are given, and nothing is asked of it"),
+            (["--ask", "samples"], "ask = 'samples': needs a load; give --trace, or --dataset with --request-rate"),
+            (["--request-rate", "4"], "ask = None: is missing: flags of a load are given without a question about it"),
             (["--ask", "samples", "--dataset", "alpaca"], "request_rate = None: "),
         ],
     )

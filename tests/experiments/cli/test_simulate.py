@@ -220,7 +220,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(trace, tmp_path, capsy
     (tmp_path / "mine" / "notes.txt").write_text("kept")
     assert status(["simulate", "--trace", str(trace), "--out", str(tmp_path / "mine")]) == 2
     error = capsys.readouterr().err
-    assert "mine': holds notes.txt, which is no file of a simulation result; choose another folder" in error
+    assert "mine': holds notes.txt, which is not a file of a simulation result; choose another folder" in error
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 

@@ -68,9 +68,9 @@ def test_every_memory_has_the_whole_interface(make):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_methods_take_what_the_interface_says(kind):
     for name in members(Memory):
-        asked = getattr(Memory, name)
-        if inspect.isfunction(asked):
-            wanted, found = inspect.signature(asked).parameters, inspect.signature(getattr(kind, name)).parameters
+        method = getattr(Memory, name)
+        if inspect.isfunction(method):
+            wanted, found = inspect.signature(method).parameters, inspect.signature(getattr(kind, name)).parameters
             assert len(found) == len(wanted), name
             assert [p.default for p in found.values()] == [p.default for p in wanted.values()], name
 
@@ -106,7 +106,7 @@ def test_what_each_kind_says_of_itself():
 
 
 @pytest.mark.parametrize(
-    ("make", "asked"),
+    ("make", "call"),
     [
         (lambda: ContiguousMemory(8, 4), lambda memory, sequence: memory.evict((sequence,), (), 0)),
         (lambda: ContiguousMemory(8, 4), lambda memory, sequence: memory.swap_in(sequence, 0)),
@@ -117,9 +117,9 @@ def test_what_each_kind_says_of_itself():
         (lambda: ContiguousMemory(8, 4), lambda memory, sequence: State().fork(sequence, 0)),
     ],
 )
-def test_a_plan_that_a_memory_cannot_carry_out_is_a_fault(make, asked):
+def test_a_plan_that_a_memory_cannot_carry_out_is_a_fault(make, call):
     with pytest.raises(SimulationFault):
-        asked(make(), Sequence(0, 4, 2, 2))
+        call(make(), Sequence(0, 4, 2, 2))
 
 
 def test_a_piece_that_is_only_counted_has_no_place():
@@ -149,8 +149,8 @@ def asks_by_name(tree: ast.AST) -> bool:
     """Whether some code asks a memory, or its tables, for an attribute that may not be there, or for its class."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "isinstance"):
-            asked = ast.unparse(node.args[0]).rpartition(".")[2].strip("_")
-            if asked in ("memory", "tables", "pool"):
+            name = ast.unparse(node.args[0]).rpartition(".")[2].strip("_")
+            if name in ("memory", "tables", "pool"):
                 return True
     return False
 
