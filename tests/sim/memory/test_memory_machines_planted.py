@@ -112,7 +112,7 @@ def grows_table_by_table(tables: BlockTables, decode_step: int) -> None:
 
 def stalls_in_the_count_only(memory: PagedMemory, sequence, decode_step: int) -> None:
     held = sequence.held_tokens(decode_step)
-    memory.partial[sequence] = Partial(-(-held // memory.block_size), (), held)
+    memory.partial[sequence] = Partial(-(-held // memory.block_size), (), held, held)
 
 
 def takes_the_blocks_of_its_prefill_twice(memory: PagedMemory, sequence, *step_and_past) -> None:
