@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from ...reports.data.probed import read_probed
 from ...reports.data.results import Result, read_result
 from ...reports.page.images import IMAGES, ImageFormat, require_kaleido, write_images
 from ...reports.page.run_report import PageInputs, figures, write_report
@@ -21,7 +22,10 @@ from ..runs.named_files import named_files
 from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report
 from ..sweep.report import is_sweep, read_sweep
 
-FOLDERS = "Results of simulate --out, of one run or of several on the same load; or of sweep, or of validate --against."
+FOLDERS = (
+    "Results of simulate --out, of one run or of several on the same load, and files of fragmeter.probe; or the folder of"
+    " sweep, or of validate --against."
+)
 #: Largest number of runs that remain readable side by side on a page.
 MOST_FOLDERS = 4
 
@@ -41,6 +45,8 @@ def report(
 
     Runs of ``simulate --record-blocks`` have the block map: every physical block over time. Runs of ``--record-plan``
     have the block tables of a request and its siblings, step by step.
+
+    The file of ``fragmeter.probe`` has what a live vLLM server scheduled: the waste of its memory, measured.
 
     The folder of a sweep gives goodput and latency against the request rate, and throughput against the speed of a
     user. The folder of validate --against gives every request, simulated against measured.
@@ -75,7 +81,10 @@ def report(
     if images is not None:
         check_folder(images, IMAGES, "images")
         require_kaleido()
-    results = [read_result(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    results = [
+        (read_probed if folder.is_file() else read_result)(folder, name)
+        for folder, name in zip(folders, _names(folders), strict=True)
+    ]
     _check_request(request, results)
     inputs = PageInputs(results, request, goal, None if measured is None else read_measured(measured, results))
     pictures = write_images(images, figures(inputs), image_format) if images is not None else []
@@ -97,7 +106,9 @@ def _write_output(
     for result in inputs.results:
         output.print_line(_result_text(result))
     for folder, result in zip(folders, inputs.results, strict=True):
-        if result.blocks is None:
+        if result.is_probed:
+            output.print_line(_probed_text(folder, result))
+        elif result.blocks is None:
             output.print_line(f"{folder} has no block map; simulate --record-blocks records one.")
     if inputs.measured is not None and inputs.measured.warning:
         output.print_line(inputs.measured.warning)
@@ -188,6 +199,16 @@ def _result_text(result: Result) -> str:
     kept = [kind for kind in ("blocks", "plan") if getattr(result, kind) is not None]
     besides = f", with {' and '.join(kept)}" if kept else ""
     return f"{result.name}: {result.policy}, {len(result.requests):,} requests in {result.end_s:,.1f} s{besides}"
+
+
+def _probed_text(path: Path, result: Result) -> str:
+    held = result.summary["waste"]["mean_over_time_pct"]["paper_view"]["token_states"]
+    probe = result.about["probe"]
+    unfinished = f"; {probe['unfinished']:,} more requests had not finished" if probe["unfinished"] else ""
+    cut = "; the file ends early, as that of a killed server does" if probe["cut"] else ""
+    return (
+        f"{path}: measured on a live server, {held:.1f} % of the KV cache held tokens (mean over time){unfinished}{cut}"
+    )
 
 
 def _described(result: Result) -> dict[str, Any]:

@@ -57,6 +57,11 @@ class Result:
         """The scheduling policy."""
         return self.about["settings"]["policy"]
 
+    @property
+    def is_probed(self) -> bool:
+        """Whether a live server was recorded, and nothing simulated."""
+        return "probe" in self.about
+
     @cached_property
     def request_of_sequence(self) -> np.ndarray:
         """The request of each of the workload's sequences, int64."""

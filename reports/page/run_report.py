@@ -142,8 +142,11 @@ def _memory(inputs: PageInputs) -> Section | None:
 
 def _ledger_text(results: Sequence[Result]) -> str:
     sentences = ["The ledger: every slot of the pool in exactly one bucket."]
-    unrecorded = [result for result in results if result.blocks is None]
-    if len(unrecorded) < len(results):
+    probed = [result for result in results if result.is_probed]
+    unrecorded = [result for result in results if result.blocks is None and not result.is_probed]
+    if probed:
+        sentences.append("Of a live server from the file of the probe, at the start of every step.")
+    if len(unrecorded) + len(probed) < len(results):
         sentences.append("Where blocks were recorded, at the moments of the block map.")
     if unrecorded:
         sentences.append("From memory.parquet, at every scheduling decision: changes in between show at the next one.")
@@ -214,7 +217,7 @@ def _serving(inputs: PageInputs) -> Section | None:
 
 
 def _measured(inputs: PageInputs) -> Section:
-    return serving_sections.measured(inputs.measured)
+    return serving_sections.measured(inputs.measured, [each.name for each in inputs.results if each.is_probed])
 
 
 def _timeline(inputs: PageInputs) -> Section | None:

@@ -138,13 +138,12 @@ class KvGroupOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmV1Options(WatermarkOptions, KvGroupOptions):
-    """Of vLLM V1."""
+class VllmServeOptions(WatermarkOptions, KvGroupOptions):
+    """Of policies with the pool of ``vllm serve``."""
 
     watermark: Annotated[
         float, Field(ge=0, lt=1, description="Share of the pool that an admission must leave free.")
     ] = 0.0
-    async_scheduling: Annotated[bool, Field(description="Decide a step while the step before it runs.")] = True
     gpu_memory_utilization: Annotated[
         float,
         Field(
@@ -161,6 +160,13 @@ class VllmV1Options(WatermarkOptions, KvGroupOptions):
         if name == "gpu_memory_utilization" and model(replica.model).mixer:
             return "the pool of a model with fixed-size states is computed as in the paper; leave it out"
         return super().why_unread(name, replica, workload)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmV1Options(VllmServeOptions):
+    """Of vLLM V1."""
+
+    async_scheduling: Annotated[bool, Field(description="Decide a step while the step before it runs.")] = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fragmeter.sim import Settings, settings, simulate
+from fragmeter.sim import Settings, Workload, settings, simulate
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.memory import PagedMemory
@@ -203,7 +203,7 @@ def serve(case: Case, asynchronous: bool = False) -> Served:
     """What our engine does with a case; see ``server.serve``."""
     log = Log()
     run = simulate(
-        _settings(case, asynchronous, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log]
+        settings_of(case, asynchronous, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log]
     )
     log.idle_started(run.log.end_ticks, 0)
     return Served(log.steps, log.finished)
@@ -211,20 +211,35 @@ def serve(case: Case, asynchronous: bool = False) -> Served:
 
 def summary(case: Case, asynchronous: bool, leap: bool, ids: bool) -> dict[str, Any]:
     """Summary of a run without observers."""
-    chosen = _settings(case, asynchronous, leap=leap, ids=ids)
+    chosen = settings_of(case, asynchronous, leap=leap, ids=ids)
     return summary_of(simulate(chosen, case.workload, ConstantCost(case.step_ticks)))
 
 
-def _settings(case: Case, asynchronous: bool, **others: Any) -> Settings:
-    return settings(
-        policy="vllm-v1",
-        model=_model_of(case.layers),
-        block_size=case.block_size,
-        num_gpu_blocks_override=case.num_blocks,
-        max_model_len=case.max_model_len,
-        max_num_seqs=case.max_num_seqs,
-        max_num_batched_tokens=case.max_num_batched_tokens,
-        enable_prefix_caching=case.prefix_caching,
-        async_scheduling=asynchronous,
-        **others,
+def settings_of(case: Case, asynchronous: bool = False, **others: Any) -> Settings:
+    """The settings that serve a case.
+
+    Args:
+        asynchronous: See ``server.serve``.
+        others: Further settings, and other values of these.
+    """
+    chosen = (
+        dict(
+            policy="vllm-v1",
+            model=_model_of(case.layers),
+            block_size=case.block_size,
+            num_gpu_blocks_override=case.num_blocks,
+            max_model_len=case.max_model_len,
+            max_num_seqs=case.max_num_seqs,
+            max_num_batched_tokens=case.max_num_batched_tokens,
+            enable_prefix_caching=case.prefix_caching,
+        )
+        | others
     )
+    if chosen["policy"] == "vllm-v1":
+        chosen["async_scheduling"] = asynchronous
+    return settings(**chosen)
+
+
+def scaled(work: Workload, ticks: int) -> Workload:
+    """The same requests on a clock of so many ticks."""
+    return replace(work, arrival_ticks=work.arrival_ticks * ticks)

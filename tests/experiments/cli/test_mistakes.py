@@ -11,7 +11,7 @@ import pytest
 from calibrations import document
 from fragmeter.experiments.cli.app import FAULT, MISTAKE, status
 from fragmeter.sim.output.files import write_whole
-from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.policy.registry import OPTIONAL, POLICIES
 from fragmeter.sim.spec import model_names
 from fragmeter.sim.types.errors import UserError
 
@@ -86,7 +86,7 @@ def test_a_trace_of_which_nothing_fits_the_model_is_refused_before_anything_is_r
 MISTAKES = {
     "policy": (
         ["simulate", "--policy", "fifo"],
-        f"policy = 'fifo': one of {', '.join(POLICIES)}, or package.module:ClassName",
+        f"policy = 'fifo': one of {', '.join(POLICIES | OPTIONAL)}, or package.module:ClassName",
     ),
     "gpu": (
         ["simulate", "--gpu", "tpu", "--request-rate", "1"],

@@ -14,7 +14,7 @@ import fragmeter
 from cli_runs import run
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.gpu.devices.probe import GpuReport, probe
-from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.policy.registry import OPTIONAL, POLICIES
 from fragmeter.sim.spec import gpu_names
 from fragmeter.sim.spec.model import model_names
 from fragmeter.traces import read
@@ -63,7 +63,7 @@ def test_simulate_without_a_rate_takes_one_request_a_second(capsys):
 
 class TestList:
     def test_names_what_the_flags_take(self, capsys):
-        for kind, names in (("policies", POLICIES), ("models", model_names()), ("gpus", gpu_names())):
+        for kind, names in (("policies", POLICIES | OPTIONAL), ("models", model_names()), ("gpus", gpu_names())):
             rows = json.loads(printed(capsys, "list", kind, "--json", "-"))[kind]
             assert [next(iter(row.values())) for row in rows] == [*names]
             shown = [line.split()[0] for line in printed(capsys, "list", kind).splitlines() if line.strip()]

@@ -18,7 +18,7 @@ from fragmeter.sim import Workload, settings, simulate, summary
 from fragmeter.sim.policy import registry
 from fragmeter.sim.policy.base import Policy
 from fragmeter.sim.policy.options import help_of, option_names
-from fragmeter.sim.policy.registry import POLICIES, options_by_policy, policies, policy
+from fragmeter.sim.policy.registry import OPTIONAL, POLICIES, options_by_policy, policies, policy
 from fragmeter.sim.types.errors import SettingError
 from paths import ROOT
 
@@ -187,12 +187,12 @@ def test_an_installed_policy_is_found_by_its_name(monkeypatch):
     point = EntryPoint("sjf", SJF, registry.POLICY_GROUP)
     monkeypatch.setattr(registry, "_entry_points", lambda group: {"sjf": point} if group == point.group else {})
     registry._imported_policy.cache_clear()
-    assert list(policies()) == [*POLICIES, "sjf"]
+    assert list(policies()) == [*POLICIES, *OPTIONAL, "sjf"]
     assert starts(work(40, 10), policy="sjf", max_num_seqs=1, num_gpu_blocks_override=100) == [1, 0]
 
 
 def test_every_policy_declares_what_lists_show():
-    for name, kind in POLICIES.items():
+    for name, kind in (POLICIES | OPTIONAL).items():
         assert issubclass(kind, Policy) and kind.name == name and kind.system
         for option in option_names(kind.options_type):
             assert help_of(kind.options_type, option).endswith("."), f"{option} of {name}"
