@@ -10,7 +10,7 @@ from typing import Any
 from ..cost import PaperCost, StepCost, cost
 from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
-from ..policy import HYBRID, SHARING, Limits, Policy, Pool, Server, policy
+from ..policy import SHARING, Limits, Policy, Pool, Server, policy
 from ..policy.options import KvGroupOptions, Options, VllmV0Options, VllmV1Options, WatermarkOptions
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
@@ -127,8 +127,8 @@ def build(
     else:
         layout = None if grouped else _layout(kind, options, shape, max_model_len)
     asked_size = layout.config.block_size if layout and layout.config else settings.block_size
-    if grouped or layout:
-        kind = (SHARING if grouped else HYBRID).get(kind, kind)
+    if grouped:
+        kind = SHARING.get(kind, kind)
     server = Server(
         model=shape,
         gpu=card,
@@ -153,7 +153,7 @@ def build(
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
-        host_blocks=0 if layout else _host_blocks(options, shape, ranks, size, deployment),
+        host_blocks=_host_blocks(options, shape, ranks, size, deployment, layout),
         ids=settings.ids,
         token_runs=runs,
         caches_prefixes=settings.enable_prefix_caching is not False,
@@ -223,20 +223,14 @@ def _layout(kind: type[Policy], options: Options, shape: ModelSpec, max_model_le
     """The model's KV groups, if the policy supports them and a window is shorter than the longest sequence."""
     if not isinstance(options, KvGroupOptions) or options.disable_hybrid_kv_cache_manager:
         return None
-    if not kind.serves_kv_groups and kind not in HYBRID:
-        return None
-    layout = hybrid_layout(shape, max_model_len)
-    if layout and isinstance(options, VllmV0Options) and options.preemption_mode == "swap":
-        remedy = "is not simulated where layers with a window let go of theirs; give --disable-hybrid-kv-cache-manager"
-        raise SettingError("preemption_mode", "swap", remedy)
-    return layout
+    return hybrid_layout(shape, max_model_len) if kind.serves_kv_groups else None
 
 
 def _state_layout(
     settings: Settings, kind: type[Policy], shape: ModelSpec, deployment: Deployment, max_model_len: int, caches: bool
 ) -> HybridLayout:
     """The KV groups of a model with states, with attention blocks raised to the size of a state's page."""
-    if not kind.serves_kv_groups:
+    if not kind.serves_states:
         remedy = f"has layers with a fixed-size state, which {settings.policy} does not serve; use --policy vllm-v1"
         raise SettingError("model", shape.name, remedy)
     if isinstance(settings.policy_options, KvGroupOptions) and settings.policy_options.disable_hybrid_kv_cache_manager:
@@ -271,11 +265,13 @@ def _page_groups(layout: HybridLayout, kind: type[Policy], options: Options, lim
     )
 
 
-def _host_blocks(options: Options, shape: ModelSpec, ranks: int, size: int, deployment: Deployment) -> int:
+def _host_blocks(
+    options: Options, shape: ModelSpec, ranks: int, size: int, deployment: Deployment, layout: HybridLayout | None
+) -> int:
     """Blocks of the swap space, of a policy that has one."""
-    if not isinstance(options, VllmV0Options):
+    if not isinstance(options, VllmV0Options) or (layout and options.preemption_mode != "swap"):
         return 0
-    return host_blocks(shape, ranks, size, int(options.swap_space * GIB), deployment)
+    return host_blocks(shape, ranks, size, int(options.swap_space * GIB), deployment, layout)
 
 
 def _deployment(settings: Settings, shape: ModelSpec) -> Deployment:

@@ -20,7 +20,6 @@ from typing import Any
 from ..types.errors import SettingError
 from .base import Policy, Pool
 from .fastgen import FastGen
-from .hybrid import HybridVllmSosp23, HybridVllmV0
 from .lightllm import LightLLM
 from .options import Options, option_names
 from .orca import OrcaMax, OrcaOracle, OrcaPaper, OrcaPow2
@@ -45,11 +44,7 @@ _KINDS: tuple[type[Policy], ...] = (
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _KINDS}
 #: Policies of the package that need a package that it does not install.
 OPTIONAL: dict[str, type[Policy]] = {VllmReal.name: VllmReal}
-#: The same schedulers where layers with a window give blocks back, and where sequences share blocks.
-HYBRID: dict[type[Policy], type[Policy]] = {
-    VllmSosp23: HybridVllmSosp23,
-    VllmV0: HybridVllmV0,
-}
+#: The same schedulers where sequences share blocks.
 SHARING: dict[type[Policy], type[Policy]] = {VllmSosp23: SharingSosp23, VllmV0: SharingV0}
 #: Entry points of other packages.
 POLICY_GROUP, ALLOCATOR_GROUP = "fragmeter.policies", "fragmeter.allocators"

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ..memory.accounting.kv_groups import FULL, PageGroups
 from ..memory.paged.cached import CachedMemory
-from ..memory.paged.chunked import ChunkedMemory
-from ..memory.paged.hybrid import HybridMemory
-from ..memory.paged.paged import PagedMemory, PagedTransaction
+from ..memory.paged.paged import PagedMemory
+from ..memory.paged.transaction import PagedTransaction
 from ..memory.prefix import Chains
 from ..spec.launch import Launch, batch_defaults, capacity, fits, longest_model_len
 from ..types.errors import SettingError
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
-from ..workload.workload import Workload
 from .base import Limits, Pool, Server
-from .hybrid import OverGroups
 from .options import Options, VllmV1Options
 from .token_budget import TokenBudget
 
 
-class VllmV1(OverGroups, TokenBudget):
+class VllmV1(TokenBudget):
     """vLLM V1 (release 0.33, ``vllm/v1/core/sched/scheduler.py``), first come first served.
 
     There are no phases: a step computes the uncomputed tokens of each sequence, within the budget. Running sequences come
@@ -48,11 +43,10 @@ class VllmV1(OverGroups, TokenBudget):
     default_enforce_eager = False
     defaults_source = "default of vllm serve 0.33"
     pool_source = "computed from the GPU memory as by vllm serve 0.33"
-    serves_kv_groups = True
+    serves_kv_groups = serves_states = True
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
-        TokenBudget.__init__(self, limits, options)
-        self.groups = groups or PageGroups()
+        super().__init__(limits, options, groups)
         self.schedules_ahead = isinstance(options, VllmV1Options) and options.async_scheduling
         self._is_plain = self.groups.kinds == (FULL,)
         self.aligns_chunks = self.groups.states_by_block
@@ -105,11 +99,9 @@ class VllmV1(OverGroups, TokenBudget):
     def memory(self, pool: Pool) -> PagedMemory:
         usable, size = pool.num_blocks - self.null_blocks, pool.block_size
         chains = None if pool.token_runs is None else Chains(pool.token_runs, size)
-        if not self._is_plain:
-            return HybridMemory(usable, size, self.groups, pool.ids, chains)
-        if chains is None:
-            return ChunkedMemory(usable, size, ids=pool.ids)
-        return CachedMemory(usable, size, chains, pool.ids, unnamed_first=True, ahead=self.schedules_ahead)
+        if chains is not None and self._is_plain:
+            return CachedMemory(usable, size, chains, pool.ids, unnamed_first=True, ahead=self.schedules_ahead)
+        return PagedMemory(usable, size, ids=pool.ids, groups=self.groups, chains=chains)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """Schedule the running sequences, then the waiting sequences."""
@@ -234,15 +226,7 @@ class VllmV1(OverGroups, TokenBudget):
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Steps until the running sequences need more blocks than are free, or the head of the queue may find its blocks."""
-        return (
-            super().horizon(state, memory, limit)
-            if not self._is_plain
-            else TokenBudget.horizon(self, state, memory, limit)
-        )
-
-    def _asked(self) -> int:
-        return 0
-
-    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
-        """See ``OverGroups``."""
-        return super().smallest_pool_blocks(workload, block_size) + self.null_blocks
+        if self._is_plain:
+            return super().horizon(state, memory, limit)
+        limit = self.steps_until_head_fits(state, memory, limit)
+        return max(1, min(limit, memory.steps_with(state, memory.free, limit)))

@@ -68,9 +68,12 @@ def settings_of(
     limits: Limits,
     window: tuple[int, int] | None = None,
     work: Workload | None = ONE_REQUEST,
+    host_block_bytes: int | None = None,
     **switches,
 ) -> Settings:
     """The settings for a pool of exactly that size, on the device and on the host; ``window`` is in ticks.
+
+    Blocks of the host have the size of blocks of one KV group, unless ``host_block_bytes`` says otherwise.
 
     Of the limits those that the policy reads when it serves ``work``; all of them where that is None. As the oracle has it,
     vllm-v1 decides a step after the one before it, and keeps no prefixes unless ``switches`` say so.
@@ -89,7 +92,9 @@ def settings_of(
         model=LONG_MODEL,
         block_size=pool.block_size,
         num_gpu_blocks_override=pool.num_blocks,
-        swap_space=pool.host_blocks * block_bytes(model(LONG_MODEL), block_size=pool.block_size) / _GIB,
+        swap_space=pool.host_blocks
+        * (host_block_bytes or block_bytes(model(LONG_MODEL), block_size=pool.block_size))
+        / _GIB,
         max_model_len=limits.max_model_len,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,

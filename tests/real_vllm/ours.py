@@ -15,8 +15,8 @@ import numpy as np
 from fragmeter.sim import Settings, Workload, settings, simulate
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
+from fragmeter.sim.memory import PagedMemory
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
-from fragmeter.sim.memory.paged.hybrid import HybridMemory
 from fragmeter.sim.metrics.summary import summary as summary_of
 from fragmeter.sim.types.sequence import Sequence, StepPlan
 
@@ -124,7 +124,7 @@ class Log(Observer):
     def _tables(self) -> tuple[tuple[Any, ...], ...]:
         """Block tables of every request that holds blocks, one a KV group."""
         memory = self._engine.memory
-        if isinstance(memory, HybridMemory):
+        if isinstance(memory, PagedMemory) and memory.group_tables:
             by_group = memory.group_tables.tables.items()
             tables = {sequence.index: tuple(map(_ids, groups)) for sequence, groups in by_group}
         else:

@@ -17,7 +17,7 @@ from .kv_groups import PageGroups
 from .ledger import CACHE_CHANGE, DERIVED, LEAP, METER, Ledger, Table
 
 if TYPE_CHECKING:
-    from .cache_log import CachedLevel
+    from .cache_log import CacheLog
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class RunLog:
     pinned_slots: int
     end_ticks: int
     groups: PageGroups = PageGroups()
-    cached_level: CachedLevel | None = None
+    cached_level: CacheLog | None = None
 
     @classmethod
     def of(cls, ledger: Ledger, **facts: Any) -> RunLog:

@@ -28,7 +28,9 @@ from ...workload.dialogue import NO_PARENT, Dialogue
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import METER, Meter
 from ..accounting.parents import Parents
-from .paged import BlockTables, PagedMemory, PagedTransaction
+from .paged import PagedMemory
+from .sharing_tables import SharingTables
+from .transaction import PagedTransaction
 
 
 class Start(NamedTuple):
@@ -52,7 +54,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         evicted_blocks: Of those, the ones that were given up for want of blocks.
     """
 
-    meter: tuple[str, ...] = (*METER[:2], "saved")
+    meter: tuple[str, ...] = (*METER[:2], "prefill_tail", "saved")
     cached_blocks = evicted_blocks = 0
 
     def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue) -> None:
@@ -62,7 +64,9 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         self.cached_level = self.cache_log
         # Nothing goes to the host, not even victims with blocks that others hold too.
         self.host_free = -1
-        self.tables: DialogueTables = DialogueTables(num_blocks, 0, block_size)
+        self.tables: SharingTables = SharingTables(num_blocks, 0, block_size)
+        # Tables only grow: a block is copied before a table begins with it.
+        self.tables.rewrites = False
         # Running tables that name a block, of those that several tables name or did.
         self._named: dict[int, int] = {}
         self._saved_blocks = 0
@@ -265,22 +269,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; with what tables name again."""
-        live, held = super().advance(state, steps)
+        live, held, tail = super().advance(state, steps)
         self.cache_log.enter_row(self.cached_blocks)
         saved = self._saved_blocks * self.block_size
-        return live - saved, held, saved
-
-
-class DialogueTables(BlockTables):
-    """Block tables that may begin with blocks of others."""
-
-    def admit(self, sequence: Sequence, decode_step: int, past: bool, phase: int) -> None:
-        """See ``BlockTables``; the slot of ``decode_step`` itself comes in its turn, with all the others'."""
-        self.grow_until(decode_step + past)
-        self.hold(sequence, sequence.start_tokens - 1 + past)
-        self.join(sequence, phase)
-
-    def copy(self, block: int | None, sequence: Sequence, place: int) -> None:
-        """The block at ``place`` of its table begins as a copy, if there is one."""
-        if block is not None and self.moves is not None:
-            self.moves.copies.append((block, self.tables[sequence][place], self._block_size))
+        return live - saved, held, tail, saved

@@ -11,11 +11,9 @@ import pytest
 from fragmeter.sim import memory as memories
 from fragmeter.sim.memory import (
     BatchMemory,
-    BuddyMemory,
-    ChunkedMemory,
+    BuddyArena,
     ContiguousMemory,
     DeferredMemory,
-    HybridMemory,
     Memory,
     PagedMemory,
     PageGroups,
@@ -39,13 +37,13 @@ WINDOW = PageGroups.of(full=1, sliding=1, window_tokens=4, most_prompt_blocks=3)
 FRESH = {
     "paged": lambda: PagedMemory(8, 4, host_blocks=3),
     "paged with ids": lambda: PagedMemory(8, 4, ids=True),
-    "chunked": lambda: ChunkedMemory(8, 4),
+    "chunked": lambda: PagedMemory(8, 4, whole_prompts=True),
     "deferred": lambda: DeferredMemory(8, 4, ids=True),
     "sharing": lambda: SharingMemory(8, 4, ids=True, prefix_blocks=2),
-    "windows": lambda: HybridMemory(8, 4, WINDOW),
+    "windows": lambda: PagedMemory(8, 4, groups=WINDOW),
     "counted": lambda: ContiguousMemory(8, 4),
     "static": lambda: BatchMemory(8, 4),
-    "buddy": lambda: BuddyMemory(8, 4, 16),
+    "buddy": lambda: ContiguousMemory(8, 4, BuddyArena(8)),
     "reserved": lambda: ReservedMemory(8, 4, ids=True),
     "radix": lambda: RadixMemory(32),
     "radix with ids": lambda: SlotRadixMemory(32),
@@ -112,8 +110,8 @@ def test_what_each_kind_says_of_itself():
     [
         (lambda: ContiguousMemory(8, 4), lambda memory, sequence: memory.evict((sequence,), (), 0)),
         (lambda: ContiguousMemory(8, 4), lambda memory, sequence: memory.swap_in(sequence, 0)),
-        (lambda: PagedMemory(8, 4), lambda memory, sequence: memory.prefill(sequence, 0)),
-        (lambda: PagedMemory(8, 4), lambda memory, sequence: memory.stall(sequence, 0)),
+        (lambda: ContiguousMemory(8, 4), lambda memory, sequence: memory.prefill(sequence, 0)),
+        (lambda: ContiguousMemory(8, 4), lambda memory, sequence: memory.stall(sequence, 0)),
         (lambda: RadixMemory(32), lambda memory, sequence: memory.drop(sequence, 0)),
         (lambda: RadixMemory(32), lambda memory, sequence: memory.swapped_blocks((sequence,))),
         (lambda: ContiguousMemory(8, 4), lambda memory, sequence: State().fork(sequence, 0)),
@@ -130,7 +128,7 @@ def test_a_piece_that_is_only_counted_has_no_place():
     memory.admit(sequence, 0)
     with pytest.raises(SimulationFault, match="only counted"):
         memory.placement.first_slot(sequence.grant)
-    buddy = BuddyMemory(8, 4, 16)
+    buddy = ContiguousMemory(8, 4, BuddyArena(8))
     buddy.transaction(0).reserve(6)
     buddy.admit(sequence, 0)
     assert buddy.placement.first_slot(sequence.grant) == 0
