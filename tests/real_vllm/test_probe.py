@@ -58,14 +58,13 @@ def differences(case: Case, run: ProbedRun, asynchronous: bool = False) -> list[
     ledger = simulate(chosen, case.workload, ours.ConstantCost(case.step_ticks))
     runs = ledger.log.rows["ticks"] > 0
     steps = [step for step in run.steps if step.tokens]
+    if asynchronous and len(steps) == runs.sum() + 1:
+        # A last step that is computed in vain is no part of a simulated run.
+        del steps[-1]
     if ledger.log.rows["start_ticks"][runs].tolist() != [step.begin_ns for step in steps]:
         return ["starts of steps"]
     expected = {name: slots[runs] for name, slots in ledger.accounts.at_rows().items()}
     found = {name: np.array([step.buckets[name] for step in steps]) for name in expected}
-    if asynchronous:
-        # Of a block that an EOS filled in vain vLLM takes no hash; in the ledger it is cached until it is taken.
-        for buckets in (expected, found):
-            buckets["free"] = buckets["free"] + buckets.pop("cached")
     differ = [(name, found[name] != slots) for name, slots in expected.items()]
     return [f"{name} in step {int(steps.argmax())}" for name, steps in differ if steps.any()]
 

@@ -38,7 +38,7 @@ def in_step(decode_step: _Steps) -> _Steps:
     return decode_step * _KINDS + _IN_STEP
 
 
-def after_step(decode_step: int) -> int:
+def after_step(decode_step: _Steps) -> _Steps:
     """The end of step ``decode_step - 1``, which may be long before the next step starts."""
     return decode_step * _KINDS + _AFTER_STEP
 

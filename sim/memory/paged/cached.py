@@ -25,7 +25,7 @@ from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
-from ..accounting.moments import after_step, at_row, in_step
+from ..accounting.moments import after_step, at_row
 from ..prefix import BlockTable, Chains, Found, FreeIds, Path, SegmentPool, lookup_blocks
 from .block_tables import BlockTables
 from .paged import PagedMemory
@@ -126,7 +126,9 @@ class CachedMemory(PagedMemory):
         ahead: bool = False,
     ) -> None:
         super().__init__(num_blocks, block_size)
-        self.pool = SegmentPool(num_blocks, block_size, chains, in_step, unnamed_first, ids, ahead)
+        # A running sequence takes a block as its last step ends; also for a token that is computed in vain, in a step in which
+        # no sequence decodes.
+        self.pool = SegmentPool(num_blocks, block_size, chains, after_step, unnamed_first, ids, ahead)
         self._ahead = ahead
         self.pool.history.growing, self.pool.history.alone = self._growing, self._take_alone
         self.held: dict[Sequence, BlockTable] = {}

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from ...types.sequence import Sequence
 from ..accounting.kv_groups import STATE, PageGroups, skipped_blocks
-from ..accounting.moments import at_row, in_step
+from ..accounting.moments import after_step, at_row
 from ..prefix import HashedBlockPool
 from .block_pool import BlockPool
 from .group_cache import NULL_BLOCK, GroupCache, Table
@@ -131,7 +131,7 @@ class GroupTables:
             if self._cache:
                 # Also sequences that fill a block in the step.
                 moving |= self._takers[(step + 1) % self._size]
-                self._cache.moment = in_step(step)
+                self._cache.moment = after_step(step)
             self._pass_prompts()
             for sequence in sorted(moving, key=attrgetter("order")):
                 held = sequence.held_tokens(step)
