@@ -22,6 +22,9 @@ from .hybrid import OverGroups
 from .options import Options, VllmV1Options
 from .token_budget import TokenBudget
 
+#: More steps than in any leap.
+_FOR_EVER = 1 << 40
+
 
 class VllmV1(OverGroups, TokenBudget):
     """vLLM V1 (release 0.33, ``vllm/v1/core/sched/scheduler.py``), first come first served.
@@ -48,10 +51,21 @@ class VllmV1(OverGroups, TokenBudget):
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         TokenBudget.__init__(self, limits, options)
-        self.groups = groups or PageGroups()
-        self.schedules_ahead = isinstance(options, VllmV1Options) and options.async_scheduling
-        self._is_plain = self.groups.kinds == (FULL,)
-        self.aligns_chunks = self.groups.states_by_block
+        chosen = options if isinstance(options, VllmV1Options) else VllmV1Options(async_scheduling=False)
+        self.schedules_ahead = chosen.async_scheduling
+        self.groups = groups or PageGroups(ahead=self.schedules_ahead)
+        self._cap, self._longest_chunk = _ChunkCap(limits, chosen), limits.max_num_batched_tokens
+        self._cadence = _Cadence(chosen.prefill_schedule_interval) if chosen.prefill_schedule_interval > 1 else None
+        self.reserves_whole = chosen.scheduler_reserve_full_isl
+        if chosen.max_num_active_seqs is not None:
+            if chosen.max_num_active_seqs > limits.max_num_seqs:
+                remedy = f"must be at most max_num_seqs = {limits.max_num_seqs}"
+                raise SettingError("max_num_active_seqs", chosen.max_num_active_seqs, remedy)
+            self.most_running = chosen.max_num_active_seqs
+        # Prefills overlap, so that sequences take their blocks in turn.
+        overlaps = self._cap.tokens > 0 or self._cadence is not None
+        self._is_plain = self.groups.kinds == (FULL,) and not overlaps
+        self.splits_chunks = self.groups.states_by_block or overlaps
 
     @staticmethod
     def in_flight_tokens(limits: Limits, options: Any) -> int:
@@ -109,7 +123,18 @@ class VllmV1(OverGroups, TokenBudget):
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """Schedule the running sequences, then the waiting sequences."""
-        in_order = not state.stalled and not (state.prefilling and self.aligns_chunks)
+        if not self.splits_chunks:
+            return self._schedule(state, transaction)
+        self._longest_chunk = self._cap.of(state)
+        if self._cadence is None:
+            return self._schedule(state, transaction)
+        self._cadence.begin(state)
+        plan = self._schedule(state, transaction)
+        self._cadence.end(state, plan)
+        return plan
+
+    def _schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
+        in_order = not state.stalled and not (state.prefilling and self.splits_chunks)
         if in_order and transaction.free >= transaction.takes:
             return self._fill(state, transaction, next(iter(state.prefilling), None))
         if not in_order or not self._is_plain or state.finished:
@@ -172,8 +197,15 @@ class VllmV1(OverGroups, TokenBudget):
         """Tokens that a running sequence computes in the step."""
         if sequence not in state.prefilling:
             return int(sequence not in state.finished)
+        if self._defers:
+            return 0
         computed = sequence.computed_tokens
         return self._chunk(sequence, computed, min(sequence.start_tokens - computed, budget), transaction)
+
+    @property
+    def _defers(self) -> bool:
+        """Whether the step computes no prompts because of ``prefill_schedule_interval``."""
+        return self._cadence is not None and self._cadence.defers
 
     def _plan(
         self,
@@ -205,20 +237,24 @@ class VllmV1(OverGroups, TokenBudget):
             )
         else:
             plan = self._admit(state, transaction, budget, ended, chunks)
-        if stalls or resumes or state.stalled or state.prefilling:
+        if stalls or resumes or state.stalled or (state.prefilling and not self._defers):
             plan = plan._replace(steady=False, stalls=(stalls, resumes))
         return plan
 
     def _chunk(self, sequence: Sequence, computed: int, tokens: int, transaction: PagedTransaction) -> int:
-        """With states at the ends of blocks, chunks end on block boundaries (vLLM's ``_mamba_block_aligned_split``)."""
+        """Chunks are no longer than ``long_prefill_token_threshold``. With states at the ends of blocks, they end on block
+        boundaries (vLLM's ``_mamba_block_aligned_split``)."""
+        if self._defers and sequence.start_tokens - computed > 1:
+            return 0
+        tokens = min(tokens, self._longest_chunk)
         known, size = sequence.start_tokens, transaction.block_size
         prompt_end = max(sequence.prompt_tokens, known - 1)
-        if not self.aligns_chunks or computed >= prompt_end:
+        if not self.groups.states_by_block or computed >= prompt_end:
             return tokens
         end = computed + tokens
         if end < prompt_end:
             aligned = end // size * size
-            if aligned > computed or size <= self.limits.max_num_batched_tokens:
+            if aligned > computed or size <= self._cap.least:
                 end = aligned
         junction = transaction.junction(sequence)
         stops = [
@@ -230,11 +266,17 @@ class VllmV1(OverGroups, TokenBudget):
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Steps until the running sequences need more blocks than are free, or the head of the queue may find its blocks."""
-        return (
-            super().horizon(state, memory, limit)
-            if not self._is_plain
-            else TokenBudget.horizon(self, state, memory, limit)
-        )
+        if self._cadence is not None:
+            limit = min(limit, self._cadence.steps_deferred(state))
+        if not self._is_plain:
+            if state.waiting and not self.reserves_whole:
+                # Fewer blocks suffice for the head than those of its known tokens.
+                return 1
+            return super().horizon(state, memory, limit)
+        if state.waiting and not self.reserves_whole and memory.cache_log:
+            # Evictions of what the head found lessen the blocks that it lacks for its first chunk.
+            return 1
+        return TokenBudget.horizon(self, state, memory, limit)
 
     def _asked(self) -> int:
         return 0
@@ -242,3 +284,87 @@ class VllmV1(OverGroups, TokenBudget):
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         """See ``OverGroups``."""
         return super().smallest_pool_blocks(workload, block_size) + self.null_blocks
+
+
+class _ChunkCap:
+    """Most tokens of one sequence in a step (``long_prefill_token_threshold``).
+
+    Args:
+        limits, options: Of the policy.
+
+    Attributes:
+        tokens: The threshold; 0 for none.
+        least: Bound on a chunk, however few sequences there are: the threshold, or the budget.
+
+    Raises:
+        SettingError: As vLLM refuses it.
+    """
+
+    def __init__(self, limits: Limits, options: VllmV1Options) -> None:
+        self.tokens = options.long_prefill_token_threshold
+        if self.tokens > limits.max_model_len:
+            remedy = f"must be at most max_model_len = {limits.max_model_len}"
+            raise SettingError("long_prefill_token_threshold", self.tokens, remedy)
+        self._budget, self._adaptive = limits.max_num_batched_tokens, options.long_prefill_token_threshold_adaptive
+        self.least = min(self.tokens or self._budget, self._budget)
+
+    def of(self, state: State) -> int:
+        """The cap of a step. A sequence that is alone has none, as it delays no other."""
+        sequences = state.batch_size + sum(map(len, (state.stalled, state.prefilling, state.finished, state.waiting)))
+        if not self.tokens or sequences <= 1:
+            return self._budget
+        return max(self.tokens, self._budget // sequences) if self._adaptive else self.tokens
+
+
+class _Cadence:
+    """Defers prompts between steps that compute some (``prefill_schedule_interval``).
+
+    Prompts are deferred until ``interval`` steps have passed since the last step that computed some, as long as a sequence
+    decodes and no sequence was left waiting when prompts were last admitted.
+
+    Attributes:
+        defers: Whether the step that is decided computes no prompts.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self.defers = False
+        # Steps without decodes, which decode steps do not count.
+        self._only_prefills = 0
+        # Number of the last step with a prompt, from 1; at first none is deferred.
+        self._last = -interval
+        self._left_some = False
+
+    def _executed(self, state: State) -> int:
+        """Steps that have computed tokens."""
+        return state.decode_step + self._only_prefills
+
+    def begin(self, state: State) -> None:
+        """A step is to be decided."""
+        decodes = state.running or state.stalled or state.finished
+        too_early = self._executed(state) + 1 - self._last < self._interval
+        self.defers = bool(decodes and too_early and not self._left_some)
+
+    def end(self, state: State, plan: StepPlan) -> None:
+        """The step is decided."""
+        decodes = state.batch_size - sum(sequence in state.running for sequence in plan.preempted) + len(plan.admitted)
+        if plan.stalls:
+            stalled, resumed = plan.stalls
+            decodes += len(resumed) - len(stalled)
+        executed = self._executed(state)
+        if not decodes and plan.prefill_tokens:
+            self._only_prefills += 1
+        ended = (
+            each for each in plan.admitted if each in state.prefilling or each.start_tokens - each.computed_tokens > 1
+        )
+        if plan.chunks or any(ended):
+            self._last = executed + 1
+        if not plan.preempted and not self.defers:
+            begun = [*plan.admitted, *(sequence for sequence, _ in plan.chunks)]
+            self._left_some = len(state.waiting) > sum(sequence not in state.prefilling for sequence in begun)
+
+    def steps_deferred(self, state: State) -> int:
+        """Steps, the coming one included, until prompts are computed again; a large number if none are deferred."""
+        if not self.defers:
+            return _FOR_EVER
+        return max(1, self._last + self._interval - self._executed(state) - 1)

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,9 @@ class Log(Observer):
     def _hits(self, plan: StepPlan) -> tuple[tuple[int, int], ...]:
         log = self._engine.memory.cache_log
         if log is None:
-            begun = [sequence.index for sequence in plan.admitted if not sequence.computed_tokens]
-            begun += [sequence.index for sequence, tokens in plan.chunks if sequence.computed_tokens == tokens]
-            return tuple((index, 0) for index in begun)
+            begun = [sequence for sequence in plan.admitted if not sequence.computed_tokens]
+            begun += [sequence for sequence, tokens in plan.chunks if sequence.computed_tokens == tokens]
+            return tuple((sequence.index, 0) for sequence in sorted(begun, key=attrgetter("order")))
         columns = log.look_up_columns()
         new = slice(self._looked_up, None)
         hits = tuple(zip(columns["index"][new].tolist(), columns["hit_tokens"][new].tolist(), strict=True))
@@ -226,5 +227,6 @@ def _settings(case: Case, asynchronous: bool, **others: Any) -> Settings:
         max_num_batched_tokens=case.max_num_batched_tokens,
         enable_prefix_caching=case.prefix_caching,
         async_scheduling=asynchronous,
+        **case.options,
         **others,
     )

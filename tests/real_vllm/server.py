@@ -52,6 +52,8 @@ from .shapes import Layer
 from .steps import Served, Step
 from .workloads import EOS, Case
 
+#: Names of ``SchedulerConfig`` that are not those of the command line.
+_CONFIG_NAMES = {"scheduling_policy": "policy"}
 #: Positions of the model; cases are shorter.
 _POSITIONS = 1 << 20
 #: Tokens of one stream of contents, at most: a token's id is its stream's number times this, and its place.
@@ -335,12 +337,11 @@ class Result(Future):
         return super().result(timeout)
 
 
-def serve(case: Case, asynchronous: bool = False, options: Mapping[str, Any] | None = None) -> Served:
+def serve(case: Case, asynchronous: bool = False) -> Served:
     """What the installed vLLM does with a case.
 
     Args:
         asynchronous: Whether step k + 1 is scheduled while step k runs, as ``vllm serve`` does by default.
-        options: See ``Setup``.
     """
     engine = start(
         Setup(
@@ -352,7 +353,7 @@ def serve(case: Case, asynchronous: bool = False, options: Mapping[str, Any] | N
             prefix_caching=case.prefix_caching,
             asynchronous=asynchronous,
             num_blocks=case.num_blocks,
-            options=options or {},
+            options={_CONFIG_NAMES.get(name, name): value for name, value in case.options.items()},
         )
     )
     clock, recorder = Clock(case.step_ticks), engine.model_executor

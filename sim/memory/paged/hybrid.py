@@ -120,11 +120,25 @@ class HybridTransaction(PagedTransaction):
         at_once = (groups.full + groups.sliding) * (now - found) + states
         return max(most, at_once) + memory.cache.to_take(self.found)
 
+    def beyond(self, sequence: Sequence, tokens: int) -> int:
+        """See ``PagedTransaction``."""
+        memory, groups, now = self.memory, self.memory.groups, -(-tokens // self.block_size)
+        if memory.cache is None:
+            return self.blocks_of(sequence.start_tokens) - memory.growing * now - memory.fixed
+        if memory.cache.computes_now(self.found):
+            return 0
+        found = self.found.blocks
+        at_once = (groups.full + groups.sliding) * (now - found) + groups.states + memory.cache.to_take(self.found)
+        return self.lacking(sequence, tokens - found * self.block_size) - at_once
+
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """See ``PagedTransaction``."""
         cache, tables = self.memory.cache, self.memory.group_tables
         if cache is None or tables is None:
             self.free -= blocks
+            if tables:
+                # In the order of admissions; the executor knows those that end their prefill first.
+                tables.take(sequence, tokens, tokens)
             return
         sequence.computed_tokens = known = self.found.blocks * self.block_size
         cache.enter(sequence, self.found)
@@ -141,7 +155,7 @@ class HybridTransaction(PagedTransaction):
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """See ``PagedTransaction``."""
         tables = self.memory.group_tables
-        if self.memory.cache and tables:
+        if tables:
             tables.grow_until(self.decode_step + 1)
             tables.reach(sequence, self.memory.prefills[sequence].known_tokens, tokens, tokens)
 
@@ -396,6 +410,8 @@ class HybridMemory(PagedMemory):
             self.group_tables.grow_until(decode_step)
             self.group_tables.drop(sequence)
         if self.cache:
+            # Asynchronous steps ask for a horizon after this, before the next transaction.
+            self._count_shared()
             self.cache.settle()
 
     def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:

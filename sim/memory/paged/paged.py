@@ -81,6 +81,10 @@ class PagedTransaction:
         """
         return self.blocks_of(sequence.start_tokens)
 
+    def beyond(self, sequence: Sequence, tokens: int) -> int:
+        """Those of the blocks that ``lacking`` asks for that hold none of its first ``tokens``."""
+        return self.blocks_of(sequence.start_tokens) - self.blocks_of(tokens)
+
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """Grant the sequence that was looked up last the blocks to compute ``tokens``, after those that it found.
 
