@@ -181,6 +181,13 @@ class VllmV1Options(WatermarkOptions, KvGroupOptions):
             " waiting; 1 for no such interval."
         ),
     ] = 1
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"],
+        Field(
+            description='Order of the queue and of preemptions: "fcfs" is order of arrival, "priority" is the priority of'
+            " requests, lower first, and then their arrival."
+        ),
+    ] = "fcfs"
     gpu_memory_utilization: Annotated[
         float,
         Field(
@@ -194,6 +201,8 @@ class VllmV1Options(WatermarkOptions, KvGroupOptions):
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         if name == "gpu_memory_utilization" and replica.num_gpu_blocks_override is not None:
             return "--num-gpu-blocks-override sets the pool, whatever the memory; leave out one of them"
+        if name == "scheduling_policy" and workload is not None and workload.priority is None:
+            return f"no request has a priority; use a trace with a column priority, {LEAVE_OUT}"
         if name == "long_prefill_token_threshold_adaptive" and not self.long_prefill_token_threshold:
             return f"raises long_prefill_token_threshold, which is 0; give that, {LEAVE_OUT}"
         return super().why_unread(name, replica, workload)

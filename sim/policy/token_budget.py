@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
 from ..memory.accounting.kv_groups import PageGroups
@@ -125,7 +126,7 @@ class TokenBudget(Policy):
         held_seqs = state.batch_size + len(state.stalled) + len(state.prefilling) + len(state.finished)
         free_seqs = self.most_running - held_seqs
         watermark = self.limits.watermark_blocks
-        for sequence in state.waiting:
+        for sequence in self._queue(state):
             if not budget:
                 # If this step also computed prompts, the next step has more budget for this one.
                 steady, wakes = steady and not tokens, False
@@ -157,6 +158,10 @@ class TokenBudget(Policy):
         return StepPlan(
             admitted=tuple(admitted), prefill_tokens=tokens, steady=steady, wakes=wakes, chunks=tuple(going_on)
         )
+
+    def _queue(self, state: State) -> Iterable[Sequence]:
+        """The waiting sequences in the order of their admission."""
+        return state.waiting
 
     def _chunk(self, sequence: Sequence, computed: int, tokens: int, transaction: PagedTransaction) -> int:
         """Number of the next ``tokens`` of a prefill that a step computes after ``computed``; see ``splits_chunks``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,7 +65,8 @@ class VllmV1(OverGroups, TokenBudget):
                 raise SettingError("max_num_active_seqs", chosen.max_num_active_seqs, remedy)
             self.most_running = chosen.max_num_active_seqs
         # Prefills overlap, so that sequences take their blocks in turn.
-        overlaps = self._cap.tokens > 0 or self._cadence is not None
+        self._by_priority, self._entered = chosen.scheduling_policy == "priority", 0
+        overlaps = self._cap.tokens > 0 or self._cadence is not None or self._by_priority
         self._is_plain = self.groups.kinds == (FULL,) and not overlaps
         self.splits_chunks = self.groups.states_by_block or overlaps
 
@@ -126,11 +129,14 @@ class VllmV1(OverGroups, TokenBudget):
         if not self.splits_chunks:
             return self._schedule(state, transaction)
         self._longest_chunk = self._cap.of(state)
-        if self._cadence is None:
-            return self._schedule(state, transaction)
-        self._cadence.begin(state)
+        if self._cadence is not None:
+            self._cadence.begin(state)
         plan = self._schedule(state, transaction)
-        self._cadence.end(state, plan)
+        if self._cadence is not None:
+            self._cadence.end(state, plan)
+        if self._by_priority and state.waiting and not plan.preempted:
+            # A request that arrives may come before those that wait.
+            plan = plan._replace(order=tuple(sorted(state.waiting, key=_BY_URGENCY)), wakes=True)
         return plan
 
     def _schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
@@ -175,23 +181,58 @@ class VllmV1(OverGroups, TokenBudget):
         kept.sort(key=lambda sequence: sequence.order)
         budget, place = self.limits.max_num_batched_tokens, 0
         preempted: list[Sequence] = []
-        scheduled: list[tuple[Sequence, int]] = []
+        # Tokens of each scheduled sequence, and the blocks that it took for them, less those that it gave back.
+        scheduled: dict[Sequence, tuple[int, int]] = {}
         while place < len(kept) and budget:
             sequence = kept[place]
             tokens = self._next_tokens(sequence, state, budget, transaction)
             if tokens:
+                before = transaction.free
                 needed = transaction.needed(sequence, tokens)
-                while transaction.free < needed and len(kept) > place:
-                    preempted.append(kept.pop())
-                    transaction.preempt(preempted[-1])
-                if place == len(kept):
+                back = transaction.free - before
+                while transaction.free < needed and sequence in kept[place : place + 1]:
+                    victim = self._victim(kept)
+                    if victim in scheduled:
+                        more, taken = scheduled.pop(victim)
+                        budget += more
+                        transaction.free += taken
+                        place -= 1
+                    elif victim is sequence:
+                        transaction.free -= back
+                    kept.remove(victim)
+                    preempted.append(victim)
+                    transaction.preempt(victim)
+                if sequence not in kept[place : place + 1]:
+                    if self._by_priority:
+                        continue
                     break
+                free = transaction.free
                 transaction.take(sequence, tokens, needed)
-                scheduled.append((sequence, tokens))
+                scheduled[sequence] = tokens, free - transaction.free - back
                 budget -= tokens
+                if self._cadence is not None and sequence in state.prefilling:
+                    self._cadence.prefills = True
             place += 1
         transaction.end_of_running()
-        return self._plan(state, transaction, budget, kept, scheduled, tuple(preempted))
+        computed = [(sequence, tokens) for sequence, (tokens, _) in scheduled.items()]
+        return self._plan(state, transaction, budget, kept, computed, tuple(preempted))
+
+    def _victim(self, kept: list[Sequence]) -> Sequence:
+        """The running sequence to preempt: the last one, or the least urgent one."""
+        return max(kept, key=_BY_URGENCY) if self._by_priority else kept[-1]
+
+    def _queue(self, state: State) -> Iterable[Sequence]:
+        """See ``TokenBudget``."""
+        if not self._by_priority:
+            return state.waiting
+        return self._numbered(sorted(state.waiting, key=_BY_URGENCY))
+
+    def _numbered(self, queue: Iterable[Sequence]) -> Iterator[Sequence]:
+        """The sequences of a queue; those that enter are ordered by that, not by arrival."""
+        for sequence in queue:
+            self._entered += 1
+            sequence.order = self._entered
+            yield sequence
 
     def _next_tokens(self, sequence: Sequence, state: State, budget: int, transaction: PagedTransaction) -> int:
         """Tokens that a running sequence computes in the step."""
@@ -286,6 +327,10 @@ class VllmV1(OverGroups, TokenBudget):
         return super().smallest_pool_blocks(workload, block_size) + self.null_blocks
 
 
+#: vLLM's order of requests with a priority: by that, then by arrival.
+_BY_URGENCY = attrgetter("urgency")
+
+
 class _ChunkCap:
     """Most tokens of one sequence in a step (``long_prefill_token_threshold``).
 
@@ -324,11 +369,12 @@ class _Cadence:
 
     Attributes:
         defers: Whether the step that is decided computes no prompts.
+        prefills: Whether a running sequence was to compute a part of its prompt in it, even if it was preempted then.
     """
 
     def __init__(self, interval: int) -> None:
         self._interval = interval
-        self.defers = False
+        self.defers = self.prefills = False
         # Steps without decodes, which decode steps do not count.
         self._only_prefills = 0
         # Number of the last step with a prompt, from 1; at first none is deferred.
@@ -341,6 +387,7 @@ class _Cadence:
 
     def begin(self, state: State) -> None:
         """A step is to be decided."""
+        self.prefills = False
         decodes = state.running or state.stalled or state.finished
         too_early = self._executed(state) + 1 - self._last < self._interval
         self.defers = bool(decodes and too_early and not self._left_some)
@@ -354,14 +401,12 @@ class _Cadence:
         executed = self._executed(state)
         if not decodes and plan.prefill_tokens:
             self._only_prefills += 1
-        ended = (
-            each for each in plan.admitted if each in state.prefilling or each.start_tokens - each.computed_tokens > 1
-        )
-        if plan.chunks or any(ended):
-            self._last = executed + 1
+        begun = [each for each in plan.admitted if each not in state.prefilling]
+        if self.prefills or plan.chunks or any(each.start_tokens - each.computed_tokens > 1 for each in begun):
+            self._last = executed + bool(decodes or plan.prefill_tokens)
         if not plan.preempted and not self.defers:
-            begun = [*plan.admitted, *(sequence for sequence, _ in plan.chunks)]
-            self._left_some = len(state.waiting) > sum(sequence not in state.prefilling for sequence in begun)
+            begun += (sequence for sequence, _ in plan.chunks if sequence not in state.prefilling)
+            self._left_some = len(state.waiting) > len(begun)
 
     def steps_deferred(self, state: State) -> int:
         """Steps, the coming one included, until prompts are computed again; a large number if none are deferred."""

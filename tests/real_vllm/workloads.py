@@ -281,15 +281,33 @@ def _intervals(case: Case) -> Case:
     return _with(case, {"prefill_schedule_interval": draw.choice([2, 2, 3, 5, 16, 50])})
 
 
+def _priorities(case: Case) -> Case:
+    """Requests with one of a few priorities; equal ones go by arrival."""
+    draw = random.Random(f"priorities/{case.name}")
+    most = draw.choice([0, 1, 3, 50])
+    priority = np.array([draw.randint(-most, most) for _ in range(len(case.workload))])
+    return _with(replace(case, workload=replace(case.workload, priority=priority)), {"scheduling_policy": "priority"})
+
+
+def _combined(case: Case) -> Case:
+    """Several options at once."""
+    draw = random.Random(f"combined/{case.name}")
+    for name in draw.sample(list(_SINGLE), draw.randint(2, len(_SINGLE))):
+        case = _SINGLE[name](case)
+    return case
+
+
 def _with(case: Case, options: Mapping[str, Any]) -> Case:
     """The case under further options."""
     return replace(case, options={**case.options, **options})
 
 
-#: Options of the scheduler that change admission: each draws its values for a case.
-OPTIONS: dict[str, Callable[[Case], Case]] = {
+_SINGLE: dict[str, Callable[[Case], Case]] = {
     "long_prefills": _long_prefills,
     "active": _active,
     "first_chunks": _first_chunks,
     "intervals": _intervals,
+    "priorities": _priorities,
 }
+#: Options of the scheduler that change admission, one by one and several at once: each draws its values for a case.
+OPTIONS: dict[str, Callable[[Case], Case]] = {**_SINGLE, "combined": _combined}
