@@ -196,9 +196,10 @@ class VllmV1(OverGroups, TokenBudget):
                         more, taken = scheduled.pop(victim)
                         budget += more
                         transaction.free += taken
-                        place -= 1
                     elif victim is sequence:
                         transaction.free -= back
+                    # Also one that computes nothing in this step, as its last token is in flight.
+                    place -= kept.index(victim) < place
                     kept.remove(victim)
                     preempted.append(victim)
                     transaction.preempt(victim)
@@ -375,15 +376,15 @@ class _Cadence:
     def __init__(self, interval: int) -> None:
         self._interval = interval
         self.defers = self.prefills = False
-        # Steps without decodes, which decode steps do not count.
-        self._only_prefills = 0
+        # Steps that decode steps do not count: those without decodes.
+        self._uncounted = 0
         # Number of the last step with a prompt, from 1; at first none is deferred.
         self._last = -interval
         self._left_some = False
 
     def _executed(self, state: State) -> int:
         """Steps that have computed tokens."""
-        return state.decode_step + self._only_prefills
+        return state.decode_step + self._uncounted
 
     def begin(self, state: State) -> None:
         """A step is to be decided."""
@@ -395,12 +396,13 @@ class _Cadence:
     def end(self, state: State, plan: StepPlan) -> None:
         """The step is decided."""
         decodes = state.batch_size - sum(sequence in state.running for sequence in plan.preempted) + len(plan.admitted)
-        if plan.stalls:
-            stalled, resumed = plan.stalls
-            decodes += len(resumed) - len(stalled)
+        stalled, resumed = plan.stalls or ((), ())
+        decodes += len(resumed) - len(stalled)
         executed = self._executed(state)
-        if not decodes and plan.prefill_tokens:
-            self._only_prefills += 1
+        # Sequences that compute a token in vain leave before the step, which decode steps then do not count either.
+        stay = decodes - sum(each not in plan.preempted and each not in stalled for each in state.in_vain)
+        if not stay and (decodes or plan.prefill_tokens):
+            self._uncounted += 1
         begun = [each for each in plan.admitted if each not in state.prefilling]
         if self.prefills or plan.chunks or any(each.start_tokens - each.computed_tokens > 1 for each in begun):
             self._last = executed + bool(decodes or plan.prefill_tokens)
