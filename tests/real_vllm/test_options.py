@@ -57,7 +57,9 @@ def test_a_reservation_of_all_known_tokens_is_noticed(monkeypatch):
 
 
 def test_an_interval_that_holds_while_sequences_wait_is_noticed(monkeypatch):
-    monkeypatch.setattr(_Cadence, "_left_some", property(lambda cadence: False, lambda cadence, value: None), raising=False)
+    monkeypatch.setattr(
+        _Cadence, "_left_some", property(lambda cadence: False, lambda cadence, value: None), raising=False
+    )
     assert _differ("intervals", "bursts", "tight") > 2
 
 

@@ -70,8 +70,8 @@ def workload(
     arrivals = _arrival_ticks(trace, request_rate, seed)
     asked = trace.n if n is None else np.full(len(trace), _checked_n(n), dtype=np.int64)
     lengths = trace.prompt_tokens, trace.output_tokens
-    plain = declared, trace.content, trace.dialogue, asked, users, trace.priority
-    return Workload(trace.name, arrivals, *lengths, *plain)
+    contents = trace.content, trace.dialogue
+    return Workload(trace.name, arrivals, *lengths, declared, *contents, asked, users, trace.priority)
 
 
 def _checked_n(n: int) -> int:
