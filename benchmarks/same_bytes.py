@@ -272,10 +272,10 @@ def main() -> int:
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
     comparing.add_argument("--values", action="store_true", help="look into JSON and Parquet files that differ")
-    asked = parser.parse_args()
-    if asked.action == "run":
-        return run(asked.folder.resolve(), asked.all_seeds, asked.only)
-    return compare(asked.before, asked.after, asked.values)
+    options = parser.parse_args()
+    if options.action == "run":
+        return run(options.folder.resolve(), options.all_seeds, options.only)
+    return compare(options.before, options.after, options.values)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 HEAD = """\
-# What is said of paged attention, put to the test
+# Claims about paged attention, tested
 
-`fragmeter reproduce claims` tests 35 claims of four popular texts (A to D), and what other systems say of themselves.
+`fragmeter reproduce claims` tests 35 claims of four popular texts (A to D), and claims of other systems.
 This page is its result, written by `make claims`; nothing in it is edited by hand.
 
 A claim has a *probe*: numbers from simulation or arithmetic, and a rule that derives the outcome from them. The rule
@@ -33,7 +33,7 @@ and search. The first seed's are the figure's own; here they are means over the 
 """
 TABLES = (
     ("rows", "totals", "Claims of four texts"),
-    ("other_systems", "other_systems_totals", "What other systems say of themselves"),
+    ("other_systems", "other_systems_totals", "Claims of other systems"),
 )
 
 
@@ -69,7 +69,7 @@ def _gives(row: Mapping[str, Any]) -> str:
         step = "" if row["step_1pct"] is None else f", {row['step_1pct']:+.2g} if steps are 1 % longer"
         parts.append(f"over seeds {name} {row['minimum']:.4g} to {row['maximum']:.4g}{step}")
     if row["differs"]:
-        parts.append(f"*not as foreseen: {'; '.join(row['differs'])}*")
+        parts.append(f"*unlike expected: {'; '.join(row['differs'])}*")
     if row["experiment"] is not None:
         parts.append(f"to be measured by {row['experiment']}")
     return ". ".join(parts)

@@ -5,7 +5,7 @@ PYTHONPATH=examples/extending fragmeter simulate --policy orca-oracle --arena fi
 
 from __future__ import annotations
 
-from fragmeter.sim.memory import BuddyMemory
+from fragmeter.sim.memory import ContiguousMemory
 from fragmeter.sim.memory.contiguous.arena import FirstFitArena
 from fragmeter.sim.policy import Pool
 
@@ -18,8 +18,8 @@ class WorstFitArena(FirstFitArena):
         return self.lengths.index(longest) if longest >= blocks else None
 
 
-class WorstFit(BuddyMemory):
+class WorstFit(ContiguousMemory):
     """The reservations of the Orca policies, placed by worst fit."""
 
     def __init__(self, pool: Pool) -> None:
-        super().__init__(pool.num_blocks, pool.block_size, pool.max_model_len, WorstFitArena(pool.num_blocks))
+        super().__init__(pool.num_blocks, pool.block_size, WorstFitArena(pool.num_blocks))

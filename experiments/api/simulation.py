@@ -41,8 +41,8 @@ _ELSEWHERE = {
     "out": "is a flag of the command line; call save(folder) of what simulate returns",
     "json": "is a flag of the command line; summary and as_dict() of what simulate returns have the data",
     "record_plan": "is a flag of the command line; use fragmeter simulate --record-plan",
-    "record_steps": "is of a recorded plan; use fragmeter simulate --record-plan",
-    "shuffle_ids": "is of a recorded plan; use fragmeter simulate --record-plan",
+    "record_steps": "applies only to a recorded plan; use fragmeter simulate --record-plan",
+    "shuffle_ids": "applies only to a recorded plan; use fragmeter simulate --record-plan",
 }
 _TRACES = "a path, a pandas DataFrame, a Trace or a Workload"
 _SINGLE = (str, bool, int, float, tuple, list, PathLike)
@@ -123,7 +123,7 @@ def _plain(name: str, value: Any) -> Any:
         raise SettingError(name, _shown(value), "must be a number, a text, True or False")
     kinds = _types(name)
     if isinstance(value, bool) and bool not in kinds:
-        raise SettingError(name, value, "is no switch; give a value")
+        raise SettingError(name, value, "is not a switch; give a value")
     if name == "max_tokens" and isinstance(value, int):
         # The flag takes a rule or a number as text.
         return str(value)
@@ -139,7 +139,7 @@ def _nearest(name: str) -> str:
     """The remedy for an unknown keyword: the nearest known one."""
     near = get_close_matches(name, [*_PART_OF, *options_by_policy(), "record_blocks"], n=3)
     found = f"did you mean {' or '.join(near)}?" if near else "help(fragmeter.simulate) has them all"
-    return f"is no keyword of simulate; {found}"
+    return f"is not a keyword of simulate; {found}"
 
 
 @cache
@@ -164,7 +164,11 @@ def _given(values: dict[str, Any]) -> Trace | Workload | None:
     if not (isinstance(trace, Trace | Workload) or is_frame(trace)):
         raise SettingError("trace", _shown(trace), f"must be {_TRACES}")
     kind = type(trace).__name__
-    apart = {"reading": "is of a file", "requests": "is settled by a Workload", "pacing": "is settled by a Workload"}
+    apart = {
+        "reading": "applies only to a trace file",
+        "requests": "is part of a Workload",
+        "pacing": "is part of a Workload",
+    }
     for name in values:
         part = _part_of(name) or ""
         if name == "dataset" or part == "reading" or (isinstance(trace, Workload) and part in apart):

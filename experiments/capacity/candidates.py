@@ -61,8 +61,8 @@ class Choices:
 
     def axes(self) -> dict[str, list[str]]:
         """The values of each open flag, by name."""
-        asked = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: values_of(name, texts) for name, texts in asked.items() if texts}
+        choices = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: values_of(name, texts) for name, texts in choices.items() if texts}
 
 
 CHOICES = Annotated[Choices, Parameter(name="*", negative_iterable="", group=Group("Candidates", sort_key=0))]
@@ -73,13 +73,13 @@ class Candidate:
     """One candidate.
 
     Attributes:
-        asked: Its value on each axis, the GPU first.
+        axis_values: Its value on each axis, the GPU first.
         settings: Settings of its simulation; None if it does not start.
         refused: vLLM's refusal to start, and a remedy.
         started: The line with every default that vLLM fills in.
     """
 
-    asked: dict[str, str]
+    axis_values: dict[str, str]
     settings: Settings | None
     refused: str | None
     started: Started
@@ -87,7 +87,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """The values that distinguish it from the other candidates."""
-        gpu, *others = self.asked.items()
+        gpu, *others = self.axis_values.items()
         return ", ".join([gpu[1], *(f"{name}={value}" for name, value in others)])
 
     @property
@@ -126,26 +126,26 @@ def candidates(
     if total > MOST_POINTS:
         raise SettingError("gpu", total, f"are more candidates than {MOST_POINTS}; leave some out")
     combinations = (dict(zip(whole, combination, strict=True)) for combination in product(*whole.values()))
-    return [_candidate(line, asked, model_name, log, cost) for asked in combinations]
+    return [_candidate(line, axis_values, model_name, log, cost) for axis_values in combinations]
 
 
 def _candidate(
-    line: ServeLine, asked: dict[str, str], model_name: str | None, log: StartupLog | None, cost: str | None
+    line: ServeLine, axis_values: dict[str, str], model_name: str | None, log: StartupLog | None, cost: str | None
 ) -> Candidate:
     flags = dict(line.flags)
-    for name, value in asked.items():
+    for name, value in axis_values.items():
         if name not in ("gpu", "policy"):
             flag = name.replace("_", "-")
             flags.pop(flag, None)
             flags |= {} if value == NONE else {flag: value}
-    found = started(replace(line, flags=flags), asked["gpu"], model_name, log)
+    found = started(replace(line, flags=flags), axis_values["gpu"], model_name, log)
     allow_long = line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     refused = refusal(found.launch, found.fits_length, allow_long)
     if refused is not None:
-        return Candidate(asked, None, refused.text + _remedy(found), found)
-    policy = asked.get("policy", _VLLM)
+        return Candidate(axis_values, None, refused.text + _remedy(found), found)
+    policy = axis_values.get("policy", _VLLM)
     chosen = found.settings() if policy in (_VLLM, NONE) else _under(policy, found, flags)
-    return Candidate(asked, _with_cost(chosen, cost), None, found)
+    return Candidate(axis_values, _with_cost(chosen, cost), None, found)
 
 
 def _remedy(found: Started) -> str:

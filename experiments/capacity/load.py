@@ -71,17 +71,17 @@ class Load:
                     name, str(getattr(self.pacing, name)), "has no rate to look for; give a request rate"
                 )
         if self.pacing.think_time is not None:
-            remedy = "is for users that wait for answers, and the requests of a plan arrive at a rate; leave it out"
+            remedy = "needs a closed loop, and the requests of a plan arrive at a rate; leave it out"
             raise SettingError("think_time", self.pacing.think_time, remedy)
         wanted = self.pacing.request_rate
         if wanted is not None and not 0 < wanted < inf:
-            raise SettingError("request_rate", wanted, "must be above 0 and finite: it is what is to be served")
-        asked = inputs.requests
-        count = DEFAULT_PROMPTS if asked.num_prompts is None else asked.num_prompts
+            raise SettingError("request_rate", wanted, "must be above 0 and finite: it is the rate to be served")
+        requests = inputs.requests
+        count = DEFAULT_PROMPTS if requests.num_prompts is None else requests.num_prompts
         if count < FEWEST_PROMPTS:
-            raise SettingError("num_prompts", count, f"must be {FEWEST_PROMPTS} or more, for shares to mean anything")
-        self._inputs = replace(inputs, pacing=Pacing(), requests=replace(asked, num_prompts=count))
-        self.is_drawn = asked.trace is None or holds_load(asked.trace)
+            raise SettingError("num_prompts", count, f"must be {FEWEST_PROMPTS} or more, for percentages of requests")
+        self._inputs = replace(inputs, pacing=Pacing(), requests=replace(requests, num_prompts=count))
+        self.is_drawn = requests.trace is None or holds_load(requests.trace)
         if self.pacing.rate_scale is not None and self._found.arrival_ticks is None:
             raise SettingError(
                 "rate_scale", self.pacing.rate_scale, f"{self._found.name} has no arrivals; give a request rate"
@@ -90,8 +90,8 @@ class Load:
     @cached_property
     def _found(self) -> Trace:
         """The whole trace; for drawn requests, those of the first seed."""
-        asked = self._inputs.requests
-        return (self._inputs if self.is_drawn else replace(self._inputs, requests=_whole(asked))).lengths()
+        requests = self._inputs.requests
+        return (self._inputs if self.is_drawn else replace(self._inputs, requests=_whole(requests))).lengths()
 
     @property
     def name(self) -> str:
@@ -119,8 +119,8 @@ class Load:
     @property
     def mean_tokens(self) -> tuple[float, float]:
         """Mean prompt and output tokens of a request; the output counts all parallel samples."""
-        found, asked = self._found, self._inputs.requests
-        samples = asked.n or (1 if found.n is None else found.n)
+        found, requests = self._found, self._inputs.requests
+        samples = requests.n or (1 if found.n is None else found.n)
         return float(found.prompt_tokens.mean()), float((found.output_tokens * samples).mean())
 
     @property
@@ -142,7 +142,7 @@ class Load:
         Raises:
             UserError: As ``Inputs.lengths``.
         """
-        asked, n, rng = self._inputs.requests, self.num_prompts, stream(seed, "plan requests")
+        requests, n, rng = self._inputs.requests, self.num_prompts, stream(seed, "plan requests")
         if self.is_drawn:
             trace = replace(self._inputs, settings=replace(self._inputs.settings, seed=seed)).lengths()
             rows = np.arange(n)
@@ -151,7 +151,7 @@ class Load:
         else:
             rows = self._rows(n, rng)
             trace = _taken(self._found, rows)
-        return Drawn(trace, self._gaps(rows, seed), asked.declared_max_tokens, asked.n)
+        return Drawn(trace, self._gaps(rows, seed), requests.declared_max_tokens, requests.n)
 
     def _rows(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """Rows of the trace to serve, int64 [n]."""
@@ -168,8 +168,8 @@ class Load:
         return (np.insert(own, 0, own.mean()) / own.mean())[rows]
 
 
-def _whole(asked: Requests) -> Requests:
-    return replace(asked, num_prompts=None)
+def _whole(requests: Requests) -> Requests:
+    return replace(requests, num_prompts=None)
 
 
 def _taken(trace: Trace, rows: np.ndarray) -> Trace:

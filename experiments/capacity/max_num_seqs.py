@@ -66,8 +66,11 @@ def largest_max_num_seqs(settings: Settings, work: Workload, watch: Watch) -> Ma
     """
     most = _most(settings, work)
     run = simulate(replace(settings, max_num_seqs=most), work)
-    # A prompt that continues after a step counts as running and computes no token of its own.
-    peak = min(most, int(run.log.rows["batch_size"].max(initial=0)) + 1)
+    # A prompt that continues after a step counts as running and computes no token of its own. With asynchronous scheduling
+    # sequences that finished together count for a step more.
+    together = np.unique(run.log.residency_end, return_counts=True)[1].max(initial=0)
+    peak = int(run.log.rows["batch_size"].max(initial=0)) + 1 + (run.replica.policy.schedules_ahead and int(together))
+    peak = min(most, peak)
     sure = _in_any_order(run)
     if not len(run.log.evictions["index"]):
         return MaxNumSeqs(most, peak, most, sure, 1)
@@ -98,7 +101,10 @@ class _UntilPreempted(Observer):
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:
         """See ``Observer``."""
-        if plan.preempted or plan.swapped_out:
+        state = self._engine.state
+        # A finished sequence loses nothing (asynchronous scheduling).
+        losing = [each for each in plan.preempted if each not in state.finished and each not in state.in_vain]
+        if losing or plan.swapped_out:
             self.preempted = True
             self._engine.stop()
 
@@ -112,7 +118,12 @@ def _most(settings: Settings, work: Workload) -> int:
 
 def _in_any_order(run: Run) -> int:
     """Number of the longest sequences that fit in the pool at full length; one block is vLLM's null block."""
-    null = getattr(run.replica.policy, "null_blocks", 0)
-    blocks = np.repeat(run.smallest_pool_blocks - null, run.workload.num_sequences)
+    scheduler, workload = run.replica.policy, run.workload
+    null, smallest = getattr(scheduler, "null_blocks", 0), run.smallest_pool_blocks
+    if scheduler.schedules_ahead:
+        # A token that is computed in vain after an EOS takes a slot, too.
+        longer = replace(workload, output_tokens=workload.output_tokens + 1, max_tokens=None)
+        smallest = scheduler.smallest_pool_blocks(longer, run.replica.block_size)
+    blocks = np.repeat(smallest - null, workload.num_sequences)
     held = np.cumsum(np.sort(blocks)[::-1])
     return int(np.searchsorted(held, run.replica.num_blocks - null, side="right"))

@@ -34,7 +34,7 @@ def write_plan(
     out.write(DATA, as_json(document))
     rows = [{name: value for name, value in each.items() if name not in _LONG} for each in document["candidates"]]
     out.write(TABLE, as_parquet([dict(flat(row)) for row in rows]))
-    sections = [Section("What else there is", "\n\n".join(explained))]
+    sections = [Section("Other candidates", "\n\n".join(explained))]
     if ranks:
         points = pareto_rows(ranks)
         drawn = [figures.pareto(points, document["currency"])] if points else []
@@ -45,11 +45,11 @@ def write_plan(
         sections = [
             Section("The choices", figures=drawn, rows=[_row(*each) for each in ranks]),
             *sections,
-            Section("Where memory goes", memory, rows=memory_rows(ranks)),
-            Section("What the KV cache holds", slots, rows=view_rows(ranks, "paper_view_pct")),
-            Section("What each slot is used for", slots, rows=view_rows(ranks, "buckets_pct")),
+            Section("GPU memory", memory, rows=memory_rows(ranks)),
+            Section("Contents of the KV cache", slots, rows=view_rows(ranks, "paper_view_pct")),
+            Section("Use of each slot", slots, rows=view_rows(ranks, "buckets_pct")),
         ]
-    sections.append(Section("What this rests on", "\n\n".join(assumptions)))
+    sections.append(Section("Basis of the plan", "\n\n".join(assumptions)))
     return write_page(out.path / PAGE, f"A plan for {document['load']}", document["recommendation"], sections)
 
 

@@ -242,8 +242,8 @@ def _verify(chosen: Settings, load: Load, goal: Goal, seed: int, rate: float) ->
 
 
 _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
-    "go ahead": lambda *asked: asdict(go_ahead(*asked)),
-    "follow": lambda *asked: asdict(follow(*asked)),
+    "go ahead": lambda *arguments: asdict(go_ahead(*arguments)),
+    "follow": lambda *arguments: asdict(follow(*arguments)),
     "detail": detail,
     "verify": _verify,
 }

@@ -61,7 +61,7 @@ def prices(path: Path | None) -> Prices:
         raise SettingError("prices", str(path), f"cannot be read ({error.strerror}); name a file") from None
     except (ValueError, RecursionError) as error:
         raise SettingError(
-            "prices", str(path), f"is no JSON or TOML ({' '.join(str(error).split())}); correct it"
+            "prices", str(path), f"is neither JSON nor TOML ({' '.join(str(error).split())}); correct it"
         ) from None
     return _checked(found, str(path))
 
@@ -72,7 +72,7 @@ def _checked(found: Any, origin: str) -> Prices:
         raise SettingError("prices", origin, "must have per_gpu_hour, a price for each GPU, such as h200 = 4.59")
     sources = found.get("sources", {})
     if not isinstance(sources, dict):
-        raise SettingError("prices", origin, f"sources is {sources!r}; it must say of each GPU where its price is from")
+        raise SettingError("prices", origin, f"sources is {sources!r}; it must name the source of each GPU's price")
     for gpu, price in listed.items():
         if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price <= MOST_PRICE:
             remedy = f"a price must be a number above 0, and at most {MOST_PRICE:,}"

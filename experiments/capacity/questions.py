@@ -20,9 +20,14 @@ from rich.table import Table
 
 from ...sim import Settings, Workload, simulate, summary
 from ...sim.engine.replica import Replica, build
+from ...sim.engine.unread import only_read
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
+from ...traces import Pacing, Reading, Trace
+from ..runs.inputs import Inputs, Requests
 from ..runs.output import Report, track
+from ..runs.trace_flags import left_out_lines
+from ..runs.unread import LOAD_FIELDS, refuse_unread
 from . import max_num_seqs as plan_max_num_seqs
 from . import preemption as plan_preemption
 from . import samples as plan_samples
@@ -35,6 +40,8 @@ _SERVING = ("requests\n/s", "mean\nTTFT, s", "mean\nE2EL, s")
 #: Break-even lengths listed in the text, at most.
 _MOST_TURNS = 3
 Data = dict[str, Any]
+Flags = tuple[Requests, Reading, Pacing]
+NO_FLAGS: Flags = (Requests(), Reading(), Pacing())
 
 
 @dataclass(frozen=True)
@@ -79,37 +86,72 @@ def questions(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def answer(names: list[str], asked: Subject, report: Report) -> dict[str, Data]:
-    """Answer each question, on the terminal and as data.
+def questions_of(ask: str | None, flags: Flags) -> list[str]:
+    """The questions by name.
+
+    Raises:
+        SettingError: A question is unknown, or a load is given without a question.
+    """
+    if ask is None and flags != NO_FLAGS:
+        remedy = "is missing: flags of a load are given without a question about it; give --ask, or leave them out"
+        raise SettingError("ask", None, remedy)
+    return [] if ask is None else questions(ask)
+
+
+def subject_of(settings: Settings, mean_tokens: int | None, flags: Flags) -> tuple[Subject, Trace | None]:
+    """The subject of the questions, and the source of its requests; None for the source if only a length is given.
+
+    Raises:
+        UserError: The load cannot be read or made, or no question reads one of its flags.
+    """
+    requests, reading, pacing = flags
+    if flags == NO_FLAGS:
+        return Subject(settings, None, mean_tokens), None
+    inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
+    lengths = inputs.lengths()
+    work = inputs.workload(lengths)
+    refuse_unread([(inputs, work)], LOAD_FIELDS)
+    return Subject(only_read(settings, work), work, mean_tokens, requests.n or SAMPLES), lengths
+
+
+def answers(names: list[str], subject: Subject, trace: Trace | None, report: Report) -> dict[str, Data]:
+    """Answer each question, on the terminal and as data; empty without a question.
+
+    Args:
+        trace: Source of the subject's requests; None if only a length is given.
 
     Raises:
         SettingError: Neither a load nor a length is given, or a question does not apply to the model.
     """
-    if asked.work is None and asked.mean_tokens is None:
-        remedy = "is of a load; give --trace, or --dataset with --request-rate, or --mean-tokens"
+    if not names:
+        return {}
+    for text in left_out_lines(trace):
+        report.print_line(text)
+    if subject.work is None and subject.mean_tokens is None:
+        remedy = "needs a load; give --trace, or --dataset with --request-rate, or --mean-tokens"
         raise SettingError("ask", ",".join(names), remedy)
     found = {}
     for name in names:
-        report.say()
-        found[name] = ANSWERS[name](asked, report)
+        report.print_line()
+        found[name] = ANSWERS[name](subject, report)
     return found
 
 
-def _answer_max_num_seqs(asked: Subject, report: Report) -> Data:
-    own = asked.settings.max_num_seqs
-    if asked.work is None:
-        replica, tokens = asked.replica(), not_none(asked.mean_tokens)
+def _answer_max_num_seqs(subject: Subject, report: Report) -> Data:
+    own = subject.settings.max_num_seqs
+    if subject.work is None:
+        replica, tokens = subject.replica(), not_none(subject.mean_tokens)
         null = getattr(replica.policy, "null_blocks", 0)
         sure = (replica.num_blocks - null) // -(-max(1, tokens - 1) // replica.block_size)
-        report.say(
+        report.print_line(
             f"max-num-seqs: up to {sure:,} sequences of {tokens:,} tokens each run without preemption"
             " in any order. Give a load to find larger values."
         )
         return {"in_any_order": sure}
-    found = plan_max_num_seqs.largest_max_num_seqs(asked.settings, asked.work, track)
-    report.say(_max_num_seqs_text(found))
+    found = plan_max_num_seqs.largest_max_num_seqs(subject.settings, subject.work, track)
+    report.print_line(_max_num_seqs_text(found))
     values = [own] if found.largest in (None, own) else [own, found.largest]
-    rows = [_max_num_seqs_row(asked, value) for value in values if value is not None]
+    rows = [_max_num_seqs_row(subject, value) for value in values if value is not None]
     table = _table("max-num-seqs", "preemptions", *_SERVING)
     for row in rows:
         table.add_row(f"{row['max_num_seqs']:,}", f"{row['preemptions']:,}", *_serving(row))
@@ -132,33 +174,33 @@ def _max_num_seqs_text(found: plan_max_num_seqs.MaxNumSeqs) -> str:
     )
 
 
-def _max_num_seqs_row(asked: Subject, value: int) -> Data:
-    results = summary(simulate(replace(asked.settings, max_num_seqs=value), not_none(asked.work)))
+def _max_num_seqs_row(subject: Subject, value: int) -> Data:
+    results = summary(simulate(replace(subject.settings, max_num_seqs=value), not_none(subject.work)))
     metrics = {name: results[name] for name in METRICS}
     return {"max_num_seqs": value, "preemptions": sum(results["preemptions"].values()), **metrics}
 
 
-def _answer_mode(asked: Subject, report: Report) -> Data:
-    replica = asked.replica()
-    breaks = plan_preemption.break_evens(asked.settings)
-    longest = asked.settings.max_model_len or replica.max_model_len
-    lengths = plan_preemption.lengths_of(asked.work, asked.mean_tokens, longest)
-    single = plan_preemption.preemptions(asked.settings, lengths)
-    report.say(f"preemption-mode: {_break_even_text(breaks)}")
+def _answer_mode(subject: Subject, report: Report) -> Data:
+    replica = subject.replica()
+    breaks = plan_preemption.break_evens(subject.settings)
+    longest = subject.settings.max_model_len or replica.max_model_len
+    lengths = plan_preemption.lengths_of(subject.work, subject.mean_tokens, longest)
+    single = plan_preemption.preemptions(subject.settings, lengths)
+    report.print_line(f"preemption-mode: {_break_even_text(breaks)}")
     table = _table("one preemption of", "swap, ms", "recompute, ms")
     for one in single:
         table.add_row(f"{one.tokens:,} tokens", f"{one.swap_ms:,.2f}", f"{one.recompute_ms:,.2f}")
     report.console.print(table)
     # vllm-project/vllm#18115: releases with both engines fell back to V0 for --preemption-mode.
-    report.say("vLLM V1 only recomputes; to swap takes the V0 engine of older releases.")
-    rows = [] if asked.work is None else plan_preemption.simulated(asked.settings, asked.work)
+    report.print_line("vLLM V1 only recomputes; to swap takes the V0 engine of older releases.")
+    rows = [] if subject.work is None else plan_preemption.simulated(subject.settings, subject.work)
     if rows:
-        report.say()
+        report.print_line()
         report.console.print(_modes_table(rows))
     if rows and not any(row["recomputed"] + row["swapped"] for row in rows):
-        report.say("No sequence is preempted on this load: both modes give the same result.")
+        report.print_line("No sequence is preempted on this load: both modes give the same result.")
     if replica.layout:
-        report.say("Layers with a window are not swapped here: rows that swap recompute.")
+        report.print_line("Layers with a window are not swapped here: rows that swap recompute.")
     return {
         "break_evens": [{"from_tokens": tokens, "cheaper": mode} for tokens, mode in breaks],
         "one_preemption": [asdict(one) | {"cheaper": one.cheaper} for one in single],
@@ -183,19 +225,19 @@ def _modes_table(rows: list[Data]) -> Table:
     return table
 
 
-def _answer_samples(asked: Subject, report: Report) -> Data:
-    replica = asked.replica()
+def _answer_samples(subject: Subject, report: Report) -> Data:
+    replica = subject.replica()
     if replica.layout:
         remedy = "is not available for layers with windows; add --disable-hybrid-kv-cache-manager to the line"
         raise SettingError("ask", "samples", remedy)
-    found = plan_samples.memory_of_samples(*asked.lengths(), asked.n, replica.block_size)
-    report.say(
+    found = plan_samples.memory_of_samples(*subject.lengths(), subject.n, replica.block_size)
+    report.print_line(
         f"samples: a request holds {found.one:,.1f} blocks with one sample and {found.separate:,.1f} with"
-        f" n = {asked.n}, {found.separate / found.one:.2f} times as many, as V1 finds their prompt in its prefix cache"
+        f" n = {subject.n}, {found.separate / found.one:.2f} times as many, as V1 finds their prompt in its prefix cache"
         f" ({found.forking:,.1f} where they fork as up to V0). Requests that share nothing would hold"
         f" {found.unshared:,.1f}: sharing saves {1 - found.separate / found.unshared:.0%}."
     )
-    rows = [] if asked.work is None else plan_samples.simulated(asked.settings, asked.work, asked.n)
+    rows = [] if subject.work is None else plan_samples.simulated(subject.settings, subject.work, subject.n)
     if rows:
         table = _table("policy", "n", "KV usage,\nmean", "\nmax", "preemp-\ntions", *_SERVING)
         for row in rows:

@@ -74,11 +74,11 @@ def memory_of_samples(prompt_tokens: np.ndarray, output_tokens: np.ndarray, n: i
 
 def simulated(settings: Settings, work: Workload, n: int) -> list[dict[str, Any]]:
     """The load with one sample and with n samples, under V1 and under V0; one row each."""
-    asked = replace(work, n=np.full(len(work), n))
+    sampled = replace(work, n=np.full(len(work), n))
     alone = replace(work, n=None)
     caching = checked(**settings.as_dict() | {"policy": SEPARATE, "enable_prefix_caching": True})
     forking = checked(**settings.as_dict() | {"policy": FORKING, "enable_prefix_caching": None, "watermark": WATERMARK})
-    return [_row(settings, alone, 1), _row(caching, asked, n), _row(forking, asked, n)]
+    return [_row(settings, alone, 1), _row(caching, sampled, n), _row(forking, sampled, n)]
 
 
 def _row(settings: Settings, work: Workload, n: int) -> dict[str, Any]:

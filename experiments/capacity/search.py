@@ -68,7 +68,7 @@ class Aims:
     def _check(self) -> Aims:
         if 1 < self.seeds < _FEWEST_SEEDS:
             raise SettingError(
-                "seeds", self.seeds, f"tell too little of other seeds; give {_FEWEST_SEEDS} or more, or 1"
+                "seeds", self.seeds, f"are too few to predict other seeds; give {_FEWEST_SEEDS} or more, or 1"
             )
         return self
 
@@ -88,7 +88,7 @@ class PlanRequest:
     inputs: Inputs
 
 
-def search(aims: Aims, asked: PlanRequest, workers: Workers, out: OutputFolder | None, report: Report) -> None:
+def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder | None, report: Report) -> None:
     """Find the plan and report it.
 
     Raises:
@@ -97,14 +97,14 @@ def search(aims: Aims, asked: PlanRequest, workers: Workers, out: OutputFolder |
     goal = Goal(objectives(not_none(aims.goodput)), aims.attainment)
     priced = prices(aims.prices)
     # A line without a length takes the longest that fits on each GPU.
-    flags = asked.line.flags or {"max-model-len": "auto"}
-    line = replace(asked.line, flags=flags)
-    found = candidates(line, asked.gpus, asked.choices.axes(), asked.model, asked.log, aims.cost)
+    flags = request.line.flags or {"max-model-len": "auto"}
+    line = replace(request.line, flags=flags)
+    found = candidates(line, request.gpus, request.choices.axes(), request.model, request.log, aims.cost)
     for candidate in found:
         priced.of(candidate.started.launch.gpu.name)
     able = [candidate for candidate in found if candidate.settings]
-    load = _load(asked.inputs, able or found, aims.seed)
-    _refuse_unread(asked, able, load, aims.seed)
+    load = _load(request.inputs, able or found, aims.seed)
+    _refuse_unread(request, able, load, aims.seed)
     found = [_long_enough(candidate, load.longest_tokens) for candidate in found]
     wanted = _wanted(load)
     seeds = range(aims.seed, aims.seed + aims.seeds)
@@ -122,11 +122,11 @@ def _load(inputs: Inputs, able: Sequence[Candidate], seed: int) -> Load:
     return Load(replace(inputs, settings=settings))
 
 
-def _refuse_unread(asked: PlanRequest, able: Sequence[Candidate], load: Load, seed: int) -> None:
+def _refuse_unread(request: PlanRequest, able: Sequence[Candidate], load: Load, seed: int) -> None:
     """Refuse choices and load flags that no candidate reads; the pasted line may have any flag."""
     work = load.draw(seed).at(1.0)
-    runs = [(replace(asked.inputs, settings=not_none(candidate.settings)), work) for candidate in able]
-    refuse_unread(runs, {*asked.choices.axes(), *LOAD_FIELDS})
+    runs = [(replace(request.inputs, settings=not_none(candidate.settings)), work) for candidate in able]
+    refuse_unread(runs, {*request.choices.axes(), *LOAD_FIELDS})
 
 
 def _wanted(load: Load) -> float | None:
@@ -164,10 +164,10 @@ class _SearchOutput:
         """Report the recommendation, the table and the requested details; write the page and the data."""
         currency = self._priced.currency
         text = self._recommendation()
-        report.say(text)
+        report.print_line(text)
         if self._ranks:
             report.line(f"Set: {flags_text(self._ranks[0][0])}")
-        report.say()
+        report.print_line()
         report.console.print(candidates_table(self._ranks, self._others, currency))
         explained = self._explained()
         for line in explained if self._aims.explain or not self._ranks else ():
@@ -175,9 +175,9 @@ class _SearchOutput:
         for answer, _ in self._ranks if self._aims.verify_seeds else ():
             report.line(verified_text(answer, self._aims.verify_seeds))
         assumptions = self._assumptions()
-        report.say()
+        report.print_line()
         for line in assumptions:
-            report.say(line)
+            report.print_line(line)
         document = self._document(text, explained)
         if out is not None:
             report.point_to("Plan", write_plan(out, document, self._ranks, explained, assumptions))
@@ -226,7 +226,7 @@ class _SearchOutput:
         bills = {answer.candidate.name: bill for answer, bill in self._ranks}
         return {
             "recommendation": text,
-            "recommended": self._ranks[0][0].candidate.asked if self._ranks else None,
+            "recommended": self._ranks[0][0].candidate.axis_values if self._ranks else None,
             "flags": flags_text(self._ranks[0][0]) if self._ranks else None,
             "goal": {"goodput": self._goal.objectives.limits, "attainment": self._goal.attainment},
             "load": self._load.description(),
@@ -255,7 +255,7 @@ def _finite(rate: float) -> float | None:
 def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
     """All data of a candidate."""
     candidate, found = answer.candidate, answer.found
-    data: dict[str, Any] = {"candidate": candidate.asked, "refused": candidate.refused, "error": answer.error}
+    data: dict[str, Any] = {"candidate": candidate.axis_values, "refused": candidate.refused, "error": answer.error}
     if candidate.settings is not None:
         pool = capacity(candidate.started.launch)
         data |= {

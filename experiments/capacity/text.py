@@ -73,10 +73,10 @@ def _sure(answer: Answer) -> str:
     """The statistical confidence of the rate for other seeds."""
     found = answer.rates
     return (
-        f"where single seeds bear {min(found.seed_rates):.3g} to {max(found.seed_rates):.3g}, so that {CONTENT:.0%} of"
+        f"where single seeds sustain {min(found.seed_rates):.3g} to {max(found.seed_rates):.3g}, so that {CONTENT:.0%} of"
         " other seeds meet the goal, too"
         if len(found.seed_rates) > 1
-        else "by one seed, of which nothing is sure"
+        else "measured with a single seed"
     )
 
 
@@ -86,7 +86,7 @@ def limit_text(answer: Answer) -> str:
     kv = f"the KV cache is {at['kv_cache_pct']:.0f} % full at the rate, {_preemptions(at['preemptions'])}"
     if limit["objective"] is None:
         most = answer.rates.saturated
-        delivers = "so few requests do not fill it" if most is None else f"it delivers {most:.3g} requests/s at most"
+        delivers = "too few requests to fill it" if most is None else f"it delivers {most:.3g} requests/s at most"
         return f"No objective limits it: {delivers}; {kv}."
     missed = " and ".join(f"{share:.0%} miss {name.upper()}" for name, share in limit["missed"].items())
     beyond = _preemptions(limit["preemptions"])

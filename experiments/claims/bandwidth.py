@@ -42,7 +42,7 @@ def judge_one_token(values: Mapping[str, float]) -> Judged:
         f" {values['gflop_a_token']:.1f} GFLOP / 312 TFLOP/s = {compute:.3f} ms to compute,"
         f" {values['share_of_flops_pct']:.2f} % of the card's flops; the two take as long at"
         f" {values['tokens_that_balance']:.0f} tokens a step",
-        "Every weight is read for every step, however many tokens it is multiplied with; so the batch is what counts.",
+        "Every step reads every weight, whatever the number of tokens, so throughput grows with the batch.",
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from ...sim.types.ticks import PER_SECOND
 from ...traces import stream
 from ..paper.stories import all_stories
-from .claim import PARTIAL, PASS, Foreseen, Judged, Part, Probe, Values
+from .claim import PARTIAL, PASS, Expected, Judged, Part, Probe, Values
 from .runs import Trial, few, story
 
 STORY = "simulated: a story of a few requests, one second a step"
@@ -96,7 +96,7 @@ def judge_equal_lengths(values: Mapping[str, float]) -> Judged:
         ),
         f"slots of finished sequences, summed over iterations: at most {equal:.0f} in {_DRAWS} draws of equal"
         f" lengths, at least {unequal:.0f} in {_DRAWS} of unequal ones",
-        "A batch runs until its longest output is finished; with equal lengths no sequence waits for another.",
+        "A batch runs until its longest output is finished; with equal lengths no slot is held by a finished sequence.",
     )
 
 
@@ -121,7 +121,7 @@ def judge_seven_in_turn(values: Mapping[str, float]) -> Judged:
         tuple(Part(text, values[name], 1, 1) for name, text in names.items()),
         "iterations between the end of one and the start of the next: "
         + ", ".join(f"{text} {values[name]:.0f}" for name, text in names.items()),
-        "The queue is looked at in every iteration.",
+        "The scheduler admits requests in every iteration.",
     )
 
 
@@ -162,8 +162,8 @@ def judge_pauses(values: Mapping[str, float]) -> Judged:
             for waiting in _WAITING
         )
         + f"; one waiting is taken after {taken:.0f} steps",
-        f"TGI asks for floor({_RUNNING} * {_RATIO:g}) = {int(_RUNNING * _RATIO)} that fit, not for more, and after"
-        " 20 decode steps for none.",
+        f"TGI waits for floor({_RUNNING} * {_RATIO:g}) = {int(_RUNNING * _RATIO)} requests that"
+        " fit, and after 20 decode steps for none.",
     )
 
 
@@ -174,7 +174,7 @@ PROBES = (
         "each of the three has at least one slot",
         _three_sources,
         judge_three_sources,
-        foreseen=(Foreseen("reserved", 3, 3), Foreseen("over_estimate", 2545, 2545)),
+        expected_values=(Expected("reserved", 3, 3), Expected("over_estimate", 2545, 2545)),
         expected=PASS,
     ),
     Probe(

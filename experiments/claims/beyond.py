@@ -30,7 +30,7 @@ PROBES = (
         nothing,
         _because(
             "a serving step keeps no activations for gradients, of which checkpointing could drop any",
-            "Gradient checkpointing is of training; a KV cache is of inference.",
+            "Gradient checkpointing belongs to training, a KV cache to inference.",
         ),
         needs=("training",),
         experiment="peak memory of a training step with and without checkpointing, on one GPU",
@@ -42,8 +42,8 @@ PROBES = (
         "needs a GPU",
         nothing,
         _because(
-            "the simulator charges no time for allocating, so that it cannot say",
-            "Jitter is of a device and its host; it must be measured where both run.",
+            "the simulator charges no time for allocation",
+            "Jitter is a property of a device and its host; it must be measured there.",
         ),
         needs=("simulation", "a GPU"),
         experiment="times of steps with and without a new block, p50 and p99: `fragmeter validate --device cuda`"
@@ -55,7 +55,7 @@ PROBES = (
         "needs 768 GPUs",
         nothing,
         _because(
-            "no model of 768 GPUs is fitted to anything", "Strong scaling is of a cluster's network and its software."
+            "no model of 768 GPUs is fitted to anything", "Strong scaling depends on a cluster's network and software."
         ),
         needs=("768 GPUs",),
         experiment="one model on 96 to 768 GPUs, the same requests: tokens/s over that of 96, times 96 / GPUs",

@@ -22,7 +22,7 @@ from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ..paper.paper import SYNTHETIC_SET
 from ..paper.sharing import blocks_up_to
-from .claim import PARTIAL, PASS, Foreseen, Judged, Part, Probe, Values
+from .claim import PARTIAL, PASS, Expected, Judged, Part, Probe, Values
 from .runs import Trial, at_once
 from .waste import held_waste
 
@@ -73,7 +73,7 @@ def judge_thirty_two(values: Mapping[str, float]) -> Judged:
         ),
         f"LLaMA-2-7B, empty of what is held: {before:.1f} % with 4,096 tokens preallocated,"
         f" {values['blocks_of_32_pct']:.1f} % in blocks of 32, {values['blocks_of_64_pct']:.1f} % in blocks of 64",
-        "Half a block a sequence is empty in the mean, against most of a preallocated context.",
+        "On average half a block per sequence is empty; of a preallocated context, most slots are.",
     )
 
 
@@ -107,7 +107,7 @@ def judge_token_attention(values: Mapping[str, float]) -> Judged:
         f"of {_REQUESTS} requests {finishes:.0f} finish at another tick than with paged blocks of one token,"
         f" {buckets:.0f} of nine buckets differ; held and empty {empty:.1f} %; tables are 16 times as long as with"
         f" blocks of 16: {_ENTRY_BYTES} bytes a token, {share:.4f} % of OPT-13B's KV",
-        "A block of one token cannot be half full; what is paid is a longer table, and kernels that gather single"
+        "A block of one token has no empty slots; the price is a longer block table, and kernels that gather single"
         " tokens.",
     )
 
@@ -134,8 +134,8 @@ def judge_pages(values: Mapping[str, float]) -> Judged:
         f"block tables take 4 / (16 * 819,200) = {values['table_pct_of_kv']:.5f} % of OPT-13B's KV; held and empty:"
         f" {paged:.1f} % in blocks of 16, {small:.1f} % in pages of 64 KiB, {large:.1f} % in pages of 2 MiB (204"
         " tokens)",
-        "What a table costs is not its bytes but kernel and host time; pages as large as CUDA's own leave more"
-        " empty than blocks.",
+        "A block table costs kernel and host time rather than bytes; pages of CUDA's own size leave more slots empty"
+        " than blocks.",
     )
 
 
@@ -167,7 +167,7 @@ def judge_square_root(values: Mapping[str, float]) -> Judged:
         f"from 4K to 64K tokens the KV of OPT-13B grows as n^{kv:.2f}, and paged, tables included, as n^{paged:.2f};"
         f" n / b entries and at most b empty slots are least at b = sqrt(n): {values['table_and_tail_at_sqrt']:.0f}"
         f" at 4K, where b = 16 has {values['table_and_tail_at_16']:.0f}",
-        "Every token's key and value are kept, wherever they lie: paging changes what is lost, not what is needed.",
+        "The key and value of every token are kept under every layout: paging reduces waste, not the memory of the tokens.",
     )
 
 
@@ -194,7 +194,7 @@ def judge_sixteen_chunks(values: Mapping[str, float]) -> Judged:
         (Part("16 chunks of 1,024", values["chunks"], 16, 16), *parts),
         f"16,384 / 1,024 = {values['chunks']:.0f}; empty of what is held, around 16K of context and on chat lengths:"
         f" {shares}",
-        "A sequence leaves half a block empty in the mean: little of 16K, most of a chat.",
+        "A sequence leaves half a block empty on average: a small share of 16K tokens, most of a chat.",
     )
 
 
@@ -233,7 +233,7 @@ PROBES = (
         "exponents of n are 2 and 1/2 within 0.05",
         _square_root,
         judge_square_root,
-        foreseen=(Foreseen("kv_exponent", 1, 1), Foreseen("table_and_tail_exponent", 0.5, 0.5)),
+        expected_values=(Expected("kv_exponent", 1, 1), Expected("table_and_tail_exponent", 0.5, 0.5)),
         expected=PARTIAL,
     ),
     Probe(
@@ -244,6 +244,6 @@ PROBES = (
         judge_sixteen_chunks,
         "chat_1024_pct",
         stretches=False,
-        foreseen=(Foreseen("chat_512_pct", 37, 42),),
+        expected_values=(Expected("chat_512_pct", 37, 42),),
     ),
 )

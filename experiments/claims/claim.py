@@ -100,7 +100,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class Expected:
     """A number that was known beforehand: ``low`` to ``high``, in the words of the facts."""
 
     name: str
@@ -122,7 +122,7 @@ class Probe:
         stretches: Whether that number can depend on the step time that is fitted to OPT-13B.
         needs: Sources that the test needs. The claim is not testable if one of them is not ``AT_HAND``.
         experiment: The experiment that would test it.
-        foreseen: Numbers that were known beforehand.
+        expected_values: Numbers that were known beforehand.
         expected: The outcome that was expected; None where none was.
     """
 
@@ -135,7 +135,7 @@ class Probe:
     stretches: bool = True
     needs: Sequence[str] = ()
     experiment: str | None = None
-    foreseen: Sequence[Foreseen] = ()
+    expected_values: Sequence[Expected] = ()
     expected: str | None = None
 
     @property
@@ -202,16 +202,16 @@ def table_row(source: Source, probe: Probe, measured: Measured) -> dict[str, Any
 
 
 def differences(probe: Probe, values: Mapping[str, float], outcome: str) -> list[str]:
-    """Numbers outside their foreseen ranges, and an outcome other than the expected one."""
+    """Numbers outside their expected ranges, and an outcome other than the expected one."""
     found = [
-        f"{known.name.replace('_', ' ')}: {values[known.name]:.4g}, foreseen {_span(known)}"
-        for known in probe.foreseen
+        f"{known.name.replace('_', ' ')}: {values[known.name]:.4g}, expected {_span(known)}"
+        for known in probe.expected_values
         if not known.low <= values[known.name] <= known.high
     ]
     if probe.expected not in (None, outcome):
-        found.append(f"outcome: {outcome}, foreseen {probe.expected}")
+        found.append(f"outcome: {outcome}, expected {probe.expected}")
     return found
 
 
-def _span(known: Foreseen) -> str:
+def _span(known: Expected) -> str:
     return f"{known.low:g}" if known.low == known.high else f"{known.low:g} to {known.high:g}"

@@ -14,7 +14,7 @@ from ...sim.workload.workload import Workload
 from ..paper.paper import SYNTHETIC_SET
 from ..paper.published import published_fig13a, published_mean_tokens
 from .blocks import tail_waste_pct
-from .claim import Foreseen, Judged, Part, Probe, Values
+from .claim import Expected, Judged, Part, Probe, Values
 from .runs import Trial, at_once
 from .throughput import ROUNDED
 from .waste import EARLIER
@@ -78,7 +78,7 @@ def judge_twenty_two(values: Mapping[str, float]) -> Judged:
         + ", ".join(f"{values[f'throughput_over_{name}']:.2f}x {name}" for name in EARLIER)
         + f"; 16K of LLaMA-2-7B prefill in {values['prefill_ms']:,.0f} ms on an A100-80GB (roofline), of which"
         f" writing all of its memory once would be {values['fill_ms']:.1f} ms",
-        "A start is computing the prompt, which paging does not change; only what it is allocated in is.",
+        "A start computes the prompt; paging changes only where its KV is allocated.",
     )
 
 
@@ -119,10 +119,10 @@ PROBES = (
         judge_twenty_two,
         "blocks_of_128_pct",
         stretches=False,
-        foreseen=(
-            Foreseen("block_size_of_22_pct", 233, 257),
-            Foreseen("blocks_of_16_pct", 1.57, 1.73),
-            Foreseen("blocks_of_128_pct", 12.0, 13.2),
+        expected_values=(
+            Expected("block_size_of_22_pct", 233, 257),
+            Expected("blocks_of_16_pct", 1.57, 1.73),
+            Expected("blocks_of_128_pct", 12.0, 13.2),
         ),
         experiment="start of a 16K prompt on a card: `fragmeter calibrate` times prefills, part of the GPU runbook",
     ),

@@ -13,7 +13,7 @@ from ...sim.spec.families import read_config
 from ...sim.spec.pool import GIB
 from ...sim.types.errors import SettingError
 from ...sim.types.ticks import PER_SECOND
-from .claim import FAIL, Foreseen, Judged, Part, Probe, Values
+from .claim import FAIL, Expected, Judged, Part, Probe, Values
 from .runs import Trial
 from .throughput import ROUNDED
 
@@ -61,8 +61,8 @@ def judge_contexts(values: Mapping[str, float]) -> Judged:
         + ", ".join(f"{values[_fit_name(*fit)]:,.0f}K {_fit_name(*fit)}" for fit in _FITS)
         + "; over 32K: "
         + ", ".join(_fit_name(*fit) for fit in _FITS if values[_fit_name(*fit)] > 32),
-        "What decides is bytes a token, which follow from KV heads, layers and number format; paging changes none"
-        " of them. None of these models has 256K positions as it is published.",
+        "Bytes per token decide; they follow from KV heads, layers and number format, and paging changes none of them."
+        " None of these models has 256K positions as it is published.",
     )
 
 
@@ -166,7 +166,7 @@ PROBES = (
         "weights fit; 820 tokens/s, from 95 % on",
         _sixty_five,
         judge_sixty_five,
-        foreseen=(Foreseen("fp16_weights_gb", 129, 131),),
+        expected_values=(Expected("fp16_weights_gb", 129, 131),),
         expected=FAIL,
     ),
     Probe(31, ARITHMETIC, "2.5 times, from 95 % on; 20B fit a V100", _parameters, judge_parameters, expected=FAIL),

@@ -77,8 +77,8 @@ def at_once(lengths: str, requests: int, seed: int, n: int = 1, copies: int = 1)
     """Requests of an embedded set, all there from the start; see ``Trial.burst``."""
     pairs = sample(lengths, requests, stream(seed, f"claims {lengths}"), MAX_MODEL_LEN)
     prompts, outputs = (np.repeat(column, copies) for column in (pairs.prompt_tokens, pairs.output_tokens))
-    asked = None if n == 1 else np.full(requests, n)
-    return Workload(lengths, np.zeros(len(prompts), dtype=np.int64), prompts, outputs, n=asked)
+    samples = None if n == 1 else np.full(requests, n)
+    return Workload(lengths, np.zeros(len(prompts), dtype=np.int64), prompts, outputs, n=samples)
 
 
 @lru_cache(_KEPT)

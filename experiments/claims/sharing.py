@@ -25,7 +25,7 @@ from ..paper.rate_sweep.panels import ORACLE, VLLM
 from ..paper.rate_sweep.rate_sweep import Search, crossing_of, stretched
 from ..paper.sharing import SAVED, SharingCase, measure
 from ..runs.crossing import Crossing
-from .claim import PARTIAL, PASS, Foreseen, Judged, Part, Probe, Values
+from .claim import PARTIAL, PASS, Expected, Judged, Part, Probe, Values
 from .runs import Trial, few
 from .throughput import ROUNDED
 from .waste import EARLIER
@@ -169,7 +169,7 @@ def judge_branches(values: Mapping[str, float]) -> Judged:
         + ", ".join(f"{kind} {copied:,.0f}" for kind, copied in contiguous.items())
         + f" ({values['fork_contiguous_us']:,.0f} us for all of it); paged at most {paged:.0f}"
         f" ({values['fork_paged_us']:.0f} us)",
-        "Contiguous memory copies what two must hold, and what no longer fits the piece that it lies in.",
+        "Contiguous memory copies shared tokens, and tokens that outgrow their piece.",
     )
 
 
@@ -192,7 +192,7 @@ def judge_race(values: Mapping[str, float]) -> Judged:
         ),
         f"of {values['rows']:.0f} table reads {wrong:.0f} find another sequence's tokens; with one copy left out"
         f" {without:.0f}",
-        "Two tables that name one block overwrite each other's token unless one of them gets a copy first.",
+        "Two sequences that share a block overwrite each other's tokens unless one gets a copy first.",
     )
 
 
@@ -254,7 +254,7 @@ PROBES = (
         _beams,
         judge_beams,
         "over Orca (Max)",
-        foreseen=(Foreseen("over Orca (Max)", 13, 26), Foreseen("over Orca (Oracle)", 1.8, 2.2)),
+        expected_values=(Expected("over Orca (Max)", 13, 26), Expected("over Orca (Oracle)", 1.8, 2.2)),
         expected=PARTIAL,
     ),
     Probe(6, STORY, "full blocks once; n - 1 copies of a half-full block, else none", _one_prompt, judge_one_prompt),
@@ -275,7 +275,7 @@ PROBES = (
         saving,
         judge_saving,
         "beams_over_oracle",
-        foreseen=(Foreseen("beams_saved_pct", 53, 57), Foreseen("samples_saved_pct", 6, 10)),
+        expected_values=(Expected("beams_saved_pct", 53, 57), Expected("samples_saved_pct", 6, 10)),
         expected=PARTIAL,
     ),
 )

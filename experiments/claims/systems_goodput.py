@@ -154,8 +154,8 @@ def judge_fastgen(values: Mapping[str, float]) -> Judged:
         f" {said['vllm_failed_pct']:g} %): {times:.2f} times; said: {said['vs_vllm_x']:g}. With the roofline's steps"
         f" {values['fastgen_per_s_roofline']:.2f} over {values['vllm_per_s_roofline']:.2f}:"
         f" {values['times_roofline']:.2f} times",
-        "A prompt pauses all decodes for as long as it takes to compute; the longer a step, the more that costs. Only"
-        " the schedules differ here: what vLLM's software took beside FastGen's is left, a factor of"
+        "A prefill pauses all decodes for its duration, so the cost grows with the step time. Only"
+        " the schedules differ here; the difference of vLLM's and FastGen's software remains, a factor of"
         f" {said['vs_vllm_x'] / times:.2f}.",
     )
 

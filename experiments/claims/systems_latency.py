@@ -117,8 +117,8 @@ def judge_orca(values: Mapping[str, float]) -> Judged:
         f" {_STAGES * times:.1f} with both stages busy; said: {said['vs_ft_x']:g}"
         f" ({said['orca_requests_per_s']:g} over {said['ft_requests_per_s']:g} req/s at"
         f" {said['limit_ms_per_token']:g} ms/token)",
-        "Batches wait for their longest output, and what their longer prompts have more than the shortest is computed a"
-        " token a step. That Orca keeps a batch in each stage is not modelled; what is left to it is a factor of"
+        "Batches wait for their longest output, and the excess of longer prompts over the shortest is computed one token"
+        " per step. That Orca keeps a batch in each stage is not modelled; it would have to explain a factor of"
         f" {said['vs_ft_x'] / times:.2f}.",
     )
 
@@ -200,8 +200,8 @@ def judge_sarathi(values: Mapping[str, float]) -> Judged:
         ", ".join(f"{name} {values[name]:.2f} times (said: {said[name]:g})" for name in said)
         + f", or up to {_STAGES * values[staged]:.1f} with both stages busy; of this load the paper's section 5.3 says"
         f" {facts['falcon_sharegpt4_x']:g}",
-        "Whole prompts between decodes break a tight limit at a low rate. Bubbles of pipeline stages, which Sarathi"
-        f" also cures, are not modelled: what is left to them is a factor of {said[staged] / values[staged]:.1f}, or"
+        "Whole prompts between decode steps exceed a tight limit at a low rate. Pipeline bubbles, which Sarathi also removes,"
+        f" are not modelled; they would have to explain a factor of {said[staged] / values[staged]:.1f}, or"
         f" {facts['falcon_sharegpt4_x'] / values[staged]:.1f} of section 5.3's.",
     )
 

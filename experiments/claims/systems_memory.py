@@ -47,8 +47,7 @@ def judge_prefixes(values: Mapping[str, float]) -> Judged:
     return Judged(
         tuple(Part(text, values[name], said * ROUNDED) for name, text in names.items()),
         ", ".join(f"{values[name]:.1f} ({text})" for name, text in names.items()) + f"; said: up to {said:g}",
-        "What is found is not computed: the gain is as large as the share of prompts that is found, and outputs"
-        " bound it.",
+        "Cached prefixes are not computed: the gain grows with the share of cached prompt tokens, and outputs bound it.",
     )
 
 
@@ -68,7 +67,7 @@ def judge_virtual(values: Mapping[str, float]) -> Judged:
         ),
         f"with equal kernels {small:.2f} times the throughput in pages of 64 KiB, {large:.2f} in pages of 2 MiB;"
         f" said: up to {said:g}",
-        "What vAttention claims is faster kernels, over contiguous memory; memory alone gives none of it.",
+        "The claimed gain comes from faster kernels over contiguous memory; memory management alone gives none of it.",
     )
 
 

@@ -140,7 +140,7 @@ def _judge_tgi(name: str) -> Any:
             ),
             f"{nothing:.1f} times TGI that reserves the model's maximum, {output:.1f} times TGI that reserves what"
             f" will come; said: {low:g} to {high:g}",
-            "TGI reserves prompt + max_new_tokens at admission: how far that is from the truth decides.",
+            "TGI reserves prompt + max_new_tokens at admission: the ratio depends on how far that is from the true length.",
         )
 
     return judge
@@ -156,7 +156,7 @@ def judge_sharing(values: Mapping[str, float]) -> Judged:
         ),
         f"six beams save {values['beams_saved_pct']:.1f} %; {values['beams_over_oracle']:.2f} times Orca (Oracle)'s"
         " rate",
-        "Saved memory is throughput only as long as memory is what limits the batch.",
+        "Saved memory raises throughput only while memory limits the batch.",
     )
 
 

@@ -17,25 +17,25 @@ _BETWEEN = "\n\n"
 _INDENT = 3
 _TABLES = {
     "rows": ("Claims of four texts", "totals"),
-    "other_systems": ("What other systems say of themselves", "other_systems_totals"),
+    "other_systems": ("Claims of other systems", "other_systems_totals"),
 }
 
 
 def print_claims(payload: Payload, report: Report) -> None:
     """Write the totals, and each claim with its outcome, its numbers and the reason."""
-    report.say(f"{payload['figure']}: {payload['workload']}", style="bold")
+    report.print_line(f"{payload['figure']}: {payload['workload']}", style="bold")
     for name, (title, counted) in _TABLES.items():
-        report.say()
-        report.say(f"{title}: {_counts(payload[counted])}", style="bold")
+        report.print_line()
+        report.print_line(f"{title}: {_counts(payload[counted])}", style="bold")
         for row in payload[name]:
-            report.say()
-            report.say(f"{row['number']}. {row['claim']} ({row['text']})")
+            report.print_line()
+            report.print_line(f"{row['number']}. {row['claim']} ({row['text']})")
             for line in _lines(row):
                 report.console.print(Padding(Text(line), (0, 0, 0, _INDENT)))
-    report.say()
+    report.print_line()
     for text in payload["basis"]:
-        report.say(text)
-    report.say()
+        report.print_line(text)
+    report.print_line()
 
 
 def _counts(totals: Mapping[str, int]) -> str:
@@ -49,9 +49,9 @@ def _lines(row: Mapping[str, Any]) -> Iterator[str]:
     if row["decides"] is not None:
         yield _sensitivity(row)
     if row["differs"]:
-        yield f"Not as foreseen: {'; '.join(row['differs'])}."
+        yield f"Unlike expected: {'; '.join(row['differs'])}."
     if row["experiment"] is not None:
-        yield f"To be measured by: {row['experiment']}."
+        yield f"Measurement: {row['experiment']}."
 
 
 def _outcome_text(row: Mapping[str, Any]) -> str:
@@ -82,6 +82,6 @@ def _page_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             "Where": row["text"],
             "Claim": row["claim"],
             "Outcome": outcome,
-            "What comes out": " ".join([gives, *more]),
+            "Result": " ".join([gives, *more]),
             "Why": why,
         }

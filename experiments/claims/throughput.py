@@ -15,7 +15,7 @@ from ...sim.workload.workload import Workload
 from ...traces import poisson, stream
 from ..paper.figures import anyscale
 from ..paper.figures.anyscale import FASTERTRANSFORMER, NAIVE, RESERVES_CAP, RESERVES_OUTPUT, VLLM
-from .claim import Foreseen, Judged, Part, Probe, Values
+from .claim import Expected, Judged, Part, Probe, Values
 from .runs import Trial, median_latency_s
 
 ANYSCALE = f"simulated: {anyscale.facts()['what'].split(';')[0]}, Anyscale's workload at its widest output cap"
@@ -90,8 +90,8 @@ def judge_twenty_three(values: Mapping[str, float]) -> Judged:
         f"over naive static: vLLM {values['vllm']:.1f}, continuous batching {values['cap_reserved']:.1f} (cap reserved)"
         f" to {values['output_reserved']:.1f} (output reserved); median latency in batches of four, {_LATENCY_RATE:g}"
         f" req/s: {static:.1f} s static, {continuous:.1f} s continuous",
-        "The factor counts three things at once: scheduling by iterations, memory on demand, and that the naive"
-        " baseline runs every batch to the longest output of all.",
+        "The factor combines three effects: scheduling by iterations, memory on demand, and the naive"
+        " baseline's batches, which all run to the longest output of the load.",
     )
 
 
@@ -103,7 +103,10 @@ PROBES = (
         widest_ratios,
         judge_three_and_six,
         "vllm_over_fastertransformer",
-        foreseen=(Foreseen("vllm_over_cap_reserved", 2.73, 3.02), Foreseen("vllm_over_fastertransformer", 5.46, 6.04)),
+        expected_values=(
+            Expected("vllm_over_cap_reserved", 2.73, 3.02),
+            Expected("vllm_over_fastertransformer", 5.46, 6.04),
+        ),
     ),
     Probe(
         20,

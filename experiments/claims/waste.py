@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .claim import PARTIAL, PASS, Foreseen, Judged, Part, Probe, Values
+from .claim import PARTIAL, PASS, Expected, Judged, Part, Probe, Values
 from .runs import BUCKETS_HELD, Trial
 
 SIMULATED = "simulated: Fig 2's load (OPT-13B, A100-40GB, 4 req/s of synthetic ShareGPT lengths)"
@@ -38,8 +38,8 @@ def judge_effective(values: Mapping[str, float]) -> Judged:
     return Judged(
         (Part("Orca (Max)", live, 20.4 - _POINTS, 20.4 + _POINTS),),
         f"Orca (Max) {live:.1f} % live; naive static {static:.1f} %",
-        "It is the value of a system that reserves the model's maximum for every request; static batches also hold the"
-        " slots of finished sequences and of padding.",
+        "The value is that of a system that reserves the model's maximum for every request; static batches also hold"
+        " slots of finished sequences and padding.",
     )
 
 
@@ -117,8 +117,7 @@ def judge_on_demand(values: Mapping[str, float]) -> Judged:
         f"held and empty: {demand:.1f} % on demand in blocks of 16; {values['tgi_pct']:.1f} % reserved at admission"
         f" (TGI), {values['orca_oracle_pct']:.1f} % (Orca (Oracle)), {values['vattention_pct']:.1f} % in 2 MiB pages"
         " (vAttention)",
-        "It is small units taken on demand that leave nothing empty; that they are taken asynchronously hides time,"
-        " and no memory.",
+        "Small units allocated on demand leave little empty; asynchronous allocation hides latency and saves no memory.",
     )
 
 
@@ -166,7 +165,7 @@ PROBES = (
         _effective,
         judge_effective,
         "orca_max_live_pct",
-        foreseen=(Foreseen("orca_max_live_pct", 18.4, 21.5),),
+        expected_values=(Expected("orca_max_live_pct", 18.4, 21.5),),
         expected=PASS,
     ),
     Probe(
@@ -184,7 +183,7 @@ PROBES = (
         _kinds_of_waste,
         judge_traditional,
         "Orca (Oracle)",
-        foreseen=(Foreseen("Orca (Oracle)", 60, 64), Foreseen("Orca (Max)", 78, 82), Foreseen("vLLM", 3.2, 4.2)),
+        expected_values=(Expected("Orca (Oracle)", 60, 64), Expected("Orca (Max)", 78, 82), Expected("vLLM", 3.2, 4.2)),
         expected=PARTIAL,
     ),
     Probe(
@@ -202,7 +201,7 @@ PROBES = (
         _last_block,
         judge_last_block,
         "waste_pct",
-        foreseen=(Foreseen("last_block_pct", 1.5, 1.8),),
+        expected_values=(Expected("last_block_pct", 1.5, 1.8),),
         expected=PARTIAL,
     ),
     Probe(

@@ -16,16 +16,29 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import partial
 from io import TextIOWrapper
 from types import NoneType
-from typing import Any, NoReturn, get_args
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import psutil
 import pydantic
-from cyclopts import App, ArgumentCollection, CycloptsError
+from cyclopts import (
+    App,
+    Argument,
+    ArgumentCollection,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    RepeatArgumentError,
+    Token,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from ... import __version__
 from ...sim.engine.settings import setting_error
@@ -60,6 +73,8 @@ def is_whole(hint: Any) -> bool:
     return hint is int or set(get_args(hint)) == {int, NoneType}
 
 
+#: What a value must be, by the type that it is converted to; integers are checked by ``whole_numbers``.
+_REQUIREMENTS = {float: "must be a number", bool: "must be true or false"}
 DONE, FAULT, MISTAKE, NO_READER = 0, 1, 2, 141
 #: Seconds after which an interrupted program ends even if it still waits.
 MOST_UNWINDING_S = 5
@@ -99,21 +114,21 @@ def main() -> None:
     if hasattr(signal, "alarm"):
         # Registered before the modules of verbs, so it runs last: a later alarm would end the program by its signal.
         atexit.register(signal.alarm, 0)
-    handle(_leave_in_time)
+    handle(_limit_unwinding)
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         # Names that the encoding lacks are escaped, such as names that are not UTF-8.
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(status(sys.argv[1:]))
 
 
-def _leave_in_time(status: int) -> None:
+def _limit_unwinding(status: int) -> None:
     """Limit the time in which an interrupted program unwinds."""
     if hasattr(signal, "alarm"):
-        signal.signal(signal.SIGALRM, partial(_leave, status))
+        signal.signal(signal.SIGALRM, partial(_exit_now, status))
         signal.alarm(MOST_UNWINDING_S)
 
 
-def _leave(status: int, *_: object) -> NoReturn:
+def _exit_now(status: int, *_: object) -> NoReturn:
     """End the workers and exit at once, without the interpreter's own exit, which waits for the workers."""
     # The trackers of shared memory ignore SIGTERM and clean up afterwards.
     for child in psutil.Process().children(recursive=True):
@@ -154,9 +169,40 @@ def _know_policies(tokens: Sequence[str]) -> None:
 
 
 def _one_line(error: CycloptsError) -> str:
+    """An error of parsing as field, value and remedy; those without a field keep cyclopts' text."""
     if isinstance(error.__cause__, pydantic.ValidationError):
         return str(setting_error(error.__cause__))
+    verb = " ".join(("fragmeter", *(error.command_chain or ())))
+    match error:
+        case UnknownCommandError(app=App() as parent, unused_tokens=[name, *_]):
+            return _unknown("command", name, (each for each in parent if not each.startswith("-")))
+        case UnknownOptionError():
+            flag = error.token.keyword or error.token.value
+            near = get_close_matches(
+                flag, [name for each in error.argument_collection for name in each.names], n=1, cutoff=0.7
+            )
+            return f"{flag}: {verb} has no such flag; {f'did you mean {near[0]}?' if near else f'see {verb} --help'}"
+        case MissingArgumentError(argument=Argument() as argument):
+            wanted = argument.token_count()[0]
+            number = "a value" if wanted == 1 else f"{wanted} values"
+            return f"{argument.name}: needs {number}; see {verb} --help"
+        case UnusedCliTokensError(unused_tokens=[token, *_]):
+            return f"{token}: {verb} takes no further arguments; leave it out"
+        case RepeatArgumentError():
+            return f"{error.token.keyword}: is given more than once; keep one"
+        case CoercionError(token=Token() as token, argument=Argument() as argument):
+            field = argument.name.lstrip("-").replace("-", "_").lower()
+            if get_origin(error.target_type) is Literal:
+                return _unknown(field, token.value, get_args(error.target_type))
+            if error.target_type in _REQUIREMENTS:
+                return str(SettingError(field, token.value, _REQUIREMENTS[error.target_type]))
     return " ".join(str(error).split())
+
+
+def _unknown(field: str, value: str, known: Iterable[str]) -> str:
+    near = get_close_matches(value, known := list(known), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return str(SettingError(field, value, f"one of {', '.join(known)}{hint}"))
 
 
 def _refuse(text: str) -> int:
@@ -168,7 +214,7 @@ def _fault(error: Exception) -> int:
     if os.environ.get("FRAGMETER_DEBUG") == "1":
         traceback.print_exc()
     summary = " ".join(f"{type(error).__name__}: {error}".split())
-    _complain(f"a fault of ours ({summary}); please report it with what FRAGMETER_DEBUG=1 prints")
+    _complain(f"an internal fault ({summary}); please report it with the output of FRAGMETER_DEBUG=1")
     return FAULT
 
 

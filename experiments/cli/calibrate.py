@@ -57,7 +57,7 @@ def calibrate(
 
 
 def _print(found: dict[str, Any], report: Report) -> None:
-    report.say(f"{found['model']} in {found['dtype']} on {found['device']['name']}", style="bold")
+    report.print_line(f"{found['model']} in {found['dtype']} on {found['device']['name']}", style="bold")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("", "points", "median error", "mean error", "held out", "bias"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -67,7 +67,9 @@ def _print(found: dict[str, Any], report: Report) -> None:
         errors = (fit["median_error"], fit["mape"], held, fit["bias"])
         table.add_row(name, str(fit["points"]), *map(_percent, errors))
     report.console.print(table)
-    report.say("Errors are of the fitted models at the points they were fitted to, and held out: at points left out.")
+    report.print_line(
+        "Errors are of the fitted models at the points they were fitted to, and held out: at points left out."
+    )
 
 
 def _percent(share: float | None) -> str:

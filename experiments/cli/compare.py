@@ -118,9 +118,9 @@ def compare(
     found = [(other, differences(base.runs, other.runs, confidence)) for other in others]
     for other, moved in found:
         report.console.print(_table(base, other, moved, confidence))
-        report.say()
+        report.print_line()
         for text in _remarks(base, other):
-            report.say(text)
+            report.print_line(text)
     report.data(
         {
             "base": base.name,
@@ -146,17 +146,17 @@ def _print_waste(
 ) -> None:
     """Report the cost of each kind of waste for each side."""
     if folders:
-        raise UserError("compare --waste runs settings again; give them by --set, not as result folders")
+        raise UserError("compare --waste runs settings again; give them with --set, not as result folders")
     check(seeds, price)
     _check_twice(sets)
-    asked = [(text, changed(inputs, _values(text))) for text in sets] or [(inputs.settings.policy, inputs)]
-    if any(side.pacing != Pacing() for _, side in asked):
-        raise UserError("compare --waste lets all requests come at once; leave out what says when they come")
-    rows = waste_costs([WasteSide(*each) for each in asked], seeds, workers, price)
+    compared = [(text, changed(inputs, _values(text))) for text in sets] or [(inputs.settings.policy, inputs)]
+    if any(side.pacing != Pacing() for _, side in compared):
+        raise UserError("compare --waste lets all requests arrive at once; leave out flags of arrivals")
+    rows = waste_costs([WasteSide(*each) for each in compared], seeds, workers, price)
     for found in tables(rows):
         report.console.print(found)
-        report.say()
-    report.say(BASIS)
+        report.print_line()
+    report.print_line(BASIS)
     if out is not None:
         load = f"Means over {seeds} seeds, the first of them {inputs.settings.seed}."
         report.point_to("Page", page(rows, load, out))
@@ -172,9 +172,9 @@ def _read(folder: Path) -> Side:
 def _refuse_flags_of_runs(inputs: Inputs, seeds: int, confidence: float) -> None:
     """Refuse flags of simulate, seeds and a confidence if finished results are compared."""
     own = {"seeds": (seeds, DEFAULT_SEEDS), "confidence": (confidence, DEFAULT_CONFIDENCE)}
-    asked = [*given(inputs), *((name, value) for name, (value, default) in own.items() if value != default)]
-    if asked:
-        raise SettingError(*asked[0], "result folders are compared as they are; give --set, or leave it out")
+    given_flags = [*given(inputs), *((name, value) for name, (value, default) in own.items() if value != default)]
+    if given_flags:
+        raise SettingError(*given_flags[0], "result folders are compared as they are; give --set, or leave it out")
 
 
 def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> list[Side]:
@@ -183,11 +183,11 @@ def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> l
         raise SettingError("seeds", seeds, "must be 1 or more")
     _check_twice(sets)
     numbers = [str(inputs.settings.seed + place) for place in range(seeds)]
-    asked = [{**_values(text), "seed": number} for text in sets for number in numbers]
-    swept = sweep_points([Point(values, changed(inputs, values)) for values in asked], workers)
+    combinations = [{**_values(text), "seed": number} for text in sets for number in numbers]
+    swept = sweep_points([Point(values, changed(inputs, values)) for values in combinations], workers)
     for each in swept:
         if each.outcome.error:
-            raise UserError(f"{each.point.asked}: {each.outcome.error}")
+            raise UserError(f"{each.point.axis_values}: {each.outcome.error}")
     sides = []
     for place, text in enumerate(sets):
         runs = swept[place * seeds : (place + 1) * seeds]
@@ -207,10 +207,10 @@ def _values(text: str) -> dict[str, str]:
     for part in text.split(","):
         name, equals, value = part.partition("=")
         if not equals or not value:
-            raise SettingError("set", text, "say NAME=VALUE, such as block_size=8, or several with commas between")
+            raise SettingError("set", text, "must be NAME=VALUE, such as block_size=8, or several with commas between")
         name = known_name(name, "set", text)
         if name == "seed":
-            raise SettingError("set", text, "both sides have the same seeds; say the first by --seed")
+            raise SettingError("set", text, "both sides have the same seeds; set the first with --seed")
         values[name] = value.strip()
     return values
 
@@ -258,7 +258,7 @@ def _short(value: float) -> str:
 def _remarks(base: Side, other: Side) -> list[str]:
     """Remarks on the confidence of the figures."""
     if base.works != other.works:
-        return ["The two served different requests: some of the difference is theirs."]
+        return ["The two served different requests, which explain some of the difference."]
     if len(base.runs) == 1:
-        return ["One run each: how sure this is, only more seeds can say (--set and --seeds)."]
-    return [f"* beyond chance: the interval over {len(base.runs)} pairs of runs leaves out 0."]
+        return ["One run per side: more seeds give a confidence interval (--set and --seeds)."]
+    return [f"* significant: the interval over {len(base.runs)} pairs of runs does not contain 0."]

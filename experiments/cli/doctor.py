@@ -37,7 +37,7 @@ def doctor(*, json: JsonTarget = None) -> None:
     }
     for part in parts:
         _print(report, part)
-    report.say()
+    report.print_line()
     report.console.print(_packages_table(findings["packages"]))
     report.data(findings)
 
@@ -48,7 +48,7 @@ def simulator() -> Part:
     try:
         served = summary(simulate(settings(policy="vllm-sosp23"), Workload("one request", *one)))["completed"]
     except Exception as error:
-        return Part("simulator", False, f"{type(error).__name__}: {error}", "a fault of ours; please report it")
+        return Part("simulator", False, f"{type(error).__name__}: {error}", "an internal fault; please report it")
     return Part("simulator", served == 1, f"fragmeter {__version__}, Python {platform.python_version()}")
 
 
@@ -81,10 +81,10 @@ def _packages_table(found: list[dict[str, str | None]]) -> Table:
 def packages() -> list[dict[str, str | None]]:
     """Every package that fragmeter or one of its extras requires, and its installed version, if any."""
     try:
-        asked = requires("fragmeter") or []
+        requirements = requires("fragmeter") or []
     except PackageNotFoundError:
         return []
-    matches = (_REQUIREMENT.match(requirement) for requirement in asked)
+    matches = (_REQUIREMENT.match(requirement) for requirement in requirements)
     return [
         {
             "name": match["name"],

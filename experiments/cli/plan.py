@@ -18,9 +18,9 @@ from ...sim.output.folders import OutputFolder
 from ...sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
 from ...sim.types.errors import SettingError, UserError
 from ...traces import Pacing, Reading
-from ..capacity.asking import answers, questions_of, subject_of
 from ..capacity.candidates import CHOICES, Choices, values_of
 from ..capacity.page import PLAN
+from ..capacity.questions import answers, questions_of, subject_of
 from ..capacity.search import AIMS, Aims, PlanRequest, search
 from ..runs.inputs import PACING, REQUESTS, Inputs, Requests
 from ..runs.named_files import named_files
@@ -85,9 +85,9 @@ def plan(
     load = (requests, reading, pacing)
     planned = aims.goodput is not None
     if planned and ask is not None:
-        raise SettingError("ask", ask, "is of one server; leave it out, or --goodput")
+        raise SettingError("ask", ask, "applies to one server; leave it out, or --goodput")
     if planned and mean_tokens is not None:
-        raise SettingError("mean_tokens", mean_tokens, "is of one server; leave it out, or --goodput")
+        raise SettingError("mean_tokens", mean_tokens, "applies to one server; leave it out, or --goodput")
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
     log = None if startup_log is None else read_log(pasted(startup_log))
@@ -101,7 +101,7 @@ def plan(
         search(aims, PlanRequest(line, gpus, choices, model, log, inputs), workers, folder, report)
         return
     _refuse_unused(serve, gpus, aims, choices, out)
-    asked = questions_of(ask, load)
+    questions = questions_of(ask, load)
     answer = started(line, gpus[0], model, log)
     allow_long = answer.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     refused = refusal(answer.launch, answer.fits_length, allow_long)
@@ -109,7 +109,7 @@ def plan(
         # Before any output, because the load may be refused.
         about = subject_of(answer.settings(), mean_tokens, load)
         data = _print_start(answer, log, mean_tokens, report)
-        data["answers"] = answers(asked, *about, report)
+        data["answers"] = answers(questions, *about, report)
     else:
         data = _print_refusal(answer, refused, report)
     _print_flags(answer, report)
@@ -128,7 +128,7 @@ def _line(serve: str | None, model: str | None) -> ServeLine:
 def _require_one_launch(log: StartupLog | None, gpus: list[str], choices: Choices) -> None:
     """Require a single launch for a log: a log is from one server."""
     if log is not None and (len(gpus) > 1 or any(len(values) > 1 for values in choices.axes().values())):
-        raise SettingError("startup_log", "given", "is of one server; plan for its GPU and flags alone")
+        raise SettingError("startup_log", "given", "applies to one server; plan for its GPU and flags alone")
 
 
 def _refuse_unused(serve: str | None, gpus: list[str], aims: Aims, choices: Choices, out: Path | None) -> None:
@@ -137,7 +137,7 @@ def _refuse_unused(serve: str | None, gpus: list[str], aims: Aims, choices: Choi
     if serve is None or len(gpus) > 1:
         raise UserError(f"plan needs --serve, a vllm serve line, and one --gpu; or for a plan {remedy}")
     if aims != Aims() or choices != Choices() or out is not None:
-        raise UserError(f"flags of a plan are of no use without objectives; {remedy}")
+        raise UserError(f"flags of a plan have no effect without objectives; {remedy}")
 
 
 def _facts(answer: Started) -> dict[str, Any]:
@@ -172,12 +172,12 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
     settings = answer.settings()
     source = "by vLLM's own log" if log else "reckoned"
     fitting = ", ".join(f"{number:,} with {tokens:,} tokens" for tokens, number in held.items())
-    report.say(
+    report.print_line(
         f"It starts: {_where(answer)} has a KV cache of {found.num_blocks:,} blocks ({found.num_tokens:,} tokens,"
         f" {source}), which holds {found.max_concurrency:.2f} sequences of {launch.max_model_len:,} tokens."
         f" Users that fit at once: {fitting}."
     )
-    report.say()
+    report.print_line()
     report.console.print(_memory_table(launch, found))
     report.line(f"As a simulation: {_simulate(only_read(settings))}")
     return {
@@ -232,14 +232,16 @@ def _simulate(settings: Settings) -> str:
 
 def _print_refusal(answer: Started, refused: Refusal, report: Report) -> dict[str, Any]:
     found = remedies(answer.launch, answer.fits_length)
-    report.say(f"It does not start: {_where(answer)}. {refused.text}")
-    report.say()
+    report.print_line(f"It does not start: {_where(answer)}. {refused.text}")
+    report.print_line()
     if found:
-        report.say("Each of these alone would start:")
+        report.print_line("Each of these alone would start:")
         for remedy in found:
             report.line(f"  {remedy.flag} {remedy.value:<8} {_remedy_text(answer, remedy)}")
     else:
-        report.say("No single change of ranks, length, number formats or utilisation starts it; take a larger GPU.")
+        report.print_line(
+            "No single change of ranks, length, number formats or utilisation starts it; take a larger GPU."
+        )
     return {
         "starts": False,
         "refusal": asdict(refused),

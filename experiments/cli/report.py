@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from ...reports.data.probed import read_probed
 from ...reports.data.results import Result, read_result
 from ...reports.page.images import IMAGES, ImageFormat, require_kaleido, write_images
 from ...reports.page.run_report import PageInputs, figures, write_report
@@ -21,7 +22,10 @@ from ..runs.named_files import named_files
 from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report
 from ..sweep.report import is_sweep, read_sweep
 
-FOLDERS = "Results of simulate --out, of one run or of several on the same load; or of sweep, or of validate --against."
+FOLDERS = (
+    "Results of simulate --out, of one run or of several on the same load, and files of fragmeter.probe; or the folder of"
+    " sweep, or of validate --against."
+)
 #: Largest number of runs that remain readable side by side on a page.
 MOST_FOLDERS = 4
 
@@ -41,6 +45,8 @@ def report(
 
     Runs of ``simulate --record-blocks`` have the block map: every physical block over time. Runs of ``--record-plan``
     have the block tables of a request and its siblings, step by step.
+
+    The file of ``fragmeter.probe`` has what a live vLLM server scheduled: the waste of its memory, measured.
 
     The folder of a sweep gives goodput and latency against the request rate, and throughput against the speed of a
     user. The folder of validate --against gives every request, simulated against measured.
@@ -75,32 +81,37 @@ def report(
     if images is not None:
         check_folder(images, IMAGES, "images")
         require_kaleido()
-    results = [read_result(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    results = [
+        (read_probed if folder.is_file() else read_result)(folder, name)
+        for folder, name in zip(folders, _names(folders), strict=True)
+    ]
     _check_request(request, results)
-    asked = PageInputs(results, request, goal, None if measured is None else read_measured(measured, results))
-    pictures = write_images(images, figures(asked), image_format) if images is not None else []
+    inputs = PageInputs(results, request, goal, None if measured is None else read_measured(measured, results))
+    pictures = write_images(images, figures(inputs), image_format) if images is not None else []
     if perfetto is not None and write_timeline is not None:
         write_timeline(perfetto, results)
-    write_report(out, asked)
-    _write_output(output, folders, asked, out, perfetto, pictures)
+    write_report(out, inputs)
+    _write_output(output, folders, inputs, out, perfetto, pictures)
 
 
 def _write_output(
     output: Report,
     folders: Sequence[Path],
-    asked: PageInputs,
+    inputs: PageInputs,
     out: Path,
     perfetto: Path | None,
     pictures: Sequence[Path],
 ) -> None:
     """Print the content and the path of the output."""
-    for result in asked.results:
-        output.say(_result_text(result))
-    for folder, result in zip(folders, asked.results, strict=True):
-        if result.blocks is None:
-            output.say(f"{folder} has no block map; simulate --record-blocks records one.")
-    if asked.measured is not None and asked.measured.warning:
-        output.say(asked.measured.warning)
+    for result in inputs.results:
+        output.print_line(_result_text(result))
+    for folder, result in zip(folders, inputs.results, strict=True):
+        if result.is_probed:
+            output.print_line(_probed_text(folder, result))
+        elif result.blocks is None:
+            output.print_line(f"{folder} has no block map; simulate --record-blocks records one.")
+    if inputs.measured is not None and inputs.measured.warning:
+        output.print_line(inputs.measured.warning)
     if perfetto is not None:
         output.point_to("Timeline for ui.perfetto.dev", perfetto)
     if pictures:
@@ -111,7 +122,7 @@ def _write_output(
             "report": str(out),
             "timeline": None if perfetto is None else str(perfetto),
             "pictures": [str(picture) for picture in pictures],
-            "runs": [_described(result) for result in asked.results],
+            "runs": [_described(result) for result in inputs.results],
         }
     )
 
@@ -137,25 +148,29 @@ def _timeline_writer(path: Path | None) -> Callable[[Path, list[Result]], Path] 
 def _require_alone(folder: Path, folders: tuple[Path, ...], **flags: Any) -> None:
     """Refuse flags of runs if the folder is not a run."""
     if len(folders) > 1:
-        raise SettingError("folders", str(folder), "is no run; name it alone")
+        raise SettingError("folders", str(folder), "is not a run; name it alone")
     for name, value in flags.items():
         if value is not None:
             shown = str(value) if isinstance(value, Path) else value
-            remedy = "is of runs; leave it out" + (", and give it to fragmeter sweep" if name == "goodput" else "")
+            remedy = "applies only to runs; leave it out" + (
+                ", and give it to fragmeter sweep" if name == "goodput" else ""
+            )
             raise SettingError(name, shown, remedy)
 
 
 def _sweep(folder: Path, out: Path, output: Report) -> None:
     sweep = read_sweep(folder)
     write_sweep_report(out, sweep)
-    output.say(f"{sweep.name}: {len(sweep.points):,} points of a sweep, {sweep.failed:,} more that could not be run")
+    output.print_line(
+        f"{sweep.name}: {len(sweep.points):,} points of a sweep, {sweep.failed:,} more that could not be run"
+    )
     output.point_to("Report", out)
     output.data({"report": str(out), "points": len(sweep.points), "failed": sweep.failed, "axes": list(sweep.axes)})
 
 
 def _against(folder: Path, out: Path, output: Report) -> None:
     about = write_against_report(folder, out)
-    output.say(f"{about['benchmark']}: {about['requests']:,} requests, simulated against measured")
+    output.print_line(f"{about['benchmark']}: {about['requests']:,} requests, simulated against measured")
     output.point_to("Report", out)
     output.data({"report": str(out), **about})
 
@@ -184,6 +199,16 @@ def _result_text(result: Result) -> str:
     kept = [kind for kind in ("blocks", "plan") if getattr(result, kind) is not None]
     besides = f", with {' and '.join(kept)}" if kept else ""
     return f"{result.name}: {result.policy}, {len(result.requests):,} requests in {result.end_s:,.1f} s{besides}"
+
+
+def _probed_text(path: Path, result: Result) -> str:
+    held = result.summary["waste"]["mean_over_time_pct"]["paper_view"]["token_states"]
+    probe = result.about["probe"]
+    unfinished = f"; {probe['unfinished']:,} more requests had not finished" if probe["unfinished"] else ""
+    cut = "; the file ends early, as that of a killed server does" if probe["cut"] else ""
+    return (
+        f"{path}: measured on a live server, {held:.1f} % of the KV cache held tokens (mean over time){unfinished}{cut}"
+    )
 
 
 def _described(result: Result) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def wanted_plan(
     if not record_plan:
         for field, value in (("record_steps", record_steps), ("shuffle_ids", shuffle_ids)):
             if value:
-                raise SettingError(field, value, "is of a recorded plan; give --record-plan")
+                raise SettingError(field, value, "applies only to a recorded plan; give --record-plan")
         return None
     file = None if record_plan is True else record_plan
     if file is not None:
@@ -139,8 +139,8 @@ def _throughput(content: Mapping[str, Any]) -> Table:
         table.add_row("KV transferred, GB", f"{moved['bytes'] / 1e9:,.2f}", f"in {moved['mean_ms']:,.2f} ms on average")
     cache = content["prefix_cache"]
     if cache is not None:
-        asked = f"of {cache['queried_tokens']:,} tokens looked up"
-        table.add_row("prefix cache hits", f"{cache['hit_rate']:.1%}", asked)
+        looked_up = f"of {cache['queried_tokens']:,} tokens looked up"
+        table.add_row("prefix cache hits", f"{cache['hit_rate']:.1%}", looked_up)
     return table
 
 
@@ -246,7 +246,7 @@ def simulate(
     with _progress(len(load.work)) as progress:
         run, plan, blocks = _served(load, wanted, record_blocks, progress)
     if plan is not None and not plan.num_steps:
-        remedy = "no step is in the window; begin earlier, or serve more"
+        remedy = "no step is in the window; begin earlier, or serve more requests"
         raise SettingError("record_steps", record_steps or "0:", remedy)
     if plan is not None and plan_file is not None:
         plan.save(plan_file)
@@ -308,16 +308,16 @@ def _print(load: Load, content: dict[str, Any], report: Report, out: Path | None
     """Print the summary."""
     chosen, work = load.inputs.settings, load.work
     gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)
-    report.say(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
+    report.print_line(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
     rate = f"; no arrivals are given, so {DEFAULT_RATE:g} request/s (--request-rate)" if load.unpaced else ""
-    report.say(f"{work.name}, {len(work):,} requests{rate}")
+    report.print_line(f"{work.name}, {len(work):,} requests{rate}")
     print_summary(content, report.console)
     for text in (
         *_thrashing_lines(content["work"]),
         *_refused_lines(content, load.trace),
         *left_out_lines(load.trace),
     ):
-        report.say(text)
+        report.print_line(text)
     if out is not None:
         report.point_to("Results", out)
     report.data(content)

@@ -93,7 +93,7 @@ def sweep(
         _print_search(report, folder, wanted, search, found)
         return
     if not grid or maximize or minimize or at_most or trials != DEFAULT_TRIALS:
-        raise UserError("sweep takes --grid, or --search with what to --maximize or --minimize")
+        raise UserError("sweep takes --grid, or --search with --maximize or --minimize")
     names = axes(grid)
     chosen = points(base, names)
     swept = sweep_points(chosen, workers, Store(folder), goal)
@@ -104,7 +104,7 @@ def sweep(
     path = folder.write(TABLE, as_parquet(rows))
     report.console.print(_table(names, swept))
     for text in _failure_lines(failed):
-        report.say(text)
+        report.print_line(text)
     report.point_to(f"Sweep of {len(swept):,} points", path)
     data = {"grid": names, "points": len(swept), "failed": len(failed)}
     report.data(data | {"rows": [_plain(cells) for cells in rows]})
@@ -112,12 +112,12 @@ def sweep(
 
 def _wanted(grid: Sequence[str] | None, maximize: str | None, minimize: str | None, at_most: Sequence[str]) -> Wanted:
     if grid or (maximize is None) == (minimize is None):
-        raise UserError("sweep --search takes either --maximize or --minimize, and no --grid")
+        raise UserError("sweep --search takes --maximize or --minimize, and not --grid")
     return Wanted(not_none(minimize if maximize is None else maximize), maximize is not None, limits(at_most))
 
 
 def _print_search(
-    report: Report, folder: OutputFolder, wanted: Wanted, asked: Sequence[str], found: Sequence[Swept]
+    report: Report, folder: OutputFolder, wanted: Wanted, searched: Sequence[str], found: Sequence[Swept]
 ) -> None:
     """Write all trials to the Parquet file in order, and report the best ones."""
     check_found(found)
@@ -127,20 +127,20 @@ def _print_search(
     if best:
         report.console.print(_best_table(wanted, found, best))
     else:
-        report.say("No trial is within the limits; raise them, search wider, or try more.")
+        report.print_line("No trial is within the limits; raise them, search wider, or try more.")
     failed = [each for each in found if each.outcome.error]
     for text in _failure_lines(failed):
-        report.say(text)
+        report.print_line(text)
     report.point_to(f"Search of {len(found):,} trials", path)
     report.data(
         {
-            "search": list(asked),
+            "search": list(searched),
             "metric": wanted.metric,
             "maximize": wanted.maximize,
             "at_most": dict(wanted.limits),
             "trials": len(found),
             "failed": len(failed),
-            "best": found[best[0]].point.asked | {wanted.metric: wanted.value(found[best[0]])} if best else None,
+            "best": found[best[0]].point.axis_values | {wanted.metric: wanted.value(found[best[0]])} if best else None,
             "rows": [_plain(cells) for cells in rows],
         }
     )
@@ -148,19 +148,19 @@ def _print_search(
 
 def _best_table(wanted: Wanted, found: Sequence[Swept], best: Sequence[int]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    names, shown = list(found[0].point.asked), [wanted.metric, *wanted.limits]
+    names, shown = list(found[0].point.axis_values), [wanted.metric, *wanted.limits]
     for heading in ("trial", *names, *shown):
         table.add_column(heading, justify="right", no_wrap=True)
     for place in best[:_BEST_SHOWN]:
         each = found[place]
         results = dict(flat(each.outcome.summary))
-        table.add_row(str(place), *each.point.asked.values(), *(f"{results[name]:,.3f}" for name in shown))
+        table.add_row(str(place), *each.point.axis_values.values(), *(f"{results[name]:,.3f}" for name in shown))
     return table
 
 
 def _row(swept: Swept) -> dict[str, Any]:
     outcome = swept.outcome
-    cells = row(swept.point.inputs, swept.work_sha256, outcome.summary or {}, swept.point.asked)
+    cells = row(swept.point.inputs, swept.work_sha256, outcome.summary or {}, swept.point.axis_values)
     return cells | {"error": outcome.error} if outcome.error else cells
 
 
@@ -175,7 +175,9 @@ def _table(names: Iterable[str], swept: Sequence[Swept]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for each in swept[:_MOST_SHOWN]:
         results = each.outcome.summary
-        table.add_row(*each.point.asked.values(), *(f"{results[name]:,.2f}" if results else "-" for name in _SHOWN))
+        table.add_row(
+            *each.point.axis_values.values(), *(f"{results[name]:,.2f}" if results else "-" for name in _SHOWN)
+        )
     return table
 
 
@@ -183,6 +185,6 @@ def _failure_lines(failed: Sequence[Swept]) -> Iterable[str]:
     """The number of points that cannot be run, and the reason for the first one."""
     if failed:
         first = failed[0]
-        where = ", ".join(f"{name}={value}" for name, value in first.point.asked.items())
-        yield f"Cannot be run: {len(failed)} points; the column error says why."
+        where = ", ".join(f"{name}={value}" for name, value in first.point.axis_values.items())
+        yield f"Failed: {len(failed)} points; the column error says why."
         yield f"  {where}: {first.outcome.error}"

@@ -107,11 +107,11 @@ def list_sets(*, json: JsonTarget = None) -> None:
         table.add_row(entry.name, f"{entry.rows:,}", *means)
     report.console.print(table)
     for entry in catalogue.describe():
-        report.say(f"\n{entry.name}: {entry.description.rstrip('.')}.")
-        report.say(f"Source: {entry.source}. Licence: {entry.licence}.")
-    report.say("\nPublic traces, for traces get:", style="bold")
+        report.print_line(f"\n{entry.name}: {entry.description.rstrip('.')}.")
+        report.print_line(f"Source: {entry.source}. Licence: {entry.licence}.")
+    report.print_line("\nPublic traces, for traces get:", style="bold")
     for public in download.PUBLIC:
-        report.say(f"{public.name}: {public.description}. Licence: {public.licence}.{_checksum_text(public)}")
+        report.print_line(f"{public.name}: {public.description}. Licence: {public.licence}.{_checksum_text(public)}")
     sets = [asdict(entry) for entry in catalogue.describe()]
     report.data({"sets": sets, "public": [asdict(public) for public in download.PUBLIC]})
 
@@ -133,9 +133,9 @@ def get(name: str, /, *, out: Path = Path(), json: JsonTarget = None) -> None:
     require_writable(out, out, create=True)
     path = download.fetch(public, out)
     report.point_to(public.name, path)
-    report.say(f"{public.description}. Licence: {public.licence}.")
+    report.print_line(f"{public.description}. Licence: {public.licence}.")
     known = "Its requests are those that are known here."
-    report.say(known if public.requests_sha256 else _checksum_text(public).strip())
+    report.print_line(known if public.requests_sha256 else _checksum_text(public).strip())
     report.data({"path": str(path), "licence": public.licence, "verified": public.requests_sha256 is not None})
 
 
@@ -165,10 +165,10 @@ def stats(
         table.add_column(name.removesuffix("_tokens"), justify="right")
     for statistic in next(iter(lengths.values())):
         table.add_row(statistic, *(_number(values[statistic]) for values in lengths.values()))
-    report.say(f"{found['name']}: {found['rows']:,} requests", style="bold")
+    report.print_line(f"{found['name']}: {found['rows']:,} requests", style="bold")
     report.console.print(table)
     for text in (_arrivals_text(found), *_reuse_lines(found), *left_out_lines(trace)):
-        report.say(text)
+        report.print_line(text)
     if out is not None:
         report.point_to("Page", write_trace_page(trace, found, out))
     report.data(found)
@@ -204,9 +204,9 @@ def convert(source: Path, target: Path, /, reading: READING = Reading(), *, json
     require_apart({"target": target, "json": json}, named_files(source=source, reading=reading))
     trace = read_with_content(source, reading)
     write(trace, target)
-    report.say(f"{target}: {len(trace):,} requests")
+    report.print_line(f"{target}: {len(trace):,} requests")
     for text in left_out_lines(trace):
-        report.say(text)
+        report.print_line(text)
     report.data({"path": str(target), "rows": len(trace), "left_out": asdict(trace.left_out)})
 
 
@@ -237,7 +237,7 @@ def synth(
         table.add_row(name, ours, theirs)
     report.console.print(table)
     for text in left_out_lines(trace):
-        report.say(text)
+        report.print_line(text)
     report.point_to("Load", out)
     report.data({"path": str(out), "trace": found, "drawn": drawn})
 
@@ -268,5 +268,5 @@ def sample(
     require_apart({"target": target, "json": json}, named_files(load=load))
     trace = draw(read_load(load), num_prompts, seed)
     write(trace, target)
-    report.say(f"{target}: {len(trace):,} requests")
+    report.print_line(f"{target}: {len(trace):,} requests")
     report.data({"path": str(target), "rows": len(trace)})

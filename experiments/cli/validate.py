@@ -99,11 +99,11 @@ def validate(
     of_a_server = {"metrics": metrics, "serve": serve, "vllm": vllm, "startup_log": startup_log, **replica.given()}
     for name, value in of_a_server.items():
         if value is not None:
-            raise SettingError(name, str(value), "is of a real server; give its benchmark by --against")
+            raise SettingError(name, str(value), "applies only to a real server; give its benchmark by --against")
     if check and plan is None:
-        raise SettingError("check", True, "is of a recorded plan; give --plan")
+        raise SettingError("check", True, "applies only to a recorded plan; give --plan")
     if every is not None and not check:
-        raise SettingError("every", every, "is of checking a plan; give --check")
+        raise SettingError("every", every, "applies only to --check; add it")
     if plan is not None:
         _refuse_without_effect(calibration=calibration, quick=quick, seed=seed, out=out)
     recorded = None if plan is None else _loaded(plan)

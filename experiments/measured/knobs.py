@@ -225,7 +225,7 @@ def _pool_advice(base: Replayed, own: Settings) -> str:
 def _offset_advice(benchmark: Benchmark, base: Replayed, offset_ticks: int) -> str:
     offset_ms = offset_ticks / ticks.PER_MS
     if offset_ms < 1:
-        return "Nothing to speak of passes outside of the engine."
+        return "Requests reach the engine without a measurable delay."
     text = f"{offset_ms:.3g} ms pass before a request reaches the engine (HTTP, tokenizer, network)"
     inside = benchmark.metrics and benchmark.metrics.ttft_s
     way_ms = (benchmark.measured.ttft_s.mean() - inside) * 1e3 if inside else 0

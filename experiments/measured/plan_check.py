@@ -32,7 +32,7 @@ def check_plan(
     shape = replace(model_spec(model), num_layers=CHECKED_LAYERS)
     executor = Executor(plan, shape, device, dtype or usual_dtype(device))
     found = check(executor, every, track(range(plan.num_steps), "steps", plan.num_steps))
-    report.say(f"{name}: {plan.meta['policy']}, {found.steps:,} steps on {device.name}", style="bold")
+    report.print_line(f"{name}: {plan.meta['policy']}, {found.steps:,} steps on {device.name}", style="bold")
     _print(found, report)
     report.data({"plan": dict(plan.meta), "device": device.describe(), **found.as_dict()})
     if found.wrong_rows:
@@ -43,10 +43,10 @@ def _print(found: Checked, report: Report) -> None:
     looked_at = f"{found.checked_rows:,} rows of {found.checked_steps:,} steps"
     if not found.wrong_rows:
         worst = f"attention is off by {found.worst_error:.1g} at most"
-        report.say(f"{looked_at}: what tables hold is what sequences hold; {worst}.")
+        report.print_line(f"{looked_at}: what tables hold is what sequences hold; {worst}.")
         return
-    report.say(f"{looked_at}: {found.wrong_rows:,} are wrong. The first of each sequence:")
+    report.print_line(f"{looked_at}: {found.wrong_rows:,} are wrong. The first of each sequence:")
     for mismatch in found.mismatches[:MISMATCHES_SHOWN]:
         report.console.print(f"  {mismatch}", markup=False, soft_wrap=True)
     if len(found.mismatches) > MISMATCHES_SHOWN:
-        report.say(f"  and {len(found.mismatches) - MISMATCHES_SHOWN} more; --json has them all")
+        report.print_line(f"  and {len(found.mismatches) - MISMATCHES_SHOWN} more; --json has them all")

@@ -51,7 +51,7 @@ _PAIRS = Declaration(
         for metric in ("ttft", "tpot", "e2el")
     }
 )
-_TIMES_DIFFER = "They were not sent when the benchmark's were, and met another load: compare with care."
+_TIMES_DIFFER = "The requests were sent at other times than the benchmark's and met another load; compare with care."
 
 
 def read_measured(path: Path, results: Sequence[Result]) -> Measured:
@@ -68,13 +68,13 @@ def read_measured(path: Path, results: Sequence[Result]) -> Measured:
     benchmark = Benchmark(trace, measured(path, trace))
     pairs, same_times = {}, True
     for result in results:
-        asked = result.requests
+        requests = result.requests
         for name in ("prompt_tokens", "output_tokens"):
-            if not np.array_equal(asked[name].to_numpy(), getattr(trace, name)):
-                remedy = f"is of other requests than {result.name}; run fragmeter simulate --trace {path} --out"
+            if not np.array_equal(requests[name].to_numpy(), getattr(trace, name)):
+                remedy = f"has other requests than {result.name}; run fragmeter simulate --trace {path} --out"
                 raise SettingError("measured", str(path), remedy)
-        pairs[result.name] = pd.DataFrame(scatter(benchmark, Served(served_times(asked))))
-        same_times &= _sent_alike(asked["arrival_ticks"].to_numpy(), not_none(benchmark.arrivals.arrival_ticks))
+        pairs[result.name] = pd.DataFrame(scatter(benchmark, Served(served_times(requests))))
+        same_times &= _sent_alike(requests["arrival_ticks"].to_numpy(), not_none(benchmark.arrivals.arrival_ticks))
     follows = same_times or benchmark.measured.max_concurrency is not None
     return Measured(pairs, "" if follows else _TIMES_DIFFER)
 

@@ -50,13 +50,13 @@ def print_comparison(
 ) -> None:  # fmt: skip
     """Print the whole comparison."""
     for text in _request_lines(benchmark, base):
-        report.say(text)
-    report.say()
+        report.print_line(text)
+    report.print_line()
     report.console.print(_rows_table(rows))
-    report.say()
+    report.print_line()
     report.console.print(_knobs_table(error, knobs))
-    report.say()
-    report.say(first_knob_text(error, knobs))
+    report.print_line()
+    report.print_line(first_knob_text(error, knobs))
     for knob in ranked(knobs):
         report.line(f"  {_KNOBS[knob.name]}: {knob.advice}")
 
@@ -66,7 +66,7 @@ def _request_lines(benchmark: Benchmark, base: Replayed) -> Iterator[str]:
     clients = "" if seen.max_concurrency is None else f" from {seen.max_concurrency} clients in a closed loop"
     yield f"{trace.name}: {len(trace):,} requests{clients}, in {benchmark.duration_s:,.1f} s"
     if trace.left_out.failed:
-        yield f"Left out: {trace.left_out.failed:,} requests that the server did not answer; it had their load, too."
+        yield f"Left out: {trace.left_out.failed:,} requests that the server did not answer; they are part of its load."
     if benchmark.drawn:
         yield "The file has no start_times: arrivals are drawn at its rate, and single requests are not comparable."
     refused = int(base.run.refused.sum())
@@ -76,7 +76,7 @@ def _request_lines(benchmark: Benchmark, base: Replayed) -> Iterator[str]:
     if benchmark.measured.gaps_s is None:
         yield "The file has no times between tokens: ITL is left out."
     elif not benchmark.gaps_are_of_tokens:
-        yield "Tokens came several at a time: the client's gaps are no inter-token latencies, and are left out."
+        yield "Tokens arrived in groups: the client's gaps are not inter-token latencies and are left out."
     if metrics is not None:
         from_start = ", counters since the server's start" if metrics.num_scrapes == 1 else ""
         yield f"Metrics: {metrics.num_scrapes:,} scrapes{from_start}."
@@ -164,7 +164,7 @@ def validate_against(
     """
     chosen = replica(server, measured(path, read(path)).model_id)
     bench = benchmark(path, metrics, chosen)
-    report.say(f"{chosen.policy}: {chosen.model} on {chosen.gpu}, held against", style="bold")
+    report.print_line(f"{chosen.policy}: {chosen.model} on {chosen.gpu}, held against", style="bold")
     base = replay(bench, chosen)
     rows = compared(bench, base)
     error = total_error(rows)

@@ -78,12 +78,12 @@ def read_metrics(path: str | PathLike[str]) -> ServerMetrics:
     try:
         text = Path(path).read_text("utf-8")
     except UnicodeDecodeError:
-        raise UserError(f"{path}: is no text; give what the server answers at /metrics") from None
+        raise UserError(f"{path}: is not text; give the server's response from /metrics") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     scrapes = list(_scrapes(path, text))
     if not scrapes:
-        raise UserError(f"{path}: has no metrics of vLLM; give what the server answers at /metrics")
+        raise UserError(f"{path}: has no metrics of vLLM; give the server's response from /metrics")
     return _Reader(path, scrapes).metrics()
 
 
@@ -97,7 +97,7 @@ def _scrapes(path: str | PathLike[str], text: str) -> Iterator[Scrape]:
         found = _SAMPLE.fullmatch(line)
         value = None if found is None else _number(found[3])
         if found is None or value is None:
-            remedy = "is no metric; give what the server answers at /metrics"
+            remedy = "is not a metric; give the server's response from /metrics"
             raise UserError(f"{path}, line {number}: {line[:60]!r}: {remedy}")
         if not found[1].startswith(_SERVER):
             continue
@@ -168,7 +168,7 @@ class _Reader:
             return last
         first = _sum(self._scrapes[0], names) or 0.0
         if first > last:
-            remedy = "the server was started anew between scrapes; keep those of one benchmark"
+            remedy = "the server was restarted between scrapes; keep those of one benchmark"
             raise UserError(f"{self._path}: {names[0]} falls from {first:g} to {last:g}; {remedy}")
         return last - first
 

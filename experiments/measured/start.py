@@ -49,7 +49,9 @@ def benchmark(path: Path, metrics: Path | None, chosen: Settings) -> Benchmark:
     trace = read(path)
     seen = measured(path, trace)
     if trace.arrival_ticks is None and (seen.request_rate is None or seen.duration_s is None):
-        remedy = "is missing, and so is the request rate; benchmark with a later vllm bench serve, or at a rate"
+        remedy = (
+            "is missing, and so is the request rate; benchmark with a later vllm bench serve, or with a request rate"
+        )
         raise TraceError(path, None, "start_times", None, remedy)
     check_fits(trace, chosen.max_model_len or model(chosen.model).max_model_len, path)
     return Benchmark(trace, seen, None if metrics is None else read_metrics(metrics))
@@ -67,13 +69,15 @@ def replica(server: Server, model_id: str | None) -> Settings:
     if server.serve is None:
         return _by_flags(server, model_id)
     if server.gpu is None:
-        raise SettingError("gpu", None, "is missing; say on which GPU the server ran")
+        raise SettingError("gpu", None, "is missing; give the server's GPU")
     log = None if server.startup_log is None else read_log(pasted(server.startup_log))
     line = parse_serve(pasted(server.serve))
     answer = started(_dated(line, server.vllm), server.gpu, server.model, log)
     refused = refusal(answer.launch, answer.fits_length, line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1")
     if refused is not None:
-        raise UserError(f"serve: by the reckoning it does not start: {refused.text} Paste its --startup-log.")
+        raise UserError(
+            f"serve: the estimated memory does not suffice to start: {refused.text} Paste its --startup-log."
+        )
     if answer.replicas > 1:
         raise SettingError("--data-parallel-size", answer.replicas, "one replica is simulated; benchmark one")
     return settings(**{**answer.settings().as_dict(), **server.given})
@@ -86,9 +90,11 @@ def _dated(line: ServeLine, vllm: str | None) -> ServeLine:
 def _by_flags(server: Server, model_id: str | None) -> Settings:
     for name in ("vllm", "startup_log"):
         if getattr(server, name) is not None:
-            raise SettingError(name, getattr(server, name), "is of a command line; give --serve")
+            raise SettingError(name, getattr(server, name), "applies only to a vllm serve line; give --serve")
     if server.gpu is None:
-        raise SettingError("gpu", None, "is missing; say what the server ran on, by --gpu or with --serve")
+        raise SettingError(
+            "gpu", None, "is missing; give the server's GPU with --gpu, or its command line with --serve"
+        )
     shape: dict[str, Any] = {"model": server.model}
     if server.model is None:
         if model_id is None:

@@ -55,19 +55,19 @@ _OPERATIONS = {
 def print_document(document: Document, report: Report) -> None:
     """Print all measurements as tables."""
     calibration = document["calibration"]
-    report.say(f"{document['model']} on {document['device']['name']}", style="bold")
-    report.say(f"Predicted by: {calibration['source']}, {calibration['device']}. It saw none of these runs.")
+    report.print_line(f"{document['model']} on {document['device']['name']}", style="bold")
+    report.print_line(f"Predicted by: {calibration['source']}, {calibration['device']}. It saw none of these runs.")
     for table in (_runs(document["runs"]), _throughput(document["runs"]), _operations(document["operations"])):
         _print(table, report)
     drift = document["drift"]
     if drift["calls"]:
         again = f"{drift['calls']} calls of the calibration, measured again before and after each run"
-        report.say()
-        report.say(f"Machine: by how much it has become slower since it was calibrated; the median of {again}.")
+        report.print_line()
+        report.print_line(f"Machine: by how much it has become slower since it was calibrated; the median of {again}.")
     _print(_allocation(document["allocation"]), report)
     start_up = document["start_up"]
-    report.say()
-    report.say(
+    report.print_line()
+    report.print_line(
         f"A prompt of {start_up['prompt_tokens']:,} tokens in {start_up['chunks']} chunks starts up in "
         f"{start_up['measured_ms']:,.1f} ms; predicted {start_up['predicted_ms']:,.1f} ms ({start_up['error']:+.1%})."
     )
@@ -76,12 +76,12 @@ def print_document(document: Document, report: Report) -> None:
 
 def print_plan(name: str, found: Document, report: Report) -> None:
     """Print the steps of one plan."""
-    report.say(name, style="bold")
+    report.print_line(name, style="bold")
     table = _steps()
     table.add_row("", f"{found['step']['count']:,}", *_shares(found["step"]))
     _print(table, report)
     sums = (found["predicted_ms"], found["measured_ms"])
-    report.say("All steps: predicted {:,.1f} ms, measured {:,.1f} ms.".format(*sums))
+    report.print_line("All steps: predicted {:,.1f} ms, measured {:,.1f} ms.".format(*sums))
 
 
 def _runs(runs: list[Document]) -> Table:
@@ -145,7 +145,7 @@ def _table(*headings: str) -> Table:
 
 
 def _print(table: Table, report: Report) -> None:
-    report.say()
+    report.print_line()
     report.console.print(table)
 
 

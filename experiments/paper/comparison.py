@@ -11,7 +11,7 @@ from .bench import Bench, Case, Measured
 from .fit import FITTED_ON, SCALES, Fit
 from .paper import FIG2, MAX_MODEL_LEN, SERIES, Experiment, Source
 from .published import published_mean_tokens, published_slots
-from .rows import STEP_CHANGES, WANDERING_SEEDS, Row, moved, value_row
+from .rows import OTHER_SEEDS, STEP_CHANGES, Row, moved, value_row
 from .sharing import Saved
 
 Payload = dict[str, Any]
@@ -44,7 +44,7 @@ def compare(experiment: Experiment, bench: Bench, fit: Fit, scales: Sequence[flo
 
 
 def _sensitivities(experiment: Experiment, bench: Bench, scales: Sequence[float]) -> dict[str, Any]:
-    seeds = bench.source.seeds[: len(WANDERING_SEEDS) if experiment is FIG2 else 1]
+    seeds = bench.source.seeds[: len(OTHER_SEEDS) if experiment is FIG2 else 1]
     rows = sensitivity(experiment, bench, seeds, scales)
     return {"workload": bench.source.description(experiment, seeds), "seeds": list(seeds), "rows": rows}
 
@@ -56,24 +56,24 @@ def compared_rows(experiment: Experiment, bench: Bench, fit: Fit) -> list[Row]:
     first seeds of the source.
     """
     seeds = bench.source.seeds
-    few = seeds[: len(WANDERING_SEEDS)]
-    wandering = seeds if len(seeds) > 1 else WANDERING_SEEDS
-    asked: dict[str | float, tuple[tuple[int, ...], float]] = {
-        "asked": (seeds, 1),
-        "wandering": (wandering, 1),
+    few = seeds[: len(OTHER_SEEDS)]
+    other_seeds = seeds if len(seeds) > 1 else OTHER_SEEDS
+    groups: dict[str | float, tuple[tuple[int, ...], float]] = {
+        "requested": (seeds, 1),
+        "other_seeds": (other_seeds, 1),
         "few": (few, 1),
     }
-    asked |= {change: (few, change) for change in STEP_CHANGES}
+    groups |= {change: (few, change) for change in STEP_CHANGES}
     cases = {
         (name, what): [
             Case(experiment, seed, policy, round(fit.scale * change, _SCALE_DECIMALS), fit.by_context)
             for seed in chosen
         ]
         for name, policy in SERIES.items()
-        for what, (chosen, change) in asked.items()
+        for what, (chosen, change) in groups.items()
     }
     runs = bench.measure_groups(cases, experiment.figure)
-    return [row for name in SERIES for row in _rows(experiment, name, {what: runs[name, what] for what in asked})]
+    return [row for name in SERIES for row in _rows(experiment, name, {what: runs[name, what] for what in groups})]
 
 
 def _rows(experiment: Experiment, series: str, runs: dict[Any, list[Measured]]) -> Iterator[Row]:
@@ -84,9 +84,9 @@ def _rows(experiment: Experiment, series: str, runs: dict[Any, list[Measured]]) 
             series,
             metric,
             published[series, metric],
-            runs["asked"],
+            runs["requested"],
             kind="fitted" if series in experiment.fitted else "predicted",
-            wandering=values["wandering"],
+            other_seeds=values["other_seeds"],
             step_1pct=moved(values["few"], *(values[change] for change in STEP_CHANGES)),
         )
 
@@ -153,6 +153,6 @@ def _seed_range_lines(rows: list[Row], num_seeds: int) -> Iterator[str]:
         widest = max(rows, key=lambda row: row["maximum"] - row["minimum"])
         label = metric_label(widest["metric"])
         yield (
-            f"Single seeds wander: {widest['series']}, {label}, from {widest['minimum']:.1f} to"
-            f" {widest['maximum']:.1f} over {num_seeds} seeds. Take the mean, and no one draw for the truth."
+            f"Single seeds vary: {widest['series']}, {label}, from {widest['minimum']:.1f} to"
+            f" {widest['maximum']:.1f} over {num_seeds} seeds. Compare the mean, not a single seed."
         )

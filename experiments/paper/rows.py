@@ -12,7 +12,7 @@ Row = dict[str, Any]
 #: Factors on the step time for ``step_1pct``.
 STEP_CHANGES = (0.99, 1.01)
 #: Seeds for the range of single ones, if only one is requested.
-WANDERING_SEEDS = (0, 1, 2)
+OTHER_SEEDS = (0, 1, 2)
 _DECIMALS = 3
 
 
@@ -25,7 +25,7 @@ def value_row(
     x: float | None = None,
     how: str = "label",
     kind: str = "predicted",
-    wandering: Sequence[float] = (),
+    other_seeds: Sequence[float] = (),
     step_1pct: float | None = None,
     decimals: int = _DECIMALS,
 ) -> Row:
@@ -35,7 +35,7 @@ def value_row(
         values: One value per seed; ``simulated`` is their mean, None if there are none.
         how: Origin of the published value: label, digitised or text.
         kind: ``predicted``, or ``fitted`` if a number is fitted on this value.
-        wandering: The value with single seeds, for ``minimum`` and ``maximum``; by default ``values``, if several.
+        other_seeds: The value with single seeds, for ``minimum`` and ``maximum``; by default ``values``, if several.
         step_1pct: The larger change if all steps are 1 % longer or 1 % shorter.
     """
     simulated = round(fmean(values), decimals) if values else None
@@ -49,7 +49,7 @@ def value_row(
         "error": None if published is None or simulated is None else round(simulated - published, decimals),
         "kind": kind,
     }
-    seen = [*values, *wandering]
+    seen = [*values, *other_seeds]
     if len(seen) > 1:
         cells |= {"minimum": round(min(seen), decimals), "maximum": round(max(seen), decimals)}
     if step_1pct is not None:

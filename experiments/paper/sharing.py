@@ -74,9 +74,9 @@ def measure(workload: Workload, case: SharingCase) -> Saved:
     chosen = settings(
         policy=SERIES["vLLM"], block_size=BLOCK_SIZE, leap=False, seed=case.seed, step_scale=case.step_scale, **beams
     )
-    asked = replace(workload, n=np.full(len(workload), case.n))
+    sampled = replace(workload, n=np.full(len(workload), case.n))
     start_ticks, end_ticks = map(from_seconds, case.experiment.window_s)
-    ledger = ledger_until(chosen, asked, end_ticks)
+    ledger = ledger_until(chosen, sampled, end_ticks)
     ratio, ticks = _sharing(ledger, start_ticks)
     ran = _requests_from(ledger, start_ticks, case.n)
     closed = closed_form_pct(workload.prompt_tokens[ran], workload.output_tokens[ran], case.n)

@@ -94,19 +94,19 @@ def _basis() -> Iterator[str]:
 
 def print_step_times(payload: Payload, report: Report) -> None:
     """Print a table for each published series, with a summary line for each cost."""
-    report.say(f"{FIGURE}: {payload['workload']}, published beside simulated")
+    report.print_line(f"{FIGURE}: {payload['workload']}, published beside simulated")
     for series in dict.fromkeys(row["series"] for row in payload["rows"]):
         mine = [row for row in payload["rows"] if row["series"] == series]
-        report.say()
-        report.say(f"{series}, {mine[0]['gpu']}", style="bold")
+        report.print_line()
+        report.print_line(f"{series}, {mine[0]['gpu']}", style="bold")
         report.console.print(_table(mine))
         for found in payload["summary"]:
             if found["series"] == series:
                 span = f"{found['least_pct']:+.1f} to {found['most_pct']:+.1f} %"
-                report.say(f"{found['cost']}: {found['mean_pct']:+.1f} % in the mean, {span}")
-    report.say()
+                report.print_line(f"{found['cost']}: {found['mean_pct']:+.1f} % in the mean, {span}")
+    report.print_line()
     for text in payload["basis"]:
-        report.say(text)
+        report.print_line(text)
 
 
 def _table(rows: list[Row]) -> Table:

@@ -116,7 +116,7 @@ def _states(run: Run) -> dict[tuple[int, int], str]:
     states: dict[tuple[int, int], str] = {}
     last_leave: defaultdict[int, int] = defaultdict(int)
     idle = "finished_hold" if run_log.together else "paused"
-    last = run_log.iteration_of(run_log.residency_release - 1) + 1 if run_log.together else run_log.leave_iteration
+    last = run_log.iteration_of(run_log.residency_release - 1) + 1 if run_log.together else run_log.release_iteration
     for residency, (index, leave) in enumerate(zip(run_log.residencies["index"].tolist(), last.tolist(), strict=True)):
         begin = int(run_log.row_iteration[run_log.residency_row[residency]])
         states |= {(index, iteration): idle for iteration in range(begin, leave)}

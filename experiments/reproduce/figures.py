@@ -101,18 +101,18 @@ def _panels(module: ModuleType, seconds: dict[str, int]) -> dict[str, Figure]:
 #: Figures that take no time come first, then the waste table, which takes a few seconds: the first results appear soon.
 #: The others are in the paper's order.
 FIGURES: dict[str, Figure] = {
-    "table1": _fixed(table1, sections.tabled("Table 1: how much memory the KV cache has")),
-    "fig1": _fixed(fig1, sections.shown("Fig 1: how throughput grows with the batch", figures.curves)),
-    "fig3": _fixed(fig3, sections.tabled("Fig 3: what two requests hold")),
-    "fig11": Figure(fig11, sections.shown("Fig 11: how long prompts and outputs are", figures.bars)),
-    "fig19a": _fixed(fig19a, sections.shown("Fig 19a: swapping or computing again", figures.curves)),
+    "table1": _fixed(table1, sections.tabled("Table 1: memory of the KV cache")),
+    "fig1": _fixed(fig1, sections.shown("Fig 1: throughput by batch size", figures.curves)),
+    "fig3": _fixed(fig3, sections.tabled("Fig 3: slots of two requests")),
+    "fig11": Figure(fig11, sections.shown("Fig 11: lengths of prompts and outputs", figures.bars)),
+    "fig19a": _fixed(fig19a, sections.shown("Fig 19a: swapping and recomputation", figures.curves)),
     "waste": Figure(lambda bench: waste_table(bench, fit(bench)), sections.waste),
     "fig2": Figure(fig2, sections.fig2, seconds=15),
     **_panels(fig12, {"a": 14, "b": 8, "c": 4, "d": 100, "e": 45, "f": 20}),
     "fig13a": Figure(fig13a, sections.fig13a, seconds=30),
     "fig13b": Figure(
         fig13b,
-        sections.shown("Fig 13b: how many of Alpaca's requests are batched", figures.fig13a),
+        sections.shown("Fig 13b: mean batch, Alpaca", figures.fig13a),
         seeds=1,
         traced=False,
         seconds=70,

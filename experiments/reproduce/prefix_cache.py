@@ -313,12 +313,12 @@ def _remarks(name: str | None, rows: list[Row]) -> Iterator[str]:
 
 def print_prefix_caches(payload: Payload, report: Report) -> None:
     """Print the table, whether all values are equal, and the basis."""
-    report.say(f"{FIGURE}: tokens hit in a cache of so many blocks, the oracle's and ours", style="bold")
-    report.say(payload["workload"])
+    report.print_line(f"{FIGURE}: tokens hit in a cache of so many blocks, the oracle's and ours", style="bold")
+    report.print_line(payload["workload"])
     report.console.print(_table(payload["rows"]))
-    report.say()
+    report.print_line()
     for text in [*finding_lines(payload), *payload["basis"], *payload["remarks"]]:
-        report.say(text)
+        report.print_line(text)
 
 
 def _table(rows: list[Row]) -> Table:

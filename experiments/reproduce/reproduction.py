@@ -38,12 +38,12 @@ class Benches:
     """One bench for each number of seeds; figures with the same number share its runs.
 
     Args:
-        asked: The requested lengths and seeds.
+        source: The requested lengths and seeds.
         seeds: The requested number of seeds; None takes each figure's own number.
     """
 
-    def __init__(self, asked: Source, seeds: int | None) -> None:
-        self._asked, self._seeds = asked, seeds
+    def __init__(self, source: Source, seeds: int | None) -> None:
+        self._requested, self._seeds = source, seeds
         self._benches: dict[Source, Bench] = {}
 
     def of(self, figure: Figure) -> Bench:
@@ -52,9 +52,9 @@ class Benches:
         return self._benches.setdefault(chosen, Bench(chosen))
 
     def _source(self, figure: Figure) -> Source:
-        exact = self._asked.exact if figure.traced else None
+        exact = self._requested.exact if figure.traced else None
         if self._seeds is not None or exact is not None:
-            return Source(self._asked.seeds, exact)
+            return Source(self._requested.seeds, exact)
         return Source(tuple(range(figure.seeds or 1)))
 
 

@@ -66,7 +66,7 @@ def fig2(payload: Payload, bench: Bench) -> list[Section]:
     """The bars, their sensitivity to the step time, their range over seeds, and the pool over time."""
     sensitivity = payload["sensitivity"]
     found = [
-        *shown("Fig 2: what the KV pool holds", figures.fig2)(payload, bench),
+        *shown("Fig 2: use of the KV pool", figures.fig2)(payload, bench),
         Section(
             "Fig 2: sensitivity of the bars to the step time",
             f"One number is fitted, the scale s of the step time. These are the bars at other scales:"
@@ -76,7 +76,7 @@ def fig2(payload: Payload, bench: Bench) -> list[Section]:
     ]
     if len(payload["seeds"]) > 1:
         text = f"{payload['remarks'][-1]} {payload['workload']}."
-        found.append(Section("Fig 2: how far single seeds wander", text, [figures.seeds(payload["rows"])]))
+        found.append(Section("Fig 2: range over seeds", text, [figures.seeds(payload["rows"])]))
     return [*found, _ledgers(payload, bench)]
 
 
@@ -90,7 +90,7 @@ def fig13a(payload: Payload, bench: Bench) -> list[Section]:
     pictures = [figures.fig13a(for_reports(payload))]
     return [
         Section(
-            "Fig 13a: how many requests are batched",
+            "Fig 13a: mean batch",
             _BETWEEN.join(text),
             pictures,
             _by_parameter(sensitivity["rows"]),

@@ -27,12 +27,12 @@ def print_figure(payload: Payload, report: Report) -> None:
     """Print the table, the sensitivity to the step time, and the remarks."""
     print_payload(for_reports(payload), report.console)
     if "sensitivity" in payload:
-        report.say()
+        report.print_line()
         print_payload({"figure": payload["figure"], **payload["sensitivity"]}, report.console)
-    report.say()
+    report.print_line()
     for text in [*finding_lines(payload), *payload["basis"], *payload.get("remarks", ())]:
-        report.say(text)
-    report.say()
+        report.print_line(text)
+    report.print_line()
 
 
 def for_reports(payload: Payload) -> Payload:
@@ -119,5 +119,5 @@ def print_summary(documents: Iterable[Payload], report: Report) -> None:
     for line in lines:
         table.add_row(*map(str, line.values()))
     report.console.print(table)
-    report.say(SUMMARY_NOTE)
-    report.say()
+    report.print_line(SUMMARY_NOTE)
+    report.print_line()

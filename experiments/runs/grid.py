@@ -18,7 +18,7 @@ from .inputs import Inputs
 MOST_POINTS = 1_000_000
 #: Text of a value that stands for the default.
 NONE = "none"
-_EXAMPLE = "say NAME=VALUE,VALUE or NAME=FIRST:LAST:STEP, such as block_size=8,16,32 or request_rate=1:8:0.5"
+_EXAMPLE = "must be NAME=VALUE,VALUE or NAME=FIRST:LAST:STEP, such as block_size=8,16,32 or request_rate=1:8:0.5"
 #: The part of the inputs that has each setting.
 PART_OF = dict.fromkeys((*SHARED, *options_by_policy()), "settings") | {
     field.name: part.name
@@ -33,11 +33,11 @@ class Point:
     """One combination.
 
     Attributes:
-        asked: Its value on each axis, as the user wrote it.
+        axis_values: Its value on each axis, as the user wrote it.
         inputs: The inputs of its run.
     """
 
-    asked: dict[str, str]
+    axis_values: dict[str, str]
     inputs: Inputs
 
 
@@ -76,7 +76,7 @@ def known_name(name: str, flag: str, text: str) -> str:
     """
     name = name.strip().removeprefix("--").replace("-", "_")
     if name not in PART_OF:
-        raise SettingError(flag, text, f"{name} is no setting of fragmeter simulate; see its --help")
+        raise SettingError(flag, text, f"{name} is not a setting of fragmeter simulate; see its --help")
     return name
 
 
@@ -91,8 +91,8 @@ def points(base: Inputs, grid: Mapping[str, Sequence[str]]) -> list[Point]:
         total *= len(values)
     if total > MOST_POINTS:
         raise SettingError("grid", total, f"are more points than {MOST_POINTS}; leave some out")
-    asked = (dict(zip(grid, combination, strict=True)) for combination in product(*grid.values()))
-    return [Point(values, changed(base, values)) for values in asked]
+    combinations = (dict(zip(grid, combination, strict=True)) for combination in product(*grid.values()))
+    return [Point(values, changed(base, values)) for values in combinations]
 
 
 def changed(base: Inputs, values: Mapping[str, str]) -> Inputs:

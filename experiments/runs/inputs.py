@@ -100,22 +100,22 @@ class Inputs:
         Raises:
             UserError: A trace that cannot be read, or an invalid number.
         """
-        asked, settings = self.requests, self.settings
+        requests, settings = self.requests, self.settings
         self._check_count()
         max_model_len = self.max_model_len
-        if asked.trace is None:
-            name, count = asked.dataset or DEFAULT_DATASET, asked.num_prompts or DEFAULT_PROMPTS
+        if requests.trace is None:
+            name, count = requests.dataset or DEFAULT_DATASET, requests.num_prompts or DEFAULT_PROMPTS
             pairs = synthetic_pairs(DATASETS[name], count, settings.seed, max_model_len)
             return Trace(f"Synthetic {name}", pairs.prompt_tokens, pairs.output_tokens)
-        if asked.dataset is not None:
+        if requests.dataset is not None:
             raise UserError("--trace and --dataset exclude each other; give one of them")
-        if holds_load(asked.trace):
-            found = draw(read_load(asked.trace), asked.num_prompts, settings.seed)
+        if holds_load(requests.trace):
+            found = draw(read_load(requests.trace), requests.num_prompts, settings.seed)
         else:
             # Skipping bad rows includes rows that are too long.
             longest = max_model_len if self.reading.skip_bad else None
-            found = read_with_content(asked.trace, self.reading, longest)
-        return self.taken(found, asked.trace)
+            found = read_with_content(requests.trace, self.reading, longest)
+        return self.taken(found, requests.trace)
 
     def taken(self, trace: Trace, path: str | PathLike[str]) -> Trace:
         """The first requests of a trace, as many as are to be served, none longer than the model.
@@ -155,15 +155,20 @@ class Inputs:
         Args:
             trace_name: Name of a trace that is not in a file.
         """
-        asked, pacing = self.requests, self.pacing
+        requests, pacing = self.requests, self.pacing
         # The hash of the workload identifies the file; its folder has no effect.
-        trace_name = asked.trace.name if asked.trace else trace_name
-        origin = {"trace": trace_name} if trace_name else {"dataset": asked.dataset or DEFAULT_DATASET}
+        trace_name = requests.trace.name if requests.trace else trace_name
+        origin = {"trace": trace_name} if trace_name else {"dataset": requests.dataset or DEFAULT_DATASET}
         rate = "inf" if pacing.request_rate == float("inf") else pacing.request_rate
         more = {name: value for name, value in asdict(pacing).items() if value is not None and name != "request_rate"}
         if pacing.rate_curve is not None:
             more["rate_curve"] = pacing.rate_curve.name
-        drawn = {"num_prompts": len(work), "request_rate": rate, "max_tokens": asked.declared_max_tokens, "n": asked.n}
+        drawn = {
+            "num_prompts": len(work),
+            "request_rate": rate,
+            "max_tokens": requests.declared_max_tokens,
+            "n": requests.n,
+        }
         return origin | drawn | more
 
 

@@ -140,7 +140,7 @@ class Report:
         # Names may contain characters that rich reads as markup.
         self.console = Terminal(quiet=bool(on_stdout), highlight=False, markup=False, emoji=False)
 
-    def say(self, text: str = "", style: str | None = None) -> None:
+    def print_line(self, text: str = "", style: str | None = None) -> None:
         """Print a paragraph, wrapped to the terminal."""
         self.console.print(text, style=style, markup=False)
 

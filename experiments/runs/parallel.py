@@ -55,9 +55,11 @@ class Workers:
     @model_validator(mode="after")
     def _check(self) -> Workers:
         if self.engine == "loky" and self.address is not None:
-            raise SettingError("address", self.address, "is of a cluster; say which by engine: dask or ray")
+            raise SettingError(
+                "address", self.address, "applies only to a cluster; choose one with engine: dask or ray"
+            )
         if self.engine != "loky" and self.address is None:
-            raise SettingError("engine", self.engine, "is a cluster; say where it is by address")
+            raise SettingError("engine", self.engine, "is a cluster; give its address")
         return self
 
 

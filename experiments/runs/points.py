@@ -50,16 +50,16 @@ class Workloads:
             UserError: As ``Inputs.lengths`` and ``Inputs.workload``.
         """
         chosen = inputs.settings
-        asked = Settings(model=chosen.model, max_model_len=chosen.max_model_len, seed=chosen.seed)
-        return self._made(replace(inputs, settings=asked))
+        bare = Settings(model=chosen.model, max_model_len=chosen.max_model_len, seed=chosen.seed)
+        return self._made(replace(inputs, settings=bare))
 
     def _make(self, inputs: Inputs) -> Workload:
-        asked, settings = inputs.requests, inputs.settings
-        if asked.trace is not None and not holds_load(asked.trace):
+        requests, settings = inputs.requests, inputs.settings
+        if requests.trace is not None and not holds_load(requests.trace):
             # A file gives the same requests for every seed.
             settings = replace(settings, seed=0)
-        asked = Requests(trace=asked.trace, dataset=asked.dataset, num_prompts=asked.num_prompts)
-        lengths: Trace = self._lengths(replace(inputs, requests=asked, settings=settings, pacing=Pacing()))
+        requests = Requests(trace=requests.trace, dataset=requests.dataset, num_prompts=requests.num_prompts)
+        lengths: Trace = self._lengths(replace(inputs, requests=requests, settings=settings, pacing=Pacing()))
         return inputs.workload(lengths)
 
 
@@ -112,8 +112,8 @@ class Store:
         Raises:
             UserError: It cannot be written.
         """
-        asked = {name: str(value) for name, value in flat(columns(inputs))}
-        self._kept.keep(key, key, {"asked": asked, "summary": summary})
+        about = {name: str(value) for name, value in flat(columns(inputs))}
+        self._kept.keep(key, key, {"asked": about, "summary": summary})
 
 
 def columns(inputs: Inputs) -> dict[str, Any]:
@@ -135,8 +135,8 @@ def row(inputs: Inputs, work_sha256: str, summary: Mapping[str, Any], axes: Iter
     # The refused requests belong to a run, not to a table of runs.
     results = {name: value for name, value in summary.items() if name != "refused_requests"}
     options = {name: inputs.settings.value(name) for name in axes if name in options_by_policy()}
-    asked = dict(flat(columns(inputs) | options)) | {"workload_sha256": work_sha256}
-    return asked | {name: value for name, value in flat(results) if name not in asked}
+    inputs_columns = dict(flat(columns(inputs) | options)) | {"workload_sha256": work_sha256}
+    return inputs_columns | {name: value for name, value in flat(results) if name not in inputs_columns}
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -78,7 +78,11 @@ def refuse_for_cluster(cluster: Cluster, **recordings: object) -> None:
     for field, value in recordings.items():
         if value and cluster != Cluster():
             shown = str(value) if isinstance(value, Path) else value
-            raise SettingError(field, shown, "is for a single replica; leave out --num-replicas and the like")
+            raise SettingError(
+                field,
+                shown,
+                "needs a single replica; leave out --num-replicas, --prefill-replicas and --decode-replicas",
+            )
 
 
 def serve(load: Load, progress: Callable[[int], None] | None = None) -> Run | ClusterRun:

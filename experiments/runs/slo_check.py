@@ -204,5 +204,5 @@ def seen_so_far(engine: Engine, work: Workload) -> Seen | None:
     done &= ~np.isin(begun, run_log.evictions["residency"])
     finished = np.zeros(n, dtype=bool)
     finished[index[done]] = True
-    finish[index[done]] = run_log.leave_ticks[begun[done]]
+    finish[index[done]] = run_log.release_ticks[begun[done]]
     return Seen(first, finish, finished)

@@ -74,7 +74,7 @@ def sweep_points(
     for outcome in track(_run(missing, workloads, workers, goal), "points", len(missing)):
         point = missing[outcome.key]
         if outcome.fault:
-            error = SimulationFault(f"{point.asked}: {outcome.fault.splitlines()[-1]}")
+            error = SimulationFault(f"{point.axis_values}: {outcome.fault.splitlines()[-1]}")
             error.add_note(outcome.fault)
             raise error
         if store and outcome.summary is not None:

@@ -73,12 +73,12 @@ class Unread:
                 able = [name for name, kind in POLICIES.items() if kind.reads_max_tokens]
                 return f"{chosen} reserves nothing by it; use {either(able)}, {LEAVE_OUT}"
         if name == "burstiness" and inputs.pacing.request_rate == inf:
-            return f"at an infinite rate all requests come at once; use a finite one, {LEAVE_OUT}"
+            return f"at an infinite rate all requests arrive at once; use a finite rate, {LEAVE_OUT}"
         return None if name in LOAD_FIELDS else why_unread(name, inputs.settings, work)
 
     def _why_not_of_trace(self, name: str, trace: Path | None) -> str | None:
         if trace is None:
-            return f"is of a trace; use --trace, {LEAVE_OUT}"
+            return f"applies only to a trace; use --trace, {LEAVE_OUT}"
         if name in self._fields_read(trace):
             return None
         return f"{trace.name} {_NEEDED[name]}; leave it out"

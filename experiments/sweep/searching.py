@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 ROUND = 8
 MOST_TRIALS = 100_000
 _EXAMPLE = (
-    "say NAME=VALUE,VALUE or NAME=FIRST:LAST, with :STEP or :log behind, such as policy=orca,vllm-v1,"
+    "must be NAME=VALUE,VALUE or NAME=FIRST:LAST, with :STEP or :log behind, such as policy=orca,vllm-v1,"
     " block_size=1:128:log or request_rate=0.5:8.0"
 )
-_METRIC_EXAMPLE = "is no number of the summary; name one as --json of simulate has it, such as request_throughput"
+_METRIC_EXAMPLE = "is not a number in the summary; name one of simulate --json, such as request_throughput"
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def limits(texts: Sequence[str]) -> dict[str, float]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals or not _is_number(value):
-            raise SettingError("at_most", text, "say METRIC=VALUE, such as p99_ttft_ms=500")
+            raise SettingError("at_most", text, "must be METRIC=VALUE, such as p99_ttft_ms=500")
         name = name.strip()
         if name in found:
             raise SettingError("at_most", text, f"gives {name} a second time; leave one out")
@@ -233,10 +233,10 @@ def search(
     _refuse_unread(base, axes)
     found: list[Swept] = []
     while len(found) < trials:
-        asked = [study.ask(distributions) for _ in range(min(ROUND, trials - len(found)))]
-        values = [{name: flag_text(value) for name, value in trial.params.items()} for trial in asked]
+        proposed = [study.ask(distributions) for _ in range(min(ROUND, trials - len(found)))]
+        values = [{name: flag_text(value) for name, value in trial.params.items()} for trial in proposed]
         swept = sweep_points([Point(each, changed(base, each)) for each in values], workers, store, goal, checked=True)
-        for trial, each in zip(asked, swept, strict=True):
+        for trial, each in zip(proposed, swept, strict=True):
             _tell(study, trial, each, wanted)
         found += swept
     return found

@@ -188,7 +188,7 @@ Row = dict[str, Any]
 #: Bucket name of the row with nothing returned.
 AS_IT_IS = "none"
 _HOUR_S, _MILLION = 3600, 1_000_000
-_TITLE = "What waste costs"
+_TITLE = "Cost of waste"
 #: The basis of the figures.
 BASIS = (
     "All requests are there at the start, and what is done while some wait counts. Without a bucket the pool is so"

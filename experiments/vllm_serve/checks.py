@@ -78,8 +78,8 @@ def _too_long(launch: Launch) -> Refusal | None:
     own = launch.model.max_model_len
     if launch.max_model_len <= own:
         return None
-    asked = f"User-specified max_model_len ({launch.max_model_len}) is greater than the derived max_model_len"
-    return Refusal("length", f"{asked} (max_position_embeddings={own}).")
+    message = f"User-specified max_model_len ({launch.max_model_len}) is greater than the derived max_model_len"
+    return Refusal("length", f"{message} (max_position_embeddings={own}).")
 
 
 def _too_heavy(launch: Launch) -> Refusal | None:

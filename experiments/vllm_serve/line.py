@@ -40,6 +40,8 @@ READ = {
     "max-num-batched-tokens": True,
     "enforce-eager": False,
     "enable-prefix-caching": False,
+    "async-scheduling": False,
+    "watermark": True,
     "enable-chunked-prefill": False,
     "disable-hybrid-kv-cache-manager": False,
 }
@@ -123,7 +125,7 @@ IGNORED = set(
 #: Flags without a value and without an effect on either.
 IGNORED_SWITCHES = set(
     """
-    allow-credentials allow-deprecated-quantization async-scheduling calculate-kv-scales data-parallel-external-lb
+    allow-credentials allow-deprecated-quantization calculate-kv-scales data-parallel-external-lb
     data-parallel-hybrid-lb disable-access-log-for-endpoints disable-cascade-attn disable-chunked-mm-input
     disable-custom-all-reduce disable-fastapi-docs disable-frontend-multiprocessing disable-log-requests
     disable-log-stats disable-nccl-for-dp-synchronization disable-sliding-window disable-uvicorn-access-log
@@ -360,4 +362,4 @@ def _resolved(written: str) -> tuple[str, bool]:
         return longer[0], False
     near = difflib.get_close_matches(name, KNOWN, n=1)
     meant = f"; did you mean --{near[0]}?" if near else ""
-    raise UserError(f"{written}: is no flag of vllm serve that is known here{meant}")
+    raise UserError(f"{written}: is not a known flag of vllm serve{meant}")

@@ -71,9 +71,9 @@ def _fp8_weights(launch: Launch) -> Candidates:
 
 def _utilizations(launch: Launch) -> Candidates:
     """Utilizations in hundredths, nearest to the given one first."""
-    asked = launch.gpu_memory_utilization
-    for share in sorted((percent / 100 for percent in range(1, 100)), key=lambda share: abs(share - asked)):
-        if share != asked:
+    requested = launch.gpu_memory_utilization
+    for share in sorted((percent / 100 for percent in range(1, 100)), key=lambda share: abs(share - requested)):
+        if share != requested:
             yield share, replace(launch, gpu_memory_utilization=share)
 
 

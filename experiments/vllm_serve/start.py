@@ -56,6 +56,9 @@ class Started:
             max_num_seqs=launch.max_num_seqs,
             max_num_batched_tokens=launch.max_num_batched_tokens,
             disable_hybrid_kv_cache_manager=not launch.hybrid,
+            enable_prefix_caching=None if self.line.switch("enable-prefix-caching", True) else False,
+            async_scheduling=self.line.switch("async-scheduling", launch.release.async_scheduling),
+            watermark=self.line.text("watermark", "0"),
         )
 
 

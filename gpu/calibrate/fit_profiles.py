@@ -4,6 +4,9 @@
 operations that dominate a step, prints the prediction error of held-out columns, and writes
 ``sim/cost/profiles``. The tables are neither a dependency nor part of the package:
 ``pip download aiconfigurator-core==0.12.0 --no-deps``.
+
+The tables' path is ``systems/data/<system>/<kind>/<framework>/<version>/<table>.parquet``. A row is one call, with
+``latency`` in milliseconds. Only bf16 rows are read; rows of other number formats and of sliding windows are skipped.
 """
 
 from __future__ import annotations
@@ -12,24 +15,32 @@ import argparse
 import json
 import re
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich import box
 from rich.console import Console
-from rich.table import Table as Printed
+from rich.table import Table
 
 from ...sim.cost import shares
 from ...sim.cost.calibration import PROFILES
 from ...sim.cost.operations import OpName
+from ...sim.output import frames as pd
 from ...sim.output.files import write_whole
 from ...sim.spec.gpu import GpuSpec, gpu
 from ...sim.types.errors import UserError
-from . import tables
 from .fitting import Points, describe, is_possible
 
+FRAMEWORK = "vllm"
+_PLACES: dict[OpName, tuple[str, str]] = {
+    "gemm": ("gemm", "gemm_perf"),
+    "decode_attention": ("attention", "generation_attention_perf"),
+    "prefill_attention": ("attention", "context_attention_perf"),
+}
 SYSTEMS = {"a100-80gb": "a100_sxm", "h100-80gb": "h100_sxm", "h200": "h200_sxm"}
 #: Profiles without tables: scaled from a chip with another memory, by the bandwidths of the data sheets.
 SCALED = {"a100-40gb": "a100-80gb"}
@@ -80,7 +91,7 @@ def profiles(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _profile(sheet: GpuSpec, folder: Path) -> dict[str, Any]:
     system = SYSTEMS[sheet.name]
-    found = {operation: tables.read(folder, system, operation) for operation in FITTED}
+    found = {operation: read_table(folder, system, operation) for operation in FITTED}
     return {
         "schema_version": 1,
         "kind": "profile",
@@ -92,7 +103,7 @@ def _profile(sheet: GpuSpec, folder: Path) -> dict[str, Any]:
     }
 
 
-def _fitted(table: tables.Table, sheet: GpuSpec) -> dict[str, Any]:
+def _fitted(table: PublishedTable, sheet: GpuSpec) -> dict[str, Any]:
     """An operation's entry: model, number of fitted rows, errors in total and held out."""
     operation = table.points.operation
     limits = {"flops_per_s": sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
@@ -166,15 +177,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tables", type=Path, required=True, help="wheel of aiconfigurator-core, or its folder")
     parser.add_argument("--out", type=Path, default=PROFILES, help="folder of the profiles")
     parser.add_argument("--json", type=Path, help="write the printed table there")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         rows: list[dict[str, Any]] = []
-        for name, fitted in profiles(asked.tables):
-            write_whole(asked.out / f"{name}.json", as_text(fitted))
+        for name, fitted in profiles(options.tables):
+            write_whole(options.out / f"{name}.json", as_text(fitted))
             # The held-out errors of a scaled profile are those of its source.
             rows += report(name, fitted) if name in SYSTEMS else ()
-        if asked.json:
-            write_whole(asked.json, json.dumps(rows, indent=2) + "\n")
+        if options.json:
+            write_whole(options.json, json.dumps(rows, indent=2) + "\n")
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
@@ -183,10 +194,94 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    table = Printed(*rows[0], box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(*rows[0], box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for row in rows:
         table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
     Console(width=140).print(table)
+
+
+class PublishedTable(NamedTuple):
+    """The rows of one table that describe an operation.
+
+    Attributes:
+        path: Path below ``systems/data``.
+        device: Device name in the rows.
+        rows: Number of rows of the whole table, including other formats and windows.
+    """
+
+    path: str
+    device: str
+    rows: int
+    points: Points
+
+
+def read_table(tables: Path, system: str, operation: OpName) -> PublishedTable:
+    """The newest table of vLLM's kernels for an operation on a system, e.g. ``h100_sxm``.
+
+    Raises:
+        UserError: There is no table, or it lacks a column.
+    """
+    kind, name = _PLACES[operation]
+    found = [
+        path for path in _files(tables) if path.match(f"systems/data/{system}/{kind}/{FRAMEWORK}/*/{name}.parquet")
+    ]
+    if not found:
+        raise UserError(f"{tables}: has no {name} of {FRAMEWORK} for {system}; give the wheel or its unpacked folder")
+    path = max(found, key=lambda path: [int(part) for part in path.parts[-2].split(".") if part.isdecimal()])
+    frame = pd.read_parquet(BytesIO(_bytes(tables, path)))
+    try:
+        points = _points(operation, frame)
+    except AttributeError as error:
+        raise UserError(f"{path}: {error.name} is missing") from None
+    return PublishedTable("/".join(path.parts[-5:]), str(frame.device.iloc[0]), len(frame), points)
+
+
+def _files(tables: Path) -> Iterator[PurePosixPath]:
+    if tables.is_dir():
+        yield from (PurePosixPath(path.as_posix()) for path in tables.rglob("*.parquet"))
+    elif zipfile.is_zipfile(tables):
+        with zipfile.ZipFile(tables) as wheel:
+            yield from map(PurePosixPath, wheel.namelist())
+    else:
+        raise UserError(
+            f"{tables}: is neither a folder nor a wheel; pip download aiconfigurator-core==0.12.0 --no-deps"
+        )
+
+
+def _bytes(tables: Path, path: PurePosixPath) -> bytes:
+    if tables.is_dir():
+        return Path(path).read_bytes()
+    with zipfile.ZipFile(tables) as wheel:
+        return wheel.read(str(path))
+
+
+def _points(operation: OpName, frame: pd.DataFrame) -> Points:
+    """The bf16 rows as the arguments of an operation."""
+    if operation == "gemm":
+        frame = frame[frame.gemm_dtype == "bfloat16"]
+        return Points(operation, _floats(m=frame.m, n=frame.n, k=frame.k), _us(frame))
+    frame = frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
+    if "window_size" in frame:
+        frame = frame[frame.window_size == 0]
+    heads = {"heads": frame.num_heads, "kv_heads": frame.num_key_value_heads, "head_dim": frame.head_dim}
+    if operation == "decode_attention":
+        # The context has ``step`` tokens before the decoded one.
+        return Points(
+            operation,
+            _floats(batch=frame.batch_size, context_tokens=frame.batch_size * (frame.step + 1), **heads),
+            _us(frame),
+        )
+    tokens = frame.batch_size * frame.isl
+    counts = _floats(tokens=tokens, pairs=tokens * (frame.isl + 1) / 2, context_tokens=tokens, **heads)
+    return Points(operation, counts, _us(frame))
+
+
+def _floats(**columns: pd.Series) -> dict[str, np.ndarray]:
+    return {name: column.to_numpy(float) for name, column in columns.items()}
+
+
+def _us(frame: pd.DataFrame) -> np.ndarray:
+    return frame.latency.to_numpy(float) * 1e3
 
 
 if __name__ == "__main__":

@@ -289,28 +289,28 @@ def _report(given: argparse.Namespace) -> bool:
     """Run the requested points and print the summary; returns whether all points pass."""
     target = program.JsonFile(given.json)
     make, device = _place(given.device)
-    asked = [
+    chosen = [
         point
         for point in points(given.subset)
         if point.kernel in (given.kernel or KERNELS)
         and point.dtype in (given.dtype or TOLERANCE)
         and point.head_dim in (given.head_dim or HEAD_DIMS)
     ]
-    if not asked:
+    if not chosen:
         raise UserError("no point of the grid is all that is asked for: ask for less, or leave --subset out")
     outcomes: list[Outcome] = []
-    for point in _watched(asked):
+    for point in _watched(chosen):
         outcomes.append(tried(point, make))
-        if len(outcomes) % KEPT_EVERY == 0 or len(outcomes) == len(asked):
+        if len(outcomes) % KEPT_EVERY == 0 or len(outcomes) == len(chosen):
             # An interrupted run keeps the points done so far.
             target.write(_document(outcomes, device, given.subset))
     _print_table(summary(outcomes), outcomes)
     return all(outcome.passes for outcome in outcomes)
 
 
-def _watched(asked: list[Point]) -> Iterable[Point]:
+def _watched(chosen: list[Point]) -> Iterable[Point]:
     """The points, with a progress bar on a terminal."""
-    return track(asked, "points", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    return track(chosen, "points", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
 
 
 def _document(outcomes: list[Outcome], device: dict[str, Any], subset: bool) -> dict[str, Any]:

@@ -46,10 +46,10 @@ def probe() -> GpuReport:
         return GpuReport("failed", f"CuPy cannot be imported: {error}")
     except Exception as error:
         return GpuReport("failed", f"CuPy cannot be imported: {error}")
-    return _ask(cupy)
+    return _query_devices(cupy)
 
 
-def _ask(cupy: ModuleType) -> GpuReport:
+def _query_devices(cupy: ModuleType) -> GpuReport:
     try:
         runtime = cupy.cuda.runtime
         count = runtime.getDeviceCount()

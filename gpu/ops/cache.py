@@ -157,4 +157,4 @@ def _check_destinations(pairs: np.ndarray, *, one_cache: bool) -> None:
     if one_cache:
         wrong |= np.isin(destinations, pairs[:, 0])
     for block in destinations[wrong][:1]:
-        raise SettingError("block_mapping", int(block), "a destination is named once, and is no source")
+        raise SettingError("block_mapping", int(block), "a destination is named once, and is not a source")

@@ -17,7 +17,7 @@ from .cpu_kernels import Argument, Extent, Span
 from .source import Kernel
 
 #: Dynamic shared memory that a kernel may use without an opt-in (CUDA's cudaFuncAttributeMaxDynamicSharedMemorySize).
-UNASKED_SHARED_BYTES = 48 * 1024
+DEFAULT_SHARED_BYTES = 48 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class CudaKernels:
     def _compiled(self, kernel: Kernel, shared_bytes: int) -> Any:
         module = self._cupy.RawModule(code=kernel.text, options=("-std=c++17",), name_expressions=(kernel.expression,))
         function = module.get_function(kernel.expression)
-        if shared_bytes > UNASKED_SHARED_BYTES:
+        if shared_bytes > DEFAULT_SHARED_BYTES:
             function.max_dynamic_shared_size_bytes = shared_bytes
         if shared_bytes:
             # Maximises the number of resident blocks at the cost of the L1 cache, which cp.async bypasses.

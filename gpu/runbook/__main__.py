@@ -292,10 +292,10 @@ def main(tokens: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for what is found")
     parser.add_argument("--only", action="append", help="run this part alone (may be given again)")
     given = parser.parse_args(tokens)
-    return program.run(lambda: _play_asked(given))
+    return program.run(lambda: _play_stages(given))
 
 
-def _play_asked(given: argparse.Namespace) -> bool:
+def _play_stages(given: argparse.Namespace) -> bool:
     parts = parts_for(given.device, given.model, given.only)
     if given.device != "cpu" and any(given.device in part.program for part in parts):
         # Checked once here instead of in every part.

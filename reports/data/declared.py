@@ -63,7 +63,7 @@ class Column:
             found = pc.cast(found, found.type.value_type)
         unknown = pa.types.is_null(found.type) and (self.nulls or not len(found))
         if not (unknown or any(fits(found.type) for fits in _TYPES[self.kind])):
-            raise Damaged(f"{where}: is of type {found.type}, and not {_MEANT[self.kind]}")
+            raise Damaged(f"{where}: has type {found.type}, not {_MEANT[self.kind]}")
         if found.null_count and not self.nulls:
             raise Damaged(f"{where}: is missing in row {_first(found.is_null())}")
         if self.kind == "truth":
@@ -144,7 +144,7 @@ class Declaration:
         columns = {name: self.columns[name].read(table[name], f"{where}: {name}", sizes or {}) for name in known}
         for name in (name for name in names if self.others and name not in self.columns):
             if not any(fits(table[name].type) for kind in _TYPES.values() for fits in (*kind, pa.types.is_null)):
-                raise Damaged(f"{where}: {name}: is of type {table[name].type}, which no setting has")
+                raise Damaged(f"{where}: {name}: has type {table[name].type}, which no setting has")
             columns[name] = table[name].to_pandas()
         frame = pd.DataFrame(columns, index=range(table.num_rows))
         for before, after in zip(self.ascending, self.ascending[1:]):
@@ -167,12 +167,12 @@ def _read_parquet(path: Path) -> pa.Table:
         with path.open("rb") as file:
             table = pq.read_table(file)
     except (pa.ArrowException, ValueError):
-        raise Damaged(f"{name}: is no Parquet file") from None
+        raise Damaged(f"{name}: is not a Parquet file") from None
     except OSError as error:
         # Arrow's own errors have no errno.
         if error.errno is not None:
             raise
-        raise Damaged(f"{name}: is no Parquet file") from None
+        raise Damaged(f"{name}: is not a Parquet file") from None
     if len(set(table.column_names)) < len(table.column_names):
         raise Damaged(f"{name}: has a column twice")
     return table
@@ -270,7 +270,7 @@ def read_json(path: Path, declared: Mapping[str, Any]) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except (ValueError, RecursionError):  # not UTF-8 or JSON, numbers of thousands of digits, brackets as deep
-        raise Damaged(f"{path.name}: is no JSON") from None
+        raise Damaged(f"{path.name}: is not JSON") from None
     check_document(document, declared, path.name)
     _check_numbers(document, path.name)
     return document
@@ -334,7 +334,7 @@ def check_document(document: Any, declared: Mapping[str, Any], where: str) -> No
         Damaged: Names the first such key.
     """
     if not isinstance(document, Mapping):
-        raise Damaged(f"{where}: is no JSON object")
+        raise Damaged(f"{where}: is not a JSON object")
     for name, inner in declared.items():
         place = f"{where}: {name}" if where.endswith(".json") else f"{where}.{name}"
         if name not in document:

@@ -57,6 +57,11 @@ class Result:
         """The scheduling policy."""
         return self.about["settings"]["policy"]
 
+    @property
+    def is_probed(self) -> bool:
+        """Whether a live server was recorded, and nothing simulated."""
+        return "probe" in self.about
+
     @cached_property
     def request_of_sequence(self) -> np.ndarray:
         """The request of each of the workload's sequences, int64."""
@@ -81,9 +86,9 @@ def sequences_of(requests: pd.DataFrame) -> np.ndarray:
 
 def num_replicas(about: Mapping[str, Any]) -> int:
     """Number of replicas of a run, from its ``run.json``."""
-    asked = about.get("cluster", {})
-    apart = (asked.get("prefill_replicas"), asked.get("decode_replicas"))
-    return asked.get("num_replicas", 1) if None in apart else sum(apart)
+    about_cluster = about.get("cluster", {})
+    apart = (about_cluster.get("prefill_replicas"), about_cluster.get("decode_replicas"))
+    return about_cluster.get("num_replicas", 1) if None in apart else sum(apart)
 
 
 def read_result(folder: str | PathLike[str], name: str = "") -> Result:
@@ -146,7 +151,7 @@ def _user_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         which = f": {as_utf8(Path(error.filename).name)}" if error.filename else ""
-        remedy = f"is no result folder ({error.strerror}{which}); make one by fragmeter simulate --out"
+        remedy = f"is not a result folder ({error.strerror}{which}); make one by fragmeter simulate --out"
         raise UserError(f"{folder}: {remedy}") from None
     except Damaged as damaged:
         remedy = "make it again by fragmeter simulate --out"
@@ -155,9 +160,9 @@ def _user_errors(folder: Path) -> Iterator[None]:
 
 def _check_replicas(about: Mapping[str, Any]) -> None:
     """Refuse a cluster without a valid number of replicas."""
-    asked = about.get("cluster", {})
-    check_document(asked, {}, "run.json: cluster")
-    numbers = [asked.get(name) for name in ("num_replicas", "prefill_replicas", "decode_replicas")]
+    about_cluster = about.get("cluster", {})
+    check_document(about_cluster, {}, "run.json: cluster")
+    numbers = [about_cluster.get(name) for name in ("num_replicas", "prefill_replicas", "decode_replicas")]
     wrong = [number for number in numbers if number is not None and not (is_count(number) and number)]
     if wrong or about.get("cluster") and numbers[0] is None:
         raise Damaged("run.json: cluster has no number of replicas")
@@ -210,13 +215,13 @@ def _agreements(result: Result) -> Iterator[tuple[str, bool]]:
     requests, residencies, steps, memory = result.requests, result.residencies, result.steps, result.memory
     refused, summary = requests["refused"].to_numpy(), result.summary
     counts = len(requests) - summary["refused"], summary["refused"]
-    yield "summary.json: is of another run than requests.parquet", (summary["completed"], refused.sum()) == counts
+    yield "summary.json: belongs to another run than requests.parquet", (summary["completed"], refused.sum()) == counts
     for name in ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped"):
         yield f"requests.parquet: {name} is not of those that were served", (requests[name].isna() == refused).all()
     tables = (requests, residencies, steps, memory)
     yield "replica is in some tables and not in others", len({"replica" in table for table in tables}) == 1
     for name in ("start_ticks", *(["replica"] if "replica" in steps else [])):
-        yield "memory.parquet: is of another run than steps.parquet", memory[name].equals(steps[name])
+        yield "memory.parquet: belongs to another run than steps.parquet", memory[name].equals(steps[name])
     yield "steps.parquet: does not end", (steps["start_ticks"] <= MOST_TICKS - steps["ticks"]).all()
     iterations = steps["iterations"].sum()
     yield "steps.parquet: iterations are not the num_steps of summary.json", iterations == summary["num_steps"]
@@ -224,17 +229,20 @@ def _agreements(result: Result) -> Iterator[tuple[str, bool]]:
         yield "steps.parquet: start_ticks are not in order", rows["start_ticks"].is_monotonic_increasing
     for rows in _of_each_replica(memory):
         yield "memory.parquet: the pool changes its size", rows[list(BUCKETS)].sum(axis=1).nunique() == 1
-    asked = result.request_of_sequence[residencies["sequence"]]
-    yield "residencies.parquet: sequences are of other requests", (asked == residencies["request"].to_numpy()).all()
+    request_of_each = result.request_of_sequence[residencies["sequence"]]
+    yield (
+        "residencies.parquet: sequences are of other requests",
+        (request_of_each == residencies["request"].to_numpy()).all(),
+    )
     yield "steps.parquet: has no steps of those that were served", len(steps) > 0 or not len(residencies)
     if result.gaps is not None:
         last = result.gaps["first_ticks"] + result.gaps["slope_ticks"].astype(float) * (result.gaps["count"] - 1)
         yield "gaps.parquet: slope_ticks lead below 0, or beyond all time", last.between(0, MOST_TICKS).all()
     if result.blocks is not None:
         sequences = np.append(result.blocks.preempted_sequence, result.blocks.sequence)
-        yield "run.json: the block map is of another run", _is_of(result, result.blocks.meta, sequences)
+        yield "run.json: the block map belongs to another run", _is_of(result, result.blocks.meta, sequences)
     if result.plan is not None:
-        yield "run.json: the plan is of another run", _is_of(result, result.plan.meta, result.plan.sequence)
+        yield "run.json: the plan belongs to another run", _is_of(result, result.plan.meta, result.plan.sequence)
 
 
 def _is_of(result: Result, meta: Mapping[str, Any], sequences: np.ndarray) -> bool:

@@ -47,7 +47,7 @@ def fig2(comparison: Comparison) -> go.Figure:
     rows = comparison["rows"]
     names = series_of(rows)
     figure = blank(
-        "What the KV pool holds, published and simulated",
+        "Use of the KV pool, published and simulated",
         f"Percent of all KV slots, mean over iterations. {comparison['workload']}.",
         118 + 74 * len(names),
         comparison_numbers(rows),

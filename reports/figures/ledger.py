@@ -62,7 +62,7 @@ def _subtitle(drawn: int, rows: int, listed: int, used: list[str]) -> str:
     empty = [bucket.replace("_", " ") for bucket in BUCKETS if bucket not in used]
     parts = [f"Drawn: {drawn:,} of {rows:,} rows, those in force at evenly spaced times."] if drawn < rows else []
     parts += [f"Listed below: {listed} of {rows:,} rows, evenly spaced."] if listed < rows else []
-    parts += [f"Nothing at any time in: {', '.join(empty)}."] if empty else []
+    parts += [f"Empty at all times: {', '.join(empty)}."] if empty else []
     return " ".join(parts)
 
 

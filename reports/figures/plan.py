@@ -22,12 +22,12 @@ def pareto(rows: Sequence[Row], currency: str) -> go.Figure:
     the candidates in the order of their rank. The first six have colours; points of the Pareto front are ringed.
     """
     names = list(dict.fromkeys(row["candidate"] for row in rows))
-    columns = ["Candidate", "Requests/s a replica", "Tokens/s a user", f"{currency} per million tokens"]
+    columns = ["Candidate", "Requests/s a replica", "Tokens/s per user", f"{currency} per million tokens"]
     fields = ("candidate", "request_rate", "tokens_per_s_per_user", "cost_per_million_tokens")
     figure = blank(
-        "What a token costs, and how fast a user sees it",
+        "Cost per token and output speed per user",
         "Each line: one candidate at 25, 50, 75 and 100 % (large) of its recommended rate. Right and below is better;"
-        " ringed is what no other point beats in both.",
+        " points of the Pareto front are ringed.",
         460,
         {"columns": columns, "rows": [[row[name] for name in fields] for row in rows]},
     )

@@ -30,22 +30,22 @@ def against_rate(points: pd.DataFrame, metric: str, title: str, unit: str) -> go
     subtitle = f"Mean and range over {seeds} points each." if seeds > 1 else ""
     figure = blank(title, subtitle, 400, _numbers(spread, unit))
     if unit == "requests/s":
-        figure.add_trace(_asked(points["request_rate"].max()))
+        figure.add_trace(_request_rate_line(points["request_rate"].max()))
     for place, name in enumerate(dict.fromkeys(points["series"])):
         figure.add_trace(_line(place, name, spread.loc[name].sort_index(), unit))
     values = spread[["min", "max"]]
     # Beside the requested rate, a rate is drawn from 0.
     log = unit != "requests/s" and values["min"].min() > 0 and values["max"].max() / values["min"].min() > _LOG_FROM
     figure.update_layout(hovermode="closest", legend_traceorder="normal")
-    figure.update_xaxes(title_text="requests/s asked", rangemode="tozero")
+    figure.update_xaxes(title_text="request rate (requests/s)", rangemode="tozero")
     kind = {"type": "log", "dtick": 1} if log else {"rangemode": "tozero"}
     figure.update_yaxes(title_text=unit, tickformat=",", **kind)
     return figure
 
 
-def _asked(highest: float) -> go.Scatter:
+def _request_rate_line(highest: float) -> go.Scatter:
     line = {"color": MUTED, "width": 1, "dash": "dot"}
-    return go.Scatter(name="as asked", mode="lines", x=[0, highest], y=[0, highest], line=line, hoverinfo="skip")
+    return go.Scatter(name="request rate", mode="lines", x=[0, highest], y=[0, highest], line=line, hoverinfo="skip")
 
 
 def _line(place: int, name: str, rows: pd.DataFrame, unit: str) -> go.Scatter:
@@ -58,13 +58,13 @@ def _line(place: int, name: str, rows: pd.DataFrame, unit: str) -> go.Scatter:
         line={"color": colour(place), "width": 2, "dash": dash(place)},
         marker={"symbol": symbol(place), "size": 8, "line": {"color": PAPER, "width": 1}},
         error_y={"array": above, "arrayminus": below, "color": colour(place), "thickness": 1, "width": 3},
-        hovertemplate=f"{name}<br>%{{x:,.3~g}} requests/s asked: %{{y:,.4~g}} {unit}<extra></extra>",
+        hovertemplate=f"{name}<br>at %{{x:,.3~g}} requests/s: %{{y:,.4~g}} {unit}<extra></extra>",
     )
 
 
 def _numbers(spread: pd.DataFrame, unit: str) -> Numbers:
     rows = [[*at, float(row["mean"]), float(row["min"]), float(row["max"])] for at, row in spread.iterrows()]
-    return {"columns": ["Series", "Requests/s asked", f"Mean ({unit})", "Least", "Most"], "rows": rows}
+    return {"columns": ["Series", "Request rate (requests/s)", f"Mean ({unit})", "Least", "Most"], "rows": rows}
 
 
 def throughput_pareto(points: pd.DataFrame) -> go.Figure:
@@ -78,8 +78,8 @@ def throughput_pareto(points: pd.DataFrame) -> go.Figure:
     places = list(zip(ordered["tokens_per_s_per_user"], ordered["tokens_per_s_per_gpu"]))
     best = pd.Series(unbeaten(places), index=ordered.index)
     figure = blank(
-        "What a GPU gives, and what a user sees",
-        "Right and above is better; ringed is what no other point beats in both, all else is faint. A line joins the"
+        "Throughput per GPU and output speed per user",
+        "Right and above is better; points of the Pareto front are ringed, all others are faint. A line joins the"
         " rates of a series.",
         440,
         _pareto_numbers(ordered, best),
@@ -115,7 +115,7 @@ def _choices(place: int, name: str, rows: pd.DataFrame, best: Sequence[bool]) ->
 
 
 def _pareto_numbers(rows: pd.DataFrame, best: pd.Series) -> Numbers:
-    columns = ["Series", "Requests/s asked", "Tokens/s a user", "Tokens/s a GPU", "Beaten by none"]
+    columns = ["Series", "Request rate (requests/s)", "Tokens/s per user", "Tokens/s per GPU", "On the Pareto front"]
     fields = ("series", "request_rate", "tokens_per_s_per_user", "tokens_per_s_per_gpu")
     cells = zip(*(rows[name].tolist() for name in fields), best.tolist())
     return {"columns": columns, "rows": [[*row[:-1], "yes" if row[-1] else "no"] for row in cells]}

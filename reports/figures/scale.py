@@ -28,7 +28,7 @@ def scale_sensitivity(rows: Sequence[Row], fitted_scale: float | None = None) ->
     names = series_of(known)
     fitted = "" if fitted_scale is None else f" Dotted: the fitted s\u00a0=\u00a0{fitted_scale:.2f}."
     figure = blank(
-        "How each bar of Fig 2 moves with the step-time scale s",
+        "Fig 2 by step-time scale s",
         f"Simulated minus published, in points of the KV pool. Grey band: within {_WITHIN_POINTS} points.{fitted}",
         120 + 190 * -(-len(names) // 2),
         sensitivity_numbers(rows),

@@ -20,7 +20,7 @@ def seeds(rows: Sequence[Row]) -> go.Figure:
     names = series_of(rows)
     places = _places(rows)
     figure = blank(
-        "How far a single seed may be off",
+        "Range over seeds",
         "Percent of all KV slots. The upright tick is the published value, where there is one.",
         110 + 24 * (len(rows) + len(names)),
         comparison_numbers(rows),

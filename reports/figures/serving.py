@@ -33,7 +33,7 @@ def throughput_over_time(tables: Tables, kind: str = "output") -> go.Figure:
     column = f"{kind}_tokens"
     paces = {name: table.assign(**{column: table[column] / _spans_s(table)}) for name, table in tables.items()}
     rows = [_throughput_row(name, table[column], paces[name]) for name, table in tables.items()]
-    more = "" if kind == "output" else " What is computed again counts again, and cached tokens do not."
+    more = "" if kind == "output" else " Recomputed tokens count again, cached tokens do not."
     title = f"{kind.capitalize()} tokens/s"
     figure = blank(title, f"{_subtitle(tables)}{more}", 280, _table(rows), _data(paces, (column,)))
     return _drawn(figure, paces, {column: "solid"}, "tokens/s")

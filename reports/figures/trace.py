@@ -22,7 +22,7 @@ def lengths(rows: Sequence[Row]) -> go.Figure:
     """
     columns = ["Share of requests", "Prompt tokens", "Output tokens"]
     numbers: Numbers = {"columns": columns, "rows": [list(row.values()) for row in rows]}
-    figure = blank("How long the requests are", "Share of requests with at most so many tokens.", 340, numbers)
+    figure = blank("Lengths of requests", "Share of requests with at most so many tokens.", 340, numbers)
     for name in ("prompt", "output"):
         figure.add_scatter(
             name=name,
@@ -44,7 +44,7 @@ def arrivals(rows: Sequence[Row]) -> go.Figure:
     """
     numbers: Numbers = {"columns": ["From (s)", "To (s)", "Requests/s"], "rows": [list(row.values()) for row in rows]}
     width_s = rows[0]["end_s"] - rows[0]["start_s"]
-    figure = blank("How fast they come", f"Requests a second, counted over {width_s:,.3g} s each.", 300, numbers)
+    figure = blank("Arrivals over time", f"Requests a second, counted over {width_s:,.3g} s each.", 300, numbers)
     figure.add_bar(
         x=[(row["start_s"] + row["end_s"]) / 2 for row in rows],
         y=[row["requests_per_s"] for row in rows],

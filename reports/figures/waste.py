@@ -21,7 +21,7 @@ def waste_cost(rows: Sequence[Row]) -> go.Figure:
     """
     bars = [row for row in rows if row["without"] in (*BUCKETS, _ALL)]
     subtitle = "Requests/s with the slots of a bucket given back, over requests/s as it is; all requests come at once."
-    figure = blank("What each kind of waste costs", subtitle, 130 + 28 * len(bars), _numbers(rows))
+    figure = blank("Cost of each kind of waste", subtitle, 130 + 28 * len(bars), _numbers(rows))
     for bucket in (*BUCKETS, _ALL):
         mine = [(place, row) for place, row in enumerate(bars) if row["without"] == bucket]
         if not mine:
@@ -66,13 +66,13 @@ def _numbers(rows: Sequence[Row]) -> Numbers:
 
 
 _TITLES = {
-    "paper": ("Where the KV pool goes, policy by policy: the paper's view", "External & others holds free slots too."),
+    "paper": ("Use of the KV pool by policy: the paper's view", "External & others holds free slots too."),
     "popular": (
-        "Where the KV pool goes, policy by policy: the popular view",
-        "Reservation includes what is reserved for an output that never comes; free slots are no waste.",
+        "Use of the KV pool by policy: the popular view",
+        "Reservation includes what is reserved for an output that never comes; free slots do not count as waste.",
     ),
     "buckets": (
-        "Where the KV pool goes, policy by policy: every bucket",
+        "Use of the KV pool by policy: every bucket",
         "Every slot is in exactly one of the nine.",
     ),
 }

@@ -48,55 +48,55 @@ _WATERMARKED = ("vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi")
 _FREE_RUN = "free blocks, and the longest run of them"
 
 
-def write_report(path: str | PathLike[str], asked: PageInputs) -> Path:
+def write_report(path: str | PathLike[str], inputs: PageInputs) -> Path:
     """Write the page to ``path``, and return the path.
 
     Raises:
         UserError: It cannot be written.
     """
-    return write_page(path, title(asked), _lead(asked), _sections(asked))
+    return write_page(path, title(inputs), _lead(inputs), _sections(inputs))
 
 
-def figures(asked: PageInputs) -> list[go.Figure]:
+def figures(inputs: PageInputs) -> list[go.Figure]:
     """Every figure of the page, in its order."""
     return [
         figure
-        for section in _sections(asked)
+        for section in _sections(inputs)
         for shown in (*(widget.figures for widget in section.widgets), section.figures)
         for figure in shown
     ]
 
 
-def _sections(asked: PageInputs) -> list[Section]:
-    return [made for make in SECTIONS if (made := make(asked)) is not None]
+def _sections(inputs: PageInputs) -> list[Section]:
+    return [made for make in SECTIONS if (made := make(inputs)) is not None]
 
 
-def _served(asked: PageInputs) -> list[Result]:
+def _served(inputs: PageInputs) -> list[Result]:
     """The runs that served at least one request."""
-    return [result for result in asked.results if len(result.residencies)]
+    return [result for result in inputs.results if len(result.residencies)]
 
 
-def _recorded(asked: PageInputs) -> list[tuple[Result, BlockMap]]:
+def _recorded(inputs: PageInputs) -> list[tuple[Result, BlockMap]]:
     """The runs with recorded blocks, and their block maps."""
-    return [(result, blocks) for result in asked.results if (blocks := result.blocks) is not None]
+    return [(result, blocks) for result in inputs.results if (blocks := result.blocks) is not None]
 
 
-def _on_one_clock(figure: go.Figure, asked: PageInputs) -> go.Figure:
+def _on_one_clock(figure: go.Figure, inputs: PageInputs) -> go.Figure:
     """A figure over time, from the start to the end of the longest of the compared runs."""
-    return figure.update_xaxes(range=[0, max(result.end_s for result in asked.results)])
+    return figure.update_xaxes(range=[0, max(result.end_s for result in inputs.results)])
 
 
-def title(asked: PageInputs) -> str:
+def title(inputs: PageInputs) -> str:
     """The title of the page."""
-    names = [result.name for result in asked.results]
-    return f"{' beside '.join(names)}: where the KV cache went"
+    names = [result.name for result in inputs.results]
+    return f"{' beside '.join(names)}: use of the KV cache"
 
 
-def _lead(asked: PageInputs) -> str:
-    loads = dict.fromkeys(_load_text(result) for result in asked.results)
-    if len({result.about["workload"]["sha256"] for result in asked.results}) > 1:
-        loads["These runs did not serve the same requests; compare them with care."] = None
-    return "\n\n".join([*loads, *(_run_text(result) for result in asked.results)])
+def _lead(inputs: PageInputs) -> str:
+    loads = dict.fromkeys(_load_text(result) for result in inputs.results)
+    if len({result.about["workload"]["sha256"] for result in inputs.results}) > 1:
+        loads["These runs served different requests; compare them with care."] = None
+    return "\n\n".join([*loads, *(_run_text(result) for result in inputs.results)])
 
 
 def _load_text(result: Result) -> str:
@@ -119,8 +119,8 @@ def _run_text(result: Result) -> str:
     )
 
 
-def _block_maps(asked: PageInputs) -> Section | None:
-    maps = [PlayedMap(each.name, blocks, each.request_of_sequence) for each, blocks in _recorded(asked)]
+def _block_maps(inputs: PageInputs) -> Section | None:
+    maps = [PlayedMap(each.name, blocks, each.request_of_sequence) for each, blocks in _recorded(inputs)]
     if not maps:
         return None
     text = (
@@ -132,18 +132,21 @@ def _block_maps(asked: PageInputs) -> Section | None:
     return Section("The block map", text, widgets=[Player(maps)])
 
 
-def _memory(asked: PageInputs) -> Section | None:
-    served = _served(asked)
+def _memory(inputs: PageInputs) -> Section | None:
+    served = _served(inputs)
     if not served:
         return None
-    figures = [_on_one_clock(_ledger(result), asked) for result in served]
+    figures = [_on_one_clock(_ledger(result), inputs) for result in served]
     return Section("Memory over time", _ledger_text(served), figures)
 
 
 def _ledger_text(results: Sequence[Result]) -> str:
     sentences = ["The ledger: every slot of the pool in exactly one bucket."]
-    unrecorded = [result for result in results if result.blocks is None]
-    if len(unrecorded) < len(results):
+    probed = [result for result in results if result.is_probed]
+    unrecorded = [result for result in results if result.blocks is None and not result.is_probed]
+    if probed:
+        sentences.append("Of a live server from the file of the probe, at the start of every step.")
+    if len(unrecorded) + len(probed) < len(results):
         sentences.append("Where blocks were recorded, at the moments of the block map.")
     if unrecorded:
         sentences.append("From memory.parquet, at every scheduling decision: changes in between show at the next one.")
@@ -165,12 +168,12 @@ def _ledger(result: Result) -> go.Figure:
     return ledger_over_time(table, f"{result.name}: KV slots{of} by bucket", watermark, result.end_s)
 
 
-def _waste(asked: PageInputs) -> Section | None:
-    rows = [_waste_row(result) for result in _served(asked)]
+def _waste(inputs: PageInputs) -> Section | None:
+    rows = [_waste_row(result) for result in _served(inputs)]
     if not rows:
         return None
     text = "The same slots in the paper's four kinds (its Fig 2), and in all nine buckets."
-    return Section("What the memory was used for", text, [waste(rows), waste(rows, "buckets")])
+    return Section("Use of the memory", text, [waste(rows), waste(rows, "buckets")])
 
 
 def _waste_row(result: Result) -> dict[str, Any]:
@@ -186,15 +189,15 @@ def _waste_row(result: Result) -> dict[str, Any]:
     }
 
 
-def _fragmentation(asked: PageInputs) -> Section | None:
-    recorded = _recorded(asked)
+def _fragmentation(inputs: PageInputs) -> Section | None:
+    recorded = _recorded(inputs)
     if not recorded:
         return None
     figures = [
         figure
         for result, blocks in recorded
         for figure in (
-            _on_one_clock(largest_free_run(blocks, f"{result.name}: {_FREE_RUN}"), asked),
+            _on_one_clock(largest_free_run(blocks, f"{result.name}: {_FREE_RUN}"), inputs),
             free_run_histogram(blocks, f"{result.name}: lengths of the free runs"),
         )
     ]
@@ -205,31 +208,31 @@ def _fragmentation(asked: PageInputs) -> Section | None:
     return Section("External fragmentation", text, figures)
 
 
-def _latencies(asked: PageInputs) -> Section | None:
-    return serving_sections.latencies(asked.results, asked.goal)
+def _latencies(inputs: PageInputs) -> Section | None:
+    return serving_sections.latencies(inputs.results, inputs.goal)
 
 
-def _serving(asked: PageInputs) -> Section | None:
-    return serving_sections.serving(asked.results)
+def _serving(inputs: PageInputs) -> Section | None:
+    return serving_sections.serving(inputs.results)
 
 
-def _measured(asked: PageInputs) -> Section:
-    return serving_sections.measured(asked.measured)
+def _measured(inputs: PageInputs) -> Section:
+    return serving_sections.measured(inputs.measured, [each.name for each in inputs.results if each.is_probed])
 
 
-def _timeline(asked: PageInputs) -> Section | None:
-    served = _served(asked)
+def _timeline(inputs: PageInputs) -> Section | None:
+    served = _served(inputs)
     if not served:
         return None
     figures = [
-        _on_one_clock(request_timeline(each.requests, each.residencies, f"{each.name}: requests over time"), asked)
+        _on_one_clock(request_timeline(each.requests, each.residencies, f"{each.name}: requests over time"), inputs)
         for each in served
     ]
     return Section("Requests over time", "From arrival to the last token. Drag to zoom.", figures)
 
 
-def _tables(asked: PageInputs) -> Section | None:
-    viewers = [viewer for result in asked.results if (viewer := _viewer(result, asked.request)) is not None]
+def _tables(inputs: PageInputs) -> Section | None:
+    viewers = [viewer for result in inputs.results if (viewer := _viewer(result, inputs.request)) is not None]
     if not viewers:
         return None
     shown = ", ".join(f"request {viewer.data['request']} of {viewer.data['name']}" for viewer in viewers)

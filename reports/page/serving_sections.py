@@ -37,6 +37,8 @@ def latencies(results: Sequence[Result], goal: Objectives | None = None) -> Sect
     if not figures:
         return None
     text = "From when a request is sent; percentiles are those of summary.json."
+    if all(result.is_probed for result in results):
+        text = "From when the API server gets a request."
     return Section("Latency", "\n\n".join([text, _goal_text(results, goal, met)]), figures)
 
 
@@ -91,12 +93,19 @@ class Measured(NamedTuple):
     warning: str = ""
 
 
-def measured(found: Measured | None) -> Section:
-    """Simulated beside measured values; a sentence if nothing was measured."""
+def measured(found: Measured | None, probed: Sequence[str] = ()) -> Section:
+    """Simulated beside measured values; a sentence if nothing was measured.
+
+    Args:
+        probed: Names of the runs that are recordings of live servers.
+    """
     title = "Simulated against measured"
+    if found is None and probed:
+        text = f"{', '.join(probed)}: measured on a live server by fragmeter.probe."
+        return Section(title, text)
     if found is None:
         text = (
-            "Nothing was measured: these are numbers of a simulation alone. fragmeter report --measured FILE compares them"
+            "No measurement was given: these numbers are simulated. fragmeter report --measured FILE compares them"
             " with the results of a real server from vllm bench serve --save-result --save-detailed."
         )
         return Section(title, text)

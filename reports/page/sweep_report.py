@@ -19,14 +19,14 @@ from .page import Section, write_page
 MOST_LISTED = 200
 _LISTED = {
     "series": "Series",
-    "request_rate": "Requests/s asked",
+    "request_rate": "Request rate (requests/s)",
     "seed": "Seed",
     "request_throughput": "Requests/s done",
     "request_goodput": "Goodput (requests/s)",
     "p99_ttft_ms": "p99 TTFT (ms)",
     "p99_tpot_ms": "p99 TPOT (ms)",
-    "tokens_per_s_per_user": "Tokens/s a user",
-    "tokens_per_s_per_gpu": "Tokens/s a GPU",
+    "tokens_per_s_per_user": "Tokens/s per user",
+    "tokens_per_s_per_gpu": "Tokens/s per GPU",
 }
 _LATENCIES = {"p99_ttft_ms": "TTFT that 99 % of the requests stay below", "p99_tpot_ms": "TPOT that 99 % stay below"}
 
@@ -81,8 +81,8 @@ def _rates(sweep: Sweep) -> Section:
     figures = [_goodput(points, sweep.objectives)]
     figures += [against_rate(points, name, label, "ms") for name, label in _LATENCIES.items()]
     text = (
-        "Where a line bends, the replica is full: a higher rate only makes requests wait. Rates that are done count to"
-        " the last answer, so those of few requests stay below what was asked."
+        "Where a line bends, the replica is full: a higher rate only makes requests wait. Throughput is counted up to"
+        " the last response, so runs of few requests stay below their request rate."
     )
     if not sweep.objectives:
         text += " No objectives were given, so goodput is not known; sweep --goodput ttft:500 tpot:50 counts it."
@@ -99,7 +99,7 @@ def _pareto(sweep: Sweep) -> Section:
     points, title = sweep.points[np.isfinite(sweep.points["tokens_per_s_per_user"])], "Throughput against speed"
     if points.empty:
         return Section(title, "No point has an output of more than one token, so there is no speed per user.")
-    text = "Larger batches give more tokens a GPU, and each user fewer: no point is best, but some are beaten."
+    text = "Larger batches give more tokens a GPU, and each user fewer: the Pareto front shows the trade-off."
     return Section(title, text, [throughput_pareto(points)])
 
 

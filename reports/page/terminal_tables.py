@@ -34,7 +34,7 @@ Payload = dict[str, Any]
 """``{"figure", "workload", "rows"}`` as written by ``--json``; see design.md, "The command line"."""
 
 _ERROR_NOTE = "error: simulated - published, in points; where marked %, of the published value"
-_VIEW_NOTE = "The paper counts free slots as external & others; popularly they are no waste."
+_VIEW_NOTE = "The paper counts free slots as external & others; the popular view does not."
 _VIEW_HEADINGS = {"paper": "The paper's view:", "popular": "The popular view:"}
 _WASTE_HEADINGS = (
     "token\nstates",

@@ -158,6 +158,8 @@ def _interned(entries: Any, texts: Sequence[str]) -> dict[str, int]:
 
 _TICKS_PER_NS = PER_SECOND // 10**9
 _PREFILL, _BOTH, _DECODE = "prefill", "prefill and decode", "decode"
+#: Steps without a token of a request: they only move blocks, or only compute a token after an EOS (asynchronous scheduling).
+_SWAP, _IN_VAIN = "swap", "in vain"
 _NAMES = tuple(dict.fromkeys((*TIMELINE, _PREFILL, _BOTH, _DECODE, *KINDS)))
 _CATEGORIES = ("request", "state", "step", "preemption")
 _OF_REQUEST = ("prompt_tokens", "output_tokens", "recomputed", "swapped", "refused")
@@ -258,7 +260,8 @@ def _write_steps(tracks: Tracks, track: int, steps: pd.DataFrame) -> None:
     begin_ns, end_ns = _nanoseconds(steps["start_ticks"]), _nanoseconds(steps["start_ticks"] + steps["ticks"])
     later = steps["batch_size"].where(steps["iterations"] > 1, 0)
     decoding, prefilling = (steps["decodes"] + later > 0), steps["prefill_tokens"] > 0
-    names = np.where(prefilling, np.where(decoding, _BOTH, _PREFILL), _DECODE).tolist()
+    alone = np.where(steps["batch_size"] > 0, _DECODE, np.where(steps["swap_ticks"] > 0, _SWAP, _IN_VAIN))
+    names = np.where(prefilling, np.where(decoding, _BOTH, _PREFILL), alone).tolist()
     values = steps[list(_OF_STEP)].to_dict("records")
     for begin, end, name, own in zip(begin_ns, end_ns, names, values, strict=True):
         tracks.begin(track, begin, "step", name, own)

@@ -56,11 +56,11 @@ class Cluster:
             if pair[field] is None and pair[other] is not None:
                 raise SettingError(field, None, f"goes with {other} = {pair[other]}; give both or neither")
         if self.disaggregated and self.num_replicas != 1:
-            remedy = "does not go with prefill_replicas and decode_replicas, which are all there are; leave it out"
+            remedy = "cannot be combined with prefill_replicas and decode_replicas; leave it out"
             raise SettingError("num_replicas", self.num_replicas, remedy)
         for field in ("decode_router", "kv_transfer_bandwidth", "kv_transfer_latency"):
             if not self.disaggregated and getattr(self, field) != getattr(Cluster, field):
-                remedy = "is of prefill_replicas and decode_replicas; give both, or leave it out"
+                remedy = "applies only to prefill_replicas and decode_replicas; give both, or leave it out"
                 raise SettingError(field, getattr(self, field), remedy)
         if self.decode_router == "prefix-affine":
             raise SettingError("decode_router", self.decode_router, "nothing is cached where requests only decode")

@@ -104,7 +104,7 @@ class PrefillEngine(RoutedEngine):
     """A replica that only prefills.
 
     Args:
-        hand_over: Called with a prefilled sequence and the time; returns the end of its transfer, or None if the
+        transfer: Called with a prefilled sequence and the time; returns the end of its transfer, or None if the
             sequence has finished.
         others: As for ``RoutedEngine``.
     """
@@ -112,10 +112,10 @@ class PrefillEngine(RoutedEngine):
     source: PrefillMailbox
 
     def __init__(
-        self, env: simpy.Environment, number: int, hand_over: Callable[[int, Sequence, int], int | None], *others: Any
+        self, env: simpy.Environment, number: int, transfer: Callable[[int, Sequence, int], int | None], *others: Any
     ) -> None:
         super().__init__(env, number, PrefillMailbox(self._drop), *others)
-        self._hand_over = hand_over
+        self._transfer = transfer
 
     def _drop(self, sequence: Sequence) -> None:
         self.memory.drop(sequence, self.state.decode_step)
@@ -123,9 +123,10 @@ class PrefillEngine(RoutedEngine):
     def _release_and_notify(self, leaving: list[Sequence], decode_step: int) -> None:
         """See ``Engine``; a sequence that is sent elsewhere keeps its blocks until the transfer ends."""
         for sequence in leaving:
-            until = self._hand_over(self.number, sequence, int(self.env.now))
+            until = self._transfer(self.number, sequence, int(self.env.now))
             if until is None:
-                self.memory.release((sequence,), decode_step)
+                release = self.memory.release_finished if self._ahead else self.memory.release
+                release((sequence,), decode_step)
                 continue
             self.memory.stall(sequence, decode_step)
             sequence.start_step, sequence.computed_tokens = NOT_DECODING, sequence.start_tokens
@@ -141,7 +142,7 @@ class PrefillEngine(RoutedEngine):
         return rest
 
 
-class HandOver:
+class KVTransfers:
     """Sends the KV of prompts from prefill replicas to decode replicas.
 
     Args:
@@ -151,7 +152,7 @@ class HandOver:
         router: Chooses the decode replica.
         links: Links of the prefill replicas.
         slot_bytes: Bytes of a token's KV.
-        to_come: Number of requests of more than one token that will be served.
+        remaining: Number of requests of more than one token that will be served.
 
     Attributes:
         transfers: A record of ``TRANSFER`` each.
@@ -165,12 +166,12 @@ class HandOver:
         router: Router,
         links: list[Link],
         slot_bytes: int,
-        to_come: int,
+        remaining: int,
     ) -> None:
         self._lengths, self._sent, self.decoders, self._router = lengths, sent, decoders, router
-        self._links, self._slot_bytes, self._to_come = links, slot_bytes, to_come
+        self._links, self._slot_bytes, self._remaining = links, slot_bytes, remaining
         self.transfers = Table(TRANSFER)
-        if not to_come:
+        if not remaining:
             self._close(0)
 
     def __call__(self, number: int, sequence: Sequence, now: int) -> int | None:
@@ -199,8 +200,8 @@ class HandOver:
     def _arrive(self, decoder: RoutedEngine, row: int, sequence: Sequence) -> None:
         now = int(decoder.env.now)
         decoder.send(now, self._sent[decoder.number].number(row, sequence))
-        self._to_come -= 1
-        if not self._to_come:
+        self._remaining -= 1
+        if not self._remaining:
             self._close(now)
 
     def _close(self, now: int) -> None:

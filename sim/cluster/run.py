@@ -34,7 +34,7 @@ from ..workload.source import OpenLoop
 from ..workload.users import Users
 from ..workload.workload import Workload
 from .config import Cluster
-from .disaggregated import TRANSFER, HandOver, Link, PrefillEngine
+from .disaggregated import TRANSFER, KVTransfers, Link, PrefillEngine
 from .routed import Mailbox, RoutedEngine
 from .routing import Router, decode_router, router
 from .sent import Lengths, Sent, part_of
@@ -63,7 +63,7 @@ class Fleet:
         self._settings, self._workload, self._rows = settings, workload, rows
         self._replicas, self._sent = replicas, sent
         self._lengths = Lengths(workload, replicas[0].max_model_len)
-        self._hand_over: HandOver | None = None
+        self._kv_transfers: KVTransfers | None = None
         self.engines: Sequence[Engine]
         if not cluster.disaggregated and not choose.looks:
             self.engines = self._split(choose)
@@ -97,16 +97,16 @@ class Fleet:
         first, chosen = cluster.num_arriving, self._settings
         decoders = [self._routed(number) for number in range(first, cluster.size)]
         dtype = "fp16" if chosen.kv_cache_dtype == "auto" else chosen.kv_cache_dtype
-        self._hand_over = HandOver(
+        self._kv_transfers = KVTransfers(
             self._lengths,
             self._sent,
             decoders,
             decode_router(cluster),
             [Link(cluster.kv_transfer_bandwidth, cluster.kv_transfer_latency) for _ in range(first)],
             model(chosen.model).slot_bytes(dtype),
-            to_come=int((self._workload.output_tokens[self._rows] > 1).sum()),
+            remaining=int((self._workload.output_tokens[self._rows] > 1).sum()),
         )
-        prefill = [PrefillEngine(self.env, number, self._hand_over, *self._parts(number)) for number in range(first)]
+        prefill = [PrefillEngine(self.env, number, self._kv_transfers, *self._parts(number)) for number in range(first)]
         return [*prefill, *decoders]
 
     def _arrive_at(self, engines: list[RoutedEngine], choose: Router) -> None:
@@ -116,7 +116,7 @@ class Fleet:
         """Send each request to a replica at its arrival, before all other events of that tick."""
         env, alarm, now = self.env, Alarm(self.env), int(self.env.now)
         arrivals = self._workload.arrival_ticks[self._rows].tolist()
-        prefills = self._hand_over is not None
+        prefills = self._kv_transfers is not None
         for row, ticks in zip(self._rows.tolist(), arrivals, strict=True):
             if ticks > now:
                 alarm.callbacks = []
@@ -126,7 +126,7 @@ class Fleet:
             place = choose.choose(row, engines, now)
             sequence = self._sent[place].number(row, self._lengths.sequence(row))
             if prefills:
-                sequence.output_tokens = 1
+                sequence.output_tokens = sequence.max_tokens = 1
             engines[place].expect(sequence)
             engines[place].send(now, sequence)
         for engine in engines:
@@ -134,13 +134,13 @@ class Fleet:
 
     def transfers(self) -> dict[str, np.ndarray]:
         """See ``ClusterRun``."""
-        return Table(TRANSFER).columns() if self._hand_over is None else self._hand_over.columns()
+        return Table(TRANSFER).columns() if self._kv_transfers is None else self._kv_transfers.columns()
 
     def parts(self, where: tuple[np.ndarray, ...]) -> list[Workload]:
         """The requests of every replica as they came to it, of rows ``where`` each."""
-        if self._hand_over is None:
+        if self._kv_transfers is None:
             return [part_of(self._workload, rows) for rows in where]
-        first, moved = len(where) - len(self._hand_over.decoders), self.transfers()
+        first, moved = len(where) - len(self._kv_transfers.decoders), self.transfers()
         arrived = np.zeros(len(self._workload), dtype=np.int64)
         arrived[moved["row"]] = moved["end_ticks"]
         return [
@@ -218,7 +218,7 @@ def simulate_cluster(
 
     Raises:
         UserError: A request is longer than the model, a setting cannot be or would not be read, or requests of
-            several sequences, with parents under a policy that shares, or from users that wait for answers.
+            several sequences, with parents under a policy that shares, or in a closed loop.
         SimulationFault: An invariant does not hold.
     """
     _check_separate(settings, workload)
@@ -246,7 +246,7 @@ def simulate_cluster(
 
 def _check_separate(settings: Settings, workload: Workload) -> None:
     """Refuse workloads that need a single replica."""
-    remedy = "is for a single replica; leave out num_replicas and the like"
+    remedy = "needs a single replica; leave out num_replicas, prefill_replicas and decode_replicas"
     if workload.users is not None:
         _refuse(workload.users)
     if workload.shares:
@@ -262,9 +262,11 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
 def _refuse(users: Users) -> None:
     """Refuse closed loops; the error names the flag that makes users wait."""
     if users.max_concurrency is not None:
-        remedy = "users that wait for answers need a single replica; leave it out"
+        remedy = "closed loops need a single replica; leave it out"
         raise SettingError("max_concurrency", users.max_concurrency, remedy)
-    remedy = "turns that wait for answers are for a single replica; leave out think_time and the trace's delays"
+    remedy = (
+        "turns that wait for the previous response need a single replica; leave out think_time and the trace's delays"
+    )
     raise SettingError("session_id", "given", remedy)
 
 

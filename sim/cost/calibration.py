@@ -16,6 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from ..types.errors import SettingError, UserError
+from ..types.validation import requirement
 from .operations import AXES, Coefficients, OpModel, OpName, smallest_call
 
 PROFILES = Path(__file__).parent / "profiles"
@@ -137,10 +138,10 @@ def _check_times(where: str, operation: OpName, coefficients: Coefficients) -> N
 def _complaint(name: str, error: ValidationError) -> UserError:
     """The first validation error as one line."""
     first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ")
+    message = requirement(first)
     where = ".".join(str(part) for part in first["loc"] if part != "[key]")
     if not where:
-        return UserError(f"{name}: is no calibration: {message}")
+        return UserError(f"{name}: is not a calibration file: {message}")
     value = first["input"]
     shown = value if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
     if where == "schema_version" and first["type"] == "literal_error":

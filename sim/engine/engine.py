@@ -143,6 +143,9 @@ class Engine:
                 steps, ticks, leap = leap_over(now, first_step)
             elif first_step and (first_step[0] or plan.preempted):
                 ticks, leap = stand_still(now, first_step, plan)
+                if ended and self._is_over():
+                    # What the last step computes in vain is no part of the run.
+                    break
             elif ended or seen < now:
                 # Nothing was scheduled ahead, so the next decision is taken at once, with all that is known by now.
                 ended, seen = [], now
@@ -341,9 +344,17 @@ class Engine:
                 observer.idle_started(now, idle[0])
         return idle
 
-    def _check_done(self) -> None:
+    def _is_over(self) -> bool:
+        """Whether all requests have finished and none is to come."""
+        return self.source.next_ticks >= NEVER and not self._unfinished()
+
+    def _unfinished(self) -> int:
+        """Requests that do not decode and have not finished."""
         state = self.state
-        left = len(state.waiting) + len(state.swapped) + len(state.prefilling) + len(state.stalled)
+        return len(state.waiting) + len(state.swapped) + len(state.prefilling) + len(state.stalled)
+
+    def _check_done(self) -> None:
+        left = self._unfinished()
         if left:
             raise SimulationFault(f"policy {self.policy.name} is stuck: nothing runs and {left} requests wait")
 

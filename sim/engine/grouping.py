@@ -46,7 +46,7 @@ def pinned_tokens(options: object) -> int:
 def _check_prefix(prefix: int, workload: Workload) -> None:
     field = "shared_prefix_tokens"
     if workload.dialogue is not None:
-        raise SettingError(field, prefix, "does not go with a trace with parent requests; leave one out")
+        raise SettingError(field, prefix, "cannot be combined with a trace with parent requests; leave one out")
     if (workload.prompt_tokens <= prefix).any():
         shortest = int(workload.prompt_tokens.min())
         raise SettingError(field, prefix, f"the shortest prompt has {shortest} tokens; give fewer")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..cost import PaperCost, StepCost, cost
 from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
-from ..policy import HYBRID, SHARING, Limits, Policy, Pool, Server, policy
+from ..policy import SHARING, Limits, Policy, Pool, Server, policy
 from ..policy.options import KvGroupOptions, Options, VllmV0Options, VllmV1Options, WatermarkOptions
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
@@ -40,6 +40,7 @@ class Replica:
         page_bytes: Bytes of a block of one KV group on each rank; 0 without KV groups.
         caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
         enforce_eager: Whether it runs without CUDA graphs.
+        sources: Where each value of ``describe`` comes from.
     """
 
     policy: Policy
@@ -52,6 +53,7 @@ class Replica:
     page_bytes: int = 0
     caches_prefixes: bool = False
     enforce_eager: bool = True
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def host_blocks(self) -> int:
@@ -71,6 +73,7 @@ class Replica:
             "enable_prefix_caching": self.caches_prefixes,
             "enforce_eager": self.enforce_eager,
             **asdict(self.policy.limits),
+            "sources": dict(self.sources),
         }
 
 
@@ -124,8 +127,8 @@ def build(
     else:
         layout = None if grouped else _layout(kind, options, shape, max_model_len)
     asked_size = layout.config.block_size if layout and layout.config else settings.block_size
-    if grouped or layout:
-        kind = (SHARING if grouped else HYBRID).get(kind, kind)
+    if grouped:
+        kind = SHARING.get(kind, kind)
     server = Server(
         model=shape,
         gpu=card,
@@ -150,7 +153,7 @@ def build(
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
-        host_blocks=0 if layout else _host_blocks(options, shape, ranks, size, deployment),
+        host_blocks=_host_blocks(options, shape, ranks, size, deployment, layout),
         ids=settings.ids,
         token_runs=runs,
         caches_prefixes=settings.enable_prefix_caching is not False,
@@ -167,9 +170,22 @@ def build(
         max_model_len=max_model_len,
         caches_prefixes=memory.cache_log is not None,
         enforce_eager=not deployment.cuda_graphs,
+        sources=_sources(settings, kind, layout),
         layout=layout,
         page_bytes=_page_bytes(shape, layout, ranks, size, deployment),
     )
+
+
+def _sources(settings: Settings, kind: type[Policy], layout: HybridLayout | None) -> dict[str, str]:
+    """Where the resolved values come from: the user, the model, or the defaults of the policy."""
+    names = {"num_gpu_blocks": "num_gpu_blocks_override"}
+    shared = ("block_size", "enable_prefix_caching", "enforce_eager", "max_num_seqs", "max_num_batched_tokens")
+    found = dict.fromkeys(shared, kind.defaults_source)
+    found |= {"num_gpu_blocks": kind.pool_source, "max_model_len": f"model {settings.model}"}
+    if layout and layout.config:
+        found |= {"block_size": "raised until a block is as large as a state", "num_gpu_blocks": Policy.pool_source}
+    given = (name for name in found if getattr(settings, names.get(name, name)) is not None)
+    return found | dict.fromkeys(given, "given")
 
 
 def _own_memory(settings: Settings, pool: Pool, layout: HybridLayout | None) -> Memory:
@@ -207,20 +223,14 @@ def _layout(kind: type[Policy], options: Options, shape: ModelSpec, max_model_le
     """The model's KV groups, if the policy supports them and a window is shorter than the longest sequence."""
     if not isinstance(options, KvGroupOptions) or options.disable_hybrid_kv_cache_manager:
         return None
-    if not kind.serves_kv_groups and kind not in HYBRID:
-        return None
-    layout = hybrid_layout(shape, max_model_len)
-    if layout and isinstance(options, VllmV0Options) and options.preemption_mode == "swap":
-        remedy = "is not simulated where layers with a window let go of theirs; give --disable-hybrid-kv-cache-manager"
-        raise SettingError("preemption_mode", "swap", remedy)
-    return layout
+    return hybrid_layout(shape, max_model_len) if kind.serves_kv_groups else None
 
 
 def _state_layout(
     settings: Settings, kind: type[Policy], shape: ModelSpec, deployment: Deployment, max_model_len: int, caches: bool
 ) -> HybridLayout:
     """The KV groups of a model with states, with attention blocks raised to the size of a state's page."""
-    if not kind.serves_kv_groups:
+    if not kind.serves_states:
         remedy = f"has layers with a fixed-size state, which {settings.policy} does not serve; use --policy vllm-v1"
         raise SettingError("model", shape.name, remedy)
     if isinstance(settings.policy_options, KvGroupOptions) and settings.policy_options.disable_hybrid_kv_cache_manager:
@@ -255,11 +265,13 @@ def _page_groups(layout: HybridLayout, kind: type[Policy], options: Options, lim
     )
 
 
-def _host_blocks(options: Options, shape: ModelSpec, ranks: int, size: int, deployment: Deployment) -> int:
+def _host_blocks(
+    options: Options, shape: ModelSpec, ranks: int, size: int, deployment: Deployment, layout: HybridLayout | None
+) -> int:
     """Blocks of the swap space, of a policy that has one."""
-    if not isinstance(options, VllmV0Options):
+    if not isinstance(options, VllmV0Options) or (layout and options.preemption_mode != "swap"):
         return 0
-    return host_blocks(shape, ranks, size, int(options.swap_space * GIB), deployment)
+    return host_blocks(shape, ranks, size, int(options.swap_space * GIB), deployment, layout)
 
 
 def _deployment(settings: Settings, shape: ModelSpec) -> Deployment:

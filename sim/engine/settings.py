@@ -15,6 +15,7 @@ from ..policy.options import Options, either, option_names
 from ..policy.registry import POLICIES, declaring, options_by_policy, policy
 from ..types.bounds import Blocks, BlockSize, Count, Scale, Seconds
 from ..types.errors import SettingError
+from ..types.validation import requirement
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -185,7 +186,7 @@ def settings(**fields: Any) -> Settings:
 
 
 def setting_error(error: ValidationError) -> SettingError:
-    """The first complaint of pydantic's, as one line of ours."""
+    """The first error of pydantic as one line: field, value, requirement."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"][:1])
-    return SettingError(name, first["input"], first["msg"])
+    return SettingError(name, first["input"], requirement(first))

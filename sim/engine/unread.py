@@ -28,7 +28,7 @@ EXEMPT = {
     "allocator": "names what is simulated",
     "leap": "changes no result by design",
     "ids": "changes no result by design; recordings set it",
-    "seed": "results say by which seed they came, also where nothing is drawn",
+    "seed": "results name their seed, even if nothing is drawn",
 }
 
 #: Fields of a cluster that one router reads.
@@ -48,7 +48,7 @@ def why_unread(field: str, settings: Settings, workload: Workload | None = None)
     if field in SHARED:
         if field != "max_num_batched_tokens" or kind.has_token_budget:
             return None
-        return f"{settings.policy} pads whole batches and has no budget of tokens; use --max-num-seqs, {LEAVE_OUT}"
+        return f"{settings.policy} schedules whole batches and has no token budget; use --max-num-seqs, {LEAVE_OUT}"
     if field in option_names(kind.options_type):
         return settings.policy_options.why_unread(field, settings, workload)
     if is_required(field):
@@ -116,13 +116,13 @@ def why_unread_in_cluster(field: str, cluster: Cluster, workload: Workload | Non
     """As ``why_unread``, of a field of ``Cluster``; those of prefill and decode are checked there."""
     arriving = cluster.prefill_replicas or cluster.num_replicas
     if field == "decode_router" and cluster.decode_replicas == 1:
-        return f"there is one replica that decodes; use more --decode-replicas, {LEAVE_OUT}"
+        return f"only one replica decodes; use more --decode-replicas, {LEAVE_OUT}"
     if field in ("router", *OF_PREFIX_AFFINE) and arriving == 1:
-        return f"requests arrive at one replica; use --num-replicas or more --prefill-replicas, {LEAVE_OUT}"
+        return f"all requests arrive at one replica; use --num-replicas or more --prefill-replicas, {LEAVE_OUT}"
     if field in OF_PREFIX_AFFINE and cluster.router != "prefix-affine":
         return f"{cluster.router} does not read it; use --router prefix-affine, {LEAVE_OUT}"
     if field == "cache_threshold" and workload is not None and not workload.may_share_prefixes:
-        return f"no two prompts are known to begin alike; use a trace with hash_ids or session_id, {LEAVE_OUT}"
+        return f"no prompts are known to share a prefix; use a trace with hash_ids or session_id, {LEAVE_OUT}"
     return None
 
 

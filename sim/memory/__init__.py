@@ -6,15 +6,13 @@ from .accounting.integrals import BUCKETS, Window
 from .accounting.kv_groups import PageGroups, most_prompt_blocks
 from .base import Memory, Transaction
 from .contiguous.buddy import BuddyArena
-from .contiguous.contiguous import BatchMemory, BuddyMemory, ContiguousMemory
-from .contiguous.copies import CopyingBuddyMemory, CopyingMemory
-from .contiguous.dialogue_copies import DialogueBuddyMemory, DialogueContiguousMemory
+from .contiguous.contiguous import BatchMemory, ContiguousMemory
+from .contiguous.copies import CopyingMemory
+from .contiguous.dialogue_copies import DialogueContiguousMemory
 from .paged.block_pool import BlockPool
 from .paged.cached import CachedMemory
-from .paged.chunked import ChunkedMemory
 from .paged.deferred import DeferredMemory
 from .paged.dialogue import DialogueMemory
-from .paged.hybrid import HybridMemory
 from .paged.paged import PagedMemory
 from .paged.radix_memory import RadixMemory
 from .paged.radix_slots import SlotRadixMemory
@@ -26,17 +24,12 @@ __all__ = [
     "BatchMemory",
     "BlockPool",
     "BuddyArena",
-    "BuddyMemory",
     "CachedMemory",
-    "ChunkedMemory",
     "ContiguousMemory",
-    "CopyingBuddyMemory",
     "CopyingMemory",
     "DeferredMemory",
-    "DialogueBuddyMemory",
     "DialogueContiguousMemory",
     "DialogueMemory",
-    "HybridMemory",
     "Memory",
     "PageGroups",
     "PagedMemory",

@@ -38,7 +38,7 @@ import numpy as np
 
 from ..types.sequence import Sequence
 from ..types.state import State
-from .accounting.cache_log import CachedLevel, CacheLog
+from .accounting.cache_log import CacheLog
 from .accounting.kv_groups import PageGroups
 from .accounting.ledger import Meter
 from .accounting.moves import Moves
@@ -191,7 +191,7 @@ class Memory(Protocol):
         """What admissions looked up and found; None where nothing is kept for others."""
 
     @property
-    def cached_level(self) -> CachedLevel | None:
+    def cached_level(self) -> CacheLog | None:
         """When slots that no sequence holds became reclaimable with their contents, or their mapping, kept; the
         ``cache_log`` where there is one, None where there are no such slots."""
 

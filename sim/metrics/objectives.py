@@ -13,7 +13,7 @@ from .requests import RequestTimes
 
 #: As ``vllm bench serve`` calls them.
 NAMES = ("ttft", "tpot", "e2el")
-_EXAMPLE = f"say KEY:MILLISECONDS with KEY one of {', '.join(NAMES)}, such as ttft:500"
+_EXAMPLE = f"must be KEY:MILLISECONDS with KEY one of {', '.join(NAMES)}, such as ttft:500"
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Objectives:
 
     def met(self, times: RequestTimes) -> dict[str, np.ndarray]:
         """The served requests that meet each limit, bool [served] by name, and under ``all`` those that meet all."""
-        asked = (times.arrival_ticks, times.first_token_ticks, times.finish_ticks, times.output_tokens)
-        found = {name: ~missed for name, missed in self.missed(*asked).items()}
+        columns = (times.arrival_ticks, times.first_token_ticks, times.finish_ticks, times.output_tokens)
+        found = {name: ~missed for name, missed in self.missed(*columns).items()}
         return found | {"all": np.logical_and.reduce(list(found.values()))}
 
     def __str__(self) -> str:

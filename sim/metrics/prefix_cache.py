@@ -63,7 +63,7 @@ def _last_to_end(run: Run) -> np.ndarray:
     counts, residencies = run.workload.num_sequences, run.log.residencies
     finish = np.zeros(int(counts.sum()), dtype=np.int64)
     # Stays are in order of time: the last one of a sequence stands.
-    finish[residencies["index"]] = run.log.leave_ticks
+    finish[residencies["index"]] = run.log.release_ticks
     request = np.repeat(np.arange(len(counts)), counts)
     order = np.lexsort((np.arange(len(request)), finish, request))
     return order[np.cumsum(counts) - 1]

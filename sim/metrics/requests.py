@@ -68,7 +68,7 @@ def request_times(run: Run) -> RequestTimes:
     last[residencies["index"]] = np.arange(len(residencies["index"]))
     index = np.unique(request[sequences])
     finish = np.zeros(len(work), dtype=np.int64)
-    np.maximum.at(finish, request[sequences], run_log.leave_ticks[last[sequences]])
+    np.maximum.at(finish, request[sequences], run_log.release_ticks[last[sequences]])
     scheduled, first_token = np.full(len(work), _NEVER), np.full(len(work), _NEVER)
     for table in (residencies, run_log.chunks):
         np.minimum.at(scheduled, request[table["index"]], table["start_ticks"])

@@ -37,7 +37,7 @@ def residencies_table(run: Run) -> pd.DataFrame:
             "sequence": residencies["index"],
             "start_ticks": _begins(run_log),
             "first_token_ticks": run_log.first_token_ticks,
-            "end_ticks": run_log.leave_ticks,
+            "end_ticks": run_log.release_ticks,
             "begun": pd.Categorical.from_codes(residencies["kind"], BEGINS),
             "ended": pd.Categorical.from_codes(ended, ENDS),
         }

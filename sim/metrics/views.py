@@ -21,7 +21,7 @@ HELD_VIEW = {
     "external": ("round_up", "stranded"),
     "free": ("free", "cached"),
 }
-#: The three kinds of waste as popular texts explain them; free slots are no waste.
+#: The three kinds of waste as popular texts explain them; free slots do not count as waste.
 POPULAR_VIEW = {
     "live": ("live",),
     "reservation": ("reserved", "over_estimate"),

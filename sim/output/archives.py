@@ -57,7 +57,7 @@ def load_archive(
         meta = json.loads(str(arrays.pop("meta")))
         version = meta["schema_version"]
     except (ValueError, KeyError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error):
-        raise UserError(f"{path}: is no {kind}; {remedy}") from None
+        raise UserError(f"{path}: is not a {kind}; {remedy}") from None
     if version != schema_version:
         raise UserError(f"{path}: schema_version = {version}: this version reads {schema_version}; {remedy}")
     if odd := set(arrays) ^ set(names):

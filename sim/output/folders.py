@@ -238,7 +238,9 @@ def _refuse_strangers(folder: Path, kind: FolderKind, shown: str, field: str) ->
     """Refuse a folder unless it is empty or of the kind."""
     stranger = _stranger(folder, kind)
     if stranger is not None:
-        remedy = f"holds {stranger}, which is no file of a {kind.name}; choose another folder, or move that file away"
+        remedy = (
+            f"holds {stranger}, which is not a file of a {kind.name}; choose another folder, or move that file away"
+        )
         raise SettingError(field, shown, remedy)
     holds_files = any(not is_part_file(name) for name in os.listdir(folder))
     if holds_files and not kind.marks(folder):

@@ -23,7 +23,7 @@ def status_of(interrupt: KeyboardInterrupt) -> int:
 
 def message_of(interrupt: KeyboardInterrupt) -> str:
     """Message of a program that is ended by an interrupt."""
-    return f"{'terminated' if isinstance(interrupt, Terminated) else 'interrupted'}; what is finished stays"
+    return f"{'terminated' if isinstance(interrupt, Terminated) else 'interrupted'}; finished results are kept"
 
 
 def handle(on_first: Callable[[int], object] = lambda status: None) -> None:

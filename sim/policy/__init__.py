@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from .base import Limits, Policy, Pool, Server
 from .options import Options
-from .registry import HYBRID, POLICIES, SHARING, policies, policy
+from .registry import POLICIES, SHARING, policies, policy
 
 __all__ = [
-    "HYBRID",
     "POLICIES",
     "SHARING",
     "Limits",

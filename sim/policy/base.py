@@ -13,6 +13,7 @@ import numpy as np
 
 from ..memory import Memory
 from ..memory.accounting.kv_groups import PageGroups
+from ..memory.paged.paged import PagedMemory
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, paper_num_blocks
 from ..types.errors import SettingError
 from ..types.sequence import StepPlan
@@ -109,7 +110,7 @@ class Policy:
     Args:
         limits: Limits of a step.
         options: The policy's options, an instance of ``options_type``.
-        groups: KV groups of the pool, for policies that support them.
+        groups: KV groups of the pool, for policies that support them; None is one group, which keeps every token.
 
     Attributes:
         name: Name on the command line.
@@ -120,17 +121,20 @@ class Policy:
         caches_prefixes: Whether freed blocks can keep their contents for prompts with the same prefix.
         caches_by_default: Whether they do so also if no contents are known: a preempted sequence finds its own blocks.
         default_enforce_eager: Default of ``enforce_eager``.
-        reads_max_tokens: Whether reservations depend on the ``max_tokens`` that a client declares.
+        reads_max_tokens: Whether reservations, or steps, depend on the ``max_tokens`` that a client declares.
         groups_sequences: Whether the sequences of a request are admitted and preempted together.
         needs_sharing_variant: Whether only a variant in ``registry.SHARING`` serves such requests. Subclasses inherit
             this, and serve the sequences as separate requests unless they have a variant.
         disaggregates: Whether it can decode requests that another replica prefilled.
         serves_kv_groups: Whether it schedules over several KV groups.
+        serves_states: Whether some of them may keep fixed-size states.
+        admits_first: Whether a step checks waiting sequences before the running ones give blocks back.
         default_max_num_seqs: Default of ``max_num_seqs``; None is the number of sequences of the model's length that
             fit into the pool.
         default_max_num_batched_tokens: Default of ``max_num_batched_tokens``.
         has_token_budget: Whether it reads ``max_num_batched_tokens``.
         default_block_size: Default tokens per block.
+        defaults_source, pool_source: Where these defaults, and the size of the pool, come from; for ``run.json``.
         schedules_ahead: Whether a step is decided while the step before it runs.
         null_blocks: Blocks of the pool that hold no tokens, such as vLLM's block 0.
     """
@@ -148,10 +152,14 @@ class Policy:
     needs_sharing_variant: ClassVar[bool] = False
     disaggregates: ClassVar[bool] = False
     serves_kv_groups: ClassVar[bool] = False
+    serves_states: ClassVar[bool] = False
+    admits_first: ClassVar[bool] = False
     default_max_num_seqs: ClassVar[int | None] = 256
     default_max_num_batched_tokens: ClassVar[int] = 2048
     has_token_budget: ClassVar[bool] = True
     default_block_size: ClassVar[int] = 16
+    defaults_source: ClassVar[str] = "default of the policy"
+    pool_source: ClassVar[str] = "computed from model and GPU as in the paper"
     null_blocks: ClassVar[int] = 0
 
     schedules_ahead: bool = False
@@ -161,6 +169,7 @@ class Policy:
     def __init__(self, limits: Limits, options: Any = None, groups: PageGroups | None = None) -> None:
         self.limits = limits
         self.options = self.options_type() if options is None else options
+        self.groups = groups or PageGroups()
 
     @classmethod
     def pool_size(cls, server: Server, options: Any, num_blocks: int | None, block_size: int | None) -> tuple[int, int]:
@@ -221,9 +230,37 @@ class Policy:
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         """Blocks, int64 [n], of the smallest pool that can serve each request; requests that need more are refused.
 
-        By default the blocks of prompt and output without the last token, which is never stored.
+        By default the blocks, of all KV groups, for an admission with prompt and output without the last token, which is
+        never stored; a preemption may cause it.
         """
-        return blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size) + self.null_blocks
+        blocks = blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size)
+        groups = self.groups
+        windows = groups.sliding * np.minimum(blocks, groups.most_prompt_blocks)
+        # A step that continues from a state at the end of a block holds that state and the new one.
+        states = groups.states * np.minimum(blocks, 2 if groups.states_by_block else 1)
+        return groups.full * blocks + windows + states + self.null_blocks
+
+    def steps_until_head_fits(self, state: State, memory: PagedMemory, limit: int) -> int:
+        """Steps, at most ``limit``, in which the first swapped or waiting sequence finds too few blocks, although running
+        sequences give blocks back."""
+        if state.batch_size == self.limits.max_num_seqs or not memory.giving:
+            return limit
+        if state.swapped:
+            wanted = memory.pages_for(state.swapped[0].start_tokens - 1) + memory.growing
+        elif state.waiting:
+            if memory.cache_log:
+                # Its cached prefix and the free blocks may change with every step.
+                return 1
+            wanted = memory.groups.wanted_blocks(-(-state.waiting[0].start_tokens // memory.block_size))
+        else:
+            return limit
+        step = memory.step_that_frees(state.decode_step, wanted + self.limits.watermark_blocks)
+        if step is None:
+            return limit
+        if self.admits_first and not state.swapped:
+            return step
+        # If the blocks were already free in this step, the head waits for another reason.
+        return limit if step == 1 else step - 1
 
 
 def blocks_of(tokens: np.ndarray, block_size: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..memory.paged.paged import PagedTransaction
+from ..memory.paged.transaction import PagedTransaction
 from ..types.sequence import CARRY_ON, NOT_DECODING, Sequence, StepPlan
 from ..types.state import State
 from .options import Options
@@ -40,7 +40,7 @@ class FastGen(TokenBudget):
         partial = next(iter(state.prefilling), None)
         if partial is None:
             return self._admit(state, transaction, budget) if state.waiting else CARRY_ON
-        held, size = transaction.memory.partial[partial], transaction.block_size
+        held, size = transaction.memory.partial[partial].blocks, transaction.block_size
         room = (held + transaction.free) * size - partial.computed_tokens
         left = partial.start_tokens - partial.computed_tokens
         tokens = min(left, budget, room)

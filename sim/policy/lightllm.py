@@ -7,7 +7,7 @@ from math import ceil
 
 import numpy as np
 
-from ..memory.paged.paged import PagedTransaction
+from ..memory.paged.transaction import PagedTransaction
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload

@@ -93,7 +93,7 @@ class BeamOptions(Options):
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         if name == "beam_survival" and not self.use_beam_search:
-            return f"is of beams; use --use-beam-search, {LEAVE_OUT}"
+            return f"applies only to beams; use --use-beam-search, {LEAVE_OUT}"
         if name in ("use_beam_search", "beam_survival") and workload is not None and not workload.shares:
             return f"every request asks for one sequence; use --n, {LEAVE_OUT}"
         return super().why_unread(name, replica, workload)
@@ -138,12 +138,34 @@ class KvGroupOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmV1Options(WatermarkOptions, KvGroupOptions):
-    """Of vLLM V1."""
+class VllmServeOptions(WatermarkOptions, KvGroupOptions):
+    """Of policies with the pool of ``vllm serve``."""
 
     watermark: Annotated[
         float, Field(ge=0, lt=1, description="Share of the pool that an admission must leave free.")
     ] = 0.0
+    gpu_memory_utilization: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="Share of the GPU memory for weights, activations, CUDA graphs and KV cache, from which the pool is"
+            " computed as vLLM does at its start.",
+        ),
+    ] = LATEST.gpu_memory_utilization
+
+    def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
+        if name == "gpu_memory_utilization" and replica.num_gpu_blocks_override is not None:
+            return "--num-gpu-blocks-override sets the pool, whatever the memory; leave out one of them"
+        if name == "gpu_memory_utilization" and model(replica.model).mixer:
+            return "the pool of a model with fixed-size states is computed as in the paper; leave it out"
+        return super().why_unread(name, replica, workload)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmV1Options(VllmServeOptions):
+    """Of vLLM V1."""
+
     async_scheduling: Annotated[bool, Field(description="Decide a step while the step before it runs.")] = True
     long_prefill_token_threshold: Annotated[
         int,
@@ -188,19 +210,8 @@ class VllmV1Options(WatermarkOptions, KvGroupOptions):
             " requests, lower first, and then their arrival."
         ),
     ] = "fcfs"
-    gpu_memory_utilization: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=1,
-            description="Share of the GPU memory for weights, activations, CUDA graphs and KV cache, from which the pool is"
-            " computed as vLLM does at its start.",
-        ),
-    ] = LATEST.gpu_memory_utilization
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
-        if name == "gpu_memory_utilization" and replica.num_gpu_blocks_override is not None:
-            return "--num-gpu-blocks-override sets the pool, whatever the memory; leave out one of them"
         if name == "scheduling_policy" and workload is not None and workload.priority is None:
             return f"no request has a priority; use a trace with a column priority, {LEAVE_OUT}"
         if name == "long_prefill_token_threshold_adaptive" and not self.long_prefill_token_threshold:

@@ -6,9 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..memory.contiguous.contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction
-from ..memory.contiguous.copies import CopyingBuddyMemory, CopyingMemory
-from ..memory.contiguous.dialogue_copies import DialogueBuddyMemory, DialogueContiguousMemory
+from ..memory.contiguous.arena import Arena, arena
+from ..memory.contiguous.contiguous import ContiguousMemory, ContiguousTransaction
+from ..memory.contiguous.copies import CopyingMemory
+from ..memory.contiguous.dialogue_copies import DialogueContiguousMemory
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.groups import num_seqs_of
@@ -34,9 +35,14 @@ class OrcaPaper(Policy):
     default_max_num_batched_tokens = 2560
 
     def memory(self, pool: Pool) -> ContiguousMemory:
+        size = pool.num_blocks, pool.block_size
         if pool.dialogue is not None:
-            return DialogueContiguousMemory(pool.num_blocks, pool.block_size, pool.dialogue)
-        return (CopyingMemory if pool.grouped else ContiguousMemory)(pool.num_blocks, pool.block_size)
+            return DialogueContiguousMemory(*size, pool.dialogue, self.arena(pool))
+        return (CopyingMemory if pool.grouped else ContiguousMemory)(*size, self.arena(pool))
+
+    def arena(self, pool: Pool) -> Arena | None:
+        """The arena that places reservations; None if slots are only counted."""
+        return None
 
     def reserved_tokens(self, sequence: Sequence) -> int:
         """Tokens that the sequence reserves (R in the ledger's definitions)."""
@@ -104,11 +110,9 @@ class OrcaMax(OrcaPaper):
     options: ArenaOptions
     reads_max_tokens = False
 
-    def memory(self, pool: Pool) -> ContiguousMemory:
-        arena = pool.max_model_len, self.options.arena
-        if pool.dialogue is not None:
-            return DialogueBuddyMemory(pool.num_blocks, pool.block_size, pool.dialogue, *arena)
-        return (CopyingBuddyMemory if pool.grouped else BuddyMemory)(pool.num_blocks, pool.block_size, *arena)
+    def arena(self, pool: Pool) -> Arena:
+        """See ``OrcaPaper``."""
+        return arena(self.options.arena, pool.num_blocks, -(-pool.max_model_len // pool.block_size))
 
     def estimated_output(self, output_tokens: np.ndarray) -> np.ndarray:
         """Output length of the reservation, elementwise from the true output length."""

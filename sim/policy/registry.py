@@ -1,6 +1,6 @@
 """Finds policies by name: policies of this package, of installed packages, and any class that can be imported.
 
-vllm-v1                      a name in POLICIES
+vllm-v1                      a name in POLICIES, or in OPTIONAL
 my-policy                    an entry point of the group "fragmeter.policies"
 package.module:ClassName     a class, also of a file in the current directory
 """
@@ -20,7 +20,6 @@ from typing import Any
 from ..types.errors import SettingError
 from .base import Policy, Pool
 from .fastgen import FastGen
-from .hybrid import HybridVllmSosp23, HybridVllmV0
 from .lightllm import LightLLM
 from .options import Options, option_names
 from .orca import OrcaMax, OrcaOracle, OrcaPaper, OrcaPow2
@@ -31,6 +30,7 @@ from .static import FasterTransformer, StaticBatching
 from .tgi import Tgi
 from .trtllm import TrtllmMaxUtil, TrtllmNoEvict
 from .vattention import VAttention
+from .vllm_real import VllmReal
 from .vllm_sosp23 import VllmSosp23
 from .vllm_v0 import VllmV0
 from .vllm_v1 import VllmV1
@@ -42,11 +42,9 @@ _KINDS: tuple[type[Policy], ...] = (
 #: Every policy of the package by its name on the command line: those of the SOSP'23 paper first, from the most wasteful
 #: kind to the least.
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _KINDS}
-#: The same schedulers where layers with a window give blocks back, and where sequences share blocks.
-HYBRID: dict[type[Policy], type[Policy]] = {
-    VllmSosp23: HybridVllmSosp23,
-    VllmV0: HybridVllmV0,
-}
+#: Policies of the package that need a package that it does not install.
+OPTIONAL: dict[str, type[Policy]] = {VllmReal.name: VllmReal}
+#: The same schedulers where sequences share blocks.
 SHARING: dict[type[Policy], type[Policy]] = {VllmSosp23: SharingSosp23, VllmV0: SharingV0}
 #: Entry points of other packages.
 POLICY_GROUP, ALLOCATOR_GROUP = "fragmeter.policies", "fragmeter.allocators"
@@ -61,7 +59,7 @@ def policy(name: str) -> type[Policy]:
     Raises:
         SettingError: There is none, or it is not a ``Policy``.
     """
-    built_in = POLICIES.get(name)
+    built_in = POLICIES.get(name) or OPTIONAL.get(name)
     return _imported_policy(name) if built_in is None else built_in
 
 
@@ -76,7 +74,8 @@ def policies() -> dict[str, type[Policy]]:
     Raises:
         SettingError: An installed one cannot be imported.
     """
-    return POLICIES | {name: policy(name) for name in installed() if name not in POLICIES}
+    own = POLICIES | OPTIONAL
+    return own | {name: policy(name) for name in installed() if name not in own}
 
 
 def installed() -> list[str]:
@@ -101,9 +100,9 @@ def allocator(name: str) -> Callable[[Pool], Any]:
 
 @cache
 def _imported_policy(name: str) -> type[Policy]:
-    found = imported("policy", name, POLICY_GROUP, POLICIES)
+    found = imported("policy", name, POLICY_GROUP, POLICIES | OPTIONAL)
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise SettingError("policy", name, "is no subclass of fragmeter.sim.policy.Policy; derive it from that")
+        raise SettingError("policy", name, "is not a subclass of fragmeter.sim.policy.Policy; derive it from that")
     if found.schedule is Policy.schedule or found.memory is Policy.memory:
         raise SettingError("policy", name, "must define schedule and memory; docs/extending.md has an example")
     unset = [each.name for each in fields(found.options_type) if each.default is MISSING]

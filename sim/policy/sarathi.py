@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..memory.paged.chunked import ChunkedMemory
 from ..memory.paged.paged import PagedMemory
 from ..types.state import State
 from .base import Pool
@@ -25,8 +24,8 @@ class Sarathi(TokenBudget):
     null_blocks = 0
     caches_prefixes = False
 
-    def memory(self, pool: Pool) -> ChunkedMemory:
-        return ChunkedMemory(pool.num_blocks, pool.block_size, ids=pool.ids, whole_prompts=True)
+    def memory(self, pool: Pool) -> PagedMemory:
+        return PagedMemory(pool.num_blocks, pool.block_size, ids=pool.ids, whole_prompts=True)
 
     def _suffices(self, free: int, need: int, last_need: int) -> bool:
         return free > need - last_need

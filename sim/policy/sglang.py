@@ -227,24 +227,26 @@ class PrefillBatch:
         transaction = self._transaction
         found = transaction.look_up(sequence)
         own = sequence.start_tokens - found
-        asked = own + min(transaction.max_output_tokens(sequence) - sequence.generated_tokens, CLIP_MAX_NEW_TOKENS)
-        if self._exceeds(asked):
+        total_tokens = own + min(
+            transaction.max_output_tokens(sequence) - sequence.generated_tokens, CLIP_MAX_NEW_TOKENS
+        )
+        if self._exceeds(total_tokens):
             self.is_full = True
             return False
         if self and own >= MAX_PREFILL_TOKENS - self.tokens:
             return False
         transaction.lock(sequence)
         # What it locks can be evicted no more.
-        if self._exceeds(asked) or not self._chunk_left:
-            self.is_full = self._exceeds(asked)
+        if self._exceeds(total_tokens) or not self._chunk_left:
+            self.is_full = self._exceeds(total_tokens)
             transaction.unlock(sequence)
             return False
         transaction.enter(sequence)
         self._compute(sequence, own)
         return self._is_open()
 
-    def _exceeds(self, asked: int) -> bool:
-        return asked * NewTokenRatio.UNIT >= self._transaction.room * NewTokenRatio.UNIT - self._taken
+    def _exceeds(self, total_tokens: int) -> bool:
+        return total_tokens * NewTokenRatio.UNIT >= self._transaction.room * NewTokenRatio.UNIT - self._taken
 
     @property
     def _chunk_left(self) -> int:

@@ -16,8 +16,9 @@ from operator import attrgetter
 import numpy as np
 
 from ..memory.paged.dialogue import DialogueMemory
-from ..memory.paged.paged import PagedMemory, PagedTransaction
+from ..memory.paged.paged import PagedMemory
 from ..memory.paged.sharing import SharingMemory
+from ..memory.paged.transaction import PagedTransaction
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State

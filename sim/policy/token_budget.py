@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
 from ..memory.accounting.kv_groups import PageGroups
-from ..memory.paged.chunked import ChunkedMemory
-from ..memory.paged.paged import PagedMemory, PagedTransaction
+from ..memory.paged.paged import PagedMemory
+from ..memory.paged.transaction import PagedTransaction
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
@@ -43,8 +43,8 @@ class TokenBudget(Policy):
         self.most_running = limits.max_num_seqs
 
     def memory(self, pool: Pool) -> PagedMemory:
-        """See ``Policy``; the memory supports prefills over several steps."""
-        return ChunkedMemory(pool.num_blocks, pool.block_size, ids=pool.ids)
+        """See ``Policy``."""
+        return PagedMemory(pool.num_blocks, pool.block_size, ids=pool.ids)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """Schedule the running sequences, the prefill in progress, and the waiting sequences."""

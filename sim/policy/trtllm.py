@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..memory.paged.paged import PagedMemory, PagedTransaction
+from ..memory.paged.paged import PagedMemory
+from ..memory.paged.transaction import PagedTransaction
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload

@@ -66,7 +66,7 @@ class VAttention(VllmV0):
     name = "vattention"
     system = "vAttention, ASPLOS'25"
     options_type = VAttentionOptions
-    groups_sequences = False
+    groups_sequences = serves_kv_groups = False
 
     @classmethod
     def pool_size(

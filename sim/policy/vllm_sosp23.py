@@ -5,7 +5,8 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import ClassVar
 
-from ..memory.paged.paged import PagedMemory, PagedTransaction
+from ..memory.paged.paged import PagedMemory
+from ..memory.paged.transaction import PagedTransaction
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from .base import Policy, Pool
@@ -31,6 +32,9 @@ class VllmSosp23(Policy):
     Prompts and decodes share the step. Choices that the sources leave open: the watermark is waived when nothing runs; a
     sequence is recomputed instead of swapped if the host pool is full, or if the empty pool could not take it back with
     its next slot.
+
+    With KV groups, which the paper does not have, a sequence requires a free block in each group. It gives back the blocks
+    before its windows before it takes blocks, and what its next token needs is swapped out.
     """
 
     name = "vllm-sosp23"
@@ -39,18 +43,18 @@ class VllmSosp23(Policy):
     options: VllmV0Options
     groups_sequences = True
     needs_sharing_variant = True
+    serves_kv_groups = True
     default_max_num_seqs = 2048
     default_max_num_batched_tokens = 2560
 
     def memory(self, pool: Pool) -> PagedMemory:
-        return PagedMemory(pool.num_blocks, pool.block_size, pool.host_blocks, pool.ids)
+        return PagedMemory(pool.num_blocks, pool.block_size, pool.host_blocks, pool.ids, self.groups)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """The three phases; the first is trivial if enough blocks are free for every sequence."""
-        left = transaction.free - transaction.need
-        if left <= 0 and state.batch_size:
+        if transaction.free - transaction.takes < transaction.groups and state.batch_size:
             return self._under_pressure(state, transaction)
-        transaction.free = left
+        transaction.free -= transaction.need
         if state.swapped:
             return self._swap_in_and_admit(state, transaction, ())
         return self._admit(state, transaction, state.batch_size, (), ()) if state.waiting else CARRY_ON
@@ -79,6 +83,8 @@ class VllmSosp23(Policy):
         theirs. So the last sequences are preempted until the last remaining one finds a free block.
         """
         kept = sorted(state.running, key=_arrival)
+        if transaction.memory.giving:
+            return self._make_room_in_order(kept, transaction)
         preempted: list[Sequence] = []
         swapped_out: list[Sequence] = []
         need, host_free = transaction.need, transaction.memory.host_free
@@ -98,6 +104,30 @@ class VllmSosp23(Policy):
         transaction.free -= need
         return tuple(preempted), tuple(swapped_out)
 
+    def _make_room_in_order(self, kept: list[Sequence], transaction: PagedTransaction) -> Victims:
+        """As ``_make_room``, where sequences give blocks back: what one gives is free for those after it, so only a pass
+        over all of them in order finds the ones without a block."""
+        memory, preempted, swapped_out, place = transaction.memory, list[Sequence](), list[Sequence](), 0
+        host_free = memory.host_free
+        transaction.grow_tables(0)
+        while place < len(kept):
+            taken = transaction.needed(kept[place], 1)
+            while transaction.free < transaction.groups and len(kept) > place:
+                victim = kept.pop()
+                blocks = memory.pages_for(victim.held_tokens(transaction.decode_step))
+                if self._swaps(blocks, host_free, memory.num_blocks - memory.growing + 1):
+                    host_free -= blocks
+                    swapped_out.append(victim)
+                    transaction.swap_out(victim)
+                else:
+                    preempted.append(victim)
+                    transaction.preempt(victim)
+            if place < len(kept):
+                transaction.take(kept[place], 1, taken)
+            place += 1
+        transaction.end_of_running()
+        return tuple(preempted), tuple(swapped_out)
+
     def _swaps(self, blocks: int, host_free: int, num_blocks: int) -> bool:
         """Whether to swap: the host has room, and the empty pool could take the blocks back plus one."""
         return self.options.preemption_mode == "swap" and blocks <= host_free and blocks < num_blocks
@@ -105,12 +135,14 @@ class VllmSosp23(Policy):
     def _swap_in(self, state: State, transaction: PagedTransaction, running: int) -> tuple[Sequence, ...]:
         """Phase 2: the head of the swapped queue returns if its blocks and one more fit."""
         back: list[Sequence] = []
+        groups = transaction.groups
         for sequence in state.swapped:
-            needed = transaction.blocks_of(sequence.start_tokens - 1) + 1
+            tokens = sequence.start_tokens - 1
+            blocks = transaction.memory.pages_for(tokens)
             watermark = self.limits.watermark_blocks if running else 0
-            if transaction.free - needed < watermark or running == self.limits.max_num_seqs:
+            if transaction.free - blocks - groups < watermark or running == self.limits.max_num_seqs:
                 break
-            transaction.free -= transaction.blocks_of(sequence.start_tokens)
+            transaction.free -= blocks + groups * (tokens % transaction.block_size == 0)
             running += 1
             back.append(sequence)
         return tuple(back)
@@ -155,5 +187,8 @@ class VllmSosp23(Policy):
         )
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """Steps until a running sequence could find no free block."""
-        return max(1, memory.steps_with(state, memory.free - 1, limit))
+        """Steps until a running sequence could find no free block, or until the head of a queue may find its blocks."""
+        if memory.is_plain:
+            return max(1, memory.steps_with(state, memory.free - 1, limit))
+        limit = self.steps_until_head_fits(state, memory, limit)
+        return max(1, min(limit, memory.steps_with(state, memory.free - memory.growing, limit)))

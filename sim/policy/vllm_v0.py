@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..memory.paged.paged import PagedTransaction
+from ..memory.paged.transaction import PagedTransaction
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from .vllm_sosp23 import VllmSosp23
@@ -19,7 +19,7 @@ class VllmV0(VllmSosp23):
 
     name = "vllm-v0"
     system = "vLLM 0.2 to 0.6"
-    preempted_first = True
+    preempted_first = admits_first = True
     default_max_num_seqs = 256
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
@@ -28,10 +28,9 @@ class VllmV0(VllmSosp23):
             admitted, tokens = self._prompts(state, transaction)
             if admitted:
                 return StepPlan(admitted=admitted, prefill_tokens=tokens, steady=False, pauses=True)
-        left = transaction.free - transaction.need
-        if left <= 0 and state.batch_size:
+        if transaction.free - transaction.takes < transaction.groups and state.batch_size:
             return self._under_pressure(state, transaction)
-        transaction.free = left
+        transaction.free -= transaction.need
         return self._decode(state, transaction, ())
 
     def _decode(self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]) -> StepPlan:

@@ -6,21 +6,16 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ..memory.accounting.kv_groups import FULL, PageGroups
 from ..memory.paged.cached import CachedMemory
-from ..memory.paged.chunked import ChunkedMemory
-from ..memory.paged.hybrid import HybridMemory
-from ..memory.paged.paged import PagedMemory, PagedTransaction
+from ..memory.paged.paged import PagedMemory
+from ..memory.paged.transaction import PagedTransaction
 from ..memory.prefix import Chains
 from ..spec.launch import Launch, batch_defaults, capacity, fits, longest_model_len
 from ..types.errors import SettingError
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
-from ..workload.workload import Workload
 from .base import Limits, Pool, Server
-from .hybrid import OverGroups
 from .options import Options, VllmV1Options
 from .token_budget import TokenBudget
 
@@ -28,7 +23,7 @@ from .token_budget import TokenBudget
 _FOR_EVER = 1 << 40
 
 
-class VllmV1(OverGroups, TokenBudget):
+class VllmV1(TokenBudget):
     """vLLM V1 (release 0.33, ``vllm/v1/core/sched/scheduler.py``), first come first served.
 
     There are no phases: a step computes the uncomputed tokens of each sequence, within the budget. Running sequences come
@@ -47,12 +42,16 @@ class VllmV1(OverGroups, TokenBudget):
     options_type: ClassVar[type[Options]] = VllmV1Options
     preempted_first = True
     null_blocks = 1
+    # With asynchronous scheduling a request that ends before its ``max_tokens`` computes a token more.
+    reads_max_tokens = True
     caches_prefixes = caches_by_default = True
     default_enforce_eager = False
-    serves_kv_groups = True
+    defaults_source = "default of vllm serve 0.33"
+    pool_source = "computed from the GPU memory as by vllm serve 0.33"
+    serves_kv_groups = serves_states = True
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
-        TokenBudget.__init__(self, limits, options)
+        super().__init__(limits, options, groups)
         chosen = options if isinstance(options, VllmV1Options) else VllmV1Options(async_scheduling=False)
         self.schedules_ahead = chosen.async_scheduling
         self.groups = groups or PageGroups(ahead=self.schedules_ahead)
@@ -118,11 +117,9 @@ class VllmV1(OverGroups, TokenBudget):
     def memory(self, pool: Pool) -> PagedMemory:
         usable, size = pool.num_blocks - self.null_blocks, pool.block_size
         chains = None if pool.token_runs is None else Chains(pool.token_runs, size)
-        if not self._is_plain:
-            return HybridMemory(usable, size, self.groups, pool.ids, chains)
-        if chains is None:
-            return ChunkedMemory(usable, size, ids=pool.ids)
-        return CachedMemory(usable, size, chains, pool.ids, unnamed_first=True, ahead=self.schedules_ahead)
+        if chains is not None and self._is_plain:
+            return CachedMemory(usable, size, chains, pool.ids, unnamed_first=True, ahead=self.schedules_ahead)
+        return PagedMemory(usable, size, ids=pool.ids, groups=self.groups, chains=chains, in_turn=not self._is_plain)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """Schedule the running sequences, then the waiting sequences."""
@@ -189,15 +186,13 @@ class VllmV1(OverGroups, TokenBudget):
             if tokens:
                 before = transaction.free
                 needed = transaction.needed(sequence, tokens)
-                back = transaction.free - before
+                given_back = transaction.free - before
                 while transaction.free < needed and sequence in kept[place : place + 1]:
                     victim = self._victim(kept)
                     if victim in scheduled:
                         more, taken = scheduled.pop(victim)
                         budget += more
                         transaction.free += taken
-                    elif victim is sequence:
-                        transaction.free -= back
                     # Also one that computes nothing in this step, as its last token is in flight.
                     place -= kept.index(victim) < place
                     kept.remove(victim)
@@ -209,7 +204,7 @@ class VllmV1(OverGroups, TokenBudget):
                     break
                 free = transaction.free
                 transaction.take(sequence, tokens, needed)
-                scheduled[sequence] = tokens, free - transaction.free - back
+                scheduled[sequence] = tokens, free - transaction.free - given_back
                 budget -= tokens
                 if self._cadence is not None and sequence in state.prefilling:
                     self._cadence.prefills = True
@@ -310,22 +305,15 @@ class VllmV1(OverGroups, TokenBudget):
         """Steps until the running sequences need more blocks than are free, or the head of the queue may find its blocks."""
         if self._cadence is not None:
             limit = min(limit, self._cadence.steps_deferred(state))
-        if not self._is_plain:
-            if state.waiting and not self.reserves_whole:
-                # Fewer blocks suffice for the head than those of its known tokens.
-                return 1
-            return super().horizon(state, memory, limit)
-        if state.waiting and not self.reserves_whole and memory.cache_log:
-            # Evictions of what the head found lessen the blocks that it lacks for its first chunk.
+        if state.waiting and not self.reserves_whole and (memory.cache_log or not self._is_plain):
+            # Fewer blocks suffice for the head than those of its known tokens, also after evictions of what it found.
             return 1
-        return TokenBudget.horizon(self, state, memory, limit)
-
-    def _asked(self) -> int:
-        return 0
-
-    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
-        """See ``OverGroups``."""
-        return super().smallest_pool_blocks(workload, block_size) + self.null_blocks
+        if self._is_plain:
+            return super().horizon(state, memory, limit)
+        if state.waiting and memory.cache and not memory.giving:
+            return 1
+        limit = self.steps_until_head_fits(state, memory, limit)
+        return max(1, min(limit, memory.steps_with(state, memory.free, limit)))
 
 
 #: vLLM's order of requests with a priority: by that, then by arrival.

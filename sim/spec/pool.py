@@ -120,13 +120,19 @@ def host_blocks(
     block_size: int = 16,
     swap_bytes_per_gpu: int = SWAP_BYTES_PER_GPU,
     deployment: Deployment = Deployment(),
+    hybrid: HybridLayout | None = None,
 ) -> int:
     """Blocks of the swap space in host memory: 20 GiB per GPU in SOSP'23.
+
+    Args:
+        hybrid: KV groups, each of which has blocks of its own; None is one group of all layers.
 
     Raises:
         SettingError: There are more than ``MOST_HOST_BLOCKS``.
     """
     whole = block_bytes(model, num_gpus, block_size, deployment.kv_dtype, deployment.pipeline_parallel)
+    if hybrid is not None:
+        whole = page_bytes(model, hybrid, num_gpus, block_size, deployment)
     blocks = swap_bytes_per_gpu // whole
     if blocks > MOST_HOST_BLOCKS:
         remedy = f"comes to {blocks:,} blocks, more than {MOST_HOST_BLOCKS:,}; lower it or take larger blocks"

@@ -40,18 +40,18 @@ def main() -> int:
     parser.add_argument("--cases", type=int, help="of each kind; by default its own number")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--again", nargs=2, metavar=("KIND", "SEED"), help="run one case and show what it says")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fuzzed-") as place:
-        if asked.again:
+        if options.again:
             os.environ["FRAGMETER_DEBUG"] = "1"
-            found = run_case(asked.again[0], int(asked.again[1]), Path(place))
+            found = run_case(options.again[0], int(options.again[1]), Path(place))
             print(found.ran.stdout.encode("utf-8", "backslashreplace").decode(), found.ran.stderr, found, sep="\n")
             return bool(found.complaints)
         counts: dict[str, Counter[int]] = {}
         failed = 0
-        for name in asked.kinds:
+        for name in options.kinds:
             counts[name] = Counter()
-            for found in fuzz(name, asked.cases or KINDS[name][1], Path(place), asked.first):
+            for found in fuzz(name, options.cases or KINDS[name][1], Path(place), options.first):
                 counts[name][found.ran.status] += 1
                 if found.complaints:
                     failed += 1

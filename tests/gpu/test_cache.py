@@ -39,7 +39,7 @@ def test_tokens_go_to_their_slots_and_nothing_else_changes(dtype):
     reshape_and_cache(key, value, key_cache, value_cache, slots, check_ids=True)
     # Compared one by one: pytest would take minutes to show how long lists of bytes differ.
     found = key_cache, value_cache
-    assert all(cache.tobytes() == asked.tobytes() for cache, asked in zip(found, wanted, strict=True))
+    assert all(cache.tobytes() == expected.tobytes() for cache, expected in zip(found, wanted, strict=True))
 
 
 def test_a_row_may_be_wider_than_a_block_of_threads():
@@ -57,7 +57,7 @@ def test_blocks_are_copied_in_all_layers(dtype):
     for cache in wanted:
         cache[[1, 2, 5]] = cache[[0, 0, 4]]
     copy_blocks(caches[:3], caches[3:], np.array([[0, 1], [0, 2], [4, 5]]), check_ids=True)
-    assert all(cache.tobytes() == asked.tobytes() for cache, asked in zip(caches, wanted, strict=True))
+    assert all(cache.tobytes() == expected.tobytes() for cache, expected in zip(caches, wanted, strict=True))
 
 
 def test_no_pairs_copy_nothing():
@@ -127,7 +127,7 @@ def test_a_swapping_mistake_is_one_clear_line(message):
 
 def test_within_one_cache_no_source_is_a_destination():
     cache = np.zeros((4, 2, 1, 64), np.float16)
-    with pytest.raises(SettingError, match="block_mapping = 1: a destination is named once, and is no source"):
+    with pytest.raises(SettingError, match="block_mapping = 1: a destination is named once, and is not a source"):
         swap_blocks(cache, cache, np.array([[0, 1], [1, 2]]))
 
 

@@ -169,11 +169,11 @@ def test_memory_that_torch_reserves_and_does_not_use_is_free():
 
 def test_a_gpu_says_what_it_is(monkeypatch):
     """Its properties as torch has them, versions as CuPy has them, clocks as the driver's own tool says."""
-    asked = []
+    commands = []
 
     def smi(command, **how) -> SimpleNamespace:
-        asked.append(command)
-        return SimpleNamespace(stdout=f"{len(asked)}\n")
+        commands.append(command)
+        return SimpleNamespace(stdout=f"{len(commands)}\n")
 
     runtime = SimpleNamespace(runtimeGetVersion=lambda: 13000, driverGetVersion=lambda: 13010)
     cupy = SimpleNamespace(__version__="14.1", cuda=SimpleNamespace(runtime=runtime))
@@ -191,7 +191,7 @@ def test_a_gpu_says_what_it_is(monkeypatch):
     assert json.loads(json.dumps(said)) == said
     assert (said["device"], said["name"], said["compute_capability"]) == ("cuda:3", "H200", "9.0")
     assert (said["driver"], said["clocks_mhz"]) == ("1", {"sm": "2", "max_sm": "3", "memory": "4", "max_memory": "5"})
-    assert all("--id=3" in command for command in asked)
+    assert all("--id=3" in command for command in commands)
 
     monkeypatch.setattr(devices.subprocess, "run", lambda *_, **__: open("no such file"))
     assert devices.CudaDevice(fake, 3).describe()["driver"] is None

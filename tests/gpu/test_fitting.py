@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fragmeter.gpu.calibrate import fit_profiles, fitting, tables
+from fragmeter.gpu.calibrate import fit_profiles, fitting
 from fragmeter.sim.cost.calibration import Calibration
 from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals
 from fragmeter.sim.types.errors import UserError
@@ -226,8 +226,8 @@ class TestProfiles:
     def test_are_fitted_from_the_tables_in_a_wheel(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(fit_profiles, "SYSTEMS", {"a100-80gb": "a100_sxm"})
         wheel = published(tmp_path)
-        asked = ["--tables", str(wheel), "--out", str(tmp_path), "--json", str(tmp_path / "rows.json")]
-        assert fit_profiles.main(asked) == 0
+        arguments = ["--tables", str(wheel), "--out", str(tmp_path), "--json", str(tmp_path / "rows.json")]
+        assert fit_profiles.main(arguments) == 0
         rows = json.loads((tmp_path / "rows.json").read_text())
         assert [(row["op"], row["held_out"]) for row in rows] == [
             (operation, column) for operation, columns in fitting.COLUMNS.items() for column in columns
@@ -248,7 +248,9 @@ class TestProfiles:
         with zipfile.ZipFile(wheel) as content:
             content.extractall(tmp_path / "unpacked")
         for operation in fit_profiles.FITTED:
-            one, other = (tables.read(place, "h200_sxm", operation) for place in (wheel, tmp_path / "unpacked"))
+            one, other = (
+                fit_profiles.read_table(place, "h200_sxm", operation) for place in (wheel, tmp_path / "unpacked")
+            )
             assert one[:3] == other[:3]
             assert one.points.us.tolist() == other.points.us.tolist()
 

@@ -72,8 +72,8 @@ def test_tensors_on_a_device_take_the_same_way(kernel):
 @needs_compiler
 def test_the_program_says_what_came_of_each_point(tmp_path, capsys):
     target = tmp_path / "grid.json"
-    asked = ["--subset", "--dtype", "float16", "--head-dim", "64", "--kernel", "decode_attention"]
-    assert grid.main(["--device", "shim", *asked, "--json", str(target)]) == 0
+    arguments = ["--subset", "--dtype", "float16", "--head-dim", "64", "--kernel", "decode_attention"]
+    assert grid.main(["--device", "shim", *arguments, "--json", str(target)]) == 0
     found = json.loads(target.read_text())
     assert found["summary"][0]["points"] == len(found["points"]) > 1
     assert found["device"]["device"] == "shim"
@@ -86,8 +86,8 @@ def test_the_program_says_what_came_of_each_point(tmp_path, capsys):
 def test_a_planted_bug_is_found(tmp_path, capsys, monkeypatch):
     gpu_cases.plant_attention(monkeypatch, "row < tokens.end;", "row < tokens.end - 1;")
     target = tmp_path / "grid.json"
-    asked = ["--subset", "--dtype", "float16", "--head-dim", "64", "--kernel", "decode_attention"]
-    assert grid.main(["--device", "shim", *asked, "--json", str(target)]) == 1
+    arguments = ["--subset", "--dtype", "float16", "--head-dim", "64", "--kernel", "decode_attention"]
+    assert grid.main(["--device", "shim", *arguments, "--json", str(target)]) == 1
     assert "FAILED Point(kernel='decode_attention', dtype='float16'" in capsys.readouterr().out
     assert json.loads(target.read_text())["summary"][0]["failed"] > 0
 
@@ -127,8 +127,8 @@ def test_without_a_gpu_one_line_says_why(monkeypatch, capsys):
 
 def test_nothing_asked_for_is_no_success(capsys):
     """Of the subset no prefill is in fp32 with head_dim 80."""
-    asked = ["--subset", "--kernel", "prefill_attention", "--dtype", "float32", "--head-dim", "80"]
-    assert grid.main(["--device", "shim", *asked]) == 2
+    arguments = ["--subset", "--kernel", "prefill_attention", "--dtype", "float32", "--head-dim", "80"]
+    assert grid.main(["--device", "shim", *arguments]) == 2
     assert "no point of the grid is all that is asked for" in capsys.readouterr().err
 
 

@@ -262,7 +262,7 @@ class TestVerb:
         wrong = tmp_path / "wrong.npz"
         wrong.write_text("no plan")
         for flags, complaint in {
-            ("--plan", wrong): "wrong.npz: is no recorded plan; record it anew",
+            ("--plan", wrong): "wrong.npz: is not a recorded plan; record it anew",
             ("--plan", tmp_path / "none.npz"): "none.npz: cannot be read (No such file or directory); check the path",
         }.items():
             assert status(["validate", "--check", *map(str, flags)]) == MISTAKE

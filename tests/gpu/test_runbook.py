@@ -199,7 +199,7 @@ def test_a_day_that_is_interrupted_keeps_what_is_finished(tmp_path, capsys, monk
     runbook.play([part("first", writing("first"))], tmp_path, "cpu")
     monkeypatch.setattr(runbook, "run_part", interrupted)
     assert runbook.main(["--device", "cpu", "--out", str(tmp_path), "--only", "bench"]) == 130
-    assert capsys.readouterr().err == "fragmeter: interrupted; what is finished stays\n"
+    assert capsys.readouterr().err == "fragmeter: interrupted; finished results are kept\n"
     assert states(tmp_path) == {"first": ("done", None)}
 
 

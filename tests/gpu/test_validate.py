@@ -348,8 +348,8 @@ class TestVerb:
     @pytest.mark.parametrize(
         ("flags", "complaint"),
         [
-            (["--check"], "check = True: is of a recorded plan; give --plan"),
-            (["--every", "2"], "every = 2: is of checking a plan; give --check"),
+            (["--check"], "check = True: applies only to a recorded plan; give --plan"),
+            (["--every", "2"], "every = 2: applies only to --check; add it"),
             (["--device", "shim"], "device = 'shim': shows that kernels are right"),
             (["--calibration", "none.json"], "none.json"),
         ],
@@ -377,4 +377,4 @@ class TestVerb:
     def test_a_plan_that_is_timed_has_no_steps_to_leave_out(self, tmp_path, capsys):
         recorded().save(tmp_path / "plan.npz")
         assert self.run("--plan", tmp_path / "plan.npz", "--every", "1") == MISTAKE
-        assert "every = 1: is of checking a plan; give --check" in capsys.readouterr().err
+        assert "every = 1: applies only to --check; add it" in capsys.readouterr().err

@@ -23,9 +23,9 @@ COST = LineCost()
 ROOMY = Pool(1000, 4, 0)
 
 
-def served(requests: list[Request], asked: Users, policy: str = "vllm-sosp23", pool: Pool = ROOMY, **switches) -> Run:
+def served(requests: list[Request], users: Users, policy: str = "vllm-sosp23", pool: Pool = ROOMY, **switches) -> Run:
     limits = Limits(64)
-    work = replace(workload_of(requests, limits.max_model_len), users=asked)
+    work = replace(workload_of(requests, limits.max_model_len), users=users)
     return simulate(settings_of(policy, pool, limits, **switches), work, COST)
 
 
@@ -34,7 +34,7 @@ def sent_and_done(run: Run) -> list[tuple[int, int]]:
     return list(zip(times.arrival_ticks.tolist(), times.finish_ticks.tolist()))
 
 
-def check_sent(run: Run, asked: Users, arrivals: np.ndarray) -> int:
+def check_sent(run: Run, users: Users, arrivals: np.ndarray) -> int:
     """Each request is sent when it should be, computed again from the finishes; the ticks that users are idle in all.
 
     A later turn follows the answer to the one before it; a first one is sent by the user that is ready first, if there
@@ -43,20 +43,20 @@ def check_sent(run: Run, asked: Users, arrivals: np.ndarray) -> int:
     times = request_times(run)
     columns = times.arrival_ticks, times.finish_ticks
     sent, done = (dict(zip(times.index.tolist(), column.tolist())) for column in columns)
-    turns = turns_by_session(asked, sent)
+    turns = turns_by_session(users, sent)
     before = {turn: earlier for chain in turns for earlier, turn in zip(chain, chain[1:])}
     last = {chain[-1] for chain in turns}
-    think = asked.think_ticks.tolist()
+    think = users.think_ticks.tolist()
     idle, firsts = 0, sorted((sent[chain[0]], chain[0]) for chain in turns)
     for turn, earlier in before.items():
         assert sent[turn] == done[earlier] + think[earlier]
         idle += think[earlier]
     assert [row for _, row in firsts] == sorted(row for _, row in firsts)
-    if asked.max_concurrency is None:
+    if users.max_concurrency is None:
         assert all(tick == arrivals[row] for tick, row in firsts)
         return idle
     # When each user is ready, and since when.
-    ready = [(0, 0)] * asked.max_concurrency
+    ready = [(0, 0)] * users.max_concurrency
     answers = sorted((done[row], done[row] + think[row]) for row in last)
     for tick, row in firsts:
         while answers and answers[0][0] <= tick:
@@ -81,9 +81,9 @@ def check_replayed(run: Run, work: Workload, cost: object) -> None:
     assert [replayed[place] for place in range(len(queue))] == [seen[row] for row in rows[queue].tolist()]
 
 
-def turns_by_session(asked: Users, served: dict[int, int]) -> list[list[int]]:
+def turns_by_session(users: Users, served: dict[int, int]) -> list[list[int]]:
     """The rows of each session, in order."""
-    names = [NO_SESSION] * len(asked.think_ticks) if asked.session_id is None else asked.session_id.tolist()
+    names = [NO_SESSION] * len(users.think_ticks) if users.session_id is None else users.session_id.tolist()
     chains: dict[object, list[int]] = {}
     for row in sorted(served):
         chains.setdefault(("alone", row) if names[row] == NO_SESSION else names[row], []).append(row)

@@ -9,7 +9,7 @@ from unittest import mock
 
 import simpy
 
-from engine_runs import settings_of, times_of, workload_of
+from engine_runs import cached_if_known, settings_of, times_of, workload_of
 from fragmeter.sim.cluster import ClusterRun, cluster, simulate_cluster
 from fragmeter.sim.cluster import run as cluster_run
 from fragmeter.sim.cluster.routed import RoutedEngine
@@ -26,12 +26,12 @@ def serve_cluster(
     policy: str, case: Case, num_replicas: int, router: str, looks: bool | None = None, **switches: Any
 ) -> ClusterRun:
     """Run a case on a cluster; ``looks`` says whether its router asks the replicas, where it need not."""
-    chosen = settings_of(policy, case.pool, case.limits, **switches)
+    chosen = settings_of(policy, case.pool, case.limits, **(cached_if_known(policy, case) | switches))
     work = workload_of(case.requests, case.limits.max_model_len, case.content)
-    asked = cluster(num_replicas=num_replicas, router=router, **TIGHT)
+    chosen_cluster = cluster(num_replicas=num_replicas, router=router, **TIGHT)
     longest = mock.patch.object(FasterTransformer, "max_batch_tokens", case.limits.ft_max_tokens)
     with longest, asking(looks), unrefused():
-        return simulate_cluster(chosen, work, asked, case.cost)
+        return simulate_cluster(chosen, work, chosen_cluster, case.cost)
 
 
 def serve_apart(
@@ -44,11 +44,13 @@ def serve_apart(
     **switches: Any,
 ) -> ClusterRun:
     """Run a case with prefill and decode on different replicas; ``link`` and routers are settings of the cluster."""
-    chosen = settings_of(policy, case.pool, case.limits, window, **switches)
+    chosen = settings_of(policy, case.pool, case.limits, window, **(cached_if_known(policy, case) | switches))
     work = workload_of(case.requests, case.limits.max_model_len, case.content)
-    asked = cluster(prefill_replicas=prefill_replicas, decode_replicas=decode_replicas, **TIGHT, **(link or {}))
+    chosen_cluster = cluster(
+        prefill_replicas=prefill_replicas, decode_replicas=decode_replicas, **TIGHT, **(link or {})
+    )
     with unrefused():
-        return simulate_cluster(chosen, work, asked, case.cost)
+        return simulate_cluster(chosen, work, chosen_cluster, case.cost)
 
 
 @contextmanager

@@ -68,12 +68,18 @@ def settings_of(
     limits: Limits,
     window: tuple[int, int] | None = None,
     work: Workload | None = ONE_REQUEST,
+    host_block_bytes: int | None = None,
     **switches,
 ) -> Settings:
     """The settings for a pool of exactly that size, on the device and on the host; ``window`` is in ticks.
 
-    Of the limits those that the policy reads when it serves ``work``; all of them where that is None.
+    Blocks of the host have the size of blocks of one KV group, unless ``host_block_bytes`` says otherwise.
+
+    Of the limits those that the policy reads when it serves ``work``; all of them where that is None. As the oracle has it,
+    vllm-v1 decides a step after the one before it, and keeps no prefixes unless ``switches`` say so.
     """
+    if policy == "vllm-v1":
+        switches = {"async_scheduling": False, "enable_prefix_caching": False} | switches
     tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     if policy in ("vllm-v1", "sarathi", "fastgen"):
         # A budget below ``max_num_seqs`` is refused.
@@ -86,7 +92,9 @@ def settings_of(
         model=LONG_MODEL,
         block_size=pool.block_size,
         num_gpu_blocks_override=pool.num_blocks,
-        swap_space=pool.host_blocks * block_bytes(model(LONG_MODEL), block_size=pool.block_size) / _GIB,
+        swap_space=pool.host_blocks
+        * (host_block_bytes or block_bytes(model(LONG_MODEL), block_size=pool.block_size))
+        / _GIB,
         max_model_len=limits.max_model_len,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
@@ -107,9 +115,14 @@ def what_is_read(chosen: dict[str, Any], work: Workload) -> dict[str, Any]:
     return {name: kept.value(name) for name in chosen}
 
 
+def cached_if_known(policy: str, case: Case) -> dict[str, bool]:
+    """The switch for a prefix cache, which vllm-v1 has also where no contents are known, and the oracle has not."""
+    return {"enable_prefix_caching": case.content is not None} if policy == "vllm-v1" else {}
+
+
 def serve(policy: str, case: Case, window: tuple[int, int] | None = None, **switches) -> Run:
     """Run a case; ``switches`` are ``leap`` and ``ids``."""
-    chosen = settings_of(policy, case.pool, case.limits, window, **switches)
+    chosen = settings_of(policy, case.pool, case.limits, window, **(cached_if_known(policy, case) | switches))
     with mock.patch.object(FasterTransformer, "max_batch_tokens", case.limits.ft_max_tokens):
         return simulate(chosen, workload_of(case.requests, case.limits.max_model_len, case.content), case.cost)
 

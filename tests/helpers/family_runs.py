@@ -86,25 +86,25 @@ class RowSlots(NamedTuple):
 
 def is_tree(requests: list[FamilyRequest]) -> bool:
     """Whether some request goes on from another one."""
-    return any(asked.parent is not None for asked in requests)
+    return any(request.parent is not None for request in requests)
 
 
 def workload_of(requests: list[FamilyRequest]) -> Workload:
     """The requests as columns."""
     columns = {
-        name: np.array([getattr(asked, name) for asked in requests])
+        name: np.array([getattr(request, name) for request in requests])
         for name in ("arrival_ticks", "prompt_tokens", "output_tokens")
     }
-    if any(asked.max_tokens is not None for asked in requests):
+    if any(request.max_tokens is not None for request in requests):
         declared = [
-            LENGTH - asked.prompt_tokens if asked.max_tokens is None else asked.max_tokens for asked in requests
+            LENGTH - request.prompt_tokens if request.max_tokens is None else request.max_tokens for request in requests
         ]
         columns["max_tokens"] = np.array(declared)
     if is_tree(requests):
-        parents = [NO_PARENT if asked.parent is None else asked.parent for asked in requests]
-        others = ([getattr(asked, name) for asked in requests] for name in ("parent_tokens", "rolls_back"))
+        parents = [NO_PARENT if request.parent is None else request.parent for request in requests]
+        others = ([getattr(request, name) for request in requests] for name in ("parent_tokens", "rolls_back"))
         return Workload("case", **columns, dialogue=Dialogue(np.array(parents), *map(np.array, others)))
-    return Workload("case", **columns, n=np.array([asked.n for asked in requests]))
+    return Workload("case", **columns, n=np.array([request.n for request in requests]))
 
 
 def settings_for(case: FamilyCase, leap: bool = True) -> Settings:
@@ -192,7 +192,7 @@ def tree_cases(draw: st.DrawFn, policy: str) -> FamilyCase:
         now += draw(st.sampled_from([0, 0, 0, 1, 100, 300, 700, 3000, 10000]))
         output = draw(st.integers(1, most))
         declared = draw(st.sampled_from([None, None, output, output + 5])) if policy == "orca" else None
-        stored = [asked.prompt_tokens + asked.output_tokens - 1 for asked in requests]
+        stored = [request.prompt_tokens + request.output_tokens - 1 for request in requests]
         parents = [parent for parent in range(index) if 1 <= stored[parent] <= 70]
         if not parents or draw(st.integers(0, 3)) == 0:
             requests.append(FamilyRequest(now, draw(st.integers(1, most)), output, max_tokens=declared))

@@ -12,14 +12,18 @@ from hypothesis import strategies as st
 
 from engine_runs import settings_of, workload_of
 from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.settings import Settings
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.memory.accounting.integrals import Accounts
 from fragmeter.sim.memory.accounting.kv_groups import FULL, SLIDING
+from fragmeter.sim.spec import model
+from fragmeter.sim.spec.pool import block_bytes
 from oracle import Limits, Pool, Request
 from oracle.hybrid import Groups
 from strategies import Case, small_costs
 
 #: The rarer kind has one layer, so that a group has one.
+MODES, HOST = st.sampled_from(["recompute", "swap"]), st.integers(0, 30)
 COUNTS = [(1, 1), (1, 2), (2, 1), (0, 1), (1, 3)]
 
 
@@ -57,17 +61,29 @@ class HybridCase:
     groups: Groups
 
     def fitted(self, policy: str) -> HybridCase:
-        """Limits with a token budget not below ``max_num_seqs``, as vLLM V1 requires."""
+        """Limits with a token budget not below ``max_num_seqs``, as vLLM V1 requires, and no swapping, which it lacks."""
         limits = self.case.limits
         if policy == "vllm-v1":
-            limits = replace(limits, max_num_batched_tokens=max(limits.max_num_batched_tokens, limits.max_num_seqs))
+            budget = max(limits.max_num_batched_tokens, limits.max_num_seqs)
+            limits = replace(limits, max_num_batched_tokens=budget, preemption_mode="recompute")
         return replace(self, case=replace(self.case, limits=limits))
+
+
+def settings_for(policy: str, hybrid: HybridCase, window: tuple[int, int] | None = None, **switches) -> Settings:
+    """The settings for the pool of a case, on the device and on the host."""
+    case, path = hybrid.case, model_of(hybrid.groups)
+    # A page has keys and values of one layer.
+    page = block_bytes(model(path), block_size=case.pool.block_size) // (hybrid.groups.full + hybrid.groups.sliding)
+    pool = case.pool if case.limits.preemption_mode == "swap" else replace(case.pool, host_blocks=0)
+    chosen = settings_of(policy, pool, case.limits, window, host_block_bytes=page, **switches)
+    return replace(chosen, model=path)
 
 
 def serve(policy: str, hybrid: HybridCase, window: tuple[int, int] | None = None, **switches) -> Run:
     """Run a case; ``switches`` are settings."""
     case = hybrid.case
-    chosen = replace(settings_of(policy, case.pool, case.limits, window), model=model_of(hybrid.groups), **switches)
+    chosen = settings_for(policy, hybrid, window)
+    chosen = replace(chosen, **switches)
     return simulate(chosen, workload_of(case.requests, case.limits.max_model_len), case.cost)
 
 
@@ -104,8 +120,9 @@ def hybrid_cases(
         max_num_batched_tokens=draw(st.sampled_from([4, 8, 16, 2560])),
         max_num_seqs=draw(st.sampled_from([1, 2, 4, 64])),
         watermark_fraction=draw(st.sampled_from([0.0, 0.1])),
+        preemption_mode=draw(MODES),
     )
-    return HybridCase(Case(requests, Pool(pages, size), limits, draw(costs)), groups)
+    return HybridCase(Case(requests, Pool(pages, size, draw(HOST)), limits, draw(costs)), groups)
 
 
 @st.composite
@@ -122,5 +139,6 @@ def crowded_hybrid_cases(draw: st.DrawFn) -> HybridCase:
     longest = max(-(-(r.prompt_tokens + r.output_tokens) // size) for r in requests)
     most = -(-(groups.window - 1 + budget) // size) + 1
     pages = full * longest + sliding * min(most, longest) + draw(st.integers(0, 8))
-    bounds = Limits(40, budget, draw(st.sampled_from([2, 4])), draw(st.sampled_from([0.0, 0.1, 0.3])))
-    return HybridCase(Case(requests, Pool(pages, size), bounds, draw(small_costs)), groups)
+    watermark = draw(st.sampled_from([0.0, 0.1, 0.3]))
+    bounds = Limits(40, budget, draw(st.sampled_from([2, 4])), watermark, preemption_mode=draw(MODES))
+    return HybridCase(Case(requests, Pool(pages, size, draw(HOST)), bounds, draw(small_costs)), groups)

@@ -32,7 +32,7 @@ from paths import ROOT
 
 #: Folders of the repository that are installed as ``fragmeter``, and the modules beside them.
 ROOMS = ("sim", "traces", "gpu", "experiments", "reports")
-ROOT_MODULES = ("__init__.py", "__main__.py")
+ROOT_MODULES = ("__init__.py", "__main__.py", "probe.py")
 
 #: What a user runs first, in this order, in an empty folder.
 TRIALS = (

@@ -32,10 +32,12 @@ class RecordingCost:
 
 def expected(policy: str, case: Case) -> tuple[Outcome, list[tuple[int, ...]]]:
     """What the oracle says, and what each of its steps that ran was charged for."""
-    asked = RecordingCost(case.cost)
+    recording = RecordingCost(case.cost)
     cost = case.cost
-    outcome = simulate(policy, case.requests, case.pool, case.limits, asked, cost.swap_out_ticks, cost.swap_in_ticks)
-    return outcome, asked.calls
+    outcome = simulate(
+        policy, case.requests, case.pool, case.limits, recording, cost.swap_out_ticks, cost.swap_in_ticks
+    )
+    return outcome, recording.calls
 
 
 def same(policy: str, case: Case) -> Outcome:
@@ -140,8 +142,8 @@ def same_gaps(run, outcome: Outcome) -> None:
 def same_work(run, outcome: Outcome, case: Case, calls: list[tuple[int, ...]]) -> None:
     """The time ledger: of every request F - 1 tokens are useful, and all others were computed twice or for nothing."""
     done, steps = work(run.log), outcome.steps
-    served = [asked for result, asked in zip(outcome.requests, case.requests) if result["refused"] is None]
-    assert done.tokens["useful"] == sum(asked.prompt_tokens + asked.output_tokens - 1 for asked in served)
+    served = [request for result, request in zip(outcome.requests, case.requests) if result["refused"] is None]
+    assert done.tokens["useful"] == sum(request.prompt_tokens + request.output_tokens - 1 for request in served)
     assert sum(done.tokens.values()) == sum(decodes + prefill for decodes, _, prefill, _ in calls)
     assert done.tokens["recomputed" if run.log.together else "padding"] == 0
     assert done.ticks["idle"] == run.log.end_ticks - sum(step.ticks for step in steps)

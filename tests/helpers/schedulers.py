@@ -57,9 +57,9 @@ def check(policy: str, case: Case) -> None:
         )
         tokens = summary(run)["work"]["tokens"]
         assert tokens["useful"] == sum(
-            asked.prompt_tokens + asked.output_tokens - 1
-            for asked, request in zip(case.requests, outcome.requests)
-            if request["refused"] is None
+            request.prompt_tokens + request.output_tokens - 1
+            for request, result in zip(case.requests, outcome.requests)
+            if result["refused"] is None
         )
         computed = sum(len(step.decodes) + sum(tokens for _, tokens in step.prefilled) for step in outcome.steps)
         assert sum(tokens.values()) == computed

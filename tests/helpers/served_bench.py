@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from fragmeter.experiments.cli.app import status
-from fragmeter.experiments.measured import knobs as against_knobs
-from fragmeter.experiments.measured import replay as against
+from fragmeter.experiments.measured import knobs as measured_knobs
+from fragmeter.experiments.measured import replay as measured_replay
 from fragmeter.experiments.measured.start import benchmark
 from fragmeter.sim import settings
 from fragmeter.sim.cost import PaperCost
@@ -30,6 +30,8 @@ LIMITS = Limits(max_model_len=2048, max_num_seqs=16, max_num_batched_tokens=64)
 FLAGS = (
     *("--model", "opt-13b", "--gpu", "a100-40gb", "--block-size", BLOCK_SIZE, "--num-gpu-blocks-override", BLOCKS),
     *("--max-num-seqs", LIMITS.max_num_seqs, "--max-num-batched-tokens", LIMITS.max_num_batched_tokens),
+    # The oracle decides a step after the one before it, and keeps no prefixes.
+    *("--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching"),
 )
 EPOCH_S = 353_399.725848632
 
@@ -58,43 +60,43 @@ class Server:
     blocks: int = BLOCKS
     offset_s: float = 0.0
 
-    def serve(self, asked: Sequence[Request]) -> Outcome:
+    def serve(self, requests: Sequence[Request]) -> Outcome:
         """The oracle's run; an offset moves all alike, so that it changes no decision."""
-        return _served(self.scale, self.blocks, tuple(asked))
+        return _served(self.scale, self.blocks, tuple(requests))
 
-    def bench(self, asked: Sequence[Request], outcome: Outcome, **more: Any) -> dict[str, Any]:
+    def bench(self, requests: Sequence[Request], outcome: Outcome, **more: Any) -> dict[str, Any]:
         """What the client writes."""
         tokens = [[tick / PER_SECOND for tick in one["token_ticks"]] for one in outcome.requests]
-        starts = [one.arrival_ticks / PER_SECOND for one in asked]
+        starts = [one.arrival_ticks / PER_SECOND for one in requests]
         ends = max(times[-1] for times in tokens) + self.offset_s
         return {
             "date": "20260122-101010",
             "backend": "vllm",
             "model_id": "facebook/opt-13b",
-            "num_prompts": len(asked),
+            "num_prompts": len(requests),
             "request_rate": 3.0,
             "burstiness": 1.0,
             "max_concurrency": None,
             "duration": ends,
-            "completed": len(asked),
+            "completed": len(requests),
             "failed": 0,
-            "input_lens": [one.prompt_tokens for one in asked],
-            "output_lens": [one.output_tokens for one in asked],
+            "input_lens": [one.prompt_tokens for one in requests],
+            "output_lens": [one.output_tokens for one in requests],
             "ttfts": [times[0] - start + self.offset_s for times, start in zip(tokens, starts, strict=True)],
             "itls": [np.diff(times).tolist() for times in tokens],
             "start_times": [EPOCH_S + start for start in starts],
-            "generated_texts": ["x"] * len(asked),
-            "errors": [""] * len(asked),
+            "generated_texts": ["x"] * len(requests),
+            "errors": [""] * len(requests),
         } | more
 
-    def metrics(self, asked: Sequence[Request], outcome: Outcome, every_s: float = 0.05) -> str:
+    def metrics(self, requests: Sequence[Request], outcome: Outcome, every_s: float = 0.05) -> str:
         """Scrapes at even times from before the first request to after the last, and when each was."""
         end = outcome.steps[-1].start_ticks + outcome.steps[-1].ticks
         times = range(0, end + 2 * int(every_s * PER_SECOND), int(every_s * PER_SECOND))
-        scrapes = (self._scrape(asked, outcome, at) for at in times)
+        scrapes = (self._scrape(requests, outcome, at) for at in times)
         return "".join(f"{1_763_790_000 + place}\n{text}" for place, text in enumerate(scrapes))
 
-    def _scrape(self, asked: Sequence[Request], outcome: Outcome, at: int) -> str:
+    def _scrape(self, requests: Sequence[Request], outcome: Outcome, at: int) -> str:
         step = next((step for step in outcome.steps if step.start_ticks <= at < step.start_ticks + step.ticks), None)
         labels = 'engine="0",model_name="facebook/opt-13b"'
         slots = (self.blocks - 1) * BLOCK_SIZE
@@ -102,7 +104,7 @@ class Server:
         preempted = sum(len(step.preempted) for step in outcome.steps if step.start_ticks <= at)
         ttfts = [
             (one["first_token_ticks"] - request.arrival_ticks) / PER_SECOND
-            for request, one in zip(asked, outcome.requests, strict=True)
+            for request, one in zip(requests, outcome.requests, strict=True)
             if one["first_token_ticks"] <= at
         ]
         config = f'block_size="{BLOCK_SIZE}",cache_dtype="auto",num_gpu_blocks="{self.blocks}"'
@@ -120,20 +122,20 @@ class Server:
 
 
 @cache
-def _served(scale: float, blocks: int, asked: tuple[Request, ...]) -> Outcome:
+def _served(scale: float, blocks: int, requests: tuple[Request, ...]) -> Outcome:
     cost = PaperCost(FITTED_STEP_SCALE * scale).step_ticks
-    return simulate("vllm-v1", list(asked), Pool(blocks, BLOCK_SIZE), LIMITS, cost)
+    return simulate("vllm-v1", list(requests), Pool(blocks, BLOCK_SIZE), LIMITS, cost)
 
 
 @cache
-def _metrics(server: Server, asked: tuple[Request, ...]) -> str:
-    return server.metrics(asked, server.serve(asked))
+def _metrics(server: Server, requests: tuple[Request, ...]) -> str:
+    return server.metrics(requests, server.serve(requests))
 
 
-def written(folder: Path, server: Server, asked: Sequence[Request], **more: Any) -> tuple[Path, Path]:
+def written(folder: Path, server: Server, requests: Sequence[Request], **more: Any) -> tuple[Path, Path]:
     """The two files of a benchmark of that server."""
-    (folder / "bench.json").write_text(json.dumps(server.bench(asked, server.serve(asked), **more)))
-    (folder / "metrics.txt").write_text(_metrics(server, tuple(asked)))
+    (folder / "bench.json").write_text(json.dumps(server.bench(requests, server.serve(requests), **more)))
+    (folder / "metrics.txt").write_text(_metrics(server, tuple(requests)))
     return folder / "bench.json", folder / "metrics.txt"
 
 
@@ -150,19 +152,20 @@ __all__ = ["BLOCKS", "FLAGS", "LIMITS", "Server", "requests", "with_one_that_fai
 
 
 #: What the tests ask of the server.
-ASKED = requests()
+SENT = requests()
 #: A replica with the settings of the server.
 CHOSEN = settings(
     policy="vllm-v1", model="opt-13b", gpu="a100-40gb", block_size=4, num_gpu_blocks_override=BLOCKS,
     max_num_seqs=LIMITS.max_num_seqs, max_num_batched_tokens=LIMITS.max_num_batched_tokens,
+    async_scheduling=False, enable_prefix_caching=False, enforce_eager=True,
 )  # fmt: skip
 
 
 def held(folder, server: Server, chosen=CHOSEN, **more):
     """The benchmark of a server, its replay, and the knobs."""
-    bench = benchmark(*written(folder, server, ASKED, **more), chosen)
-    base = against.replay(bench, chosen)
-    return bench, base, list(against_knobs.vary_knobs(bench, chosen, base))
+    bench = benchmark(*written(folder, server, SENT, **more), chosen)
+    base = measured_replay.replay(bench, chosen)
+    return bench, base, list(measured_knobs.vary_knobs(bench, chosen, base))
 
 
 def validate(*tokens: object) -> int:

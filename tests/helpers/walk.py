@@ -137,9 +137,9 @@ class Walk:
         for sequence in self.engine.state.running:
             start, index = sequence.grant.start * size, sequence.index
             moment.pieces[index] = range(start, start + sequence.grant.slots)
-            asked = self._asked(index)
+            requested = self._requested(index)
             for i in range(sequence.grant.slots):
-                slots.put(start + i, classify_slot(i, moment.running[index], self._final(index), asked, asked))
+                slots.put(start + i, classify_slot(i, moment.running[index], self._final(index), requested, requested))
         free_lists = self.memory.arena.free_lists
         moment.free_chunks = tuple(sorted((start, blocks) for blocks, starts in free_lists.items() for start in starts))
         wanted = self._blocked_blocks(moment)
@@ -148,7 +148,7 @@ class Walk:
                 slots.put(slot, STRANDED if blocks < wanted else FREE)
         moment.buckets, moment.slots = slots.census(), slots.classes
 
-    def _asked(self, index: int) -> int:
+    def _requested(self, index: int) -> int:
         """R of an Orca with chunks."""
         request, model = self.case.requests[index], self.case.limits.max_model_len
         power = 1
@@ -162,7 +162,7 @@ class Walk:
         if not moment.waiting:
             return 0
         wanted = 1
-        while wanted * self.case.pool.block_size < self._asked(moment.waiting[0]):
+        while wanted * self.case.pool.block_size < self._requested(moment.waiting[0]):
             wanted *= 2
         return 0 if any(blocks >= wanted for _, blocks in moment.free_chunks) else wanted
 
@@ -170,9 +170,9 @@ class Walk:
         """Slots without addresses: what every sequence was granted, and the rest free."""
         slots: list[str] = []
         for sequence in self.engine.state.running:
-            index, asked = sequence.index, sequence.grant.slots
+            index, requested = sequence.index, sequence.grant.slots
             computed = moment.running[index]
-            slots += [classify_slot(i, computed, self._final(index), asked, asked) for i in range(asked)]
+            slots += [classify_slot(i, computed, self._final(index), requested, requested) for i in range(requested)]
         moment.buckets = census([*slots, *[FREE] * (self.case.pool.slots - len(slots))])
 
     def _batch(self, moment: Moment) -> None:
@@ -180,11 +180,11 @@ class Walk:
         longest = max((self.case.requests[index].prompt_tokens for index in moment.running), default=0)
         slots: list[str] = []
         for sequence in self.engine.state.running:
-            index, asked = sequence.index, sequence.grant.slots
+            index, requested = sequence.index, sequence.grant.slots
             done = self.generated[index] == self.case.requests[index].output_tokens
-            padding = asked if done else longest - self.case.requests[index].prompt_tokens
-            own, computed = asked - padding, moment.running[index]
-            moment.pieces[index] = range(len(slots), len(slots) + asked)
+            padding = requested if done else longest - self.case.requests[index].prompt_tokens
+            own, computed = requested - padding, moment.running[index]
+            moment.pieces[index] = range(len(slots), len(slots) + requested)
             slots += [classify_slot(i, computed, self._final(index), own, own) for i in range(own)]
             slots += [FINISHED_HOLD] * padding
         moment.slots = [*slots, *[FREE] * (self.case.pool.slots - len(slots))]

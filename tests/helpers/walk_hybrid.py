@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from engine_runs import engine_to_step, settings_of, workload_of
+from engine_runs import engine_to_step, workload_of
 from fragmeter.sim.memory.paged.group_cache import NULL_BLOCK
-from hybrid_runs import HybridCase, model_of
+from hybrid_runs import HybridCase, settings_for
 from oracle.slots import FREE, SlotMap, classify_slot
 
 
@@ -27,9 +27,9 @@ class HybridWalk:
 
     def __init__(self, policy: str, hybrid: HybridCase, leap: bool = False) -> None:
         case = hybrid.case
-        chosen = settings_of(policy, case.pool, case.limits, work=None, leap=leap, ids=True)
+        chosen = settings_for(policy, hybrid, work=None, leap=leap, ids=True)
         workload = workload_of(case.requests, case.limits.max_model_len)
-        self.engine = engine_to_step(replace(chosen, model=model_of(hybrid.groups)), case.cost, workload, leap)
+        self.engine = engine_to_step(chosen, case.cost, workload, leap)
         self.case, self.env, self.memory = case, self.engine.env, self.engine.memory
 
     def moments(self) -> Iterator[HybridMoment]:

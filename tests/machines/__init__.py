@@ -9,6 +9,7 @@
     tables        models of pools with ids; the walk over block tables
     hybrid        KV groups over one pool
     paged         paged memory, with prefills in chunks, with pages that stay mapped
+    policies      compositions of the paged memory, served by the policies that reach them
     sharing       paged memory of groups with sequences that share blocks
     trees         requests that go on from others
     dialogue      paged memory of trees of requests
@@ -29,6 +30,7 @@ from .dialogue_copies import DialogueCopyMachine
 from .hashed_pool import HashedPoolMachine
 from .hybrid import HybridMachine
 from .paged import ChunkedMachine, DeferredMachine, PagedMachine
+from .policies import COMPOSITIONS
 from .pools import PoolMachine, SegmentPoolMachine
 from .radix import RadixMachine
 from .radix_memory import RadixMemoryMachine, SlotRadixMachine
@@ -37,7 +39,7 @@ from .sharing import SharingMachine
 
 __all__ = ["MACHINES"]
 
-#: By the allocator's class; some machines do the same to several.
+#: By the allocator's class, and what it is composed of; some machines do the same to several.
 MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "BlockPool": PoolMachine,
     "HashedBlockPool": HashedPoolMachine,
@@ -45,14 +47,15 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "RadixTree": RadixMachine,
     **dict.fromkeys(("BuddyArena", "FirstFitArena", "BestFitArena"), ArenaMachine),
     "PagedMemory": PagedMachine,
-    "ChunkedMemory": ChunkedMachine,
+    "PagedMemory, chunked prefills": ChunkedMachine,
+    "PagedMemory, KV groups": HybridMachine,
+    **COMPOSITIONS,
     "DeferredMemory": DeferredMachine,
-    "HybridMemory": HybridMachine,
     "RadixMemory": RadixMemoryMachine,
     "SlotRadixMemory": SlotRadixMachine,
     "SharingMemory": SharingMachine,
     "DialogueMemory": DialogueMachine,
-    **dict.fromkeys(("CopyingMemory", "CopyingBuddyMemory"), CopyMachine),
-    **dict.fromkeys(("DialogueContiguousMemory", "DialogueBuddyMemory"), DialogueCopyMachine),
-    **dict.fromkeys(("ContiguousMemory", "ReservedMemory", "BuddyMemory", "BatchMemory"), ReservationMachine),
+    "CopyingMemory": CopyMachine,
+    "DialogueContiguousMemory": DialogueCopyMachine,
+    **dict.fromkeys(("ContiguousMemory", "ReservedMemory", "BatchMemory"), ReservationMachine),
 }

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fragmeter.sim.memory import CopyingBuddyMemory, CopyingMemory
+from fragmeter.sim.memory import CopyingMemory
 from fragmeter.sim.memory.contiguous.contiguous import Grant
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.workload.groups import Group, GroupState
@@ -163,7 +163,7 @@ class CopyMachine(RuleBasedStateMachine):
         *pool, arena = pool
         self.memories = [
             Groups(CopyingMemory(*pool)),
-            PlacedGroups(CopyingBuddyMemory(*pool, 32, arena), arena),
+            PlacedGroups(CopyingMemory(*pool, ARENAS[arena](pool[0])), arena),
         ]
 
     @rule(request=combined(range(1, 8), range(1, 13), range(4), range(1, 5), EITHER))

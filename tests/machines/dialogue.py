@@ -259,7 +259,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
         live = {(tables[s][i // size], i % size) for s, tokens in self.tokens.items() for i in range(tokens)}
         held, entries = len(self.named_by_running()), sum(map(len, tables.values()))
         assert held + self.room() == self.memory.num_blocks
-        return len(live), held * size, (entries - held) * size
+        return len(live), held * size, 0, (entries - held) * size
 
     @invariant()
     def holds(self):

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fragmeter.sim.memory import DialogueBuddyMemory, DialogueContiguousMemory
+from fragmeter.sim.memory import DialogueContiguousMemory
 from fragmeter.sim.memory.contiguous.contiguous import Grant
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.workload.dialogue import NO_PARENT
@@ -24,10 +24,10 @@ from .trees import ROWS, Tree
 class Kept(Tree, InSteps):
     """A tree of requests that copy what they begin with; a finished one keeps its piece for its children."""
 
-    def __init__(self, kind: type, num_blocks: int, block_size: int, rows: list[tuple], *arena: Any) -> None:
+    def __init__(self, num_blocks: int, block_size: int, rows: list[tuple], *arena: Any) -> None:
         self.kept: dict[int, Grant] = {}
         self.counted: set[int] = set()
-        super().__init__(kind(num_blocks, block_size, self.plant(rows), *arena), *arena[1:])
+        super().__init__(DialogueContiguousMemory(num_blocks, block_size, self.plant(rows), *arena[:1]), *arena[1:])
         self.memory.expect(np.array(self.children))
 
     def open(self) -> None:
@@ -151,8 +151,8 @@ class DialogueCopyMachine(RuleBasedStateMachine):
     def build(self, pool, rows):
         *pool, arena = pool
         self.memories = [
-            Kept(DialogueContiguousMemory, *pool, rows),
-            PlacedKept(DialogueBuddyMemory, *pool, rows, 32, arena),
+            Kept(*pool, rows),
+            PlacedKept(*pool, rows, ARENAS[arena](pool[0]), arena),
         ]
 
     @rule(extra=st.integers(0, 6))

@@ -6,7 +6,7 @@ from collections import Counter
 
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fragmeter.sim.memory import HybridMemory, PageGroups
+from fragmeter.sim.memory import PagedMemory, PageGroups
 from fragmeter.sim.memory.paged.group_cache import NULL_BLOCK
 from fragmeter.sim.types.sequence import Sequence
 
@@ -66,7 +66,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
     def build(self, pool):
         num_pages, block_size, (full, sliding), window, self.may_pause = pool
         groups = PageGroups.of(full, sliding, window, num_pages)
-        self.serve(HybridMemory(num_pages, block_size, groups, ids=True))
+        self.serve(PagedMemory(num_pages, block_size, ids=True, groups=groups))
         self.model = GroupTables(num_pages, block_size, groups)
         # Computed tokens of each chunked prefill.
         self.standing: dict[Sequence, int] = {}
@@ -213,7 +213,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
 
     def predicted_steps(self) -> dict[int, int | None]:
         """After which step so many pages are free; untold while a prompt has yet to give back what its window passed."""
-        free, more = self.memory.free, () if any(kind.skipped.prompts for kind in self.memory.giving) else (0, 1, 3, 8)
+        free, more = self.memory.free, () if any(kind.prompts for kind in self.memory.giving) else (0, 1, 3, 8)
         return {free + pages: self.memory.step_that_frees(self.state.decode_step, free + pages) for pages in more}
 
     def step_on(self, steps: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fragmeter.sim.memory import ChunkedMemory, DeferredMemory, PagedMemory
+from fragmeter.sim.memory import DeferredMemory, PagedMemory
 from fragmeter.sim.types.sequence import Sequence
 
 from .draws import EITHER, combined, picks
@@ -145,7 +145,7 @@ class PagedMachine(Served, RuleBasedStateMachine):
         held = sum(len(table) for table in self.model.tables.values())
         # Invariant 1: what is not held is free.
         assert held + len(self.model.free) == self.memory.num_blocks
-        return sum(self.tokens.values()), held * self.memory.block_size
+        return sum(self.tokens.values()), held * self.memory.block_size, 0
 
     def look(self) -> None:
         """The tables, as a look finds them now."""
@@ -177,7 +177,7 @@ class ChunkedMachine(PagedMachine):
     @initialize(pool=combined(BLOCKS, SIZES, EITHER))
     def build(self, pool):
         num_blocks, block_size, whole = pool
-        self.serve(ChunkedMemory(num_blocks, block_size, ids=True, whole_prompts=whole))
+        self.serve(PagedMemory(num_blocks, block_size, ids=True, whole_prompts=whole))
         self.model, self.host, self.whole = Tables(num_blocks), Tables(0), whole
         # Tokens computed of those that hold blocks and do not run.
         self.standing: dict[Sequence, int] = {}
@@ -241,7 +241,7 @@ class ChunkedMachine(PagedMachine):
 
     def meter(self) -> tuple[int, ...]:
         """With block_tail of those that do not run: slots past the end of their sequences."""
-        live, held = super().meter()
+        live, held, _ = super().meter()
         ends = {s: len(self.model.tables[s]) * self.memory.block_size for s in self.standing}
         tail = sum(slot >= s.target_tokens for s, end in ends.items() for slot in range(end))
         return live + sum(self.standing.values()), held, tail
@@ -275,7 +275,7 @@ class DeferredMachine(PagedMachine):
         held, cached, size = sum(map(len, self.model.tables.values())), len(self.model.cached), self.memory.block_size
         assert held + cached + len(self.model.free) == self.memory.num_blocks
         assert self.logged_cached() == cached * size
-        return sum(self.tokens.values()), held * size
+        return sum(self.tokens.values()), held * size, 0
 
     def logged_cached(self) -> int:
         """Cached slots by the changes that were logged so far."""

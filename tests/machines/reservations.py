@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fragmeter.sim.memory import BatchMemory, BuddyMemory, ContiguousMemory, ReservedMemory
+from fragmeter.sim.memory import BatchMemory, ContiguousMemory, ReservedMemory
 from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction, Grant
 from fragmeter.sim.types.sequence import Sequence
 from oracle.slots import FINISHED_HOLD, FREE, STRANDED, census, classify_slot
@@ -177,7 +177,7 @@ class InBlocks(Counted):
 class InChunks(Counted):
     """Chunks of an arena, with places that are looked up in a bitmap."""
 
-    def __init__(self, memory: BuddyMemory, arena: str) -> None:
+    def __init__(self, memory: ContiguousMemory, arena: str) -> None:
         super().__init__(memory)
         self.places = Blocks(arena, memory.num_blocks)
 
@@ -263,7 +263,7 @@ class ReservationMachine(RuleBasedStateMachine):
     @initialize(pool=combined(range(4, 33), range(1, 5), ARENAS))
     def build(self, pool):
         *pool, arena = pool
-        chunks = InChunks(BuddyMemory(*pool, 32, arena), arena)
+        chunks = InChunks(ContiguousMemory(*pool, ARENAS[arena](pool[0])), arena)
         self.memories = [Counted(ContiguousMemory(*pool)), InBlocks(*pool), chunks, InBatches(*pool)]
 
     @rule(request=combined(range(1, 8), range(1, 13), range(7), EITHER))

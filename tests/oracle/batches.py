@@ -73,17 +73,17 @@ class StaticBatches(System):
             self.running = []
 
     def buckets(self) -> dict[str, int]:
-        asked = self.reserved_slots()
-        slots = [FREE] * (self.pool.slots - len(self.running) * asked)
+        reserved = self.reserved_slots()
+        slots = [FREE] * (self.pool.slots - len(self.running) * reserved)
         for sequence in self.running:
-            slots += self._member_slots(sequence, asked)
+            slots += self._member_slots(sequence, reserved)
         return census(slots)
 
-    def _member_slots(self, sequence: Sequence, asked: int) -> list[str]:
+    def _member_slots(self, sequence: Sequence, reserved: int) -> list[str]:
         if sequence.done:
-            return [FINISHED_HOLD] * asked
+            return [FINISHED_HOLD] * reserved
         padding = longest_prompt(self.running) - sequence.request.prompt_tokens
-        own = asked - padding
+        own = reserved - padding
         return [FINISHED_HOLD] * padding + [
             classify_slot(i, sequence.computed_tokens, sequence.final_tokens, own, own) for i in range(own)
         ]

@@ -88,7 +88,7 @@ class Family:
     """A request on its way. ``forked``: all its members have begun, not the leader alone."""
 
     index: int
-    asked: FamilyRequest
+    request: FamilyRequest
     members: list[Member]
     generated: int = 0
     forked: bool = False
@@ -114,11 +114,11 @@ class Family:
 
     @property
     def known_tokens(self) -> int:
-        return self.asked.prompt_tokens + self.generated
+        return self.request.prompt_tokens + self.generated
 
     @property
     def done(self) -> bool:
-        return self.generated == self.asked.output_tokens
+        return self.generated == self.request.output_tokens
 
 
 @dataclass
@@ -148,7 +148,7 @@ class FamilySystem:
         self.swapped: list[Family] = []
         self.decided = Decided()
 
-    def refuses(self, asked: FamilyRequest) -> bool:
+    def refuses(self, request: FamilyRequest) -> bool:
         """Whether the pool can never hold the request."""
         raise NotImplementedError
 
@@ -175,15 +175,15 @@ class FamilySystem:
 def serve(system: FamilySystem, requests: list[FamilyRequest], costs: Costs) -> FamilyOutcome:
     """Decide, log, wait, complete, until no request is left."""
     families, first = [], 0
-    for index, asked in enumerate(requests):
-        families.append(Family(index, asked, [Member(first + place) for place in range(asked.n)]))
-        first += asked.n
-    served = [family for family in families if not system.refuses(family.asked)]
+    for index, request in enumerate(requests):
+        families.append(Family(index, request, [Member(first + place) for place in range(request.n)]))
+        first += request.n
+    served = [family for family in families if not system.refuses(family.request)]
     coming, outcome, now, decode_step = list(served), FamilyOutcome(), 0, 0
     while coming or system.waiting or system.running or system.swapped:
         if not (system.waiting or system.running or system.swapped):
-            now = max(now, coming[0].asked.arrival_ticks)
-        while coming and coming[0].asked.arrival_ticks <= now:
+            now = max(now, coming[0].request.arrival_ticks)
+        while coming and coming[0].request.arrival_ticks <= now:
             system.waiting.append(coming.pop(0))
         system.decided = decided = Decided()
         system.decide()

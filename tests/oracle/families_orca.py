@@ -24,12 +24,12 @@ class GroupedOrca(FamilySystem):
         self.draws: dict[Family, Draws] = {}
         self.owed_slots = 0
 
-    def piece_slots(self, asked: FamilyRequest) -> int:
+    def piece_slots(self, request: FamilyRequest) -> int:
         """What each sequence reserves: no output is declared here, so as much as the model allows."""
         return self.limits.max_model_len
 
-    def refuses(self, asked: FamilyRequest) -> bool:
-        return asked.n * self.piece_slots(asked) > self.pool.slots
+    def refuses(self, request: FamilyRequest) -> bool:
+        return request.n * self.piece_slots(request) > self.pool.slots
 
     def slots_to_copy(self, tokens: int) -> int:
         """What a copy of a piece with so many tokens writes."""
@@ -37,14 +37,14 @@ class GroupedOrca(FamilySystem):
 
     def take(self, family: Family) -> bool:
         """All pieces of a family, or none; whether there was room."""
-        slots = family.n * self.piece_slots(family.asked)
+        slots = family.n * self.piece_slots(family.request)
         if slots > self.free_slots:
             return False
         self.free_slots -= slots
         return True
 
     def give_back(self, family: Family) -> None:
-        self.free_slots += family.n * self.piece_slots(family.asked)
+        self.free_slots += family.n * self.piece_slots(family.request)
 
     def held_slots(self) -> int:
         return self.pool.slots - self.free_slots
@@ -57,7 +57,7 @@ class GroupedOrca(FamilySystem):
         tokens = len(self.decided.decoded)
         while self.waiting:
             family = self.waiting[0]
-            tokens += family.asked.prompt_tokens
+            tokens += family.request.prompt_tokens
             if self.running and tokens > self.limits.max_num_batched_tokens:
                 break
             if self.running and self.num_seqs() + family.n > self.limits.max_num_seqs:
@@ -67,7 +67,7 @@ class GroupedOrca(FamilySystem):
             self.prefill(self.waiting.pop(0))
 
     def prefill(self, family: Family) -> None:
-        prompt = family.asked.prompt_tokens
+        prompt = family.request.prompt_tokens
         family.leader.computed_tokens = prompt
         family.forked = family.n == 1
         self.running.append(family)
@@ -113,8 +113,8 @@ class GroupedOrcaMax(GroupedOrca):
         self.chunks: dict[Family, list[int]] = {}
         self.chunk_blocks = 1 << (-(-limits.max_model_len // pool.block_size) - 1).bit_length()
 
-    def refuses(self, asked: FamilyRequest) -> bool:
-        return asked.n * self.chunk_blocks > self.pool.num_blocks
+    def refuses(self, request: FamilyRequest) -> bool:
+        return request.n * self.chunk_blocks > self.pool.num_blocks
 
     def slots_to_copy(self, tokens: int) -> int:
         return self.chunk_blocks * self.pool.block_size

@@ -36,11 +36,11 @@ class GroupedSosp23(FamilySystem):
     def free_blocks(self) -> int:
         return len(self.blocks.free)
 
-    def refuses(self, asked: FamilyRequest) -> bool:
+    def refuses(self, request: FamilyRequest) -> bool:
         """Its own blocks of all members at the end; the last token is never stored."""
-        shared = asked.prompt_tokens // self.pool.block_size
-        last = self.blocks.blocks_for(asked.prompt_tokens + asked.output_tokens - 1)
-        return shared + asked.n * (last - shared) > self.pool.num_blocks
+        shared = request.prompt_tokens // self.pool.block_size
+        last = self.blocks.blocks_for(request.prompt_tokens + request.output_tokens - 1)
+        return shared + request.n * (last - shared) > self.pool.num_blocks
 
     def decide(self) -> None:
         self.keep_running()
@@ -163,7 +163,7 @@ class GroupedSosp23(FamilySystem):
     def there(self, family: Family) -> list[int]:
         """Tokens that each present member need not compute: of the prefix, or of the leader's prompt."""
         size = self.pool.block_size
-        full = family.asked.prompt_tokens // size * size
+        full = family.request.prompt_tokens // size * size
         return [self.prefix_blocks * size] + [full] * (len(family.present) - 1)
 
     def prefill_tokens(self, family: Family) -> int:

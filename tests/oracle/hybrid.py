@@ -148,10 +148,65 @@ class HybridV1(HybridSystem):
 
 
 class HybridWhole(HybridSystem):
-    """Whole prompts, and a free page in each group for every running sequence, needed or not."""
+    """Whole prompts, and a free page in each group for every running sequence, needed or not; recompute or swap."""
+
+    def __init__(self, pool: Pool, limits: Limits, groups: Groups) -> None:
+        super().__init__(pool, limits, groups)
+        self.swapped: list[Sequence] = []
+        self.host_free = list(range(pool.host_blocks))
+        self.host_tables: dict[Sequence, list[list[int | None]]] = {}
+
+    def has_work(self) -> bool:
+        return super().has_work() or bool(self.swapped)
 
     def most_in_flight(self) -> int:
         return self.limits.max_model_len
+
+    def preempt(self, victim: Sequence) -> None:
+        """What its next token sees goes to the host, where that has room and the pool could take it back."""
+        if self.limits.preemption_mode == "swap":
+            self.give_back(victim)
+            pages = sum(page is not None for table in self.tables[victim] for page in table)
+            if pages <= len(self.host_free) and pages + self.num_groups <= self.pool.num_blocks:
+                self._swap_out(victim, pages)
+                return
+        super().preempt(victim)
+
+    def _swap_out(self, victim: Sequence, pages: int) -> None:
+        self.stop(victim)
+        tables = self.tables.pop(victim)
+        self.free.extend(page for table in tables for page in table if page is not None)
+        self.host_tables[victim] = [
+            [page if page is None else self.host_free.pop() for page in table] for table in tables
+        ]
+        self.work.swapped_out.append(victim)
+        self.work.swapped_out_blocks += pages
+        self.swapped.append(victim)
+        self.swapped.sort(key=lambda sequence: sequence.arrival_order)
+
+    def swap_in(self) -> None:
+        """First come first served, each with a page a group to spare; they decode in this same step."""
+        while self.swapped and len(self.running) < self.max_num_seqs:
+            tables = self.host_tables[self.swapped[0]]
+            on_host = [page for table in tables for page in table if page is not None]
+            if len(self.free) - len(on_host) - self.num_groups < self.watermark_blocks():
+                break
+            sequence = self.swapped.pop(0)
+            self.host_free.extend(on_host)
+            del self.host_tables[sequence]
+            self.tables[sequence] = [[page if page is None else self.free.pop() for page in table] for table in tables]
+            self.work.swapped_in.append(sequence)
+            self.work.swapped_in_blocks += len(on_host)
+            self.running.append(sequence)
+            self.compute(sequence, 1)
+
+    def buckets(self) -> dict[str, int]:
+        on_host = [
+            page for tables in self.host_tables.values() for table in tables for page in table if page is not None
+        ]
+        if sorted(on_host + self.host_free) != list(range(self.pool.host_blocks)):
+            raise AssertionError(f"{len(on_host)} pages held and {len(self.host_free)} free of {self.pool.host_blocks}")
+        return super().buckets()
 
     def decode_all(self) -> None:
         """In order of arrival; the last arrivals give way."""
@@ -172,7 +227,7 @@ class HybridV0(HybridWhole):
 
     def decide(self) -> None:
         prompt_tokens = 0
-        while self.waiting and len(self.running) < self.max_num_seqs:
+        while self.waiting and not self.swapped and len(self.running) < self.max_num_seqs:
             tokens = known(self.waiting[0])
             prompt_tokens += tokens
             if self.computes and prompt_tokens > self.limits.max_num_batched_tokens:
@@ -182,6 +237,8 @@ class HybridV0(HybridWhole):
             self.admit(tokens)
         if not self.computes:
             self.decode_all()
+            if not self.work.preempted:
+                self.swap_in()
 
 
 class HybridSosp23(HybridWhole):
@@ -197,8 +254,10 @@ class HybridSosp23(HybridWhole):
 
     def decide(self) -> None:
         self.decode_all()
+        if not self.work.swapped_out:
+            self.swap_in()
         batched = len(self.running)
-        while self.waiting and len(self.running) < self.max_num_seqs:
+        while self.waiting and not self.swapped and len(self.running) < self.max_num_seqs:
             sequence, tokens = self.waiting[0], known(self.waiting[0])
             if sequence in self.work.preempted:
                 break
@@ -224,9 +283,11 @@ def simulate_hybrid(
     limits: Limits,
     groups: Groups,
     cost: Callable[[int, int, int, int], int],
+    swap_out: Callable[[int], int] = lambda blocks: 0,
+    swap_in: Callable[[int], int] = lambda blocks: 0,
 ) -> tuple[Outcome, list[list[dict[str, int]]]]:
     """As ``simulate``, over KV groups; and the buckets of each group in every step, without what is free."""
     check(requests, limits)
     system = HYBRID[policy](pool, limits, groups)
-    outcome = run(system, requests, cost, lambda blocks: 0, lambda blocks: 0)
+    outcome = run(system, requests, cost, swap_out, swap_in)
     return outcome, system.group_buckets

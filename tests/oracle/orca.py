@@ -112,9 +112,9 @@ class BuddyOrca(_IterationLevel):
         block_size = self.pool.block_size
         slot_map = SlotMap(self.pool.slots)
         for sequence, (start, blocks) in self.chunks.items():
-            asked = self.requested_tokens(sequence)
+            requested = self.requested_tokens(sequence)
             for i in range(blocks * block_size):
-                bucket = classify_slot(i, sequence.computed_tokens, sequence.final_tokens, asked, asked)
+                bucket = classify_slot(i, sequence.computed_tokens, sequence.final_tokens, requested, requested)
                 slot_map.put(start * block_size + i, bucket)
         needed_blocks = 0 if self.blocked_head is None else self.chunk_blocks(self.blocked_head)
         for start, blocks in self.arena.chunks():
@@ -150,7 +150,7 @@ class CountedOrca(_IterationLevel):
     def buckets(self) -> dict[str, int]:
         slots = [FREE] * (self.pool.slots - self.reserved_slots())
         for sequence in self.running:
-            asked = self.requested_tokens(sequence)
-            for i in range(asked):
-                slots.append(classify_slot(i, sequence.computed_tokens, sequence.final_tokens, asked, asked))
+            requested = self.requested_tokens(sequence)
+            for i in range(requested):
+                slots.append(classify_slot(i, sequence.computed_tokens, sequence.final_tokens, requested, requested))
         return census(slots)

@@ -120,14 +120,14 @@ class SgLang(System):
                 break
             found = self.string(sequence, self.trie.find(self.string(sequence, known(sequence) - 1)))
             own = known(sequence) - len(found)
-            asked = own + min(self.allowed(sequence) - sequence.generated, LONGEST_OUTPUT)
-            if asked >= self.room() - reserved:
+            total_tokens = own + min(self.allowed(sequence) - sequence.generated, LONGEST_OUTPUT)
+            if total_tokens >= self.room() - reserved:
                 self.is_full = True
                 break
             if self.prefills and own >= inputs:
                 break
             self.lock(sequence, found)
-            if asked >= self.room() - reserved:
+            if total_tokens >= self.room() - reserved:
                 self.is_full = True
             if self.is_full or not chunk:
                 self.unlock(sequence)

@@ -11,14 +11,14 @@ from oracle.story import Cost, finishes, log, random_case, swap_in_ticks, swap_o
 
 
 @pytest.mark.parametrize(
-    ("computed", "final", "asked", "expected"),
+    ("computed", "final", "requested", "expected"),
     [
         (8, 10, 2048, {"live": 8, "reserved": 2, "over_estimate": 2038}),
         (4, 5, 512, {"live": 4, "reserved": 1, "over_estimate": 507}),
     ],
 )
-def test_the_papers_worked_example(computed, final, asked, expected):
-    assert Counter(classify_slot(i, computed, final, asked, asked) for i in range(asked)) == expected
+def test_the_papers_worked_example(computed, final, requested, expected):
+    assert Counter(classify_slot(i, computed, final, requested, requested) for i in range(requested)) == expected
 
 
 def test_a_demand_paged_block_ends_in_its_tail_and_a_chunk_in_what_was_rounded_up():
@@ -177,11 +177,11 @@ def test_what_holds_of_every_run(policy):
             if step.free_chunks is not None:
                 free = step.buckets["free"] + step.buckets["stranded"]
                 assert free == pool.block_size * sum(blocks for _, blocks in step.free_chunks)
-        for request, asked in zip(outcome.requests, requests):
+        for request, sent in zip(outcome.requests, requests):
             finished = request["refused"] is None
-            assert len(request["token_ticks"]) == (asked.output_tokens if finished else 0)
+            assert len(request["token_ticks"]) == (sent.output_tokens if finished else 0)
             assert (request["finish_ticks"] is not None) == finished
-            assert not finished or request["first_scheduled_ticks"] >= asked.arrival_ticks
+            assert not finished or request["first_scheduled_ticks"] >= sent.arrival_ticks
         started = [request["first_scheduled_ticks"] for request in outcome.requests if request["refused"] is None]
         assert started == sorted(started)
         seen.update(refused=sum(request["refused"] is not None for request in outcome.requests))

@@ -33,18 +33,18 @@ class TreeOrca(FamilySystem):
         super().__init__()
         self.pool, self.limits = pool, limits
         self.families: dict[int | None, Family] = {}
-        self.undone = {index for index, asked in enumerate(requests) if not self.refuses(asked)}
+        self.undone = {index for index, request in enumerate(requests) if not self.refuses(request)}
         self.children = {parent: [c for c, a in enumerate(requests) if a.parent == parent] for parent in self.undone}
         self.pieces: dict[Family, int] = {}
         self.kept: dict[Family, int] = {}
         self.copied: set[Family] = set()
 
-    def piece_slots(self, asked: FamilyRequest) -> int:
+    def piece_slots(self, request: FamilyRequest) -> int:
         """What a request reserves: as much as the model allows."""
-        return self.limits.max_model_len if asked.max_tokens is None else asked.prompt_tokens + asked.max_tokens
+        return self.limits.max_model_len if request.max_tokens is None else request.prompt_tokens + request.max_tokens
 
-    def refuses(self, asked: FamilyRequest) -> bool:
-        return self.piece_slots(asked) > self.pool.slots
+    def refuses(self, request: FamilyRequest) -> bool:
+        return self.piece_slots(request) > self.pool.slots
 
     def room_without(self, given_up: list[Family], slots: int) -> bool:
         """Whether there would be room for a piece if those were given up."""
@@ -53,7 +53,7 @@ class TreeOrca(FamilySystem):
 
     def take(self, family: Family) -> None:
         """A piece that there is room for."""
-        self.pieces[family] = self.piece_slots(family.asked)
+        self.pieces[family] = self.piece_slots(family.request)
 
     def free(self, family: Family) -> None:
         """A piece that is no longer named."""
@@ -76,7 +76,7 @@ class TreeOrca(FamilySystem):
             place = self.place_for(family, stored)
             if place is None:
                 break
-            tokens += family.asked.prompt_tokens - place.tokens
+            tokens += family.request.prompt_tokens - place.tokens
             if self.running and tokens > self.limits.max_num_batched_tokens:
                 break
             if self.running and self.num_seqs() + 1 > self.limits.max_num_seqs:
@@ -85,15 +85,15 @@ class TreeOrca(FamilySystem):
 
     def place_for(self, family: Family, stored: dict[Family, int]) -> Place | None:
         """Where it goes, if anywhere; its parent is not given up for its own sake, unless there is no other room."""
-        asked, slots = family.asked, self.piece_slots(family.asked)
-        parent = self.families.get(asked.parent)
-        if parent in self.kept or stored.get(parent, 0) >= asked.parent_tokens > 0:
-            in_reach = asked.rolls_back and parent in self.kept and parent not in self.copied
+        request, slots = family.request, self.piece_slots(family.request)
+        parent = self.families.get(request.parent)
+        if parent in self.kept or stored.get(parent, 0) >= request.parent_tokens > 0:
+            in_reach = request.rolls_back and parent in self.kept and parent not in self.copied
             if in_reach and self.slots_of(self.kept[parent]) >= slots:
-                return Place(asked.parent_tokens, None, parent)
+                return Place(request.parent_tokens, None, parent)
             given_up = self.given_up_for(slots, {*self.copied, parent})
             if given_up is not None:
-                return Place(asked.parent_tokens, parent, None, given_up)
+                return Place(request.parent_tokens, parent, None, given_up)
         given_up = self.given_up_for(slots, self.copied)
         return None if given_up is None else Place(given_up=given_up)
 
@@ -118,10 +118,10 @@ class TreeOrca(FamilySystem):
             self.copied.add(place.copies)
             if place.copies in self.kept:
                 self.kept[place.copies] = self.kept.pop(place.copies)
-        family.leader.computed_tokens = family.asked.prompt_tokens
+        family.leader.computed_tokens = family.request.prompt_tokens
         family.forked = True
         self.running.append(family)
-        self.decided.prefilled.append((family.leader, place.tokens, family.asked.prompt_tokens))
+        self.decided.prefilled.append((family.leader, place.tokens, family.request.prompt_tokens))
         self.decided.began.append((family.leader, 0, family.kind))
         self.decided.families.append(family)
 
@@ -129,7 +129,7 @@ class TreeOrca(FamilySystem):
         """Kept while an unfinished request goes on from it; what it went on from, no longer than that."""
         self.undone.discard(family.index)
         self.kept[family] = self.pieces.pop(family)
-        parent = self.families.get(family.asked.parent)
+        parent = self.families.get(family.request.parent)
         for done in (family, parent):
             if done in self.kept and not any(child in self.undone for child in self.children[done.index]):
                 self.give_up(done)
@@ -151,12 +151,12 @@ class TreeOrcaMax(TreeOrca):
         self.chunk_blocks: dict[int, int] = {}
         super().__init__(pool, limits, requests)
 
-    def estimated_tokens(self, asked: FamilyRequest) -> int:
+    def estimated_tokens(self, request: FamilyRequest) -> int:
         """Prompt and output, as the policy expects them."""
         return self.limits.max_model_len
 
-    def piece_slots(self, asked: FamilyRequest) -> int:
-        blocks = -(-min(self.estimated_tokens(asked), self.limits.max_model_len) // self.pool.block_size)
+    def piece_slots(self, request: FamilyRequest) -> int:
+        blocks = -(-min(self.estimated_tokens(request), self.limits.max_model_len) // self.pool.block_size)
         return (1 << (blocks - 1).bit_length()) * self.pool.block_size
 
     def room_without(self, given_up: list[Family], slots: int) -> bool:
@@ -166,7 +166,7 @@ class TreeOrcaMax(TreeOrca):
         return any(blocks * self.pool.block_size >= slots for _, blocks in arena.chunks())
 
     def take(self, family: Family) -> None:
-        blocks = self.piece_slots(family.asked) // self.pool.block_size
+        blocks = self.piece_slots(family.request) // self.pool.block_size
         self.pieces[family] = start = self.arena.allocate(blocks)
         self.chunk_blocks[start] = blocks
 
@@ -180,5 +180,5 @@ class TreeOrcaMax(TreeOrca):
 class TreeOrcaOracle(TreeOrcaMax):
     """Chunks for the true output."""
 
-    def estimated_tokens(self, asked: FamilyRequest) -> int:
-        return asked.prompt_tokens + asked.output_tokens
+    def estimated_tokens(self, request: FamilyRequest) -> int:
+        return request.prompt_tokens + request.output_tokens

@@ -71,7 +71,7 @@ class TreeSosp23(GroupedSosp23):
         super().__init__(Pool(pool.num_blocks, pool.block_size), limits)
         self.blocks: KeepingBlocks = KeepingBlocks(pool.num_blocks, pool.block_size)
         self.families: dict[int | None, Family] = {}
-        self.undone = {index for index, asked in enumerate(requests) if not self.refuses(asked)}
+        self.undone = {index for index, request in enumerate(requests) if not self.refuses(request)}
         self.children = {parent: [c for c, a in enumerate(requests) if a.parent == parent] for parent in self.undone}
         self.starts: dict[Family, Start] = {}
         self.promised_blocks = 0
@@ -98,18 +98,18 @@ class TreeSosp23(GroupedSosp23):
 
     def start_of(self, family: Family) -> Start:
         """What is there of the parent's tokens."""
-        asked, size = family.asked, self.pool.block_size
-        parent = self.families.get(asked.parent)
-        table = self.table_of(parent, asked.parent_tokens)
+        request, size = family.request, self.pool.block_size
+        parent = self.families.get(request.parent)
+        table = self.table_of(parent, request.parent_tokens)
         if table is None or self.blocks.blocks_for(family.known_tokens) >= self.pool.num_blocks:
             return Start()
-        tokens = asked.parent_tokens
+        tokens = request.parent_tokens
         named, half_full = tuple(table[: tokens // size]), table[tokens // size] if tokens % size else None
         alone = parent in self.blocks.kept and not any(
-            other is not family and other.asked.parent == asked.parent and start.tokens
+            other is not family and other.request.parent == request.parent and start.tokens
             for other, start in self.starts.items()
         )
-        in_place = asked.rolls_back and alone
+        in_place = request.rolls_back and alone
         if in_place and half_full is not None and not self.is_named(half_full, parent):
             named, half_full = (*named, half_full), None
         return Start(tokens, named, half_full, in_place)
@@ -121,7 +121,7 @@ class TreeSosp23(GroupedSosp23):
         blocks = self.blocks.blocks_for(tokens)
         if parent in self.running and self.stored_tokens(parent) >= tokens:
             return self.blocks.tables[parent.leader]
-        taken = any(s.in_place and f.asked.parent == parent.index for f, s in self.starts.items())
+        taken = any(s.in_place and f.request.parent == parent.index for f, s in self.starts.items())
         if parent in self.blocks.kept and len(self.blocks.kept[parent]) >= blocks and not taken:
             return self.blocks.kept[parent]
         return None
@@ -154,7 +154,7 @@ class TreeSosp23(GroupedSosp23):
         start, blocks = self.start_of(family), self.admission_blocks(family)
         self.promised_blocks += blocks
         self.starts[family] = start
-        parent = self.families.get(family.asked.parent)
+        parent = self.families.get(family.request.parent)
         if start.tokens and parent in self.blocks.kept:
             # Used just now.
             self.blocks.kept[parent] = self.blocks.kept.pop(parent)
@@ -169,12 +169,12 @@ class TreeSosp23(GroupedSosp23):
     def begin(self, family: Family, start: Start) -> None:
         """An admission is carried out, after those before it in the step."""
         member = family.leader
-        if start.in_place and start.copied is not None and not self.is_held(start.copied, family.asked.parent):
+        if start.in_place and start.copied is not None and not self.is_held(start.copied, family.request.parent):
             start = replace(start, named=(*start.named, start.copied), copied=None)
         for block in start.named:
             self.blocks.name(member, block)
         if start.in_place:
-            del self.blocks.kept[self.families[family.asked.parent]]
+            del self.blocks.kept[self.families[family.request.parent]]
         self.blocks.grow(member, family.known_tokens)
         member.computed_tokens = family.known_tokens
         if start.copied is not None:
@@ -186,7 +186,7 @@ class TreeSosp23(GroupedSosp23):
         if self.is_wanted(family):
             self.blocks.kept[family] = list(self.blocks.tables[family.leader])
         self.blocks.give_back(family.leader)
-        parent = self.families.get(family.asked.parent)
+        parent = self.families.get(family.request.parent)
         if parent is not None and parent in self.blocks.kept and not self.is_wanted(parent):
             del self.blocks.kept[parent]
 

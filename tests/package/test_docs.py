@@ -105,7 +105,7 @@ def test_there_are_commands_and_examples():
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch, capfd) -> Callable[[list[str]], str]:
+def run_command(tmp_path, monkeypatch, capfd) -> Callable[[list[str]], str]:
     """Runs a command in a folder with what the pages take to be there; what it prints.
 
     In this process, which saves it a second of loading libraries: that no command leaves anything to the next is
@@ -122,12 +122,12 @@ def asked(tmp_path, monkeypatch, capfd) -> Callable[[list[str]], str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_command_runs(command, asked):
+def test_the_command_runs(command, run_command):
     program, *arguments = shlex.split(command)
     assert program == "fragmeter"
     if arguments[0] == "report":
-        make_results(asked, arguments)
-    printed = asked(arguments)
+        make_results(run_command, arguments)
+    printed = run_command(arguments)
     assert printed.strip()
     for page in PAGES:
         assert has(printed, outputs(page).get(command, [])), f"{page.name}: {command}"
@@ -159,24 +159,24 @@ def with_files(folder: Path) -> None:
     (folder / "my-metrics.txt").write_text('vllm:cache_config_info{block_size="16",num_gpu_blocks="20000"} 1\n')
 
 
-def make_results(asked: Callable[[list[str]], str], arguments: list[str]) -> None:
+def make_results(run_command: Callable[[list[str]], str], arguments: list[str]) -> None:
     """What commands before it leave to ``fragmeter report``: a folder for each policy, named after it; or a sweep."""
     for folder in (name for name in arguments if name.startswith("out/")):
         load = ["--request-rate", "4", "--num-prompts", "20"]
         if folder == "out/sweep":
-            asked(["sweep", "--grid", "policy=orca-max,vllm-v1", *load, "--jobs", "1", "--out", folder])
+            run_command(["sweep", "--grid", "policy=orca-max,vllm-v1", *load, "--jobs", "1", "--out", folder])
             continue
         load = ["--trace", "my-bench.json"] if "--measured" in arguments else load
         recorded = ["--record-blocks", "--record-plan"]
-        asked(["simulate", "--policy", folder.removeprefix("out/"), *load, *recorded, "--out", folder])
+        run_command(["simulate", "--policy", folder.removeprefix("out/"), *load, *recorded, "--out", folder])
 
 
 @pytest.mark.parametrize("arguments", ALONE, ids=" ".join)
-def test_a_command_leaves_nothing_to_the_next(arguments, asked, tmp_path):
+def test_a_command_leaves_nothing_to_the_next(arguments, run_command, tmp_path):
     """What it prints here, after all that ran before it, and what it prints in a process of its own."""
     alone = run(*arguments, cwd=tmp_path)
     assert (alone.returncode, alone.stderr) == (0, "")
-    assert asked(arguments) == asked(arguments) == alone.stdout
+    assert run_command(arguments) == run_command(arguments) == alone.stdout
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

@@ -137,12 +137,23 @@ def test_every_requirement_has_one_lower_bound():
 
 
 def test_a_lower_bound_becomes_a_constraint():
-    asked = ["numpy>=2.1", "pytest-xdist >= 3.6.1", "numpy>=2.1", "cuda-toolkit[crt,nvrtc]==13.*"]
-    assert lowest(asked) == ["numpy==2.1", "pytest-xdist==3.6.1"]
+    bounds = ["numpy>=2.1", "pytest-xdist >= 3.6.1", "numpy>=2.1", "cuda-toolkit[crt,nvrtc]==13.*"]
+    assert lowest(bounds) == ["numpy==2.1", "pytest-xdist==3.6.1"]
 
 
 def test_no_loose_modules_at_the_root():
-    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
+    """Beside the program there is the probe, which runs within a server."""
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py", "probe.py"}
+
+
+def test_the_probe_needs_vllm_and_the_standard_library_alone():
+    """It runs in the process of a server, which is not to load the simulator."""
+    code = "import sys, fragmeter.probe; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"numpy", "pandas", "simpy", "pydantic", "vllm"} & set(loaded)
+    code = "import sys, fragmeter.probe; print(*[name for name in sys.modules if name.startswith('fragmeter')])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert loaded == ["fragmeter", "fragmeter.probe"]
 
 
 def test_no_verb_loads_what_it_does_not_need_yet():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from fragmeter.sim import Settings, settings, simulate
+from fragmeter.sim import Settings, Workload, settings, simulate
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
+from fragmeter.sim.memory import PagedMemory
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
-from fragmeter.sim.memory.paged.hybrid import HybridMemory
 from fragmeter.sim.metrics.summary import summary as summary_of
 from fragmeter.sim.types.sequence import Sequence, StepPlan
 
@@ -126,7 +126,7 @@ class Log(Observer):
     def _tables(self) -> tuple[tuple[Any, ...], ...]:
         """Block tables of every request that holds blocks, one a KV group."""
         memory = self._engine.memory
-        if isinstance(memory, HybridMemory):
+        if isinstance(memory, PagedMemory) and memory.group_tables:
             by_group = memory.group_tables.tables.items()
             tables = {sequence.index: tuple(map(_ids, groups)) for sequence, groups in by_group}
         else:
@@ -205,7 +205,7 @@ def serve(case: Case, asynchronous: bool = False) -> Served:
     """What our engine does with a case; see ``server.serve``."""
     log = Log()
     run = simulate(
-        _settings(case, asynchronous, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log]
+        settings_of(case, asynchronous, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log]
     )
     log.idle_started(run.log.end_ticks, 0)
     return Served(log.steps, log.finished)
@@ -213,21 +213,36 @@ def serve(case: Case, asynchronous: bool = False) -> Served:
 
 def summary(case: Case, asynchronous: bool, leap: bool, ids: bool) -> dict[str, Any]:
     """Summary of a run without observers."""
-    chosen = _settings(case, asynchronous, leap=leap, ids=ids)
+    chosen = settings_of(case, asynchronous, leap=leap, ids=ids)
     return summary_of(simulate(chosen, case.workload, ConstantCost(case.step_ticks)))
 
 
-def _settings(case: Case, asynchronous: bool, **others: Any) -> Settings:
-    return settings(
-        policy="vllm-v1",
-        model=_model_of(case.layers),
-        block_size=case.block_size,
-        num_gpu_blocks_override=case.num_blocks,
-        max_model_len=case.max_model_len,
-        max_num_seqs=case.max_num_seqs,
-        max_num_batched_tokens=case.max_num_batched_tokens,
-        enable_prefix_caching=case.prefix_caching,
-        async_scheduling=asynchronous,
-        **case.options,
-        **others,
+def settings_of(case: Case, asynchronous: bool = False, **others: Any) -> Settings:
+    """The settings that serve a case.
+
+    Args:
+        asynchronous: See ``server.serve``.
+        others: Further settings, and other values of these.
+    """
+    chosen = (
+        dict(
+            policy="vllm-v1",
+            model=_model_of(case.layers),
+            block_size=case.block_size,
+            num_gpu_blocks_override=case.num_blocks,
+            max_model_len=case.max_model_len,
+            max_num_seqs=case.max_num_seqs,
+            max_num_batched_tokens=case.max_num_batched_tokens,
+            enable_prefix_caching=case.prefix_caching,
+        )
+        | dict(case.options)
+        | others
     )
+    if chosen["policy"] == "vllm-v1":
+        chosen["async_scheduling"] = asynchronous
+    return settings(**chosen)
+
+
+def scaled(work: Workload, ticks: int) -> Workload:
+    """The same requests on a clock of so many ticks."""
+    return replace(work, arrival_ticks=work.arrival_ticks * ticks)

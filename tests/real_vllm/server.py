@@ -7,44 +7,26 @@ which has no device but allows what a GPU does; the executor; and the clock, whi
 
 from __future__ import annotations
 
-import os
-
-# Before the first import of vLLM.
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-import json
-import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 from unittest import mock
 
-from vllm import platforms
-from vllm.config import (
-    CacheConfig,
-    DeviceConfig,
-    KVEventsConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-    VllmConfig,
-)
+from vllm.config import VllmConfig
 from vllm.distributed.kv_events import BlockRemoved
-from vllm.platforms.interface import UnspecifiedPlatform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import core
-from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
+from fragmeter.sim.real_vllm.core import Contents, IdleExecutor, vllm_config
+from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.workload.workload import Workload
 
 from .layers import align_block_size, spec_of
@@ -54,47 +36,6 @@ from .workloads import EOS, Case
 
 #: Names of ``SchedulerConfig`` that are not those of the command line.
 _CONFIG_NAMES = {"scheduling_policy": "policy"}
-#: Positions of the model; cases are shorter.
-_POSITIONS = 1 << 20
-#: Tokens of one stream of contents, at most: a token's id is its stream's number times this, and its place.
-_STREAM_TOKENS = 1 << 24
-
-
-class BarePlatform(UnspecifiedPlatform):
-    """No device, and the KV cache of a GPU."""
-
-    device_type = "cpu"
-
-    @classmethod
-    def support_hybrid_kv_cache(cls) -> bool:
-        return True
-
-
-platforms.current_platform = BarePlatform()
-
-
-@cache
-def model_config(max_model_len: int) -> ModelConfig:
-    """The configuration of a small Llama; its shape decides nothing here, as the pool's size is given in blocks."""
-    return ModelConfig(model=_checkpoint(), skip_tokenizer_init=True, dtype="float16", max_model_len=max_model_len)
-
-
-@cache
-def _checkpoint() -> str:
-    folder = tempfile.mkdtemp(prefix="model-")
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 1,
-        "vocab_size": 1000,
-        "max_position_embeddings": _POSITIONS,
-    }
-    (Path(folder) / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 @dataclass(frozen=True)
@@ -123,27 +64,22 @@ class Setup:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def vllm_config(setup: Setup) -> VllmConfig:
+def config_of(setup: Setup) -> VllmConfig:
     """vLLM's own configuration of a server, checked by vLLM."""
-    return VllmConfig(
-        model_config=model_config(setup.max_model_len),
-        cache_config=CacheConfig(
-            block_size=setup.block_size,
-            enable_prefix_caching=setup.prefix_caching,
-            num_gpu_blocks_override=setup.num_blocks,
-        ),
-        scheduler_config=SchedulerConfig(
-            max_model_len=setup.max_model_len,
-            is_encoder_decoder=False,
-            max_num_seqs=setup.max_num_seqs,
-            max_num_batched_tokens=setup.max_num_batched_tokens,
-            async_scheduling=setup.asynchronous,
-            disable_hybrid_kv_cache_manager=setup.disable_hybrid,
+    return vllm_config(
+        setup.max_model_len,
+        {
+            "block_size": setup.block_size,
+            "enable_prefix_caching": setup.prefix_caching,
+            "num_gpu_blocks_override": setup.num_blocks,
+        },
+        {
+            "max_num_seqs": setup.max_num_seqs,
+            "max_num_batched_tokens": setup.max_num_batched_tokens,
+            "async_scheduling": setup.asynchronous,
+            "disable_hybrid_kv_cache_manager": setup.disable_hybrid,
             **setup.options,
-        ),
-        parallel_config=ParallelConfig(),
-        device_config=DeviceConfig("cpu"),
-        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+        },
     )
 
 
@@ -153,7 +89,7 @@ def start(setup: Setup) -> core.EngineCore:
     Raises:
         ValueError: vLLM refuses the configuration.
     """
-    config = vllm_config(setup)
+    config = config_of(setup)
     align_block_size(config, setup.layers)
     # A server's heap is frozen once for its whole life, which takes longer here than all that follows.
     with mock.patch.object(core, "freeze_gc_heap"):
@@ -162,28 +98,17 @@ def start(setup: Setup) -> core.EngineCore:
 
 def tokens_of(workload: Workload) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts and outputs as token ids: equal where the contents are."""
-    streams: dict[int, int] = {}
-    runs = workload.token_runs()
-
-    def ids(pieces: tuple[tuple[int, int, int], ...]) -> list[int]:
-        found: list[int] = []
-        for stream, start, length in pieces:
-            base = streams.setdefault(stream, len(streams)) * _STREAM_TOKENS
-            found += range(base + start, base + start + length)
-        return found
-
-    requests = range(len(workload))
-    return [ids(runs.runs(i)) for i in requests], [ids(runs.output_runs(i)) for i in requests]
+    contents = Contents(workload.token_runs())
+    lengths = zip(workload.prompt_tokens.tolist(), workload.output_tokens.tolist())
+    sequences = [Sequence(index, prompt, output, output) for index, (prompt, output) in enumerate(lengths)]
+    return [contents.prompt(each) for each in sequences], [contents.output(each) for each in sequences]
 
 
-class Recorder(Executor):
+class Recorder(IdleExecutor):
     """Computes nothing: a step's results are there at once, and its time is added to the clock when they are fetched."""
 
-    supports_pp = False
-
     def __init__(self, setup: Setup, config: VllmConfig) -> None:
-        self._setup = setup
-        super().__init__(config)
+        super().__init__(partial(_specs_of, setup), setup.available_bytes, config)
 
     def _init_executor(self) -> None:
         self.steps: list[Step] = []
@@ -193,43 +118,9 @@ class Recorder(Executor):
         self._events: list[Any] = []
         self._events_seen = 0
 
-    @classmethod
-    def supports_async_scheduling(cls) -> bool:
-        return True
-
     def attach(self, engine: core.EngineCore, outputs: list[list[int]], clock: Clock) -> None:
         """Take the engine to look at, what requests generate, and the clock to move."""
         self.scheduler, self.outputs, self.clock = engine.scheduler, outputs, clock
-
-    # What the engine asks of its workers when it starts.
-
-    def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
-        layers = enumerate(self._setup.layers)
-        return [{str(number): spec_of(layer, self.vllm_config) for number, layer in layers}]
-
-    def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        # The order in which vLLM tries them where no attention backend asks for one.
-        return [["LBNHC", "LBHNC", "BLNHC", "BLHNC", "BHLNC", "LHBNC"]]
-
-    def set_kv_cache_layout(self, layout_name: str, cp_kv_cache_interleave_size: int) -> None:
-        pass
-
-    def determine_available_memory(self) -> list[int]:
-        return [self._setup.available_bytes]
-
-    def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
-        pass
-
-    def compile_or_warm_up_model(self) -> None:
-        pass
-
-    def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"the engine asks its workers for {method}")
-
-    def check_health(self) -> None:
-        pass
-
-    # Steps.
 
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Future[Any]:
         """A step has been scheduled: write down what it does, and say what it samples."""
@@ -293,6 +184,10 @@ class Recorder(Executor):
         new = self._events[self._events_seen :]
         self._events_seen = len(self._events)
         return sum(len(event.block_hashes) for event in new if isinstance(event, BlockRemoved))
+
+
+def _specs_of(setup: Setup, config: VllmConfig) -> list[KVCacheSpec]:
+    return [spec_of(layer, config) for layer in setup.layers]
 
 
 class Clock:

@@ -401,7 +401,7 @@ def test_pipeline_stages_have_the_groups_and_blocks_of_vllm(first: int, record_p
         except SettingError:
             continue
         setup = _setup(case)
-        config = server.vllm_config(setup)
+        config = server.config_of(setup)
         vllm_layers.align_block_size(config, setup.layers)
         config.cache_config.kv_cache_layout = "LBNHC"
         specs = [{str(number): _spec_of(setup.layers[number], config) for number in part} for part in parts]

@@ -48,15 +48,33 @@ def test_another_version_is_refused_in_one_line_that_names_both(former, version,
 
 
 def test_a_new_result_replaces_them(former):
-    asked = ["--model", "toy-opt", "--num-gpu-blocks-override", "40", "--max-model-len", "300", "--num-prompts", "8"]
-    assert status(["simulate", *asked, "--request-rate", "4", "--out", str(former)]) == DONE
+    arguments = [
+        "--model",
+        "toy-opt",
+        "--num-gpu-blocks-override",
+        "40",
+        "--max-model-len",
+        "300",
+        "--num-prompts",
+        "8",
+    ]
+    assert status(["simulate", *arguments, "--request-rate", "4", "--out", str(former)]) == DONE
     assert (former / "residencies.parquet").is_file()
     assert not any((former / f"{name}.parquet").exists() for name in FORMER_TABLES.values())
     assert json.loads((former / "run.json").read_text())["schema_version"] == 2
 
 
 def test_the_same_run_of_today_has_the_same_numbers(former, tmp_path):
-    asked = ["--model", "toy-opt", "--num-gpu-blocks-override", "40", "--max-model-len", "300", "--num-prompts", "8"]
-    assert status(["simulate", *asked, "--request-rate", "4", "--out", str(tmp_path / "new")]) == DONE
+    arguments = [
+        "--model",
+        "toy-opt",
+        "--num-gpu-blocks-override",
+        "40",
+        "--max-model-len",
+        "300",
+        "--num-prompts",
+        "8",
+    ]
+    assert status(["simulate", *arguments, "--request-rate", "4", "--out", str(tmp_path / "new")]) == DONE
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (former, tmp_path / "new")]
     assert summaries[0] == summaries[1]

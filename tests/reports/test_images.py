@@ -25,8 +25,8 @@ def folder(tmp_path_factory) -> Path:
     """A run of three requests."""
     place = tmp_path_factory.mktemp("results")
     (place / "three.csv").write_text(TRACE)
-    asked = ["simulate", "--trace", str(place / "three.csv"), "--policy", "vllm-v1", "--out", str(place / "run")]
-    assert status(asked) == DONE
+    arguments = ["simulate", "--trace", str(place / "three.csv"), "--policy", "vllm-v1", "--out", str(place / "run")]
+    assert status(arguments) == DONE
     return place / "run"
 
 
@@ -44,17 +44,17 @@ def browser():
 @pytest.mark.filterwarnings("ignore:The kopts argument is ignored")
 def test_every_figure_of_a_report_is_a_picture(browser, folder, tmp_path, capsys, monkeypatch):
     # A page of three figures: each takes a second of the browser.
-    shown, titles = PageInputs([read_result(folder)]), ("Memory over time", "What the memory was used for")
+    shown, titles = PageInputs([read_result(folder)]), ("Memory over time", "Use of the memory")
     kept = [make for make in run_report.SECTIONS if (made := make(shown)) is not None and made.title in titles]
     monkeypatch.setattr(run_report, "SECTIONS", kept)
-    asked = ["report", str(folder), "--out", str(tmp_path / "report.html"), "--image-format", "svg", "--images"]
-    assert status([*asked, str(tmp_path / "one")]) == DONE
+    arguments = ["report", str(folder), "--out", str(tmp_path / "report.html"), "--image-format", "svg", "--images"]
+    assert status([*arguments, str(tmp_path / "one")]) == DONE
     assert f"3 pictures: {tmp_path / 'one'}\n" in capsys.readouterr().out
     drawn = sorted((tmp_path / "one").glob("*.svg"))
     assert [path.name for path in drawn] == [
         "01-vllm-v1-kv-slots-by-bucket.svg",
-        "02-where-the-kv-pool-goes-policy-by-policy-the-paper-s-view.svg",
-        "03-where-the-kv-pool-goes-policy-by-policy-every-bucket.svg",
+        "02-use-of-the-kv-pool-by-policy-the-paper-s-view.svg",
+        "03-use-of-the-kv-pool-by-policy-every-bucket.svg",
     ]
     said = [[*filter(None, map(str.strip, ElementTree.parse(path).getroot().itertext()))] for path in drawn]
     assert {"vllm-v1: KV slots by bucket", "live", "free"} <= set(said[0])
@@ -79,8 +79,8 @@ def test_every_figure_of_a_report_is_a_picture(browser, folder, tmp_path, capsys
 def test_without_a_browser_nothing_is_written(named, complaint, folder, tmp_path, capsys, monkeypatch):
     pytest.importorskip("kaleido", reason="kaleido is not installed (extra: images)")
     monkeypatch.setenv("BROWSER_PATH", named)
-    asked = ["report", str(folder), "--out", str(tmp_path / "report.html"), "--images", str(tmp_path / "images")]
-    assert status(asked) == MISTAKE
+    arguments = ["report", str(folder), "--out", str(tmp_path / "report.html"), "--images", str(tmp_path / "images")]
+    assert status(arguments) == MISTAKE
     said = capsys.readouterr().err
     assert complaint in said and said.count("\n") == 1
     assert not any(tmp_path.iterdir())
@@ -88,8 +88,8 @@ def test_without_a_browser_nothing_is_written(named, complaint, folder, tmp_path
 
 def test_without_kaleido_nothing_is_written(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "kaleido", None)
-    asked = ["report", str(folder), "--out", str(tmp_path / "report.html"), "--images", str(tmp_path / "images")]
-    assert status(asked) == MISTAKE
+    arguments = ["report", str(folder), "--out", str(tmp_path / "report.html"), "--images", str(tmp_path / "images")]
+    assert status(arguments) == MISTAKE
     said = capsys.readouterr().err
     assert said.endswith("images: the package kaleido is not installed; pip install 'fragmeter[images]'\n")
     assert said.count("\n") == 1 and not any(tmp_path.iterdir())

@@ -110,8 +110,8 @@ def times(ttft_ms: list[int], after_ms: list[int], tokens: list[int]) -> Request
 
 def test_objectives_by_hand():
     """A limit is met where it is reached; an answer of one token meets any TPOT."""
-    asked = times([500, 501, 100, 90], [100, 0, 101, 900], [3, 1, 3, 10])
-    met = objectives(["ttft:500", "tpot:50"]).met(asked)
+    served = times([500, 501, 100, 90], [100, 0, 101, 900], [3, 1, 3, 10])
+    met = objectives(["ttft:500", "tpot:50"]).met(served)
     assert met["ttft"].tolist() == [True, False, True, True]
     assert met["tpot"].tolist() == [True, True, False, False]
     assert met["all"].tolist() == [True, False, False, False]

@@ -34,7 +34,7 @@ def test_layers_are_the_buckets_in_order_as_steps_and_add_up_to_the_capacity():
 
 def test_buckets_that_hold_nothing_are_named():
     subtitle = ledger_over_time(ledger_table(40), "made up").layout.title.subtitle.text
-    assert "Nothing at any time in: reserved, over estimate" in subtitle and "live" not in subtitle
+    assert "Empty at all times: reserved, over estimate" in subtitle and "live" not in subtitle
 
 
 def test_the_last_row_is_drawn_to_the_end_and_is_no_row_more():

@@ -133,7 +133,8 @@ def test_counters_are_the_ledger(results, timeline, name):
         idle_ns = {end // 1000 for end in ends if not ((starts <= end) & (end < ends)).any()}
         capacity, free = rows.iloc[0][list(BUCKETS)].sum(), timeline.counters[f"{track}/memory/free"]
         # What is pinned, or cached, stays where it is.
-        assert {at(free, ns) for ns in idle_ns} == {capacity} or part.about["settings"]["shared_prefix_tokens"]
+        kept = part.about["settings"].get("shared_prefix_tokens") or part.about["replica"]["enable_prefix_caching"]
+        assert {at(free, ns) for ns in idle_ns} == {capacity} or kept
         for bucket in BUCKETS:
             counter = timeline.counters[f"{track}/memory/{bucket.replace('_', ' ')}"]
             assert [at(counter, ns) for ns in rows.index] == rows[bucket].tolist()
@@ -164,7 +165,8 @@ def test_every_leap_is_a_slice(results, timeline, name):
             columns = ("iterations", "decodes", "batch_size", "prefill_tokens", "waiting")
             assert one.values == {key: row[key] for key in columns}
             assert ("prefill" in one.name) == (row["prefill_tokens"] > 0)
-            assert ("decode" in one.name) == (row["decodes"] > 0 or row["iterations"] > 1)
+            decodes = row["decodes"] > 0 or row["iterations"] > 1
+            assert ("decode" in one.name) == decodes and (one.name == "in vain") == (not row["batch_size"])
 
 
 @pytest.mark.parametrize("name", [*CASES, "replicas"])
@@ -223,8 +225,8 @@ def folder(tmp_path_factory) -> Path:
 class TestCommand:
     def test_it_writes_page_and_timeline(self, folder, tmp_path, capsys):
         target = tmp_path / "deep" / "run.pftrace"
-        asked = ["report", str(folder), "--perfetto", str(target), "--out", str(tmp_path / "report.html")]
-        assert status(asked) == DONE
+        arguments = ["report", str(folder), "--perfetto", str(target), "--out", str(tmp_path / "report.html")]
+        assert status(arguments) == DONE
         assert f"Timeline for ui.perfetto.dev: {target}\n" in capsys.readouterr().out
         assert len(read_timeline(target).of("request", "vllm-v1/requests")) == REQUESTS
 

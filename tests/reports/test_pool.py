@@ -20,9 +20,12 @@ SLOTS, SLOTS_V1 = 300 * 16, 299 * 16
 STEPPED = {
     "idling": (SLOTS, "--policy vllm-sosp23 --request-rate 0.2"),
     "contiguous": (SLOTS, "--policy orca-max --request-rate 2"),
-    "replicas": (3 * SLOTS_V1, "--policy vllm-v1 --num-replicas 3 --request-rate 1"),
-    "idle-replicas": (9 * SLOTS_V1, "--policy vllm-v1 --num-replicas 9 --request-rate 0.5"),
-    "apart": (3 * SLOTS_V1, "--policy vllm-v1 --prefill-replicas 1 --decode-replicas 2 --request-rate 2"),
+    "replicas": (3 * SLOTS_V1, "--policy vllm-v1 --no-enable-prefix-caching --num-replicas 3 --request-rate 1"),
+    "idle-replicas": (9 * SLOTS_V1, "--policy vllm-v1 --no-enable-prefix-caching --num-replicas 9 --request-rate 0.5"),
+    "apart": (
+        3 * SLOTS_V1,
+        "--policy vllm-v1 --no-enable-prefix-caching --prefill-replicas 1 --decode-replicas 2 --request-rate 2",
+    ),
 }
 
 

@@ -175,8 +175,8 @@ def results(tmp_path_factory) -> Path:
         recorded = ["--record-blocks", "--record-plan", "--record-steps", "0:200"]
         assert status(["simulate", "--policy", policy, *load, "--out", str(folder / policy), *recorded]) == DONE
     benchmark(folder / "bench.json", read_result(folder / "orca-max").requests)
-    asked = ["--goodput", *GOAL, "--measured", str(folder / "bench.json"), "--out", str(folder / "report.html")]
-    assert status(["report", str(folder / "orca-max"), str(folder / "vllm-sosp23"), *asked]) == DONE
+    arguments = ["--goodput", *GOAL, "--measured", str(folder / "bench.json"), "--out", str(folder / "report.html")]
+    assert status(["report", str(folder / "orca-max"), str(folder / "vllm-sosp23"), *arguments]) == DONE
     return folder
 
 
@@ -199,7 +199,7 @@ def test_every_section_is_there_and_every_figure_has_marks(driver, results):
     assert titles == [
         "The block map",
         "Memory over time",
-        "What the memory was used for",
+        "Use of the memory",
         "External fragmentation",
         "Latency",
         "Batch and throughput over time",
@@ -223,8 +223,8 @@ def test_all_text_of_the_report_has_a_contrast_of_4_5(driver, results, scheme):
 def test_every_figure_saves_what_it_draws(driver, results, tmp_path):
     look(driver, results)
     shown = [read_result(results / name, name) for name in ("orca-max", "vllm-sosp23")]
-    asked = PageInputs(shown, None, objectives(GOAL), read_measured(results / "bench.json", shown))
-    figures = [figure for make in SECTIONS[1:-1] for figure in make(asked).figures]
+    inputs = PageInputs(shown, None, objectives(GOAL), read_measured(results / "bench.json", shown))
+    figures = [figure for make in SECTIONS[1:-1] for figure in make(inputs).figures]
     names, buttons = [], len(driver.find_elements("css selector", ".csv"))
     assert buttons == len(shown) + len(figures) == 22
     for place, figure in enumerate(figures, start=len(shown)):
@@ -286,7 +286,7 @@ def test_each_section_is_made_alone(results):
     made = [make(PageInputs([plain])) for make in SECTIONS]
     titles = [section.title for section in made if section is not None]
     served = ["Latency", "Batch and throughput over time", "Requests over time"]
-    always = ["Memory over time", "What the memory was used for", *served, "Simulated against measured"]
+    always = ["Memory over time", "Use of the memory", *served, "Simulated against measured"]
     assert titles == always
     # An earlier version kept no gaps between tokens.
     assert [len(latencies([each]).figures) for each in (plain, replace(plain, gaps=None))] == [4, 3]
@@ -296,6 +296,6 @@ def test_runs_of_different_loads_are_said_to_be(results, tmp_path):
     same = replace(read_result(results / "orca-max"), blocks=None, plan=None)
     load = {**same.about["workload"], "sha256": "another"}
     other = replace(same, about={**same.about, "workload": load})
-    warning = "These runs did not serve the same requests"
+    warning = "These runs served different requests"
     assert warning not in write_report(tmp_path / "same.html", PageInputs([same, same])).read_text()
     assert warning in write_report(tmp_path / "other.html", PageInputs([same, other])).read_text()

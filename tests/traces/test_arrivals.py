@@ -71,7 +71,7 @@ def test_pow2_is_the_papers_formula_for_every_output():
         ({"request_rate": 1, "max_tokens": "half"}, "max_tokens = 'half': choose true, pow2 or a number of tokens"),
     ],
 )
-def test_what_cannot_be_asked(arguments, refused):
+def test_refused_values(arguments, refused):
     with pytest.raises(SettingError) as caught:
         workload(PAIRS, **arguments)
     assert str(caught.value) == refused

@@ -111,12 +111,12 @@ CSV = {
     ),
     "column twice": (
         b"input,input,output\n1,2,3\n",
-        ", line 1: columns = 'input,input,output': input is there twice; keep one",
+        ", line 1: columns = 'input,input,output': input appears twice; keep one",
     ),
     "no rows": (HEAD, ": has a header and no rows; give one request a line"),
     "empty": (b"", ": is empty; give a header and one request a line"),
     "blank": (b"\xef\xbb\xbf \n\n", ": is empty; give a header and one request a line"),
-    "latin-1": (b"input,output\n1,\xff\n", ", line 2: is no UTF-8 text; save the file as UTF-8"),
+    "latin-1": (b"input,output\n1,\xff\n", ", line 2: is not UTF-8 text; save the file as UTF-8"),
     "damaged gzip": (gzip.compress(HEAD * 100)[:40], ": is a damaged gzip file; fetch it again"),
 }
 
@@ -138,7 +138,7 @@ JSONL = {
     ),
     "cut": (
         b'{"input":1,"output":2}\n{"input":1,\n',
-        ", line 2: row = '{\"input\":1,': is no JSON object; give one object a line",
+        ", line 2: row = '{\"input\":1,': is not a JSON object; give one object a line",
     ),
     "cut on its second line": (
         b'{"input":1,\n"output":2\n',
@@ -148,7 +148,7 @@ JSONL = {
         b'{"input":1,"output":2} {}\n',
         ", line 1: input = None: is missing; give a whole number of tokens, 1 or more",
     ),
-    "list": (b"[1,2]\n", ", line 1: row = '[1,2]': is no JSON object; give one object a line"),
+    "list": (b"[1,2]\n", ", line 1: row = '[1,2]': is not a JSON object; give one object a line"),
     "wrong key": (
         b'{"prompt":1,"output":2}\n',
         ", line 1: columns = 'prompt,output': no column prompt_tokens; name it prompt_tokens or input or input_length",
@@ -183,7 +183,7 @@ PICKLE = {
     ),
     "no list": (pickle.dumps(5), f": pickle = 5: {PICKLE_REMEDY}"),
     "no pairs": (pickle.dumps([]), f": pickle = []: {PICKLE_REMEDY}"),
-    "cut": (pickle.dumps([(1, 2)])[:-4], f": is no readable pickle (EOFError): {PICKLE_REMEDY}"),
+    "cut": (pickle.dumps([(1, 2)])[:-4], f": is not a readable pickle (EOFError): {PICKLE_REMEDY}"),
 }
 
 
@@ -328,12 +328,12 @@ def test_a_bad_value_of_a_zipped_file_keeps_its_line(tmp_path):
 
 
 def test_a_damaged_parquet_file(tmp_path):
-    assert refusal(tmp_path, "bad.parquet", b"PAR1 and no more").startswith(": is no readable Parquet file (")
+    assert refusal(tmp_path, "bad.parquet", b"PAR1 and no more").startswith(": is not a readable Parquet file (")
 
 
 def test_a_key_twice_in_one_object(tmp_path):
     refused = refusal(tmp_path, "bad.jsonl", b'{"input":1,"input":1,"output":2}\n')
-    assert refused == ", line 1: key = 'input': is there twice; keep one"
+    assert refused == ", line 1: key = 'input': appears twice; keep one"
 
 
 def test_long_values_are_shortened(tmp_path):

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from fragmeter.experiments.cli.app import DONE
-from fragmeter.experiments.measured import replay as against
+from fragmeter.experiments.measured import replay as measured_replay
 from fragmeter.experiments.measured.start import benchmark
 from fragmeter.sim.types.errors import TraceError
 from fragmeter.traces import measured, read
 from paths import SAMPLES
-from served_bench import ASKED, CHOSEN, FLAGS, Server, validate, with_one_that_failed, written
+from served_bench import CHOSEN, FLAGS, SENT, Server, validate, with_one_that_failed, written
 
 EPOCH_NS = 1_763_847_600 * 10**9
 
@@ -79,7 +79,7 @@ class TestMeasured:
     @pytest.fixture
     def of_vllm(self, tmp_path):
         """The file of vllm bench serve, of which one request failed, and what is measured by it."""
-        path, _ = written(tmp_path, Server(), ASKED)
+        path, _ = written(tmp_path, Server(), SENT)
         path.write_text(json.dumps(with_one_that_failed(json.loads(path.read_text()))))
         return path, benchmark(path, None, CHOSEN)
 
@@ -107,8 +107,8 @@ class TestMeasured:
             late = found.trace.arrival_ticks - wanted.trace.arrival_ticks
             # A float holds seconds since 1970 to a quarter of a microsecond.
             assert np.abs(late).max() <= 500_000
-            rows = against.compared(found, against.replay(found, CHOSEN))
-            assert against.total_error(rows) == pytest.approx(0, abs=1e-6)
+            rows = measured_replay.compared(found, measured_replay.replay(found, CHOSEN))
+            assert measured_replay.total_error(rows) == pytest.approx(0, abs=1e-6)
 
     @pytest.mark.parametrize(
         ("name", "write"), [("a.jsonl", as_aiperf), ("g.json", as_guidellm), ("s.jsonl", as_sglang)]
@@ -206,7 +206,7 @@ LACKING = {
     ),
     "genai-perf": (
         '{"experiments": [{"requests": []}], "version": "", "service_kind": "openai"}',
-        "is of genai-perf, which does not write token counts; give AIPerf's profile_export.jsonl",
+        "is a file of genai-perf, which does not write token counts; give AIPerf's profile_export.jsonl",
     ),
 }
 
@@ -261,6 +261,6 @@ def test_an_answer_that_was_not_streamed_has_no_ttft(tmp_path, name, taken, comp
 
 def test_a_trace_is_no_benchmark():
     with pytest.raises(
-        TraceError, match="is no result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf"
+        TraceError, match="is not a result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf"
     ):
         measured(SAMPLES / "mooncake.jsonl", read(SAMPLES / "mooncake.jsonl"))

@@ -125,7 +125,7 @@ class TestShareGpt:
         trace = read(SAMPLES / "sharegpt.json", Reading(tokenizer=tmp_path / "tokenizer.json"))
         assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([2, 1], [2, 2])
         (tmp_path / "no.json").write_text("{}")
-        with pytest.raises(SettingError, match="tokenizer = .*no.json': is no tokenizer.json"):
+        with pytest.raises(SettingError, match="tokenizer = .*no.json': is not a tokenizer.json"):
             read(SAMPLES / "sharegpt.json", Reading(tokenizer=tmp_path / "no.json"))
 
     def test_without_the_package_that_counts(self, monkeypatch):

@@ -138,7 +138,7 @@ def test_damaged_bytes_are_refused_in_one_line_or_read(tmp_path_factory, kind, e
 def test_a_parquet_file_with_column_names_that_are_no_text(tmp_path):
     path = tmp_path / "trace.parquet"
     path.write_bytes(binary("parquet", tmp_path).replace(b"output_tokens", b"output_\xe0okens"))
-    with pytest.raises(TraceError, match="is no readable Parquet file"):
+    with pytest.raises(TraceError, match="is not a readable Parquet file"):
         read_with_content(path)
 
 
@@ -186,7 +186,7 @@ def test_binary_junk_between_lines(tmp_path):
     path = tmp_path / "burst.csv"
     good = (SAMPLES / "burstgpt.csv").read_bytes().splitlines()
     path.write_bytes(b"\n".join([*good[:2], b"\xff\xfe\x00\x80", *good[2:]]))
-    with pytest.raises(TraceError, match="line 3: is no UTF-8 text"):
+    with pytest.raises(TraceError, match="line 3: is not UTF-8 text"):
         read_with_content(path)
     assert len(read_with_content(path, Reading(skip_bad=True))) == 3
 

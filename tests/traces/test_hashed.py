@@ -78,7 +78,9 @@ class TestTheReader:
     def test_a_value_that_python_cannot_hold(self, ids, tmp_path):
         row = f'{{"timestamp": 9999, "input_length": 1, "output_length": 1, "hash_ids": [{ids}]}}'
         path = put(tmp_path, [MOONCAKE[0], row])
-        with pytest.raises(TraceError, match="line 2: row = .*: is no JSON object; give one object a line") as caught:
+        with pytest.raises(
+            TraceError, match="line 2: row = .*: is not a JSON object; give one object a line"
+        ) as caught:
             read_hashed(path)
         assert len(str(caught.value)) < 400
 

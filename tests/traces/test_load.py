@@ -134,10 +134,10 @@ class TestTheFile:
         assert (tmp_path / "load.json").stat().st_size < 10_000
 
     BROKEN = {
-        "version": ({"fragmeter_load": 2}, "fragmeter_load = 2: Input should be less than or equal to 1"),
-        "unknown": ({"more": 1}, "more = 1: Unexpected keyword argument"),
+        "version": ({"fragmeter_load": 2}, "fragmeter_load = 2: must be at most 1"),
+        "unknown": ({"more": 1}, "more = 1: is not a known field"),
         "grid": ({"rank_grid": [[1]]}, "rank_grid must be 16 x 16 counts"),
-        "count": ({"requests": 0}, "requests = 0: Input should be greater than or equal to 1"),
+        "count": ({"requests": 0}, "requests = 0: must be at least 1"),
         "text": ({"prompt_tokens": "long"}, "prompt_tokens = 'long': "),
     }
 

@@ -87,7 +87,7 @@ def test_the_same_draw_serves_every_burstiness_of_one_seed():
         ("start_s,request_rate\n", ": has a header and no rows; give one rate a line"),
         (
             "start_s,request_rate\n1,5\n",
-            ", line 2: start_s = 1: must be 0 in the first row; say what the rate is until",
+            ", line 2: start_s = 1: must be 0 in the first row; give the rate until",
         ),
         ("start_s,request_rate\n0,5\n0,6\n", ", line 3: start_s = 0: must be 0 or more, and above the row before"),
         ("start_s,request_rate\n0,-5\n", ", line 2: request_rate = -5: must be finite and 0 or more"),
@@ -105,7 +105,7 @@ def test_curves_that_cannot_be(tmp_path, text, refused):
     assert str(caught.value).removeprefix(str(path)).startswith(refused)
 
 
-def test_what_cannot_be_asked(tmp_path):
+def test_refused_values(tmp_path):
     stops = curve(tmp_path, "start_s,request_rate\n0,1\n1,0\n")
     for pacing, refused in (
         (Pacing(rate_curve=stops), "rate_curve = .*: lets 0 of 50000 requests come|lets [12] of 50000 requests come"),
@@ -126,7 +126,10 @@ def test_the_program_paces(tmp_path, capsys):
     assert json.loads((tmp_path / "out" / "run.json").read_text())["workload"]["rate_scale"] == 4
     for flags, complaint in (
         (["--rate-scale", "4", "--request-rate", "1"], "rate_scale = 4.0: excludes request_rate; give one of them"),
-        (["--burstiness", "2"], "burstiness = 2.0: is of drawn arrivals; give a request rate or a rate curve"),
+        (
+            ["--burstiness", "2"],
+            "burstiness = 2.0: applies only to drawn arrivals; give a request rate or a rate curve",
+        ),
         (["--rate-curve", "nowhere.csv"], "nowhere.csv: no such file; check the path"),
     ):
         assert status([*serve, *flags]) == MISTAKE

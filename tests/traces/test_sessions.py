@@ -1,4 +1,4 @@
-"""Sessions with turns that wait for answers: delays in traces, and the runs of such sessions."""
+"""Sessions with turns that wait for the previous response: delays in traces, and the runs of such sessions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def test_delays_without_any_time(tmp_path):
         ({"delay": float("nan")}, "line 3: delay = nan: must be a time between a turn and the answer before it"),
         ({"delay": "soon"}, "line 3: delay = 'soon': must be a finite number"),
         ({"delay": None}, "line 3: timestamp = None: is missing"),
-        ({"session_id": None}, "line 3: delay = 1500: is of a turn, and the row has no session_id; give one"),
+        (
+            {"session_id": None},
+            "line 3: delay = 1500: applies only to a turn of a session, and the row has no session_id; give one",
+        ),
     ],
 )
 def test_delays_that_cannot_be(tmp_path, row, complaint):
@@ -90,19 +93,21 @@ def test_the_first_time_must_be_there(tmp_path):
 
 def test_think_time_of_each_turn(tmp_path):
     trace = read_with_content(written(tmp_path))
-    asked = users(Pacing(), trace)
+    sessions = users(Pacing(), trace)
     # What the trace says before a turn is what its user thinks after the one before; a first turn waits for nothing.
-    assert (asked.think_ticks / MS).tolist() == [1500, 250.5, 0, 0, 0, 0]
-    assert asked.max_concurrency is None
+    assert (sessions.think_ticks / MS).tolist() == [1500, 250.5, 0, 0, 0, 0]
+    assert sessions.max_concurrency is None
     drawn = users(Pacing(think_time=2.0, max_concurrency=3), trace, seed=1)
     assert len(set(drawn.think_ticks.tolist())) == 6
-    assert drawn.session_id.tolist() == asked.session_id.tolist()
+    assert drawn.session_id.tolist() == sessions.session_id.tolist()
     silent = Trace("silent", trace.prompt_tokens, trace.output_tokens, trace.arrival_ticks, content=trace.content)
     assert users(Pacing(), silent) is None
     assert users(Pacing(max_concurrency=2), silent).session_id is None
     assert users(Pacing(think_time=0.0), silent).think_ticks.tolist() == [0] * 6
     alone = Trace("alone", trace.prompt_tokens, trace.output_tokens, trace.arrival_ticks)
-    with pytest.raises(SettingError, match="think_time = 0.0: is of users; say how many by max_concurrency, or give"):
+    with pytest.raises(
+        SettingError, match="think_time = 0.0: applies only to users; give their number as max_concurrency, or"
+    ):
         users(Pacing(think_time=0.0), alone)
 
 

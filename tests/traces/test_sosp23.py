@@ -131,7 +131,7 @@ def test_synthetic_pairs_serve_as_well():
         ({"max_model_len": 2}, "max_model_len = 2: no request of numbered is shorter; raise it"),
     ],
 )
-def test_what_cannot_be_asked(settings_, refused):
+def test_refused_values(settings_, refused):
     with pytest.raises(SettingError) as caught:
         paper_workload(numbered(5), **{"rate": 1.0, "duration_s": 60, **settings_})
     assert str(caught.value) == refused

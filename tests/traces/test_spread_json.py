@@ -56,7 +56,7 @@ def test_bad_rows_are_named_by_their_line_and_can_be_skipped(tmp_path):
     rows[2]["output_tokens"] = 0
     rows[4] = [3]
     path.write_text(json.dumps(rows, indent=1))
-    with pytest.raises(TraceError, match=r"bad.json, line 46: row = \[3\]: is no JSON object"):
+    with pytest.raises(TraceError, match=r"bad.json, line 46: row = \[3\]: is not a JSON object"):
         read(path)
     trace = read(path, Reading(skip_bad=True))
     assert (len(trace), trace.left_out.bad) == (4998, 2)
@@ -67,7 +67,7 @@ def test_bad_rows_are_named_by_their_line_and_can_be_skipped(tmp_path):
     [
         ('{\n "input": 1,\n "output": 2,\n "input": 3\n}', "line 1: has the key input twice; keep one"),
         ('{\n "input": 1,\n "output": 2\n}\n{\n "input"', "line 5: ends within an element; fetch the file again"),
-        ('{\n "input": 1,\n "output": 2\n}\n7', "line 5: row = 7: is no JSON object; give one a request"),
+        ('{\n "input": 1,\n "output": 2\n}\n7', "line 5: row = 7: is not a JSON object; give one a request"),
         ('[\n {"input": 1}\n]', "line 2: columns = 'input': no column output_tokens"),
         ('[\n {"x": 1}\n]', "line 2: conversation = {'x': 1}: must have a list of conversations"),
     ],

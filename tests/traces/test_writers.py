@@ -157,7 +157,7 @@ def test_the_page_of_a_trace(tmp_path, capsys):
     write(FULL, tmp_path / "full.csv")
     assert status(["traces", "stats", str(tmp_path / "full.csv"), "--out", str(tmp_path / "page.html")]) == DONE
     page = (tmp_path / "page.html").read_text()
-    assert "How long the requests are" in page and "How fast they come" in page and "Reuse" not in page
+    assert "Lengths of requests" in page and "Arrivals over time" in page and "Reuse" not in page
     assert "page.html" in capsys.readouterr().out
     rows = length_rows(FULL)
     assert [rows[place] for place in (0, 34, 100)] == [

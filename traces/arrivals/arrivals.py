@@ -68,10 +68,10 @@ def workload(
     trace = source if isinstance(source, Trace) else Trace(source.name, source.prompt_tokens, source.output_tokens)
     declared = trace.max_tokens if max_tokens is None else declared_max_tokens(trace.output_tokens, max_tokens)
     arrivals = _arrival_ticks(trace, request_rate, seed)
-    asked = trace.n if n is None else np.full(len(trace), _checked_n(n), dtype=np.int64)
+    samples = trace.n if n is None else np.full(len(trace), _checked_n(n), dtype=np.int64)
     lengths = trace.prompt_tokens, trace.output_tokens
     contents = trace.content, trace.dialogue
-    return Workload(trace.name, arrivals, *lengths, declared, *contents, asked, users, trace.priority)
+    return Workload(trace.name, arrivals, *lengths, declared, *contents, samples, users, trace.priority)
 
 
 def _checked_n(n: int) -> int:

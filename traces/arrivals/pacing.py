@@ -66,7 +66,7 @@ class Pacing:
             raise SettingError(named[1], getattr(self, named[1]), f"excludes {named[0]}; give one of them")
         if self.burstiness is not None and (self.request_rate is None and self.rate_curve is None):
             raise SettingError(
-                "burstiness", self.burstiness, "is of drawn arrivals; give a request rate or a rate curve"
+                "burstiness", self.burstiness, "applies only to drawn arrivals; give a request rate or a rate curve"
             )
         return self
 
@@ -133,7 +133,7 @@ def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
         sessions = None if trace.content is None else trace.content.session_id
     if pacing.max_concurrency is None and sessions is None:
         if think_s is not None:
-            remedy = "is of users; say how many by max_concurrency, or give a trace with sessions"
+            remedy = "applies only to users; give their number as max_concurrency, or a trace with sessions"
             raise SettingError("think_time", think_s, remedy)
         return None
     if think_s is None and sessions is not None and trace.delay_ticks is not None:
@@ -218,5 +218,5 @@ def read_curve(path: str | PathLike[str]) -> RateCurve:
     table.refuse(np.diff(starts, prepend=-1) <= 0, "start_s", starts, "must be 0 or more, and above the row before")
     table.refuse(~np.isfinite(rates) | (rates < 0), "request_rate", rates, "must be finite and 0 or more")
     if starts[0]:
-        raise table.error(0, "start_s", starts[0], "must be 0 in the first row; say what the rate is until then")
+        raise table.error(0, "start_s", starts[0], "must be 0 in the first row; give the rate until then")
     return RateCurve(starts, rates)

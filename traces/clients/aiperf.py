@@ -69,7 +69,7 @@ def read_aiperf(file: TraceFile) -> BenchmarkResult:
 def _records(file: TraceFile) -> Iterator[dict[str, Any]]:
     for element in elements(file):
         if not is_aiperf(element.value):
-            remedy = "is no record of a request of AIPerf; fetch the file again"
+            remedy = "is not a request record of AIPerf; fetch the file again"
             raise TraceError(file.path, element.line, "row", shown(element.value), remedy)
         yield element.value
 

@@ -21,7 +21,7 @@ _MARKS = re.compile(
 )
 _HEAD_BYTES = 2**16
 _NO_REQUESTS = "has statistics and no requests; give AIPerf's profile_export.jsonl"
-_NO_LENGTHS = "is of genai-perf, which does not write token counts; give AIPerf's profile_export.jsonl"
+_NO_LENGTHS = "is a file of genai-perf, which does not write token counts; give AIPerf's profile_export.jsonl"
 
 
 def benchmark_result(file: TraceFile) -> BenchmarkResult | None:
@@ -77,7 +77,7 @@ def _document(file: TraceFile) -> dict[str, Any]:
     first, *others = filter(None, text.splitlines())
     document = _object(first)
     if document is None:
-        remedy = f"is no readable result of a benchmark ({complaint}); give one JSON object"
+        remedy = f"is not a readable benchmark result ({complaint}); give one JSON object"
         raise TraceError(file.path, line, None, None, remedy)
     if is_sglang(document) or is_vllm(document):
         remedy = f"has {1 + len(others)} results; keep one, as by sed -n 2p for the second"

@@ -88,5 +88,5 @@ def _counter(tokenizer: Path) -> Counter:
         found = Tokenizer.from_file(str(tokenizer))
     except Exception as error:  # tokenizers raises plain Exception
         complaint = " ".join(str(error).split())
-        raise SettingError("tokenizer", str(tokenizer), f"is no tokenizer.json ({complaint})") from None
+        raise SettingError("tokenizer", str(tokenizer), f"is not a tokenizer.json ({complaint})") from None
     return lambda texts: [len(encoding.ids) for encoding in found.encode_batch(texts, add_special_tokens=False)]

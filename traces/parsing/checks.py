@@ -76,7 +76,9 @@ def checked(table: Table, form: Form, before: Before, longest: int = 2 * _TOO_MA
         if SESSION in arrays:
             alone = np.array([name is None for name in arrays[SESSION]]) & (delays > 0)
             shown = table.columns[delay].to_numpy(zero_copy_only=False)
-            table.refuse(alone, delay, shown, "is of a turn, and the row has no session_id; give one")
+            table.refuse(
+                alone, delay, shown, "applies only to a turn of a session, and the row has no session_id; give one"
+            )
         table = _timed(table, delay, form, before)
     clock = next((name for name in form.clocks if name in table.columns), None)
     if clock is not None:

@@ -72,7 +72,7 @@ class CsvParser:
         except pa.ArrowInvalid as error:
             if not ragged:
                 line, complaint = (int(lines[0]) if len(lines) == 1 else None), str(error).splitlines()[0]
-                raise TraceError(self.path, line, None, None, f"is no readable CSV ({complaint})") from None
+                raise TraceError(self.path, line, None, None, f"is not readable as CSV ({complaint})") from None
         row = ragged[0]
         remedy = f"{row.actual_columns} fields where the header has {row.expected_columns}; correct the row"
         raise TraceError(self.path, int(lines[row.number - 1]), "row", shown(row.text), remedy)
@@ -91,7 +91,7 @@ def header(path: str | PathLike[str], block: Block) -> tuple[str, ...]:
         names = pyarrow.csv.read_csv(pa.BufferReader(first.data + b"\n")).column_names
     except pa.ArrowInvalid as error:
         complaint = str(error).splitlines()[0]
-        raise TraceError(path, int(first.lines[0]), None, None, f"is no readable CSV ({complaint})") from None
+        raise TraceError(path, int(first.lines[0]), None, None, f"is not readable as CSV ({complaint})") from None
     return tuple(name.strip() for name in names)
 
 

@@ -68,7 +68,7 @@ def elements(file: TraceFile) -> Iterator[Element]:
         sign = text.next()
         if sign == "]":
             return
-        text.expect(",", "is no JSON here: a comma or ] must follow; fetch the file again")
+        text.expect(",", "is not JSON here: a comma or ] must follow; fetch the file again")
 
 
 def batches(values: Iterable[Element]) -> Iterator[list[Element]]:
@@ -131,7 +131,7 @@ class _Text:
             value, end = self._json.raw_decode(self._text, self._place)
         except json.JSONDecodeError as error:
             if error.pos < len(self._text) - _UNSURE and not error.msg.startswith("Unterminated string"):
-                raise self._error(f"is no JSON ({error.msg}); correct or drop it") from None
+                raise self._error(f"is not JSON ({error.msg}); correct or drop it") from None
             return None
         except Twice as twice:
             raise self._error(f"has the key {twice} twice; keep one") from None
@@ -152,7 +152,7 @@ class _Text:
         try:
             text = self._decoder.decode(piece)
         except UnicodeDecodeError:
-            raise self._error("is no UTF-8 text below here; save the file as UTF-8") from None
+            raise self._error("is not UTF-8 text below here; save the file as UTF-8") from None
         self._text, self._place = self._text[self._place :] + text, 0
         return True
 

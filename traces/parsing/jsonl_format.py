@@ -62,17 +62,19 @@ class JsonlParser:
     def _object(self, element: Element) -> Record:
         if isinstance(element.value, dict):
             return element.value
-        raise TraceError(self.path, element.line, "row", shown(element.value), "is no JSON object; give one a request")
+        raise TraceError(
+            self.path, element.line, "row", shown(element.value), "is not a JSON object; give one a request"
+        )
 
     def _record(self, line: int, text: bytes) -> Record:
         try:
             record = json.loads(text, object_pairs_hook=once)
         except Twice as twice:
-            raise TraceError(self.path, line, "key", shown(str(twice)), "is there twice; keep one") from None
+            raise TraceError(self.path, line, "key", shown(str(twice)), "appears twice; keep one") from None
         except (ValueError, RecursionError):  # numbers of thousands of digits, and equally deep brackets
             record = None
         if not isinstance(record, dict):
-            remedy = "is no JSON object; give one object a line"
+            remedy = "is not a JSON object; give one object a line"
             raise TraceError(self.path, line, "row", shown(text.decode()), remedy)
         return record
 

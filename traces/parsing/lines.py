@@ -50,7 +50,7 @@ class Block:
             self.data.decode()
         except UnicodeDecodeError as error:
             line = int(self.lines[self.data.count(b"\n", 0, error.start)])
-            raise TraceError(path, line, None, None, "is no UTF-8 text; save the file as UTF-8") from None
+            raise TraceError(path, line, None, None, "is not UTF-8 text; save the file as UTF-8") from None
 
 
 def filled_lines(data: bytes, first_line: int = 1) -> tuple[Block, int]:

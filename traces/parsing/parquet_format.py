@@ -68,4 +68,4 @@ def plain(column: pa.Array) -> pa.Array:
 
 def _unreadable(file: TraceFile, error: Exception) -> TraceError:
     complaint = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return TraceError(file.path, None, None, None, f"is no readable Parquet file ({complaint})")
+    return TraceError(file.path, None, None, None, f"is not a readable Parquet file ({complaint})")

@@ -69,7 +69,9 @@ def pickle_pieces(file: TraceFile) -> Iterator[list[Pair]]:
     except TraceError:
         raise
     except Exception as error:  # a damaged pickle can raise any exception in its stack machine
-        raise TraceError(path, None, None, None, f"is no readable pickle ({type(error).__name__}): {_REMEDY}") from None
+        raise TraceError(
+            path, None, None, None, f"is not a readable pickle ({type(error).__name__}): {_REMEDY}"
+        ) from None
     if type(pairs) is not list or not pairs:
         raise TraceError(path, None, "pickle", shown(pairs), _REMEDY)
     yield list(enumerate(pairs, 1))

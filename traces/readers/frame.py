@@ -40,7 +40,7 @@ def trace_of_frame(frame: Any) -> Trace:
     wanted = [name for name in OWN.readers(content=True) if name in names]
     twice = next((name for name in wanted if names.count(name) > 1), None)
     if twice is not None:
-        raise TraceError(FRAME_NAME, None, "columns", shown(",".join(names)), f"{twice} is there twice; keep one")
+        raise TraceError(FRAME_NAME, None, "columns", shown(",".join(names)), f"{twice} appears twice; keep one")
     if not len(frame):
         raise TraceError(FRAME_NAME, None, None, None, "has columns and no rows; give one request a row")
     columns = {name: _column(frame, name) for name in wanted}

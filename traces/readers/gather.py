@@ -133,7 +133,7 @@ class Gathering:
         if "parent" not in columns:
             return None
         if self._bad:
-            remedy = f"rows go on from others by their number; mend the first: {self._first_bad}"
+            remedy = f"rows refer to parents by row number; correct the first: {self._first_bad}"
             raise SettingError("skip_bad", True, remedy)
         return dialogue(Table(self._path, {}, lines, self._unit), columns)
 

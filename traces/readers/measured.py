@@ -58,7 +58,7 @@ def measured(path: str | PathLike[str], trace: Trace) -> Measured:
     """
     result = benchmark_result(TraceFile(path, MOST_INFLATED_BYTES))
     if result is None:
-        remedy = "is no result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf; give one"
+        remedy = "is not a result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf; give one"
         raise TraceError(path, None, None, None, remedy)
     client, requests = result.client, {request.row: request for request in result.requests}
     answered = [requests[trace.rows.number(row)] for row in range(len(trace))]

@@ -218,7 +218,7 @@ def _record(text: bytes) -> dict[str, Any] | None:
 def _refuse_repeated(path: str | PathLike[str], line: int, names: Sequence[str], wanted: Sequence[str]) -> None:
     twice = next((name for name in wanted if names.count(name) > 1), None)
     if twice is not None:
-        raise TraceError(path, line, "columns", shown(",".join(names)), f"{twice} is there twice; keep one")
+        raise TraceError(path, line, "columns", shown(",".join(names)), f"{twice} appears twice; keep one")
 
 
 def require_lengths(path: str | PathLike[str], line: int | None, form: Form, names: Sequence[str]) -> None:
@@ -234,5 +234,7 @@ def require_lengths(path: str | PathLike[str], line: int | None, form: Form, nam
             raise TraceError(path, line, "columns", found, f"no column {field}; name it {' or '.join(ours)}")
     for alone in ("fork_at", "truncate_to"):
         if alone in names and "parent" not in names and form is OWN:
-            remedy = f"{alone} says where a parent is left; name the parent in a column of that name, or leave it out"
+            remedy = (
+                f"{alone} gives the fork point of a parent; name the parent in a column of that name, or leave it out"
+            )
             raise TraceError(path, line, "columns", found, remedy)

@@ -20,6 +20,7 @@ from pydantic.dataclasses import dataclass
 
 from ...sim.output.files import as_utf8, write_whole
 from ...sim.types.errors import TraceError
+from ...sim.types.validation import requirement
 from ..parsing.files import TraceFile
 from ..parsing.table import shown
 from ..types.trace import MOST_REQUESTS
@@ -126,10 +127,12 @@ def read_load(path: str | PathLike[str]) -> Load:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or None
-        raise TraceError(path, None, field, shown(first["input"]), f"{first['msg']}; fit the load again") from None
+        raise TraceError(
+            path, None, field, shown(first["input"]), f"{requirement(first)}; fit the load again"
+        ) from None
     except (ValueError, TypeError, RecursionError) as error:
         complaint = " ".join(str(error).split())[:80]
-        raise TraceError(path, None, None, None, f"is no load ({complaint}); make one by traces synth") from None
+        raise TraceError(path, None, None, None, f"is not a load ({complaint}); make one with traces synth") from None
 
 
 def write_load(load: Load, path: str | PathLike[str]) -> None:

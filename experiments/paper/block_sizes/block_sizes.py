@@ -34,7 +34,7 @@ from ..context_cost import ContextCost, reading_ms
 from ..fit import CONTEXT_STEP_SCALE
 from ..paper import ALPACA_SET, FIG2, SERIES, Experiment, Source
 from ..published import paper_figures
-from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, as_finding, moved, value_row, within
+from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, as_finding, moved, value_row, within
 
 #: Approximate error of values read off a plot.
 _READING = 0.05
@@ -238,10 +238,10 @@ def _document(figure: str, series: Mapping[str, tuple[str, str]], source: Source
 
 
 def _cases(load: str, mode: str, size: int, seeds: Sequence[int]) -> dict[Any, list[SizeCase]]:
-    asked = [SizeCase(load, seed, size, mode) for seed in seeds]
-    wandering = [SizeCase(load, seed, size, mode) for seed in WANDERING_SEEDS[:2]]
-    changed = {change: [replace(case, change=change) for case in asked[:1]] for change in STEP_CHANGES}
-    return {"asked": asked, "wandering": wandering, "one": asked[:1], **changed}
+    requested = [SizeCase(load, seed, size, mode) for seed in seeds]
+    other_seeds = [SizeCase(load, seed, size, mode) for seed in OTHER_SEEDS[:2]]
+    changed = {change: [replace(case, change=change) for case in requested[:1]] for change in STEP_CHANGES}
+    return {"requested": requested, "other_seeds": other_seeds, "one": requested[:1], **changed}
 
 
 def _row(series: str, size: int, published: float, how: str, kind: str, found: Mapping[Any, list[float]]) -> Row:
@@ -249,11 +249,11 @@ def _row(series: str, size: int, published: float, how: str, kind: str, found: M
         series,
         METRIC,
         published,
-        found["asked"],
+        found["requested"],
         x=size,
         how=how,
         kind=kind,
-        wandering=found["wandering"],
+        other_seeds=found["other_seeds"],
         step_1pct=moved(found["one"], *(found[change] for change in STEP_CHANGES)),
     )
 
@@ -267,9 +267,11 @@ def step_change_text(rows: Sequence[Row]) -> str:
 
     Latencies near a full pool are a steep power of the step time.
     """
-    asked = [(row["published"] / row["simulated"]) ** (row["simulated"] / (100 * row["step_1pct"])) - 1 for row in rows]
+    changes = [
+        (row["published"] / row["simulated"]) ** (row["simulated"] / (100 * row["step_1pct"])) - 1 for row in rows
+    ]
     return (
-        f"How steep this is: steps by {min(asked):+.1%} to {max(asked):+.1%} longer would meet the values at block"
+        f"How steep this is: steps by {min(changes):+.1%} to {max(changes):+.1%} longer would meet the values at block"
         f" sizes {min(row['x'] for row in rows)} and more, each by itself and to first order."
     )
 

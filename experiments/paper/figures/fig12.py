@@ -82,9 +82,9 @@ def panel(letter: str, bench: Bench) -> Payload:
 
 def panel_of(letter: str, source: Source, duration_s: float | None = None) -> Payload:
     """As ``panel``, with shorter traces than the paper's if a length is given."""
-    asked = build_panel(letter, source, duration_s)
-    document = panel_document(asked)
-    return document | _said(document, letter, asked.scales[VLLM])
+    built = build_panel(letter, source, duration_s)
+    document = panel_document(built)
+    return document | _findings_and_remarks(document, letter, built.scales[VLLM])
 
 
 def build_panel(letter: str, source: Source, duration_s: float | None = None) -> Panel:
@@ -92,20 +92,20 @@ def build_panel(letter: str, source: Source, duration_s: float | None = None) ->
     model, dataset = PANELS[letter]
     lengths = lengths_of(dataset, source)
     published = published_panel(FIGURE, panel_name(letter))
-    wandering = spare_seeds(source.seeds)
-    asked = ScaleInputs(model, source, duration_s)
+    other_seeds = spare_seeds(source.seeds)
+    inputs = ScaleInputs(model, source, duration_s)
     return Panel(
         figure=f"{FIGURE}{letter}",
         published=published,
         systems={series: system(model, dataset, series) for series in published},
-        scales={FT: fitted_scale(asked, FT)} | dict.fromkeys((*ORCAS, VLLM), fitted_scale(asked, VLLM)),
+        scales={FT: fitted_scale(inputs, FT)} | dict.fromkeys((*ORCAS, VLLM), fitted_scale(inputs, VLLM)),
         loads={
             (series, seed): load_of(series, lengths, rate, duration_s or span_s(model, series), seed)
             for series, rate in published.items()
-            for seed in (*source.seeds, *wandering)
+            for seed in (*source.seeds, *other_seeds)
         },
         seeds=source.seeds,
-        wandering=wandering,
+        other_seeds=other_seeds,
         fitted=(FT, VLLM) if dataset == SHAREGPT else (),
         markers=published_markers(FIGURE, panel_name(letter)),
         workload=description(model, dataset, lengths, duration_s),
@@ -149,14 +149,14 @@ def load_of(series: str, lengths: Source, rate: float, duration_s: float, seed: 
     return replace(arriving, workload=replace(work, max_tokens=work.output_tokens))
 
 
-def fitted_scale(asked: ScaleInputs, series: str) -> Scale:
+def fitted_scale(inputs: ScaleInputs, series: str) -> Scale:
     """The scale of a model's steps, fitted on a series' crossing on ShareGPT with the first seed."""
-    letter = next(letter for letter, named in PANELS.items() if named == (asked.model, SHAREGPT))
+    letter = next(letter for letter, named in PANELS.items() if named == (inputs.model, SHAREGPT))
     rate = published_panel(FIGURE, panel_name(letter))[series]
-    duration_s = asked.duration_s or span_s(asked.model, series)
+    duration_s = inputs.duration_s or span_s(inputs.model, series)
     return scale_fitted(
-        system(asked.model, SHAREGPT, series),
-        _fitting_load(series, asked.source, rate, duration_s),
+        system(inputs.model, SHAREGPT, series),
+        _fitting_load(series, inputs.source, rate, duration_s),
         f"Fig 12{letter}'s {series} crossing ({rate:g} req/s)",
     )
 
@@ -184,12 +184,12 @@ def _published_text() -> str:
     said = paper_figures()[FIGURE]["text"]
     (oracle_low, oracle_high), (max_low, max_high) = (said[f"{SHAREGPT}, {name}"] for name in (ORACLE, MAX))
     return (
-        f"The paper's text says {oracle_low:g} to {oracle_high:g} times the rate of {ORACLE} and {max_low:g} to"
+        f"The paper's text gives {oracle_low:g} to {oracle_high:g} times the rate of {ORACLE} and {max_low:g} to"
         f" {max_high:g} times that of {MAX} on {SHAREGPT}, and up to {said[f'{FT}, up to']:g} times that of {FT}."
     )
 
 
-def _said(document: Payload, letter: str, scale: Scale) -> Payload:
+def _findings_and_remarks(document: Payload, letter: str, scale: Scale) -> Payload:
     """Findings, and the comparison of scales."""
     rows, dataset = document["rows"], PANELS[letter][1]
     served = [row for row in rows if row["series"] != FT]
@@ -201,7 +201,7 @@ def _said(document: Payload, letter: str, scale: Scale) -> Payload:
     remarks = [*document["remarks"], *ratios, _published_text()]
     if letter == "a":
         remarks.append(
-            f"Figs 12a and 13a ask for different step times: s = {scale.value:.3f} here, {FITTED_STEP_SCALE:g} for the"
+            f"Figs 12a and 13a need different step times: s = {scale.value:.3f} here, {FITTED_STEP_SCALE:g} for the"
             " mean batch in Fig 13a."
         )
     return {"findings": findings, "remarks": remarks}

@@ -73,7 +73,7 @@ def panel_of(letter: str, source: Source, most_requests: int, fitting_s: float |
 def build_panel(letter: str, source: Source, most_requests: int, fitting_s: float | None = None) -> Panel:
     """The panel of ``panel_of`` before it is run; only its scale is fitted."""
     kind, n = PANELS[letter]
-    lengths, wandering = lengths_of(ALPACA, source), spare_seeds(source.seeds)
+    lengths, other_seeds = lengths_of(ALPACA, source), spare_seeds(source.seeds)
     published = published_panel(FIGURE, f"{letter} {kind} {n}")
     return Panel(
         figure=f"{FIGURE}{letter}",
@@ -83,10 +83,10 @@ def build_panel(letter: str, source: Source, most_requests: int, fitting_s: floa
         loads={
             (series, seed): _load(lengths, rate, most_requests, seed)
             for series, rate in published.items()
-            for seed in (*source.seeds, *wandering)
+            for seed in (*source.seeds, *other_seeds)
         },
         seeds=source.seeds,
-        wandering=wandering,
+        other_seeds=other_seeds,
         fitted=(VLLM,) if letter in (SAMPLES_FITTED_ON, BEAMS_FITTED_ON) else (),
         workload=f"OPT-13B on 1 x a100-40gb, Alpaca ({lengths.name}), {kind} {n}, {most_requests:,} requests",
     )
@@ -127,7 +127,7 @@ def asked_slope(letter: str, source: Source, most_requests: int, fitting_s: floa
 
 def _published_text() -> str:
     said = paper_figures()[FIGURE]["text"]
-    return f"The paper's text says {said['one sample']:g} times with one sample and {said['beam 6']:g} with six beams."
+    return f"The paper's text gives {said['one sample']:g} times with one sample and {said['beam 6']:g} with six beams."
 
 
 def _slope_text(kind: str) -> str:

@@ -24,7 +24,7 @@ from ...runs.scanning import scan
 from ..comparison import Payload, row
 from ..paper import ALPACA_SET, FIG15, FIG15_SHAREGPT, Experiment, Source
 from ..published import Published
-from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, as_finding, moved, within
+from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, as_finding, moved, within
 from ..sharing import CLOSED_FORM, SAVED, Saved, SharingCase, measure_sharing
 
 BEAMS_ALPACA, FITTED_ON_BEAMS = "beam search, Alpaca", 2
@@ -100,8 +100,8 @@ _SHORT_S, _SHORT_WINDOW_S = 200, (100, 200)
 _WITHIN_POINTS = {SAMPLES_ALPACA: (1.5, 1.5, 1.5), BEAMS_ALPACA: (3, 5), CLOSED: (1, 1, 1)}
 _LIVING_POINTS = 5
 _LIVING_TEXT = (
-    f"ShareGPT's beams, if they live on with {SHAREGPT_BEAM_SURVIVAL:g} a step (fitted on what the text says of two),"
-    " are predicted for six"
+    f"ShareGPT's beams, with a survival of {SHAREGPT_BEAM_SURVIVAL:g} per step (fitted on the text's value for two beams),"
+    " are predicted for six beams"
 )
 Runs = dict[tuple[str, int], list[Saved]]
 
@@ -168,7 +168,7 @@ def _moved(sources: Mapping[Experiment, Source]) -> dict[tuple[str, int], Moveme
 
 def _variants(seeds: Sequence[int]) -> list[tuple[float, int]]:
     """Changes of step time with the first seed, starting with no change; then other seeds, if a single seed is requested."""
-    others = [seed for seed in WANDERING_SEEDS if seed not in seeds] if len(seeds) == 1 else []
+    others = [seed for seed in OTHER_SEEDS if seed not in seeds] if len(seeds) == 1 else []
     return [*((change, seeds[0]) for change in (1, *STEP_CHANGES)), *((1, seed) for seed in others)]
 
 
@@ -192,8 +192,8 @@ def sharing_rows(runs: Runs, movements: Mapping[tuple[str, int], Movement]) -> I
 
 def _row(series: str, n: int, reference: float | None, how: str, runs: list[Saved], movement: Movement) -> Row:
     kind = "fitted" if (series, n) in _FITTED else "predicted"
-    wandering = [runs[0].values[SAVED] + away for away in movement.seeds]
-    columns = {"kind": kind, "x": n, "how": how, "wandering": wandering, "step_1pct": movement.step_1pct}
+    other_seeds = [runs[0].values[SAVED] + away for away in movement.seeds]
+    columns = {"kind": kind, "x": n, "how": how, "other_seeds": other_seeds, "step_1pct": movement.step_1pct}
     return row(series, SAVED, reference, runs, **columns)
 
 
@@ -249,8 +249,8 @@ def _basis() -> Iterator[str]:
         " entries of all block tables, physical ones the blocks that they name."
     )
     yield (
-        f"Beams: in every step each lives on with probability {FITTED_BEAM_SURVIVAL:g}, and one that does not becomes"
-        f" a copy of one that does. Fitted beforehand, on {FITTED_ON_BEAMS} beams on Alpaca ({fitted:g}) alone."
+        f"Beams: in each step a beam survives with probability {FITTED_BEAM_SURVIVAL:g}; the others become copies of"
+        f" surviving beams. Fitted beforehand, on {FITTED_ON_BEAMS} beams on Alpaca ({fitted:g}) alone."
     )
     yield (
         f"The changes with 1 % of step time and with other seeds are measured on traces of {_SHORT_S} s, which vary more"

@@ -50,8 +50,8 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
         "remarks": [
             *first["remarks"],
             *(f"{name}: {text}" for name, text in zip(PREFIX_TOKENS, ratios, strict=True)),
-            f"The paper's text says {said['1-shot']:g} and {said['5-shot']:g} times.",
-            "Shape only: the lengths are made up, the texts not being at hand.",
+            f"The paper's text gives {said['1-shot']:g} and {said['5-shot']:g} times.",
+            "Shape only: the lengths are made up, as the texts are not available.",
         ],
     }
 
@@ -59,7 +59,7 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
 def build_panel(name: str, source: Source, duration_s: float, fitting_s: float | None) -> Panel:
     """One of the two panels of ``figure_of`` before it is run; only its scale is fitted."""
     published = published_panel(FIGURE, name)
-    wandering = spare_seeds(source.seeds)
+    other_seeds = spare_seeds(source.seeds)
     shots = name.split(",")[0]
     labelled = {f"{series}, {shots}": rate for series, rate in published.items()}
     return Panel(
@@ -70,10 +70,10 @@ def build_panel(name: str, source: Source, duration_s: float, fitting_s: float |
         loads={
             (label, seed): load(sentences(PREFIX_TOKENS[name], seed), rate, duration_s, seed)
             for label, rate in labelled.items()
-            for seed in (*source.seeds, *wandering)
+            for seed in (*source.seeds, *other_seeds)
         },
         seeds=source.seeds,
-        wandering=wandering,
+        other_seeds=other_seeds,
         workload=name,
     )
 

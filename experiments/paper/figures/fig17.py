@@ -51,16 +51,16 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
         "remarks": [
             *document["remarks"],
             ratio_text(rows, VLLM, ORACLE),
-            f"The paper's text says {paper_figures()[FIGURE]['text']['vLLM']:g} times, more than its figure shows.",
-            "Shape only: later rounds are drawn as first ones are, the conversations not being at hand.",
+            f"The paper's text gives {paper_figures()[FIGURE]['text']['vLLM']:g} times, more than its figure shows.",
+            "Shape only: later rounds are drawn as first ones are, as the conversations are not available.",
         ],
     }
 
 
 def build_panel(source: Source, duration_s: float, fitting_s: float | None = None) -> Panel:
     """The panel of ``figure_of`` before it is run; only its scale is fitted."""
-    published, wandering = published_panel(FIGURE, PANEL), spare_seeds(source.seeds)
-    rounds = {seed: conversations(seed) for seed in (*source.seeds, *wandering)}
+    published, other_seeds = published_panel(FIGURE, PANEL), spare_seeds(source.seeds)
+    rounds = {seed: conversations(seed) for seed in (*source.seeds, *other_seeds)}
     return Panel(
         figure=FIGURE,
         published=published,
@@ -72,7 +72,7 @@ def build_panel(source: Source, duration_s: float, fitting_s: float | None = Non
             for seed, lengths in rounds.items()
         },
         seeds=source.seeds,
-        wandering=wandering,
+        other_seeds=other_seeds,
         workload=f"OPT-13B on 1 x a100-40gb, made-up conversations, {duration_s:g} s",
     )
 
@@ -84,16 +84,16 @@ def conversations(seed: int) -> Source:
     rng = stream(seed, "conversations")
     open_tokens: list[int] = []
     prompts, outputs = [], []
-    for asked, answered in zip(drawn.prompt_tokens.tolist(), drawn.output_tokens.tolist(), strict=True):
+    for prompt, output in zip(drawn.prompt_tokens.tolist(), drawn.output_tokens.tolist(), strict=True):
         if not open_tokens or rng.random() < _OPENS:
             open_tokens.append(0)
             place = len(open_tokens) - 1
         else:
             place = int(rng.integers(len(open_tokens)))
-        history = open_tokens[place] + asked
+        history = open_tokens[place] + prompt
         prompts.append(min(history, PROMPT_TOKENS))
-        outputs.append(min(answered, OUTPUT_TOKENS))
-        open_tokens[place] = history + answered
+        outputs.append(min(output, OUTPUT_TOKENS))
+        open_tokens[place] = history + output
     return Source((seed,), LengthPairs("made-up conversations", np.array(prompts), np.array(outputs)))
 
 

@@ -13,7 +13,7 @@ from ..comparison import Payload, pool_text, row
 from ..fit import Fit
 from ..paper import FIG2, SERIES
 from ..published import published_fig2
-from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, as_finding, moved
+from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, as_finding, moved
 
 STATIC, FASTERTRANSFORMER, ORCA, ORCA_MAX, ORACLE, VLLM = (
     "Static (naive)", "FasterTransformer", "Orca", "Orca (Max)", "Orca (Oracle)", "vLLM",
@@ -60,7 +60,7 @@ def waste_table(bench: Bench, fit: Fit) -> Payload:
         for name in NAMES.values()
         for row in _rows(name, {what: found for (series, what), found in runs.items() if series == name})
     ]
-    one = runs[VLLM, "asked"][0]
+    one = runs[VLLM, "requested"][0]
     return {
         "figure": "waste",
         "workload": bench.source.description(FIG2, (seed,)),
@@ -77,12 +77,12 @@ def waste_table(bench: Bench, fit: Fit) -> Payload:
 
 def _cases(policy: str, seed: int, scale: float) -> dict[Any, list[Case]]:
     """The run itself, and the runs with other seeds and other step times."""
-    asked = Case(FIG2, seed, policy, scale, to_the_end=True)
-    others = [other for other in WANDERING_SEEDS if other != seed]
+    base = Case(FIG2, seed, policy, scale, to_the_end=True)
+    others = [other for other in OTHER_SEEDS if other != seed]
     return {
-        "asked": [asked],
-        "wandering": [replace(asked, seed=other) for other in others],
-        **{change: [replace(asked, scale=round(scale * change, 6))] for change in STEP_CHANGES},
+        "requested": [base],
+        "other_seeds": [replace(base, seed=other) for other in others],
+        **{change: [replace(base, scale=round(scale * change, 6))] for change in STEP_CHANGES},
     }
 
 
@@ -91,14 +91,14 @@ def _rows(series: str, runs: dict[Any, list[Measured]]) -> Iterator[Row]:
     for metric, measured in METRICS.items():
         # Fig 2 is the same measurement for four of the policies.
         value = published.get((series, measured))
-        yield row(series, measured, value, runs["asked"], **_moves(measured, runs)) | {"metric": metric}
+        yield row(series, measured, value, runs["requested"], **_moves(measured, runs)) | {"metric": metric}
 
 
 def _moves(measured: str, runs: dict[Any, list[Measured]]) -> dict[str, Any]:
     """The change of a value over seeds and step times."""
     values = {what: [run.values[measured] for run in mine] for what, mine in runs.items()}
-    step_1pct = moved(values["asked"], *(values[change] for change in STEP_CHANGES))
-    return {"wandering": values["wandering"], "step_1pct": step_1pct}
+    step_1pct = moved(values["requested"], *(values[change] for change in STEP_CHANGES))
+    return {"other_seeds": values["other_seeds"], "step_1pct": step_1pct}
 
 
 def by_policy(rows: list[Row]) -> list[dict[str, Any]]:
@@ -126,9 +126,9 @@ Values = dict[tuple[str, str], float]
 def _idle_slots(at: Values) -> tuple[str, bool]:
     static, faster, orca = (at[name, "popular_internal_pct"] for name in (STATIC, FASTERTRANSFORMER, ORCA_MAX))
     return (
-        "Continuous batching cures the internal waste of static batches, slots of sequences that have ended and"
+        "Continuous batching removes the internal waste of static batches, slots of sequences that have ended and"
         f" padding: {static:.1f} % of the pool ({STATIC}) and {faster:.1f} % ({FASTERTRANSFORMER}), {orca:.1f} %"
-        f" ({ORCA_MAX}); cured is below {_CURED_PCT} %.",
+        f" ({ORCA_MAX}); limit: below {_CURED_PCT} %.",
         orca < _CURED_PCT < min(static, faster),
     )
 
@@ -136,7 +136,7 @@ def _idle_slots(at: Values) -> tuple[str, bool]:
 def _over_estimates(at: Values) -> tuple[str, bool]:
     static, orca = (at[name, "paper_internal_pct"] for name in (STATIC, ORCA_MAX))
     return (
-        "It cures only part of what the paper calls internal, which counts slots for output that never comes:"
+        "It removes only part of what the paper calls internal, which counts slots for output that never comes:"
         f" {static:.1f} % ({STATIC}), still {orca:.1f} % ({ORCA_MAX}).",
         _CURED_PCT < orca < static,
     )
@@ -156,7 +156,7 @@ def _paging(at: Values) -> tuple[str, bool]:
     allowed = 100 - not_none(published_fig2()[VLLM, "token_states_pct"])
     reserved, internal, external = kinds
     return (
-        f"Paging leaves next to nothing of the three: reservation {reserved:.1f} %, internal {internal:.2f} %, external"
+        f"Paging leaves little of the three: reservation {reserved:.1f} %, internal {internal:.2f} %, external"
         f" {external:.1f} % ({VLLM}), {sum(kinds):.1f} % together, of {allowed:.1f} % that the paper leaves for all"
         " that is not token states.",
         sum(kinds) <= allowed,
@@ -179,7 +179,7 @@ def _two_orcas(at: Values) -> tuple[str, bool]:
     metrics = ("popular_reservation_pct", "batched_requests")
     own, most = ([at[name, metric] for metric in metrics] for name in (ORCA, ORCA_MAX))
     return (
-        f"Where no client names its max_tokens, as here, Orca as its own paper has it reserves what {ORCA_MAX} does"
+        f"Where clients declare no max_tokens, as here, Orca as its own paper has it reserves what {ORCA_MAX} does"
         f" ({own[0]:.1f} % and {most[0]:.1f} %) and batches as many requests ({own[1]:.2f} and {most[1]:.2f}).",
         own == most,
     )

@@ -11,7 +11,7 @@ from ...runs.crossing import Crossing
 from ..comparison import Payload
 from ..paper import ALPACA_SET, SERIES, SYNTHETIC_SET, Source
 from ..published import paper_figures
-from ..rows import WANDERING_SEEDS, Row, value_row
+from ..rows import OTHER_SEEDS, Row, value_row
 from .rate_sweep import TARGET_S, Load, Search, System, find_rates, fit_scale, latencies, moved_to, per_step_pct
 
 CROSSING, LATENCY = "crossing_req_per_s", "normalized_latency_s_per_token"
@@ -45,7 +45,7 @@ class Panel:
         scales: Scales by series; if a scale is fitted on this panel, the ``kind`` of its value is fitted.
         loads: Loads by (series, seed).
         seeds: Seeds over which values are averaged.
-        wandering: Other seeds, for the range of single ones.
+        other_seeds: Other seeds, for the range of single ones.
         fitted: Series with a value on which a scale is fitted.
         workload: Description of the workload.
         markers: Other published points of the curves, by series: rate in requests/s and latency in s/token.
@@ -57,15 +57,15 @@ class Panel:
     scales: Mapping[str, Scale]
     loads: Mapping[tuple[str, int], Load]
     seeds: tuple[int, ...]
-    wandering: tuple[int, ...]
+    other_seeds: tuple[int, ...]
     workload: str
     fitted: tuple[str, ...] = ()
     markers: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
 
     def search(self, series: str, seed: int) -> Search:
         """The job for one series and seed; with the first seed it includes the other published points."""
-        asked = tuple(self.markers.get(series, ())) if seed == self.seeds[0] else ()
-        return Search((series, seed), self.systems[series], self.loads[series, seed], self.scales[series].value, asked)
+        rates = tuple(self.markers.get(series, ())) if seed == self.seeds[0] else ()
+        return Search((series, seed), self.systems[series], self.loads[series, seed], self.scales[series].value, rates)
 
     def kind(self, series: str) -> str:
         """Kind of a crossing: ``fitted`` or ``predicted``."""
@@ -84,14 +84,14 @@ def published_markers(figure: str, name: str) -> dict[str, dict[float, float]]:
     return {series: dict(map(tuple, points)) for series, points in facts.items()}
 
 
-def lengths_of(name: str, asked: Source) -> Source:
+def lengths_of(name: str, source: Source) -> Source:
     """The source of a data set's lengths: the requested one for ShareGPT; Alpaca's are always drawn."""
-    return asked if name == SHAREGPT else Source(asked.seeds, drawn_from=SETS[name])
+    return source if name == SHAREGPT else Source(source.seeds, drawn_from=SETS[name])
 
 
 def spare_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
     """Other seeds, if a single one is requested."""
-    return tuple(seed for seed in WANDERING_SEEDS if seed not in seeds) if len(seeds) == 1 else ()
+    return tuple(seed for seed in OTHER_SEEDS if seed not in seeds) if len(seeds) == 1 else ()
 
 
 @cache
@@ -104,8 +104,8 @@ def panel_document(panel: Panel) -> Payload:
     """The panel as a document, without findings."""
     searches = [panel.search(series, seed) for series in panel.systems for seed in panel.seeds]
     found = find_rates(searches, panel.figure)
-    wandered = _wandered(panel, found)
-    rows = [_crossing_row(panel, series, found, wandered) for series in panel.systems]
+    shifted = _shifted(panel, found)
+    rows = [_crossing_row(panel, series, found, shifted) for series in panel.systems]
     return {
         "figure": panel.figure,
         "workload": panel.workload,
@@ -122,16 +122,16 @@ def panel_document(panel: Panel) -> Payload:
     }
 
 
-def _wandered(panel: Panel, found: Mapping[tuple[Any, ...], Crossing]) -> dict[tuple[Any, ...], float]:
+def _shifted(panel: Panel, found: Mapping[tuple[Any, ...], Crossing]) -> dict[tuple[Any, ...], float]:
     """Crossings of the spare seeds, by (series, seed)."""
-    first = {(series, seed): found[series, panel.seeds[0]] for series in panel.systems for seed in panel.wandering}
+    first = {(series, seed): found[series, panel.seeds[0]] for series in panel.systems for seed in panel.other_seeds}
     searches = [panel.search(*key) for key in first]
     by_key = latencies(searches, {key: crossing.at for key, crossing in first.items()}, f"{panel.figure}, other seeds")
     return {key: moved_to(first[key], latency) for key, latency in by_key.items()}
 
 
 def _crossing_row(
-    panel: Panel, series: str, found: Mapping[tuple[Any, ...], Crossing], wandered: Mapping[tuple[Any, ...], float]
+    panel: Panel, series: str, found: Mapping[tuple[Any, ...], Crossing], shifted: Mapping[tuple[Any, ...], float]
 ) -> Row:
     crossings = [found[series, seed] for seed in panel.seeds]
     return value_row(
@@ -141,7 +141,7 @@ def _crossing_row(
         [crossing.at for crossing in crossings],
         how="digitised",
         kind=panel.kind(series),
-        wandering=[wandered[series, seed] for seed in panel.wandering],
+        other_seeds=[shifted[series, seed] for seed in panel.other_seeds],
         step_1pct=max(per_step_pct(crossing) for crossing in crossings),
     )
 
@@ -175,8 +175,8 @@ def _basis(panel: Panel) -> Iterator[str]:
 
 
 def _remarks(panel: Panel) -> Iterator[str]:
-    if panel.wandering:
-        seeds = " and ".join(map(str, panel.wandering))
+    if panel.other_seeds:
+        seeds = " and ".join(map(str, panel.other_seeds))
         yield (
             f"The ranges add seeds {seeds}, to first order: their latency where seed {panel.seeds[0]} crosses, turned"
             " into a rate by the slope of its curve there."

@@ -131,14 +131,14 @@ class Search:
 
     Attributes:
         key: Its name in the results.
-        asked: Other rates, in requests/s, at which the latency is reported.
+        reported_rates: Other rates, in requests/s, at which the latency is reported.
     """
 
     key: tuple[Any, ...]
     system: System
     load: Load
     scale: float
-    asked: tuple[float, ...] = ()
+    reported_rates: tuple[float, ...] = ()
 
 
 def latency_s(system: System, load: Load, rate: float, scale: float = 1.0, most_s: float = inf) -> float:
@@ -164,7 +164,7 @@ def find_rate(search: Search) -> tuple[tuple[Any, ...], Crossing]:
     curve = partial(latency_s, search.system, search.load, scale=search.scale)
     found = crossing_of(search)
     known = dict(found.points)
-    added = {rate: curve(rate) for rate in (_LIGHT * search.load.rate, *search.asked) if rate not in known}
+    added = {rate: curve(rate) for rate in (_LIGHT * search.load.rate, *search.reported_rates) if rate not in known}
     return search.key, replace(found, points=tuple(sorted((added | known).items())))
 
 

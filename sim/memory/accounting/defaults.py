@@ -10,7 +10,7 @@ import numpy as np
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
-from .cache_log import CachedLevel, CacheLog
+from .cache_log import CacheLog
 from .kv_groups import PageGroups
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class MemoryDefaults:
     pinned_slots = 0
     tables: Tables | None = None
     cache_log: CacheLog | None = None
-    cached_level: CachedLevel | None = None
+    cached_level: CacheLog | None = None
 
     @property
     def placement(self) -> Placement | None:
@@ -89,4 +89,6 @@ class MemoryDefaults:
         return np.zeros(0, dtype=np.int64)
 
     def _cannot(self, what: str) -> SimulationFault:
-        return SimulationFault(f"{type(self).__name__} cannot {what}; the policy asks for what its memory lacks")
+        return SimulationFault(
+            f"{type(self).__name__} cannot {what}; the policy calls a method that its memory does not have"
+        )

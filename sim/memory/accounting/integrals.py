@@ -6,7 +6,7 @@ Every slot of the pool is in exactly one bucket (semantics: first match wins)
     reserved        empty, and will be filled
     over_estimate   reserved for an output that never comes
     block_tail      past the end of the sequence in its last block
-    round_up        past what was asked of a contiguous allocator
+    round_up        slots past those requested of a contiguous allocator
     finished_hold   padding, and slots of ended sequences in a static batch that goes on
     stranded        free, in a chunk too small for the queue's head that memory blocks
     cached          reclaimable with its contents kept
@@ -95,7 +95,7 @@ BUCKETS = (
 
 #: Columns of a row that stay as they are through it, but for the growth of the first two.
 _LEVELS = (
-    "live", "held", "target", "asked", "finished_hold", "stranded", "prefill_tail", "skipped", "skipped_states", "states",
+    "live", "held", "target", "requested", "finished_hold", "stranded", "prefill_tail", "skipped", "skipped_states", "states",
     "shared", "shared_in_windows", "shared_states",
 )  # fmt: skip
 #: Rows that are integrated at a time, to bound what intermediate columns take.
@@ -188,13 +188,13 @@ class Accounts:
     def _tail(self, first: int, stop: int, start_ticks: int, end_ticks: int) -> tuple[int, int]:
         """block_tail over the window's steps and time: it comes once a residency and goes with it."""
         tails = self.log.tails
-        steps = np.minimum(tails.leave_iteration, stop) - np.maximum(tails.come_iteration, first)
-        ticks = np.minimum(tails.leave_ticks, end_ticks) - np.maximum(tails.come_ticks, start_ticks)
+        steps = np.minimum(tails.release_iteration, stop) - np.maximum(tails.start_iteration, first)
+        ticks = np.minimum(tails.release_ticks, end_ticks) - np.maximum(tails.start_ticks, start_ticks)
         return total(tails.slots * np.maximum(steps, 0)), dot(tails.slots, np.maximum(ticks, 0))
 
     def _buckets(self, sums: Mapping[str, Any], tail: Any, slots: Any) -> dict[str, Any]:
         """The nine buckets, and that of states where the model has some, from columns, or from what was summed over them; ``slots`` is the pool, summed alike."""
-        live, held, target, asked = sums["live"], sums["held"], sums["target"], sums["asked"]
+        live, held, target, requested = sums["live"], sums["held"], sums["target"], sums["requested"]
         tail = tail + sums["prefill_tail"]
         groups, state = self._groups, 0 * held
         # A page of each growing group, less what groups gave back, and what several tables name.
@@ -207,13 +207,13 @@ class Accounts:
         live, held, tail = number * live - twice, number * held - twice, number * tail
         if self.log.paged:
             # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
-            target = asked = held - tail
-        past = held - tail - asked - sums["finished_hold"]
+            target = requested = held - tail
+        past = held - tail - requested - sums["finished_hold"]
         in_block = self.log.residue == "block_tail"
         return {
             "live": live,
             "reserved": target - live,
-            "over_estimate": asked - target,
+            "over_estimate": requested - target,
             "block_tail": tail + past * in_block,
             "round_up": past * (not in_block),
             "finished_hold": sums["finished_hold"],
@@ -246,7 +246,7 @@ class Accounts:
         """Each bucket in the first step of every row, int64 [rows]: the ledger over time."""
         run_log, rows = self.log, self.log.rows
         tails = run_log.tails
-        tail = _level(run_log.row_iteration, tails.come_iteration, tails.leave_iteration, tails.slots)
+        tail = _level(run_log.row_iteration, tails.start_iteration, tails.release_iteration, tails.slots)
         # A row that only swaps has the number of the one after it, but no sequence runs in it.
         levels = {**rows, "cached": self._cached.at_rows()}
         return self._buckets(levels, np.where(rows["iterations"] == 0, 0, tail), run_log.capacity_slots)

@@ -31,7 +31,7 @@ METER = (
     "held",  # slots held, in the first step
     "growing",  # sequences that gain a token a step
     "target",  # sum of F over the sequences that grow
-    "asked",  # sum of R over them
+    "requested",  # sum of R over them
     "finished_hold",  # padding, and all that ended sequences hold
     "stranded",  # free slots in pieces too small for the head
     "largest_free",  # slots of the longest run of free blocks

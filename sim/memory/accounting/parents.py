@@ -39,19 +39,19 @@ class Parents(Generic[Kept]):
         """Whether a sequence that is not admitted may be in the next step: after admissions, when what was promised to
         them can be given up, and until its parent, if it runs, gets as far as it goes on from."""
         parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
-        return self._joining or (parent in self._running and not self._got_to(parent, tokens, decode_step))
+        return self._joining or (parent in self._running and not self._has_computed(parent, tokens, decode_step))
 
-    def _got_to(self, parent: int, tokens: int, decode_step: int) -> bool:
+    def _has_computed(self, parent: int, tokens: int, decode_step: int) -> bool:
         """Whether a parent runs and has computed so many tokens before ``decode_step``."""
         return parent in self._running and self._running[parent].held_tokens(decode_step) >= tokens
 
-    def _give_up(self, parent: int) -> object:
-        """What a parent keeps is kept no more."""
+    def _release_kept(self, parent: int) -> object:
+        """Release what is kept of a parent."""
         raise NotImplementedError
 
-    def _has_no_more_use_for(self, parent: int) -> None:
-        """A child of it is done; the last one takes what is kept with it."""
+    def _forget_child(self, parent: int) -> None:
+        """Count a child of ``parent`` as finished; after the last one, release what is kept of the parent."""
         if parent != NO_PARENT:
             self._children[parent] -= 1
             if not self._children[parent] and parent in self.kept:
-                self._give_up(parent)
+                self._release_kept(parent)

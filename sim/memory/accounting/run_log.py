@@ -17,7 +17,7 @@ from .kv_groups import PageGroups
 from .ledger import CACHE_CHANGE, DERIVED, LEAP, METER, Ledger, Table
 
 if TYPE_CHECKING:
-    from .cache_log import CachedLevel
+    from .cache_log import CacheLog
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class RunLog:
     pinned_slots: int
     end_ticks: int
     groups: PageGroups = PageGroups()
-    cached_level: CachedLevel | None = None
+    cached_level: CacheLog | None = None
 
     @classmethod
     def of(cls, ledger: Ledger, **facts: Any) -> RunLog:
@@ -134,13 +134,13 @@ class RunLog:
         return np.where(self._decodes, self.end_of(self.residency_end), self.first_token_ticks)
 
     @cached_property
-    def leave_ticks(self) -> np.ndarray:
-        """When each residency gives up its slots."""
+    def release_ticks(self) -> np.ndarray:
+        """When each residency releases its slots."""
         finish = self.end_of(self.residency_release) if self.together else self.last_token_ticks
         return self._with_evictions(finish, self.evictions["ticks"])
 
     @cached_property
-    def leave_iteration(self) -> np.ndarray:
+    def release_iteration(self) -> np.ndarray:
         """Number of the first iteration in which each residency no longer holds its slots (not in static batches)."""
         last = np.where(
             self._decodes, self.iteration_of(self.residency_end - 1), self.row_iteration[self.residency_row]
@@ -194,10 +194,10 @@ class RunLog:
         at_once, entry = entry[pick] <= residencies["start_step"][pick], entry[pick]
         return Tails(
             slots=slots[pick],
-            come_iteration=np.where(at_once, self.row_iteration[self.residency_row[pick]], self.iteration_of(entry)),
-            come_ticks=np.where(at_once, residencies["start_ticks"][pick], self.start_of(entry)),
-            leave_iteration=self.leave_iteration[pick],
-            leave_ticks=self.leave_ticks[pick],
+            start_iteration=np.where(at_once, self.row_iteration[self.residency_row[pick]], self.iteration_of(entry)),
+            start_ticks=np.where(at_once, residencies["start_ticks"][pick], self.start_of(entry)),
+            release_iteration=self.release_iteration[pick],
+            release_ticks=self.release_ticks[pick],
         )
 
 
@@ -206,15 +206,15 @@ class Tails(NamedTuple):
 
     Attributes:
         slots: Slots of the last block that no token will ever fill.
-        come_iteration, come_ticks: When the residency enters its last block.
-        leave_iteration, leave_ticks: When it gives it up.
+        start_iteration, start_ticks: When the residency enters its last block.
+        release_iteration, release_ticks: When the residency releases it.
     """
 
     slots: np.ndarray
-    come_iteration: np.ndarray
-    come_ticks: np.ndarray
-    leave_iteration: np.ndarray
-    leave_ticks: np.ndarray
+    start_iteration: np.ndarray
+    start_ticks: np.ndarray
+    release_iteration: np.ndarray
+    release_ticks: np.ndarray
 
 
 def _before(counts: np.ndarray) -> np.ndarray:

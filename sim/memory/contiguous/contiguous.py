@@ -21,7 +21,7 @@ from ...types.state import State
 from ..accounting.defaults import MemoryDefaults
 from ..accounting.ledger import METER, Meter
 from ..accounting.moves import Moves
-from .arena import Arena, FirstFitArena, arena
+from .arena import Arena, FirstFitArena
 
 if TYPE_CHECKING:
     from ..base import Placement
@@ -104,7 +104,12 @@ class ContiguousTransaction:
 
 
 class ContiguousMemory(MemoryDefaults):
-    """Reservations counted in slots, without addresses or external fragmentation. See ``Memory``, ``Placement``.
+    """Reservations counted in slots, or in pieces of an arena. See ``Memory``, ``Placement``.
+
+    Without an arena reservations have no addresses, and there is no external fragmentation.
+
+    Args:
+        arena: Optional part: places pieces of whole blocks in the pool.
 
     Attributes:
         used_slots: Slots of the reservations of admitted sequences.
@@ -123,11 +128,10 @@ class ContiguousMemory(MemoryDefaults):
     residue = "round_up"
     reserves = True
     searches = False
-    #: See ``Placement``.
-    has_addresses = False
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
+    def __init__(self, num_blocks: int, block_size: int, arena: Arena | None = None) -> None:
+        self.num_blocks, self.block_size, self.arena = num_blocks, block_size, arena
+        self._largest_run: int | None = None
         self.used_slots = 0
         self.growing = 0
         self._lag = self._target = self._asked = self._finished_hold = 0
@@ -142,30 +146,41 @@ class ContiguousMemory(MemoryDefaults):
         """See ``Memory``: the memory itself."""
         return self
 
+    @property
+    def has_addresses(self) -> bool:
+        """See ``Placement``."""
+        return self.arena is not None
+
     def slots_of(self, tokens: int) -> int:
         """Slots of a reservation of ``tokens``."""
-        return tokens
+        return tokens if self.arena is None else self.chunk_blocks(tokens) * self.block_size
 
     def chunk_blocks(self, tokens: int) -> int:
-        """Blocks of the chunk for ``tokens``; 0 without chunks."""
-        return 0
+        """Blocks of the piece for ``tokens``: whole blocks, rounded up to a piece of the arena; 0 without one."""
+        return 0 if self.arena is None else self.arena.piece_blocks(-(-tokens // self.block_size))
 
     def has_place(self, slots: int) -> bool:
         """Whether a piece of ``slots`` can be allocated; called only if that many slots are free."""
-        return True
+        return self.arena is None or self.arena.fits(slots // self.block_size)
 
     def take_place(self, slots: int) -> int | None:
         """First block of a new piece of ``slots``; if slots are only counted its first slot, or None."""
-        return None if self.addresses is None else self.addresses.allocate(slots)
+        if self.arena is None:
+            return None if self.addresses is None else self.addresses.allocate(slots)
+        self._largest_run = None
+        return self.arena.allocate(slots // self.block_size)
 
     def give_place(self, grant: Grant) -> None:
         """Return the piece of a reservation."""
-        if self.addresses is not None:
+        if self.arena is not None:
+            self._largest_run = None
+            self.arena.free(grant.place, grant.slots // self.block_size)
+        elif self.addresses is not None:
             self.addresses.free(grant.place, grant.slots)
 
     def first_slot(self, grant: Grant) -> int:
         """See ``Placement``."""
-        return grant.place
+        return grant.place if self.arena is None else grant.place * self.block_size
 
     def kept_pieces(self) -> list[Grant]:
         """See ``Placement``."""
@@ -173,7 +188,10 @@ class ContiguousMemory(MemoryDefaults):
 
     def stranded_pieces(self) -> list[tuple[int, int]]:
         """See ``Placement``; where slots are only counted, room is room wherever it lies."""
-        return []
+        wanted = self._transaction.blocked_blocks
+        if self.arena is None or not wanted:
+            return []
+        return [piece for piece in self.arena.free_pieces() if piece[1] < wanted]
 
     def record_copy(self, source: Grant, target: Grant, slots: int) -> None:
         """The first slots of a piece are copied to another."""
@@ -182,7 +200,9 @@ class ContiguousMemory(MemoryDefaults):
 
     def stranded_slots(self, blocked_blocks: int) -> int:
         """Free slots in pieces too small for the ``blocked_blocks`` of the head of the queue."""
-        return 0
+        if self.arena is None or not blocked_blocks:
+            return 0
+        return self.arena.free_blocks_below(blocked_blocks) * self.block_size
 
     def transaction(self, decode_step: int) -> ContiguousTransaction:
         """The tentative reservations of ``decode_step``; one at a time."""
@@ -222,7 +242,11 @@ class ContiguousMemory(MemoryDefaults):
 
     def largest_free_slots(self) -> int:
         """Slots of the longest run of free blocks; all free slots if reservations have no addresses."""
-        return self.capacity_slots - self.used_slots
+        if self.arena is None:
+            return self.capacity_slots - self.used_slots
+        if self._largest_run is None:
+            self._largest_run = max((length for _, length in self.arena.free_runs()), default=0)
+        return self._largest_run * self.block_size
 
     def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
         """Free the slots of sequences that generated their last token before ``decode_step``."""
@@ -260,55 +284,3 @@ class BatchMemory(ContiguousMemory):
             self.used_slots = self._finished_hold = 0
             if self.addresses is not None:
                 self.addresses = FirstFitArena(self.addresses.num_blocks)
-
-
-class BuddyMemory(ContiguousMemory):
-    """Reservations in pieces of an arena (by default the buddy arena), with addresses.
-
-    Args:
-        placement: An arena over the pool, or the name of one.
-    """
-
-    has_addresses = True
-
-    def __init__(self, num_blocks: int, block_size: int, max_model_len: int, placement: str | Arena = "buddy") -> None:
-        super().__init__(num_blocks, block_size)
-        longest = -(-max_model_len // block_size)
-        self.arena = arena(placement, num_blocks, longest) if isinstance(placement, str) else placement
-        self._largest_run: int | None = None
-
-    def chunk_blocks(self, tokens: int) -> int:
-        """Blocks of the piece for ``tokens``: rounded up to whole blocks, then to the piece of the arena."""
-        return self.arena.piece_blocks(-(-tokens // self.block_size))
-
-    def slots_of(self, tokens: int) -> int:
-        return self.chunk_blocks(tokens) * self.block_size
-
-    def has_place(self, slots: int) -> bool:
-        return self.arena.fits(slots // self.block_size)
-
-    def take_place(self, slots: int) -> int | None:
-        self._largest_run = None
-        return self.arena.allocate(slots // self.block_size)
-
-    def give_place(self, grant: Grant) -> None:
-        self._largest_run = None
-        self.arena.free(grant.place, grant.slots // self.block_size)
-
-    def first_slot(self, grant: Grant) -> int:
-        return grant.place * self.block_size
-
-    def stranded_slots(self, blocked_blocks: int) -> int:
-        return self.arena.free_blocks_below(blocked_blocks) * self.block_size if blocked_blocks else 0
-
-    def stranded_pieces(self) -> list[tuple[int, int]]:
-        """See ``Placement``."""
-        wanted = self._transaction.blocked_blocks
-        if not wanted:
-            return []
-        return [piece for piece in self.arena.free_pieces() if piece[1] < wanted]
-
-    def largest_free_slots(self) -> int:
-        if self._largest_run is None:
-            self._largest_run = max((length for _, length in self.arena.free_runs()), default=0)
-        return self._largest_run * self.block_size

@@ -13,21 +13,22 @@ from collections.abc import Iterable
 from ...types.errors import SimulationFault
 from ...types.sequence import FORKED, Sequence
 from ...workload.groups import Group
-from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Grant
+from .arena import Arena
+from .contiguous import ContiguousMemory, ContiguousTransaction, Grant
 
 
-class _Copies(ContiguousMemory):
-    """Base of both memories."""
+class CopyingMemory(ContiguousMemory):
+    """``ContiguousMemory`` for groups."""
 
-    def __init__(self, num_blocks: int, block_size: int, *arena: int | str) -> None:
-        super().__init__(num_blocks, block_size, *arena)
+    def __init__(self, num_blocks: int, block_size: int, arena: Arena | None = None) -> None:
+        super().__init__(num_blocks, block_size, arena)
         self._copied_slots = 0
         self._beams: dict[Group, None] = {}
         self._branched_step = -1
 
     def _slots_to_copy(self, grant: Grant, tokens: int) -> int:
         """Slots that a copy of a piece writes, given the number that hold tokens."""
-        return tokens
+        return tokens if self.arena is None else grant.slots
 
     def copied_slots(self, decodes: bool) -> int:
         """Slots that the copies of the coming step write."""
@@ -87,14 +88,3 @@ class _Copies(ContiguousMemory):
             sibling.start_step = decode_step
             self._grow(sibling, decode_step)
         super().release(siblings, decode_step)
-
-
-class CopyingMemory(_Copies, ContiguousMemory):
-    """``ContiguousMemory`` for groups."""
-
-
-class CopyingBuddyMemory(_Copies, BuddyMemory):
-    """``BuddyMemory`` for groups."""
-
-    def _slots_to_copy(self, grant: Grant, tokens: int) -> int:
-        return grant.slots

@@ -17,14 +17,15 @@ from ...workload.dialogue import NO_PARENT, Dialogue
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
 from ..accounting.parents import Parents
-from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Grant
+from .arena import Arena
+from .contiguous import ContiguousMemory, ContiguousTransaction, Grant
 
 
 class DialogueTransaction(ContiguousTransaction):
     """Tentative reservations that may evict or take over kept pieces; one piece per sequence."""
 
     __slots__ = ("_given_up",)
-    memory: _Kept
+    memory: DialogueContiguousMemory
     #: Parents that ``fits`` found would be given up; None where even that makes no room.
     _given_up: list[int] | None
 
@@ -82,11 +83,11 @@ class DialogueTransaction(ContiguousTransaction):
         return grant if grant is not None and self.memory.slots_of(tokens) <= grant.slots else None
 
 
-class _Kept(Parents[Grant], ContiguousMemory):
-    """Base of both memories; ``kept`` are the pieces of finished parents."""
+class DialogueContiguousMemory(Parents[Grant], ContiguousMemory):
+    """``ContiguousMemory`` for trees of requests; ``kept`` are the pieces of finished parents."""
 
-    def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue, *arena: int | str) -> None:
-        super().__init__(num_blocks, block_size, *arena)
+    def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue, arena: Arena | None = None) -> None:
+        super().__init__(num_blocks, block_size, arena)
         self.know(dialogue)
         # Kept pieces that admissions of this step count on.
         self._promised: set[int] = set()
@@ -111,7 +112,7 @@ class _Kept(Parents[Grant], ContiguousMemory):
     def look_up(self, sequence: Sequence, decode_step: int) -> None:
         """Set the tokens that a waiting sequence need not compute: those of its parent, if available."""
         parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
-        there = parent in self.kept or self._got_to(parent, tokens, decode_step)
+        there = parent in self.kept or self._has_computed(parent, tokens, decode_step)
         sequence.computed_tokens = tokens if there else 0
 
     def promise(self, sequence: Sequence) -> None:
@@ -146,17 +147,18 @@ class _Kept(Parents[Grant], ContiguousMemory):
     @contextmanager
     def tried(self) -> Iterator[None]:
         """Context in which placements and evictions are undone at the end."""
-        before = deepcopy(self.addresses)
+        before = deepcopy((self.arena, self.addresses))
         yield
-        self.addresses = before
+        self.arena, self.addresses = before
+        self._largest_run = None
 
     def evict_kept(self, parent: int) -> int:
         """Evict a kept piece; returns its slots."""
-        slots = self._give_up(parent)
+        slots = self._release_kept(parent)
         self._evicted_slots += slots
         return slots
 
-    def _give_up(self, parent: int) -> int:
+    def _release_kept(self, parent: int) -> int:
         grant = self.kept.pop(parent)
         self._promised.discard(parent)
         self._kept_slots -= grant.slots
@@ -198,33 +200,14 @@ class _Kept(Parents[Grant], ContiguousMemory):
                 self._kept_slots += grant.slots
             else:
                 self.give_place(grant)
-            self._has_no_more_use_for(self._parent[sequence.index])
+            self._forget_child(self._parent[sequence.index])
         self.cache_log.end_row(self._kept_slots)
 
     def largest_free_slots(self) -> int:
         """See ``ContiguousMemory``."""
-        return self.capacity_slots - self.used_slots - self._kept_slots
+        return super().largest_free_slots() - (0 if self.arena else self._kept_slots)
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``ContiguousMemory``; kept pieces are noted separately."""
         self.cache_log.enter_row(self._kept_slots)
         return super().advance(state, steps)
-
-
-class DialogueContiguousMemory(_Kept, ContiguousMemory):
-    """``ContiguousMemory`` for trees of requests."""
-
-
-class DialogueBuddyMemory(_Kept, BuddyMemory):
-    """``BuddyMemory`` for trees of requests."""
-
-    @contextmanager
-    def tried(self) -> Iterator[None]:
-        """See above."""
-        before = deepcopy(self.arena)
-        yield
-        self.arena, self._largest_run = before, None
-
-    def largest_free_slots(self) -> int:
-        """See ``BuddyMemory``."""
-        return BuddyMemory.largest_free_slots(self)

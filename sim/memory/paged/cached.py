@@ -5,7 +5,7 @@
     publish     a block gets a name, and can be found, from the step on that computes its last token
     release     blocks in no table join the tail of the free queue and keep their names
 
-Counts are those of ``ChunkedMemory``, except for shared blocks: ``free`` counts blocks in no table, and a block in two
+Counts are those of ``PagedMemory``, except for shared blocks: ``free`` counts blocks in no table, and a block in two
 tables is held once. In a step the running sequences take and publish blocks before a waiting sequence enters, and
 waiting sequences enter one after the other. Grants take effect at once, so the next look-up sees their evictions and
 publications. The executor carries out the rest of the plan.
@@ -26,9 +26,13 @@ from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
 from ..accounting.moments import after_step, at_row, in_step
-from ..prefix import ALONE, BlockTable, Chains, Found, FreeIds, Path, SegmentPool, lookup_blocks
-from .chunked import ChunkedMemory
-from .paged import BlockTables, PagedMemory, PagedTransaction
+from ..prefix import BlockTable, Chains, Found, FreeIds, Path, SegmentPool, lookup_blocks
+from .block_tables import BlockTables
+from .paged import PagedMemory
+from .transaction import PagedTransaction
+
+#: Result of a look-up that found nothing; never changed.
+_NOTHING: Found = []
 
 
 class CachedTransaction(PagedTransaction):
@@ -49,7 +53,7 @@ class CachedTransaction(PagedTransaction):
         self.seeker = sequence
         # Blocks that were never computed and that no other request shares are not looked up.
         if memory.unshared[sequence.index] and not sequence.lost_tokens:
-            self.path, self.found = None, []
+            self.path, self.found = None, _NOTHING
             return 0
         self.path = memory.path(sequence)
         self.found = [] if self.path is None else memory.find(sequence, self.path, self.left, self.decode_step)
@@ -58,6 +62,8 @@ class CachedTransaction(PagedTransaction):
     def lacking(self, sequence: Sequence, tokens: int) -> int:
         """See ``PagedTransaction``: all blocks except found blocks in tables. Found free blocks count as taken."""
         blocks = -(-sequence.start_tokens // self.block_size)
+        if not self.found:
+            return blocks
         return blocks - sum(stop - first for segment, first, stop in self.found if segment.references)
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
@@ -67,7 +73,11 @@ class CachedTransaction(PagedTransaction):
         self.free -= blocks
         if path is None:
             sequence.computed_tokens = 0
-            self.left -= memory.enter_alone(sequence, tokens, self.decode_step)
+            if memory.leaves_alone and tokens == sequence.start_tokens:
+                memory.alone[sequence] = at_row(memory.cache_log.row)
+            else:
+                blocks = memory.enter_unshared(sequence, tokens, self.decode_step)
+            self.left -= blocks
             return
         found = self.found
         sequence.computed_tokens = known = found[-1][2] * self.block_size if found else 0
@@ -87,8 +97,8 @@ class CachedTransaction(PagedTransaction):
         self.free += memory.free - before
 
 
-class CachedMemory(ChunkedMemory):
-    """As ``ChunkedMemory``, with a prefix cache.
+class CachedMemory(PagedMemory):
+    """As ``PagedMemory`` for one KV group, with a prefix cache.
 
     Args:
         num_blocks: Blocks of the device pool, without vLLM's null block.
@@ -99,8 +109,9 @@ class CachedMemory(ChunkedMemory):
 
     Attributes:
         pool: The blocks and their contents.
-        held: Tables of the sequences on the device, except sequences that share no blocks and took the blocks of all
-            their tokens at once.
+        held: Tables of the sequences on the device, except those in ``alone``.
+        alone: Moments at which sequences took their blocks that share no blocks and took those of all their tokens at once.
+        leaves_alone: Whether a sequence in ``alone`` is logged as one record when it leaves.
     """
 
     _transaction: CachedTransaction
@@ -119,14 +130,13 @@ class CachedMemory(ChunkedMemory):
         self._ahead = ahead
         self.pool.history.growing, self.pool.history.alone = self._growing, self._take_alone
         self.held: dict[Sequence, BlockTable] = {}
-        # Moments at which these other sequences took their blocks.
-        self._alone: dict[Sequence, int] = {}
+        self.alone: dict[Sequence, int] = {}
         self.cache_log: CacheLog = CacheLog(block_size, self.pool.history)
         self.cached_level = self.cache_log
-        # Whether a sequence without shared blocks is logged as one record when it leaves.
-        self._leaves_alone = not ids
+        self.leaves_alone = not ids
         if isinstance(self.pool.queue, FreeIds):
-            self.tables: CachedTables | None = CachedTables(self.pool.queue, block_size)
+            # Not a ``BlockPool``: tables only take blocks from it, and the segment pool puts released blocks into it.
+            self.tables = BlockTables(0, 0, block_size, self.pool.queue)  # type: ignore[arg-type]
         self._transaction = CachedTransaction(self)
         #: For each request, whether no other request has a common prefix with it.
         self.unshared = chains.unshared
@@ -151,7 +161,7 @@ class CachedMemory(ChunkedMemory):
         if self.tables is not None:
             self.tables.grow_until(decode_step)
         transaction.free = free = self.free
-        transaction.need = need = self._phases[decode_step % self.block_size]
+        transaction.need = transaction.takes = need = self._phases[decode_step % self.block_size]
         transaction.left, transaction.decode_step = free - need, decode_step
         transaction.seeker = None
         return transaction
@@ -173,12 +183,9 @@ class CachedMemory(ChunkedMemory):
         self._decided_until = decode_step + 1
         return self.pool.look_up(path, lookup_blocks(sequence.start_tokens, self.block_size), decode_step)
 
-    def enter_alone(self, sequence: Sequence, tokens: int, decode_step: int) -> int:
+    def enter_unshared(self, sequence: Sequence, tokens: int, decode_step: int) -> int:
         """Create a table for the first ``tokens`` of a waiting sequence without a path. Returns the number of blocks."""
         blocks, now = -(-tokens // self.block_size), at_row(self.cache_log.row)
-        if self._leaves_alone and tokens == sequence.start_tokens:
-            self._alone[sequence] = now
-            return blocks
         self.pool.history.takes.add(now, decode_step, blocks, sequence.index, sequence.start_tokens, 0)
         self.held[sequence] = table = BlockTable(blocks, now)
         if self.tables is not None:
@@ -223,6 +230,10 @@ class CachedMemory(ChunkedMemory):
     # --- Calls of the executor and the engine ---
 
     def stall(self, sequence: Sequence, decode_step: int) -> None:
+        """See ``PagedMemory``."""
+        if sequence in self.partial:
+            return
+        self._wake(sequence)
         filled = sequence.held_tokens(decode_step) // self.block_size
         table = self.held[sequence] = self._pop(sequence)
         self.pool.pause(table, filled, sequence.lag)
@@ -231,7 +242,7 @@ class CachedMemory(ChunkedMemory):
     def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
         for sequence in finished:
-            if self._leaves_alone and sequence in self._alone:
+            if self.leaves_alone and sequence in self.alone:
                 # Cheaper than a stall, which gives it a table.
                 self._resting[sequence] = None
                 self._count(sequence, -1)
@@ -246,7 +257,7 @@ class CachedMemory(ChunkedMemory):
         """See ``Memory``."""
         leaving = tuple(leaving)
         self._decided_until = decode_step + 1
-        if self._leaves_alone and all(map(self._alone.__contains__, leaving)):
+        if self.leaves_alone and (not self.held or all(map(self.alone.__contains__, leaving))):
             self._release_alone(leaving, decode_step, in_vain=True)
             return
         if self.tables is not None:
@@ -281,7 +292,7 @@ class CachedMemory(ChunkedMemory):
         return tokens - (self._ahead and tokens > sequence.start_tokens)
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
-        """See ``ChunkedMemory``."""
+        """See ``PagedMemory``."""
         running, gone = [], self._gone
         self._gone = set()
         for sequence in (each for each in preempted if each not in gone):
@@ -302,13 +313,13 @@ class CachedMemory(ChunkedMemory):
             self._release((sequence,), decode_step, returns=True, free=free)
 
     def drop(self, sequence: Sequence, decode_step: int) -> None:
-        """See ``ChunkedMemory``; between two rows of the ledger."""
+        """See ``PagedMemory``; between two rows of the ledger."""
         self._drop(sequence, decode_step, at_row(self.cache_log.row), returns=False)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``PagedMemory``."""
         leaving = tuple(leaving)
-        if self._leaves_alone and all(map(self._alone.__contains__, leaving)):
+        if self.leaves_alone and (not self.held or all(map(self.alone.__contains__, leaving))):
             self._release_alone(leaving, decode_step)
         else:
             self._release(leaving, decode_step, returns=False)
@@ -316,27 +327,31 @@ class CachedMemory(ChunkedMemory):
     def _release_alone(self, leaving: tuple[Sequence, ...], decode_step: int, in_vain: bool = False) -> None:
         """As ``_release``, for finished sequences without shared blocks: one record for each sequence.
 
-        No block is looked up, so the head of the queue need not be up to date.
+        No block is looked up, so the queue need not be up to date.
 
         Args:
             in_vain: Whether all running sequences, these included unless they rest, have taken their blocks for
                 ``decode_step``.
         """
-        size, pop, queue, now = self.block_size, self._alone.pop, self.pool.queue, after_step(decode_step)
-        append, pack, push = queue.freed.append, queue.freed.pack, queue.pending.append
-        before = queue.taken_by(self.free - in_vain * self._phases[decode_step % size])
+        size, pop, phases, now = self.block_size, self.alone.pop, self._phases, after_step(decode_step)
+        append, pack, resting = self.pool.queue.left.append, self.pool.queue.left.pack, self._resting
+        free, freed = self.free - in_vain * phases[decode_step % size], 0
         for sequence in leaving:
-            lag, known = sequence.lag, sequence.start_tokens
+            lag = sequence.lag
             tokens = decode_step - 1 + lag
-            stop, named = -(-(tokens + (in_vain and not self._wake(sequence))) // size), tokens // size
-            born, taken = pop(sequence), -(-known // size)
-            if named < stop and queue.unnamed_first:
-                push((before, (named, taken, born, lag)))
-                queue.pushed += 1
-                stop, named = named, stop
-            append(pack(0, stop, named, taken, born, lag, ALONE - sequence.index, now, known))
-            queue.end += stop
-        PagedMemory.release(self, leaving, decode_step)
+            stop = blocks = -(-tokens // size)
+            if sequence in resting:
+                del resting[sequence]
+            else:
+                phase = (1 - lag) % size
+                phases[phase] -= 1
+                phases[phase + size] -= 1
+                if in_vain:
+                    stop = tokens // size + 1
+            append(pack(tokens, stop, lag, sequence.index, sequence.start_tokens, pop(sequence), now, free))
+            free += stop
+            freed += blocks
+        self.free += freed
 
     def _release(
         self,
@@ -377,13 +392,13 @@ class CachedMemory(ChunkedMemory):
             pool.queue.reach(self.free if free is None else free)
         filled, shared = sequence.computed_tokens // self.block_size, pool.num_shared
         index = sequence.index if returns else None
-        pool.release(self._pop(sequence), self.partial[sequence], filled, now, None, index)
+        pool.release(self._pop(sequence), self.partial[sequence].blocks, filled, now, None, index)
         super().drop(sequence, decode_step)
         self.free += pool.num_shared - shared
 
     def _pop(self, sequence: Sequence) -> BlockTable:
         """Remove and return the table of a sequence."""
-        born = self._alone.pop(sequence, None)
+        born = self.alone.pop(sequence, None)
         if born is None:
             return self.held.pop(sequence)
         self.pool.history.takes.add(*self._take_of(sequence, born))
@@ -396,10 +411,10 @@ class CachedMemory(ChunkedMemory):
 
     def _take_alone(self) -> Iterator[tuple[int, ...]]:
         """See ``QueueHistory``."""
-        return (self._take_of(sequence, born) for sequence, born in self._alone.items())
+        return (self._take_of(sequence, born) for sequence, born in self.alone.items())
 
     def steps_before_admission(self, state: State, steps: int) -> int:
-        """See ``ChunkedMemory``: the steps until a running sequence publishes the next block of the waiting sequence."""
+        """See ``PagedMemory``: the steps until a running sequence publishes the next block of the waiting sequence."""
         transaction = self._transaction
         if transaction.seeker is None or transaction.path is None:
             return steps
@@ -419,14 +434,19 @@ class CachedMemory(ChunkedMemory):
         return next(chain.author for chain, stop in path if place < stop)
 
     def advance(self, state: State, steps: int) -> Meter:
-        """See ``ChunkedMemory``; shared slots are live once."""
+        """See ``PagedMemory``; shared slots are live once."""
+        decode_step, size = state.decode_step, self.block_size
         self.cache_log.row += 1
-        self._grown_until = state.decode_step + steps
-        if self.partial:
+        self._grown_until = decode_step + steps
+        shared = self.pool.num_shared * size
+        if self.partial or not steps:
             live, held, tail = super().advance(state, steps)
-        else:
-            (live, held), tail = PagedMemory.advance(self, state, steps), 0
-        return live - self.pool.num_shared * self.block_size, held, tail
+            return live - shared, held, tail
+        # As there, without the call: nearly all rows of a run are such.
+        free, phases, start = self.free, self._phases, decode_step % size
+        self.free = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(start, steps))
+        live = state.batch_size * decode_step + state.lag_sum - shared
+        return live, (self.num_blocks - free + phases[start]) * size, 0
 
     def _growing(self) -> Iterator[tuple[int, int, int]]:
         """See ``QueueHistory``."""
@@ -436,52 +456,23 @@ class CachedMemory(ChunkedMemory):
             # Tables with ids may have grown through the step that is being decided.
             until = max(until, self.tables.grown_until)
         taken = {sequence: table.taken for sequence, table in self.held.items()}
-        taken |= {sequence: -(-sequence.start_tokens // size) for sequence in self._alone}
+        taken |= {sequence: -(-sequence.start_tokens // size) for sequence in self.alone}
         for sequence, blocks in taken.items():
             if sequence not in self.partial:
                 yield blocks, -(-(until - 1 - (sequence in self._resting) + sequence.lag) // size), sequence.lag
             elif self.held[sequence].decodes:
-                yield blocks, self.partial[sequence], self.held[sequence].lag
+                yield blocks, self.partial[sequence].blocks, self.held[sequence].lag
 
     # --- Recordings ---
 
     def cached_block_ids(self) -> np.ndarray:
         """See ``Memory``: blocks with a hash."""
-        if self.tables is None:
+        if self.tables is None or not isinstance(self.pool.queue, FreeIds):
             return super().cached_block_ids()
         size, until = self.block_size, self.tables.grown_until
-        named = [np.flatnonzero(np.frombuffer(self.tables.pool.is_named, np.uint8))]
+        named = [np.flatnonzero(np.frombuffer(self.pool.queue.is_named, np.uint8))]
         for sequence, table in self.held.items():
             stalled = sequence in self.partial
             full = (sequence.computed_tokens if stalled else self._known_tokens(sequence, until)) // size
             named.append(np.array(self.tables.tables[sequence][:full], dtype=np.int64))
         return np.concatenate(named)
-
-
-class CachedTables(BlockTables):
-    """Ids of the blocks in tables. Free ids are in the queue of the memory's pool.
-
-    Args:
-        queue: The free queue.
-        block_size: Tokens per block.
-    """
-
-    def __init__(self, queue: FreeIds, block_size: int) -> None:
-        super().__init__(0, 0, block_size)
-        # Not a ``BlockPool``: tables only take blocks from it, and the segment pool puts released blocks into it.
-        self.pool: FreeIds = queue  # type: ignore[assignment]
-
-    @property
-    def grown_until(self) -> int:
-        """Decode step up to which tables have grown."""
-        return self._grown_until
-
-    def drop(self, sequence: Sequence) -> None:
-        del self.tables[sequence]
-
-    def append(self, sequence: Sequence) -> None:
-        self.tables[sequence] += self.pool.take_many(1)
-
-    def leave(self, sequence: Sequence, phase: int) -> None:
-        self.park(sequence, phase)
-        del self.tables[sequence]

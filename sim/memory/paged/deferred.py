@@ -31,10 +31,11 @@ import numpy as np
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
-from ..accounting.cache_log import CachedLevel
+from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
 from .block_pool import BlockPool
-from .paged import BlockTables, PagedMemory
+from .block_tables import BlockTables
+from .paged import PagedMemory
 
 
 class Regions:
@@ -115,7 +116,7 @@ class DeferredMemory(PagedMemory):
         super().__init__(num_blocks, block_size)
         self.regions = Regions()
         #: Slots that are mapped and in no table.
-        self.cached_level: CachedLevel = CachedLevel(block_size)
+        self.cached_level: CacheLog = CacheLog(block_size)
         self.tables: RegionTables | None = RegionTables(num_blocks, block_size) if ids else None
 
     @property

@@ -28,7 +28,9 @@ from ...workload.dialogue import NO_PARENT, Dialogue
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import METER, Meter
 from ..accounting.parents import Parents
-from .paged import BlockTables, PagedMemory, PagedTransaction
+from .paged import PagedMemory
+from .sharing_tables import SharingTables
+from .transaction import PagedTransaction
 
 
 class Start(NamedTuple):
@@ -52,7 +54,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         evicted_blocks: Of those, the ones that were given up for want of blocks.
     """
 
-    meter: tuple[str, ...] = (*METER[:2], "saved")
+    meter: tuple[str, ...] = (*METER[:2], "prefill_tail", "saved")
     cached_blocks = evicted_blocks = 0
 
     def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue) -> None:
@@ -62,7 +64,9 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         self.cached_level = self.cache_log
         # Nothing goes to the host, not even victims with blocks that others hold too.
         self.host_free = -1
-        self.tables: DialogueTables = DialogueTables(num_blocks, 0, block_size)
+        self.tables: SharingTables = SharingTables(num_blocks, 0, block_size)
+        # Tables only grow: a block is copied before a table begins with it.
+        self.tables.rewrites = False
         # Running tables that name a block, of those that several tables name or did.
         self._named: dict[int, int] = {}
         self._saved_blocks = 0
@@ -112,7 +116,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         if parent in self.kept:
             # A sequence that takes the table over leaves nothing to others that look it up in this step.
             return parent not in self._taken and len(self.kept[parent]) * self.block_size >= tokens
-        return self._got_to(parent, tokens, decode_step)
+        return self._has_computed(parent, tokens, decode_step)
 
     def _takes(self, sequence: Sequence) -> bool:
         """Whether it rolls back a parent that no other sequence counts on in this step."""
@@ -155,7 +159,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         for block in start.shared:
             self._name(block)
         if start.parent is not None:
-            self._give_up(start.parent)
+            self._release_kept(start.parent)
         self._make_free(-(-before // size) - len(start.shared) + opens)
         self._copied_blocks += start.copied is not None
         self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, sequence.computed_tokens))
@@ -187,7 +191,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
                 self.kept[sequence.index] = list(table)
         self._leave(leaving, decode_step)
         for sequence in leaving:
-            self._has_no_more_use_for(self._parent[sequence.index])
+            self._forget_child(self._parent[sequence.index])
         self._recount()
         self.cache_log.end_row(self.cached_blocks)
 
@@ -228,11 +232,11 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
             if parent in self._promised:
                 self._cut(self.kept[parent], self._promised[parent])
             else:
-                self._give_up(parent)
+                self._release_kept(parent)
             self.evicted_blocks += pool.num_free - free
             free = pool.num_free
 
-    def _give_up(self, parent: int) -> None:
+    def _release_kept(self, parent: int) -> None:
         """The table of a parent is kept no more."""
         self._promised.pop(parent, None)
         self._cut(self.kept.pop(parent), 0)
@@ -265,22 +269,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; with what tables name again."""
-        live, held = super().advance(state, steps)
+        live, held, tail = super().advance(state, steps)
         self.cache_log.enter_row(self.cached_blocks)
         saved = self._saved_blocks * self.block_size
-        return live - saved, held, saved
-
-
-class DialogueTables(BlockTables):
-    """Block tables that may begin with blocks of others."""
-
-    def admit(self, sequence: Sequence, decode_step: int, past: bool, phase: int) -> None:
-        """See ``BlockTables``; the slot of ``decode_step`` itself comes in its turn, with all the others'."""
-        self.grow_until(decode_step + past)
-        self.hold(sequence, sequence.start_tokens - 1 + past)
-        self.join(sequence, phase)
-
-    def copy(self, block: int | None, sequence: Sequence, place: int) -> None:
-        """The block at ``place`` of its table begins as a copy, if there is one."""
-        if block is not None and self.moves is not None:
-            self.moves.copies.append((block, self.tables[sequence][place], self._block_size))
+        return live - saved, held, tail, saved

@@ -1,6 +1,15 @@
 """Paged KV memory: fixed-size blocks, handed out on demand.
 
-A sequence with ``c`` tokens holds ``ceil(c / block_size)`` blocks. While it decodes it needs a new
+One memory serves every paged policy. It is composed of
+
+    a block pool      a count of free blocks, or ids with reference counts (``block_tables``, ``group_tables``)
+    KV groups         a manager (``skipped``) for each kind that gives blocks back while its sequences run: sliding windows,
+                      states at ends of blocks; other groups keep every block, or one state a sequence
+    optional parts    chunked prefills and a host pool here; a prefix cache (``group_cache`` for KV groups, ``cached`` for one
+                      group); shared blocks with copies on write (``sharing``); tables kept for requests that go on from
+                      others (``dialogue``); pages that stay mapped (``deferred``)
+
+A sequence with ``c`` tokens holds ``ceil(c / block_size)`` blocks in each group. While it decodes it needs a new
 block in the steps in which the tokens held before are a multiple of the block size. With
 ``c = decode_step + lag`` after ``decode_step``, that is when ``decode_step = 1 - lag (mod block_size)``: its
 *phase*, fixed from admission to leaving. So the blocks needed in ``decode_step`` are the number of
@@ -11,191 +20,159 @@ span of steps at a cost that does not grow with the number of sequences:
     count      2  0  4  1          steps 4, 5, 6, ... need 2, 0, 4, 1, 2, 0, 4, ... blocks
 
 The histogram is stored twice over, so that a span shorter than the block size is one slice.
+
+All groups grow at the same time, by one block each, as in vLLM's hybrid KV cache manager. Two counts are sufficient: the
+blocks held in a group that keeps every token, and for each other kind the number of them that one group has released:
+
+    free = pool - groups * blocks + sum over kinds of groups * skipped
+
+Past its window a sequence takes a block every ``block_size`` steps in a sliding group, and releases one every
+``block_size`` steps. **Each sequence releases before it takes**: in running order, a sequence releases the blocks before its
+window, and then takes the blocks for its next token. Released blocks are available to this sequence and the ones after it in
+the order, not to the ones before it.
+
+Without prefix caching a state takes one block, from the first chunk of the prefill to the end of the sequence. It is not
+counted among the groups above, but as ``fixed`` blocks of each sequence.
+
+With a prefix cache of KV groups a block may be in several tables; ``shared`` counts the entries beyond the first:
+
+    free = pool - groups * blocks + sum over kinds of groups * skipped + shared
+
+Tables then always have ids, and grants of a step take effect at once, because the next look-up depends on them.
+
+While its prefill goes on a sequence is no part of the histogram: it holds the blocks of the tokens computed so far, or of its
+whole prompt (``partial``), and nothing of it grows but by chunks.
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable
-from operator import attrgetter
+from collections.abc import Sequence as Values
+from typing import NamedTuple
 
-from ...types.sequence import NOT_DECODING, Sequence
+import numpy as np
+
+from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.defaults import MemoryDefaults
+from ..accounting.kv_groups import FULL, SLIDING, STATE, PageGroups
 from ..accounting.ledger import METER, Meter
-from ..accounting.moves import Moves
-from .block_pool import BlockPool
+from ..accounting.moments import after_step
+from ..prefix import Chains
+from .block_tables import BlockTables
+from .group_cache import GroupCache
+from .group_tables import GroupTables
+from .skipped import SkippedBlocks, SkippedStates
+from .transaction import PagedTransaction
 
 
-class PagedTransaction:
-    """Tentative grants of one step: what is still free after those made so far. See ``Transaction``.
+class Partial(NamedTuple):
+    """Blocks of a sequence in a chunked prefill, or of a stalled sequence.
 
     Attributes:
-        memory: The memory that the grants are of.
-        block_size: Tokens a block.
-        free: Blocks that are free; a policy lessens it by what it grants.
-        need: Blocks that the running sequences take in the step, less those that they give back in it.
-        decode_step: The step.
-        groups: KV groups, each of which takes a block where a sequence needs one.
+        blocks: Number of blocks in a full group.
+        skipped: Number of these blocks that one group of each other kind has released.
+        computed_tokens: Computed tokens, including the last chunk.
+        known_tokens: Those of them that are known to be computed when the next step is decided.
     """
 
-    __slots__ = ("block_size", "decode_step", "free", "memory", "need")
-    memory: PagedMemory
-    block_size: int
-    free: int
-    need: int
-    decode_step: int
-    groups: int = 1
-
-    def __init__(self, memory: PagedMemory) -> None:
-        self.memory = memory
-        self.block_size = memory.block_size
-
-    @property
-    def takes(self) -> int:
-        """Blocks that the running sequences take in the step, whatever they give back in it."""
-        return self.need
-
-    def blocks_of(self, tokens: int) -> int:
-        """Blocks that hold ``tokens``."""
-        return -(-tokens // self.block_size)
-
-    def chunk_blocks(self, sequence: Sequence, tokens: int) -> int:
-        """Blocks that a prefill that goes on takes for its next ``tokens``."""
-        blocks = self.blocks_of(sequence.computed_tokens + tokens)
-        return max(0, blocks - self.memory.partial[sequence])
-
-    def take_for_running(self) -> None:
-        """The running sequences take their blocks for the step."""
-        self.free -= self.need
-
-    def look_up(self, sequence: Sequence) -> int:
-        """Tokens of a sequence that waits that need not be computed: where nothing is cached, those that came with it."""
-        return sequence.computed_tokens
-
-    def lacking(self, sequence: Sequence, tokens: int) -> int:
-        """Blocks that must be free to admit the sequence that was looked up last: those of its known tokens.
-
-        Args:
-            tokens: How many it would compute now.
-        """
-        return self.blocks_of(sequence.start_tokens)
-
-    def beyond(self, sequence: Sequence, tokens: int) -> int:
-        """Those of the blocks that ``lacking`` asks for that hold none of its first ``tokens``."""
-        return self.blocks_of(sequence.start_tokens) - self.blocks_of(tokens)
-
-    def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
-        """Grant the sequence that was looked up last the blocks to compute ``tokens``, after those that it found.
-
-        Args:
-            blocks: What it lacked.
-        """
-        self.free -= blocks
-
-    def junction(self, sequence: Sequence) -> int:
-        """Tokens of the longer prefix of a sequence that only some KV groups had when it was looked up; 0 for none."""
-        return 0
-
-    def extend(self, sequence: Sequence, tokens: int) -> None:
-        """Grant a sequence in a chunked prefill the blocks for its first ``tokens``."""
-
-    def reclaimed(self, sequence: Sequence, decode_step: int) -> int:
-        """Blocks that come free if a sequence gives way before ``decode_step``, after those already asked for."""
-        partial = self.memory.partial.get(sequence)
-        return self.blocks_of(sequence.held_tokens(decode_step)) if partial is None else partial
-
-    def needs_block(self, sequence: Sequence, decode_step: int) -> bool:
-        """Whether the slot of ``decode_step`` opens a new block for a running sequence."""
-        return not sequence.held_tokens(decode_step) % self.block_size
-
-    def exchange(self, sequence: Sequence, decode_step: int) -> tuple[int, int]:
-        """Blocks that a running sequence gives back in ``decode_step``, and those that it then takes."""
-        return 0, int(self.needs_block(sequence, decode_step))
-
-    # Where the running sequences go one by one. With block ids they take their blocks at once.
-
-    def grow_tables(self, steps: int) -> None:
-        """Bring block tables up to date.
-
-        Args:
-            steps: 0 before the running sequences go one by one; 1 after they have all taken their blocks of the step, before
-                any other sequence takes blocks, or gives some up.
-        """
-        if self.memory.tables:
-            self.memory.tables.grow_until(self.decode_step + steps)
-
-    def needed(self, sequence: Sequence, tokens: int) -> int:
-        """Blocks that a running sequence, or one in a chunked prefill, takes for its next ``tokens``, once it has given
-        back what its windows have passed."""
-        if sequence.start_step == NOT_DECODING:
-            return self.chunk_blocks(sequence, tokens)
-        return int(self.needs_block(sequence, self.decode_step))
-
-    def take(self, sequence: Sequence, tokens: int, blocks: int) -> None:
-        """It takes those ``blocks``."""
-        self.free -= blocks
-        if sequence.start_step == NOT_DECODING:
-            self.extend(sequence, sequence.computed_tokens + tokens)
-        elif blocks and self.memory.tables:
-            self.memory.tables.append(sequence)
-
-    def pass_over(self, sequence: Sequence) -> None:
-        """A sequence in a chunked prefill computes nothing in this step."""
-
-    def preempt(self, sequence: Sequence) -> None:
-        """A sequence gives up its blocks, which others may take in the same step; the plan has to name it."""
-        self.free += self.reclaimed(sequence, self.decode_step)
-        if self.memory.tables:
-            self.grow_tables(0)
-            self.memory.tables.drop(sequence)
-
-    def end_of_running(self) -> None:
-        """All running sequences have taken their blocks, or given up those that they had."""
-        self.need = 0
-        if self.memory.tables:
-            self.memory.tables.grown(self.decode_step)
+    blocks: int
+    skipped: tuple[int, ...]
+    computed_tokens: int
+    known_tokens: int
 
 
 class PagedMemory(MemoryDefaults):
     """Blocks held by running sequences, and by swapped ones in host memory. See ``Memory``.
 
-    What only some kinds of paged memory do (chunks, KV groups, prefix caches, sequences that share, pages that stay
-    mapped) is here too, as a policy may ask for it, and does nothing.
+    What only some kinds of paged memory do (prefix caches, sequences that share, pages that stay mapped) is here too, as a
+    policy may ask for it, and does nothing.
 
     Args:
         num_blocks: Blocks of the device pool.
-        block_size: Tokens a block.
+        block_size: Tokens a block, for the layers of one group.
         host_blocks: Blocks of the swap space.
         ids: Whether to hand out physical block ids and keep block tables. Counts, and so every
             decision, are the same with and without.
+        groups: The groups that share the pool.
+        chains: Names of the blocks of every request, for prefix caching over KV groups; None disables it.
+        whole_prompts: Whether the first chunk of a prefill takes the blocks of the whole prompt.
+        in_turn: Whether prefills take blocks between decodes, and one group is managed like several.
 
     Attributes:
         free: Blocks that are free before the running sequences append their slots of the coming step; those that a
             cache keeps, and can give up, are free.
         host_free: Blocks of the swap space that are free.
+        is_plain: Whether there is one group, which keeps every token, and decodes take their blocks first.
+        growing: Number of groups that take a block with every block of a sequence.
+        fixed: Additional blocks of every sequence.
+        giving: The managers of the kinds of groups that release blocks while their sequences run.
         partial: Blocks held by each sequence in a chunked prefill, or that is stalled.
-        tables: Block tables, where there are ids.
+        tables: Block tables of one group, where there are ids.
+        group_tables: Block tables of KV groups, one per sequence and group, where there are ids.
+        cache: The prefix cache of KV groups, or None.
         searches: Whether beams run: each of their steps is a decision.
         prefix_blocks: Blocks of a prefix that every prompt begins with, pinned from the start.
         due_copies: Shared blocks that running sequences copy in their next step.
     """
 
     #: What ``advance`` tells the ledger.
-    meter: tuple[str, ...] = METER[:2]
+    meter: tuple[str, ...] = (*METER[:2], "prefill_tail")
     #: The bucket of slots that are held past what was asked for: there are none.
     residue = "block_tail"
     searches = False
     prefix_blocks = due_copies = 0
 
-    def __init__(self, num_blocks: int, block_size: int, host_blocks: int = 0, ids: bool = False) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        host_blocks: int = 0,
+        ids: bool = False,
+        groups: PageGroups = PageGroups(),
+        chains: Chains | None = None,
+        whole_prompts: bool = False,
+        in_turn: bool = False,
+    ) -> None:
         self.num_blocks, self.block_size, self.host_blocks = num_blocks, block_size, host_blocks
         self.free = num_blocks
         self.host_free = host_blocks
-        self.tables: BlockTables | None = BlockTables(num_blocks, host_blocks, block_size) if ids else None
-        self.partial: dict[Sequence, int] = {}
+        self.tables: BlockTables | None = None
+        self.partial: dict[Sequence, Partial] = {}
         self._phases = [0] * (2 * block_size)
+        self._whole_prompts = whole_prompts
+        self.is_plain, self.growing, self.fixed = True, 1, 0
+        self.giving: list[SkippedBlocks] = []
+        self.group_tables: GroupTables | None = None
+        self.cache: GroupCache | None = None
+        if in_turn or groups.kinds != (FULL,):
+            self._manage(groups, ids, chains)
+        elif ids:
+            self.tables = BlockTables(num_blocks, host_blocks, block_size)
+        self._nothing = Partial(0, (0,) * len(self.giving), 0, 0)
         self._transaction = PagedTransaction(self)
+
+    def _manage(self, groups: PageGroups, ids: bool, chains: Chains | None) -> None:
+        """Set up the managers of KV groups."""
+        size, self.is_plain, self.groups = self.block_size, False, groups
+        self.fixed = 0 if groups.states_by_block else groups.states
+        self.growing = groups.number - self.fixed
+        if groups.sliding:
+            self.giving.append(SkippedBlocks(groups.window_tokens, size, groups.sliding, groups.ahead))
+            self.meter += ("skipped",)
+        if groups.states_by_block:
+            self.giving.append(SkippedStates(size, groups.states, groups.ahead))
+            self.meter += ("skipped_states",)
+        elif groups.states:
+            self.meter += ("states",)
+        if chains is not None:
+            self.cache = GroupCache(self.num_blocks, size, groups, chains)
+            self.cache_log = self.cached_level = self.cache.log
+            self.meter += ("shared", "shared_in_windows", "shared_states")
+        # Blocks of all sequences in a full group, and table entries beyond the first of a block, as included in ``free``.
+        self._blocks = self._shared = 0
+        if ids or self.cache is not None:
+            self.group_tables = GroupTables(self.num_blocks, self.host_blocks, size, groups, self.cache)
 
     @property
     def capacity_slots(self) -> int:
@@ -206,49 +183,227 @@ class PagedMemory(MemoryDefaults):
         """Blocks that count as free and keep contents, or a mapping, for others."""
         return 0
 
+    @property
+    def evicted_blocks(self) -> int:
+        """See ``Memory``."""
+        return self.cache.pool.evicted_blocks if self.cache else 0
+
+    def cached_block_ids(self) -> np.ndarray:
+        """See ``Memory``: blocks with a hash."""
+        if self.cache is None:
+            return super().cached_block_ids()
+        return np.flatnonzero(np.frombuffer(self.cache.pool.is_named, np.uint8))
+
     def transaction(self, decode_step: int) -> PagedTransaction:
         """The tentative grants of ``decode_step``; one at a time."""
-        transaction = self._transaction
-        transaction.decode_step, transaction.free = decode_step, self.free
-        transaction.need = self._phases[decode_step % self.block_size]
+        transaction, need = self._transaction, self._phases[decode_step % self.block_size]
+        if not self.is_plain:
+            need = self._open_groups(decode_step, self.growing * need)
+        else:
+            transaction.takes = need
+        transaction.decode_step, transaction.free, transaction.need = decode_step, self.free, need
         return transaction
 
-    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
-        """Victims give up their blocks before ``decode_step``."""
-        for sequence in swapped_out:
-            self.host_free -= -(-sequence.held_tokens(decode_step) // self.block_size)
-            if self.tables:
-                self.tables.grow_until(decode_step)
-                self.tables.swap_out(sequence)
-        self.release(preempted + swapped_out, decode_step)
+    def _open_groups(self, decode_step: int, takes: int) -> int:
+        """Bring counts up to date before ``decode_step``. Returns ``need`` of its transaction."""
+        if self.cache and self.group_tables:
+            self.group_tables.grow_until(decode_step)
+            self._count_shared()
+            self.cache.begin_step()
+        self._transaction.takes = takes
+        return takes - sum(kind.number * kind.in_step(decode_step) for kind in self.giving)
+
+    # --- Blocks of all groups ---
+
+    def pages(self, blocks: int, skipped: Values[int]) -> int:
+        """Blocks of all growing groups if a full group has ``blocks`` and one group of each other kind has released
+        ``skipped`` of them."""
+        pages = self.growing * blocks
+        for kind, back in zip(self.giving, skipped, strict=True):
+            pages -= kind.number * back
+        return pages
+
+    def pages_for(self, tokens: int) -> int:
+        """Blocks of all groups that a sequence with ``tokens`` needs for its next token; the host pool has room for these."""
+        return self.pages(-(-tokens // self.block_size), [kind.of(tokens) for kind in self.giving]) + self.fixed
+
+    def skipped_in_prefill(self, holding: Partial, computed: int, tokens: int) -> list[int]:
+        """Blocks that each kind releases in a step that computes a prompt from ``computed`` up to ``tokens`` tokens.
+
+        Args:
+            holding: What the sequence held before the step.
+        """
+        kinds = zip(self.giving, holding.skipped, strict=True)
+        return [kind.in_chunk(holding.known_tokens, computed, tokens) - back for kind, back in kinds]
+
+    def skipped_by(self, sequence: Sequence, decode_step: int) -> list[int]:
+        """Blocks that a decoding sequence has released before ``decode_step``, for each kind."""
+        return [kind.so_far(sequence, decode_step) for kind in self.giving]
+
+    def _hold(self, blocks: int, skipped: Values[int]) -> None:
+        """Hold ``blocks`` more in a full group; a group of each other kind releases ``skipped`` more."""
+        if self.is_plain:
+            self.free -= blocks
+            return
+        self._blocks += blocks
+        for kind, back in zip(self.giving, skipped, strict=True):
+            kind.released += back
+        self.free -= self.pages(blocks, skipped)
+
+    def _count_shared(self) -> None:
+        """Update ``free`` for shared blocks: a block in several tables counts once."""
+        if self.cache:
+            shared = sum(self.cache.shared.values())
+            self.free += shared - self._shared
+            self._shared = shared
+
+    # --- Sequences come, prefill in chunks and go ---
+
+    def begin(self, sequence: Sequence, known_tokens: int) -> None:
+        """Count the blocks of ``known_tokens``, which a waiting sequence has found."""
+        if known_tokens:
+            blocks = known_tokens // self.block_size
+            nothing = self._nothing._replace(known_tokens=known_tokens)
+            skipped = self.skipped_in_prefill(nothing, known_tokens, known_tokens)
+            self._hold(blocks, skipped)
+            self.partial[sequence] = Partial(blocks, tuple(skipped), known_tokens, known_tokens)
+
+    def prefill(self, sequence: Sequence, decode_step: int) -> None:
+        """Count the blocks of a prefill that continues, including the chunk of ``decode_step``."""
+        before, computed = self.partial.get(sequence, self._nothing), sequence.computed_tokens
+        start, tokens = before.computed_tokens, sequence.start_tokens if self._whole_prompts else computed
+        if before is self._nothing:
+            self.free -= self.fixed
+        blocks = -(-tokens // self.block_size)
+        more = self.skipped_in_prefill(before, start, computed)
+        self._hold(blocks - before.blocks, more)
+        skipped = tuple(back + again for back, again in zip(before.skipped, more, strict=True))
+        self.partial[sequence] = Partial(blocks, skipped, computed, start if self.groups.ahead else computed)
+        if self.tables:
+            self.tables.grow_until(decode_step + 1)
+            self.tables.hold(sequence, tokens)
+        elif self.group_tables:
+            self.group_tables.grow_until(decode_step + 1)
+            self.group_tables.reach(sequence, before.known_tokens, computed, computed)
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """Blocks for the tokens that a sequence has after ``decode_step``, in which it starts.
+        """Blocks for the tokens that a sequence has after ``decode_step``, in which it starts; what its prefill held
+        becomes part of them.
 
         That step is yet to come, and in it the last token takes its slot as that of any running
         sequence does; unless it is ``past``.
         """
         before, size, phases = sequence.start_tokens - 1, self.block_size, self._phases
-        self.free += -(before + past) // size
         phase = (decode_step - before) % size
         phases[phase] += 1
         phases[phase + size] += 1
+        if not self.is_plain:
+            self._admit_to_groups(sequence, decode_step, -(-(before + past) // size))
+            return
+        self.free += -(before + past) // size
+        if self.partial and sequence in self.partial:
+            self.free += self.partial.pop(sequence).blocks
         if self.tables:
             self.tables.admit(sequence, decode_step, past, phase)
+
+    def _admit_to_groups(self, sequence: Sequence, decode_step: int, blocks: int) -> None:
+        if sequence not in self.partial:
+            self.free -= self.fixed
+        held, tokens = self.partial.pop(sequence, self._nothing), sequence.start_tokens
+        more = self.skipped_in_prefill(held, held.computed_tokens, tokens)
+        self._hold(blocks - held.blocks, more)
+        for kind, back, again in zip(self.giving, held.skipped, more, strict=True):
+            kind.join(sequence, tokens - decode_step, back + again)
+        if self.group_tables:
+            self.group_tables.grow_until(decode_step + 1)
+            self.group_tables.join(sequence, decode_step, held.known_tokens)
+
+    def stall(self, sequence: Sequence, decode_step: int) -> None:
+        """A running sequence grows no more and keeps its blocks; nothing changes after ``hold_finished``."""
+        if sequence in self.partial:
+            return
+        phase, held = (1 - sequence.lag) % self.block_size, sequence.held_tokens(decode_step)
+        self._end_growth(phase)
+        skipped = tuple(kind.leave(sequence, decode_step) for kind in self.giving)
+        self.partial[sequence] = Partial(-(-held // self.block_size), skipped, held, held)
+        if self.tables:
+            self.tables.grow_until(decode_step)
+            self.tables.park(sequence, phase)
+        elif self.group_tables:
+            self.group_tables.grow_until(decode_step)
+            self.group_tables.park(sequence)
+
+    def drop(self, sequence: Sequence, decode_step: int) -> None:
+        """A stalled sequence, or one in a chunked prefill, gives up its blocks."""
+        held, tables = self.partial.pop(sequence), self.tables or self.group_tables
+        self._hold(-held.blocks, [-back for back in held.skipped])
+        self.free += self.fixed
+        if tables:
+            tables.grow_until(decode_step)
+            tables.drop(sequence)
+        if self.cache:
+            # Asynchronous steps ask for a horizon after this, before the next transaction.
+            self._count_shared()
+            self.cache.settle()
+
+    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        for sequence in finished:
+            self.stall(sequence, decode_step)
+
+    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        tables = self.tables or self.group_tables
+        if tables:
+            tables.grow_until(decode_step + 1)
+        for sequence in leaving:
+            if self.cache and self.group_tables:
+                self.cache.publish(sequence, self.group_tables.tables[sequence], sequence.held_tokens(decode_step))
+            if sequence in self.partial:
+                self.drop(sequence, decode_step)
+            else:
+                self.release((sequence,), decode_step)
+
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
+        """Victims give up their blocks before ``decode_step``, those of a prefill that goes on, too."""
+        for sequence in swapped_out:
+            held = sequence.held_tokens(decode_step)
+            self.host_free -= self.pages_for(held)
+            if self.tables:
+                self.tables.grow_until(decode_step)
+                self.tables.swap_out(sequence)
+            elif self.group_tables and sequence in self.group_tables.tables:
+                self.group_tables.grow_until(decode_step)
+                self.group_tables.swap_out(sequence, held)
+        if self.partial:
+            growing = tuple(sequence for sequence in preempted if sequence not in self.partial)
+            for sequence in preempted:
+                if sequence in self.partial:
+                    PagedMemory.drop(self, sequence, decode_step)
+            preempted = growing
+        self.release(preempted + swapped_out, decode_step)
 
     def swap_in(self, sequence: Sequence, decode_step: int) -> None:
         """As ``admit``, for a sequence with blocks that come back from the host."""
         # All but that of the token that its next step computes.
-        self.host_free += -(-(sequence.start_tokens - 1) // self.block_size)
+        tokens = sequence.start_tokens - 1
+        self.host_free += self.pages_for(tokens)
+        if not self.is_plain:
+            skipped = tuple(kind.of(tokens) for kind in self.giving)
+            held = Partial(-(-tokens // self.block_size), skipped, tokens, tokens)
+            self._hold(*held[:2])
+            self.partial[sequence] = held
         self.admit(sequence, decode_step)
 
     def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
         """Blocks that move when these are swapped out, or in: all but that of the token that comes next."""
-        size = self.block_size
-        return sum(-(-(sequence.start_tokens - 1) // size) for sequence in sequences)
+        return sum(self.pages_for(sequence.start_tokens - 1) for sequence in sequences)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """Sequences that leave before ``decode_step`` give back the blocks that they held."""
+        if not self.is_plain:
+            self._release_in_groups(leaving, decode_step)
+            return
         size, phases, tables = self.block_size, self._phases, self.tables
         if tables:
             tables.grow_until(decode_step)
@@ -261,8 +416,28 @@ class PagedMemory(MemoryDefaults):
             if tables:
                 tables.leave(sequence, phase)
 
+    def _release_in_groups(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        if self.group_tables:
+            self.group_tables.grow_until(decode_step)
+        for sequence in leaving:
+            ahead = 1 - sequence.lag
+            self._end_growth(ahead % self.block_size)
+            skipped = [-kind.leave(sequence, decode_step) for kind in self.giving]
+            self._hold((ahead - decode_step) // self.block_size, skipped)
+            self.free += self.fixed
+            if self.group_tables:
+                self.group_tables.drop(sequence)
+        if self.cache:
+            self._count_shared()
+            self.cache.moment = after_step(decode_step)
+            self.cache.settle()
+
+    def _end_growth(self, phase: int) -> None:
+        self._phases[phase] -= 1
+        self._phases[phase + self.block_size] -= 1
+
     def growth(self, decode_step: int, steps: int) -> int:
-        """Blocks that the running sequences need in the ``steps`` steps from ``decode_step`` on."""
+        """Blocks of one group that the running sequences need in the ``steps`` steps from ``decode_step`` on."""
         size, phases = self.block_size, self._phases
         start = decode_step % size
         if steps < size:
@@ -273,15 +448,30 @@ class PagedMemory(MemoryDefaults):
         return blocks
 
     def steps_with(self, state: State, blocks: int, limit: int) -> int:
-        """Steps from the coming one on in which the running sequences need at most ``blocks`` new blocks
-        together: exact up to ``limit``, beyond it perhaps fewer than the truth."""
-        # Whatever their phases, they take no more than a block each in so many steps.
-        safe = blocks // state.batch_size * self.block_size
-        if safe >= limit:
-            return safe
-        return (
-            limit if self.growth(state.decode_step, limit) <= blocks else self.steps_within(state.decode_step, blocks)
-        )
+        """Steps from the coming one on in which every sequence finds its blocks in any order of taking, with ``blocks``
+        free before them: exact up to ``limit`` for one group, else and beyond it perhaps fewer than the truth."""
+        size = self.block_size
+        if self.is_plain:
+            # Whatever their phases, they take no more than a block each in so many steps.
+            safe = blocks // state.batch_size * size
+            if safe >= limit:
+                return safe
+            return (
+                limit
+                if self.growth(state.decode_step, limit) <= blocks
+                else self.steps_within(state.decode_step, blocks)
+            )
+        if self.cache:
+            shared = self.cache.shared
+            if shared[SLIDING] or shared[STATE]:
+                # A window that passes a shared block does not free it.
+                return 1
+            # The tables may have passed some in the coming step already, which ``free`` does not know.
+            blocks += min(0, sum(shared.values()) - self._shared)
+        alike = min((kind.steps_alike(state.decode_step) for kind in self.giving), default=limit)
+        # In ``safe`` steps the sequences take at most ``blocks`` blocks, even if none is released.
+        safe = blocks // (self.growing * state.batch_size) * size if self.growing else limit
+        return min(alike, safe if safe >= limit else self._steps_within_cycles(state.decode_step, blocks, limit))
 
     def steps_within(self, decode_step: int, blocks: int) -> int:
         """Steps from ``decode_step`` on that need at most ``blocks`` new blocks together.
@@ -299,6 +489,51 @@ class PagedMemory(MemoryDefaults):
             steps += 1
         return steps
 
+    def _steps_within_cycles(self, decode_step: int, blocks: int, limit: int) -> int:
+        """As ``steps_with``, while all cycles of ``block_size`` steps are equal."""
+        exchanges = self._cycle(decode_step)
+        level = peak = 0
+        for take, back in exchanges:
+            peak = max(peak, level + take)
+            level += take - back
+        # Increase of held blocks per cycle: blocks of full groups, and of windows that are not yet full.
+        drift = level
+        if peak <= blocks and not drift:
+            return limit
+        cycles = (blocks - peak) // drift + 1 if peak <= blocks else 0
+        steps, level = cycles * self.block_size, cycles * drift
+        for take, back in exchanges:
+            if level + take > blocks:
+                break
+            level += take - back
+            steps += 1
+        return steps
+
+    def step_that_frees(self, decode_step: int, blocks: int) -> int | None:
+        """Number, from 1, of the first step from ``decode_step`` on after which ``blocks`` are free because running
+        sequences gave some back.
+
+        None if the first cycle has no such step. Later equal cycles have none either, as a cycle never releases more
+        blocks than it takes.
+        """
+        if not self.giving:
+            return None
+        free = self.free
+        for number, (take, back) in enumerate(self._cycle(decode_step), 1):
+            free += back - take
+            if free >= blocks:
+                return number
+        return None
+
+    def _cycle(self, decode_step: int) -> list[tuple[int, int]]:
+        """Blocks taken and released in each of the ``block_size`` steps from ``decode_step`` on."""
+        start = decode_step % self.block_size
+        takes = self._phases[start : start + self.block_size]
+        backs = [0] * self.block_size
+        for kind in self.giving:
+            backs = [back + kind.number * more for back, more in zip(backs, kind.cycle(decode_step), strict=True)]
+        return [(self.growing * take, back) for take, back in zip(takes, backs, strict=True)]
+
     def steps_before_admission(self, state: State, steps: int) -> int:
         """Of so many steps those before one in which the running do what lets the first that waits in."""
         return steps
@@ -306,11 +541,6 @@ class PagedMemory(MemoryDefaults):
     def steps_settled(self, decode_step: int, limit: int) -> int:
         """Steps from ``decode_step`` on, at most ``limit``, in which ``cached_blocks`` changes in the first one at the most."""
         return limit
-
-    def step_that_frees(self, decode_step: int, blocks: int) -> int | None:
-        """Number, from 1, of the first step from ``decode_step`` on after which ``blocks`` are free because running
-        sequences gave some back; None where they give back none in time."""
-        return None
 
     def look_up(self, sequence: Sequence, decode_step: int) -> None:
         """Set ``computed_tokens`` of a waiting sequence, where what is found for it may change while it waits."""
@@ -335,131 +565,59 @@ class PagedMemory(MemoryDefaults):
 
     def settle(self, state: State, steps: int) -> None:
         """See ``Memory``."""
-        if self.tables:
-            self.tables.grow_until(state.decode_step + steps)
+        tables = self.tables or self.group_tables
+        if tables:
+            tables.grow_until(state.decode_step + steps)
 
     def room_after(self, state: State, steps: int) -> int:
         """Slots of free blocks when the running sequences have grown through so many steps; nothing changes."""
-        return (self.free - self.growth(state.decode_step, steps)) * self.block_size
+        taken = self.growing * self.growth(state.decode_step, steps)
+        if self.giving:
+            # Within a leap all cycles of ``block_size`` steps are equal.
+            cycles, rest = divmod(steps, self.block_size)
+            exchanges = [take - back for take, back in self._cycle(state.decode_step)]
+            taken = cycles * sum(exchanges) + sum(exchanges[:rest])
+        return (self.free - taken) * self.block_size
 
     def advance(self, state: State, steps: int) -> Meter:
         """Let the running sequences grow through the steps of a leap.
 
         Returns:
-            What the ledger integrates: slots live and slots held in the first step. What is taken
-            after it follows from the residencies.
+            What the ledger integrates: slots live and slots held in the first step, and block_tail of the prefills that go
+            on; of KV groups counts of a group that keeps every token, and the slots that a group of another kind has
+            released. What is taken after it follows from the residencies.
         """
+        # Where no sequence decodes all is as after the last step.
+        live, tail = state.batch_size * (state.decode_step - (not steps)) + state.lag_sum, 0
+        size, partial = self.block_size, self.partial
+        if partial:
+            live += sum(held.computed_tokens for held in partial.values())
+            tail = sum(max(0, held.blocks * size - s.target_tokens) for s, held in partial.items())
+        if not self.is_plain:
+            return live, *self._advance_groups(state, steps, tail)
+        free = self.free
         if not steps:
-            return self._stand_still(state)
-        decode_step, size, phases, free = state.decode_step, self.block_size, self._phases, self.free
-        start = decode_step % size
-        self.free = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(decode_step, steps))
-        return state.batch_size * decode_step + state.lag_sum, (self.num_blocks - free + phases[start]) * size
+            return live, (self.num_blocks - free) * size, tail
+        phases, start = self._phases, state.decode_step % size
+        self.free = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(start, steps))
+        return live, (self.num_blocks - free + phases[start]) * size, tail
 
-    def _stand_still(self, state: State) -> Meter:
-        """What ``advance`` returns where no sequence decodes: all is as after the last step."""
-        return state.batch_size * (state.decode_step - 1) + state.lag_sum, (
-            self.num_blocks - self.free
-        ) * self.block_size
-
-
-class BlockTables:
-    """Physical ids behind the counts: a block table for every sequence on the device or the host.
-
-    Tables grow when sequences come, go or are looked at: a look in ``decode_step`` first calls
-    ``grow_until(decode_step + 1)``, which changes nothing but the tables.
-
-    Attributes:
-        moves: Where blocks with contents that change place are noted; None without a recording.
-        rewrites: Whether blocks that a table names may become others; else tables only grow, at their ends.
-        prefix: Blocks of a pinned prefix; see ``Tables``.
-    """
-
-    moves: Moves | None = None
-    rewrites = False
-
-    def __init__(self, num_blocks: int, host_blocks: int, block_size: int) -> None:
-        self.prefix: list[int] = []
-        self.pool = BlockPool(num_blocks)
-        self.host_pool = BlockPool(host_blocks)
-        self.tables: dict[Sequence, list[int]] = {}
-        self.host_tables: dict[Sequence, list[int]] = {}
-        self._block_size = block_size
-        # Running sequences by phase, in arrival order: which take a block in a step, in which order.
-        self._members: list[list[Sequence]] = [[] for _ in range(block_size)]
-        self._grown_until = 0
-
-    def hold(self, sequence: Sequence, tokens: int) -> None:
-        """Extend a table to ``tokens``."""
-        table = self.tables.setdefault(sequence, [])
-        table += self.pool.take_many(-(-tokens // self._block_size) - len(table))
-
-    def drop(self, sequence: Sequence) -> None:
-        """Give back the blocks of a table; nothing where that was done before."""
-        self.pool.release(self.tables.pop(sequence, []))
-
-    def append(self, sequence: Sequence) -> None:
-        """A block for the token that a sequence computes in the coming step."""
-        self.tables[sequence].append(self.pool.take())
-
-    def grown(self, decode_step: int) -> None:
-        """The tables have grown through ``decode_step``, one by one."""
-        self._grown_until = decode_step + 1
-
-    def admit(self, sequence: Sequence, decode_step: int, past: bool, phase: int) -> None:
-        """A table that grows from ``decode_step`` on; one that comes from the host gets new device ids."""
-        self.grow_until(decode_step + 1)
-        swapped = self.host_tables.pop(sequence, [])
-        self.host_pool.release(swapped)
-        self.hold(sequence, sequence.start_tokens)
-        if self.moves is not None:
-            # The token of the coming step may open a block of its own.
-            self.moves.swap_ins += zip(swapped, self.tables[sequence], strict=False)
-        self.join(sequence, phase)
-
-    def join(self, sequence: Sequence, phase: int) -> None:
-        """The sequence grows from now on, in its turn by arrival."""
-        members = self._members[phase]
-        if members and members[-1].order > sequence.order:
-            insort(members, sequence, key=attrgetter("order"))
-        else:
-            members.append(sequence)
-
-    def grow_until(self, decode_step: int) -> None:
-        """Append a block to every table that is full before each of the steps before ``decode_step`` that it
-        was not yet done for, in the order of (step, sequence)."""
-        if decode_step <= self._grown_until:
-            return
-        members, tables, size = self._members, self.tables, self._block_size
-        if size == 1:
-            self._grow_all(members[0], decode_step - self._grown_until)
-            self._grown_until = decode_step
-            return
-        full = [tables[sequence] for step in range(self._grown_until, decode_step) for sequence in members[step % size]]
-        for table, block in zip(full, self.pool.take_many(len(full)), strict=True):
-            table.append(block)
-        self._grown_until = decode_step
-
-    def _grow_all(self, growing: list[Sequence], steps: int) -> None:
-        """In each of so many steps a block for each in turn: where a block holds a token."""
-        blocks = self.pool.take_many(len(growing) * steps)
-        for place, sequence in enumerate(growing):
-            self.tables[sequence] += blocks[place :: len(growing)]
-
-    def park(self, sequence: Sequence, phase: int) -> None:
-        """The sequence grows no more."""
-        self._members[phase].remove(sequence)
-
-    def leave(self, sequence: Sequence, phase: int) -> None:
-        """The sequence grows no more; unless it was swapped out, its blocks are given back."""
-        self.park(sequence, phase)
-        if sequence in self.tables:
-            self.pool.release(self.tables.pop(sequence))
-
-    def swap_out(self, sequence: Sequence) -> None:
-        """Move the table to the host pool."""
-        table = self.tables.pop(sequence)
-        self.host_tables[sequence] = swapped = self.host_pool.take_many(len(table))
-        self.pool.release(table)
-        if self.moves is not None:
-            self.moves.swap_outs += zip(table, swapped, strict=True)
+    def _advance_groups(self, state: State, steps: int, tail: int) -> Meter:
+        """``advance``, without the slots that are live."""
+        size, decode_step = self.block_size, state.decode_step
+        others: tuple[int, ...] = (size * (state.batch_size + len(self.partial)),) if self.fixed else ()
+        if self.cache and self.group_tables:
+            if steps and (self.cache.shared[SLIDING] or self.cache.shared[STATE]):
+                self.group_tables.grow_until(decode_step + 1)
+            self._count_shared()
+            self.cache.settle()
+            self.cache.log.row += 1
+            others += tuple(entries * size for entries in self.cache.shared.values())
+        if not steps:
+            return self._blocks * size, tail, *(kind.released * size for kind in self.giving), *others
+        taken, held = self.growth(decode_step, steps), self._blocks + self._phases[decode_step % size]
+        before = [kind.released for kind in self.giving]
+        changes = [kind.advance(decode_step, steps) for kind in self.giving]
+        self._hold(taken, [released for _, released in changes])
+        skipped = ((back + first) * size for back, (first, _) in zip(before, changes, strict=True))
+        return held * size, tail, *skipped, *others

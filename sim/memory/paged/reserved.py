@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...types.sequence import Sequence
 from ..contiguous.contiguous import ContiguousMemory
-from .paged import BlockTables
+from .block_tables import BlockTables
 
 if TYPE_CHECKING:
     from ..base import Placement

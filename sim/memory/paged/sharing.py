@@ -21,8 +21,9 @@ from ...types.sequence import FORKED, Sequence
 from ...types.state import State
 from ...workload.groups import Group, leads, present
 from ..accounting.ledger import METER, Meter
-from .paged import PagedMemory, PagedTransaction
+from .paged import PagedMemory
 from .sharing_tables import SharingTables
+from .transaction import PagedTransaction
 
 
 class SharingMemory(PagedMemory):
@@ -176,7 +177,7 @@ class SharingMemory(PagedMemory):
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; in the first step sequences that owe a copy make it."""
-        live, held = super().advance(state, steps)
+        live, held, _ = super().advance(state, steps)
         size, due = self.block_size, self.due_copies
         saved = self._saved_blocks * size
         live += self.pinned_slots - saved

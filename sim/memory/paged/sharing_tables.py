@@ -7,7 +7,7 @@ from operator import attrgetter
 from ...types.sequence import FORKED, Sequence
 from ...workload.groups import leads, present
 from .block_pool import BlockPool
-from .paged import BlockTables
+from .block_tables import BlockTables
 
 
 class SharingTables(BlockTables):
@@ -18,7 +18,7 @@ class SharingTables(BlockTables):
 
     rewrites = True
 
-    def __init__(self, num_blocks: int, host_blocks: int, block_size: int, prefix_blocks: int) -> None:
+    def __init__(self, num_blocks: int, host_blocks: int, block_size: int, prefix_blocks: int = 0) -> None:
         super().__init__(num_blocks, host_blocks, block_size)
         self.prefix = self.pool.take_many(prefix_blocks)
         # Sequences with a last block that may be shared in the step that comes next.
@@ -29,8 +29,9 @@ class SharingTables(BlockTables):
         self.grow_until(decode_step + past)
         if sequence in self.host_tables:
             self._swap_in(present(sequence))
-        elif sequence not in self.tables:
-            self.tables[sequence] = self._name(self._common(sequence))
+        else:
+            if sequence not in self.tables:
+                self.tables[sequence] = self._name(self._common(sequence))
             self.hold(sequence, sequence.start_tokens - 1 + past)
         if sequence.group is not None and sequence.group.forked:
             self._copiers |= dict.fromkeys(present(sequence.group.leader))
@@ -49,6 +50,11 @@ class SharingTables(BlockTables):
         for block in blocks:
             self.pool.share(block)
         return list(blocks)
+
+    def copy(self, block: int | None, sequence: Sequence, place: int) -> None:
+        """The block at ``place`` of its table begins as a copy, if there is one."""
+        if block is not None and self.moves is not None:
+            self.moves.copies.append((block, self.tables[sequence][place], self._block_size))
 
     def replace(self, dead: Sequence, parent: Sequence) -> int:
         """A beam becomes a copy of another; the number of blocks that no table names any more."""

@@ -31,16 +31,25 @@ _FOR_EVER = 1 << 40
 
 
 class SkippedBlocks:
-    """Blocks that decoding sequences release in one group.
+    """Manager of the groups of one kind that release blocks of running sequences; all of them release the same blocks.
+
+    Args:
+        window_tokens, block_size: Tokens that a token attends to, itself included, and tokens per block.
+        number: Number of groups.
+        ahead: Whether a step is decided while the step before it runs.
 
     Attributes:
+        released: Number of blocks that one of the groups has released, over all sequences.
         prompts: Sequences with a prompt longer than the window before their first decode, with the number
             of blocks that their prefill's chunks released.
     """
 
-    __slots__ = ("_ahead", "_due_steps", "_phases", "_settled", "_size", "_turns", "_window_tokens", "prompts")
+    __slots__ = (
+        "_ahead", "_due_steps", "_phases", "_settled", "_size", "_turns", "_window_tokens", "number", "prompts", "released",
+    )  # fmt: skip
 
-    def __init__(self, window_tokens: int, block_size: int, ahead: bool = False) -> None:
+    def __init__(self, window_tokens: int, block_size: int, number: int, ahead: bool = False) -> None:
+        self.number, self.released = number, 0
         self._window_tokens, self._size, self._ahead = window_tokens, block_size, ahead
         self.prompts: dict[Sequence, int] = {}
         # By step modulo the block size; stored twice, so that a span shorter than a block is one slice.
@@ -165,8 +174,8 @@ class SkippedStates(SkippedBlocks):
 
     __slots__ = ()
 
-    def __init__(self, block_size: int, ahead: bool = False) -> None:
-        super().__init__(STATE_WINDOW, block_size, ahead)
+    def __init__(self, block_size: int, number: int, ahead: bool = False) -> None:
+        super().__init__(STATE_WINDOW, block_size, number, ahead)
 
     def in_chunk(self, known: int, computed: int, tokens: int) -> int:
         """See ``SkippedBlocks``."""

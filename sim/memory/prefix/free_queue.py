@@ -19,6 +19,7 @@ Source: vLLM V1, vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue) and bloc
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from struct import Struct
 
@@ -36,6 +37,9 @@ FREED = ("first", "stop", "named", "grown_from", "born", "lag", "touched", "mome
 HIT = ("place", "blocks", "moment")
 #: Columns of a block taken from the stack: blocks taken from the tape before it, place in the table, and as in ``FREED``.
 UNSTACKED = ("before", "first", "grown_from", "born", "lag")
+#: Columns of a table that shared no block and took the blocks of all its ``known_tokens`` at once, when it is released with
+#: ``tokens`` in so many ``blocks``: the request, and the number of free blocks before its release; else as in ``FREED``.
+LEFT = ("tokens", "blocks", "lag", "index", "known_tokens", "born", "moment", "free")
 UNTOUCHED, ALONE = -1, -2
 
 
@@ -48,11 +52,16 @@ class Log:
 
     def __init__(self, fields: tuple[str, ...]) -> None:
         self.fields, self.records = fields, array("q")
-        self.pack, self.append = Struct(f"={len(fields)}q").pack, self.records.frombytes
+        self._record = Struct(f"={len(fields)}q")
+        self.pack, self.append = self._record.pack, self.records.frombytes
 
     def add(self, *record: int) -> None:
         """Append a record of all fields."""
         self.append(self.pack(*record))
+
+    def rows(self) -> Iterator[tuple[int, ...]]:
+        """All records, one by one."""
+        return self._record.iter_unpack(self.records.tobytes())
 
     def __len__(self) -> int:
         return len(self.records) // len(self.fields)
@@ -70,11 +79,14 @@ class FreeQueue:
         num_blocks: Blocks of the pool. All are free and without a name at first.
         unnamed_first: Whether blocks without a name go to the head of the queue; the last one of a table is then taken
             first.
+        block_size: Tokens per block; only tables in ``left`` need it.
 
     Attributes:
+        left: Log with the columns ``LEFT``: tables that the queue does not know yet. Most tables are such, and no one looks
+            at the queue for long, so a release must cost next to nothing.
         end: Number of blocks put on the tape so far.
         head: The first place on the tape that was not taken.
-        freed, hits, unstacked: Logs with the columns ``FREED``, ``HIT`` and ``UNSTACKED``.
+        hits, unstacked: Logs with the columns ``HIT`` and ``UNSTACKED``.
         touches: Moments of the last four hits, for records of ``freed`` with an index.
         stack: Blocks freed to the head: place in the table, and ``grown_from``, ``born`` and ``lag`` as in ``FREED``.
         pending: Blocks to push on the stack later, each with the number of blocks taken before it; used while the head is
@@ -82,11 +94,12 @@ class FreeQueue:
         pushed: Number of blocks freed to the head so far, including pending ones.
     """
 
-    def __init__(self, num_blocks: int, unnamed_first: bool = False) -> None:
+    def __init__(self, num_blocks: int, unnamed_first: bool = False, block_size: int = 1) -> None:
         self.unnamed_first = unnamed_first
         self.end, self.head = num_blocks, 0
-        self.freed, self.hits, self.unstacked = Log(FREED), Log(HIT), Log(UNSTACKED)
-        self.freed.add(0, num_blocks, 0, num_blocks, 0, 0, UNTOUCHED, 0, 0)
+        self._block_size, self.left = block_size, Log(LEFT)
+        self._freed, self.hits, self.unstacked = Log(FREED), Log(HIT), Log(UNSTACKED)
+        self._freed.add(0, num_blocks, 0, num_blocks, 0, 0, UNTOUCHED, 0, 0)
         self.touches: list[tuple[int, ...]] = []
         # Holes after the head; number of blocks in holes that the head has passed, and in all holes.
         self._holes: list[tuple[int, int]] = []
@@ -94,6 +107,27 @@ class FreeQueue:
         self.stack: list[tuple[int, int, int, int]] = []
         self.pending: list[tuple[int, tuple[int, int, int, int]]] = []
         self.pushed = 0
+
+    @property
+    def freed(self) -> Log:
+        """Log with the columns ``FREED``."""
+        if self.left.records:
+            self._free_left()
+        return self._freed
+
+    def _free_left(self) -> None:
+        """Free the blocks of the tables in ``left``, in their order."""
+        left, self.left = self.left, Log(LEFT)
+        size, append, pack, push = self._block_size, self._freed.append, self._freed.pack, self.pending.append
+        for tokens, blocks, lag, index, known, born, moment, free in left.rows():
+            stop, named, grown_from = blocks, tokens // size, -(-known // size)
+            if named < stop and self.unnamed_first:
+                # All blocks that were free at first or freed since, less those that are free, were taken before.
+                push((self.end - self._hit + self.pushed - free, (named, grown_from, born, lag)))
+                self.pushed += 1
+                stop, named = named, stop
+            append(pack(0, stop, named, grown_from, born, lag, ALONE - index, moment, known))
+            self.end += stop
 
     @property
     def num_free(self) -> int:
@@ -111,17 +145,12 @@ class FreeQueue:
         Raises:
             SimulationFault: More blocks are free than before.
         """
-        if self.pending:
-            self.catch_up()
+        self.catch_up()
         taken = self.num_free - free
         if taken < 0:
             raise SimulationFault(f"{-taken} blocks are free that nothing released")
         if taken:
             self._take(taken)
-
-    def taken_by(self, free: int) -> int:
-        """Number of blocks taken so far, if ``free`` blocks are free now."""
-        return self.end - self._hit + self.pushed - free
 
     def push(self, block: tuple[int, int, int, int]) -> None:
         """Free a block without a name to the head. The head must be up to date."""
@@ -130,6 +159,8 @@ class FreeQueue:
 
     def catch_up(self) -> None:
         """Push the pending blocks on the stack, each after the blocks that were taken before it."""
+        if self.left.records:
+            self._free_left()
         for taken, block in self.pending:
             missing = taken - self.num_taken
             if missing:
@@ -167,9 +198,8 @@ class FreeQueue:
             for place in range(max(first, named), stop):
                 self.push((place, grown_from, born, lag))
             stop = max(first, named)
-        place = self.end
+        freed, place = self.freed, self.end
         if first < stop:
-            freed = self.freed
             freed.append(freed.pack(first, stop, named, grown_from, born, lag, touched, moment, 0))
             self.end += stop - first
         return place
@@ -194,8 +224,8 @@ class FreeIds(FreeQueue):
         is_named: By id, whether a free or reused block has a name.
     """
 
-    def __init__(self, num_blocks: int, unnamed_first: bool = False) -> None:
-        super().__init__(num_blocks, unnamed_first)
+    def __init__(self, num_blocks: int, unnamed_first: bool = False, block_size: int = 1) -> None:
+        super().__init__(num_blocks, unnamed_first, block_size)
         self.is_named = bytearray(num_blocks)
         self._tape = list(range(num_blocks))
         self._stacked: list[int] = []
@@ -221,6 +251,9 @@ class FreeIds(FreeQueue):
             self._stacked += ids[named:]
             ids = ids[:named]
         self._tape += reversed(ids)
+
+    def release(self, blocks: list[int]) -> None:
+        """Nothing: ``SegmentPool.release`` puts the blocks of a table into the queue, with their contents."""
 
     def take_many(self, count: int) -> list[int]:
         """Take ``count`` blocks from the head of the queue. They lose their names.

@@ -152,7 +152,7 @@ class SegmentPool:
         ids: bool = False,
         ahead: bool = False,
     ) -> None:
-        self.queue = (FreeIds if ids else FreeQueue)(num_blocks, unnamed_first)
+        self.queue = (FreeIds if ids else FreeQueue)(num_blocks, unnamed_first, block_size)
         self.history = QueueHistory(self.queue, block_size, in_step)
         self.num_shared = 0
         self._block_size, self._chains, self._ahead = block_size, chains, ahead

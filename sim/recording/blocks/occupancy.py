@@ -104,8 +104,8 @@ def _reserved(holder: Holder) -> tuple[int, int, int, int]:
     if holder.ended:
         return 0, 0, 0, grant.tokens
     final = min(holder.sequence.target_tokens, grant.slots)
-    asked = max(grant.tokens - grant.padding, final)
-    return holder.computed, final, asked, asked + grant.padding
+    requested = max(grant.tokens - grant.padding, final)
+    return holder.computed, final, requested, requested + grant.padding
 
 
 def gaps_between(starts: np.ndarray, stops: np.ndarray, total: int) -> np.ndarray:

@@ -107,8 +107,12 @@ class PlanRecording(Observer):
                 group.ancestry = _WatchedAncestry(ancestry, group, self._state, self._recorder)
 
     def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
-        """See ``Observer``: the step is recorded, and when the window is over the run may leap."""
-        if self.every_step:
+        """See ``Observer``: the step is recorded, and when the window is over the run may leap.
+
+        Tokens that are computed in vain (asynchronous scheduling) are not recorded, nor steps of nothing else.
+        """
+        in_vain_only = not (leap[1] or plan.prefill_tokens or plan.preempted or plan.swapped_out)
+        if self.every_step and not in_vain_only:
             self._recorder.step(now, ticks, self._state, plan)
             self.every_step = not self._recorder.is_over
 

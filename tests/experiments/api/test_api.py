@@ -114,20 +114,20 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("keywords", "text"),
         [
-            ({"request_rte": 2}, "request_rte = 2: is no keyword of simulate; did you mean request_rate?"),
+            ({"request_rte": 2}, "request_rte = 2: is not a keyword of simulate; did you mean request_rate?"),
             ({"record_block": True}, "did you mean record_blocks"),
             ({"qqqq": 2}, "help(fragmeter.simulate) has them all"),
             ({"out": "x"}, "call save(folder)"),
             ({"json": "-"}, "as_dict()"),
             ({"record_plan": True}, "use fragmeter simulate --record-plan"),
             ({"policy": "vllm"}, "policy = 'vllm': one of static, "),
-            ({"policy": None}, "policy = None: Input should be a valid string"),
+            ({"policy": None}, "policy = None: must be text"),
             ({"policy": "orca", "swap_space": 8}, "swap_space = 8.0: orca does not read it"),
-            ({"tensor_parallel_size": True}, "tensor_parallel_size = True: is no switch"),
+            ({"tensor_parallel_size": True}, "tensor_parallel_size = True: is not a switch"),
             ({"tensor_parallel_size": 1.5}, "tensor_parallel_size = 1.5: "),
             ({"request_rate": np.arange(3)}, "request_rate = 'ndarray': must be a number, a text, True or False"),
             ({"record_blocks": 1}, "record_blocks = 1: must be True or False"),
-            ({"record_blocks": True, "num_replicas": 2}, "record_blocks = True: is for a single replica"),
+            ({"record_blocks": True, "num_replicas": 2}, "record_blocks = True: needs a single replica"),
             ({"num_prompts": 0}, "num_prompts = 0: must be 1 or more"),
             ({"trace": [1, 2]}, "trace = 'list': must be a path, a pandas DataFrame, a Trace or a Workload"),
             ({"trace": "missing.csv"}, "missing.csv: no such file"),
@@ -150,7 +150,11 @@ class TestMistakes:
             ({"arrival_s": None}, {}, "request_rate = None: DataFrame has no arrivals; give a request rate"),
             ({}, {"num_prompts": 4}, "num_prompts = 4: the trace has no more than 3; ask for fewer"),
             ({}, {"num_prompts": -1}, "num_prompts = -1: must be 1 or more"),
-            ({}, {"skip_bad": True}, "skip_bad = True: is of a file, and trace is a DataFrame; leave it out"),
+            (
+                {},
+                {"skip_bad": True},
+                "skip_bad = True: applies only to a trace file, and trace is a DataFrame; leave it out",
+            ),
             ({}, {"dataset": "alpaca"}, "dataset = 'alpaca': excludes trace"),
         ],
     )
@@ -164,7 +168,7 @@ class TestMistakes:
         frame = pd.read_csv(trace)
         with pytest.raises(fm.UserError, match="has columns and no rows"):
             fm.simulate(trace=frame[:0])
-        with pytest.raises(fm.UserError, match="output_tokens is there twice; keep one"):
+        with pytest.raises(fm.UserError, match="output_tokens appears twice; keep one"):
             fm.simulate(trace=pd.concat([frame, frame["output_tokens"]], axis="columns"))
 
     @pytest.mark.parametrize("keywords", [{"request_rate": 2}, {"n": 2}, {"skip_bad": True}, {"num_prompts": 1}])

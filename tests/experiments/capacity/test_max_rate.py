@@ -122,17 +122,17 @@ def test_more_objectives_never_raise_the_rate():
 
 @given(answer=st.integers(ALONE - 1, MOST), start=st.integers(ALONE, MOST), stride=st.sampled_from([1, 4, 35]))
 def test_the_search_finds_where_it_ends(answer, start, stride):
-    asked = []
+    tried = []
 
     def meets(power: int) -> bool:
         assert ALONE <= power <= MOST
-        asked.append(power)
+        tried.append(power)
         return power <= answer
 
     assert highest(meets, start, stride) == (None if answer < ALONE else answer)
-    assert len(set(asked)) == len(asked)
+    assert len(set(tried)) == len(tried)
     # Strides double on the way there, and halve on the way back.
-    assert len(asked) <= 3 + 2 * log(1 + abs(answer - start) / stride, 2) + log(2 * stride, 2)
+    assert len(tried) <= 3 + 2 * log(1 + abs(answer - start) / stride, 2) + log(2 * stride, 2)
 
 
 class TestMaxRate:
@@ -177,8 +177,8 @@ def trace(tmp_path):
 
 
 def load_of(trace, num_prompts: int = 640, **pacing) -> Load:
-    asked = Requests(trace=trace, num_prompts=num_prompts)
-    return Load(Inputs(requests=asked, pacing=Pacing(**pacing)))
+    requests = Requests(trace=trace, num_prompts=num_prompts)
+    return Load(Inputs(requests=requests, pacing=Pacing(**pacing)))
 
 
 class TestLoad:

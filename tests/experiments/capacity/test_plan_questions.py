@@ -23,11 +23,13 @@ from fragmeter.experiments.capacity import (
 from fragmeter.experiments.capacity.questions import ANSWERS
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.pool_use import pool_use
-from fragmeter.sim import Workload, settings, simulate
+from fragmeter.sim import Settings, Workload, settings, simulate
 
 CHOSEN = settings(
-    policy="vllm-v1", model="opt-13b", gpu="a100-40gb", block_size=2, max_num_batched_tokens=32, max_model_len=64
+    policy="vllm-v1", model="opt-13b", gpu="a100-40gb", block_size=2, max_num_batched_tokens=32, max_model_len=64,
+    async_scheduling=False, enable_prefix_caching=False, enforce_eager=True,
 )  # fmt: skip
+AHEAD = replace(CHOSEN, options=())
 LINE = "vllm serve opt-13b --enforce-eager --num-gpu-blocks-override 100 --max-model-len 1024"
 
 
@@ -44,25 +46,26 @@ def drawn(seed: int) -> tuple[Workload, int]:
     return Workload("drawn", arrivals, *lengths), int(rng.integers(16, 34))
 
 
-def preemptions_by_max_num_seqs(seed: int) -> list[int]:
+def preemptions_by_max_num_seqs(seed: int, chosen: Settings = CHOSEN) -> list[int]:
     """Preemptions with max_num_seqs 1, 2, ..., each from a whole run."""
     work, blocks = drawn(seed)
-    chosen = replace(CHOSEN, num_gpu_blocks_override=blocks)
+    chosen = replace(chosen, num_gpu_blocks_override=blocks)
     runs = (simulate(replace(chosen, max_num_seqs=num_seqs), work) for num_seqs in range(1, len(work) + 1))
     return [len(run.log.evictions["index"]) for run in runs]
 
 
-def question_of(seed: int) -> plan_max_num_seqs.MaxNumSeqs:
+def question_of(seed: int, chosen: Settings = CHOSEN) -> plan_max_num_seqs.MaxNumSeqs:
     work, blocks = drawn(seed)
-    return plan_max_num_seqs.largest_max_num_seqs(replace(CHOSEN, num_gpu_blocks_override=blocks), work, quiet)
+    return plan_max_num_seqs.largest_max_num_seqs(replace(chosen, num_gpu_blocks_override=blocks), work, quiet)
 
 
 class TestMaxNumSeqs:
+    @pytest.mark.parametrize("chosen", [CHOSEN, AHEAD], ids=["sync", "async"])
     @trials(max_examples=40)
-    @given(st.integers(0, 10_000))
-    def test_it_is_what_a_scan_of_all_values_finds(self, seed):
-        counts = preemptions_by_max_num_seqs(seed)
-        found = question_of(seed)
+    @given(seed=st.integers(0, 10_000))
+    def test_it_is_what_a_scan_of_all_values_finds(self, chosen, seed):
+        counts = preemptions_by_max_num_seqs(seed, chosen)
+        found = question_of(seed, chosen)
         none = [num_seqs for num_seqs, count in enumerate(counts, 1) if not count]
         assert found.largest == max(none, default=None)
         assert found.unlimited == (not counts[-1])
@@ -101,7 +104,7 @@ class TestMaxNumSeqs:
     @pytest.mark.parametrize("mode", plan_preemption.MODES)
     def test_a_swap_is_a_preemption(self, mode):
         work = Workload("two", np.zeros(2), np.full(2, 4), np.full(2, 9))
-        chosen = replace(CHOSEN, policy="vllm-v0", preemption_mode=mode, num_gpu_blocks_override=9)
+        chosen = replace(AHEAD, policy="vllm-v0", preemption_mode=mode, num_gpu_blocks_override=9)
         assert plan_max_num_seqs.preempts(chosen, work)
         assert not plan_max_num_seqs.preempts(replace(chosen, num_gpu_blocks_override=20), work)
 
@@ -236,8 +239,8 @@ class TestCommand:
         ("flags", "complaint"),
         [
             (["--ask", "batch"], "ask = 'batch': one of max-num-seqs, preemption-mode, samples, or several"),
-            (["--ask", "samples"], "ask = 'samples': is of a load; give --trace, or --dataset with --request-rate"),
-            (["--request-rate", "4"], "ask = None: is missing: flags of a load are given, and nothing is asked of it"),
+            (["--ask", "samples"], "ask = 'samples': needs a load; give --trace, or --dataset with --request-rate"),
+            (["--request-rate", "4"], "ask = None: is missing: flags of a load are given without a question about it"),
             (["--ask", "samples", "--dataset", "alpaca"], "request_rate = None: "),
         ],
     )

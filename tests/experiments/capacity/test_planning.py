@@ -46,7 +46,7 @@ class TestCandidates:
         axes = Choices(tensor_parallel_size=["1,2"], kv_cache_dtype=["none", "fp8"]).axes()
         line = parse_serve("vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64 --kv-cache-dtype fp8")
         found = candidates(line, ["h200"], axes)
-        assert [each.asked for each in found] == [
+        assert [each.axis_values for each in found] == [
             {"gpu": "h200", "tensor_parallel_size": ranks, "kv_cache_dtype": dtype}
             for ranks in ("1", "2")
             for dtype in ("none", "fp8")
@@ -116,7 +116,9 @@ class TestBill:
         )
 
         def order(wanted: float | None) -> list[str]:
-            return [each.candidate.asked["gpu"] for each, _ in ranked([h200, none, a100], FixedLoad, PRICES, wanted)]
+            return [
+                each.candidate.axis_values["gpu"] for each, _ in ranked([h200, none, a100], FixedLoad, PRICES, wanted)
+            ]
 
         assert order(9.0) == order(20.0) == ["a100-80gb", "h200"]
         assert order(25.0) == ["h200", "a100-80gb"]
@@ -150,8 +152,8 @@ class TestPrices:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("{", "is no JSON or TOML"),
-            ("[" * 100_000, "is no JSON or TOML"),
+            ("{", "is neither JSON nor TOML"),
+            ("[" * 100_000, "is neither JSON nor TOML"),
             ("[]", "must have per_gpu_hour"),
             ('{"per_gpu_hour": {}}', "must have per_gpu_hour"),
             ('{"per_gpu_hour": {"h200": -1}}', "h200 costs -1; a price must be a number above 0"),
@@ -262,10 +264,10 @@ class TestCommand:
         page = (out / "plan.html").read_text()
         for heading in (
             "The choices",
-            "What else there is",
-            "Where memory goes",
-            "What each slot is used for",
-            "What this rests on",
+            "Other candidates",
+            "GPU memory",
+            "Use of each slot",
+            "Basis of the plan",
         ):
             assert heading in page
 
@@ -287,11 +289,11 @@ class TestCommand:
         tokens += ["--out", str(tmp_path / "again")]
         left, real = [7], planning.carry_out
 
-        def interrupted(*asked):
+        def interrupted(*arguments):
             left[0] -= 1
             if left[0] < 0:
                 raise KeyboardInterrupt
-            return real(*asked)
+            return real(*arguments)
 
         monkeypatch.setattr(planning, "carry_out", interrupted)
         assert status([*tokens, "--jobs", "1"]) == INTERRUPTED
@@ -325,19 +327,19 @@ class TestCommand:
         assert plan["wanted_request_rate"] is None and plan["recommended"]["max_num_seqs"] == "none"
 
     def test_objectives_that_nothing_meets(self, capsys):
-        asked = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", "tpot:1", *SMALL]
-        assert status(["plan", *asked]) == DONE
+        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", "tpot:1", *SMALL]
+        assert status(["plan", *arguments]) == DONE
         printed = " ".join(capsys.readouterr().out.split())
         assert "Buy none of these. The nearest, h200: no rate meets ttft:500 tpot:1: alone on the replica" in printed
-        plan = planned(capsys, *asked)
+        plan = planned(capsys, *arguments)
         assert plan["recommended"] is None and plan["candidates"][0]["attained_alone"] < 0.9
 
     @pytest.mark.parametrize("wanted", [[], ["--request-rate", "5"]])
     def test_objectives_that_every_rate_meets(self, wanted, capsys, tmp_path):
         """With an hour to wait it does not matter how fast 200 requests come: nothing of it is said to fail."""
         lenient = ["--goodput", "ttft:3600000", *SMALL, "--verify-seeds", "1", "--explain"]
-        asked = ["--model", "llama-3.1-8b", "--gpu", "h200", *lenient, *wanted, "--out", str(tmp_path / "out")]
-        assert status(["plan", *asked]) == DONE
+        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", *lenient, *wanted, "--out", str(tmp_path / "out")]
+        assert status(["plan", *arguments]) == DONE
         printed = " ".join(capsys.readouterr().out.split())
         assert "every rate meets the objectives: all requests at once do" in printed
         assert "no rate" not in printed.replace("no rate is asked for", "") and "none of these" not in printed
@@ -355,25 +357,25 @@ class TestCommand:
             assert document["recommended"] is None and "give more requests" in printed
 
     def test_of_one_seed_nothing_is_sure(self, capsys):
-        asked = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
-        assert status(["plan", *asked]) == DONE
+        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
+        assert status(["plan", *arguments]) == DONE
         printed = " ".join(capsys.readouterr().out.split())
-        assert "by one seed, of which nothing is sure" in printed and "confidence" not in printed
+        assert "measured with a single seed" in printed and "confidence" not in printed
 
     def test_nothing_that_starts(self, capsys):
         plan = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL)
         assert plan["recommendation"] == "Buy none of these: no candidate has a rate; the reasons follow."
         assert "does not start: torch.OutOfMemoryError" in plan["explained"][0]
-        asked = ["--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL]
-        assert status(["plan", *asked]) == DONE
+        arguments = ["--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL]
+        assert status(["plan", *arguments]) == DONE
         table = capsys.readouterr().out.split("requests/s", 1)[1].split("a100-80gb:", 1)[0]
         assert "does not" in table and "start" in table
 
     def test_a_load_with_longer_requests_than_the_model_was_set_to(self, capsys, tmp_path):
         trace = tmp_path / "long.csv"
         trace.write_text("prompt_tokens,output_tokens\n" + "900,200\n" * 150)
-        asked = ["--gpu", "h200", "--max-model-len", "1000,2000", "--trace", str(trace), "--request-rate", "3"]
-        plan = planned(capsys, *LLAMA, *asked)
+        arguments = ["--gpu", "h200", "--max-model-len", "1000,2000", "--trace", str(trace), "--request-rate", "3"]
+        plan = planned(capsys, *LLAMA, *arguments)
         assert plan["recommended"]["max_model_len"] == "2000"
         assert "longest request has 1,100 tokens, and max_model_len is 1000" in plan["explained"][0]
 
@@ -393,12 +395,12 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
         (["--model", "gpt-9", "--gpu", "h200", "--goodput", "ttft:500"], "model = 'gpt-9': has no shape here"),
         (
             ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "itl:5"],
-            "goodput = 'itl:5': say KEY:MILLISECONDS",
+            "goodput = 'itl:5': must be KEY:MILLISECONDS",
         ),
         ([*LLAMA, "--gpu", "h200", "--attainment", "1.5"], "attainment = '1.5'"),
         (
             [*LLAMA[:-4], "--gpu", "h200", "--seeds", "3"],
-            "seeds = 3: tell too little of other seeds; give 4 or more, or 1",
+            "seeds = 3: are too few to predict other seeds; give 4 or more, or 1",
         ),
         ([*LLAMA, "--gpu", "h200", "--policy", "best"], "policy = 'best': one of"),
         (
@@ -413,11 +415,11 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
         ([*LLAMA, "--gpu", "h200", "--prices", "none.json"], "prices = 'none.json': cannot be read"),
         (
             [*LLAMA, "--gpu", "h200,a100-80gb", "--startup-log", "# GPU blocks: 99"],
-            "startup_log = 'given': is of one server",
+            "startup_log = 'given': applies to one server",
         ),
-        ([*LINE, "--attainment", "0.99"], "flags of a plan are of no use without objectives"),
+        ([*LINE, "--attainment", "0.99"], "flags of a plan have no effect without objectives"),
         ([*LINE, "--request-rate", "3"], "ask = None: is missing"),
-        ([*LINE, "--ask", "samples", "--goodput", "ttft:9"], "ask = 'samples': is of one server; leave it out"),
+        ([*LINE, "--ask", "samples", "--goodput", "ttft:9"], "ask = 'samples': applies to one server; leave it out"),
         (["--model", "llama-3.1-8b", "--gpu", "h200"], "plan needs --serve, a vllm serve line, and one --gpu"),
     ],
 )

@@ -258,7 +258,7 @@ class TestTheDocument:
         document = json.loads(target.read_text("utf-8"))
         assert json.loads((tmp_path / "out" / "claims.json").read_text("utf-8")) == document
         page = (tmp_path / "out" / "reproduction.html").read_text("utf-8")
-        assert "What other systems say of themselves" in page and "because" in page
+        assert "Claims of other systems" in page and "because" in page
 
     def test_claims_serve_no_trace(self, capsys):
         assert status(["reproduce", "claims", "--trace", "pairs.csv"]) == MISTAKE

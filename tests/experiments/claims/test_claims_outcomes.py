@@ -16,7 +16,7 @@ from fragmeter.experiments.claims.claim import (
     NOT_TESTABLE,
     PARTIAL,
     PASS,
-    Foreseen,
+    Expected,
     Judged,
     Measured,
     Part,
@@ -110,11 +110,11 @@ def test_what_needs_something_else_cannot_be_tested_whatever_its_parts():
 
 
 @pytest.mark.parametrize(("value", "outcome", "lines"), [(2.0, PASS, []), (3.0, PASS, []), (3.1, PASS,
- ["a b: 3.1, foreseen 2 to 3"]),
-                                                     (1.9, FAIL, ["a b: 1.9, foreseen 2 to 3",
-                                                      "outcome: fail, foreseen pass"])])  # fmt: skip
-def test_differences_from_the_foreseen_are_listed(value, outcome, lines):
+ ["a b: 3.1, expected 2 to 3"]),
+                                                     (1.9, FAIL, ["a b: 1.9, expected 2 to 3",
+                                                      "outcome: fail, expected pass"])])  # fmt: skip
+def test_differences_from_the_expected_values_are_listed(value, outcome, lines):
     probe = Probe(
-        1, "", "", lambda _: {}, lambda _: Judged((), "", ""), foreseen=(Foreseen("a_b", 2, 3),), expected=PASS
+        1, "", "", lambda _: {}, lambda _: Judged((), "", ""), expected_values=(Expected("a_b", 2, 3),), expected=PASS
     )
     assert differences(probe, {"a_b": value}, outcome) == lines

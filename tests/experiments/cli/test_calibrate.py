@@ -84,7 +84,7 @@ def test_interrupted_it_leaves_the_file_as_it_was(tmp_path, monkeypatch, capsys)
             out.write_text(before)
         assert cli.status(["calibrate", "--quick", "--out", str(out)]) == INTERRUPTED
         assert [path.read_text() for path in tmp_path.iterdir()] == ([before] if before else [])
-    assert capsys.readouterr().err == "fragmeter: interrupted; what is finished stays\n" * 2
+    assert capsys.readouterr().err == "fragmeter: interrupted; finished results are kept\n" * 2
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def made_up(beyond: float):
         assert all(case.experiment in sources for case in cases)
         # 1 % of step time moves everything by 0.1, and over short traces so do other seeds.
         values = {
-            case: PUBLISHED[_series(case), case.n] + beyond + _longer(case) / 10 + _wandered(case) for case in cases
+            case: PUBLISHED[_series(case), case.n] + beyond + _longer(case) / 10 + _shifted(case) for case in cases
         }
         return {case: Saved({SAVED: at, CLOSED_FORM: at - 0.5}, {SAVED: at + 1}) for case, at in values.items()}
 
@@ -37,7 +37,7 @@ def _longer(case) -> float:
     return 0 if case.step_scale is None else round(100 * (case.step_scale / FITTED_STEP_SCALE - 1), 3)
 
 
-def _wandered(case) -> float:
+def _shifted(case) -> float:
     return (0, -0.2, 0.5)[case.seed] if case.experiment.duration_s < 300 else 0
 
 

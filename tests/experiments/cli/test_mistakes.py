@@ -11,7 +11,7 @@ import pytest
 from calibrations import document
 from fragmeter.experiments.cli.app import FAULT, MISTAKE, status
 from fragmeter.sim.output.files import write_whole
-from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.policy.registry import OPTIONAL, POLICIES
 from fragmeter.sim.spec import model_names
 from fragmeter.sim.types.errors import UserError
 
@@ -86,7 +86,7 @@ def test_a_trace_of_which_nothing_fits_the_model_is_refused_before_anything_is_r
 MISTAKES = {
     "policy": (
         ["simulate", "--policy", "fifo"],
-        f"policy = 'fifo': one of {', '.join(POLICIES)}, or package.module:ClassName",
+        f"policy = 'fifo': one of {', '.join(POLICIES | OPTIONAL)}, or package.module:ClassName",
     ),
     "gpu": (
         ["simulate", "--gpu", "tpu", "--request-rate", "1"],
@@ -98,7 +98,7 @@ MISTAKES = {
     ),
     "setting": (
         ["simulate", "--block-size", "0"],
-        "block_size = 0: Input should be greater than or equal to 1",
+        "block_size = 0: must be at least 1",
     ),
     "window": (
         ["simulate", "--window", "9", "3"],
@@ -156,15 +156,12 @@ BOUNDS = {
 @pytest.mark.parametrize(("field", "values", "most"), [(name, *row) for name, row in BOUNDS.items()], ids=BOUNDS)
 def test_a_setting_beyond_any_machine(field, values, most, capsys):
     line = refused(capsys, "simulate", "--ids", "--request-rate", "1", f"--{field.replace('_', '-')}", *values)
-    assert (
-        line
-        == f"{field} = {float(values[-1]) if 'e' in values[-1] else int(values[-1])}: Input should be less than or equal to {most}"
-    )
+    assert line == f"{field} = {float(values[-1]) if 'e' in values[-1] else int(values[-1])}: must be at most {most}"
 
 
 def test_a_step_of_next_to_no_time(capsys):
     line = refused(capsys, "simulate", "--step-scale", "1e-300", "--request-rate", "1")
-    assert line == "step_scale = 1e-300: Input should be greater than or equal to 0.001"
+    assert line == "step_scale = 1e-300: must be at least 0.001"
 
 
 # What only the model and the GPU can tell: named as the user's flag is.
@@ -206,7 +203,7 @@ def test_a_calibration_file_with_a_wrong_field(tmp_path, capsys):
     path.write_text(json.dumps(document(gemm={"coefficients": {"t0_us": -1}})))
     line = refused(capsys, "simulate", "--request-rate", "1", "--num-prompts", "5", "--cost", path)
     where = "mine.json: ops.gemm.coefficients.t0_us = -1"
-    assert line == f"{where}: Input should be greater than or equal to 0"
+    assert line == f"{where}: must be at least 0"
 
 
 def test_a_seed_is_checked_also_where_nothing_is_drawn(tmp_path, capsys):
@@ -216,12 +213,19 @@ def test_a_seed_is_checked_also_where_nothing_is_drawn(tmp_path, capsys):
 
 
 PARSING = {
-    "flag": (["simulate", "--polcy", "orca"], ["--polcy", "--policy?"]),
-    "number": (["simulate", "--request-rate", "x"], ["request_rate = 'x'", "valid number"]),
-    "verb": (["reprodce"], ['"reprodce"', '"reproduce"?']),
-    "figure": (["reproduce", "fig99"], ['"fig99"', '"table1", "fig1", "fig3"']),
-    "no figure": (["reproduce"], ["FIGURE requires an argument"]),
-    "too much": (["doctor", "twice"], ["twice"]),
+    "flag": (["simulate", "--polcy", "orca"], ["--polcy: fragmeter simulate has no such flag; did you mean --policy?"]),
+    "number": (["simulate", "--request-rate", "x"], ["request_rate = 'x': must be a number"]),
+    "share": (["compare", "--confidence", "x"], ["confidence = 'x': must be a number"]),
+    "switch": (["simulate", "--ids=perhaps"], ["ids = 'perhaps': must be true or false"]),
+    "choice": (["simulate", "--quantization", "int3"], ["quantization = 'int3': one of awq, gptq, int8, fp8"]),
+    "verb": (["reprodce"], ["command = 'reprodce': one of reproduce, simulate, ", "; did you mean reproduce?"]),
+    "verb of traces": (["traces", "stat"], ["command = 'stat': one of list, get, ", "; did you mean stats?"]),
+    "figure": (["reproduce", "fig99"], ["figure = 'fig99': one of table1, fig1, fig3, "]),
+    "no figure": (["reproduce"], ["FIGURE: needs a value; see fragmeter reproduce --help"]),
+    "no value": (["simulate", "--gpu"], ["--gpu: needs a value; see fragmeter simulate --help"]),
+    "one value of two": (["simulate", "--window", "3"], ["--window: needs 2 values; see fragmeter simulate --help"]),
+    "twice": (["simulate", "--seed", "1", "--seed", "2"], ["--seed: is given more than once; keep one"]),
+    "too much": (["doctor", "twice"], ["twice: fragmeter doctor takes no further arguments; leave it out"]),
 }
 
 
@@ -286,8 +290,8 @@ class TestAFaultOfOurs:
         monkeypatch.delenv("FRAGMETER_DEBUG", raising=False)
         assert status(["doctor"]) == FAULT
         assert capsys.readouterr().err == (
-            "fragmeter: a fault of ours (ZeroDivisionError: two lines);"
-            " please report it with what FRAGMETER_DEBUG=1 prints\n"
+            "fragmeter: an internal fault (ZeroDivisionError: two lines);"
+            " please report it with the output of FRAGMETER_DEBUG=1\n"
         )
 
     def test_shows_its_traceback_where_that_is_asked_for(self, capsys, monkeypatch):
@@ -295,4 +299,4 @@ class TestAFaultOfOurs:
         assert status(["doctor"]) == FAULT
         error = capsys.readouterr().err
         assert error.startswith("Traceback (most recent call last)")
-        assert error.endswith("FRAGMETER_DEBUG=1 prints\n")
+        assert error.endswith("the output of FRAGMETER_DEBUG=1\n")

@@ -57,15 +57,15 @@ def test_a_plan_is_written_to_its_folder_and_is_the_same_twice(trace, tmp_path, 
 
 MISTAKES = {
     "no place": (["--record-plan"], "record_plan = True: has no place; name a file, or give --out"),
-    "no plan": (["--record-steps", "0:4"], "record_steps = '0:4': is of a recorded plan; give --record-plan"),
-    "no ids": (["--shuffle-ids"], "shuffle_ids = True: is of a recorded plan; give --record-plan"),
+    "no plan": (["--record-steps", "0:4"], "record_steps = '0:4': applies only to a recorded plan; give --record-plan"),
+    "no ids": (["--shuffle-ids"], "shuffle_ids = True: applies only to a recorded plan; give --record-plan"),
     "no steps": (
         ["--record-plan", "plan.npz", "--record-steps", "4:0"],
         "record_steps = '4:0': must be START:COUNT in whole steps, or START: for all that follow",
     ),
     "past the end": (
         ["--record-plan", "plan.npz", "--record-steps", "1000:4"],
-        "record_steps = '1000:4': no step is in the window; begin earlier, or serve more",
+        "record_steps = '1000:4': no step is in the window; begin earlier, or serve more requests",
     ),
     "no folder": (
         ["--record-plan", "missing/plan.npz"],

@@ -14,7 +14,7 @@ import fragmeter
 from cli_runs import run
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.gpu.devices.probe import GpuReport, probe
-from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.policy.registry import OPTIONAL, POLICIES
 from fragmeter.sim.spec import gpu_names
 from fragmeter.sim.spec.model import model_names
 from fragmeter.traces import read
@@ -55,15 +55,15 @@ def test_every_verb_takes_json(verb, capsys):
 
 def test_simulate_without_a_rate_takes_one_request_a_second(capsys):
     data = json.loads(printed(capsys, "simulate", "--num-prompts", "20", "--json", "-"))
-    asked = json.loads(printed(capsys, "simulate", "--num-prompts", "20", "--request-rate", "1", "--json", "-"))
-    assert data == asked
+    simulated = json.loads(printed(capsys, "simulate", "--num-prompts", "20", "--request-rate", "1", "--json", "-"))
+    assert data == simulated
     printed_lines = printed(capsys, "simulate", "--num-prompts", "20").splitlines()
     assert "Synthetic sharegpt, 20 requests; no arrivals are given, so 1 request/s" in printed_lines[1]
 
 
 class TestList:
     def test_names_what_the_flags_take(self, capsys):
-        for kind, names in (("policies", POLICIES), ("models", model_names()), ("gpus", gpu_names())):
+        for kind, names in (("policies", POLICIES | OPTIONAL), ("models", model_names()), ("gpus", gpu_names())):
             rows = json.loads(printed(capsys, "list", kind, "--json", "-"))[kind]
             assert [next(iter(row.values())) for row in rows] == [*names]
             shown = [line.split()[0] for line in printed(capsys, "list", kind).splitlines() if line.strip()]

@@ -20,8 +20,8 @@ def results(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("results")
     (folder / "three.csv").write_text(TRACE)
     for policy, flags in (("orca-max", ["--record-blocks"]), ("vllm-v1", [])):
-        asked = ["simulate", "--trace", folder / "three.csv", "--policy", policy, "--out", folder / policy, *flags]
-        assert status([*map(str, asked)]) == DONE
+        arguments = ["simulate", "--trace", folder / "three.csv", "--policy", policy, "--out", folder / policy, *flags]
+        assert status([*map(str, arguments)]) == DONE
     return folder
 
 
@@ -55,7 +55,7 @@ def test_one_page_of_two_runs(results, tmp_path, capsys):
     html = page.read_text()
     for title in ("The block map", "Memory over time", "External fragmentation", "Requests over time"):
         assert html.count(f">{title}</h2>") == 1
-    assert "orca-max beside vllm-v1: where the KV cache went" in html
+    assert "orca-max beside vllm-v1: use of the KV cache" in html
 
 
 def test_a_run_without_a_map_has_the_other_sections(results, tmp_path):
@@ -86,13 +86,17 @@ def damaged(results: Path, tmp_path: Path, name: str, content: bytes) -> Path:
         (
             "summary.json",
             b"{",
-            "holds a damaged result, or another version's (summary.json: is no JSON); make it again by",
+            "holds a damaged result, or another version's (summary.json: is not JSON); make it again by",
         ),
         ("summary.json", b"{}", "holds a damaged result"),
         ("run.json", b"[]", "holds a damaged result"),
         ("run.json", b'{"settings": {"policy": "orca-max"}}', "holds a damaged result"),
         ("residencies.parquet", b"PAR1", "holds a damaged result"),
-        ("blocks.npz", b"no map", "is no recorded block map; record it anew with fragmeter simulate --record-blocks"),
+        (
+            "blocks.npz",
+            b"no map",
+            "is not a recorded block map; record it anew with fragmeter simulate --record-blocks",
+        ),
     ],
 )
 def test_a_damaged_result_is_refused_in_a_line(results, tmp_path, capsys, name, content, complaint):
@@ -136,7 +140,7 @@ def test_a_result_of_another_version_is_refused_in_a_line(results, tmp_path, cap
     [
         ([], "folders = 0: name 1 to 4 folders that simulate --out has written"),
         (["a", "b", "c", "d", "e"], "folders = 5: name 1 to 4 folders"),
-        (["nowhere"], "nowhere: is no result folder (No such file or directory: run.json); make one by"),
+        (["nowhere"], "nowhere: is not a result folder (No such file or directory: run.json); make one by"),
     ],
 )
 def test_mistakes_are_one_line(folders, complaint, tmp_path, capsys, monkeypatch):

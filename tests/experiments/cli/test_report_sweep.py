@@ -42,8 +42,8 @@ def report(*tokens: object) -> int:
 def test_a_point_is_what_simulate_comes_to(folder, tmp_path):
     points = read_sweep(folder).points
     assert len(points) == 8 and points["series"].tolist() == ["orca-max"] * 4 + ["vllm-v1"] * 4
-    asked = ["--policy", "vllm-v1", "--request-rate", "4", "--seed", "2", "--out", str(tmp_path / "run")]
-    assert status(["simulate", *LOAD, *asked]) == DONE
+    arguments = ["--policy", "vllm-v1", "--request-rate", "4", "--seed", "2", "--out", str(tmp_path / "run")]
+    assert status(["simulate", *LOAD, *arguments]) == DONE
     run = read_result(tmp_path / "run")
     (at,) = points.query("series == 'vllm-v1' and request_rate == 4 and seed == 2").to_dict("records")
     met = objectives(GOAL).met(served_times(run.requests))["all"]
@@ -124,9 +124,12 @@ def test_the_front_is_ringed_and_the_rest_is_faint():
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--goodput", "ttft:5"], "goodput = ['ttft:5']: is of runs; leave it out, and give it to fragmeter sweep"),
-        (["--request", "3"], "request = 3: is of runs; leave it out"),
-        (["elsewhere"], "small': is no run; name it alone"),
+        (
+            ["--goodput", "ttft:5"],
+            "goodput = ['ttft:5']: applies only to runs; leave it out, and give it to fragmeter sweep",
+        ),
+        (["--request", "3"], "request = 3: applies only to runs; leave it out"),
+        (["elsewhere"], "small': is not a run; name it alone"),
     ],
 )
 def test_what_is_of_runs_is_refused(folder, tmp_path, capsys, flags, complaint):
@@ -138,7 +141,7 @@ def test_what_is_of_runs_is_refused(folder, tmp_path, capsys, flags, complaint):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"PAR1", "sweep.parquet: is no Parquet file; no point was run, or it is damaged: run fragmeter sweep"),
+        (b"PAR1", "sweep.parquet: is not a Parquet file; no point was run, or it is damaged: run fragmeter sweep"),
         (pd.DataFrame({"policy": ["a"]}), "has no column tensor_parallel_size; no point was run"),
         (table(policy=["a"], error=["no pool"]), "no point could be run; its column error says why"),
     ],
@@ -163,10 +166,10 @@ def test_a_sweep_that_was_cut_short_is_refused(tmp_path, capsys):
 
 def test_other_objectives_are_other_points(tmp_path):
     """What was kept without objectives, or with others, is not taken for these."""
-    asked = ["sweep", "--num-prompts", "4", "--jobs", "1", "--grid", "request_rate=2", "--out", str(tmp_path)]
+    arguments = ["sweep", "--num-prompts", "4", "--jobs", "1", "--grid", "request_rate=2", "--out", str(tmp_path)]
     found = []
     for goal in ([], ["--goodput", "ttft:1"], ["--goodput", "ttft:9000"]):
-        assert status([*asked, *goal]) == DONE
+        assert status([*arguments, *goal]) == DONE
         found.append(read_sweep(tmp_path))
     assert [each.objectives for each in found] == ["", "ttft:1", "ttft:9000"]
     assert "request_goodput" not in found[0].points
@@ -176,5 +179,5 @@ def test_other_objectives_are_other_points(tmp_path):
 
 def test_a_sweep_refuses_objectives_that_cannot_be(tmp_path, capsys):
     assert status(["sweep", *SWEEP, "--goodput", "itl:5", "--out", str(tmp_path / "out")]) == MISTAKE
-    assert "goodput = 'itl:5': say KEY:MILLISECONDS" in capsys.readouterr().err
+    assert "goodput = 'itl:5': must be KEY:MILLISECONDS" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

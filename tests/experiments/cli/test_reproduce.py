@@ -93,8 +93,8 @@ class TestTheDocumentOfFig2:
         assert fig2["fit"]["kind"] == "fitted beforehand, on the paper's own length pairs"
         assert fig2["fit"]["scan"] == []
 
-    def test_says_that_single_seeds_wander(self, fig2):
-        assert fig2["remarks"][-1].startswith("Single seeds wander: ")
+    def test_reports_the_range_over_seeds(self, fig2):
+        assert fig2["remarks"][-1].startswith("Single seeds vary: ")
 
 
 class TestTheFolder:
@@ -163,7 +163,7 @@ def interrupted(tmp_path_factory) -> Path:
     wait_for_waste(folder / "out", program)
     program.send_signal(signal.SIGINT)
     _, error = program.communicate(timeout=60)
-    assert (program.returncode, error) == (INTERRUPTED, "fragmeter: interrupted; what is finished stays\n")
+    assert (program.returncode, error) == (INTERRUPTED, "fragmeter: interrupted; finished results are kept\n")
     return folder
 
 
@@ -207,6 +207,6 @@ def test_a_terminal_interrupts_every_process_and_twice(later_s, interrupted, tmp
     # Ends of the pipe that workers hold are waited for, too.
     _, error = program.communicate(timeout=60)
     assert program.returncode == INTERRUPTED
-    assert error == "fragmeter: interrupted; what is finished stays\n"
+    assert error == "fragmeter: interrupted; finished results are kept\n"
     assert sorted(path.name for path in out.iterdir()) == sorted([*(f"{name}.json" for name in FIRST), MARKER, PAGE])
     assert json.loads((out / "waste.json").read_text("utf-8"))["figure"] == "waste"

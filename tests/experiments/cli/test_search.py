@@ -57,13 +57,13 @@ class TestAxes:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("block_size", "say NAME=VALUE,VALUE or NAME=FIRST:LAST"),
-            ("blocksize=1:2", "blocksize is no setting of fragmeter simulate"),
+            ("block_size", "must be NAME=VALUE,VALUE or NAME=FIRST:LAST"),
+            ("blocksize=1:2", "blocksize is not a setting of fragmeter simulate"),
             ("seed=5:1", "is a range without values"),
             ("seed=0:5:log", "is a range without values"),
             ("seed=0:5:0", "is a range without values"),
             ("seed=0:5:6", "is a range of one value; give a smaller step"),
-            ("seed=0:many", "say NAME=VALUE,VALUE"),
+            ("seed=0:many", "must be NAME=VALUE,VALUE"),
         ],
     )
     def test_what_cannot_be_read(self, text, message):
@@ -185,21 +185,21 @@ def test_a_search_that_is_killed_leaves_the_same_bytes_with_any_number_of_jobs(t
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["--search", "seed=0:9"], "sweep --search takes either --maximize or --minimize, and no --grid"),
-        ([*BLOCKS, "--minimize", "duration"], "sweep --search takes either --maximize or --minimize"),
-        ([*BLOCKS, "--grid", "seed=0:1"], "sweep --search takes either --maximize or --minimize, and no --grid"),
-        (["--grid", "seed=0:1", "--maximize", "duration"], "sweep takes --grid, or --search with what"),
-        ([], "sweep takes --grid, or --search with what"),
+        (["--search", "seed=0:9"], "sweep --search takes --maximize or --minimize, and not --grid"),
+        ([*BLOCKS, "--minimize", "duration"], "sweep --search takes --maximize or --minimize"),
+        ([*BLOCKS, "--grid", "seed=0:1"], "sweep --search takes --maximize or --minimize, and not --grid"),
+        (["--grid", "seed=0:1", "--maximize", "duration"], "sweep takes --grid, or --search with --maximize"),
+        ([], "sweep takes --grid, or --search with --maximize"),
         ([*BLOCKS, "--trials", "0"], "trials = 0: must be from 1"),
-        ([*BLOCKS, "--at-most", "duration"], "at_most = 'duration': say METRIC=VALUE"),
+        ([*BLOCKS, "--at-most", "duration"], "at_most = 'duration': must be METRIC=VALUE"),
         ([*BLOCKS, "--at-most", "duration=3", "--at-most", "duration=4"], "gives duration a second time"),
-        ([*BLOCKS[:3], "speed"], "maximize = 'speed': is no number of the summary"),
-        ([*BLOCKS, "--at-most", "speed=3"], "at_most = 'speed': is no number of the summary"),
+        ([*BLOCKS[:3], "speed"], "maximize = 'speed': is not a number in the summary"),
+        ([*BLOCKS, "--at-most", "speed=3"], "at_most = 'speed': is not a number in the summary"),
         (["--search", "block_size=0:9", *BLOCKS[2:]], "block_size = '0': "),
         (["--search", "policy=orka,vllm-v1", *BLOCKS[2:]], "policy = 'orka': one of"),
     ],
 )
-def test_what_cannot_be_asked(tokens, message, tmp_path, capsys):
+def test_refused_values(tokens, message, tmp_path, capsys):
     assert status(["sweep", *SMALL, *tokens, "--out", str(tmp_path / "out")]) == MISTAKE
     error = capsys.readouterr().err
     assert message in error

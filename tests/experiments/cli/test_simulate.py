@@ -60,6 +60,8 @@ FLAGS = {
     "quantization": (["--quantization", "awq"], "awq"),
     "kv_cache_dtype": (["--kv-cache-dtype", "fp8"], "fp8"),
     "enforce_eager": (["--no-enforce-eager"], False),
+    "async_scheduling": (["--policy", "vllm-v1", "--no-async-scheduling"], False),
+    "gpu_memory_utilization": (["--policy", "vllm-v1", "--gpu-memory-utilization", "0.8"], 0.8),
     "block_size": (["--block-size", "8"], 8),
     "page_size": (["--policy", "vattention", "--page-size", "64"], 64),
     "num_gpu_blocks_override": (["--num-gpu-blocks-override", "40"], 40),
@@ -220,7 +222,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(trace, tmp_path, capsy
     (tmp_path / "mine" / "notes.txt").write_text("kept")
     assert status(["simulate", "--trace", str(trace), "--out", str(tmp_path / "mine")]) == 2
     error = capsys.readouterr().err
-    assert "mine': holds notes.txt, which is no file of a simulation result; choose another folder" in error
+    assert "mine': holds notes.txt, which is not a file of a simulation result; choose another folder" in error
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 

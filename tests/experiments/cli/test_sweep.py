@@ -46,7 +46,7 @@ class TestGrid:
     def test_every_combination_the_last_axis_first(self):
         base = Inputs()
         found = points(base, axes(["quantization=none,awq", "seed=1,2"]))
-        assert [tuple(point.asked.values()) for point in found] == [
+        assert [tuple(point.axis_values.values()) for point in found] == [
             ("none", "1"), ("none", "2"), ("awq", "1"), ("awq", "2"),
         ]  # fmt: skip
         assert [(p.inputs.settings.quantization, p.inputs.settings.seed) for p in found] == [
@@ -61,9 +61,9 @@ class TestGrid:
     @pytest.mark.parametrize(
         ("texts", "message"),
         [
-            (["block_size"], "say NAME=VALUE,VALUE or NAME=FIRST:LAST:STEP"),
-            (["block_size="], "say NAME=VALUE,VALUE"),
-            (["blocksize=8"], "blocksize is no setting of fragmeter simulate"),
+            (["block_size"], "must be NAME=VALUE,VALUE or NAME=FIRST:LAST:STEP"),
+            (["block_size="], "must be NAME=VALUE,VALUE"),
+            (["blocksize=8"], "blocksize is not a setting of fragmeter simulate"),
             (["seed=1", "--seed=2"], "gives seed a second time"),
             (["seed=5:1"], "the range 5:1 has no values"),
             (["seed=1:5:0"], "seed = '1:5:0': "),
@@ -132,7 +132,7 @@ def test_a_point_that_cannot_be_run_is_a_row_that_says_why(tmp_path, capsys):
     rows = swept(tmp_path, "--grid", "cost=paper,roofline", "--gpu", "h100-80gb")
     assert "is fitted to opt-13b on one a100-40gb" in rows["error"][0]
     assert rows["completed"].isna().tolist() == [True, False]
-    assert "Cannot be run: 1 points" in capsys.readouterr().out
+    assert "Failed: 1 points" in capsys.readouterr().out
 
 
 def test_where_no_point_can_be_run_the_first_says_why(tmp_path, capsys):
@@ -154,13 +154,13 @@ def test_a_fault_of_ours_names_its_point(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["--engine", "dask"], "engine = 'dask': is a cluster; say where it is by address"),
-        (["--address", "tcp://localhost:1"], "address = 'tcp://localhost:1': is of a cluster"),
+        (["--engine", "dask"], "engine = 'dask': is a cluster; give its address"),
+        (["--address", "tcp://localhost:1"], "address = 'tcp://localhost:1': applies only to a cluster"),
         (["--jobs", "0"], "jobs = '0'"),
         (["--trace", "nowhere.csv"], "nowhere.csv"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(tokens, message, tmp_path, capsys):
+def test_refused_values(tokens, message, tmp_path, capsys):
     assert status(["sweep", "--grid", "seed=0:1", *tokens, "--out", str(tmp_path / "out")]) == MISTAKE
     assert message in capsys.readouterr().err
 
@@ -187,7 +187,7 @@ def test_a_cluster_that_is_not_there(engine, address, tmp_path, monkeypatch, cap
 def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("")
     assert status(["sweep", "--grid", "seed=0:1", "--out", str(tmp_path)]) == MISTAKE
-    assert "holds thesis.tex, which is no file of a sweep" in capsys.readouterr().err
+    assert "holds thesis.tex, which is not a file of a sweep" in capsys.readouterr().err
 
 
 def killed_twice(folder: Path, jobs: int, *grid: str) -> None:

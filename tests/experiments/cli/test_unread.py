@@ -33,21 +33,24 @@ def refused(capsys, *tokens: object) -> str:
             ["--waiting-served-ratio", "0"],
             "waiting_served_ratio = 0.0: vllm-sosp23 does not read it; use --policy tgi, or",
         ),
-        (["--beam-survival", "0.5"], "beam_survival = 0.5: is of beams; use --use-beam-search"),
+        (["--beam-survival", "0.5"], "beam_survival = 0.5: applies only to beams; use --use-beam-search"),
         (["--use-beam-search"], "use_beam_search = True: every request asks for one sequence; use --n"),
         (["--num-replicas", "2", "--cache-threshold", "0.9"], "cache_threshold = 0.9: round-robin does not read it;"),
-        (["--router", "kv-aware"], "router = 'kv-aware': requests arrive at one replica; use --num-replicas"),
-        (["--policy", "static", "--max-num-batched-tokens", "300"], "max_num_batched_tokens = 300: static pads whole"),
+        (["--router", "kv-aware"], "router = 'kv-aware': all requests arrive at one replica; use --num-replicas"),
+        (
+            ["--policy", "static", "--max-num-batched-tokens", "300"],
+            "max_num_batched_tokens = 300: static schedules whole",
+        ),
         (["--disable-hybrid-kv-cache-manager"], "opt-13b has no window shorter than 2048 tokens"),
         (
             ["--policy", "vllm-v1", "--arena", "best-fit"],
             "arena = 'best-fit': vllm-v1 does not read it; use --policy orca-max,",
         ),
-        (["--tokenizer", "t.json"], "tokenizer = 't.json': is of a trace; use --trace"),
-        (["--timed-trace-chunk-hash-size", "16"], "timed_trace_chunk_hash_size = 16: is of a trace"),
-        (["--timed-trace-sec-multiplier", "1"], "timed_trace_sec_multiplier = 1.0: is of a trace"),
-        (["--max-inflated-bytes", "9"], "max_inflated_bytes = 9: is of a trace"),
-        (["--skip-bad"], "skip_bad = True: is of a trace"),
+        (["--tokenizer", "t.json"], "tokenizer = 't.json': applies only to a trace; use --trace"),
+        (["--timed-trace-chunk-hash-size", "16"], "timed_trace_chunk_hash_size = 16: applies only to a trace"),
+        (["--timed-trace-sec-multiplier", "1"], "timed_trace_sec_multiplier = 1.0: applies only to a trace"),
+        (["--max-inflated-bytes", "9"], "max_inflated_bytes = 9: applies only to a trace"),
+        (["--skip-bad"], "skip_bad = True: applies only to a trace"),
         (["--max-tokens", "true"], "max_tokens = 'true': vllm-sosp23 reserves nothing by it; use static,"),
     ],
 )
@@ -57,7 +60,7 @@ def test_simulate_refuses(flags, message, capsys):
 
 def test_gaps_have_no_shape_where_all_come_at_once(capsys):
     error = refused(capsys, "simulate", "--request-rate", "inf", "--num-prompts", "9", "--burstiness", "0.5")
-    assert "burstiness = 0.5: at an infinite rate all requests come at once" in error
+    assert "burstiness = 0.5: at an infinite rate all requests arrive at once" in error
 
 
 class TestSweep:
@@ -69,7 +72,7 @@ class TestSweep:
 
     def test_refuses_a_flag_that_no_point_reads(self, tmp_path, capsys):
         error = refused(capsys, "sweep", *SOME, "--grid", "seed=0,1", "--skip-bad", "--out", tmp_path / "out")
-        assert "skip_bad = True: is of a trace" in error
+        assert "skip_bad = True: applies only to a trace" in error
 
     def test_takes_what_one_point_reads_and_the_others_serve_as_if_it_was_left_out(self, tmp_path):
         axes = ["--grid", "policy=vllm-v1,lightllm", "--grid", "output_estimate=0.2,1"]
@@ -125,10 +128,10 @@ class TestPlan:
         ("flags", "message"),
         [
             (["--policy", "static", "--max-num-batched-tokens", "2048,4096"], "max_num_batched_tokens = 2048: static"),
-            (["--skip-bad"], "skip_bad = True: is of a trace"),
-            (["--max-tokens", "true"], "max_tokens = 'true': vllm-v1 reserves nothing by it"),
-            (["--think-time", "1"], "think_time = 1.0: is for users that wait for answers"),
-            (["--mean-tokens", "100"], "mean_tokens = 100: is of one server"),
+            (["--skip-bad"], "skip_bad = True: applies only to a trace"),
+            (["--policy", "vllm-v0", "--max-tokens", "true"], "max_tokens = 'true': vllm-v0 reserves nothing by it"),
+            (["--think-time", "1"], "think_time = 1.0: needs a closed loop"),
+            (["--mean-tokens", "100"], "mean_tokens = 100: applies to one server"),
         ],
     )
     def test_refuses_what_no_candidate_reads(self, flags, message, capsys):
@@ -136,7 +139,7 @@ class TestPlan:
 
     def test_asks_of_a_load_likewise(self, capsys):
         line = ["plan", "--serve", "vllm serve llama-3.1-8b", "--gpu", "h200", "--ask", "samples", *SOME]
-        assert "skip_bad = True: is of a trace" in refused(capsys, *line, "--skip-bad")
+        assert "skip_bad = True: applies only to a trace" in refused(capsys, *line, "--skip-bad")
 
     def test_takes_any_flag_of_a_pasted_line_and_tells_what_simulates_it(self, capsys):
         """A model without windows, and a release that does not swap."""

@@ -79,11 +79,11 @@ def test_the_pool_is_in_labels(blocks, read, tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "has no metrics of vLLM; give what the server answers at /metrics"),
+        ("", "has no metrics of vLLM; give the server's response from /metrics"),
         ("up 1\n", "has no metrics of vLLM"),
-        ("vllm:num_requests_running 1\n<html>404</html>\n", "line 2: '<html>404</html>': is no metric"),
-        ("vllm:num_requests_running one\n", "line 1: 'vllm:num_requests_running one': is no metric"),
-        (scrape(1, 0.5, 7) + scrape(1, 0.5, 3), "num_preemptions_total falls from 7 to 3; the server was started"),
+        ("vllm:num_requests_running 1\n<html>404</html>\n", "line 2: '<html>404</html>': is not a metric"),
+        ("vllm:num_requests_running one\n", "line 1: 'vllm:num_requests_running one': is not a metric"),
+        (scrape(1, 0.5, 7) + scrape(1, 0.5, 3), "num_preemptions_total falls from 7 to 3; the server was restarted"),
         (
             scrape(1, 0.5, 7) + 'vllm:num_requests_running{engine="1",model_name="m"} 2\n',
             "has metrics of 2 engines; one is simulated",
@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_refused(text, complaint, tmp_path):
 
 def test_files_that_are_none(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, complaint in (("missing", "cannot be read"), ("binary", "is no text")):
+    for name, complaint in (("missing", "cannot be read"), ("binary", "is not text")):
         with pytest.raises(UserError, match=complaint):
             read_metrics(tmp_path / name)
 
@@ -106,10 +106,10 @@ def test_files_that_are_none(tmp_path):
 def test_samples_are_those_of_prometheus_own_parser():
     """Of a whole dump, and of lines with all that the format allows."""
     parser = pytest.importorskip("prometheus_client.parser")
-    asked = requests(10)
+    sent = requests(10)
     server = Server()
     strange = 'vllm:a{x="1, y=\\"2\\"",z="\\\\"} 1e-3 1763790000000\nvllm:b +Inf\nvllm:c{} 2\n'
-    for text in (server.metrics(asked, server.serve(asked), every_s=100.0).split("\n", 1)[1], strange):
+    for text in (server.metrics(sent, server.serve(sent), every_s=100.0).split("\n", 1)[1], strange):
         text = text.split("1763790001\n")[0].replace("1763790001", "")
         families = parser.text_string_to_metric_families(text)
         theirs = {

@@ -29,7 +29,7 @@ class TestRows:
         }  # fmt: skip
 
     def test_other_seeds_widen_the_range_and_not_the_mean(self):
-        found = value_row("A", "time_ms", None, [2.0], wandering=[1.0, 2.0, 5.0])
+        found = value_row("A", "time_ms", None, [2.0], other_seeds=[1.0, 2.0, 5.0])
         assert (found["simulated"], found["minimum"], found["maximum"]) == (2.0, 1.0, 5.0)
         assert found["how"] is None and found["error"] is None
         assert "minimum" not in value_row("A", "time_ms", None, [2.0])
@@ -164,15 +164,15 @@ class TestFig13b:
             published = dict(zip(SERIES.values(), FIG13B.published().values(), strict=True))
 
             def measured(_, cases, subject):
-                asked.extend(cases)
+                tried.extend(cases)
                 values = [published[case.policy] * times * case.scale / CONTEXT_STEP_SCALE for case in cases]
                 return [Measured(983, 16, {"batched_requests": value}, {}) for value in values]
 
             monkeypatch.setattr(Bench, "measure", measured)
             return fig13b.fig13b(Bench(source(seeds=1)))
 
-        asked: list[Case] = []
-        made.asked = asked
+        tried: list[Case] = []
+        made.tried = tried
         return made
 
     @pytest.mark.parametrize(("times", "passes"), [(1.19, True), (1.21, False), (0.81, True), (0.79, False)])
@@ -184,7 +184,7 @@ class TestFig13b:
 
     def test_steps_depend_on_the_context_but_for_the_one_reported_beside(self, document):
         payload = document(1.0)
-        plain = [case for case in document.asked if not case.by_context]
+        plain = [case for case in document.tried if not case.by_context]
         assert [(case.policy, case.scale) for case in plain] == [("vllm-sosp23", 1.125)]
-        assert {case.scale for case in document.asked if case.by_context} == {1.07, 1.0593, 1.0807}
+        assert {case.scale for case in document.tried if case.by_context} == {1.07, 1.0593, 1.0807}
         assert "With steps that know no context (s = 1.125, seed 0), vLLM would batch 139.2" in payload["remarks"][0]

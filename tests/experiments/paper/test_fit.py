@@ -25,10 +25,10 @@ class Response:
 
     def __post_init__(self) -> None:
         self.source = Source((3,), LengthPairs("made up", np.ones(1), np.ones(1)))
-        self.asked = []
+        self.cases = []
 
     def measure(self, cases: list, subject: str) -> list:
-        self.asked += cases
+        self.cases += cases
         return [SimpleNamespace(values={"batched_requests": self.of(case.scale)}) for case in cases]
 
 
@@ -38,7 +38,7 @@ def test_a_rising_response_is_met_at_the_nearest_fine_step():
     assert found.scale == 1.125
     # 1.00 to 1.25 by 0.05, then 1.105 to 1.145 by 0.005: where it crosses, and nowhere else.
     assert [s for s, _ in found.scan] == sorted([*SCALES, *np.round(np.arange(1.105, 1.1451, 0.005), 3)])
-    assert {(case.policy, case.experiment.figure, case.seed) for case in bench.asked} == {("vllm-sosp23", "fig13a", 3)}
+    assert {(case.policy, case.experiment.figure, case.seed) for case in bench.cases} == {("vllm-sosp23", "fig13a", 3)}
 
 
 def test_a_response_that_falls_again_is_met_where_it_first_crosses():

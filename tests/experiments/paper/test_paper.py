@@ -134,7 +134,7 @@ class TestOnTheExactPairs:
 
 
 def test_three_seeds_of_drawn_lengths_come_near_fig2():
-    """Within five points, since single seeds wander by a few; the slow test holds ten to the limit set."""
+    """Within five points, since single seeds differ by a few; the slow test holds ten to the limit set."""
     bench = Bench(source(seeds=3))
     assert worst(compared_rows(FIG2, bench, fit(bench))) <= 5
 

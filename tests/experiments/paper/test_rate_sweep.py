@@ -86,29 +86,29 @@ class TestBisection:
         assert below <= found.at <= above
 
     def test_every_point_is_asked_once_and_all_are_listed_in_order(self):
-        asked = []
+        points = []
 
         def curve(x: float) -> float:
-            asked.append(x)
+            points.append(x)
             return x * x
 
         found = crossing(curve, 4.0, 1.0)
-        assert len(asked) == len(set(asked))
-        assert found.points == tuple((x, x * x) for x in sorted(asked))
+        assert len(points) == len(set(points))
+        assert found.points == tuple((x, x * x) for x in sorted(points))
 
     @pytest.mark.parametrize("far", [1.02, 2.0, 10.0])
     def test_far_above_no_number_is_needed_but_next_to_the_crossing(self, far):
-        asked = []
+        points = []
 
         def whole(x: float) -> float:
-            asked.append(x)
+            points.append(x)
             return x**7
 
         found = crossing(lambda x: x**7 if x**7 <= far else inf, 1.0, 3.0, whole)
         whole = crossing(lambda x: x**7, 1.0, 3.0)
         assert (found.at, found.exponent) == (whole.at, whole.exponent)
         next_above = min(x for x, y in whole.points if y >= 1)
-        assert asked == ([next_above] if next_above**7 > far else [])
+        assert points == ([next_above] if next_above**7 > far else [])
         assert found.points == tuple((x, y) for x, y in whole.points if y <= far or x == next_above)
 
     @pytest.mark.parametrize(("level", "side"), [(0.1, "below"), (9.0, "above")])
@@ -189,8 +189,8 @@ class TestSearch:
     def test_searches_come_back_in_their_order_whichever_finishes_first(self, search, monkeypatch):
         monkeypatch.setattr(rate_sweep, "as_they_finish", lambda call, jobs, *_: (call(*job) for job in reversed(jobs)))
         monkeypatch.setattr(rate_sweep, "find_rate", lambda search: (search.key, search.scale))
-        asked = [replace(search, key=(name, 0), scale=scale) for name, scale in (("b", 1.2), ("a", 1.0), ("c", 1.1))]
-        assert list(find_rates(asked, "test").items()) == [(("b", 0), 1.2), (("a", 0), 1.0), (("c", 0), 1.1)]
+        searches = [replace(search, key=(name, 0), scale=scale) for name, scale in (("b", 1.2), ("a", 1.0), ("c", 1.1))]
+        assert list(find_rates(searches, "test").items()) == [(("b", 0), 1.2), (("a", 0), 1.0), (("c", 0), 1.1)]
 
     def test_other_loads_cross_earlier_where_they_wait_longer(self, found):
         assert moved_to(found, TARGET_S) == pytest.approx(found.at)
@@ -238,19 +238,19 @@ class TestPanels:
         assert point["simulated"] == round(expected, 4) and point["published"] == 0.038
 
     def test_alpaca_takes_the_scale_of_sharegpt(self):
-        asked = fig12.ScaleInputs("OPT-13B", Source((0,)), 60)
-        scale = fig12.fitted_scale(asked, VLLM)
+        inputs = fig12.ScaleInputs("OPT-13B", Source((0,)), 60)
+        scale = fig12.fitted_scale(inputs, VLLM)
         assert scale.on == "Fig 12a's vLLM crossing (1.931 req/s)"
         assert fig12.fitted_scale(fig12.ScaleInputs("OPT-13B", Source((0,)), 60), VLLM) is scale
 
     def test_a_scale_is_fitted_once_in_a_process_for_all_senders_of_the_pairs(self):
         pairs = LengthPairs("few", np.array([100, 200, 50]), np.array([60, 20, 90]))
-        asked = fig12.ScaleInputs("OPT-13B", Source((0,), pairs), 20)
-        sent = pickle.loads(pickle.dumps(asked))
-        assert sent.source.exact is not pairs and sent == asked
-        assert fig12.fitted_scale(sent, VLLM) is fig12.fitted_scale(asked, VLLM)
+        inputs = fig12.ScaleInputs("OPT-13B", Source((0,), pairs), 20)
+        sent = pickle.loads(pickle.dumps(inputs))
+        assert sent.source.exact is not pairs and sent == inputs
+        assert fig12.fitted_scale(sent, VLLM) is fig12.fitted_scale(inputs, VLLM)
         other = LengthPairs("few", np.array([100, 200, 50]), np.array([60, 20, 91]))
-        assert Source((0,), other) != asked.source
+        assert Source((0,), other) != inputs.source
 
     def test_other_seeds_stand_in_where_one_is_asked_for(self):
         assert spare_seeds((0,)) == (1, 2) and spare_seeds((0, 1)) == ()

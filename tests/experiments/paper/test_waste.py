@@ -80,13 +80,13 @@ def test_four_of_the_policies_stand_beside_fig2(table):
 
 def test_what_is_said_of_these_systems_holds_here(table):
     assert [(passed(found), found["finding"].split(":")[0]) for found in table["findings"]] == [
-        (True, "Continuous batching cures the internal waste of static batches, slots of sequences that have ended"
+        (True, "Continuous batching removes the internal waste of static batches, slots of sequences that have ended"
          " and padding"),
-        (True, "It cures only part of what the paper calls internal, which counts slots for output that never comes"),
+        (True, "It removes only part of what the paper calls internal, which counts slots for output that never comes"),
         (True, "Reservation and external waste stay even where every output length is known beforehand"),
-        (True, "Paging leaves next to nothing of the three"),
+        (True, "Paging leaves little of the three"),
         (True, "Less waste is more throughput, in token states and output tokens/s"),
-        (True, "Where no client names its max_tokens, as here, Orca as its own paper has it reserves what Orca (Max)"
+        (True, "Where clients declare no max_tokens, as here, Orca as its own paper has it reserves what Orca (Max)"
          f" does ({_value(table, 'Orca', 'popular_reservation_pct'):.1f} % and"
          f" {_value(table, 'Orca (Max)', 'popular_reservation_pct'):.1f} %) and batches as many requests"
          f" ({_value(table, 'Orca', 'batched_requests'):.2f} and"

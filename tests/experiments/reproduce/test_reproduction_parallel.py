@@ -144,8 +144,8 @@ def test_what_is_killed_goes_on_and_leaves_the_same_bytes(alone, tmp_path, capsy
 
 def test_one_core_is_what_a_worker_has(monkeypatch):
     monkeypatch.setattr(parallel.joblib, "cpu_count", lambda: 8)
-    asked = []
-    monkeypatch.setattr(parallel, "_on_cores", lambda call, jobs, workers, _: asked.append(workers) or iter(()))
+    numbers = []
+    monkeypatch.setattr(parallel, "_on_cores", lambda call, jobs, workers, _: numbers.append(workers) or iter(()))
     jobs = [(number,) for number in range(100)]
     list(parallel.in_parallel(abs, jobs))
     with parallel.at_most(3):
@@ -154,7 +154,7 @@ def test_one_core_is_what_a_worker_has(monkeypatch):
     with parallel.at_most(1):
         assert list(parallel.in_parallel(abs, jobs)) == list(range(100))
     list(parallel.in_parallel(abs, jobs))
-    assert asked == [8, 3, 3, 8]
+    assert numbers == [8, 3, 3, 8]
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "x"])

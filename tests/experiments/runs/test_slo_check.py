@@ -44,10 +44,10 @@ class TestObjectives:
     @pytest.mark.parametrize(
         ("texts", "message"),
         [
-            ([], "say KEY:MILLISECONDS"),
-            (["ttft"], "say KEY:MILLISECONDS"),
-            (["itl:5"], "goodput = 'itl:5': say KEY:MILLISECONDS with KEY one of ttft, tpot, e2el"),
-            (["ttft:fast"], "say KEY:MILLISECONDS"),
+            ([], "must be KEY:MILLISECONDS"),
+            (["ttft"], "must be KEY:MILLISECONDS"),
+            (["itl:5"], "goodput = 'itl:5': must be KEY:MILLISECONDS with KEY one of ttft, tpot, e2el"),
+            (["ttft:fast"], "must be KEY:MILLISECONDS"),
             (["ttft:-5"], "the limit must be above 0, in ms"),
             (["ttft:0"], "the limit must be above 0"),
             (["ttft:nan"], "the limit must be above 0"),

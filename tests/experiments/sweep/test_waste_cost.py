@@ -1,4 +1,4 @@
-"""What waste costs: held to what is known exactly, as another policy, block size or reservation."""
+"""Cost of waste: held to what is known exactly, as another policy, block size or reservation."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ def test_too_few_requests_and_too_long_ones():
 
 
 def test_the_program(tmp_path, capsys):
-    asked = ["compare", "--waste", "--set", "policy=orca", "--set", "policy=orca-max", "--num-prompts", "80"]
-    asked += ["--jobs", "1", "--seeds", "2", "--price", "2", "--out", str(tmp_path / "page.html")]
-    asked += ["--json", str(tmp_path / "waste.json")]
-    assert status(asked) == DONE
+    arguments = ["compare", "--waste", "--set", "policy=orca", "--set", "policy=orca-max", "--num-prompts", "80"]
+    arguments += ["--jobs", "1", "--seeds", "2", "--price", "2", "--out", str(tmp_path / "page.html")]
+    arguments += ["--json", str(tmp_path / "waste.json")]
+    assert status(arguments) == DONE
     printed = capsys.readouterr().out
     data = json.loads((tmp_path / "waste.json").read_text())
     rows = {(row["side"], row["without"]): row for row in data["rows"]}
@@ -137,9 +137,9 @@ def test_the_program(tmp_path, capsys):
     assert row["least_gain"] <= row["gain"] <= row["most_gain"]
     # Dollars of an hour over tokens of an hour.
     assert row["cost_per_million_output_tokens"] == pytest.approx(2 / (row["output_throughput"] * 3600) * 1e6)
-    assert "What each kind of waste costs" in (tmp_path / "page.html").read_text()
-    asked[asked.index("--jobs") + 1] = "2"
-    assert status([*asked[:-1], str(tmp_path / "again.json")]) == DONE
+    assert "Cost of each kind of waste" in (tmp_path / "page.html").read_text()
+    arguments[arguments.index("--jobs") + 1] = "2"
+    assert status([*arguments[:-1], str(tmp_path / "again.json")]) == DONE
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "waste.json").read_bytes()
 
 
@@ -166,16 +166,16 @@ def test_users_that_would_wait_are_there_at_once_too():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--waste", "out/vllm"], "compare --waste runs settings again; give them by --set"),
-        (["--waste", "--request-rate", "2"], "compare --waste lets all requests come at once; leave out"),
-        (["--waste", "--set", "request_rate=2"], "compare --waste lets all requests come at once; leave out"),
+        (["--waste", "out/vllm"], "compare --waste runs settings again; give them with --set"),
+        (["--waste", "--request-rate", "2"], "compare --waste lets all requests arrive at once; leave out"),
+        (["--waste", "--set", "request_rate=2"], "compare --waste lets all requests arrive at once; leave out"),
         (["--waste", "--price", "0"], "price = 0.0: must be positive"),
         (["--waste", "--seeds", "0"], "seeds = 0: must be 1 or more"),
         (["--waste", "--set", "policy=orca", "--set", "policy=orca"], "is compared with itself"),
         (["--price", "2", "--set", "policy=orca", "--set", "policy=static"], "--price goes with --waste"),
     ],
 )
-def test_what_cannot_be_asked(flags, message, capsys):
+def test_refused_values(flags, message, capsys):
     assert status(["compare", *flags]) == MISTAKE
     error = capsys.readouterr().err
     assert message in error

@@ -68,7 +68,7 @@ MISTAKES = {
     "python train.py": "serve = 'python train.py': starts no server; paste a line with vllm serve MODEL",
     "vllm serve 'opt-13b": "No closing quotation",
     "vllm serve --port 80": "names no model",
-    "vllm serve opt-13b --max-model-length 9": "--max-model-length: is no flag of vllm serve that is known here; did"
+    "vllm serve opt-13b --max-model-length 9": "--max-model-length: is not a known flag of vllm serve; did"
     " you mean --max-model-len?",
     "vllm serve opt-13b --max-model-len": "serve = '--max-model-len': needs a value",
     "vllm serve opt-13b --max-model-len many": "--max-model-len = 'many': must be a whole number",

@@ -33,6 +33,12 @@ def test_leap_and_step_are_the_same_bits(policy, case, replicas, router):
     leap_and_step(policy, case, replicas, router)
 
 
+@hypothesis_settings(max_examples=12)
+@given(case=cases, replicas=st.integers(2, 3), router=st.sampled_from(LOOKING))
+def test_leap_and_step_are_the_same_bits_where_steps_are_scheduled_ahead(case, replicas, router):
+    leap_and_step("vllm-v1", case, replicas, router, async_scheduling=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=600)
@@ -42,13 +48,13 @@ def test_leap_and_step_are_the_same_bits_at_length(policy, case, replicas, route
     leap_and_step(policy, case, replicas, router)
 
 
-def leap_and_step(policy: str, case: Case, replicas: int, router: str) -> None:
+def leap_and_step(policy: str, case: Case, replicas: int, router: str, **switches: bool) -> None:
     """The same runs, and the same requests, tokens and slots that the router saw on every replica at every arrival."""
     served, views = [], []
     for leap in (True, False):
         noting = Views()
         with noting.noted():
-            served.append(serve_cluster(policy, case, replicas, router, leap=leap))
+            served.append(serve_cluster(policy, case, replicas, router, leap=leap, **switches))
         views.append(noting.seen)
     assert views[0] == views[1]
     same_cluster(*served)

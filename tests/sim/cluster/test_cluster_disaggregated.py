@@ -259,13 +259,16 @@ def test_a_decode_router_sees_what_is_on_its_way():
 MISTAKES = {
     "half of it": ({"prefill_replicas": 2}, "decode_replicas = None: goes with prefill_replicas = 2"),
     "the other half": ({"decode_replicas": 2}, "prefill_replicas = None: goes with decode_replicas = 2"),
-    "both": ({"prefill_replicas": 1, "decode_replicas": 1, "num_replicas": 2}, "num_replicas = 2: does not go with"),
+    "both": (
+        {"prefill_replicas": 1, "decode_replicas": 1, "num_replicas": 2},
+        "num_replicas = 2: cannot be combined with",
+    ),
     "affine decodes": (
         {"prefill_replicas": 1, "decode_replicas": 1, "decode_router": "prefix-affine"},
         "decode_router = 'prefix-affine': nothing is cached",
     ),
-    "an unused link": ({"kv_transfer_latency": 3}, "kv_transfer_latency = 3.0: is of prefill_replicas"),
-    "an unused router": ({"decode_router": "kv-aware"}, "decode_router = 'kv-aware': is of prefill_replicas"),
+    "an unused link": ({"kv_transfer_latency": 3}, "kv_transfer_latency = 3.0: applies only to prefill_replicas"),
+    "an unused router": ({"decode_router": "kv-aware"}, "decode_router = 'kv-aware': applies only to prefill_replicas"),
     "no bandwidth": ({"kv_transfer_bandwidth": 0}, "kv_transfer_bandwidth = 0"),
 }
 
@@ -287,5 +290,5 @@ def test_a_cluster_that_cannot_be(fields, message):
 def test_a_policy_or_a_model_that_cannot(fields, message):
     one = np.ones(1, dtype=np.int64)
     with pytest.raises(SettingError, match=message):
-        asked = cluster(prefill_replicas=1, decode_replicas=1)
-        simulate_cluster(settings(**fields), Workload("one", one, one, one), asked)
+        apart = cluster(prefill_replicas=1, decode_replicas=1)
+        simulate_cluster(settings(**fields), Workload("one", one, one, one), apart)

@@ -51,8 +51,8 @@ def wait(router: str, servers: int, load: float) -> tuple[float, float]:
     longest = int(outputs.max()) + 16
     settings = settings_of("vllm-sosp23", Pool(ceil(longest / 16) + 9, 16), Limits(longest, max_num_seqs=1))
     work = Workload("servers", np.cumsum(np.rint(gaps).astype(np.int64)), np.ones_like(outputs), outputs)
-    asked = cluster(num_replicas=servers, router=router)
-    run = simulate_cluster(settings, work, asked, RampCost(base_ticks=TOKEN_TICKS))
+    queues = cluster(num_replicas=servers, router=router)
+    run = simulate_cluster(settings, work, queues, RampCost(base_ticks=TOKEN_TICKS))
     times = cluster_times(run)
     waits = (times.first_scheduled_ticks - times.arrival_ticks) / service
     means = waits.reshape(BATCHES, -1).mean(axis=1)

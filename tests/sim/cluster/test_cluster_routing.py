@@ -33,8 +33,8 @@ def choices(
     name: str, replicas: list[Fake], prompts: list[list[int]], most_blocks: int = 100, **thresholds: float
 ) -> list[int]:
     """Where requests with prompts of these blocks go, one after the other, while nothing else changes."""
-    asked = cluster(num_replicas=len(replicas), **thresholds)
-    chooser = router(name, len(replicas), asked, prompts.__getitem__, most_blocks)
+    routed = cluster(num_replicas=len(replicas), **thresholds)
+    chooser = router(name, len(replicas), routed, prompts.__getitem__, most_blocks)
     return [chooser.choose(row, replicas, 0) for row in range(len(prompts))]
 
 
@@ -85,8 +85,8 @@ def test_a_record_forgets_the_end_of_the_prefix_that_was_used_least_recently():
     """Four blocks: of 1 2 3 and then 7 8, 3 is forgotten, which leaves two of the three."""
     prompts = [[1, 2, 3], [90, 91, 92, 93], [7, 8], [1, 2, 3]]
     for threshold, last in ((0.6, 0), (0.7, 1)):
-        asked = cluster(num_replicas=2, cache_threshold=threshold)
-        chooser = router("prefix-affine", 2, asked, prompts.__getitem__, 4)
+        routed = cluster(num_replicas=2, cache_threshold=threshold)
+        chooser = router("prefix-affine", 2, routed, prompts.__getitem__, 4)
         assert [chooser.choose(row, [Fake(0), Fake(1)], 0) for row in range(3)] == [0, 1, 0]
         # Both records are full now, so the idler one gets what too little is known of.
         assert chooser.choose(3, [Fake(1), Fake(0)], 0) == last

@@ -306,7 +306,7 @@ def test_every_gpu_has_its_shares(name):
         (lambda: PaperCost(block_bytes=-1), "block_bytes = -1: must be a positive number"),
         (
             lambda: RooflineCost(model("opt-13b"), gpu("h200"), dtype="fp8"),
-            "dtype = 'fp8': one of fp16, bf16: the flops of the data sheets hold for these",
+            "dtype = 'fp8': must be fp16 or bf16: the data sheets give the flops of these",
         ),
         (
             lambda: RooflineCost(model("opt-13b"), gpu("h200"), 3),

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from calibrations import LONGER, OPS, calibration, document
 from fragmeter.sim.cost import CalibratedCost, StepCost, cost, profile
-from fragmeter.sim.cost.calibrated import AttentionCurves
-from fragmeter.sim.cost.curve import Curve, Surface
+from fragmeter.sim.cost.calibrated import AttentionCurves, Curve, Surface
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.engine.run import simulate

@@ -81,19 +81,19 @@ def test_a_file_comes_back_as_it_was_written():
 
 
 BAD = {
-    "no json": ("{", "made-up.json: is no calibration: Invalid JSON: EOF"),
+    "no json": ("{", "made-up.json: is not a calibration file: Invalid JSON: EOF"),
     "version": ({"schema_version": 2}, "made-up.json: schema_version = 2: this version reads 1; calibrate again, or"),
-    "kind": ({"kind": "guess"}, "made-up.json: kind = 'guess': Input should be 'calibration' or 'profile'"),
-    "no source": ({"source": None}, "made-up.json: source = None: Input should be a valid string"),
-    "operation": ({"ops": {"gem": {}}}, "made-up.json: ops.gem = 'gem': Input should be 'gemm', 'decode_"),
+    "kind": ({"kind": "guess"}, "made-up.json: kind = 'guess': must be 'calibration' or 'profile'"),
+    "no source": ({"source": None}, "made-up.json: source = None: must be text"),
+    "operation": ({"ops": {"gem": {}}}, "made-up.json: ops.gem = 'gem': must be 'gemm', 'decode_"),
     "rate": (
         document(gemm={"coefficients": {"flops_per_s": -1}}),
-        "ops.gemm.coefficients.flops_per_s = -1: Input should",
+        "ops.gemm.coefficients.flops_per_s = -1: must be above 0",
     ),
-    "typo": (document(gemm={"coefficients": {"t0": 1}}), "ops.gemm.coefficients.t0 = 1: Unexpected keyword argument"),
+    "typo": (document(gemm={"coefficients": {"t0": 1}}), "ops.gemm.coefficients.t0 = 1: is not a known field"),
     "nan": (
         document(step={"coefficients": {"t0_us": float("nan")}}),
-        "ops.step.coefficients.t0_us = nan: Input should",
+        "ops.step.coefficients.t0_us = nan: must be finite",
     ),
     "table": (
         document(gemm={"coefficients": {}, "residuals": LONGER | {"log_ratios": [0]}}),

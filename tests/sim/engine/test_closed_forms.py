@@ -42,7 +42,7 @@ def test_a_lone_request_takes_what_the_formulas_say(policy, leap, prompt, output
     assert run.log.end_ticks == 500 + busy
     slots = dict.fromkeys(BUCKETS, 0)
     slots["live"] = prompt * busy + d * (more * (more + 1) // 2)
-    final, asked = prompt + output, requested_tokens(policy, prompt, output, declared, model)
+    final, requested = prompt + output, requested_tokens(policy, prompt, output, declared, model)
     if policy == PAGED:
         # The last block is entered with token `entry`, in step `entry - prompt`, or with the prompt.
         entry = (final - 1) // size * size + 1
@@ -51,12 +51,12 @@ def test_a_lone_request_takes_what_the_formulas_say(policy, leap, prompt, output
         held = sum(size * ceil((prompt + k) / size) * (f if k == 0 else d) for k in range(output))
         slots["block_tail"], slots["reserved"] = tail, held - tail - slots["live"]
     else:
-        held = asked
+        held = requested
         if policy in CHUNKED:
-            held = size * (1 << (ceil(asked / size) - 1).bit_length())
+            held = size * (1 << (ceil(requested / size) - 1).bit_length())
         slots["reserved"] = final * busy - slots["live"]
-        slots["over_estimate"] = (asked - final) * busy
-        slots["round_up"] = (held - asked) * busy
+        slots["over_estimate"] = (requested - final) * busy
+        slots["round_up"] = (held - requested) * busy
     slots["free"] = pool.slots * (500 + busy) - sum(slots.values())
     assert run.accounts.window().slot_ticks == slots
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from engine_runs import buckets_at_rows, times_of
 from fragmeter.sim.metrics.result import memory_table
 from fragmeter.sim.metrics.summary import summary
-from fragmeter.sim.policy import HYBRID
 from hybrid_runs import HybridCase, crowded_hybrid_cases, group_buckets_at_rows, hybrid_cases, serve
 from oracle.hybrid import simulate_hybrid
 from same_runs import plain, same
@@ -24,16 +23,15 @@ from walk_hybrid import HybridWalk
 cases = st.one_of(hybrid_cases(), crowded_hybrid_cases())
 long_cases = hybrid_cases(8, 300, long_costs)
 
-NAMES = [kind.name for kind in HYBRID]
+NAMES = ["vllm-sosp23", "vllm-v0"]
 
 
 def check(policy: str, hybrid: HybridCase) -> None:
     """Stepping gives the oracle's log, of the pool and of each group; leaping its requests."""
     hybrid = hybrid.fitted(policy)
     case = hybrid.case
-    outcome, in_groups = simulate_hybrid(
-        policy, case.requests, case.pool, case.limits, hybrid.groups, case.cost.step_ticks
-    )
+    costs = case.cost.step_ticks, case.cost.swap_out_ticks, case.cost.swap_in_ticks
+    outcome, in_groups = simulate_hybrid(policy, case.requests, case.pool, case.limits, hybrid.groups, *costs)
     stepped, leapt = serve(policy, hybrid, leap=False), serve(policy, hybrid, ids=True)
     assert log_of(stepped) == [(step.start_ticks, step.ticks, step.buckets) for step in outcome.steps]
     assert group_buckets_at_rows(stepped) == in_groups

@@ -395,13 +395,13 @@ class TestCommand:
         assert [line[3] for line in lines] == ([f"{cache['hit_rate']:.1%}"] if on else [])
         assert cache is None or cache["hit_rate"] > 0.5
 
-    @pytest.mark.parametrize("flag", [None, "--enable-prefix-caching"])
+    @pytest.mark.parametrize("flag", [None, "--enable-prefix-caching", "--no-enable-prefix-caching"])
     def test_without_contents_only_preempted_requests_find_anything(self, flag, tmp_path, capsys):
         trace = tmp_path / "pairs.csv"
         trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "0,30,30\n" * 4)
         small = ["--policy", "vllm-v1", "--num-gpu-blocks-override", 10, "--json", "-"]
         cache = json.loads(printed(capsys, trace, *small, *([flag] if flag else [])))["prefix_cache"]
-        if flag is None:
+        if flag == "--no-enable-prefix-caching":
             assert cache is None
         else:
             assert cache["hit_tokens"] == 0 < cache["preempted_hit_tokens"]
@@ -417,6 +417,7 @@ class TestCommand:
     def test_layers_with_a_window_keep_less_for_others(self, tmp_path, capsys):
         """Windows of 1,024 tokens hold these prompts whole, but the blocks of outputs are not kept in their groups."""
         model = ["--policy", "vllm-v1", "--model", "gemma-3-27b", "--gpu", "h100-80gb", "--json", "-"]
+        model += ["--max-model-len", "8192"]
         trace = turns(tmp_path)
         windows = json.loads(printed(capsys, trace, *model))["prefix_cache"]["hit_rate"]
         every = json.loads(printed(capsys, trace, *model, "--disable-hybrid-kv-cache-manager"))["prefix_cache"][

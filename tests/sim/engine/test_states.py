@@ -59,8 +59,8 @@ class Tables(Observer):
 
 def tables_of(work: Workload, caching: bool, **more) -> list[dict[int, tuple[str, ...]]]:
     seen = Tables()
-    asked = chosen("sf", 40, enable_prefix_caching=caching, ids=True, **more)
-    simulate(asked, work, LineCost(), observers=[seen])
+    served = chosen("sf", 40, enable_prefix_caching=caching, ids=True, **more)
+    simulate(served, work, LineCost(), observers=[seen])
     return seen.seen
 
 
@@ -74,7 +74,7 @@ class TestStories:
 
     def test_with_a_cache_chunks_end_on_blocks_and_a_state_moves_on_with_them(self):
         """40 tokens: 32, with a state that other requests can find, then 8. The state of token 32 goes with the first decode."""
-        steps = tables_of(workload([0], [[]], [40], [12]), caching=True)
+        steps = tables_of(workload([0], [[]], [40], [12]), caching=True, async_scheduling=False)
         assert steps[:3] == [
             {0: (". 0", "1 2")},
             {0: (". 0 3", "1 2 4")},

@@ -41,7 +41,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (2,),
     "quantization": ("fp8",),
     "kv_cache_dtype": ("fp8",),
-    "enforce_eager": (False,),
+    "enforce_eager": (False, True),
+    "async_scheduling": (False,),
+    "gpu_memory_utilization": (0.5,),
     "block_size": (8,),
     "page_size": (128,),
     "num_gpu_blocks_override": (150,),
@@ -88,7 +90,7 @@ def test_every_setting_has_its_place():
 @pytest.fixture
 def unrefused(monkeypatch):
     """Runs are not refused for what they do not read: what they do with it is asked."""
-    monkeypatch.setattr("fragmeter.sim.engine.run.refuse_unread", lambda *asked: None)
+    monkeypatch.setattr("fragmeter.sim.engine.run.refuse_unread", lambda *arguments: None)
 
 
 @cache
@@ -172,19 +174,19 @@ def test_an_entry_that_is_wrong_either_way_is_found(policy, monkeypatch):
         said = {why_unread(flipped, scene.settings(policy), scene.work) for scene in SCENES}
         wrong = "made up" if None in said else None
         with monkeypatch.context() as patched, pytest.raises(AssertionError, match=f"{flipped} under {policy}"):
-            patched.setitem(globals(), "why_unread", lambda *asked, wrong=wrong: wrong)
+            patched.setitem(globals(), "why_unread", lambda *arguments, wrong=wrong: wrong)
             hold(policy, flipped, everywhere=False)
 
 
 def test_what_is_not_read_is_refused_by_the_library_and_dropped_on_demand():
-    work, asked = load(), settings(policy="vllm-v1", swap_space=4.0, watermark=0, max_num_seqs=7)
+    work, chosen = load(), settings(policy="vllm-v1", swap_space=4.0, watermark=0, max_num_seqs=7)
     with pytest.raises(
         SettingError,
         match=r"^swap_space = 4.0: vllm-v1 does not read it; use --policy vllm-sosp23 or vllm-v0, or leave it out$",
     ):
-        simulate(asked, work)
-    assert only_read(asked, work) == settings(policy="vllm-v1", watermark=0, max_num_seqs=7)
-    assert "swap_space" not in simulate(only_read(asked, work), work).settings.as_dict()
+        simulate(chosen, work)
+    assert only_read(chosen, work) == settings(policy="vllm-v1", watermark=0, max_num_seqs=7)
+    assert "swap_space" not in simulate(only_read(chosen, work), work).settings.as_dict()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -232,27 +234,29 @@ OTHERS = (
 
 @pytest.mark.parametrize("field", CLUSTERS)
 def test_a_cluster_reads_what_is_said_to_be_read_and_nothing_else(field, monkeypatch):
-    monkeypatch.setattr("fragmeter.sim.cluster.run.refuse_unread_in_cluster", lambda *asked: None)
+    monkeypatch.setattr("fragmeter.sim.cluster.run.refuse_unread_in_cluster", lambda *arguments: None)
     sessions = load(content=PromptContent.of_sessions(ROWS // 3 % 5), arrival_ticks=ROWS * 10**10)
     base = settings(policy="vllm-v1", num_gpu_blocks_override=100, max_model_len=600)
     value, more = CLUSTERS[field]
     shown: dict[str, bool] = {}
     for work, others in product((sessions, load()), (more, *OTHERS)):
         try:
-            asked, plain = cluster(**others | {field: value}), cluster(**others)
+            changed, plain = cluster(**others | {field: value}), cluster(**others)
         except SettingError:
             # Refused by itself.
             continue
-        if asked == plain:
+        if changed == plain:
             continue
         # The summary names the router; that is no result.
-        summaries = [cluster_summary(simulate_cluster(base, work, each)) | {"router": None} for each in (asked, plain)]
-        if why_unread_in_cluster(field, asked, work) is None:
+        summaries = [
+            cluster_summary(simulate_cluster(base, work, each)) | {"router": None} for each in (changed, plain)
+        ]
+        if why_unread_in_cluster(field, changed, work) is None:
             shown[str(others)] = shown.get(str(others), False) or summaries[0] != summaries[1]
         else:
             assert summaries[0] == summaries[1], others
             with pytest.raises(SettingError):
-                refuse_unread_in_cluster(asked, work)
+                refuse_unread_in_cluster(changed, work)
     assert shown and all(shown.values()), shown
 
 

@@ -290,7 +290,7 @@ def test_what_a_trace_cannot_say(tmp_path, row, message):
 @pytest.mark.parametrize("column", ("fork_at", "truncate_to"))
 def test_a_column_of_tokens_without_one_of_parents_is_refused(tmp_path, column):
     (tmp_path / "t.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,{column}\n0,6,5,3\n")
-    with pytest.raises(TraceError, match=f"{column} says where a parent is left; name the parent"):
+    with pytest.raises(TraceError, match=f"{column} gives the fork point of a parent; name the parent"):
         read(tmp_path / "t.csv")
 
 
@@ -303,7 +303,9 @@ def test_what_a_workload_cannot_say():
     with pytest.raises(SettingError, match="parent_tokens = 9: request 1 can begin with 1 to 5 tokens"):
         too_many = Dialogue(np.array([-1, 0]), np.array([0, 9]), np.array([False, False]))
         Workload("w", *lengths, dialogue=too_many)
-    with pytest.raises(SettingError, match="shared_prefix_tokens = 2: does not go with a trace with parent requests"):
+    with pytest.raises(
+        SettingError, match="shared_prefix_tokens = 2: cannot be combined with a trace with parent requests"
+    ):
         simulate(settings(shared_prefix_tokens=2), Workload("w", *lengths, dialogue=dialogue))
 
 

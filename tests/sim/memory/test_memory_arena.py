@@ -23,7 +23,7 @@ class TestTheSameRequestsInThreePlaces:
     the others  aaabbbbbccccdde.................
     """
 
-    ASKED = (3, 5, 4, 2, 1)
+    TOKENS = (3, 5, 4, 2, 1)
     PLACED = {"buddy": [0, 8, 4, 16, 18], "first-fit": [0, 3, 8, 12, 14], "best-fit": [0, 3, 8, 12, 14]}
     RUNS = {
         "buddy": [(8, 10), (19, 13)],
@@ -38,7 +38,7 @@ class TestTheSameRequestsInThreePlaces:
     @pytest.mark.parametrize("name", NAMES)
     def test_log(self, name):
         placed = arena(name, 32, 32)
-        blocks = [placed.piece_blocks(asked) for asked in self.ASKED]
+        blocks = [placed.piece_blocks(tokens) for tokens in self.TOKENS]
         assert blocks == ([4, 8, 4, 2, 1] if name == "buddy" else [3, 5, 4, 2, 1])
         assert [placed.allocate(count) for count in blocks] == self.PLACED[name]
         for gone in (1, 3):
@@ -101,3 +101,21 @@ class TestUnderAPolicy:
         """The same load finishes sooner where nothing is rounded to powers of two."""
         waited = {name: int(request_times(served(name)).finish_ticks.sum()) for name in NAMES}
         assert waited["first-fit"] < waited["buddy"] and waited["best-fit"] < waited["buddy"]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "first_steps"),
+    [
+        # Three requests hold slots 0 to 19; the first and the third end after two steps and leave runs of 5 and 5.
+        ([3, 2, 3], [0, 0, 0, 2, 3]),
+        # Runs of 7 and 3 have as many slots, and room for one piece: two fit when the second request ends.
+        ([5, 2, 1], [0, 0, 0, 8, 9]),
+    ],
+    ids=["runs of 5 and 5", "runs of 7 and 3"],
+)
+def test_two_samples_need_a_free_run_each(prompts, first_steps):
+    """Two pieces of 5 slots, in 10 free slots; the second sample starts one step after the first."""
+    lengths = np.array([*prompts, 3]), np.array([2, 8, 2, 2])
+    work = Workload("holes", np.zeros(4, dtype=np.int64), *lengths, n=np.array([1, 1, 1, 2]))
+    chosen = settings(policy="orca-oracle", arena="first-fit", block_size=1, num_gpu_blocks_override=20)
+    assert simulate(chosen, work).log.residencies["start_step"].tolist() == first_steps

@@ -11,11 +11,9 @@ import pytest
 from fragmeter.sim import memory as memories
 from fragmeter.sim.memory import (
     BatchMemory,
-    BuddyMemory,
-    ChunkedMemory,
+    BuddyArena,
     ContiguousMemory,
     DeferredMemory,
-    HybridMemory,
     Memory,
     PagedMemory,
     PageGroups,
@@ -39,13 +37,13 @@ WINDOW = PageGroups.of(full=1, sliding=1, window_tokens=4, most_prompt_blocks=3)
 FRESH = {
     "paged": lambda: PagedMemory(8, 4, host_blocks=3),
     "paged with ids": lambda: PagedMemory(8, 4, ids=True),
-    "chunked": lambda: ChunkedMemory(8, 4),
+    "chunked": lambda: PagedMemory(8, 4, whole_prompts=True),
     "deferred": lambda: DeferredMemory(8, 4, ids=True),
     "sharing": lambda: SharingMemory(8, 4, ids=True, prefix_blocks=2),
-    "windows": lambda: HybridMemory(8, 4, WINDOW),
+    "windows": lambda: PagedMemory(8, 4, groups=WINDOW),
     "counted": lambda: ContiguousMemory(8, 4),
     "static": lambda: BatchMemory(8, 4),
-    "buddy": lambda: BuddyMemory(8, 4, 16),
+    "buddy": lambda: ContiguousMemory(8, 4, BuddyArena(8)),
     "reserved": lambda: ReservedMemory(8, 4, ids=True),
     "radix": lambda: RadixMemory(32),
     "radix with ids": lambda: SlotRadixMemory(32),
@@ -70,9 +68,9 @@ def test_every_memory_has_the_whole_interface(make):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_methods_take_what_the_interface_says(kind):
     for name in members(Memory):
-        asked = getattr(Memory, name)
-        if inspect.isfunction(asked):
-            wanted, found = inspect.signature(asked).parameters, inspect.signature(getattr(kind, name)).parameters
+        method = getattr(Memory, name)
+        if inspect.isfunction(method):
+            wanted, found = inspect.signature(method).parameters, inspect.signature(getattr(kind, name)).parameters
             assert len(found) == len(wanted), name
             assert [p.default for p in found.values()] == [p.default for p in wanted.values()], name
 
@@ -108,20 +106,20 @@ def test_what_each_kind_says_of_itself():
 
 
 @pytest.mark.parametrize(
-    ("make", "asked"),
+    ("make", "call"),
     [
         (lambda: ContiguousMemory(8, 4), lambda memory, sequence: memory.evict((sequence,), (), 0)),
         (lambda: ContiguousMemory(8, 4), lambda memory, sequence: memory.swap_in(sequence, 0)),
-        (lambda: PagedMemory(8, 4), lambda memory, sequence: memory.prefill(sequence, 0)),
-        (lambda: PagedMemory(8, 4), lambda memory, sequence: memory.stall(sequence, 0)),
+        (lambda: ContiguousMemory(8, 4), lambda memory, sequence: memory.prefill(sequence, 0)),
+        (lambda: ContiguousMemory(8, 4), lambda memory, sequence: memory.stall(sequence, 0)),
         (lambda: RadixMemory(32), lambda memory, sequence: memory.drop(sequence, 0)),
         (lambda: RadixMemory(32), lambda memory, sequence: memory.swapped_blocks((sequence,))),
         (lambda: ContiguousMemory(8, 4), lambda memory, sequence: State().fork(sequence, 0)),
     ],
 )
-def test_a_plan_that_a_memory_cannot_carry_out_is_a_fault(make, asked):
+def test_a_plan_that_a_memory_cannot_carry_out_is_a_fault(make, call):
     with pytest.raises(SimulationFault):
-        asked(make(), Sequence(0, 4, 2, 2))
+        call(make(), Sequence(0, 4, 2, 2))
 
 
 def test_a_piece_that_is_only_counted_has_no_place():
@@ -130,7 +128,7 @@ def test_a_piece_that_is_only_counted_has_no_place():
     memory.admit(sequence, 0)
     with pytest.raises(SimulationFault, match="only counted"):
         memory.placement.first_slot(sequence.grant)
-    buddy = BuddyMemory(8, 4, 16)
+    buddy = ContiguousMemory(8, 4, BuddyArena(8))
     buddy.transaction(0).reserve(6)
     buddy.admit(sequence, 0)
     assert buddy.placement.first_slot(sequence.grant) == 0
@@ -151,8 +149,8 @@ def asks_by_name(tree: ast.AST) -> bool:
     """Whether some code asks a memory, or its tables, for an attribute that may not be there, or for its class."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "isinstance"):
-            asked = ast.unparse(node.args[0]).rpartition(".")[2].strip("_")
-            if asked in ("memory", "tables", "pool"):
+            name = ast.unparse(node.args[0]).rpartition(".")[2].strip("_")
+            if name in ("memory", "tables", "pool"):
                 return True
     return False
 

@@ -13,8 +13,6 @@ from fragmeter.sim.memory import (
     BatchMemory,
     BlockPool,
     BuddyArena,
-    BuddyMemory,
-    ChunkedMemory,
     ContiguousMemory,
     CopyingMemory,
     DeferredMemory,
@@ -26,13 +24,16 @@ from fragmeter.sim.memory import (
     SharingMemory,
     SlotRadixMemory,
 )
+from fragmeter.sim.memory.accounting.kv_groups import SLIDING, STATE
 from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.contiguous.dialogue_copies import DialogueTransaction
+from fragmeter.sim.memory.paged.block_tables import BlockTables
 from fragmeter.sim.memory.paged.deferred import Regions
 from fragmeter.sim.memory.paged.dialogue import Start
-from fragmeter.sim.memory.paged.hybrid_tables import HybridTables
-from fragmeter.sim.memory.paged.paged import BlockTables
+from fragmeter.sim.memory.paged.group_cache import GroupCache
+from fragmeter.sim.memory.paged.group_tables import GroupTables
+from fragmeter.sim.memory.paged.paged import Partial
 from fragmeter.sim.memory.paged.radix_slots import SlotTree
 from fragmeter.sim.memory.paged.sharing_tables import SharingTables
 from fragmeter.sim.memory.paged.skipped import SkippedBlocks
@@ -40,10 +41,17 @@ from fragmeter.sim.memory.prefix import BlockTable, FreeQueue, HashedBlockPool, 
 from fragmeter.sim.types.errors import SimulationFault
 from machines import MACHINES
 
+admit = PagedMemory.admit
 begins, make_free = DialogueMemory._start, DialogueMemory._make_free
 release_hashed = HashedBlockPool.release
 segments_in_order, publish, cut, queue_hit = BlockTable.segments, SegmentPool._publish, Segment.split, FreeQueue.hit
-split, drop = RadixTree._split, HybridTables.drop
+skip, swap_out, give_back, drop_partial = (
+    GroupTables.skip,
+    GroupTables.swap_out,
+    GroupTables._give_back,
+    PagedMemory.drop,
+)
+split, drop = RadixTree._split, GroupTables.drop
 
 
 def frees_what_two_more_tables_name(pool: BlockPool, block: int) -> bool:
@@ -102,8 +110,14 @@ def grows_table_by_table(tables: BlockTables, decode_step: int) -> None:
     tables._grown_until = max(decode_step, tables._grown_until)
 
 
-def stalls_in_the_count_only(memory: ChunkedMemory, sequence, decode_step: int) -> None:
-    memory.partial[sequence] = -(-sequence.held_tokens(decode_step) // memory.block_size)
+def stalls_in_the_count_only(memory: PagedMemory, sequence, decode_step: int) -> None:
+    held = sequence.held_tokens(decode_step)
+    memory.partial[sequence] = Partial(-(-held // memory.block_size), (), held, held)
+
+
+def takes_the_blocks_of_its_prefill_twice(memory: PagedMemory, sequence, *step_and_past) -> None:
+    memory.partial.pop(sequence, None)
+    admit(memory, sequence, *step_and_past)
 
 
 def unmaps_first_pages_first(regions: Regions, count: int) -> list[int]:
@@ -130,9 +144,44 @@ def counts_all_that_left(skipped: SkippedBlocks, sequence, decode_step: int) -> 
     return blocks
 
 
-def gives_its_first_pages_back_first(tables: HybridTables, sequence) -> None:
+def gives_its_first_pages_back_first(tables: GroupTables, sequence) -> None:
     tables.tables[sequence] = tuple(table[::-1] for table in tables.tables[sequence])
     drop(tables, sequence)
+
+
+def finds_any_block_of_a_window(cache: GroupCache, names: list[int]) -> int:
+    return next((place + 1 for place in reversed(range(len(names))) if cache._has(SLIDING, names[place])), 0)
+
+
+def forgets_other_tables(cache: GroupCache, blocks: list[int], kind: str) -> None:
+    pass
+
+
+def keeps_the_hash_of_a_block_that_is_taken(pool: HashedBlockPool, block: int, name: int) -> None:
+    pool.num_cached -= 1
+    pool.evicted_blocks += 1
+
+
+def gives_the_last_state_back(tables: GroupTables, sequence, known: int) -> None:
+    skip(tables, sequence, known + tables._size)
+
+
+def keeps_every_state(tables: GroupTables, blocks: list[int], kind: str) -> None:
+    if kind != STATE:
+        give_back(tables, blocks, kind)
+
+
+def swaps_what_windows_have_passed(memory: PagedMemory, tokens: int) -> int:
+    return memory.growing * -(-tokens // memory.block_size)
+
+
+def leaves_its_window_behind(tables: GroupTables, sequence, computed: int) -> None:
+    swap_out(tables, sequence, computed + tables._size)
+
+
+def keeps_the_state_of_a_victim(memory: PagedMemory, sequence, decode_step: int) -> None:
+    drop_partial(memory, sequence, decode_step)
+    memory.free -= memory.fixed
 
 
 def never_copies(tables: SharingTables, decode_step: int) -> None:
@@ -186,8 +235,13 @@ def takes_whatever_piece_there_is(transaction: DialogueTransaction, sequence, to
     return transaction.memory.piece_to_take(sequence)
 
 
-def keeps_the_longest_run(memory: BuddyMemory, grant) -> None:
-    memory.arena.free(grant.start, grant.slots // memory.block_size)
+def keeps_the_longest_run(memory: ContiguousMemory, grant) -> None:
+    if memory.arena:
+        memory.arena.free(grant.start, grant.slots // memory.block_size)
+
+
+def strands_nothing(memory: ContiguousMemory, blocked_blocks: int) -> int:
+    return 0
 
 
 PLANTED = [
@@ -203,13 +257,31 @@ PLANTED = [
     ("BestFitArena", BestFitArena, "choose", FirstFitArena.choose),
     ("PagedMemory", BlockTables, "grow_until", grows_table_by_table),
     ("PagedMemory", PagedMemory, "swap_in", PagedMemory.admit),
-    ("ChunkedMemory", ChunkedMemory, "admit", PagedMemory.admit),
-    ("ChunkedMemory", ChunkedMemory, "stall", stalls_in_the_count_only),
+    ("PagedMemory, chunked prefills", PagedMemory, "admit", takes_the_blocks_of_its_prefill_twice),
+    ("PagedMemory, chunked prefills", PagedMemory, "stall", stalls_in_the_count_only),
     ("DeferredMemory", Regions, "unmap", unmaps_first_pages_first),
     ("DeferredMemory", DeferredMemory, "steps_settled", settles_at_once),
-    ("HybridMemory", SkippedBlocks, "steps_alike", sees_no_window_fill),
-    ("HybridMemory", SkippedBlocks, "leave", counts_all_that_left),
-    ("HybridMemory", HybridTables, "drop", gives_its_first_pages_back_first),
+    ("PagedMemory, KV groups", SkippedBlocks, "steps_alike", sees_no_window_fill),
+    ("PagedMemory, KV groups", SkippedBlocks, "leave", counts_all_that_left),
+    ("PagedMemory, KV groups", GroupTables, "drop", gives_its_first_pages_back_first),
+    ("CachedMemory", FreeQueue, "hit", leaves_no_hole),
+    ("CachedMemory, steps not scheduled ahead", SegmentPool, "_publish", forgets_what_was_published_before),
+    ("PagedMemory, windows", SkippedBlocks, "leave", counts_all_that_left),
+    ("PagedMemory, windows, prefix cache", GroupCache, "_end_in_windows", finds_any_block_of_a_window),
+    ("PagedMemory, windows, prefix cache", GroupCache, "leave", forgets_other_tables),
+    (
+        "PagedMemory, windows, prefix cache, steps not scheduled ahead",
+        GroupCache,
+        "_end_in_windows",
+        finds_any_block_of_a_window,
+    ),
+    ("PagedMemory, states, prefix cache, steps not scheduled ahead", GroupTables, "skip", gives_the_last_state_back),
+    ("PagedMemory, states", PagedMemory, "drop", keeps_the_state_of_a_victim),
+    ("PagedMemory, states, prefix cache", HashedBlockPool, "_evict", keeps_the_hash_of_a_block_that_is_taken),
+    ("PagedMemory, states, prefix cache", GroupTables, "skip", gives_the_last_state_back),
+    ("PagedMemory, windows and states, prefix cache", GroupTables, "_give_back", keeps_every_state),
+    ("PagedMemory, windows, host pool", PagedMemory, "pages_for", swaps_what_windows_have_passed),
+    ("PagedMemory, windows, host pool, vllm-v0", GroupTables, "swap_out", leaves_its_window_behind),
     ("SharingMemory", SharingTables, "grow_until", never_copies),
     ("SharingMemory", SharingMemory, "swap_in", PagedMemory.swap_in),
     ("RadixMemory", RadixMemory, "_make_free", evicts_what_lacks),
@@ -219,13 +291,13 @@ PLANTED = [
     ("DialogueMemory", DialogueMemory, "_start", names_a_half_full_block),
     ("DialogueMemory", DialogueMemory, "_make_free", gives_up_what_was_used_last),
     ("CopyingMemory", CopyingMemory, "release", ContiguousMemory.release),
-    ("CopyingBuddyMemory", ContiguousTransaction, "_all_have_places", keeps_the_pieces_of_a_trial),
+    ("CopyingMemory", ContiguousTransaction, "_all_have_places", keeps_the_pieces_of_a_trial),
     ("DialogueContiguousMemory", DialogueContiguousMemory, "unpromised", spares_none),
-    ("DialogueBuddyMemory", DialogueTransaction, "_piece", takes_whatever_piece_there_is),
+    ("DialogueContiguousMemory", DialogueTransaction, "_piece", takes_whatever_piece_there_is),
     ("ContiguousMemory", ContiguousTransaction, "reserve", takes_no_room),
     ("ReservedMemory", ReservedMemory, "slots_of", ContiguousMemory.slots_of),
-    ("BuddyMemory", BuddyMemory, "stranded_slots", ContiguousMemory.stranded_slots),
-    ("BuddyMemory", BuddyMemory, "give_place", keeps_the_longest_run),
+    ("ContiguousMemory", ContiguousMemory, "stranded_slots", strands_nothing),
+    ("ContiguousMemory", ContiguousMemory, "give_place", keeps_the_longest_run),
     ("BatchMemory", BatchMemory, "release", ContiguousMemory.release),
 ]
 

@@ -150,7 +150,7 @@ def test_a_result_can_be_rerun_from_its_settings(tmp_path):
 
 def test_only_a_result_is_replaced(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(SettingError, match="holds thesis.tex, which is no file of a simulation result"):
+    with pytest.raises(SettingError, match="holds thesis.tex, which is not a file of a simulation result"):
         result.write(small_run(), tmp_path, {})
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     result.write(small_run(), tmp_path / "r", {})

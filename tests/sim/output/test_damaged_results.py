@@ -82,25 +82,29 @@ def dropped(frame: pd.DataFrame) -> pd.DataFrame:
 
 NAMED = [
     ("gaps", dropped, "gaps.parquet: has no column weight"),
-    ("gaps", lambda frame: frame.astype({"count": str}), "gaps.parquet: count: is of type string, and not whole"),
-    ("gaps", one("weight", None), "gaps.parquet: weight: is "),
+    ("gaps", lambda frame: frame.astype({"count": str}), "gaps.parquet: count: has type string, not whole"),
+    ("gaps", one("weight", None), "gaps.parquet: weight: has type "),
     ("gaps", one("count", -1), "gaps.parquet: count: is -1 in row "),
     ("gaps", lambda frame: frame.assign(slope_ticks=-(2**62), count=2), "gaps.parquet: slope_ticks lead below 0"),
     ("preemptions", one("kind", "evict"), "preemptions.parquet: kind: is none of recompute, swap in row "),
     ("preemptions", one("request", 6), "preemptions.parquet: request: is 6 in row "),
-    ("preemptions", lambda frame: frame.astype({"ticks": float}), "ticks: is of type double, and not whole numbers"),
+    ("preemptions", lambda frame: frame.astype({"ticks": float}), "ticks: has type double, not whole numbers"),
     ("requests", one("prompt_tokens", 0), "requests.parquet: prompt_tokens: is 0 in row 6, and not from 1 to "),
     ("requests", lambda frame: pd.concat([frame, frame]), "requests.parquet: has 12 rows, and run.json 6 requests"),
     ("requests", one("n", 10**6), "requests.parquet: n: is 1000000 in row 6, and not from 1 to 1024"),
     ("requests", one("arrival_ticks", 2**62), "arrival_ticks is above first_scheduled_ticks in row 6"),
-    ("requests", lambda frame: frame.assign(refused=True), "summary.json: is of another run than requests.parquet"),
+    (
+        "requests",
+        lambda frame: frame.assign(refused=True),
+        "summary.json: belongs to another run than requests.parquet",
+    ),
     ("requests", one("finish_ticks", pd.NA), "requests.parquet: finish_ticks is not of those that were served"),
     ("residencies", one("sequence", 99), "residencies.parquet: sequence: is 99 in row "),
     ("residencies", lambda frame: frame.assign(request=0), "residencies.parquet: sequences are of other requests"),
     ("residencies", lambda frame: frame.assign(replica=0), "replica is in some tables and not in others"),
     ("steps", one("ticks", 2**63 - 1), "steps.parquet: does not end"),
     ("steps", one("iterations", 2**30), "steps.parquet: iterations are not the num_steps of summary.json"),
-    ("steps", lambda frame: frame[::-1], "memory.parquet: is of another run than steps.parquet"),
+    ("steps", lambda frame: frame[::-1], "memory.parquet: belongs to another run than steps.parquet"),
     ("memory", one("free", 0), "memory.parquet: the pool changes its size"),
 ]
 
@@ -124,7 +128,7 @@ def test_each_damage_is_named(folders, tmp_path, name, change, complaint):
         ("summary.json", {"mean_ttft_ms": float("nan")}, "summary.json: mean_ttft_ms is a number beyond 1e+100"),
         ("summary.json", {"copied_slots": 10**400}, "summary.json: copied_slots is a number beyond 1e+100, or none"),
         ("summary.json", {"waste": {}}, "summary.json: waste.mean_over_time_pct is missing"),
-        ("run.json", {"workload": []}, "run.json: workload: is no JSON object"),
+        ("run.json", {"workload": []}, "run.json: workload: is not a JSON object"),
         ("run.json", {"cluster": {"num_replicas": 0}}, "run.json: cluster has no number of replicas"),
     ],
 )

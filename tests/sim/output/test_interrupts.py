@@ -66,7 +66,7 @@ def test_a_signal_keeps_what_is_finished_and_ends_the_workers(number, status, sa
     program, workers = started_sweep(tmp_path / "out", 3)
     (os.killpg if to_all else os.kill)(program.pid, number)
     _, error = program.communicate(timeout=60)
-    assert (program.returncode, error) == (status, f"fragmeter: {said}; what is finished stays\n")
+    assert (program.returncode, error) == (status, f"fragmeter: {said}; finished results are kept\n")
     _, alive = psutil.wait_procs(workers, timeout=GRACE_S)
     assert workers and not alive
     assert_goes_on(tmp_path / "out", in_peace)

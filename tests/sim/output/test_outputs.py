@@ -109,7 +109,7 @@ class TestAFolderOfTheUsers:
             (folder / name).write_bytes(content)
         (folder / "notes.txt").write_text("mine")
         line = refused(capsys, *SIMULATE, "--out", folder)
-        assert "holds notes.txt, which is no file of a simulation result" in line and "move that file away" in line
+        assert "holds notes.txt, which is not a file of a simulation result" in line and "move that file away" in line
         (folder / "notes.txt").unlink()
         (folder / "kept").symlink_to(a_result)
         assert "holds kept" in refused(capsys, *SIMULATE, "--out", folder)
@@ -152,9 +152,9 @@ class TestAPlaceThatCannotBeReplaced:
             (folder / each).write_bytes(content)
         monkeypatch.chdir(folder)
         (tmp_path / "link").symlink_to(folder)
-        asked = tmp_path / "link" if name == "link" else name
+        target = tmp_path / "link" if name == "link" else name
         before = contents(folder)
-        line = refused(capsys, *tokens, "--out", asked)
+        line = refused(capsys, *tokens, "--out", target)
         assert "is the current folder, or one above it; name a folder inside it, such as" in line
         assert contents(folder) == before
 

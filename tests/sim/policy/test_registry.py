@@ -18,7 +18,7 @@ from fragmeter.sim import Workload, settings, simulate, summary
 from fragmeter.sim.policy import registry
 from fragmeter.sim.policy.base import Policy
 from fragmeter.sim.policy.options import help_of, option_names
-from fragmeter.sim.policy.registry import POLICIES, options_by_policy, policies, policy
+from fragmeter.sim.policy.registry import OPTIONAL, POLICIES, options_by_policy, policies, policy
 from fragmeter.sim.types.errors import SettingError
 from paths import ROOT
 
@@ -41,9 +41,9 @@ def work(*prompts: int, output: int = 4) -> Workload:
     return Workload("some", np.zeros(number, dtype=np.int64), *lengths, max_tokens=lengths[1])
 
 
-def starts(asked: Workload, **chosen) -> list[int]:
+def starts(load: Workload, **chosen) -> list[int]:
     """Requests in the order in which they are admitted."""
-    run = simulate(settings(**chosen), asked)
+    run = simulate(settings(**chosen), load)
     return run.log.residencies["index"].tolist()
 
 
@@ -55,20 +55,20 @@ class TestASchedulerOfYourOwn:
 
     def test_reads_its_own_option(self):
         """Requests of 4 steps each, the last of which comes in step 1: after 8 steps the long one has waited 8."""
-        asked = {"policy": SJF, "max_num_seqs": 1, "num_gpu_blocks_override": 100}
+        sjf = {"policy": SJF, "max_num_seqs": 1, "num_gpu_blocks_override": 100}
         load = replace(work(40, 10, 20, 30), arrival_ticks=np.array([0, 0, 0, 1]))
-        found = [starts(load, max_wait_steps=steps, **asked) for steps in (7, 8, 9)]
+        found = [starts(load, max_wait_steps=steps, **sjf) for steps in (7, 8, 9)]
         assert found == [[1, 2, 3, 0], [1, 2, 0, 3], [1, 2, 3, 0]]
 
     def test_leaps_and_steps_to_the_same_numbers(self):
-        asked = {"policy": SJF, "num_gpu_blocks_override": 12}
-        leapt, stepped = (simulate(settings(**asked, leap=leap), work(40, 90, 17, 130, 64)) for leap in (True, False))
+        sjf = {"policy": SJF, "num_gpu_blocks_override": 12}
+        leapt, stepped = (simulate(settings(**sjf, leap=leap), work(40, 90, 17, 130, 64)) for leap in (True, False))
         assert summary(leapt) == summary(stepped)
 
     def test_never_preempts_in_a_pool_that_vllm_fills(self):
-        asked = work(*[60] * 12, output=60)
+        workload = work(*[60] * 12, output=60)
         summaries = {
-            name: summary(simulate(settings(policy=name, num_gpu_blocks_override=20), asked))
+            name: summary(simulate(settings(policy=name, num_gpu_blocks_override=20), workload))
             for name in (SJF, "vllm-v1")
         }
         assert summaries[SJF]["preemptions"]["recompute"] == 0 < summaries["vllm-v1"]["preemptions"]["recompute"]
@@ -101,25 +101,27 @@ def test_an_option_of_one_policy_is_refused_under_another():
 
 
 class TestAnAllocatorOfYourOwn:
-    ASKED = {"policy": "orca-oracle", "arena": "first-fit", "block_size": 1, "num_gpu_blocks_override": 200}
+    ARENA = {"policy": "orca-oracle", "arena": "first-fit", "block_size": 1, "num_gpu_blocks_override": 200}
 
     def test_places_reservations_in_the_longest_run(self):
         """Prompt and output of 100, 10 and 30 slots; when the first has gone, the next one goes into the longest run."""
-        asked = Workload("holes", np.arange(4) * 10**9, np.array([50, 8, 90, 20]), np.array([2, 60, 30, 20]))
-        runs = {name: simulate(settings(**self.ASKED, allocator=name), asked) for name in (None, "worst_fit:WorstFit")}
+        workload = Workload("holes", np.arange(4) * 10**9, np.array([50, 8, 90, 20]), np.array([2, 60, 30, 20]))
+        runs = {
+            name: simulate(settings(**self.ARENA, allocator=name), workload) for name in (None, "worst_fit:WorstFit")
+        }
         windows = {name: run.accounts.window() for name, run in runs.items()}
         assert len(windows) == 2
         for run in runs.values():
             assert run.log.num_steps
 
     def test_is_refused_where_sequences_share(self):
-        asked = Workload("two", np.zeros(1, dtype=np.int64), np.array([20]), np.array([10]), n=np.array([2]))
+        workload = Workload("two", np.zeros(1, dtype=np.int64), np.array([20]), np.array([10]), n=np.array([2]))
         with pytest.raises(SettingError, match="^allocator = 'worst_fit:WorstFit': serves requests of one sequence"):
-            simulate(settings(**self.ASKED, allocator="worst_fit:WorstFit"), asked)
+            simulate(settings(**self.ARENA, allocator="worst_fit:WorstFit"), workload)
 
     def test_is_refused_where_it_is_no_memory(self):
         with pytest.raises(SettingError, match=r"^allocator = 'worst_fit:WorstFitArena': lacks transaction, "):
-            simulate(settings(**self.ASKED, allocator="worst_fit:WorstFitArena"), work(10))
+            simulate(settings(**self.ARENA, allocator="worst_fit:WorstFitArena"), work(10))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ class TestAnAllocatorOfYourOwn:
         "nonsense": "one of static, ",
         "no_such_module:Policy": "cannot be imported",
         "shortest_prompt:Nothing": "cannot be imported",
-        "worst_fit:WorstFit": "is no subclass of",
+        "worst_fit:WorstFit": "is not a subclass of",
         "fragmeter.sim.policy.base:Policy": "must define schedule and memory",
         "..:x": "cannot be imported",
         ":": "cannot be imported",
@@ -166,11 +168,11 @@ def test_an_option_without_a_default_is_refused(own_module):
 
 def test_a_derived_policy_serves_samples_one_by_one_and_no_beams(own_module):
     name = f"{own_module.stem}:Derived"
-    asked = Workload("two", np.zeros(1, dtype=np.int64), np.array([20]), np.array([10]), n=np.array([2]))
-    assert len(simulate(settings(policy=name, num_gpu_blocks_override=50), asked).log.residencies["index"]) == 2
+    workload = Workload("two", np.zeros(1, dtype=np.int64), np.array([20]), np.array([10]), n=np.array([2]))
+    assert len(simulate(settings(policy=name, num_gpu_blocks_override=50), workload).log.residencies["index"]) == 2
     for option in ({"use_beam_search": True}, {"shared_prefix_tokens": 16}):
         with pytest.raises(SettingError, match="does not support it; leave it out"):
-            simulate(settings(policy=name, **option), asked)
+            simulate(settings(policy=name, **option), workload)
 
 
 def test_an_edit_of_a_policy_makes_another_point_of_a_sweep(own_module):
@@ -185,12 +187,12 @@ def test_an_installed_policy_is_found_by_its_name(monkeypatch):
     point = EntryPoint("sjf", SJF, registry.POLICY_GROUP)
     monkeypatch.setattr(registry, "_entry_points", lambda group: {"sjf": point} if group == point.group else {})
     registry._imported_policy.cache_clear()
-    assert list(policies()) == [*POLICIES, "sjf"]
+    assert list(policies()) == [*POLICIES, *OPTIONAL, "sjf"]
     assert starts(work(40, 10), policy="sjf", max_num_seqs=1, num_gpu_blocks_override=100) == [1, 0]
 
 
 def test_every_policy_declares_what_lists_show():
-    for name, kind in POLICIES.items():
+    for name, kind in (POLICIES | OPTIONAL).items():
         assert issubclass(kind, Policy) and kind.name == name and kind.system
         for option in option_names(kind.options_type):
             assert help_of(kind.options_type, option).endswith("."), f"{option} of {name}"

@@ -412,7 +412,7 @@ def test_the_same_bytes_twice_and_back(tmp_path):
         ({"sequence": np.zeros((7, 6))}, "sequence is float64 [7, 6]"),
         ({"more": np.zeros(1)}, "array more is missing, or too many"),
         ({"meta": np.array(json.dumps({"schema_version": 9}))}, "schema_version = 9: this version reads 1"),
-        ({"meta": np.array("{}")}, "is no recorded block map"),
+        ({"meta": np.array("{}")}, "is not a recorded block map"),
     ],
 )
 def test_files_that_are_no_maps_are_refused_in_a_line(change, complaint, tmp_path):

@@ -71,7 +71,7 @@ def test_damaged_files(tmp_path):
     whole, path = (tmp_path / "whole.npz").read_bytes(), tmp_path / "plan.npz"
     for place in range(0, len(whole) - 40, len(whole) // 40):
         path.write_bytes(whole[:place])
-        refused(path, "is no recorded plan")
+        refused(path, "is not a recorded plan")
         path.write_bytes(whole[:place] + bytes(40) + whole[place + 40 :])
         try:
             found = load(path)

@@ -10,7 +10,7 @@ import pytest
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.moves import Moves
 from fragmeter.sim.memory.contiguous.contiguous import Grant
-from fragmeter.sim.memory.contiguous.copies import CopyingBuddyMemory
+from fragmeter.sim.memory.contiguous.copies import CopyingMemory
 from fragmeter.sim.memory.paged.block_pool import BlockPool
 from fragmeter.sim.memory.paged.sharing_tables import SharingTables
 from fragmeter.sim.memory.prefix import Chain, Chains
@@ -169,12 +169,12 @@ class TestBugsInTheTables:
             assert fails(recorded_anyhow(settings, workload))
 
     def test_a_piece_that_is_copied_from_the_wrong_parent(self):
-        record = CopyingBuddyMemory.record_copy
+        record = CopyingMemory.record_copy
 
-        def record_the_wrong_way(memory: CopyingBuddyMemory, source: Grant, target: Grant, tokens: int) -> None:
+        def record_the_wrong_way(memory: CopyingMemory, source: Grant, target: Grant, tokens: int) -> None:
             record(memory, target, source, tokens)
 
-        with mock.patch.object(CopyingBuddyMemory, "record_copy", record_the_wrong_way):
+        with mock.patch.object(CopyingMemory, "record_copy", record_the_wrong_way):
             assert fails(copying_plan())
 
     def test_moves_that_are_forgotten(self):

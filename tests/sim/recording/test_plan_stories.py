@@ -117,38 +117,38 @@ def names_of(workload: Workload, prefix_tokens: int = 0) -> list[str]:
     return ["".join(map(letter, names.of(row).tolist())) for row in rows]
 
 
-def asked(prompts: list[int], outputs: list[int], **columns) -> Workload:
+def workload(prompts: list[int], outputs: list[int], **columns) -> Workload:
     return Workload("names", np.zeros(len(prompts), dtype=np.int64), np.array(prompts), np.array(outputs), **columns)
 
 
 class TestNames:
     def test_a_request_that_shares_nothing_has_tokens_of_its_own(self):
-        assert names_of(asked([2, 1], [1, 2])) == ["abc", "ABC"]
+        assert names_of(workload([2, 1], [1, 2])) == ["abc", "ABC"]
 
     def test_samples_share_their_prompt(self):
-        assert names_of(asked([2], [2], n=np.array([2]))) == ["abcd", "abAB"]
+        assert names_of(workload([2], [2], n=np.array([2]))) == ["abcd", "abAB"]
 
     def test_a_turn_begins_with_all_that_was_said(self):
         content = PromptContent.of_sessions(np.array([4, 4]))
-        assert names_of(asked([2, 5], [2, 1], content=content)) == ["abcd", "abcdAB"]
+        assert names_of(workload([2, 5], [2, 1], content=content)) == ["abcd", "abcdAB"]
 
     def test_a_fork_begins_amid_the_output(self):
         dialogue = Dialogue(np.array([-1, 0]), np.array([0, 3]), np.array([False, False]))
-        assert names_of(asked([2, 4], [3, 1], dialogue=dialogue)) == ["abcde", "abcAB"]
+        assert names_of(workload([2, 4], [3, 1], dialogue=dialogue)) == ["abcde", "abcAB"]
 
     def test_a_piece_is_another_behind_another_prefix(self):
         """Both prompts end in piece 8; what precedes it differs, so its keys and values do."""
         content = PromptContent(np.array([0, 1, 3]), np.array([8, 9, 8]), np.array([2, 1, 2]))
-        names = TokenNames(asked([2, 3], [1, 1], content=content))
+        names = TokenNames(workload([2, 3], [1, 1], content=content))
         first, second = (names.of(Sequence(row, 2 + row, 1, 0)) for row in (0, 1))
         assert not set(first.tolist()) & set(second.tolist())
 
     def test_all_prompts_begin_with_the_prefix(self):
-        strings = names_of(asked([3, 3], [1, 1]), prefix_tokens=2)
+        strings = names_of(workload([3, 3], [1, 1]), prefix_tokens=2)
         assert strings == ["abAB", "ab01"]
 
     def test_a_beam_goes_on_as_a_copy(self):
-        work = asked([2], [4], n=np.array([2]))
+        work = workload([2], [4], n=np.array([2]))
         names = TokenNames(work.sequences)
         leader, sibling = Sequence(0, 2, 4, 0), Sequence(1, 2, 4, 0)
         names.replace(sibling, leader, 4)
@@ -161,23 +161,23 @@ class TestWhatCannotBe:
     def test_layers_with_a_window(self):
         settings = Settings(policy="vllm-v1", model="gemma-3-27b", gpu="h200")
         with pytest.raises(SettingError, match="give --disable-hybrid-kv-cache-manager"):
-            record(settings, asked([2], [2]))
+            record(settings, workload([2], [2]))
 
     def test_shuffled_pieces(self):
         with pytest.raises(SettingError, match="orca hands out no block ids; leave it out"):
-            record(Settings(policy="orca"), asked([2], [2]), shuffle_ids=True)
+            record(Settings(policy="orca"), workload([2], [2]), shuffle_ids=True)
 
     @pytest.mark.parametrize(("window", "field"), [((-1, 2), "first_step"), ((0, 0), "num_steps")])
     def test_a_window_of_nothing(self, window, field):
         with pytest.raises(SettingError, match=f"{field} = "):
-            record(Settings(), asked([2], [2]), *window)
+            record(Settings(), workload([2], [2]), *window)
 
     def test_a_file_that_is_no_plan(self, tmp_path):
         (tmp_path / "text.npz").write_text("no")
         np.savez(tmp_path / "arrays.npz", rows=np.zeros(3))
         np.save(tmp_path / "array.npy", np.zeros(3))
         for name in ("text.npz", "arrays.npz", "array.npy"):
-            with pytest.raises(UserError, match="is no recorded plan; record it anew"):
+            with pytest.raises(UserError, match="is not a recorded plan; record it anew"):
                 load(tmp_path / name)
 
     def test_a_plan_of_another_schema(self, tmp_path):

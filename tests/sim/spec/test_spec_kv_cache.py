@@ -146,8 +146,8 @@ def test_without_prefix_caching_a_sequence_has_one_block_of_states():
 
 def test_the_block_size_asked_for_is_raised_in_whole_steps():
     """Of 64 tokens: 131,072 bytes, 8.4 of them in a state, so 9 * 64 tokens. Of 1,024: large enough as it is."""
-    for asked, block_size in ((64, 576), (1024, 1024)):
-        config = form_kv_cache(qwen3_next(), server(block_size=asked))
+    for requested, block_size in ((64, 576), (1024, 1024)):
+        config = form_kv_cache(qwen3_next(), server(block_size=requested))
         assert {group.block_size for group in config.groups} == {block_size}
 
 

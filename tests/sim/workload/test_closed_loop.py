@@ -89,14 +89,14 @@ def in_flight(run: Run) -> int:
 def test_leap_and_step_are_the_same_bits(policy, case: Case, data):
     """Invariant 6, where each request waits for an answer to another."""
     thinks = [data.draw(st.sampled_from([0, 0, 1, 150, 5000, 200_000])) for _ in case.requests]
-    asked = Users(data.draw(st.integers(1, 4)), thinks)
-    work = replace(workload_of(case.requests, case.limits.max_model_len, case.content), users=asked)
+    users = Users(data.draw(st.integers(1, 4)), thinks)
+    work = replace(workload_of(case.requests, case.limits.max_model_len, case.content), users=users)
     leapt, stepped = (
         simulate(settings_of(policy, case.pool, case.limits, leap=leap), work, case.cost) for leap in (True, False)
     )
     same(leapt, stepped)
-    assert in_flight(leapt) <= asked.max_concurrency
-    check_sent(leapt, asked, work.arrival_ticks)
+    assert in_flight(leapt) <= users.max_concurrency
+    check_sent(leapt, users, work.arrival_ticks)
 
 
 class TestSessions:
@@ -170,20 +170,20 @@ def test_sessions_leap_and_step_as_the_same_bits(policy, case: Case, data):
     n = len(case.requests)
     thinks = [data.draw(st.sampled_from([0, 0, 1, 150, 5000, 200_000])) for _ in range(n)]
     names = [data.draw(st.sampled_from([NO_SESSION, 1, 2, 3])) for _ in range(n)]
-    asked = Users(data.draw(st.sampled_from([None, 1, 2, 3])), thinks, names)
-    work = replace(workload_of(case.requests, case.limits.max_model_len, case.content), users=asked)
+    users = Users(data.draw(st.sampled_from([None, 1, 2, 3])), thinks, names)
+    work = replace(workload_of(case.requests, case.limits.max_model_len, case.content), users=users)
     leapt, stepped = (
         simulate(settings_of(policy, case.pool, case.limits, leap=leap), work, case.cost) for leap in (True, False)
     )
     same(leapt, stepped)
     if case.content is None:
         check_replayed(leapt, work, case.cost)
-    idle = check_sent(leapt, asked, work.arrival_ticks)
+    idle = check_sent(leapt, users, work.arrival_ticks)
     times = request_times(leapt)
     assert len(times.index) == n - leapt.refused.sum()
-    if asked.max_concurrency is not None:
+    if users.max_concurrency is not None:
         busy = int((times.finish_ticks - times.arrival_ticks).sum())
-        assert busy + idle == asked.max_concurrency * leapt.log.end_ticks
+        assert busy + idle == users.max_concurrency * leapt.log.end_ticks
 
 
 def test_the_interactive_response_time_law():
@@ -199,9 +199,9 @@ def test_the_interactive_response_time_law():
     assert throughput == pytest.approx(20 / (response_s + think_s), rel=0.03)
 
 
-def test_what_cannot_be_asked():
+def test_refused_values():
     work = workload(Trace("two", [5, 5], [1, 1], [0, 0]))
-    for asked, more, refused in (
+    for fields, more, refused in (
         ((0, [0, 0]), {}, "max_concurrency = 0: must be 1 or more"),
         ((1, [0, -1]), {}, "think_time = -1: must be 0 or more"),
         ((1, [0]), {}, "think_ticks = 1: must be of 2 requests"),
@@ -210,7 +210,7 @@ def test_what_cannot_be_asked():
         ((1, [0, 0]), {"dialogue": Dialogue([-1, 0], [0, 4], [0, 0])}, "max_concurrency = 1: is for requests without"),
     ):
         with pytest.raises(SettingError, match=refused):
-            replace(work, users=Users(*asked), **more)
+            replace(work, users=Users(*fields), **more)
 
 
 def test_the_program_serves_users(tmp_path, capsys):
@@ -222,7 +222,10 @@ def test_the_program_serves_users(tmp_path, capsys):
     assert status([*serve, "--n", "2", "--shared-prefix-tokens", "1"]) == DONE
     capsys.readouterr()
     for flags, message in (
-        (["simulate", "--think-time", "1"], "think_time = 1.0: is of users; say how many by max_concurrency"),
+        (
+            ["simulate", "--think-time", "1"],
+            "think_time = 1.0: applies only to users; give their number as max_concurrency",
+        ),
         ([*serve, "--think-time", "-1"], "think_time"),
     ):
         assert status(flags) == MISTAKE

@@ -24,8 +24,8 @@ from strategies import Case, crowded_cases
 COST = CopyCost()
 
 
-def served(requests: list[Request], n: list[int], asked: Users, pool: Pool = ROOMY) -> Run:
-    work = replace(workload_of(requests, 64), n=np.array(n), users=asked)
+def served(requests: list[Request], n: list[int], users: Users, pool: Pool = ROOMY) -> Run:
+    work = replace(workload_of(requests, 64), n=np.array(n), users=users)
     return simulate(settings_of("vllm-sosp23", pool, Limits(64), work=work), work, COST)
 
 
@@ -61,12 +61,12 @@ def test_several_sequences_of_a_request_are_one_answer(policy, case: Case, data)
     n = [data.draw(st.integers(1, 3)) for _ in requests]
     thinks = [data.draw(st.sampled_from([0, 1, 5000])) for _ in requests]
     names = [data.draw(st.sampled_from([NO_SESSION, 1, 2, 3])) for _ in requests]
-    asked = Users(data.draw(st.sampled_from([None, 1, 2, 3])), thinks, names)
-    work = replace(workload_of(requests, case.limits.max_model_len), n=np.array(n), users=asked)
+    users = Users(data.draw(st.sampled_from([None, 1, 2, 3])), thinks, names)
+    work = replace(workload_of(requests, case.limits.max_model_len), n=np.array(n), users=users)
     leapt, stepped = (
         simulate(settings_of(policy, case.pool, case.limits, work=work, leap=leap), work, COST)
         for leap in (True, False)
     )
     same(leapt, stepped)
     check_replayed(leapt, work, COST)
-    check_sent(leapt, asked, work.arrival_ticks)
+    check_sent(leapt, users, work.arrival_ticks)

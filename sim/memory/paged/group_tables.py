@@ -14,23 +14,29 @@ from operator import attrgetter
 from ...types.sequence import Sequence
 from ..accounting.kv_groups import STATE, PageGroups, skipped_blocks
 from ..accounting.moments import at_row, in_step
+from ..prefix import HashedBlockPool
 from .block_pool import BlockPool
 from .group_cache import NULL_BLOCK, GroupCache, Table
 from .skipped import known_tokens
 
 
-class HybridTables:
+class GroupTables:
     """Block ids behind the counts. As in ``BlockTables``, tables are updated when sequences join, leave or are read.
 
     Args:
+        host_blocks: Blocks of the swap space.
         cache: The prefix cache, if any; the tables then take their blocks from its pool.
 
     Attributes:
         tables: For each sequence, one table per group, in the order of the groups.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, groups: PageGroups, cache: GroupCache | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, host_blocks: int, block_size: int, groups: PageGroups, cache: GroupCache | None = None
+    ) -> None:
         self.pool = BlockPool(num_blocks) if cache is None else cache.pool
+        self.host_pool = BlockPool(host_blocks)
+        self.host_tables: dict[Sequence, tuple[Table, ...]] = {}
         self.tables: dict[Sequence, tuple[Table, ...]] = {}
         self._size, self._groups, self._cache, self._ahead = block_size, groups, cache, groups.ahead
         self._windows = groups.windows()
@@ -101,12 +107,15 @@ class HybridTables:
         self.pool.release(blocks)
 
     def join(self, sequence: Sequence, decode_step: int, known: int) -> None:
-        """End a prefill in ``decode_step``; from the next step on its tables grow and its windows move.
+        """End a prefill in ``decode_step``, or return from the host; from the next step on its tables grow and its windows
+        move.
 
         Args:
             known: See ``skip``.
         """
         start, size = sequence.start_tokens, self._size
+        if sequence in self.host_tables:
+            self.tables[sequence] = _moved(self.host_tables.pop(sequence), self.host_pool, self.pool)
         self.reach(sequence, known, start, start)
         # Before step s it holds start + s - decode_step - 1 tokens.
         self._takers[(decode_step + 1 - start) % size].add(sequence)
@@ -155,9 +164,29 @@ class HybridTables:
             self._cache.forget(sequence)
         self.park(sequence)
 
+    def swap_out(self, sequence: Sequence, computed: int) -> None:
+        """Move the blocks that the token after ``computed`` tokens needs to the host, and release the others."""
+        self.skip(sequence, computed)
+        self._skipped.pop(sequence, None)
+        self.host_tables[sequence] = _moved(self.tables.pop(sequence), self.pool, self.host_pool)
+        self.park(sequence)
+
     def park(self, sequence: Sequence) -> None:
         """Stop updating the tables of a sequence."""
         for members in (*self._takers, *self._givers):
             members.discard(sequence)
         self._prompts.discard(sequence)
         self._second.discard(sequence)
+
+
+def _moved(
+    tables: tuple[Table, ...], source: BlockPool | HashedBlockPool, target: BlockPool | HashedBlockPool
+) -> tuple[Table, ...]:
+    """The same tables with blocks of another pool; those of ``source`` are released."""
+    moved = []
+    for table in tables:
+        blocks = [block for block in table if block is not NULL_BLOCK]
+        ids = iter(target.take_many(len(blocks)))
+        moved.append([NULL_BLOCK if block is NULL_BLOCK else next(ids) for block in table])
+        source.release(blocks)
+    return tuple(moved)

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from fragmeter.experiments.cli.app import DONE
-from fragmeter.experiments.measured import knobs as against_knobs
-from fragmeter.experiments.measured import replay as against
+from fragmeter.experiments.measured import knobs as measured_knobs
+from fragmeter.experiments.measured import replay as measured_replay
 from fragmeter.experiments.measured.server_metrics import ServerMetrics
 from fragmeter.experiments.measured.start import benchmark
 from fragmeter.experiments.runs.pool_use import pool_use
@@ -22,13 +22,13 @@ from fragmeter.sim.types.ticks import PER_MS, PER_SECOND
 from fragmeter.sim.workload.users import Users
 from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import measured, read
-from served_bench import ASKED, BLOCKS, CHOSEN, FLAGS, Server, held, validate, written
+from served_bench import BLOCKS, CHOSEN, FLAGS, SENT, Server, held, validate, written
 
 
 class TestPlanted:
     def test_the_same_settings_leave_no_error(self, tmp_path):
         bench, base, knobs = held(tmp_path, Server())
-        rows = {row["metric"]: row for row in against.compared(bench, base)}
+        rows = {row["metric"]: row for row in measured_replay.compared(bench, base)}
         assert rows["num_preemptions"]["measured"] >= 1
         # Gauges are sampled every 50 ms; the rest is exact but for the seconds that are written as decimals.
         assert rows["mean_kv_cache_usage"]["error"] == pytest.approx(0, abs=0.02)
@@ -36,7 +36,7 @@ class TestPlanted:
         for name in set(rows) - {"mean_kv_cache_usage", "mean_num_requests_running"}:
             assert rows[name]["error"] == pytest.approx(0, abs=1e-9), name
         assert [knob.name for knob in knobs] == ["step_scale", "num_gpu_blocks", "ttft_offset_ms", "all"]
-        assert against.total_error(list(rows.values())) < 1e-9
+        assert measured_replay.total_error(list(rows.values())) < 1e-9
         assert all(knob.was == pytest.approx(knob.value, abs=1e-6) for knob in knobs if knob.was is not None)
 
     @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ class TestPlanted:
     def test_what_is_planted_is_named_first(self, server, first, value, tmp_path):
         """Not by an exact search: the scale is fitted to the median TPOT, and the offset to the medians of TTFT."""
         knobs = held(tmp_path, server)[2]
-        ranked = against_knobs.ranked(knobs)
+        ranked = measured_knobs.ranked(knobs)
         assert ranked[0].name == first
         assert ranked[0].value == pytest.approx(value, rel=0.002)
         assert ranked[0].removed > 0.98
@@ -64,10 +64,10 @@ class TestPlanted:
         assert knobs[-1].error < 0.005
 
     def test_without_metrics_the_pool_is_not_tried(self, tmp_path):
-        path, _ = written(tmp_path, Server(blocks=49), ASKED)
+        path, _ = written(tmp_path, Server(blocks=49), SENT)
         bench = benchmark(path, None, CHOSEN)
-        base = against.replay(bench, CHOSEN)
-        assert [knob.name for knob in against_knobs.vary_knobs(bench, CHOSEN, base)] == [
+        base = measured_replay.replay(bench, CHOSEN)
+        assert [knob.name for knob in measured_knobs.vary_knobs(bench, CHOSEN, base)] == [
             "step_scale",
             "ttft_offset_ms",
             "all",
@@ -94,34 +94,36 @@ class TestValues:
         assert found == pytest.approx(expected)
 
     def test_of_a_replay_they_are_those_of_its_summary(self, tmp_path):
-        bench = benchmark(written(tmp_path, Server(), ASKED)[0], None, CHOSEN)
-        replayed = against.replay(bench, CHOSEN)
+        bench = benchmark(written(tmp_path, Server(), SENT)[0], None, CHOSEN)
+        replayed = measured_replay.replay(bench, CHOSEN)
         results = summary(replayed.run)
         assert replayed.values() == pytest.approx({name: results[name] for name in replayed.values()}, rel=1e-12)
 
     def test_behind_an_offset_throughput_has_it_once(self, tmp_path):
         """It delays the last answer, too."""
         knobs = {knob.name: knob for knob in held(tmp_path, Server(offset_s=0.5))[2]}
-        bench = benchmark(written(tmp_path, Server(offset_s=0.5), ASKED)[0], None, CHOSEN)
-        for row in against.compared(bench, knobs["ttft_offset_ms"].replayed):
+        bench = benchmark(written(tmp_path, Server(offset_s=0.5), SENT)[0], None, CHOSEN)
+        for row in measured_replay.compared(bench, knobs["ttft_offset_ms"].replayed):
             assert row["error"] == pytest.approx(0, abs=1e-9), row["metric"]
 
 
 class TestKnobs:
     def test_an_offset_is_that_of_requests_that_hardly_waited(self, tmp_path):
         """All are 30 ms late, and requests that find many running 300 ms more."""
-        bench = benchmark(written(tmp_path, Server(), ASKED)[0], None, CHOSEN)
-        others, rows = bench.under_way(), np.arange(len(ASKED))
+        bench = benchmark(written(tmp_path, Server(), SENT)[0], None, CHOSEN)
+        others, rows = bench.under_way(), np.arange(len(SENT))
         crowded = others > np.quantile(others, 0.25)
         assert 0.25 < crowded.mean() < 0.75
         early_s = bench.measured.ttft_s - 0.03 - 0.3 * crowded
         replayed = SimpleNamespace(times=SimpleNamespace(index=rows), ttft_s=early_s)
-        assert against_knobs._late_ticks(bench, replayed) == pytest.approx(30 * PER_MS, rel=1e-6)
+        assert measured_knobs._late_ticks(bench, replayed) == pytest.approx(30 * PER_MS, rel=1e-6)
 
     def test_the_servers_pool_may_have_blocks_of_another_size(self, tmp_path):
-        bench = benchmark(written(tmp_path, Server(), ASKED)[0], None, CHOSEN)
+        bench = benchmark(written(tmp_path, Server(), SENT)[0], None, CHOSEN)
         bench = replace(bench, metrics=ServerMetrics(num_scrapes=1, num_gpu_blocks=30, block_size=8))
-        knobs = {knob.name: knob for knob in against_knobs.vary_knobs(bench, CHOSEN, against.replay(bench, CHOSEN))}
+        knobs = {
+            knob.name: knob for knob in measured_knobs.vary_knobs(bench, CHOSEN, measured_replay.replay(bench, CHOSEN))
+        }
         replica = knobs["num_gpu_blocks"].replayed.run.replica
         assert (replica.num_blocks, replica.block_size) == (30, 8)
         assert "give --num-gpu-blocks-override 30 --block-size 8, or" in knobs["num_gpu_blocks"].advice
@@ -129,12 +131,12 @@ class TestKnobs:
 
 def closed_loop(offset_ms: float = 0.0) -> dict:
     """Results of four clients of a simulated replica that send after each answer; a token's time is the end of its step."""
-    prompts = np.array([one.prompt_tokens for one in ASKED])
-    outputs = np.array([one.output_tokens for one in ASKED])
-    think = np.full(len(ASKED), round(offset_ms * PER_MS))
-    run = simulate(CHOSEN, Workload("closed", np.zeros(len(ASKED)), prompts, outputs, users=Users(4, think)))
+    prompts = np.array([one.prompt_tokens for one in SENT])
+    outputs = np.array([one.output_tokens for one in SENT])
+    think = np.full(len(SENT), round(offset_ms * PER_MS))
+    run = simulate(CHOSEN, Workload("closed", np.zeros(len(SENT)), prompts, outputs, users=Users(4, think)))
     residencies, run_log = run.log.residencies, run.log
-    tokens: list[list[int]] = [[] for _ in ASKED]
+    tokens: list[list[int]] = [[] for _ in SENT]
     for index, start, end in zip(residencies["index"], residencies["start_step"], run_log.residency_end, strict=True):
         tokens[index] += run_log.end_of(np.arange(start, end) + 1).tolist()
     sent = run.workload.arrival_ticks
@@ -150,31 +152,31 @@ def closed_loop(offset_ms: float = 0.0) -> dict:
 class TestClosedLoop:
     def test_clients_that_wait_are_users_that_wait(self, tmp_path):
         bench, base, _ = held(tmp_path, Server(), **closed_loop())
-        assert against.total_error(against.compared(bench, base)) == pytest.approx(0, abs=1e-9)
+        assert measured_replay.total_error(measured_replay.compared(bench, base)) == pytest.approx(0, abs=1e-9)
         assert bench.under_way().max() == 3
         # Nothing but an answer lets a client send: a replica that is faster than the server is not held back.
         assert not bench.arrivals.arrival_ticks.any() and bench.trace.arrival_ticks.any()
 
     def test_an_offset_delays_every_round(self, tmp_path):
         knobs = held(tmp_path, Server(), **closed_loop(offset_ms=80))[2]
-        first = against_knobs.ranked(knobs)[0]
+        first = measured_knobs.ranked(knobs)[0]
         # A step of four takes 31 ms, and what arrives within it waits for its end.
         assert (first.name, first.value) == ("ttft_offset_ms", pytest.approx(80, abs=15))
         assert first.removed > 0.95
 
     def test_a_limit_under_a_rate_holds_back_and_never_hurries(self, tmp_path):
         """With one client at a time, requests come when they were sent or later, one after the other."""
-        path, _ = written(tmp_path, Server(), ASKED, max_concurrency=1)
+        path, _ = written(tmp_path, Server(), SENT, max_concurrency=1)
         bench = benchmark(path, None, CHOSEN)
-        base = against.replay(bench, CHOSEN)
-        times, asked = base.times, np.array([one.arrival_ticks for one in ASKED])
-        assert (times.arrival_ticks == np.maximum(asked, np.append(0, times.finish_ticks[:-1]))).all()
+        base = measured_replay.replay(bench, CHOSEN)
+        times, arrivals = base.times, np.array([one.arrival_ticks for one in SENT])
+        assert (times.arrival_ticks == np.maximum(arrivals, np.append(0, times.finish_ticks[:-1]))).all()
 
 
 class TestGauges:
     def test_they_are_those_of_the_oracles_steps(self):
-        outcome = Server().serve(ASKED)
-        rows = [(one.arrival_ticks, one.prompt_tokens, one.output_tokens) for one in ASKED]
+        outcome = Server().serve(SENT)
+        rows = [(one.arrival_ticks, one.prompt_tokens, one.output_tokens) for one in SENT]
         run = simulate(CHOSEN, Workload("asked", *np.array(rows).T))
         slots = (BLOCKS - 1) * 4
         used = np.array([slots - step.buckets.get("free", 0) for step in outcome.steps])
@@ -201,7 +203,7 @@ class TestGauges:
 
 
 def test_requests_are_paired_on_the_terminal_in_json_and_in_files(tmp_path, capsys):
-    path, metrics = written(tmp_path, Server(offset_s=0.03), ASKED)
+    path, metrics = written(tmp_path, Server(offset_s=0.03), SENT)
     out, data = tmp_path / "out", tmp_path / "all.json"
     assert validate("--against", path, "--metrics", metrics, *FLAGS, "--out", out, "--json", data) == DONE
     printed = capsys.readouterr().out
@@ -210,7 +212,7 @@ def test_requests_are_paired_on_the_terminal_in_json_and_in_files(tmp_path, caps
     document = json.loads(data.read_text())
     pairs = pd.read_parquet(out / "requests.parquet")
     pd.testing.assert_frame_equal(pd.DataFrame(document["scatter"]), pairs)
-    assert pairs["row"].tolist() == list(range(1, len(ASKED) + 1))
+    assert pairs["row"].tolist() == list(range(1, len(SENT) + 1))
     assert (pairs["measured_ttft_ms"] - pairs["simulated_ttft_ms"]).to_numpy() == pytest.approx(30, abs=1e-6)
     assert pairs["simulated_tpot_ms"].to_numpy() == pytest.approx(pairs["measured_tpot_ms"], abs=1e-6, nan_ok=True)
     kept = json.loads((out / "against.json").read_text())
@@ -219,7 +221,7 @@ def test_requests_are_paired_on_the_terminal_in_json_and_in_files(tmp_path, caps
 
 
 def test_the_same_files_give_the_same_bytes(tmp_path):
-    path, metrics = written(tmp_path, Server(scale=1.3), ASKED)
+    path, metrics = written(tmp_path, Server(scale=1.3), SENT)
     for name in ("one", "two"):
         assert validate("--against", path, "--metrics", metrics, *FLAGS, "--out", tmp_path / name) == DONE
     for name in ("against.json", "requests.parquet"):
@@ -238,10 +240,10 @@ class TestRoot:
             tries.append(scale)
             return scale, None, math.log(2.0) - elasticity * math.log(scale)
 
-        scale, _, left = against_knobs._root(attempt, attempt(1.0))
-        assert abs(left) < against_knobs.CLOSE
+        scale, _, left = measured_knobs._root(attempt, attempt(1.0))
+        assert abs(left) < measured_knobs.CLOSE
         assert scale == pytest.approx(2.0 ** (1 / elasticity), rel=2e-3)
-        assert len(tries) <= against_knobs.MOST_RUNS + 1
+        assert len(tries) <= measured_knobs.MOST_RUNS + 1
 
     def test_a_jump_is_closed_in_on(self):
         """Too long from a scale of 1.5 on, too short below: every try lies between the nearest two of those before."""
@@ -251,34 +253,36 @@ class TestRoot:
             tries.append(scale)
             return scale, None, 1.0 if scale < 1.5 else -1.0
 
-        against_knobs._root(attempt, attempt(1.0))
+        measured_knobs._root(attempt, attempt(1.0))
         for place, scale in enumerate(tries[2:], 2):
             below = [one for one in tries[:place] if one < 1.5]
             above = [one for one in tries[:place] if one >= 1.5]
             assert max(below) < scale < min(above)
-        assert len(tries) == against_knobs.MOST_RUNS + 1
+        assert len(tries) == measured_knobs.MOST_RUNS + 1
 
     def test_where_nothing_helps_the_best_is_kept(self):
-        assert against_knobs._root(lambda scale: (scale, None, 1.0), (1.0, None, 0.5))[0] == 1.0
+        assert measured_knobs._root(lambda scale: (scale, None, 1.0), (1.0, None, 0.5))[0] == 1.0
 
 
 def test_the_error_of_the_parts_counts_alike_and_no_more_than_whole():
     """Throughput and four latencies; an error of 300 % counts as one of 100 %."""
     rows = [{"metric": "mean_ttft_ms", "error": 3.0}, {"metric": "p99_ttft_ms", "error": 0.0}]
     rows += [{"metric": "request_throughput", "error": -0.1}, {"metric": "num_preemptions", "error": 5.0}]
-    assert against.total_error(rows) == pytest.approx((0.5 + 0.1) / 2)
-    assert against.total_error([{"metric": "mean_tpot_ms", "error": None}]) == 1.0
+    assert measured_replay.total_error(rows) == pytest.approx((0.5 + 0.1) / 2)
+    assert measured_replay.total_error([{"metric": "mean_tpot_ms", "error": None}]) == 1.0
 
 
 def test_measured_is_in_the_order_of_the_trace(tmp_path):
     """A result is in the order of its data set, a trace in that of time."""
-    path, _ = written(tmp_path, Server(), ASKED)
+    path, _ = written(tmp_path, Server(), SENT)
     document = json.loads(path.read_text())
-    shuffled = np.random.default_rng(0).permutation(len(ASKED)).tolist()
+    shuffled = np.random.default_rng(0).permutation(len(SENT)).tolist()
     lists = {name: value for name, value in document.items() if isinstance(value, list)}
     moved = {name: [value[place] for place in shuffled] for name, value in lists.items()}
     path.write_text(json.dumps(document | moved))
     bench = benchmark(path, None, CHOSEN)
-    assert against.total_error(against.compared(bench, against.replay(bench, CHOSEN))) == pytest.approx(0, abs=1e-9)
+    assert measured_replay.total_error(
+        measured_replay.compared(bench, measured_replay.replay(bench, CHOSEN))
+    ) == pytest.approx(0, abs=1e-9)
     assert measured(path, read(path)).max_concurrency is None
     assert replace(bench, metrics=None).duration_s == pytest.approx(document["duration"])

@@ -12,7 +12,7 @@ import pytest
 from fragmeter.experiments.cli.app import DONE, MISTAKE
 from fragmeter.experiments.measured.start import Server as Described
 from fragmeter.experiments.measured.start import benchmark, replica
-from served_bench import ASKED, BLOCKS, CHOSEN, FLAGS, Server, held, validate, with_one_that_failed, written
+from served_bench import BLOCKS, CHOSEN, FLAGS, SENT, Server, held, validate, with_one_that_failed, written
 
 
 def leave_out(path: Path, field: str) -> dict[str, Any]:
@@ -25,32 +25,32 @@ def leave_out(path: Path, field: str) -> dict[str, Any]:
 
 class TestWhatTheFileSays:
     def test_requests_that_failed_are_left_out(self, tmp_path, capsys):
-        path, _ = written(tmp_path, Server(), ASKED)
+        path, _ = written(tmp_path, Server(), SENT)
         path.write_text(json.dumps(with_one_that_failed(json.loads(path.read_text()))))
         assert validate("--against", path, *FLAGS, "--json", tmp_path / "all.json") == DONE
         data = json.loads((tmp_path / "all.json").read_text())
-        assert (data["requests"], data["failed"], data["error"]) == (len(ASKED), 1, pytest.approx(0, abs=1e-9))
+        assert (data["requests"], data["failed"], data["error"]) == (len(SENT), 1, pytest.approx(0, abs=1e-9))
         assert "Left out: 1 requests that the server did not answer" in capsys.readouterr().out
 
     def test_metrics_of_another_load_are_reported(self, tmp_path, capsys):
-        path, metrics = written(tmp_path, Server(), ASKED)
+        path, metrics = written(tmp_path, Server(), SENT)
         assert validate("--against", path, "--metrics", metrics, *FLAGS) == DONE
         assert "another load" not in capsys.readouterr().out
         count = 'time_to_first_token_seconds_count{engine="0",model_name="facebook/opt-13b"} '
-        metrics.write_text(metrics.read_text().replace(f"{count}{len(ASKED)}.0", f"{count}{2 * len(ASKED)}.0"))
+        metrics.write_text(metrics.read_text().replace(f"{count}{len(SENT)}.0", f"{count}{2 * len(SENT)}.0"))
         assert validate("--against", path, "--metrics", metrics, *FLAGS) == DONE
         printed = " ".join(capsys.readouterr().out.split())
-        assert f"are of {2 * len(ASKED)} requests, the benchmark of {len(ASKED)}" in printed
+        assert f"are of {2 * len(SENT)} requests, the benchmark of {len(SENT)}" in printed
 
     @pytest.mark.parametrize(("blocks", "outcome"), [(1, DONE), (10**20, MISTAKE)])
     def test_a_pool_that_no_server_has(self, blocks, outcome, tmp_path, capsys):
-        path, metrics = written(tmp_path, Server(), ASKED)
+        path, metrics = written(tmp_path, Server(), SENT)
         metrics.write_text(metrics.read_text().replace(f'num_gpu_blocks="{BLOCKS}"', f'num_gpu_blocks="{blocks}"'))
         assert validate("--against", path, "--metrics", metrics, *FLAGS) == outcome
         assert ("num_gpu_blocks_override" in capsys.readouterr().err) == (outcome == MISTAKE)
 
     def test_without_times_arrivals_are_drawn(self, tmp_path, capsys):
-        path, _ = written(tmp_path, Server(), ASKED)
+        path, _ = written(tmp_path, Server(), SENT)
         document = leave_out(path, "start_times")
         assert validate("--against", path, *FLAGS) == DONE
         assert "The file has no start_times: arrivals are drawn at its rate" in capsys.readouterr().out
@@ -59,15 +59,15 @@ class TestWhatTheFileSays:
         assert "start_times = None: is missing, and so is the request rate" in capsys.readouterr().err
 
     def test_tokens_that_come_in_chunks_have_no_latency_of_their_own(self, tmp_path, capsys):
-        outcome = Server().serve(ASKED)
-        itls = Server().bench(ASKED, outcome)["itls"]
+        outcome = Server().serve(SENT)
+        itls = Server().bench(SENT, outcome)["itls"]
         halved = [[sum(gaps[place : place + 2]) for place in range(0, len(gaps), 2)] for gaps in itls]
-        path, _ = written(tmp_path, Server(), ASKED, itls=halved)
+        path, _ = written(tmp_path, Server(), SENT, itls=halved)
         assert validate("--against", path, *FLAGS, "--json", tmp_path / "all.json") == DONE
         data = json.loads((tmp_path / "all.json").read_text())
         assert not [row for row in data["rows"] if "itl" in row["metric"]]
         assert data["error"] == pytest.approx(0, abs=1e-9)
-        assert "Tokens came several at a time" in capsys.readouterr().out
+        assert "Tokens arrived in groups" in capsys.readouterr().out
 
     def test_a_request_of_one_token_has_no_tpot(self, tmp_path):
         bench = held(tmp_path, Server())[0]
@@ -75,9 +75,9 @@ class TestWhatTheFileSays:
         assert np.isnan(bench.tpot_s).any()
 
     def test_of_requests_that_all_come_at_once_nothing_is_drawn(self, tmp_path, capsys):
-        path, _ = written(tmp_path, Server(), ASKED, request_rate="inf")
+        path, _ = written(tmp_path, Server(), SENT, request_rate="inf")
         leave_out(path, "start_times")
-        assert benchmark(path, None, CHOSEN).arrivals.arrival_ticks.tolist() == [0] * len(ASKED)
+        assert benchmark(path, None, CHOSEN).arrivals.arrival_ticks.tolist() == [0] * len(SENT)
         assert validate("--against", path, *FLAGS) == DONE
         assert "arrivals are drawn" not in capsys.readouterr().out
 
@@ -92,7 +92,7 @@ class TestWhatTheFileSays:
         ],
     )
     def test_times_that_cannot_be(self, field, value, complaint, tmp_path, capsys):
-        path, _ = written(tmp_path, Server(), ASKED)
+        path, _ = written(tmp_path, Server(), SENT)
         document = json.loads(path.read_text())
         document[field][1] = value
         path.write_text(json.dumps(document))
@@ -103,7 +103,7 @@ class TestWhatTheFileSays:
     @pytest.mark.parametrize(
         ("more", "complaint"),
         [
-            ({"ttfts": [0.0] * len(ASKED)}, "ttfts = 0: is 0 throughout: the answers were not streamed"),
+            ({"ttfts": [0.0] * len(SENT)}, "ttfts = 0: is 0 throughout: the answers were not streamed"),
             ({"ttfts": [0.1]}, "ttfts = [0.1]: must be a list with a value for each request"),
             ({"max_concurrency": 0}, "max_concurrency = 0: must be a number above 0"),
             ({"max_concurrency": 10**400}, "must be a number above 0"),
@@ -111,12 +111,12 @@ class TestWhatTheFileSays:
         ],
     )
     def test_a_result_that_cannot_be(self, more, complaint, tmp_path, capsys):
-        path, _ = written(tmp_path, Server(), ASKED, **more)
+        path, _ = written(tmp_path, Server(), SENT, **more)
         assert validate("--against", path, *FLAGS) == MISTAKE
         assert complaint in capsys.readouterr().err
 
     def test_a_result_without_details(self, tmp_path, capsys):
-        path, _ = written(tmp_path, Server(), ASKED)
+        path, _ = written(tmp_path, Server(), SENT)
         leave_out(path, "itls")
         assert validate("--against", path, *FLAGS) == MISTAKE
         assert "itls = None: is missing; run vllm bench serve with --save-detailed" in capsys.readouterr().err
@@ -125,14 +125,14 @@ class TestWhatTheFileSays:
         (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n")
         assert validate("--against", tmp_path / "trace.csv", *FLAGS) == MISTAKE
         assert (
-            "is no result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf; give one"
+            "is not a result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf; give one"
             in capsys.readouterr().err
         )
 
 
 class TestReplica:
     def test_a_pasted_line_and_the_flags_that_count_in_its_place(self, tmp_path, capsys):
-        path, _ = written(tmp_path, Server(), ASKED)
+        path, _ = written(tmp_path, Server(), SENT)
         line = "vllm serve facebook/opt-13b --max-num-seqs 16 --enforce-eager --max-model-len 512"
         flags = ("--gpu", "a100-40gb", "--block-size", 4, "--num-gpu-blocks-override", BLOCKS)
         flags += ("--max-num-batched-tokens", 64, "--max-num-seqs", 16)
@@ -148,11 +148,20 @@ class TestReplica:
     @pytest.mark.parametrize(
         ("flags", "complaint"),
         [
-            ([], "gpu = None: is missing; say what the server ran on"),
-            (["--gpu", "a100-40gb", "--vllm", "0.16"], "vllm = '0.16': is of a command line; give --serve"),
-            (["--gpu", "a100-40gb", "--startup-log", "x"], "startup_log = 'x': is of a command line; give --serve"),
-            (["--serve", "vllm serve opt-13b"], "gpu = None: is missing; say on which GPU the server ran"),
-            (["--gpu", "a100-40gb", "--serve", "vllm serve opt-66b"], "serve: by the reckoning it does not start: "),
+            ([], "gpu = None: is missing; give the server's GPU with --gpu"),
+            (
+                ["--gpu", "a100-40gb", "--vllm", "0.16"],
+                "vllm = '0.16': applies only to a vllm serve line; give --serve",
+            ),
+            (
+                ["--gpu", "a100-40gb", "--startup-log", "x"],
+                "startup_log = 'x': applies only to a vllm serve line; give --serve",
+            ),
+            (["--serve", "vllm serve opt-13b"], "gpu = None: is missing; give the server's GPU"),
+            (
+                ["--gpu", "a100-40gb", "--serve", "vllm serve opt-66b"],
+                "serve: the estimated memory does not suffice to start: ",
+            ),
             (
                 ["--gpu", "a100-80gb", "--serve", "vllm serve opt-13b -dp 2"],
                 "--data-parallel-size = 2: one replica is simulated",
@@ -166,7 +175,7 @@ class TestReplica:
         ],
     )
     def test_what_cannot_be_is_said_in_a_line(self, flags, complaint, tmp_path, capsys):
-        path, _ = written(tmp_path, Server(), ASKED)
+        path, _ = written(tmp_path, Server(), SENT)
         assert validate("--against", path, *flags) == MISTAKE
         error = capsys.readouterr().err
         assert complaint in error and error.count("\n") == 1
@@ -178,4 +187,4 @@ class TestReplica:
     def test_what_is_of_a_server_needs_a_benchmark(self, flags, field, capsys):
         assert validate(*flags) == MISTAKE
         error = capsys.readouterr().err
-        assert f"{field} = {flags[1]!r}: is of a real server; give its benchmark by --against" in error
+        assert f"{field} = {flags[1]!r}: applies only to a real server; give its benchmark by --against" in error

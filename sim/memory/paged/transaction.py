@@ -1,0 +1,244 @@
+"""Tentative grants of one step of a paged memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...types.sequence import NOT_DECODING, Sequence
+from .group_cache import Found
+from .skipped import known_tokens
+
+if TYPE_CHECKING:
+    from .paged import PagedMemory
+
+
+class PagedTransaction:
+    """What is still free after the grants made so far, in blocks of all KV groups. See ``Transaction``.
+
+    With a prefix cache of KV groups grants take effect at once, because the next look-up depends on them.
+
+    Attributes:
+        memory: The memory that the grants are of.
+        block_size: Tokens a block.
+        free: Blocks that are free before any running sequence gives back or takes blocks; a policy lessens it by what
+            it grants.
+        takes: Blocks that the running sequences take in the step, whatever they give back in it.
+        need: ``takes`` less the blocks that the running sequences give back in the step.
+        decode_step: The step.
+        groups: KV groups, each of which takes a block where a sequence needs one.
+        group_found: Result of the last look-up in a prefix cache of KV groups.
+    """
+
+    __slots__ = ("block_size", "decode_step", "free", "gave", "group_found", "groups", "memory", "need", "takes")
+    memory: PagedMemory
+    block_size: int
+    free: int
+    takes: int
+    need: int
+    decode_step: int
+    groups: int
+    group_found: Found
+    #: The running sequence that gave blocks back last in a pass over all of them, and how many.
+    gave: tuple[Sequence | None, int]
+
+    def __init__(self, memory: PagedMemory) -> None:
+        self.memory = memory
+        self.block_size, self.groups = memory.block_size, memory.growing
+        self.gave = None, 0
+
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks that must be free for the admission of a prompt of ``tokens``."""
+        blocks = -(-tokens // self.block_size)
+        return blocks if self.memory.is_plain else self.memory.groups.wanted_blocks(blocks)
+
+    def chunk_blocks(self, sequence: Sequence, tokens: int) -> int:
+        """Blocks that a prefill takes for its next ``tokens``, less those that it gives back for them."""
+        memory, computed = self.memory, sequence.computed_tokens
+        held = memory.partial[sequence]
+        more = max(0, -(-(computed + tokens) // self.block_size) - held.blocks)
+        if memory.is_plain:
+            return more
+        if memory.group_tables:
+            # Released even if the chunk then finds too few blocks.
+            memory.group_tables.skip(sequence, held.known_tokens)
+        if memory.cache:
+            # Released blocks may still be in tables of other sequences.
+            self.free = memory.cache.pool.num_free
+            return (memory.groups.full + memory.groups.sliding) * more + memory.groups.states * min(more, 1)
+        return memory.pages(more, memory.skipped_in_prefill(held, computed, computed + tokens))
+
+    def take_for_running(self) -> None:
+        """The running sequences take their blocks for the step."""
+        self._freed(-self.need)
+
+    def look_up(self, sequence: Sequence) -> int:
+        """Tokens of a sequence that waits that need not be computed: where nothing is cached, those that came with it."""
+        cache, tables = self.memory.cache, self.memory.group_tables
+        if cache is None or tables is None:
+            return sequence.computed_tokens
+        tables.grow_until(self.decode_step + 1)
+        self.group_found = cache.look_up(sequence)
+        return self.group_found.blocks * self.block_size
+
+    def lacking(self, sequence: Sequence, tokens: int) -> int:
+        """Blocks that must be free to admit the sequence that was looked up last: the maximum of those for all its tokens
+        and of those for the tokens to compute now.
+
+        Args:
+            tokens: How many it would compute now.
+        """
+        memory, start, size = self.memory, sequence.start_tokens, self.block_size
+        if memory.cache is None:
+            return self.blocks_of(start)
+        found, groups, blocks = self.group_found.blocks, memory.groups, -(-start // size)
+        if memory.cache.computes_now(self.group_found):
+            # The state at the end of the prefix is only available after this step.
+            return memory.num_blocks + 1
+        now = -(-(found * size + tokens) // size)
+        windows = max(0, min(blocks, groups.most_prompt_blocks) - found)
+        states = groups.states * min(blocks - found, 1)
+        most = groups.full * (blocks - found) + groups.sliding * windows + states
+        at_once = (groups.full + groups.sliding) * (now - found) + states
+        return max(most, at_once) + memory.cache.to_take(self.group_found)
+
+    def beyond(self, sequence: Sequence, tokens: int) -> int:
+        """Those of the blocks that ``lacking`` asks for that hold none of its first ``tokens``."""
+        memory, groups, now = self.memory, self.memory.groups, -(-tokens // self.block_size)
+        if memory.cache is None:
+            return self.blocks_of(sequence.start_tokens) - memory.growing * now - memory.fixed
+        if memory.cache.computes_now(self.group_found):
+            return 0
+        found = self.group_found.blocks
+        at_once = (
+            (groups.full + groups.sliding) * (now - found) + groups.states + memory.cache.to_take(self.group_found)
+        )
+        return self.lacking(sequence, tokens - found * self.block_size) - at_once
+
+    def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
+        """Grant the sequence that was looked up last the blocks to compute ``tokens``, after those that it found.
+
+        Args:
+            blocks: What it lacked.
+        """
+        cache, tables = self.memory.cache, self.memory.group_tables
+        if cache is None or tables is None:
+            self.free -= blocks
+            if tables:
+                # In the order of admissions; the executor knows those that end their prefill first.
+                tables.take(sequence, tokens, tokens)
+            return
+        sequence.computed_tokens = known = self.group_found.blocks * self.block_size
+        cache.enter(sequence, self.group_found)
+        tables.enter(sequence, self.group_found.tables)
+        self.memory.begin(sequence, known)
+        tables.reach(sequence, known, known + tokens, known + tokens)
+        self.free = cache.pool.num_free
+
+    def junction(self, sequence: Sequence) -> int:
+        """Tokens of the longer prefix of a sequence that only some KV groups had when it was looked up; 0 for none."""
+        cache = self.memory.cache
+        return cache.junction(sequence) * self.block_size if cache else 0
+
+    def extend(self, sequence: Sequence, tokens: int) -> None:
+        """Grant a sequence in a chunked prefill the blocks for its first ``tokens``."""
+        tables = self.memory.group_tables
+        if tables:
+            tables.grow_until(self.decode_step + 1)
+            tables.reach(sequence, self.memory.partial[sequence].known_tokens, tokens, tokens)
+
+    def reclaimed(self, sequence: Sequence, decode_step: int) -> int:
+        """Blocks that come free if a sequence gives way before ``decode_step``, after those already asked for."""
+        memory, partial = self.memory, self.memory.partial.get(sequence)
+        if partial is not None:
+            return memory.pages(partial.blocks, partial.skipped) + memory.fixed
+        blocks = -(-sequence.held_tokens(decode_step) // self.block_size)
+        return memory.pages(blocks, memory.skipped_by(sequence, decode_step)) + memory.fixed
+
+    def needs_block(self, sequence: Sequence, decode_step: int) -> bool:
+        """Whether the slot of ``decode_step`` opens a new block for a running sequence."""
+        return not sequence.held_tokens(decode_step) % self.block_size
+
+    def exchange(self, sequence: Sequence, decode_step: int) -> tuple[int, int]:
+        """Blocks that a running sequence gives back in ``decode_step``, and those that it then takes."""
+        held = sequence.held_tokens(decode_step)
+        back = sum(
+            kind.number * (kind.in_decode(sequence, decode_step) - kind.so_far(sequence, decode_step))
+            for kind in self.memory.giving
+        )
+        return back, self.groups * (held % self.block_size == 0)
+
+    # Where the running sequences go one by one. With block ids they take their blocks at once.
+
+    def grow_tables(self, steps: int) -> None:
+        """Bring block tables up to date.
+
+        Args:
+            steps: 0 before the running sequences go one by one; 1 after they have all taken their blocks of the step, before
+                any other sequence takes blocks, or gives some up.
+        """
+        tables = self.memory.tables or self.memory.group_tables
+        if tables:
+            tables.grow_until(self.decode_step + steps)
+
+    def needed(self, sequence: Sequence, tokens: int) -> int:
+        """Blocks that a running sequence, or one in a chunked prefill, takes for its next ``tokens``, once it has given
+        back what its windows have passed."""
+        if sequence.start_step == NOT_DECODING:
+            return self.chunk_blocks(sequence, tokens)
+        back, taken = self.exchange(sequence, self.decode_step)
+        if self.memory.group_tables:
+            known = known_tokens(sequence, self.decode_step, self.memory.groups.ahead)
+            self.memory.group_tables.skip(sequence, known)
+        self.gave = sequence, back
+        self._freed(back)
+        return taken
+
+    def take(self, sequence: Sequence, tokens: int, blocks: int) -> None:
+        """It takes those ``blocks``."""
+        memory, prefills = self.memory, sequence.start_step == NOT_DECODING
+        if memory.group_tables:
+            until = tokens + (sequence.computed_tokens if prefills else sequence.held_tokens(self.decode_step))
+            memory.group_tables.take(sequence, until, until - (memory.groups.ahead and not prefills))
+        elif prefills:
+            self.extend(sequence, sequence.computed_tokens + tokens)
+        elif blocks and memory.tables:
+            memory.tables.append(sequence)
+        self._freed(-blocks)
+
+    def pass_over(self, sequence: Sequence) -> None:
+        """A sequence in a chunked prefill computes nothing in this step."""
+        held = self.memory.partial[sequence]
+        # In the next decision none of its tokens is in flight.
+        self.memory.partial[sequence] = held._replace(known_tokens=held.computed_tokens)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """A sequence gives up its blocks, which others may take in the same step; the plan has to name it."""
+        tables = self.memory.tables or self.memory.group_tables
+        self.free += self._left_of(sequence)
+        if tables:
+            tables.grow_until(self.decode_step)
+            tables.drop(sequence)
+        self._freed(0)
+
+    def swap_out(self, sequence: Sequence) -> None:
+        """As ``preempt``, for a sequence that goes to the host."""
+        self.free += self._left_of(sequence)
+        if self.memory.group_tables:
+            self.memory.group_tables.swap_out(sequence, sequence.held_tokens(self.decode_step))
+
+    def _left_of(self, sequence: Sequence) -> int:
+        """Blocks that a sequence still has, after those that it gave back in this step."""
+        giver, blocks = self.gave
+        return self.reclaimed(sequence, self.decode_step) - (blocks if giver is sequence else 0)
+
+    def end_of_running(self) -> None:
+        """All running sequences have taken their blocks, or given up those that they had."""
+        self.need, self.gave = 0, (None, 0)
+        tables = self.memory.tables or self.memory.group_tables
+        if tables:
+            tables.grown(self.decode_step)
+
+    def _freed(self, blocks: int) -> None:
+        """So many more blocks are free; a prefix cache of KV groups counts itself."""
+        cache = self.memory.cache
+        self.free = self.free + blocks if cache is None else cache.pool.num_free

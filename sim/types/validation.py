@@ -1,0 +1,38 @@
+"""Errors of pydantic in the words of this package: what a value must be, without the name of a Python type."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+#: Requirement by pydantic's error type; {names} are those of the error's context.
+_REQUIREMENTS = {
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "finite_number": "must be finite",
+    "missing": "is missing",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("string_type", "bytes_type"), "must be text"),
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
+    **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "must be an object"),
+    **dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), "is not a known field"),
+}
+
+
+def requirement(error: ErrorDetails) -> str:
+    """What pydantic requires of a value; errors of other kinds keep pydantic's message."""
+    known = _REQUIREMENTS.get(error["type"])
+    if known is None:
+        return error["msg"].removeprefix("Value error, ")
+    # Bounds of floats are given as floats: 1.0 is written as 1.
+    context = {
+        name: f"{value:.15g}" if isinstance(value, float) else value for name, value in error.get("ctx", {}).items()
+    }
+    return known.format(**context)
