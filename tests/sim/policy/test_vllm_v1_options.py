@@ -39,7 +39,7 @@ def test_priorities_need_a_column_and_a_single_replica():
     plain = Workload("plain", WORK.arrival_ticks, WORK.prompt_tokens, WORK.output_tokens)
     with pytest.raises(SettingError, match="no request has a priority"):
         simulate(options(scheduling_policy="priority"), plain)
-    with pytest.raises(SettingError, match="^scheduling_policy = 'priority': is for a single replica"):
+    with pytest.raises(SettingError, match="^scheduling_policy = 'priority': needs a single replica"):
         simulate_cluster(options(scheduling_policy="priority"), WORK, cluster(num_replicas=2))
 
 
