@@ -65,6 +65,8 @@ def _frame(trace: Trace) -> pd.DataFrame:
         columns["max_tokens"] = trace.max_tokens
     if trace.n is not None:
         columns["n"] = trace.n
+    if trace.priority is not None:
+        columns["priority"] = trace.priority
     if trace.dialogue is not None:
         columns |= _dialogue(trace.dialogue)
     if trace.content is not None:

@@ -253,6 +253,8 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
         raise SettingError("n", int(workload.num_sequences.max()), remedy)
     if is_grouped(settings, workload) and workload.dialogue is not None:
         raise SettingError("parent", "given", remedy)
+    if settings.value("scheduling_policy") == "priority":
+        raise SettingError("scheduling_policy", "priority", remedy)
     if prefix := pinned_tokens(settings.policy_options):
         raise SettingError("shared_prefix_tokens", prefix, remedy)
 

@@ -167,6 +167,56 @@ class VllmV1Options(VllmServeOptions):
     """Of vLLM V1."""
 
     async_scheduling: Annotated[bool, Field(description="Decide a step while the step before it runs.")] = True
+    long_prefill_token_threshold: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=2**31,
+            description="Most tokens of one sequence in a step, unless it is alone, so that a long prompt does not use the"
+            " whole budget; 0 for no such bound.",
+        ),
+    ] = 0
+    long_prefill_token_threshold_adaptive: Annotated[
+        bool,
+        Field(
+            description="Raise long_prefill_token_threshold to an equal share of max_num_batched_tokens for each running and"
+            " waiting sequence."
+        ),
+    ] = False
+    max_num_active_seqs: Annotated[
+        Count | None,
+        Field(
+            description="Sequences that may run at once, at most max_num_seqs, which sizes the CUDA graphs; default:"
+            " max_num_seqs."
+        ),
+    ] = None
+    scheduler_reserve_full_isl: Annotated[
+        bool,
+        Field(
+            description="Admit a sequence only if the blocks of all its known tokens are free, not only those of its first chunk."
+        ),
+    ] = True
+    prefill_schedule_interval: Annotated[
+        Count,
+        Field(
+            description="Steps from one that computes prompts to the next that may, while sequences decode and none was left"
+            " waiting; 1 for no such interval."
+        ),
+    ] = 1
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"],
+        Field(
+            description='Order of the queue and of preemptions: "fcfs" is order of arrival, "priority" is the priority of'
+            " requests, lower first, and then their arrival."
+        ),
+    ] = "fcfs"
+
+    def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
+        if name == "scheduling_policy" and workload is not None and workload.priority is None:
+            return f"no request has a priority; use a trace with a column priority, {LEAVE_OUT}"
+        if name == "long_prefill_token_threshold_adaptive" and not self.long_prefill_token_threshold:
+            return f"raises long_prefill_token_threshold, which is 0; give that, {LEAVE_OUT}"
+        return super().why_unread(name, replica, workload)
 
 
 @dataclass(frozen=True, kw_only=True)

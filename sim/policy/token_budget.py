@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
 from ..memory.accounting.kv_groups import PageGroups
@@ -29,13 +30,17 @@ class TokenBudget(Policy):
     default_max_num_batched_tokens = 2048
     disaggregates = True
     #: Whether chunks may end before the end of the budget.
-    aligns_chunks = False
+    splits_chunks = False
+    #: Whether the blocks of all known tokens must be free at an admission, not only those of the first chunk.
+    reserves_whole = True
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         if limits.max_num_batched_tokens < limits.max_num_seqs:
             remedy = f"must be at least max_num_seqs = {limits.max_num_seqs}"
             raise SettingError("max_num_batched_tokens", limits.max_num_batched_tokens, remedy)
         super().__init__(limits, options, groups)
+        #: Sequences that may run at once.
+        self.most_running = limits.max_num_seqs
 
     def memory(self, pool: Pool) -> PagedMemory:
         """See ``Policy``."""
@@ -119,9 +124,9 @@ class TokenBudget(Policy):
             steady, tokens = not chunks, sum(tokens for _, tokens in (*ended, *chunks))
             admitted += (sequence for sequence, _ in ended)
         held_seqs = state.batch_size + len(state.stalled) + len(state.prefilling) + len(state.finished)
-        free_seqs = self.limits.max_num_seqs - held_seqs
+        free_seqs = self.most_running - held_seqs
         watermark = self.limits.watermark_blocks
-        for sequence in state.waiting:
+        for sequence in self._queue(state):
             if not budget:
                 # If this step also computed prompts, the next step has more budget for this one.
                 steady, wakes = steady and not tokens, False
@@ -132,15 +137,17 @@ class TokenBudget(Policy):
             known = transaction.look_up(sequence)
             left = sequence.start_tokens - known
             now = left if left < budget else budget
-            if self.aligns_chunks:
+            if self.splits_chunks:
                 now = self._chunk(sequence, known, now, transaction)
             blocks = transaction.lacking(sequence, now)
+            later = transaction.beyond(sequence, known + now) if left > now else 0
+            required = blocks if self.reserves_whole else blocks - later
             spare = watermark and watermark * bool(held_seqs or admitted or going_on)
-            if not now or transaction.free - blocks < spare:
+            if not now or transaction.free - required < spare:
                 wakes = False
                 break
             free_seqs -= 1
-            transaction.enter(sequence, now, blocks)
+            transaction.enter(sequence, now, blocks - later)
             tokens += now
             budget -= now
             if left > now:
@@ -152,8 +159,12 @@ class TokenBudget(Policy):
             admitted=tuple(admitted), prefill_tokens=tokens, steady=steady, wakes=wakes, chunks=tuple(going_on)
         )
 
+    def _queue(self, state: State) -> Iterable[Sequence]:
+        """The waiting sequences in the order of their admission."""
+        return state.waiting
+
     def _chunk(self, sequence: Sequence, computed: int, tokens: int, transaction: PagedTransaction) -> int:
-        """Number of the next ``tokens`` of a prefill that a step computes after ``computed``; see ``aligns_chunks``."""
+        """Number of the next ``tokens`` of a prefill that a step computes after ``computed``; see ``splits_chunks``."""
         return tokens
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:

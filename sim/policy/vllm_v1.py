@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from ..memory.accounting.kv_groups import FULL, PageGroups
@@ -16,6 +18,9 @@ from ..types.state import State
 from .base import Limits, Pool, Server
 from .options import Options, VllmV1Options
 from .token_budget import TokenBudget
+
+#: More steps than in any leap.
+_FOR_EVER = 1 << 40
 
 
 class VllmV1(TokenBudget):
@@ -47,9 +52,22 @@ class VllmV1(TokenBudget):
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         super().__init__(limits, options, groups)
-        self.schedules_ahead = isinstance(options, VllmV1Options) and options.async_scheduling
-        self._is_plain = self.groups.kinds == (FULL,)
-        self.aligns_chunks = self.groups.states_by_block
+        chosen = options if isinstance(options, VllmV1Options) else VllmV1Options(async_scheduling=False)
+        self.schedules_ahead = chosen.async_scheduling
+        self.groups = groups or PageGroups(ahead=self.schedules_ahead)
+        self._cap, self._longest_chunk = _ChunkCap(limits, chosen), limits.max_num_batched_tokens
+        self._cadence = _Cadence(chosen.prefill_schedule_interval) if chosen.prefill_schedule_interval > 1 else None
+        self.reserves_whole = chosen.scheduler_reserve_full_isl
+        if chosen.max_num_active_seqs is not None:
+            if chosen.max_num_active_seqs > limits.max_num_seqs:
+                remedy = f"must be at most max_num_seqs = {limits.max_num_seqs}"
+                raise SettingError("max_num_active_seqs", chosen.max_num_active_seqs, remedy)
+            self.most_running = chosen.max_num_active_seqs
+        # Prefills overlap, so that sequences take their blocks in turn.
+        self._by_priority, self._entered = chosen.scheduling_policy == "priority", 0
+        overlaps = self._cap.tokens > 0 or self._cadence is not None or self._by_priority
+        self._is_plain = self.groups.kinds == (FULL,) and not overlaps
+        self.splits_chunks = self.groups.states_by_block or overlaps
 
     @staticmethod
     def in_flight_tokens(limits: Limits, options: Any) -> int:
@@ -101,11 +119,25 @@ class VllmV1(TokenBudget):
         chains = None if pool.token_runs is None else Chains(pool.token_runs, size)
         if chains is not None and self._is_plain:
             return CachedMemory(usable, size, chains, pool.ids, unnamed_first=True, ahead=self.schedules_ahead)
-        return PagedMemory(usable, size, ids=pool.ids, groups=self.groups, chains=chains)
+        return PagedMemory(usable, size, ids=pool.ids, groups=self.groups, chains=chains, in_turn=not self._is_plain)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """Schedule the running sequences, then the waiting sequences."""
-        in_order = not state.stalled and not (state.prefilling and self.aligns_chunks)
+        if not self.splits_chunks:
+            return self._schedule(state, transaction)
+        self._longest_chunk = self._cap.of(state)
+        if self._cadence is not None:
+            self._cadence.begin(state)
+        plan = self._schedule(state, transaction)
+        if self._cadence is not None:
+            self._cadence.end(state, plan)
+        if self._by_priority and state.waiting and not plan.preempted:
+            # A request that arrives may come before those that wait.
+            plan = plan._replace(order=tuple(sorted(state.waiting, key=_BY_URGENCY)), wakes=True)
+        return plan
+
+    def _schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
+        in_order = not state.stalled and not (state.prefilling and self.splits_chunks)
         if in_order and transaction.free >= transaction.takes:
             return self._fill(state, transaction, next(iter(state.prefilling), None))
         if not in_order or not self._is_plain or state.finished:
@@ -146,30 +178,71 @@ class VllmV1(TokenBudget):
         kept.sort(key=lambda sequence: sequence.order)
         budget, place = self.limits.max_num_batched_tokens, 0
         preempted: list[Sequence] = []
-        scheduled: list[tuple[Sequence, int]] = []
+        # Tokens of each scheduled sequence, and the blocks that it took for them, less those that it gave back.
+        scheduled: dict[Sequence, tuple[int, int]] = {}
         while place < len(kept) and budget:
             sequence = kept[place]
             tokens = self._next_tokens(sequence, state, budget, transaction)
             if tokens:
+                before = transaction.free
                 needed = transaction.needed(sequence, tokens)
-                while transaction.free < needed and len(kept) > place:
-                    preempted.append(kept.pop())
-                    transaction.preempt(preempted[-1])
-                if place == len(kept):
+                given_back = transaction.free - before
+                while transaction.free < needed and sequence in kept[place : place + 1]:
+                    victim = self._victim(kept)
+                    if victim in scheduled:
+                        more, taken = scheduled.pop(victim)
+                        budget += more
+                        transaction.free += taken
+                    # Also one that computes nothing in this step, as its last token is in flight.
+                    place -= kept.index(victim) < place
+                    kept.remove(victim)
+                    preempted.append(victim)
+                    transaction.preempt(victim)
+                if sequence not in kept[place : place + 1]:
+                    if self._by_priority:
+                        continue
                     break
+                free = transaction.free
                 transaction.take(sequence, tokens, needed)
-                scheduled.append((sequence, tokens))
+                scheduled[sequence] = tokens, free - transaction.free - given_back
                 budget -= tokens
+                if self._cadence is not None and sequence in state.prefilling:
+                    self._cadence.prefills = True
             place += 1
         transaction.end_of_running()
-        return self._plan(state, transaction, budget, kept, scheduled, tuple(preempted))
+        computed = [(sequence, tokens) for sequence, (tokens, _) in scheduled.items()]
+        return self._plan(state, transaction, budget, kept, computed, tuple(preempted))
+
+    def _victim(self, kept: list[Sequence]) -> Sequence:
+        """The running sequence to preempt: the last one, or the least urgent one."""
+        return max(kept, key=_BY_URGENCY) if self._by_priority else kept[-1]
+
+    def _queue(self, state: State) -> Iterable[Sequence]:
+        """See ``TokenBudget``."""
+        if not self._by_priority:
+            return state.waiting
+        return self._numbered(sorted(state.waiting, key=_BY_URGENCY))
+
+    def _numbered(self, queue: Iterable[Sequence]) -> Iterator[Sequence]:
+        """The sequences of a queue; those that enter are ordered by that, not by arrival."""
+        for sequence in queue:
+            self._entered += 1
+            sequence.order = self._entered
+            yield sequence
 
     def _next_tokens(self, sequence: Sequence, state: State, budget: int, transaction: PagedTransaction) -> int:
         """Tokens that a running sequence computes in the step."""
         if sequence not in state.prefilling:
             return int(sequence not in state.finished)
+        if self._defers:
+            return 0
         computed = sequence.computed_tokens
         return self._chunk(sequence, computed, min(sequence.start_tokens - computed, budget), transaction)
+
+    @property
+    def _defers(self) -> bool:
+        """Whether the step computes no prompts because of ``prefill_schedule_interval``."""
+        return self._cadence is not None and self._cadence.defers
 
     def _plan(
         self,
@@ -201,20 +274,24 @@ class VllmV1(TokenBudget):
             )
         else:
             plan = self._admit(state, transaction, budget, ended, chunks)
-        if stalls or resumes or state.stalled or state.prefilling:
+        if stalls or resumes or state.stalled or (state.prefilling and not self._defers):
             plan = plan._replace(steady=False, stalls=(stalls, resumes))
         return plan
 
     def _chunk(self, sequence: Sequence, computed: int, tokens: int, transaction: PagedTransaction) -> int:
-        """With states at the ends of blocks, chunks end on block boundaries (vLLM's ``_mamba_block_aligned_split``)."""
+        """Chunks are no longer than ``long_prefill_token_threshold``. With states at the ends of blocks, they end on block
+        boundaries (vLLM's ``_mamba_block_aligned_split``)."""
+        if self._defers and sequence.start_tokens - computed > 1:
+            return 0
+        tokens = min(tokens, self._longest_chunk)
         known, size = sequence.start_tokens, transaction.block_size
         prompt_end = max(sequence.prompt_tokens, known - 1)
-        if not self.aligns_chunks or computed >= prompt_end:
+        if not self.groups.states_by_block or computed >= prompt_end:
             return tokens
         end = computed + tokens
         if end < prompt_end:
             aligned = end // size * size
-            if aligned > computed or size <= self.limits.max_num_batched_tokens:
+            if aligned > computed or size <= self._cap.least:
                 end = aligned
         junction = transaction.junction(sequence)
         stops = [
@@ -226,7 +303,103 @@ class VllmV1(TokenBudget):
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Steps until the running sequences need more blocks than are free, or the head of the queue may find its blocks."""
+        if self._cadence is not None:
+            limit = min(limit, self._cadence.steps_deferred(state))
+        if state.waiting and not self.reserves_whole and (memory.cache_log or not self._is_plain):
+            # Fewer blocks suffice for the head than those of its known tokens, also after evictions of what it found.
+            return 1
         if self._is_plain:
             return super().horizon(state, memory, limit)
+        if state.waiting and memory.cache and not memory.giving:
+            return 1
         limit = self.steps_until_head_fits(state, memory, limit)
         return max(1, min(limit, memory.steps_with(state, memory.free, limit)))
+
+
+#: vLLM's order of requests with a priority: by that, then by arrival.
+_BY_URGENCY = attrgetter("urgency")
+
+
+class _ChunkCap:
+    """Most tokens of one sequence in a step (``long_prefill_token_threshold``).
+
+    Args:
+        limits, options: Of the policy.
+
+    Attributes:
+        tokens: The threshold; 0 for none.
+        least: Bound on a chunk, however few sequences there are: the threshold, or the budget.
+
+    Raises:
+        SettingError: As vLLM refuses it.
+    """
+
+    def __init__(self, limits: Limits, options: VllmV1Options) -> None:
+        self.tokens = options.long_prefill_token_threshold
+        if self.tokens > limits.max_model_len:
+            remedy = f"must be at most max_model_len = {limits.max_model_len}"
+            raise SettingError("long_prefill_token_threshold", self.tokens, remedy)
+        self._budget, self._adaptive = limits.max_num_batched_tokens, options.long_prefill_token_threshold_adaptive
+        self.least = min(self.tokens or self._budget, self._budget)
+
+    def of(self, state: State) -> int:
+        """The cap of a step. A sequence that is alone has none, as it delays no other."""
+        sequences = state.batch_size + sum(map(len, (state.stalled, state.prefilling, state.finished, state.waiting)))
+        if not self.tokens or sequences <= 1:
+            return self._budget
+        return max(self.tokens, self._budget // sequences) if self._adaptive else self.tokens
+
+
+class _Cadence:
+    """Defers prompts between steps that compute some (``prefill_schedule_interval``).
+
+    Prompts are deferred until ``interval`` steps have passed since the last step that computed some, as long as a sequence
+    decodes and no sequence was left waiting when prompts were last admitted.
+
+    Attributes:
+        defers: Whether the step that is decided computes no prompts.
+        prefills: Whether a running sequence was to compute a part of its prompt in it, even if it was preempted then.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self.defers = self.prefills = False
+        # Steps that decode steps do not count: those without decodes.
+        self._uncounted = 0
+        # Number of the last step with a prompt, from 1; at first none is deferred.
+        self._last = -interval
+        self._left_some = False
+
+    def _executed(self, state: State) -> int:
+        """Steps that have computed tokens."""
+        return state.decode_step + self._uncounted
+
+    def begin(self, state: State) -> None:
+        """A step is to be decided."""
+        self.prefills = False
+        decodes = state.running or state.stalled or state.finished
+        too_early = self._executed(state) + 1 - self._last < self._interval
+        self.defers = bool(decodes and too_early and not self._left_some)
+
+    def end(self, state: State, plan: StepPlan) -> None:
+        """The step is decided."""
+        decodes = state.batch_size - sum(sequence in state.running for sequence in plan.preempted) + len(plan.admitted)
+        stalled, resumed = plan.stalls or ((), ())
+        decodes += len(resumed) - len(stalled)
+        executed = self._executed(state)
+        # Sequences that compute a token in vain leave before the step, which decode steps then do not count either.
+        stay = decodes - sum(each not in plan.preempted and each not in stalled for each in state.in_vain)
+        if not stay and (decodes or plan.prefill_tokens):
+            self._uncounted += 1
+        begun = [each for each in plan.admitted if each not in state.prefilling]
+        if self.prefills or plan.chunks or any(each.start_tokens - each.computed_tokens > 1 for each in begun):
+            self._last = executed + bool(decodes or plan.prefill_tokens)
+        if not plan.preempted and not self.defers:
+            begun += (sequence for sequence, _ in plan.chunks if sequence not in state.prefilling)
+            self._left_some = len(state.waiting) > len(begun)
+
+    def steps_deferred(self, state: State) -> int:
+        """Steps, the coming one included, until prompts are computed again; a large number if none are deferred."""
+        if not self.defers:
+            return _FOR_EVER
+        return max(1, self._last + self._interval - self._executed(state) - 1)

@@ -23,7 +23,8 @@ class Sequence:
 
     Attributes:
         index: Row of the sequence in the workload.
-        order: Place in the order of arrival; equal to ``index`` unless users send requests in a closed loop.
+        order: Place in the order of arrival; equal to ``index`` unless users send requests in a closed loop. A scheduler
+            that admits sequences in another order renumbers them as it admits them.
         prompt_tokens, output_tokens, max_tokens: As in the workload.
         start_tokens: Tokens with KV after the first step of its next (or last) residency on the device: the
             prompt, and after a preemption also the generated tokens. A prefill computes all of them; a
@@ -38,16 +39,18 @@ class Sequence:
         finish_step: Decode step that generates its last token.
         grant: Slots reserved for it, in memories with reservations.
         group: The sequences of its request that share the prompt; None for a single sequence.
+        urgency: Its request's priority, lower first, and its place in the order of arrival; only where requests have a priority.
     """
 
     __slots__ = (
         "computed_tokens", "finish_step", "generated_tokens", "grant", "group", "index", "kind", "lag",
-        "lost_tokens", "max_tokens", "order", "output_tokens", "prompt_tokens", "start_step", "start_tokens",
+        "lost_tokens", "max_tokens", "order", "output_tokens", "prompt_tokens", "start_step", "start_tokens", "urgency",
     )  # fmt: skip
-    # Set at the start of a sequence, and by the memory.
+    # Set at the start of a sequence, by the memory, and by the source.
     finish_step: int
     lag: int
     grant: Grant
+    urgency: tuple[int, int]
 
     def __init__(self, index: int, prompt_tokens: int, output_tokens: int, max_tokens: int) -> None:
         self.index = self.order = index

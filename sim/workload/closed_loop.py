@@ -42,6 +42,7 @@ class Maker:
     def __init__(self, workload: Workload, max_model_len: int, grouping: Grouping | None = None) -> None:
         limits = max_model_len - workload.prompt_tokens if workload.max_tokens is None else workload.max_tokens
         self._lengths = [column.tolist() for column in (workload.prompt_tokens, workload.output_tokens, limits)]
+        self._priorities = None if workload.priority is None else workload.priority.tolist()
         self._counts, self._first = workload.num_sequences.tolist(), workload.first_sequences.tolist()
         self._grouping = grouping
         # After a single token a group is done before its siblings begin.
@@ -55,6 +56,8 @@ class Maker:
         made = tuple(Sequence(first + place, *lengths) for place in range(self._counts[request]))
         for place, sequence in enumerate(made, order):
             sequence.order = place
+            if self._priorities is not None:
+                sequence.urgency = self._priorities[request], place
         return made
 
     def arriving(self, request: int, made: tuple[Sequence, ...]) -> Iterable[Sequence]:

@@ -68,9 +68,11 @@ class OpenLoop:
         prompts = work.prompt_tokens[rows]
         limits = self._max_model_len - prompts if work.max_tokens is None else work.max_tokens[rows]
         columns = (rows, prompts, work.output_tokens[rows], limits)
-        return zip(
-            work.arrival_ticks[rows].tolist(), map(Sequence, *(column.tolist() for column in columns)), strict=True
-        )
+        arrivals = work.arrival_ticks[rows].tolist()
+        sequences: Iterable[Sequence] = map(Sequence, *(column.tolist() for column in columns))
+        if work.priority is not None:
+            sequences = map(_with_priority, sequences, work.priority[rows].tolist())
+        return zip(arrivals, sequences, strict=True)
 
     @property
     def delivered(self) -> int:
@@ -87,3 +89,8 @@ class OpenLoop:
             waiting.append(self._next)
             ticks, self._next = next(self._coming, none)
         self.next_ticks = ticks
+
+
+def _with_priority(sequence: Sequence, priority: int) -> Sequence:
+    sequence.urgency = priority, sequence.index
+    return sequence

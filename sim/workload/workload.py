@@ -27,6 +27,7 @@ class Workload:
         content: Contents of the prompts; None if they are unknown and no prefix can be shared.
         dialogue: The parents of prompts that begin with another request's tokens; None without parents.
         n: int64 [n] or None: sequences of each request, all with its output length; None is one each.
+        priority: int64 [n] or None: priority of each request, lower first; None if requests have none.
         users: Users of a closed loop; None if arrivals are independent. In the workload of a finished run
             ``arrival_ticks`` are the send times, which need not ascend with sessions.
     """
@@ -40,6 +41,7 @@ class Workload:
     dialogue: Dialogue | None = None
     n: np.ndarray | None = None
     users: Users | None = None
+    priority: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for field in self.columns():
@@ -50,7 +52,7 @@ class Workload:
                 remedy = f"must have a value for each of {len(self.arrival_ticks)} requests"
                 raise SettingError(field, len(column), remedy)
             least = 0 if field == "arrival_ticks" else 1
-            if len(column) and column.min() < least:
+            if len(column) and field != "priority" and column.min() < least:
                 raise SettingError(field, int(column.min()), f"must be at least {least}")
         in_turn = self.users is not None and self.users.session_id is not None
         if (np.diff(self.arrival_ticks) < 0).any() and not in_turn:
@@ -88,7 +90,7 @@ class Workload:
 
     def columns(self) -> list[str]:
         """Names of the columns that are present."""
-        optional = ("max_tokens", "n")
+        optional = ("max_tokens", "n", "priority")
         present = [name for name in optional if getattr(self, name) is not None]
         return ["arrival_ticks", "prompt_tokens", "output_tokens", *present]
 

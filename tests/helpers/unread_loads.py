@@ -93,6 +93,9 @@ SCENES = (
     Scene("blocks of 32", load(), more={"block_size": 32}),
     Scene("sessions without a cache", load(content=_SESSIONS), more={"enable_prefix_caching": False}),
     Scene("small max_num_seqs", load(), more={"max_num_seqs": 3}),
+    Scene("chunks of 8", load(), loose=True, more={"long_prefill_token_threshold": 8, "max_num_batched_tokens": 300}),
+    Scene("priorities", load(priority=ROWS * 7 % 5)),
+    Scene("chunks of 70, at once", load(arrival_ticks=ROWS * 0), more={"max_num_batched_tokens": 70}),
     Scene("outside of the paper's cost", load(), more={"cost": None}),
 )
 #: The scene that shows a setting under most policies that read it, where that is not the first one.
@@ -104,6 +107,8 @@ SHOWN_IN = {
     "beam_survival": "beams",
     "swap_space": "grown, swapping",
     "disable_hybrid_kv_cache_manager": "windows",
+    "long_prefill_token_threshold_adaptive": "chunks of 8",
+    "scheduling_policy": "priorities",
 }
 #: What no policy reads in a scene, though some read it in others.
 UNREAD_IN = {

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,10 @@ class Log(Observer):
         self.finished: list[tuple[int, int]] = []
         self._evicted = self._looked_up = 0
         #: Requests of the last step, and when it ends.
-        self._known: set[int] = set()
+        self._known: set[Sequence] = set()
         self._end = 0
         #: What finished requests held when the plan was carried out: block tables, hashed blocks, and one token each.
-        self._before: tuple[tuple[tuple[Any, ...], ...], tuple[int, ...], list[tuple[int, int]]] | None = None
+        self._before: tuple[tuple[tuple[Any, ...], ...], tuple[int, ...], list[tuple[Sequence, int]]] | None = None
 
     def run_started(self, engine: Engine, refused: np.ndarray) -> None:
         if refused.any():
@@ -84,12 +85,13 @@ class Log(Observer):
         tables, cached, in_vain = self._before or (self._tables(), self._cached(), [])
         self._before = None
         new = {sequence: sequence.start_tokens - sequence.computed_tokens for sequence in plan.admitted}
-        scheduled = [(sequence.index, new.get(sequence, 1)) for sequence in state.running]
-        # First come, first served: vLLM goes through them in order of arrival.
-        scheduled = sorted([*scheduled, *((sequence.index, tokens) for sequence, tokens in plan.chunks)])
+        computed = [*((sequence, new.get(sequence, 1)) for sequence in state.running), *plan.chunks]
         self._note_finished(now)
-        self._known, self._end = {index for index, _ in scheduled}, now + ticks
-        scheduled = sorted([*scheduled, *in_vain])
+        self._known, self._end = {sequence for sequence, _ in computed}, now + ticks
+        # vLLM goes through them in order of admission.
+        scheduled = [
+            (each.index, tokens) for each, tokens in sorted([*computed, *in_vain], key=lambda chunk: chunk[0].order)
+        ]
         used = {block for _, *groups in tables for table in groups for block in table if block}
         evicted = memory.evicted_blocks
         self.steps.append(
@@ -112,7 +114,7 @@ class Log(Observer):
 
     def requests_finished(self, now: int, finished: Iterable[Sequence], in_vain: Iterable[Sequence]) -> None:
         self._engine.memory.settle(self._engine.state, 1)
-        self._before = self._tables(), self._cached(), [(sequence.index, 1) for sequence in in_vain]
+        self._before = self._tables(), self._cached(), [(sequence, 1) for sequence in in_vain]
 
     def idle_started(self, now: int, ticks: int) -> None:
         self._note_finished(now)
@@ -134,9 +136,9 @@ class Log(Observer):
     def _hits(self, plan: StepPlan) -> tuple[tuple[int, int], ...]:
         log = self._engine.memory.cache_log
         if log is None:
-            begun = [sequence.index for sequence in plan.admitted if not sequence.computed_tokens]
-            begun += [sequence.index for sequence, tokens in plan.chunks if sequence.computed_tokens == tokens]
-            return tuple((index, 0) for index in begun)
+            begun = [sequence for sequence in plan.admitted if not sequence.computed_tokens]
+            begun += [sequence for sequence, tokens in plan.chunks if sequence.computed_tokens == tokens]
+            return tuple((sequence.index, 0) for sequence in sorted(begun, key=attrgetter("order")))
         columns = log.look_up_columns()
         new = slice(self._looked_up, None)
         hits = tuple(zip(columns["index"][new].tolist(), columns["hit_tokens"][new].tolist(), strict=True))
@@ -147,8 +149,8 @@ class Log(Observer):
         """Those of the last step that neither run nor wait now are done."""
         state = self._engine.state
         queues = (state.running, state.prefilling, state.stalled, state.waiting)
-        alive = {one.index for queue in queues for one in queue}
-        self.finished += [(self._end, index) for index in sorted(self._known - alive)]
+        done = self._known.difference(*queues)
+        self.finished += [(self._end, one.index) for one in sorted(done, key=attrgetter("order"))]
         self._known = set()
 
 
@@ -233,6 +235,7 @@ def settings_of(case: Case, asynchronous: bool = False, **others: Any) -> Settin
             max_num_batched_tokens=case.max_num_batched_tokens,
             enable_prefix_caching=case.prefix_caching,
         )
+        | dict(case.options)
         | others
     )
     if chosen["policy"] == "vllm-v1":

@@ -10,12 +10,14 @@ import json
 from pathlib import Path
 
 from .steps import Served
-from .workloads import KINDS, Case
+from .workloads import KINDS, OPTIONS, Case
 
 _FILE = Path(__file__).with_name("recorded.json")
 #: Workloads of each kind.
 SEEDS = 6
-NAMES = [f"{kind}/{seed}/{mode}" for kind in KINDS for seed in range(SEEDS) for mode in ("sync", "async")]
+_MODES = ("sync", "async")
+NAMES = [f"{kind}/{seed}/{mode}" for kind in KINDS for seed in range(SEEDS) for mode in _MODES]
+NAMES += [f"{option}/{kind}/3/{mode}" for option in OPTIONS for kind in KINDS for mode in _MODES]
 
 
 def digest(served: Served) -> str:
@@ -26,8 +28,11 @@ def digest(served: Served) -> str:
 
 def case_of(name: str) -> tuple[Case, bool]:
     """The workload of a name in ``NAMES``, and whether its steps are scheduled ahead."""
-    kind, seed, mode = name.split("/")
-    return KINDS[kind](int(seed)), mode == "async"
+    *options, kind, seed, mode = name.split("/")
+    case = KINDS[kind](int(seed))
+    for option in options:
+        case = OPTIONS[option](case)
+    return case, mode == "async"
 
 
 def recorded() -> dict[str, str]:

@@ -34,6 +34,9 @@ from .shapes import Layer
 from .steps import Served, Step
 from .workloads import EOS, Case
 
+#: Names of ``SchedulerConfig`` that are not those of the command line.
+_CONFIG_NAMES = {"scheduling_policy": "policy"}
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -229,12 +232,11 @@ class Result(Future):
         return super().result(timeout)
 
 
-def serve(case: Case, asynchronous: bool = False, options: Mapping[str, Any] | None = None) -> Served:
+def serve(case: Case, asynchronous: bool = False) -> Served:
     """What the installed vLLM does with a case.
 
     Args:
         asynchronous: Whether step k + 1 is scheduled while step k runs, as ``vllm serve`` does by default.
-        options: See ``Setup``.
     """
     engine = start(
         Setup(
@@ -246,7 +248,7 @@ def serve(case: Case, asynchronous: bool = False, options: Mapping[str, Any] | N
             prefix_caching=case.prefix_caching,
             asynchronous=asynchronous,
             num_blocks=case.num_blocks,
-            options=options or {},
+            options={_CONFIG_NAMES.get(name, name): value for name, value in case.options.items()},
         )
     )
     clock, recorder = Clock(case.step_ticks), engine.model_executor
@@ -279,8 +281,9 @@ def _request(case: Case, index: int, prompt: list[int], output: list[int], engin
         prompt_token_ids=prompt,
         sampling_params=limits,
         pooling_params=None,
-        # In seconds of a clock in nanoseconds; it decides among priorities alone.
-        arrival_time=int(case.workload.arrival_ticks[index]) / 1e9,
+        # As of a server's clock, none of them are equal.
+        arrival_time=float(case.workload.arrival_ticks[index]) + index * 1e-6,
+        priority=0 if case.workload.priority is None else int(case.workload.priority[index]),
         block_hasher=engine.request_block_hasher,
     )
 

@@ -7,6 +7,7 @@ tables; and the order in which requests finish. Whatever differs is named by the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from vllm import __version__
@@ -134,10 +135,10 @@ def test_a_story_of_steps_scheduled_ahead():
 def test_options_of_the_scheduler_reach_it():
     """A watermark of three quarters of 21 blocks, 15: the first prompt leaves 15 of 20 free, the second would leave
     14, so it waits until the first is done."""
-    steps = server.serve(story(prompt_tokens=17), options={"watermark": 0.75}).steps
+    steps = server.serve(replace(story(prompt_tokens=17), options={"watermark": 0.75})).steps
     assert [step.scheduled for step in steps][:5] == [((0, 16),), ((0, 1),), ((0, 1),), ((0, 1),), ((1, 4),)]
     with pytest.raises(ValueError, match="watermarks"):
-        server.serve(story(), options={"watermarks": 0.5})
+        server.serve(replace(story(), options={"watermarks": 0.5}))
 
 
 @pytest.mark.parametrize("kind", KINDS)

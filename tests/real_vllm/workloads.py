@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class Case:
         prefix_caching: Whether blocks that are freed keep their contents.
         layers: What the model keeps.
         step_ticks: Duration of every step.
+        options: Options of the scheduler, by the names of vLLM's command line.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Case:
     prefix_caching: bool
     layers: tuple[Layer, ...] = (Layer(),)
     step_ticks: int = 100
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -250,3 +253,61 @@ def states(seed: int) -> Case:
 KINDS: dict[str, Callable[[int], Case]] = {
     make.__name__: make for make in (mixed, bursts, tight, prefixes, turns, chunks, windows, windows_cached, states)
 }
+
+
+def _long_prefills(case: Case) -> Case:
+    """A bound on the tokens of one sequence in a step, fixed or adaptive."""
+    draw = random.Random(f"long_prefills/{case.name}")
+    tokens = min(draw.choice([1, 3, 8, 16, 17, 40, 200]), case.max_model_len)
+    adaptive = draw.choice([False, False, True])
+    options = {"long_prefill_token_threshold": tokens, "long_prefill_token_threshold_adaptive": adaptive}
+    return _with(case, options)
+
+
+def _active(case: Case) -> Case:
+    """Fewer sequences at once than the server is sized for."""
+    draw = random.Random(f"active/{case.name}")
+    return _with(case, {"max_num_active_seqs": draw.randint(1, max(1, case.max_num_seqs - 1))})
+
+
+def _first_chunks(case: Case) -> Case:
+    """Only the blocks of the first chunk must be free at an admission."""
+    return _with(case, {"scheduler_reserve_full_isl": False})
+
+
+def _intervals(case: Case) -> Case:
+    """Prompts in one of some steps."""
+    draw = random.Random(f"intervals/{case.name}")
+    return _with(case, {"prefill_schedule_interval": draw.choice([2, 2, 3, 5, 16, 50])})
+
+
+def _priorities(case: Case) -> Case:
+    """Requests with one of a few priorities; equal ones go by arrival."""
+    draw = random.Random(f"priorities/{case.name}")
+    most = draw.choice([0, 1, 3, 50])
+    priority = np.array([draw.randint(-most, most) for _ in range(len(case.workload))])
+    return _with(replace(case, workload=replace(case.workload, priority=priority)), {"scheduling_policy": "priority"})
+
+
+def _combined(case: Case) -> Case:
+    """Several options at once."""
+    draw = random.Random(f"combined/{case.name}")
+    for name in draw.sample(list(_SINGLE), draw.randint(2, len(_SINGLE))):
+        case = _SINGLE[name](case)
+    return case
+
+
+def _with(case: Case, options: Mapping[str, Any]) -> Case:
+    """The case under further options."""
+    return replace(case, options={**case.options, **options})
+
+
+_SINGLE: dict[str, Callable[[Case], Case]] = {
+    "long_prefills": _long_prefills,
+    "active": _active,
+    "first_chunks": _first_chunks,
+    "intervals": _intervals,
+    "priorities": _priorities,
+}
+#: Options of the scheduler that change admission, one by one and several at once: each draws its values for a case.
+OPTIONS: dict[str, Callable[[Case], Case]] = {**_SINGLE, "combined": _combined}

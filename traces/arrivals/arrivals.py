@@ -60,7 +60,7 @@ def workload(
     With a ``request_rate`` (requests/s), Poisson arrivals replace the arrivals of the trace; None keeps the trace's
     arrivals. ``max_tokens`` is a rule of ``declared_max_tokens``; None uses the trace's column, if it has one. ``n`` is the
     number of sequences of every request; None uses the trace's column, if it has one. The workload keeps the prompt
-    contents of the trace. ``users`` are the users of a closed loop.
+    contents and the priorities of the trace. ``users`` are the users of a closed loop.
 
     Raises:
         SettingError: Neither the trace nor the caller gives arrivals, or a rate, a rule or ``n`` is invalid.
@@ -70,7 +70,8 @@ def workload(
     arrivals = _arrival_ticks(trace, request_rate, seed)
     samples = trace.n if n is None else np.full(len(trace), _checked_n(n), dtype=np.int64)
     lengths = trace.prompt_tokens, trace.output_tokens
-    return Workload(trace.name, arrivals, *lengths, declared, trace.content, trace.dialogue, samples, users)
+    contents = trace.content, trace.dialogue
+    return Workload(trace.name, arrivals, *lengths, declared, *contents, samples, users, trace.priority)
 
 
 def _checked_n(n: int) -> int:

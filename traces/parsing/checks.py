@@ -21,6 +21,8 @@ Arrays = dict[str, np.ndarray]
 _TOO_MANY_TOKENS = 2**31
 #: Maximum number of sequences of one request.
 MOST_SEQUENCES = 1024
+#: Bound of priorities either way: exact as a float.
+_HIGHEST_PRIORITY = 2**31
 #: Columns of a dialogue; they are checked against each other once all rows are read.
 DIALOGUE = ("parent", "fork_at", "truncate_to")
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
@@ -63,6 +65,8 @@ def checked(table: Table, form: Form, before: Before, longest: int = 2 * _TOO_MA
         arrays["max_tokens"] = _max_tokens(table, arrays["output_tokens"], _column(table, form, "output_tokens"))
     if "n" in table.columns:
         arrays["n"] = _sequences(table)
+    if "priority" in table.columns and "priority" in form.names:
+        arrays["priority"] = _priorities(table)
     for name in (name for name in DIALOGUE if name in table.columns and name in form.names):
         arrays[name] = _optional(table, name)
     arrays |= _content(table, arrays["prompt_tokens"], form.block_tokens)
@@ -104,6 +108,15 @@ def _max_tokens(table: Table, output_tokens: np.ndarray, output_name: str) -> np
 def _sequences(table: Table) -> np.ndarray:
     numbers = _counts(table, "n", "sequences")
     table.refuse(numbers > MOST_SEQUENCES, "n", numbers, f"must be at most {MOST_SEQUENCES}; correct the row")
+    return numbers.astype(np.int64)
+
+
+def _priorities(table: Table) -> np.ndarray:
+    meaning = "a whole number, lower ones first"
+    numbers = numbers_of(table, "priority", meaning)
+    broken = ~np.isfinite(numbers) | (numbers != np.floor(numbers)) | (np.abs(numbers) > _HIGHEST_PRIORITY)
+    remedy = f"must be {meaning}, from -{_HIGHEST_PRIORITY} to {_HIGHEST_PRIORITY}; correct the row"
+    table.refuse(broken, "priority", numbers, remedy)
     return numbers.astype(np.int64)
 
 

@@ -19,6 +19,7 @@ OWN_NAMES = {
     "output_tokens": ("output_tokens", "output", "output_length"),
     "max_tokens": ("max_tokens",),
     "n": ("n",),
+    "priority": ("priority",),
     "parent": ("parent",),
     "fork_at": ("fork_at",),
     "truncate_to": ("truncate_to",),

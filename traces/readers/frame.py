@@ -29,8 +29,8 @@ def trace_of_frame(frame: Any) -> Trace:
     """The trace in a pandas data frame with our own columns, as ``read_with_content`` reads them from a file.
 
     Args:
-        frame: ``prompt_tokens`` and ``output_tokens``; optionally ``arrival_s``, ``max_tokens``, ``n``, ``hash_ids``,
-            ``session_id`` and so on. Other columns are not read.
+        frame: ``prompt_tokens`` and ``output_tokens``; optionally ``arrival_s``, ``max_tokens``, ``n``, ``priority``,
+            ``hash_ids``, ``session_id`` and so on. Other columns are not read.
 
     Raises:
         TraceError: A column is missing, or a row is invalid; names the row by its ``frame.iloc`` position.

@@ -18,7 +18,12 @@ from ..types.trace import LeftOut, Rows, Trace
 Piece = Block | Table
 #: Number of bad rows that may always be skipped; above it, their maximum ratio to the good rows.
 MOST_BAD_ROWS, MOST_BAD_SHARE = 1000, 0.25
-_MISSING = {"arrival_ticks": "a time, 0 or more", "max_tokens": "a number of tokens", "n": "a number of sequences"}
+_MISSING = {
+    "arrival_ticks": "a time, 0 or more",
+    "max_tokens": "a number of tokens",
+    "n": "a number of sequences",
+    "priority": "a whole number",
+}
 
 
 class Gathering:
@@ -65,7 +70,7 @@ class Gathering:
     def _check_alike(self, table: Table, arrays: Arrays) -> None:
         """Refuse a column, for example of times, that only some rows have."""
         first = self._parts[0] if self._parts else arrays
-        for field in ("arrival_ticks", "max_tokens", "n", "ids"):
+        for field in ("arrival_ticks", "max_tokens", "n", "priority", "ids"):
             if (field in first) == (field in arrays):
                 continue
             remedy = f"is missing; give {_MISSING.get(field, 'a list, one whole number a block')}"

@@ -56,7 +56,7 @@ def fields_read(path: str | PathLike[str]) -> frozenset[str]:
 def read(path: str | PathLike[str], reading: Reading = Reading()) -> Trace:
     """The trace in ``path``: its lengths and its times.
 
-    Our own columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``, ``max_tokens``, ``n``, and ``parent`` with
+    Our own columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``, ``max_tokens``, ``n``, ``priority``, and ``parent`` with
     ``fork_at`` or ``truncate_to`` (see ``sim.workload.dialogue``); the two lengths are required. Other formats are recognised
     by their column names (``traces.formats``); unknown columns are not read.
     Arrivals are converted to ticks by the rule of ``traces.parsing.times``: whole nanoseconds, exactly.

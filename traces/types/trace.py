@@ -14,7 +14,7 @@ from .pairs import LengthPairs, frozen_column
 
 #: Maximum number of requests in a trace.
 MOST_REQUESTS = 2**31
-_COLUMNS = ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens", "n", "delay_ticks")
+_COLUMNS = ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens", "n", "delay_ticks", "priority")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +66,7 @@ class Trace:
         left_out: Rows of the file that are not in the trace.
         delay_ticks: The user's delay before each turn of a session, after the answer to the previous turn; None if the
             file has none.
+        priority: Priority of each request, lower first; None if the file has none.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Trace:
     dialogue: Dialogue | None = None
     left_out: LeftOut = LeftOut()
     delay_ticks: np.ndarray | None = None
+    priority: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for field in _COLUMNS:

@@ -197,15 +197,14 @@ class Accounts:
         live, held, target, requested = sums["live"], sums["held"], sums["target"], sums["requested"]
         tail = tail + sums["prefill_tail"]
         groups, state = self._groups, 0 * held
-        if self.log.groups.number > 1 or self.log.groups.sliding or self.log.groups.states:
-            # A page of each growing group, less what groups gave back, and what several tables name.
-            if groups.states:
-                state = groups.states * (held - sums["skipped_states"] if groups.states_by_block else sums["states"])
-                state = state - sums["shared_states"]
-            number = groups.full + groups.sliding
-            twice = groups.sliding * sums["skipped"]
-            twice = twice + sums["shared"] * (groups.full > 0) + sums["shared_in_windows"] * (groups.sliding > 0)
-            live, held, tail = number * live - twice, number * held - twice, number * tail
+        # A page of each growing group, less what groups gave back, and what several tables name.
+        if groups.states:
+            state = groups.states * (held - sums["skipped_states"] if groups.states_by_block else sums["states"])
+            state = state - sums["shared_states"]
+        number = groups.full + groups.sliding
+        twice = groups.sliding * sums["skipped"]
+        twice = twice + sums["shared"] * (groups.full > 0) + sums["shared_in_windows"] * (groups.sliding > 0)
+        live, held, tail = number * live - twice, number * held - twice, number * tail
         if self.log.paged:
             # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
             target = requested = held - tail

@@ -97,12 +97,13 @@ class PagedMemory(MemoryDefaults):
         groups: The groups that share the pool.
         chains: Names of the blocks of every request, for prefix caching over KV groups; None disables it.
         whole_prompts: Whether the first chunk of a prefill takes the blocks of the whole prompt.
+        in_turn: Whether prefills take blocks between decodes, and one group is managed like several.
 
     Attributes:
         free: Blocks that are free before the running sequences append their slots of the coming step; those that a
             cache keeps, and can give up, are free.
         host_free: Blocks of the swap space that are free.
-        is_plain: Whether there is one group, which keeps every token.
+        is_plain: Whether there is one group, which keeps every token, and decodes take their blocks first.
         growing: Number of groups that take a block with every block of a sequence.
         fixed: Additional blocks of every sequence.
         giving: The managers of the kinds of groups that release blocks while their sequences run.
@@ -131,6 +132,7 @@ class PagedMemory(MemoryDefaults):
         groups: PageGroups = PageGroups(),
         chains: Chains | None = None,
         whole_prompts: bool = False,
+        in_turn: bool = False,
     ) -> None:
         self.num_blocks, self.block_size, self.host_blocks = num_blocks, block_size, host_blocks
         self.free = num_blocks
@@ -143,7 +145,7 @@ class PagedMemory(MemoryDefaults):
         self.giving: list[SkippedBlocks] = []
         self.group_tables: GroupTables | None = None
         self.cache: GroupCache | None = None
-        if groups.kinds != (FULL,):
+        if in_turn or groups.kinds != (FULL,):
             self._manage(groups, ids, chains)
         elif ids:
             self.tables = BlockTables(num_blocks, host_blocks, block_size)
@@ -340,6 +342,8 @@ class PagedMemory(MemoryDefaults):
             tables.grow_until(decode_step)
             tables.drop(sequence)
         if self.cache:
+            # Asynchronous steps ask for a horizon after this, before the next transaction.
+            self._count_shared()
             self.cache.settle()
 
     def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:

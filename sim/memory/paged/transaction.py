@@ -101,6 +101,19 @@ class PagedTransaction:
         at_once = (groups.full + groups.sliding) * (now - found) + states
         return max(most, at_once) + memory.cache.to_take(self.group_found)
 
+    def beyond(self, sequence: Sequence, tokens: int) -> int:
+        """Those of the blocks that ``lacking`` asks for that hold none of its first ``tokens``."""
+        memory, groups, now = self.memory, self.memory.groups, -(-tokens // self.block_size)
+        if memory.cache is None:
+            return self.blocks_of(sequence.start_tokens) - memory.growing * now - memory.fixed
+        if memory.cache.computes_now(self.group_found):
+            return 0
+        found = self.group_found.blocks
+        at_once = (
+            (groups.full + groups.sliding) * (now - found) + groups.states + memory.cache.to_take(self.group_found)
+        )
+        return self.lacking(sequence, tokens - found * self.block_size) - at_once
+
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """Grant the sequence that was looked up last the blocks to compute ``tokens``, after those that it found.
 
@@ -110,6 +123,9 @@ class PagedTransaction:
         cache, tables = self.memory.cache, self.memory.group_tables
         if cache is None or tables is None:
             self.free -= blocks
+            if tables:
+                # In the order of admissions; the executor knows those that end their prefill first.
+                tables.take(sequence, tokens, tokens)
             return
         sequence.computed_tokens = known = self.group_found.blocks * self.block_size
         cache.enter(sequence, self.group_found)
@@ -126,7 +142,7 @@ class PagedTransaction:
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Grant a sequence in a chunked prefill the blocks for its first ``tokens``."""
         tables = self.memory.group_tables
-        if self.memory.cache and tables:
+        if tables:
             tables.grow_until(self.decode_step + 1)
             tables.reach(sequence, self.memory.partial[sequence].known_tokens, tokens, tokens)
 

@@ -11,7 +11,7 @@ from ...memory import Memory
 from ...memory.accounting.moves import Moves
 from ...memory.base import Placement, Tables
 from ...memory.contiguous.arena import FirstFitArena
-from ...types.errors import SettingError, SimulationFault
+from ...types.errors import SettingError
 from ...types.sequence import Sequence
 from ...types.state import State
 from .form import CONTIGUOUS, PAGED
@@ -165,5 +165,6 @@ def layout_of(memory: Memory, policy: str) -> Layout:
     if memory.placement is not None:
         return ContiguousLayout(memory, memory.placement)
     if memory.tables is None:
-        raise SimulationFault(f"{policy} is recorded without block ids")
+        remedy = "its memory has no single table of blocks a sequence, which a recording needs; leave out the recording"
+        raise SettingError("policy", policy, remedy)
     return PagedLayout(memory, memory.tables)
