@@ -64,7 +64,9 @@ class VllmReal(VllmV1):
         except ImportError as error:
             text = " ".join(str(error).split())
             raise MissingExtra(f"policy = {self.name!r}: vllm cannot be imported ({text}); {_INSTALL}") from None
-        states = {"mamba_cache_mode": "align", "mamba_block_size": pool.block_size} if self.groups.states_by_block else {}
+        states = (
+            {"mamba_cache_mode": "align", "mamba_block_size": pool.block_size} if self.groups.states_by_block else {}
+        )
         assert isinstance(self.options, VllmServeOptions)
         try:
             return Core(

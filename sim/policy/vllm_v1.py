@@ -123,29 +123,32 @@ class VllmV1(TokenBudget):
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """Schedule the running sequences, then the waiting sequences."""
-        if not self.splits_chunks:
-            return self._schedule(state, transaction)
+        if self.splits_chunks:
+            return self._schedule_split(state, transaction)
+        if not state.stalled and transaction.free >= transaction.takes:
+            return self._fill(state, transaction, next(iter(state.prefilling), None))
+        if state.stalled or not self._is_plain or state.finished:
+            return self._one_by_one(state, transaction)
+        if transaction.memory.cache_log is None and transaction.memory.tables is None:
+            # Blocks without ids and contents only need counting.
+            return super().schedule(state, transaction)
+        return self._schedule_in_order(state, transaction)
+
+    def _schedule_split(self, state: State, transaction: PagedTransaction) -> StepPlan:
+        """As ``schedule``, where chunks may end before the end of the budget, so that several prefills go on at once."""
         self._longest_chunk = self._cap.of(state)
         if self._cadence is not None:
             self._cadence.begin(state)
-        plan = self._schedule(state, transaction)
+        if not (state.stalled or state.prefilling) and transaction.free >= transaction.takes:
+            plan = self._fill(state, transaction, None)
+        else:
+            plan = self._one_by_one(state, transaction)
         if self._cadence is not None:
             self._cadence.end(state, plan)
         if self._by_priority and state.waiting and not plan.preempted:
             # A request that arrives may come before those that wait.
             plan = plan._replace(order=tuple(sorted(state.waiting, key=_BY_URGENCY)), wakes=True)
         return plan
-
-    def _schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        in_order = not state.stalled and not (state.prefilling and self.splits_chunks)
-        if in_order and transaction.free >= transaction.takes:
-            return self._fill(state, transaction, next(iter(state.prefilling), None))
-        if not in_order or not self._is_plain or state.finished:
-            return self._one_by_one(state, transaction)
-        if transaction.memory.cache_log is None and transaction.memory.tables is None:
-            # Blocks without ids and contents only need counting.
-            return super().schedule(state, transaction)
-        return self._schedule_in_order(state, transaction)
 
     def _schedule_in_order(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """As ``_one_by_one``, for too few blocks and sequences that keep every token: skips sequences that need no new
