@@ -61,6 +61,16 @@ FLAGS = {
     "kv_cache_dtype": (["--kv-cache-dtype", "fp8"], "fp8"),
     "enforce_eager": (["--no-enforce-eager"], False),
     "async_scheduling": (["--policy", "vllm-v1", "--no-async-scheduling"], False),
+    "max_num_active_seqs": (["--policy", "vllm-v1", "--max-num-active-seqs", "2"], 2),
+    "scheduler_reserve_full_isl": (["--policy", "vllm-v1", "--no-scheduler-reserve-full-isl"], False),
+    "long_prefill_token_threshold": (["--policy", "vllm-v1", "--long-prefill-token-threshold", "8"], 8),
+    "long_prefill_token_threshold_adaptive": (
+        ["--policy", "vllm-v1", "--long-prefill-token-threshold", "8", "--long-prefill-token-threshold-adaptive"],
+        True,
+    ),
+    "prefill_schedule_interval": (["--policy", "vllm-v1", "--prefill-schedule-interval", "3"], 3),
+    # Priorities need a trace that has them.
+    "scheduling_policy": (["--policy", "vllm-v1", "--scheduling-policy", "fcfs"], "fcfs"),
     "gpu_memory_utilization": (["--policy", "vllm-v1", "--gpu-memory-utilization", "0.8"], 0.8),
     "block_size": (["--block-size", "8"], 8),
     "page_size": (["--policy", "vattention", "--page-size", "64"], 64),

@@ -134,6 +134,7 @@ class TestReplica:
     def test_a_pasted_line_and_the_flags_that_count_in_its_place(self, tmp_path, capsys):
         path, _ = written(tmp_path, Server(), SENT)
         line = "vllm serve facebook/opt-13b --max-num-seqs 16 --enforce-eager --max-model-len 512"
+        line += " --no-async-scheduling --no-enable-prefix-caching"
         flags = ("--gpu", "a100-40gb", "--block-size", 4, "--num-gpu-blocks-override", BLOCKS)
         flags += ("--max-num-batched-tokens", 64, "--max-num-seqs", 16)
         assert validate("--against", path, "--serve", line, *flags, "--json", tmp_path / "all.json") == DONE

@@ -103,7 +103,15 @@ def test_bytes_of_a_sequence_of_eight_thousand_tokens():
         ("gemma-3-27b", 512 + 6 * 64, 1_310_720, 512 * 16 * 62 * 8_192),
     ):
         run = simulate(
-            settings(model=name, policy="vllm-v1", gpu="h200", leap=False), Workload("lone", [0], [8_100], [93])
+            settings(
+                model=name,
+                policy="vllm-v1",
+                gpu="h200",
+                leap=False,
+                async_scheduling=False,
+                enable_prefix_caching=False,
+            ),
+            Workload("lone", [0], [8_100], [93]),
         )
         free = run.accounts.at_rows()["free"] // 16
         # One page is the null block.

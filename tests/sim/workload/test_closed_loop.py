@@ -157,7 +157,7 @@ class TestSessions:
         requests = [Request(0, 16, 9), Request(0, 32, 2)]
         sessions = PromptContent.of_sessions(np.array([1, 1]))
         work = replace(workload_of(requests, 64, sessions), users=Users(None, [0, 0], [1, 1]))
-        run = simulate(settings_of(policy, ROOMY, Limits(64)), work, COST)
+        run = simulate(settings_of(policy, ROOMY, Limits(64), enable_prefix_caching=True), work, COST)
         # Of 25 tokens the last has no keys yet.
         assert cached_tokens(run, run.replica.cache_log).tolist() == [0, 24]
 
