@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from ...reports.data.results import read_documents
+from ...sim.engine.replica import build
 from ...sim.output.files import require_apart
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
@@ -54,11 +55,16 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the comparison: a name, the metrics of its runs, and the hashes of their workloads."""
+    """One side of the comparison: a name, the metrics of its runs, and the hashes of their workloads.
+
+    Attributes:
+        replica: Pool, CUDA graphs and step cost, which differ between policies by default.
+    """
 
     name: str
     runs: list[dict[str, float]]
     works: list[str]
+    replica: dict[str, Any]
 
 
 def compare(
@@ -166,7 +172,8 @@ def _print_waste(
 def _read(folder: Path) -> Side:
     """The one run of a result folder."""
     summary, about = read_documents(folder)
-    return Side(str(folder), [_metrics(summary)], [about["workload"]["sha256"]])
+    replica = about["replica"] | {"cost": about["cost"].get("name")}
+    return Side(str(folder), [_metrics(summary)], [about["workload"]["sha256"]], _compared(replica))
 
 
 def _refuse_flags_of_runs(inputs: Inputs, seeds: int, confidence: float) -> None:
@@ -192,7 +199,9 @@ def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> l
     for place, text in enumerate(sets):
         runs = swept[place * seeds : (place + 1) * seeds]
         metrics = [_metrics(not_none(each.outcome.summary)) for each in runs]
-        sides.append(Side(text, metrics, [each.work_sha256 for each in runs]))
+        built = build(runs[0].point.inputs.settings)
+        replica = _compared(built.describe() | {"cost": built.cost.name})
+        sides.append(Side(text, metrics, [each.work_sha256 for each in runs], replica))
     return sides
 
 
@@ -255,8 +264,24 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def _compared(replica: Mapping[str, Any]) -> dict[str, Any]:
+    """What a remark names where it differs."""
+    tokens = replica["num_gpu_blocks"] * replica["block_size"]
+    return {"tokens of the pool": tokens} | {name: replica.get(name) for name in ("enforce_eager", "cost")}
+
+
 def _remarks(base: Side, other: Side) -> list[str]:
-    """Remarks on the confidence of the figures."""
+    """Remarks on the replicas, and on the confidence of the figures."""
+    differ = [
+        f"{name} {value} and {other.replica[name]}"
+        for name, value in base.replica.items()
+        if None not in (value, other.replica[name]) and value != other.replica[name]
+    ]
+    replicas = [f"The replicas differ, by flags or by the defaults of their policies: {', '.join(differ)}."]
+    return replicas * bool(differ) + _confidence(base, other)
+
+
+def _confidence(base: Side, other: Side) -> list[str]:
     if base.works != other.works:
         return ["The two served different requests, which explain some of the difference."]
     if len(base.runs) == 1:
