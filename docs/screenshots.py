@@ -77,7 +77,8 @@ def main(page: str, folder: str) -> None:
 def picture_of(driver: webdriver.Chrome, element: WebElement) -> bytes:
     """A PNG of an element and a little of what is around it."""
     place = driver.execute_script(PLACE, element)
-    clip = {"x": place["x"] - MARGIN_PX, "y": place["y"] - MARGIN_PX, "scale": 1}
+    # A clip that begins outside of the page is moved.
+    clip = {"x": max(0, place["x"] - MARGIN_PX), "y": max(0, place["y"] - MARGIN_PX), "scale": 1}
     clip |= {side: place[side] + 2 * MARGIN_PX for side in ("width", "height")}
     return b64decode(
         driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})["data"]
