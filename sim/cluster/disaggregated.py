@@ -21,7 +21,7 @@ sent.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from heapq import heappop, heappush
 from typing import Any
@@ -120,8 +120,10 @@ class PrefillEngine(RoutedEngine):
     def _drop(self, sequence: Sequence) -> None:
         self.memory.drop(sequence, self.state.decode_step)
 
-    def _release_and_notify(self, leaving: list[Sequence], decode_step: int) -> None:
-        """See ``Engine``; a sequence that is sent elsewhere keeps its blocks until the transfer ends."""
+    def _release_and_notify(self, leaving: list[Sequence], decode_step: int, lost: Iterable[Sequence] = ()) -> None:
+        """See ``Engine``; a sequence that is sent elsewhere keeps its blocks until the transfer ends, unless it was preempted."""
+        for sequence in lost:
+            self._hand_over(self.number, sequence, int(self.env.now))
         for sequence in leaving:
             until = self._transfer(self.number, sequence, int(self.env.now))
             if until is None:

@@ -223,28 +223,34 @@ class Engine:
             base, slope, _ = self.cost.decode_line(state.batch_size, context)
             first_step = base + slope * context, 0, 0, True, True
         leaving = ended
+        # Those that the plan preempts have no blocks any more.
+        lost: list[Sequence] = []
         if plan.preempted:
             leaving = [sequence for sequence in ended if sequence not in plan.preempted]
+            lost = [sequence for sequence in ended if sequence in plan.preempted]
         for observer in self._observers:
             observer.requests_finished(now, ended, tuple(state.in_vain))
         if self.source.hears_of_finishes:
-            self._release_and_notify(leaving, decode_step)
+            self._release_and_notify(leaving, decode_step, lost)
         else:
             self.memory.release_finished(leaving, decode_step)
-        for sequence in leaving:
-            state.forget(sequence)
+        state.forget_finished()
         if first_step is not None and state.waiting:
             ticks, prefill, swap, _, wakes = first_step
             first_step = ticks, prefill, swap, False, wakes
         return first_step
 
-    def _release_and_notify(self, leaving: list[Sequence], decode_step: int) -> None:
-        """Release the finished sequences, and notify the source of the answers."""
+    def _release_and_notify(self, leaving: list[Sequence], decode_step: int, lost: Iterable[Sequence] = ()) -> None:
+        """Release the finished sequences, and notify the source of the answers.
+
+        Args:
+            lost: Finished sequences that were preempted.
+        """
         if self._ahead:
             self.memory.release_finished(leaving, decode_step)
         else:
             self.memory.release(leaving, decode_step)
-        self._answered += leaving
+        self._answered += (*lost, *leaving)
         # In a static batch all requests are answered together.
         if not self.policy.leaves_together or not self.state.running:
             self.source.finish(self._answered, int(self.env.now))

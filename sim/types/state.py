@@ -177,6 +177,15 @@ class State:
             return True
         return self.finished.pop(sequence, True) is None
 
+    def forget_finished(self) -> None:
+        """Remove all sequences that are ``finished`` or ``in_vain``."""
+        for sequence in self.in_vain:
+            del self.running[sequence]
+            self.lag_sum -= sequence.lag
+        self.batch_size -= len(self.in_vain)
+        self.in_vain.clear()
+        self.finished.clear()
+
     def take_ended(self) -> list[Sequence]:
         """As ``take_finished`` for a static batch: all its sequences leave when the last one finishes.
 

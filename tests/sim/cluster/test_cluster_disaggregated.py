@@ -53,6 +53,17 @@ def test_leap_and_step_are_the_same_bits(policy, case, prefill, decode, link, da
     leap_and_step(policy, case, prefill, decode, link, data)
 
 
+@hypothesis_settings(max_examples=60)
+@given(**apart)
+def test_leap_and_step_are_the_same_bits_where_steps_are_scheduled_ahead(case, prefill, decode, link):
+    runs = [
+        serve_apart("vllm-v1", case, prefill, decode, link=link, leap=leap, async_scheduling=True)
+        for leap in (True, False)
+    ]
+    same_cluster(*runs)
+    assert_nothing_is_lost(runs[0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=1000)
