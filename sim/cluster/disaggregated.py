@@ -123,7 +123,7 @@ class PrefillEngine(RoutedEngine):
     def _release_and_notify(self, leaving: list[Sequence], decode_step: int, lost: Iterable[Sequence] = ()) -> None:
         """See ``Engine``; a sequence that is sent elsewhere keeps its blocks until the transfer ends, unless it was preempted."""
         for sequence in lost:
-            self._hand_over(self.number, sequence, int(self.env.now))
+            self._transfer(self.number, sequence, int(self.env.now))
         for sequence in leaving:
             until = self._transfer(self.number, sequence, int(self.env.now))
             if until is None:

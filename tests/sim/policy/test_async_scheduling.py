@@ -15,6 +15,7 @@ from fragmeter.sim.engine.run import Run
 from fragmeter.sim.memory.accounting.ledger import Leap
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.types.sequence import Sequence, StepPlan
+from fragmeter.sim.workload.users import Users
 from paths import DATA
 from strategies import LineCost
 
@@ -130,8 +131,41 @@ def test_blocks_come_back_a_step_later():
     assert [now for now, computed in steps if 3 in computed] == [40]
 
 
-def test_a_finished_request_can_be_preempted_and_is_served():
-    """Both hold blocks to the last one; in the step decided as request 2 ends, request 1 takes the blocks of request 2."""
-    run, steps = served([FIRST, (4, 12, 12, 1), (4, 5, 9, 1)], num_gpu_blocks_override=5)
-    assert steps[-1][1] == [1]
-    assert request_times(run).finish_ticks.tolist() == [10, 130, 60]
+class Victims(Observer):
+    """Writes down which finished requests are preempted."""
+
+    def __init__(self) -> None:
+        self.finished: list[tuple[int, int]] = []
+
+    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+        self._state = engine.state
+
+    def plan_decided(self, now: int, plan: StepPlan) -> None:
+        state = self._state
+        self.finished += [
+            (now, each.index) for each in plan.preempted if each in state.finished or each in state.in_vain
+        ]
+
+
+@pytest.mark.parametrize("users", [None, Users(2, np.zeros(3, dtype=np.int64))], ids=["open", "closed"])
+def test_a_request_that_is_preempted_as_it_finishes_is_answered(users):
+    """Seven blocks of two: at 50 the first request holds three, and the second four, with the 8 tokens at its EOS. The step
+    at 50 does not know of the EOS and asks for a block for a ninth token, so the second preempts itself. In a closed loop its
+    user then sends the third."""
+    work = Workload("story", [0, 0, 0], [1, 4, 1], [6, 5, 1], max_tokens=np.array([6, 10, 1]), users=users)
+    chosen = settings(
+        policy="vllm-v1",
+        model=str(DATA / "config.json"),
+        block_size=2,
+        num_gpu_blocks_override=8,
+        max_model_len=64,
+        max_num_seqs=2,
+        max_num_batched_tokens=64,
+        enable_prefix_caching=False,
+    )
+    victims = Victims()
+    run = simulate(chosen, work, TenTicks(), observers=[victims])
+    assert victims.finished == [(50, 1)]
+    times = request_times(run)
+    assert times.finish_ticks[:2].tolist() == [60, 50] and times.recomputed.tolist() == [0, 0, 0]
+    assert len(times.index) == 3
