@@ -71,6 +71,7 @@ FLAGS = {
     "prefill_schedule_interval": (["--policy", "vllm-v1", "--prefill-schedule-interval", "3"], 3),
     # Priorities need a trace that has them.
     "scheduling_policy": (["--policy", "vllm-v1", "--scheduling-policy", "fcfs"], "fcfs"),
+    "vllm_release": (["--policy", "vllm-v1", "--vllm-release", "0.22"], "0.22"),
     "gpu_memory_utilization": (["--policy", "vllm-v1", "--gpu-memory-utilization", "0.8"], 0.8),
     "block_size": (["--block-size", "8"], 8),
     "page_size": (["--policy", "vattention", "--page-size", "64"], 64),

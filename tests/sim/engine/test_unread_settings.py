@@ -58,6 +58,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "scheduler_reserve_full_isl": (False,),
     "prefill_schedule_interval": (4,),
     "scheduling_policy": ("priority",),
+    "vllm_release": ("0.22",),
     "arena": ("first-fit",),
     "preemption_mode": ("swap",),
     "waiting_served_ratio": (4.0,),
