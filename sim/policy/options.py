@@ -227,6 +227,20 @@ class VllmV1Options(VllmServeOptions):
             " requests, lower first, and then their arrival."
         ),
     ] = "fcfs"
+    max_num_queued_reqs: Annotated[
+        Count | None,
+        Field(
+            description="Unfinished requests, running or waiting, above which the API server rejects a new one; default: no"
+            " limit."
+        ),
+    ] = None
+    max_num_queued_tokens: Annotated[
+        Count | None,
+        Field(
+            description="Prompt tokens of requests without a first token from which on the API server rejects a new request;"
+            " default: no limit."
+        ),
+    ] = None
     vllm_release: Annotated[
         str,
         AfterValidator(_is_release),
@@ -239,6 +253,14 @@ class VllmV1Options(VllmServeOptions):
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         if name == "scheduling_policy" and workload is not None and workload.priority is None:
             return f"no request has a priority; use a trace with a column priority, {LEAVE_OUT}"
+        if (
+            name in ("max_num_queued_reqs", "max_num_queued_tokens")
+            and workload is not None
+            and workload.users is not None
+        ):
+            return (
+                "what users do after a rejection is not known; use requests with arrivals of their own, or leave it out"
+            )
         if name == "long_prefill_token_threshold_adaptive" and not self.long_prefill_token_threshold:
             return f"raises long_prefill_token_threshold, which is 0; give that, {LEAVE_OUT}"
         return super().why_unread(name, replica, workload)

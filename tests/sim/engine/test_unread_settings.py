@@ -59,6 +59,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "prefill_schedule_interval": (4,),
     "scheduling_policy": ("priority",),
     "vllm_release": ("0.22",),
+    "max_num_queued_reqs": (2,),
+    "max_num_queued_tokens": (100,),
     "arena": ("first-fit",),
     "preemption_mode": ("swap",),
     "waiting_served_ratio": (4.0,),
