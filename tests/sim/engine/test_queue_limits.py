@@ -133,14 +133,14 @@ def test_one_request_at_a_time_is_a_loss_system(drawn, asynchronous):
 
 def judged_after_the_run(run, work: Workload, requests: int | None, tokens: int | None) -> list[bool]:
     """Whether each request exceeds the limits, by the times of a finished run."""
-    table, verdicts = requests_table(run), []
+    table, exceeding = requests_table(run), []
     for row, arrival in enumerate(work.arrival_ticks.tolist()):
-        before = table.iloc[[one for one in range(row) if not verdicts[one]]]
+        before = table.iloc[[one for one in range(row) if not exceeding[one]]]
         unfinished = int((before["finish_ticks"] > arrival).sum())
         queued = int(before["prompt_tokens"][before["first_token_ticks"] > arrival].sum())
         too_many = requests is not None and unfinished + 1 > requests
-        verdicts.append(too_many or (tokens is not None and queued >= tokens))
-    return verdicts
+        exceeding.append(too_many or (tokens is not None and queued >= tokens))
+    return exceeding
 
 
 limits = st.tuples(st.none() | st.integers(1, 6), st.none() | st.integers(1, 300)).filter(any)
