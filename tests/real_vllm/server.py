@@ -236,11 +236,12 @@ class Result(Future):
         return super().result(timeout)
 
 
-def serve(case: Case, asynchronous: bool = False) -> Served:
+def serve(case: Case, asynchronous: bool = False, options: Mapping[str, Any] | None = None) -> Served:
     """What the installed vLLM does with a case.
 
     Args:
         asynchronous: Whether step k + 1 is scheduled while step k runs, as ``vllm serve`` does by default.
+        options: Further options; see ``Setup``.
     """
     engine = start(
         Setup(
@@ -252,7 +253,9 @@ def serve(case: Case, asynchronous: bool = False) -> Served:
             prefix_caching=case.prefix_caching,
             asynchronous=asynchronous,
             num_blocks=case.num_blocks,
-            options={_CONFIG_NAMES.get(name, name): value for name, value in case.options.items()},
+            options={
+                _CONFIG_NAMES.get(name, name): value for name, value in {**case.options, **(options or {})}.items()
+            },
         )
     )
     clock, recorder = Clock(case.step_ticks), engine.model_executor
