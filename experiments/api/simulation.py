@@ -286,6 +286,8 @@ class Simulation:
         settings, found = self.run.settings, self._summary
         gpus = settings.tensor_parallel_size * settings.pipeline_parallel_size * found.get("num_replicas", 1)
         refused = f", {found['refused']:,} refused" if found["refused"] else ""
+        if found.get("rejected"):
+            refused += f", {found['rejected']:,} rejected"
         throughput = f"{found['request_throughput']:,.2f} requests/s, {found['output_throughput']:,.1f} output tokens/s"
         latencies = "; ".join(
             f"{name.upper()} p50 {found[f'median_{name}_ms']:,.1f} ms, p99 {found[f'p99_{name}_ms']:,.1f} ms"

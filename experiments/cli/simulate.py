@@ -123,6 +123,8 @@ def _throughput(content: Mapping[str, Any]) -> Table:
     table = _table("throughput", "", "")
     table.add_row("completed", f"{content['completed']:,}", f"in {content['duration']:,.1f} s")
     table.add_row("refused", f"{content['refused']:,}", "")
+    if "rejected" in content:
+        table.add_row("rejected", f"{content['rejected']:,}", "by the API server's limits")
     table.add_row("requests/s", f"{content['request_throughput']:,.2f}", "")
     table.add_row("output tokens/s", f"{content['output_throughput']:,.1f}", "")
     table.add_row("mean batch", f"{content['mean_batch']:,.2f}", f"over {content['waste']['num_steps']:,} steps")

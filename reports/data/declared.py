@@ -195,6 +195,7 @@ TABLES = {
             "prompt_tokens": Column(least=1),
             "output_tokens": Column(least=1),
             "refused": Column("truth"),
+            "rejected": Column("truth", optional=True),
             "n": Column(least=1, most=1024, optional=True),
             "first_scheduled_ticks": _KNOWN_TICKS,
             "first_token_ticks": _KNOWN_TICKS,

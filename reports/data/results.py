@@ -214,10 +214,13 @@ def _agreements(result: Result) -> Iterator[tuple[str, bool]]:
     """Agreements between the files of one run, each with the message for a mismatch; an earlier one may cause later ones."""
     requests, residencies, steps, memory = result.requests, result.residencies, result.steps, result.memory
     refused, summary = requests["refused"].to_numpy(), result.summary
-    counts = len(requests) - summary["refused"], summary["refused"]
-    yield "summary.json: belongs to another run than requests.parquet", (summary["completed"], refused.sum()) == counts
+    rejected = requests["rejected"].to_numpy() if "rejected" in requests else np.zeros_like(refused)
+    unserved = refused | rejected
+    counts = summary["completed"], summary["refused"], summary.get("rejected", 0)
+    found = len(requests) - unserved.sum(), refused.sum(), rejected.sum()
+    yield "summary.json: belongs to another run than requests.parquet", counts == found
     for name in ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped"):
-        yield f"requests.parquet: {name} is not of those that were served", (requests[name].isna() == refused).all()
+        yield f"requests.parquet: {name} is not of those that were served", (requests[name].isna() == unserved).all()
     tables = (requests, residencies, steps, memory)
     yield "replica is in some tables and not in others", len({"replica" in table for table in tables}) == 1
     for name in ("start_ticks", *(["replica"] if "replica" in steps else [])):

@@ -111,6 +111,8 @@ def _run_text(result: Result) -> str:
     preempted = f" {preemptions:,} preemptions." if preemptions else ""
     replicas = f", {result.num_replicas} replicas," if result.num_replicas > 1 else ""
     refused = f" {summary['refused']:,} requests were refused: the pool cannot hold them." if summary["refused"] else ""
+    if summary.get("rejected"):
+        refused += f" {summary['rejected']:,} requests were rejected by the API server's limits."
     return (
         f"{result.name} served {settings['model']} on {settings['gpu']}{replicas} in {summary['duration']:,.1f} s:"
         f" {summary['output_throughput']:,.0f} output tokens/s, {summary['mean_batch']:.1f} requests in a batch,"

@@ -20,7 +20,7 @@ from ..cost import StepCost
 from ..engine.engine import Alarm, Engine
 from ..engine.grouping import is_grouped, pinned_tokens, smallest_pools
 from ..engine.replica import Replica, build
-from ..engine.run import Run, check_fits, edges, finished, milestones, no_cycle_collection
+from ..engine.run import Run, check_fits, edges, finished, milestones, no_cycle_collection, queue_limits
 from ..engine.settings import Settings
 from ..engine.unread import refuse_unread, refuse_unread_in_cluster
 from ..memory.accounting.ledger import Table
@@ -255,6 +255,9 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
         raise SettingError("parent", "given", remedy)
     if settings.value("scheduling_policy") == "priority":
         raise SettingError("scheduling_policy", "priority", remedy)
+    for name, limit in zip(("max_num_queued_reqs", "max_num_queued_tokens"), queue_limits(settings), strict=True):
+        if limit is not None:
+            raise SettingError(name, limit, remedy)
     if prefix := pinned_tokens(settings.policy_options):
         raise SettingError("shared_prefix_tokens", prefix, remedy)
 

@@ -17,6 +17,7 @@ from ..memory import Memory
 from ..memory.accounting.integrals import Accounts, Window
 from ..memory.accounting.ledger import Ledger
 from ..memory.accounting.run_log import RunLog
+from ..policy.options import VllmV1Options
 from ..types import ticks
 from ..types.errors import UserError
 from ..types.state import State
@@ -26,6 +27,7 @@ from ..workload.workload import Workload
 from .engine import Engine
 from .grouping import grouped_source, is_grouped, leaders, smallest_pools
 from .observer import Observer
+from .queue_limits import LimitedLoop
 from .replica import Replica, build
 from .settings import Settings
 from .unread import refuse_unread
@@ -45,6 +47,8 @@ class Run:
         replica: The replica in its final state.
         log: Rows and residencies of the whole run.
         smallest_pool_blocks: int64 [n], the smallest pool that can serve each request.
+        rejected: bool [n], requests that exceeded ``max_num_queued_reqs`` or ``max_num_queued_tokens`` and were not served;
+            None without these limits.
     """
 
     settings: Settings
@@ -52,6 +56,7 @@ class Run:
     replica: Replica
     log: RunLog
     smallest_pool_blocks: np.ndarray
+    rejected: np.ndarray | None = None
 
     @property
     def refused(self) -> np.ndarray:
@@ -95,7 +100,8 @@ def simulate(
     if isinstance(source, ClosedLoop):
         workload = replace(workload, arrival_ticks=source.sent())
     grouped = is_grouped(settings, workload)
-    return finished(settings, workload, grouped, replica, engine.ledger, engine.end_ticks, needed)
+    run = finished(settings, workload, grouped, replica, engine.ledger, engine.end_ticks, needed)
+    return replace(run, rejected=source.rejected) if isinstance(source, LimitedLoop) else run
 
 
 def finished(
@@ -192,7 +198,7 @@ class _Started(NamedTuple):
 
     replica: Replica
     engine: Engine
-    source: OpenLoop | ClosedLoop
+    source: OpenLoop | ClosedLoop | LimitedLoop
     needed: np.ndarray
 
 
@@ -212,7 +218,7 @@ def _start(
     needed = smallest_pools(replica.policy, replica.block_size, workload, grouped)
     refused = needed > replica.num_blocks
     env = simpy.Environment(initial_time=0)
-    source: OpenLoop | ClosedLoop
+    source: OpenLoop | ClosedLoop | LimitedLoop
     state: State | None = None
     if grouped:
         source, state = grouped_source(settings, workload, replica.policy, replica.memory, refused)
@@ -220,13 +226,25 @@ def _start(
         source = ClosedLoop(workload, refused, Maker(workload, replica.max_model_len))
     else:
         sequence_refused = np.repeat(refused, workload.num_sequences)
-        source = OpenLoop(sequences, sequence_refused, replica.max_model_len)
+        source = loop = OpenLoop(sequences, sequence_refused, replica.max_model_len)
+        limits = queue_limits(settings)
+        if limits != (None, None):
+            source = LimitedLoop(loop, workload.num_sequences, *limits)
+            observers = (source, *observers)
     parts = replica.policy, replica.memory, replica.cost, edges(settings), settings.leap, state
     observers = tuple(observers)
     engine = Engine(env, source, *parts, observers)
     for observer in observers:
         observer.run_started(engine, refused)
     return _Started(replica, engine, source, needed)
+
+
+def queue_limits(settings: Settings) -> tuple[int | None, int | None]:
+    """``max_num_queued_reqs`` and ``max_num_queued_tokens``, from a policy's options."""
+    options = settings.policy_options
+    if not isinstance(options, VllmV1Options):
+        return None, None
+    return options.max_num_queued_reqs, options.max_num_queued_tokens
 
 
 def check_fits(workload: Workload, max_model_len: int) -> None:
@@ -251,7 +269,10 @@ def edges(settings: Settings) -> tuple[int, ...]:
 
 
 def _run(
-    engine: Engine, source: OpenLoop | ClosedLoop, workload: Workload, progress: Callable[[int], None] | None
+    engine: Engine,
+    source: OpenLoop | ClosedLoop | LimitedLoop,
+    workload: Workload,
+    progress: Callable[[int], None] | None,
 ) -> None:
     if progress is not None:
         for tick in milestones(workload):

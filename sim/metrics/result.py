@@ -76,7 +76,7 @@ _STEP_COLUMNS = (
 
 
 def requests_table(run: Run) -> pd.DataFrame:
-    """A row per request, in the workload's order; times in ticks, null for refused requests."""
+    """A row per request, in the workload's order; times in ticks, null for refused and rejected requests."""
     table = requested_and_served(run.workload, run.refused, request_times(run))
     log = run.replica.cache_log
     if log is not None:
@@ -84,6 +84,10 @@ def requests_table(run: Run) -> pd.DataFrame:
         table.loc[run.refused, "cached_tokens"] = pd.NA
     # The smallest pool that could serve it says why a request was refused.
     table["smallest_pool_blocks"] = run.smallest_pool_blocks
+    if run.rejected is not None:
+        table["rejected"] = run.rejected
+        if log is not None:
+            table.loc[run.rejected, "cached_tokens"] = pd.NA
     return table
 
 

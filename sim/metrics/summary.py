@@ -43,6 +43,7 @@ def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
         "copied_slots": int(run.log.copies["slots"].sum()),
         "refused": int(run.refused.sum()),
         "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),
+        **({} if run.rejected is None else {"rejected": int(run.rejected.sum())}),
         "host_pool": host_pool(run),
         "num_gpu_blocks": run.replica.num_blocks,
         "block_size": run.replica.block_size,

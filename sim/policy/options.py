@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from ..spec import hybrid_layout, model
-from ..spec.releases import LATEST
+from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
 from ..types.bounds import Count, Gibibytes
 from ..types.errors import SettingError
 from ..workload.workload import Workload
@@ -162,6 +162,23 @@ class VllmServeOptions(WatermarkOptions, KvGroupOptions):
         return super().why_unread(name, replica, workload)
 
 
+def minor_version(release: str) -> int:
+    """Minor version of a release of vLLM.
+
+    Raises:
+        SettingError: The order of its free queue is not known.
+    """
+    minors = {f"0.{minor}": minor for minor in range(FIRST_ORDERED, LAST_ORDERED + 1)}
+    if release not in minors:
+        raise SettingError("vllm_release", release, f"must be from 0.{FIRST_ORDERED} to 0.{LAST_ORDERED}")
+    return minors[release]
+
+
+def _is_release(text: str) -> str:
+    minor_version(text)
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class VllmV1Options(VllmServeOptions):
     """Of vLLM V1."""
@@ -210,10 +227,40 @@ class VllmV1Options(VllmServeOptions):
             " requests, lower first, and then their arrival."
         ),
     ] = "fcfs"
+    max_num_queued_reqs: Annotated[
+        Count | None,
+        Field(
+            description="Unfinished requests, running or waiting, above which the API server rejects a new one; default: no"
+            " limit."
+        ),
+    ] = None
+    max_num_queued_tokens: Annotated[
+        Count | None,
+        Field(
+            description="Prompt tokens of requests without a first token from which on the API server rejects a new request;"
+            " default: no limit."
+        ),
+    ] = None
+    vllm_release: Annotated[
+        str,
+        AfterValidator(_is_release),
+        Field(
+            description=f"Release, 0.{FIRST_ORDERED} to 0.{LAST_ORDERED}, that orders the free queue; until 0.23 blocks without a"
+            " hash are freed to its tail, not to its head. Everything else is as in the latest."
+        ),
+    ] = f"0.{LAST_ORDERED}"
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         if name == "scheduling_policy" and workload is not None and workload.priority is None:
             return f"no request has a priority; use a trace with a column priority, {LEAVE_OUT}"
+        if (
+            name in ("max_num_queued_reqs", "max_num_queued_tokens")
+            and workload is not None
+            and workload.users is not None
+        ):
+            return (
+                "what users do after a rejection is not known; use requests with arrivals of their own, or leave it out"
+            )
         if name == "long_prefill_token_threshold_adaptive" and not self.long_prefill_token_threshold:
             return f"raises long_prefill_token_threshold, which is 0; give that, {LEAVE_OUT}"
         return super().why_unread(name, replica, workload)

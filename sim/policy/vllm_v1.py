@@ -12,11 +12,12 @@ from ..memory.paged.paged import PagedMemory
 from ..memory.paged.transaction import PagedTransaction
 from ..memory.prefix import Chains
 from ..spec.launch import Launch, batch_defaults, capacity, fits, longest_model_len
+from ..spec.releases import unhashed_first
 from ..types.errors import SettingError
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from .base import Limits, Pool, Server
-from .options import Options, VllmV1Options
+from .options import Options, VllmV1Options, minor_version
 from .token_budget import TokenBudget
 
 #: More steps than in any leap.
@@ -57,7 +58,7 @@ class VllmV1(TokenBudget):
         self.groups = groups or PageGroups(ahead=self.schedules_ahead)
         self._cap, self._longest_chunk = _ChunkCap(limits, chosen), limits.max_num_batched_tokens
         self._cadence = _Cadence(chosen.prefill_schedule_interval) if chosen.prefill_schedule_interval > 1 else None
-        self.reserves_whole = chosen.scheduler_reserve_full_isl
+        self.reserves_whole, self._release = chosen.scheduler_reserve_full_isl, chosen.vllm_release
         if chosen.max_num_active_seqs is not None:
             if chosen.max_num_active_seqs > limits.max_num_seqs:
                 remedy = f"must be at most max_num_seqs = {limits.max_num_seqs}"
@@ -118,8 +119,29 @@ class VllmV1(TokenBudget):
         usable, size = pool.num_blocks - self.null_blocks, pool.block_size
         chains = None if pool.token_runs is None else Chains(pool.token_runs, size)
         if chains is not None and self._is_plain:
-            return CachedMemory(usable, size, chains, pool.ids, unnamed_first=True, ahead=self.schedules_ahead)
-        return PagedMemory(usable, size, ids=pool.ids, groups=self.groups, chains=chains, in_turn=not self._is_plain)
+            first = self._unnamed_first(True)
+            return CachedMemory(usable, size, chains, pool.ids, unnamed_first=first, ahead=self.schedules_ahead)
+        return PagedMemory(
+            usable,
+            size,
+            ids=pool.ids,
+            groups=self.groups,
+            chains=chains,
+            in_turn=not self._is_plain,
+            unnamed_first=self._unnamed_first(chains is not None),
+        )
+
+    def _unnamed_first(self, caching: bool) -> bool:
+        """Whether blocks without a hash are freed to the head of the free queue.
+
+        Raises:
+            SettingError: The release has an order of its own for these layers.
+        """
+        first = unhashed_first(minor_version(self._release), caching, self.groups.kinds == (FULL,))
+        if first is None:
+            remedy = "frees blocks of windows and states in an order of its own, which is not simulated; take another"
+            raise SettingError("vllm_release", self._release, remedy)
+        return first
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """Schedule the running sequences, then the waiting sequences."""

@@ -1,9 +1,14 @@
-"""Differences between releases of vLLM in the memory that they leave for the KV cache, and in their defaults.
+"""Differences between releases of vLLM: the memory that they leave for the KV cache, their defaults, and their free queue.
 
 Bytes are from start-up logs of H100s. Up to 0.16 the sampler of the profiled step holds 38 bytes per logit (Llama 3.1
 8B: 4.76 GiB), since 0.17 14 bytes (1.89 GiB). Memory outside of torch is 0.13 GiB on one GPU and 0.55 GiB on each of
 two; since 0.18 it is 0.25 and 2.1 GiB. Since 0.21 the memory of CUDA graphs is subtracted from the KV cache. Asynchronous
 scheduling is the default since 0.14 (pull request 27614).
+
+The order of the free queue is ``BlockPool.free_blocks`` in the wheels of 0.9, 0.10, 0.11, 0.14, 0.18 and 0.20 to 0.33. Up to
+0.22 every freed block goes to the tail. 0.23 puts blocks without a hash first that leave a window, and other blocks last.
+Since 0.24 (pull request 42656) blocks without a hash go to the head; with prefix caching off 0.27 put all blocks last
+(pull request 48017), which 0.28 undid (pull request 51482). Releases before 0.9 free tables in another order.
 """
 
 from __future__ import annotations
@@ -43,8 +48,26 @@ _RELEASES = (
     Release((0, 21), 14, GIB // 4, int(2.1 * GIB), True, 0.92),
 )
 LATEST = _RELEASES[-1]
+#: Minor versions of the first and the last release with a known order of the free queue.
+FIRST_ORDERED, LAST_ORDERED = 9, 33
 
 
 def release(version: tuple[int, int]) -> Release:
     """The entry for a version."""
     return max((found for found in _RELEASES if found.since <= version), key=lambda found: found.since)
+
+
+def unhashed_first(minor: int, caching: bool, by_token: bool) -> bool | None:
+    """Whether blocks without a hash are freed to the head of the free queue, not to its tail.
+
+    Args:
+        minor: Minor version, from ``FIRST_ORDERED`` to ``LAST_ORDERED``.
+        caching: Whether prefix caching is on.
+        by_token: Whether every layer keeps all tokens; otherwise some have a window or a state.
+
+    Returns:
+        None for a release in which that depends on the layer.
+    """
+    if minor == 23 and not by_token:
+        return None
+    return minor >= 24 and (caching or minor != 27)

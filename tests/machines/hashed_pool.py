@@ -78,8 +78,7 @@ class RecordedPool(HashedBlockPool):
     Args:
         num_blocks: Usable blocks.
         history: Records how long blocks are kept, or None. It takes the times that the calls below are given.
-        unnamed_first: Whether blocks without a hash are freed to the head of the queue, as in vLLM 0.33; before, every block
-            went to the tail.
+        unnamed_first: See ``HashedBlockPool``.
 
     Attributes:
         queried_blocks: Blocks that requests looked up, each request once, when it takes the blocks that it found.
@@ -87,8 +86,8 @@ class RecordedPool(HashedBlockPool):
     """
 
     def __init__(self, num_blocks: int, history: BlockHistory | None = None, unnamed_first: bool = True) -> None:
-        super().__init__(num_blocks)
-        self.history, self.unnamed_first = history, unnamed_first
+        super().__init__(num_blocks, unnamed_first)
+        self.history = history
         self.queried_blocks = self.hit_blocks = 0
 
     def hit(self, blocks: Sequence[int], queried_blocks: int, now: int) -> None:
@@ -105,14 +104,6 @@ class RecordedPool(HashedBlockPool):
         if self.history is not None:
             self.history.taken(blocks, now)
         return blocks
-
-    def release(self, table: Sequence[int]) -> None:
-        """See ``HashedBlockPool``."""
-        super().release(table)
-        if not self.unnamed_first:
-            for block in reversed(table):
-                if not self.reference_counts[block]:
-                    self._free.move_to_end(block)
 
 
 def named(contents):

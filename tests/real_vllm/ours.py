@@ -208,7 +208,8 @@ def serve(case: Case, asynchronous: bool = False) -> Served:
         settings_of(case, asynchronous, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log]
     )
     log.idle_started(run.log.end_ticks, 0)
-    return Served(log.steps, log.finished)
+    rejected = () if run.rejected is None else tuple(np.flatnonzero(run.rejected).tolist())
+    return Served(log.steps, log.finished, rejected)
 
 
 def summary(case: Case, asynchronous: bool, leap: bool, ids: bool) -> dict[str, Any]:

@@ -7,20 +7,24 @@ which has no device but allows what a GPU does; the executor; and the clock, whi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from vllm.config import VllmConfig
 from vllm.distributed.kv_events import BlockRemoved
+from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import core
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
@@ -232,11 +236,12 @@ class Result(Future):
         return super().result(timeout)
 
 
-def serve(case: Case, asynchronous: bool = False) -> Served:
+def serve(case: Case, asynchronous: bool = False, options: Mapping[str, Any] | None = None) -> Served:
     """What the installed vLLM does with a case.
 
     Args:
         asynchronous: Whether step k + 1 is scheduled while step k runs, as ``vllm serve`` does by default.
+        options: Further options; see ``Setup``.
     """
     engine = start(
         Setup(
@@ -248,28 +253,80 @@ def serve(case: Case, asynchronous: bool = False) -> Served:
             prefix_caching=case.prefix_caching,
             asynchronous=asynchronous,
             num_blocks=case.num_blocks,
-            options={_CONFIG_NAMES.get(name, name): value for name, value in case.options.items()},
+            options={
+                _CONFIG_NAMES.get(name, name): value for name, value in {**case.options, **(options or {})}.items()
+            },
         )
     )
     clock, recorder = Clock(case.step_ticks), engine.model_executor
     prompts, outputs = tokens_of(case.workload)
     recorder.attach(engine, outputs, clock)
     arrivals, finished = case.workload.arrival_ticks.tolist(), []
+    frontend = Frontend(engine, [len(prompt) for prompt in prompts])
     arrived = 0
     while True:
         while arrived < len(arrivals) and arrivals[arrived] <= clock.now:
-            engine.add_request(_request(case, arrived, prompts[arrived], outputs[arrived], engine))
+            if frontend.accepts(arrived, arrivals[arrived]):
+                engine.add_request(_request(case, arrived, prompts[arrived], outputs[arrived], engine))
             arrived += 1
         if engine.scheduler.has_requests() or engine.batch_queue:
             answers, _ = engine.step_fn()
             for answer in (answers or {}).values():
+                frontend.answer(answer.outputs, clock.now)
                 finished += [
                     (clock.now, int(one.request_id)) for one in answer.outputs if one.finish_reason is not None
                 ]
         elif arrived < len(arrivals):
             clock.wait_until(arrivals[arrived])
         else:
-            return Served(recorder.steps, finished)
+            return Served(recorder.steps, finished, tuple(frontend.rejected))
+
+
+class Frontend:
+    """What the API server knows of requests, and vLLM's ``check_admission``, which judges by it.
+
+    Attributes:
+        rejected: Requests that were rejected so far.
+    """
+
+    #: vLLM has these statistics only with several API servers, and logs only where metrics are on.
+    admission_stats = logger_manager = None
+    _record_admission_rejection = AsyncLLM._record_admission_rejection
+    get_num_unfinished_requests = AsyncLLM.get_num_unfinished_requests
+    get_num_queued_tokens = AsyncLLM.get_num_queued_tokens
+
+    def __init__(self, engine: core.EngineCore, prompt_tokens: list[int]) -> None:
+        self.scheduler_config = engine.vllm_config.scheduler_config
+        self.rejected: list[int] = []
+        self._prompt_tokens = prompt_tokens
+        self._accepted: list[int] = []
+        self._first_token_at: dict[int, int] = {}
+        self._finished_at: dict[int, int] = {}
+        self.output_processor = OutputProcessor.__new__(OutputProcessor)
+
+    def answer(self, outputs: Iterable[Any], now: int) -> None:
+        """Note the answers that arrive ``now``."""
+        for one in outputs:
+            self._first_token_at.setdefault(int(one.request_id), now)
+            if one.finish_reason is not None:
+                self._finished_at[int(one.request_id)] = now
+
+    def accepts(self, request: int, now: int) -> bool:
+        """Whether a request that arrives ``now`` is accepted, by the answers up to then."""
+        self.output_processor.request_states = {
+            str(index): SimpleNamespace(
+                prompt_len=self._prompt_tokens[index], is_prefilling=self._first_token_at.get(index, now + 1) > now
+            )
+            for index in self._accepted
+            if self._finished_at.get(index, now + 1) > now
+        }
+        try:
+            AsyncLLM.check_admission(self, 1, str(request))
+        except (QueueOverflowError, MaxQueuedTokensError):
+            self.rejected.append(request)
+            return False
+        self._accepted.append(request)
+        return True
 
 
 def _request(case: Case, index: int, prompt: list[int], output: list[int], engine: core.EngineCore) -> Request:

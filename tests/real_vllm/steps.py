@@ -37,10 +37,12 @@ class Served(NamedTuple):
     Attributes:
         steps: Every step that computed something or preempted a request.
         finished: (ticks, request), in order.
+        rejected: Requests that the API server rejected, ascending.
     """
 
     steps: list[Step]
     finished: list[tuple[int, int]]
+    rejected: tuple[int, ...] = ()
 
 
 class Difference(NamedTuple):
@@ -63,6 +65,8 @@ def first_difference(real: Served, ours: Served) -> Difference | None:
         for field, value, known in zip(Step._fields, theirs, mine, strict=True):
             if value != known:
                 return Difference(number, field, value, known)
+    if real.rejected != ours.rejected:
+        return Difference(len(real.steps), "rejected", real.rejected, ours.rejected)
     if real.finished != ours.finished:
         pairs = zip_longest(real.finished, ours.finished)
         number, (theirs, mine) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])

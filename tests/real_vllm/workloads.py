@@ -261,24 +261,24 @@ def _long_prefills(case: Case) -> Case:
     tokens = min(draw.choice([1, 3, 8, 16, 17, 40, 200]), case.max_model_len)
     adaptive = draw.choice([False, False, True])
     options = {"long_prefill_token_threshold": tokens, "long_prefill_token_threshold_adaptive": adaptive}
-    return _with(case, options)
+    return with_options(case, options)
 
 
 def _active(case: Case) -> Case:
     """Fewer sequences at once than the server is sized for."""
     draw = random.Random(f"active/{case.name}")
-    return _with(case, {"max_num_active_seqs": draw.randint(1, max(1, case.max_num_seqs - 1))})
+    return with_options(case, {"max_num_active_seqs": draw.randint(1, max(1, case.max_num_seqs - 1))})
 
 
 def _first_chunks(case: Case) -> Case:
     """Only the blocks of the first chunk must be free at an admission."""
-    return _with(case, {"scheduler_reserve_full_isl": False})
+    return with_options(case, {"scheduler_reserve_full_isl": False})
 
 
 def _intervals(case: Case) -> Case:
     """Prompts in one of some steps."""
     draw = random.Random(f"intervals/{case.name}")
-    return _with(case, {"prefill_schedule_interval": draw.choice([2, 2, 3, 5, 16, 50])})
+    return with_options(case, {"prefill_schedule_interval": draw.choice([2, 2, 3, 5, 16, 50])})
 
 
 def _priorities(case: Case) -> Case:
@@ -286,7 +286,9 @@ def _priorities(case: Case) -> Case:
     draw = random.Random(f"priorities/{case.name}")
     most = draw.choice([0, 1, 3, 50])
     priority = np.array([draw.randint(-most, most) for _ in range(len(case.workload))])
-    return _with(replace(case, workload=replace(case.workload, priority=priority)), {"scheduling_policy": "priority"})
+    return with_options(
+        replace(case, workload=replace(case.workload, priority=priority)), {"scheduling_policy": "priority"}
+    )
 
 
 def _combined(case: Case) -> Case:
@@ -297,7 +299,7 @@ def _combined(case: Case) -> Case:
     return case
 
 
-def _with(case: Case, options: Mapping[str, Any]) -> Case:
+def with_options(case: Case, options: Mapping[str, Any]) -> Case:
     """The case under further options."""
     return replace(case, options={**case.options, **options})
 

@@ -99,3 +99,35 @@ class BlockPool:
         elif further:
             del self._further[block]
         return further > 0
+
+
+class BlockQueue(BlockPool):
+    """As ``BlockPool``, but the block that is free for longest is the first one taken, as in vLLM before 0.24.
+
+    Of the blocks that a table gives back at once, the last one leads.
+    """
+
+    @property
+    def free_ids(self) -> tuple[int, ...]:
+        """See ``BlockPool``."""
+        return (*reversed(self._free_ids), *range(self.num_blocks - 1, self._fresh - 1, -1))
+
+    def take_many(self, count: int) -> list[int]:
+        """See ``BlockPool``."""
+        if count > self.num_free:
+            raise SimulationFault(f"{count} blocks are taken and {self.num_free} are free")
+        fresh = min(count, self.num_blocks - self._fresh)
+        blocks = [*range(self._fresh, self._fresh + fresh), *self._free_ids[: count - fresh]]
+        self._fresh += fresh
+        del self._free_ids[: count - fresh]
+        self._taken.update(blocks)
+        return blocks
+
+    def release(self, blocks: list[int]) -> None:
+        """See ``BlockPool``."""
+        super().release(blocks[::-1])
+
+
+def block_pool(num_blocks: int, last_first: bool) -> BlockPool:
+    """A pool of which the last block freed is the first one taken, or the last one."""
+    return BlockPool(num_blocks) if last_first else BlockQueue(num_blocks)

@@ -53,6 +53,7 @@ class GroupCache:
         num_blocks, block_size: Number of blocks of the pool, and tokens per block.
         groups: The KV groups that share the pool.
         chains: Names of the blocks of every request.
+        unnamed_first: See ``HashedBlockPool``.
 
     Attributes:
         pool: The blocks.
@@ -61,11 +62,13 @@ class GroupCache:
         shared: Number of table entries beyond the first of each block, by kind of group.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, groups: PageGroups, chains: Chains) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, groups: PageGroups, chains: Chains, unnamed_first: bool = True
+    ) -> None:
         self.log = CacheLog(block_size)
         self.moment = 0
         self.shared = {FULL: 0, SLIDING: 0, STATE: 0}
-        self.pool = HashedBlockPool(num_blocks)
+        self.pool = HashedBlockPool(num_blocks, unnamed_first)
         self._groups, self._size, self._chains = groups, block_size, chains
         self._places = {kind: [at for at, one in enumerate(groups.kinds) if one == kind] for kind in groups.kinds}
         # Number of blocks needed before a token: for the window, and for a state.

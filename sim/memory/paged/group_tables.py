@@ -15,7 +15,7 @@ from ...types.sequence import Sequence
 from ..accounting.kv_groups import STATE, PageGroups, skipped_blocks
 from ..accounting.moments import after_step, at_row
 from ..prefix import HashedBlockPool
-from .block_pool import BlockPool
+from .block_pool import BlockPool, block_pool
 from .group_cache import NULL_BLOCK, GroupCache, Table
 from .skipped import known_tokens
 
@@ -26,15 +26,22 @@ class GroupTables:
     Args:
         host_blocks: Blocks of the swap space.
         cache: The prefix cache, if any; the tables then take their blocks from its pool.
+        last_first: Whether the last block freed is the first one taken, where there is no prefix cache.
 
     Attributes:
         tables: For each sequence, one table per group, in the order of the groups.
     """
 
     def __init__(
-        self, num_blocks: int, host_blocks: int, block_size: int, groups: PageGroups, cache: GroupCache | None = None
+        self,
+        num_blocks: int,
+        host_blocks: int,
+        block_size: int,
+        groups: PageGroups,
+        cache: GroupCache | None = None,
+        last_first: bool = True,
     ) -> None:
-        self.pool = BlockPool(num_blocks) if cache is None else cache.pool
+        self.pool = block_pool(num_blocks, last_first) if cache is None else cache.pool
         self.host_pool = BlockPool(host_blocks)
         self.host_tables: dict[Sequence, tuple[Table, ...]] = {}
         self.tables: dict[Sequence, tuple[Table, ...]] = {}

@@ -59,6 +59,7 @@ from ..accounting.kv_groups import FULL, SLIDING, STATE, PageGroups
 from ..accounting.ledger import METER, Meter
 from ..accounting.moments import after_step
 from ..prefix import Chains
+from .block_pool import block_pool
 from .block_tables import BlockTables
 from .group_cache import GroupCache
 from .group_tables import GroupTables
@@ -98,6 +99,7 @@ class PagedMemory(MemoryDefaults):
         chains: Names of the blocks of every request, for prefix caching over KV groups; None disables it.
         whole_prompts: Whether the first chunk of a prefill takes the blocks of the whole prompt.
         in_turn: Whether prefills take blocks between decodes, and one group is managed like several.
+        unnamed_first: Whether freed blocks without a hash are the next ones taken; otherwise those free for longest are.
 
     Attributes:
         free: Blocks that are free before the running sequences append their slots of the coming step; those that a
@@ -133,6 +135,7 @@ class PagedMemory(MemoryDefaults):
         chains: Chains | None = None,
         whole_prompts: bool = False,
         in_turn: bool = False,
+        unnamed_first: bool = True,
     ) -> None:
         self.num_blocks, self.block_size, self.host_blocks = num_blocks, block_size, host_blocks
         self.free = num_blocks
@@ -146,13 +149,13 @@ class PagedMemory(MemoryDefaults):
         self.group_tables: GroupTables | None = None
         self.cache: GroupCache | None = None
         if in_turn or groups.kinds != (FULL,):
-            self._manage(groups, ids, chains)
+            self._manage(groups, ids, chains, unnamed_first)
         elif ids:
-            self.tables = BlockTables(num_blocks, host_blocks, block_size)
+            self.tables = BlockTables(num_blocks, host_blocks, block_size, block_pool(num_blocks, unnamed_first))
         self._nothing = Partial(0, (0,) * len(self.giving), 0, 0)
         self._transaction = PagedTransaction(self)
 
-    def _manage(self, groups: PageGroups, ids: bool, chains: Chains | None) -> None:
+    def _manage(self, groups: PageGroups, ids: bool, chains: Chains | None, unnamed_first: bool) -> None:
         """Set up the managers of KV groups."""
         size, self.is_plain, self.groups = self.block_size, False, groups
         self.fixed = 0 if groups.states_by_block else groups.states
@@ -166,13 +169,13 @@ class PagedMemory(MemoryDefaults):
         elif groups.states:
             self.meter += ("states",)
         if chains is not None:
-            self.cache = GroupCache(self.num_blocks, size, groups, chains)
+            self.cache = GroupCache(self.num_blocks, size, groups, chains, unnamed_first)
             self.cache_log = self.cached_level = self.cache.log
             self.meter += ("shared", "shared_in_windows", "shared_states")
         # Blocks of all sequences in a full group, and table entries beyond the first of a block, as included in ``free``.
         self._blocks = self._shared = 0
         if ids or self.cache is not None:
-            self.group_tables = GroupTables(self.num_blocks, self.host_blocks, size, groups, self.cache)
+            self.group_tables = GroupTables(self.num_blocks, self.host_blocks, size, groups, self.cache, unnamed_first)
 
     @property
     def capacity_slots(self) -> int:

@@ -30,6 +30,7 @@ class HashedBlockPool:
 
     Args:
         num_blocks: Usable blocks, without vLLM's null block.
+        unnamed_first: Whether blocks without a hash are freed to the head of the queue instead of its tail.
 
     Attributes:
         reference_counts: Reference count of each block.
@@ -40,8 +41,8 @@ class HashedBlockPool:
         evicted_blocks: Number of dropped hashes.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, num_blocks: int, unnamed_first: bool = True) -> None:
+        self.num_blocks, self.unnamed_first = num_blocks, unnamed_first
         self.reference_counts = [0] * num_blocks
         self.hashes: list[int | None] = [None] * num_blocks
         self.is_named = bytearray(num_blocks)
@@ -148,7 +149,7 @@ class HashedBlockPool:
     def release(self, table: Sequence[int]) -> None:
         """Release the entries of one table. Blocks in no other table join the free queue, the last one of the table first.
 
-        Blocks without a hash go to the head of the queue, the others to its tail.
+        Blocks without a hash go to the head of the queue if ``unnamed_first``, the others to its tail.
 
         Raises:
             SimulationFault: A block is already free.
@@ -162,7 +163,8 @@ class HashedBlockPool:
             if not count:
                 free[block] = None
                 self.num_cached += hashes[block] is not None
-        for block in table:
-            if not references[block] and hashes[block] is None:
-                free.move_to_end(block, last=False)
+        if self.unnamed_first:
+            for block in table:
+                if not references[block] and hashes[block] is None:
+                    free.move_to_end(block, last=False)
         self.num_entries -= len(table)

@@ -71,6 +71,9 @@ FLAGS = {
     "prefill_schedule_interval": (["--policy", "vllm-v1", "--prefill-schedule-interval", "3"], 3),
     # Priorities need a trace that has them.
     "scheduling_policy": (["--policy", "vllm-v1", "--scheduling-policy", "fcfs"], "fcfs"),
+    "max_num_queued_reqs": (["--policy", "vllm-v1", "--max-num-queued-reqs", "2"], 2),
+    "max_num_queued_tokens": (["--policy", "vllm-v1", "--max-num-queued-tokens", "9"], 9),
+    "vllm_release": (["--policy", "vllm-v1", "--vllm-release", "0.22"], "0.22"),
     "gpu_memory_utilization": (["--policy", "vllm-v1", "--gpu-memory-utilization", "0.8"], 0.8),
     "block_size": (["--block-size", "8"], 8),
     "page_size": (["--policy", "vattention", "--page-size", "64"], 64),
@@ -113,6 +116,21 @@ def test_every_setting_has_a_flag(field, flag, trace, tmp_path):
 def test_no_setting_is_left_out():
     # tests/sim/policy/test_registry.py has an allocator.
     assert {*FLAGS, "allocator"} == {*SHARED, *options_by_policy(POLICIES)}
+
+
+def test_rejected_requests_are_counted_apart_from_refused_ones(trace, tmp_path, capsys):
+    flags = ["--trace", trace, "--policy", "vllm-v1", "--request-rate", "inf"]
+    summary, _, requests = simulated(*flags, "--max-num-queued-reqs", 2, out=tmp_path / "out")
+    assert (summary["completed"], summary["refused"], summary["rejected"]) == (2, 0, 1)
+    assert requests["rejected"].tolist() == requests["finish_ticks"].isna().tolist() == [False, False, True]
+    assert "rejected 1 by the API server's limits" in " ".join(capsys.readouterr().out.split())
+    assert status(["report", str(tmp_path / "out"), "--out", str(tmp_path / "page.html")]) == DONE
+    assert "1 requests were rejected by the API server&#39;s limits." in (tmp_path / "page.html").read_text("utf-8")
+    requests.assign(rejected=False).to_parquet(tmp_path / "out" / "requests.parquet")
+    assert status(["report", str(tmp_path / "out"), "--out", str(tmp_path / "page.html")]) != DONE
+    assert "summary.json: belongs to another run than requests.parquet" in " ".join(capsys.readouterr().err.split())
+    summary, _, requests = simulated(*flags, out=tmp_path / "plain")
+    assert "rejected" not in summary and "rejected" not in requests
 
 
 def test_stepping_gives_the_same_bytes_as_leaping(trace, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fragmeter.sim.memory import BlockPool
+from fragmeter.sim.memory.paged.block_pool import BlockQueue
 from fragmeter.sim.types.errors import SimulationFault
 
 
@@ -13,6 +14,17 @@ def test_the_last_block_freed_is_the_first_one_taken():
     assert pool.take_many(3) == [0, 1, 2]
     pool.release([0, 2])
     assert [pool.take(), pool.take(), pool.take()] == [2, 0, 3]
+    with pytest.raises(SimulationFault, match="1 blocks are taken and 0 are free"):
+        pool.take()
+
+
+def test_the_block_free_for_longest_is_the_first_one_taken_from_a_queue():
+    pool = BlockQueue(5)
+    assert pool.take_many(3) == [0, 1, 2]
+    pool.release([0, 2])
+    pool.release([1])
+    assert pool.free_ids == (1, 0, 2, 4, 3)
+    assert (pool.take_many(3), pool.take_many(2), pool.num_free) == ([3, 4, 2], [0, 1], 0)
     with pytest.raises(SimulationFault, match="1 blocks are taken and 0 are free"):
         pool.take()
 
