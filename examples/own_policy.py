@@ -31,7 +31,13 @@ sys.path.append(str(Path(__file__).resolve().parent / "extending" if "__file__" 
 
 # %% The scheduler beside vLLM's, the allocator beside the one that Orca uses.
 # The same pool and step times for all: by default vllm-v1 has those of today's server, and the others those of the paper.
-replica = {"model": "opt-13b", "gpu": "a100-40gb", "num_gpu_blocks_override": 980, "enforce_eager": True, "trace": trace}
+replica = {
+    "model": "opt-13b",
+    "gpu": "a100-40gb",
+    "num_gpu_blocks_override": 980,
+    "enforce_eager": True,
+    "trace": trace,
+}
 runs = {
     "vllm-v1": fm.simulate(policy="vllm-v1", **replica),
     "shortest prompt": fm.simulate(policy="shortest_prompt:ShortestPromptFirst", max_wait_steps=500, **replica),

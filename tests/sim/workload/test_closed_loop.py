@@ -99,7 +99,7 @@ def test_leap_and_step_are_the_same_bits_where_steps_are_scheduled_ahead(case: C
 
 
 def leap_and_step(policy: str, case: Case, data: st.DataObject, **switches: bool) -> None:
-    """The same runs, of users who think as long as is drawn."""
+    """The same runs; the think times of users are drawn."""
     thinks = [data.draw(st.sampled_from([0, 0, 1, 150, 5000, 200_000])) for _ in case.requests]
     users = Users(data.draw(st.integers(1, 4)), thinks)
     work = replace(workload_of(case.requests, case.limits.max_model_len, case.content), users=users)
