@@ -338,8 +338,8 @@ def _request(case: Case, index: int, prompt: list[int], output: list[int], engin
         prompt_token_ids=prompt,
         sampling_params=limits,
         pooling_params=None,
-        # As of a server's clock, none of them are equal.
-        arrival_time=float(case.workload.arrival_ticks[index]) + index * 1e-6,
+        # Ticks are nanoseconds. As of a server's clock, no two arrivals are equal.
+        arrival_time=int(case.workload.arrival_ticks[index]) / 1e9 + index * 1e-12,
         priority=0 if case.workload.priority is None else int(case.workload.priority[index]),
         block_hasher=engine.request_block_hasher,
     )
