@@ -64,6 +64,11 @@ class _Probe:
             logging.getLogger("vllm").warning("fragmeter.probe: the recording ends: %r", error)
 
     def start(self, path: str) -> None:
+        """Open the file, write its header and wrap the calls to record.
+
+        Raises:
+            NotImplementedError: The server has a KV connector.
+        """
         scheduler, pool, config = self._scheduler, self._manager.block_pool, self._scheduler.vllm_config
         if scheduler.connector is not None:
             raise NotImplementedError("KV connectors hold blocks of finished requests")

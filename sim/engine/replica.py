@@ -11,7 +11,7 @@ from ..cost import PaperCost, StepCost, cost
 from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
 from ..policy import SHARING, Limits, Policy, Pool, Server, policy
-from ..policy.options import KvGroupOptions, Options, VllmV0Options, VllmV1Options, WatermarkOptions
+from ..policy.options import KvGroupOptions, Options, VllmV0Options, VllmV1Options, WatermarkOptions, option_names
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
 from ..spec.hybrid import state_layout
@@ -184,8 +184,11 @@ def _sources(settings: Settings, kind: type[Policy], layout: HybridLayout | None
     found |= {"num_gpu_blocks": kind.pool_source, "max_model_len": f"model {settings.model}"}
     if layout and layout.config:
         found |= {"block_size": "raised until a block is as large as a state", "num_gpu_blocks": Policy.pool_source}
-    given = (name for name in found if getattr(settings, names.get(name, name)) is not None)
-    return found | dict.fromkeys(given, "given")
+    given = [name for name in found if getattr(settings, names.get(name, name)) is not None]
+    # An option at its default is not known to be given.
+    options = dict.fromkeys(option_names(kind.options_type), kind.defaults_source)
+    given += [name for name, _ in settings.options if name in options]
+    return found | options | dict.fromkeys(given, "given")
 
 
 def _own_memory(settings: Settings, pool: Pool, layout: HybridLayout | None) -> Memory:

@@ -155,6 +155,7 @@ class VllmServeOptions(WatermarkOptions, KvGroupOptions):
     ] = LATEST.gpu_memory_utilization
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
+        """See ``Options``; a pool that is given, or is not computed from the GPU memory, leaves the memory unread."""
         if name == "gpu_memory_utilization" and replica.num_gpu_blocks_override is not None:
             return "--num-gpu-blocks-override sets the pool, whatever the memory; leave out one of them"
         if name == "gpu_memory_utilization" and model(replica.model).mixer:
@@ -251,6 +252,7 @@ class VllmV1Options(VllmServeOptions):
     ] = f"0.{LAST_ORDERED}"
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
+        """See ``Options``; without priorities, in closed loops, and without the threshold that another option raises."""
         if name == "scheduling_policy" and workload is not None and workload.priority is None:
             return f"no request has a priority; use a trace with a column priority, {LEAVE_OUT}"
         if (

@@ -116,6 +116,11 @@ class VllmV1(TokenBudget):
         return seqs or min(default_seqs, budget), budget
 
     def memory(self, pool: Pool) -> PagedMemory:
+        """See ``Policy``; blocks of one KV group with a prefix cache have a memory of their own, which is faster.
+
+        Raises:
+            SettingError: ``vllm_release`` has an order of its own for the model's layers.
+        """
         usable, size = pool.num_blocks - self.null_blocks, pool.block_size
         chains = None if pool.token_runs is None else Chains(pool.token_runs, size)
         if chains is not None and self._is_plain:

@@ -154,6 +154,7 @@ def _lines(path: str | PathLike[str]) -> tuple[Iterator[tuple[int, dict[str, Any
     cut: list[str] = []
 
     def read() -> Iterator[tuple[int, dict[str, Any]]]:
+        """The lines, as they are asked for."""
         for number, text in enumerate(_texts(path, cut), 1):
             try:
                 line = json.loads(text)

@@ -15,6 +15,11 @@ from fragmeter.sim.metrics.result import FORMER_TABLES
 from paths import DATA
 
 FORMER = DATA / "result_v1"
+#: The run that it is of.
+RUN = (
+    *("--model", "toy-opt", "--num-gpu-blocks-override", "40", "--max-model-len", "300"),
+    *("--num-prompts", "8", "--request-rate", "4"),
+)
 
 
 @pytest.fixture
@@ -48,33 +53,13 @@ def test_another_version_is_refused_in_one_line_that_names_both(former, version,
 
 
 def test_a_new_result_replaces_them(former):
-    arguments = [
-        "--model",
-        "toy-opt",
-        "--num-gpu-blocks-override",
-        "40",
-        "--max-model-len",
-        "300",
-        "--num-prompts",
-        "8",
-    ]
-    assert status(["simulate", *arguments, "--request-rate", "4", "--out", str(former)]) == DONE
+    assert status(["simulate", *RUN, "--out", str(former)]) == DONE
     assert (former / "residencies.parquet").is_file()
     assert not any((former / f"{name}.parquet").exists() for name in FORMER_TABLES.values())
     assert json.loads((former / "run.json").read_text())["schema_version"] == 2
 
 
 def test_the_same_run_of_today_has_the_same_numbers(former, tmp_path):
-    arguments = [
-        "--model",
-        "toy-opt",
-        "--num-gpu-blocks-override",
-        "40",
-        "--max-model-len",
-        "300",
-        "--num-prompts",
-        "8",
-    ]
-    assert status(["simulate", *arguments, "--request-rate", "4", "--out", str(tmp_path / "new")]) == DONE
+    assert status(["simulate", *RUN, "--out", str(tmp_path / "new")]) == DONE
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (former, tmp_path / "new")]
     assert summaries[0] == summaries[1]
