@@ -19,7 +19,8 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from os import PathLike
@@ -30,6 +31,7 @@ import numpy as np
 from ..memory.accounting.integrals import BUCKETS
 from ..memory.accounting.kv_groups import STATE
 from ..types.errors import TraceError, UserError
+from ..workload.content import PromptContent
 
 SCHEMA_VERSION = 1
 _REMEDY = "record it anew with fragmeter.probe"
@@ -46,8 +48,12 @@ _EVENTS: dict[str, tuple[type, ...]] = {
     "release": (int, int, int, int),
     "preempt": (int, int),
     "finish": (int, int, int, str),
+    "contents": (int,),
     "reset": (),
 }
+
+
+_OPEN_ENDED = ("take", "preempt", "finish", "contents")
 
 
 @dataclass(eq=False)
@@ -63,6 +69,7 @@ class ProbedRequest:
         token_ns: Ends of the steps that computed its output tokens.
         hit_tokens: Tokens found in the prefix cache, one a admission.
         residencies: (start, first token, end, whether it was preempted) of each admission.
+        contents: Hashes of the full blocks of its prompt and output; each covers all tokens before, too.
     """
 
     name: str
@@ -76,6 +83,7 @@ class ProbedRequest:
     token_ns: list[int] = field(default_factory=list)
     hit_tokens: list[int] = field(default_factory=list)
     residencies: list[tuple[int, int, int, bool]] = field(default_factory=list)
+    contents: tuple[int, ...] = ()
 
 
 class ProbedStep(NamedTuple):
@@ -85,7 +93,9 @@ class ProbedStep(NamedTuple):
         start_ns, end_ns: From the call of ``schedule`` to the return of ``update_from_output``.
         begin_ns: When its computation can begin: asynchronous scheduling calls ``schedule`` while the step before runs.
         tokens: (request, tokens that it computes), in the order of the scheduler.
-        prefill_tokens: Those of requests that do not decode.
+        decode_context: Sum of the context lengths of requests that decode, new tokens included.
+        prefill_tokens: Tokens of requests that do not decode.
+        prefill_pairs: Causal (query, key) pairs of these.
         sampled: Requests that yield a token.
         waiting: Requests in the queue.
         evicted: Blocks that lost their contents since the step before.
@@ -96,7 +106,9 @@ class ProbedStep(NamedTuple):
     end_ns: int
     begin_ns: int
     tokens: tuple[tuple[int, int], ...]
+    decode_context: int
     prefill_tokens: int
+    prefill_pairs: int
     sampled: int
     waiting: int
     evicted: int
@@ -123,6 +135,28 @@ class ProbedRun:
     preemptions: list[tuple[int, int]]
     steps: list[ProbedStep]
     cut: bool
+
+    def content(self, requests: Sequence[int]) -> PromptContent:
+        """The contents of the prompts of some requests, in this order: the blocks that several of them begin with.
+
+        Raises:
+            UserError: A prompt continues the answer to another one, which contents of prompts cannot say.
+        """
+        size = self.block_size
+        chains = [self.requests[number].contents for number in requests]
+        prompts = [self.requests[number].prompt_tokens // size for number in requests]
+        times = Counter(chain.from_iterable(chains))
+        named = Counter(chain.from_iterable(blocks[:most] for blocks, most in zip(chains, prompts, strict=True)))
+        shared = [
+            [block for block in blocks[:most] if times[block] > 1] for blocks, most in zip(chains, prompts, strict=True)
+        ]
+        answered = {block for blocks, most in zip(chains, prompts, strict=True) for block in blocks[most:]}
+        if answered & named.keys():
+            raise UserError("prompts continue the answers to other requests; sessions are not read from a probe")
+        numbers = {block: number for number, block in enumerate(dict.fromkeys(chain.from_iterable(shared)))}
+        ids = np.array([numbers[block] for blocks in shared for block in blocks], dtype=np.int64)
+        offsets = np.concatenate([[0], np.cumsum([len(blocks) for blocks in shared], dtype=np.int64)])
+        return PromptContent(offsets, ids, np.full(len(ids), size))
 
     def buckets(self) -> dict[str, np.ndarray]:
         """Slots by bucket, int64 [steps]."""
@@ -292,37 +326,41 @@ class _Replay:
         for request, computed in self._pairs(line, "computed", []):
             self._count_computed(self._of(request, "computed"), computed)
         pairs = self._pairs(line, "tokens", None)
-        prefill, sampled = 0, 0
+        context = prefill = attended = sampled = 0
         for request, tokens in pairs:
-            more, yields = self._compute(self._of(request, "tokens"), tokens, start, end)
-            prefill, sampled = prefill + more, sampled + yields
+            live = self._of(request, "tokens")
+            if live.decodes:
+                context += live.computed + tokens
+            else:
+                prefill += tokens
+                attended += tokens * live.computed + tokens * (tokens + 1) // 2
+            sampled += self._compute(live, tokens, start, end)
         buckets = self._buckets()
         if len(self._references) != self._blocks - free:
             raise self._error("free", free, f"the block tables leave {self._blocks - len(self._references)}")
         if pairs or not self._references:
             begin = max(start, self.steps[-1].end_ns) if self.steps else start
-            step = ProbedStep(start, end, begin, tuple(pairs), prefill, sampled, waiting, self._evicted, buckets)
-            self.steps.append(step)
+            work = (context, prefill, attended, sampled)
+            self.steps.append(ProbedStep(start, end, begin, tuple(pairs), *work, waiting, self._evicted, buckets))
             self._evicted = 0
 
-    def _compute(self, live: _Live, tokens: int, start: int, end: int) -> tuple[int, int]:
-        """A request computes tokens. Returns those of a prefill, and whether it yields an output token."""
+    def _compute(self, live: _Live, tokens: int, start: int, end: int) -> bool:
+        """A request computes tokens. Returns whether it yields an output token."""
         request = live.request
         if live.residency is None:
             live.residency = [start, end]
             request.hit_tokens.append(live.computed)
-        prefill = 0 if live.decodes else tokens
         self._count_computed(live, live.computed + tokens)
         known = request.prompt_tokens + live.generated
         # Of steps scheduled ahead the last one may compute a token in vain, after an EOS.
         if live.computed < known or (live.target is not None and known >= live.target):
-            return prefill, 0
+            return False
         live.generated += 1
         if not live.decodes:
             live.residency[1] = end
         live.decodes = True
         request.token_ns.append(end)
-        return prefill, 1
+        return True
 
     def _event(self, event: Any) -> None:
         kind = event[0] if isinstance(event, list) and event else None
@@ -335,7 +373,7 @@ class _Replay:
         if not fits:
             raise self._error("events", event, f"{kind} has other values")
         rest = given[len(types) :]
-        getattr(self, f"_{kind}")(*given[: len(types)], *([rest] if kind in ("take", "preempt", "finish") else []))
+        getattr(self, f"_{kind}")(*given[: len(types)], *([rest] if kind in _OPEN_ENDED else []))
 
     def _add(self, request: int, name: str, added_ns: int, unix_ns: int, prompt_tokens: int, max_tokens: int) -> None:
         if request != len(self.requests) or not prompt_tokens:
@@ -382,6 +420,11 @@ class _Replay:
         live.request.output_tokens, live.request.finish_ns, live.request.reason = output_tokens, ns, reason
         self._end_residency(live, ns, False)
         del self._alive[request]
+
+    def _contents(self, request: int, hashes: list[Any]) -> None:
+        if not all(map(_is_count, hashes)):
+            raise self._error("events", ["contents", request], "must be whole numbers")
+        self._of(request, "events").request.contents = tuple(hashes)
 
     def _reset(self) -> None:
         self._cached.clear()
