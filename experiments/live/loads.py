@@ -9,8 +9,8 @@ batch size, and step times are calibrated on it alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +58,7 @@ class Session:
     """
 
     name: str
-    flags: dict[str, object]
+    flags: Mapping[str, int]
     loads: tuple[Load, ...]
 
 
@@ -125,6 +125,22 @@ SESSIONS = (
 )
 #: Where step times are calibrated.
 CALIBRATION = "ample", "random-ramp"
+
+
+def at_rates(session: Session, factor: float) -> Session:
+    """The session with all request rates multiplied."""
+    rates = ("--request-rate", "--ramp-up-start-rps", "--ramp-up-end-rps", "--timed-trace-sec-multiplier")
+
+    def paced(arguments: tuple[str, ...]) -> tuple[str, ...]:
+        found = list(arguments)
+        for place, (name, value) in enumerate(zip(arguments, arguments[1:])):
+            if name in rates and value != "inf":
+                # Ramps are of whole requests/s. A timed trace has the time of a unit, not a rate.
+                scaled = float(value) / factor if name == rates[-1] else float(value) * factor
+                found[place + 1] = str(max(1, round(scaled))) if "ramp" in name else str(scaled)
+        return tuple(found)
+
+    return replace(session, loads=tuple(replace(load, arguments=paced(load.arguments)) for load in session.loads))
 
 
 def write_data(folder: Path) -> None:

@@ -23,7 +23,7 @@ from ...sim.types import ticks
 from ...sim.types.errors import UserError
 from ..measured.replay import Benchmark, Replayed, compared
 from ..measured.start import benchmark
-from ..measured.step_fit import fit_steps, step_table
+from ..measured.step_fit import fitted, step_table
 from .loads import CALIBRATION, Session
 
 #: What is judged.
@@ -65,18 +65,17 @@ class RecordedLoad:
         return float((self.benchmark.measured.ttft_s - inside).mean())
 
 
-def recorded(session: Session, folder: Path, model: Path, release: str) -> dict[str, RecordedLoad]:
+def recorded(session: Session, folder: Path, model: Path) -> dict[str, RecordedLoad]:
     """The loads of a session in a folder of ``record``, by name.
 
     Args:
         model: ``config.json`` of the model.
-        release: vLLM's, such as 0.32.
 
     Raises:
         UserError: The server has served other requests than those of the loads, one load after the other.
     """
-    probe, chosen = read_probe(folder / "probe.jsonl.gz"), settings_of(session, model, release)
-    found, first = {}, 0
+    probe = read_probe(folder / "probe.jsonl.gz")
+    chosen, found, first = settings_of(probe.header, model), {}, 0
     for load in session.loads:
         seen = benchmark(folder / f"{load.name}.json", folder / f"{load.name}.metrics.txt", chosen)
         numbers = _matched(seen, probe, range(first, first + len(seen.trace)), folder / f"{load.name}.json")
@@ -110,18 +109,30 @@ def _steps(probe: ProbedRun, numbers: set[int]) -> list[ProbedStep]:
     return probe.steps[own[0] : own[-1] + 2]
 
 
-def settings_of(session: Session, model: Path, release: str, **others: Any) -> Settings:
-    """The replica that stands for a session's server."""
-    flags = {name.replace("-", "_"): value for name, value in session.flags.items()}
-    chosen = {"policy": "vllm-v1", "model": str(model), "vllm_release": release, "async_scheduling": False}
-    return settings(**chosen, enable_prefix_caching=True, **flags, **others)
+def settings_of(header: Mapping[str, Any], model: Path) -> Settings:
+    """The replica that stands for the server of a probe.
+
+    Args:
+        model: ``config.json`` of the model.
+
+    Raises:
+        UserError: The simulator does not serve such a model, or does not know the release.
+    """
+    same = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "async_scheduling")
+    return settings(
+        policy="vllm-v1",
+        model=str(model),
+        vllm_release=".".join(header["vllm"].split(".")[:2]),
+        num_gpu_blocks_override=header["num_gpu_blocks"],
+        block_size=next(size for spec, size in header["groups"] if spec != "MambaSpec"),
+        enable_prefix_caching=header["prefix_caching"],
+        **{name: header[name] for name in same},
+    )
 
 
 def calibrate(load: RecordedLoad, source: str) -> dict[str, Any]:
     """The content of a cost file, fitted to the steps of one run."""
-    header = {name: load.header[name] for name in ("vllm", "model", "max_num_seqs", "max_num_batched_tokens")}
-    about = {"schema_version": 1, "kind": "steps", "source": source, "server": header}
-    return about | fit_steps(step_table(load.steps)) | {"outside_ms": round(load.outside_s * 1e3, 3)}
+    return fitted(load.header, load.steps, source) | {"outside_ms": round(load.outside_s * 1e3, 3)}
 
 
 def null_models(load: RecordedLoad) -> dict[str, FittedSteps]:

@@ -17,7 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
+from ...sim.output.files import as_json, write_whole
 from ...sim.types.errors import UserError
+from ..measured.server_metrics import READ
 from .loads import Load, Session, write_data
 from .server import MODEL, Server, environment, leave_first_core, write_model
 
@@ -43,17 +45,21 @@ def record(session: Session, python: Path, folder: Path) -> None:
     model = folder / "model"
     write_model(model)
     write_data(folder)
-    began = time.monotonic()
     with Server(python, model, session.flags, folder) as server:
-        durations = {load.name: serve(load, server.url, python, model, folder) for load in session.loads}
-    about = {
-        "session": session.name,
-        "flags": session.flags,
-        "start_s": round(server.start_s, 1),
-        "loads_s": durations,
-        "total_s": round(time.monotonic() - began, 1),
-    }
-    (folder / "session.json").write_text(json.dumps(about, indent=1) + "\n")
+        serve_all(session, server.url, python, model, folder, server.start_s)
+
+
+def serve_all(
+    session: Session, url: str, python: Path, model: Path, folder: Path, start_s: float | None = None
+) -> None:
+    """Send the loads of a session to a server, and write ``session.json`` when all are served.
+
+    Raises:
+        UserError: A load failed.
+    """
+    durations = {load.name: serve(load, url, python, model, folder) for load in session.loads}
+    about = {"session": session.name, "flags": session.flags, "start_s": start_s, "loads_s": durations}
+    write_whole(folder / "session.json", as_json(about))
 
 
 def serve(load: Load, url: str, python: Path, model: Path, folder: Path) -> float:
@@ -99,7 +105,7 @@ def scraped(url: str, path: Path) -> Iterator[None]:
                 with urlopen(f"{url}/metrics", timeout=5) as answer:
                     lines = answer.read().decode().splitlines()
                 file.write(f"{time.time():.3f}\n")
-                file.writelines(f"{line}\n" for line in lines if line.startswith("vllm:"))
+                file.writelines(f"{line}\n" for line in lines if line.startswith(READ))
                 if ended.is_set():
                     return
                 ended.wait(_SCRAPE_S)

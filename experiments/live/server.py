@@ -63,7 +63,7 @@ def write_model(folder: Path) -> None:
     """Write the configuration of the model and a tokenizer of whole words."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {word(token): token for token in range(VOCABULARY)}
-    tokenizer = {
+    tokenizer: dict[str, object] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -97,7 +97,7 @@ class Server:
         UserError: The server ended, or did not answer in time; names its log.
     """
 
-    def __init__(self, python: Path, model: Path, flags: Mapping[str, object], folder: Path) -> None:
+    def __init__(self, python: Path, model: Path, flags: Mapping[str, int], folder: Path) -> None:
         self._folder = folder
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

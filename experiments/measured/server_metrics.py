@@ -36,6 +36,11 @@ TTFT = ("vllm:time_to_first_token_seconds",)
 ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 CONFIG = "vllm:cache_config_info"
 
+#: Beginnings of the lines that are read.
+READ = (*RUNNING, *WAITING, *KV_USAGE, *PREEMPTIONS, *QUERIES, *HITS, CONFIG) + tuple(
+    f"{name}_{part}" for name in (*TTFT, *ITL) for part in ("sum", "count")
+)
+
 Series = tuple[str, tuple[tuple[str, str], ...]]
 Scrape = dict[Series, float]
 

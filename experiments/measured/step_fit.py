@@ -7,19 +7,35 @@ Before an idle time it ends with its own end. The fit minimises the sum of squar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...gpu.calibrate.fitting import require_scipy
-from ...sim.cost.steps import MOST_TOKENS_LOG2
+from ...sim.cost.steps import KIND, MOST_TOKENS_LOG2, SCHEMA_VERSION
 from ...sim.recording.probe import ProbedStep
 from ...sim.types.errors import UserError
 
 #: Fewest steps to fit to, and the longest time between two steps that is part of the first one: longer ones are idle.
 LEAST_STEPS, MOST_GAP_NS = 100, 50_000_000
 _SCALARS = ("base_us", "row_us", "context_us", "chunk_us", "pair_us")
+
+
+def fitted(header: Mapping[str, Any], steps: Sequence[ProbedStep], source: str) -> dict[str, Any]:
+    """The content of a cost file (``sim.cost.steps``), fitted to steps of a server.
+
+    Args:
+        header: First line of the probe's file.
+        source: Origin of the steps.
+
+    Raises:
+        UserError: Too few steps.
+        MissingExtra: scipy is not installed.
+    """
+    server = {name: header[name] for name in ("vllm", "model", "max_num_seqs", "max_num_batched_tokens")}
+    about = {"schema_version": SCHEMA_VERSION, "kind": KIND, "source": source, "server": server}
+    return about | fit_steps(step_table(steps))
 
 
 def step_table(steps: Sequence[ProbedStep]) -> dict[str, np.ndarray]:

@@ -23,6 +23,7 @@ from ..types.errors import SettingError, UserError
 from .base import coefficient
 from .calibration import complaint
 
+SCHEMA_VERSION, KIND = 1, "steps"
 #: Ends of the lines of the curve over tokens: powers of two.
 MOST_TOKENS_LOG2 = 17
 
@@ -142,7 +143,7 @@ def is_steps(text: bytes) -> bool:
         content = json.loads(text)
     except ValueError:
         return False
-    return isinstance(content, dict) and content.get("kind") == "steps"
+    return isinstance(content, dict) and content.get("kind") == KIND
 
 
 def read_steps(text: bytes, name: str) -> FittedSteps:
@@ -155,7 +156,7 @@ def read_steps(text: bytes, name: str) -> FittedSteps:
         content = _FILE.validate_json(text)
     except ValidationError as error:
         raise complaint(name, error) from None
-    about = {"calibration": name, "sha256": hashlib.sha256(text).hexdigest()}
+    about: dict[str, object] = {"calibration": name, "sha256": hashlib.sha256(text).hexdigest()}
     about |= {"source": content.source, "server": content.server}
     return FittedSteps(content.coefficients, about, content.outside_ms)
 

@@ -32,6 +32,7 @@ from ..memory.accounting.integrals import BUCKETS
 from ..memory.accounting.kv_groups import STATE
 from ..types.errors import TraceError, UserError
 from ..workload.content import PromptContent
+from .step_log import blocks_digest
 
 SCHEMA_VERSION = 1
 _REMEDY = "record it anew with fragmeter.probe"
@@ -100,6 +101,10 @@ class ProbedStep(NamedTuple):
         waiting: Requests in the queue.
         evicted: Blocks that lost their contents since the step before.
         buckets: Slots by bucket when its computation begins.
+        preempted: Requests that lost their blocks since the step before, ascending.
+        hits: (request, tokens found in the prefix cache) of each admission, in order.
+        free: Blocks in no table after the call of ``schedule``.
+        blocks: ``blocks_digest`` of the tables then; 0 unless it is asked for.
     """
 
     start_ns: int
@@ -113,6 +118,10 @@ class ProbedStep(NamedTuple):
     waiting: int
     evicted: int
     buckets: dict[str, int]
+    preempted: tuple[int, ...]
+    hits: tuple[tuple[int, int], ...]
+    free: int
+    blocks: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,8 +173,11 @@ class ProbedRun:
         return {name: np.array([step.buckets[name] for step in self.steps], dtype=np.int64) for name in names}
 
 
-def read_probe(path: str | PathLike[str]) -> ProbedRun:
+def read_probe(path: str | PathLike[str], digests: bool = False) -> ProbedRun:
     """Read the file of a probe.
+
+    Args:
+        digests: Whether steps get a digest of their block tables.
 
     Raises:
         TraceError: A line is not as the probe writes it; names the line, the field, the value and a remedy.
@@ -177,7 +189,7 @@ def read_probe(path: str | PathLike[str]) -> ProbedRun:
         raise TraceError(path, None, None, None, f"is empty; {_REMEDY}")
     header = _header(path, *first)
     rest = list(lines)
-    replay = _Replay(path, header, _outputs(rest))
+    replay = _Replay(path, header, _outputs(rest), digests)
     for number, line in rest:
         replay.step(number, line)
     return ProbedRun(header, replay.block_size, replay.requests, replay.preemptions, replay.steps, bool(cut))
@@ -280,8 +292,10 @@ class _Live:
 class _Replay:
     """Block tables and counts of the pool, line by line."""
 
-    def __init__(self, path: str | PathLike[str], header: Mapping[str, Any], outputs: Mapping[int, int]) -> None:
-        self._path, self._number, self._outputs = path, 0, outputs
+    def __init__(
+        self, path: str | PathLike[str], header: Mapping[str, Any], outputs: Mapping[int, int], digests: bool
+    ) -> None:
+        self._path, self._number, self._outputs, self._digests = path, 0, outputs, digests
         self._is_state = [spec in _STATE_SPECS for spec, _ in header["groups"]]
         self.block_size = next(size for spec, size in header["groups"] if spec not in _STATE_SPECS)
         self._blocks = header["num_gpu_blocks"] - 1
@@ -299,6 +313,9 @@ class _Replay:
         # that keep tokens; block_tail.
         self._computed = self._nulls = self._shared = self._tail = 0
         self._evicted = 0
+        # Since the last step.
+        self._preempted: list[int] = []
+        self._hits: list[tuple[int, int]] = []
 
     def step(self, number: int, line: dict[str, Any]) -> None:
         """Replay a line."""
@@ -334,22 +351,42 @@ class _Replay:
             else:
                 prefill += tokens
                 attended += tokens * live.computed + tokens * (tokens + 1) // 2
-            sampled += self._compute(live, tokens, start, end)
+            sampled += self._compute(request, live, tokens, start, end)
         buckets = self._buckets()
         if len(self._references) != self._blocks - free:
             raise self._error("free", free, f"the block tables leave {self._blocks - len(self._references)}")
         if pairs or not self._references:
             begin = max(start, self.steps[-1].end_ns) if self.steps else start
-            work = (context, prefill, attended, sampled)
-            self.steps.append(ProbedStep(start, end, begin, tuple(pairs), *work, waiting, self._evicted, buckets))
+            self.steps.append(
+                ProbedStep(
+                    start_ns=start,
+                    end_ns=end,
+                    begin_ns=begin,
+                    tokens=tuple(pairs),
+                    decode_context=context,
+                    prefill_tokens=prefill,
+                    prefill_pairs=attended,
+                    sampled=sampled,
+                    waiting=waiting,
+                    evicted=self._evicted,
+                    buckets=buckets,
+                    preempted=tuple(sorted(self._preempted)),
+                    hits=tuple(self._hits),
+                    free=free,
+                    blocks=blocks_digest(self._tables(), self._cached) if self._digests else 0,
+                )
+            )
             self._evicted = 0
+            self._preempted.clear()
+            self._hits.clear()
 
-    def _compute(self, live: _Live, tokens: int, start: int, end: int) -> bool:
+    def _compute(self, number: int, live: _Live, tokens: int, start: int, end: int) -> bool:
         """A request computes tokens. Returns whether it yields an output token."""
         request = live.request
         if live.residency is None:
             live.residency = [start, end]
             request.hit_tokens.append(live.computed)
+            self._hits.append((number, live.computed))
         self._count_computed(live, live.computed + tokens)
         known = request.prompt_tokens + live.generated
         # Of steps scheduled ahead the last one may compute a token in vain, after an EOS.
@@ -412,6 +449,7 @@ class _Replay:
     def _preempt(self, request: int, ns: int, runs: list[Any]) -> None:
         live = self._clear(request, runs)
         self.preemptions.append((ns, request))
+        self._preempted.append(request)
         live.decodes = False
         self._end_residency(live, ns, True)
 
@@ -464,6 +502,9 @@ class _Replay:
         self._held[self._is_state[group]] -= 1
         if hashed:
             self._cached.add(block)
+
+    def _tables(self) -> dict[int, tuple[tuple[int, ...], ...]]:
+        return {number: tuple(map(tuple, live.tables)) for number, live in self._alive.items() if any(live.tables)}
 
     def _buckets(self) -> dict[str, int]:
         size, groups = self.block_size, self._is_state.count(False)

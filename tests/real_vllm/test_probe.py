@@ -16,9 +16,9 @@ import pytest
 from fragmeter import probe
 from fragmeter.sim import simulate
 from fragmeter.sim.recording.probe import ProbedRun, read_probe
+from fragmeter.sim.recording.step_log import Served, first_difference
 
 from . import golden, ours, server
-from .steps import Served, first_difference
 from .workloads import KINDS, Case
 
 #: Workloads of a kind.
