@@ -49,6 +49,8 @@ _ENVIRONMENT = {
     # Computes on core 0; the API server, the scheduler and the client share the other cores.
     "VLLM_CPU_OMP_THREADS_BIND": "0",
     "HF_HUB_OFFLINE": "1",
+    # Seconds; a client may reuse a connection at the moment at which the server closes it.
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
     "VLLM_NO_USAGE_STATS": "1",
     "PYTHONHASHSEED": "0",
 }
