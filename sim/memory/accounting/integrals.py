@@ -43,7 +43,7 @@ from typing import TypeVar
 import numpy as np
 
 from ...types.errors import SimulationFault
-from ...types.exact import dot, total
+from ...types.sums import dot, total
 from .growth import Moments, growth_moments, skip_moments
 from .kv_groups import SLIDING, STATE, PageGroups
 from .moments import first_row_of, iteration_of, ticks_of
