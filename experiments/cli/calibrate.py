@@ -13,7 +13,7 @@ from ...gpu.devices import devices
 from ...sim.output.files import as_json, require_apart, write_whole
 from ...sim.spec import model as model_of
 from ...sim.types.errors import SettingError
-from ..runs.named_files import named_files
+from ..runs.inputs import named_files
 from ..runs.output import RESULT_FILE, JsonTarget, Report, track
 
 

@@ -9,12 +9,11 @@ from ..spec.gpu import GpuSpec
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
-from .base import StepCost
+from .base import ScaledCost, StepCost
 from .calibrated import CalibratedCost
 from .calibration import Calibration, profile, profile_names, read
 from .paper import PaperCost
 from .roofline import RooflineCost
-from .scaled import ScaledCost
 
 __all__ = [
     "COST_NAMES",
