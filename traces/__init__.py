@@ -7,9 +7,8 @@ from .arrivals.pacing import Pacing, paced, users
 from .arrivals.streams import stream
 from .catalogue import catalogue, download
 from .parsing.reading import Reading
-from .readers.frame import is_frame, trace_of_frame
 from .readers.measured import Measured, measured
-from .readers.readers import HashedTrace, holds_load, read, read_hashed, read_with_content
+from .readers.readers import HashedTrace, holds_load, is_frame, read, read_hashed, read_with_content, trace_of_frame
 from .stats.stats import stats
 from .synthesis.fitting import draw, fit
 from .synthesis.load import Load, read_load, write_load

@@ -24,9 +24,8 @@ from ...sim.engine.unread import only_read
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading, Trace
-from ..runs.inputs import Inputs, Requests
+from ..runs.inputs import Inputs, Requests, left_out_lines
 from ..runs.output import Report, track
-from ..runs.trace_flags import left_out_lines
 from ..runs.unread import LOAD_FIELDS, refuse_unread
 from . import max_num_seqs as plan_max_num_seqs
 from . import preemption as plan_preemption

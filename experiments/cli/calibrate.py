@@ -15,7 +15,7 @@ from ...sim.recording.probe import read_probe
 from ...sim.spec import model as model_of
 from ...sim.types.errors import SettingError
 from ..measured.step_fit import fitted
-from ..runs.named_files import named_files
+from ..runs.inputs import named_files
 from ..runs.output import RESULT_FILE, JsonTarget, Report, track
 
 

@@ -18,13 +18,11 @@ from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
 from ..runs.grid import Point, changed, known_name
-from ..runs.inputs import PACING, REQUESTS, Inputs, Requests
-from ..runs.named_files import named_files
+from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULT_FILE, JsonTarget, Report
 from ..runs.parallel import Workers
 from ..runs.points import flat
 from ..runs.sweeping import sweep_points
-from ..runs.trace_flags import READING
 from ..runs.unread import given
 from ..sweep.paired import Difference, differences
 from ..sweep.waste_cost_table import BASIS, check, page, tables, waste_costs

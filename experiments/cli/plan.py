@@ -22,11 +22,9 @@ from ..capacity.candidates import CHOICES, Choices, values_of
 from ..capacity.page import PLAN
 from ..capacity.questions import answers, questions_of, subject_of
 from ..capacity.search import AIMS, Aims, PlanRequest, search
-from ..runs.inputs import PACING, REQUESTS, Inputs, Requests
-from ..runs.named_files import named_files
+from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
-from ..runs.trace_flags import READING
 from ..vllm_serve.checks import Refusal, gib, refusal
 from ..vllm_serve.line import ServeLine, parse_serve, pasted, version
 from ..vllm_serve.log import StartupLog, read_log

@@ -18,7 +18,7 @@ from ...sim.output.files import STDOUT, as_utf8, require_apart, user_paths
 from ...sim.output.folders import check_folder
 from ...sim.types.errors import MissingExtra, SettingError
 from ..measured.report import is_against, read_measured, write_against_report
-from ..runs.named_files import named_files
+from ..runs.inputs import named_files
 from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report
 from ..sweep.report import is_sweep, read_sweep
 

@@ -14,7 +14,7 @@ from ..reproduce.prefix_cache import FIGURE as PREFIX_CACHE
 from ..reproduce.prefix_cache import reproduce_prefix_cache
 from ..reproduce.reproduction import ALL, folder_of
 from ..reproduce.reproduction import reproduce as rerun
-from ..runs.named_files import named_files
+from ..runs.inputs import named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 
 #: Figures that can be rerun.

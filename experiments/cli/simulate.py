@@ -26,8 +26,7 @@ from ...sim.recording.plans import Plan, PlanRecording
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading, Trace
-from ..runs.inputs import CLUSTER, PACING, REQUESTS, Inputs, Requests
-from ..runs.named_files import named_files
+from ..runs.inputs import CLUSTER, PACING, READING, REQUESTS, Inputs, Requests, left_out_lines, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.serving import (
     DEFAULT_RATE,
@@ -39,7 +38,6 @@ from ..runs.serving import (
     summarize,
     write_result,
 )
-from ..runs.trace_flags import READING, left_out_lines
 from .replica_flags import SETTINGS, SettingsFlags
 
 

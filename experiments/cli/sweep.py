@@ -17,14 +17,12 @@ from ...sim.types.errors import UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
 from ..runs.grid import axes, points
-from ..runs.inputs import PACING, REQUESTS, Inputs, Requests
-from ..runs.named_files import named_files
+from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
 from ..runs.points import SWEEP as SWEEP_FOLDER
 from ..runs.points import TABLE, Store, as_parquet, flat, row
 from ..runs.sweeping import Swept, sweep_points
-from ..runs.trace_flags import READING
 from ..sweep.searching import Wanted, check_found, limits, search_axes
 from ..sweep.searching import search as searched
 from .replica_flags import SETTINGS, SettingsFlags

@@ -33,9 +33,8 @@ from ...traces import (
     write_load,
 )
 from ...traces import stats as stats_of
-from ..runs.named_files import named_files
+from ..runs.inputs import READING, left_out_lines, named_files
 from ..runs.output import RESULT_FILE, JsonTarget, Report
-from ..runs.trace_flags import READING, left_out_lines
 
 _SHARES, _BINS = np.linspace(0, 1, 101), 120
 

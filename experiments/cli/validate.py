@@ -21,7 +21,7 @@ from ...sim.recording.plans import Plan, load
 from ...sim.spec import model as model_spec
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
-from ..runs.named_files import named_files
+from ..runs.inputs import named_files
 from ..runs.output import RESULTS, JsonTarget, Report, track
 from .replica_flags import REPLICA, ReplicaFlags
 

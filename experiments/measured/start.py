@@ -13,8 +13,7 @@ from ...traces import check_fits, measured, read
 from ..vllm_serve.checks import refusal
 from ..vllm_serve.line import ServeLine, parse_serve, pasted, version
 from ..vllm_serve.log import read_log
-from ..vllm_serve.models import served_model
-from ..vllm_serve.start import started
+from ..vllm_serve.start import served_model, started
 from .replay import Benchmark
 from .server_metrics import read_metrics
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...sim.engine.replica import FITTED_STEP_SCALE
 from ...sim.types.optional import not_none
-from ..runs.scanning import scan
+from ..runs.crossing import scan
 from .bench import Bench, Case
 from .paper import FIG13A, SERIES
 

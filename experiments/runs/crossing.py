@@ -1,17 +1,24 @@
-"""The crossing of a rising curve with a target, by bisection, with every evaluated point.
+"""Where a curve crosses a target: by bisection, or by a scan.
 
-The search evaluates the curve at the start, then at points with growing steps until two of them enclose the target,
-then at the geometric mean until the two are 2 % apart. Between the two the curve is taken as a power law, a straight
-line on logarithmic axes. Its exponent gives the shift of the crossing when the target or the curve moves. The curve may
-return infinity far above the target; its exact value is then computed only at the point next to the crossing. The curve
-must be below the target somewhere and above it further on. If it is not monotonic, the search finds one of its
-crossings.
+The bisection of a rising curve (``crossing``) keeps every evaluated point. It evaluates the curve at the start, then
+at points with growing steps until two of them enclose the target, then at the geometric mean until the two are 2 %
+apart. Between the two the curve is taken as a power law, a straight line on logarithmic axes. Its exponent gives the
+shift of the crossing when the target or the curve moves. The curve may return infinity far above the target; its exact
+value is then computed only at the point next to the crossing. The curve must be below the target somewhere and above
+it further on. If it is not monotonic, the search finds one of its crossings.
+
+The scan (``scan``) fits a parameter to one published value. A change of one tick can reorder admissions, so the
+response is not monotonic at the finest scale and bisection can miss the crossing. The scan takes coarse steps, then
+fine steps where the published value is first crossed. It returns the parameter with the nearest value, the smaller one
+on a tie, so the result is the same on every machine. If the value is never crossed, the scan returns the nearest
+coarse step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import exp, isfinite, isinf, log, sqrt
 
 from ...sim.types.errors import UserError
@@ -81,3 +88,22 @@ def _bracket(below: Callable[[float], bool], start: float) -> tuple[float, float
     side = "below" if rising else "above"
     remedy = "start nearer, or change the target"
     raise UserError(f"the curve stays {side} its target from {start:g} to {here:g}; {remedy}")
+
+
+def scan(
+    measure: Callable[[range], dict[int, float]], published: float, coarse: range, fine_step: int
+) -> tuple[int, dict[int, float]]:
+    """The parameter, in thousandths, with the value nearest to the published one, and all measured values.
+
+    Args:
+        measure: Returns the values at parameters in thousandths.
+    """
+    values = measure(coarse)
+    candidates = coarse
+    for low, high in pairwise(coarse):
+        if (values[low] - published) * (values[high] - published) <= 0:
+            candidates = range(low, high + 1, fine_step)
+            values |= measure(candidates[1:-1])
+            break
+    best = min(candidates, key=lambda at: (abs(values[at] - published), at))
+    return best, dict(sorted(values.items()))

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ...sim.recording.plans import Plan
-from ..model.executor import Executor
-from ..model.replay_values import KEY, QUERY, VALUE
+from ..model.executor import KEY, QUERY, VALUE, Executor
 from ..model.skeleton import DTYPES
 from .cases import TOLERANCE, dense_attention, error, slots_of
 

@@ -1,6 +1,6 @@
 """Decode-only steps as captured graphs: their inputs are static buffers that every step refills.
 
-Batches are padded to the sizes that vLLM captures (``sim.spec.graphs``). Contexts are padded to a power of two of blocks,
+Batches are padded to the sizes that vLLM captures (``sim.spec.deployment``). Contexts are padded to a power of two of blocks,
 since a kernel splits its work by the longest possible context. Steps over contiguous caches are captured
 like those over paged ones, so that launch overhead does not differ between the two. No GPU has run this yet: tests
 capture on the CPU by remembering the call.
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...sim.spec.graphs import MAX_CAPTURED, padded_batch
+from ...sim.spec.deployment import MAX_CAPTURED, padded_batch
 from .batch import Batch, Inputs, Place, Stager
 
 Replay = Callable[[], None]

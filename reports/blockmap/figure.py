@@ -14,8 +14,7 @@ from ..style.labels import Numbers
 from ..style.look import blank
 from ..style.palette import PAPER
 from .palette import KIND_LABELS, KINDS, legend_colour
-from .picture import Picture, picture
-from .png import data_uri
+from .picture import Picture, data_uri, picture
 
 HEIGHT_PX = 560
 _MOST_LINES = 25

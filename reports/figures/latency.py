@@ -10,8 +10,7 @@ import plotly.graph_objects as go
 from ..data.distribution import LISTED, Distribution
 from ..style.labels import Numbers
 from ..style.look import blank
-from ..style.palette import INK, PAPER
-from ..style.series import colour, dash, symbol
+from ..style.palette import INK, PAPER, colour, dash, symbol
 
 #: Description of each latency, by vLLM's name of it.
 LATENCIES = {

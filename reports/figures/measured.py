@@ -11,8 +11,7 @@ import plotly.graph_objects as go
 from ...sim.output import frames as pd
 from ..style.labels import Numbers
 from ..style.look import blank
-from ..style.palette import GRID, INK, PAPER
-from ..style.series import colour, symbol
+from ..style.palette import GRID, INK, PAPER, colour, symbol
 
 #: Requests drawn per run; the numbers cover all requests.
 MOST_POINTS = 1_000

@@ -9,8 +9,7 @@ import plotly.graph_objects as go
 
 from ..data.pareto_front import rings, unbeaten
 from ..style.look import blank
-from ..style.palette import PAPER
-from ..style.series import colour, symbol
+from ..style.palette import PAPER, colour, symbol
 
 Row = dict[str, Any]
 

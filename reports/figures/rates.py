@@ -10,8 +10,7 @@ from ...sim.output import frames as pd
 from ..data.pareto_front import rings, unbeaten
 from ..style.labels import Numbers
 from ..style.look import blank
-from ..style.palette import MUTED, PAPER
-from ..style.series import colour, dash, symbol
+from ..style.palette import MUTED, PAPER, colour, dash, symbol
 
 #: Ratio of the largest to the smallest value above which an axis is logarithmic.
 _LOG_FROM = 30

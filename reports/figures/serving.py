@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from ...sim.output import frames as pd
 from ..style.labels import Numbers
 from ..style.look import blank
-from ..style.series import colour
+from ..style.palette import colour
 
 Tables = Mapping[str, "pd.DataFrame"]
 """What ``reports.data.over_time.over_time`` says of each run, by its name; no table is empty."""

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from ...sim.output import frames as pd
 from ..figures.rates import against_rate, throughput_pareto
-from ..style.series import COLOURED
+from ..style.palette import COLOURED
 from .page import Section, write_page
 
 #: Points in the list.

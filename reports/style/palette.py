@@ -5,6 +5,8 @@ slots. Colour is never alone: stacks keep one order, neighbours differ in lightn
 
 A figure is built with the light forms; ``DARK`` maps each of them to its dark form, so that a page can recolour a
 finished figure without knowing its contents. Hence one light colour has one dark form.
+
+The lines and points of several runs differ in colour, dash and symbol.
 """
 
 from __future__ import annotations
@@ -101,3 +103,25 @@ def contrast(one: str, other: str) -> float:
     """Contrast ratio of two colours, from 1 to 21 (WCAG 2.2, "contrast ratio")."""
     brighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
     return (brighter + 0.05) / (darker + 0.05)
+
+
+_HUES = [BUCKETS[name].light for name in ("live", "over_estimate", "cached", "finished_hold", "round_up", "reserved")]
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
+_DASHES = ("solid", "dash", "dashdot", "dot", "longdash", "longdashdot")
+#: Series with colours of their own.
+COLOURED = len(_HUES)
+
+
+def colour(place: int) -> str:
+    """The colour of a series by index, from 0; series after the sixth share a grey."""
+    return _HUES[place] if place < COLOURED else MUTED
+
+
+def symbol(place: int) -> str:
+    """The marker of a series by index."""
+    return _SYMBOLS[place % len(_SYMBOLS)]
+
+
+def dash(place: int) -> str:
+    """The dash of a series by index."""
+    return _DASHES[place % len(_DASHES)]

@@ -30,7 +30,7 @@ from ..engine.engine import Alarm, Engine
 from ..engine.executor import Begun, FirstStep
 from ..memory import Memory
 from ..memory.accounting.ledger import Leap
-from ..policy.base import Policy
+from ..policy.base import PairedPolicy
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..types.sums import steps_until, ticks_of
@@ -122,7 +122,7 @@ class RoutedEngine(Engine):
         env: simpy.Environment,
         number: int,
         source: Mailbox,
-        policy: Policy,
+        policy: PairedPolicy,
         memory: Memory,
         cost: StepCost,
         edges: Iterable[int] = (),

@@ -14,7 +14,7 @@ from ..metrics.prefix_cache import prefix_cache
 from ..metrics.requests import RequestTimes, request_times
 from ..metrics.summary import refused_requests, serving, waste, work_summary
 from ..metrics.work import Work, work
-from ..types.exact import total
+from ..types.sums import total
 from ..types.ticks import PER_MS
 from .run import ClusterRun
 

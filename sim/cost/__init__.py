@@ -10,12 +10,11 @@ from ..spec.gpu import GpuSpec
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
-from .base import StepCost
+from .base import ScaledCost, StepCost
 from .calibrated import CalibratedCost
 from .calibration import Calibration, content_of, profile, profile_names
 from .paper import PaperCost
 from .roofline import RooflineCost
-from .scaled import ScaledCost
 from .steps import FittedSteps, is_steps, read_steps
 
 __all__ = [

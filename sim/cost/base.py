@@ -1,4 +1,4 @@
-"""The interface of a cost model, as the engine calls it."""
+"""The interface of a cost model, as the engine calls it, and a cost model that scales another one."""
 
 from __future__ import annotations
 
@@ -48,3 +48,46 @@ class StepCost(Protocol):
 def coefficient(value: float, unit: str, source: str) -> dict[str, object]:
     """One entry of ``describe``."""
     return {"value": value, "unit": unit, "source": source}
+
+
+_PARTS = 1_000_000
+
+
+class ScaledCost:
+    """Multiplies step times by ``scale``. Swaps and copies, which links bound, keep their times.
+
+    A decode step is scaled as its line, intercept and slope each rounded to ticks, so line and step agree exactly.
+
+    Args:
+        scale: Factor, rounded to a millionth.
+    """
+
+    def __init__(self, inner: StepCost, scale: float) -> None:
+        self.inner, self.scale, self.name = inner, scale, inner.name
+        self._factor = round(scale * _PARTS)
+        self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
+        self.copy_ticks = inner.copy_ticks
+
+    def _scaled(self, ticks: int) -> int:
+        return (ticks * self._factor + _PARTS // 2) // _PARTS
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        """See ``StepCost``."""
+        base, slope, _ = self.decode_line(decodes, decode_context)
+        line = base + slope * decode_context
+        if not prefill_tokens:
+            return line
+        inner = self.inner.step_ticks
+        # What the prefill adds, so that a step with one is never shorter than without by rounding.
+        more = inner(decodes, decode_context, prefill_tokens, prefill_pairs) - inner(decodes, decode_context, 0, 0)
+        return line + self._scaled(more)
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        """See ``StepCost``; knots stay where they are."""
+        base, slope, until = self.inner.decode_line(decodes, context)
+        return self._scaled(base), self._scaled(slope), until
+
+    def describe(self) -> dict[str, object]:
+        """See ``StepCost``; the coefficients are those before scaling."""
+        source = "setting; multiplies the steps, not the swaps"
+        return {**self.inner.describe(), "scale": coefficient(self.scale, "1", source)}

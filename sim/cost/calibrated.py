@@ -16,13 +16,11 @@ from functools import partial
 
 import numpy as np
 
-from ..spec.deployment import Deployment
-from ..spec.dtypes import dtype_bits
+from ..spec.deployment import Deployment, dtype_bits, padded_batch
+from ..spec.deployment import stages as layers_of_stages
 from ..spec.gpu import GpuSpec
-from ..spec.graphs import padded_batch
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
-from ..spec.stages import stages as layers_of_stages
 from ..types.errors import SettingError
 from . import operations
 from .base import coefficient

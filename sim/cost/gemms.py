@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..spec.experts import Experts
 from ..spec.matrix import Matrix, matrix_bytes
-from ..spec.shape import ModelSpec
+from ..spec.shape import Experts, ModelSpec
 from ..spec.weights import layer_matrices
 from . import operations
 from .operations import ELEMENT_BYTES, Amount, Work

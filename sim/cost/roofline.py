@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from functools import partial
 
-from ..spec.deployment import Deployment
+from ..spec.deployment import Deployment, padded_batch
 from ..spec.gpu import GpuSpec
-from ..spec.graphs import padded_batch
 from ..spec.matrix import Matrix, matrix_bytes
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec

@@ -34,7 +34,7 @@ from simpy.events import NORMAL, EventPriority
 from ..cost.base import StepCost
 from ..memory import Memory
 from ..memory.accounting.ledger import Leap, Ledger
-from ..policy.base import Policy
+from ..policy.base import PairedPolicy
 from ..types.errors import SimulationFault
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
@@ -82,7 +82,7 @@ class Engine:
         self,
         env: simpy.Environment,
         source: Source,
-        policy: Policy,
+        policy: PairedPolicy,
         memory: Memory,
         cost: StepCost,
         edges: Iterable[int] = (),

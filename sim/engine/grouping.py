@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from ..memory import Memory
-from ..policy import Policy
+from ..policy.base import AnyPolicy
 from ..policy.options import BeamOptions, VllmV0Options
 from ..policy.registry import policy, serves_groups
 from ..types.errors import SettingError
@@ -53,7 +53,7 @@ def _check_prefix(prefix: int, workload: Workload) -> None:
 
 
 def grouped_source(
-    settings: Settings, workload: Workload, policy: Policy, memory: Memory, refused: np.ndarray
+    settings: Settings, workload: Workload, policy: AnyPolicy, memory: Memory, refused: np.ndarray
 ) -> tuple[GroupLoop | ClosedLoop, GroupState]:
     """The source of the requests, and a state with their groups.
 
@@ -85,7 +85,7 @@ def leaders(workload: Workload, grouped: bool) -> np.ndarray:
     return np.arange(int(workload.num_sequences.sum()))
 
 
-def smallest_pools(policy: Policy, block_size: int, workload: Workload, grouped: bool) -> np.ndarray:
+def smallest_pools(policy: AnyPolicy, block_size: int, workload: Workload, grouped: bool) -> np.ndarray:
     """Blocks of the smallest pool that can serve each request, int64 [n]; without groups, one of its sequences."""
     if grouped:
         return policy.smallest_pool_blocks(workload, block_size)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import cast
 
 from ..cost import PaperCost, StepCost, cost
 from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
 from ..policy import SHARING, Limits, Policy, Pool, Server, policy
+from ..policy.base import AnyPolicy, PairedPolicy
 from ..policy.options import KvGroupOptions, Options, VllmV0Options, VllmV1Options, WatermarkOptions, option_names
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
@@ -43,7 +44,7 @@ class Replica:
         sources: Where each value of ``describe`` comes from.
     """
 
-    policy: Policy
+    policy: PairedPolicy
     memory: Memory
     cost: StepCost
     num_blocks: int
@@ -65,7 +66,7 @@ class Replica:
         """Log of the memory's prefix cache, if it has one."""
         return self.memory.cache_log
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """The resolved settings, defaults included, for ``run.json``."""
         return {
             "num_gpu_blocks": self.num_blocks,
@@ -162,7 +163,8 @@ def build(
     )
     memory = scheduler.memory(pool) if settings.allocator is None else _own_memory(settings, pool, layout)
     return Replica(
-        policy=scheduler,
+        # It made the memory, or the allocator's derives from what it would make.
+        policy=cast(PairedPolicy, scheduler),
         memory=memory,
         cost=step_cost or _cost(settings, shape, card, size, deployment),
         num_blocks=num_blocks,
@@ -176,7 +178,7 @@ def build(
     )
 
 
-def _sources(settings: Settings, kind: type[Policy], layout: HybridLayout | None) -> dict[str, str]:
+def _sources(settings: Settings, kind: type[AnyPolicy], layout: HybridLayout | None) -> dict[str, str]:
     """Where the resolved values come from: the user, the model, or the defaults of the policy."""
     names = {"num_gpu_blocks": "num_gpu_blocks_override"}
     shared = ("block_size", "enable_prefix_caching", "enforce_eager", "max_num_seqs", "max_num_batched_tokens")
@@ -198,11 +200,11 @@ def _own_memory(settings: Settings, pool: Pool, layout: HybridLayout | None) -> 
     if pool.grouped or layout or pool.token_runs is not None:
         remedy = "serves requests of one sequence, without prefix caching, over layers that keep every token"
         raise SettingError("allocator", name, f"{remedy}; leave it out")
-    memory: Memory = allocator(name)(pool)
+    memory = allocator(name)(pool)
     missing = [each for each in MEMORY_METHODS if not hasattr(memory, each)]
     if missing:
         raise SettingError("allocator", name, f"lacks {', '.join(missing)}; docs/extending.md says what a memory has")
-    return memory
+    return cast(Memory, memory)
 
 
 def _runs_to_cache(settings: Settings, workload: PromptSource) -> Tokens | None:
@@ -222,7 +224,7 @@ def _max_model_len(settings: Settings, shape: ModelSpec) -> int:
     return tokens
 
 
-def _layout(kind: type[Policy], options: Options, shape: ModelSpec, max_model_len: int) -> HybridLayout | None:
+def _layout(kind: type[AnyPolicy], options: Options, shape: ModelSpec, max_model_len: int) -> HybridLayout | None:
     """The model's KV groups, if the policy supports them and a window is shorter than the longest sequence."""
     if not isinstance(options, KvGroupOptions) or options.disable_hybrid_kv_cache_manager:
         return None
@@ -230,7 +232,12 @@ def _layout(kind: type[Policy], options: Options, shape: ModelSpec, max_model_le
 
 
 def _state_layout(
-    settings: Settings, kind: type[Policy], shape: ModelSpec, deployment: Deployment, max_model_len: int, caches: bool
+    settings: Settings,
+    kind: type[AnyPolicy],
+    shape: ModelSpec,
+    deployment: Deployment,
+    max_model_len: int,
+    caches: bool,
 ) -> HybridLayout:
     """The KV groups of a model with states, with attention blocks raised to the size of a state's page."""
     if not kind.serves_states:
@@ -255,7 +262,9 @@ def _page_bytes(shape: ModelSpec, layout: HybridLayout | None, ranks: int, size:
     return layout.config.bytes_per_block if layout.config else page_bytes(shape, layout, ranks, size, deployment)
 
 
-def _page_groups(layout: HybridLayout, kind: type[Policy], options: Options, limits: Limits, size: int) -> PageGroups:
+def _page_groups(
+    layout: HybridLayout, kind: type[AnyPolicy], options: Options, limits: Limits, size: int
+) -> PageGroups:
     """The KV groups of the pool, in blocks of ``size`` tokens."""
     window = layout.window_tokens
     return PageGroups(

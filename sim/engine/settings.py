@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from ..policy.base import Policy
+from ..policy.base import AnyPolicy
 from ..policy.options import Options, either, option_names
 from ..policy.registry import POLICIES, declaring, options_by_policy, policy
 from ..types.bounds import Blocks, BlockSize, Count, Scale, Seconds
@@ -143,7 +143,7 @@ class Settings:
 SHARED = tuple(field.name for field in fields(Settings) if field.name != "options")
 
 
-def default_of(name: str, chosen: type[Policy] | None = None) -> Any:
+def default_of(name: str, chosen: type[AnyPolicy] | None = None) -> Any:
     """The default of a setting, or of a policy's option.
 
     Raises:
@@ -154,7 +154,7 @@ def default_of(name: str, chosen: type[Policy] | None = None) -> Any:
     return getattr(_declaring(name, None, chosen), name)
 
 
-def _declaring(name: str, value: Any, chosen: type[Policy] | None) -> type[Options]:
+def _declaring(name: str, value: Any, chosen: type[AnyPolicy] | None) -> type[Options]:
     declared = declaring(name, chosen)
     if declared is None:
         near = get_close_matches(name, [*SHARED, *options_by_policy()], n=1)
@@ -162,7 +162,7 @@ def _declaring(name: str, value: Any, chosen: type[Policy] | None) -> type[Optio
     return declared
 
 
-def _checked_option(name: str, value: Any, chosen: type[Policy]) -> Any:
+def _checked_option(name: str, value: Any, chosen: type[AnyPolicy]) -> Any:
     """The value, as its declaration takes it; None stands for the default."""
     declared = _declaring(name, value, chosen)
     if value is None:

@@ -9,7 +9,7 @@ every setting under every policy, on loads in which the setting would have an ef
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..policy.options import LEAVE_OUT, either, option_names
 from ..policy.registry import declaring, policy, readers
@@ -57,7 +57,7 @@ def why_unread(field: str, settings: Settings, workload: Workload | None = None)
     return f"{settings.policy} does not read it; use --policy {either(readers(field))}, {LEAVE_OUT}"
 
 
-def is_given(field: str, value: Any) -> bool:
+def is_given(field: str, value: object) -> bool:
     """Whether the value of a setting asks for more than its default."""
     if value == default_of(field):
         return False

@@ -16,8 +16,8 @@ import numpy as np
 
 from ..memory.accounting.run_log import RunLog
 from ..output import frames as pd
-from ..types.exact import dot, total
 from ..types.sequence import SWAPPED_IN
+from ..types.sums import dot, total
 from .requests import resumed_gap_ticks
 
 _COLUMNS = ("first_ticks", "slope_ticks", "count", "weight")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.run import Run
-from ..types.exact import dot
+from ..types.sums import dot
 
 
 def host_pool(run: Run) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import numpy as np
 from ..engine.run import Run
 from ..memory.accounting.cache_log import CacheLog
 from ..memory.accounting.moments import ticks_of
-from ..types.exact import dot, total
+from ..types.sums import dot, total
 from ..types.ticks import PER_MS, PER_SECOND
 
 #: Upper bounds of vLLM's histograms of KV-cache residency, in ms (vllm/v1/metrics/loggers.py).

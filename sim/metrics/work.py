@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..memory.accounting.run_log import RunLog
-from ..types.exact import total
+from ..types.sums import total
 
 
 @dataclass(frozen=True)

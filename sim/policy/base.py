@@ -7,11 +7,11 @@ policies by name, those of other packages included.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, Generic, Never, TypeAlias, TypeVar
 
 import numpy as np
 
-from ..memory import Memory
+from ..memory import Memory, Transaction
 from ..memory.accounting.kv_groups import PageGroups
 from ..memory.paged.paged import PagedMemory
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, paper_num_blocks
@@ -102,10 +102,17 @@ class Pool:
     dialogue: Dialogue | None = None
 
 
-class Policy:
+#: Kinds of memory and of transaction that a policy reads.
+MemoryT = TypeVar("MemoryT", bound=Memory, contravariant=True)
+TransactionT = TypeVar("TransactionT", bound=Transaction, contravariant=True)
+
+
+class Policy(Generic[MemoryT, TransactionT]):
     """Base class of policies. A policy decides which sequences run; it changes neither blocks nor time.
 
-    A custom policy overrides at least ``name``, ``memory`` and ``schedule`` (example: docs/extending.md).
+    A custom policy overrides at least ``name``, ``memory`` and ``schedule`` (example: docs/extending.md). For a type
+    checker it names the kinds that it schedules over, such as ``Policy[PagedMemory, PagedTransaction]``; without one,
+    ``Policy`` alone is enough.
 
     Args:
         limits: Limits of a step.
@@ -166,13 +173,15 @@ class Policy:
     #: A policy with its own options narrows the type.
     options: Options
 
-    def __init__(self, limits: Limits, options: Any = None, groups: PageGroups | None = None) -> None:
+    def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         self.limits = limits
         self.options = self.options_type() if options is None else options
         self.groups = groups or PageGroups()
 
     @classmethod
-    def pool_size(cls, server: Server, options: Any, num_blocks: int | None, block_size: int | None) -> tuple[int, int]:
+    def pool_size(
+        cls, server: Server, options: Options, num_blocks: int | None, block_size: int | None
+    ) -> tuple[int, int]:
         """Blocks of the pool, and tokens of a block.
 
         Args:
@@ -206,20 +215,19 @@ class Policy:
         return seqs or cls.default_seqs(server, pool[0]), tokens or cls.default_max_num_batched_tokens
 
     @staticmethod
-    def in_flight_tokens(limits: Limits, options: Any) -> int:
+    def in_flight_tokens(limits: Limits, options: Options) -> int:
         """Maximum tokens of one sequence in the steps in flight: a whole prompt, unless prompts are split."""
         return limits.max_model_len
 
     def memory(self, pool: Pool) -> Memory:
-        """The memory that the policy schedules over."""
+        """The memory that the policy schedules over, of the kind ``MemoryT``."""
         raise NotImplementedError
 
-    # A policy narrows the types of transaction and memory to those of the memory that it makes.
-    def schedule(self, state: State, transaction: Any) -> StepPlan:
+    def schedule(self, state: State, transaction: TransactionT) -> StepPlan:
         """The plan of the next step. Blocks are reserved in ``transaction``; queues are only read."""
         raise NotImplementedError
 
-    def horizon(self, state: State, memory: Any, limit: int) -> int:
+    def horizon(self, state: State, memory: MemoryT, limit: int) -> int:
         """Steps, this one included and at most ``limit``, for which the decision stays the same.
 
         Called after the plan has been carried out, and only for steady plans. The engine handles finishes and arrivals;
@@ -261,6 +269,12 @@ class Policy:
             return step
         # If the blocks were already free in this step, the head waits for another reason.
         return limit if step == 1 else step - 1
+
+
+#: A policy over any kind of memory: what all have in common may be called, ``schedule`` and ``horizon`` may not.
+AnyPolicy: TypeAlias = Policy[Never, Never]
+#: A policy beside the memory that it schedules over; ``engine.replica`` makes the pair.
+PairedPolicy: TypeAlias = Policy[Memory, Transaction]
 
 
 def blocks_of(tokens: np.ndarray, block_size: int) -> np.ndarray:

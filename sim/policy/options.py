@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import Annotated, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -50,7 +50,7 @@ class Options:
     """The options of a policy that has none; others derive from it."""
 
     #: Values besides the default that ask for nothing, so that they may be given to any policy.
-    no_effect: ClassVar[Mapping[str, Any]] = {}
+    no_effect: ClassVar[Mapping[str, object]] = {}
     #: Options that change what requests ask for: a run under a policy that lacks them is refused, also in a sweep.
     required: ClassVar[frozenset[str]] = frozenset()
 

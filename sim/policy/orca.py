@@ -18,7 +18,7 @@ from .base import Policy, Pool, blocks_of
 from .options import ArenaOptions, BeamOptions, Options
 
 
-class OrcaPaper(Policy):
+class OrcaPaper(Policy[ContiguousMemory, ContiguousTransaction]):
     """Orca as in its own paper (OSDI'22, Algorithm 1).
 
     First come, first served; prompts and decodes in the same iteration. A request reserves slots for its prompt and its

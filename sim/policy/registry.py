@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
 
 from ..types.errors import SettingError
-from .base import Policy, Pool
+from .base import AnyPolicy, Policy, Pool
 from .fastgen import FastGen
 from .lightllm import LightLLM
 from .options import Options, option_names
@@ -35,22 +34,22 @@ from .vllm_sosp23 import VllmSosp23
 from .vllm_v0 import VllmV0
 from .vllm_v1 import VllmV1
 
-_KINDS: tuple[type[Policy], ...] = (
+_KINDS: tuple[type[AnyPolicy], ...] = (
     *(StaticBatching, FasterTransformer, OrcaPaper, OrcaMax, OrcaPow2, OrcaOracle, VllmSosp23),
     *(VllmV0, VllmV1, Sarathi, Tgi, TrtllmNoEvict, TrtllmMaxUtil, LightLLM, FastGen, VAttention, SGLang),
 )
 #: Every policy of the package by its name on the command line: those of the SOSP'23 paper first, from the most wasteful
 #: kind to the least.
-POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _KINDS}
+POLICIES: dict[str, type[AnyPolicy]] = {policy.name: policy for policy in _KINDS}
 #: Policies of the package that need a package that it does not install.
-OPTIONAL: dict[str, type[Policy]] = {VllmReal.name: VllmReal}
+OPTIONAL: dict[str, type[AnyPolicy]] = {VllmReal.name: VllmReal}
 #: The same schedulers where sequences share blocks.
-SHARING: dict[type[Policy], type[Policy]] = {VllmSosp23: SharingSosp23, VllmV0: SharingV0}
+SHARING: dict[type[AnyPolicy], type[AnyPolicy]] = {VllmSosp23: SharingSosp23, VllmV0: SharingV0}
 #: Entry points of other packages.
 POLICY_GROUP, ALLOCATOR_GROUP = "fragmeter.policies", "fragmeter.allocators"
 
 
-def policy(name: str) -> type[Policy]:
+def policy(name: str) -> type[AnyPolicy]:
     """The class of a policy.
 
     Args:
@@ -63,12 +62,12 @@ def policy(name: str) -> type[Policy]:
     return _imported_policy(name) if built_in is None else built_in
 
 
-def serves_groups(kind: type[Policy]) -> bool:
+def serves_groups(kind: type[AnyPolicy]) -> bool:
     """Whether a policy admits the sequences of a request together; see ``Policy.needs_sharing_variant``."""
     return kind.groups_sequences and (kind in SHARING or not kind.needs_sharing_variant)
 
 
-def policies() -> dict[str, type[Policy]]:
+def policies() -> dict[str, type[AnyPolicy]]:
     """Every policy that has a name: those of the package, then those that other packages install.
 
     Raises:
@@ -83,7 +82,7 @@ def installed() -> list[str]:
     return sorted(_entry_points(POLICY_GROUP))
 
 
-def allocator(name: str) -> Callable[[Pool], Any]:
+def allocator(name: str) -> Callable[[Pool], object]:
     """The class of a memory of another package.
 
     Args:
@@ -99,7 +98,7 @@ def allocator(name: str) -> Callable[[Pool], Any]:
 
 
 @cache
-def _imported_policy(name: str) -> type[Policy]:
+def _imported_policy(name: str) -> type[AnyPolicy]:
     found = imported("policy", name, POLICY_GROUP, POLICIES | OPTIONAL)
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise SettingError("policy", name, "is not a subclass of fragmeter.sim.policy.Policy; derive it from that")
@@ -112,7 +111,7 @@ def _imported_policy(name: str) -> type[Policy]:
     return found
 
 
-def imported(field: str, name: str, group: str, others: Any = ()) -> Any:
+def imported(field: str, name: str, group: str, others: Iterable[str] = ()) -> object:
     """What ``package.module:Name``, or an entry point, names.
 
     Args:
@@ -138,7 +137,7 @@ def imported(field: str, name: str, group: str, others: Any = ()) -> Any:
     if here not in sys.path:
         sys.path.append(here)
     try:
-        found: Any = import_module(module)
+        found: object = import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
     except Exception as error:  # another package's module may raise anything
@@ -153,10 +152,10 @@ def _entry_points(group: str) -> dict[str, EntryPoint]:
 
 
 #: Policies of other packages that have been named in this process.
-_KNOWN: dict[str, type[Policy]] = {}
+_KNOWN: dict[str, type[AnyPolicy]] = {}
 
 
-def declaring(name: str, chosen: type[Policy] | None = None) -> type[Options] | None:
+def declaring(name: str, chosen: type[AnyPolicy] | None = None) -> type[Options] | None:
     """The options that declare one of that name: those of the chosen policy, else of the first that does."""
     for kind in (*(() if chosen is None else (chosen,)), *POLICIES.values(), *_KNOWN.values()):
         if name in option_names(kind.options_type):
@@ -164,7 +163,7 @@ def declaring(name: str, chosen: type[Policy] | None = None) -> type[Options] | 
     return None
 
 
-def options_by_policy(policies: Mapping[str, type[Policy]] | None = None) -> dict[str, list[str]]:
+def options_by_policy(policies: Mapping[str, type[AnyPolicy]] | None = None) -> dict[str, list[str]]:
     """Names of options, and of the policies that read each.
 
     Args:

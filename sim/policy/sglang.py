@@ -16,7 +16,7 @@ from ..types.state import State
 from ..workload.content import Run
 from ..workload.workload import Workload
 from .base import Limits, Policy, Pool, Server
-from .options import SGLangOptions
+from .options import Options, SGLangOptions
 
 #: Above so many that wait, SGLang sorts no more.
 MOST_SORTED = 128
@@ -32,7 +32,7 @@ CLIP_MAX_NEW_TOKENS = 4096
 Queue = Collection[Sequence]
 
 
-class SGLang(Policy):
+class SGLang(Policy[RadixMemory, RadixTransaction]):
     """SGLang (release 0.5.9, ``managers/scheduler.py``, ``schedule_policy.py``) over a radix tree.
 
     A step either prefills or decodes; prefills come first. Waiting requests are sorted by the length of their prefix in
@@ -68,7 +68,7 @@ class SGLang(Policy):
 
     @classmethod
     def pool_size(
-        cls, server: Server, options: SGLangOptions, num_blocks: int | None, block_size: int | None
+        cls, server: Server, options: Options, num_blocks: int | None, block_size: int | None
     ) -> tuple[int, int]:
         if block_size not in (None, 1):
             raise SettingError("block_size", block_size, "sglang's tree has pages of one token; leave it out")

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Ordered
 
 import numpy as np
 
+from ..memory import Memory
 from ..memory.contiguous.contiguous import BatchMemory, ContiguousTransaction
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
@@ -17,7 +18,7 @@ _LET_IT_RUN = StepPlan(wakes=False)
 PAPER_BATCH = {"opt-13b": 5, "opt-66b": 2, "opt-175b": 24}
 
 
-class StaticBatching(Policy):
+class StaticBatching(Policy[Memory, ContiguousTransaction]):
     """Naive static batching, as with a plain Hugging Face ``generate`` behind a queue.
 
     When the last batch has finished, up to ``max_num_seqs`` waiting sequences start together, first come, first served.
@@ -68,7 +69,7 @@ class StaticBatching(Policy):
         """Whether the pool has room for this batch."""
         return len(batch) * self.reserved_tokens(batch) <= pool_slots
 
-    def horizon(self, state: State, memory: object, limit: int) -> int:
+    def horizon(self, state: State, memory: Memory, limit: int) -> int:
         return limit
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:

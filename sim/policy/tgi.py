@@ -6,6 +6,7 @@ from math import floor
 
 import numpy as np
 
+from ..memory import Memory
 from ..memory.accounting.kv_groups import PageGroups
 from ..memory.contiguous.contiguous import ContiguousTransaction
 from ..memory.paged.reserved import ReservedMemory
@@ -16,7 +17,7 @@ from .base import Limits, Policy, Pool, blocks_of
 from .options import TgiOptions
 
 
-class Tgi(Policy):
+class Tgi(Policy[Memory, ContiguousTransaction]):
     """Text Generation Inference (``backends/v3/src/backend.rs``, ``queue.rs``).
 
     The queue is considered before every decode step, except the one after a batch that was taken while others ran. A
@@ -85,7 +86,7 @@ class Tgi(Policy):
         """Tokens for which the sequence reserves blocks (R in the ledger's definitions)."""
         return min(sequence.prompt_tokens + sequence.max_tokens - 1, self.limits.max_model_len)
 
-    def horizon(self, state: State, memory: object, limit: int) -> int:
+    def horizon(self, state: State, memory: Memory, limit: int) -> int:
         """While a request waits: steps until a batch of any size is taken."""
         if not state.waiting:
             return limit

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
+from ..memory import Memory
 from ..memory.accounting.kv_groups import PageGroups
 from ..memory.paged.paged import PagedMemory
 from ..memory.paged.transaction import PagedTransaction
@@ -17,7 +18,7 @@ from .options import Options
 Chunk = tuple[Sequence, int]
 
 
-class TokenBudget(Policy):
+class TokenBudget(Policy[PagedMemory, PagedTransaction]):
     """Every step decodes all running sequences and uses the remaining budget for prompts, first come first served.
 
     If there are too few blocks, the last running sequence is preempted (recompute). If no sequence was preempted, waiting
@@ -42,7 +43,7 @@ class TokenBudget(Policy):
         #: Sequences that may run at once.
         self.most_running = limits.max_num_seqs
 
-    def memory(self, pool: Pool) -> PagedMemory:
+    def memory(self, pool: Pool) -> Memory:
         """See ``Policy``."""
         return PagedMemory(pool.num_blocks, pool.block_size, ids=pool.ids)
 

@@ -12,7 +12,7 @@ from ..workload.workload import Workload
 from .base import Policy, Pool, blocks_of
 
 
-class TrtllmNoEvict(Policy):
+class TrtllmNoEvict(Policy[PagedMemory, PagedTransaction]):
     """GUARANTEED_NO_EVICT: an admitted sequence runs to completion.
 
     Prompts and decodes share a step; blocks are allocated on demand. Waiting sequences are admitted in order while the

@@ -10,7 +10,7 @@ from ..spec import ModelSpec, dtype_bits, stages
 from ..types.errors import SettingError
 from ..types.state import State
 from .base import Pool, Server
-from .options import VAttentionOptions
+from .options import Options, VAttentionOptions
 from .vllm_v0 import VllmV0
 
 _KIB = 1 << 10
@@ -70,11 +70,12 @@ class VAttention(VllmV0):
 
     @classmethod
     def pool_size(
-        cls, server: Server, options: VAttentionOptions, num_blocks: int | None, block_size: int | None
+        cls, server: Server, options: Options, num_blocks: int | None, block_size: int | None
     ) -> tuple[int, int]:
         """See ``Policy``: the page groups that fit, unless a block size is given."""
         if block_size:
             return super().pool_size(server, options, num_blocks, block_size)
+        assert isinstance(options, VAttentionOptions)
         ranks, dtype, stages = server.tensor_parallel, server.deployment.kv_dtype, server.deployment.pipeline_parallel
         group = page_group(server.model, options.page_size, ranks, dtype, stages)
         if num_blocks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ..memory.accounting.kv_groups import FULL, SLIDING
 from ..types.errors import MissingExtra, SettingError, SimulationFault
@@ -36,11 +36,11 @@ class VllmReal(VllmV1):
     disaggregates = False
 
     @staticmethod
-    def in_flight_tokens(limits: Limits, options: Any) -> int:
+    def in_flight_tokens(limits: Limits, options: Options) -> int:
         """See ``Policy``; one step is in flight."""
         return limits.max_num_batched_tokens
 
-    def memory(self, pool: Pool) -> RealMemory:  # type: ignore[override]  # a memory of its own kind
+    def memory(self, pool: Pool) -> RealMemory:
         """See ``Policy``; starts vLLM's engine core.
 
         Raises:

@@ -17,7 +17,7 @@ _arrival = attrgetter("order")
 Victims = tuple[tuple[Sequence, ...], tuple[Sequence, ...]]
 
 
-class VllmSosp23(Policy):
+class VllmSosp23(Policy[PagedMemory, PagedTransaction]):
     """First come, first served over paged memory, with all-or-nothing preemption.
 
     Each step has three phases:

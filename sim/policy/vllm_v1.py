@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from ..memory import Memory
 from ..memory.accounting.kv_groups import FULL, PageGroups
 from ..memory.paged.cached import CachedMemory
 from ..memory.paged.paged import PagedMemory
@@ -17,7 +18,7 @@ from ..types.errors import SettingError
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from .base import Limits, Pool, Server
-from .options import Options, VllmV1Options, minor_version
+from .options import Options, VllmServeOptions, VllmV1Options, minor_version
 from .token_budget import TokenBudget
 
 #: More steps than in any leap.
@@ -71,13 +72,14 @@ class VllmV1(TokenBudget):
         self.splits_chunks = self.groups.states_by_block or overlaps
 
     @staticmethod
-    def in_flight_tokens(limits: Limits, options: Any) -> int:
+    def in_flight_tokens(limits: Limits, options: Options) -> int:
         """See ``Policy``; with asynchronous scheduling two steps are in flight."""
-        return (1 + options.async_scheduling) * limits.max_num_batched_tokens
+        steps = 2 if isinstance(options, VllmV1Options) and options.async_scheduling else 1
+        return steps * limits.max_num_batched_tokens
 
     @classmethod
     def pool_size(
-        cls, server: Server, options: VllmV1Options, num_blocks: int | None, block_size: int | None
+        cls, server: Server, options: Options, num_blocks: int | None, block_size: int | None
     ) -> tuple[int, int]:
         """See ``Policy``; the pool that ``vllm serve`` computes at its start (``spec.launch``).
 
@@ -86,6 +88,7 @@ class VllmV1(TokenBudget):
         """
         if num_blocks is not None or server.model.mixer:
             return super().pool_size(server, options, num_blocks, block_size)
+        assert isinstance(options, VllmServeOptions)
         lengths = 0, server.max_model_len
         seqs, tokens = cls.step_limits(server, lengths, server.max_num_seqs, server.max_num_batched_tokens)
         launch = Launch(
@@ -115,7 +118,7 @@ class VllmV1(TokenBudget):
         budget = tokens or min(default_tokens, (seqs or default_seqs) * pool[1])
         return seqs or min(default_seqs, budget), budget
 
-    def memory(self, pool: Pool) -> PagedMemory:
+    def memory(self, pool: Pool) -> Memory:
         """See ``Policy``; blocks of one KV group with a prefix cache have a memory of their own, which is faster.
 
         Raises:

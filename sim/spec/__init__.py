@@ -1,11 +1,8 @@
 """Shapes of models and GPUs, and the sizes of their KV cache pools."""
 
 from .attention import KvGroup, Latent, Span
-from .deployment import Deployment
-from .dtypes import dtype_bits
-from .experts import Experts
+from .deployment import Deployment, dtype_bits, padded_batch, stages
 from .gpu import GpuSpec, gpu, gpu_names
-from .graphs import padded_batch
 from .hybrid import HybridLayout, hybrid_layout
 from .kv_cache import (
     AttentionLayer,
@@ -19,8 +16,7 @@ from .kv_cache import (
 )
 from .model import model, model_names
 from .pool import block_bytes, host_blocks, page_bytes, paper_num_blocks
-from .shape import ModelSpec
-from .stages import stages
+from .shape import Experts, ModelSpec
 from .states import GatedDelta, KimiDelta, Mamba, Mamba2, StateMixer
 from .weights import stage_bytes, streamed_bytes
 

@@ -1,10 +1,28 @@
-"""Deployment of a model on GPUs: vLLM's flags that change its bytes, except tensor parallelism."""
+"""Deployment of a model on GPUs: vLLM's flags that change its bytes, except tensor parallelism.
+
+CUDA graphs: steps are captured for a few batch sizes, and a batch is padded to the next captured size. Sizes 1, 2, 4
+and the multiples of 8 up to 512 are captured, as vLLM 0.6 to 0.10 do (``compilation_config.cudagraph_capture_sizes``).
+A larger batch runs without a graph and without padding.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .dtypes import dtype_bits
+from ..types.errors import SettingError
+
+DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
+
+
+def dtype_bits(dtype: str) -> int:
+    """Width of one element in bits.
+
+    Raises:
+        SettingError: The dtype is unknown.
+    """
+    if dtype not in DTYPE_BITS:
+        raise SettingError("dtype", dtype, f"one of {', '.join(DTYPE_BITS)}")
+    return DTYPE_BITS[dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +35,7 @@ class Deployment:
             ("Quantized KV Cache" in its documentation). A format with a scale per token, such as LMDeploy's int4
             and int8, holds fewer tokens than computed here.
         quantization: Number format of the weights; None is 16 bits.
-        cuda_graphs: Whether steps are captured; see ``graphs``.
+        cuda_graphs: Whether steps are captured; see ``padded_batch``.
     """
 
     pipeline_parallel: int = 1
@@ -30,3 +48,38 @@ class Deployment:
         """Whether all bytes are those of SOSP'23's deployment; bf16 is as wide as fp16."""
         wide = dtype_bits(self.kv_dtype) == 16
         return wide and self.pipeline_parallel == 1 and self.quantization is None and not self.cuda_graphs
+
+
+def stages(num_layers: int, pipeline_parallel: int = 1) -> list[range]:
+    """The layers of each stage, as vLLM's ``get_pp_indices`` divides them (0.6.4 and later).
+
+    If the number of stages does not divide the layers, the remaining layers go one each to the stages
+    from the last but one backwards, because the last stage has the output head. 61 layers on 4 stages: 15,
+    15, 16, 15.
+
+    Raises:
+        SettingError: A stage would be empty.
+    """
+    if not 1 <= pipeline_parallel <= num_layers:
+        raise SettingError("pipeline_parallel", pipeline_parallel, f"must be from 1 to the {num_layers} layers")
+    each, left = divmod(num_layers, pipeline_parallel)
+    longer = range(pipeline_parallel - 1 - left, pipeline_parallel - 1)
+    found, start = [], 0
+    for stage in range(pipeline_parallel):
+        end = start + each + (stage in longer)
+        found.append(range(start, end))
+        start = end
+    return found
+
+
+MAX_CAPTURED = 512
+#: Memory of the captured graphs on each GPU: the low end of the "1~3 GiB" in a warning of vLLM's
+#: ``model_runner.py``. Public logs of "Graph capturing finished ... took" show 0.1 to 1.0 GiB.
+CUDA_GRAPH_BYTES = 1 << 30
+
+
+def padded_batch(width: int) -> int:
+    """Rows of a batch of ``width`` tokens with its padding; 0 for an empty batch."""
+    if width > MAX_CAPTURED or width < 3:
+        return width
+    return 4 if width <= 4 else -(-width // 8) * 8

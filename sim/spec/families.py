@@ -16,8 +16,7 @@ from ..types.errors import SettingError
 from .attention import STATE, Latent, Span
 from .config import Config, count, num_layers, numbers, quantization, refuse_unread, shape, spans, state_spans
 from .config import shape as read_shape
-from .experts import Experts
-from .shape import ModelSpec
+from .shape import Experts, ModelSpec
 from .states import GatedDelta, KimiDelta, Mamba, Mamba2
 
 

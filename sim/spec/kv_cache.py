@@ -31,7 +31,7 @@ from math import gcd, lcm, prod
 
 from ..types.errors import SettingError
 from .attention import FULL, Span
-from .dtypes import dtype_bits
+from .deployment import dtype_bits
 from .shape import ModelSpec, refuse_states
 
 BLOCK_SIZE = 16

@@ -24,14 +24,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..types.errors import SettingError
-from .deployment import Deployment
+from .deployment import CUDA_GRAPH_BYTES, Deployment, stages
 from .gpu import GpuSpec
-from .graphs import CUDA_GRAPH_BYTES
 from .hybrid import HybridLayout, hybrid_layout
 from .pool import GIB
 from .releases import LATEST, Release
 from .shape import ModelSpec, refuse_states
-from .stages import stages
 from .weights import stage_bytes
 
 BLOCK_SIZE = 16

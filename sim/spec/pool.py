@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from ..types.errors import SettingError
-from .deployment import Deployment
+from .deployment import CUDA_GRAPH_BYTES, Deployment, stages
 from .gpu import GpuSpec
-from .graphs import CUDA_GRAPH_BYTES
 from .hybrid import HybridLayout
 from .kv_cache import attention_layers
 from .shape import ModelSpec, refuse_states
-from .stages import stages
 from .weights import stage_bytes
 
 GIB = 1 << 30

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod
 
-from .dtypes import dtype_bits
+from .deployment import dtype_bits
 from .matrix import Matrix
 
 #: Tokens of a chunk in the kernels of the delta rule, ``FLA_CHUNK_SIZE`` in vLLM.

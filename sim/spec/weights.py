@@ -11,8 +11,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from .deployment import stages
 from .matrix import WEIGHT_BITS, Matrix, matrix_bytes
-from .stages import stages
 
 if TYPE_CHECKING:
     from .shape import ModelSpec

@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch")
 from fragmeter.gpu.check.replay import LIMITS, Checked, check
 from fragmeter.gpu.devices import devices
 from fragmeter.gpu.devices.cpu import CpuDevice
-from fragmeter.gpu.model import replay_values
+from fragmeter.gpu.model import executor
 from fragmeter.gpu.model.executor import MOVES, Executor
 from fragmeter.gpu.model.pool import KvPool
 
@@ -219,7 +219,7 @@ def splitmix64(counter: int) -> int:
 
 def test_values_are_the_hash_that_they_are_said_to_be():
     tokens, places = [7, 2**40 + 3, 7], [0, 5, 6]
-    drawn = replay_values.drawn(replay_values.VALUE, 3, torch.tensor(tokens), torch.tensor(places), 2, 4)
+    drawn = executor.drawn(executor.VALUE, 3, torch.tensor(tokens), torch.tensor(places), 2, 4)
     assert drawn.dtype == torch.float32
     for token, place, row in zip(tokens, places, drawn.flatten(1).tolist(), strict=True):
         counter = splitmix64(splitmix64(token % 2**64) + place)
@@ -231,7 +231,7 @@ def test_values_are_the_hash_that_they_are_said_to_be():
 
 def test_values_have_mean_0_and_variance_1_and_no_two_tokens_agree():
     places = torch.arange(2000)
-    drawn = replay_values.drawn(replay_values.KEY, 0, places % 100, places // 100, 2, 64).flatten(1)
+    drawn = executor.drawn(executor.KEY, 0, places % 100, places // 100, 2, 64).flatten(1)
     assert abs(float(drawn.mean())) < 0.01 and abs(float(drawn.var()) - 1) < 0.01
     assert float(torch.corrcoef(drawn).fill_diagonal_(0).abs().max()) < 0.6
 

@@ -26,6 +26,15 @@ MAY_IMPORT = {
     "experiments": {"sim", "traces", "gpu", "reports"},
 }
 
+#: Modules with lines that mypy is not to judge, and how many.
+IGNORED = {
+    "experiments/api/simulation.py": 1,
+    "experiments/measured/replay.py": 1,
+    "sim/policy/vllm_real.py": 1,
+    "sim/real_vllm/core.py": 2,
+    "sim/types/errors.py": 1,
+}
+
 
 def modules() -> list[Path]:
     return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -127,6 +136,22 @@ def test_the_package_ships_its_types():
     config.read(ROOT / "setup.cfg")
     assert "py.typed" in config["options.package_data"]["fragmeter"].split()
     assert (ROOT / "py.typed").is_file()
+
+
+def test_the_interfaces_of_engine_policy_and_memory_are_typed():
+    """``Any`` stands for values of options, which each policy declares, and for the fields of a ``RunLog``."""
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("engine", "policy", "memory")
+        for path in (ROOT / "sim" / folder).rglob("*.py")
+        if re.search(r"\bAny\b", path.read_text())
+    }
+    assert found == {"sim/engine/settings.py", "sim/memory/accounting/run_log.py"}
+
+
+def test_mypy_is_overruled_in_the_listed_lines_alone():
+    counts = {path.relative_to(ROOT).as_posix(): path.read_text().count("# type: ignore") for path in modules()}
+    assert {name: count for name, count in counts.items() if count} == IGNORED
 
 
 def test_every_requirement_has_one_lower_bound():

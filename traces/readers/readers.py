@@ -1,9 +1,10 @@
-"""Readers of trace files.
+"""Readers of trace files, and of data frames.
 
     file -> bytes (decompressed) -> format, from the content -> rows, in pieces -> checks -> arrays -> trace
 
 Only the numbers of a row are kept, so a million rows take tens of megabytes, whatever the size of the file.
 Formats: see ``traces.formats``, each also compressed with gzip or Zstandard.
+A data frame gets the checks that files get.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ...sim.types.errors import TraceError
+from ..formats.own import OWN
 from ..parsing.files import TraceFile
+from ..parsing.parquet_format import plain
 from ..parsing.reading import MOST_INFLATED_BYTES, Reading
-from ..parsing.table import Table
+from ..parsing.table import Table, shown
 from ..synthesis.load import is_load
 from ..types.pairs import frozen_column
 from ..types.trace import Trace
 from .gather import Gathering
-from .recognise import recognise
+from .recognise import recognise, require_lengths
 
 #: Maximum rows of a piece that is read again for every bad row in it; larger pieces are halved first.
 _READ_AGAIN_ROWS = 512
@@ -164,3 +168,46 @@ def read_hashed(path: str | PathLike[str], block_size: int | None = None) -> Has
     if trace.content is None or not len(trace.content.ids):
         raise TraceError(path, None, None, None, "has no hash_ids; give JSON lines with a list of block ids a request")
     return HashedTrace(trace, trace.content.offsets, trace.content.ids, trace.content.tokens)
+
+
+#: Name of a trace without a file, in errors, titles and ``run.json``.
+FRAME_NAME = "DataFrame"
+_UNIT = "iloc"
+
+
+def is_frame(value: object) -> bool:
+    """Whether ``value`` is a data frame that Arrow can read by column name, for example a pandas one."""
+    return hasattr(value, "__arrow_c_stream__") and hasattr(value, "columns") and hasattr(value, "iloc")
+
+
+def trace_of_frame(frame: Any) -> Trace:
+    """The trace in a pandas data frame with our own columns, as ``read_with_content`` reads them from a file.
+
+    Args:
+        frame: ``prompt_tokens`` and ``output_tokens``; optionally ``arrival_s``, ``max_tokens``, ``n``, ``priority``,
+            ``hash_ids``, ``session_id`` and so on. Other columns are not read.
+
+    Raises:
+        TraceError: A column is missing, or a row is invalid; names the row by its ``frame.iloc`` position.
+    """
+    names = [str(name) for name in frame.columns]
+    require_lengths(FRAME_NAME, None, OWN, names)
+    wanted = [name for name in OWN.readers(content=True) if name in names]
+    twice = next((name for name in wanted if names.count(name) > 1), None)
+    if twice is not None:
+        raise TraceError(FRAME_NAME, None, "columns", shown(",".join(names)), f"{twice} appears twice; keep one")
+    if not len(frame):
+        raise TraceError(FRAME_NAME, None, None, None, "has columns and no rows; give one request a row")
+    columns = {name: _column(frame, name) for name in wanted}
+    gathering = Gathering(FRAME_NAME, OWN)
+    gathering.take(Table(FRAME_NAME, columns, np.arange(len(frame)), _UNIT))
+    return gathering.trace(FRAME_NAME)
+
+
+def _column(frame: Any, name: str) -> pa.Array:
+    try:
+        found = pa.Array.from_pandas(frame[name])
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        complaint = " ".join(str(error).split())
+        raise TraceError(FRAME_NAME, None, "column", name, f"holds values of several types ({complaint})") from None
+    return plain(found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found)

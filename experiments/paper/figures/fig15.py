@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ....sim.engine.replica import FITTED_STEP_SCALE
 from ....sim.policy.options import FITTED_BEAM_SURVIVAL
 from ....sim.types.optional import not_none
-from ...runs.scanning import scan
+from ...runs.crossing import scan
 from ..comparison import Payload, row
 from ..paper import ALPACA_SET, FIG15, FIG15_SHAREGPT, Experiment, Source
 from ..published import Published

@@ -38,16 +38,19 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from ...types.errors import SimulationFault
-from ...types.exact import dot, total
+from ...types.sums import dot, total
 from .growth import Moments, growth_moments, skip_moments
 from .kv_groups import SLIDING, STATE, PageGroups
 from .moments import first_row_of, iteration_of, ticks_of
 from .run_log import RunLog
+
+#: A bucket summed over a window, or its column.
+Sums = TypeVar("Sums", int, np.ndarray)
 
 
 class CachedSlots:
@@ -192,7 +195,7 @@ class Accounts:
         ticks = np.minimum(tails.release_ticks, end_ticks) - np.maximum(tails.start_ticks, start_ticks)
         return total(tails.slots * np.maximum(steps, 0)), dot(tails.slots, np.maximum(ticks, 0))
 
-    def _buckets(self, sums: Mapping[str, Any], tail: Any, slots: Any) -> dict[str, Any]:
+    def _buckets(self, sums: Mapping[str, Sums], tail: Sums, slots: Sums | int) -> dict[str, Sums]:
         """The nine buckets, and that of states where the model has some, from columns, or from what was summed over them; ``slots`` is the pool, summed alike."""
         live, held, target, requested = sums["live"], sums["held"], sums["target"], sums["requested"]
         tail = tail + sums["prefill_tail"]

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from bisect import insort
 from operator import attrgetter
+from typing import Protocol
+
+import numpy as np
 
 from ...types.sequence import Sequence
 from ..accounting.moves import Moves
 from .block_pool import BlockPool
+
+
+class IdPool(Protocol):
+    """Blocks that tables take and give back by their ids."""
+
+    def take_many(self, count: int) -> list[int]:
+        """Ids of ``count`` free blocks, which are free no more."""
+
+    def release(self, blocks: list[int]) -> None:
+        """Give back blocks of a table."""
+
+    def shuffle(self, random: np.random.Generator) -> None:
+        """Hand out the blocks that are free now in a random order."""
 
 
 class BlockTables:
@@ -28,9 +44,9 @@ class BlockTables:
     moves: Moves | None = None
     rewrites = False
 
-    def __init__(self, num_blocks: int, host_blocks: int, block_size: int, pool: BlockPool | None = None) -> None:
+    def __init__(self, num_blocks: int, host_blocks: int, block_size: int, pool: IdPool | None = None) -> None:
         self.prefix: list[int] = []
-        self.pool = BlockPool(num_blocks) if pool is None else pool
+        self.pool: IdPool = BlockPool(num_blocks) if pool is None else pool
         self.host_pool = BlockPool(host_blocks)
         self.tables: dict[Sequence, list[int]] = {}
         self.host_tables: dict[Sequence, list[int]] = {}

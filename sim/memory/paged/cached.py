@@ -138,7 +138,7 @@ class CachedMemory(PagedMemory):
         self.leaves_alone = not ids
         if isinstance(self.pool.queue, FreeIds):
             # Not a ``BlockPool``: tables only take blocks from it, and the segment pool puts released blocks into it.
-            self.tables = BlockTables(0, 0, block_size, self.pool.queue)  # type: ignore[arg-type]
+            self.tables = BlockTables(0, 0, block_size, self.pool.queue)
         self._transaction = CachedTransaction(self)
         #: For each request, whether no other request has a common prefix with it.
         self.unshared = chains.unshared

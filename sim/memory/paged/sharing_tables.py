@@ -17,6 +17,8 @@ class SharingTables(BlockTables):
     """
 
     rewrites = True
+    #: Of the kind that counts references.
+    pool: BlockPool
 
     def __init__(self, num_blocks: int, host_blocks: int, block_size: int, prefix_blocks: int = 0) -> None:
         super().__init__(num_blocks, host_blocks, block_size)

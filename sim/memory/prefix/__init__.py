@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .chains import Chain, Chains, Path
+from .chains import Chain, Chains, HashChain, Path, lookup_blocks
 from .free_queue import ALONE, FreeIds, FreeQueue
-from .hash_chain import HashChain, lookup_blocks
 from .hashed_pool import HashedBlockPool
 from .history import QueueHistory
 from .radix import RadixNode, RadixTree, all_but_last, first_tokens

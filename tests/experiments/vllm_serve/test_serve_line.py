@@ -8,8 +8,7 @@ from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.vllm_serve.checks import refusal
 from fragmeter.experiments.vllm_serve.line import IGNORED, IGNORED_SWITCHES, NOT_SIMULATED, READ, parse_serve
 from fragmeter.experiments.vllm_serve.log import read_log
-from fragmeter.experiments.vllm_serve.models import served_model
-from fragmeter.experiments.vllm_serve.start import started
+from fragmeter.experiments.vllm_serve.start import served_model, started
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import model_names
 from fragmeter.sim.spec.launch import capacity, longest_model_len, users

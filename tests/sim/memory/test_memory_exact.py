@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragmeter.sim.types.exact import dot, total
+from fragmeter.sim.types.sums import dot, total
 
 MOST = (1 << 63) - 1
 any_int64 = st.integers(-(1 << 63), MOST)
