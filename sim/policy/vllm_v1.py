@@ -17,7 +17,7 @@ from ..types.errors import SettingError
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from .base import Limits, Pool, Server
-from .options import Options, VllmV1Options, minor_version
+from .options import Options, VllmServeOptions, VllmV1Options, minor_version
 from .token_budget import TokenBudget
 
 #: More steps than in any leap.
@@ -53,8 +53,8 @@ class VllmV1(TokenBudget):
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         super().__init__(limits, options, groups)
-        chosen = options if isinstance(options, VllmV1Options) else VllmV1Options(async_scheduling=False)
-        self.schedules_ahead = chosen.async_scheduling
+        self.schedules_ahead = isinstance(options, VllmServeOptions) and options.async_scheduling
+        chosen = options if isinstance(options, VllmV1Options) else VllmV1Options()
         self.groups = groups or PageGroups(ahead=self.schedules_ahead)
         self._cap, self._longest_chunk = _ChunkCap(limits, chosen), limits.max_num_batched_tokens
         self._cadence = _Cadence(chosen.prefill_schedule_interval) if chosen.prefill_schedule_interval > 1 else None
