@@ -26,7 +26,7 @@ class VllmReal(VllmV1):
     """The scheduler, the KV cache manager and the block pool of the installed vLLM (``sim.real_vllm.core``).
 
     Every step is vLLM's decision. This class passes requests on to vLLM as they arrive, and turns what vLLM scheduled into
-    a plan. Limits, options and their defaults are those of ``vllm-v1``; none of its rules is used.
+    a plan. Limits and their defaults are those of ``vllm-v1``; none of its rules is used.
     """
 
     name = "vllm-real"

@@ -143,7 +143,7 @@ class RealMemory(MemoryDefaults):
         self._finished -= finished
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
-        """See ``Memory``; vLLM has freed their blocks. Those whose last token was in flight do not come back."""
+        """See ``Memory``; vLLM has freed their blocks. A sequence with its last token in flight does not come back."""
         self._forget(self._finished.intersection(sequence.index for sequence in preempted))
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
