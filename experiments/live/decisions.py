@@ -55,20 +55,18 @@ def compare_decisions(path: str | PathLike[str], chosen: Settings) -> Decisions:
         UserError: The file cannot be replayed: a request was aborted or has not finished.
     """
     probe = read_probe(path, digests=True)
-    steps = [step for step in probe.steps if step.tokens]
-    if not steps[-1].sampled:
-        # With asynchronous scheduling the last step may be computed in vain; a simulated run ends before.
-        del steps[-1]
+    steps = [step for step in probe.steps if step.tokens or step.preempted]
     log = StepLog(digests=True)
     run = simulate(replace(chosen, ids=True), workload_in_steps(probe, steps), _ONE_TICK, observers=[log])
     log.idle_started(run.log.end_ticks, 0)
-    lasted = np.diff([step.begin_ns for step in steps], append=steps[-1].end_ns)
-    ours = run.accounts.at_rows()
-    # Rows in which requests only arrive last no time.
+    # Rows in which requests only arrive last no time. A last step that is computed in vain is no part of a simulated run.
     real_rows = run.log.rows["ticks"] > 0
+    counted = steps[: -1 if len(steps) == real_rows.sum() + 1 else None]
+    lasted = np.diff([step.begin_ns for step in counted], append=counted[-1].end_ns)
+    ours = run.accounts.at_rows()
     waste = {}
-    for bucket, slots in probe.buckets().items():
-        known = slots[[bool(step.tokens) for step in probe.steps]]
+    for bucket in steps[0].buckets:
+        known = np.array([step.buckets[bucket] for step in counted])
         mine = ours[bucket][real_rows]
         capacity = run.log.capacity_slots * lasted.sum()
         waste[bucket] = (
