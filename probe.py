@@ -12,7 +12,8 @@ import gzip
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from itertools import chain, groupby, repeat
 from time import monotonic_ns, time_ns
 from typing import Any
@@ -36,78 +37,71 @@ class ProbeScheduler:
         chosen = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
         scheduler = chosen(vllm_config, *args, **kwargs)
         if path := os.environ.get(PATH):
-            probe = _Probe(scheduler)
-            probe.note(probe.start, path)
+            _Probe(scheduler, path)
         return scheduler
 
 
 class _Probe:
     """Writes a line for each step of a scheduler; ``events`` are those since the last step was scheduled."""
 
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler, self._manager = scheduler, scheduler.kv_cache_manager
-        self._groups = [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
-        self._shrinking = [at for at, spec in enumerate(self._groups) if type(spec).__name__ not in _KEEPS_ALL]
+    def __init__(self, scheduler: Any, path: str) -> None:
         self._requests = self._evicted = self._flushed_ns = 0
         #: Of each request: its number, entries written in each group, and blocks that may be released; tokens computed.
-        self._known: dict[str, tuple[int, list[int], dict[int, dict[int, Any]]]] = {}
+        self._known: dict[str, tuple[int, Counter[int], dict[int, dict[int, Any]]]] = {}
         self._computed: dict[str, int] = {}
         self._lines: list[tuple[Any, dict[str, Any]]] = []
         self._tokens: list[tuple[str, int]] | None = None
         self._events: list[Any] = []
         self._ended = False
+        self._note(self._start, scheduler, path)
 
-    def note(self, method: Callable[..., None], *args: Any) -> None:
+    def _note(self, method: Callable[..., None] | None, *args: Any) -> None:
         try:
-            if not self._ended:
+            if method and not self._ended:
                 method(*args)
         except Exception as error:  # whatever it is, the server goes on
             self._ended = True
             logging.getLogger("vllm").warning("fragmeter.probe: the recording ends: %r", error)
 
-    def start(self, path: str) -> None:
-        """Open the file, write its header and wrap the calls to record.
-
-        Raises:
-            NotImplementedError: The server has a KV connector.
-        """
-        scheduler, pool, config = self._scheduler, self._manager.block_pool, self._scheduler.vllm_config
+    def _start(self, scheduler: Any, path: str) -> None:
+        """Open the file, write its header and wrap the calls to record."""
+        self._scheduler, self._manager, config = scheduler, scheduler.kv_cache_manager, scheduler.vllm_config
+        specs = [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
+        self._shrinking = [at for at, spec in enumerate(specs) if type(spec).__name__ not in _KEEPS_ALL]
         if scheduler.connector is not None:
             raise NotImplementedError("KV connectors hold blocks of finished requests")
         if config.parallel_config.data_parallel_size > 1:
             root, extension = os.path.splitext(path)
             path = f"{root}.rank{config.parallel_config.data_parallel_rank}{extension}"
         # Open as long as the server runs.
-        opened = gzip.open if path.endswith(".gz") else open
-        self._file: Any = opened(path, "wt")
-        model, caches = config.model_config, bool(config.cache_config.enable_prefix_caching)
+        self._file: Any = (gzip.open if path.endswith(".gz") else open)(path, "wt")
+        model, pool, caches = config.model_config, self._manager.block_pool, config.cache_config
         limits = ("max_num_seqs", "max_num_batched_tokens", "async_scheduling")
         self._write(
             {"fragmeter_probe": SCHEMA_VERSION, "vllm": __import__("vllm").__version__, "model": model.model}
-            | {"num_gpu_blocks": pool.num_gpu_blocks, "prefix_caching": caches, "max_model_len": model.max_model_len}
-            | {"groups": [[type(spec).__name__, spec.block_size] for spec in self._groups]}
+            | {"num_gpu_blocks": pool.num_gpu_blocks, "prefix_caching": bool(caches.enable_prefix_caching)}
+            | {"max_model_len": model.max_model_len}
+            | {"groups": [[type(spec).__name__, spec.block_size] for spec in specs]}
             | {name: getattr(config.scheduler_config, name) for name in limits}
             | {"monotonic_ns": monotonic_ns(), "unix_ns": time_ns()}
         )
-        self._wrap(scheduler, "add_request", after=self._added)
-        self._wrap(scheduler, "schedule", after=self._scheduled)
-        self._wrap(scheduler, "update_from_output", after=self._updated)
-        self._wrap(scheduler, "shutdown", after=self._closed)
-        # A table is gone when its blocks are free, and a block has no hash any more when it was evicted.
+        self._wrap(scheduler, "add_request", self._added)
+        self._wrap(scheduler, "schedule", self._scheduled)
+        self._wrap(scheduler, "update_from_output", self._updated)
+        self._wrap(scheduler, "shutdown", self._closed)
+        self._wrap(pool, "_maybe_evict_cached_block", self._evicting)
+        self._wrap(pool, "reset_prefix_cache", self._reset)
+        # A table is gone when its blocks are free.
         self._wrap(self._manager, "free", before=self._freed)
-        self._wrap(pool, "_maybe_evict_cached_block", before=self._evicting)
-        self._wrap(pool, "reset_prefix_cache", after=self._reset)
 
-    def _wrap(self, owner: Any, name: str, before: Any = None, after: Any = None) -> None:
+    def _wrap(self, owner: Any, name: str, after: Any = None, before: Any = None) -> None:
         call = getattr(owner, name)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             start_ns = monotonic_ns()
-            if before is not None:
-                self.note(before, *args)
+            self._note(before, *args)
             result = call(*args, **kwargs)
-            if after is not None:
-                self.note(after, result, start_ns, *args)
+            self._note(after, result, start_ns, *args)
             return result
 
         setattr(owner, name, wrapped)
@@ -121,14 +115,10 @@ class _Probe:
             self._requests += 1
 
     def _scheduled(self, output: Any, start_ns: int, *args: Any) -> None:
-        tokens, again = output.num_scheduled_tokens, output.scheduled_cached_reqs
-        new = output.scheduled_new_reqs
+        tokens, again, new = output.num_scheduled_tokens, output.scheduled_cached_reqs, output.scheduled_new_reqs
         names = [*again.req_ids, *(each.req_id for each in new)]
         before = [*again.num_computed_tokens, *(each.num_computed_tokens for each in new)]
-        computed: list[int] = []
-        if before != [self._computed[name] for name in names]:
-            pairs = [(name, past) for name, past in zip(names, before) if self._computed[name] != past]
-            computed = [each for name, past in pairs for each in (self._known[name][0], past)]
+        computed = self._numbered((name, past) for name, past in zip(names, before) if self._computed[name] != past)
         self._computed |= {name: past + tokens[name] for name, past in zip(names, before)}
         # In the order in which blocks were released and taken.
         for name, blocks in zip(names, chain(again.new_block_ids, repeat(True))):
@@ -137,11 +127,13 @@ class _Probe:
         line = {"start": start_ns, "waiting": self._scheduler.get_request_counts()[1]}
         line["free"] = self._manager.block_pool.get_num_free_blocks()
         if (scheduled := list(tokens.items())) != self._tokens:
-            line["tokens"] = [each for name, number in scheduled for each in (self._known[name][0], number)]
-            self._tokens = scheduled
-        others = (("computed", computed), ("evicted", self._evicted), ("events", self._events))
-        self._lines.append((output, line | {key: value for key, value in others if value}))
+            line["tokens"], self._tokens = self._numbered(scheduled), scheduled
+        others = {"computed": computed, "evicted": self._evicted, "events": self._events}
+        self._lines.append((output, line | {key: value for key, value in others.items() if value}))
         self._events, self._evicted = [], 0
+
+    def _numbered(self, pairs: Iterable[tuple[str, int]]) -> list[int]:
+        return [each for name, value in pairs for each in (self._known[name][0], value)]
 
     def _updated(self, result: Any, start_ns: int, output: Any, *args: Any) -> None:
         expected, line = self._lines.pop(0)
@@ -167,8 +159,8 @@ class _Probe:
             self._events.append(["preempt", number, monotonic_ns(), *runs])
             self._begin(name, number)
 
-    def _evicting(self, block: Any) -> None:
-        self._evicted += _has_hash(block)
+    def _evicting(self, evicted: bool, *args: Any) -> None:
+        self._evicted += evicted
 
     def _reset(self, done: bool, *args: Any) -> None:
         self._events += [["reset"]] * done
@@ -181,7 +173,7 @@ class _Probe:
         self._ended = True
 
     def _begin(self, name: str, number: int) -> None:
-        self._known[name] = number, [0] * len(self._groups), {group: {} for group in self._shrinking}
+        self._known[name] = number, Counter(), {group: {} for group in self._shrinking}
         self._computed[name] = 0
 
     def _note_table(self, name: str) -> None:

@@ -76,7 +76,7 @@ def serve(batch: int, path: Path | None) -> Measured:
         core.add(Sequence(index, PROMPT, OUTPUT, OUTPUT))
     steps = 0
     while core.schedule().tokens:
-        core.end_step()
+        core.end_steps(in_flight=0)
         steps += 1
     core.scheduler.shutdown()
     return Measured(watch.seconds, steps, path.stat().st_size if path else 0)

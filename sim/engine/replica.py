@@ -12,7 +12,7 @@ from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
 from ..policy import SHARING, Limits, Policy, Pool, Server, policy
 from ..policy.base import AnyPolicy, PairedPolicy
-from ..policy.options import KvGroupOptions, Options, VllmV0Options, VllmV1Options, WatermarkOptions, option_names
+from ..policy.options import KvGroupOptions, Options, VllmServeOptions, VllmV0Options, WatermarkOptions, option_names
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
 from ..spec.hybrid import state_layout
@@ -271,7 +271,7 @@ def _page_groups(
         kinds=tuple(group.span.kind for group in layout.groups),
         window_tokens=window,
         states_by_block=layout.config is not None and layout.config.mamba_cache_mode == "align",
-        ahead=isinstance(options, VllmV1Options) and options.async_scheduling,
+        ahead=isinstance(options, VllmServeOptions) and options.async_scheduling,
         most_prompt_blocks=window
         and most_prompt_blocks(window, kind.in_flight_tokens(limits, options), limits.max_model_len, size),
     )

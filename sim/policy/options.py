@@ -153,6 +153,7 @@ class VllmServeOptions(WatermarkOptions, KvGroupOptions):
             " computed as vLLM does at its start.",
         ),
     ] = LATEST.gpu_memory_utilization
+    async_scheduling: Annotated[bool, Field(description="Decide a step while the step before it runs.")] = True
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         """See ``Options``; a pool that is given, or is not computed from the GPU memory, leaves the memory unread."""
@@ -184,7 +185,6 @@ def _is_release(text: str) -> str:
 class VllmV1Options(VllmServeOptions):
     """Of vLLM V1."""
 
-    async_scheduling: Annotated[bool, Field(description="Decide a step while the step before it runs.")] = True
     long_prefill_token_threshold: Annotated[
         int,
         Field(

@@ -9,7 +9,7 @@ from ..memory.accounting.kv_groups import FULL, SLIDING
 from ..types.errors import MissingExtra, SettingError, SimulationFault
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
-from .base import Limits, Pool
+from .base import Pool
 from .options import Options, VllmServeOptions
 from .vllm_v1 import VllmV1
 
@@ -26,19 +26,13 @@ class VllmReal(VllmV1):
     """The scheduler, the KV cache manager and the block pool of the installed vLLM (``sim.real_vllm.core``).
 
     Every step is vLLM's decision. This class passes requests on to vLLM as they arrive, and turns what vLLM scheduled into
-    a plan. Limits, options and their defaults are those of ``vllm-v1``; none of its rules is used. Scheduling is
-    synchronous.
+    a plan. Limits and their defaults are those of ``vllm-v1``; none of its rules is used.
     """
 
     name = "vllm-real"
     system = "the installed vLLM"
     options_type: ClassVar[type[Options]] = VllmServeOptions
     disaggregates = False
-
-    @staticmethod
-    def in_flight_tokens(limits: Limits, options: Options) -> int:
-        """See ``Policy``; one step is in flight."""
-        return limits.max_num_batched_tokens
 
     def memory(self, pool: Pool) -> RealMemory:
         """See ``Policy``; starts vLLM's engine core.
@@ -53,8 +47,8 @@ class VllmReal(VllmV1):
         self._check_groups(core)
         from ..real_vllm.memory import RealMemory
 
-        caches = pool.token_runs is not None
-        return RealMemory(core, pool.num_blocks - self.null_blocks, pool.block_size, self.groups, caches)
+        usable, caches = pool.num_blocks - self.null_blocks, pool.token_runs is not None
+        return RealMemory(core, usable, pool.block_size, self.groups, caches, self.schedules_ahead)
 
     def _core(self, pool: Pool) -> Core:
         if find_spec("vllm") is None:
@@ -81,7 +75,7 @@ class VllmReal(VllmV1):
                     "max_num_seqs": self.limits.max_num_seqs,
                     "max_num_batched_tokens": self.limits.max_num_batched_tokens,
                     "watermark": self.options.watermark,
-                    "async_scheduling": False,
+                    "async_scheduling": self.schedules_ahead,
                 },
                 self.groups,
                 pool.token_runs,
@@ -103,7 +97,7 @@ class VllmReal(VllmV1):
         for sequence in reversed(_arrived(state, memory)):
             memory.sequences[sequence.index] = sequence
             memory.core.add(sequence)
-        return self._plan_of(memory.core.schedule(), state, memory)
+        return self._plan_of(memory.schedule(), state, memory)
 
     def _plan_of(self, scheduled: Scheduled, state: State, memory: RealMemory) -> StepPlan:
         """The plan that stands for what vLLM has scheduled."""
@@ -130,7 +124,8 @@ class VllmReal(VllmV1):
                 admitted.append(sequence)
             else:
                 chunks.append((sequence, tokens))
-        preempted = tuple(each for each in (*running, *state.prefilling, *stalled) if each.index in scheduled.preempted)
+        held = (*running, *state.prefilling, *stalled, *state.finished)
+        preempted = tuple(each for each in held if each.index in scheduled.preempted)
         gone = {*computing, *preempted}
         stalls = tuple(each for each in running if each not in gone)
         resumes = tuple(each for each in stalled if each in computing)

@@ -54,8 +54,8 @@ class VllmV1(TokenBudget):
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         super().__init__(limits, options, groups)
-        chosen = options if isinstance(options, VllmV1Options) else VllmV1Options(async_scheduling=False)
-        self.schedules_ahead = chosen.async_scheduling
+        self.schedules_ahead = isinstance(options, VllmServeOptions) and options.async_scheduling
+        chosen = options if isinstance(options, VllmV1Options) else VllmV1Options()
         self.groups = groups or PageGroups(ahead=self.schedules_ahead)
         self._cap, self._longest_chunk = _ChunkCap(limits, chosen), limits.max_num_batched_tokens
         self._cadence = _Cadence(chosen.prefill_schedule_interval) if chosen.prefill_schedule_interval > 1 else None
@@ -74,7 +74,7 @@ class VllmV1(TokenBudget):
     @staticmethod
     def in_flight_tokens(limits: Limits, options: Options) -> int:
         """See ``Policy``; with asynchronous scheduling two steps are in flight."""
-        steps = 2 if isinstance(options, VllmV1Options) and options.async_scheduling else 1
+        steps = 2 if isinstance(options, VllmServeOptions) and options.async_scheduling else 1
         return steps * limits.max_num_batched_tokens
 
     @classmethod

@@ -15,6 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import json
 import tempfile
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import cache, partial
@@ -233,7 +234,8 @@ class Core:
         self.scheduler = self._engine.scheduler
         self._contents = Contents(tokens)
         self._outputs: dict[str, list[int]] = {}
-        self._output: SchedulerOutput | None = None
+        #: What was scheduled and is not over yet, with the tokens that it samples.
+        self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         #: Blocks that lost their contents so far, because blocks ran out.
         self.evicted_blocks = 0
 
@@ -270,8 +272,15 @@ class Core:
         """Schedule a step. Nothing happens if no request runs or waits."""
         if not self._outputs:
             return Scheduled([], set())
-        self._output = output = self.scheduler.schedule()
+        output = self.scheduler.schedule()
         self._count_evictions()
+        names = list(output.num_scheduled_tokens)
+        results = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: place for place, name in enumerate(names)},
+            sampled_token_ids=[self._sample(name) for name in names],
+        )
+        self._in_flight.append((output, results))
         requests = self.scheduler.requests
         tokens = output.num_scheduled_tokens.items()
         return Scheduled(
@@ -279,20 +288,13 @@ class Core:
             {int(name) for name in output.preempted_req_ids or ()},
         )
 
-    def end_step(self) -> set[int]:
-        """The scheduled step is over: its tokens are sampled. Returns the requests that are finished."""
-        output, self._output = self._output, None
-        if output is None:
-            return set()
-        names = list(output.num_scheduled_tokens)
-        results = ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: place for place, name in enumerate(names)},
-            sampled_token_ids=[self._sample(name) for name in names],
-        )
-        self._count_evictions()
-        self.scheduler.update_from_output(output, results)
-        finished = [name for name in names if name not in self.scheduler.requests]
+    def end_steps(self, in_flight: int) -> set[int]:
+        """The oldest scheduled steps are over, all but ``in_flight``: vLLM gets their tokens. Returns the finished requests."""
+        finished: set[str] = set()
+        while len(self._in_flight) > in_flight:
+            self._count_evictions()
+            self.scheduler.update_from_output(*self._in_flight.popleft())
+            finished |= self._outputs.keys() - self.scheduler.requests.keys()
         for name in finished:
             del self._outputs[name]
         return set(map(int, finished))
@@ -321,9 +323,14 @@ class Core:
         return sum(block.ref_cnt == 0 and block.block_hash is not None for block in self.pool.blocks)
 
     def _sample(self, name: str) -> list[int]:
-        """The next token of a request; none before all its known tokens are computed."""
+        """The token that the step just scheduled samples for a request; none before all its known tokens are computed."""
         request = self.scheduler.requests[name]
-        return [] if request.is_prefill_chunk else [self._outputs[name][request.num_output_tokens]]
+        if request.is_prefill_chunk:
+            return []
+        # Steps in flight sample a token each; that of this step is the last one.
+        place = request.num_output_tokens + max(0, request.num_output_placeholders - 1)
+        # vLLM discards what is computed after an EOS.
+        return self._outputs[name][place : place + 1] or [0]
 
     def _count_evictions(self) -> None:
         """Count the evictions that the pool noted since the last call; vLLM takes its notes in ``update_from_output``."""

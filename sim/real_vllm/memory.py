@@ -3,6 +3,13 @@
 vLLM's scheduler allocates and frees while it decides, and when a step is over. Here nothing is allocated: the calls of the
 executor change nothing, and the ledger's levels are counted from vLLM's block tables at the end of every step, before its
 finished requests release their blocks.
+
+With asynchronous scheduling vLLM schedules step k + 1 before it gets the tokens of step k. The engine asks for that decision
+when step k is over, so both happen in ``schedule``:
+
+    advance             the levels of step k
+    schedule            vLLM schedules step k + 1, then gets the tokens of step k, and frees finished requests
+    release_finished    the engine learns of them
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ from ..types.sequence import Sequence
 from ..types.state import State
 
 if TYPE_CHECKING:
-    from .core import Core
+    from .core import Core, Scheduled
 
 _SHARED = {FULL: "shared", SLIDING: "shared_in_windows", STATE: "shared_states"}
 
@@ -42,6 +49,7 @@ class RealMemory(MemoryDefaults):
         block_size: Tokens per block.
         groups: KV groups of the model.
         caches_prefixes: Whether freed blocks keep their contents.
+        ahead: Whether step k + 1 is scheduled before step k is over.
 
     Attributes:
         core: As above.
@@ -50,8 +58,11 @@ class RealMemory(MemoryDefaults):
 
     residue = "block_tail"
 
-    def __init__(self, core: Core, num_blocks: int, block_size: int, groups: PageGroups, caches_prefixes: bool) -> None:
+    def __init__(
+        self, core: Core, num_blocks: int, block_size: int, groups: PageGroups, caches_prefixes: bool, ahead: bool
+    ) -> None:
         self.core, self.num_blocks, self.block_size, self.groups = core, num_blocks, block_size, groups
+        self._ahead = ahead
         self.sequences: dict[int, Sequence] = {}
         if caches_prefixes:
             self.cache_log: CacheLog | None = CacheLog(block_size)
@@ -86,15 +97,26 @@ class RealMemory(MemoryDefaults):
         """See ``Memory``."""
         return self._transaction
 
+    def schedule(self) -> Scheduled:
+        """Let vLLM schedule a step; asynchronously, it gets the tokens of the step before only then."""
+        scheduled = self.core.schedule()
+        if self._ahead:
+            self._finished |= self.core.end_steps(in_flight=1)
+        return scheduled
+
     def advance(self, state: State, steps: int) -> Meter:
-        """See ``Memory``; tells vLLM that its step is over."""
+        """See ``Memory``; tells vLLM that its step is over, unless ``schedule`` does."""
         counted = self._count(state)
         if self.cache_log is not None:
             self.cache_log.enter_row(self.core.cached_free_blocks())
-        self._finished |= self.core.end_step()
+        if not self._ahead:
+            self._finished |= self.core.end_steps(in_flight=0)
+            self._end_row()
+        return counted
+
+    def _end_row(self) -> None:
         if self.cache_log is not None:
             self.cache_log.end_row(self.core.cached_free_blocks())
-        return counted
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``; vLLM has freed their blocks.
@@ -105,12 +127,24 @@ class RealMemory(MemoryDefaults):
         left = {sequence.index for sequence in leaving}
         if left != self._finished:
             raise SimulationFault(f"vLLM finished requests {sorted(self._finished)}, and the engine {sorted(left)}")
-        for index in left:
+        self._forget(left)
+
+    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``; vLLM keeps their blocks."""
+
+    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``; as ``release``."""
+        self.release(leaving, decode_step)
+        self._end_row()
+
+    def _forget(self, finished: set[int]) -> None:
+        for index in finished:
             del self.sequences[index]
-        self._finished = set()
+        self._finished -= finished
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
-        """See ``Memory``; vLLM has freed their blocks."""
+        """See ``Memory``; vLLM has freed their blocks. A sequence with its last token in flight does not come back."""
+        self._forget(self._finished.intersection(sequence.index for sequence in preempted))
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``Memory``; vLLM has allocated its blocks."""

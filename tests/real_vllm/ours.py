@@ -121,12 +121,11 @@ def settings_of(case: Case, asynchronous: bool = False, **others: Any) -> Settin
             max_num_seqs=case.max_num_seqs,
             max_num_batched_tokens=case.max_num_batched_tokens,
             enable_prefix_caching=case.prefix_caching,
+            async_scheduling=asynchronous,
         )
         | dict(case.options)
         | others
     )
-    if chosen["policy"] == "vllm-v1":
-        chosen["async_scheduling"] = asynchronous
     return settings(**chosen)
 
 

@@ -11,6 +11,9 @@ import pytest
 from fragmeter.sim import simulate
 from fragmeter.sim.memory.paged.paged import PagedTransaction
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.policy.options import VllmServeOptions
+from fragmeter.sim.policy.registry import policy
+from fragmeter.sim.real_vllm.core import Core, Scheduled
 from fragmeter.sim.types.errors import SettingError
 
 from . import ours, server
@@ -29,12 +32,12 @@ def _cases(kind: str, seeds: int = _SEEDS) -> Iterator[Case]:
     return (KINDS[kind](seed) for seed in range(500, 500 + seeds))
 
 
-def _summary(case: Case, policy: str, **options: Any) -> dict[str, Any]:
+def _summary(case: Case, policy: str, asynchronous: bool = True, **options: Any) -> dict[str, Any]:
     """The summary of a case under a policy, with step times of the fitted cost."""
     work = ours.scaled(case.workload, _TICKS)
     # No operation of a fitted cost computes states.
     cost = "roofline" if any(layer.kind == "state" for layer in case.layers) else "fitted"
-    chosen = ours.settings_of(case, policy=policy, gpu="a100-40gb", cost=cost, **options)
+    chosen = ours.settings_of(case, asynchronous, policy=policy, gpu="a100-40gb", cost=cost, **options)
     found = summary(simulate(chosen, work))
     if found["prefix_cache"]:
         found["prefix_cache"] = {
@@ -43,17 +46,43 @@ def _summary(case: Case, policy: str, **options: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_summaries_equal_those_of_vllm_v1(kind: str, record_property):
+def test_summaries_equal_those_of_vllm_v1(kind: str, asynchronous: bool, record_property):
     differing = {}
     steps = 0
     for case in _cases(kind):
-        real, mine = _summary(case, "vllm-real"), _summary(case, "vllm-v1")
+        real, mine = _summary(case, "vllm-real", asynchronous), _summary(case, "vllm-v1", asynchronous)
         steps += real["num_steps"]
         if real != mine:
             differing[case.name] = [name for name in mine if real.get(name) != mine[name]]
-    record_property(f"compared/summaries of {kind}", [_SEEDS, steps, len(differing)])
+    mode = "async" if asynchronous else "sync"
+    record_property(f"compared/{mode} summaries of {kind}", [_SEEDS, steps, len(differing)])
     assert not differing
+
+
+def test_scheduling_is_asynchronous_by_default():
+    assert policy("vllm-real").options_type() == VllmServeOptions(async_scheduling=True)
+
+
+def test_steps_that_are_not_scheduled_ahead_are_noticed(monkeypatch):
+    """vLLM gets the tokens of a step before it schedules the next one."""
+    schedule, end_steps = Core.schedule, Core.end_steps
+    finished: set[int] = set()
+
+    def schedule_late(core: Core) -> Scheduled:
+        finished.update(end_steps(core, in_flight=0))
+        return schedule(core)
+
+    def take_finished(core: Core, in_flight: int) -> set[int]:
+        found = finished.copy()
+        finished.clear()
+        return found
+
+    monkeypatch.setattr(Core, "schedule", schedule_late)
+    monkeypatch.setattr(Core, "end_steps", take_finished)
+    for kind in KINDS:
+        assert sum(_summary(case, "vllm-real") != _summary(case, "vllm-v1") for case in _cases(kind)) > 2, kind
 
 
 def test_a_policy_that_admits_without_room_for_the_whole_prompt_is_noticed(monkeypatch):

@@ -260,6 +260,14 @@ class PagedMemory(MemoryDefaults):
             self.free += shared - self._shared
             self._shared = shared
 
+    def _settle_cache(self, moment: int | None = None) -> None:
+        """Count what tables share and the cache keeps, from ``moment`` on; None is the current one."""
+        if self.cache:
+            self._count_shared()
+            if moment is not None:
+                self.cache.moment = moment
+            self.cache.settle()
+
     # --- Sequences come, prefill in chunks and go ---
 
     def begin(self, sequence: Sequence, known_tokens: int) -> None:
@@ -338,16 +346,17 @@ class PagedMemory(MemoryDefaults):
 
     def drop(self, sequence: Sequence, decode_step: int) -> None:
         """A stalled sequence, or one in a chunked prefill, gives up its blocks."""
+        self._release_partial(sequence, decode_step)
+        # Asynchronous steps ask for a horizon after this, before the next transaction.
+        self._settle_cache()
+
+    def _release_partial(self, sequence: Sequence, decode_step: int) -> None:
         held, tables = self.partial.pop(sequence), self.tables or self.group_tables
         self._hold(-held.blocks, [-back for back in held.skipped])
         self.free += self.fixed
         if tables:
             tables.grow_until(decode_step)
             tables.drop(sequence)
-        if self.cache:
-            # Asynchronous steps ask for a horizon after this, before the next transaction.
-            self._count_shared()
-            self.cache.settle()
 
     def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
@@ -363,9 +372,11 @@ class PagedMemory(MemoryDefaults):
             if self.cache and self.group_tables:
                 self.cache.publish(sequence, self.group_tables.tables[sequence], sequence.held_tokens(decode_step))
             if sequence in self.partial:
-                self.drop(sequence, decode_step)
+                self._release_partial(sequence, decode_step)
             else:
                 self.release((sequence,), decode_step)
+        # Nothing may be scheduled for long after this.
+        self._settle_cache(after_step(decode_step))
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """Victims give up their blocks before ``decode_step``, those of a prefill that goes on, too."""
@@ -430,10 +441,7 @@ class PagedMemory(MemoryDefaults):
             self.free += self.fixed
             if self.group_tables:
                 self.group_tables.drop(sequence)
-        if self.cache:
-            self._count_shared()
-            self.cache.moment = after_step(decode_step)
-            self.cache.settle()
+        self._settle_cache(after_step(decode_step))
 
     def _end_growth(self, phase: int) -> None:
         self._phases[phase] -= 1

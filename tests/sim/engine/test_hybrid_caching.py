@@ -27,8 +27,13 @@ from strategies import LineCost
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[SharedCase, Groups]:
-    """Prompts that share prefixes, over a pool that holds from one of them on."""
+    """Prompts that share prefixes, over a pool that holds from one of them on; some end at their declared lengths."""
     case = draw(shared_cases())
+    ends = draw(st.lists(st.booleans(), min_size=len(case.requests), max_size=len(case.requests)))
+    requests = [
+        replace(request, max_tokens=request.output_tokens) if at_length else request
+        for request, at_length in zip(case.requests, ends, strict=True)
+    ]
     full, sliding = draw(st.sampled_from(COUNTS))
     size = case.pool.block_size
     longest = max(request.prompt_tokens + request.output_tokens for request in case.requests)
@@ -36,7 +41,7 @@ def cases(draw: st.DrawFn) -> tuple[SharedCase, Groups]:
     # A window of the longest sequence is none.
     window = draw(st.integers(1, max(1, longest // 2)))
     limits = replace(case.limits, max_model_len=longest + 1)
-    return replace(case, pool=Pool(pages, size), limits=limits), Groups(full, sliding, window)
+    return replace(case, requests=requests, pool=Pool(pages, size), limits=limits), Groups(full, sliding, window)
 
 
 def settings_for(case: SharedCase, groups: Groups, **switches):
@@ -54,12 +59,12 @@ def look_ups(run: Run) -> list[tuple[int, int, int]]:
 
 
 @hypothesis_settings(max_examples=80)
-@given(drawn=cases(), data=st.data())
-def test_leap_and_step_are_the_same_bits(drawn, data):
+@given(drawn=cases(), ahead=st.booleans(), data=st.data())
+def test_leap_and_step_are_the_same_bits(drawn, ahead, data):
     """Invariant 6."""
-    end = serve(*drawn).log.end_ticks
+    end = serve(*drawn, async_scheduling=ahead).log.end_ticks
     window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 1000), min_size=2, max_size=2, unique=True))))
-    leapt, stepped = serve(*drawn, window=window), serve(*drawn, window=window, leap=False)
+    leapt, stepped = (serve(*drawn, window=window, async_scheduling=ahead, leap=leap) for leap in (True, False))
     leaps.same(leapt, stepped)
     assert look_ups(leapt) == look_ups(stepped)
 
@@ -67,8 +72,9 @@ def test_leap_and_step_are_the_same_bits(drawn, data):
 class Walk:
     """One engine, stopped wherever it waits: tables of all groups, references and the free queue are read."""
 
-    def __init__(self, case: SharedCase, groups: Groups, leap: bool) -> None:
-        self.engine = engine_to_step(settings_for(case, groups, leap=leap), case.cost, case.workload, leap)
+    def __init__(self, case: SharedCase, groups: Groups, leap: bool, ahead: bool) -> None:
+        chosen = settings_for(case, groups, leap=leap, async_scheduling=ahead)
+        self.engine = engine_to_step(chosen, case.cost, case.workload, leap)
         self.case, self.env, self.memory = case, self.engine.env, self.engine.memory
 
     def moments(self):
@@ -115,11 +121,11 @@ class Walk:
 
 
 @hypothesis_settings(max_examples=80)
-@given(drawn=cases(), leap=st.booleans())
-def test_the_ledger_is_what_a_walk_over_all_slots_finds(drawn, leap):
+@given(drawn=cases(), leap=st.booleans(), ahead=st.booleans())
+def test_the_ledger_is_what_a_walk_over_all_slots_finds(drawn, leap, ahead):
     """Invariant 1: the buckets add up to the pool. Step by step the walk's sums over time are those of the ledger."""
-    walked = [*Walk(*drawn, leap).moments()]
-    run = serve(*drawn, leap=leap)
+    walked = [*Walk(*drawn, leap, ahead).moments()]
+    run = serve(*drawn, leap=leap, async_scheduling=ahead)
     ledger, capacity = schedulers.buckets_at_rows(run), run.log.capacity_slots
     assert all(sum(buckets.values()) == capacity and min(buckets.values()) >= 0 for buckets in ledger)
     starts, ran = run.log.rows["start_ticks"].tolist(), run.log.rows["iterations"].tolist()
