@@ -29,8 +29,19 @@ MODEL = ROOT / "tests" / "data" / "config.json"
 #: The first load has the requests before this one.
 SECOND = 11
 SESSION = Session("ample", {}, (Load("random-ramp", SECOND, ()), Load("random-light", 12 - SECOND, ())))
-#: Steps in which no prompt continues an answer; the replay does not know such contents.
+#: Steps before the first one with tokens from the prefix cache, which the replay does not find without contents.
 SAME_STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory) -> Path:
+    """The recording without the contents of its prompts: a replay refuses prompts that continue answers."""
+    path = tmp_path_factory.mktemp("probe") / "probe.jsonl"
+    lines = [json.loads(line) for line in PROBE.read_text().splitlines()]
+    for line in lines[1:]:
+        line["events"] = [event for event in line.get("events", []) if event[0] != "contents"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +50,14 @@ def chosen() -> Settings:
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory) -> Path:
+def out(probe, tmp_path_factory) -> Path:
     """A folder as the command leaves it."""
     folder = tmp_path_factory.mktemp("live")
     recording = folder / "1" / SESSION.name
     recording.mkdir(parents=True)
-    (recording / "probe.jsonl.gz").write_bytes(PROBE.read_bytes())
+    (recording / "probe.jsonl.gz").write_bytes(probe.read_bytes())
     (recording / "session.json").write_text(json.dumps({"start_s": 1.0, "loads_s": {}}))
-    requests = read_probe(PROBE).requests
+    requests = read_probe(probe).requests
     for load, own in zip(SESSION.loads, (requests[:SECOND], requests[SECOND:]), strict=True):
         seen = {
             "request_rate": 1.0,
@@ -80,26 +91,26 @@ def loads(out, found) -> dict:
     return page.load_pictures(out, (SESSION,), MODEL)
 
 
-def test_the_server_and_the_simulator_have_the_same_blocks(chosen):
-    server, simulated = compare_blocks(PROBE, chosen, 0, SAME_STEPS)
+def test_the_server_and_the_simulator_have_the_same_blocks(probe, chosen):
+    server, simulated = compare_blocks(probe, chosen, 0, SAME_STEPS)
     assert server.num_columns == simulated.num_columns == SAME_STEPS
     assert server.same_blocks(simulated) and simulated.same_blocks(server)
     # From the second step on.
-    begin = read_probe(PROBE).steps[1].start_ns
-    later, _ = maps = compare_blocks(PROBE, chosen, begin, SAME_STEPS - 1)
+    begin = read_probe(probe).steps[1].start_ns
+    later, _ = maps = compare_blocks(probe, chosen, begin, SAME_STEPS - 1)
     assert maps[0].same_blocks(maps[1])
     assert later.at_ticks.tolist() == [*range(SAME_STEPS - 1)]
     assert np.array_equal(later.bucket, server.bucket[1:])
 
 
-def test_a_difference_is_seen(chosen):
-    server, simulated = compare_blocks(PROBE, chosen, 0, SAME_STEPS + 1)
+def test_a_difference_is_seen(probe, chosen):
+    server, simulated = compare_blocks(probe, chosen, 0, SAME_STEPS + 1)
     assert not server.same_blocks(simulated)
 
 
-def test_a_time_after_the_last_step_is_refused(chosen):
+def test_a_time_after_the_last_step_is_refused(probe, chosen):
     with pytest.raises(UserError, match="no step starts at"):
-        compare_blocks(PROBE, chosen, 1 << 60, 10)
+        compare_blocks(probe, chosen, 1 << 60, 10)
 
 
 def test_the_map_of_the_probe_counts_what_the_probe_counts():
@@ -160,8 +171,8 @@ def test_what_is_drawn_over_time_is_what_was_recorded(loads):
     assert [row[0] for row in drawn.layout.meta["numbers"]["rows"]] == ["Blocks held", "Tokens", "Seconds"]
 
 
-def test_the_page_says_whether_decisions_and_maps_are_equal(out, found, loads, chosen, tmp_path):
-    same = page.BlockPictures("ample/random-ramp", *compare_blocks(PROBE, chosen, 0, SAME_STEPS))
+def test_the_page_says_whether_decisions_and_maps_are_equal(probe, out, found, loads, chosen, tmp_path):
+    same = page.BlockPictures("ample/random-ramp", *compare_blocks(probe, chosen, 0, SAME_STEPS))
     text = page.write_live_page(tmp_path / "server.html", found, loads, same).read_text()
     for title in ("Decisions", "Time", "Over time: ample/random-light", "Steps and requests, one by one", "Block maps"):
         assert f"{title}</h2>" in text, title
