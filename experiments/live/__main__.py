@@ -1,8 +1,8 @@
 """A real vLLM server beside the simulator, in one command: ``python -m fragmeter.experiments.live --out DIR``.
 
 Starts vLLM servers on the CPU of this machine, sends the loads of ``loads``, and compares decisions, memory and times with
-the simulator's. What is recorded already is not recorded again. With ``--url`` the loads go to a server that runs, with the
-probe, somewhere else; ``--rate-factor`` fits them to its speed.
+the simulator's. Writes ``results.json`` and the page ``server.html``. What is recorded already is not recorded again. With
+``--url`` the loads go to a server that runs, with the probe, somewhere else; ``--rate-factor`` fits them to its speed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ...sim.output.files import as_json, write_whole
 from ...sim.types.errors import UserError
-from .loads import SESSIONS, at_rates, write_data
+from .loads import SESSIONS, Session, at_rates, write_data
+from .page import block_pictures, load_pictures, write_live_page
 from .record import record, serve_all
 from .results import results, table
 
@@ -34,26 +35,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.url:
             if chosen.model is None or chosen.probe is None:
                 parser.error("--url needs --model and --probe")
-            sessions = (at_rates(SESSIONS[0], chosen.rate_factor),)
+            sessions: tuple[Session, ...] = (at_rates(SESSIONS[0], chosen.rate_factor),)
             folder = chosen.out / "1" / sessions[0].name
             if not (folder / "session.json").exists():
                 folder.mkdir(parents=True, exist_ok=True)
                 write_data(folder)
                 serve_all(sessions[0], chosen.url, chosen.python, chosen.model, folder)
                 (folder / "probe.jsonl.gz").write_bytes(chosen.probe.read_bytes())
-            found = results(chosen.out, 1, sessions, chosen.model / "config.json")
+            repetitions, model = 1, chosen.model / "config.json"
         else:
+            sessions, repetitions, model = SESSIONS, chosen.repetitions, None
             for repetition in range(1, chosen.repetitions + 1):
                 for session in SESSIONS:
                     folder = chosen.out / str(repetition) / session.name
                     if not (folder / "session.json").exists():
                         print(f"recording {folder}", flush=True)
                         record(session, chosen.python.absolute(), folder)
-            found = results(chosen.out, chosen.repetitions, SESSIONS, None)
+        found = results(chosen.out, repetitions, sessions, model)
+        write_whole(chosen.out / "results.json", as_json(found))
+        loads = load_pictures(chosen.out, sessions, model)
+        write_live_page(chosen.out / "server.html", found, loads, block_pictures(chosen.out, sessions, model))
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    write_whole(chosen.out / "results.json", as_json(found))
     for line in table(found):
         print(line)
     return int(any(each["difference"] for each in found["decisions"]))

@@ -16,11 +16,15 @@ import numpy as np
 
 from ...sim import Settings, Workload, simulate
 from ...sim.cost.steps import FittedSteps, StepCoefficients
+from ...sim.recording.blocks import BlockMap, BlockRecording
+from ...sim.recording.blocks.probed import probed_blocks
 from ...sim.recording.probe import ProbedRun, ProbedStep, read_probe
 from ...sim.recording.step_log import Difference, Served, Step, StepLog, first_difference
 from ...sim.types import ticks
 from ...sim.types.errors import UserError
 
+#: More steps than a block map has: the map has a column for each.
+_MOST_STEPS = 1 << 20
 #: A step of one tick.
 _ONE_TICK = FittedSteps(StepCoefficients(base_us=1 / ticks.PER_US, token_us=(0.0,)))
 
@@ -55,7 +59,7 @@ def compare_decisions(path: str | PathLike[str], chosen: Settings) -> Decisions:
         UserError: The file cannot be replayed: a request was aborted or has not finished.
     """
     probe = read_probe(path, digests=True)
-    steps = [step for step in probe.steps if step.tokens or step.preempted]
+    steps = _computed(probe)
     log = StepLog(digests=True)
     run = simulate(replace(chosen, ids=True), workload_in_steps(probe, steps), _ONE_TICK, observers=[log])
     log.idle_started(run.log.end_ticks, 0)
@@ -82,6 +86,40 @@ def compare_decisions(path: str | PathLike[str], chosen: Settings) -> Decisions:
         difference=first_difference(_served(probe, steps), Served(log.steps, log.finished)),
         waste=waste,
     )
+
+
+def compare_blocks(
+    path: str | PathLike[str], chosen: Settings, first_ns: int, most_steps: int
+) -> tuple[BlockMap, BlockMap]:
+    """Block maps of some steps of a probe's file: the server's and the simulator's. A tick is a step.
+
+    Args:
+        chosen: The server's settings.
+        first_ns: No step that is drawn starts earlier.
+        most_steps: Maximum number of steps.
+
+    Raises:
+        UserError: No step starts so late, or the file cannot be replayed or drawn: see ``workload_in_steps`` and
+            ``probed_blocks``.
+    """
+    probe = read_probe(path)
+    starts = [step.start_ns for step in _computed(probe)]
+    first = bisect_left(starts, first_ns)
+    last = min(first + most_steps, len(starts))
+    if first == last:
+        raise UserError(f"{path}: no step starts at {first_ns} ns or later")
+    # Later requests change nothing in these steps.
+    known = [request for request in probe.requests if request.added_ns <= starts[last - 1]]
+    work = workload_in_steps(replace(probe, requests=known), _computed(probe)[:last])
+    recording = BlockRecording(chosen, work, most_columns=_MOST_STEPS)
+    run = simulate(replace(chosen, ids=True), work, _ONE_TICK, observers=[recording])
+    maps = probed_blocks(path, last), recording.block_map(run)
+    return maps[0].between(first, last), maps[1].between(first, last)
+
+
+def _computed(probe: ProbedRun) -> list[ProbedStep]:
+    """The steps that compute tokens or preempt requests."""
+    return [step for step in probe.steps if step.tokens or step.preempted]
 
 
 def workload_in_steps(probe: ProbedRun, steps: Sequence[ProbedStep]) -> Workload:

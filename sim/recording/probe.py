@@ -20,7 +20,7 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from os import PathLike
@@ -88,7 +88,7 @@ class ProbedRequest:
 
 
 class ProbedStep(NamedTuple):
-    """A call of the server's scheduler that computed something, or left nothing running.
+    """A call of the server's scheduler that computed something, preempted a request, or left nothing running.
 
     Attributes:
         start_ns, end_ns: From the call of ``schedule`` to the return of ``update_from_output``.
@@ -122,6 +122,29 @@ class ProbedStep(NamedTuple):
     hits: tuple[tuple[int, int], ...]
     free: int
     blocks: int
+
+
+class ProbedTables(NamedTuple):
+    """Block tables of a request in a step.
+
+    Attributes:
+        request: Its number.
+        computed: Tokens computed, those of the step included.
+        target: Tokens of its prompt and output; None if it does not finish.
+        groups: Block ids of each KV group, from 1; 0 for an entry without a block.
+    """
+
+    request: int
+    computed: int
+    target: int | None
+    groups: tuple[tuple[int, ...], ...]
+
+
+Watch = Callable[[int, list[ProbedTables], list[int]], None]
+"""Gets the number of a step that computes tokens, the tables of requests that hold blocks, ascending, and the cached blocks.
+
+It is called again for the same step if requests finish between its schedule and its computation.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,11 +196,12 @@ class ProbedRun:
         return {name: np.array([step.buckets[name] for step in self.steps], dtype=np.int64) for name in names}
 
 
-def read_probe(path: str | PathLike[str], digests: bool = False) -> ProbedRun:
+def read_probe(path: str | PathLike[str], digests: bool = False, watch: Watch | None = None) -> ProbedRun:
     """Read the file of a probe.
 
     Args:
         digests: Whether steps get a digest of their block tables.
+        watch: Called in each step that computes tokens.
 
     Raises:
         TraceError: A line is not as the probe writes it; names the line, the field, the value and a remedy.
@@ -189,7 +213,7 @@ def read_probe(path: str | PathLike[str], digests: bool = False) -> ProbedRun:
         raise TraceError(path, None, None, None, f"is empty; {_REMEDY}")
     header = _header(path, *first)
     rest = list(lines)
-    replay = _Replay(path, header, _outputs(rest), digests)
+    replay = _Replay(path, header, _outputs(rest), digests, watch)
     for number, line in rest:
         replay.step(number, line)
     return ProbedRun(header, replay.block_size, replay.requests, replay.preemptions, replay.steps, bool(cut))
@@ -293,9 +317,14 @@ class _Replay:
     """Block tables and counts of the pool, line by line."""
 
     def __init__(
-        self, path: str | PathLike[str], header: Mapping[str, Any], outputs: Mapping[int, int], digests: bool
+        self,
+        path: str | PathLike[str],
+        header: Mapping[str, Any],
+        outputs: Mapping[int, int],
+        digests: bool,
+        watch: Watch | None,
     ) -> None:
-        self._path, self._number, self._outputs, self._digests = path, 0, outputs, digests
+        self._path, self._number, self._outputs, self._digests, self._watch = path, 0, outputs, digests, watch
         self._is_state = [spec in _STATE_SPECS for spec, _ in header["groups"]]
         self.block_size = next(size for spec, size in header["groups"] if spec not in _STATE_SPECS)
         self._blocks = header["num_gpu_blocks"] - 1
@@ -328,6 +357,7 @@ class _Replay:
             # With asynchronous scheduling the step before ends after this one was scheduled, and before it runs.
             if event[0] == "finish" and self.steps and event[2] <= self.steps[-1].begin_ns:
                 self.steps[-1] = self.steps[-1]._replace(buckets=self._buckets())
+                self._show()
         if "start" not in line:
             return
         start, end, waiting, free, evicted = (
@@ -355,7 +385,7 @@ class _Replay:
         buckets = self._buckets()
         if len(self._references) != self._blocks - free:
             raise self._error("free", free, f"the block tables leave {self._blocks - len(self._references)}")
-        if pairs or not self._references:
+        if pairs or self._preempted or not self._references:
             begin = max(start, self.steps[-1].end_ns) if self.steps else start
             self.steps.append(
                 ProbedStep(
@@ -379,6 +409,16 @@ class _Replay:
             self._evicted = 0
             self._preempted.clear()
             self._hits.clear()
+            self._show()
+
+    def _show(self) -> None:
+        if self._watch is not None and self.steps[-1].tokens:
+            held = [
+                ProbedTables(number, live.computed, live.target, tuple(map(tuple, live.tables)))
+                for number, live in sorted(self._alive.items())
+                if any(live.tables)
+            ]
+            self._watch(len(self.steps) - 1, held, sorted(self._cached))
 
     def _compute(self, number: int, live: _Live, tokens: int, start: int, end: int) -> bool:
         """A request computes tokens. Returns whether it yields an output token."""
