@@ -16,7 +16,7 @@ from cyclopts import Group, Parameter
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from ...sim.cost import profile_names
+from ...sim.cost import profile_names, read_server
 from ...sim.engine.replica import build
 from ...sim.engine.settings import Settings, settings
 from ...sim.spec.launch import capacity
@@ -26,7 +26,7 @@ from ..vllm_serve.checks import refusal
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
 from ..vllm_serve.remedies import remedies
-from ..vllm_serve.start import Started, started
+from ..vllm_serve.start import Started, started, with_release
 
 _VLLM = "vllm-v1"
 
@@ -108,6 +108,7 @@ def candidates(
     model_name: str | None = None,
     log: StartupLog | None = None,
     cost: str | None = None,
+    server: str | None = None,
 ) -> list[Candidate]:
     """Every combination; the last axis changes fastest.
 
@@ -115,6 +116,7 @@ def candidates(
         line: The line that every candidate starts from.
         model_name, log: As for ``started``.
         cost: Step time of all candidates. None takes each GPU's profile if it covers the candidate, else the roofline.
+        server: File of a server's constants; None for none.
 
     Raises:
         SettingError: An invalid value, or more candidates than the limit.
@@ -126,11 +128,16 @@ def candidates(
     if total > MOST_POINTS:
         raise SettingError("gpu", total, f"are more candidates than {MOST_POINTS}; leave some out")
     combinations = (dict(zip(whole, combination, strict=True)) for combination in product(*whole.values()))
-    return [_candidate(line, axis_values, model_name, log, cost) for axis_values in combinations]
+    return [_candidate(line, axis_values, model_name, log, cost, server) for axis_values in combinations]
 
 
 def _candidate(
-    line: ServeLine, axis_values: dict[str, str], model_name: str | None, log: StartupLog | None, cost: str | None
+    line: ServeLine,
+    axis_values: dict[str, str],
+    model_name: str | None,
+    log: StartupLog | None,
+    cost: str | None,
+    server: str | None,
 ) -> Candidate:
     flags = dict(line.flags)
     for name, value in axis_values.items():
@@ -145,6 +152,9 @@ def _candidate(
         return Candidate(axis_values, None, refused.text + _remedy(found), found)
     policy = axis_values.get("policy", _VLLM)
     chosen = found.settings() if policy in (_VLLM, NONE) else _under(policy, found, flags)
+    if server is not None:
+        chosen = replace(with_release(chosen, line) if policy in (_VLLM, NONE) else chosen, server=server)
+        build(chosen)
     return Candidate(axis_values, _with_cost(chosen, cost), None, found)
 
 
@@ -166,7 +176,9 @@ def _under(policy: str, found: Started, flags: dict[str, Any]) -> Settings:
 
 def _with_cost(chosen: Settings, cost: str | None) -> Settings:
     """The settings with a step-time model that covers them."""
-    if cost is None:
+    if cost is None and chosen.server is not None:
+        cost = read_server(chosen.server).cost
+    elif cost is None:
         cost = "roofline"
         if chosen.gpu in profile_names():
             try:

@@ -52,6 +52,8 @@ class Aims:
         explain: Print why each of the other candidates is not recommended.
         cost: Step time of all candidates, as for simulate. By default the GPU's profile where it covers the
             candidate, else the roofline.
+        server: Constants of the server, as for simulate, with the cost that they were fitted with. Its GPU, model,
+            parallelism and release must be those of every candidate.
         seed: Seed of the first draw.
     """
 
@@ -62,6 +64,7 @@ class Aims:
     prices: Path | None = None
     explain: Annotated[bool, Parameter(negative="")] = False
     cost: str | None = None
+    server: str | None = None
     seed: Annotated[int, Field(ge=0, le=2**62)] = 0
 
     @model_validator(mode="after")
@@ -99,7 +102,8 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     # A line without a length takes the longest that fits on each GPU.
     flags = request.line.flags or {"max-model-len": "auto"}
     line = replace(request.line, flags=flags)
-    found = candidates(line, request.gpus, request.choices.axes(), request.model, request.log, aims.cost)
+    steps = aims.cost, aims.server
+    found = candidates(line, request.gpus, request.choices.axes(), request.model, request.log, *steps)
     for candidate in found:
         priced.of(candidate.started.launch.gpu.name)
     able = [candidate for candidate in found if candidate.settings]
@@ -218,7 +222,7 @@ class _SearchOutput:
         return [
             f"Load: {load.description()}; {wanted}; {prompts:,} requests a run, of which the middle 80% count; {seeds}"
             " A router is taken to share requests evenly among replicas.",
-            f"Step times: {', '.join(costs) or 'none'}. Prices: {self._priced.origin}"
+            f"Step times: {', '.join(costs) or 'none'}{f' with {aims.server}' if aims.server else ''}. Prices: {self._priced.origin}"
             f"{', to be edited (--prices)' if self._aims.prices is None else ''}.",
         ]
 

@@ -48,6 +48,7 @@ def validate(
     serve: Annotated[str | None, _SERVER] = None,
     vllm: Annotated[str | None, _SERVER] = None,
     startup_log: Annotated[str | None, _SERVER] = None,
+    save_server: Annotated[Path | None, _SERVER] = None,
     replica: REPLICA = ReplicaFlags(),
     out: Annotated[Path | None, RESULTS] = None,
     json: JsonTarget = None,
@@ -78,6 +79,8 @@ def validate(
         vllm: Release of the server, such as 0.16. By default the one in the container's tag, or the latest known
             release.
         startup_log: Start-up log of the server, or a file with it; sets the size of the KV cache.
+        save_server: File for the server's constants, fitted to this benchmark: an argument of --server, here and of simulate,
+            sweep, compare and plan.
         out: Folder for the report, the steps of every run and the calibration; for a server, its requests, simulated
             beside measured.
     """
@@ -92,11 +95,13 @@ def validate(
         read = named_files(
             against=against, metrics=metrics, serve=serve, model=model, startup_log=startup_log, given=replica
         )
-        require_apart({"out": out, "json": json}, read)
+        require_apart({"out": out, "json": json, "save_server": save_server}, read)
         folder = None if out is None else OutputFolder(out, AGAINST)
-        validate_against(against, metrics, Server(serve, model, replica.gpu, vllm, startup_log, given), folder, report)
+        server = Server(serve, model, replica.gpu, vllm, startup_log, given)
+        validate_against(against, metrics, server, folder, report, save_server)
         return
-    of_a_server = {"metrics": metrics, "serve": serve, "vllm": vllm, "startup_log": startup_log, **replica.given()}
+    of_a_server = {"metrics": metrics, "serve": serve, "vllm": vllm, "startup_log": startup_log}
+    of_a_server |= {"save_server": save_server, **replica.given()}
     for name, value in of_a_server.items():
         if value is not None:
             raise SettingError(name, str(value), "applies only to a real server; give its benchmark by --against")

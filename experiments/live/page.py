@@ -86,7 +86,7 @@ def load_pictures(out: Path, sessions: Sequence[Session], model: Path | None) ->
         folder = out / "1" / session.name
         served = recorded(session, folder, model or folder / "model" / "config.json")
         for name in names:
-            replayed = predict(served[name], cost, cost.outside_ms / 1e3)
+            replayed = predict(served[name], cost)
             gauge = kv_usage_over_time(folder / f"{name}.metrics.txt")
             found[f"{session.name}/{name}"] = LoadPictures(served[name], replayed, cost, gauge)
     return found

@@ -19,7 +19,6 @@ from ...sim import Settings, settings, simulate
 from ...sim.cost import StepCost
 from ...sim.cost.steps import FittedSteps, StepCoefficients
 from ...sim.recording.probe import ProbedRequest, ProbedRun, ProbedStep, read_probe
-from ...sim.types import ticks
 from ...sim.types.errors import UserError
 from ..measured.replay import Benchmark, Replayed, compared
 from ..measured.start import benchmark
@@ -135,23 +134,25 @@ def calibrate(load: RecordedLoad, source: str) -> dict[str, Any]:
     return fitted(load.header, load.steps, source) | {"outside_ms": round(load.outside_s * 1e3, 3)}
 
 
-def null_models(load: RecordedLoad) -> dict[str, FittedSteps]:
-    """Two step times that know the run that is judged: its mean, and a line in the sequences that decode."""
+def null_models(load: RecordedLoad, outside_ms: float) -> dict[str, FittedSteps]:
+    """Two step times that know the run that is judged: its mean, and a line in the sequences that decode.
+
+    Args:
+        outside_ms: Time of a request outside of the engine.
+    """
     table = step_table(load.steps)
     us, decodes = table["ns"] / 1e3, table["decodes"]
     slope, base = np.polyfit(decodes, us, 1) if np.ptp(decodes) else (0.0, us.mean())
     line = StepCoefficients(base_us=max(base, 1e-3), token_us=(0.0,), row_us=max(slope, 0.0))
     return {
-        "constant": FittedSteps(StepCoefficients(base_us=float(us.mean()), token_us=(0.0,))),
-        "line": FittedSteps(line),
+        "constant": FittedSteps(StepCoefficients(base_us=float(us.mean()), token_us=(0.0,)), outside_ms=outside_ms),
+        "line": FittedSteps(line, outside_ms=outside_ms),
     }
 
 
-def predict(load: RecordedLoad, cost: StepCost, outside_s: float) -> Replayed:
+def predict(load: RecordedLoad, cost: StepCost) -> Replayed:
     """The load, simulated."""
-    offset = ticks.from_seconds(outside_s)
-    work = load.benchmark.workload(offset)
-    return Replayed(simulate(load.settings, work, cost), offset)
+    return Replayed(simulate(load.settings, load.benchmark.workload(0), cost))
 
 
 def judged(repetitions: Sequence[RecordedLoad], replayed: Mapping[str, Replayed]) -> dict[str, dict[str, float | None]]:

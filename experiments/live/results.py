@@ -11,6 +11,7 @@ from typing import Any
 from ...sim.cost.steps import read_steps
 from ...sim.output.files import as_json, write_whole
 from ...sim.recording.probe import read_probe
+from ...sim.types.ticks import PER_MS
 from .decisions import compare_decisions
 from .loads import CALIBRATION, Session
 from .prediction import RecordedLoad, calibrate, judged, null_models, predict, recorded, settings_of
@@ -75,9 +76,8 @@ def results(out: Path, repetitions: int, sessions: Sequence[Session], model: Pat
 
 
 def _judged(same: list[RecordedLoad], cost: Any) -> dict[str, Any]:
-    outside_s = cost.outside_ms / 1e3
-    replayed = {"simulated": predict(same[0], cost, outside_s)}
-    replayed |= {name: predict(same[0], null, outside_s) for name, null in null_models(same[0]).items()}
+    nulls = null_models(same[0], cost.outside_ticks / PER_MS)
+    replayed = {name: predict(same[0], each) for name, each in {"simulated": cost, **nulls}.items()}
     return {"steps": len(same[0].steps), "metrics": judged(same, replayed)}
 
 

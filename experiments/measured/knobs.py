@@ -104,7 +104,7 @@ def _turned(
 
 def fitted_scale(benchmark: Benchmark, settings: Settings, base: Replayed) -> tuple[float, Replayed]:
     """The factor on the step time with which simulated TPOTs match the measured ones, and its replay."""
-    ratio = _tpot_ratio(benchmark, base)
+    ratio = tpot_ratio(benchmark, base)
     if ratio is None:
         return 1.0, base
     scale, found, _ = _root(partial(_scaled, benchmark, settings), (1.0, base, log(ratio)))
@@ -113,7 +113,7 @@ def fitted_scale(benchmark: Benchmark, settings: Settings, base: Replayed) -> tu
 
 def _scaled(benchmark: Benchmark, settings: Settings, scale: float) -> tuple[float, Replayed, float]:
     found = replay(benchmark, settings, scale)
-    ratio = _tpot_ratio(benchmark, found)
+    ratio = tpot_ratio(benchmark, found)
     return scale, found, 0.0 if ratio is None else log(ratio)
 
 
@@ -144,7 +144,7 @@ def _root(attempt: Callable[[float], Tried], first: Tried) -> Tried:
     return best
 
 
-def _tpot_ratio(benchmark: Benchmark, replayed: Replayed) -> float | None:
+def tpot_ratio(benchmark: Benchmark, replayed: Replayed) -> float | None:
     """Median over requests of measured over simulated TPOT; None if no output has a second token."""
     measured = benchmark.tpot_s[replayed.times.index]
     both = (measured > 0) & (replayed.tpot_s > 0)

@@ -10,11 +10,14 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from ...sim import Settings
+from ...sim.cost import ServerConstants
 from ...sim.output import frames as pd
-from ...sim.output.files import as_json
+from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...traces import measured, read
 from ..runs.output import Report, track
+from .constants import fitted_to, replay_served, served, server_document
 from .knobs import EXPLAINS, NO_ERROR, Knob, ranked, vary_knobs
 from .replay import LATENCIES, STATISTICS, Benchmark, Replayed, compared, replay, scatter, total_error
 from .start import Server, benchmark, replica
@@ -155,21 +158,33 @@ AGAINST = FolderKind("comparison with a server", (RESULT, REQUESTS))
 
 
 def validate_against(
-    path: Path, metrics: Path | None, server: Server, folder: OutputFolder | None, report: Report
+    path: Path,
+    metrics: Path | None,
+    server: Server,
+    folder: OutputFolder | None,
+    report: Report,
+    save_server: Path | None = None,
 ) -> None:
     """Compare a simulated replica with a benchmark.
+
+    Args:
+        save_server: File for the constants of the server.
 
     Raises:
         UserError: As in ``start``, or the results cannot be written.
     """
     chosen = replica(server, measured(path, read(path)).model_id)
     bench = benchmark(path, metrics, chosen)
+    if save_server is not None:
+        # Before any output, because the settings may be refused.
+        served(chosen, ServerConstants())
     report.print_line(f"{chosen.policy}: {chosen.model} on {chosen.gpu}, held against", style="bold")
     base = replay(bench, chosen)
     rows = compared(bench, base)
     error = total_error(rows)
     knobs = list(track(vary_knobs(bench, chosen, base), "Trying what to calibrate", _MOST_KNOBS))
     print_comparison(bench, base, rows, knobs, error, report)
+    kept = None if save_server is None else _saved(bench, chosen, path, save_server, error, report)
     pairs = scatter(bench, base)
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -183,9 +198,30 @@ def validate_against(
         "error": error,
         "calibrate_first": [knob.name for knob in ranked(knobs)],
         "knobs": [knob.as_dict() for knob in knobs],
+        "saved_server": kept,
     }
     if folder is not None:
         folder.write(RESULT, as_json(document))
         folder.write(REQUESTS, pd.DataFrame(pairs).to_parquet(index=False))
         report.point_to("Results", folder.path)
     report.data(document | {"scatter": pairs})
+
+
+def _saved(
+    bench: Benchmark, chosen: Settings, path: Path, target: Path, error: float, report: Report
+) -> dict[str, Any]:
+    """Fit the server's constants, write and print them."""
+    constants = fitted_to(bench, chosen)
+    source = f"fitted to {path.name}: {len(bench.trace):,} requests in {bench.duration_s:,.1f} s"
+    document = server_document(chosen, constants, source)
+    write_whole(target, as_json(document))
+    left = total_error(compared(bench, replay_served(bench, chosen, constants)))
+    steps = f"{constants.step_us:,.0f} us a step beside the operations"
+    if constants.host_us is not None:
+        steps = f"{constants.host_us:,.0f} us of host work a step"
+    report.print_line(
+        f"This server: {constants.outside_ms:.3g} ms a request outside of the engine, {steps}."
+        f" With them the error is {left:.1%} instead of {error:.1%}, on this benchmark."
+    )
+    report.point_to("Constants (--server)", target)
+    return document

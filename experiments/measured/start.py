@@ -13,7 +13,7 @@ from ...traces import check_fits, measured, read
 from ..vllm_serve.checks import refusal
 from ..vllm_serve.line import ServeLine, parse_serve, pasted, version
 from ..vllm_serve.log import read_log
-from ..vllm_serve.start import served_model, started
+from ..vllm_serve.start import served_model, started, with_release
 from .replay import Benchmark
 from .server_metrics import read_metrics
 
@@ -79,7 +79,7 @@ def replica(server: Server, model_id: str | None) -> Settings:
         )
     if answer.replicas > 1:
         raise SettingError("--data-parallel-size", answer.replicas, "one replica is simulated; benchmark one")
-    return settings(**{**answer.settings().as_dict(), **server.given})
+    return settings(**{**with_release(answer.settings(), answer.line).as_dict(), **server.given})
 
 
 def _dated(line: ServeLine, vllm: str | None) -> ServeLine:

@@ -72,10 +72,15 @@ def key(inputs: Inputs, work: Workload, goal: Objectives | None = None) -> str:
     content = {
         "versions": versions(),
         "settings": settings.as_dict(),
-        "files": [_hash_of(Path(name)) for name in (settings.model, settings.cost or "", *_own_code(settings))],
+        "files": [_hash_of(Path(name)) for name in (*_named(settings), *_own_code(settings))],
         "workload": work.sha256(),
     } | ({} if goal is None else {"goodput": goal.limits})
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _named(settings: Settings) -> list[str]:
+    """Settings that may be paths of files."""
+    return [settings.model, settings.cost or "", *([settings.server] if settings.server else [])]
 
 
 def _own_code(settings: Settings) -> Iterator[str]:

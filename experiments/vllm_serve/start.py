@@ -12,7 +12,7 @@ from pathlib import Path
 from ...sim.engine.settings import Settings, settings
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model, model_names
 from ...sim.spec.launch import BLOCK_SIZE, Launch, batch_defaults, capacity, longest_model_len, stage_memories
-from ...sim.spec.releases import LATEST, Release, release
+from ...sim.spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST, Release, release
 from ...sim.types.errors import SettingError
 from .checks import refusal, undivided
 from .line import ServeLine
@@ -63,6 +63,13 @@ class Started:
             async_scheduling=self.line.switch("async-scheduling", launch.release.async_scheduling),
             watermark=self.line.text("watermark", "0"),
         )
+
+
+def with_release(found: Settings, line: ServeLine) -> Settings:
+    """The settings with the release of a line that names one, if the order of that release's free queue is known."""
+    if line.version is None or line.version[0] or not FIRST_ORDERED <= line.version[1] <= LAST_ORDERED:
+        return found
+    return settings(**found.as_dict() | {"vllm_release": f"0.{line.version[1]}"})
 
 
 def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: StartupLog | None = None) -> Started:

@@ -7,7 +7,7 @@ the last norm) is measured too, as the time of whole steps less the time of thei
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -121,8 +121,12 @@ def measure(skeleton: Skeleton, grid: Grid, seed: int, watch: Watch) -> list[Poi
         samples[index] += us
     timings = [timing.timing(found, stopwatch.quantile) for found in samples]
     measured = [probe.point | found._asdict() for probe, found in zip(operations, timings, strict=False)]
+    us_of = {points.key(point): point["us"] for point in measured}
+    for probe, point in zip(operations, measured, strict=True):
+        if probe.parts:
+            point["apart_us"] = sum(us_of[points.key(part)] for part in probe.parts)
     return measured + [
-        _beside(step, whole, measured) for step, whole in zip(steps, timings[len(operations) :], strict=True)
+        _beside(step, whole, us_of) for step, whole in zip(steps, timings[len(operations) :], strict=True)
     ]
 
 
@@ -138,9 +142,8 @@ def _samples(
         yield index, [us]
 
 
-def _beside(step: StepProbe, whole: timing.Timing, measured: list[Point]) -> Point:
+def _beside(step: StepProbe, whole: timing.Timing, us_of: Mapping[Any, float]) -> Point:
     """Overhead of a step beyond its operations; ``whole_us`` and ``parts_us`` are the times that it is computed from."""
-    us_of = {points.key(point): point["us"] for point in measured}
     parts_us = sum(count * us_of[points.key(part)] for count, part in step.parts)
     rest = whole._replace(us=max(LEAST_BESIDE * whole.us, whole.us - parts_us))
     return points.step(step.rows) | rest._asdict() | {"whole_us": whole.us, "parts_us": parts_us}

@@ -25,12 +25,14 @@ KNOTS: dict[str, dict[str, float | tuple[float, ...]]] = {
     "gemm": {"m": 2, "n": 2, "k": 2},
     "decode_attention": {"lanes": 1, "length": 1, "group": (1, 2, 16), "block_size": 2},
     "prefill_attention": {"rows": 2, "keys": 1, "head_dim": 1, "prefix": 2},
+    "mixed_attention": {"lanes": 1, "length": 1, "rows": 2, "span": 2},
 }
 #: Columns that are held out in turn, by operation.
 COLUMNS = {
     "gemm": ("m", "n"),
     "decode_attention": ("batch", "length"),
     "prefill_attention": ("tokens", "keys"),
+    "mixed_attention": ("batch", "length", "tokens", "span"),
 }
 #: With fewer points a table would fit noise.
 LEAST_POINTS_FOR_RESIDUALS = 12
@@ -171,6 +173,8 @@ def fit_coefficients(points: Points, limits: Mapping[str, float] | None = None) 
 def _start(points: Points) -> dict[str, float]:
     """Start values: the shortest call and the highest observed rates, without coefficients for work that the operation lacks."""
     work, us = points.work, points.us
+    if points.operation == "mixed_attention":
+        return {"each_us": float(np.median(us / work.pieces))}
     # The smallest difference of a step and its parts may be almost 0, where the gradient vanishes.
     found = {"t0_us": float(us.min() if points.parts_us is None else np.median(us))}
     for name, amount in (("flops_per_s", work.flops), ("bytes_per_s", work.bytes)):

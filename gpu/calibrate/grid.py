@@ -6,6 +6,7 @@ Libraries are fastest at powers of two, and requests have other sizes: the grids
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 MIB = 1 << 20
 
@@ -22,6 +23,8 @@ class Grid:
         block_sizes: Block sizes besides the model's own; each is measured for ``ragged`` with similar lengths.
         chunks, prefixes: New tokens of one prompt, and the tokens before them.
         prompts: (prompts, tokens) of prompts that are prefilled in one call.
+        mixed: (sequences, approximate tokens of each, chunk, tokens before it) of attention of a step that decodes and
+            prefills; values from batches, contexts, chunks and prefixes.
         moved_blocks: Blocks of a copy or a swap.
         steps: Whole steps: (sequences, approximate tokens of each, tokens of a prompt in the same step); values from
             batches, contexts and chunks, or 0 for none.
@@ -38,6 +41,7 @@ class Grid:
     chunks: tuple[int, ...]
     prefixes: tuple[int, ...]
     prompts: tuple[tuple[int, int], ...]
+    mixed: tuple[tuple[int, int, int, int], ...]
     moved_blocks: tuple[int, ...]
     steps: tuple[tuple[int, int, int], ...]
     rounds: int
@@ -54,6 +58,7 @@ CPU = Grid(
     chunks=(16, 29, 64, 111, 256, 443, 512),
     prefixes=(0, 61, 256, 509, 1024),
     prompts=((2, 32), (4, 64), (2, 128)),
+    mixed=((1, 512, 64, 0), (4, 128, 256, 0), (8, 256, 64, 256), (16, 64, 256, 61), (32, 128, 16, 1024)),
     moved_blocks=(1, 2, 4, 8, 16, 32, 64),
     steps=(
         (1, 64, 0),
@@ -86,6 +91,7 @@ CUDA = Grid(
     chunks=(64, 128, 333, 512, 1024, 1500, 2048, 4096, 8192),
     prefixes=(0, 500, 1024, 4096, 16384),
     prompts=((2, 128), (4, 256), (8, 512), (2, 1024)),
+    mixed=tuple(product((1, 8, 32, 128), (256, 2048), (64, 512, 2048), (0, 1024))),
     moved_blocks=(1, 2, 4, 8, 16, 32, 64, 128),
     steps=(
         (1, 512, 0),
@@ -118,6 +124,7 @@ QUICK = Grid(
     chunks=(16, 32),
     prefixes=(0, 64),
     prompts=((2, 16),),
+    mixed=((1, 64, 16, 64), (4, 16, 32, 0)),
     moved_blocks=(1, 4),
     steps=(
         (1, 64, 0),

@@ -14,7 +14,7 @@ from ...sim.spec import ModelSpec
 
 Point = dict[str, Any]
 #: Keys that a measurement adds to a point.
-MEASURED = ("us", "iqr_us", "samples")
+MEASURED = ("us", "iqr_us", "samples", "apart_us")
 #: The simulator's default KV element has 16 bits; moves of blocks are counted in it, whatever the dtype.
 KV_DTYPE = "fp16"
 
@@ -61,6 +61,14 @@ def prefill_attention(model: ModelSpec, lens: Sequence[int], contexts: Sequence[
     pairs = sum(new * (context - new) + new * (new + 1) // 2 for new, context in zip(lens, contexts, strict=True))
     sizes = {"tokens": sum(lens), "pairs": pairs, "context_tokens": sum(contexts)}
     return {"op": "prefill_attention", **sizes, **_heads(model)}
+
+
+def mixed_attention(model: ModelSpec, contexts: Sequence[int], tokens: int, prefix: int) -> Point:
+    """One layer's attention of decodes and of a chunk of ``tokens`` after ``prefix`` tokens; ``apart_us`` is measured."""
+    decode = decode_attention(model, contexts, 1)
+    pairs = prefill_attention(model, [tokens], [prefix + tokens])["pairs"]
+    sizes = {"batch": decode["batch"], "context_tokens": decode["context_tokens"], "tokens": tokens, "pairs": pairs}
+    return {"op": "mixed_attention", **sizes, "heads": model.num_heads}
 
 
 def move(op: str, model: ModelSpec, blocks: int, block_size: int) -> Point:

@@ -40,11 +40,13 @@ class Probe(NamedTuple):
         point: The measured operation and its sizes.
         work: The call.
         captured: Whether a GPU may replay the call as a graph; false if the host takes part.
+        parts: Points whose times together are the point's ``apart_us``.
     """
 
     point: Point
     work: Work
     captured: bool = True
+    parts: tuple[Point, ...] = ()
 
 
 class StepProbe(NamedTuple):
@@ -88,6 +90,10 @@ class Probes:
         yield from (self._gemm(rows, head) for rows in sorted({*self._grid.head_rows, *map(len, step_lens)}))
         yield from self._decodes()
         yield from self._prefills()
+        for batch, context, chunk, prefix in self._grid.mixed:
+            contexts = self._about(batch, context)
+            if self._fits([*contexts, prefix + chunk]):
+                yield self._mixed(contexts, chunk, prefix)
         for blocks in self._grid.moved_blocks:
             yield from self._moves(blocks)
 
@@ -195,6 +201,17 @@ class Probes:
         query = self._random(sum(lens), self._model.num_heads, self._model.head_dim)
         point = points.prefill_attention(self._model, lens, contexts)
         return Probe(point, self._attention(query, contexts, self._pool.block_size, lens))
+
+    def _mixed(self, contexts: list[int], chunk: int, prefix: int) -> Probe:
+        """Attention of a step that decodes and prefills, in the calls that a skeleton makes."""
+        decode, prefill = self._decode(contexts, self._pool.block_size), self._prefill([chunk], [prefix + chunk])
+        point = points.mixed_attention(self._model, contexts, chunk, prefix)
+
+        def work(number: int) -> None:
+            decode.work(number)
+            prefill.work(number)
+
+        return Probe(point, work, parts=(decode.point, prefill.point))
 
     def _attention(self, query: Tensor, contexts: list[int], block_size: int, lens: Sequence[int] = ()) -> Work:
         """Attention to random blocks of each layer in turn; ``lens`` are the new tokens of prompts."""

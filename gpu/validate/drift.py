@@ -30,6 +30,7 @@ AGAIN = Grid(
     chunks=(),
     prefixes=(),
     prompts=(),
+    mixed=(),
     moved_blocks=(),
     steps=(),
     rounds=5,

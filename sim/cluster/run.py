@@ -20,7 +20,7 @@ from ..cost import StepCost
 from ..engine.engine import Alarm, Engine
 from ..engine.grouping import is_grouped, pinned_tokens, smallest_pools
 from ..engine.replica import Replica, build
-from ..engine.run import Run, check_fits, edges, finished, milestones, no_cycle_collection, queue_limits
+from ..engine.run import Run, as_delivered, check_fits, edges, finished, milestones, no_cycle_collection, queue_limits
 from ..engine.settings import Settings
 from ..engine.unread import refuse_unread, refuse_unread_in_cluster
 from ..memory.accounting.ledger import Table
@@ -225,6 +225,8 @@ def simulate_cluster(
     _check_disaggregated(settings, cluster)
     refuse_unread(settings, workload)
     refuse_unread_in_cluster(cluster, workload)
+    step_cost = step_cost or build(settings).cost
+    asked, workload = workload, as_delivered(workload, outside_ticks(step_cost))
     whole = workload.token_runs()
     sent = [Sent(workload, whole) for _ in range(cluster.size)]
     replicas = _replicas(settings, cluster, step_cost, sent)
@@ -241,7 +243,7 @@ def simulate_cluster(
         finished(settings, part, False, replica, engine.ledger, end_ticks, needed[own])
         for own, part, replica, engine in zip(where, fleet.parts(where), replicas, fleet.engines, strict=True)
     )
-    return ClusterRun(settings, cluster, workload, runs, where, needed, fleet.transfers())
+    return ClusterRun(settings, cluster, asked, runs, where, needed, fleet.transfers())
 
 
 def _check_separate(settings: Settings, workload: Workload) -> None:

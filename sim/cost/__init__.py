@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from os import sep
 from os.path import basename
+from typing import cast
 
 from ..spec.deployment import Deployment
 from ..spec.gpu import GpuSpec
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
-from .base import ScaledCost, StepCost
+from .base import ScaledCost, StepCost, outside_ticks
 from .calibrated import CalibratedCost
 from .calibration import Calibration, content_of, profile, profile_names
 from .paper import PaperCost
 from .roofline import RooflineCost
+from .server import OperationCost, ServedCost, Server, ServerConstants, read_server
 from .steps import FittedSteps, is_steps, read_steps
 
 __all__ = [
@@ -25,10 +27,15 @@ __all__ = [
     "PaperCost",
     "RooflineCost",
     "ScaledCost",
+    "ServedCost",
+    "Server",
+    "ServerConstants",
     "StepCost",
     "cost",
+    "outside_ticks",
     "profile",
     "profile_names",
+    "read_server",
 ]
 
 COST_NAMES = ("paper", "roofline", "fitted")
@@ -42,12 +49,16 @@ def cost(
     block_size: int = 16,
     scale: float = 1.0,
     deployment: Deployment = Deployment(),
+    server: Server | None = None,
+    asynchronous: bool = False,
 ) -> StepCost:
     """The cost model with this name, compiled for a model on a GPU.
 
     Args:
         name: One of ``COST_NAMES``, or the path of a calibration file.
         scale: Factor on the step time.
+        server: Constants of the server, if known; refused with "paper" and with a server's fitted steps, which have their own.
+        asynchronous: Whether steps are decided while the one before them runs.
 
     Raises:
         SettingError: An unknown name; "paper" for another model or GPU than it is fitted to (the layers and width of
@@ -56,6 +67,8 @@ def cost(
         UserError: A calibration file that cannot be read.
     """
     if name == "paper":
+        if server is not None:
+            raise SettingError("cost", name, f"knows no server; leave --server {server.name} or --cost out")
         return _paper(model, gpu, tensor_parallel, block_size, scale, deployment)
     found: StepCost
     if name == "roofline":
@@ -63,9 +76,13 @@ def cost(
     else:
         fit = profile(gpu.name) if name == "fitted" else _file(name)
         if isinstance(fit, FittedSteps):
+            if server is not None:
+                raise SettingError("cost", name, f"has constants of its own; leave --server {server.name} or --cost out")
             found = fit
         else:
             found = CalibratedCost(fit, model, gpu, tensor_parallel, block_size, deployment)
+    if server is not None:
+        found = ServedCost(cast(OperationCost, found), server, asynchronous)
     return found if scale == 1 else ScaledCost(found, scale)
 
 

@@ -45,6 +45,11 @@ class StepCost(Protocol):
         """Every coefficient as ``{"value", "unit", "source"}``, for ``run.json``."""
 
 
+def outside_ticks(cost: StepCost) -> int:
+    """Time that a request spends outside of the engine on the server of this cost model; 0 for most of them."""
+    return getattr(cost, "outside_ticks", 0)
+
+
 def coefficient(value: float, unit: str, source: str) -> dict[str, object]:
     """One entry of ``describe``."""
     return {"value": value, "unit": unit, "source": source}
@@ -66,7 +71,7 @@ class ScaledCost:
         self.inner, self.scale, self.name = inner, scale, inner.name
         self._factor = round(scale * _PARTS)
         self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
-        self.copy_ticks = inner.copy_ticks
+        self.copy_ticks, self.outside_ticks = inner.copy_ticks, outside_ticks(inner)
 
     def _scaled(self, ticks: int) -> int:
         return (ticks * self._factor + _PARTS // 2) // _PARTS

@@ -89,8 +89,11 @@ def read(path: str | Path) -> Calibration:
     return Calibration(content_of(path), Path(path).name)
 
 
-def content_of(path: str | Path) -> bytes:
+def content_of(path: str | Path, field: str = "cost") -> bytes:
     """The bytes of a file.
+
+    Args:
+        field: Setting that names it.
 
     Raises:
         UserError: It cannot be read.
@@ -98,7 +101,7 @@ def content_of(path: str | Path) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise UserError(f"cost = {str(path)!r}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{field} = {str(path)!r}: cannot be read: {error.strerror}") from None
 
 
 def profile_names() -> list[str]:
@@ -135,6 +138,8 @@ def _check_times(where: str, operation: OpName, coefficients: Coefficients) -> N
         if rate is not None and not LEAST_PER_S <= rate <= MOST_PER_S:
             remedy = f"must be from {LEAST_PER_S:g} to {MOST_PER_S:g} a second"
             raise SettingError(f"{where}.{field_name}", rate, remedy)
+    if operation == "mixed_attention" and coefficients != Coefficients(each_us=coefficients.each_us):
+        raise SettingError(where, operation, "has one coefficient, each_us: a factor on the time of the two calls apart")
     work = smallest_call(operation)
     if not coefficients.us(work) > 0:
         kinds = {"flops_per_s": work.flops, "bytes_per_s": work.bytes, "each_us": work.pieces}
@@ -143,13 +148,13 @@ def _check_times(where: str, operation: OpName, coefficients: Coefficients) -> N
         raise SettingError(where, given, f"calls take no time; give {' or '.join(known)} above 0")
 
 
-def complaint(name: str, error: ValidationError) -> UserError:
-    """The first validation error as one line."""
+def complaint(name: str, error: ValidationError, what: str = "calibration file") -> UserError:
+    """The first validation error as one line; ``what`` the file should be."""
     first = error.errors()[0]
     message = requirement(first)
     where = ".".join(str(part) for part in first["loc"] if part != "[key]")
     if not where:
-        return UserError(f"{name}: is not a calibration file: {message}")
+        return UserError(f"{name}: is not a {what}: {message}")
     value = first["input"]
     shown = value if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
     if where == "schema_version" and first["type"] == "literal_error":

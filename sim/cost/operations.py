@@ -13,9 +13,11 @@ fitted on some shapes predicts others. Arguments may be arrays. Elements have tw
 from __future__ import annotations
 
 import inspect
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from math import prod
+from functools import cached_property
+from math import log2, prod
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -102,6 +104,20 @@ def prefill_attention(
     return Work(4 * pairs * heads * head_dim, read + written, at=at)
 
 
+def mixed_attention(
+    apart_us: Amount, batch: Amount, context_tokens: Amount, tokens: Amount, pairs: Amount, heads: Amount
+) -> Work:
+    """``decode_attention`` and ``prefill_attention`` in one call, which take ``apart_us`` microseconds as two calls.
+
+    One call runs all sequences through one kernel, which is not the best one for decodes; so the coefficient ``each_us``
+    is a factor on the time apart. Residuals go by decoding sequences times heads (``lanes``), their mean ``length``, new
+    prompt tokens times heads (``rows``), and the mean keys that a new token sees, those before its chunk included
+    (``span``).
+    """
+    at = {"lanes": batch * heads, "length": context_tokens / batch, "rows": tokens * heads, "span": pairs / tokens}
+    return Work(pieces=apart_us, at=at)
+
+
 def kv_write(tokens: Amount, kv_heads: int, head_dim: int, kv_element_bytes: float = ELEMENT_BYTES) -> Work:
     """K and V of ``tokens`` tokens into the slots of one layer, read first."""
     return Work(bytes=2 * tokens * kv_heads * head_dim * (ELEMENT_BYTES + kv_element_bytes))
@@ -138,6 +154,7 @@ OpName = Literal[
     "gemm",
     "decode_attention",
     "prefill_attention",
+    "mixed_attention",
     "kv_write",
     "elementwise",
     "embedding",
@@ -151,6 +168,7 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "gemm": gemm,
     "decode_attention": decode_attention,
     "prefill_attention": prefill_attention,
+    "mixed_attention": mixed_attention,
     "kv_write": kv_write,
     "elementwise": elementwise,
     "embedding": embedding,
@@ -172,6 +190,7 @@ AXES = {
     "gemm": ("m", "n", "k"),
     "decode_attention": ("lanes", "length", "group", "block_size"),
     "prefill_attention": ("rows", "keys", "head_dim", "prefix"),
+    "mixed_attention": ("lanes", "length", "rows", "span"),
 }
 
 
@@ -236,6 +255,24 @@ class Residuals:
         """Logarithm of measured over modelled time at this position."""
         table = np.asarray(self.log_ratios)
         return sum(weight * table[index] for index, weight in corners(self.axes, self.knots, at))
+
+    def single(self, at: Mapping[str, float]) -> float:
+        """The same at one position; without arrays, which take ten times as long for a single one."""
+        found = [(0, 1.0)]
+        for name, places in zip(self.axes, self._places, strict=True):
+            where = min(max(log2(max(at[name], 1e-9)), places[0]), places[-1])
+            low = min(bisect_right(places, where) - 1, len(places) - 2)
+            share = (where - places[low]) / (places[low + 1] - places[low])
+            found = [
+                (index * len(places) + low + side, weight * part)
+                for index, weight in found
+                for side, part in ((0, 1 - share), (1, share))
+            ]
+        return sum(weight * self.log_ratios[index] for index, weight in found)
+
+    @cached_property
+    def _places(self) -> list[list[float]]:
+        return [[log2(knot) for knot in knots] for knots in self.knots]
 
 
 def corners(

@@ -1,7 +1,7 @@
 """Shares of the data-sheet throughput that kernels reach, and latencies that no data sheet states.
 
-The shares are published measurements, mid-points where a range is given; each applies to one architecture. None of
-them is measured by this project.
+The shares are published measurements, mid-points where a range is given; each applies to one architecture or card. None
+of them is measured by this project.
 """
 
 from __future__ import annotations
@@ -63,4 +63,7 @@ SHARES = {
     "a100": Shares(0.695, 0.88, 0.70, 0.28, 0.49),
     "h100": Shares(0.825, 0.805, 0.85, 0.24, 0.53),
     "h200": Shares(0.77, 0.775, 0.79, 0.25, 0.52),
+    # Reached by the layers that their profiles are fitted to (gpu/calibrate/fit_layers.py prints them).
+    "rtx-4090": Shares(0.872, 0.96, 0.88, 0.481, 0.724),
+    "rtx-pro-6000": Shares(0.785, 0.729, 0.756, 0.279, 0.46),
 }

@@ -79,7 +79,8 @@ class FittedSteps:
     Args:
         coefficients: The fit.
         about: Further entries of ``describe``.
-        outside_ms: Mean time of a request outside of the server's engine, by the client's measurements.
+        outside_ms: Mean time of a request outside of the server's engine, by the client's measurements; its ticks are an
+            attribute, as of ``ServedCost``.
     """
 
     name = "steps"
@@ -87,7 +88,8 @@ class FittedSteps:
     def __init__(
         self, coefficients: StepCoefficients, about: Mapping[str, object] = {}, outside_ms: float = 0.0
     ) -> None:
-        self.coefficients, self.outside_ms, self._about = coefficients, outside_ms, dict(about)
+        self.coefficients, self._about = coefficients, dict(about)
+        self.outside_ticks = round(outside_ms * ticks.PER_MS)
         self._row, self._context, self._chunk, self._pair = (
             _ticks(us)
             for us in (coefficients.row_us, coefficients.context_us, coefficients.chunk_us, coefficients.pair_us)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import cast
 
-from ..cost import PaperCost, StepCost, cost
+from ..cost import PaperCost, StepCost, cost, read_server
 from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
 from ..policy import SHARING, Limits, Policy, Pool, Server, policy
@@ -166,7 +166,7 @@ def build(
         # It made the memory, or the allocator's derives from what it would make.
         policy=cast(PairedPolicy, scheduler),
         memory=memory,
-        cost=step_cost or _cost(settings, shape, card, size, deployment),
+        cost=step_cost or _cost(settings, shape, card, size, deployment, scheduler.schedules_ahead),
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
@@ -296,9 +296,30 @@ def _deployment(settings: Settings, shape: ModelSpec) -> Deployment:
     )
 
 
-def _cost(settings: Settings, shape: ModelSpec, card: GpuSpec, size: int, deployment: Deployment) -> StepCost:
+def _cost(
+    settings: Settings, shape: ModelSpec, card: GpuSpec, size: int, deployment: Deployment, asynchronous: bool
+) -> StepCost:
     ranks = settings.tensor_parallel_size
+    server = None if settings.server is None else read_server(settings.server)
+    if server is not None:
+        server.require(server_settings(settings))
     measured = deployment.is_default and PaperCost.fits(shape, card, ranks)
-    name = settings.cost or ("paper" if measured else "roofline")
+    name = settings.cost or (server.cost if server else "paper" if measured else "roofline")
     scale = settings.step_scale or (FITTED_STEP_SCALE if name == "paper" else 1.0)
-    return cost(name, shape, card, ranks, size, scale, deployment)
+    return cost(name, shape, card, ranks, size, scale, deployment, server, asynchronous)
+
+
+def server_settings(settings: Settings) -> dict[str, object]:
+    """The settings that a server's constants hold for; a cost or release that is not given is not among them."""
+    shape = model(settings.model)
+    found: dict[str, object] = {
+        "gpu": settings.gpu,
+        "model": shape.name,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "pipeline_parallel_size": settings.pipeline_parallel_size,
+        "quantization": settings.quantization or shape.quantization,
+        "kv_cache_dtype": settings.kv_cache_dtype,
+    }
+    if "vllm_release" in option_names(policy(settings.policy).options_type):
+        found["vllm_release"] = settings.value("vllm_release")
+    return found | ({"cost": settings.cost} if settings.cost else {})

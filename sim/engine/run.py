@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import simpy
 
-from ..cost import StepCost
+from ..cost import StepCost, outside_ticks
 from ..memory import Memory
 from ..memory.accounting.integrals import Accounts, Window
 from ..memory.accounting.ledger import Ledger
@@ -98,7 +98,7 @@ def simulate(
     with no_cycle_collection():
         _run(engine, source, workload, progress)
     if isinstance(source, ClosedLoop):
-        workload = replace(workload, arrival_ticks=source.sent())
+        workload = replace(workload, arrival_ticks=source.sent() - outside_ticks(replica.cost))
     grouped = is_grouped(settings, workload)
     run = finished(settings, workload, grouped, replica, engine.ledger, engine.end_ticks, needed)
     return replace(run, rejected=source.rejected) if isinstance(source, LimitedLoop) else run
@@ -217,6 +217,8 @@ def _start(
     check_fits(workload, replica.max_model_len)
     needed = smallest_pools(replica.policy, replica.block_size, workload, grouped)
     refused = needed > replica.num_blocks
+    outside = outside_ticks(replica.cost)
+    workload, sequences = as_delivered(workload, outside), as_delivered(sequences, outside)
     env = simpy.Environment(initial_time=0)
     source: OpenLoop | ClosedLoop | LimitedLoop
     state: State | None = None
@@ -237,6 +239,20 @@ def _start(
     for observer in observers:
         observer.run_started(engine, refused)
     return _Started(replica, engine, source, needed)
+
+
+def as_delivered(workload: Workload, outside: int) -> Workload:
+    """A workload as it reaches the engine of a server.
+
+    Every request comes as much later as it spends outside of the engine in all, before its first step and after its last
+    token: no result depends on how the two share it. A user of a closed loop sends as much later.
+    """
+    if not outside:
+        return workload
+    users = workload.users
+    if users is not None:
+        users = replace(users, think_ticks=users.think_ticks + outside)
+    return replace(workload, arrival_ticks=workload.arrival_ticks + outside, users=users)
 
 
 def queue_limits(settings: Settings) -> tuple[int | None, int | None]:

@@ -51,6 +51,9 @@ class Settings:
         cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB, 16 bit, without graphs), "roofline", "fitted" (the
             profile of the GPU in the package) or the path of a calibration file. Default: paper if it applies, else
             roofline.
+        server: Constants of a measured server: time outside of the engine, and of a step beside its operations. A file of
+            ``fragmeter validate --against --save-server``, which is refused for another GPU, model, parallelism, release
+            or cost.
         step_scale: Factor on the step time; default: 1, and for paper the factor fitted to Fig 13a.
         window: Start and end of the measurement in simulated seconds; default: the whole run.
         leap: Simulate all steps between two decisions as one event. The results are the same bits.
@@ -76,6 +79,7 @@ class Settings:
     max_num_batched_tokens: Count | None = None
     allocator: str | None = None
     cost: str | None = None
+    server: str | None = None
     step_scale: Scale | None = None
     window: tuple[Seconds, Seconds] | None = None
     leap: bool = True

@@ -14,11 +14,12 @@ class GpuSpec:
     """One GPU.
 
     Attributes:
-        architecture: Its column in the published measurements: a100, h100 or h200.
+        architecture: Its row of ``sim.cost.shares.SHARES``: what kernels reach of the data sheet.
         memory_bytes: Total memory as the CUDA driver reports it; less than the nominal size.
         memory_bytes_per_s: Memory bandwidth.
         fp16_flops_per_s: Dense fp16 / bf16 tensor-core throughput.
-        pcie_bytes_per_s, nvlink_bytes_per_s: Bandwidth to the host and to other GPUs, in one direction.
+        pcie_bytes_per_s, nvlink_bytes_per_s: Bandwidth to the host and to other GPUs, in one direction. GPUs without
+            NVLink reach others over PCIe.
         source: Source of the figures.
     """
 
@@ -74,6 +75,27 @@ _GPUS = {
             memory_bytes_per_s=4_800 * GB,
             source=_source("NVIDIA H200 Tensor Core GPU, SXM5 141 GB", "torch.cuda.get_device_properties"),
             **_HOPPER,
+        ),
+        GpuSpec(
+            name="rtx-4090",
+            architecture="rtx-4090",
+            memory_bytes=25_250_627_584,
+            memory_bytes_per_s=1_008 * GB,
+            fp16_flops_per_s=165_200 * GB,
+            pcie_bytes_per_s=32 * GB,
+            nvlink_bytes_per_s=32 * GB,
+            source=_source("NVIDIA Ada GPU Architecture, GeForce RTX 4090, fp32 accumulate, no NVLink", "torch"),
+        ),
+        GpuSpec(
+            name="rtx-pro-6000",
+            architecture="rtx-pro-6000",
+            # 94.97 GiB in torch's messages.
+            memory_bytes=101_973_260_000,
+            memory_bytes_per_s=1_792 * GB,
+            fp16_flops_per_s=503_800 * GB,
+            pcie_bytes_per_s=64 * GB,
+            nvlink_bytes_per_s=64 * GB,
+            source=_source("NVIDIA RTX PRO 6000 Blackwell, fp32 accumulate, no NVLink", "torch"),
         ),
     )
 }

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fragmeter.gpu.calibrate import calibrate, points
 from fragmeter.gpu.calibrate import grid as calibrate_grid
+from fragmeter.gpu.calibrate.fitting import fit
 from fragmeter.gpu.calibrate.probes import Probes
 from fragmeter.gpu.devices import devices, timing
 from fragmeter.gpu.model.skeleton import Skeleton
@@ -126,7 +127,9 @@ def test_a_probe_of_a_devices_operation_asks_for_what_its_point_says(probes, spy
         for number in (0, 1, 5):
             spy.seen.clear()
             probe.work(number)
-            if probe.point["op"] in MOVES:
+            if probe.parts:
+                assert spy.seen == [*probe.parts]
+            elif probe.point["op"] in MOVES:
                 moved = {size: sum(one[size] for one in spy.seen) for size in ("bytes", "blocks")}
                 assert probe.point == {"op": spy.seen[0]["op"], **moved}
             else:
@@ -172,11 +175,28 @@ def test_a_step_does_the_operations_of_its_parts(probes, spy):
         assert {points.key(part) for _, part in step.parts} <= measured
 
 
+def test_mixed_attention_is_held_against_its_parts(monkeypatch, spy):
+    """Of 10 us a call, as every call here: two calls apart take 20."""
+    monkeypatch.setattr(timing, "stopwatch", lambda _: Stopwatch())
+    skeleton = Skeleton(SPEC, spy, BLOCKS, BLOCK_SIZE, host_blocks=4)
+    found = [
+        point
+        for point in calibrate.measure(skeleton, GRID, 0, calibrate.unwatched)
+        if point["op"] == "mixed_attention"
+    ]
+    sizes = ("batch", "tokens", "pairs", "heads", "us", "apart_us")
+    wanted = [(1, 16, 16 * 64 + 16 * 17 // 2, 6, 10.0, 20.0), (4, 32, 32 * 33 // 2, 6, 10.0, 20.0)]
+    assert [tuple(point[size] for size in sizes) for point in found] == wanted
+    assert fit(found)["mixed_attention"]["coefficients"] ["each_us"] == 0.5
+
+
 @pytest.mark.parametrize("grid", [calibrate_grid.CPU, calibrate_grid.CUDA, calibrate_grid.QUICK])
 def test_what_steps_are_made_of_is_in_the_grid(grid):
     batches, contexts, prompts = ({size for size in sizes if size} for sizes in zip(*grid.steps, strict=True))
     assert batches <= {*grid.batches} and contexts <= {*grid.contexts} and prompts <= {*grid.chunks}
     assert 0 in grid.prefixes
+    sizes = (grid.batches, grid.contexts, grid.chunks, grid.prefixes)
+    assert all({*mixed} <= {*known} for mixed, known in zip(zip(*grid.mixed, strict=True), sizes, strict=True))
 
 
 def test_a_steps_own_time_is_what_its_operations_leave(monkeypatch, spy):
@@ -202,7 +222,7 @@ def test_a_steps_own_time_is_what_its_operations_leave(monkeypatch, spy):
     assert steps == [*(points.step(rows) | alike for rows in (1, 4, 1)), points.step(5) | mixed]
     assert watched[0] == len(watched) - 1 == (GRID.rounds + 1) * len(found)
     whole = timing.Timing(1000.0, 3.0, 2)
-    slow = [point | {"us": 50.0} for point in found if point["op"] != "step"]
+    slow = {points.key(point): 50.0 for point in found}
     step = next(iter(Probes(skeleton, GRID, Stopwatch(), 0).steps()))
     assert calibrate._beside(step, whole, slow)["us"] == 20.0
 

@@ -1,0 +1,163 @@
+"""The constants of a server: the time of a request and of a step beside the operations that a GPU computes.
+
+    request   outside_ms           HTTP, tokeniser and network, before the first step and after the last token
+    step      operations + step_us + host_us                    host work first, then the GPU's
+              max(operations + step_us, host_us)                asynchronous scheduling: the host works on the next step
+                                                                while the GPU computes this one
+
+``operations`` is the step of a cost model without what that assumes beside them (``overhead_ticks``). ``step_us`` is time
+that the GPU itself loses in a step: launches and gaps between kernels, inputs, sampling. The constants hold for one card,
+model, parallelism, release and cost model, and are refused for another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from os.path import basename
+from typing import Annotated, Literal, Protocol
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from ..types import ticks
+from ..types.errors import SettingError
+from .base import StepCost, coefficient
+from .calibration import complaint, content_of
+
+SCHEMA_VERSION, KIND = 1, "server"
+#: A minute, and a second: larger values are in another unit.
+OutsideMs = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
+StepUs = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class ServerConstants:
+    """What a server adds.
+
+    Attributes:
+        outside_ms: Of each request, outside of the engine.
+        step_us: Of each step, on the GPU.
+        host_us: Of each step, on the host. None is not known: hidden under asynchronous scheduling, and else what the cost
+            model assumes.
+    """
+
+    outside_ms: OutsideMs = 0.0
+    step_us: StepUs = 0.0
+    host_us: StepUs | None = None
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Server:
+    """A file of constants.
+
+    Attributes:
+        source: What they were fitted on.
+        server: Settings that a run must share with that server, by name.
+        constants: The constants.
+        name, sha256: Name of the file, and hash of its bytes.
+    """
+
+    schema_version: Literal[1]
+    kind: Literal["server"]
+    source: str
+    server: dict[str, str | int | None]
+    constants: ServerConstants
+    name: str = ""
+    sha256: str = ""
+
+    @property
+    def cost(self) -> str:
+        """The cost model that the constants were fitted with."""
+        return str(self.server["cost"])
+
+    def require(self, settings: Mapping[str, object]) -> None:
+        """Refuse a replica that is not this server.
+
+        Args:
+            settings: Settings of the replica; those that it does not have are not compared.
+
+        Raises:
+            SettingError: Names the setting, both values and the remedy.
+        """
+        for field, value in self.server.items():
+            if field in settings and settings[field] != value:
+                flag = f"--{field.replace('_', '-')} {value}"
+                remedy = f"{self.name} was fitted with {field} = {value!r}; give {flag}, or leave --server out"
+                raise SettingError(field, settings[field], remedy)
+
+
+_FILE = TypeAdapter(Server)
+
+
+def read_server(path: str) -> Server:
+    """The constants in a file.
+
+    Raises:
+        UserError: It cannot be read or is no such file; names the field, its value and the remedy.
+    """
+    text, name = content_of(path, "server"), basename(path)
+    try:
+        found = _FILE.validate_json(text)
+    except ValidationError as error:
+        raise complaint(name, error, "file of a server's constants") from None
+    if "cost" not in found.server:
+        raise SettingError(f"{name}: server.cost", None, "is missing: the cost model that the constants were fitted with")
+    return Server(**vars(found) | {"name": name, "sha256": hashlib.sha256(text).hexdigest()})
+
+
+class OperationCost(StepCost, Protocol):
+    """A cost model that knows what it assumes beside the operations of a step."""
+
+    def overhead_ticks(self) -> int:
+        """That part of every step."""
+
+
+class ServedCost:
+    """Step times of a cost model on a server with constants. See ``StepCost``; copies and swaps keep their times.
+
+    Args:
+        server: The constants.
+        asynchronous: Whether the server decides a step while the one before it runs.
+    """
+
+    def __init__(self, inner: OperationCost, server: Server, asynchronous: bool) -> None:
+        constants, assumed = server.constants, inner.overhead_ticks()
+        self.inner, self.server, self.name = inner, server, inner.name
+        self.outside_ticks = round(constants.outside_ms * ticks.PER_MS)
+        host = None if constants.host_us is None else round(constants.host_us * ticks.PER_US)
+        # What a step takes more than the inner one, and what it takes at least.
+        self._more = round(constants.step_us * ticks.PER_US) - assumed
+        self._least = 1
+        if asynchronous:
+            self._least = max(1, host or 0)
+        else:
+            self._more += assumed if host is None else host
+        self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
+        self.copy_ticks = inner.copy_ticks
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        """See ``StepCost``."""
+        operations = self.inner.step_ticks(decodes, decode_context, prefill_tokens, prefill_pairs)
+        return max(self._least, operations + self._more)
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        """See ``StepCost``; a knot more, where the GPU begins to take longer than the host."""
+        base, slope, until = self.inner.decode_line(decodes, context)
+        base += self._more
+        if base + slope * context >= self._least:
+            return base, slope, until
+        if slope:
+            # The first context at which the line reaches the least time.
+            reached = -(-(self._least - base) // slope)
+            until = reached if until is None else min(until, reached)
+        return self._least, 0, until
+
+    def describe(self) -> dict[str, object]:
+        """See ``StepCost``."""
+        source, constants = self.server.source, self.server.constants
+        terms = {"outside_ms": (constants.outside_ms, "ms"), "step_us": (constants.step_us, "us")}
+        if constants.host_us is not None:
+            terms["host_us"] = (constants.host_us, "us")
+        found = {f"server.{name}": coefficient(value, unit, source) for name, (value, unit) in terms.items()}
+        return {**self.inner.describe(), "server": self.server.name, "server_sha256": self.server.sha256, **found}
