@@ -14,6 +14,8 @@ from ..reproduce.prefix_cache import FIGURE as PREFIX_CACHE
 from ..reproduce.prefix_cache import reproduce_prefix_cache
 from ..reproduce.reproduction import ALL, folder_of
 from ..reproduce.reproduction import reproduce as rerun
+from ..reproduce.servers import FIGURE as SERVERS
+from ..reproduce.servers import reproduce_servers
 from ..runs.inputs import named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 
@@ -21,7 +23,7 @@ from ..runs.output import RESULTS, JsonTarget, Report
 if TYPE_CHECKING:
     Wanted = str
 else:
-    Wanted = Literal[(*FIGURES, ALL, PREFIX_CACHE)]
+    Wanted = Literal[(*FIGURES, ALL, PREFIX_CACHE, SERVERS)]
 
 
 def reproduce(
@@ -29,6 +31,7 @@ def reproduce(
     /,
     *,
     trace: Path | None = None,
+    runs: Path | None = None,
     seeds: int | None = None,
     jobs: Annotated[int | None, Parameter(group=Group("Workers", sort_key=8))] = None,
     out: Annotated[Path | None, RESULTS] = None,
@@ -41,9 +44,11 @@ def reproduce(
             claims (claims about paged attention in four popular texts and of other systems, two minutes), anyscale
             (throughput of static and continuous batching by output cap), prefix-cache (hits of prefix caches on a
             trace with block hashes, beside an independent simulator), step-time (a decode step of OPT-13B as others
-            measured it, beside the cost models, none of which is fitted to it).
+            measured it, beside the cost models, none of which is fitted to it), servers (runs of real servers beside their
+            simulation).
         trace: ShareGPT's length pairs, such as the paper's own: CSV, JSONL, Parquet or the artifact's pickle. By
             default lengths are drawn from a summary in the package. prefix-cache needs JSON lines with hash_ids.
+        runs: Of servers: folder with the requests of the runs that need them. By default these are left out.
         seeds: Number of seeds, from 0, for the mean. By default 1 with --trace, as in the paper; else the figure's own
             number, mostly 10.
         jobs: Number of figures at a time, or of runs of a single figure. The bytes do not depend on it. By default the
@@ -55,8 +60,16 @@ def reproduce(
     if jobs is not None and jobs < 1:
         raise SettingError("jobs", jobs, "must be 1 or more")
     require_apart({"out": out, "json": json}, named_files(trace=trace))
+    if runs is not None and figure != SERVERS:
+        raise SettingError("runs", str(runs), f"applies only to {SERVERS}; leave it out")
     folder = folder_of(out)
-    if figure == PREFIX_CACHE:
+    if figure == SERVERS:
+        for name, value in (("trace", trace), ("seeds", seeds), ("jobs", jobs)):
+            if value is not None:
+                shown = str(value) if isinstance(value, Path) else value
+                raise SettingError(name, shown, f"has no effect on {SERVERS}; leave it out")
+        reproduce_servers(runs, report, folder)
+    elif figure == PREFIX_CACHE:
         reproduce_prefix_cache(trace, seeds, report, folder)
     else:
         rerun(figure, trace, seeds, report, folder, jobs)

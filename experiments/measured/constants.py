@@ -16,7 +16,7 @@ import numpy as np
 
 from ...sim import Settings, simulate
 from ...sim.cost import ServedCost, Server, ServerConstants, outside_ticks
-from ...sim.cost.server import KIND, SCHEMA_VERSION, OperationCost
+from ...sim.cost.server import OperationCost
 from ...sim.engine.replica import build, server_settings
 from ...sim.engine.unread import only_read
 from ...sim.types import ticks
@@ -94,7 +94,7 @@ def served(settings: Settings, constants: ServerConstants, source: str = "") -> 
         remedy = "has no operations beside which a server takes time; use --cost fitted, roofline or a calibration"
         raise SettingError("cost", settings.cost or replica.cost.name, remedy)
     about = server_settings(settings) | {"cost": settings.cost or replica.cost.name}
-    server = Server(SCHEMA_VERSION, KIND, source, cast(dict[str, Any], about), constants)
+    server = Server(1, "server", source, cast(dict[str, Any], about), constants)
     return ServedCost(cast(OperationCost, replica.cost), server, replica.policy.schedules_ahead)
 
 

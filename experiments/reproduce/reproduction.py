@@ -29,6 +29,7 @@ from ..runs.parallel import Workers, as_they_finish, at_most
 from .figures import FIGURES, Figure
 from .prefix_cache import FIGURE as PREFIX_CACHE
 from .sections import joined, stories
+from .servers import FIGURE as SERVERS
 from .text import SUMMARY_NOTE, print_summary, summary_lines, summary_rows
 
 Document = tuple[str, Payload]
@@ -179,7 +180,7 @@ def folder_of(out: str | PathLike[str] | None) -> OutputFolder | None:
     Raises:
         UserError: The folder holds other files, or cannot be written.
     """
-    documents = (f"{name}.json" for name in (*FIGURES, PREFIX_CACHE))
+    documents = (f"{name}.json" for name in (*FIGURES, PREFIX_CACHE, SERVERS))
     parts = (f"{name}/*.json" for name, figure in FIGURES.items() if figure.in_parts)
     return None if out is None else OutputFolder(out, FolderKind("reproduction", (PAGE, *documents, *parts)))
 

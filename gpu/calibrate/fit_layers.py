@@ -68,8 +68,8 @@ class LayerTables:
 
     def elementwise(self) -> Points:
         """Norms, rotary positions and activation of one layer."""
-        tokens, us = _of(self._dense, "tokens", "layernorm")
-        us = sum(count * _of(self._dense, "tokens", name)[1] for name, count in _ELEMENTWISE.items())
+        tokens, _ = _of(self._dense, "tokens", "layernorm")
+        us = np.sum([count * _of(self._dense, "tokens", name)[1] for name, count in _ELEMENTWISE.items()], axis=0)
         widths = {"hidden_size": self.model.hidden_size, "intermediate_size": self.model.intermediate_size}
         return Points("elementwise", {"tokens": tokens} | _filled(len(us), widths), us)
 
@@ -159,8 +159,14 @@ def reached(tables: LayerTables, sheet: GpuSpec) -> shares.Shares:
     chunk, span = prefill.column("tokens"), prefill.column("context_tokens")
     short, long = (chunk == 1024) & (span == 1024), (chunk == 2048) & ((span == 2048) | (span == 4096))
     per_us = sheet.fp16_flops_per_s / 1e6
-    prompts = [float(np.sum(np.asarray(prefill.work.flops)[one]) / prefill.us[one].sum() / per_us) for one in (short, long)]
-    found = [float(np.median(weights[few])), float(np.median(flops[many])), float(np.mean([read[one].mean() for one in at]))]
+    prompts = [
+        float(np.sum(np.asarray(prefill.work.flops)[one]) / prefill.us[one].sum() / per_us) for one in (short, long)
+    ]
+    found = [
+        float(np.median(weights[few])),
+        float(np.median(flops[many])),
+        float(np.mean([read[one].mean() for one in at])),
+    ]
     return shares.Shares(*(round(share, 3) for share in (*found, *prompts)))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import simpy
 from simpy.events import URGENT
 
-from ..cost import StepCost
+from ..cost import StepCost, outside_ticks
 from ..engine.engine import Alarm, Engine
 from ..engine.grouping import is_grouped, pinned_tokens, smallest_pools
 from ..engine.replica import Replica, build

@@ -77,7 +77,9 @@ def cost(
         fit = profile(gpu.name) if name == "fitted" else _file(name)
         if isinstance(fit, FittedSteps):
             if server is not None:
-                raise SettingError("cost", name, f"has constants of its own; leave --server {server.name} or --cost out")
+                raise SettingError(
+                    "cost", name, f"has constants of its own; leave --server {server.name} or --cost out"
+                )
             found = fit
         else:
             found = CalibratedCost(fit, model, gpu, tensor_parallel, block_size, deployment)

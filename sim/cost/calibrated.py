@@ -29,7 +29,7 @@ from .calibration import Calibration
 from .envelope import Segment
 from .gemms import layer_gemms
 from .links import Links
-from .operations import OPERATIONS, Coefficients, OpModel, OpName, Work
+from .operations import OPERATIONS, Amount, Coefficients, OpModel, OpName, Work
 
 #: Most that a straight line may be off between two knots.
 TOLERANCE = 1e-3
@@ -85,7 +85,7 @@ class AttentionCurves:
         # A fitted table may fall below that a little, as the launch of one call is saved.
         return max(together, decode, prefill)
 
-    def _mixed_at(self, batch: int, context: int, tokens: int, pairs: int) -> Mapping[str, float]:
+    def _mixed_at(self, batch: int, context: int, tokens: int, pairs: int) -> Mapping[str, Amount]:
         """Where a call of all layers is on the axes of the residuals: a window shortens its layers' part of the mean."""
         layers = sum(count for count, _ in self._groups)
         read = sum(count * min(context, batch * (window or context)) for count, window in self._groups) / layers

@@ -139,7 +139,9 @@ def _check_times(where: str, operation: OpName, coefficients: Coefficients) -> N
             remedy = f"must be from {LEAST_PER_S:g} to {MOST_PER_S:g} a second"
             raise SettingError(f"{where}.{field_name}", rate, remedy)
     if operation == "mixed_attention" and coefficients != Coefficients(each_us=coefficients.each_us):
-        raise SettingError(where, operation, "has one coefficient, each_us: a factor on the time of the two calls apart")
+        raise SettingError(
+            where, operation, "has one coefficient, each_us: a factor on the time of the two calls apart"
+        )
     work = smallest_call(operation)
     if not coefficients.us(work) > 0:
         kinds = {"flops_per_s": work.flops, "bytes_per_s": work.bytes, "each_us": work.pieces}

@@ -256,11 +256,11 @@ class Residuals:
         table = np.asarray(self.log_ratios)
         return sum(weight * table[index] for index, weight in corners(self.axes, self.knots, at))
 
-    def single(self, at: Mapping[str, float]) -> float:
+    def single(self, at: Mapping[str, Amount]) -> float:
         """The same at one position; without arrays, which take ten times as long for a single one."""
         found = [(0, 1.0)]
         for name, places in zip(self.axes, self._places, strict=True):
-            where = min(max(log2(max(at[name], 1e-9)), places[0]), places[-1])
+            where = min(max(log2(max(float(at[name]), 1e-9)), places[0]), places[-1])
             low = min(bisect_right(places, where) - 1, len(places) - 2)
             share = (where - places[low]) / (places[low + 1] - places[low])
             found = [

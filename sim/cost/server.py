@@ -25,7 +25,6 @@ from ..types.errors import SettingError
 from .base import StepCost, coefficient
 from .calibration import complaint, content_of
 
-SCHEMA_VERSION, KIND = 1, "server"
 #: A minute, and a second: larger values are in another unit.
 OutsideMs = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
 StepUs = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
@@ -102,7 +101,9 @@ def read_server(path: str) -> Server:
     except ValidationError as error:
         raise complaint(name, error, "file of a server's constants") from None
     if "cost" not in found.server:
-        raise SettingError(f"{name}: server.cost", None, "is missing: the cost model that the constants were fitted with")
+        raise SettingError(
+            f"{name}: server.cost", None, "is missing: the cost model that the constants were fitted with"
+        )
     return Server(**vars(found) | {"name": name, "sha256": hashlib.sha256(text).hexdigest()})
 
 

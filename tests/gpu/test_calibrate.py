@@ -180,14 +180,12 @@ def test_mixed_attention_is_held_against_its_parts(monkeypatch, spy):
     monkeypatch.setattr(timing, "stopwatch", lambda _: Stopwatch())
     skeleton = Skeleton(SPEC, spy, BLOCKS, BLOCK_SIZE, host_blocks=4)
     found = [
-        point
-        for point in calibrate.measure(skeleton, GRID, 0, calibrate.unwatched)
-        if point["op"] == "mixed_attention"
+        point for point in calibrate.measure(skeleton, GRID, 0, calibrate.unwatched) if point["op"] == "mixed_attention"
     ]
     sizes = ("batch", "tokens", "pairs", "heads", "us", "apart_us")
     wanted = [(1, 16, 16 * 64 + 16 * 17 // 2, 6, 10.0, 20.0), (4, 32, 32 * 33 // 2, 6, 10.0, 20.0)]
     assert [tuple(point[size] for size in sizes) for point in found] == wanted
-    assert fit(found)["mixed_attention"]["coefficients"] ["each_us"] == 0.5
+    assert fit(found)["mixed_attention"]["coefficients"]["each_us"] == 0.5
 
 
 @pytest.mark.parametrize("grid", [calibrate_grid.CPU, calibrate_grid.CUDA, calibrate_grid.QUICK])

@@ -15,6 +15,7 @@ PUBLISHED_PARAMS = {
     "opt-13b": 12_853_473_280,
     "llama-13b": 13_015_864_320,
     "llama-2-7b": 6_738_415_616,
+    "llama-2-70b": 68_976_648_192,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
 }
@@ -140,7 +141,7 @@ def test_a_swap_space_of_too_many_blocks_is_refused():
     [
         (
             lambda: gpu("v100"),
-            "gpu = 'v100': one of a100-40gb, a100-80gb, h100-80gb, h200",
+            "gpu = 'v100': one of a100-40gb, a100-80gb, h100-80gb, h200, rtx-4090, rtx-pro-6000",
         ),
         (
             lambda: model("opt-14b"),
@@ -177,7 +178,7 @@ def test_kv_heads_that_do_not_divide_are_refused(config):
 
 
 def test_presets_are_marked_as_data_sheets():
-    assert gpu_names() == ["a100-40gb", "a100-80gb", "h100-80gb", "h200"]
+    assert gpu_names() == ["a100-40gb", "a100-80gb", "h100-80gb", "h200", "rtx-4090", "rtx-pro-6000"]
     assert all("data sheet, not measured" in gpu(name).source for name in gpu_names())
     assert gpu("a100-40gb").memory_bytes == 42_298_834_944
     assert [model(name).max_model_len for name in model_names()][:4] == [2048] * 4

@@ -1,0 +1,381 @@
+"""Measured servers beside their simulation: throughput, TTFT, TPOT and E2E, with signed errors.
+
+Every run is simulated with the profile of its card and the server's constants (``sim.cost.server``): none, those fitted to
+the run itself, or those fitted to other runs (``FITS``). A prediction is judged on no run that it was fitted to.
+
+The requests of a run are in a file outside of the package (``--runs FOLDER``), or follow from its figures: requests at a
+constant rate, each one of ``system_prompts * users`` fixed prompts. A prompt has a length of its own, between the measured
+quantiles, and shares its first tokens with the prompts of its system prompt.
+
+The stages with such prompts give means: their TPOT is (mean E2E - mean TTFT) / (output tokens - 1).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import resources
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from ...sim import Settings, Workload, settings, simulate
+from ...sim.cost import ServerConstants
+from ...sim.engine.unread import only_read
+from ...sim.metrics.requests import RequestTimes, request_times
+from ...sim.output import frames as pd
+from ...sim.output.files import as_json
+from ...sim.output.folders import OutputFolder
+from ...sim.types import ticks
+from ...sim.types.errors import SettingError, UserError
+from ...sim.workload.content import PromptContent
+from ...traces import Measured, Trace
+from ..measured.constants import Deviation, fitted_constants, fitted_to, served
+from ..measured.replay import Benchmark
+from ..paper.comparison import Payload
+from ..runs.output import Report, track
+
+FIGURE = "servers"
+#: Statistics that are shown, and their percentiles; None is the mean.
+STATISTICS = {"mean": None, "median": 50, "p99": 99}
+LATENCIES = ("ttft", "tpot", "e2el")
+_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Constants, and what they are fitted on and used for.
+
+    Attributes:
+        name: Of the fit.
+        on: Runs whose names begin so; none for no constants.
+        to: Runs that it is shown for.
+    """
+
+    name: str
+    on: tuple[str, ...]
+    to: tuple[str, ...]
+
+
+_STAGES_7B = ("h100-80gb llama-2-7b",)
+FITS = (
+    Fit("nothing", (), ("",)),
+    Fit("rtx-4090", ("rtx-4090",), ("rtx-",)),
+    Fit("rtx-pro-6000", ("rtx-pro-6000",), ("rtx-",)),
+    Fit("h100 llama-2-7b", _STAGES_7B, ("h100-80gb",)),
+)
+#: Largest errors of means, by metric: of constants that are fitted to the run itself, to the other card's run, and to the
+#: other stages.
+_OWN = {"output_throughput": 0.03, "mean_tpot_ms": 0.02, "mean_ttft_ms": 0.07}
+_OTHER_CARD = {"output_throughput": 0.03, "mean_tpot_ms": 0.03, "mean_ttft_ms": 0.10}
+_OTHER_STAGES = {"mean_e2el_ms": 0.05, "mean_tpot_ms": 0.05, "mean_ttft_ms": 0.12}
+#: (runs, constants of, kind, limits).
+TARGETS = (
+    ("rtx-4090", "rtx-4090", "fitted", _OWN),
+    ("rtx-pro-6000", "rtx-pro-6000", "fitted", _OWN),
+    ("rtx-4090", "rtx-pro-6000", "predicted", _OTHER_CARD),
+    ("rtx-pro-6000", "rtx-4090", "predicted", _OTHER_CARD),
+    ("h100-80gb", "h100 llama-2-7b", "predicted", _OTHER_STAGES),
+)
+
+
+@cache
+def facts() -> Mapping[str, Any]:
+    """The whole of ``facts/servers.json``."""
+    return json.loads(resources.files(__package__).joinpath("facts/servers.json").read_text("utf-8"))
+
+
+class ServerRun:
+    """A run that somebody measured.
+
+    Args:
+        fact: Its entry of ``facts/servers.json``.
+    """
+
+    def __init__(self, fact: Mapping[str, Any]) -> None:
+        self.fact, self.name = fact, str(fact["name"])
+        self.settings: Settings = settings(policy="vllm-v1", cost="fitted", **fact["settings"])
+
+    @cached_property
+    def measured(self) -> Figures:
+        """Measured figures, by vLLM's names."""
+        found = {key: value for key, value in self.fact["measured"].items() if not isinstance(value, dict)}
+        found |= _flat(self.fact["measured"])
+        if "mean_tpot_ms" not in found:
+            found["mean_tpot_ms"] = (found["mean_e2el_ms"] - found["mean_ttft_ms"]) / (self._output_tokens - 1)
+        return found
+
+    @property
+    def _output_tokens(self) -> int:
+        return int(self.fact["shared_prefix"]["output_tokens"])
+
+    @cached_property
+    def workload(self) -> Workload:
+        """Its requests."""
+        return shared_prefix_workload(self.name, **self.fact["shared_prefix"])
+
+    def simulated(self, constants: ServerConstants) -> Figures:
+        """Simulated figures with these constants, by the names of the measured ones."""
+        work = self.workload
+        run = simulate(only_read(self.settings, work), work, served(self.settings, constants))
+        found = _figures(request_times(run), run.log.end_ticks)
+        return {name: found[name] for name in self.measured}
+
+    def deviation(self, constants: ServerConstants) -> Deviation:
+        """See ``fitted_constants``; of the means."""
+        found, seen = self.simulated(constants), self.measured
+        ratio = seen["mean_tpot_ms"] / found["mean_tpot_ms"]
+        return Deviation(log(ratio), found["mean_tpot_ms"] * 1e3, seen["mean_ttft_ms"] - found["mean_ttft_ms"])
+
+
+class RequestsRun(ServerRun):
+    """A run with a file of its requests.
+
+    Args:
+        folder: Folder of that file.
+
+    Raises:
+        UserError: The file is missing or lacks a column.
+    """
+
+    def __init__(self, fact: Mapping[str, Any], folder: Path) -> None:
+        super().__init__(fact)
+        self.benchmark = _benchmark(folder / fact["requests_file"])
+
+    @cached_property
+    def workload(self) -> Workload:
+        """Its requests."""
+        return self.benchmark.workload(0)
+
+
+def shared_prefix_workload(
+    name: str,
+    requests: int,
+    request_rate: float,
+    system_prompts: int,
+    users: int,
+    system_prompt_tokens: int,
+    output_tokens: int,
+    prompt_tokens: Mapping[str, float],
+) -> Workload:
+    """Requests at a constant rate, whose prompts are taken in turn from ``system_prompts * users`` fixed ones."""
+    prompts = system_prompts * users
+    ranks = {"min": 0.0, "median": 0.5, "p90": 0.9, "max": 1.0}
+    quantiles = np.interp(
+        (np.arange(prompts) + 0.5) / prompts, list(ranks.values()), [prompt_tokens[rank] for rank in ranks]
+    )
+    # Lengths have nothing to do with the system prompt.
+    lengths = np.random.default_rng(0).permutation(np.rint(quantiles).astype(np.int64))
+    which = np.arange(requests) % prompts
+    pieces = np.stack([which % system_prompts, system_prompts + which], axis=1)
+    tokens = np.stack([np.full(requests, system_prompt_tokens), lengths[which] - system_prompt_tokens], axis=1)
+    content = PromptContent(np.arange(requests + 1) * 2, pieces.ravel(), tokens.ravel())
+    arrivals = np.rint(np.arange(requests) * (ticks.PER_SECOND / request_rate)).astype(np.int64)
+    return Workload(name, arrivals, lengths[which], np.full(requests, output_tokens), content=content)
+
+
+def _benchmark(path: Path) -> Benchmark:
+    if not path.is_file():
+        raise SettingError(
+            "runs", str(path.parent), f"has no {path.name}; give the folder with the requests of the runs"
+        )
+    table = pd.read_csv(path)
+    missing = [column for column in _COLUMNS if column not in table]
+    if missing:
+        raise UserError(f"{path}: {missing[0]} is missing")
+    arrival, prompts, outputs, first, last = (table[column].to_numpy() for column in _COLUMNS)
+    at = np.rint(arrival * 1e6).astype(np.int64) * ticks.PER_US
+    trace = Trace(path.name, prompts.astype(np.int64), outputs.astype(np.int64), at)
+    seen = Measured(
+        ttft_s=first - arrival,
+        e2el_s=last - arrival,
+        gaps_s=None,
+        duration_s=None,
+        request_rate=None,
+        burstiness=1.0,
+        max_concurrency=None,
+        model_id=None,
+    )
+    return Benchmark(trace, seen)
+
+
+def runs_of(folder: Path | None) -> list[ServerRun]:
+    """The runs that can be simulated.
+
+    Args:
+        folder: Folder of the files of requests; None leaves those runs out.
+
+    Raises:
+        UserError: A file is missing or damaged.
+    """
+    found: list[ServerRun] = []
+    for fact in facts()["runs"]:
+        if "requests_file" not in fact:
+            found.append(ServerRun(fact))
+        elif folder is not None:
+            found.append(RequestsRun(fact, folder))
+    return found
+
+
+def fit_constants(runs: Sequence[ServerRun]) -> ServerConstants:
+    """One set of constants for runs of one server: TPOT and TTFT come out right in the mean over the runs."""
+    if len(runs) == 1 and isinstance(runs[0], RequestsRun):
+        return fitted_to(runs[0].benchmark, runs[0].settings)
+
+    def look(constants: ServerConstants) -> Deviation:
+        found = [run.deviation(constants) for run in runs]
+        return Deviation(*(float(np.mean(values)) for values in zip(*found, strict=True)))
+
+    return fitted_constants(look, asynchronous=True)
+
+
+def compare_servers(folder: Path | None) -> Payload:
+    """Every run with every fit that is for it."""
+    runs = runs_of(folder)
+    rows: list[dict[str, Any]] = []
+    constants: dict[str, dict[str, Any]] = {}
+    for fit in FITS:
+        own = [run for run in runs if run.name.startswith(fit.on or "-")]
+        if fit.on and not own:
+            continue
+        found = fit_constants(own) if fit.on else ServerConstants()
+        constants[fit.name] = {"fitted_on": [run.name for run in own], **vars(found)}
+        shown = [run for run in runs if run.name.startswith(fit.to)]
+        for run in track(shown, f"Simulating with {fit.name} fitted", len(shown)):
+            rows += _rows(run, fit.name, run in own, run.simulated(found))
+    return {
+        "figure": FIGURE,
+        "notes": facts()["notes"],
+        "constants": constants,
+        "rows": rows,
+        "summary": list(_summary(rows)),
+        "targets": list(_targets(rows)),
+        "left_out": [fact["name"] for fact in facts()["runs"] if fact["name"] not in {run.name for run in runs}],
+    }
+
+
+def _rows(run: ServerRun, fit: str, is_fitted: bool, simulated: Figures) -> Iterator[dict[str, Any]]:
+    others = {f"published_{who}": _flat(figures) for who, figures in run.fact.get("published", {}).items()}
+    for metric, measured in run.measured.items():
+        yield {
+            "run": run.name,
+            "constants": fit,
+            "kind": "fitted" if is_fitted else "predicted",
+            "metric": metric,
+            "measured": measured,
+            "simulated": simulated[metric],
+            "error": simulated[metric] / measured - 1,
+            **{f"{who}_error": figures[metric] / measured - 1 for who, figures in others.items() if metric in figures},
+        }
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Mean absolute error and signed bias over runs of one card and model, by fit and metric."""
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for row in rows:
+        card_and_model = " ".join(row["run"].split()[:2])
+        groups.setdefault((card_and_model, row["constants"], row["kind"], row["metric"]), []).append(row["error"])
+    for (runs, constants, kind, metric), errors in groups.items():
+        about = {"runs": runs, "num_runs": len(errors), "constants": constants, "kind": kind, "metric": metric}
+        yield about | _mean_errors(errors)
+
+
+def _targets(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The targets of which there are runs, with the mean absolute error over these."""
+    for runs, constants, kind, limits in TARGETS:
+        about = {"runs": runs, "constants": constants, "kind": kind}
+        shown = [
+            row for row in rows if row["run"].startswith(runs) and (row["constants"], row["kind"]) == (constants, kind)
+        ]
+        for metric, limit in limits.items() if shown else ():
+            found = _mean_errors([row["error"] for row in shown if row["metric"] == metric])
+            outcome = "pass" if found["mean_absolute_error"] <= limit else "fail"
+            yield {**about, "metric": metric, "limit": limit, **found, "outcome": outcome}
+
+
+def _mean_errors(errors: Sequence[float]) -> Figures:
+    return {"mean_absolute_error": float(np.mean(np.abs(errors))), "bias": float(np.mean(errors))}
+
+
+def _flat(figures: Mapping[str, Any]) -> Figures:
+    """``{"ttft_ms": {"mean": 1}}`` as ``{"mean_ttft_ms": 1}``."""
+    return {
+        f"{which}_{latency}_ms": figures[f"{latency}_ms"][which]
+        for latency in LATENCIES
+        for which in STATISTICS
+        if which in figures.get(f"{latency}_ms", {})
+    }
+
+
+def _figures(times: RequestTimes, end_ticks: int) -> Figures:
+    found = {"output_throughput": float(times.output_tokens.sum() / (end_ticks / ticks.PER_SECOND))}
+    for latency in LATENCIES:
+        values = getattr(times, f"{latency}_ms")
+        for which, rank in STATISTICS.items():
+            found[f"{which}_{latency}_ms"] = float(values.mean() if rank is None else np.percentile(values, rank))
+    return found
+
+
+def reproduce_servers(folder: Path | None, report: Report, out: OutputFolder | None) -> None:
+    """Simulate the runs, report the errors, and write the document into the folder.
+
+    Raises:
+        UserError: A file of requests is missing or damaged; the folder cannot be written.
+    """
+    payload = compare_servers(folder)
+    print_servers(payload, report)
+    if out is not None:
+        out.write(f"{FIGURE}.json", as_json(payload))
+    report.data(payload)
+
+
+#: Figures on the terminal.
+_SHOWN = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "median_ttft_ms", "p99_ttft_ms")
+_HEADINGS = ("tokens/s", "TTFT", "TPOT", "E2E", "median TTFT", "p99 TTFT")
+
+
+def print_servers(payload: Payload, report: Report) -> None:
+    """Print the signed errors of every run, their means, and the constants."""
+    report.print_line("Simulated over measured, less one; means unless stated", style="bold")
+    by_run: dict[tuple[str, str, str], Figures] = {}
+    for row in payload["rows"]:
+        by_run.setdefault((row["run"], row["constants"], row["kind"]), {})[row["metric"]] = row["error"]
+    report.console.print(_error_table(by_run))
+    report.print_line()
+    report.print_line("Mean absolute error and bias over the runs of a card and model", style="bold")
+    means: dict[tuple[str, str, str], Figures] = {}
+    for row in payload["summary"]:
+        for part in ("mean_absolute_error", "bias"):
+            name = f"{row['runs']} ({row['num_runs']}), {part.replace('_', ' ')}"
+            means.setdefault((name, row["constants"], row["kind"]), {})[row["metric"]] = row[part]
+    report.console.print(_error_table(means))
+    report.print_line()
+    for row in payload["targets"]:
+        report.print_line(
+            f"{row['outcome']}: {row['runs']}, constants of {row['constants']} ({row['kind']}), {row['metric']}:"
+            f" {row['mean_absolute_error']:.1%} of at most {row['limit']:.0%}, bias {row['bias']:+.1%}"
+        )
+    for name, found in payload["constants"].items():
+        if found["fitted_on"]:
+            values = f"{found['outside_ms']:.3g} ms outside of the engine, {found['step_us']:,.0f} us a step"
+            report.print_line(f"{name}: {values}; fitted on {', '.join(found['fitted_on'])}.")
+    if payload["left_out"]:
+        report.print_line(f"Left out without --runs: {', '.join(payload['left_out'])}.")
+
+
+def _error_table(rows: Mapping[tuple[str, str, str], Figures]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for place, heading in enumerate(("run", "constants of", "", *_HEADINGS)):
+        table.add_column(heading, justify="left" if place < 3 else "right", no_wrap=True)
+    for names, figures in rows.items():
+        cells = (f"{figures[metric]:+.1%}" if metric in figures else "-" for metric in _SHOWN)
+        table.add_row(*names, *cells)
+    return table
