@@ -31,8 +31,8 @@ Waste of the live server over time, in percent of its pool, from the probe, and 
 
 ## Time
 
-Step times and the time outside of the engine ({outside_ms:.1f} ms a request) are calibrated on one run, `{calibrated_on}`, whose rate ramps
-up: {fit_steps} steps, median error of the fit {fit_error:.1%}. All other runs are predicted from their loads alone: send times, lengths, and
+Step times and the time outside of the engine ({outside_ms:.1f} ms a request) are calibrated on one run, `{calibrated_on}`, in which the
+rate ramps up: {fit_steps} steps, median error of the fit {fit_error:.1%}. All other runs are predicted from their loads alone: send times, lengths, and
 what their prompts share. *Measured* is the mean of {repetitions} repetitions, each on a new server; *noise* is their range over the mean. The
 null models know the very run that they are compared with: *constant* is its mean step, *line* a line in the sequences that decode.
 
@@ -48,7 +48,7 @@ Mean absolute error over these figures:
 TAIL = """\
 ## The same on another server
 
-With a GPU server that nobody else uses, in about ten minutes. The probe needs nothing but vLLM:
+With a GPU server without other users, in about ten minutes. The probe needs nothing but vLLM:
 
 ```sh
 pip install --no-deps -e .                  # in the environment of the server

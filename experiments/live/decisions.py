@@ -123,7 +123,7 @@ def _computed(probe: ProbedRun) -> list[ProbedStep]:
 
 
 def workload_in_steps(probe: ProbedRun, steps: Sequence[ProbedStep]) -> Workload:
-    """The requests of a probe, each with the number of the first step whose decision knew it as its arrival.
+    """The requests of a probe, each arriving with the first step that was decided with it in the queue.
 
     Raises:
         UserError: A request was aborted or has not finished.
@@ -131,7 +131,7 @@ def workload_in_steps(probe: ProbedRun, steps: Sequence[ProbedStep]) -> Workload
     for request in probe.requests:
         if request.reason not in ("length", "stop"):
             ended = "has not finished" if request.reason is None else f"ended with {request.reason}"
-            raise UserError(f"request {request.name} {ended}; record a load whose requests are all answered")
+            raise UserError(f"request {request.name} {ended}; record until all requests are answered")
     starts = [step.start_ns for step in steps]
     # A step that was scheduled ahead is decided, in the simulator, when the step before begins.
     ahead = [False, *(after.start_ns < step.end_ns for step, after in zip(steps, steps[1:]))]

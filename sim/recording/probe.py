@@ -169,26 +169,14 @@ class ProbedRun:
     cut: bool
 
     def content(self, requests: Sequence[int]) -> PromptContent:
-        """The contents of the prompts of some requests, in this order: the blocks that several of them begin with.
-
-        Raises:
-            UserError: A prompt continues the answer to another one, which contents of prompts cannot say.
-        """
-        size = self.block_size
+        """The contents of some requests, in this order: the blocks that several of them begin with."""
         chains = [self.requests[number].contents for number in requests]
-        prompts = [self.requests[number].prompt_tokens // size for number in requests]
         times = Counter(chain.from_iterable(chains))
-        named = Counter(chain.from_iterable(blocks[:most] for blocks, most in zip(chains, prompts, strict=True)))
-        shared = [
-            [block for block in blocks[:most] if times[block] > 1] for blocks, most in zip(chains, prompts, strict=True)
-        ]
-        answered = {block for blocks, most in zip(chains, prompts, strict=True) for block in blocks[most:]}
-        if answered & named.keys():
-            raise UserError("prompts continue the answers to other requests; sessions are not read from a probe")
+        shared = [[block for block in blocks if times[block] > 1] for blocks in chains]
         numbers = {block: number for number, block in enumerate(dict.fromkeys(chain.from_iterable(shared)))}
         ids = np.array([numbers[block] for blocks in shared for block in blocks], dtype=np.int64)
         offsets = np.concatenate([[0], np.cumsum([len(blocks) for blocks in shared], dtype=np.int64)])
-        return PromptContent(offsets, ids, np.full(len(ids), size))
+        return PromptContent(offsets, ids, np.full(len(ids), self.block_size), covers_outputs=True)
 
     def buckets(self) -> dict[str, np.ndarray]:
         """Slots by bucket, int64 [steps]."""
