@@ -57,7 +57,7 @@ python -m fragmeter.experiments.live --url http://localhost:8000 --probe steps.j
 ```
 
 `MODEL-FOLDER` has the model's `config.json` and tokenizer. `--rate-factor` multiplies the request rates of the loads, which are made for one
-CPU core: 1,000 output tokens/s saturate it. `my-server` then has the recordings, `results.json`, `cost.json` and a page, `server.html`; send
+CPU core: 500 output tokens/s saturate it. `my-server` then has the recordings, `results.json`, `cost.json` and a page, `server.html`; send
 it in with an issue. `cost.json` is an argument of `--cost`: it has the step times of this model on this server.
 
 `fragmeter calibrate --probe steps.jsonl --out cost.json` makes such a file from any recording of a probe.
