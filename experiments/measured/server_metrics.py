@@ -36,6 +36,11 @@ TTFT = ("vllm:time_to_first_token_seconds",)
 ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 CONFIG = "vllm:cache_config_info"
 
+#: Beginnings of the lines that are read.
+READ = (*RUNNING, *WAITING, *KV_USAGE, *PREEMPTIONS, *QUERIES, *HITS, CONFIG) + tuple(
+    f"{name}_{part}" for name in (*TTFT, *ITL) for part in ("sum", "count")
+)
+
 Series = tuple[str, tuple[tuple[str, str], ...]]
 Scrape = dict[Series, float]
 
@@ -75,16 +80,36 @@ def read_metrics(path: str | PathLike[str]) -> ServerMetrics:
         UserError: The file cannot be read, has no vLLM metrics, has metrics of several engines, or has a line that is
             no metric.
     """
+    scrapes = list(_scrapes(path, _text(path)))
+    if not scrapes:
+        raise UserError(f"{path}: has no metrics of vLLM; give the server's response from /metrics")
+    return _Reader(path, scrapes).metrics()
+
+
+def kv_usage_over_time(path: str | PathLike[str]) -> list[tuple[float, float]]:
+    """Seconds since 1970, and share of the pool in use, of each scrape after a line with its time.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    found: list[tuple[float, float]] = []
+    time_s: float | None = None
+    for line in _text(path).splitlines():
+        if (number := _number(line)) is not None:
+            time_s = number
+        elif time_s is not None and (sample := _SAMPLE.fullmatch(line)) and sample[1] in KV_USAGE:
+            found.append((time_s, float(sample[3])))
+            time_s = None
+    return found
+
+
+def _text(path: str | PathLike[str]) -> str:
     try:
-        text = Path(path).read_text("utf-8")
+        return Path(path).read_text("utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not text; give the server's response from /metrics") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    scrapes = list(_scrapes(path, text))
-    if not scrapes:
-        raise UserError(f"{path}: has no metrics of vLLM; give the server's response from /metrics")
-    return _Reader(path, scrapes).metrics()
 
 
 def _scrapes(path: str | PathLike[str], text: str) -> Iterator[Scrape]:

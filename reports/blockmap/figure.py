@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -23,12 +24,27 @@ _MOST_MARKS = 400
 _HOVER_ROWS, _HOVER_COLUMNS = 64, 128
 
 
+class _Clock(NamedTuple):
+    """The axis to the right: ticks of a unit, title, suffix of numbers, text at the pointer, and heading of a table."""
+
+    unit_ticks: int
+    title: str
+    suffix: str
+    hover: str
+    heading: str
+
+
+_SECONDS = _Clock(PER_SECOND, "time", " s", "%{x:,.2f} s", "Time (s)")
+_STEPS = _Clock(1, "step", "", "step %{x:,.0f}", "Step")
+
+
 def block_map(
     found: BlockMap,
     title: str,
     requests: np.ndarray | None = None,
     follows: bool = True,
     drawn: Picture | None = None,
+    in_steps: bool = False,
 ) -> go.Figure:
     """The block map of ``found``: time to the right, block 0 on top, one pixel for each recorded block and moment.
 
@@ -37,30 +53,35 @@ def block_map(
         follows: Whether hover text follows the pointer, on a layer thinned to some thousand cells; a page that reads
             the pixels back does not need it.
         drawn: The picture, if it is already made.
+        in_steps: Whether a tick of the map is a step: the axis then counts steps.
     """
+    clock = _STEPS if in_steps else _SECONDS
     holders = request_of(found, requests)
     drawn = picture(found, holders) if drawn is None else drawn
-    listed = _numbers(found, _spread(found.num_columns, _MOST_LINES))
-    figure = blank(title, _subtitle(found, drawn), HEIGHT_PX, listed, _numbers(found, range(found.num_columns)))
-    end_s, blocks = seconds(found.meta["end_ticks"]), int(found.block_ids[-1]) + 1
+    listed = _numbers(found, _spread(found.num_columns, _MOST_LINES), clock)
+    data = _numbers(found, range(found.num_columns), clock)
+    figure = blank(title, _subtitle(found, drawn), HEIGHT_PX, listed, data)
+    end, blocks = found.meta["end_ticks"] / clock.unit_ticks, int(found.block_ids[-1]) + 1
     figure.add_layout_image(
         source=data_uri(drawn.png),
         xref="x",
         yref="y",
         x=0,
         y=-0.5,
-        sizex=end_s,
+        sizex=end,
         sizey=blocks,
         sizing="stretch",
         layer="below",
     )
     _legend(figure, found)
-    _preemptions(figure, found, requests)
+    _preemptions(figure, found, requests, clock)
     if follows:
-        _follow(figure, found, holders)
+        _follow(figure, found, holders, clock)
     figure.update_layout(dragmode="zoom", hovermode="closest", legend_traceorder="normal")
-    figure.update_xaxes(title_text="time", ticksuffix=" s", tickformat=",", fixedrange=False, showgrid=False)
-    figure.update_xaxes(range=[0, end_s])
+    figure.update_xaxes(
+        title_text=clock.title, ticksuffix=clock.suffix, tickformat=",", fixedrange=False, showgrid=False
+    )
+    figure.update_xaxes(range=[0, end])
     figure.update_yaxes(title_text="physical block", fixedrange=False, showgrid=False, range=[blocks - 0.5, -0.5])
     return figure
 
@@ -69,11 +90,6 @@ def request_of(found: BlockMap, requests: np.ndarray | None) -> np.ndarray:
     """The request that holds each block at each moment, or ``NO_SEQUENCE``; int64 [columns, rows]."""
     sequence = found.sequence.astype(np.int64)
     return sequence if requests is None else np.where(sequence == NO_SEQUENCE, NO_SEQUENCE, requests[sequence])
-
-
-def seconds(ticks: int) -> float:
-    """Simulated time in seconds."""
-    return ticks / PER_SECOND
 
 
 def _subtitle(found: BlockMap, drawn: Picture) -> str:
@@ -112,7 +128,7 @@ def _legend(figure: go.Figure, found: BlockMap) -> None:
             )
 
 
-def _preemptions(figure: go.Figure, found: BlockMap, requests: np.ndarray | None) -> None:
+def _preemptions(figure: go.Figure, found: BlockMap, requests: np.ndarray | None, clock: _Clock) -> None:
     """A mark on the upper edge for each preemption; evenly chosen ones if there are many."""
     count = len(found.preempted_ticks)
     if not count:
@@ -123,7 +139,7 @@ def _preemptions(figure: go.Figure, found: BlockMap, requests: np.ndarray | None
     fate = np.where(found.preempted_swapped[shown] == 1, "to the host", "to be computed again")
     figure.add_scatter(
         name=f"preemption ({count:,})" if count <= _MOST_MARKS else f"preemption ({len(shown):,} of {count:,} marked)",
-        x=found.preempted_ticks[shown] / PER_SECOND,
+        x=found.preempted_ticks[shown] / clock.unit_ticks,
         y=np.full(len(shown), -0.5),
         mode="markers",
         cliponaxis=False,
@@ -134,23 +150,23 @@ def _preemptions(figure: go.Figure, found: BlockMap, requests: np.ndarray | None
             "color": legend_colour("given_up"),
             "line": {"color": PAPER, "width": 1},
         },
-        hovertemplate="request %{customdata[0]} preempted, %{customdata[1]}<br>%{x:,.2f} s<extra></extra>",
+        hovertemplate=f"request %{{customdata[0]}} preempted, %{{customdata[1]}}<br>{clock.hover}<extra></extra>",
     )
 
 
-def _follow(figure: go.Figure, found: BlockMap, holders: np.ndarray) -> None:
+def _follow(figure: go.Figure, found: BlockMap, holders: np.ndarray, clock: _Clock) -> None:
     """An invisible layer that shows the block under the pointer."""
     columns = _spread(found.num_columns, _HOVER_COLUMNS)
     rows = _spread(len(found.block_ids), _HOVER_ROWS)
     figure.add_heatmap(
         name="blocks",
-        x=found.at_ticks[columns] / PER_SECOND,
+        x=found.at_ticks[columns] / clock.unit_ticks,
         y=found.block_ids[rows],
         z=np.zeros((len(rows), len(columns)), dtype=np.int8),
         text=[[_hover_text(found, holders, column, row) for column in columns] for row in rows],
         opacity=0,
         showscale=False,
-        hovertemplate="block %{y}, %{x:,.2f} s<br>%{text}<extra></extra>",
+        hovertemplate=f"block %{{y}}, {clock.hover}<br>%{{text}}<extra></extra>",
     )
 
 
@@ -168,14 +184,14 @@ def _hover_text(found: BlockMap, holders: np.ndarray, column: int, row: int) -> 
     return f"request {request}: {kind}<br>{held}, {references} reference{'' if references == 1 else 's'}"
 
 
-def _numbers(found: BlockMap, columns: Iterable[int]) -> Numbers:
+def _numbers(found: BlockMap, columns: Iterable[int], clock: _Clock) -> Numbers:
     """The ledger at some of the moments, in percent of the pool, and the blocks freed by preemptions."""
     used = [place for place in range(len(BUCKETS)) if found.census_slots[:, place].any()]
     capacity = found.census_slots.sum(axis=1)
     given_up = (found.bucket == GIVEN_UP).mean(axis=1)
     rows = [
         [
-            found.at_ticks[column] / PER_SECOND,
+            found.at_ticks[column] / clock.unit_ticks,
             *(100 * found.census_slots[column, place] / capacity[column] for place in used),
             100 * given_up[column],
             int(np.searchsorted(found.preempted_ticks, found.at_ticks[column], side="right")),
@@ -183,4 +199,4 @@ def _numbers(found: BlockMap, columns: Iterable[int]) -> Numbers:
         for column in columns
     ]
     names = [f"{BUCKETS[place].replace('_', ' ').capitalize()}, %" for place in used]
-    return {"columns": ["Time (s)", *names, "Free since a preemption, %", "Preemptions so far"], "rows": rows}
+    return {"columns": [clock.heading, *names, "Free since a preemption, %", "Preemptions so far"], "rows": rows}

@@ -43,12 +43,14 @@ class PlayedMap:
         found: The recorded map.
         requests: int64 [sequences], the request of each sequence.
         most_bytes: Byte limit of its picture.
+        in_steps: Whether a tick of the map is a step: steps then stand for seconds, on the page and in ``data``.
     """
 
     name: str
     found: BlockMap
     requests: np.ndarray
     most_bytes: int = MOST_BYTES
+    in_steps: bool = False
 
     @cached_property
     def drawn(self) -> Picture:
@@ -57,11 +59,12 @@ class PlayedMap:
 
     def figure(self) -> go.Figure:
         """The figure; the page itself follows the pointer."""
-        return block_map(self.found, self.name, self.requests, follows=False, drawn=self.drawn)
+        return block_map(self.found, self.name, self.requests, follows=False, drawn=self.drawn, in_steps=self.in_steps)
 
     def data(self) -> dict[str, Any]:
         """The data for the script."""
         found, columns = self.found, self.drawn.columns
+        unit_ticks = 1 if self.in_steps else PER_SECOND
         request = self._holders()[columns]
         holders = [np.unique(column, return_inverse=True) for column in request]
         place = np.stack([each + 1 for _, each in holders])
@@ -74,12 +77,13 @@ class PlayedMap:
         }
         return {
             "name": self.name,
+            "in_steps": self.in_steps,
             "rows": len(found.block_ids),
             "columns": len(columns),
             "block_size": found.meta["block_size"],
-            "end_s": found.meta["end_ticks"] / PER_SECOND,
+            "end_s": found.meta["end_ticks"] / unit_ticks,
             "block_ids": packed(found.block_ids),
-            "start_s": (found.start_ticks[columns] / PER_SECOND).tolist(),
+            "start_s": (found.start_ticks[columns] / unit_ticks).tolist(),
             "planes": {name: packed(plane.T) for name, plane in planes.items()},
             "requests": packed(np.concatenate([names for names, _ in holders])),
             "first_requests": packed(np.cumsum([0, *(len(names) for names, _ in holders)])),
@@ -105,7 +109,7 @@ class PlayedMap:
 
 
 class Player:
-    """Block maps of one or several runs, side by side, on one clock (a ``page.Widget``)."""
+    """Block maps of one or several runs, side by side, on one clock: all in seconds, or all in steps (a ``page.Widget``)."""
 
     kind = "player"
 

@@ -24,21 +24,25 @@ _ROOM = 1.15
 _SIDE_PX = 470
 
 
-def simulated_against_measured(metric: str, runs: Mapping[str, pd.DataFrame]) -> go.Figure:
+def simulated_against_measured(
+    metric: str, runs: Mapping[str, pd.DataFrame], title: str | None = None, counted: str = "Requests"
+) -> go.Figure:
     """A latency of each request: measured to the right, simulated upwards, in a band of 10 % around the diagonal.
 
     Of more than ``MOST_POINTS`` requests some are drawn, evenly chosen by the measured value.
 
     Args:
-        metric: A latency of a request: ttft, tpot or e2el.
+        metric: A latency of a request: ttft, tpot or e2el; or another time.
         runs: By the name of each run, columns ``simulated_<metric>_ms`` and ``measured_<metric>_ms``, one row per
             request; a request with neither, or with a measured 0, is left out.
+        title: Title; by default the metric in capitals, "simulated against measured".
+        counted: What has such a time, as the heading of a column.
     """
     pairs = {name: _pairs(metric, table) for name, table in runs.items()}
     found = {name: agreement(metric, table) for name, table in runs.items()}
-    title = f"{metric.upper()}, simulated against measured"
+    title = f"{metric.upper()}, simulated against measured" if title is None else title
     drawn = {name: _some(*each) for name, each in pairs.items()}
-    figure = blank(title, _subtitle(found), _SIDE_PX, _numbers(found), _data(drawn))
+    figure = blank(title, _subtitle(found), _SIDE_PX, _numbers(found, counted), _data(drawn))
     both = np.concatenate([values for each in pairs.values() for values in each])
     lowest, highest = float(both.min(initial=np.inf)), float(both.max(initial=0))
     log = 0 < lowest and highest / lowest > _LOG_FROM
@@ -123,8 +127,8 @@ def _points(place: int, name: str, simulated: np.ndarray, measured: np.ndarray) 
     )
 
 
-def _numbers(found: Mapping[str, Agreement]) -> Numbers:
-    columns = ["Run", "Requests", f"Within {100 * BAND:.0f} % (%)", "Median error (%)", "Median size of the error (%)"]
+def _numbers(found: Mapping[str, Agreement], counted: str) -> Numbers:
+    columns = ["Run", counted, f"Within {100 * BAND:.0f} % (%)", "Median error (%)", "Median size of the error (%)"]
     return {"columns": columns, "rows": [[name, *each] for name, each in found.items()]}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os import sep
+from os.path import basename
 
 from ..spec.deployment import Deployment
 from ..spec.gpu import GpuSpec
@@ -11,14 +12,16 @@ from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
 from .base import ScaledCost, StepCost
 from .calibrated import CalibratedCost
-from .calibration import Calibration, profile, profile_names, read
+from .calibration import Calibration, content_of, profile, profile_names
 from .paper import PaperCost
 from .roofline import RooflineCost
+from .steps import FittedSteps, is_steps, read_steps
 
 __all__ = [
     "COST_NAMES",
     "CalibratedCost",
     "Calibration",
+    "FittedSteps",
     "PaperCost",
     "RooflineCost",
     "ScaledCost",
@@ -58,8 +61,11 @@ def cost(
     if name == "roofline":
         found = RooflineCost(model, gpu, tensor_parallel, block_size=block_size, deployment=deployment)
     else:
-        calibration = profile(gpu.name) if name == "fitted" else _file(name)
-        found = CalibratedCost(calibration, model, gpu, tensor_parallel, block_size, deployment)
+        fit = profile(gpu.name) if name == "fitted" else _file(name)
+        if isinstance(fit, FittedSteps):
+            found = fit
+        else:
+            found = CalibratedCost(fit, model, gpu, tensor_parallel, block_size, deployment)
     return found if scale == 1 else ScaledCost(found, scale)
 
 
@@ -75,8 +81,9 @@ def _paper(
     return PaperCost(scale, block_bytes(model, block_size=block_size))
 
 
-def _file(path: str) -> Calibration:
+def _file(path: str) -> Calibration | FittedSteps:
     """Read a calibration file; a name without a folder and without ``.json`` is a misspelt cost model."""
     if sep not in path and not path.endswith(".json"):
         raise SettingError("cost", path, f"one of {', '.join(COST_NAMES)}, or the path of a calibration file (.json)")
-    return read(path)
+    text, name = content_of(path), basename(path)
+    return read_steps(text, name) if is_steps(text) else Calibration(text, name)

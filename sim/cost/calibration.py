@@ -61,7 +61,7 @@ class Calibration:
         try:
             content = _FILE.validate_json(text)
         except ValidationError as error:
-            raise _complaint(name, error) from None
+            raise complaint(name, error) from None
         for operation, model in content.ops.items():
             _check_axes(f"{name}: ops.{operation}.residuals.axes", operation, model)
             _check_times(f"{name}: ops.{operation}.coefficients", operation, model.coefficients)
@@ -86,11 +86,19 @@ def read(path: str | Path) -> Calibration:
     Raises:
         UserError: The file cannot be read, or is no calibration.
     """
+    return Calibration(content_of(path), Path(path).name)
+
+
+def content_of(path: str | Path) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        UserError: It cannot be read.
+    """
     try:
-        text = Path(path).read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"cost = {str(path)!r}: cannot be read: {error.strerror}") from None
-    return Calibration(text, Path(path).name)
 
 
 def profile_names() -> list[str]:
@@ -135,7 +143,7 @@ def _check_times(where: str, operation: OpName, coefficients: Coefficients) -> N
         raise SettingError(where, given, f"calls take no time; give {' or '.join(known)} above 0")
 
 
-def _complaint(name: str, error: ValidationError) -> UserError:
+def complaint(name: str, error: ValidationError) -> UserError:
     """The first validation error as one line."""
     first = error.errors()[0]
     message = requirement(first)

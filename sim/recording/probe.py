@@ -19,7 +19,8 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from os import PathLike
@@ -30,6 +31,8 @@ import numpy as np
 from ..memory.accounting.integrals import BUCKETS
 from ..memory.accounting.kv_groups import STATE
 from ..types.errors import TraceError, UserError
+from ..workload.content import PromptContent
+from .step_log import blocks_digest
 
 SCHEMA_VERSION = 1
 _REMEDY = "record it anew with fragmeter.probe"
@@ -46,8 +49,12 @@ _EVENTS: dict[str, tuple[type, ...]] = {
     "release": (int, int, int, int),
     "preempt": (int, int),
     "finish": (int, int, int, str),
+    "contents": (int,),
     "reset": (),
 }
+
+
+_OPEN_ENDED = ("take", "preempt", "finish", "contents")
 
 
 @dataclass(eq=False)
@@ -63,6 +70,7 @@ class ProbedRequest:
         token_ns: Ends of the steps that computed its output tokens.
         hit_tokens: Tokens found in the prefix cache, one a admission.
         residencies: (start, first token, end, whether it was preempted) of each admission.
+        contents: Hashes of the full blocks of its prompt and output; each covers all tokens before, too.
     """
 
     name: str
@@ -76,31 +84,67 @@ class ProbedRequest:
     token_ns: list[int] = field(default_factory=list)
     hit_tokens: list[int] = field(default_factory=list)
     residencies: list[tuple[int, int, int, bool]] = field(default_factory=list)
+    contents: tuple[int, ...] = ()
 
 
 class ProbedStep(NamedTuple):
-    """A call of the server's scheduler that computed something, or left nothing running.
+    """A call of the server's scheduler that computed something, preempted a request, or left nothing running.
 
     Attributes:
         start_ns, end_ns: From the call of ``schedule`` to the return of ``update_from_output``.
         begin_ns: When its computation can begin: asynchronous scheduling calls ``schedule`` while the step before runs.
         tokens: (request, tokens that it computes), in the order of the scheduler.
-        prefill_tokens: Those of requests that do not decode.
+        decode_context: Sum of the context lengths of requests that decode, new tokens included.
+        prefill_tokens: Tokens of requests that do not decode.
+        prefill_pairs: Causal (query, key) pairs of these.
         sampled: Requests that yield a token.
         waiting: Requests in the queue.
         evicted: Blocks that lost their contents since the step before.
         buckets: Slots by bucket when its computation begins.
+        preempted: Requests that lost their blocks since the step before, ascending.
+        hits: (request, tokens found in the prefix cache) of each admission, in order.
+        free: Blocks in no table after the call of ``schedule``.
+        blocks: ``blocks_digest`` of the tables then; 0 unless it is asked for.
     """
 
     start_ns: int
     end_ns: int
     begin_ns: int
     tokens: tuple[tuple[int, int], ...]
+    decode_context: int
     prefill_tokens: int
+    prefill_pairs: int
     sampled: int
     waiting: int
     evicted: int
     buckets: dict[str, int]
+    preempted: tuple[int, ...]
+    hits: tuple[tuple[int, int], ...]
+    free: int
+    blocks: int
+
+
+class ProbedTables(NamedTuple):
+    """Block tables of a request in a step.
+
+    Attributes:
+        request: Its number.
+        computed: Tokens computed, those of the step included.
+        target: Tokens of its prompt and output; None if it does not finish.
+        groups: Block ids of each KV group, from 1; 0 for an entry without a block.
+    """
+
+    request: int
+    computed: int
+    target: int | None
+    groups: tuple[tuple[int, ...], ...]
+
+
+Watch = Callable[[int, list[ProbedTables], list[int]], None]
+"""Gets the number of a step that computes tokens, the tables of requests that hold blocks, ascending, and the cached blocks.
+
+It is called again for the same step if requests finish between its schedule and its computation.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,14 +168,28 @@ class ProbedRun:
     steps: list[ProbedStep]
     cut: bool
 
+    def content(self, requests: Sequence[int]) -> PromptContent:
+        """The contents of some requests, in this order: the blocks that several of them begin with."""
+        chains = [self.requests[number].contents for number in requests]
+        times = Counter(chain.from_iterable(chains))
+        shared = [[block for block in blocks if times[block] > 1] for blocks in chains]
+        numbers = {block: number for number, block in enumerate(dict.fromkeys(chain.from_iterable(shared)))}
+        ids = np.array([numbers[block] for blocks in shared for block in blocks], dtype=np.int64)
+        offsets = np.concatenate([[0], np.cumsum([len(blocks) for blocks in shared], dtype=np.int64)])
+        return PromptContent(offsets, ids, np.full(len(ids), self.block_size), covers_outputs=True)
+
     def buckets(self) -> dict[str, np.ndarray]:
         """Slots by bucket, int64 [steps]."""
         names = self.steps[0].buckets if self.steps else BUCKETS
         return {name: np.array([step.buckets[name] for step in self.steps], dtype=np.int64) for name in names}
 
 
-def read_probe(path: str | PathLike[str]) -> ProbedRun:
+def read_probe(path: str | PathLike[str], digests: bool = False, watch: Watch | None = None) -> ProbedRun:
     """Read the file of a probe.
+
+    Args:
+        digests: Whether steps get a digest of their block tables.
+        watch: Called in each step that computes tokens.
 
     Raises:
         TraceError: A line is not as the probe writes it; names the line, the field, the value and a remedy.
@@ -143,7 +201,7 @@ def read_probe(path: str | PathLike[str]) -> ProbedRun:
         raise TraceError(path, None, None, None, f"is empty; {_REMEDY}")
     header = _header(path, *first)
     rest = list(lines)
-    replay = _Replay(path, header, _outputs(rest))
+    replay = _Replay(path, header, _outputs(rest), digests, watch)
     for number, line in rest:
         replay.step(number, line)
     return ProbedRun(header, replay.block_size, replay.requests, replay.preemptions, replay.steps, bool(cut))
@@ -246,8 +304,15 @@ class _Live:
 class _Replay:
     """Block tables and counts of the pool, line by line."""
 
-    def __init__(self, path: str | PathLike[str], header: Mapping[str, Any], outputs: Mapping[int, int]) -> None:
-        self._path, self._number, self._outputs = path, 0, outputs
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        header: Mapping[str, Any],
+        outputs: Mapping[int, int],
+        digests: bool,
+        watch: Watch | None,
+    ) -> None:
+        self._path, self._number, self._outputs, self._digests, self._watch = path, 0, outputs, digests, watch
         self._is_state = [spec in _STATE_SPECS for spec, _ in header["groups"]]
         self.block_size = next(size for spec, size in header["groups"] if spec not in _STATE_SPECS)
         self._blocks = header["num_gpu_blocks"] - 1
@@ -265,6 +330,9 @@ class _Replay:
         # that keep tokens; block_tail.
         self._computed = self._nulls = self._shared = self._tail = 0
         self._evicted = 0
+        # Since the last step.
+        self._preempted: list[int] = []
+        self._hits: list[tuple[int, int]] = []
 
     def step(self, number: int, line: dict[str, Any]) -> None:
         """Replay a line."""
@@ -277,6 +345,7 @@ class _Replay:
             # With asynchronous scheduling the step before ends after this one was scheduled, and before it runs.
             if event[0] == "finish" and self.steps and event[2] <= self.steps[-1].begin_ns:
                 self.steps[-1] = self.steps[-1]._replace(buckets=self._buckets())
+                self._show()
         if "start" not in line:
             return
         start, end, waiting, free, evicted = (
@@ -292,37 +361,71 @@ class _Replay:
         for request, computed in self._pairs(line, "computed", []):
             self._count_computed(self._of(request, "computed"), computed)
         pairs = self._pairs(line, "tokens", None)
-        prefill, sampled = 0, 0
+        context = prefill = attended = sampled = 0
         for request, tokens in pairs:
-            more, yields = self._compute(self._of(request, "tokens"), tokens, start, end)
-            prefill, sampled = prefill + more, sampled + yields
+            live = self._of(request, "tokens")
+            if live.decodes:
+                context += live.computed + tokens
+            else:
+                prefill += tokens
+                attended += tokens * live.computed + tokens * (tokens + 1) // 2
+            sampled += self._compute(request, live, tokens, start, end)
         buckets = self._buckets()
         if len(self._references) != self._blocks - free:
             raise self._error("free", free, f"the block tables leave {self._blocks - len(self._references)}")
-        if pairs or not self._references:
+        if pairs or self._preempted or not self._references:
             begin = max(start, self.steps[-1].end_ns) if self.steps else start
-            step = ProbedStep(start, end, begin, tuple(pairs), prefill, sampled, waiting, self._evicted, buckets)
-            self.steps.append(step)
+            self.steps.append(
+                ProbedStep(
+                    start_ns=start,
+                    end_ns=end,
+                    begin_ns=begin,
+                    tokens=tuple(pairs),
+                    decode_context=context,
+                    prefill_tokens=prefill,
+                    prefill_pairs=attended,
+                    sampled=sampled,
+                    waiting=waiting,
+                    evicted=self._evicted,
+                    buckets=buckets,
+                    preempted=tuple(sorted(self._preempted)),
+                    hits=tuple(self._hits),
+                    free=free,
+                    blocks=blocks_digest(self._tables(), self._cached) if self._digests else 0,
+                )
+            )
             self._evicted = 0
+            self._preempted.clear()
+            self._hits.clear()
+            self._show()
 
-    def _compute(self, live: _Live, tokens: int, start: int, end: int) -> tuple[int, int]:
-        """A request computes tokens. Returns those of a prefill, and whether it yields an output token."""
+    def _show(self) -> None:
+        if self._watch is not None and self.steps[-1].tokens:
+            held = [
+                ProbedTables(number, live.computed, live.target, tuple(map(tuple, live.tables)))
+                for number, live in sorted(self._alive.items())
+                if any(live.tables)
+            ]
+            self._watch(len(self.steps) - 1, held, sorted(self._cached))
+
+    def _compute(self, number: int, live: _Live, tokens: int, start: int, end: int) -> bool:
+        """A request computes tokens. Returns whether it yields an output token."""
         request = live.request
         if live.residency is None:
             live.residency = [start, end]
             request.hit_tokens.append(live.computed)
-        prefill = 0 if live.decodes else tokens
+            self._hits.append((number, live.computed))
         self._count_computed(live, live.computed + tokens)
         known = request.prompt_tokens + live.generated
         # Of steps scheduled ahead the last one may compute a token in vain, after an EOS.
         if live.computed < known or (live.target is not None and known >= live.target):
-            return prefill, 0
+            return False
         live.generated += 1
         if not live.decodes:
             live.residency[1] = end
         live.decodes = True
         request.token_ns.append(end)
-        return prefill, 1
+        return True
 
     def _event(self, event: Any) -> None:
         kind = event[0] if isinstance(event, list) and event else None
@@ -335,7 +438,7 @@ class _Replay:
         if not fits:
             raise self._error("events", event, f"{kind} has other values")
         rest = given[len(types) :]
-        getattr(self, f"_{kind}")(*given[: len(types)], *([rest] if kind in ("take", "preempt", "finish") else []))
+        getattr(self, f"_{kind}")(*given[: len(types)], *([rest] if kind in _OPEN_ENDED else []))
 
     def _add(self, request: int, name: str, added_ns: int, unix_ns: int, prompt_tokens: int, max_tokens: int) -> None:
         if request != len(self.requests) or not prompt_tokens:
@@ -374,6 +477,7 @@ class _Replay:
     def _preempt(self, request: int, ns: int, runs: list[Any]) -> None:
         live = self._clear(request, runs)
         self.preemptions.append((ns, request))
+        self._preempted.append(request)
         live.decodes = False
         self._end_residency(live, ns, True)
 
@@ -382,6 +486,11 @@ class _Replay:
         live.request.output_tokens, live.request.finish_ns, live.request.reason = output_tokens, ns, reason
         self._end_residency(live, ns, False)
         del self._alive[request]
+
+    def _contents(self, request: int, hashes: list[Any]) -> None:
+        if not all(map(_is_count, hashes)):
+            raise self._error("events", ["contents", request], "must be whole numbers")
+        self._of(request, "events").request.contents = tuple(hashes)
 
     def _reset(self) -> None:
         self._cached.clear()
@@ -421,6 +530,9 @@ class _Replay:
         self._held[self._is_state[group]] -= 1
         if hashed:
             self._cached.add(block)
+
+    def _tables(self) -> dict[int, tuple[tuple[int, ...], ...]]:
+        return {number: tuple(map(tuple, live.tables)) for number, live in self._alive.items() if any(live.tables)}
 
     def _buckets(self) -> dict[str, int]:
         size, groups = self.block_size, self._is_state.count(False)

@@ -27,11 +27,16 @@ def golden_case() -> Case:
 
 
 def main(path: Path) -> None:
-    """Record the workload, and name the model in the header by no path."""
+    """Record the workload; name the model in the header by no path, and hashes, which are salted, by numbers."""
     from .test_probe import probed
 
     probed(golden_case(), path)
     header, *steps = path.read_text().splitlines(keepends=True)
+    numbers: dict[int, int] = {}
+    lines = [json.loads(step) for step in steps]
+    for event in (event for line in lines for event in line.get("events", ()) if event[0] == "contents"):
+        event[2:] = [numbers.setdefault(each, len(numbers)) for each in event[2:]]
+    steps = [json.dumps(line, separators=(",", ":")) + "\n" for line in lines]
     fixed = json.loads(header) | {"model": "stand-in", "note": NOTE}
     path.write_text(json.dumps(fixed, separators=(",", ":")) + "\n" + "".join(steps))
 

@@ -9,7 +9,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from .steps import Served
+from fragmeter.sim.recording.step_log import Served
+
 from .workloads import KINDS, OPTIONS, Case
 
 _FILE = Path(__file__).with_name("recorded.json")

@@ -30,12 +30,12 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from fragmeter.sim.real_vllm.core import Contents, IdleExecutor, vllm_config
+from fragmeter.sim.recording.step_log import Served, Step
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.workload.workload import Workload
 
 from .layers import align_block_size, spec_of
 from .shapes import Layer
-from .steps import Served, Step
 from .workloads import EOS, Case
 
 #: Names of ``SchedulerConfig`` that are not those of the command line.

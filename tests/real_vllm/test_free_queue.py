@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fragmeter.sim.recording.step_log import first_difference
+
 from . import ours, server
-from .steps import first_difference
 from .workloads import KINDS, Case, with_options
 
 #: Workloads of a kind.

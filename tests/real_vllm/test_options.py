@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fragmeter.sim.policy.vllm_v1 import VllmV1, _Cadence, _ChunkCap
+from fragmeter.sim.recording.step_log import Difference, first_difference
 
 from . import ours, server
-from .steps import Difference, first_difference
 from .workloads import KINDS, OPTIONS, Case
 
 #: Workloads of a kind under each option.

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from fragmeter.sim.engine.queue_limits import LimitedLoop
+from fragmeter.sim.recording.step_log import Difference, first_difference
 
 from . import ours, server
-from .steps import Difference, first_difference
 from .workloads import KINDS, Case, with_options
 
 #: Workloads of a kind.

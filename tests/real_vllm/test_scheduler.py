@@ -15,12 +15,12 @@ from vllm import __version__
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.policy.token_budget import TokenBudget
 from fragmeter.sim.policy.vllm_v1 import VllmV1
+from fragmeter.sim.recording.step_log import Difference, first_difference
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
 
 from . import ours, server
 from .record import real, recorded
-from .steps import Difference, first_difference
 from .workloads import EOS, KINDS, Case, story
 
 #: Workloads of a kind, and of one test.

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from fragmeter.sim import Workload, simulate
+from fragmeter.sim.recording.step_log import first_difference
 from fragmeter.sim.workload.users import Users
 
 from . import ours, server
-from .steps import first_difference
 from .workloads import LENGTH, Case
 
 _REQUESTS, _USERS = 450, 128

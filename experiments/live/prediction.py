@@ -1,0 +1,189 @@
+"""Predicts the runs of a real server from their loads, with step times that were calibrated on another run.
+
+Each run is simulated with the client's send times and lengths, and with the contents that requests share; its step times
+come from ``CALIBRATION`` alone. Two null models are simulated beside: a constant step, and a line in the number of
+sequences that decode, both fitted to the steps of the very run that is judged. The measured side is the mean of several
+repetitions of the run, each on a new server; the noise is the range of the repetitions over their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...sim import Settings, settings, simulate
+from ...sim.cost import StepCost
+from ...sim.cost.steps import FittedSteps, StepCoefficients
+from ...sim.recording.probe import ProbedRequest, ProbedRun, ProbedStep, read_probe
+from ...sim.types import ticks
+from ...sim.types.errors import UserError
+from ..measured.replay import Benchmark, Replayed, compared
+from ..measured.start import benchmark
+from ..measured.step_fit import fitted, step_table
+from .loads import CALIBRATION, Session
+
+#: What is judged.
+METRICS = (
+    "output_throughput",
+    *(f"{which}_{name}_ms" for name in ("ttft", "tpot", "e2el") for which in ("mean", "median", "p99")),
+    "mean_kv_cache_usage",
+    "mean_num_requests_running",
+    "mean_num_requests_waiting",
+    "num_preemptions",
+    "prefix_cache_hit_rate",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedLoad:
+    """A load that a server has served.
+
+    Attributes:
+        name: Name of the load.
+        settings: Replica that stands for the server.
+        benchmark: The client's side, with the contents that its requests share.
+        requests: The probe's side of the same requests, in the same order.
+        steps: The steps that computed them, and one more.
+        header: The probe's description of the server.
+    """
+
+    name: str
+    settings: Settings
+    benchmark: Benchmark
+    requests: list[ProbedRequest]
+    steps: list[ProbedStep]
+    header: Mapping[str, Any]
+
+    @property
+    def outside_s(self) -> float:
+        """Median over requests of the time to first token that the client measured beyond the scheduler's."""
+        inside = np.array([request.token_ns[0] - request.added_ns for request in self.requests]) / 1e9
+        return float(np.median(self.benchmark.measured.ttft_s - inside))
+
+
+def recorded(session: Session, folder: Path, model: Path) -> dict[str, RecordedLoad]:
+    """The loads of a session in a folder of ``record``, by name.
+
+    Args:
+        model: ``config.json`` of the model.
+
+    Raises:
+        UserError: The server has served other requests than those of the loads, one load after the other.
+    """
+    probe = read_probe(folder / "probe.jsonl.gz")
+    chosen, found, first = settings_of(probe.header, model), {}, 0
+    for load in session.loads:
+        seen = benchmark(folder / f"{load.name}.json", folder / f"{load.name}.metrics.txt", chosen)
+        numbers = _matched(seen, probe, range(first, first + len(seen.trace)), folder / f"{load.name}.json")
+        first += len(numbers)
+        content = replace(seen.trace, content=probe.content(numbers))
+        requests = [probe.requests[number] for number in numbers]
+        found[load.name] = RecordedLoad(
+            load.name, chosen, replace(seen, trace=content), requests, _steps(probe, set(numbers)), probe.header
+        )
+    return found
+
+
+def _matched(seen: Benchmark, probe: ProbedRun, numbers: range, path: Path) -> list[int]:
+    """The number in the probe of each of the client's requests: the first one in order that has its lengths."""
+    waiting: dict[tuple[int, int | None], list[int]] = {}
+    for number in reversed(numbers):
+        request = probe.requests[number] if number < len(probe.requests) else None
+        if request is not None:
+            waiting.setdefault((request.prompt_tokens, request.output_tokens), []).append(number)
+    found = []
+    for lengths in zip(seen.trace.prompt_tokens.tolist(), seen.trace.output_tokens.tolist(), strict=True):
+        if not waiting.get(lengths):
+            remedy = "is not in the probe's file; send the loads alone, one after the other"
+            raise UserError(f"{path}: a request of {lengths[0]} + {lengths[1]} tokens {remedy}")
+        found.append(waiting[lengths].pop())
+    return found
+
+
+def _steps(probe: ProbedRun, numbers: set[int]) -> list[ProbedStep]:
+    own = [place for place, step in enumerate(probe.steps) if any(request in numbers for request, _ in step.tokens)]
+    return probe.steps[own[0] : own[-1] + 2]
+
+
+def settings_of(header: Mapping[str, Any], model: Path) -> Settings:
+    """The replica that stands for the server of a probe.
+
+    Args:
+        model: ``config.json`` of the model.
+
+    Raises:
+        UserError: The simulator does not serve such a model, or does not know the release.
+    """
+    same = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "async_scheduling")
+    return settings(
+        policy="vllm-v1",
+        model=str(model),
+        vllm_release=".".join(header["vllm"].split(".")[:2]),
+        num_gpu_blocks_override=header["num_gpu_blocks"],
+        block_size=next(size for spec, size in header["groups"] if spec != "MambaSpec"),
+        enable_prefix_caching=header["prefix_caching"],
+        **{name: header[name] for name in same},
+    )
+
+
+def calibrate(load: RecordedLoad, source: str) -> dict[str, Any]:
+    """The content of a cost file, fitted to the steps of one run."""
+    return fitted(load.header, load.steps, source) | {"outside_ms": round(load.outside_s * 1e3, 3)}
+
+
+def null_models(load: RecordedLoad) -> dict[str, FittedSteps]:
+    """Two step times that know the run that is judged: its mean, and a line in the sequences that decode."""
+    table = step_table(load.steps)
+    us, decodes = table["ns"] / 1e3, table["decodes"]
+    slope, base = np.polyfit(decodes, us, 1) if np.ptp(decodes) else (0.0, us.mean())
+    line = StepCoefficients(base_us=max(base, 1e-3), token_us=(0.0,), row_us=max(slope, 0.0))
+    return {
+        "constant": FittedSteps(StepCoefficients(base_us=float(us.mean()), token_us=(0.0,))),
+        "line": FittedSteps(line),
+    }
+
+
+def predict(load: RecordedLoad, cost: StepCost, outside_s: float) -> Replayed:
+    """The load, simulated."""
+    offset = ticks.from_seconds(outside_s)
+    work = load.benchmark.workload(offset)
+    return Replayed(simulate(load.settings, work, cost), offset)
+
+
+def judged(repetitions: Sequence[RecordedLoad], replayed: Mapping[str, Replayed]) -> dict[str, dict[str, float | None]]:
+    """Of each metric the measured mean, the noise, and the relative error of each simulation.
+
+    Args:
+        repetitions: The same load on several servers; simulated is the first.
+        replayed: Simulations by name.
+    """
+    first = repetitions[0].benchmark
+    simulated = {
+        name: {row["metric"]: row["simulated"] for row in compared(first, each)} for name, each in replayed.items()
+    }
+    measured = [
+        {row["metric"]: row["measured"] for row in compared(each.benchmark, next(iter(replayed.values())))}
+        for each in repetitions
+    ]
+    found: dict[str, dict[str, float | None]] = {}
+    for metric in METRICS:
+        if metric not in measured[0]:
+            continue
+        values = [one[metric] for one in measured]
+        mean = float(np.mean(values))
+        row: dict[str, float | None] = {"measured": mean, "noise": float(np.ptp(values)) / mean if mean else None}
+        for name, metrics in simulated.items():
+            row[name] = metrics[metric]
+            row[f"{name}_error"] = metrics[metric] / mean - 1 if mean else None
+        found[metric] = row
+    return found
+
+
+def calibration_of(sessions: Mapping[str, Mapping[str, RecordedLoad]]) -> RecordedLoad:
+    """The run on which step times are calibrated."""
+    session, load = CALIBRATION
+    return sessions[session][load]

@@ -1,0 +1,165 @@
+"""Step times of one server, fitted to its recorded steps (``fragmeter calibrate --probe``).
+
+    step = base + tokens(n) + row * decodes + context * decode_context + chunk [prefill] + pair * prefill_pairs
+
+``tokens`` is a curve over the tokens of a step, of straight lines between powers of two. All coefficients are 0 or more.
+The fit holds for the model, the device and the settings of that server, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from ..types import ticks
+from ..types.errors import SettingError, UserError
+from .base import coefficient
+from .calibration import complaint
+
+SCHEMA_VERSION, KIND = 1, "steps"
+#: Ends of the lines of the curve over tokens: powers of two.
+MOST_TOKENS_LOG2 = 17
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class StepCoefficients:
+    """What a step takes, in microseconds.
+
+    Attributes:
+        base_us: Any step.
+        token_us: Each token of a step beyond 0, 1, 2, 4, 8, ... tokens; the last value holds for all further ones.
+        row_us: Each sequence that decodes.
+        context_us: Each token of context that decoding sequences attend to.
+        chunk_us: A step that prefills.
+        pair_us: Each causal (query, key) pair of its prefills.
+    """
+
+    base_us: float
+    token_us: tuple[float, ...]
+    row_us: float = 0.0
+    context_us: float = 0.0
+    chunk_us: float = 0.0
+    pair_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            for each in value if isinstance(value, tuple) else (value,):
+                if not 0 <= each <= 1e9:
+                    raise SettingError(f"coefficients.{name}", each, "must be from 0 to 1e9 microseconds")
+        if not self.base_us:
+            raise SettingError("coefficients.base_us", self.base_us, "must be above 0: every step takes time")
+        if not 0 < len(self.token_us) <= MOST_TOKENS_LOG2:
+            remedy = f"must have 1 to {MOST_TOKENS_LOG2} values"
+            raise SettingError("coefficients.token_us", len(self.token_us), remedy)
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore"))
+class _File:
+    schema_version: Literal[1]
+    kind: Literal["steps"]
+    source: str
+    coefficients: StepCoefficients
+    server: dict[str, Any] = field(default_factory=dict)
+    outside_ms: float = 0.0
+
+
+_FILE = TypeAdapter(_File)
+
+
+class FittedSteps:
+    """Step times of a server. See ``StepCost``; such servers do not swap.
+
+    Args:
+        coefficients: The fit.
+        about: Further entries of ``describe``.
+        outside_ms: Time of a request outside of the server's engine, by the client's measurements.
+    """
+
+    name = "steps"
+
+    def __init__(
+        self, coefficients: StepCoefficients, about: Mapping[str, object] = {}, outside_ms: float = 0.0
+    ) -> None:
+        self.coefficients, self.outside_ms, self._about = coefficients, outside_ms, dict(about)
+        self._row, self._context, self._chunk, self._pair = (
+            _ticks(us)
+            for us in (coefficients.row_us, coefficients.context_us, coefficients.chunk_us, coefficients.pair_us)
+        )
+        # Line i is for token counts from ``starts[i]``: (ticks at its start, ticks a token).
+        self._starts = [0, *(1 << power for power in range(len(coefficients.token_us) - 1))]
+        self._lines: list[tuple[int, int]] = []
+        at = _ticks(coefficients.base_us)
+        for start, end, us in zip(self._starts, [*self._starts[1:], 0], coefficients.token_us, strict=True):
+            self._lines.append((at, _ticks(us)))
+            at += _ticks(us) * (end - start)
+
+    def _tokens(self, tokens: int) -> int:
+        place = bisect_right(self._starts, tokens) - 1
+        at, slope = self._lines[place]
+        return at + slope * (tokens - self._starts[place])
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        """See ``StepCost``."""
+        time = self._tokens(decodes + prefill_tokens) + self._row * decodes + self._context * decode_context
+        return time + self._chunk + self._pair * prefill_pairs if prefill_tokens else time
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        """See ``StepCost``; one line without end."""
+        return self._tokens(decodes) + self._row * decodes, self._context, None
+
+    def swap_out_ticks(self, blocks: int) -> int:
+        """See ``StepCost``.
+
+        Raises:
+            UserError: Always: nothing was measured.
+        """
+        raise UserError(
+            f"cost = {self.name!r}: has no time for copies of blocks; use roofline, or a policy without them"
+        )
+
+    swap_in_ticks = swap_out_ticks
+    copy_ticks = swap_out_ticks
+
+    def describe(self) -> dict[str, object]:
+        """See ``StepCost``."""
+        source = str(self._about.get("source", "fitted to recorded steps"))
+        found = vars(self.coefficients) | {
+            f"token_us[{place}]": us for place, us in enumerate(self.coefficients.token_us)
+        }
+        terms = {name: coefficient(us, "us", source) for name, us in found.items() if name != "token_us"}
+        return {"name": self.name, **self._about, **terms}
+
+
+def is_steps(text: bytes) -> bool:
+    """Whether a file is a fit of steps, or claims to be one."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(content, dict) and content.get("kind") == KIND
+
+
+def read_steps(text: bytes, name: str) -> FittedSteps:
+    """The content of a file.
+
+    Raises:
+        UserError: It is no fit; names the field, its value and the remedy.
+    """
+    try:
+        content = _FILE.validate_json(text)
+    except ValidationError as error:
+        raise complaint(name, error) from None
+    about: dict[str, object] = {"calibration": name, "sha256": hashlib.sha256(text).hexdigest()}
+    about |= {"source": content.source, "server": content.server}
+    return FittedSteps(content.coefficients, about, content.outside_ms)
+
+
+def _ticks(us: float) -> int:
+    return round(us * ticks.PER_US)
