@@ -28,7 +28,7 @@ _FLAGS = {
 #: Conversations in the file of prompts, and the longest of them.
 _CONVERSATIONS, _LONGEST = 400, 1000
 #: Sessions, turns of each, seconds between two turns, and tokens that a turn adds to the prompt.
-_SESSIONS, _TURNS, _PAUSE_S, _ADDED = 12, 9, 3.5, (32, 96)
+_SESSIONS, _TURNS, _PAUSE_S, _ADDED = 12, 12, 2.0, (32, 96)
 _SEED = 20
 
 
@@ -63,7 +63,7 @@ class Session:
 
 
 def _random(name: str, requests: int, *pace: str, seed: int) -> Load:
-    lengths = ("--random-input-len", "200", "--random-output-len", "100", "--random-range-ratio", "0.9")
+    lengths = ("--random-input-len", "200", "--random-output-len", "100", "--random-range-ratio", "0.8")
     return Load(f"random-{name}", requests, ("--dataset-name", "random", *lengths, *pace, "--seed", str(seed)))
 
 
@@ -94,20 +94,20 @@ def _sessions() -> Load:
     return Load("sessions", _SESSIONS * _TURNS, (*data, "--seed", "0"))
 
 
-_RAMP = ("--ramp-up-strategy", "linear", "--ramp-up-start-rps", "1", "--ramp-up-end-rps", "7")
+_RAMP = ("--ramp-up-strategy", "linear", "--ramp-up-start-rps", "1", "--ramp-up-end-rps", "14")
 _BURST = ("--request-rate", "inf")
 SESSIONS = (
     Session(
         "ample",
         _FLAGS | {"num-gpu-blocks-override": 1200},
         (
-            _random("ramp", 120, *_RAMP, seed=1),
-            _random("light", 45, "--request-rate", "1.5", seed=2),
-            _random("medium", 80, "--request-rate", "3", seed=3),
-            _random("saturated", 140, *_BURST, seed=4),
-            _sharegpt("medium", 30, "--request-rate", "1", seed=5),
-            _sharegpt("closed", 50, *_BURST, "--max-concurrency", "12", seed=6),
-            _prefixes("medium", 112, "--request-rate", "4", seed=7),
+            _random("ramp", 240, *_RAMP, seed=1),
+            _random("light", 75, "--request-rate", "3", seed=2),
+            _random("medium", 150, "--request-rate", "6", seed=3),
+            _random("saturated", 240, *_BURST, seed=4),
+            _sharegpt("medium", 60, "--request-rate", "2", seed=5),
+            _sharegpt("closed", 80, *_BURST, "--max-concurrency", "16", seed=6),
+            _prefixes("medium", 200, "--request-rate", "8", seed=7),
             _sessions(),
         ),
     ),
@@ -115,10 +115,10 @@ SESSIONS = (
         "tight",
         _FLAGS | {"num-gpu-blocks-override": 130},
         (
-            _random("medium", 80, "--request-rate", "3", seed=8),
-            _random("saturated", 120, *_BURST, seed=9),
-            _sharegpt("saturated", 40, *_BURST, seed=10),
-            _prefixes("saturated", 144, *_BURST, seed=11),
+            _random("medium", 150, "--request-rate", "6", seed=8),
+            _random("saturated", 200, *_BURST, seed=9),
+            _sharegpt("saturated", 60, *_BURST, seed=10),
+            _prefixes("saturated", 200, *_BURST, seed=11),
             _sessions(),
         ),
     ),

@@ -95,9 +95,11 @@ class PromptContent:
     def first(self, requests: int) -> PromptContent:
         """The contents of the first requests alone."""
         pieces = self.offsets[requests]
-        rows = (None if column is None else column[:requests] for column in (self.session_id, self.same_as))
+        session_id, same_as = (
+            None if column is None else column[:requests] for column in (self.session_id, self.same_as)
+        )
         columns = self.offsets[: requests + 1], self.ids[:pieces], self.tokens[:pieces]
-        return PromptContent(*columns, *rows, covers_outputs=self.covers_outputs)
+        return PromptContent(*columns, session_id, same_as, self.covers_outputs)
 
     def repeated(self, times: np.ndarray) -> PromptContent:
         """The contents with each request so many times (int64 [n]), one after the other, as its sequences are.

@@ -50,7 +50,8 @@ def probe_trace(path: str | PathLike[str], name: str, content: bool, longest: in
     arrivals = np.array([each.arrival_ns for each in requests], dtype=np.int64)
     return Trace(
         name,
-        *lengths[:, :2].T,
+        prompt_tokens=lengths[:, 0],
+        output_tokens=lengths[:, 1],
         arrival_ticks=(arrivals - arrivals[0]) * (ticks.PER_US // 1000),
         max_tokens=lengths[:, 2],
         rows=Rows("request", np.array(done, dtype=np.int64) + 1),

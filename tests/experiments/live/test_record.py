@@ -139,11 +139,11 @@ def test_a_rate_factor_changes_rates_and_nothing_else():
     }
     assert changed == {
         ("1", "10"),
-        ("7", "70"),
-        ("1.5", "15.0"),
+        ("14", "140"),
         ("3", "30.0"),
-        ("1", "10.0"),
-        ("4", "40.0"),
+        ("6", "60.0"),
+        ("2", "20.0"),
+        ("8", "80.0"),
         ("0.001", "0.0001"),
     }
     assert at_rates(ample, 1).loads[0] == ample.loads[0]
