@@ -19,9 +19,9 @@ from ...sim.cost.steps import FittedSteps, StepCoefficients
 from ...sim.recording.blocks import BlockMap, BlockRecording
 from ...sim.recording.blocks.probed import probed_blocks
 from ...sim.recording.probe import ProbedRun, ProbedStep, read_probe
-from ...sim.recording.step_log import Difference, Served, Step, StepLog, first_difference
 from ...sim.types import ticks
 from ...sim.types.errors import UserError
+from .step_log import Difference, Served, Step, StepLog, first_difference
 
 #: More steps than a block map has: the map has a column for each.
 _MOST_STEPS = 1 << 20

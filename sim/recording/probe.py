@@ -20,11 +20,12 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from os import PathLike
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -32,7 +33,6 @@ from ..memory.accounting.integrals import BUCKETS
 from ..memory.accounting.kv_groups import STATE
 from ..types.errors import TraceError, UserError
 from ..workload.content import PromptContent
-from .step_log import blocks_digest
 
 SCHEMA_VERSION = 1
 _REMEDY = "record it anew with fragmeter.probe"
@@ -286,6 +286,11 @@ def _outputs(lines: list[tuple[int, dict[str, Any]]]) -> dict[int, int]:
             if isinstance(event, list) and event[:1] == ["finish"] and all(map(_is_count, event[1:4])):
                 found.update([(event[1], event[3])] if len(event) > 3 else [])
     return found
+
+
+def blocks_digest(tables: Mapping[int, Iterable[Any]], cached: Iterable[int]) -> int:
+    """A checksum of block tables, by request and KV group, and of the ids of those free blocks that a look-up can find."""
+    return crc32(repr((sorted((number, *groups) for number, groups in tables.items()), sorted(cached))).encode())
 
 
 class _Live:

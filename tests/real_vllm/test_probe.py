@@ -15,9 +15,9 @@ import pytest
 
 from fragmeter import probe
 from fragmeter.experiments.live.decisions import compare_decisions
+from fragmeter.experiments.live.step_log import Served, first_difference
 from fragmeter.sim import simulate
 from fragmeter.sim.recording.probe import ProbedRun, read_probe
-from fragmeter.sim.recording.step_log import Served, first_difference
 
 from . import golden, ours, server
 from .workloads import KINDS, Case
