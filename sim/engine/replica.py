@@ -10,7 +10,7 @@ from typing import cast
 from ..cost import PaperCost, StepCost, cost
 from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
-from ..policy import SHARING, Limits, Policy, Pool, Server, policy
+from ..policy import SHARING, Limits, Pool, Server, policy
 from ..policy.base import AnyPolicy, PairedPolicy
 from ..policy.options import KvGroupOptions, Options, VllmServeOptions, VllmV0Options, WatermarkOptions, option_names
 from ..policy.registry import allocator

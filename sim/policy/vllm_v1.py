@@ -89,7 +89,7 @@ class VllmV1(TokenBudget):
         if num_blocks is not None:
             return super().pool_size(server, options, num_blocks, block_size)
         assert isinstance(options, VllmServeOptions)
-        lengths, config = (0, server.max_model_len), server.layout and server.layout.config
+        lengths, config = (0, server.max_model_len), server.layout.config if server.layout else None
         seqs, tokens = cls.step_limits(server, lengths, server.max_num_seqs, server.max_num_batched_tokens)
         launch = Launch(
             model=server.model,

@@ -13,7 +13,7 @@ from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import model_names
 from fragmeter.sim.spec.launch import capacity, longest_model_len, users
-from fragmeter.sim.types.errors import SettingError, UserError
+from fragmeter.sim.types.errors import UserError
 
 READS_THE_SAME = [
     "vllm serve opt-13b --tensor-parallel-size 2 --max-model-len 2048 --enforce-eager",
