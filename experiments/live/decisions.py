@@ -63,9 +63,9 @@ def compare_decisions(path: str | PathLike[str], chosen: Settings) -> Decisions:
     log = StepLog(digests=True)
     run = simulate(replace(chosen, ids=True), workload_in_steps(probe, steps), _ONE_TICK, observers=[log])
     log.idle_started(run.log.end_ticks, 0)
-    # Rows in which requests only arrive last no time. A last step that is computed in vain is no part of a simulated run.
+    # Rows in which requests only arrive, or are only preempted, last no time. A last step that is computed in vain is no part of a simulated run.
     real_rows = run.log.rows["ticks"] > 0
-    counted = steps[: -1 if len(steps) == real_rows.sum() + 1 else None]
+    counted = [step for step in steps if step.tokens][: real_rows.sum()]
     lasted = np.diff([step.begin_ns for step in counted], append=counted[-1].end_ns)
     ours = run.accounts.at_rows()
     waste = {}
