@@ -45,6 +45,7 @@ PURPOSES = {
     "experiments/capacity": "GPUs to buy for a load",
     "experiments/claims": "claims of texts, tested",
     "experiments/cli": "command line",
+    "experiments/live": "a vLLM server on this CPU",
     "experiments/measured": "a real server and its simulation",
     "experiments/paper": "measurements of the paper",
     "experiments/reproduce": "figures and their page",

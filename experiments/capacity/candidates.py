@@ -170,7 +170,7 @@ def _under(policy: str, found: Started, flags: dict[str, Any]) -> Settings:
     own |= {} if "max-num-batched-tokens" in flags else {"max_num_batched_tokens": None}
     own |= {} if "block-size" in flags else {"block_size": None}
     base = settings(**found.settings().as_dict() | own | {"policy": policy})
-    slots = capacity(found.launch).num_blocks * found.launch.block_size
+    slots = capacity(found.launch).num_blocks * found.launch.block_tokens
     return replace(base, num_gpu_blocks_override=slots // build(base).block_size)
 
 

@@ -140,8 +140,10 @@ def _answer_max_num_seqs(subject: Subject, report: Report) -> Data:
     own = subject.settings.max_num_seqs
     if subject.work is None:
         replica, tokens = subject.replica(), not_none(subject.mean_tokens)
-        null = getattr(replica.policy, "null_blocks", 0)
-        sure = (replica.num_blocks - null) // -(-max(1, tokens - 1) // replica.block_size)
+        null = replica.policy.null_blocks
+        longest = Workload("longest", np.zeros(1), np.full(1, max(1, tokens - 1)), np.ones(1))
+        each = int(replica.policy.smallest_pool_blocks(longest, replica.block_size)[0]) - null
+        sure = (replica.num_blocks - null) // each
         report.print_line(
             f"max-num-seqs: up to {sure:,} sequences of {tokens:,} tokens each run without preemption"
             " in any order. Give a load to find larger values."
@@ -181,6 +183,7 @@ def _max_num_seqs_row(subject: Subject, value: int) -> Data:
 
 def _answer_mode(subject: Subject, report: Report) -> Data:
     replica = subject.replica()
+    _refuse_states(replica, "preemption-mode")
     breaks = plan_preemption.break_evens(subject.settings)
     longest = subject.settings.max_model_len or replica.max_model_len
     lengths = plan_preemption.lengths_of(subject.work, subject.mean_tokens, longest)
@@ -207,6 +210,12 @@ def _answer_mode(subject: Subject, report: Report) -> Data:
     }
 
 
+def _refuse_states(replica: Replica, question: str) -> None:
+    """Refuse what is answered for policies that do not serve states."""
+    if replica.layout and replica.layout.config:
+        raise SettingError("ask", question, "is not available for models with fixed-size states; leave it out")
+
+
 def _break_even_text(breaks: list[tuple[int, str]]) -> str:
     """The cheaper mode by length."""
     first, *rest = (mode for _, mode in breaks)
@@ -226,6 +235,7 @@ def _modes_table(rows: list[Data]) -> Table:
 
 def _answer_samples(subject: Subject, report: Report) -> Data:
     replica = subject.replica()
+    _refuse_states(replica, "samples")
     if replica.layout:
         remedy = "is not available for layers with windows; add --disable-hybrid-kv-cache-manager to the line"
         raise SettingError("ask", "samples", remedy)

@@ -153,7 +153,7 @@ def _facts(answer: Started) -> dict[str, Any]:
         "max_model_len": launch.max_model_len,
         "max_num_seqs": launch.max_num_seqs,
         "max_num_batched_tokens": launch.max_num_batched_tokens,
-        "block_size": launch.block_size,
+        "block_size": launch.block_tokens,
         "vllm_since": ".".join(map(str, launch.release.since)),
         "ignored": answer.line.ignored,
         "not_simulated": answer.line.not_simulated,

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for recordings and results")
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="interpreter that has vLLM")
     parser.add_argument("--repetitions", type=int, default=3, help="servers that serve each load, one after the other")
-    parser.add_argument("--url", help="a server that runs already, with the probe, and that nobody else uses")
+    parser.add_argument("--url", help="a server that runs already, with the probe and without other users")
     parser.add_argument("--model", type=Path, help="folder with config.json and the tokenizer of the server's model")
     parser.add_argument("--probe", type=Path, help="the file that the server's probe writes, with --url")
     parser.add_argument("--rate-factor", type=float, default=1.0, help="factor on all request rates, with --url")

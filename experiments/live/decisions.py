@@ -19,9 +19,9 @@ from ...sim.cost.steps import FittedSteps, StepCoefficients
 from ...sim.recording.blocks import BlockMap, BlockRecording
 from ...sim.recording.blocks.probed import probed_blocks
 from ...sim.recording.probe import ProbedRun, ProbedStep, read_probe
-from ...sim.recording.step_log import Difference, Served, Step, StepLog, first_difference
 from ...sim.types import ticks
 from ...sim.types.errors import UserError
+from .step_log import Difference, Served, Step, StepLog, first_difference
 
 #: More steps than a block map has: the map has a column for each.
 _MOST_STEPS = 1 << 20
@@ -63,9 +63,9 @@ def compare_decisions(path: str | PathLike[str], chosen: Settings) -> Decisions:
     log = StepLog(digests=True)
     run = simulate(replace(chosen, ids=True), workload_in_steps(probe, steps), _ONE_TICK, observers=[log])
     log.idle_started(run.log.end_ticks, 0)
-    # Rows in which requests only arrive last no time. A last step that is computed in vain is no part of a simulated run.
+    # Rows in which requests only arrive, or are only preempted, last no time. A last step that is computed in vain is no part of a simulated run.
     real_rows = run.log.rows["ticks"] > 0
-    counted = steps[: -1 if len(steps) == real_rows.sum() + 1 else None]
+    counted = [step for step in steps if step.tokens][: real_rows.sum()]
     lasted = np.diff([step.begin_ns for step in counted], append=counted[-1].end_ns)
     ours = run.accounts.at_rows()
     waste = {}
@@ -123,7 +123,7 @@ def _computed(probe: ProbedRun) -> list[ProbedStep]:
 
 
 def workload_in_steps(probe: ProbedRun, steps: Sequence[ProbedStep]) -> Workload:
-    """The requests of a probe, each with the number of the first step whose decision knew it as its arrival.
+    """The requests of a probe, each arriving with the first step that was decided with it in the queue.
 
     Raises:
         UserError: A request was aborted or has not finished.
@@ -131,7 +131,7 @@ def workload_in_steps(probe: ProbedRun, steps: Sequence[ProbedStep]) -> Workload
     for request in probe.requests:
         if request.reason not in ("length", "stop"):
             ended = "has not finished" if request.reason is None else f"ended with {request.reason}"
-            raise UserError(f"request {request.name} {ended}; record a load whose requests are all answered")
+            raise UserError(f"request {request.name} {ended}; record until all requests are answered")
     starts = [step.start_ns for step in steps]
     # A step that was scheduled ahead is decided, in the simulator, when the step before begins.
     ahead = [False, *(after.start_ns < step.end_ns for step, after in zip(steps, steps[1:]))]

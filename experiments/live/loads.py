@@ -1,8 +1,8 @@
 """The loads of ``make server-check``, as arguments of ``vllm bench serve``.
 
-Two servers with the same model: one whose pool holds every request that may run, one whose pool is full much earlier, so
-that it preempts. Lengths are random or those of conversations (ShareGPT, drawn from its published marginals); contents
-repeat in shared prefixes and in sessions whose prompts grow. The first load of the first server ramps up: it covers every
+Two servers with the same model: the pool of one holds every request that may run, the pool of the other is full much earlier,
+so that it preempts. Lengths are random or those of conversations (ShareGPT, drawn from its published marginals); contents
+repeat in shared prefixes and in the growing prompts of sessions. The first load of the first server ramps up: it covers every
 batch size, and step times are calibrated on it alone.
 """
 

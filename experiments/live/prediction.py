@@ -59,9 +59,9 @@ class RecordedLoad:
 
     @property
     def outside_s(self) -> float:
-        """Mean time to first token that the client measured beyond the scheduler's."""
+        """Median over requests of the time to first token that the client measured beyond the scheduler's."""
         inside = np.array([request.token_ns[0] - request.added_ns for request in self.requests]) / 1e9
-        return float((self.benchmark.measured.ttft_s - inside).mean())
+        return float(np.median(self.benchmark.measured.ttft_s - inside))
 
 
 def recorded(session: Session, folder: Path, model: Path) -> dict[str, RecordedLoad]:

@@ -28,7 +28,7 @@ LOAD_S = 300
 _SCRAPE_S = 1.0
 _PERCENTILES = ("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99")
 #: Lists of a result that nothing reads.
-_LARGE = ("generated_texts", "errors", "queue_times", "latencies")
+_LARGE = ("generated_texts", "tokenizer_id", "errors", "queue_times", "latencies")
 
 
 def record(session: Session, python: Path, folder: Path) -> None:
@@ -70,7 +70,7 @@ def serve(load: Load, url: str, python: Path, model: Path, folder: Path) -> floa
     """
     began, result, log = time.monotonic(), f"{load.name}.json", folder / f"{load.name}.log"
     line = [str(python.parent / "vllm"), "bench", "serve", "--backend", "vllm", "--base-url", url, "--model", MODEL]
-    line += ["--tokenizer", str(model), "--ignore-eos", "--disable-tqdm", "--save-result", "--save-detailed"]
+    line += ["--tokenizer", str(model.absolute()), "--ignore-eos", "--disable-tqdm", "--save-result", "--save-detailed"]
     line += ["--result-filename", result, "--ready-check-timeout-sec", "0", *_PERCENTILES]
     line += ["--num-prompts", str(load.requests), *load.arguments]
     with scraped(url, folder / f"{load.name}.metrics.txt"), log.open("w") as output:

@@ -82,7 +82,7 @@ def _judged(same: list[RecordedLoad], cost: Any) -> dict[str, Any]:
 
 
 def misses(metrics: Mapping[str, Mapping[str, float | None]]) -> list[str]:
-    """The judged metrics of a load whose error is beyond its limit and beyond twice the noise."""
+    """The judged metrics of a load with an error beyond the limit and beyond twice the noise."""
     found = []
     for name, limit in LIMITS.items():
         row = metrics.get(name)

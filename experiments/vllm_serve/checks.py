@@ -24,7 +24,7 @@ class Refusal:
     """A failed start-up check.
 
     Attributes:
-        kind: "parallel", "batch", "length", "weights", "free memory", "no KV cache" or "KV cache".
+        kind: "parallel", "batch", "length", "weights", "free memory", "KV groups", "no KV cache" or "KV cache".
         text: vLLM's message, with the computed numbers.
     """
 
@@ -48,6 +48,7 @@ def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[
     if not allow_long:
         yield _too_long(launch)
     yield _too_heavy(launch)
+    yield _not_one_group(launch)
     yield _too_little_left(launch, any_length)
 
 
@@ -93,6 +94,12 @@ def _too_heavy(launch: Launch) -> Refusal | None:
         on_device = f"Free memory on device cuda:0 ({gib(free)}/{gib(launch.gpu.memory_bytes)} GiB) on startup"
         return Refusal("free memory", f"{on_device} is less than desired GPU memory utilization ({share}).")
     return None
+
+
+def _not_one_group(launch: Launch) -> Refusal | None:
+    if launch.hybrid or not (launch.model.state_layers and launch.model.attention_layers):
+        return None
+    return Refusal("KV groups", "Failed to promote local KV cache specs to one unified type.")
 
 
 def _too_little_left(launch: Launch, any_length: bool) -> Refusal | None:

@@ -84,6 +84,8 @@ NOT_SIMULATED = {
     "mm-processor-cache-gb": (True, "an encoder takes memory"),
     "rope-scaling": (True, "longer positions; give --max-model-len"),
     "kv-cache-dtype-skip-layers": (True, "layers with a KV cache of 16 bit"),
+    "mamba-cache-dtype": (True, "states in other number formats than the model's own"),
+    "mamba-ssm-cache-dtype": (True, "states in other number formats than the model's own"),
     "runner": (True, "pooling models"),
     "task": (True, "pooling models"),
     "convert": (True, "pooling models"),
@@ -108,8 +110,8 @@ IGNORED = set(
     data-parallel-start-rank default-chat-template-kwargs default-mm-loras device distributed-executor-backend
     download-dir all2all-backend expert-placement-strategy generation-config grace-period guided-decoding-backend
     hf-token host ignore-patterns kernel-config kv-events-config load-format log-config-file logits-processor-pattern
-    logits-processors logprobs-mode long-prefill-token-threshold mamba-block-size mamba-cache-dtype
-    mamba-cache-mode mamba-ssm-cache-dtype master-addr master-port max-log-len max-logprobs
+    logits-processors logprobs-mode long-prefill-token-threshold mamba-block-size
+    mamba-cache-mode master-addr master-port max-log-len max-logprobs
     max-long-partial-prefills max-num-partial-prefills max-parallel-loading-workers max-seq-len-to-capture
     middleware model-impl model-loader-extra-config moe-backend nnodes node-rank ngram-prompt-lookup-max
     num-scheduler-steps observability-config otlp-traces-endpoint override-attention-dtype

@@ -58,8 +58,8 @@ class Started:
             max_model_len=launch.max_model_len,
             max_num_seqs=launch.max_num_seqs,
             max_num_batched_tokens=launch.max_num_batched_tokens,
-            disable_hybrid_kv_cache_manager=not launch.hybrid,
-            enable_prefix_caching=None if self.line.switch("enable-prefix-caching", True) else False,
+            disable_hybrid_kv_cache_manager=not (launch.hybrid or launch.model.mixer),
+            enable_prefix_caching=None if launch.enable_prefix_caching else False,
             async_scheduling=self.line.switch("async-scheduling", launch.release.async_scheduling),
             watermark=self.line.text("watermark", "0"),
         )
@@ -102,6 +102,8 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
         gpu_memory_utilization=line.share("gpu-memory-utilization", vllm.gpu_memory_utilization),
         block_size=line.whole("block-size", BLOCK_SIZE),
         hybrid=not line.switch("disable-hybrid-kv-cache-manager"),
+        # vLLM does not cache prefixes of models without attention by default.
+        enable_prefix_caching=line.switch("enable-prefix-caching", bool(shape.attention_layers)),
         release=vllm,
         kv_cache_memory_bytes=line.whole("kv-cache-memory-bytes"),
         num_gpu_blocks_override=line.whole("num-gpu-blocks-override"),

@@ -79,7 +79,7 @@ class FittedSteps:
     Args:
         coefficients: The fit.
         about: Further entries of ``describe``.
-        outside_ms: Mean time of a request outside of the server's engine, by the client's measurements; its ticks are an
+        outside_ms: Time of a request outside of the server's engine, by the client's measurements; its ticks are an
             attribute, as of ``ServedCost``.
     """
 

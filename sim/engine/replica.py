@@ -10,7 +10,7 @@ from typing import cast
 from ..cost import PaperCost, StepCost, cost, read_server
 from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
-from ..policy import SHARING, Limits, Policy, Pool, Server, policy
+from ..policy import SHARING, Limits, Pool, Server, policy
 from ..policy.base import AnyPolicy, PairedPolicy
 from ..policy.options import KvGroupOptions, Options, VllmServeOptions, VllmV0Options, WatermarkOptions, option_names
 from ..policy.registry import allocator
@@ -122,7 +122,7 @@ def build(
     shape, card = model(settings.model), gpu(settings.gpu)
     deployment = _deployment(settings, shape)
     max_model_len = _max_model_len(settings, shape)
-    runs = None if workload is None else _runs_to_cache(settings, workload)
+    runs = None if workload is None else _runs_to_cache(settings, workload, shape)
     if shape.mixer:
         layout: HybridLayout | None = _state_layout(settings, kind, shape, deployment, max_model_len, runs is not None)
     else:
@@ -185,7 +185,7 @@ def _sources(settings: Settings, kind: type[AnyPolicy], layout: HybridLayout | N
     found = dict.fromkeys(shared, kind.defaults_source)
     found |= {"num_gpu_blocks": kind.pool_source, "max_model_len": f"model {settings.model}"}
     if layout and layout.config:
-        found |= {"block_size": "raised until a block is as large as a state", "num_gpu_blocks": Policy.pool_source}
+        found |= {"block_size": "raised until a block is as large as a state"}
     given = [name for name in found if getattr(settings, names.get(name, name)) is not None]
     # An option at its default is not known to be given.
     options = dict.fromkeys(option_names(kind.options_type), kind.defaults_source)
@@ -207,12 +207,16 @@ def _own_memory(settings: Settings, pool: Pool, layout: HybridLayout | None) -> 
     return cast(Memory, memory)
 
 
-def _runs_to_cache(settings: Settings, workload: PromptSource) -> Tokens | None:
-    """The tokens of a workload, if prefixes of them are to be cached: asked for, or possible and of use."""
+def _runs_to_cache(settings: Settings, workload: PromptSource, shape: ModelSpec) -> Tokens | None:
+    """The tokens of a workload, if prefixes of them are to be cached: asked for, or possible and of use.
+
+    vLLM does not cache prefixes of models without attention by default.
+    """
     wanted = settings.enable_prefix_caching
     if wanted is None:
         kind = policy(settings.policy)
-        wanted = kind.caches_prefixes and (kind.caches_by_default or workload.may_share_prefixes)
+        possible = kind.caches_prefixes and bool(shape.attention_layers)
+        wanted = possible and (kind.caches_by_default or workload.may_share_prefixes)
     return workload.token_runs() if wanted else None
 
 

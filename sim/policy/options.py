@@ -156,11 +156,9 @@ class VllmServeOptions(WatermarkOptions, KvGroupOptions):
     async_scheduling: Annotated[bool, Field(description="Decide a step while the step before it runs.")] = True
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
-        """See ``Options``; a pool that is given, or is not computed from the GPU memory, leaves the memory unread."""
+        """See ``Options``; a pool that is given leaves the memory unread."""
         if name == "gpu_memory_utilization" and replica.num_gpu_blocks_override is not None:
             return "--num-gpu-blocks-override sets the pool, whatever the memory; leave out one of them"
-        if name == "gpu_memory_utilization" and model(replica.model).mixer:
-            return "the pool of a model with fixed-size states is computed as in the paper; leave it out"
         return super().why_unread(name, replica, workload)
 
 

@@ -86,10 +86,10 @@ class VllmV1(TokenBudget):
         Raises:
             SettingError: vLLM would not start, as the pool cannot hold one sequence of ``max_model_len``.
         """
-        if num_blocks is not None or server.model.mixer:
+        if num_blocks is not None:
             return super().pool_size(server, options, num_blocks, block_size)
         assert isinstance(options, VllmServeOptions)
-        lengths = 0, server.max_model_len
+        lengths, config = (0, server.max_model_len), server.layout.config if server.layout else None
         seqs, tokens = cls.step_limits(server, lengths, server.max_num_seqs, server.max_num_batched_tokens)
         launch = Launch(
             model=server.model,
@@ -102,6 +102,7 @@ class VllmV1(TokenBudget):
             gpu_memory_utilization=options.gpu_memory_utilization,
             block_size=block_size or cls.default_block_size,
             hybrid=server.layout is not None,
+            enable_prefix_caching=config is None or config.settings.enable_prefix_caching,
         )
         if not fits(launch):
             longest = longest_model_len(launch)

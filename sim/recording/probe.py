@@ -20,11 +20,12 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from os import PathLike
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -32,7 +33,6 @@ from ..memory.accounting.integrals import BUCKETS
 from ..memory.accounting.kv_groups import STATE
 from ..types.errors import TraceError, UserError
 from ..workload.content import PromptContent
-from .step_log import blocks_digest
 
 SCHEMA_VERSION = 1
 _REMEDY = "record it anew with fragmeter.probe"
@@ -169,26 +169,14 @@ class ProbedRun:
     cut: bool
 
     def content(self, requests: Sequence[int]) -> PromptContent:
-        """The contents of the prompts of some requests, in this order: the blocks that several of them begin with.
-
-        Raises:
-            UserError: A prompt continues the answer to another one, which contents of prompts cannot say.
-        """
-        size = self.block_size
+        """The contents of some requests, in this order: the blocks that several of them begin with."""
         chains = [self.requests[number].contents for number in requests]
-        prompts = [self.requests[number].prompt_tokens // size for number in requests]
         times = Counter(chain.from_iterable(chains))
-        named = Counter(chain.from_iterable(blocks[:most] for blocks, most in zip(chains, prompts, strict=True)))
-        shared = [
-            [block for block in blocks[:most] if times[block] > 1] for blocks, most in zip(chains, prompts, strict=True)
-        ]
-        answered = {block for blocks, most in zip(chains, prompts, strict=True) for block in blocks[most:]}
-        if answered & named.keys():
-            raise UserError("prompts continue the answers to other requests; sessions are not read from a probe")
+        shared = [[block for block in blocks if times[block] > 1] for blocks in chains]
         numbers = {block: number for number, block in enumerate(dict.fromkeys(chain.from_iterable(shared)))}
         ids = np.array([numbers[block] for blocks in shared for block in blocks], dtype=np.int64)
         offsets = np.concatenate([[0], np.cumsum([len(blocks) for blocks in shared], dtype=np.int64)])
-        return PromptContent(offsets, ids, np.full(len(ids), size))
+        return PromptContent(offsets, ids, np.full(len(ids), self.block_size), covers_outputs=True)
 
     def buckets(self) -> dict[str, np.ndarray]:
         """Slots by bucket, int64 [steps]."""
@@ -298,6 +286,11 @@ def _outputs(lines: list[tuple[int, dict[str, Any]]]) -> dict[int, int]:
             if isinstance(event, list) and event[:1] == ["finish"] and all(map(_is_count, event[1:4])):
                 found.update([(event[1], event[3])] if len(event) > 3 else [])
     return found
+
+
+def blocks_digest(tables: Mapping[int, Iterable[Any]], cached: Iterable[int]) -> int:
+    """A checksum of block tables, by request and KV group, and of the ids of those free blocks that a look-up can find."""
+    return crc32(repr((sorted((number, *groups) for number, groups in tables.items()), sorted(cached))).encode())
 
 
 class _Live:

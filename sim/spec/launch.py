@@ -10,7 +10,7 @@
 Weights, blocks and the check follow vLLM's arithmetic. The activations are estimated:
 
     expert workspace + max(forward, sampler)
-    forward   = 2 bytes * tokens * (5 hidden + outputs of the widest MLP)
+    forward   = 2 bytes * tokens * (5 hidden + outputs of the widest MLP, or of the projections of a state if these are wider)
     sampler   = 14 bytes (38 up to 0.16) * sequences * vocabulary + two hidden states of all tokens
     workspace = 2 bytes * tokens * experts per token * (max(2 width, hidden) + width), as fused_moe.py allocates it
 
@@ -26,10 +26,11 @@ from dataclasses import dataclass, replace
 from ..types.errors import SettingError
 from .deployment import CUDA_GRAPH_BYTES, Deployment, stages
 from .gpu import GpuSpec
-from .hybrid import HybridLayout, hybrid_layout
+from .hybrid import HybridLayout, hybrid_layout, state_layout
+from .kv_cache import CacheSettings
 from .pool import GIB
 from .releases import LATEST, Release
-from .shape import ModelSpec, refuse_states
+from .shape import ModelSpec
 from .weights import stage_bytes
 
 BLOCK_SIZE = 16
@@ -54,7 +55,9 @@ class Launch:
 
     Attributes:
         deployment: Pipeline stages, number formats, CUDA graphs.
+        block_size: Tokens per block, before they are raised for states.
         hybrid: Whether layers with a window keep only the tokens within it.
+        enable_prefix_caching: Whether states at ends of blocks are kept; of no effect on models without states.
         release: Release of vLLM.
         kv_cache_memory_bytes: KV cache of a GPU, set by the user; None computes it.
         correction_bytes: Added to the computed KV cache memory, from an engine's log.
@@ -71,14 +74,11 @@ class Launch:
     gpu_memory_utilization: float = LATEST.gpu_memory_utilization
     block_size: int = BLOCK_SIZE
     hybrid: bool = True
+    enable_prefix_caching: bool = True
     release: Release = LATEST
     kv_cache_memory_bytes: int | None = None
     correction_bytes: int = 0
     num_gpu_blocks_override: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse models with layers that keep a state of fixed size."""
-        refuse_states(self.model, "what vLLM finds for its KV cache is not known yet")
 
     @property
     def num_gpus(self) -> int:
@@ -87,7 +87,21 @@ class Launch:
     @property
     def layout(self) -> HybridLayout | None:
         """The KV groups that share the pool; None if all layers keep every token."""
+        if self.model.mixer:
+            settings = CacheSettings(
+                max_model_len=self.max_model_len,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                block_size=self.block_size,
+                enable_prefix_caching=self.enable_prefix_caching,
+            )
+            return state_layout(self.model, settings, self.deployment.kv_dtype, self.tensor_parallel)
         return hybrid_layout(self.model, self.max_model_len) if self.hybrid else None
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens per block of the pool: ``block_size``, or more in a model with states."""
+        layout = self.layout
+        return layout.config.block_size if layout and layout.config else self.block_size
 
     def sequence_blocks(self, tokens: int) -> int:
         """Maximum of blocks that a sequence of ``tokens`` needs, over all KV groups.
@@ -98,6 +112,8 @@ class Launch:
         layout = self.layout
         if layout is None:
             return -(-tokens // self.block_size)
+        if layout.config:
+            return layout.config.sequence_blocks(tokens)
         within = min(layout.window_tokens - 1 + self.max_num_batched_tokens, tokens)
         full = len(layout.groups) - layout.num_sliding
         return full * -(-tokens // self.block_size) + layout.num_sliding * (-(-within // self.block_size) + 1)
@@ -158,7 +174,10 @@ def _stage(launch: Launch, layers: range, weights: int, last: bool) -> StageMemo
 
 
 def _block_bytes(launch: Launch, layers: range) -> int:
-    groups = (launch.layout.largest(layers),) if launch.layout else launch.model.kv_groups(layers)
+    layout = launch.layout
+    if layout and layout.config:
+        return layout.block_bytes(launch.model, layers)
+    groups = (layout.largest(layers),) if layout else launch.model.kv_groups(layers)
     dtype, ranks = launch.deployment.kv_dtype, launch.tensor_parallel
     return launch.block_size * sum(launch.model.group_slot_bytes(group, dtype, ranks) for group in groups)
 
@@ -167,7 +186,10 @@ def activation_bytes(launch: Launch, layers: range, last: bool) -> int:
     """Peak of the step that vLLM profiles, in bytes; the module docstring has the formula."""
     model, tokens = launch.model, launch.max_num_batched_tokens
     dense = max(_dense_width(model, layer) for layer in layers) // launch.tensor_parallel
-    forward = 2 * tokens * (5 * model.hidden_size + model.mlp_matrices * dense)
+    widest, mixer = model.mlp_matrices * dense, model.state_mixer(launch.tensor_parallel)
+    if mixer and set(layers) & set(model.state_layers):
+        widest = max(widest, mixer.gemm_elements(launch.tensor_parallel))
+    forward = 2 * tokens * (5 * model.hidden_size + widest)
     sampled = min(launch.max_num_seqs, tokens)
     sampler = launch.release.sampler_bytes * sampled * model.vocab_size + 4 * tokens * model.hidden_size
     workspace = 0
@@ -236,8 +258,11 @@ def users(launch: Launch, num_blocks: int, tokens: int) -> int:
 
 
 def fits(launch: Launch) -> bool:
-    """Whether every GPU has room for one sequence of max_model_len: vLLM's ``check_enough_kv_cache_memory``."""
-    needed = launch.sequence_blocks(launch.max_model_len)
+    """Whether every GPU has room for one sequence of max_model_len: vLLM's ``check_enough_kv_cache_memory``.
+
+    For models with states it also needs the null block, as in vLLM 0.33.
+    """
+    needed = launch.sequence_blocks(launch.max_model_len) + (launch.model.mixer is not None)
     return all(memory.kv_cache_bytes >= needed * memory.block_bytes > 0 for memory in stage_memories(launch))
 
 

@@ -11,6 +11,7 @@ Two requests share a prefix as far as their runs name the same tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -44,6 +45,8 @@ class PromptContent:
             If no request has pieces, a turn's prompt begins with the prompt and the output of the turn before.
         same_as: int64 [n], or None: a row with the same prompt, as for sequences of one request. None: each row has its
             own prompt.
+        covers_outputs: Whether pieces may go on into the output, so that other prompts can continue an answer. Requests
+            have one sequence each then.
     """
 
     offsets: np.ndarray
@@ -51,6 +54,7 @@ class PromptContent:
     tokens: np.ndarray
     session_id: np.ndarray | None = None
     same_as: np.ndarray | None = None
+    covers_outputs: bool = False
 
     def __post_init__(self) -> None:
         for field in self.columns():
@@ -91,14 +95,24 @@ class PromptContent:
     def first(self, requests: int) -> PromptContent:
         """The contents of the first requests alone."""
         pieces = self.offsets[requests]
-        rows = (None if column is None else column[:requests] for column in (self.session_id, self.same_as))
-        return PromptContent(self.offsets[: requests + 1], self.ids[:pieces], self.tokens[:pieces], *rows)
+        session_id, same_as = (
+            None if column is None else column[:requests] for column in (self.session_id, self.same_as)
+        )
+        columns = self.offsets[: requests + 1], self.ids[:pieces], self.tokens[:pieces]
+        return PromptContent(*columns, session_id, same_as, self.covers_outputs)
 
     def repeated(self, times: np.ndarray) -> PromptContent:
         """The contents with each request so many times (int64 [n]), one after the other, as its sequences are.
 
         They have one prompt. A session goes on from the first of them.
+
+        Raises:
+            SettingError: Pieces cover outputs, and a request has several sequences.
         """
+        if self.covers_outputs:
+            if (times != 1).any():
+                raise SettingError("n", int(times.max()), "must be 1 where the contents of outputs are given")
+            return self
         rows = np.repeat(np.arange(len(self)), times)
         pieces = np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(pieces)])
@@ -158,7 +172,10 @@ class TokenRuns:
             before = turns_before(content.session_id)
         history = np.minimum(prompt_tokens, (prompt_tokens + output_tokens)[before])
         # Tokens of each prompt that are not its own.
-        self._known = np.where(before < 0, content.piece_tokens(), history).tolist()
+        pieces = content.piece_tokens()
+        self._known = np.where(before < 0, np.minimum(pieces, prompt_tokens), history).tolist()
+        # Tokens of each output that are not its own.
+        self._answered = np.maximum(pieces - prompt_tokens, 0).tolist()
         self._before = before.tolist()
         self._same_as = range(len(content)) if content.same_as is None else content.same_as.tolist()
 
@@ -174,16 +191,26 @@ class TokenRuns:
         request = self._same_as[request]
         if self._before[request] >= 0:
             return self._turn(request)
-        start, end = self._offsets[request], self._offsets[request + 1]
-        runs = [*zip(self._ids[start:end], repeat(0), self._tokens[start:end])]
+        runs = self._piece_runs(request)
+        if self._answered[request]:
+            return _cut(runs, self._prompts[request])[0]
         own = self._prompts[request] - self._known[request]
         if own:
             runs.append((_OWN + request, 0, own))
         return tuple(runs)
 
     def output_runs(self, request: int) -> tuple[Run, ...]:
-        """The output of a request; it continues the stream of the prompt's own tokens."""
-        return ((_OWN + request, self._prompts[request] - self._known[request], self._outputs[request]),)
+        """The output of a request; after its pieces it continues the stream of the prompt's own tokens."""
+        answered, start = self._answered[request], self._prompts[request] - self._known[request]
+        own = ((_OWN + request, start, self._outputs[request] - answered),)
+        if not answered:
+            return own
+        pieces = _cut(self._piece_runs(request), self._prompts[request])[1]
+        return pieces + own if own[0][2] else pieces
+
+    def _piece_runs(self, request: int) -> list[Run]:
+        start, end = self._offsets[request], self._offsets[request + 1]
+        return [*zip(self._ids[start:end], repeat(0), self._tokens[start:end])]
 
     @cached_property
     def unshared(self) -> list[bool]:
@@ -204,6 +231,20 @@ class TokenRuns:
                 end = known
             request = self._before[request]
         return tuple(reversed(runs))
+
+
+def _cut(runs: Iterable[Run], tokens: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """The first ``tokens`` of some runs, and the rest of them."""
+    first: list[Run] = []
+    rest: list[Run] = []
+    for stream, start, length in runs:
+        part = min(length, tokens)
+        tokens -= part
+        if part:
+            first.append((stream, start, part))
+        if part < length:
+            rest.append((stream, start + part, length - part))
+    return tuple(first), tuple(rest)
 
 
 def turns_before(session_id: np.ndarray) -> np.ndarray:

@@ -82,10 +82,12 @@ class Workload:
     def _check(self, content: PromptContent) -> None:
         if len(content) != len(self):
             raise SettingError("content", len(content), f"must be of {len(self)} requests")
-        longer = content.piece_tokens() > self.prompt_tokens
+        covered = self.prompt_tokens + (self.output_tokens if content.covers_outputs else 0)
+        longer = content.piece_tokens() > covered
         if longer.any():
             first = int(longer.argmax())
-            remedy = f"the pieces of request {first} are more than its {self.prompt_tokens[first]} prompt tokens"
+            what = "tokens" if content.covers_outputs else "prompt tokens"
+            remedy = f"the pieces of request {first} are more than its {covered[first]} {what}"
             raise SettingError("content", int(content.piece_tokens()[first]), remedy)
 
     def columns(self) -> list[str]:

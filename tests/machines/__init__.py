@@ -9,7 +9,7 @@
     tables        models of pools with ids; the walk over block tables
     hybrid        KV groups over one pool
     paged         paged memory, with prefills in chunks, with pages that stay mapped
-    policies      compositions of the paged memory, served by the policies that reach them
+    policies      every composition that a policy can reach, served by that policy
     sharing       paged memory of groups with sequences that share blocks
     trees         requests that go on from others
     dialogue      paged memory of trees of requests
@@ -30,14 +30,14 @@ from .dialogue_copies import DialogueCopyMachine
 from .hashed_pool import HashedPoolMachine
 from .hybrid import HybridMachine
 from .paged import ChunkedMachine, DeferredMachine, PagedMachine
-from .policies import COMPOSITIONS
+from .policies import POLICY_MACHINES
 from .pools import PoolMachine, SegmentPoolMachine
 from .radix import RadixMachine
 from .radix_memory import RadixMemoryMachine, SlotRadixMachine
 from .reservations import ReservationMachine
 from .sharing import SharingMachine
 
-__all__ = ["MACHINES"]
+__all__ = ["MACHINES", "POLICY_MACHINES"]
 
 #: By the allocator's class, and what it is composed of; some machines do the same to several.
 MACHINES: dict[str, type[RuleBasedStateMachine]] = {
@@ -49,7 +49,7 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "PagedMemory": PagedMachine,
     "PagedMemory, chunked prefills": ChunkedMachine,
     "PagedMemory, KV groups": HybridMachine,
-    **COMPOSITIONS,
+    "CachedMemory": POLICY_MACHINES["vllm-v1: CachedMemory, steps ahead"],
     "DeferredMemory": DeferredMachine,
     "RadixMemory": RadixMemoryMachine,
     "SlotRadixMemory": SlotRadixMachine,

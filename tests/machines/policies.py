@@ -1,4 +1,7 @@
-"""Compositions of the paged memory as their policies reach them: a scheduler serves random requests, step by step.
+"""Compositions of memories as policies reach them: a scheduler serves random requests, step by step.
+
+``composition`` names one: the policy, the class of the memory, and its parts. ``POLICY_MACHINES`` has a machine for each that
+the registry's policies can reach (``tests/sim/policy/test_compositions.py`` enumerates them).
 
 The walk looks at every block table after every decision and knows nothing of hashes, histograms or logs: it remembers which
 tokens each block was filled with.
@@ -7,12 +10,15 @@ tokens each block was filled with.
     invariant 2   references of a block are the table entries with it, on the device and on the host
     contents      a hit block was filled with the tokens of the request that hits it; what its next token needs is there
     never stuck   while a request waits, or any holds blocks, some step computes; at the end the pool is free again
+
+Memories without block tables are walked by machines of their own (``reservations``, ``radix_memory``, ``paged``); here they
+answer for the levels of the meter, and for what must never be stuck.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,14 +26,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from fragmeter.sim.engine.executor import Executor
-from fragmeter.sim.memory import PageGroups, most_prompt_blocks
+from fragmeter.sim.memory import (
+    CachedMemory,
+    ContiguousMemory,
+    DeferredMemory,
+    Memory,
+    PagedMemory,
+    PageGroups,
+    most_prompt_blocks,
+)
 from fragmeter.sim.memory.accounting.kv_groups import FULL, SLIDING, STATE
 from fragmeter.sim.memory.accounting.ledger import Ledger
 from fragmeter.sim.policy import Limits, Pool
 from fragmeter.sim.policy import policy as policy_of
+from fragmeter.sim.policy.base import AnyPolicy
+from fragmeter.sim.policy.options import VllmV1Options, minor_version
+from fragmeter.sim.spec.releases import unhashed_first
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
 from fragmeter.sim.workload.content import Run
+from fragmeter.sim.workload.workload import Workload
 from strategies import LineCost
 
 from .draws import EITHER, combined
@@ -37,9 +55,39 @@ LONGEST = 40
 FAMILIES = 3
 #: More steps than any request waits for another.
 PATIENCE = 400
+FULL_ALONE = ((FULL,),)
 WINDOWS = ((FULL, SLIDING), (SLIDING, FULL, SLIDING), (SLIDING,))
 STATES = ((FULL, STATE), (STATE, FULL, STATE))
 BOTH = ((FULL, SLIDING, STATE), (SLIDING, STATE))
+
+
+def composition(policy: AnyPolicy, memory: Memory) -> str:
+    """Name of what a policy schedules over, and of how it hands out blocks."""
+    kinds, options = memory.groups.kinds, policy.options
+    parts = {
+        "windows": SLIDING in kinds,
+        "states": STATE in kinds,
+        "prefix cache": memory.cache_log is not None and not isinstance(memory, CachedMemory),
+        "host pool": memory.host_blocks > 0,
+        "steps ahead": policy.schedules_ahead,
+        "prompts in turn": isinstance(options, VllmV1Options) and _computes_in_turn(options),
+        "freed blocks last": isinstance(options, VllmV1Options) and not _unnamed_first(options, memory),
+    }
+    arena = [type(memory.arena).__name__] if isinstance(memory, ContiguousMemory) and memory.arena is not None else []
+    return ", ".join(
+        [f"{policy.name}: {type(memory).__name__}", *arena, *(part for part, is_in in parts.items() if is_in)]
+    )
+
+
+def _computes_in_turn(options: VllmV1Options) -> bool:
+    """Whether several prefills go on at once, so that sequences take their blocks one by one."""
+    in_turn = options.long_prefill_token_threshold > 0 or options.prefill_schedule_interval > 1
+    return in_turn or options.scheduling_policy == "priority"
+
+
+def _unnamed_first(options: VllmV1Options, memory: Memory) -> bool:
+    caching, by_token = memory.cache_log is not None, memory.groups.kinds == (FULL,)
+    return bool(unhashed_first(minor_version(options.vllm_release), caching, by_token))
 
 
 class Contents:
@@ -74,7 +122,12 @@ class PolicyMachine(RuleBasedStateMachine):
     policy_name: ClassVar[str] = "vllm-v1"
     kinds: ClassVar[tuple[tuple[str, ...], ...]] = ((FULL,),)
     caches: ClassVar[bool] = False
-    options: ClassVar[dict[str, Any]] = {}
+    #: Options of the policy, of which each run takes one.
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    swaps: ClassVar[bool] = False
+    ids: ClassVar[bool] = True
+    #: Operations so far, of all runs of the machine.
+    operations: ClassVar[int] = 0
 
     @initialize(
         pool=combined(range(10, 61, 10), range(1, 5), range(2, 10), (1, 3, 8)),
@@ -85,20 +138,23 @@ class PolicyMachine(RuleBasedStateMachine):
         num_blocks, size, window, budget = pool
         kind = policy_of(self.policy_name)
         kinds = self.kinds[place % len(self.kinds)]
-        limits, options = Limits(LONGEST, 1 + place, max(budget, 1 + place)), kind.options_type(**self.options)
+        chosen = self.variants[(place + host_blocks) % len(self.variants)]
+        limits, options = Limits(LONGEST, 1 + place, max(budget, 1 + place)), kind.options_type(**chosen)
+        size = kind.default_block_size if kind.default_block_size == 1 else size
         most = most_prompt_blocks(window, kind.in_flight_tokens(limits, options), LONGEST, size)
         ahead = getattr(options, "async_scheduling", False)
         groups = PageGroups(kinds, window, most, STATE in kinds and self.caches, ahead)
-        self.policy = kind(limits, options, groups)
+        self.policy = kind(limits, options, groups if kind.serves_kv_groups else None)
         self.contents = Contents()
         self.memory = self.policy.memory(
             Pool(
                 num_blocks=num_blocks,
                 block_size=size,
                 max_model_len=LONGEST,
-                host_blocks=host_blocks,
-                ids=True,
+                host_blocks=host_blocks if self.swaps else 0,
+                ids=self.ids,
                 token_runs=self.contents if self.caches else None,
+                caches_prefixes=self.caches,
             )
         )
         self.num_blocks, self.size, self.groups = num_blocks, size, groups
@@ -114,17 +170,22 @@ class PolicyMachine(RuleBasedStateMachine):
     @rule(request=combined(range(1, 25), range(1, 16), range(FAMILIES), (0, 4, 9, 24), EITHER))
     def arrive(self, request):
         prompt, output, family, shared, two = request
-        workload = SimpleNamespace(prompt_tokens=np.array([prompt]), output_tokens=np.array([output]))
+        type(self).operations += 1
+        declared = output + 3 * two
+        workload = Workload("one", np.zeros(1), np.array([prompt]), np.array([output]), np.array([declared]))
         if self.policy.smallest_pool_blocks(workload, self.size)[0] > self.num_blocks:
             return
         for _ in range(1 + two):
             index = len(self.contents.unshared)
             self.contents.add(family, min(shared, prompt), prompt, output)
-            self.state.waiting.append(Sequence(index, prompt, output, output + 3 * two))
+            sequence = Sequence(index, prompt, output, declared)
+            sequence.urgency = (index % 3, index)
+            self.state.waiting.append(sequence)
 
     @precondition(lambda self: self.has_work())
     @rule(steps=st.integers(1, 12))
     def leap(self, steps):
+        type(self).operations += 1
         self.decide(steps)
 
     def has_work(self) -> bool:
@@ -137,7 +198,8 @@ class PolicyMachine(RuleBasedStateMachine):
         """A decision, and as many steps as it holds for."""
         state, memory = self.state, self.memory
         transaction = memory.transaction(state.decode_step)
-        assert transaction.free == self.count_free()
+        if self.is_walked():
+            assert transaction.free == self.count_free()
         plan = self.policy.schedule(state, transaction)
         begun = self.executor.carry_out(plan, self.now)
         self.now += 1
@@ -158,16 +220,24 @@ class PolicyMachine(RuleBasedStateMachine):
         meter = memory.advance(state, steps)
         self.check_meter(dict(zip(memory.meter, meter, strict=True)))
         state.decode_step += steps
-        memory.settle(state, 0)
+        if self.is_walked():
+            memory.settle(state, 0)
         self.fill()
         self.check_tables()
         if self.policy.schedules_ahead:
             self.ended = state.note_finished(LONGEST)
             memory.hold_finished(tuple(state.finished), state.decode_step)
+        elif self.policy.leaves_together:
+            memory.release(state.take_ended(), state.decode_step)
         else:
             memory.release(state.take_finished(), state.decode_step)
 
     # --- The walk ---
+
+    def is_walked(self) -> bool:
+        """Whether the memory has block tables, with no block but in them or free."""
+        memory = self.memory
+        return isinstance(memory, PagedMemory) and not isinstance(memory, DeferredMemory)
 
     def tables(self) -> dict[Sequence, tuple[list[int | None], ...]]:
         kept = self.memory.group_tables
@@ -188,6 +258,8 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def fill(self) -> None:
         """Remember what full blocks are filled with."""
+        if not self.is_walked():
+            return
         for sequence, tables in self.tables().items():
             full = self.computed(sequence) // self.size
             for group, place, block in entries(tables):
@@ -199,7 +271,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def walk_hits(self) -> None:
         """Blocks that were found are filled with what they stand for."""
-        if self.memory.cache_log is None:
+        if self.memory.cache_log is None or not self.is_walked():
             return
         columns = self.memory.cache_log.look_up_columns()
         found = list(zip(columns["index"].tolist(), columns["hit_tokens"].tolist(), strict=True))[self.walked :]
@@ -220,6 +292,8 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def check_tables(self) -> None:
         """Invariant 2, and what the next token of each sequence needs."""
+        if not self.is_walked():
+            return
         named = Counter(block for tables in self.tables().values() for _, _, block in entries(tables))
         free = self.pool().free_ids
         assert sorted([*named, *free]) == list(range(self.memory.num_blocks))
@@ -249,6 +323,9 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def check_meter(self, meter: dict[str, int]) -> None:
         """Invariant 1, of the first step of a leap."""
+        if not self.is_walked():
+            assert 0 <= meter["live"] <= meter["held"] <= self.memory.capacity_slots
+            return
         named = {block for tables in self.tables().values() for _, _, block in entries(tables)}
         groups, size = self.groups, self.size
         if self.memory.is_plain:
@@ -271,8 +348,10 @@ class PolicyMachine(RuleBasedStateMachine):
             decisions += 1
             assert decisions < PATIENCE * (1 + len(self.contents.unshared)), "stuck"
             self.decide(LONGEST)
-        assert self.memory.transaction(self.state.decode_step).free == self.memory.num_blocks == self.count_free()
+        assert self.memory.room_after(self.state, 0) == self.memory.capacity_slots
         assert self.memory.host_free == self.memory.host_blocks
+        if self.is_walked():
+            assert self.memory.transaction(self.state.decode_step).free == self.memory.num_blocks == self.count_free()
 
 
 def entries(tables: tuple[list[int | None], ...]):
@@ -283,31 +362,80 @@ def entries(tables: tuple[list[int | None], ...]):
                 yield group, place, block
 
 
-def composed(name: str, **facts: Any) -> type[PolicyMachine]:
-    """A machine for a composition."""
-    return type(name, (PolicyMachine,), facts)
+def composed(policy: str, memory: str, *parts: str, **facts: Any) -> tuple[str, type[PolicyMachine]]:
+    """A composition, and its machine."""
+    label = ", ".join([f"{policy}: {memory}", *parts])
+    words = "".join(character if character.isalnum() else " " for character in label).title()
+    return label, type("".join(words.split()) + "Machine", (PolicyMachine,), {"policy_name": policy} | facts)
 
 
-SWAPS, AT_ONCE = {"preemption_mode": "swap"}, {"async_scheduling": False}
-#: By what a memory is composed of.
-COMPOSITIONS: dict[str, type[PolicyMachine]] = {
-    "CachedMemory": composed("CachedMachine", caches=True),
-    "CachedMemory, steps not scheduled ahead": composed("CachedAtOnceMachine", caches=True, options=AT_ONCE),
-    "PagedMemory, windows": composed("WindowMachine", kinds=WINDOWS),
-    "PagedMemory, windows, prefix cache, steps not scheduled ahead": composed(
-        "CachedWindowAtOnceMachine", kinds=WINDOWS, caches=True, options=AT_ONCE
-    ),
-    "PagedMemory, states, prefix cache, steps not scheduled ahead": composed(
-        "CachedStateAtOnceMachine", kinds=STATES, caches=True, options=AT_ONCE
-    ),
-    "PagedMemory, windows, prefix cache": composed("CachedWindowMachine", kinds=WINDOWS, caches=True),
-    "PagedMemory, states": composed("StateMachine", kinds=STATES),
-    "PagedMemory, states, prefix cache": composed("CachedStateMachine", kinds=STATES, caches=True),
-    "PagedMemory, windows and states, prefix cache": composed("CachedMixtureMachine", kinds=BOTH, caches=True),
-    "PagedMemory, windows, host pool": composed(
-        "SwappingWindowMachine", policy_name="vllm-sosp23", kinds=WINDOWS, options=SWAPS
-    ),
-    "PagedMemory, windows, host pool, vllm-v0": composed(
-        "SwappingWindowV0Machine", policy_name="vllm-v0", kinds=WINDOWS, options=SWAPS
-    ),
-}
+def _of_vllm_v1() -> list[tuple[str, type[PolicyMachine]]]:
+    """Every layout of layers, with and without caching, and every way in which blocks change hands."""
+    found = []
+    layouts = {(): FULL_ALONE, ("windows",): WINDOWS, ("states",): STATES, ("windows", "states"): BOTH}
+    for (layers, kinds), caches, ahead, in_turn, last in product(layouts.items(), *[EITHER] * 4):
+        own = caches and not layers and not in_turn
+        parts = {
+            "prefix cache": caches and not own,
+            "steps ahead": ahead,
+            "prompts in turn": in_turn,
+            "freed blocks last": last,
+        }
+        release = {"vllm_release": "0.22" if caches else "0.27"} if last else {}
+        variants = tuple({"async_scheduling": ahead} | release | turn for turn in (IN_TURN if in_turn else ({},)))
+        names = (*layers, *(part for part, is_in in parts.items() if is_in))
+        memory = "CachedMemory" if own else "PagedMemory"
+        found.append(composed("vllm-v1", memory, *names, kinds=kinds, caches=caches, variants=variants))
+    return found
+
+
+#: Options of vllm-v1 under which several prefills go on at once.
+IN_TURN: tuple[dict[str, Any], ...] = (
+    {"long_prefill_token_threshold": 3},
+    {"long_prefill_token_threshold": 2, "long_prefill_token_threshold_adaptive": True},
+    {"prefill_schedule_interval": 3},
+    {"scheduling_policy": "priority"},
+    {"scheduling_policy": "priority", "scheduler_reserve_full_isl": False, "long_prefill_token_threshold": 4},
+)
+SWAPS: dict[str, Any] = {"swaps": True, "variants": ({"preemption_mode": "swap"}, {"preemption_mode": "recompute"})}
+ORDERS: tuple[dict[str, Any], ...] = ({"schedule_policy": "lpm"}, {"schedule_policy": "fcfs"})
+ARENAS = {"buddy": "BuddyArena", "first-fit": "FirstFitArena", "best-fit": "BestFitArena"}
+#: By the name that ``composition`` gives.
+POLICY_MACHINES: dict[str, type[PolicyMachine]] = dict(
+    [
+        *_of_vllm_v1(),
+        *(composed(name, "PagedMemory", "windows", kinds=WINDOWS) for name in ("vllm-sosp23", "vllm-v0")),
+        *(
+            composed(name, "PagedMemory", *windows, "host pool", kinds=kinds, **SWAPS)
+            for name in ("vllm-sosp23", "vllm-v0")
+            for windows, kinds in (((), FULL_ALONE), (("windows",), WINDOWS))
+        ),
+        *(
+            composed(name, "PagedMemory")
+            for name in (
+                "vllm-sosp23",
+                "vllm-v0",
+                "sarathi",
+                "fastgen",
+                "lightllm",
+                "trtllm-no-evict",
+                "trtllm-max-util",
+            )
+        ),
+        *(
+            composed(name, "ContiguousMemory", arena, variants=({"arena": kind},))
+            for name in ("orca-max", "orca-pow2", "orca-oracle")
+            for kind, arena in ARENAS.items()
+        ),
+        composed("orca", "ContiguousMemory"),
+        composed("static", "BatchMemory"),
+        composed("fastertransformer", "BatchMemory"),
+        composed("tgi", "ReservedMemory"),
+        composed("vattention", "DeferredMemory"),
+        *(
+            composed("sglang", memory, *parts, caches=bool(parts), ids=memory == "SlotRadixMemory", variants=ORDERS)
+            for memory in ("RadixMemory", "SlotRadixMemory")
+            for parts in ((), ("prefix cache",))
+        ),
+    ]
+)

@@ -18,6 +18,8 @@ from cli_runs import run
 from fragmeter.experiments.cli.app import DONE, status
 from paths import ROOT
 
+#: What ``make server-check`` recorded.
+SERVER = ROOT / "tests" / "data" / "real_server"
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 PAGES = [
     ROOT / "README.md",
@@ -156,6 +158,8 @@ def with_files(folder: Path) -> None:
     for own in (ROOT / "examples" / "extending").glob("*.py"):
         shutil.copy(own, folder)
     (folder / "my-bench.json").write_text(json.dumps(BENCHMARK))
+    shutil.copy(SERVER / "1" / "tight" / "probe.jsonl.gz", folder / "my-steps.jsonl.gz")
+    shutil.copy(SERVER / "cost.json", folder / "my-cost.json")
     (folder / "my-metrics.txt").write_text('vllm:cache_config_info{block_size="16",num_gpu_blocks="20000"} 1\n')
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from fragmeter.experiments.live.step_log import Served, StepLog
 from fragmeter.sim import Settings, Workload, settings, simulate
 from fragmeter.sim.metrics.summary import summary as summary_of
-from fragmeter.sim.recording.step_log import Served, StepLog
 
 from .shapes import Layer
 from .workloads import Case

@@ -9,7 +9,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from fragmeter.sim.recording.step_log import Served
+from fragmeter.experiments.live.step_log import Served
 
 from .workloads import KINDS, OPTIONS, Case
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fragmeter.sim.recording.step_log import first_difference
+from fragmeter.experiments.live.step_log import first_difference
 
 from . import ours, server
 from .workloads import KINDS, Case, with_options

@@ -33,12 +33,14 @@ from fragmeter.sim.spec import (
     StateLayer,
     cache_layers,
     form_kv_cache,
+    gpu,
     kv_cache,
     model,
     model_names,
     stages,
 )
 from fragmeter.sim.spec.attention import FULL
+from fragmeter.sim.spec.launch import Launch, capacity, fits, longest_model_len
 from fragmeter.sim.types.errors import SettingError
 
 from . import layers as vllm_layers
@@ -417,3 +419,40 @@ def test_pipeline_stages_have_the_groups_and_blocks_of_vllm(first: int, record_p
             differing.append(name)
     record_property("compared/stages", [compared, 0, len(differing)])
     assert compared and not differing
+
+
+def _launches() -> Iterable[Launch]:
+    """Presets with states on several GPUs, in memory for many sequences and for hardly one."""
+    for name in model_names():
+        for ranks in (1, 2, 4) if model(name).mixer else ():
+            for caching in (True, False):
+                launch = Launch(
+                    model=model(name),
+                    gpu=gpu("h200"),
+                    max_model_len=8192,
+                    max_num_seqs=256,
+                    max_num_batched_tokens=8192,
+                    tensor_parallel=ranks,
+                    enable_prefix_caching=caching,
+                )
+                try:
+                    block = capacity(launch).stage.block_bytes
+                except SettingError:
+                    continue
+                exact = (launch.sequence_blocks(8192) + 1) * block
+                yield from (replace(launch, kv_cache_memory_bytes=bytes_) for bytes_ in (None, exact, exact - 1))
+
+
+def test_launches_with_states_have_the_blocks_of_vllm(record_property):
+    """The pool of ``plan`` and of ``vllm-v1``; and the longest model that fits, where vLLM does not start."""
+    compared, differing = 0, []
+    for launch in _launches():
+        found, config = capacity(launch), launch.layout.config
+        layers = cache_layers(launch.model, launch.deployment.kv_dtype, launch.tensor_parallel)
+        theirs = real(Case(layers, config.settings, found.stage.kv_cache_bytes))
+        mine = found.num_blocks if fits(launch) else Refusal(longest_model_len(launch) or None)
+        compared += 1
+        if (theirs.num_blocks if isinstance(theirs, Answer) else theirs) != mine:
+            differing.append(f"{launch}\n  vLLM {theirs}\n  ours {mine}")
+    record_property("compared/launches", [compared, 0, len(differing)])
+    assert compared >= 60 and not differing, "\n".join(differing)

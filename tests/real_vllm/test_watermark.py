@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fragmeter.experiments.live.step_log import first_difference
 from fragmeter.sim import Workload, simulate
-from fragmeter.sim.recording.step_log import first_difference
 from fragmeter.sim.workload.users import Users
 
 from . import ours, server

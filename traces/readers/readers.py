@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from ...sim.types.errors import TraceError
 from ..formats.own import OWN
+from ..formats.probe import is_probe, probe_trace
 from ..parsing.files import TraceFile
 from ..parsing.parquet_format import plain
 from ..parsing.reading import MOST_INFLATED_BYTES, Reading
@@ -49,10 +50,10 @@ def fields_read(path: str | PathLike[str]) -> frozenset[str]:
     Raises:
         TraceError: The file cannot be read, or has an unknown format.
     """
-    if holds_load(path):
-        # Requests are drawn from a load: it has no rows and no blocks, and is small.
-        return frozenset()
     file = TraceFile(path, MOST_INFLATED_BYTES)
+    if is_load(file.head()) or is_probe(file.head()):
+        # Requests are drawn from a load: it has no rows and no blocks, and is small. A probe's file has no bad rows.
+        return frozenset()
     source = recognise(file, Reading(), content=True)
     return source.reads | {"skip_bad"} | ({"max_inflated_bytes"} if file.is_compressed() else frozenset())
 
@@ -83,6 +84,8 @@ def read_with_content(path: str | PathLike[str], reading: Reading = Reading(), l
 
 def _read(path: str | PathLike[str], reading: Reading, content: bool, **limits: int) -> Trace:
     file = TraceFile(path, reading.max_inflated_bytes)
+    if is_probe(file.head()):
+        return probe_trace(path, Path(file.bare_name).stem, content, **limits)
     source = recognise(file, reading, content)
     gathering = Gathering(path, source.form, **limits)
     for piece in source.pieces:

@@ -136,6 +136,7 @@ class CachedMemory(PagedMemory):
         self.cache_log: CacheLog = CacheLog(block_size, self.pool.history)
         self.cached_level = self.cache_log
         self.leaves_alone = not ids
+        self._pack_left, self._append_left = self.pool.queue.left.pack, self.pool.queue.left.append
         if isinstance(self.pool.queue, FreeIds):
             # Not a ``BlockPool``: tables only take blocks from it, and the segment pool puts released blocks into it.
             self.tables = BlockTables(0, 0, block_size, self.pool.queue)
@@ -243,11 +244,14 @@ class CachedMemory(PagedMemory):
 
     def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
+        phases, size = self._phases, self.block_size
         for sequence in finished:
             if self.leaves_alone and sequence in self.alone:
                 # Cheaper than a stall, which gives it a table.
                 self._resting[sequence] = None
-                self._count(sequence, -1)
+                phase = (1 - sequence.lag) % size
+                phases[phase] -= 1
+                phases[phase + size] -= 1
                 continue
             tokens = self._known_tokens(sequence, decode_step)
             table = self.held[sequence] = self._pop(sequence)
@@ -257,10 +261,13 @@ class CachedMemory(PagedMemory):
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
-        leaving = tuple(leaving)
         self._decided_until = decode_step + 1
-        if self.leaves_alone and (not self.held or all(map(self.alone.__contains__, leaving))):
-            self._release_alone(leaving, decode_step, in_vain=True)
+        if self.leaves_alone and not self.held:
+            self._release_alone(leaving, decode_step, True)
+            return
+        leaving = tuple(leaving)
+        if self.leaves_alone and all(map(self.alone.__contains__, leaving)):
+            self._release_alone(leaving, decode_step, True)
             return
         if self.tables is not None:
             self.tables.grow_until(decode_step + 1)
@@ -274,18 +281,14 @@ class CachedMemory(PagedMemory):
             else:
                 self._release((sequence,), decode_step, returns=False, free=free, in_vain=True)
 
-    def _count(self, sequence: Sequence, number: int) -> None:
-        """Count a running sequence among those that take blocks, or no more."""
-        phase = (1 - sequence.lag) % self.block_size
-        self._phases[phase] += number
-        self._phases[phase + self.block_size] += number
-
     def _wake(self, sequence: Sequence) -> bool:
         """Count a resting sequence again. Returns whether it rested."""
         if sequence not in self._resting:
             return False
         del self._resting[sequence]
-        self._count(sequence, 1)
+        phase = (1 - sequence.lag) % self.block_size
+        self._phases[phase] += 1
+        self._phases[phase + self.block_size] += 1
         return True
 
     def _known_tokens(self, sequence: Sequence, decode_step: int) -> int:
@@ -320,13 +323,16 @@ class CachedMemory(PagedMemory):
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``PagedMemory``."""
+        if self.leaves_alone and not self.held:
+            self._release_alone(leaving, decode_step)
+            return
         leaving = tuple(leaving)
-        if self.leaves_alone and (not self.held or all(map(self.alone.__contains__, leaving))):
+        if self.leaves_alone and all(map(self.alone.__contains__, leaving)):
             self._release_alone(leaving, decode_step)
         else:
             self._release(leaving, decode_step, returns=False)
 
-    def _release_alone(self, leaving: tuple[Sequence, ...], decode_step: int, in_vain: bool = False) -> None:
+    def _release_alone(self, leaving: Iterable[Sequence], decode_step: int, in_vain: bool = False) -> None:
         """As ``_release``, for finished sequences without shared blocks: one record for each sequence.
 
         No block is looked up, so the queue need not be up to date.
@@ -336,7 +342,7 @@ class CachedMemory(PagedMemory):
                 ``decode_step``.
         """
         size, pop, phases, now = self.block_size, self.alone.pop, self._phases, after_step(decode_step)
-        append, pack, resting = self.pool.queue.left.append, self.pool.queue.left.pack, self._resting
+        append, pack, resting = self._append_left, self._pack_left, self._resting
         free, freed = self.free - in_vain * phases[decode_step % size], 0
         for sequence in leaving:
             lag = sequence.lag

@@ -59,8 +59,12 @@ class Log:
         """Append a record of all fields."""
         self.append(self.pack(*record))
 
+    def clear(self) -> None:
+        """Remove all records."""
+        del self.records[:]
+
     def rows(self) -> Iterator[tuple[int, ...]]:
-        """All records, one by one."""
+        """All present records, one by one."""
         return self._record.iter_unpack(self.records.tobytes())
 
     def __len__(self) -> int:
@@ -117,9 +121,10 @@ class FreeQueue:
 
     def _free_left(self) -> None:
         """Free the blocks of the tables in ``left``, in their order."""
-        left, self.left = self.left, Log(LEFT)
+        rows = self.left.rows()
+        self.left.clear()
         size, append, pack, push = self._block_size, self._freed.append, self._freed.pack, self.pending.append
-        for tokens, blocks, lag, index, known, born, moment, free in left.rows():
+        for tokens, blocks, lag, index, known, born, moment, free in rows:
             stop, named, grown_from = blocks, tokens // size, -(-known // size)
             if named < stop and self.unnamed_first:
                 # All blocks that were free at first or freed since, less those that are free, were taken before.

@@ -59,7 +59,7 @@ QUICK = Session("quick", {"max-num-seqs": 2}, (Load("one", 2, ()), Load("two", 3
 
 @pytest.fixture
 def python(tmp_path, monkeypatch):
-    """The interpreter of an environment whose ``vllm`` is the stand-in."""
+    """The interpreter of an environment with the stand-in as its ``vllm``."""
     monkeypatch.setattr(server_module, "STOP_S", 1)
     (tmp_path / "bin").mkdir()
     script = f"#!{sys.executable}\n" + VLLM.format(pids=tmp_path / "pids")

@@ -9,10 +9,11 @@ from fragmeter.experiments.vllm_serve.checks import refusal
 from fragmeter.experiments.vllm_serve.line import IGNORED, IGNORED_SWITCHES, NOT_SIMULATED, READ, parse_serve
 from fragmeter.experiments.vllm_serve.log import read_log
 from fragmeter.experiments.vllm_serve.start import served_model, started
+from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import model_names
 from fragmeter.sim.spec.launch import capacity, longest_model_len, users
-from fragmeter.sim.types.errors import SettingError, UserError
+from fragmeter.sim.types.errors import UserError
 
 READS_THE_SAME = [
     "vllm serve opt-13b --tensor-parallel-size 2 --max-model-len 2048 --enforce-eager",
@@ -129,13 +130,22 @@ def test_repositories_with_the_shape_of_a_preset(name, preset, quantization):
     assert (served_model(name).name, served_model(name).quantization) == (preset, quantization)
 
 
-def test_a_model_with_a_fixed_size_state_is_refused():
-    with pytest.raises(SettingError) as error:
-        started(parse_serve("vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct --tensor-parallel-size 4"), "h200")
-    assert str(error.value) == (
-        "model = 'qwen3-next-80b-a3b': has layers with a fixed-size state; "
-        "what vLLM finds for its KV cache is not known yet"
-    )
+def test_a_model_with_fixed_size_states_is_a_simulation_with_the_same_blocks():
+    line = "vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct --tensor-parallel-size 4 --max-model-len 32K"
+    for flags, blocks in (("", 2), (" --no-enable-prefix-caching", 1)):
+        answer = started(parse_serve(line + flags), "h200")
+        replica = build(answer.settings())
+        # A state a rank: inputs of 3 tokens in 2,048 channels, and 8 heads of 128 x 128; of attention a token has 1,024 bytes.
+        assert answer.launch.block_tokens == replica.block_size == 16 * -(-(3 * 2048 * 2 + 8 * 128 * 128 * 2) // 2**14)
+        assert replica.num_blocks == capacity(answer.launch).num_blocks
+        assert answer.launch.sequence_blocks(32_768) == -(-32_768 // replica.block_size) + 3 * blocks
+        assert refusal(answer.launch) is None
+
+
+def test_states_need_groups_of_their_own():
+    line = "vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct -tp 4 --disable-hybrid-kv-cache-manager"
+    refused = refusal(started(parse_serve(line), "h200").launch)
+    assert refused and refused.kind == "KV groups"
 
 
 def launched(flags: str, gpu: str = "h100-80gb"):

@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from fragmeter.sim import memory
 from fragmeter.sim.memory import prefix
 from fragmeter.sim.memory.contiguous import arena
-from machines import MACHINES
+from machines import MACHINES, POLICY_MACHINES
 
 ALLOCATORS = {"Arena", "Pool", "Memory", "Tree"}
 each_machine = pytest.mark.parametrize("machine", dict.fromkeys(MACHINES.values()))
@@ -24,7 +24,7 @@ def test_every_allocator_has_a_machine():
 
 def test_a_leap_does_not_count_on_blocks_that_another_table_still_names():
     """Two windows pass shared blocks in the first step of a leap: found by the machine in some 3,000 sequences."""
-    machine = MACHINES["PagedMemory, windows, prefix cache, steps not scheduled ahead"]()
+    machine = POLICY_MACHINES["vllm-v1: PagedMemory, windows, prefix cache"]()
     machine.build(host_blocks=0, pool=(40, 3, 7, 8), place=4)
     machine.arrive((2, 9, 0, 9, True))
     machine.arrive((3, 12, 0, 9, True))

@@ -49,16 +49,20 @@ def test_run_json_says_where_each_value_comes_from():
     assert "async_scheduling" not in paper
 
 
-def test_the_pool_is_the_one_that_plan_computes():
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-27b", "nemotron-h-8b"])
+def test_the_pool_is_the_one_that_plan_computes(name):
     """And a share of the memory that holds no sequence of the model's length is refused, as vLLM does not start."""
-    chosen = settings(policy="vllm-v1", model="llama-3.1-8b", gpu="h100-80gb")
+    chosen = settings(policy="vllm-v1", model=name, gpu="h100-80gb", max_model_len=8192)
     launch = Launch(
-        model=model("llama-3.1-8b"),
+        model=model(name),
         gpu=gpu("h100-80gb"),
-        max_model_len=131_072,
+        max_model_len=8192,
         max_num_seqs=1024,
         max_num_batched_tokens=8192,
+        enable_prefix_caching=False,
     )
-    assert build(chosen).num_blocks == capacity(launch).num_blocks
+    built = build(chosen)
+    assert built.num_blocks == capacity(launch).num_blocks and built.block_size == launch.block_tokens
+    assert built.describe()["sources"]["num_gpu_blocks"] == "computed from the GPU memory as by vllm serve 0.33"
     with pytest.raises(SettingError, match="max_model_len = 131072: the KV cache holds a sequence of"):
         build(settings(policy="vllm-v1", model="llama-3.1-8b", gpu="h100-80gb", gpu_memory_utilization=0.3))

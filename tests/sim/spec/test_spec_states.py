@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from fragmeter.sim.spec import GatedDelta, KimiDelta, Mamba, Mamba2, Span, model, paper_num_blocks, stage_bytes
 from fragmeter.sim.spec.gpu import gpu
 from fragmeter.sim.spec.kv_cache import CacheSettings, attention_layers, cache_layers, form_kv_cache
-from fragmeter.sim.spec.launch import Launch
 from fragmeter.sim.spec.matrix import QUANTIZATIONS
 from fragmeter.sim.spec.weights import layer_matrices
 from fragmeter.sim.types.errors import SettingError
@@ -391,5 +390,3 @@ def test_pools_that_do_not_hold_states_refuse_them(name):
         paper_num_blocks(model(name), gpu("h200"), 4)
     with pytest.raises(SettingError, match=f"model = '{name}': has layers with a fixed-size state"):
         attention_layers(model(name))
-    with pytest.raises(SettingError, match=f"model = '{name}': has layers with a fixed-size state"):
-        Launch(model=model(name), gpu=gpu("h200"), max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=8192)

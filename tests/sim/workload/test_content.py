@@ -44,6 +44,28 @@ def test_a_prompt_is_its_pieces_and_the_rest_its_own():
     assert [runs.output_runs(i) for i in range(3)] == [((OWN, 0, 2),), ((OWN + 1, 4, 1),), ((OWN + 2, 2, 6),)]
 
 
+def test_pieces_may_reach_into_the_output():
+    """Request 1 continues the answer to request 0; the prompt of request 0 ends within a piece. Request 2 shares no answer."""
+    pieces = content([[(7, 4), (8, 4)], [(7, 4), (8, 4), (9, 4)], [(7, 4)]])
+    made = PromptContent(pieces.offsets, pieces.ids, pieces.tokens, covers_outputs=True)
+    prompts, outputs = np.array([6, 9, 5]), np.array([4, 3, 2])
+    runs = TokenRuns(made, prompts, outputs)
+    assert [(runs.runs(i), runs.output_runs(i)) for i in range(3)] == [
+        (((7, 0, 4), (8, 0, 2)), ((8, 2, 2), (OWN, 0, 2))),
+        (((7, 0, 4), (8, 0, 4), (9, 0, 1)), ((9, 1, 3),)),
+        (((7, 0, 4), (OWN + 2, 0, 1)), ((OWN + 2, 1, 2),)),
+    ]
+    strings = [written_out((*runs.runs(i), *runs.output_runs(i))) for i in range(3)]
+    assert [len(string) for string in strings] == (prompts + outputs).tolist()
+    assert strings[1][:8] == strings[0][:8] and strings[1][8] != strings[0][8]
+    assert runs.unshared == [False, False, False]
+    Workload("answers", np.zeros(3), prompts, outputs, content=made)
+    with pytest.raises(SettingError, match="content = 12: the pieces of request 1 are more than its 11 tokens"):
+        Workload("answers", np.zeros(3), prompts, outputs - 1, content=made)
+    with pytest.raises(SettingError, match="n = 2: must be 1"):
+        made.repeated(np.array([1, 2, 1]))
+
+
 def test_turns_of_a_session_begin_with_what_was_said_before():
     """Requests 0, 2 and 4 are one session, 1 and 3 none. 2 knows 3 + 4 tokens and adds 2; 4 is shorter than what came
     before: it ends two tokens into what 2 added and generated."""

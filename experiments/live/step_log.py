@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 
-from ..engine.engine import Engine
-from ..engine.observer import Observer
-from ..memory import PagedMemory
-from ..memory.accounting.ledger import LEAP, Leap
-from ..types.errors import SimulationFault
-from ..types.sequence import Sequence, StepPlan
+from ...sim.engine.engine import Engine
+from ...sim.engine.observer import Observer
+from ...sim.memory import PagedMemory
+from ...sim.memory.accounting.ledger import LEAP, Leap
+from ...sim.recording.probe import blocks_digest
+from ...sim.types.errors import SimulationFault
+from ...sim.types.sequence import Sequence, StepPlan
 
 _STEPS = LEAP.index("steps")
 
@@ -87,11 +87,6 @@ def first_difference(real: Served, ours: Served) -> Difference | None:
         number, (theirs, mine) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
         return Difference(number, "finished", theirs, mine)
     return None
-
-
-def blocks_digest(tables: Mapping[int, Iterable[Any]], cached: Iterable[int]) -> int:
-    """A checksum of block tables, by request and KV group, and of the ids of those free blocks that a look-up can find."""
-    return crc32(repr((sorted((number, *groups) for number, groups in tables.items()), sorted(cached))).encode())
 
 
 class StepLog(Observer):

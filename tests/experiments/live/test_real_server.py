@@ -1,0 +1,85 @@
+"""What a real vLLM server did (``make server-check``, first repetition), against the simulator: no server runs here."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+
+import pytest
+
+from fragmeter.experiments.live.decisions import compare_decisions
+from fragmeter.experiments.live.loads import SESSIONS
+from fragmeter.experiments.live.prediction import settings_of
+from fragmeter.experiments.live.results import LIMITS, mean_error, misses, results, table
+from fragmeter.sim import settings
+from fragmeter.sim.recording.probe import read_probe
+from paths import ROOT
+
+DATA = ROOT / "tests" / "data" / "real_server"
+TIGHT = DATA / "1" / "tight"
+KNOWN = json.loads((DATA / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copytree(DATA / "1", folder / "1")
+    return results(folder, 1, SESSIONS, None)
+
+
+def test_every_decision_of_the_server_is_the_simulators(found):
+    assert [each["difference"] for each in found["decisions"]] == [None, None]
+    assert sum(each["steps"] for each in found["decisions"]) > 20_000
+    assert sum(each["preemptions"] for each in found["decisions"]) > 50
+    for each in found["decisions"]:
+        for measured, simulated in each["waste"].values():
+            assert measured == pytest.approx(simulated, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_gpu_blocks_override": 129},
+        {"max_num_seqs": 31},
+        {"max_num_batched_tokens": 511},
+        {"enable_prefix_caching": False},
+        {"vllm_release": "0.20"},
+        {"async_scheduling": True},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_another_server_is_noticed(changed):
+    chosen = settings_of(read_probe(TIGHT / "probe.jsonl.gz").header, TIGHT / "model" / "config.json")
+    assert compare_decisions(TIGHT / "probe.jsonl.gz", settings(**chosen.as_dict() | changed)).difference
+
+
+def test_predictions_are_those_of_the_published_results(found):
+    assert found["loads"].keys() == KNOWN["loads"].keys()
+    for name, load in found["loads"].items():
+        for metric, row in load["metrics"].items():
+            for model in ("simulated", "constant", "line"):
+                assert row[model] == pytest.approx(KNOWN["loads"][name]["metrics"][metric][model], rel=1e-6)
+
+
+def test_saturated_throughput_is_predicted_and_a_constant_step_fails(found):
+    """Limits of before the prediction was made; the published table has the rest, misses included."""
+    load = KNOWN["loads"]["ample/random-saturated"]["metrics"]
+    assert not misses({"output_throughput": load["output_throughput"]})
+    assert mean_error(load, "simulated") < mean_error(load, "constant")
+    off = {
+        metric: dict(row, simulated_error=2 * LIMITS[metric], noise=0.0)
+        for metric, row in load.items()
+        if metric in LIMITS
+    }
+    assert misses(off) == [metric for metric in LIMITS if metric in off]
+
+
+def test_the_page_of_the_documentation_is_made_from_the_results():
+    page = runpy.run_path(str(ROOT / "docs" / "real_server.py"))["page"](KNOWN)
+    assert (ROOT / "docs" / "real-server.md").read_text("utf-8") == page
+
+
+def test_the_table_names_every_load():
+    lines = list(table(KNOWN))
+    assert all(any(name in line for line in lines) for name in KNOWN["loads"])

@@ -1,0 +1,148 @@
+"""Compositions of memory that policies reach, found by serving under every combination of their options: each has a
+machine, which serves it under random operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from itertools import product
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis.stateful import run_state_machine_as_test
+
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.policy.registry import POLICIES
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
+from fragmeter.sim.workload.workload import Workload
+from machines import MACHINES, POLICY_MACHINES
+from machines.policies import composition
+
+#: Models by what their layers keep: all tokens, and windows, windows alone, and states.
+MODELS = ("llama-3.1-8b", "gemma-3-27b", "mistral-7b-v0.1", "nemotron-h-8b")
+#: Operations of each machine in `make test-all`.
+OPERATIONS = 20_000
+#: Another value of each option that has neither two values nor a list of them.
+OTHER: dict[str, Any] = {
+    "beam_survival": 0.5,
+    "gpu_memory_utilization": 0.8,
+    "long_prefill_token_threshold": 16,
+    "max_num_active_seqs": 2,
+    "max_num_queued_reqs": 3,
+    "max_num_queued_tokens": 100,
+    "max_waiting_tokens": 5,
+    "output_estimate": 0.5,
+    "page_size": 2048,
+    "prefill_schedule_interval": 3,
+    "shared_prefix_tokens": 16,
+    "swap_space": 1,
+    "vllm_release": "0.22",
+    "waiting_served_ratio": 1.2,
+    "watermark": 0.1,
+}
+each_machine = pytest.mark.parametrize("label", POLICY_MACHINES)
+
+
+def _workloads() -> dict[str, Workload]:
+    """Four requests, of one sequence, of several, and of which each goes on from the one before."""
+    prompts, outputs, times = np.array([40, 60, 80, 100]), np.full(4, 12), np.zeros(4)
+    single = {"content": PromptContent.of_sessions(np.zeros(4, dtype=np.int64)), "priority": np.arange(4)}
+    dialogue = Dialogue(np.array([NO_PARENT, 0, 1, 2]), np.array([0, 40, 60, 80]), np.zeros(4, dtype=bool))
+    return {
+        "single": Workload("single", times, prompts, outputs, **single),
+        "samples": Workload("samples", times, prompts, outputs, n=np.full(4, 2)),
+        "parents": Workload("parents", times, prompts, outputs, dialogue=dialogue),
+    }
+
+
+WORKLOADS = _workloads()
+
+
+def _values(declared: type, name: str) -> tuple[Any, ...]:
+    """The default of an option, and others."""
+    hint, default = get_type_hints(declared)[name], getattr(declared, name)
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return (False, True) if hint is bool else (default, OTHER[name])
+
+
+def _served(policy: str, model: str, load: str, **given: Any) -> str | None:
+    """The composition that serves a load; None if the combination is refused."""
+    try:
+        chosen = settings(
+            policy=policy,
+            model=model,
+            gpu="h200",
+            max_model_len=8192,
+            num_gpu_blocks_override=None if policy == "sglang" else 4000,
+            **given,
+        )
+        run = simulate(chosen, WORKLOADS[load])
+    except SettingError:
+        return None
+    return composition(run.replica.policy, run.replica.memory)
+
+
+def _shared(policy: str) -> Iterator[dict[str, Any]]:
+    """Settings that all policies share and that change the memory."""
+    for caching, ids in product((False, True) if POLICIES[policy].caches_prefixes else (None,), (False, True)):
+        yield {"enable_prefix_caching": caching, "ids": ids}
+
+
+def _reached(policy: str) -> set[str]:
+    """Compositions under all combinations of the options that change one alone."""
+    declared = POLICIES[policy].options_type
+    values = {field.name: _values(declared, field.name) for field in fields(declared)}
+    places = [*product(MODELS, WORKLOADS, _shared(policy))]
+    plain = [_served(policy, model, load, **shared) for model, load, shared in places]
+    changing = []
+    for name, others in values.items():
+        alone = [
+            [_served(policy, model, load, **shared, **{name: value}) for model, load, shared in places]
+            for value in others
+        ]
+        if any(found not in (None, before) for served in alone for found, before in zip(served, plain, strict=True)):
+            changing.append(name)
+    found = set(plain)
+    for chosen in product(*(values[name] for name in changing)):
+        options = dict(zip(changing, chosen, strict=True))
+        found |= {_served(policy, model, load, **shared, **options) for model, load, shared in places}
+    return {label for label in found if label is not None}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_composition_that_a_policy_reaches_has_a_machine(policy):
+    reached = _reached(policy)
+    assert reached
+    # Where sequences share blocks, or copy them, the machine of the memory covers its parts.
+    grouped = {label for label in reached if label.split(": ")[1].split(", ")[0] in SHARED_MEMORIES}
+    assert reached - grouped <= POLICY_MACHINES.keys()
+
+
+SHARED_MEMORIES = {"SharingMemory", "DialogueMemory", "CopyingMemory", "DialogueContiguousMemory"}
+
+
+def test_memories_of_sequences_that_share_have_machines():
+    assert SHARED_MEMORIES <= MACHINES.keys()
+
+
+@each_machine
+def test_random_operations(label):
+    few = hypothesis.settings.get_profile("machines")
+    run_state_machine_as_test(POLICY_MACHINES[label], settings=hypothesis.settings(few, max_examples=4))
+
+
+@pytest.mark.slow
+@each_machine
+def test_20_000_operations(label):
+    machine = POLICY_MACHINES[label]
+    machine.operations = 0
+    # Sequences end early where a draw leaves nothing to do.
+    many = hypothesis.settings(hypothesis.settings.get_profile("machines"), max_examples=1200)
+    run_state_machine_as_test(machine, settings=many)
+    assert machine.operations >= OPERATIONS
