@@ -42,6 +42,10 @@ TICKS_PER_NS = 1_000
 #: RTX PRO 6000 (18,960).
 MIXED_FACTOR = 1.32
 MIXED_SOURCE = "default of cards without such calls: geometric mean of the medians of rtx-4090 and rtx-pro-6000"
+#: FlashAttention reads keys and values once for the query heads of a KV head, and splits long contexts, in calls that only
+#: decode. Mixed calls lose both. With one query head a KV head there is nothing to lose: both take the same path
+#: (``seqlenq_ngroups_swapped`` of ``mha_varlen_fwd`` in FlashAttention's ``flash_api.cpp``).
+UNGROUPED_SOURCE = "one query head a KV head: the kernel of decodes and of mixed steps is the same, by its source"
 #: Resolution of such factors.
 _FACTOR_PARTS = 1_000_000
 
@@ -49,7 +53,11 @@ Microseconds = Callable[[np.ndarray], np.ndarray]
 
 
 class AttentionCurves:
-    """Attention of all layers on one rank: a curve for each batch size, computed on first use."""
+    """Attention of all layers on one rank: a curve for each batch size, computed on first use.
+
+    Attributes:
+        mixed_model: The model of ``mixed_attention``.
+    """
 
     def __init__(
         self, calibration: Calibration, model: ModelSpec, tensor_parallel: int, block_size: int, kv_dtype: str
@@ -58,7 +66,7 @@ class AttentionCurves:
         heads, kv_element_bytes = (shape.heads, shape.kv_heads, shape.head_dim), dtype_bits(kv_dtype) / 8
         self._decode_us = _operation_us(calibration, "decode_attention", *heads, block_size, kv_element_bytes)
         self._prefill_us = _operation_us(calibration, "prefill_attention", *heads, kv_element_bytes)
-        self._heads, self._mixed = shape.heads, mixed_model(calibration)
+        self._heads, self.mixed_model = shape.heads, mixed_model(calibration, shape.heads // shape.kv_heads)
         self._groups = [(group.num_layers, group.span.tokens or None) for group in model.kv_groups()]
         self._longest = model.max_model_len
         self._curves: dict[int, Curve] = {}
@@ -78,9 +86,9 @@ class AttentionCurves:
     def mixed(self, batch: int, context: int, tokens: int, pairs: int) -> int:
         """Ticks of ``batch`` sequences, one or more, that decode in a call with ``tokens`` prompt tokens, one or more."""
         decode, prefill = self.decode(batch)(context), self.prefill(tokens, pairs)
-        factor = self._mixed.coefficients.each_us
-        if self._mixed.residuals is not None:
-            factor *= exp(self._mixed.residuals.single(self._mixed_at(batch, context, tokens, pairs)))
+        factor = self.mixed_model.coefficients.each_us
+        if self.mixed_model.residuals is not None:
+            factor *= exp(self.mixed_model.residuals.single(self._mixed_at(batch, context, tokens, pairs)))
         together = (decode + prefill) * round(factor * _FACTOR_PARTS) // _FACTOR_PARTS
         # A fitted table may fall below that a little, as the launch of one call is saved.
         return max(together, decode, prefill)
@@ -108,12 +116,17 @@ class AttentionCurves:
         return us if tokens else 0.0
 
 
-def mixed_model(calibration: Calibration) -> OpModel:
+def mixed_model(calibration: Calibration, group: int) -> OpModel:
     """The calibration's model of ``mixed_attention``; without one a factor on the time apart.
 
     A profile stands for vLLM, whose attention is one call. A calibration without it was measured on the project's own
-    kernels, which attend to prompts and decodes in two calls.
+    kernels, which attend to prompts and decodes in two calls. Profiles have it of a model with grouped query heads.
+
+    Args:
+        group: Query heads of a KV head.
     """
+    if calibration.kind == "profile" and group == 1:
+        return OpModel(Coefficients(each_us=1.0), source=UNGROUPED_SOURCE)
     found = calibration.ops.get("mixed_attention")
     if found is not None:
         return found
@@ -269,7 +282,7 @@ class CalibratedCost:
         calibration = self.calibration
         terms = {
             f"{name}.{term}": coefficient(value, _UNITS[term], model.source or calibration.source)
-            for name, model in (calibration.ops | {"mixed_attention": mixed_model(calibration)}).items()
+            for name, model in (calibration.ops | {"mixed_attention": self._attention.mixed_model}).items()
             for term, value in asdict(model.coefficients).items()
             if value is not None
         }

@@ -14,7 +14,7 @@ from calibrations import calibration
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.cluster import Cluster, cluster_summary, simulate_cluster
 from fragmeter.sim.cost import CalibratedCost, ServedCost, Server, ServerConstants, cost, read_server
-from fragmeter.sim.cost.calibrated import MIXED_FACTOR
+from fragmeter.sim.cost.calibrated import MIXED_FACTOR, UNGROUPED_SOURCE
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.spec import gpu, model
 from fragmeter.sim.types.errors import SettingError, UserError
@@ -77,6 +77,12 @@ class TestMixedAttention:
         found = cost("fitted", LLAMA, H100)
         factor = found._attention.mixed(*self.STEP) / sum(self.parts(found))
         assert factor == pytest.approx(MIXED_FACTOR)
+
+    @pytest.mark.parametrize("card", ["h100-80gb", "rtx-4090"])
+    def test_is_two_calls_in_a_profile_where_no_heads_share_keys(self, card):
+        found = cost("fitted", model("llama-2-7b"), gpu(card))
+        assert found._attention.mixed(*self.STEP) == sum(self.parts(found))
+        assert found.describe()["mixed_attention.each_us"]["source"] == UNGROUPED_SOURCE
 
     def test_is_the_table_at_its_knots_and_between(self):
         """Of decodes times heads: 2 up to 256, 8 from 1,024 on; 4 halfway, in logarithms."""
