@@ -17,12 +17,13 @@ test test-all test-vllm: export PYTHONDONTWRITEBYTECODE =
 # Every core has a worker of its own: threads of libraries would wait for each other.
 test test-all test-vllm: export OMP_NUM_THREADS = 1
 
-.PHONY: help check format reproduce claims test test-all test-vllm test-lowest server-check smoke smoke-lowest release-check benchmark docs screenshots clean
+.PHONY: help check format reproduce claims servers test test-all test-vllm test-lowest server-check smoke smoke-lowest release-check benchmark docs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
 	@echo "make claims       test the claims about paged attention, write docs/claims.md"
 	@echo "make check        lint, formatting, types, and the word list; make format repairs the formatting"
+	@echo "make servers      simulate published runs of real servers, write docs/servers.md; RUNS=FOLDER has their requests"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     run the slow tests too"
 	@echo "make test-vllm    run vllm-v1 beside the real vLLM, in an environment of its own (a wheel of 340 MB, minutes)"
@@ -67,6 +68,10 @@ reproduce: $(VENV)/.core
 claims: $(VENV)/.core
 	$(BIN)/fragmeter reproduce claims --out out/claims --json out/claims.json
 	$(BIN)/python docs/claims.py out/claims.json
+
+servers: $(VENV)/.core
+	$(BIN)/fragmeter reproduce servers $(if $(RUNS),--runs $(RUNS)) --json out/servers.json
+	$(BIN)/python docs/servers.py out/servers.json
 
 test: $(VENV)/.test
 	$(PYTEST) -m 'not slow' tests

@@ -56,7 +56,7 @@ class Fit:
 
     Attributes:
         name: Of the fit.
-        on: Runs whose names begin so; none for no constants.
+        on: Prefixes of names of runs; none for no constants.
         to: Runs that it is shown for.
     """
 
@@ -94,7 +94,7 @@ def facts() -> Mapping[str, Any]:
 
 
 class ServerRun:
-    """A run that somebody measured.
+    """A measured run.
 
     Args:
         fact: Its entry of ``facts/servers.json``.
@@ -166,7 +166,7 @@ def shared_prefix_workload(
     output_tokens: int,
     prompt_tokens: Mapping[str, float],
 ) -> Workload:
-    """Requests at a constant rate, whose prompts are taken in turn from ``system_prompts * users`` fixed ones."""
+    """Requests at a constant rate; their prompts are ``system_prompts * users`` fixed ones in turn."""
     prompts = system_prompts * users
     ranks = {"min": 0.0, "median": 0.5, "p90": 0.9, "max": 1.0}
     quantiles = np.interp(
@@ -263,17 +263,18 @@ def compare_servers(folder: Path | None) -> Payload:
 
 
 def _rows(run: ServerRun, fit: str, is_fitted: bool, simulated: Figures) -> Iterator[dict[str, Any]]:
-    others = {f"published_{who}": _flat(figures) for who, figures in run.fact.get("published", {}).items()}
+    others = {f"published_{simulator}": _flat(figures) for simulator, figures in run.fact.get("published", {}).items()}
     for metric, measured in run.measured.items():
         yield {
             "run": run.name,
+            "source": run.fact["source"],
             "constants": fit,
             "kind": "fitted" if is_fitted else "predicted",
             "metric": metric,
             "measured": measured,
             "simulated": simulated[metric],
             "error": simulated[metric] / measured - 1,
-            **{f"{who}_error": figures[metric] / measured - 1 for who, figures in others.items() if metric in figures},
+            **{f"{by}_error": figures[metric] / measured - 1 for by, figures in others.items() if metric in figures},
         }
 
 
@@ -291,10 +292,11 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 def _targets(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """The targets of which there are runs, with the mean absolute error over these."""
     for runs, constants, kind, limits in TARGETS:
-        about = {"runs": runs, "constants": constants, "kind": kind}
         shown = [
             row for row in rows if row["run"].startswith(runs) and (row["constants"], row["kind"]) == (constants, kind)
         ]
+        num_runs = len({row["run"] for row in shown})
+        about = {"runs": runs, "num_runs": num_runs, "constants": constants, "kind": kind}
         for metric, limit in limits.items() if shown else ():
             found = _mean_errors([row["error"] for row in shown if row["metric"] == metric])
             outcome = "pass" if found["mean_absolute_error"] <= limit else "fail"

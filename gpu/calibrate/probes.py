@@ -40,7 +40,7 @@ class Probe(NamedTuple):
         point: The measured operation and its sizes.
         work: The call.
         captured: Whether a GPU may replay the call as a graph; false if the host takes part.
-        parts: Points whose times together are the point's ``apart_us``.
+        parts: Points; the sum of their times is the point's ``apart_us``.
     """
 
     point: Point

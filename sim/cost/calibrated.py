@@ -119,7 +119,7 @@ class AttentionCurves:
 def mixed_model(calibration: Calibration, group: int) -> OpModel:
     """The calibration's model of ``mixed_attention``; without one a factor on the time apart.
 
-    A profile stands for vLLM, whose attention is one call. A calibration without it was measured on the project's own
+    A profile stands for vLLM: attention is one call. A calibration without it was measured on the project's own
     kernels, which attend to prompts and decodes in two calls. Profiles have it of a model with grouped query heads.
 
     Args:

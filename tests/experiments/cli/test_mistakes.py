@@ -90,7 +90,7 @@ MISTAKES = {
     ),
     "gpu": (
         ["simulate", "--gpu", "tpu", "--request-rate", "1"],
-        "gpu = 'tpu': one of a100-40gb, a100-80gb, h100-80gb, h200",
+        "gpu = 'tpu': one of a100-40gb, a100-80gb, h100-80gb, h200, rtx-4090, rtx-pro-6000",
     ),
     "model": (
         ["simulate", "--model", "gpt-5"],
