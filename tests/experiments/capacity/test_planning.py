@@ -26,6 +26,7 @@ from fragmeter.experiments.vllm_serve.line import ServeLine, parse_serve
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.output.interrupts import INTERRUPTED
+from fragmeter.sim.spec import gpu_names
 from fragmeter.sim.spec.launch import capacity
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.workload import Workload
@@ -141,7 +142,7 @@ class TestBill:
 class TestPrices:
     def test_the_examples_have_sources_and_dates(self):
         found = prices(None)
-        assert set(found.per_gpu_hour) == {"a100-40gb", "a100-80gb", "h100-80gb", "h200"} == set(found.sources)
+        assert set(found.per_gpu_hour) == set(gpu_names()) == set(found.sources)
         assert all("https://" in source and "2026-" in source for source in found.sources.values())
 
     def test_toml(self, tmp_path):

@@ -114,8 +114,8 @@ def test_every_setting_has_a_flag(field, flag, trace, tmp_path):
 
 
 def test_no_setting_is_left_out():
-    # tests/sim/policy/test_registry.py has an allocator.
-    assert {*FLAGS, "allocator"} == {*SHARED, *options_by_policy(POLICIES)}
+    # tests/sim/policy/test_registry.py has an allocator, tests/experiments/measured/test_save_server.py a server.
+    assert {*FLAGS, "allocator", "server"} == {*SHARED, *options_by_policy(POLICIES)}
 
 
 def test_rejected_requests_are_counted_apart_from_refused_ones(trace, tmp_path, capsys):

@@ -97,20 +97,23 @@ def test_every_verb_that_simulates_takes_them(loop, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("other", "named"),
+    ("flag", "value"),
     [
-        (["--gpu", "h200"], "gpu = 'h200'"),
-        (["--model", "llama-2-7b"], "model = 'llama-2-7b'"),
-        (["--tensor-parallel-size", "2"], "tensor_parallel_size = 2"),
-        (["--vllm-release", "0.20"], "vllm_release = '0.20'"),
-        (["--cost", "roofline"], "cost = 'roofline'"),
+        ("--gpu", "h200"),
+        ("--model", "llama-2-7b"),
+        ("--tensor-parallel-size", "2"),
+        ("--vllm-release", "0.20"),
+        ("--cost", "roofline"),
     ],
 )
-def test_other_servers_are_refused_in_one_line(other, named, loop, capsys):
-    line = ["simulate", *REPLICA, "--vllm-release", "0.19", "--server", str(loop[0]), "--request-rate", "4", *other]
-    assert status(line) == 2
+def test_other_servers_are_refused_in_one_line(flag, value, loop, capsys):
+    flags = {"--policy": "vllm-v1", "--model": MODEL, "--gpu": GPU, "--vllm-release": "0.19"} | {flag: value}
+    line = [each for pair in flags.items() for each in pair]
+    assert status(["simulate", *line, "--server", str(loop[0]), "--request-rate", "4"]) == 2
     error = capsys.readouterr().err
-    assert named in error and "my-server.json was fitted with" in error and error.count("\n") == 1
+    named = flag.removeprefix("--").replace("-", "_")
+    assert error.startswith(f"fragmeter: {named} = ") and value in error
+    assert "my-server.json was fitted with" in error and error.count("\n") == 1
 
 
 def test_a_plan_of_another_card_is_refused(loop, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fragmeter.experiments.reproduce.servers import ServerRun, facts, fit_consta
 from fragmeter.sim import simulate
 from fragmeter.sim.cost import ServerConstants
 from fragmeter.sim.metrics.summary import summary
+from paths import ROOT
 
 STAGE = next(fact for fact in facts()["runs"] if fact["name"] == "h100-80gb llama-2-7b roleplay 6/s")
 SHORT = STAGE | {"shared_prefix": STAGE["shared_prefix"] | {"requests": 200}}
@@ -69,6 +71,14 @@ def test_the_command_says_what_is_fitted_and_what_is_predicted(tmp_path, monkeyp
     assert found["left_out"] == [kept[2]["name"]]
     for row in found["rows"]:
         assert row["error"] == pytest.approx(row["simulated"] / row["measured"] - 1)
+
+
+def test_the_page_of_the_documentation_has_every_run(tmp_path):
+    found = servers.compare_servers(None)
+    text = runpy.run_path(str(ROOT / "docs" / "servers.py"))["page"](json.loads(json.dumps(found)))
+    for name in {row["run"] for row in found["rows"]}:
+        assert text.count(f"| {name} | ") == 3
+    assert (ROOT / "docs" / "servers.md").read_text("utf-8").count("| pass |") == 15
 
 
 def test_a_folder_without_the_requests_is_one_line(tmp_path, capsys):
