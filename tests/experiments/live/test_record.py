@@ -114,7 +114,7 @@ def test_the_data_of_the_loads_are_the_same_every_time(tmp_path):
         (tmp_path / name).mkdir()
         write_data(tmp_path / name)
         write_model(tmp_path / name / "model")
-    for file in ("sharegpt.json", "sessions.jsonl", "model/config.json", "model/tokenizer.json"):
+    for file in ("sharegpt.json", "sessions.jsonl", "ramp.jsonl", "model/config.json", "model/tokenizer.json"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
     turns = [json.loads(line) for line in (tmp_path / "one" / "sessions.jsonl").read_text().splitlines()]
     assert [turn["timestamp"] for turn in turns] == sorted(turn["timestamp"] for turn in turns)
@@ -124,6 +124,11 @@ def test_the_data_of_the_loads_are_the_same_every_time(tmp_path):
         before = by_session.get(turn["hash_ids"][0], [])
         assert turn["hash_ids"][: len(before)] == before
         by_session[turn["hash_ids"][0]] = turn["hash_ids"]
+    ramp = [json.loads(line) for line in (tmp_path / "one" / "ramp.jsonl").read_text().splitlines()]
+    times = [each["timestamp"] for each in ramp]
+    assert times == sorted(times) and times[-1] - times[len(times) // 2] < times[len(times) // 2]
+    shared = [block for each in ramp for block in each["hash_ids"]]
+    assert len(set(shared)) < len(shared) * 2 / 3
     vocabulary = json.loads((tmp_path / "one" / "model" / "tokenizer.json").read_text())["model"]["vocab"]
     assert len(vocabulary) == VOCABULARY and all(vocabulary[word(token)] == token for token in range(VOCABULARY))
 
@@ -137,13 +142,5 @@ def test_a_rate_factor_changes_rates_and_nothing_else():
         for before, after in zip(old.arguments, new.arguments, strict=True)
         if before != after
     }
-    assert changed == {
-        ("1", "10"),
-        ("14", "140"),
-        ("3", "30.0"),
-        ("6", "60.0"),
-        ("2", "20.0"),
-        ("8", "80.0"),
-        ("0.001", "0.0001"),
-    }
+    assert changed == {("0.001", "0.0001"), ("1.5", "15.0"), ("3", "30.0"), ("1", "10.0"), ("4", "40.0")}
     assert at_rates(ample, 1).loads[0] == ample.loads[0]
