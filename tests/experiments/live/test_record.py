@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fragmeter.experiments.live import server as server_module
+from fragmeter.experiments.live.__main__ import main
 from fragmeter.experiments.live.loads import BLOCK_SIZE, SESSIONS, Load, Session, at_rates, write_data
 from fragmeter.experiments.live.record import record
 from fragmeter.experiments.live.server import VOCABULARY, Server, word, write_model
@@ -39,6 +40,8 @@ if sys.argv[1] == "serve":
         def do_GET(self):
             self.send_response(200)
             self.end_headers()
+            if self.path == "/v1/models":
+                self.wfile.write(b'{{"data": [{{"id": "' + arguments["--served-model-name"].encode() + b'"}}]}}')
             if self.path == "/metrics":
                 self.wfile.write(b'vllm:num_requests_running 1\\nvllm:num_preemptions_total 3\\nvllm:other_bucket 5\\n')
 
@@ -107,6 +110,23 @@ def test_a_server_that_does_not_start_names_its_log(python, tmp_path):
     ):
         pass
     assert "no memory" in (tmp_path / "out" / "server.log").read_text()
+
+
+def test_a_url_without_a_server_is_one_line_and_leaves_nothing(tmp_path, capsys):
+    arguments = [
+        "--url",
+        "http://127.0.0.1:9",
+        "--probe",
+        "steps.jsonl",
+        "--model",
+        ".",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("http://127.0.0.1:9: does not answer as a vLLM server") and "correct --url" in line
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_data_of_the_loads_are_the_same_every_time(tmp_path):
