@@ -32,7 +32,7 @@ Waste of the live server over time, in percent of its pool, from the probe, and 
 ## Time
 
 Step times and the time outside of the engine ({outside_ms:.1f} ms a request) are calibrated on one run, `{calibrated_on}`, in which the
-rate ramps up: {fit_steps} steps, median error of the fit {fit_error:.1%}. All other runs are predicted from their loads alone: send times, lengths, and
+rate ramps up and half of the prompts share prefixes: {fit_steps} steps, median error of the fit {fit_error:.1%}. All other runs are predicted from their loads alone: send times, lengths, and
 what their prompts share. *Measured* is the mean of {repetitions} repetitions, each on a new server; *noise* is their range over the mean. The
 null models know the very run that they are compared with: *constant* is its mean step, *line* a line in the sequences that decode.
 
@@ -47,15 +47,17 @@ Mean absolute error over these figures:
 
 ### Reasons of the misses
 
-Found by taking the recordings apart (two cores, one for the model, one for all else):
+Found by taking the recordings apart:
 
-- API server, scheduler and client share a core, and streaming 1,000 tokens/s fills it. The time outside of the engine, 7 to 14 ms in the
-  median of light loads, is then 260 to 330 ms, and in the loads with ShareGPT's lengths the API server answered nothing for 2 to 6 s at a time
-  while the engine went on. The simulator has one constant.
-- On the tight server decode steps over shared prefixes are predicted 27 % too long, over random contents 6 to 9 %. A probable reason, not
-  tested: its KV cache (34 MB) nearly fits into the CPU's L3 cache (32 MB), that of the server of the calibration (315 MB) does not.
-- The speed of the machine changes between repetitions: decode steps of the same load took up to 11 % longer in the second.
-- The calibration has few chunks of fewer than 64 tokens after a long prefix: prefill steps of sessions are predicted 5 to 18 % too long.
+- Decode steps whose sequences share a prefix take less time on this CPU: the last column of the table above is the time for a token of
+  context, of a fit to the run alone. Shared blocks are probably read from memory once and from a cache then. A step cost knows the sum of the
+  contexts, not how much of it is shared, so that the calibration, half of whose prompts share, is between the two.
+- The speed of the machine changes between loads and repetitions: steps of the same kind took up to 17 % longer.
+- API server, scheduler and client share a core. While requests of a burst queue, the median time outside of the engine is 150 to 400 ms.
+
+The recordings were judged twice. The first time, the constant outside of the engine was the client's time to first token less that of the
+server's scheduler, 20.5 ms: it has the wait for the end of the step in progress, which the simulation has, too. 12 figures missed, six of
+them TTFT, 15 to 34 % too long. Requests of the light load that found the server idle spent 5 to 7 ms outside of it.
 """
 TAIL = """\
 ## The same on another server
@@ -69,7 +71,7 @@ python -m fragmeter.experiments.live --url http://localhost:8000 --probe steps.j
 ```
 
 `MODEL-FOLDER` has the model's `config.json` and tokenizer. `--rate-factor` multiplies the request rates of the loads, which are made for one
-CPU core: about 1,000 output tokens/s saturate it. `my-server` then has the recordings, `results.json`, `cost.json` and a page, `server.html`; send
+CPU core: about 500 output tokens/s saturate it. `my-server` then has the recordings, `results.json`, `cost.json` and a page, `server.html`; send
 it in with an issue. `cost.json` is an argument of `--cost`: it has the step times of this model on this server.
 
 `fragmeter calibrate --probe steps.jsonl --out cost.json` makes such a file from any recording of a probe.
@@ -147,11 +149,12 @@ def _times(loads: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _means(loads: Mapping[str, Any]) -> Iterator[str]:
-    yield "| run | steps | simulated | constant | line |"
-    yield "|---|---|---|---|---|"
+    yield "| run | steps | simulated | constant | line | context, us/token |"
+    yield "|---|---|---|---|---|---|"
     for name, load in loads.items():
         errors = (f"{mean_error(load['metrics'], model):.1%}" for model in ("simulated", *NULL_MODELS))
-        yield f"| {name} | {load['steps']:,} | {' | '.join(errors)} |"
+        own = load["own_context_us"]
+        yield f"| {name} | {load['steps']:,} | {' | '.join(errors)} | {'' if own is None else f'{own:.2f}'} |"
 
 
 if __name__ == "__main__":

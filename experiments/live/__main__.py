@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...sim.output.files import as_json, write_whole
 from ...sim.types.errors import UserError
-from .loads import SESSIONS, Session, at_rates, write_data
+from .loads import SESSIONS, Session, at_rates
 from .page import block_pictures, load_pictures, write_live_page
 from .record import record, serve_all
 from .results import results, table
@@ -38,8 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sessions: tuple[Session, ...] = (at_rates(SESSIONS[0], chosen.rate_factor),)
             folder = chosen.out / "1" / sessions[0].name
             if not (folder / "session.json").exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                write_data(folder)
                 serve_all(sessions[0], chosen.url, chosen.python, chosen.model, folder)
                 (folder / "probe.jsonl.gz").write_bytes(chosen.probe.read_bytes())
             repetitions, model = 1, chosen.model / "config.json"

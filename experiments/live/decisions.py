@@ -1,8 +1,9 @@
 """Compares what a live vLLM server decided, step by step, with what the simulated one decides.
 
-The simulator serves the requests of a probe's file with steps of one tick. A request arrives in the step in which the
-server's scheduler first knew it. Which tick a step has does not depend on its duration, so this is the replay with the
-server's own step times, and every time can be put back: step k lasted from ``begin_ns`` of step k to that of step k + 1.
+The simulator serves the requests of a probe's file with steps of one tick; a step that only preempts takes none. A request
+arrives in the step in which the server's scheduler first knew it. Which tick a step has does not depend on its duration, so
+this is the replay with the server's own step times, and every time can be put back: step k lasted from ``begin_ns`` of step
+k to that of step k + 1.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from os import PathLike
 
 import numpy as np
@@ -63,7 +65,8 @@ def compare_decisions(path: str | PathLike[str], chosen: Settings) -> Decisions:
     log = StepLog(digests=True)
     run = simulate(replace(chosen, ids=True), workload_in_steps(probe, steps), _ONE_TICK, observers=[log])
     log.idle_started(run.log.end_ticks, 0)
-    # Rows in which requests only arrive, or are only preempted, last no time. A last step that is computed in vain is no part of a simulated run.
+    # Rows in which requests only arrive, or are only preempted, last no time. A last step that is computed in vain is no
+    # part of a simulated run.
     real_rows = run.log.rows["ticks"] > 0
     counted = [step for step in steps if step.tokens][: real_rows.sum()]
     lasted = np.diff([step.begin_ns for step in counted], append=counted[-1].end_ns)
@@ -91,26 +94,28 @@ def compare_decisions(path: str | PathLike[str], chosen: Settings) -> Decisions:
 def compare_blocks(
     path: str | PathLike[str], chosen: Settings, first_ns: int, most_steps: int
 ) -> tuple[BlockMap, BlockMap]:
-    """Block maps of some steps of a probe's file: the server's and the simulator's. A tick is a step.
+    """Block maps of some steps of a probe's file: the server's and the simulator's. A tick is a step with tokens.
 
     Args:
         chosen: The server's settings.
         first_ns: No step that is drawn starts earlier.
-        most_steps: Maximum number of steps.
+        most_steps: Maximum number of steps with tokens.
 
     Raises:
         UserError: No step starts so late, or the file cannot be replayed or drawn: see ``workload_in_steps`` and
             ``probed_blocks``.
     """
     probe = read_probe(path)
-    starts = [step.start_ns for step in _computed(probe)]
+    steps = _computed(probe)
+    starts = [step.start_ns for step in steps if step.tokens]
     first = bisect_left(starts, first_ns)
     last = min(first + most_steps, len(starts))
     if first == last:
         raise UserError(f"{path}: no step starts at {first_ns} ns or later")
     # Later requests change nothing in these steps.
     known = [request for request in probe.requests if request.added_ns <= starts[last - 1]]
-    work = workload_in_steps(replace(probe, requests=known), _computed(probe)[:last])
+    seen = [step for step in steps if step.start_ns <= starts[last - 1]]
+    work = workload_in_steps(replace(probe, requests=known), seen)
     recording = BlockRecording(chosen, work, most_columns=_MOST_STEPS)
     run = simulate(replace(chosen, ids=True), work, _ONE_TICK, observers=[recording])
     maps = probed_blocks(path, last), recording.block_map(run)
@@ -136,7 +141,8 @@ def workload_in_steps(probe: ProbedRun, steps: Sequence[ProbedStep]) -> Workload
     # A step that was scheduled ahead is decided, in the simulator, when the step before begins.
     ahead = [False, *(after.start_ns < step.end_ns for step, after in zip(steps, steps[1:]))]
     known = [bisect_left(starts, request.added_ns) for request in probe.requests]
-    arrivals = np.array([place - ahead[place] for place in known], dtype=np.int64)
+    clock = _clock(steps)
+    arrivals = np.array([clock[place - ahead[place]] for place in known], dtype=np.int64)
     return Workload(
         name="probe",
         arrival_ticks=arrivals,
@@ -147,15 +153,20 @@ def workload_in_steps(probe: ProbedRun, steps: Sequence[ProbedStep]) -> Workload
     )
 
 
+def _clock(steps: Sequence[ProbedStep]) -> list[int]:
+    """The tick at which each step begins, and the end of the last: the number of steps before it that computed tokens."""
+    return [0, *accumulate(int(bool(step.tokens)) for step in steps)]
+
+
 def _served(probe: ProbedRun, steps: Sequence[ProbedStep]) -> Served:
-    """The server's steps and finishes, on a clock that counts steps."""
-    ends = [step.end_ns for step in steps]
+    """The server's steps and finishes, in ticks."""
+    ends, clock = [step.end_ns for step in steps], _clock(steps)
     finished = [
-        (bisect_left(ends, request.finish_ns or 0) + 1, number) for number, request in enumerate(probe.requests)
+        (clock[bisect_left(ends, request.finish_ns or 0) + 1], number) for number, request in enumerate(probe.requests)
     ]
     log = [
         Step(
-            now=place,
+            now=now,
             scheduled=step.tokens,
             preempted=step.preempted,
             free=step.free,
@@ -164,6 +175,6 @@ def _served(probe: ProbedRun, steps: Sequence[ProbedStep]) -> Served:
             evicted=step.evicted,
             tables=(step.blocks,),
         )
-        for place, step in enumerate(steps)
+        for now, step in zip(clock, steps)
     ]
     return Served(log, sorted(finished))

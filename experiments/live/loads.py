@@ -2,8 +2,9 @@
 
 Two servers with the same model: the pool of one holds every request that may run, the pool of the other is full much earlier,
 so that it preempts. Lengths are random or those of conversations (ShareGPT, drawn from its published marginals); contents
-repeat in shared prefixes and in the growing prompts of sessions. The first load of the first server ramps up: it covers every
-batch size, and step times are calibrated on it alone.
+repeat in shared prefixes and in the growing prompts of sessions. The first load of the first server ramps up, and half of its
+prompts share prefixes: it covers every batch size, and chunks after short and long contexts. Step times are calibrated on
+it alone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _FLAGS = {
 #: Conversations in the file of prompts, and the longest of them.
 _CONVERSATIONS, _LONGEST = 400, 1000
 #: Sessions, turns of each, seconds between two turns, and tokens that a turn adds to the prompt.
-_SESSIONS, _TURNS, _PAUSE_S, _ADDED = 12, 12, 2.0, (32, 96)
+_SESSIONS, _TURNS, _PAUSE_S, _ADDED = 12, 9, 3.5, (32, 96)
+#: Requests that ramp up, the rates at the start and the end (requests/s), and the prefixes that half of them share.
+_RAMP, _RAMP_RPS, _PREFIXES = 130, (1.0, 7.0), 8
 _SEED = 20
 
 
@@ -63,7 +66,7 @@ class Session:
 
 
 def _random(name: str, requests: int, *pace: str, seed: int) -> Load:
-    lengths = ("--random-input-len", "200", "--random-output-len", "100", "--random-range-ratio", "0.8")
+    lengths = ("--random-input-len", "200", "--random-output-len", "100", "--random-range-ratio", "0.9")
     return Load(f"random-{name}", requests, ("--dataset-name", "random", *lengths, *pace, "--seed", str(seed)))
 
 
@@ -79,65 +82,57 @@ def _prefixes(name: str, requests: int, *pace: str, seed: int) -> Load:
     return Load(f"prefixes-{name}", requests, (*data, *pace, "--seed", str(seed)))
 
 
-def _sessions() -> Load:
+def _trace(name: str, file: str, requests: int) -> Load:
     labels = {"timestamp": "timestamp", "input-length": "input_length", "output-length": "output_length"}
-    data = [
-        "--dataset-name",
-        "timed_trace",
-        "--dataset-path",
-        "sessions.jsonl",
-        "--timed-trace-sec-multiplier",
-        "0.001",
-    ]
+    data = ["--dataset-name", "timed_trace", "--dataset-path", file, "--timed-trace-sec-multiplier", "0.001"]
     data += ["--timed-trace-chunk-hash-size", str(BLOCK_SIZE), "--timed-trace-label-hash-ids", "hash_ids"]
     data += [each for name, label in labels.items() for each in (f"--timed-trace-label-{name}", label)]
-    return Load("sessions", _SESSIONS * _TURNS, (*data, "--seed", "0"))
+    return Load(name, requests, (*data, "--seed", "0"))
 
 
-_RAMP = ("--ramp-up-strategy", "linear", "--ramp-up-start-rps", "1", "--ramp-up-end-rps", "14")
 _BURST = ("--request-rate", "inf")
+_CHATS = _trace("sessions", "sessions.jsonl", _SESSIONS * _TURNS)
 SESSIONS = (
     Session(
         "ample",
         _FLAGS | {"num-gpu-blocks-override": 1200},
         (
-            _random("ramp", 240, *_RAMP, seed=1),
-            _random("light", 75, "--request-rate", "3", seed=2),
-            _random("medium", 150, "--request-rate", "6", seed=3),
-            _random("saturated", 240, *_BURST, seed=4),
-            _sharegpt("medium", 60, "--request-rate", "2", seed=5),
-            _sharegpt("closed", 80, *_BURST, "--max-concurrency", "16", seed=6),
-            _prefixes("medium", 200, "--request-rate", "8", seed=7),
-            _sessions(),
+            _trace("ramp", "ramp.jsonl", _RAMP),
+            _random("light", 45, "--request-rate", "1.5", seed=2),
+            _random("medium", 80, "--request-rate", "3", seed=3),
+            _random("saturated", 140, *_BURST, seed=4),
+            _sharegpt("medium", 30, "--request-rate", "1", seed=5),
+            _sharegpt("closed", 50, *_BURST, "--max-concurrency", "12", seed=6),
+            _prefixes("medium", 112, "--request-rate", "4", seed=7),
+            _CHATS,
         ),
     ),
     Session(
         "tight",
         _FLAGS | {"num-gpu-blocks-override": 130},
         (
-            _random("medium", 150, "--request-rate", "6", seed=8),
-            _random("saturated", 200, *_BURST, seed=9),
-            _sharegpt("saturated", 60, *_BURST, seed=10),
-            _prefixes("saturated", 200, *_BURST, seed=11),
-            _sessions(),
+            _random("medium", 80, "--request-rate", "3", seed=8),
+            _random("saturated", 120, *_BURST, seed=9),
+            _sharegpt("saturated", 40, *_BURST, seed=10),
+            _prefixes("saturated", 144, *_BURST, seed=11),
+            _CHATS,
         ),
     ),
 )
 #: Where step times are calibrated.
-CALIBRATION = "ample", "random-ramp"
+CALIBRATION = "ample", "ramp"
 
 
 def at_rates(session: Session, factor: float) -> Session:
     """The session with all request rates multiplied."""
-    rates = ("--request-rate", "--ramp-up-start-rps", "--ramp-up-end-rps", "--timed-trace-sec-multiplier")
+    rates = ("--request-rate", "--timed-trace-sec-multiplier")
 
     def paced(arguments: tuple[str, ...]) -> tuple[str, ...]:
         found = list(arguments)
         for place, (name, value) in enumerate(zip(arguments, arguments[1:])):
             if name in rates and value != "inf":
-                # Ramps are of whole requests/s. A timed trace has the time of a unit, not a rate.
-                scaled = float(value) / factor if name == rates[-1] else float(value) * factor
-                found[place + 1] = str(max(1, round(scaled))) if "ramp" in name else str(scaled)
+                # A timed trace has the time of a unit, not a rate.
+                found[place + 1] = str(float(value) / factor if name == rates[-1] else float(value) * factor)
         return tuple(found)
 
     return replace(session, loads=tuple(replace(load, arguments=paced(load.arguments)) for load in session.loads))
@@ -152,7 +147,8 @@ def write_data(folder: Path) -> None:
         for pair in zip(lengths.prompt_tokens.tolist(), lengths.output_tokens.tolist(), strict=True)
     ]
     (folder / "sharegpt.json").write_text(json.dumps(conversations))
-    (folder / "sessions.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in _turns(random)))
+    for name, lines in (("sessions", _turns(random)), ("ramp", _ramp(random))):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _text(random: np.random.Generator, tokens: int) -> str:
@@ -174,4 +170,26 @@ def _turns(random: np.random.Generator) -> Iterator[dict[str, object]]:
             "input_length": tokens,
             "output_length": int(outputs[session, turn]),
             "hash_ids": [session * 1000 + block for block in range(-(-tokens // BLOCK_SIZE))],
+        }
+
+
+def _ramp(random: np.random.Generator) -> Iterator[dict[str, object]]:
+    """Requests at a rate that grows linearly; every other one starts with one of a few prefixes."""
+    first, last = _RAMP_RPS
+    duration = 2 * _RAMP / (first + last)
+    # The expected number of arrivals until t is first * t + (last - first) * t^2 / (2 * duration).
+    expected = random.exponential(size=_RAMP).cumsum() * (_RAMP / (_RAMP + 1))
+    growth = (last - first) / (2 * duration)
+    times = (np.sqrt(first**2 + 4 * growth * expected) - first) / (2 * growth)
+    prefixes = random.integers(1, 24, _PREFIXES)
+    for place, time in enumerate(times.tolist()):
+        prefix = place // 2 % _PREFIXES
+        shared = [prefix * 1000 + block for block in range(prefixes[prefix])] if place % 2 else []
+        own = int(random.integers(8, 128) if shared else random.integers(8, 400))
+        fresh = [(_PREFIXES + place) * 1000 + block for block in range(-(-own // BLOCK_SIZE))]
+        yield {
+            "timestamp": round(time * 1e3),
+            "input_length": len(shared) * BLOCK_SIZE + own,
+            "output_length": int(random.integers(10, 190)),
+            "hash_ids": shared + fresh,
         }

@@ -31,7 +31,7 @@ from .results import LIMITS, NULL_MODELS, mean_error, misses
 #: Loads with pictures, as SESSION/LOAD: a light one, a saturated one, one that preempts, and one of sessions.
 SHOWN = ("ample/random-light", "ample/random-saturated", "tight/random-saturated", "tight/sessions")
 #: Sessions with a block map: the first of these that was recorded, and the load with which the map begins.
-_BLOCKS_OF = {"tight": "random-saturated", "ample": "random-ramp"}
+_BLOCKS_OF = {"tight": "random-saturated", "ample": "ramp"}
 #: Steps of a block map.
 BLOCK_STEPS = 1500
 

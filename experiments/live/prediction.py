@@ -17,7 +17,8 @@ import numpy as np
 
 from ...sim import Settings, settings, simulate
 from ...sim.cost import StepCost
-from ...sim.cost.steps import FittedSteps, StepCoefficients
+from ...sim.cost.steps import FittedSteps, StepCoefficients, read_steps
+from ...sim.output.files import as_json
 from ...sim.recording.probe import ProbedRequest, ProbedRun, ProbedStep, read_probe
 from ...sim.types.errors import UserError
 from ..measured.replay import Benchmark, Replayed, compared
@@ -56,12 +57,6 @@ class RecordedLoad:
     requests: list[ProbedRequest]
     steps: list[ProbedStep]
     header: Mapping[str, Any]
-
-    @property
-    def outside_s(self) -> float:
-        """Median over requests of the time to first token that the client measured beyond the scheduler's."""
-        inside = np.array([request.token_ns[0] - request.added_ns for request in self.requests]) / 1e9
-        return float(np.median(self.benchmark.measured.ttft_s - inside))
 
 
 def recorded(session: Session, folder: Path, model: Path) -> dict[str, RecordedLoad]:
@@ -130,8 +125,15 @@ def settings_of(header: Mapping[str, Any], model: Path) -> Settings:
 
 
 def calibrate(load: RecordedLoad, source: str) -> dict[str, Any]:
-    """The content of a cost file, fitted to the steps of one run."""
-    return fitted(load.header, load.steps, source) | {"outside_ms": round(load.outside_s * 1e3, 3)}
+    """The content of a cost file, fitted to one run.
+
+    The time outside of the engine is what the client measured of the time to first token beyond the simulated one, in
+    the median. A request that arrives during a step waits for its end: the simulation has that time, so the constant
+    has not.
+    """
+    found = fitted(load.header, load.steps, source)
+    inside = predict(load, read_steps(as_json(found).encode(), source))
+    return found | {"outside_ms": round(float(np.median(load.benchmark.measured.ttft_s - inside.ttft_s)) * 1e3, 3)}
 
 
 def null_models(load: RecordedLoad, outside_ms: float) -> dict[str, FittedSteps]:

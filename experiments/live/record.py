@@ -21,7 +21,7 @@ from ...sim.output.files import as_json, write_whole
 from ...sim.types.errors import UserError
 from ..measured.server_metrics import READ
 from .loads import Load, Session, write_data
-from .server import MODEL, Server, environment, leave_first_core, write_model
+from .server import Server, environment, leave_first_core, write_model
 
 #: Seconds that a load may take.
 LOAD_S = 300
@@ -44,7 +44,6 @@ def record(session: Session, python: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / "model"
     write_model(model)
-    write_data(folder)
     with Server(python, model, session.flags, folder) as server:
         serve_all(session, server.url, python, model, folder, server.start_s)
 
@@ -54,23 +53,41 @@ def serve_all(
 ) -> None:
     """Send the loads of a session to a server, and write ``session.json`` when all are served.
 
+    Args:
+        folder: Gets the results; made if missing, once the server has answered.
+
     Raises:
-        UserError: A load failed.
+        UserError: A load failed, or the server does not answer.
     """
-    durations = {load.name: serve(load, url, python, model, folder) for load in session.loads}
+    served = _served_model(url)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_data(folder)
+    durations = {load.name: _serve(load, url, served, python, model, folder) for load in session.loads}
     about = {"session": session.name, "flags": session.flags, "start_s": start_s, "loads_s": durations}
     write_whole(folder / "session.json", as_json(about))
 
 
-def serve(load: Load, url: str, python: Path, model: Path, folder: Path) -> float:
+def _serve(load: Load, url: str, served: str, python: Path, model: Path, folder: Path) -> float:
     """Send a load with ``vllm bench serve``. Returns the seconds that it took.
+
+    Args:
+        served: Name of the model in requests.
 
     Raises:
         UserError: The client failed, or a request did.
     """
     began, result, log = time.monotonic(), f"{load.name}.json", folder / f"{load.name}.log"
-    line = [str(python.parent / "vllm"), "bench", "serve", "--backend", "vllm", "--base-url", url, "--model", MODEL]
-    line += ["--tokenizer", str(model.absolute()), "--ignore-eos", "--disable-tqdm", "--save-result", "--save-detailed"]
+    line = [str(python.parent / "vllm"), "bench", "serve", "--backend", "vllm", "--base-url", url]
+    line += [
+        "--model",
+        served,
+        "--tokenizer",
+        str(model.absolute()),
+        "--ignore-eos",
+        "--disable-tqdm",
+        "--save-result",
+        "--save-detailed",
+    ]
     line += ["--result-filename", result, "--ready-check-timeout-sec", "0", *_PERCENTILES]
     line += ["--num-prompts", str(load.requests), *load.arguments]
     with scraped(url, folder / f"{load.name}.metrics.txt"), log.open("w") as output:
@@ -96,18 +113,38 @@ def serve(load: Load, url: str, python: Path, model: Path, folder: Path) -> floa
     return round(time.monotonic() - began, 1)
 
 
+def _served_model(url: str) -> str:
+    """The name of a server's model in requests.
+
+    Raises:
+        UserError: The server does not answer.
+    """
+    try:
+        with urlopen(f"{url}/v1/models", timeout=30) as answer:
+            return str(json.load(answer)["data"][0]["id"])
+    except (OSError, ValueError, LookupError) as error:
+        raise UserError(f"{url}: does not answer as a vLLM server ({error}); start it, or correct --url") from None
+
+
 @contextmanager
 def scraped(url: str, path: Path) -> Iterator[None]:
-    """Append the metrics of a server to a file once a second, each scrape after a line with the Unix time."""
+    """Write the metrics of a server to a file once a second, each scrape after a line with the Unix time.
+
+    A scrape without an answer is left out: the server is busy, or has ended, and then the load fails.
+    """
     ended = threading.Event()
 
     def scrape() -> None:
         with path.open("w") as file:
             while True:
-                with urlopen(f"{url}/metrics", timeout=5) as answer:
-                    lines = answer.read().decode().splitlines()
-                file.write(f"{time.time():.3f}\n")
-                file.writelines(f"{line}\n" for line in lines if line.startswith(READ))
+                try:
+                    with urlopen(f"{url}/metrics", timeout=5) as answer:
+                        lines = answer.read().decode().splitlines()
+                except OSError:
+                    lines = []
+                if lines:
+                    file.write(f"{time.time():.3f}\n")
+                    file.writelines(f"{line}\n" for line in lines if line.startswith(READ))
                 if ended.is_set():
                     return
                 ended.wait(_SCRAPE_S)

@@ -12,6 +12,7 @@ from ...sim.cost.steps import read_steps
 from ...sim.output.files import as_json, write_whole
 from ...sim.recording.probe import read_probe
 from ...sim.types.ticks import PER_MS
+from ..measured.step_fit import LEAST_STEPS, fit_steps, step_table
 from .decisions import compare_decisions
 from .loads import CALIBRATION, Session
 from .prediction import RecordedLoad, calibrate, judged, null_models, predict, recorded, settings_of
@@ -78,7 +79,9 @@ def results(out: Path, repetitions: int, sessions: Sequence[Session], model: Pat
 def _judged(same: list[RecordedLoad], cost: Any) -> dict[str, Any]:
     nulls = null_models(same[0], cost.outside_ticks / PER_MS)
     replayed = {name: predict(same[0], each) for name, each in {"simulated": cost, **nulls}.items()}
-    return {"steps": len(same[0].steps), "metrics": judged(same, replayed)}
+    table = step_table(same[0].steps)
+    own = fit_steps(table)["coefficients"]["context_us"] if len(table["ns"]) >= LEAST_STEPS else None
+    return {"steps": len(same[0].steps), "metrics": judged(same, replayed), "own_context_us": own}
 
 
 def misses(metrics: Mapping[str, Mapping[str, float | None]]) -> list[str]:

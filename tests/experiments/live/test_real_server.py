@@ -75,6 +75,20 @@ def test_saturated_throughput_is_predicted_and_a_constant_step_fails(found):
     assert misses(off) == [metric for metric in LIMITS if metric in off]
 
 
+#: Where requests queue or are preempted.
+LOADED = [
+    name
+    for name, load in KNOWN["loads"].items()
+    if name.endswith("-saturated") or load["metrics"]["num_preemptions"]["measured"]
+]
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_prediction_is_better_than_null_models_that_know_the_run(name):
+    metrics = KNOWN["loads"][name]["metrics"]
+    assert mean_error(metrics, "simulated") < min(mean_error(metrics, model) for model in ("constant", "line"))
+
+
 def test_the_page_of_the_documentation_is_made_from_the_results():
     page = runpy.run_path(str(ROOT / "docs" / "real_server.py"))["page"](KNOWN)
     assert (ROOT / "docs" / "real-server.md").read_text("utf-8") == page

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fragmeter.experiments.live import server as server_module
+from fragmeter.experiments.live.__main__ import main
 from fragmeter.experiments.live.loads import BLOCK_SIZE, SESSIONS, Load, Session, at_rates, write_data
 from fragmeter.experiments.live.record import record
 from fragmeter.experiments.live.server import VOCABULARY, Server, word, write_model
@@ -39,6 +40,8 @@ if sys.argv[1] == "serve":
         def do_GET(self):
             self.send_response(200)
             self.end_headers()
+            if self.path == "/v1/models":
+                self.wfile.write(b'{{"data": [{{"id": "' + arguments["--served-model-name"].encode() + b'"}}]}}')
             if self.path == "/metrics":
                 self.wfile.write(b'vllm:num_requests_running 1\\nvllm:num_preemptions_total 3\\nvllm:other_bucket 5\\n')
 
@@ -109,12 +112,29 @@ def test_a_server_that_does_not_start_names_its_log(python, tmp_path):
     assert "no memory" in (tmp_path / "out" / "server.log").read_text()
 
 
+def test_a_url_without_a_server_is_one_line_and_leaves_nothing(tmp_path, capsys):
+    arguments = [
+        "--url",
+        "http://127.0.0.1:9",
+        "--probe",
+        "steps.jsonl",
+        "--model",
+        ".",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("http://127.0.0.1:9: does not answer as a vLLM server") and "correct --url" in line
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_data_of_the_loads_are_the_same_every_time(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         write_data(tmp_path / name)
         write_model(tmp_path / name / "model")
-    for file in ("sharegpt.json", "sessions.jsonl", "model/config.json", "model/tokenizer.json"):
+    for file in ("sharegpt.json", "sessions.jsonl", "ramp.jsonl", "model/config.json", "model/tokenizer.json"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
     turns = [json.loads(line) for line in (tmp_path / "one" / "sessions.jsonl").read_text().splitlines()]
     assert [turn["timestamp"] for turn in turns] == sorted(turn["timestamp"] for turn in turns)
@@ -124,6 +144,11 @@ def test_the_data_of_the_loads_are_the_same_every_time(tmp_path):
         before = by_session.get(turn["hash_ids"][0], [])
         assert turn["hash_ids"][: len(before)] == before
         by_session[turn["hash_ids"][0]] = turn["hash_ids"]
+    ramp = [json.loads(line) for line in (tmp_path / "one" / "ramp.jsonl").read_text().splitlines()]
+    times = [each["timestamp"] for each in ramp]
+    assert times == sorted(times) and times[-1] - times[len(times) // 2] < times[len(times) // 2]
+    shared = [block for each in ramp for block in each["hash_ids"]]
+    assert len(set(shared)) < len(shared) * 2 / 3
     vocabulary = json.loads((tmp_path / "one" / "model" / "tokenizer.json").read_text())["model"]["vocab"]
     assert len(vocabulary) == VOCABULARY and all(vocabulary[word(token)] == token for token in range(VOCABULARY))
 
@@ -137,13 +162,5 @@ def test_a_rate_factor_changes_rates_and_nothing_else():
         for before, after in zip(old.arguments, new.arguments, strict=True)
         if before != after
     }
-    assert changed == {
-        ("1", "10"),
-        ("14", "140"),
-        ("3", "30.0"),
-        ("6", "60.0"),
-        ("2", "20.0"),
-        ("8", "80.0"),
-        ("0.001", "0.0001"),
-    }
+    assert changed == {("0.001", "0.0001"), ("1.5", "15.0"), ("3", "30.0"), ("1", "10.0"), ("4", "40.0")}
     assert at_rates(ample, 1).loads[0] == ample.loads[0]
