@@ -49,9 +49,9 @@ Mean absolute error over these figures:
 
 Found by taking the recordings apart:
 
-- Decode steps whose sequences share a prefix take less time on this CPU: the last column of the table above is the time for a token of
+- Decode steps of sequences that share a prefix take less time on this CPU: the last column of the table above is the time for a token of
   context, of a fit to the run alone. Shared blocks are probably read from memory once and from a cache then. A step cost knows the sum of the
-  contexts, not how much of it is shared, so that the calibration, half of whose prompts share, is between the two.
+  contexts, not how much of it is shared. Half of the calibration's prompts share theirs, so that it is between the two.
 - The speed of the machine changes between loads and repetitions: steps of the same kind took up to 17 % longer.
 - API server, scheduler and client share a core. While requests of a burst queue, the median time outside of the engine is 150 to 400 ms.
 

@@ -133,7 +133,8 @@ def calibrate(load: RecordedLoad, source: str) -> dict[str, Any]:
     """
     found = fitted(load.header, load.steps, source)
     inside = predict(load, read_steps(as_json(found).encode(), source))
-    return found | {"outside_ms": round(float(np.median(load.benchmark.measured.ttft_s - inside.ttft_s)) * 1e3, 3)}
+    late_s = float(np.median(load.benchmark.measured.ttft_s - inside.ttft_s))
+    return found | {"outside_ms": round(max(0.0, late_s) * 1e3, 3)}
 
 
 def null_models(load: RecordedLoad, outside_ms: float) -> dict[str, FittedSteps]:
