@@ -51,6 +51,7 @@ class AttentionCost:
         read = partial(ticks, per_second=gpu.memory_bytes_per_s * share.decode_bandwidth)
         flops = gpu.fp16_flops_per_s
         per_pair, per_token = share.prefill_factors()
+        self._origin = shares.origin(gpu.architecture)
         self._floor = round(layers * shares.ATTENTION_FLOOR_US * PER_US)
         self._read_per_decode = read(layers * shape.decode_elements * ELEMENT_BYTES)
         self._prefill_per_token = ticks(layers * shape.prefill_flops * per_token, flops)
@@ -106,7 +107,7 @@ class AttentionCost:
 
     def describe(self) -> dict[str, object]:
         """See ``StepCost``; a group with a window has it in the name of its coefficients."""
-        published = f"data sheet of the GPU; {shares.PUBLISHED}"
+        published = f"data sheet of the GPU; {self._origin}"
         floor = f"{shares.PUBLISHED}: {shares.ATTENTION_FLOOR_US} us a call"
         terms: dict[str, object] = {"attention_read_per_decode": coefficient(self._read_per_decode, "ticks", published)}
         for group in self._groups:

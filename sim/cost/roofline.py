@@ -214,7 +214,7 @@ class RooflineCost:
 
     def describe(self) -> dict[str, object]:
         """See ``StepCost``."""
-        published = f"data sheet of the GPU; {shares.PUBLISHED}"
+        published = f"data sheet of the GPU; {shares.origin(self.gpu.architecture)}"
         sources = dict.fromkeys(_TERMS, published) | _OTHER_SOURCES
         if self.model.experts:
             sources["expert_read"] = f"{published}; of all experts, of which a step reads those it reaches"

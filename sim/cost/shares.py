@@ -1,7 +1,7 @@
 """Shares of the data-sheet throughput that kernels reach, and latencies that no data sheet states.
 
-The shares are published measurements, mid-points where a range is given; each applies to one architecture or card. None
-of them is measured by this project.
+The shares are published measurements, mid-points where a range is given, or medians over published operation
+tables; each applies to one architecture or card. None of them is measured by this project.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PUBLISHED = "published measurements, share of the data-sheet roofline"
+TABULATED = "median over the operation table of its profile, share of the data-sheet roofline"
 ASSUMED = "assumed, not measured"
 # No published share is of a recurrence: its bytes are given what decode attention reaches, its flops what GEMMs do.
 RECURRENCE = "data sheet of the GPU; decode attention's share of its bandwidth and GEMMs' of its flops, assumed"
@@ -59,11 +60,18 @@ class Shares:
         return per_pair, (short_time - per_pair * short_pairs) / short
 
 
-SHARES = {
+PUBLISHED_SHARES = {
     "a100": Shares(0.695, 0.88, 0.70, 0.28, 0.49),
     "h100": Shares(0.825, 0.805, 0.85, 0.24, 0.53),
     "h200": Shares(0.77, 0.775, 0.79, 0.25, 0.52),
+}
+SHARES = PUBLISHED_SHARES | {
     # Reached by the layers that their profiles are fitted to (gpu/calibrate/fit_layers.py prints them).
     "rtx-4090": Shares(0.872, 0.96, 0.88, 0.481, 0.724),
     "rtx-pro-6000": Shares(0.785, 0.729, 0.756, 0.279, 0.46),
 }
+
+
+def origin(architecture: str) -> str:
+    """Where the shares of an architecture come from, for the source of a coefficient."""
+    return PUBLISHED if architecture in PUBLISHED_SHARES else TABULATED
