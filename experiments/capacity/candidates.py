@@ -16,6 +16,7 @@ from cyclopts import Group, Parameter
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from ...sim.cluster import Cluster, cluster
 from ...sim.cost import profile_names, read_server
 from ...sim.engine.replica import build
 from ...sim.engine.settings import Settings, settings
@@ -29,6 +30,8 @@ from ..vllm_serve.remedies import remedies
 from ..vllm_serve.start import Started, started, with_release
 
 _VLLM = "vllm-v1"
+#: Axes that are no flags of vllm serve.
+_NO_FLAGS = ("gpu", "policy", "router")
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -46,6 +49,7 @@ class Choices:
         max_model_len: Longest prompt and output; by default the longest that fits.
         gpu_memory_utilization: Share of the GPU's memory.
         policy: Scheduler and its memory, by the name of a system; by default vllm-v1.
+        router: Choice of the replica for a request, as for simulate; by default round-robin.
     """
 
     tensor_parallel_size: list[str] | None = None
@@ -58,6 +62,7 @@ class Choices:
     max_model_len: list[str] | None = None
     gpu_memory_utilization: list[str] | None = None
     policy: list[str] | None = None
+    router: list[str] | None = None
 
     def axes(self) -> dict[str, list[str]]:
         """The values of each open flag, by name."""
@@ -91,6 +96,11 @@ class Candidate:
         return ", ".join([gpu[1], *(f"{name}={value}" for name, value in others)])
 
     @property
+    def router(self) -> str:
+        """The router of its fleet."""
+        return self.axis_values.get("router", Cluster.router)
+
+    @property
     def num_gpus(self) -> int:
         """GPUs of one replica."""
         return self.started.launch.num_gpus
@@ -110,7 +120,7 @@ def candidates(
     cost: str | None = None,
     server: str | None = None,
 ) -> list[Candidate]:
-    """Every combination; the last axis changes fastest.
+    """Every combination; the last axis changes fastest. Of equal ones, as where a value is also the default, the first.
 
     Args:
         line: The line that every candidate starts from.
@@ -128,7 +138,11 @@ def candidates(
     if total > MOST_POINTS:
         raise SettingError("gpu", total, f"are more candidates than {MOST_POINTS}; leave some out")
     combinations = (dict(zip(whole, combination, strict=True)) for combination in product(*whole.values()))
-    return [_candidate(line, axis_values, model_name, log, cost, server) for axis_values in combinations]
+    found = [_candidate(line, axis_values, model_name, log, cost, server) for axis_values in combinations]
+    distinct: dict[tuple[Settings | str, str], Candidate] = {}
+    for each in found:
+        distinct.setdefault((each.settings or each.name, each.router), each)
+    return list(distinct.values())
 
 
 def _candidate(
@@ -139,9 +153,10 @@ def _candidate(
     cost: str | None,
     server: str | None,
 ) -> Candidate:
+    cluster(router=axis_values.get("router", Cluster.router))
     flags = dict(line.flags)
     for name, value in axis_values.items():
-        if name not in ("gpu", "policy"):
+        if name not in _NO_FLAGS:
             flag = name.replace("_", "-")
             flags.pop(flag, None)
             flags |= {} if value == NONE else {flag: value}

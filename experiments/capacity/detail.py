@@ -1,4 +1,4 @@
-"""Results of a replica at its recommended rate, and the limit that prevents a higher rate.
+"""Results of a replica or a fleet at its recommended rate, and the limit that prevents a higher rate.
 
 At 1.15 times the highest rate of a seed, the run misses its goal. Two results of that run show the limit. The first is
 the objective that most requests miss. The second is the cause for which requests wait, by time: ``max_num_seqs``
@@ -11,10 +11,12 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+from ...sim.cluster import Cluster
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings
 from ...sim.metrics.summary import summary
-from ..runs.slo_check import Goal, check_run, compiled_cost
+from ..runs.slo_check import Goal, check_run, check_times, compiled_cost
+from .fleet import serve
 from .load import Load
 
 #: Shares of the recommended rate at which latency and price are reported, for the picture.
@@ -34,33 +36,40 @@ _RATES = (
 )
 
 
-def detail(settings: Settings, load: Load, goal: Goal, seed: int, rate: float, highest: float) -> dict[str, Any]:
+def detail(
+    settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float, highest: float
+) -> dict[str, Any]:
     """The run of one seed at a rate, and its limit.
 
     An infinite rate (all requests at once) has no shares of the recommended rate.
 
     Args:
-        highest: The seed's own highest rate.
+        cluster: The fleet.
+        rate: Of the fleet, requests/s.
+        highest: The seed's own highest rate with one replica.
 
     Raises:
         UserError, SimulationFault: As ``simulate``.
     """
-    drawn, cost = load.draw(seed), compiled_cost(settings)
+    drawn, one = load.draw(seed, cluster.num_replicas), load.draw(seed)
     shares = SHARES[:-1] if rate < inf else ()
-    summaries = {share: summary(simulate(settings, drawn.at(rate * share), cost)) for share in shares}
-    run = simulate(settings, drawn.at(rate), cost)
-    summaries[1.0] = whole = summary(run)
+    summaries = {share: serve(settings, drawn.at(rate * share), cluster).summary() for share in shares}
+    work = drawn.at(rate)
+    served = serve(settings, work, cluster)
+    summaries[1.0] = whole = served.summary()
     ledger = whole["waste"]["mean_over_time_pct"]
     return {
-        "attained": check_run(run, goal).attained,
+        "attained": check_times(work, served.times, goal).attained,
         **{name: whole[name] for name in (*_RATES, *_TIMES)},
         "preemptions": sum(whole["preemptions"].values()),
         "refused": whole["refused"],
         "kv_cache_pct": 100 - ledger["buckets"]["free"] - ledger["buckets"]["cached"],
         "buckets_pct": ledger["buckets"],
         "paper_view_pct": ledger["paper_view"],
-        "limit": limit(simulate(settings, drawn.at(highest * BEYOND), cost), goal),
-        "curve": [_point(rate * share, of_share) for share, of_share in summaries.items()] if shares else [],
+        "limit": limit(simulate(settings, one.at(highest * BEYOND), compiled_cost(settings)), goal),
+        "curve": [_point(rate / cluster.num_replicas * share, of_share) for share, of_share in summaries.items()]
+        if shares
+        else [],
     }
 
 

@@ -24,10 +24,11 @@ from ...sim.types.optional import not_none
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Trace, holds_load, stream, workload
 from ...traces.arrivals.pacing import at_rate, unit_gaps
-from ..runs.inputs import Inputs, Requests
+from ..runs.inputs import Inputs
 
-#: Requests per run.
-DEFAULT_PROMPTS = 5000
+#: Requests per run, and at least so many for each replica of a fleet: with 300 a replica, the share that meets the
+#: objectives is up to a point above that of long runs, with 1,000 a quarter of a point.
+DEFAULT_PROMPTS, PROMPTS_A_REPLICA = 5000, 1000
 #: Lower limit of the requests per run: with fewer, one request is more than a percent of the counted ones.
 FEWEST_PROMPTS = 100
 _BLOCK = 64
@@ -77,10 +78,10 @@ class Load:
         if wanted is not None and not 0 < wanted < inf:
             raise SettingError("request_rate", wanted, "must be above 0 and finite: it is the rate to be served")
         requests = inputs.requests
-        count = DEFAULT_PROMPTS if requests.num_prompts is None else requests.num_prompts
-        if count < FEWEST_PROMPTS:
-            raise SettingError("num_prompts", count, f"must be {FEWEST_PROMPTS} or more, for percentages of requests")
-        self._inputs = replace(inputs, pacing=Pacing(), requests=replace(requests, num_prompts=count))
+        if requests.num_prompts is not None and requests.num_prompts < FEWEST_PROMPTS:
+            remedy = f"must be {FEWEST_PROMPTS} or more, for percentages of requests"
+            raise SettingError("num_prompts", requests.num_prompts, remedy)
+        self._inputs = replace(inputs, pacing=Pacing())
         self.is_drawn = requests.trace is None or holds_load(requests.trace)
         if self.pacing.rate_scale is not None and self._found.arrival_ticks is None:
             raise SettingError(
@@ -90,8 +91,13 @@ class Load:
     @cached_property
     def _found(self) -> Trace:
         """The whole trace; for drawn requests, those of the first seed."""
-        requests = self._inputs.requests
-        return (self._inputs if self.is_drawn else replace(self._inputs, requests=_whole(requests))).lengths()
+        count = self._asked() if self.is_drawn else None
+        return replace(self._inputs, requests=replace(self._inputs.requests, num_prompts=count)).lengths()
+
+    def _asked(self, replicas: int = 1) -> int:
+        """Requests per run, if the trace has as many."""
+        given = self._inputs.requests.num_prompts
+        return default_prompts(replicas) if given is None else given
 
     @property
     def name(self) -> str:
@@ -102,11 +108,14 @@ class Load:
         """Whether requests share prefixes and are served in the order of the trace."""
         return not self.is_drawn and (self._found.content is not None or self._found.dialogue is not None)
 
-    @property
-    def num_prompts(self) -> int:
-        """Requests per run."""
-        count = not_none(self._inputs.requests.num_prompts)
+    def num_prompts(self, replicas: int = 1) -> int:
+        """Requests per run of a fleet."""
+        count = self._asked(replicas)
         return min(count, len(self._found)) if self.keeps_order else count
+
+    def is_short(self, replicas: int) -> bool:
+        """Whether the runs of a fleet have fewer requests than by default."""
+        return self.num_prompts(replicas) < default_prompts(replicas)
 
     @property
     def trace_rate(self) -> float | None:
@@ -136,16 +145,16 @@ class Load:
         shape = f"gamma gaps of burstiness {pacing.burstiness:g}" if pacing.burstiness else "Poisson arrivals"
         return f"{self.name}, {shape}"
 
-    def draw(self, seed: int) -> Drawn:
-        """The requests of a seed.
+    def draw(self, seed: int, replicas: int = 1) -> Drawn:
+        """The requests of a seed, as many as a fleet of so many replicas serves.
 
         Raises:
             UserError: As ``Inputs.lengths``.
         """
-        requests, n, rng = self._inputs.requests, self.num_prompts, stream(seed, "plan requests")
+        requests, n, rng = self._inputs.requests, self.num_prompts(replicas), stream(seed, "plan requests")
         if self.is_drawn:
-            trace = replace(self._inputs, settings=replace(self._inputs.settings, seed=seed)).lengths()
-            rows = np.arange(n)
+            drawn, chosen = replace(requests, num_prompts=n), replace(self._inputs.settings, seed=seed)
+            trace, rows = replace(self._inputs, settings=chosen, requests=drawn).lengths(), np.arange(n)
         elif self.keeps_order:
             trace, rows = self._found.first(n), np.arange(n)
         else:
@@ -168,8 +177,9 @@ class Load:
         return (np.insert(own, 0, own.mean()) / own.mean())[rows]
 
 
-def _whole(requests: Requests) -> Requests:
-    return replace(requests, num_prompts=None)
+def default_prompts(replicas: int) -> int:
+    """Requests per run of a fleet by default."""
+    return max(DEFAULT_PROMPTS, PROMPTS_A_REPLICA * replicas)
 
 
 def _taken(trace: Trace, rows: np.ndarray) -> Trace:

@@ -10,10 +10,9 @@ from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
 from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
-from ...sim.types.optional import not_none
 from ..runs.points import FINISHED, as_parquet, flat
-from .planning import Answer, Bill
-from .text import memory_rows, view_rows
+from .answer import Answer, Bill
+from .text import headroom_text, memory_rows, range_text, view_rows
 
 PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
 PLAN = FolderKind("plan", (PAGE, DATA, TABLE, FINISHED))
@@ -66,7 +65,7 @@ def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
         {
             "candidate": answer.candidate.name,
             **point,
-            "cost_per_million_tokens": not_none(bill.full_per_million) * answer.rate / point["request_rate"],
+            "cost_per_million_tokens": bill.per_million["total"] * answer.rate / point["request_rate"],
             "recommended": point is answer.at_rate["curve"][-1],
         }
         for answer, bill in ranks
@@ -78,8 +77,9 @@ def _row(answer: Answer, bill: Bill) -> dict[str, Any]:
     at, limit = answer.at_rate, answer.at_rate["limit"]
     return {
         "Candidate": answer.candidate.name,
-        "Requests/s a replica": "every rate" if answer.every_rate_meets else answer.rate,
-        "GPUs": bill.gpus,
+        "Requests/s a replica": "every rate" if answer.every_rate_meets else answer.full_rate,
+        **({} if answer.wanted is None else {"Headroom": headroom_text(answer)}),
+        "GPUs": range_text(answer, bill),
         "An hour": bill.per_hour,
         "A million tokens": f"{bill.per_million['total']:.3g}",
         "Of outputs": f"{bill.per_million['output']:.3g}",

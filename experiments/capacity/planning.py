@@ -1,15 +1,17 @@
-"""Find the highest rate and the cost of every candidate, and rank the candidates.
+"""Find the fleet and the cost of every candidate for a wanted rate, or the highest rate of a replica, and rank them.
 
-    1. ahead     every candidate, with the first seed (``max_rate.go_ahead``)
-    2. others    every candidate that meets the goal, with every other seed
-    3. detail    results of each candidate at its recommended rate, and its limit
-    4. verify    on request: other seeds, at the recommended rate and at 1.15 times it
+    1. ahead     every candidate, with the first seed and one replica (``max_rate.go_ahead``)
+       with a wanted rate:
+    2. fleets    the smallest fleet of every candidate that meets the goal, simulated behind its router (``fleet``)
+    3. headroom  its highest rate, which confirms its size
+       without:
+    2. follow    every candidate that meets the goal, with every other seed and one replica
+    4. detail    results of each candidate at the wanted or the recommended rate, and its limit
+    5. verify    on request, other seeds: the fleet, and one replica fewer; or the recommended rate, and 1.15 times it
 
 The jobs of a step are independent and run on all cores or on a cluster. Finished jobs are stored, so an interrupted
-plan continues from there. The rates of several replicas add up: a router is taken to share requests evenly, and an even
-part of a Poisson process is a Poisson process. The plan recommends the cheapest candidate for the wanted rate: a whole
-number of replicas, then fewer GPUs, then the lower price of a token at the full rate. Without a wanted rate it
-recommends the lowest price of a token.
+plan continues from there. The plan recommends the cheapest candidate for the wanted rate, then fewer GPUs, then the
+lower price of a token at the full rate. Without a wanted rate it recommends the lowest price of a token.
 
 If all requests at once meet the goal, every rate does, and one replica is enough for the wanted rate. Such a candidate
 has no highest rate, so without a wanted rate its tokens have no price. It is listed after the candidates with a price.
@@ -20,11 +22,12 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from hashlib import sha256
-from math import ceil, inf
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple, TypeVar
 
+from ...sim.cluster import Cluster
 from ...sim.engine.settings import Settings
 from ...sim.engine.unread import only_read
 from ...sim.types.errors import SimulationFault, UserError
@@ -34,104 +37,30 @@ from ..runs.inputs import Inputs
 from ..runs.output import track
 from ..runs.parallel import Workers, as_they_finish
 from ..runs.points import Store, key
-from ..runs.slo_check import Goal, SloCheck, check_slo
+from ..runs.slo_check import Goal, SloCheck
 from ..runs.sweeping import Outcome
+from .answer import Answer, Verified
 from .candidates import Candidate
 from .detail import BEYOND, detail
+from .fleet import MOST_SEEDS, FleetSearch, Kind, Steps, Trial, check_fleet, first_fleet, highest_rate
 from .load import Load
 from .max_rate import Ahead, MaxRate, SeedRate, follow, go_ahead
-from .prices import HOUR_S, MILLION, Prices
 
-#: Tolerance by which a quotient of rates may exceed a whole number of replicas, for the rounding of floats.
-_ROUNDING = 1e-9
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Results of a candidate.
-
-    Attributes:
-        error: Reason why it cannot be simulated.
-        found: The rates; None if it does not start or cannot be simulated.
-        detail: Results at the recommended rate; None if no rate meets the goal.
-        verified: Share of other seeds that meet the goal, by factor of the recommended rate.
-    """
-
-    candidate: Candidate
-    error: str | None = None
-    found: MaxRate | None = None
-    detail: dict[str, Any] | None = None
-    verified: dict[float, float] | None = None
-
-    @property
-    def rate(self) -> float:
-        """Recommended rate of one replica, requests/s; 0 if no rate meets the goal, infinite if every rate does."""
-        return self.rates.rate if self.detail else 0.0
-
-    @property
-    def rates(self) -> MaxRate:
-        """The rates of a candidate that was simulated."""
-        return not_none(self.found)
-
-    @property
-    def at_rate(self) -> dict[str, Any]:
-        """The detail of a candidate with a recommended rate."""
-        return not_none(self.detail)
-
-    @property
-    def every_rate_meets(self) -> bool:
-        """Whether the goal is met even if all requests arrive at once."""
-        return self.rate == inf
+#: Settings of a replica and its router.
+Service = tuple[Settings, str]
+_Name = TypeVar("_Name")
 
 
-@dataclass(frozen=True)
-class Bill:
-    """Cost of a candidate.
+class Job(NamedTuple):
+    """One job of a step; ``more`` are further arguments."""
 
-    Attributes:
-        replicas, gpus: Number needed for the wanted rate; one replica without a wanted rate.
-        per_hour: Price of all GPUs for an hour.
-        per_million: Price of a million tokens at the wanted rate, or at the full rate: the whole bill divided by prompt
-            tokens, by output tokens, and by both together.
-        full_per_million: Price of a million prompt and output tokens with every replica at its full rate; None if every
-            rate meets the goal.
-    """
+    settings: Settings
+    seed: int
+    more: tuple[Any, ...] = ()
 
-    replicas: int
-    gpus: int
-    per_hour: float
-    per_million: dict[str, float]
-    full_per_million: float | None
-
-
-def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None) -> Bill:
-    """Cost of serving the wanted rate, in requests/s.
-
-    Raises:
-        SettingError: The GPU has no price.
-    """
-    launch = answer.candidate.started.launch
-    replicas = 1 if wanted is None else max(1, ceil(wanted / answer.rate - _ROUNDING))
-    gpu_hour = prices.of(launch.gpu.name)
-    gpus = replicas * launch.num_gpus
-    prompt, output = load.mean_tokens
-    served = HOUR_S / MILLION * (answer.rate if wanted is None else wanted)
-    tokens = {"input": prompt, "output": output, "total": prompt + output}
-    per_million = {name: gpus * gpu_hour / (served * mean) for name, mean in tokens.items()}
-    full = None
-    if not answer.every_rate_meets:
-        full = launch.num_gpus * gpu_hour / (HOUR_S / MILLION * answer.rate * tokens["total"])
-    return Bill(replicas, gpus, gpus * gpu_hour, per_million, full)
-
-
-def ranked(answers: Sequence[Answer], load: Load, prices: Prices, wanted: float | None) -> list[tuple[Answer, Bill]]:
-    """Candidates with a rate and a price, with their bills, the recommended one first."""
-    able = [answer for answer in answers if answer.rate and not (wanted is None and answer.every_rate_meets)]
-    billed = [(answer, bill(answer, load, prices, wanted)) for answer in able]
-    if wanted is None:
-        return sorted(billed, key=lambda each: (each[1].full_per_million, each[1].gpus))
-    # The price of a token falls as the rate rises.
-    return sorted(billed, key=lambda each: (each[1].per_hour, each[1].gpus, each[1].full_per_million or 0.0))
+    def with_more(self, argument: Any) -> Job:
+        """The job with one more argument."""
+        return self._replace(more=(*self.more, argument))
 
 
 class Planner:
@@ -140,11 +69,22 @@ class Planner:
     Args:
         seeds: The first seed runs ahead.
         store: Stores finished jobs; None stores nothing.
+        wanted: The wanted rate, requests/s.
     """
 
-    def __init__(self, load: Load, goal: Goal, seeds: Sequence[int], workers: Workers, store: Store | None) -> None:
+    def __init__(
+        self,
+        load: Load,
+        goal: Goal,
+        seeds: Sequence[int],
+        workers: Workers,
+        store: Store | None,
+        wanted: float | None = None,
+    ) -> None:
         self._load, self._goal, self._seeds, self._workers, self._store = load, goal, seeds, workers, store
+        self._wanted = wanted
         self._works: dict[int, Workload] = {}
+        self._hashes: dict[tuple[int, int], str] = {}
 
     def answers(self, candidates: Sequence[Candidate]) -> list[Answer]:
         """The answer of each candidate, in their order.
@@ -152,67 +92,136 @@ class Planner:
         Raises:
             SimulationFault: An invariant of the simulator is violated.
         """
-        first, *others = self._seeds
-        able = [candidate.settings for candidate in candidates if candidate.settings]
-        ahead = self._stage("go ahead", {(chosen, first): () for chosen in able})
-        begun = {chosen: _ahead(outcome.summary) for (chosen, _), outcome in ahead.items() if outcome.summary}
-        meeting = {chosen: found for chosen, found in begun.items() if found.found.rate}
-        more = {(chosen, seed): (found,) for chosen, found in meeting.items() for seed in others}
-        followed = self._stage("follow", more)
-        errors = {
-            chosen: outcome.error for (chosen, _), outcome in [*ahead.items(), *followed.items()] if outcome.error
+        services = {(each.settings, each.router): each for each in candidates if each.settings}
+        ahead = self._run("go ahead", {chosen: Job(chosen, self._seeds[0]) for chosen, _ in services})
+        begun = {service: _ahead(found) for service in services if (found := ahead[service[0]].summary) is not None}
+        answers = {
+            service: Answer(candidate, ahead[service[0]].error, wanted=self._wanted)
+            for service, candidate in services.items()
         }
-        rates = {
-            chosen: MaxRate.of(
-                found, [SeedRate(**not_none(followed[chosen, seed].summary)) for seed in others if chosen in meeting]
-            )
-            for chosen, found in begun.items()
-            if chosen not in errors
-        }
-        rated = {(chosen, first): (found.rate, found.seed_rates[0]) for chosen, found in rates.items() if found.rate}
-        details = self._stage("detail", rated)
-        errors |= {chosen: outcome.error for (chosen, _), outcome in details.items() if outcome.error}
-        answers = []
-        for candidate in candidates:
-            chosen = candidate.settings
-            if chosen is None:
-                answers.append(Answer(candidate))
+        answers |= self._rated(answers, begun) if self._wanted is None else self._sized(answers, begun)
+        answers |= self._detailed(answers)
+        of_none = Answer(candidates[0], wanted=self._wanted)
+        return [
+            replace(of_none if each.settings is None else answers[each.settings, each.router], candidate=each)
+            for each in candidates
+        ]
+
+    def _rated(self, answers: dict[Service, Answer], begun: dict[Service, Ahead]) -> dict[Service, Answer]:
+        """The answers with the rates of one replica over all seeds."""
+        others = self._seeds[1:]
+        meeting = {service: found for service, found in begun.items() if found.found.rate}
+        followed = self._run(
+            "follow",
+            {(service, seed): Job(service[0], seed, (found,)) for service, found in meeting.items() for seed in others},
+        )
+        rated = {}
+        for service, found in begun.items():
+            outcomes = [followed[service, seed] for seed in others] if service in meeting else []
+            error = next((each.error for each in outcomes if each.error), None)
+            rates = None if error else MaxRate.of(found, [SeedRate(**not_none(each.summary)) for each in outcomes])
+            rated[service] = replace(answers[service], error=error, found=rates)
+        return rated
+
+    def _sized(self, answers: dict[Service, Answer], begun: dict[Service, Ahead]) -> dict[Service, Answer]:
+        """The answers with the fleet for the wanted rate."""
+        wanted = not_none(self._wanted)
+        sized = {service: replace(answers[service], found=MaxRate.of(found, [])) for service, found in begun.items()}
+        searches: dict[Service, tuple[Steps, list[Trial]]] = {}
+        for service, found in begun.items():
+            if 0 < found.found.rate < inf:
+                least = 1 if found.saturated is None else first_fleet(wanted, found.saturated)
+                near = first_fleet(wanted, found.found.rate)
+                of_shares = self._goal.attainment, found.alone.counted
+                steps = FleetSearch(wanted, near, least, *of_shares, self._seeds).steps()
+                searches[service] = steps, next(steps)
+        while searches:
+            found_of = self._tried(begun, {service: trials for service, (_, trials) in searches.items()})
+            for service, (steps, trials) in [*searches.items()]:
+                outcomes = {trial: found_of[service, trial] for trial in trials}
+                error = next((each.error for each in outcomes.values() if each.error), None)
+                if error:
+                    sized[service] = replace(sized[service], error=error, found=None)
+                    del searches[service]
+                    continue
+                try:
+                    values = {trial: not_none(each.summary)[trial.kind] for trial, each in outcomes.items()}
+                    results = {trial: inf if value is None else value for trial, value in values.items()}
+                    searches[service] = steps, steps.send(results)
+                except StopIteration as end:
+                    sized[service] = replace(sized[service], fleet=end.value)
+                    del searches[service]
+        return sized
+
+    def _tried(
+        self, begun: dict[Service, Ahead], trials: dict[Service, list[Trial]]
+    ) -> dict[tuple[Service, Trial], Outcome]:
+        """The outcomes of the next trials of every search."""
+        jobs: dict[Kind, dict[tuple[Service, Trial], Job]] = {kind: {} for kind in Kind}
+        for service, of_service in trials.items():
+            for trial in of_service:
+                job = self._fleet_job(service, trial.replicas, trial.seed)
+                if trial.kind is Kind.RATE:
+                    saturated = begun[service].saturated
+                    job = job.with_more(None if saturated is None else saturated * trial.replicas)
+                jobs[trial.kind][service, trial] = job
+        return self._run("fleets", jobs[Kind.SHARE]) | self._run("headroom", jobs[Kind.RATE])
+
+    def _fleet_job(self, service: Service, replicas: int, seed: int) -> Job:
+        chosen, router = service
+        return Job(chosen, seed, (Cluster(num_replicas=replicas, router=router), not_none(self._wanted)))
+
+    def _detailed(self, answers: dict[Service, Answer]) -> dict[Service, Answer]:
+        """The answers with the detail of those that meet the goal."""
+        jobs = {}
+        for service, answer in answers.items():
+            if answer.error or answer.found is None or not answer.rates.seed_rates[0]:
                 continue
-            outcome = details.get((chosen, first))
-            detail = outcome.summary if outcome else None
-            answers.append(Answer(candidate, error=errors.get(chosen), found=rates.get(chosen), detail=detail))
-        return answers
+            highest = answer.rates.seed_rates[0]
+            if answer.fleet is not None and answer.fleet.replicas is not None:
+                jobs[service] = self._fleet_job(service, answer.replicas, self._seeds[0]).with_more(highest)
+            elif answer.fleet is None and answer.rates.rate:
+                jobs[service] = Job(service[0], self._seeds[0], (Cluster(), answer.rates.rate, highest))
+        found = self._run("detail", jobs)
+        return {
+            service: replace(answers[service], error=outcome.error, detail=outcome.summary)
+            for service, outcome in found.items()
+        }
 
     def verified(self, answers: Sequence[Answer], count: int) -> list[Answer]:
-        """The answers with the share of ``count`` other seeds that meet the goal at the rate, and at 1.15 times it."""
-        seeds = range(max(self._seeds) + 1, max(self._seeds) + 1 + count)
-        result = []
-        for answer in answers:
-            if answer.rate:
-                shares = {factor: self._share(answer, factor, seeds) for factor in (1.0, BEYOND)}
-                answer = replace(answer, verified=shares)
-            result.append(answer)
-        return result
+        """The answers with the shares of ``count`` other seeds that meet the goal."""
+        first = max(self._seeds) + 1 + (MOST_SEEDS if self._wanted is not None else 0)
+        return [replace(each, verified=self._others(each, range(first, first + count))) for each in answers]
 
-    def _share(self, answer: Answer, factor: float, seeds: Sequence[int]) -> float:
-        chosen, rate = not_none(answer.candidate.settings), answer.rate * factor
-        if answer.rates.saturated is not None and rate > answer.rates.saturated:
-            return 0.0
-        outcomes = self._stage("verify", {(chosen, seed): (rate,) for seed in seeds})
-        return sum(not_none(each.summary)["meets"] for each in outcomes.values()) / len(seeds)
+    def _others(self, answer: Answer, seeds: Sequence[int]) -> tuple[Verified, ...]:
+        if not answer.rate:
+            return ()
+        if answer.fleet is None:
+            return tuple(self._share(answer, 1, factor, answer.rate * factor, seeds) for factor in (1.0, BEYOND))
+        sizes = [size for size in (answer.replicas, answer.replicas - 1) if size]
+        return tuple(self._share(answer, size, 1.0, not_none(self._wanted), seeds) for size in sizes)
 
-    def _stage(
-        self, stage: str, jobs: Mapping[tuple[Settings, int], tuple[Any, ...]]
-    ) -> dict[tuple[Settings, int], Outcome]:
+    def _share(self, answer: Answer, replicas: int, factor: float, rate: float, seeds: Sequence[int]) -> Verified:
+        if answer.rates.saturated is not None and rate > replicas * answer.rates.saturated:
+            return Verified(replicas, factor, 0.0)
+        chosen, cluster = (
+            not_none(answer.candidate.settings),
+            Cluster(num_replicas=replicas, router=answer.candidate.router),
+        )
+        outcomes = self._run("fleets", {seed: Job(chosen, seed, (cluster, rate)) for seed in seeds})
+        return Verified(
+            replicas, factor, sum(not_none(each.summary)["meets"] for each in outcomes.values()) / len(seeds)
+        )
+
+    def _run(self, stage: str, jobs: Mapping[_Name, Job]) -> dict[_Name, Outcome]:
         """Run the jobs that are not in the store, and store their results."""
-        keys = {job: self._key(stage, *job, *more) for job, more in jobs.items()}
+        keys = {name: self._key(stage, *job) for name, job in jobs.items()}
         found = {
             name: Outcome(name, kept) for name in keys.values() if self._store and (kept := self._store.find(name))
         }
-        missing = {keys[job]: (job, more) for job, more in jobs.items() if keys[job] not in found}
+        missing = {keys[name]: job for name, job in jobs.items() if keys[name] not in found}
         calls = (
-            (name, stage, chosen, self._load, self._goal, seed, *more)
-            for name, ((chosen, seed), more) in missing.items()
+            (name, stage, job.settings, self._load, self._goal, job.seed, *job.more) for name, job in missing.items()
         )
         for outcome in track(as_they_finish(carry_out, calls, len(missing), self._workers), stage, len(missing)):
             if outcome.fault:
@@ -220,32 +229,49 @@ class Planner:
                 error.add_note(outcome.fault)
                 raise error
             if self._store and outcome.summary is not None:
-                self._store.keep(outcome.key, Inputs(settings=missing[outcome.key][0][0]), outcome.summary)
+                self._store.keep(outcome.key, Inputs(settings=missing[outcome.key].settings), outcome.summary)
             found[outcome.key] = outcome
-        return {job: found[name] for job, name in keys.items()}
+        return {name: found[keys[name]] for name in jobs}
 
-    def _key(self, stage: str, chosen: Settings, seed: int, *more: Any) -> str:
+    def _key(self, stage: str, chosen: Settings, seed: int, more: tuple[Any, ...] = ()) -> str:
         """A hash of every input of a job's result."""
         if seed not in self._works:
             self._works[seed] = self._load.draw(seed).at(1.0)
         run = key(Inputs(settings=chosen), self._works[seed])
-        parts = [asdict(each) if isinstance(each, Ahead) else each for each in more]
-        return sha256(json.dumps([stage, run, asdict(self._goal), seed, parts]).encode()).hexdigest()
+        parts = [asdict(each) if isinstance(each, (Ahead, Cluster)) else each for each in more]
+        replicas = next((each.num_replicas for each in more if isinstance(each, Cluster)), 1)
+        served = self._hash(seed, replicas)
+        return sha256(json.dumps([stage, run, served, asdict(self._goal), seed, parts]).encode()).hexdigest()
+
+    def _hash(self, seed: int, replicas: int) -> str:
+        """The hash of the requests that a seed has for a fleet."""
+        if (seed, replicas) not in self._hashes:
+            work = self._works[seed] if replicas == 1 else self._load.draw(seed, replicas).at(1.0)
+            self._hashes[seed, replicas] = work.sha256()
+        return self._hashes[seed, replicas]
 
 
 def _ahead(data: dict[str, Any]) -> Ahead:
     return Ahead(SloCheck(**data["alone"]), data["saturated"], SeedRate(**data["found"]))
 
 
-def _verify(chosen: Settings, load: Load, goal: Goal, seed: int, rate: float) -> dict[str, Any]:
-    return asdict(check_slo(chosen, load.draw(seed).at(rate), goal))
+def _fleet(chosen: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float) -> dict[str, Any]:
+    found = check_fleet(chosen, load.draw(seed, cluster.num_replicas).at(rate), cluster, goal)
+    return {Kind.SHARE: found.attained, "meets": found.meets}
+
+
+def _headroom(*arguments: Any) -> dict[str, Any]:
+    found = highest_rate(*arguments)
+    # JSON has no infinity.
+    return {Kind.RATE: None if found == inf else found}
 
 
 _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     "go ahead": lambda *arguments: asdict(go_ahead(*arguments)),
     "follow": lambda *arguments: asdict(follow(*arguments)),
+    "fleets": _fleet,
+    "headroom": _headroom,
     "detail": detail,
-    "verify": _verify,
 }
 
 

@@ -25,11 +25,13 @@ from ..runs.slo_check import Goal
 from ..runs.unread import LOAD_FIELDS, refuse_unread
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
+from .answer import Answer, Bill, ranked
 from .candidates import Candidate, Choices, candidates
+from .fleet import DEFAULT_FLEET_SEEDS, MOST_SEEDS
 from .load import Load
 from .max_rate import CONFIDENCE, CONTENT, DEFAULT_SEEDS
 from .page import write_plan
-from .planning import Answer, Bill, Planner, ranked
+from .planning import Planner
 from .prices import Prices, prices
 from .text import EVERY_RATE, candidates_table, flags_text, recommendation, verified_text, why_loses, why_none
 
@@ -45,9 +47,11 @@ class Aims:
     Attributes:
         goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms.
         attainment: Share of the requests that must meet them all. DistServe (OSDI'24) plans for 0.9.
-        seeds: Draws of the load, from --seed on, from which a rate for other seeds is derived: 4 or more. One seed
-            says nothing about others.
-        verify_seeds: Other draws, at the recommended rate and at 1.15 times it: the share that meets the goal is reported.
+        seeds: Draws of the load, from --seed on, to begin with: 4 or more, from which other seeds are predicted. By
+            default 4 for a wanted rate, to which seeds are added until the fleet is known, and 12 without. One seed says
+            nothing about others.
+        verify_seeds: Other draws: the share that meets the goal with the fleet and with a replica fewer, or without a
+            wanted rate at the recommended rate and at 1.15 times it.
         prices: JSON or TOML file with per_gpu_hour, a price for each GPU. By default examples, with sources.
         explain: Print why each of the other candidates is not recommended.
         cost: Step time of all candidates, as for simulate. By default the GPU's profile where it covers the
@@ -59,7 +63,7 @@ class Aims:
 
     goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative_iterable="")] = None
     attainment: Annotated[float, Field(gt=0, le=1)] = 0.9
-    seeds: Annotated[int, Field(ge=1, le=1000)] = DEFAULT_SEEDS
+    seeds: Annotated[int, Field(ge=1, le=1000)] | None = None
     verify_seeds: Annotated[int, Field(ge=0, le=100_000)] = 0
     prices: Path | None = None
     explain: Annotated[bool, Parameter(negative="")] = False
@@ -69,7 +73,7 @@ class Aims:
 
     @model_validator(mode="after")
     def _check(self) -> Aims:
-        if 1 < self.seeds < _FEWEST_SEEDS:
+        if self.seeds is not None and 1 < self.seeds < _FEWEST_SEEDS:
             raise SettingError(
                 "seeds", self.seeds, f"are too few to predict other seeds; give {_FEWEST_SEEDS} or more, or 1"
             )
@@ -111,8 +115,13 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     _refuse_unread(request, able, load, aims.seed)
     found = [_long_enough(candidate, load.longest_tokens) for candidate in found]
     wanted = _wanted(load)
-    seeds = range(aims.seed, aims.seed + aims.seeds)
-    planner = Planner(load, goal, seeds, workers, None if out is None else Store(out))
+    if wanted is None and "router" in request.choices.axes():
+        raise SettingError("router", request.choices.router, "is of a fleet, for a wanted rate; give --request-rate")
+    count = aims.seeds or (DEFAULT_SEEDS if wanted is None else DEFAULT_FLEET_SEEDS)
+    aims = replace(aims, seeds=count)
+    planner = Planner(
+        load, goal, range(aims.seed, aims.seed + count), workers, None if out is None else Store(out), wanted
+    )
     answers = planner.answers(found)
     if aims.verify_seeds:
         answers = planner.verified(answers, aims.verify_seeds)
@@ -130,7 +139,7 @@ def _refuse_unread(request: PlanRequest, able: Sequence[Candidate], load: Load, 
     """Refuse choices and load flags that no candidate reads; the pasted line may have any flag."""
     work = load.draw(seed).at(1.0)
     runs = [(replace(request.inputs, settings=not_none(candidate.settings)), work) for candidate in able]
-    refuse_unread(runs, {*request.choices.axes(), *LOAD_FIELDS})
+    refuse_unread(runs, {*request.choices.axes(), *LOAD_FIELDS} - {"router"})
 
 
 def _wanted(load: Load) -> float | None:
@@ -172,7 +181,7 @@ class _SearchOutput:
         if self._ranks:
             report.line(f"Set: {flags_text(self._ranks[0][0])}")
         report.print_line()
-        report.console.print(candidates_table(self._ranks, self._others, currency))
+        report.console.print(candidates_table(self._ranks, self._others, currency, self._wanted))
         explained = self._explained()
         for line in explained if self._aims.explain or not self._ranks else ():
             report.line(line)
@@ -191,7 +200,7 @@ class _SearchOutput:
         unpriced = [answer.candidate.name for answer in self._others if answer.every_rate_meets]
         beside = f"Of {', '.join(unpriced)} {EVERY_RATE}. For a price give more requests a run (--num-prompts)."
         if self._ranks:
-            text = recommendation(*self._ranks[0], self._load, self._goal, self._wanted, self._priced.currency)
+            text = recommendation(self._ranks, self._goal, self._wanted, self._priced.currency)
             return f"{text} {beside}" if unpriced else text
         if unpriced:
             return beside
@@ -209,22 +218,31 @@ class _SearchOutput:
         return lines + [f"{answer.candidate.name}: {why_none(answer, self._goal)}" for answer in self._others]
 
     def _assumptions(self) -> list[str]:
-        load, aims, prompts = self._load, self._aims, self._load.num_prompts
+        load, aims = self._load, self._aims
         wanted = "no rate is asked for" if self._wanted is None else f"{self._wanted:.3g} requests/s wanted"
         chosen = [answer.candidate.settings for answer in self._answers if answer.candidate.settings]
         costs = sorted({not_none(each.cost) for each in chosen})
-        seeds = (
-            f"{aims.seeds} seeds. A rate is recommended that {CONTENT:.0%} of other seeds meet, with {CONFIDENCE:.0%}"
-            " confidence."
-            if aims.seeds > 1
-            else "one seed; its rate says nothing about other seeds."
-        )
+        most = max((answer.replicas for answer, _ in self._ranks), default=1)
+        runs = " to ".join(f"{count:,}" for count in dict.fromkeys((load.num_prompts(), load.num_prompts(most))))
         return [
-            f"Load: {load.description()}; {wanted}; {prompts:,} requests a run, of which the middle 80% count; {seeds}"
-            " A router is taken to share requests evenly among replicas.",
+            f"Load: {load.description()}; {wanted}; {runs} requests a run, of which the middle 80% count; {self._seeds()}",
             f"Step times: {', '.join(costs) or 'none'}{f' with {aims.server}' if aims.server else ''}. Prices: {self._priced.origin}"
             f"{', to be edited (--prices)' if self._aims.prices is None else ''}.",
         ]
+
+    def _seeds(self) -> str:
+        seeds = not_none(self._aims.seeds)
+        if seeds == 1:
+            return "one seed; its result says nothing about other seeds."
+        if self._wanted is None:
+            return f"{seeds} seeds. A rate is recommended that {CONTENT:.0%} of other seeds meet, with {CONFIDENCE:.0%} confidence."
+        short = any(self._load.is_short(answer.replicas) for answer, _ in self._ranks)
+        return (
+            f"{seeds} to {MOST_SEEDS} seeds. A fleet is recommended with which {CONTENT:.0%} of other seeds meet the goal,"
+            f" with {CONFIDENCE:.0%} confidence. Fleets are simulated behind their router."
+            + " Runs with fewer requests than the default (--num-prompts) overstate it: few of them have the rare long requests."
+            * short
+        )
 
     def _document(self, text: str, explained: Sequence[str]) -> dict[str, Any]:
         bills = {answer.candidate.name: bill for answer, bill in self._ranks}
@@ -235,7 +253,7 @@ class _SearchOutput:
             "goal": {"goodput": self._goal.objectives.limits, "attainment": self._goal.attainment},
             "load": self._load.description(),
             "wanted_request_rate": self._wanted,
-            "num_prompts": self._load.num_prompts,
+            "num_prompts": self._load.num_prompts(),
             "seeds": self._aims.seeds,
             "seed": self._aims.seed,
             "currency": self._priced.currency,
@@ -269,15 +287,18 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
         }
     if found is not None:
         data |= {
-            "request_rate": _finite(found.rate),
-            "every_rate_meets": found.rate == inf,
+            "request_rate": _finite(answer.rate),
+            "every_rate_meets": answer.every_rate_meets,
             "seed_rates": [_finite(each) for each in found.seed_rates],
             "spread": found.spread,
             "saturated_request_rate": found.saturated,
             "attained_alone": found.alone.attained,
             "runs": found.runs,
         }
+    if answer.fleet is not None:
+        rates = [_finite(each) for each in answer.fleet.rates]
+        data["fleet"] = asdict(answer.fleet) | {"seeds": answer.fleet.seeds, "rates": rates}
     data |= (answer.detail or {}) | ({} if bill is None else {"bill": asdict(bill)})
-    if answer.verified is not None:
-        data["verified"] = [{"factor": factor, "share": share} for factor, share in answer.verified.items()]
+    if answer.verified:
+        data["verified"] = [asdict(each) for each in answer.verified]
     return data

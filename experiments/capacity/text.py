@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from rich import box
@@ -12,10 +13,10 @@ from ...sim.spec.launch import capacity
 from ...sim.types.optional import not_none
 from ..runs.slo_check import Goal
 from ..vllm_serve.checks import gib
+from .answer import Answer, Bill
 from .detail import BEYOND
-from .load import Load
-from .max_rate import CONTENT
-from .planning import Answer, Bill
+from .fleet import Fleet
+from .max_rate import CONFIDENCE, CONTENT
 
 CAUSES = {
     "max_num_seqs": "requests wait because max_num_seqs sequences run",
@@ -41,42 +42,112 @@ def flags_text(answer: Answer) -> str:
     return " ".join([f"--policy {chosen.policy}"] * (chosen.policy != "vllm-v1") + flags)
 
 
+#: Times the wanted rate from which on a fleet is called idle.
+_IDLE = 2.0
+#: Times the rate for the money from which on another candidate is mentioned.
+_WORTH = 1.5
 EVERY_RATE = "every rate meets the objectives: all requests at once do"
 
 
 def rate_text(answer: Answer) -> str:
-    """The recommended rate of one replica as text."""
-    return "every rate" if answer.every_rate_meets else f"{answer.rate:.3g} requests/s"
+    """The highest rate of one replica as text."""
+    return "every rate" if answer.every_rate_meets else f"{answer.full_rate:.3g} requests/s"
 
 
-def recommendation(answer: Answer, bill: Bill, load: Load, goal: Goal, wanted: float | None, currency: str) -> str:
-    """The recommendation, its settings and its expected results, in one paragraph."""
-    found, at, launch = answer.rates, answer.at_rate, answer.candidate.started.launch
-    replicas = f"{bill.replicas} replica{'s' if bill.replicas > 1 else ''} of {launch.num_gpus} GPU"
-    each = "s" if launch.num_gpus > 1 else ""
-    need = "" if wanted is None else f" for {wanted:.3g} requests/s"
-    if answer.every_rate_meets:
-        takes = f"Here {EVERY_RATE}, of every seed"
-    else:
-        takes = f"A replica takes {found.rate:.3g} requests/s, {_sure(answer)}"
+def headroom_text(answer: Answer) -> str:
+    """The highest rate of the fleet, relative to the wanted rate."""
+    return "every rate" if answer.every_rate_meets else f"{answer.fleet_rate / not_none(answer.wanted) - 1:+.0%}"
+
+
+def range_text(answer: Answer, bill: Bill) -> str:
+    """GPUs that may be enough and GPUs that are, where the seeds leave that open."""
+    each = bill.gpus // bill.replicas
     return (
-        f"Buy {bill.gpus} x {launch.gpu.name}{need}: {replicas}{each} of {launch.model.name}."
-        f" {takes}; there {at['attained']:.1%} of the requests meet"
-        f" {goal.objectives} ({goal.attainment:.0%} are asked for), the median TTFT is {at['median_ttft_ms']:,.0f} ms"
-        f" and the median TPOT {at['median_tpot_ms']:,.1f} ms. It costs {bill.per_hour:,.2f} {currency} an hour,"
-        f" {bill.per_million['total']:.3g} {currency} a million tokens ({bill.per_million['output']:.3g} if outputs"
-        f" alone are charged). {limit_text(answer)}"
+        f"{bill.gpus:,}" if bill.fewest_replicas == bill.replicas else f"{bill.fewest_replicas * each:,}-{bill.gpus:,}"
     )
 
 
-def _sure(answer: Answer) -> str:
-    """The statistical confidence of the rate for other seeds."""
-    found = answer.rates
+def recommendation(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | None, currency: str) -> str:
+    """The recommendation, its settings and its expected results, in one paragraph."""
+    answer, bill = ranks[0]
+    at, launch = answer.at_rate, answer.candidate.started.launch
+    replicas = f"{bill.replicas} replica{'s' if bill.replicas > 1 else ''} of {launch.num_gpus} GPU"
+    each = "s" if launch.num_gpus > 1 else ""
+    need = "" if wanted is None else f" for {wanted:.3g} requests/s"
     return (
-        f"where single seeds sustain {min(found.seed_rates):.3g} to {max(found.seed_rates):.3g}, so that {CONTENT:.0%} of"
-        " other seeds meet the goal, too"
-        if len(found.seed_rates) > 1
-        else "measured with a single seed"
+        f"Buy {bill.gpus:,} x {launch.gpu.name}{need}: {replicas}{each} of {launch.model.name}, {bill.per_hour:,.2f}"
+        f" {currency} an hour, {bill.per_million['total']:.3g} {currency} a million tokens"
+        f" ({bill.per_million['output']:.3g} if outputs alone are charged)."
+        f" {_sure(answer, goal)} There {at['attained']:.1%} of the requests meet {goal.objectives}"
+        f" ({goal.attainment:.0%} are asked for), the median TTFT is {at['median_ttft_ms']:,.0f} ms"
+        f" and the median TPOT {at['median_tpot_ms']:,.1f} ms. {limit_text(answer)}{_neighbour(ranks, wanted)}"
+    )
+
+
+def _sure(answer: Answer, goal: Goal) -> str:
+    """The rate of a replica or a fleet, and the statistical confidence for other seeds."""
+    if answer.every_rate_meets:
+        return f"Here {EVERY_RATE}."
+    if answer.fleet is not None:
+        return f"{_fleet_text(answer, answer.fleet)} {_headroom(answer)}"
+    found = answer.rates
+    takes = f"A replica takes {found.rate:.3g} requests/s,"
+    if len(found.seed_rates) == 1:
+        return f"{takes} measured with a single seed."
+    return (
+        f"{takes} where single seeds sustain {min(found.seed_rates):.3g} to {max(found.seed_rates):.3g}, so that"
+        f" {CONTENT:.0%} of other seeds meet the goal, too."
+    )
+
+
+def _fleet_text(answer: Answer, fleet: Fleet) -> str:
+    tried = {each.replicas: each.shares for each in fleet.tried}
+    shares = tried[answer.replicas]
+    if len(shares) == 1:
+        return "Measured with a single seed, which says nothing about others."
+    text = (
+        f"With {len(shares)} seeds {min(shares):.1%} to {max(shares):.1%} of the requests meet the objectives:"
+        f" {CONTENT:.0%} of other seeds meet the goal, too, with {CONFIDENCE:.0%} confidence."
+    )
+    if fleet.fewest < answer.replicas:
+        return f"{text} {_replicas(fleet.fewest)} may be enough; {len(tried[fleet.fewest])} seeds do not decide it."
+    return text if answer.replicas == 1 else f"{text} {_replicas(answer.replicas - 1)} would be too few."
+
+
+def _replicas(count: int) -> str:
+    return f"{count:,} replica{'s' if count > 1 else ''}"
+
+
+def _headroom(answer: Answer) -> str:
+    wanted = not_none(answer.wanted)
+    if answer.fleet_rate == inf:
+        return "It meets the goal at every rate."
+    takes = f"It takes {answer.fleet_rate:.3g} requests/s before it misses the goal, {answer.fleet_rate / wanted - 1:.0%} more."
+    idles = answer.fleet_rate >= _IDLE * wanted
+    return (
+        f"{takes} Most of it is idle at the wanted rate: consider a smaller GPU, or more load on it."
+        if idles
+        else takes
+    )
+
+
+def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> str:
+    """The other candidate with the largest gain in headroom for the money, if it is worth a sentence."""
+    (best, cheapest), *others = ranks
+    if wanted is None or best.fleet_rate == inf:
+        return ""
+    gains = [
+        (answer.fleet_rate / best.fleet_rate, bill.per_hour / cheapest.per_hour, answer)
+        for answer, bill in others
+        if answer.fleet_rate < inf
+    ]
+    gains = [each for each in gains if each[0] >= _WORTH * each[1]]
+    if not gains:
+        return ""
+    rate, price, answer = max(gains, key=lambda each: each[0] / each[1])
+    return (
+        f" For {price - 1:.0%} more money, {answer.candidate.name} takes {rate:.1f} times as many:"
+        f" {answer.fleet_rate:.3g} requests/s."
     )
 
 
@@ -100,12 +171,14 @@ def _preemptions(count: int) -> str:
     return f"{count:,} preemptions" if count else "no preemptions"
 
 
-def candidates_table(ranks: Sequence[tuple[Answer, Bill]], others: Sequence[Answer], currency: str) -> Table:
+def candidates_table(
+    ranks: Sequence[tuple[Answer, Bill]], others: Sequence[Answer], currency: str, wanted: float | None
+) -> Table:
     """One row per candidate, the recommended one first, candidates without a rate last."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("candidate", overflow="fold", min_width=10)
     for heading in (
-        "requests/s\neach",
+        "requests/s\neach" if wanted is None else "head-\nroom",
         "GPUs",
         f"{currency}\n/h",
         f"{currency}\n/M tok",
@@ -119,8 +192,8 @@ def candidates_table(ranks: Sequence[tuple[Answer, Bill]], others: Sequence[Answ
         at, limit = answer.at_rate, answer.at_rate["limit"]
         table.add_row(
             answer.candidate.name,
-            "every" if answer.every_rate_meets else f"{answer.rate:,.3g}",
-            f"{bill.gpus:,}",
+            _rate_cell(answer),
+            range_text(answer, bill),
             f"{bill.per_hour:,.2f}",
             f"{bill.per_million['total']:,.3g}",
             f"{at['p90_ttft_ms']:,.0f}",
@@ -131,6 +204,12 @@ def candidates_table(ranks: Sequence[tuple[Answer, Bill]], others: Sequence[Answ
     for answer in others:
         table.add_row(answer.candidate.name, *["-"] * 7, _none_in_short(answer))
     return table
+
+
+def _rate_cell(answer: Answer) -> str:
+    if answer.every_rate_meets:
+        return "every"
+    return f"{answer.full_rate:,.3g}" if answer.wanted is None else headroom_text(answer)
 
 
 def _none_in_short(answer: Answer) -> str:
@@ -160,6 +239,13 @@ def why_none(answer: Answer, goal: Goal) -> str:
             f"no rate meets {goal.objectives}: alone on the replica {alone.attained:.1%} of the requests do,"
             f" {goal.attainment:.0%} are asked for ({missed})"
         )
+    if answer.fleet is not None:
+        largest = answer.fleet.tried[-1]
+        return (
+            f"no fleet of up to {_replicas(largest.replicas)} meets {goal.objectives} with confidence: there, with"
+            f" {len(largest.shares)} seeds, {min(largest.shares):.1%} to {max(largest.shares):.1%} of the requests do,"
+            f" {goal.attainment:.0%} are asked for"
+        )
     return "no rate meets the goal with every seed; give fewer objectives, or more requests a run"
 
 
@@ -184,10 +270,12 @@ def _gpus(bill: Bill) -> str:
 
 def verified_text(answer: Answer, count: int) -> str:
     """One line: the results of the verification seeds."""
-    verified = not_none(answer.verified)
-    shares = " and ".join(f"{share:.1%} at {factor:g} times" for factor, share in verified.items())
     if answer.every_rate_meets:
-        return f"{answer.candidate.name}: of {count} other seeds {verified[1.0]:.1%} meet the goal at every rate"
+        return f"{answer.candidate.name}: of {count} other seeds {answer.verified[0].share:.1%} meet the goal at every rate"
+    if answer.fleet is not None:
+        shares = " and ".join(f"{each.share:.1%} with {_replicas(each.replicas)}" for each in answer.verified)
+        return f"{answer.candidate.name}: of {count} other seeds meet the goal {shares}"
+    shares = " and ".join(f"{each.share:.1%} at {each.factor:g} times" for each in answer.verified)
     return f"{answer.candidate.name}: of {count} other seeds meet the goal {shares} {answer.rate:.3g} requests/s"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -12,7 +12,7 @@ from docstring_parser import parse
 from ...sim.cost import COST_NAMES
 from ...sim.engine.settings import SHARED, Settings, default_of, settings
 from ...sim.policy.options import help_of
-from ...sim.policy.registry import declaring, options_by_policy, policies
+from ...sim.policy.registry import declaring, options_by_policy, policies, policy
 from ...sim.spec import gpu_names, model_names
 
 #: Settings with flags of their own on verbs that need to know which settings were given.
@@ -50,21 +50,34 @@ def _declared() -> Mapping[str, tuple[Any, str]]:
     for name, readers in options_by_policy().items():
         declared = declaring(name)
         assert declared is not None
-        found[name] = get_type_hints(declared)[name], f"{help_of(declared, name)} Policies: {', '.join(readers)}."
+        text = f"{help_of(declared, name)} {_defaults(name, readers)} Policies: {', '.join(readers)}."
+        found[name] = get_type_hints(declared)[name], text
     return found
+
+
+def _defaults(name: str, readers: Sequence[str]) -> str:
+    """The default of an option, which may differ between policies."""
+    by_value: dict[Any, list[str]] = {}
+    for reader in readers:
+        by_value.setdefault(default_of(name, policy(reader)), []).append(reader)
+    (first, _), *others = sorted(by_value.items(), key=lambda item: -len(item[1]))
+    also = "".join(f", and {value} under {' and '.join(names)}" for value, names in others)
+    return "" if first is None and not others else f"The default is {first}{also}."
 
 
 def _flags(name: str, has_defaults: bool, without: tuple[str, ...] = ()) -> type:
     """A dataclass of all flags.
 
     Args:
-        has_defaults: Whether the value of an absent flag is its default; otherwise it is None.
+        has_defaults: Whether the value of an absent flag of a shared setting is its default; otherwise it is None. An
+            absent option of a policy is always None, because its default depends on the policy.
     """
     made: list[tuple[str, Any, Any]] = []
     for field, (kind, text) in _declared().items():
         if field not in without:
-            hint = kind if has_defaults else kind | None
-            default = default_of(field) if has_defaults else None
+            has_default = has_defaults and field in SHARED
+            hint = kind if has_default else kind | None
+            default = default_of(field) if has_default else None
             made.append((field, Annotated[hint, Parameter(help=text)], default))
     namespace = {"__doc__": "The replica.", "__module__": __name__}
     return make_dataclass(name, made, bases=(_Flags,), namespace=namespace, frozen=True)

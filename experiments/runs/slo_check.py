@@ -27,7 +27,7 @@ from ...sim.engine.replica import build
 from ...sim.engine.run import Run, run_log_of, simulate
 from ...sim.engine.settings import Settings
 from ...sim.metrics.objectives import Objectives
-from ...sim.metrics.requests import request_times
+from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.types.optional import not_none
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
@@ -117,10 +117,15 @@ def check_slo(settings: Settings, work: Workload, goal: Goal, step_cost: StepCos
 
 def check_run(run: Run, goal: Goal) -> SloCheck:
     """The check of a finished run."""
-    times, n = request_times(run), len(run.workload)
+    return check_times(run.workload, request_times(run), goal)
+
+
+def check_times(work: Workload, times: RequestTimes, goal: Goal) -> SloCheck:
+    """The check of the served requests of a finished run."""
+    n = len(work)
     first, finish, finished = np.full(n, _NEVER), np.full(n, _NEVER), np.zeros(n, dtype=bool)
     first[times.index], finish[times.index], finished[times.index] = times.first_token_ticks, times.finish_ticks, True
-    return not_none(judged(run.workload, goal, Seen(first, finish, finished), over=True))
+    return not_none(judged(work, goal, Seen(first, finish, finished), over=True))
 
 
 def judged(work: Workload, goal: Goal, seen: Seen, over: bool) -> SloCheck | None:

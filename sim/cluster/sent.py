@@ -78,4 +78,5 @@ def part_of(
         workload.prompt_tokens[rows],
         workload.output_tokens[rows] if output_tokens is None else output_tokens,
         None if workload.max_tokens is None else workload.max_tokens[rows],
+        n=None if workload.n is None else workload.n[rows],
     )

@@ -12,17 +12,20 @@ import pytest
 
 from engine_runs import settings_of
 from fragmeter.experiments.capacity import planning
+from fragmeter.experiments.capacity.answer import Answer, bill, ranked
 from fragmeter.experiments.capacity.candidates import Choices, candidates
 from fragmeter.experiments.capacity.detail import limit, waiting_shares
+from fragmeter.experiments.capacity.fleet import Decision, Fleet, Tried
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
-from fragmeter.experiments.capacity.planning import Answer, Planner, bill, ranked
+from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import Prices, prices
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.parallel import Workers
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.experiments.vllm_serve.line import ServeLine, parse_serve
+from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.output.interrupts import INTERRUPTED
@@ -35,6 +38,8 @@ from strategies import LineCost
 
 SMALL = ["--num-prompts", "120", "--seeds", "4", "--jobs", "1"]
 LLAMA = ["--model", "llama-3.1-8b", "--goodput", "ttft:500", "tpot:50", *SMALL]
+#: More than one A100 and less than one H200.
+WANTED = ["--request-rate", "30"]
 
 
 def planned(capsys: pytest.CaptureFixture, *tokens: str) -> dict:
@@ -82,10 +87,15 @@ class TestCandidates:
         }
 
 
-def answer_of(gpu: str, rate: float, ranks: str = "1") -> Answer:
-    """A candidate that takes exactly so many requests/s."""
+def answer_of(gpu: str, rate: float, ranks: str = "1", wanted: float | None = None) -> Answer:
+    """A candidate with replicas that take exactly so many requests/s, and with the smallest fleet for the wanted rate."""
     (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), [gpu], {"tensor_parallel_size": [ranks]})
-    return Answer(candidate, None, MaxRate(SloCheck(True, 8, 8, {}), None, (rate,), 1), {"limit": {}})
+    found, at = MaxRate(SloCheck(True, 8, 8, {}), None, (rate,), 1), {"limit": {}}
+    if wanted is None or rate == inf:
+        return Answer(candidate, found=found, wanted=wanted, detail=at)
+    size = ceil(wanted / rate)
+    fleet = Fleet(size, max(1, size - 1), (Tried(size, (1.0,), Decision.ENOUGH),), (size * rate,))
+    return Answer(candidate, None, found, wanted, fleet, at)
 
 
 class FixedLoad:
@@ -98,28 +108,20 @@ PRICES = Prices("here", "EUR", {"a100-80gb": 2.0, "h200": 5.0}, {})
 class TestBill:
     def test_by_hand(self):
         """25 requests/s by replicas of 10: three, of two GPUs at 2 an hour, which is 90,000 requests or 36 M tokens."""
-        found = bill(answer_of("a100-80gb", 10.0, "2"), FixedLoad, PRICES, 25.0)
+        found = bill(answer_of("a100-80gb", 10.0, "2", 25.0), FixedLoad, PRICES, 25.0)
         assert (found.replicas, found.gpus, found.per_hour) == (3, 6, 12.0)
+        assert (found.fewest_replicas, found.fewest_per_hour) == (2, 8.0)
         assert found.per_million == pytest.approx({"input": 12 / 27, "output": 12 / 9, "total": 12 / 36})
         # One replica at its full rate: 4 an hour for 14.4 M tokens.
         assert found.full_per_million == pytest.approx(4 / 14.4)
 
-    def test_a_rate_that_is_just_met_needs_no_further_replica(self):
-        assert bill(answer_of("h200", 0.1), FixedLoad, PRICES, 0.3).replicas == 3
-        assert bill(answer_of("h200", 0.1), FixedLoad, PRICES, 0.301).replicas == 4
-
     def test_the_cheapest_for_the_wanted_rate_comes_first(self):
         """An H200 takes 26 for 5, an A100 10 for 2: whole numbers decide, or else the price of a token."""
-        a100, h200, none = (
-            answer_of("a100-80gb", 10.0),
-            answer_of("h200", 26.0),
-            Answer(answer_of("h200", 1.0).candidate),
-        )
 
         def order(wanted: float | None) -> list[str]:
-            return [
-                each.candidate.axis_values["gpu"] for each, _ in ranked([h200, none, a100], FixedLoad, PRICES, wanted)
-            ]
+            a100, h200 = answer_of("a100-80gb", 10.0, wanted=wanted), answer_of("h200", 26.0, wanted=wanted)
+            answers = [h200, Answer(h200.candidate), a100]
+            return [each.candidate.axis_values["gpu"] for each, _ in ranked(answers, FixedLoad, PRICES, wanted)]
 
         assert order(9.0) == order(20.0) == ["a100-80gb", "h200"]
         assert order(25.0) == ["h200", "a100-80gb"]
@@ -128,7 +130,8 @@ class TestBill:
     def test_of_what_meets_at_every_rate_one_replica_is_enough(self):
         """The A100 takes every rate for 2, so that it is the cheapest for any; but its token has no price."""
         every, h200 = answer_of("a100-80gb", inf), answer_of("h200", 26.0)
-        assert [each for each, _ in ranked([h200, every], FixedLoad, PRICES, 25.0)] == [every, h200]
+        wanted = answer_of("h200", 26.0, wanted=25.0)
+        assert [each for each, _ in ranked([wanted, every], FixedLoad, PRICES, 25.0)] == [every, wanted]
         found = bill(every, FixedLoad, PRICES, 10_000.0)
         assert (found.replicas, found.per_hour, found.full_per_million) == (1, 2.0, None)
         assert found.per_million["total"] == pytest.approx(2 / 14_400)
@@ -184,16 +187,18 @@ def test_what_is_kept_is_found_again_only_for_the_same_question():
     loads = [Load(Inputs(requests=Requests(num_prompts=count))) for count in (100, 101)]
     goals = [Goal(Objectives(ttft=5)), Goal(Objectives(ttft=5), 0.8), Goal(Objectives(tpot=5))]
     jobs = [
-        ("detail", chosen, 0, 1.0),
-        ("verify", chosen, 0, 1.0),
-        ("detail", chosen, 1, 1.0),
-        ("detail", chosen, 0, 2.0),
+        ("detail", chosen, 0, (Cluster(), 1.0)),
+        ("fleets", chosen, 0, (Cluster(), 1.0)),
+        ("detail", chosen, 1, (Cluster(), 1.0)),
+        ("detail", chosen, 0, (Cluster(), 2.0)),
+        ("detail", chosen, 0, (Cluster(num_replicas=2), 1.0)),
+        ("detail", chosen, 0, (Cluster(num_replicas=2, router="kv-aware"), 1.0)),
     ]
-    jobs.append(("detail", settings_of("vllm-v1", Pool(65, 16), Limits(64)), 0, 1.0))
+    jobs.append(("detail", settings_of("vllm-v1", Pool(65, 16), Limits(64)), 0, (Cluster(), 1.0)))
     keys = [
         Planner(load, goal, [0], Workers(jobs=1), None)._key(*job) for load in loads for goal in goals for job in jobs
     ]
-    assert len(set(keys)) == len(keys) == 30
+    assert len(set(keys)) == len(keys) == 42
     assert keys[0] == Planner(loads[0], goals[0], [0], Workers(jobs=1), None)._key(*jobs[0])
 
 
@@ -229,7 +234,7 @@ class TestLimit:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("plan") / "out"
-    gpus = ["--gpu", "a100-80gb", "--gpu", "h200", "--request-rate", "30"]
+    gpus = ["--gpu", "a100-80gb", "--gpu", "h200", *WANTED]
     assert status(["plan", *LLAMA, *gpus, "--verify-seeds", "2", "--out", str(out)]) == DONE
     return out
 
@@ -242,19 +247,20 @@ class TestCommand:
         assert first["bill"]["per_hour"] <= second["bill"]["per_hour"]
         listed = prices(None).per_gpu_hour
         for candidate in (first, second):
-            assert candidate["bill"]["replicas"] == ceil(30 / candidate["request_rate"])
-            assert candidate["bill"]["per_hour"] == pytest.approx(
-                candidate["bill"]["gpus"] * listed[candidate["candidate"]["gpu"]]
-            )
-            assert len(candidate["seed_rates"]) == 4 and candidate["request_rate"] < min(candidate["seed_rates"])
-            assert (
-                candidate["saturated_request_rate"] is None
-                or max(candidate["seed_rates"]) <= candidate["saturated_request_rate"]
-            )
+            cost, fleet = candidate["bill"], candidate["fleet"]
+            assert cost["replicas"] == fleet["replicas"] >= fleet["fewest"] == cost["fewest_replicas"]
+            assert cost["per_hour"] == pytest.approx(cost["gpus"] * listed[candidate["candidate"]["gpu"]])
+            assert candidate["request_rate"] == 30 / fleet["replicas"]
+            decisions = {each["replicas"]: each["decision"] for each in fleet["tried"]}
+            assert decisions[fleet["replicas"]] == "enough" and decisions[fleet["fewest"]] != "too few"
+            smaller = [size for size in decisions if size < fleet["fewest"]]
+            assert all(decisions[size] == "too few" for size in smaller)
+            assert len(fleet["rates"]) >= 4 and all(each is None or each > 0 for each in fleet["rates"])
             assert candidate["attained"] >= 0.9
             assert sum(candidate["buckets_pct"].values()) == pytest.approx(100)
-            assert [each["factor"] for each in candidate["verified"]] == [1.0, 1.15]
-            assert candidate["verified"][0]["share"] == 1
+            sizes = [size for size in (fleet["replicas"], fleet["replicas"] - 1) if size]
+            assert [each["replicas"] for each in candidate["verified"]] == sizes
+            assert all(each["factor"] == 1 and each["share"] in (0, 0.5, 1) for each in candidate["verified"])
             assert candidate["settings"]["num_gpu_blocks_override"] * 16 == candidate["kv_cache_tokens"]
         assert [line.split(":")[0] for line in document["explained"]] == [second["candidate"]["gpu"]]
 
@@ -275,18 +281,20 @@ class TestCommand:
     def test_what_is_finished_is_not_done_again_and_leaves_the_same_bytes(self, out, monkeypatch, capsys):
         before = {path.name: path.read_bytes() for path in out.glob("plan.*")}
         monkeypatch.setattr(planning, "carry_out", lambda *_: pytest.fail("done a second time"))
-        gpus = ["--gpu", "a100-80gb,h200", "--request-rate", "30"]
+        gpus = ["--gpu", "a100-80gb,h200", *WANTED]
         assert status(["plan", *LLAMA, *gpus, "--verify-seeds", "2", "--out", str(out), "--explain"]) == DONE
         assert {path.name: path.read_bytes() for path in out.glob("plan.*")} == before
         printed = capsys.readouterr().out
         assert (
             "Buy " in printed
             and "USD/h against" in printed
-            and "of 2 other seeds meet the goal 100.0% at 1 times" in printed
+            and "of 2 other seeds meet the goal" in printed
+            and "with 1 replica" in printed
+            and "Runs with fewer requests than the default" in " ".join(printed.split())
         )
 
     def test_interrupted_and_on_two_cores_it_comes_to_the_same(self, out, tmp_path, monkeypatch):
-        tokens = ["plan", *LLAMA[:-2], "--gpu", "a100-80gb,h200", "--request-rate", "30", "--verify-seeds", "2"]
+        tokens = ["plan", *LLAMA[:-2], "--gpu", "a100-80gb,h200", *WANTED, "--verify-seeds", "2"]
         tokens += ["--out", str(tmp_path / "again")]
         left, real = [7], planning.carry_out
 
@@ -347,12 +355,15 @@ class TestCommand:
         document = json.loads((tmp_path / "out" / "plan.json").read_text())
         (candidate,) = document["candidates"]
         assert candidate["every_rate_meets"] and candidate["request_rate"] is None and candidate["error"] is None
-        assert candidate["seed_rates"] == [None] * 4 and candidate["attained"] == 1
+        assert candidate["seed_rates"] == [None] * (1 if wanted else 4) and candidate["attained"] == 1
         assert "every rate meets the objectives: all requests at once do" in document["recommendation"]
         page = (tmp_path / "out" / "plan.html").read_text()
         assert "every rate meets the objectives: all requests at once do" in page
         if wanted:
-            assert printed.startswith("Buy 1 x h200 for 5 requests/s: 1 replica of 1 GPU of llama-3.1-8b. Here every")
+            assert printed.startswith(
+                "Buy 1 x h200 for 5 requests/s: 1 replica of 1 GPU of llama-3.1-8b, 4.59 USD an hour"
+            )
+            assert "Here every rate meets" in printed
             assert candidate["bill"]["replicas"] == 1 and "at every rate" in printed
         else:
             assert document["recommended"] is None and "give more requests" in printed

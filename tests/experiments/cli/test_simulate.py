@@ -13,9 +13,10 @@ import pytest
 from calibrations import document
 from cli_runs import command, data, run_here
 from fragmeter.experiments.cli.app import DONE, NO_READER, status
+from fragmeter.experiments.cli.replica_flags import SettingsFlags
 from fragmeter.experiments.runs.inputs import DATASETS
-from fragmeter.sim.engine.settings import SHARED, Settings
-from fragmeter.sim.policy.registry import POLICIES, options_by_policy
+from fragmeter.sim.engine.settings import SHARED, Settings, settings
+from fragmeter.sim.policy.registry import POLICIES, options_by_policy, policies
 
 TRACE = "arrival_s,prompt_tokens,output_tokens,max_tokens\n0,7,5,10\n0.5,9,3,10\n2,30,4,10\n"
 
@@ -116,6 +117,13 @@ def test_every_setting_has_a_flag(field, flag, trace, tmp_path):
 def test_no_setting_is_left_out():
     # tests/sim/policy/test_registry.py has an allocator, tests/experiments/measured/test_save_server.py a server.
     assert {*FLAGS, "allocator", "server"} == {*SHARED, *options_by_policy(POLICIES)}
+
+
+@pytest.mark.parametrize("name", policies())
+def test_without_options_a_policy_has_its_own_defaults_as_in_python(name):
+    """The default of an option differs between policies: the watermark of vllm-v1 is 0, of others 0.01."""
+    assert SettingsFlags(policy=name).settings() == settings(policy=name)
+    assert SettingsFlags(policy=name).settings().options == ()
 
 
 def test_rejected_requests_are_counted_apart_from_refused_ones(trace, tmp_path, capsys):

@@ -339,6 +339,8 @@ def test_random_operations_find(allocator, owner, method, broken):
     few = hypothesis.settings.get_profile("machines")
     # The smallest example is of no interest. Mostly far fewer will do; but hypothesis draws constants of the modules
     # that are loaded, so that which example finds it changes with them. The rarest takes a thousand on average.
-    quick = hypothesis.settings(few, max_examples=20_000, phases=[hypothesis.Phase.generate], report_multiple_bugs=False)
+    quick = hypothesis.settings(
+        few, max_examples=20_000, phases=[hypothesis.Phase.generate], report_multiple_bugs=False
+    )
     with mock.patch.object(owner, method, broken), pytest.raises((AssertionError, SimulationFault, KeyError)):
         run_state_machine_as_test(EVERY[allocator], settings=quick)

@@ -1,0 +1,141 @@
+"""The answer of a candidate, its bill, and the order of candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from ...sim.types.optional import not_none
+from .candidates import Candidate
+from .fleet import Fleet
+from .load import Load
+from .max_rate import MaxRate
+from .prices import HOUR_S, MILLION, Prices
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Other seeds, with so many replicas, at a multiple of the wanted or recommended rate: the share that meets the goal."""
+
+    replicas: int
+    factor: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Results of a candidate.
+
+    Attributes:
+        error: Reason why it cannot be simulated.
+        found: The rates of one replica; None if it does not start or cannot be simulated.
+        wanted: The wanted rate, requests/s.
+        fleet: The fleet for the wanted rate; None without one, or if every rate meets the goal.
+        detail: Results at the wanted or the recommended rate; None if no fleet or no rate meets the goal.
+        verified: Results of other seeds.
+    """
+
+    candidate: Candidate
+    error: str | None = None
+    found: MaxRate | None = None
+    wanted: float | None = None
+    fleet: Fleet | None = None
+    detail: dict[str, Any] | None = None
+    verified: tuple[Verified, ...] = ()
+
+    @property
+    def replicas(self) -> int:
+        """Replicas for the wanted rate; one without a wanted rate."""
+        return 1 if self.fleet is None else not_none(self.fleet.replicas)
+
+    @property
+    def rate(self) -> float:
+        """The recommended rate of one replica, or its share of the wanted rate, requests/s.
+
+        0 if no rate meets the goal, infinite if every rate does.
+        """
+        if self.detail is None:
+            return 0.0
+        return self.rates.rate if self.fleet is None else not_none(self.wanted) / self.replicas
+
+    @property
+    def fleet_rate(self) -> float:
+        """The highest rate of the fleet or of the replica, requests/s: the mean of its seeds, or the recommended rate."""
+        if self.fleet is None:
+            return self.rates.rate
+        return self.fleet.mean_rate
+
+    @property
+    def full_rate(self) -> float:
+        """``fleet_rate`` of one replica."""
+        return self.fleet_rate / self.replicas
+
+    @property
+    def rates(self) -> MaxRate:
+        """The rates of a candidate that was simulated."""
+        return not_none(self.found)
+
+    @property
+    def at_rate(self) -> dict[str, Any]:
+        """The detail of a candidate with a recommended rate."""
+        return not_none(self.detail)
+
+    @property
+    def every_rate_meets(self) -> bool:
+        """Whether the goal is met even if all requests arrive at once."""
+        return self.rate == inf
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Cost of a candidate.
+
+    Attributes:
+        replicas, gpus: Number needed for the wanted rate; one replica without a wanted rate.
+        fewest_replicas: Replicas that may be enough, as far as the seeds say.
+        per_hour, fewest_per_hour: Price of all GPUs for an hour.
+        per_million: Price of a million tokens at the wanted rate, or at the full rate: the whole bill divided by prompt
+            tokens, by output tokens, and by both together.
+        full_per_million: Price of a million prompt and output tokens with every replica at its full rate; None if every
+            rate meets the goal.
+    """
+
+    replicas: int
+    gpus: int
+    fewest_replicas: int
+    per_hour: float
+    fewest_per_hour: float
+    per_million: dict[str, float]
+    full_per_million: float | None
+
+
+def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None) -> Bill:
+    """Cost of serving the wanted rate, in requests/s.
+
+    Raises:
+        SettingError: The GPU has no price.
+    """
+    launch, replicas = answer.candidate.started.launch, answer.replicas
+    fewest = replicas if answer.fleet is None else answer.fleet.fewest
+    replica_hour = launch.num_gpus * prices.of(launch.gpu.name)
+    prompt, output = load.mean_tokens
+    served = HOUR_S / MILLION * (answer.rate if wanted is None else wanted)
+    tokens = {"input": prompt, "output": output, "total": prompt + output}
+    per_million = {name: replicas * replica_hour / (served * mean) for name, mean in tokens.items()}
+    full = None
+    if answer.fleet_rate < inf:
+        full = replicas * replica_hour / (HOUR_S / MILLION * answer.fleet_rate * tokens["total"])
+    gpus, per_hour, lowest = replicas * launch.num_gpus, replicas * replica_hour, fewest * replica_hour
+    return Bill(replicas, gpus, fewest, per_hour, lowest, per_million, full)
+
+
+def ranked(answers: Sequence[Answer], load: Load, prices: Prices, wanted: float | None) -> list[tuple[Answer, Bill]]:
+    """Candidates with a rate and a price, with their bills, the recommended one first."""
+    able = [answer for answer in answers if answer.rate and not (wanted is None and answer.every_rate_meets)]
+    billed = [(answer, bill(answer, load, prices, wanted)) for answer in able]
+    if wanted is None:
+        return sorted(billed, key=lambda each: (each[1].full_per_million, each[1].gpus))
+    # The price of a token falls as the rate rises.
+    return sorted(billed, key=lambda each: (each[1].per_hour, each[1].gpus, each[1].full_per_million or 0.0))

@@ -1,0 +1,340 @@
+"""The smallest fleet that meets a goal at a given rate, decided by simulations of whole fleets behind their router.
+
+    share     of a seed: ``n`` replicas serve its requests at the wanted rate; the share that meets the objectives
+    rate      of a seed: the highest rate at which ``n`` replicas meet the goal with its requests
+    decision   over the seeds of ``n``, of shares or of logarithms of rates, with mean m and deviation s, taken to be normal
+        enough    m - k s >= the attainment, or the wanted rate: 90 % of other seeds meet the goal, with 95 % confidence
+        too few   m - k' s < it: fewer than 90 % of other seeds meet it, with 95 % confidence
+        open      neither
+    size      the smallest ``n`` that is enough by its shares, and by its rates; ``fewest`` is the smallest not too few
+
+k and k' are factors of one-sided tolerance limits, as in ``max_rate``. Shares take one run each, so they find the size. But
+a share cannot exceed 1: where requests meet the objectives up to some rate and then all miss them, the shares of a few
+seeds do not show how near that is. Rates do, so they confirm the size, or raise it.
+
+The search begins with the given seeds, near the wanted rate over the highest rate of one replica. While ``fewest`` lies
+further below the size than ``PRECISION``, the seeds are doubled, to at most ``MOST_SEEDS``. The budget is a number of seeds
+and not a time, so that the answer does not depend on the machine. No fleet counts whose replicas would have to serve
+more than their saturated rate (``slo_check``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from math import ceil, exp, inf, log, sqrt
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...sim.cluster import Cluster, ClusterRun, cluster_summary, cluster_times, simulate_cluster
+from ...sim.cluster.sent import part_of
+from ...sim.engine.run import Run, simulate
+from ...sim.engine.settings import Settings
+from ...sim.metrics.requests import RequestTimes, request_times
+from ...sim.metrics.summary import summary
+from ...sim.workload.workload import Workload
+from ..runs.slo_check import Goal, SloCheck, check_times, compiled_cost
+from .load import Load
+from .max_rate import CONFIDENCE, CONTENT, MOST, highest, tolerance_factor
+
+#: Most replicas of a fleet (``Cluster.num_replicas``), and relative to the first fleet that is tried.
+_MOST, _TIMES_FIRST = 1024, 8
+MOST_SEEDS, _MOST_RATE_SEEDS = 48, 16
+#: Seeds to begin with.
+DEFAULT_FLEET_SEEDS = 4
+#: Share of the size by which ``fewest`` may be smaller at the end of the search.
+PRECISION = 0.025
+#: Ratio of neighbouring rates, and the first stride of their search.
+FINE, _FINE_STRIDE = 1.005, 8
+#: Tolerance by which a quotient of rates may exceed a whole number of replicas, for the rounding of floats.
+_ROUNDING = 1e-9
+
+
+class Kind(StrEnum):
+    """What a trial is to find."""
+
+    SHARE = "share"
+    RATE = "rate"
+
+
+class Trial(NamedTuple):
+    """The share or the rate of a fleet with a seed."""
+
+    kind: Kind
+    replicas: int
+    seed: int
+
+
+class Decision(StrEnum):
+    """What the seeds say of a fleet."""
+
+    ENOUGH = "enough"
+    OPEN = "open"
+    TOO_FEW = "too few"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The seeds of one fleet.
+
+    Attributes:
+        replicas: Its size.
+        shares: Share of the counted requests that meet the objectives, by seed.
+        decision: What they say of the goal.
+    """
+
+    replicas: int
+    shares: tuple[float, ...]
+    decision: Decision
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Result of the search.
+
+    Attributes:
+        replicas: The smallest fleet that is enough; None if none of the tried ones is.
+        fewest: The smallest fleet that is not too few.
+        tried: Fleets that were simulated, by size.
+        rates: Highest rates of the recommended fleet by seed, requests/s.
+    """
+
+    replicas: int | None
+    fewest: int
+    tried: tuple[Tried, ...]
+    rates: tuple[float, ...] = ()
+
+    @property
+    def seeds(self) -> int:
+        """Number of seeds of the recommended fleet, or the most of any."""
+        of_size = [len(each.shares) for each in self.tried if each.replicas == self.replicas]
+        return max(of_size or [len(each.shares) for each in self.tried])
+
+    @property
+    def mean_rate(self) -> float:
+        """Geometric mean of the rates; an infinite one counts as the highest finite one, and all are infinity."""
+        return exp(fmean(map(log, capped(self.rates)))) if min(self.rates) < inf else inf
+
+
+def capped(rates: Sequence[float]) -> list[float]:
+    """The rates, with the highest finite one in place of infinite ones, if there is a finite one."""
+    highest = max((each for each in rates if each < inf), default=inf)
+    return [min(each, highest) for each in rates]
+
+
+def first_fleet(wanted: float, of_one: float) -> int:
+    """The number of replicas for a rate, from the rate of one, both in requests/s."""
+    return min(max(1, ceil(wanted / of_one - _ROUNDING)), _MOST)
+
+
+def decide(values: Sequence[float], wanted: float, known_to: float) -> Decision:
+    """What the values of some seeds say of a wanted value; one seed decides alone.
+
+    Args:
+        known_to: Width of the interval to which a value is known.
+    """
+    mean, n = fmean(values), len(values)
+    if n == 1:
+        return Decision.ENOUGH if mean >= wanted else Decision.TOO_FEW
+    deviation = max(stdev(values), known_to / sqrt(12))
+    if mean - tolerance_factor(n, CONTENT, CONFIDENCE) * deviation >= wanted:
+        return Decision.ENOUGH
+    if mean - tolerance_factor(n, CONTENT, 1 - CONFIDENCE) * deviation < wanted:
+        return Decision.TOO_FEW
+    return Decision.OPEN
+
+
+def decide_by_rates(rates: Sequence[float], wanted: float) -> Decision:
+    """What the highest rates of some seeds say of a wanted rate. An infinite rate counts as the highest finite one."""
+    if min(rates) <= 0:
+        return Decision.TOO_FEW
+    if min(rates) == inf:
+        return Decision.ENOUGH
+    return decide([log(each / wanted) for each in capped(rates)], 0.0, log(FINE))
+
+
+Results = Mapping[Trial, float]
+Steps = Generator[list[Trial], Results, Fleet]
+
+
+class FleetSearch:
+    """The search for the smallest fleet.
+
+    Args:
+        wanted: The wanted rate, requests/s.
+        near: Size to begin with.
+        least: Sizes below are known to be too few.
+        attainment: Share of the requests that must meet the objectives.
+        counted: Number of requests that a share is of.
+        seeds: Seeds to begin with; more follow the last.
+    """
+
+    def __init__(
+        self, wanted: float, near: int, least: int, attainment: float, counted: int, seeds: Sequence[int]
+    ) -> None:
+        self._wanted, self._attainment, self._counted = wanted, attainment, counted
+        self._least = max(1, least)
+        self._near = max(near, self._least)
+        self._most = min(_MOST, _TIMES_FIRST * self._near)
+        self._first, self._count = seeds[0], len(seeds)
+        self._found: dict[tuple[Kind, int], list[float]] = {}
+
+    def steps(self) -> Steps:
+        """Yield the trials that are needed next, be sent their results, and return the fleet.
+
+        Results are shares of requests, and rates in requests/s.
+        """
+        size, fewest = yield from self._by_shares()
+        while size is not None:
+            found = yield from self._of_rates(size)
+            if found is Decision.ENOUGH:
+                return self._fleet(size, fewest)
+            if found is Decision.TOO_FEW:
+                fewest = max(fewest, size + 1)
+            larger = size + max(1, size // 50)
+            size = larger if larger <= self._most else None
+            fewest = min(fewest, self._most)
+        return self._fleet(None, fewest)
+
+    def _fleet(self, size: int | None, fewest: int) -> Fleet:
+        sizes = sorted(replicas for kind, replicas in self._found if kind is Kind.SHARE)
+        rates = () if size is None else tuple(self._found[Kind.RATE, size])
+        return Fleet(size, fewest, tuple(map(self._tried, sizes)), rates)
+
+    def _tried(self, replicas: int) -> Tried:
+        shares = self._found[Kind.SHARE, replicas]
+        return Tried(replicas, tuple(shares), decide(shares, self._attainment, 1 / self._counted))
+
+    def _by_shares(self) -> Generator[list[Trial], Results, tuple[int | None, int]]:
+        """The smallest fleet that is enough by its shares, if any is, and the smallest that is not too few."""
+        begun, near = self._count, self._near
+        while True:
+            enough = yield from self._smallest(near, lambda found: found is Decision.ENOUGH)
+            highest = self._most if enough is None else enough
+            fewest = yield from self._smallest(highest, lambda found: found is not Decision.TOO_FEW)
+            fewest = highest if fewest is None else fewest
+            settled = highest - fewest <= PRECISION * highest and enough is not None
+            hopeless = enough is None and fewest == self._most
+            if settled or hopeless or self._count in (1, MOST_SEEDS):
+                self._count = begun
+                return enough, fewest
+            self._count, near = min(2 * self._count, MOST_SEEDS), highest
+
+    def _smallest(self, near: int, passes: Callable[[Decision], bool]) -> Generator[list[Trial], Results, int | None]:
+        """The smallest size that passes; sizes that pass are taken to have no smaller one above them that does not."""
+        low, high, probe, stride = self._least - 1, None, near, max(1, near // 50)
+        while high is None or high - low > 1:
+            yield from self._complete(Kind.SHARE, probe)
+            if passes(self._tried(probe).decision):
+                high = probe
+            else:
+                low = probe
+            if high is None:
+                if low >= self._most:
+                    return None
+                probe = min(low + stride, self._most)
+            elif low < self._least:
+                probe = max(high - stride, self._least)
+            else:
+                probe = (low + high) // 2
+            stride *= 2
+        return high
+
+    def _of_rates(self, size: int) -> Generator[list[Trial], Results, Decision]:
+        """What the rates of a fleet say, with as many seeds as that takes."""
+        most = max(self._count, _MOST_RATE_SEEDS)
+        while True:
+            yield from self._complete(Kind.RATE, size)
+            found = decide_by_rates(self._found[Kind.RATE, size], self._wanted)
+            if found is not Decision.OPEN or self._count >= most:
+                return found
+            self._count = min(2 * self._count, most)
+
+    def _complete(self, kind: Kind, size: int) -> Generator[list[Trial], Results, None]:
+        """Ask for the trials of a fleet that are missing."""
+        known = self._found.setdefault((kind, size), [])
+        missing = [Trial(kind, size, self._first + place) for place in range(len(known), self._count)]
+        if missing:
+            results = yield missing
+            known += [results[trial] for trial in missing]
+
+
+class Served(NamedTuple):
+    """A finished run of a fleet.
+
+    Attributes:
+        times: Of all requests.
+        run: Where requests have several sequences, that of the first replica.
+    """
+
+    times: RequestTimes
+    run: Run | ClusterRun
+
+    def summary(self) -> dict[str, Any]:
+        """The summary of the run."""
+        return cluster_summary(self.run) if isinstance(self.run, ClusterRun) else summary(self.run)
+
+
+def serve(settings: Settings, work: Workload, cluster: Cluster) -> Served:
+    """Serve a workload on a fleet.
+
+    Raises:
+        UserError, SimulationFault: As ``simulate`` and ``simulate_cluster``.
+    """
+    cost = compiled_cost(settings)
+    if cluster.num_replicas == 1:
+        run = simulate(settings, work, cost)
+        return Served(request_times(run), run)
+    if work.shares and work.content is None and cluster == Cluster(num_replicas=cluster.num_replicas):
+        return _in_turn(settings, work, cluster.num_replicas)
+    fleet = simulate_cluster(settings, work, cluster, cost)
+    return Served(cluster_times(fleet), fleet)
+
+
+def _in_turn(settings: Settings, work: Workload, replicas: int) -> Served:
+    """Requests of several sequences, which a cluster does not take, dealt in turn to replicas that run one by one."""
+    parts = [np.arange(first, len(work), replicas) for first in range(min(replicas, len(work)))]
+    runs = [simulate(settings, part_of(work, rows), compiled_cost(settings)) for rows in parts]
+    each = [
+        replace(times, index=rows[times.index]) for rows, times in zip(parts, map(request_times, runs), strict=True)
+    ]
+    columns = {field.name: np.concatenate([getattr(times, field.name) for times in each]) for field in fields(each[0])}
+    return Served(RequestTimes(**columns), runs[0])
+
+
+def check_fleet(settings: Settings, work: Workload, cluster: Cluster, goal: Goal) -> SloCheck:
+    """The share of a workload's requests that meet the objectives on a fleet.
+
+    Raises:
+        UserError, SimulationFault: As ``serve``.
+    """
+    return check_times(work, serve(settings, work, cluster).times, goal)
+
+
+def highest_rate(
+    settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, wanted: float, most: float | None
+) -> float:
+    """The highest rate at which a fleet meets the goal with a seed, requests/s, rounded down by at most 0.5 %.
+
+    It is sought from about a sixth of the wanted rate to 33 times it.
+
+    Args:
+        wanted: Rate to begin with, requests/s.
+        most: The saturated rate of the fleet, requests/s; None if it has none.
+
+    Returns:
+        0 if no rate meets the goal, and infinity if every rate does.
+    """
+    drawn = load.draw(seed, cluster.num_replicas)
+
+    def meets(power: int) -> bool:
+        tried = wanted * FINE**power
+        return (most is None or tried <= most) and check_fleet(settings, drawn.at(tried), cluster, goal).meets
+
+    found = highest(meets, 0, _FINE_STRIDE)
+    if found == MOST:
+        return inf
+    return 0.0 if found is None else wanted * FINE**found

@@ -1,0 +1,213 @@
+"""The smallest fleet for a rate: the search on shares that are known, and fleets against the recursion of a queue."""
+
+from __future__ import annotations
+
+from math import inf, log
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_runs import settings_of
+from fragmeter.experiments.capacity import fleet
+from fragmeter.experiments.capacity.fleet import (
+    FINE,
+    MOST_SEEDS,
+    Decision,
+    Fleet,
+    FleetSearch,
+    Kind,
+    Trial,
+    check_fleet,
+    decide,
+    decide_by_rates,
+    first_fleet,
+    highest_rate,
+    serve,
+)
+from fragmeter.experiments.capacity.load import Drawn
+from fragmeter.experiments.runs.slo_check import Goal, counted
+from fragmeter.sim.cluster import Cluster
+from fragmeter.sim.metrics.objectives import Objectives
+from fragmeter.sim.types import ticks
+from fragmeter.sim.workload.workload import Workload
+from fragmeter.traces import Trace
+from oracle import Limits, Pool
+from ramp_cost import RampCost
+
+OF = 10**6
+
+
+def search(near: int = 1, least: int = 1, seeds: int = 4) -> FleetSearch:
+    """For one request a second, and 90 % of the requests."""
+    return FleetSearch(1.0, near, least, 0.9, OF, range(seeds))
+
+
+def run(searching: FleetSearch, share_of, rate_of=lambda *_: inf) -> tuple[Fleet, list[Trial]]:
+    """The result of a search on known shares and rates, by replicas and seed, and its trials."""
+    steps, asked = searching.steps(), []
+    of_kind = {Kind.SHARE: share_of, Kind.RATE: rate_of}
+    trials = next(steps)
+    while True:
+        asked += trials
+        try:
+            trials = steps.send({trial: of_kind[trial.kind](trial.replicas, trial.seed) for trial in trials})
+        except StopIteration as end:
+            return end.value, asked
+
+
+@given(size=st.integers(1, 900), near=st.integers(1, 900), least=st.integers(1, 900), seeds=st.sampled_from([1, 4, 12]))
+def test_the_search_finds_the_smallest_fleet_and_asks_for_each_trial_once(size, near, least, seeds):
+    least = min(least, size)
+    found, asked = run(search(near, least, seeds), lambda replicas, _: 0.95 if replicas >= size else 0.5)
+    if size > 8 * max(near, least):
+        assert found.replicas is None
+        return
+    assert found.replicas == found.fewest == size
+    assert len(set(asked)) == len(asked)
+    assert min(trial.replicas for trial in asked) >= least
+    assert len({trial.replicas for trial in asked}) <= 6 + 4 * log(1 + abs(size - near) + near / 50, 2)
+
+
+def test_no_fleet_is_enough_where_alone_requests_miss():
+    found, _ = run(search(3), lambda *_: 0.7)
+    assert (found.replicas, found.fewest) == (None, 24)
+    assert {each.decision for each in found.tried} == {Decision.TOO_FEW}
+
+
+class TestNoise:
+    """Shares grow by a point with each replica and deviate by half a point between seeds."""
+
+    def share_of(self, chosen: int):
+        def share(replicas: int, seed: int) -> float:
+            noise = np.random.default_rng((chosen, replicas, seed)).normal(0, 0.005)
+            return 0.9 + 0.01 * (replicas - 40) + noise
+
+        return share
+
+    def meets(self, replicas: int) -> float:
+        """Share of all seeds that meet the goal."""
+        return NormalDist().cdf(0.01 * (replicas - 40) / 0.005)
+
+    def test_it_is_enough_with_the_stated_confidence_and_not_larger_than_it_must_be(self):
+        """40 replicas meet in half of the seeds, 41 in 97.7 %."""
+        found = [run(search(40), self.share_of(chosen))[0] for chosen in range(200)]
+        enough = sum(self.meets(each.replicas) >= 0.9 for each in found)
+        assert enough >= 190 - 4 * (200 * 0.95 * 0.05) ** 0.5
+        assert sum(each.replicas for each in found) / 200 < 42
+        assert all(each.fewest <= 41 for each in found)
+
+    def test_where_the_seeds_do_not_decide_both_ends_are_named(self):
+        """Exactly 90 % of the seeds meet the goal with two replicas."""
+
+        def share(replicas: int, seed: int) -> float:
+            place = NormalDist().inv_cdf((29 * seed % MOST_SEEDS + 0.5) / MOST_SEEDS)
+            return 0.9 + (0.05 * (replicas - 2)) + 0.01 * (1.2816 + place)
+
+        found, asked = run(search(2), share)
+        assert (found.replicas, found.fewest, found.seeds) == (3, 2, MOST_SEEDS)
+        assert max(trial.seed for trial in asked) == MOST_SEEDS - 1
+
+
+class TestCliff:
+    """All requests meet up to a rate, and none beyond it: it deviates by 4 % between seeds, and shares are 1 or 0."""
+
+    def rate_of(self, chosen: int, of_one: float):
+        def rate(replicas: int, seed: int) -> float:
+            return replicas * of_one * float(np.exp(np.random.default_rng((chosen, seed)).normal(0, 0.04)))
+
+        return rate
+
+    def test_rates_see_what_the_shares_of_a_few_seeds_do_not(self):
+        """With 40 replicas 84 % of the seeds meet, with 41 95 %."""
+        of_one = 1.04 / 40
+        enough = 0
+        for chosen in range(200):
+            rate = self.rate_of(chosen, of_one)
+            found, _ = run(search(40), lambda *trial, rate=rate: float(rate(*trial) >= 1), rate)
+            assert len(found.rates) >= 4 and 38 <= found.replicas <= 48
+            enough += NormalDist().cdf(np.log(found.replicas * of_one) / 0.04) >= 0.9
+        assert enough >= 190 - 4 * (200 * 0.95 * 0.05) ** 0.5
+
+    def test_a_seed_without_a_rate_is_one_too_few(self):
+        assert decide_by_rates([2.0, 0.0, 2.0, 2.0], 1.0) is Decision.TOO_FEW
+        assert decide_by_rates([inf] * 4, 1.0) is Decision.ENOUGH
+        assert decide_by_rates([1.5, inf, 1.5, inf], 1.0) is Decision.ENOUGH
+
+
+def test_a_value_is_known_to_an_interval_and_one_seed_decides_alone():
+    assert decide([0.905] * 4, 0.9, 0.01) is Decision.OPEN
+    assert decide([0.92] * 4, 0.9, 0.01) is Decision.ENOUGH
+    assert decide([0.8] * 4, 0.9, 0.01) is Decision.TOO_FEW
+    assert (decide([0.9], 0.9, 0.01), decide([0.89], 0.9, 0.01)) == (Decision.ENOUGH, Decision.TOO_FEW)
+
+
+def test_a_rate_that_is_just_met_needs_no_further_replica():
+    assert (first_fleet(0.3, 0.1), first_fleet(0.301, 0.1), first_fleet(0.01, 3.0)) == (3, 4, 1)
+
+
+SERVICE_S = 0.1
+
+
+def servers():
+    """Replicas that serve one request at a time, each in 0.1 s."""
+    return settings_of("vllm-sosp23", Pool(64, 16), Limits(64, max_num_seqs=1))
+
+
+@pytest.fixture
+def even_cost(monkeypatch):
+    monkeypatch.setattr(fleet, "compiled_cost", lambda _: RampCost(base_ticks=ticks.from_seconds(SERVICE_S)))
+
+
+class EvenLoad:
+    """Requests of one token each, with Poisson gaps."""
+
+    def draw(self, seed: int, replicas: int = 1) -> Drawn:
+        ones = np.ones(3000, dtype=np.int64)
+        return Drawn(Trace("even", ones, ones), np.random.default_rng(seed).exponential(size=3000), None, None)
+
+
+def waits(arrival_ticks: np.ndarray, replicas: int) -> np.ndarray:
+    """Waits of requests that are dealt in turn to single servers (Lindley 1952), in ticks."""
+    service, free, found = ticks.from_seconds(SERVICE_S), [0] * replicas, []
+    for number, arrival in enumerate(arrival_ticks.tolist()):
+        begin = max(arrival, free[number % replicas])
+        free[number % replicas] = begin + service
+        found.append(begin - arrival)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 5])
+def test_a_fleet_serves_as_queues_in_turn_do(replicas, even_cost):
+    work = EvenLoad().draw(0).at(9.0 * replicas)
+    within = waits(work.arrival_ticks, replicas)[counted(3000)] + ticks.from_seconds(SERVICE_S) <= ticks.from_seconds(
+        0.25
+    )
+    found = check_fleet(servers(), work, Cluster(num_replicas=replicas), Goal(Objectives(ttft=250)))
+    assert (found.met, found.counted) == (within.sum(), 2400)
+    assert 0.1 < found.attained < 0.99
+
+
+def test_the_highest_rate_of_a_fleet_lies_where_its_queues_say(even_cost):
+    """For 90 % within 0.25 s; rates are 20 times powers of 1.005."""
+    drawn, objectives = EvenLoad().draw(3), Objectives(ttft=250)
+    limit = ticks.from_seconds(0.15)
+
+    def attained(rate: float) -> float:
+        return float((waits(drawn.at(rate).arrival_ticks, 3)[counted(3000)] <= limit).mean())
+
+    found = highest_rate(servers(), EvenLoad(), Goal(objectives), 3, Cluster(num_replicas=3), 20.0, None)
+    assert attained(found) >= 0.9 > attained(found * FINE)
+
+
+def test_requests_of_several_sequences_are_dealt_in_turn(even_cost):
+    ones = np.ones(40, dtype=np.int64)
+    work = Workload("pairs", np.arange(40) * ticks.PER_MS, 20 * ones, 3 * ones, n=2 * ones)
+    chosen = settings_of("vllm-v1", Pool(64, 16), Limits(64))
+    served = serve(chosen, work, Cluster(num_replicas=3))
+    assert served.times.index.tolist() == [*range(0, 40, 3), *range(1, 40, 3), *range(2, 40, 3)]
+    assert (served.times.arrival_ticks == work.arrival_ticks[served.times.index]).all()
+    alone = serve(chosen, work, Cluster())
+    assert served.times.ttft_ms.mean() < alone.times.ttft_ms.mean()
