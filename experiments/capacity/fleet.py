@@ -14,8 +14,8 @@ seeds do not show how near that is. Rates do, so they confirm the size, or raise
 
 The search begins with the given seeds, near the wanted rate over the highest rate of one replica. While ``fewest`` lies
 further below the size than ``PRECISION``, the seeds are doubled, to at most ``MOST_SEEDS``. The budget is a number of seeds
-and not a time, so that the answer does not depend on the machine. No fleet counts whose replicas would have to serve
-more than their saturated rate (``slo_check``).
+and not a time, so that the answer does not depend on the machine. No fleet counts with replicas that would have to
+serve more than their saturated rate (``slo_check``).
 """
 
 from __future__ import annotations

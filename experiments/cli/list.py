@@ -76,11 +76,14 @@ def _gpus() -> Sequence[dict[str, Any]]:
 
 #: Headings of columns that are wider than their cells, shortened so that the table fits into 80 characters.
 _HEADINGS = {
-    "parameters_billion": "params\nbillion",
+    "parameters_billion": "params\n10^9",
     "max_model_len": "max\nmodel len",
-    "kv_kib_per_token": "kv kib\n/token",
-    "state_mib": "state\nmib",
+    "kv_kib_per_token": "KV KiB\n/token",
+    "state_mib": "state\nMiB",
     "quantization": "quant",
+    "memory_gib": "memory, GiB",
+    "memory_gb_per_s": "memory, GB/s",
+    "fp16_tflops": "fp16, TFLOP/s",
 }
 _ROWS: dict[Kind, Callable[[], Sequence[dict[str, Any]]]] = {
     "policies": _policies,

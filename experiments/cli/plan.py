@@ -168,12 +168,12 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
     lengths = [launch.max_model_len] if mean_tokens is None else [launch.max_model_len, mean_tokens]
     held = {tokens: users(launch, found.num_blocks, tokens) for tokens in lengths}
     settings = answer.settings()
-    source = "by vLLM's own log" if log else "reckoned"
+    source = "by vLLM's own log" if log else "computed"
     fitting = ", ".join(f"{number:,} with {tokens:,} tokens" for tokens, number in held.items())
     report.print_line(
         f"It starts: {_where(answer)} has a KV cache of {found.num_blocks:,} blocks ({found.num_tokens:,} tokens,"
         f" {source}), which holds {found.max_concurrency:.2f} sequences of {launch.max_model_len:,} tokens."
-        f" Users that fit at once: {fitting}."
+        f" Sequences that fit at once: {fitting}."
     )
     report.print_line()
     report.console.print(_memory_table(launch, found))
@@ -209,9 +209,9 @@ def _memory_table(launch: Launch, found: Capacity) -> Table:
         (f"asked for ({launch.gpu_memory_utilization:g})", stage.requested_bytes),
         ("weights", stage.weight_bytes),
         ("activations (estimated)", stage.activation_bytes),
-        ("outside of torch", stage.non_torch_bytes),
+        ("non-torch", stage.non_torch_bytes),
         ("CUDA graphs", stage.cuda_graph_bytes),
-        ("more than reckoned, by the log", launch.correction_bytes),
+        ("more than computed, by the log", launch.correction_bytes),
         ("KV cache", stage.kv_cache_bytes),
     ):
         if count_bytes:

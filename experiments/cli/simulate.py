@@ -98,7 +98,7 @@ _LATENCIES = {
     "itl": "inter-token latency",
     "e2el": "end-to-end latency",
 }
-_VIEWS = {"paper_view": "the paper's view", "popular_view": "the popular view"}
+_VIEWS = {"paper_view": "the paper's view, free slots external", "popular_view": "free slots apart"}
 
 
 def print_summary(content: Mapping[str, Any], console: Console) -> None:

@@ -136,16 +136,16 @@ def _batch(line: ServeLine, card: GpuSpec) -> tuple[int, int]:
 def _deployment(line: ServeLine, shape: ModelSpec) -> Deployment:
     dtype, kv = line.text("dtype", "auto"), line.text("kv-cache-dtype", "auto")
     if dtype not in _DTYPES:
-        raise SettingError("--dtype", dtype, f"is not reckoned; one of {', '.join(_DTYPES)}")
+        raise SettingError("--dtype", dtype, f"is not supported; one of {', '.join(_DTYPES)}")
     kv = _KV_DTYPES.get(kv, kv)
     if kv not in ("fp16", "bf16", "fp8"):
-        raise SettingError("--kv-cache-dtype", kv, "is not reckoned; auto, bfloat16 or fp8")
+        raise SettingError("--kv-cache-dtype", kv, "is not supported; auto, bfloat16 or fp8")
     weights = line.text("quantization", shape.quantization or "none")
     weights = _WEIGHTS.get(weights, weights)
     if weights == "compressed-tensors":
         weights = shape.quantization or weights
     if weights not in ("none", "awq", "gptq", "fp8", "int8", "mxfp4"):
-        remedy = "is not reckoned; awq, gptq, fp8, int8 (of weights) or the checkpoint's own"
+        remedy = "is not supported; awq, gptq, fp8, int8 (of weights) or the checkpoint's own"
         raise SettingError("--quantization", weights, remedy)
     return Deployment(
         pipeline_parallel=line.whole("pipeline-parallel-size", 1),

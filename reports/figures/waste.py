@@ -68,7 +68,7 @@ def _numbers(rows: Sequence[Row]) -> Numbers:
 _TITLES = {
     "paper": ("Use of the KV pool by policy: the paper's view", "External & others holds free slots too."),
     "popular": (
-        "Use of the KV pool by policy: the popular view",
+        "Use of the KV pool by policy: free slots apart",
         "Reservation includes what is reserved for an output that never comes; free slots do not count as waste.",
     ),
     "buckets": (

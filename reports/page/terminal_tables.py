@@ -34,8 +34,8 @@ Payload = dict[str, Any]
 """``{"figure", "workload", "rows"}`` as written by ``--json``; see design.md, "The command line"."""
 
 _ERROR_NOTE = "error: simulated - published, in points; where marked %, of the published value"
-_VIEW_NOTE = "The paper counts free slots as external & others; the popular view does not."
-_VIEW_HEADINGS = {"paper": "The paper's view:", "popular": "The popular view:"}
+_VIEW_NOTE = "The paper counts free slots as external & others; the second part does not."
+_VIEW_HEADINGS = {"paper": "The paper's view:", "popular": "Free slots apart:"}
 _WASTE_HEADINGS = (
     "token\nstates",
     "\nreservation",
@@ -106,7 +106,7 @@ def _cells(row: Row, ranged: bool, moving: bool, at_x: bool, how: bool) -> Itera
 
 
 def waste_table(payload: Payload) -> Table:
-    """The waste table: one line per policy, first in the paper's view of waste, then in the popular one."""
+    """The waste table: one line per policy, first in the paper's view of waste, then with free slots apart."""
     table = _table(gap=1)
     table.add_column("policy", no_wrap=True)
     for heading in _WASTE_HEADINGS:

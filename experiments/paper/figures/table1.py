@@ -39,7 +39,7 @@ def table1() -> Payload:
     rows = []
     for series, server in SERVERS.items():
         printed = dict(zip(published["columns"], published[series], strict=True))
-        rows += [value_row(series, metric, printed[metric], [value]) for metric, value in _reckoned(*server)]
+        rows += [value_row(series, metric, printed[metric], [value]) for metric, value in _computed(*server)]
     return {
         "figure": FIGURE,
         "workload": "No requests: weights, KV cache and slots of each model",
@@ -53,7 +53,7 @@ def table1() -> Payload:
     }
 
 
-def _reckoned(name: str, card: str, num_gpus: int) -> Iterator[tuple[str, float]]:
+def _computed(name: str, card: str, num_gpus: int) -> Iterator[tuple[str, float]]:
     shape = model(name)
     slots = paper_num_blocks(shape, gpu(card), num_gpus, block_size=1)
     yield "param_gb", num_params(shape) * _WEIGHT_BYTES / _GB

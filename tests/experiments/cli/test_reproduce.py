@@ -116,7 +116,7 @@ class TestTheFolder:
             assert (out / path.name).read_bytes() == path.read_bytes(), path.name
         captured = capsys.readouterr()
         assert captured.err == ""
-        for words in ("Static (naive)", "The popular view:", "Pool: 983 blocks of 16 slots, 15,728 in all"):
+        for words in ("Static (naive)", "Free slots apart:", "Pool: 983 blocks of 16 slots, 15,728 in all"):
             assert words in captured.out
 
 

@@ -77,9 +77,9 @@ MISTAKES = {
     "vllm serve opt-13b opt-66b": "serve = 'opt-66b': is neither a flag nor the value of one",
     "vllm serve opt-13b --config a.yaml": "is not read; paste its contents as flags",
     "vllm serve unknown/unknown-3b": "model = 'unknown/unknown-3b': has no shape here; give --model its config.json",
-    "vllm serve opt-13b --dtype float32": "--dtype = 'float32': is not reckoned",
-    "vllm serve opt-13b --kv-cache-dtype nvfp4": "--kv-cache-dtype = 'nvfp4': is not reckoned",
-    "vllm serve opt-13b -q bitsandbytes": "--quantization = 'bitsandbytes': is not reckoned",
+    "vllm serve opt-13b --dtype float32": "--dtype = 'float32': is not supported",
+    "vllm serve opt-13b --kv-cache-dtype nvfp4": "--kv-cache-dtype = 'nvfp4': is not supported",
+    "vllm serve opt-13b -q bitsandbytes": "--quantization = 'bitsandbytes': is not supported",
 }
 
 
@@ -263,7 +263,7 @@ def test_a_log_that_says_nothing_is_a_mistake():
         read_log("INFO Starting to load model")
 
 
-def test_the_simulation_that_is_named_has_the_pool_that_was_reckoned(capsys):
+def test_the_simulation_that_is_named_has_the_pool_that_was_computed(capsys):
     assert status(["plan", "--gpu", "a100-80gb", "--serve", "vllm serve opt-13b"]) == DONE
     text = capsys.readouterr().out
     blocks = capacity(started(parse_serve("vllm serve opt-13b"), "a100-80gb").launch).num_blocks
