@@ -82,18 +82,14 @@ class Candidate:
         settings: Settings of its simulation; None if it does not start.
         refused: vLLM's refusal to start, and a remedy.
         started: The line with every default that vLLM fills in.
+        name: The GPU, and the values in which the candidates differ.
     """
 
     axis_values: dict[str, str]
     settings: Settings | None
     refused: str | None
     started: Started
-
-    @property
-    def name(self) -> str:
-        """The values that distinguish it from the other candidates."""
-        gpu, *others = self.axis_values.items()
-        return ", ".join([gpu[1], *(f"{name}={value}" for name, value in others)])
+    name: str = ""
 
     @property
     def router(self) -> str:
@@ -139,10 +135,15 @@ def candidates(
         raise SettingError("gpu", total, f"are more candidates than {MOST_POINTS}; leave some out")
     combinations = (dict(zip(whole, combination, strict=True)) for combination in product(*whole.values()))
     found = [_candidate(line, axis_values, model_name, log, cost, server) for axis_values in combinations]
-    distinct: dict[tuple[Settings | str, str], Candidate] = {}
+    distinct: dict[tuple[object, str], Candidate] = {}
     for each in found:
-        distinct.setdefault((each.settings or each.name, each.router), each)
-    return list(distinct.values())
+        distinct.setdefault((each.settings or tuple(each.axis_values.values()), each.router), each)
+    differ = [name for name, values in whole.items() if name != "gpu" and len(values) > 1]
+    return [replace(each, name=_name(each.axis_values, differ)) for each in distinct.values()]
+
+
+def _name(axis_values: dict[str, str], differ: Sequence[str]) -> str:
+    return ", ".join([axis_values["gpu"], *(f"{name}={axis_values[name]}" for name in differ)])
 
 
 def _candidate(

@@ -12,7 +12,7 @@ from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
 from ..runs.points import FINISHED, as_parquet, flat
 from .answer import Answer, Bill
-from .text import headroom_text, memory_rows, range_text, view_rows
+from .text import headroom_text, memory_rows, range_text, rate_text, view_rows
 
 PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
 PLAN = FolderKind("plan", (PAGE, DATA, TABLE, FINISHED))
@@ -22,7 +22,6 @@ def write_plan(
     out: OutputFolder,
     document: dict[str, Any],
     ranks: Sequence[tuple[Answer, Bill]],
-    explained: Sequence[str],
     assumptions: Sequence[str],
 ) -> Path:
     """Write plan.json, plan.parquet (one row per candidate) and the page, and print the page's path.
@@ -33,7 +32,7 @@ def write_plan(
     out.write(DATA, as_json(document))
     rows = [{name: value for name, value in each.items() if name not in _LONG} for each in document["candidates"]]
     out.write(TABLE, as_parquet([dict(flat(row)) for row in rows]))
-    sections = [Section("Other candidates", "\n\n".join(explained))]
+    sections = [Section("Other candidates", "\n\n".join(document["explained"]))]
     if ranks:
         points = pareto_rows(ranks)
         drawn = [figures.pareto(points, document["currency"])] if points else []
@@ -42,7 +41,9 @@ def write_plan(
             "Means over time at the recommended rate, in percent of the pool: in the paper's view, and slot by slot."
         )
         sections = [
-            Section("The choices", figures=drawn, rows=[_row(*each) for each in ranks]),
+            Section("Candidates", rows=[_row(*each, document["currency"]) for each in ranks]),
+            Section("The recommendation", "\n\n".join(document["details"])),
+            Section("Price and speed", figures=drawn),
             *sections,
             Section("GPU memory", memory, rows=memory_rows(ranks)),
             Section("Contents of the KV cache", slots, rows=view_rows(ranks, "paper_view_pct")),
@@ -73,20 +74,22 @@ def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
     ]
 
 
-def _row(answer: Answer, bill: Bill) -> dict[str, Any]:
+def _row(answer: Answer, bill: Bill, currency: str) -> dict[str, Any]:
     at, limit = answer.at_rate, answer.at_rate["limit"]
     return {
         "Candidate": answer.candidate.name,
-        "Requests/s a replica": "every rate" if answer.every_rate_meets else answer.full_rate,
-        **({} if answer.wanted is None else {"Headroom": headroom_text(answer)}),
         "GPUs": range_text(answer, bill),
-        "An hour": bill.per_hour,
-        "A million tokens": f"{bill.per_million['total']:.3g}",
-        "Of outputs": f"{bill.per_million['output']:.3g}",
-        "Meet, %": 100 * at["attained"],
+        f"{currency}/h": bill.per_hour,
+        f"{currency}/M tokens": f"{bill.per_million['total']:.3g}",
+        **(
+            {"Requests/s a replica": rate_text(answer)}
+            if answer.wanted is None
+            else {"Headroom": headroom_text(answer)}
+        ),
+        "Meet the objectives, %": 100 * at["attained"],
         "p90 TTFT, ms": at["p90_ttft_ms"],
         "p90 TPOT, ms": at["p90_tpot_ms"],
-        "KV cache, % full": at["kv_cache_pct"],
+        "KV cache in use, %": at["kv_cache_pct"],
         "Preemptions": at["preemptions"],
         "Limited by": f"{(limit['objective'] or 'throughput').upper()}, {limit['cause']}",
     }

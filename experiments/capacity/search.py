@@ -33,7 +33,7 @@ from .max_rate import CONFIDENCE, CONTENT, DEFAULT_SEEDS
 from .page import write_plan
 from .planning import Planner
 from .prices import Prices, prices
-from .text import EVERY_RATE, candidates_table, flags_text, recommendation, verified_text, why_loses, why_none
+from .text import EVERY_RATE, candidates_table, details, flags_text, headline, verified_text, why_loses, why_none
 
 #: Least number of seeds: with fewer, the tolerance limit is more than five standard deviations below the mean.
 _FEWEST_SEEDS = 4
@@ -178,10 +178,13 @@ class _SearchOutput:
         currency = self._priced.currency
         text = self._recommendation()
         report.print_line(text)
-        if self._ranks:
-            report.line(f"Set: {flags_text(self._ranks[0][0])}")
         report.print_line()
         report.console.print(candidates_table(self._ranks, self._others, currency, self._wanted))
+        about = details(self._ranks, self._goal, self._wanted, currency) if self._ranks else []
+        if about:
+            report.print_line()
+        for line in about:
+            report.line(line)
         explained = self._explained()
         for line in explained if self._aims.explain or not self._ranks else ():
             report.line(line)
@@ -191,16 +194,16 @@ class _SearchOutput:
         report.print_line()
         for line in assumptions:
             report.print_line(line)
-        document = self._document(text, explained)
+        document = self._document(text, about, explained)
         if out is not None:
-            report.point_to("Plan", write_plan(out, document, self._ranks, explained, assumptions))
+            report.point_to("Plan", write_plan(out, document, self._ranks, assumptions))
         report.data(document)
 
     def _recommendation(self) -> str:
         unpriced = [answer.candidate.name for answer in self._others if answer.every_rate_meets]
         beside = f"Of {', '.join(unpriced)} {EVERY_RATE}. For a price give more requests a run (--num-prompts)."
         if self._ranks:
-            text = recommendation(self._ranks, self._goal, self._wanted, self._priced.currency)
+            text = headline(*self._ranks[0], self._wanted, self._priced.currency)
             return f"{text} {beside}" if unpriced else text
         if unpriced:
             return beside
@@ -244,10 +247,11 @@ class _SearchOutput:
             * short
         )
 
-    def _document(self, text: str, explained: Sequence[str]) -> dict[str, Any]:
+    def _document(self, text: str, about: Sequence[str], explained: Sequence[str]) -> dict[str, Any]:
         bills = {answer.candidate.name: bill for answer, bill in self._ranks}
         return {
             "recommendation": text,
+            "details": list(about),
             "recommended": self._ranks[0][0].candidate.axis_values if self._ranks else None,
             "flags": flags_text(self._ranks[0][0]) if self._ranks else None,
             "goal": {"goodput": self._goal.objectives.limits, "attainment": self._goal.attainment},

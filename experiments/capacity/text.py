@@ -1,4 +1,4 @@
-"""A capacity plan as text: the recommendation, the table, and the reason against each other candidate."""
+"""A capacity plan as text: the recommendation in a sentence and in detail, the table, and the reason against each other candidate."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def flags_text(answer: Answer) -> str:
     return " ".join([f"--policy {chosen.policy}"] * (chosen.policy != "vllm-v1") + flags)
 
 
+HOURS_A_MONTH = 730
 #: Times the wanted rate from which on a fleet is called idle.
 _IDLE = 2.0
 #: Times the rate for the money from which on another candidate is mentioned.
@@ -67,24 +68,40 @@ def range_text(answer: Answer, bill: Bill) -> str:
     )
 
 
-def recommendation(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | None, currency: str) -> str:
-    """The recommendation, its settings and its expected results, in one paragraph."""
+def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) -> str:
+    """The recommendation in a sentence: what to buy, its price, its headroom or rate, its limit, and the confidence."""
+    launch, limit = answer.candidate.started.launch, answer.at_rate["limit"]
+    need = "" if wanted is None else f" for {wanted:.3g} requests/s"
+    parts = [f"{bill.per_hour:,.2f} {currency}/h ({bill.per_hour * HOURS_A_MONTH:,.0f} {currency} a month)"]
+    if not answer.every_rate_meets:
+        parts.append(f"{rate_text(answer)} a replica" if wanted is None else f"headroom {headroom_text(answer)}")
+    objective = limit["objective"]
+    parts.append(
+        "no objective limits it" if objective is None else f"{objective.upper()} limits it: {CAUSES[limit['cause']]}"
+    )
+    if len(answer.rates.seed_rates if answer.fleet is None else answer.fleet.rates) > 1:
+        parts.append(f"{CONTENT:.0%} of seeds meet the goal with {CONFIDENCE:.0%} confidence")
+    return f"Buy {bill.gpus:,} x {launch.gpu.name}{need}: {'; '.join(parts)}."
+
+
+def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | None, currency: str) -> list[str]:
+    """The recommendation's settings, the seeds, its expected results, its limit, and a neighbour, a line each."""
     answer, bill = ranks[0]
     at, launch = answer.at_rate, answer.candidate.started.launch
-    replicas = f"{bill.replicas} replica{'s' if bill.replicas > 1 else ''} of {launch.num_gpus} GPU"
-    each = "s" if launch.num_gpus > 1 else ""
-    need = "" if wanted is None else f" for {wanted:.3g} requests/s"
-    return (
-        f"Buy {bill.gpus:,} x {launch.gpu.name}{need}: {replicas}{each} of {launch.model.name}, {bill.per_hour:,.2f}"
-        f" {currency} an hour, {bill.per_million['total']:.3g} {currency} a million tokens"
-        f" ({bill.per_million['output']:.3g} if outputs alone are charged)."
-        f" {_sure(answer, goal)} There {at['attained']:.1%} of the requests meet {goal.objectives}"
-        f" ({goal.attainment:.0%} are asked for), the median TTFT is {at['median_ttft_ms']:,.0f} ms"
-        f" and the median TPOT {at['median_tpot_ms']:,.1f} ms. {limit_text(answer)}{_neighbour(ranks, wanted)}"
-    )
+    gpus = f"{launch.num_gpus} GPU{'s' if launch.num_gpus > 1 else ''}"
+    return [
+        f"{_replicas(bill.replicas)} of {gpus} of {launch.model.name}; {bill.per_million['total']:.3g} {currency} a million"
+        f" tokens ({bill.per_million['output']:.3g} if outputs alone are charged).",
+        f"Set: {flags_text(answer)}",
+        _sure(answer),
+        f"At the rate {at['attained']:.1%} of the requests meet {goal.objectives} ({goal.attainment:.0%} are asked for), the"
+        f" median TTFT is {at['median_ttft_ms']:,.0f} ms and the median TPOT {at['median_tpot_ms']:,.1f} ms.",
+        limit_text(answer),
+        *_neighbour(ranks, wanted),
+    ]
 
 
-def _sure(answer: Answer, goal: Goal) -> str:
+def _sure(answer: Answer) -> str:
     """The rate of a replica or a fleet, and the statistical confidence for other seeds."""
     if answer.every_rate_meets:
         return f"Here {EVERY_RATE}."
@@ -123,7 +140,7 @@ def _headroom(answer: Answer) -> str:
     if answer.fleet_rate == inf:
         return "It meets the goal at every rate."
     takes = f"It takes {answer.fleet_rate:.3g} requests/s before it misses the goal, {answer.fleet_rate / wanted - 1:.0%} more."
-    idles = answer.fleet_rate >= _IDLE * wanted
+    idles = answer.replicas == 1 and answer.fleet_rate >= _IDLE * wanted
     return (
         f"{takes} Most of it is idle at the wanted rate: consider a smaller GPU, or more load on it."
         if idles
@@ -131,11 +148,11 @@ def _headroom(answer: Answer) -> str:
     )
 
 
-def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> str:
+def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> list[str]:
     """The other candidate with the largest gain in headroom for the money, if it is worth a sentence."""
     (best, cheapest), *others = ranks
     if wanted is None or best.fleet_rate == inf:
-        return ""
+        return []
     gains = [
         (answer.fleet_rate / best.fleet_rate, bill.per_hour / cheapest.per_hour, answer)
         for answer, bill in others
@@ -143,12 +160,12 @@ def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> st
     ]
     gains = [each for each in gains if each[0] >= _WORTH * each[1]]
     if not gains:
-        return ""
+        return []
     rate, price, answer = max(gains, key=lambda each: each[0] / each[1])
-    return (
-        f" For {price - 1:.0%} more money, {answer.candidate.name} takes {rate:.1f} times as many:"
+    return [
+        f"For {price - 1:.0%} more money, {answer.candidate.name} takes {rate:.1f} times as many requests:"
         f" {answer.fleet_rate:.3g} requests/s."
-    )
+    ]
 
 
 def limit_text(answer: Answer) -> str:

@@ -270,7 +270,9 @@ class TestCommand:
         assert table["bill.gpus"].tolist() == [each["bill"]["gpus"] for each in _candidates(out)]
         page = (out / "plan.html").read_text()
         for heading in (
-            "The choices",
+            "Candidates",
+            "The recommendation",
+            "Price and speed",
             "Other candidates",
             "GPU memory",
             "Use of each slot",
@@ -356,7 +358,8 @@ class TestCommand:
         (candidate,) = document["candidates"]
         assert candidate["every_rate_meets"] and candidate["request_rate"] is None and candidate["error"] is None
         assert candidate["seed_rates"] == [None] * (1 if wanted else 4) and candidate["attained"] == 1
-        assert "every rate meets the objectives: all requests at once do" in document["recommendation"]
+        said = " ".join([document["recommendation"], *document["details"]])
+        assert "every rate meets the objectives: all requests at once do" in said
         page = (tmp_path / "out" / "plan.html").read_text()
         assert "every rate meets the objectives: all requests at once do" in page
         if wanted:
