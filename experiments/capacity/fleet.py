@@ -91,6 +91,20 @@ class Tried:
     decision: Decision
 
 
+class Tested(NamedTuple):
+    """Result of the test of one fleet.
+
+    Attributes:
+        decision: Whether it is enough.
+        shares: Share of the counted requests that meet the objectives, by seed.
+        rates: Highest rates by seed, requests/s.
+    """
+
+    decision: Decision
+    shares: tuple[float, ...]
+    rates: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class Fleet:
     """Result of the search.
@@ -115,14 +129,21 @@ class Fleet:
 
     @property
     def mean_rate(self) -> float:
-        """Geometric mean of the rates; an infinite one counts as the highest finite one, and all are infinity."""
-        return exp(fmean(map(log, capped(self.rates)))) if min(self.rates) < inf else inf
+        """Geometric mean of the rates."""
+        return mean_rate(self.rates)
 
 
 def capped(rates: Sequence[float]) -> list[float]:
     """The rates, with the highest finite one in place of infinite ones, if there is a finite one."""
     highest = max((each for each in rates if each < inf), default=inf)
     return [min(each, highest) for each in rates]
+
+
+def mean_rate(rates: Sequence[float]) -> float:
+    """Geometric mean; 0 counts as nothing met, an infinite rate as the highest finite one, and all of them are infinity."""
+    if min(rates) <= 0:
+        return 0.0
+    return exp(fmean(map(log, capped(rates)))) if min(rates) < inf else inf
 
 
 def first_fleet(wanted: float, of_one: float) -> int:
@@ -198,6 +219,20 @@ class FleetSearch:
             size = larger if larger <= self._most else None
             fewest = min(fewest, self._most)
         return self._fleet(None, fewest)
+
+    def of_size(self, size: int) -> Generator[list[Trial], Results, Tested]:
+        """As ``steps``, of one fleet only: whether it is enough."""
+        begun = self._count
+        while True:
+            yield from self._complete(Kind.SHARE, size)
+            found = self._tried(size)
+            if found.decision is not Decision.OPEN or self._count in (1, MOST_SEEDS):
+                break
+            self._count = min(2 * self._count, MOST_SEEDS)
+        self._count = begun
+        by_rates = yield from self._of_rates(size)
+        decision = by_rates if found.decision is Decision.ENOUGH else found.decision
+        return Tested(decision, found.shares, tuple(self._found[Kind.RATE, size]))
 
     def _fleet(self, size: int | None, fewest: int) -> Fleet:
         sizes = sorted(replicas for kind, replicas in self._found if kind is Kind.SHARE)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
 from math import inf
@@ -42,13 +42,14 @@ from ..runs.sweeping import Outcome
 from .answer import Answer, Verified
 from .candidates import Candidate
 from .detail import BEYOND, detail
-from .fleet import MOST_SEEDS, FleetSearch, Kind, Steps, Trial, check_fleet, first_fleet, highest_rate
+from .fleet import MOST_SEEDS, FleetSearch, Kind, Results, Tested, Trial, check_fleet, first_fleet, highest_rate
 from .load import Load
 from .max_rate import Ahead, MaxRate, SeedRate, follow, go_ahead
 
 #: Settings of a replica and its router.
 Service = tuple[Settings, str]
 _Name = TypeVar("_Name")
+_Found = TypeVar("_Found")
 
 
 class Job(NamedTuple):
@@ -127,34 +128,64 @@ class Planner:
         """The answers with the fleet for the wanted rate."""
         wanted = not_none(self._wanted)
         sized = {service: replace(answers[service], found=MaxRate.of(found, [])) for service, found in begun.items()}
-        searches: dict[Service, tuple[Steps, list[Trial]]] = {}
+        searches = {}
         for service, found in begun.items():
             if 0 < found.found.rate < inf:
-                least = 1 if found.saturated is None else first_fleet(wanted, found.saturated)
                 near = first_fleet(wanted, found.found.rate)
-                of_shares = self._goal.attainment, found.alone.counted
-                steps = FleetSearch(wanted, near, least, *of_shares, self._seeds).steps()
-                searches[service] = steps, next(steps)
-        while searches:
-            found_of = self._tried(begun, {service: trials for service, (_, trials) in searches.items()})
-            for service, (steps, trials) in [*searches.items()]:
+                searches[service] = self._search(found, near).steps()
+        for service, (fleet, error) in self._drive(searches, begun).items():
+            if error:
+                sized[service] = replace(sized[service], error=error, found=None)
+            else:
+                sized[service] = replace(sized[service], fleet=fleet)
+        return sized
+
+    def tested(self, candidate: Candidate, replicas: int) -> Tested | str:
+        """Whether a fleet of a candidate that starts meets the goal at the wanted rate; or why it cannot be simulated.
+
+        Raises:
+            SimulationFault: An invariant of the simulator is violated.
+        """
+        service = not_none(candidate.settings), candidate.router
+        outcome = self._run("go ahead", {service: Job(service[0], self._seeds[0])})[service]
+        if outcome.summary is None:
+            return not_none(outcome.error)
+        begun = _ahead(outcome.summary)
+        steps = self._search(begun, replicas).of_size(replicas)
+        found, error = self._drive({service: steps}, {service: begun})[service]
+        return error or not_none(found)
+
+    def _search(self, begun: Ahead, near: int) -> FleetSearch:
+        wanted = not_none(self._wanted)
+        least = 1 if begun.saturated is None else first_fleet(wanted, begun.saturated)
+        return FleetSearch(wanted, near, least, self._goal.attainment, begun.alone.counted, self._seeds)
+
+    def _drive(
+        self, searches: Mapping[Service, Generator[list[Trial], Results, _Found]], begun: Mapping[Service, Ahead]
+    ) -> dict[Service, tuple[_Found | None, str | None]]:
+        """Run searches side by side to their ends: each one's result, or its error."""
+        ended: dict[Service, tuple[_Found | None, str | None]] = {}
+        asked = {service: next(steps) for service, steps in searches.items()}
+        while asked:
+            found_of = self._tried(begun, asked)
+            for service, trials in [*asked.items()]:
                 outcomes = {trial: found_of[service, trial] for trial in trials}
                 error = next((each.error for each in outcomes.values() if each.error), None)
                 if error:
-                    sized[service] = replace(sized[service], error=error, found=None)
-                    del searches[service]
+                    ended[service] = None, error
+                    del asked[service]
                     continue
+                values = {trial: not_none(each.summary)[trial.kind] for trial, each in outcomes.items()}
+                results = {trial: inf if value is None else value for trial, value in values.items()}
                 try:
-                    values = {trial: not_none(each.summary)[trial.kind] for trial, each in outcomes.items()}
-                    results = {trial: inf if value is None else value for trial, value in values.items()}
-                    searches[service] = steps, steps.send(results)
+                    asked[service] = searches[service].send(results)
                 except StopIteration as end:
-                    sized[service] = replace(sized[service], fleet=end.value)
-                    del searches[service]
-        return sized
+                    ended[service] = end.value, None
+                    del asked[service]
+        return ended
 
     def _tried(
-        self, begun: dict[Service, Ahead], trials: dict[Service, list[Trial]]
+        self, begun: Mapping[Service, Ahead], trials: Mapping[Service, list[Trial]]
     ) -> dict[tuple[Service, Trial], Outcome]:
         """The outcomes of the next trials of every search."""
         jobs: dict[Kind, dict[tuple[Service, Trial], Job]] = {kind: {} for kind in Kind}

@@ -44,7 +44,7 @@ from ... import __version__
 from ...sim.engine.settings import setting_error
 from ...sim.output.interrupts import handle, message_of, status_of
 from ...sim.policy.registry import installed, policy
-from ...sim.types.errors import SettingError, UserError
+from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
 from ..runs.output import Terminal
 
 _WHOLE = re.compile("-?[0-9]+")
@@ -75,7 +75,7 @@ def is_whole(hint: Any) -> bool:
 
 #: What a value must be, by the type that it is converted to; integers are checked by ``whole_numbers``.
 _REQUIREMENTS = {float: "must be a number", bool: "must be true or false"}
-DONE, FAULT, MISTAKE, NO_READER = 0, 1, 2, 141
+DONE, FAULT, MISTAKE, MISSED, NO_READER = 0, 1, 2, 3, 141
 #: Seconds after which an interrupted program ends even if it still waits.
 MOST_UNWINDING_S = 5
 
@@ -142,6 +142,8 @@ def status(tokens: Sequence[str]) -> int:
     try:
         _know_policies(tokens)
         app(tokens)
+    except ObjectivesMissed:
+        return MISSED
     except CycloptsError as error:
         return _refuse(_one_line(error))
     except UserError as error:

@@ -16,12 +16,13 @@ from ...sim.engine.unread import only_read
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
 from ...sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
-from ...sim.types.errors import SettingError, UserError
+from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
 from ...traces import Pacing, Reading
 from ..capacity.candidates import CHOICES, Choices, values_of
 from ..capacity.page import PLAN
 from ..capacity.questions import answers, questions_of, subject_of
 from ..capacity.search import AIMS, Aims, PlanRequest, search
+from ..capacity.service_checks import check_services
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
@@ -39,12 +40,13 @@ _LINE = Parameter(group=_LINE_GROUP)
 def plan(
     *,
     serve: Annotated[str | None, _LINE] = None,
-    gpu: Annotated[list[str], Parameter(group=_LINE_GROUP, negative_iterable="")],
+    gpu: Annotated[list[str] | None, Parameter(group=_LINE_GROUP, negative_iterable="")] = None,
     model: Annotated[str | None, _LINE] = None,
     vllm: Annotated[str | None, _LINE] = None,
     startup_log: Annotated[str | None, _LINE] = None,
     mean_tokens: Annotated[int | None, _LINE] = None,
     ask: Annotated[str | None, _LINE] = None,
+    check: Annotated[Path | None, _LINE] = None,
     aims: AIMS = Aims(),
     choices: CHOICES = Choices(),
     requests: REQUESTS = Requests(),
@@ -73,10 +75,25 @@ def plan(
         ask: Questions, separated by commas: max-num-seqs (the largest without preemption), preemption-mode (swap or
             recompute), samples (memory of n samples; 4 without --n). They are answered for a load, given as to
             simulate, or for sequences of --mean-tokens.
+        check: TOML file of services, each with its line, fleet, load and objectives: test whether every fleet meets its
+            objectives. The exit status is 3 if one does not. Other flags are --seed, --jobs and --json.
         out: Folder for plan.html, plan.json, plan.parquet and finished runs. The same command continues an interrupted
             plan there.
     """
     report = Report(json)
+    if check is not None:
+        given = (serve, gpu, model, vllm, startup_log, mean_tokens, ask, out)
+        parts = (replace(aims, seed=0), choices, requests, pacing, reading)
+        if any(each is not None for each in given) or parts != (Aims(), Choices(), Requests(), Pacing(), Reading()):
+            raise SettingError(
+                "check", str(check), "has the services, loads and objectives; leave out other flags of them"
+            )
+        require_apart({"json": json}, {"check": [check]})
+        if not check_services(check, workers, aims.seed, report):
+            raise ObjectivesMissed
+        return
+    if gpu is None:
+        raise SettingError("gpu", None, "is missing; give one or several, separated by commas")
     described = named_files(serve=serve, model=model, startup_log=startup_log, aims=aims, choices=choices)
     read = described | named_files(requests=requests, pacing=pacing, reading=reading)
     require_apart({"out": out, "json": json}, read)

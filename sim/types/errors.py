@@ -62,6 +62,10 @@ class MissingExtra(UserError):
     """A missing optional package that the command needs; the text names the extra to install."""
 
 
+class ObjectivesMissed(FragmeterError):
+    """A service misses its objectives: an answer, with an exit status of its own."""
+
+
 class SimulationFault(FragmeterError):
     """A violated invariant of the simulator: a defect of fragmeter."""
 

@@ -149,6 +149,8 @@ def test_a_wrong_number_in_a_shown_output_is_seen():
 def with_files(folder: Path) -> None:
     """The files of a user's own that the pages name."""
     rows = "".join(f"{place / 4},{20 + place % 7},{10 + place % 5}\n" for place in range(200))
+    services = (ROOT / "docs" / "plan.md").read_text().partition("```toml\n")[2].partition("```")[0]
+    (folder / "services.toml").write_text(services)
     (folder / "my-trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
     sessions = [
         {"arrival_s": turn / 4, "prompt_tokens": 20 + 10 * turn // 4, "output_tokens": 10, "session_id": turn % 4}

@@ -1,0 +1,197 @@
+"""``fragmeter plan --check FILE``: whether the fleets of services meet their objectives, for continuous integration.
+
+FILE is TOML, with a table ``[[service]]`` for each service; ``Service`` has its keys. Each fleet is tested with as many seeds as
+it takes to say whether 90 % of other seeds meet the goal, with 95 % confidence (``fleet``).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from ...sim.cluster import Cluster
+from ...sim.cluster.config import Replicas
+from ...sim.engine.settings import Settings
+from ...sim.metrics.objectives import objectives
+from ...sim.types.errors import SettingError, UserError
+from ...traces import Pacing
+from ..runs.inputs import Inputs, Requests
+from ..runs.output import Report
+from ..runs.parallel import Workers
+from ..runs.slo_check import Goal
+from ..vllm_serve.line import parse_serve
+from .candidates import Candidate, candidates
+from .fleet import DEFAULT_FLEET_SEEDS, Decision, mean_rate
+from .load import Load
+from .planning import Planner
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Service:
+    """A service: its replicas, load and objectives.
+
+    Attributes:
+        name: Name in the table.
+        serve: Its ``vllm serve`` line.
+        gpu: GPU preset.
+        replicas: Number of replicas.
+        router: As of ``simulate``.
+        trace: Trace file, relative to the file of services.
+        dataset: Data set to draw from, without a trace.
+        request_rate: Requests/s of the fleet; by default the trace's own.
+        burstiness: Burstiness of the gaps, as of ``simulate``.
+        num_prompts: Requests of each seed, as of ``plan``.
+        goodput: Objectives of every request, such as ["ttft:500", "tpot:50"], in ms.
+        attainment: Share of the requests that must meet them all.
+        cost: Step time, as of ``simulate``.
+    """
+
+    name: str
+    serve: str
+    gpu: str
+    replicas: Replicas = 1
+    router: str = Cluster.router
+    trace: str | None = None
+    dataset: Literal["sharegpt", "alpaca"] | None = None
+    request_rate: float | None = None
+    burstiness: float | None = None
+    num_prompts: int | None = None
+    goodput: list[str]
+    attainment: Annotated[float, Field(gt=0, le=1)] = 0.9
+    cost: str | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Result of a service.
+
+    Attributes:
+        result: "meets", "misses", "open" (the seeds do not decide it), or why it cannot be simulated.
+        shares: Share of the requests that meet the objectives, by seed.
+        headroom: Highest rate over the wanted rate; None if it has none.
+    """
+
+    service: Service
+    request_rate: float
+    result: str
+    shares: tuple[float, ...] = ()
+    headroom: float | None = None
+
+    @property
+    def meets(self) -> bool:
+        return self.result == _RESULTS[Decision.ENOUGH]
+
+
+_RESULTS = {Decision.ENOUGH: "meets", Decision.TOO_FEW: "misses", Decision.OPEN: "open"}
+
+
+def read_services(path: Path) -> list[Service]:
+    """The services of a file.
+
+    Raises:
+        SettingError: The file cannot be read, or a service is invalid; the text names it and its key.
+    """
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SettingError("check", str(path), f"cannot be read ({error.strerror}); name a TOML file") from None
+    except ValueError as error:
+        raise SettingError("check", str(path), f"is no TOML ({' '.join(str(error).split())}); correct it") from None
+    tables = found.get("service")
+    if not isinstance(tables, list) or not tables:
+        raise SettingError("check", str(path), "has no services; give a table [[service]] for each")
+    try:
+        return TypeAdapter(list[Service]).validate_python(tables)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place, *key = first["loc"]
+        where = f"service {int(place) + 1}, {'.'.join(map(str, key)) or 'service'}"
+        raise SettingError("check", str(path), f"{where}: {first['msg']}; correct it") from None
+
+
+def check_services(path: Path, workers: Workers, seed: int, report: Report) -> bool:
+    """Test every service of a file, report a table in Markdown, and return whether all meet their objectives.
+
+    Raises:
+        UserError: An invalid file or service.
+    """
+    services = read_services(path)
+    prepared = [_prepare(service, path, seed) for service in services]
+    checked = [_check(*each, workers, seed) for each in prepared]
+    for line in table(checked):
+        report.line(line)
+    report.data({"services": [_data(each) for each in checked], "meets": all(each.meets for each in checked)})
+    return all(each.meets for each in checked)
+
+
+def _prepare(service: Service, path: Path, seed: int) -> tuple[Service, Candidate, Load, Goal, float]:
+    """A service's candidate, load, goal and rate; errors name the service."""
+    try:
+        (candidate,) = candidates(
+            parse_serve(service.serve), [service.gpu], {"router": [service.router]}, cost=service.cost
+        )
+        trace = None if service.trace is None else path.parent / service.trace
+        requests = Requests(trace=trace, dataset=service.dataset, num_prompts=service.num_prompts)
+        pacing = Pacing(request_rate=service.request_rate, burstiness=service.burstiness)
+        settings = Settings(model=candidate.started.launch.model.name, seed=seed)
+        load = Load(Inputs(settings=settings, requests=requests, pacing=pacing))
+        goal = Goal(objectives(service.goodput), service.attainment)
+    except UserError as error:
+        raise UserError(f"{path}: service {service.name}: {error}") from None
+    wanted = service.request_rate or load.trace_rate
+    if wanted is None:
+        raise UserError(f"{path}: service {service.name}: request_rate = None: its load has no arrivals; give a rate")
+    return service, candidate, load, goal, wanted
+
+
+def _check(
+    service: Service, candidate: Candidate, load: Load, goal: Goal, wanted: float, workers: Workers, seed: int
+) -> Checked:
+    if candidate.settings is None:
+        return Checked(service, wanted, f"does not start: {candidate.refused}")
+    seeds = range(seed, seed + DEFAULT_FLEET_SEEDS)
+    found = Planner(load, goal, seeds, workers, None, wanted).tested(candidate, service.replicas)
+    if isinstance(found, str):
+        return Checked(service, wanted, f"cannot be simulated: {found}")
+    highest = mean_rate(found.rates)
+    headroom = None if highest == inf else highest / wanted
+    return Checked(service, wanted, _RESULTS[found.decision], found.shares, headroom)
+
+
+def table(checked: Sequence[Checked]) -> list[str]:
+    """A table in Markdown, a row for each service."""
+    lines = [
+        "| service | fleet | requests/s | objectives | meet them, % | headroom | result |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in checked:
+        service = each.service
+        shares = f"{100 * min(each.shares):.1f} to {100 * max(each.shares):.1f}" if each.shares else "-"
+        headroom = f"{each.headroom - 1:+.0%}" if each.headroom is not None and each.shares else "-"
+        goal = f"{' '.join(service.goodput)}, {service.attainment:.0%}"
+        fleet = f"{service.replicas} x {service.gpu}"
+        result = each.result if each.meets else f"**{each.result}**"
+        lines.append(
+            f"| {service.name} | {fleet} | {each.request_rate:.3g} | {goal} | {shares} | {headroom} | {result} |"
+        )
+    return lines
+
+
+def _data(each: Checked) -> dict[str, Any]:
+    return {
+        "service": each.service.name,
+        "gpu": each.service.gpu,
+        "replicas": each.service.replicas,
+        "request_rate": each.request_rate,
+        "shares": list(each.shares),
+        "headroom": each.headroom,
+        "result": each.result,
+        "meets": each.meets,
+    }

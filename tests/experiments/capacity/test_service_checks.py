@@ -1,0 +1,102 @@
+"""``fragmeter plan --check``: services that meet their objectives, that miss them, that do not start; and mistakes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fragmeter.experiments.cli.app import DONE, MISSED, MISTAKE, status
+
+GOOD = """
+[[service]]
+name = "good"
+serve = "vllm serve llama-3.1-8b"
+gpu = "h200"
+dataset = "alpaca"
+num_prompts = 100
+request_rate = 5
+goodput = ["ttft:500", "tpot:50"]
+"""
+
+
+def service(**changed: object) -> str:
+    """The good service with other values; None leaves a key out."""
+    lines = [line for line in GOOD.splitlines() if line.partition(" = ")[0] not in changed]
+    added = [f"{key} = {json.dumps(value)}" for key, value in changed.items() if value is not None]
+    return "\n".join([*lines, *added]) + "\n"
+
+
+@pytest.fixture
+def check(tmp_path, capsys):
+    def run(*services: str) -> tuple[int, str]:
+        path = tmp_path / "services.toml"
+        path.write_text("".join(services))
+        code = status(["plan", "--check", str(path), "--jobs", "1"])
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return run
+
+
+def test_services_that_meet_their_objectives(check):
+    code, text = check(GOOD, service(name="two", replicas=2, router="kv-aware"))
+    assert code == DONE
+    lines = text.splitlines()
+    assert lines[0].startswith("| service | fleet | requests/s | objectives |")
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| good", "| two"]
+    assert "| 2 x h200 | 5 | ttft:500 tpot:50, 90% | 100.0 to 100.0 |" in lines[3]
+    assert all(line.endswith("| meets |") for line in lines[2:])
+
+
+def test_one_that_misses_them_gives_the_status_of_its_own(check, tmp_path):
+    """No replica prefills within a microsecond; the other service meets its objectives all the same."""
+    code, text = check(GOOD, service(name="fast", goodput=["ttft:0.001"]))
+    assert code == MISSED
+    assert "| meets |" in text and "| 0.0 to 0.0 |" in text and text.endswith("| **misses** |\n")
+    code, _ = check(service(goodput=["ttft:0.001"]))
+    target = tmp_path / "checks.json"
+    assert status(["plan", "--check", str(tmp_path / "services.toml"), "--json", str(target)]) == MISSED
+    (found,) = json.loads(target.read_text())["services"]
+    assert not found["meets"] and found["shares"] == [0.0] * 4 and found["headroom"] == 0
+
+
+def test_one_that_does_not_start(check):
+    code, text = check(service(serve="vllm serve llama-3.1-70b -tp 1"))
+    assert code == MISSED and "**does not start: " in text and "--tensor-parallel-size 2 it would.**" in text
+
+
+def test_one_whose_requests_are_longer_than_its_model(check):
+    code, text = check(service(serve="vllm serve llama-3.1-8b --max-model-len 64"))
+    assert code == MISSED and "**cannot be simulated: " in text and "more than max_model_len = 64" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[service", "is no TOML"),
+        ("", "has no services; give a table [[service]] for each"),
+        (service(gpu=None), "service 1, gpu"),
+        (service(repliacs=3), "service 1, repliacs"),
+        (service(replicas=0), "service 1, replicas"),
+        (service(gpu="h300"), "service good: gpu = 'h300': one of"),
+        (service(router="best"), "service good: router = 'best': one of round-robin"),
+        (service(goodput=["itl:5"]), "service good: goodput = 'itl:5': must be KEY:MILLISECONDS"),
+        (service(request_rate=None), "service good: request_rate = None: its load has no arrivals; give a rate"),
+        (service(request_rate=-1), "service good: request_rate = -1.0: must be above 0"),
+        (service(trace="none.csv"), "service good: "),
+    ],
+)
+def test_mistakes(text, message, check):
+    code, printed = check(text)
+    assert code == MISTAKE and message in printed and printed.count("\n") == 1
+
+
+def test_other_flags_are_refused(check, tmp_path, capsys):
+    check(GOOD)
+    assert status(["plan", "--check", str(tmp_path / "services.toml"), "--gpu", "h200"]) == MISTAKE
+    assert "leave out other flags of them" in capsys.readouterr().err
+    assert status(["plan", "--check", str(tmp_path / "none.toml")]) == MISTAKE
+    assert "cannot be read" in capsys.readouterr().err
+    assert status(["plan", "--model", "llama-3.1-8b", "--goodput", "ttft:500"]) == MISTAKE
+    assert "gpu = None: is missing" in capsys.readouterr().err
