@@ -66,7 +66,7 @@ def test_one_that_does_not_start(check):
     assert code == MISSED and "**does not start: " in text and "--tensor-parallel-size 2 it would.**" in text
 
 
-def test_one_whose_requests_are_longer_than_its_model(check):
+def test_one_with_requests_longer_than_its_model(check):
     code, text = check(service(serve="vllm serve llama-3.1-8b --max-model-len 64"))
     assert code == MISSED and "**cannot be simulated: " in text and "more than max_model_len = 64" in text
 
