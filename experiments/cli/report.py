@@ -198,7 +198,8 @@ def _names(folders: tuple[Path, ...]) -> list[str]:
 def _result_text(result: Result) -> str:
     kept = [kind for kind in ("blocks", "plan") if getattr(result, kind) is not None]
     besides = f", with {' and '.join(kept)}" if kept else ""
-    return f"{result.name}: {result.policy}, {len(result.requests):,} requests in {result.end_s:,.1f} s{besides}"
+    name = result.name if result.name == result.policy else f"{result.name}: {result.policy}"
+    return f"{name}, {len(result.requests):,} requests in {result.end_s:,.1f} s{besides}"
 
 
 def _probed_text(path: Path, result: Result) -> str:
