@@ -44,7 +44,7 @@ def test_one_page_of_two_runs(results, tmp_path, capsys):
     printed = capsys.readouterr().out
     # Paragraphs are wrapped to the terminal.
     said = " ".join(printed.split())
-    assert "orca-max: orca-max, 3 requests in" in said and "with blocks" in said
+    assert "orca-max, 3 requests in" in said and "with blocks" in said
     assert "vllm-v1 has no block map; simulate --record-blocks records one." in said
     assert printed.endswith(f"Report: {page}\n")
     summary = json.loads(data.read_text())
