@@ -28,6 +28,8 @@ def list(kind: Kind, /, *, json: JsonTarget = None) -> None:
     report = Report(json)
     rows = _ROWS[kind]()
     report.console.print(_table(rows))
+    if kind == "policies":
+        report.console.print(_BY_GPU)
     report.data({kind: rows})
 
 
@@ -85,6 +87,10 @@ _HEADINGS = {
     "memory_gb_per_s": "memory, GB/s",
     "fp16_tflops": "fp16, TFLOP/s",
 }
+_BY_GPU = (
+    "vllm-v1 and vllm-real have vLLM's larger defaults on larger GPUs: 1,024 sequences and 8,192 tokens from 70 GiB on "
+    "(A100 excepted), 16,384 tokens from 160 GiB on."
+)
 _ROWS: dict[Kind, Callable[[], Sequence[dict[str, Any]]]] = {
     "policies": _policies,
     "models": _models,
