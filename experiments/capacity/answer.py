@@ -13,6 +13,7 @@ from .fleet import Fleet
 from .load import Load
 from .max_rate import MaxRate
 from .prices import HOUR_S, MILLION, Prices
+from .sensitivity import Influence
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Answer:
         fleet: The fleet for the wanted rate; None without one, or if every rate meets the goal.
         detail: Results at the wanted or the recommended rate; None if no fleet or no rate meets the goal.
         verified: Results of other seeds.
+        influences: The inputs that the bill depends on most, largest first.
     """
 
     candidate: Candidate
@@ -44,6 +46,7 @@ class Answer:
     fleet: Fleet | None = None
     detail: dict[str, Any] | None = None
     verified: tuple[Verified, ...] = ()
+    influences: tuple[Influence, ...] = ()
 
     @property
     def replicas(self) -> int:

@@ -132,6 +132,12 @@ class Fleet:
         """Geometric mean of the rates."""
         return mean_rate(self.rates)
 
+    @property
+    def sure_rate(self) -> float:
+        """The rate at which 90 % of other seeds meet the goal, with 95 % confidence; that of the seed if there is one."""
+        logs = [log(each) for each in capped(self.rates)]
+        return self.rates[0] if len(logs) == 1 else exp(_tolerance_limit(logs, CONFIDENCE, log(FINE)))
+
 
 def capped(rates: Sequence[float]) -> list[float]:
     """The rates, with the highest finite one in place of infinite ones, if there is a finite one."""
@@ -157,15 +163,19 @@ def decide(values: Sequence[float], wanted: float, known_to: float) -> Decision:
     Args:
         known_to: Width of the interval to which a value is known.
     """
-    mean, n = fmean(values), len(values)
-    if n == 1:
-        return Decision.ENOUGH if mean >= wanted else Decision.TOO_FEW
-    deviation = max(stdev(values), known_to / sqrt(12))
-    if mean - tolerance_factor(n, CONTENT, CONFIDENCE) * deviation >= wanted:
+    if len(values) == 1:
+        return Decision.ENOUGH if values[0] >= wanted else Decision.TOO_FEW
+    if _tolerance_limit(values, CONFIDENCE, known_to) >= wanted:
         return Decision.ENOUGH
-    if mean - tolerance_factor(n, CONTENT, 1 - CONFIDENCE) * deviation < wanted:
+    if _tolerance_limit(values, 1 - CONFIDENCE, known_to) < wanted:
         return Decision.TOO_FEW
     return Decision.OPEN
+
+
+def _tolerance_limit(values: Sequence[float], confidence: float, known_to: float) -> float:
+    """The value that 90 % of all values exceed, with a confidence."""
+    deviation = max(stdev(values), known_to / sqrt(12))
+    return fmean(values) - tolerance_factor(len(values), CONTENT, confidence) * deviation
 
 
 def decide_by_rates(rates: Sequence[float], wanted: float) -> Decision:

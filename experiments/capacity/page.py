@@ -1,10 +1,14 @@
-"""The output files of ``fragmeter plan --out``: page, table and data."""
+"""The output files of ``fragmeter plan --out``: page, summary in Markdown, tables and data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
+
+import plotly.graph_objects as go
 
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
@@ -12,10 +16,13 @@ from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
 from ..runs.points import FINISHED, as_parquet, flat
 from .answer import Answer, Bill
-from .text import headroom_text, memory_rows, range_text, rate_text, view_rows
+from .fleet import capped
+from .sensitivity import CHANGE
+from .text import billed, headroom_text, memory_rows, range_text, rate_text, view_rows
 
 PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
-PLAN = FolderKind("plan", (PAGE, DATA, TABLE, FINISHED))
+SUMMARY, CSV = "plan.md", "plan.csv"
+PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, FINISHED))
 
 
 def write_plan(
@@ -24,14 +31,18 @@ def write_plan(
     ranks: Sequence[tuple[Answer, Bill]],
     assumptions: Sequence[str],
 ) -> Path:
-    """Write plan.json, plan.parquet (one row per candidate) and the page, and print the page's path.
+    """Write the data, the tables (one row per candidate), the summary and the page, and return the page's path.
 
     Raises:
         UserError: They cannot be written.
     """
     out.write(DATA, as_json(document))
     rows = [{name: value for name, value in each.items() if name not in _LONG} for each in document["candidates"]]
-    out.write(TABLE, as_parquet([dict(flat(row)) for row in rows]))
+    cells = [dict(flat(row)) for row in rows]
+    out.write(TABLE, as_parquet(cells))
+    out.write(CSV, _csv(cells))
+    listed = [_row(*each, document["currency"]) for each in ranks]
+    out.write(SUMMARY, _markdown(document, listed, assumptions))
     sections = [Section("Other candidates", "\n\n".join(document["explained"]))]
     if ranks:
         points = pareto_rows(ranks)
@@ -41,8 +52,8 @@ def write_plan(
             "Means over time at the recommended rate, in percent of the pool: in the paper's view, and slot by slot."
         )
         sections = [
-            Section("Candidates", rows=[_row(*each, document["currency"]) for each in ranks]),
-            Section("The recommendation", "\n\n".join(document["details"])),
+            Section("Candidates", rows=listed, figures=[figures.cost_bars(*_costs(ranks, document["currency"]))]),
+            Section("The recommendation", "\n\n".join(document["details"]), figures=_sensitivity(ranks[0][0])),
             Section("Price and speed", figures=drawn),
             *sections,
             Section("GPU memory", memory, rows=memory_rows(ranks)),
@@ -54,7 +65,57 @@ def write_plan(
 
 
 #: Keys of a candidate's data that are not table cells.
-_LONG = ("curve", "seed_rates")
+_LONG = ("curve", "seed_rates", "sensitivity")
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with every column of any row, as CSV."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _markdown(document: dict[str, Any], rows: Sequence[Mapping[str, Any]], assumptions: Sequence[str]) -> str:
+    """The answer, the table of candidates and the basis of the plan."""
+    lines = [f"**{document['recommendation']}**", ""]
+    if rows:
+        lines += [f"| {' | '.join(rows[0])} |", "|---" * len(rows[0]) + "|"]
+        lines += [f"| {' | '.join(map(_cell, row.values()))} |" for row in rows] + [""]
+    listed = *document["details"], *document["explained"], *assumptions
+    return "\n".join([*lines, *(f"- {line}" for line in listed), ""])
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _costs(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> tuple[list[dict[str, Any]], str]:
+    """The rows of the cost figure, and their unit: the bill, or without a wanted rate the price of a token."""
+    rows = []
+    for answer, bill in ranks:
+        if answer.wanted is None:
+            # The price of a token is inverse to the rate, which the seeds have between these.
+            cost, rates = bill.per_million["total"], capped(answer.rates.seed_rates)
+            low, high = (cost * answer.rate / max(rates), cost * answer.rate / min(rates))
+        else:
+            cost, low, high = bill.per_hour, bill.fewest_per_hour, bill.per_hour
+        row = {"candidate": answer.candidate.name, "cost": cost, "lowest": min(low, cost), "highest": max(high, cost)}
+        rows.append(row)
+    unit = f"{currency} per million tokens" if ranks[0][0].wanted is None else f"{currency} per hour"
+    return rows, unit
+
+
+def _sensitivity(answer: Answer) -> list[go.Figure]:
+    if not answer.influences:
+        return []
+    rows = [
+        {"input": each.label, "lower_pct": each.lower.percent, "higher_pct": each.higher.percent}
+        for each in answer.influences
+    ]
+    return [figures.tornado(rows, billed(answer), CHANGE)]
 
 
 def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@
     2. follow    every candidate that meets the goal, with every other seed and one replica
     4. detail    results of each candidate at the wanted or the recommended rate, and its limit
     5. verify    on request, other seeds: the fleet, and one replica fewer; or the recommended rate, and 1.15 times it
+    6. sensitivity   on request: the inputs that the recommendation's bill depends on most (``sensitivity``)
 
 The jobs of a step are independent and run on all cores or on a cluster. Finished jobs are stored, so an interrupted
 plan continues from there. The plan recommends the cheapest candidate for the wanted rate, then fewer GPUs, then the
@@ -45,6 +46,7 @@ from .detail import BEYOND, detail
 from .fleet import MOST_SEEDS, FleetSearch, Kind, Results, Tested, Trial, check_fleet, first_fleet, highest_rate
 from .load import Load
 from .max_rate import Ahead, MaxRate, SeedRate, follow, go_ahead
+from .sensitivity import changed_rate, changes, influences
 
 #: Settings of a replica and its router.
 Service = tuple[Settings, str]
@@ -232,6 +234,23 @@ class Planner:
         sizes = [size for size in (answer.replicas, answer.replicas - 1) if size]
         return tuple(self._share(answer, size, 1.0, not_none(self._wanted), seeds) for size in sizes)
 
+    def influenced(self, answer: Answer) -> Answer:
+        """The answer with the inputs that its bill depends on most; the same answer if every rate meets the goal."""
+        if not answer.rate or answer.fleet_rate == inf:
+            return answer
+        fleet, saturated = answer.fleet, answer.rates.saturated
+        wanted = answer.rate if fleet is None else not_none(self._wanted)
+        cluster = Cluster(num_replicas=answer.replicas, router=answer.candidate.router)
+        most = None if saturated is None else saturated * answer.replicas
+        job = Job(not_none(answer.candidate.settings), self._seeds[0], (cluster, wanted, most))
+        jobs = {change: job.with_more(change) for change in changes(self._goal)}
+        rates = {change: _rate_of(outcome) for change, outcome in self._run("sensitivity", jobs).items()}
+        if fleet is None:
+            unchanged, margin, replicas = _rate_of(self._run("headroom", {0: job})[0]), 1.0, None
+        else:
+            unchanged, margin, replicas = fleet.rates[0], fleet.sure_rate / wanted, answer.replicas
+        return replace(answer, influences=influences(rates, unchanged, margin, replicas))
+
     def _share(self, answer: Answer, replicas: int, factor: float, rate: float, seeds: Sequence[int]) -> Verified:
         if answer.rates.saturated is not None and rate > replicas * answer.rates.saturated:
             return Verified(replicas, factor, 0.0)
@@ -292,9 +311,22 @@ def _fleet(chosen: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster
 
 
 def _headroom(*arguments: Any) -> dict[str, Any]:
-    found = highest_rate(*arguments)
+    return _rate_data(highest_rate(*arguments))
+
+
+def _sensitivity(*arguments: Any) -> dict[str, Any]:
+    return _rate_data(changed_rate(*arguments))
+
+
+def _rate_data(rate: float) -> dict[str, Any]:
     # JSON has no infinity.
-    return {Kind.RATE: None if found == inf else found}
+    return {Kind.RATE: None if rate == inf else rate}
+
+
+def _rate_of(outcome: Outcome) -> float:
+    """The rate that ``_rate_data`` has."""
+    found = not_none(outcome.summary)[Kind.RATE]
+    return inf if found is None else found
 
 
 _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
@@ -303,6 +335,7 @@ _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     "fleets": _fleet,
     "headroom": _headroom,
     "detail": detail,
+    "sensitivity": _sensitivity,
 }
 
 

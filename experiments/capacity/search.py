@@ -54,6 +54,8 @@ class Aims:
             wanted rate at the recommended rate and at 1.15 times it.
         prices: JSON or TOML file with per_gpu_hour, a price for each GPU. By default examples, with sources.
         explain: Print why each of the other candidates is not recommended.
+        sensitivity: Find the inputs that the recommendation's bill depends on most, by simulations with step times and
+            objectives that are 10 % lower and higher.
         cost: Step time of all candidates, as for simulate. By default the GPU's profile where it covers the
             candidate, else the roofline.
         server: Constants of the server, as for simulate, with the cost that they were fitted with. Its GPU, model,
@@ -67,6 +69,7 @@ class Aims:
     verify_seeds: Annotated[int, Field(ge=0, le=100_000)] = 0
     prices: Path | None = None
     explain: Annotated[bool, Parameter(negative="")] = False
+    sensitivity: Annotated[bool, Parameter(negative="")] = False
     cost: str | None = None
     server: str | None = None
     seed: Annotated[int, Field(ge=0, le=2**62)] = 0
@@ -125,6 +128,9 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     answers = planner.answers(found)
     if aims.verify_seeds:
         answers = planner.verified(answers, aims.verify_seeds)
+    if aims.sensitivity and (ranks := ranked(answers, load, priced, wanted)):
+        best = ranks[0][0]
+        answers = [planner.influenced(each) if each is best else each for each in answers]
     _SearchOutput(aims, goal, load, wanted, priced, answers).write(report, out)
 
 
@@ -305,4 +311,6 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
     data |= (answer.detail or {}) | ({} if bill is None else {"bill": asdict(bill)})
     if answer.verified:
         data["verified"] = [asdict(each) for each in answer.verified]
+    if answer.influences:
+        data["sensitivity"] = [asdict(each) for each in answer.influences]
     return data

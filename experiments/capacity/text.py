@@ -17,6 +17,7 @@ from .answer import Answer, Bill
 from .detail import BEYOND
 from .fleet import Fleet
 from .max_rate import CONFIDENCE, CONTENT
+from .sensitivity import CHANGE, Effect
 
 CAUSES = {
     "max_num_seqs": "requests wait because max_num_seqs sequences run",
@@ -98,6 +99,7 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
         f" median TTFT is {at['median_ttft_ms']:,.0f} ms and the median TPOT {at['median_tpot_ms']:,.1f} ms.",
         limit_text(answer),
         *_neighbour(ranks, wanted),
+        *_sensitivity_text(answer),
     ]
 
 
@@ -166,6 +168,31 @@ def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> li
         f"For {price - 1:.0%} more money, {answer.candidate.name} takes {rate:.1f} times as many requests:"
         f" {answer.fleet_rate:.3g} requests/s."
     ]
+
+
+def _sensitivity_text(answer: Answer) -> list[str]:
+    """The inputs by their effect on the bill, largest first, if that was asked for."""
+    if not answer.influences:
+        return []
+    effects = "; ".join(
+        f"{each.label} {_effect_text(each.lower, answer)} to {_effect_text(each.higher, answer)}"
+        for each in answer.influences
+    )
+    return [f"Change of the {billed(answer)}, for inputs that are {CHANGE:.0%} lower and higher: {effects}."]
+
+
+def billed(answer: Answer) -> str:
+    """The cost that a sensitivity is of."""
+    return "bill, as if replicas were divisible" if answer.fleet else "price of a token"
+
+
+def _effect_text(effect: Effect, answer: Answer) -> str:
+    """The change of the bill, and the replicas where their number changes."""
+    if effect.percent is None:
+        return "no rate meets the goal"
+    replicas = effect.replicas
+    changed = "" if replicas in (None, answer.replicas) else f" ({_replicas(not_none(replicas))})"
+    return f"{effect.percent:+.0f}%{changed}"
 
 
 def limit_text(answer: Answer) -> str:

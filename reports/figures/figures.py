@@ -13,7 +13,7 @@ from .fragmentation import free_run_histogram, largest_free_run
 from .latency import latency_cdf
 from .ledger import ledger_over_time
 from .measured import simulated_against_measured
-from .plan import pareto
+from .plan import cost_bars, pareto, tornado
 from .rates import against_rate, throughput_pareto
 from .scale import scale_sensitivity
 from .seeds import seeds
@@ -30,6 +30,7 @@ __all__ = [
     "bars",
     "batch_over_time",
     "block_map",
+    "cost_bars",
     "curves",
     "data_of",
     "fig13a",
@@ -48,6 +49,7 @@ __all__ = [
     "story",
     "throughput_over_time",
     "throughput_pareto",
+    "tornado",
     "waste",
     "waste_cost",
 ]

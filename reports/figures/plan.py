@@ -1,4 +1,4 @@
-"""Price of a token against the output speed of a user, for the candidates of a capacity plan."""
+"""The candidates of a capacity plan: cost, cost against the output speed of a user, and the sensitivity of a bill."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from ..data.pareto_front import rings, unbeaten
-from ..style.look import blank
-from ..style.palette import PAPER, colour, symbol
+from ..style.look import blank, fill
+from ..style.palette import INK, PAPER, PARTS, colour, symbol
 
 Row = dict[str, Any]
 
@@ -56,3 +56,75 @@ def _line(rows: Sequence[Row], name: str, place: int) -> go.Scatter:
         hovertemplate="%{customdata[0]:.3g} requests/s: %{x:.1f} tokens/s a user, %{y:.3g} per million"
         f"<extra>{name}</extra>",
     )
+
+
+def cost_bars(rows: Sequence[Row], unit: str) -> go.Figure:
+    """One bar per candidate: its cost, with an interval.
+
+    Rows are ``{"candidate", "cost", "lowest", "highest"}``, in the order of their rank.
+
+    Args:
+        unit: Of the cost, such as USD per hour.
+    """
+    fields = ("candidate", "cost", "lowest", "highest")
+    figure = blank(
+        "Cost of each candidate",
+        f"{unit}; lines: the interval that the seeds leave open.",
+        130 + 30 * len(rows),
+        {
+            "columns": ["Candidate", unit, "At least", "At most"],
+            "rows": [[row[name] for name in fields] for row in rows],
+        },
+    )
+    costs = [row["cost"] for row in rows]
+    figure.add_bar(
+        orientation="h",
+        x=costs,
+        y=[row["candidate"] for row in rows],
+        marker=fill(PARTS["token_states"]),
+        error_x={
+            "array": [row["highest"] - row["cost"] for row in rows],
+            "arrayminus": [row["cost"] - row["lowest"] for row in rows],
+            "color": INK,
+            "thickness": 2,
+        },
+        hovertemplate=f"%{{y}}: %{{x:,.3g}} {unit}<extra></extra>",
+    )
+    figure.update_xaxes(title_text=unit, rangemode="tozero")
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def tornado(rows: Sequence[Row], of: str, change: float) -> go.Figure:
+    """The effect of each input on a bill: a bar to either side, the widest on top.
+
+    Rows are ``{"input", "lower_pct", "higher_pct"}``: the change of the bill in percent with the input lowered and
+    raised, largest first; None if no rate meets the goal.
+
+    Args:
+        of: What changes: the bill, or the price of a token.
+        change: Relative change of the inputs.
+    """
+    figure = blank(
+        f"Sensitivity of the {of}",
+        f"Change for inputs that are {change:.0%} lower or higher. No bar: no rate meets the goal.",
+        150 + 30 * len(rows),
+        {
+            "columns": ["Input", f"{change:.0%} lower, %", f"{change:.0%} higher, %"],
+            "rows": [[row["input"], row["lower_pct"], row["higher_pct"]] for row in rows],
+        },
+    )
+    names = [row["input"] for row in rows]
+    for key, name, part in (("lower_pct", "lower", "reservation"), ("higher_pct", "higher", "internal")):
+        figure.add_bar(
+            orientation="h",
+            name=f"{change:.0%} {name}",
+            x=[row[key] for row in rows],
+            y=names,
+            marker=fill(PARTS[part]),
+            hovertemplate=f"%{{y}} {change:.0%} {name}: %{{x:+.1f}} %<extra></extra>",
+        )
+    figure.update_layout(barmode="overlay")
+    figure.update_xaxes(title_text=f"change of the {of}, %", zeroline=True, zerolinecolor=INK)
+    figure.update_yaxes(autorange="reversed")
+    return figure

@@ -1,0 +1,137 @@
+"""The inputs that the bill of a recommendation depends on most: its change when one of them changes by a tenth.
+
+    T         rate, requests/s, that the fleet sustains with 90 % of other seeds, with 95 % confidence
+    f         the highest rate of the first seed with the change, over that without it; 1 for the price and the wanted rate
+    bill      price x replicas x wanted rate / (T f): as if replicas were divisible
+    replicas  the smallest whole number that serves the wanted rate, if the rate is proportional to it
+
+Objectives and step times are changed in simulations of the fleet. A plan without a wanted rate has the price of a token
+in place of the bill, and no replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import NamedTuple
+
+from ...sim.cluster import Cluster
+from ...sim.engine.settings import Settings
+from ..runs.slo_check import Goal, compiled_cost
+from .fleet import highest_rate
+from .load import Load
+
+#: Relative change of an input.
+CHANGE = 0.1
+PRICE, WANTED, STEP_TIME = "price of a GPU", "wanted rate", "step time"
+
+
+class Change(NamedTuple):
+    """One changed input: ``STEP_TIME``, or the name of an objective; and the factor on it."""
+
+    name: str
+    factor: float
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The effect of one changed input.
+
+    Attributes:
+        factor: On the input.
+        bill: Relative to the bill with nothing changed; None if no rate meets the goal.
+        replicas: Replicas for the wanted rate; None without one, or if no rate meets the goal.
+    """
+
+    factor: float
+    bill: float | None
+    replicas: int | None
+
+    @property
+    def percent(self) -> float | None:
+        """Change of the bill."""
+        return None if self.bill is None else 100 * (self.bill - 1)
+
+
+@dataclass(frozen=True)
+class Influence:
+    """The effects of an input that is a tenth lower, and a tenth higher."""
+
+    name: str
+    lower: Effect
+    higher: Effect
+
+    @property
+    def label(self) -> str:
+        """The name as text; objectives are in capitals."""
+        return self.name if self.name in (PRICE, WANTED, STEP_TIME) else self.name.upper()
+
+    @property
+    def range(self) -> float:
+        """Difference of the two bills; infinite if with one of them no rate meets the goal."""
+        if self.lower.bill is None or self.higher.bill is None:
+            return inf
+        return abs(self.higher.bill - self.lower.bill)
+
+
+def changes(goal: Goal) -> list[Change]:
+    """The changes that have to be simulated."""
+    names = STEP_TIME, *goal.objectives.limits
+    return [Change(name, factor) for name in names for factor in (1 - CHANGE, 1 + CHANGE)]
+
+
+def changed_rate(
+    settings: Settings,
+    load: Load,
+    goal: Goal,
+    seed: int,
+    cluster: Cluster,
+    wanted: float,
+    most: float | None,
+    change: Change,
+) -> float:
+    """The highest rate of a fleet with one changed input, requests/s; arguments are those of ``highest_rate``."""
+    name, factor = change
+    if name == STEP_TIME:
+        scale = getattr(compiled_cost(settings), "scale", 1.0)
+        settings = replace(settings, step_scale=scale * factor)
+        most = None if most is None else most / factor
+    else:
+        limits = goal.objectives.limits
+        goal = replace(goal, objectives=replace(goal.objectives, **{name: limits[name] * factor}))
+    found = highest_rate(settings, load, goal, seed, cluster, wanted, most)
+    return found if most is None else min(found, most)
+
+
+def influences(
+    found: Mapping[Change, float], unchanged: float, margin: float, replicas: int | None
+) -> tuple[Influence, ...]:
+    """The influences, largest first.
+
+    Args:
+        found: The highest rate with each change.
+        unchanged: The same with none.
+        margin: T over the wanted rate.
+        replicas: Replicas of the fleet; None without a wanted rate.
+    """
+
+    def effect(factor: float, relative: float, *, price: bool = False) -> Effect:
+        """The effect of a bill for so many times the wanted rate over the fleet's."""
+        if relative == inf:
+            return Effect(factor, None, None)
+        needed = None
+        if replicas is not None:
+            # A changed price does not change the fleet.
+            needed = replicas if price else max(1, ceil(round(replicas * relative / margin, 9)))
+        return Effect(factor, relative, needed)
+
+    low, high = 1 - CHANGE, 1 + CHANGE
+    listed = [Influence(PRICE, effect(low, low, price=True), effect(high, high, price=True))]
+    if replicas is not None:
+        listed.append(Influence(WANTED, effect(low, low), effect(high, high)))
+    for name in dict.fromkeys(change.name for change in found):
+        of_name = [found[Change(name, factor)] for factor in (low, high)]
+        relative = [unchanged / rate if rate else inf for rate in of_name]
+        listed.append(Influence(name, effect(low, relative[0]), effect(high, relative[1])))
+    return tuple(sorted(listed, key=lambda each: -each.range))
