@@ -34,6 +34,7 @@ class Answer:
         found: The rates of one replica; None if it does not start or cannot be simulated.
         wanted: The wanted rate, requests/s.
         fleet: The fleet for the wanted rate; None without one, or if every rate meets the goal.
+        prefill_replicas: Replicas of the fleet that only prefill; None if every replica does both.
         detail: Results at the wanted or the recommended rate; None if no fleet or no rate meets the goal.
         verified: Results of other seeds.
         influences: The inputs that the bill depends on most, largest first.
@@ -44,6 +45,7 @@ class Answer:
     found: MaxRate | None = None
     wanted: float | None = None
     fleet: Fleet | None = None
+    prefill_replicas: int | None = None
     detail: dict[str, Any] | None = None
     verified: tuple[Verified, ...] = ()
     influences: tuple[Influence, ...] = ()

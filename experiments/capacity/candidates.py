@@ -28,10 +28,13 @@ from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
 from ..vllm_serve.remedies import remedies
 from ..vllm_serve.start import Started, started, with_release
+from .split import fewest_replicas
 
 _VLLM = "vllm-v1"
+#: Values of axes that are flags without a value.
+_SWITCHES = {"true": True, "false": False}
 #: Axes that are no flags of vllm serve.
-_NO_FLAGS = ("gpu", "policy", "router")
+_NO_FLAGS = ("gpu", "policy", "router", "prefill_replicas")
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -48,8 +51,12 @@ class Choices:
         max_num_batched_tokens: Maximum number of tokens in a step.
         max_model_len: Longest prompt and output; by default the longest that fits.
         gpu_memory_utilization: Share of the GPU's memory.
+        enable_prefix_caching: Whether prefixes are cached: true, false.
+        watermark: Share of the KV cache that stays free when a request is admitted.
         policy: Scheduler and its memory, by the name of a system; by default vllm-v1.
         router: Choice of the replica for a request, as for simulate; by default round-robin.
+        prefill_replicas: Replicas of the fleet that only prefill, while the others only decode: a number, or auto for
+            the best share. none: every replica does both.
     """
 
     tensor_parallel_size: list[str] | None = None
@@ -61,8 +68,11 @@ class Choices:
     max_num_batched_tokens: list[str] | None = None
     max_model_len: list[str] | None = None
     gpu_memory_utilization: list[str] | None = None
+    enable_prefix_caching: list[str] | None = None
+    watermark: list[str] | None = None
     policy: list[str] | None = None
     router: list[str] | None = None
+    prefill_replicas: list[str] | None = None
 
     def axes(self) -> dict[str, list[str]]:
         """The values of each open flag, by name."""
@@ -95,6 +105,11 @@ class Candidate:
     def router(self) -> str:
         """The router of its fleet."""
         return self.axis_values.get("router", Cluster.router)
+
+    @property
+    def prefill_replicas(self) -> str:
+        """Replicas of its fleet that only prefill: none, auto or a number."""
+        return self.axis_values.get("prefill_replicas", NONE)
 
     @property
     def num_gpus(self) -> int:
@@ -135,9 +150,10 @@ def candidates(
         raise SettingError("gpu", total, f"are more candidates than {MOST_POINTS}; leave some out")
     combinations = (dict(zip(whole, combination, strict=True)) for combination in product(*whole.values()))
     found = [_candidate(line, axis_values, model_name, log, cost, server) for axis_values in combinations]
-    distinct: dict[tuple[object, str], Candidate] = {}
+    distinct: dict[tuple[object, str, str], Candidate] = {}
     for each in found:
-        distinct.setdefault((each.settings or tuple(each.axis_values.values()), each.router), each)
+        same = each.settings or tuple(each.axis_values.values())
+        distinct.setdefault((same, each.router, each.prefill_replicas), each)
     differ = [name for name, values in whole.items() if name != "gpu" and len(values) > 1]
     return [replace(each, name=_name(each.axis_values, differ)) for each in distinct.values()]
 
@@ -155,12 +171,13 @@ def _candidate(
     server: str | None,
 ) -> Candidate:
     cluster(router=axis_values.get("router", Cluster.router))
+    fewest_replicas(axis_values.get("prefill_replicas", NONE))
     flags = dict(line.flags)
     for name, value in axis_values.items():
         if name not in _NO_FLAGS:
             flag = name.replace("_", "-")
             flags.pop(flag, None)
-            flags |= {} if value == NONE else {flag: value}
+            flags |= {} if value == NONE else {flag: _flag_value(name, value)}
     found = started(replace(line, flags=flags), axis_values["gpu"], model_name, log)
     allow_long = line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     refused = refusal(found.launch, found.fits_length, allow_long)
@@ -172,6 +189,14 @@ def _candidate(
         chosen = replace(with_release(chosen, line) if policy in (_VLLM, NONE) else chosen, server=server)
         build(chosen)
     return Candidate(axis_values, _with_cost(chosen, cost), None, found)
+
+
+def _flag_value(name: str, value: str) -> str | bool:
+    if name != "enable_prefix_caching":
+        return value
+    if value not in _SWITCHES:
+        raise SettingError(name, value, "must be true, false or none")
+    return _SWITCHES[value]
 
 
 def _remedy(found: Started) -> str:

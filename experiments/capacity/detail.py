@@ -3,7 +3,8 @@
 At 1.15 times the highest rate of a seed, the run misses its goal. Two results of that run show the limit. The first is
 the objective that most requests miss. The second is the cause for which requests wait, by time: ``max_num_seqs``
 sequences already run, the KV cache lacks the blocks of another prompt, or neither, which leaves the step time.
-Preemptions also indicate memory.
+Preemptions also indicate memory. In a fleet divided into prefill and decode, the missed objective shows which of them
+limits it: TTFT is of the prefill replicas, TPOT and the end-to-end latency are of the decode replicas.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from ...sim.cluster import Cluster
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings
 from ...sim.metrics.summary import summary
+from ...sim.workload.workload import Workload
 from ..runs.slo_check import Goal, check_run, check_times, compiled_cost
-from .fleet import serve
+from .fleet import Served, serve
 from .load import Load
 
 #: Shares of the recommended rate at which latency and price are reported, for the picture.
@@ -46,12 +48,12 @@ def detail(
     Args:
         cluster: The fleet.
         rate: Of the fleet, requests/s.
-        highest: The seed's own highest rate with one replica.
+        highest: The seed's own highest rate, with one replica; of a fleet divided into prefill and decode, its own.
 
     Raises:
         UserError, SimulationFault: As ``simulate``.
     """
-    drawn, one = load.draw(seed, cluster.num_replicas), load.draw(seed)
+    drawn, one = load.draw(seed, cluster.size), load.draw(seed)
     shares = SHARES[:-1] if rate < inf else ()
     summaries = {share: serve(settings, drawn.at(rate * share), cluster).summary() for share in shares}
     work = drawn.at(rate)
@@ -66,8 +68,10 @@ def detail(
         "kv_cache_pct": 100 - ledger["buckets"]["free"] - ledger["buckets"]["cached"],
         "buckets_pct": ledger["buckets"],
         "paper_view_pct": ledger["paper_view"],
-        "limit": limit(simulate(settings, one.at(highest * BEYOND), compiled_cost(settings)), goal),
-        "curve": [_point(rate / cluster.num_replicas * share, of_share) for share, of_share in summaries.items()]
+        "limit": limit_of_split(serve(settings, drawn.at(highest * BEYOND), cluster), drawn.at(highest * BEYOND), goal)
+        if cluster.disaggregated
+        else limit(simulate(settings, one.at(highest * BEYOND), compiled_cost(settings)), goal),
+        "curve": [_point(rate / cluster.size * share, of_share) for share, of_share in summaries.items()]
         if shares
         else [],
     }
@@ -95,6 +99,20 @@ def limit(beyond: Run, goal: Goal) -> dict[str, Any]:
         "cause": _cause(waits, preemptions),
         "preemptions": preemptions,
         "waiting": waits,
+    }
+
+
+def limit_of_split(beyond: Served, work: Workload, goal: Goal) -> dict[str, Any]:
+    """As ``limit``, of a fleet divided into prefill and decode: the cause is the part that the objective is of."""
+    found = check_times(work, beyond.times, goal)
+    missed = {name: number / found.counted for name, number in found.missed.items()}
+    objective = max(missed, key=missed.__getitem__) if not found.meets else None
+    return {
+        "objective": objective,
+        "missed": missed,
+        "cause": "prefill" if objective == "ttft" else "decode",
+        "preemptions": sum(beyond.summary()["preemptions"].values()),
+        "waiting": {},
     }
 
 

@@ -35,6 +35,7 @@ from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.metrics.summary import summary
+from ...sim.types import ticks
 from ...sim.workload.workload import Workload
 from ..runs.slo_check import Goal, SloCheck, check_times, compiled_cost
 from .load import Load
@@ -330,7 +331,7 @@ def serve(settings: Settings, work: Workload, cluster: Cluster) -> Served:
         UserError, SimulationFault: As ``simulate`` and ``simulate_cluster``.
     """
     cost = compiled_cost(settings)
-    if cluster.num_replicas == 1:
+    if cluster.size == 1:
         run = simulate(settings, work, cost)
         return Served(request_times(run), run)
     if work.shares and work.content is None and cluster == Cluster(num_replicas=cluster.num_replicas):
@@ -368,12 +369,15 @@ def highest_rate(
 
     Args:
         wanted: Rate to begin with, requests/s.
-        most: The saturated rate of the fleet, requests/s; None if it has none.
+        most: The saturated rate of the fleet, requests/s; None if it has none. Of replicas that only prefill or only
+            decode it is found here.
 
     Returns:
         0 if no rate meets the goal, and infinity if every rate does.
     """
-    drawn = load.draw(seed, cluster.num_replicas)
+    drawn = load.draw(seed, cluster.size)
+    if cluster.disaggregated:
+        most = saturated_split_rate(settings, drawn.at(inf), cluster)
 
     def meets(power: int) -> bool:
         tried = wanted * FINE**power
@@ -383,3 +387,26 @@ def highest_rate(
     if found == MOST:
         return inf
     return 0.0 if found is None else wanted * FINE**found
+
+
+def saturated_split_rate(settings: Settings, at_once: Workload, cluster: Cluster) -> float | None:
+    """Requests/s of a fleet, divided into prefill and decode, that always has requests waiting.
+
+    All requests arrive at once, and the later half of those that begin to decode sets the rate, as in ``slo_check``.
+
+    Args:
+        at_once: Requests that arrive together.
+
+    Returns:
+        None if fewer than half of those that decode finish before the last one begins to: so few do
+        not fill the fleet.
+    """
+    run = simulate_cluster(settings, at_once, cluster, compiled_cost(settings))
+    decoded = [request_times(part) for part in run.runs[run.num_arriving :]]
+    begun = np.sort(np.concatenate([times.first_scheduled_ticks for times in decoded]))
+    finish = np.concatenate([times.finish_ticks for times in decoded])
+    if not len(begun) or 2 * (finish <= begun[-1]).sum() < len(begun):
+        return None
+    middle = len(begun) // 2
+    served = (len(begun) - 1 - middle) * len(at_once) / len(begun)
+    return served * ticks.PER_SECOND / int(begun[-1] - begun[middle])

@@ -2,7 +2,8 @@
 
     1. ahead     every candidate, with the first seed and one replica (``max_rate.go_ahead``)
        with a wanted rate:
-    2. fleets    the smallest fleet of every candidate that meets the goal, simulated behind its router (``fleet``)
+    2. share     with --prefill-replicas auto, the best share of the fleet that prefills (``split``)
+       fleets    the smallest fleet of every candidate that meets the goal, simulated behind its router (``fleet``)
     3. headroom  its highest rate, which confirms its size
        without:
     2. follow    every candidate that meets the goal, with every other seed and one replica
@@ -47,9 +48,17 @@ from .fleet import MOST_SEEDS, FleetSearch, Kind, Results, Tested, Trial, check_
 from .load import Load
 from .max_rate import Ahead, MaxRate, SeedRate, follow, go_ahead
 from .sensitivity import changed_rate, changes, influences
+from .split import AUTO, best_share, divided, fewest_replicas
 
-#: Settings of a replica and its router.
-Service = tuple[Settings, str]
+
+class Service(NamedTuple):
+    """Settings of a replica, its router, and the replicas that only prefill, as the flag."""
+
+    settings: Settings
+    router: str
+    prefill_replicas: str
+
+
 _Name = TypeVar("_Name")
 _Found = TypeVar("_Found")
 
@@ -88,6 +97,8 @@ class Planner:
         self._wanted = wanted
         self._works: dict[int, Workload] = {}
         self._hashes: dict[tuple[int, int], str] = {}
+        #: Share of the replicas that prefill, where it was asked for.
+        self._shares: dict[Service, float] = {}
 
     def answers(self, candidates: Sequence[Candidate]) -> list[Answer]:
         """The answer of each candidate, in their order.
@@ -95,8 +106,8 @@ class Planner:
         Raises:
             SimulationFault: An invariant of the simulator is violated.
         """
-        services = {(each.settings, each.router): each for each in candidates if each.settings}
-        ahead = self._run("go ahead", {chosen: Job(chosen, self._seeds[0]) for chosen, _ in services})
+        services = {_service(each): each for each in candidates if each.settings}
+        ahead = self._run("go ahead", {each.settings: Job(each.settings, self._seeds[0]) for each in services})
         begun = {service: _ahead(found) for service in services if (found := ahead[service[0]].summary) is not None}
         answers = {
             service: Answer(candidate, ahead[service[0]].error, wanted=self._wanted)
@@ -106,7 +117,7 @@ class Planner:
         answers |= self._detailed(answers)
         of_none = Answer(candidates[0], wanted=self._wanted)
         return [
-            replace(of_none if each.settings is None else answers[each.settings, each.router], candidate=each)
+            replace(of_none if each.settings is None else answers[_service(each)], candidate=each)
             for each in candidates
         ]
 
@@ -130,17 +141,45 @@ class Planner:
         """The answers with the fleet for the wanted rate."""
         wanted = not_none(self._wanted)
         sized = {service: replace(answers[service], found=MaxRate.of(found, [])) for service, found in begun.items()}
-        searches = {}
-        for service, found in begun.items():
-            if 0 < found.found.rate < inf:
-                near = first_fleet(wanted, found.found.rate)
-                searches[service] = self._search(found, near).steps()
-        for service, (fleet, error) in self._drive(searches, begun).items():
-            if error:
+        near = {
+            service: max(first_fleet(wanted, found.found.rate), fewest_replicas(service.prefill_replicas))
+            for service, found in begun.items()
+            if 0 < found.found.rate < inf
+        }
+        failed = self._find_shares(near)
+        searches = {
+            service: self._search(service, begun[service], size).steps()
+            for service, size in near.items()
+            if service not in failed
+        }
+        ended = self._drive(searches, begun) | {service: (None, error) for service, error in failed.items()}
+        for service, (fleet, error) in ended.items():
+            if fleet is None:
                 sized[service] = replace(sized[service], error=error, found=None)
-            else:
+            elif fleet.replicas is None:
                 sized[service] = replace(sized[service], fleet=fleet)
+            else:
+                prefill = self._cluster(service, fleet.replicas).prefill_replicas
+                sized[service] = replace(sized[service], fleet=fleet, prefill_replicas=prefill)
         return sized
+
+    def _find_shares(self, near: Mapping[Service, int]) -> dict[Service, str]:
+        """Find the best share of replicas that prefill, where it is asked for; and the errors."""
+        jobs = {
+            service: Job(service.settings, self._seeds[0], (size, service.router, not_none(self._wanted)))
+            for service, size in near.items()
+            if service.prefill_replicas == AUTO
+        }
+        failed = {}
+        for service, outcome in self._run("prefill share", jobs).items():
+            if outcome.summary is None:
+                failed[service] = not_none(outcome.error)
+            else:
+                self._shares[service] = outcome.summary["share"]
+        return failed
+
+    def _cluster(self, service: Service, replicas: int) -> Cluster:
+        return divided(replicas, service.router, service.prefill_replicas, self._shares.get(service))
 
     def tested(self, candidate: Candidate, replicas: int) -> Tested | str:
         """Whether a fleet of a candidate that starts meets the goal at the wanted rate; or why it cannot be simulated.
@@ -148,18 +187,19 @@ class Planner:
         Raises:
             SimulationFault: An invariant of the simulator is violated.
         """
-        service = not_none(candidate.settings), candidate.router
-        outcome = self._run("go ahead", {service: Job(service[0], self._seeds[0])})[service]
+        service = _service(candidate)
+        outcome = self._run("go ahead", {service: Job(service.settings, self._seeds[0])})[service]
         if outcome.summary is None:
             return not_none(outcome.error)
         begun = _ahead(outcome.summary)
-        steps = self._search(begun, replicas).of_size(replicas)
+        steps = self._search(service, begun, replicas).of_size(replicas)
         found, error = self._drive({service: steps}, {service: begun})[service]
         return error or not_none(found)
 
-    def _search(self, begun: Ahead, near: int) -> FleetSearch:
-        wanted = not_none(self._wanted)
-        least = 1 if begun.saturated is None else first_fleet(wanted, begun.saturated)
+    def _search(self, service: Service, begun: Ahead, near: int) -> FleetSearch:
+        wanted, least = not_none(self._wanted), fewest_replicas(service.prefill_replicas)
+        if least == 1 and begun.saturated is not None:
+            least = first_fleet(wanted, begun.saturated)
         return FleetSearch(wanted, near, least, self._goal.attainment, begun.alone.counted, self._seeds)
 
     def _drive(
@@ -201,8 +241,7 @@ class Planner:
         return self._run("fleets", jobs[Kind.SHARE]) | self._run("headroom", jobs[Kind.RATE])
 
     def _fleet_job(self, service: Service, replicas: int, seed: int) -> Job:
-        chosen, router = service
-        return Job(chosen, seed, (Cluster(num_replicas=replicas, router=router), not_none(self._wanted)))
+        return Job(service.settings, seed, (self._cluster(service, replicas), not_none(self._wanted)))
 
     def _detailed(self, answers: dict[Service, Answer]) -> dict[Service, Answer]:
         """The answers with the detail of those that meet the goal."""
@@ -212,9 +251,10 @@ class Planner:
                 continue
             highest = answer.rates.seed_rates[0]
             if answer.fleet is not None and answer.fleet.replicas is not None:
+                highest = answer.fleet.rates[0] if answer.prefill_replicas else highest
                 jobs[service] = self._fleet_job(service, answer.replicas, self._seeds[0]).with_more(highest)
             elif answer.fleet is None and answer.rates.rate:
-                jobs[service] = Job(service[0], self._seeds[0], (Cluster(), answer.rates.rate, highest))
+                jobs[service] = Job(service.settings, self._seeds[0], (Cluster(), answer.rates.rate, highest))
         found = self._run("detail", jobs)
         return {
             service: replace(answers[service], error=outcome.error, detail=outcome.summary)
@@ -231,7 +271,8 @@ class Planner:
             return ()
         if answer.fleet is None:
             return tuple(self._share(answer, 1, factor, answer.rate * factor, seeds) for factor in (1.0, BEYOND))
-        sizes = [size for size in (answer.replicas, answer.replicas - 1) if size]
+        fewest = fewest_replicas(answer.candidate.prefill_replicas)
+        sizes = [size for size in (answer.replicas, answer.replicas - 1) if size >= fewest]
         return tuple(self._share(answer, size, 1.0, not_none(self._wanted), seeds) for size in sizes)
 
     def influenced(self, answer: Answer) -> Answer:
@@ -240,7 +281,7 @@ class Planner:
             return answer
         fleet, saturated = answer.fleet, answer.rates.saturated
         wanted = answer.rate if fleet is None else not_none(self._wanted)
-        cluster = Cluster(num_replicas=answer.replicas, router=answer.candidate.router)
+        cluster = self._cluster(_service(answer.candidate), answer.replicas)
         most = None if saturated is None else saturated * answer.replicas
         job = Job(not_none(answer.candidate.settings), self._seeds[0], (cluster, wanted, most))
         jobs = {change: job.with_more(change) for change in changes(self._goal)}
@@ -252,12 +293,11 @@ class Planner:
         return replace(answer, influences=influences(rates, unchanged, margin, replicas))
 
     def _share(self, answer: Answer, replicas: int, factor: float, rate: float, seeds: Sequence[int]) -> Verified:
-        if answer.rates.saturated is not None and rate > replicas * answer.rates.saturated:
+        service = _service(answer.candidate)
+        chosen, cluster = service.settings, self._cluster(service, replicas)
+        saturated = answer.rates.saturated
+        if not cluster.disaggregated and saturated is not None and rate > replicas * saturated:
             return Verified(replicas, factor, 0.0)
-        chosen, cluster = (
-            not_none(answer.candidate.settings),
-            Cluster(num_replicas=replicas, router=answer.candidate.router),
-        )
         outcomes = self._run("fleets", {seed: Job(chosen, seed, (cluster, rate)) for seed in seeds})
         return Verified(
             replicas, factor, sum(not_none(each.summary)["meets"] for each in outcomes.values()) / len(seeds)
@@ -289,7 +329,7 @@ class Planner:
             self._works[seed] = self._load.draw(seed).at(1.0)
         run = key(Inputs(settings=chosen), self._works[seed])
         parts = [asdict(each) if isinstance(each, (Ahead, Cluster)) else each for each in more]
-        replicas = next((each.num_replicas for each in more if isinstance(each, Cluster)), 1)
+        replicas = next((each.size for each in more if isinstance(each, Cluster)), 1)
         served = self._hash(seed, replicas)
         return sha256(json.dumps([stage, run, served, asdict(self._goal), seed, parts]).encode()).hexdigest()
 
@@ -301,12 +341,18 @@ class Planner:
         return self._hashes[seed, replicas]
 
 
+def _service(candidate: Candidate) -> Service:
+    """The service of a candidate that starts."""
+    return Service(not_none(candidate.settings), candidate.router, candidate.prefill_replicas)
+
+
 def _ahead(data: dict[str, Any]) -> Ahead:
     return Ahead(SloCheck(**data["alone"]), data["saturated"], SeedRate(**data["found"]))
 
 
 def _fleet(chosen: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float) -> dict[str, Any]:
-    found = check_fleet(chosen, load.draw(seed, cluster.num_replicas).at(rate), cluster, goal)
+    drawn = load.draw(seed, cluster.size)
+    found = check_fleet(chosen, drawn.at(rate), cluster, goal)
     return {Kind.SHARE: found.attained, "meets": found.meets}
 
 
@@ -332,6 +378,7 @@ def _rate_of(outcome: Outcome) -> float:
 _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     "go ahead": lambda *arguments: asdict(go_ahead(*arguments)),
     "follow": lambda *arguments: asdict(follow(*arguments)),
+    "prefill share": lambda *arguments: {"share": best_share(*arguments)},
     "fleets": _fleet,
     "headroom": _headroom,
     "detail": detail,

@@ -38,6 +38,8 @@ from .text import EVERY_RATE, candidates_table, details, flags_text, headline, v
 #: Least number of seeds: with fewer, the tolerance limit is more than five standard deviations below the mean.
 _FEWEST_SEEDS = 4
 _GROUP = Group("Goal", sort_key=-1)
+#: Choices that apply to whole fleets.
+_OF_FLEETS = ("router", "prefill_replicas")
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -118,8 +120,10 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     _refuse_unread(request, able, load, aims.seed)
     found = [_long_enough(candidate, load.longest_tokens) for candidate in found]
     wanted = _wanted(load)
-    if wanted is None and "router" in request.choices.axes():
-        raise SettingError("router", request.choices.router, "is of a fleet, for a wanted rate; give --request-rate")
+    for name in _OF_FLEETS:
+        if wanted is None and name in request.choices.axes():
+            remedy = "is of a fleet, for a wanted rate; give --request-rate"
+            raise SettingError(name, getattr(request.choices, name), remedy)
     count = aims.seeds or (DEFAULT_SEEDS if wanted is None else DEFAULT_FLEET_SEEDS)
     aims = replace(aims, seeds=count)
     planner = Planner(
@@ -145,7 +149,7 @@ def _refuse_unread(request: PlanRequest, able: Sequence[Candidate], load: Load, 
     """Refuse choices and load flags that no candidate reads; the pasted line may have any flag."""
     work = load.draw(seed).at(1.0)
     runs = [(replace(request.inputs, settings=not_none(candidate.settings)), work) for candidate in able]
-    refuse_unread(runs, {*request.choices.axes(), *LOAD_FIELDS} - {"router"})
+    refuse_unread(runs, {*request.choices.axes(), *LOAD_FIELDS}.difference(_OF_FLEETS))
 
 
 def _wanted(load: Load) -> float | None:
@@ -305,6 +309,8 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
             "attained_alone": found.alone.attained,
             "runs": found.runs,
         }
+    if answer.prefill_replicas is not None:
+        data["prefill_replicas"] = answer.prefill_replicas
     if answer.fleet is not None:
         rates = [_finite(each) for each in answer.fleet.rates]
         data["fleet"] = asdict(answer.fleet) | {"seeds": answer.fleet.seeds, "rates": rates}

@@ -14,6 +14,7 @@ from ...sim.types.optional import not_none
 from ..runs.slo_check import Goal
 from ..vllm_serve.checks import gib
 from .answer import Answer, Bill
+from .candidates import Candidate
 from .detail import BEYOND
 from .fleet import Fleet
 from .max_rate import CONFIDENCE, CONTENT
@@ -23,24 +24,35 @@ CAUSES = {
     "max_num_seqs": "requests wait because max_num_seqs sequences run",
     "memory": "requests wait for KV cache",
     "steps": "steps take too long",
+    "prefill": "the prefill replicas are too few",
+    "decode": "the decode replicas are too few",
 }
 #: The settings of a candidate that a user sets in vLLM.
 _FLAGS = (
     "tensor_parallel_size", "pipeline_parallel_size", "quantization", "kv_cache_dtype", "block_size", "max_num_seqs",
-    "max_num_batched_tokens", "max_model_len",
+    "max_num_batched_tokens", "max_model_len", "enable_prefix_caching", "watermark",
 )  # fmt: skip
 #: Default values that the text omits.
-_PLAIN = {"tensor_parallel_size": (1,), "pipeline_parallel_size": (1,), "block_size": (None, 16)}
+_PLAIN = {
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "block_size": (None, 16),
+    "watermark": (None, 0),
+}
 
 
 def flags_text(answer: Answer) -> str:
     """The settings of a candidate, as flags."""
     chosen = not_none(answer.candidate.settings)
-    values = ((name, getattr(chosen, name)) for name in _FLAGS)
-    flags = [
-        f"--{name.replace('_', '-')} {value}" for name, value in values if value not in _PLAIN.get(name, (None, "auto"))
-    ]
+    given = chosen.as_dict()
+    values = ((name, given.get(name)) for name in _FLAGS)
+    flags = [_flag_text(name, value) for name, value in values if value not in _PLAIN.get(name, (None, "auto"))]
     return " ".join([f"--policy {chosen.policy}"] * (chosen.policy != "vllm-v1") + flags)
+
+
+def _flag_text(name: str, value: object) -> str:
+    flag = name.replace("_", "-")
+    return f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag} {value}"
 
 
 HOURS_A_MONTH = 730
@@ -91,7 +103,7 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
     at, launch = answer.at_rate, answer.candidate.started.launch
     gpus = f"{launch.num_gpus} GPU{'s' if launch.num_gpus > 1 else ''}"
     return [
-        f"{_replicas(bill.replicas)} of {gpus} of {launch.model.name}; {bill.per_million['total']:.3g} {currency} a million"
+        f"{_replicas(bill.replicas)}{_split_text(answer)} of {gpus} of {launch.model.name}; {bill.per_million['total']:.3g} {currency} a million"
         f" tokens ({bill.per_million['output']:.3g} if outputs alone are charged).",
         f"Set: {flags_text(answer)}",
         _sure(answer),
@@ -101,6 +113,11 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
         *_neighbour(ranks, wanted),
         *_sensitivity_text(answer),
     ]
+
+
+def _split_text(answer: Answer) -> str:
+    prefill = answer.prefill_replicas
+    return "" if prefill is None else f" ({_replicas(prefill)} for prefill, {answer.replicas - prefill} for decode)"
 
 
 def _sure(answer: Answer) -> str:
@@ -219,8 +236,9 @@ def candidates_table(
     ranks: Sequence[tuple[Answer, Bill]], others: Sequence[Answer], currency: str, wanted: float | None
 ) -> Table:
     """One row per candidate, the recommended one first, candidates without a rate last."""
+    differ = _differing([answer.candidate for answer, _ in ranks] + [answer.candidate for answer in others])
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("candidate", overflow="fold", min_width=10)
+    table.add_column(", ".join(("gpu", *differ)).replace("_", " "), overflow="fold", min_width=10)
     for heading in (
         "requests/s\neach" if wanted is None else "head-\nroom",
         "GPUs",
@@ -235,7 +253,7 @@ def candidates_table(
     for answer, bill in ranks:
         at, limit = answer.at_rate, answer.at_rate["limit"]
         table.add_row(
-            answer.candidate.name,
+            _values(answer.candidate, differ),
             _rate_cell(answer),
             range_text(answer, bill),
             f"{bill.per_hour:,.2f}",
@@ -246,8 +264,18 @@ def candidates_table(
             _limit_in_short(limit),
         )
     for answer in others:
-        table.add_row(answer.candidate.name, *["-"] * 7, _none_in_short(answer))
+        table.add_row(_values(answer.candidate, differ), *["-"] * 7, _none_in_short(answer))
     return table
+
+
+def _differing(candidates: Sequence[Candidate]) -> list[str]:
+    """The flags in which the candidates differ."""
+    names = [name for name in candidates[0].axis_values if name != "gpu"]
+    return [name for name in names if len({each.axis_values[name] for each in candidates}) > 1]
+
+
+def _values(candidate: Candidate, names: Sequence[str]) -> str:
+    return ", ".join(candidate.axis_values[name] for name in ("gpu", *names))
 
 
 def _rate_cell(answer: Answer) -> str:
@@ -299,9 +327,9 @@ def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: flo
     limited = _limit_in_short(answer.at_rate["limit"])
     rates = f"a replica takes {rate_text(answer)} ({rate_text(winner)} there), limited by {limited}"
     if wanted is not None and bill.per_hour > cheapest.per_hour:
-        return f"{bill.per_hour:,.2f} {currency}/h against {cheapest.per_hour:,.2f}: {_gpus(bill)}; {rates}"
+        return f"{bill.per_hour:,.2f} {currency}/h against {cheapest.per_hour:,.2f}: {_gpus(bill)}{_split_text(answer)}; {rates}"
     if wanted is not None and bill.gpus > cheapest.gpus:
-        return f"as cheap, but {_gpus(bill)} against {cheapest.gpus}; {rates}"
+        return f"as cheap, but {_gpus(bill)}{_split_text(answer)} against {cheapest.gpus}; {rates}"
     if cheapest.full_per_million is None:
         return f"as cheap, with as many GPUs; {rates}"
     tokens = f"{bill.full_per_million:.3g} {currency} a million tokens at the full rate"

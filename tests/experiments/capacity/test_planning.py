@@ -95,7 +95,7 @@ def answer_of(gpu: str, rate: float, ranks: str = "1", wanted: float | None = No
         return Answer(candidate, found=found, wanted=wanted, detail=at)
     size = ceil(wanted / rate)
     fleet = Fleet(size, max(1, size - 1), (Tried(size, (1.0,), Decision.ENOUGH),), (size * rate,))
-    return Answer(candidate, None, found, wanted, fleet, at)
+    return Answer(candidate, found=found, wanted=wanted, fleet=fleet, detail=at)
 
 
 class FixedLoad:

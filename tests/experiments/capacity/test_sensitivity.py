@@ -1,4 +1,4 @@
-"""The inputs that a bill depends on: closed forms, and simulations whose times are all scaled alike."""
+"""The inputs that a bill depends on: closed forms, and simulations with all times scaled alike."""
 
 from __future__ import annotations
 
