@@ -1,4 +1,5 @@
-"""Writes docs/servers.md from the document of ``fragmeter reproduce servers --json FILE``."""
+"""Writes docs/servers.md, and the errors that ``experiments.measured.evidence`` shows, from the document of
+``fragmeter reproduce servers --runs FOLDER --json FILE``. The errors are written if no run is left out."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fragmeter.experiments.reproduce.servers import facts
 from fragmeter.sim.cost.calibrated import MIXED_FACTOR
+from fragmeter.sim.spec import model
 
 HEAD = """\
 # Measured servers beside the simulation
@@ -151,6 +154,26 @@ def _sources(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"- {source}: {', '.join(names)}."
 
 
+def errors(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The errors of the means of each run without constants, rounded to 0.1 %."""
+    by_run: dict[str, dict[str, float]] = {}
+    for row in found["rows"]:
+        if row["constants"] == "nothing" and not row["metric"].startswith(("median", "p99")):
+            by_run.setdefault(row["run"], {})[row["metric"]] = round(row["error"], 3)
+    settings = {fact["name"]: fact["settings"] for fact in facts()["runs"]}
+    return [
+        {
+            "run": name,
+            "gpu": settings[name]["gpu"],
+            "model": settings[name]["model"],
+            "tensor_parallel_size": settings[name].get("tensor_parallel_size", 1),
+            "mixture_of_experts": model(settings[name]["model"]).experts is not None,
+            "errors": of_run,
+        }
+        for name, of_run in by_run.items()
+    ]
+
+
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
@@ -165,6 +188,8 @@ def _row(*cells: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("servers.md").write_text(
-        page(json.loads(Path(sys.argv[1]).read_text("utf-8"))), encoding="utf-8"
-    )
+    document = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    Path(__file__).with_name("servers.md").write_text(page(document), encoding="utf-8")
+    if not document["left_out"]:
+        rows = ",\n".join(json.dumps(row) for row in errors(document))
+        (Path(__file__).parents[1] / "experiments/measured/facts/server_errors.json").write_text(f"[\n{rows}\n]\n")

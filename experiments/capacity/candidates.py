@@ -17,7 +17,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.cluster import Cluster, cluster
-from ...sim.cost import profile_names, read_server
+from ...sim.cost import default_cost, read_server
 from ...sim.engine.replica import build
 from ...sim.engine.settings import Settings, settings
 from ...sim.spec.launch import capacity
@@ -188,7 +188,7 @@ def _candidate(
     if server is not None:
         chosen = replace(with_release(chosen, line) if policy in (_VLLM, NONE) else chosen, server=server)
         build(chosen)
-    return Candidate(axis_values, _with_cost(chosen, cost), None, found)
+    return Candidate(axis_values, _with_cost(chosen, found, cost), None, found)
 
 
 def _flag_value(name: str, value: str) -> str | bool:
@@ -215,17 +215,10 @@ def _under(policy: str, found: Started, flags: dict[str, Any]) -> Settings:
     return replace(base, num_gpu_blocks_override=slots // build(base).block_size)
 
 
-def _with_cost(chosen: Settings, cost: str | None) -> Settings:
+def _with_cost(chosen: Settings, started: Started, cost: str | None) -> Settings:
     """The settings with a step-time model that covers them."""
     if cost is None and chosen.server is not None:
         cost = read_server(chosen.server).cost
     elif cost is None:
-        cost = "roofline"
-        if chosen.gpu in profile_names():
-            try:
-                build(replace(chosen, cost="fitted"))
-                cost = "fitted"
-            except SettingError:
-                # The profile lacks this number format; the roofline takes it from the data sheet.
-                pass
+        cost = default_cost(started.launch.model, started.launch.gpu)
     return replace(chosen, cost=cost)

@@ -65,7 +65,7 @@ def write_plan(
 
 
 #: Keys of a candidate's data that are not table cells.
-_LONG = ("curve", "seed_rates", "sensitivity")
+_LONG = ("curve", "seed_rates", "sensitivity", "evidence")
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -17,6 +17,7 @@ from ...sim.output.folders import OutputFolder
 from ...sim.spec.launch import capacity
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
+from ..measured.evidence import evidence, evidence_lines
 from ..runs.inputs import Inputs
 from ..runs.output import Report
 from ..runs.parallel import Workers
@@ -234,13 +235,12 @@ class _SearchOutput:
         load, aims = self._load, self._aims
         wanted = "no rate is asked for" if self._wanted is None else f"{self._wanted:.3g} requests/s wanted"
         chosen = [answer.candidate.settings for answer in self._answers if answer.candidate.settings]
-        costs = sorted({not_none(each.cost) for each in chosen})
         most = max((answer.replicas for answer, _ in self._ranks), default=1)
         runs = " to ".join(f"{count:,}" for count in dict.fromkeys((load.num_prompts(), load.num_prompts(most))))
         return [
             f"Load: {load.description()}; {wanted}; {runs} requests a run, of which the middle 80% count; {self._seeds()}",
-            f"Step times: {', '.join(costs) or 'none'}{f' with {aims.server}' if aims.server else ''}. Prices: {self._priced.origin}"
-            f"{', to be edited (--prices)' if self._aims.prices is None else ''}.",
+            *evidence_lines(chosen),
+            f"Prices: {self._priced.origin}{', to be edited (--prices)' if aims.prices is None else ''}.",
         ]
 
     def _seeds(self) -> str:
@@ -296,6 +296,7 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
         pool = capacity(candidate.started.launch)
         data |= {
             "settings": candidate.settings.as_dict(),
+            "evidence": evidence(candidate.settings).as_dict(),
             "memory": asdict(pool.stage),
             "kv_cache_tokens": pool.num_tokens,
         }

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ...sim.spec.launch import capacity
 from ...sim.types.optional import not_none
+from ..measured.evidence import evidence
 from ..runs.slo_check import Goal
 from ..vllm_serve.checks import gib
 from .answer import Answer, Bill
@@ -94,6 +95,7 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
     )
     if len(answer.rates.seed_rates if answer.fleet is None else answer.fleet.rates) > 1:
         parts.append(f"{CONTENT:.0%} of seeds meet the goal with {CONFIDENCE:.0%} confidence")
+    parts.append(f"step times from {evidence(not_none(answer.candidate.settings)).basis}")
     return f"Buy {bill.gpus:,} x {launch.gpu.name}{need}: {'; '.join(parts)}."
 
 

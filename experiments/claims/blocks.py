@@ -15,12 +15,12 @@ from math import isqrt, log
 import numpy as np
 
 from ...sim.engine.run import Run, simulate
-from ...sim.engine.settings import settings
 from ...sim.metrics.requests import request_times
 from ...sim.spec import model
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ..paper.paper import SYNTHETIC_SET
+from ..paper.settings import paper_settings
 from ..paper.sharing import blocks_up_to
 from .claim import PARTIAL, PASS, Expected, Judged, Part, Probe, Values
 from .runs import Trial, at_once
@@ -45,7 +45,7 @@ def tail_waste_pct(lengths: Workload, block_size: int) -> float:
 
 @lru_cache(16)
 def _burst_run(trial: Trial, policy: str, requests: int = _REQUESTS, **more: object) -> Run:
-    return simulate(settings(policy=policy, **more), at_once(SYNTHETIC_SET, requests, trial.seed))
+    return simulate(paper_settings(policy=policy, **more), at_once(SYNTHETIC_SET, requests, trial.seed))
 
 
 def _empty_share(run: Run) -> float:
@@ -81,7 +81,7 @@ def _token_attention(trial: Trial) -> Values:
     work = at_once(SYNTHETIC_SET, _REQUESTS, trial.seed)
     work = replace(work, arrival_ticks=np.arange(_REQUESTS) * 2 * PER_SECOND)
     limits = {"block_size": 1, "max_num_seqs": 256, "max_num_batched_tokens": 2560, "step_scale": trial.step_scale}
-    ours, theirs = (simulate(settings(policy=policy, **limits), work) for policy in ("vllm-sosp23", "lightllm"))
+    ours, theirs = (simulate(paper_settings(policy=policy, **limits), work) for policy in ("vllm-sosp23", "lightllm"))
     finish = [request_times(run).finish_ticks for run in (ours, theirs)]
     slots = [[run.window.slot_ticks[bucket] for bucket in sorted(run.window.slot_ticks)] for run in (ours, theirs)]
     return {

@@ -11,12 +11,12 @@ import numpy as np
 
 from ...sim.engine.replica import FITTED_STEP_SCALE
 from ...sim.engine.run import Run, simulate
-from ...sim.engine.settings import settings
 from ...sim.metrics.requests import request_times
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ...traces import sample, stream
 from ..paper.paper import FIG2, MAX_MODEL_LEN, Source
+from ..paper.settings import paper_settings
 from ..paper.stories import OneSecondStep
 
 BUCKETS_HELD = ("reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded")
@@ -67,7 +67,7 @@ def _fig2(seed: int) -> Workload:
 
 @lru_cache(_KEPT)
 def _shares(trial: Trial, policy: str, more: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, float], ...]:
-    chosen = settings(policy=policy, step_scale=trial.step_scale, window=FIG2.window_s, **dict(more))
+    chosen = paper_settings(policy=policy, step_scale=trial.step_scale, window=FIG2.window_s, **dict(more))
     window = simulate(chosen, _fig2(trial.seed)).window
     found = {bucket: 100 * window.share_of_steps(bucket) for bucket in (*BUCKETS_HELD, "live", "free", "cached")}
     return *found.items(), ("waste", 100 - found["live"])
@@ -86,14 +86,14 @@ def _burst(
     trial: Trial, lengths: str, requests: int, policy: str, n: int, copies: int, more: tuple[tuple[str, Any], ...]
 ) -> float:
     work = at_once(lengths, requests, trial.seed, n, copies)
-    run = simulate(settings(policy=policy, step_scale=trial.step_scale, seed=trial.seed, **dict(more)), work)
+    run = simulate(paper_settings(policy=policy, step_scale=trial.step_scale, seed=trial.seed, **dict(more)), work)
     served = ~run.refused
     return n * int(work.output_tokens[served].sum()) * PER_SECOND / run.log.end_ticks
 
 
 def story(policy: str, requests: Workload, **more: Any) -> Run:
     """A handful of requests, step by step, a second a step."""
-    return simulate(settings(policy=policy, leap=False, **more), requests, OneSecondStep())
+    return simulate(paper_settings(policy=policy, leap=False, **more), requests, OneSecondStep())
 
 
 def few(

@@ -13,7 +13,6 @@ from functools import lru_cache
 import numpy as np
 
 from ...sim.engine.run import simulate
-from ...sim.engine.settings import settings
 from ...sim.policy.options import FITTED_BEAM_SURVIVAL
 from ...sim.recording.plans import Plan, record
 from ...sim.types.ticks import PER_SECOND
@@ -23,6 +22,7 @@ from ..paper.figures import fig14
 from ..paper.paper import ALPACA_SET, FIG15, Source
 from ..paper.rate_sweep.panels import ORACLE, VLLM
 from ..paper.rate_sweep.rate_sweep import Search, crossing_of, stretched
+from ..paper.settings import paper_settings
 from ..paper.sharing import SAVED, SharingCase, measure
 from ..runs.crossing import Crossing
 from .claim import PARTIAL, PASS, Expected, Judged, Part, Probe, Values
@@ -118,7 +118,7 @@ def _one_prompt(trial: Trial) -> Values:
 
 
 def _samples_plan(prompt: int) -> Plan:
-    chosen = settings(model="toy-opt", policy="vllm-sosp23", block_size=_BLOCK, num_gpu_blocks_override=64)
+    chosen = paper_settings(model="toy-opt", policy="vllm-sosp23", block_size=_BLOCK, num_gpu_blocks_override=64)
     return record(chosen, few([prompt], [4], n=[_SAMPLES]))[1]
 
 
@@ -142,7 +142,7 @@ def _branches(trial: Trial) -> Values:
     found: Values = {}
     for name, policy in {"paged": "vllm-v0", "contiguous": "orca-oracle"}.items():
         for kind, branch in _BRANCHES.items():
-            run = simulate(settings(policy=policy), _branch(*branch))
+            run = simulate(paper_settings(policy=policy), _branch(*branch))
             copies = run.log.copies
             found[f"{kind}_{name}_slots"] = int(copies["slots"].sum())
             found[f"{kind}_{name}_us"] = int(copies["ticks"].sum()) * 1e6 / PER_SECOND

@@ -25,13 +25,13 @@ from math import inf
 import numpy as np
 
 from ...sim.engine.run import Run, simulate
-from ...sim.engine.settings import settings
 from ...sim.metrics.requests import request_times
 from ...sim.output import frames as pd
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.users import Users
 from ...sim.workload.workload import Workload
 from ...traces import stream
+from ..paper.settings import paper_settings
 from ..runs.crossing import crossing
 from .claim import Judged, Part, Probe, Source, Values
 from .runs import Trial
@@ -117,7 +117,7 @@ def lateness(run: Run) -> np.ndarray:
 
 def served(trial: Trial, policy: str, step_tokens: int, clients: int) -> Served:
     """All requests, sent by so many clients."""
-    chosen = settings(policy=policy, max_num_batched_tokens=step_tokens, **_CARDS)
+    chosen = paper_settings(policy=policy, max_num_batched_tokens=step_tokens, **_CARDS)
     run = simulate(chosen, _requests(trial, clients))
     return Served(clients, lateness(run), _REQUESTS * PER_SECOND / run.log.end_ticks)
 

@@ -27,7 +27,6 @@ import numpy as np
 
 from ...sim.cost import RooflineCost
 from ...sim.engine.run import Run, simulate
-from ...sim.engine.settings import settings
 from ...sim.metrics.gaps import Gaps
 from ...sim.metrics.requests import request_times
 from ...sim.spec import Deployment, ModelSpec, gpu, model, paper_num_blocks
@@ -35,6 +34,7 @@ from ...sim.spec.families import read_config
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ...traces import poisson, stream
+from ..paper.settings import paper_settings
 from ..paper.static_batches import fastertransformer_ticks, finishes
 from ..runs.slo_check import compiled_cost
 from .claim import Judged, Part, Probe, Source, Values
@@ -61,7 +61,7 @@ def _arrivals(trial: Trial, rate: float) -> np.ndarray:
 
 
 _ORCA_BATCH = 32
-_ORCA = settings(
+_ORCA = paper_settings(
     policy="orca",
     model="opt-175b",
     gpu="a100-40gb",
@@ -168,7 +168,7 @@ def _serve(served: Served, policy: str, budget: int, work: Workload) -> Run:
     blocks = paper_num_blocks(served.shape, card, served.tensor_parallel, 16, deployment)
     cost = RooflineCost(served.shape, card, served.tensor_parallel, deployment=deployment)
     # The pool and the step time are the deployment's; of the preset there is only its length, which is enough.
-    chosen = settings(
+    chosen = paper_settings(
         policy=policy,
         model="llama-3.1-8b",
         max_model_len=_MAX_LEN,

@@ -14,13 +14,13 @@ from math import inf
 from typing import Any
 
 from ...sim.engine.run import simulate
-from ...sim.engine.settings import settings
 from ...sim.spec import gpu, model, paper_num_blocks
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ..paper.figures import anyscale
 from ..paper.figures.anyscale import FASTERTRANSFORMER, RESERVES_CAP, RESERVES_OUTPUT, VLLM
 from ..paper.paper import SYNTHETIC_SET
+from ..paper.settings import paper_settings
 from ..paper.sharing import BLOCK_SIZE
 from ..paper.static_batches import GENERATE_TOKENS, generate_ticks
 from ..runs.slo_check import compiled_cost
@@ -96,13 +96,13 @@ def _against_hf(trial: Trial, n: int) -> Values:
 def _hf_ticks(work: Workload, n: int) -> int:
     """As vLLM's benchmark serves it, in the largest batches that hold the longest sequences, at vLLM's step time."""
     longest_in_pool = paper_num_blocks(model(MODEL), gpu("a100-40gb"), 1) * BLOCK_SIZE // GENERATE_TOKENS
-    cost = compiled_cost(settings(policy="vllm-sosp23", model=MODEL))
+    cost = compiled_cost(paper_settings(policy="vllm-sosp23", model=MODEL))
     return generate_ticks(cost, work.prompt_tokens, work.output_tokens, longest_in_pool // n, n)
 
 
 def tokens_per_s(policy: str, work: Workload, **more: Any) -> float:
     """Output tokens/s of all that is asked for, to the last request."""
-    run = simulate(settings(policy=policy, **{"model": MODEL} | more), work)
+    run = simulate(paper_settings(policy=policy, **{"model": MODEL} | more), work)
     return _requested_tokens(work) * PER_SECOND / run.log.end_ticks
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from ...sim.engine.run import simulate
-from ...sim.engine.settings import settings
 from ...sim.workload.workload import Workload
 from ...traces import poisson, stream
 from ..paper.figures import anyscale
 from ..paper.figures.anyscale import FASTERTRANSFORMER, NAIVE, RESERVES_CAP, RESERVES_OUTPUT, VLLM
+from ..paper.settings import paper_settings
 from .claim import Expected, Judged, Part, Probe, Values
 from .runs import Trial, median_latency_s
 
@@ -71,7 +71,7 @@ def _latency(trial: Trial) -> Values:
     batch = anyscale.facts()["static_batch"][-1]
     return {
         f"median_s_{policy}": median_latency_s(
-            simulate(settings(policy=policy, max_num_seqs=batch, step_scale=trial.step_scale), work)
+            simulate(paper_settings(policy=policy, max_num_seqs=batch, step_scale=trial.step_scale), work)
         )
         for policy in ("fastertransformer", "orca-oracle")
     }

@@ -13,10 +13,12 @@ from rich.table import Table
 
 from ...reports.data.results import read_documents
 from ...sim.engine.replica import build
+from ...sim.engine.settings import Settings
 from ...sim.output.files import require_apart
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
+from ..measured.evidence import evidence_lines
 from ..runs.grid import Point, changed, known_name
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULT_FILE, JsonTarget, Report
@@ -57,12 +59,14 @@ class Side:
 
     Attributes:
         replica: Pool, CUDA graphs and step cost, which differ between policies by default.
+        settings: Of its runs; None for result folders.
     """
 
     name: str
     runs: list[dict[str, float]]
     works: list[str]
     replica: dict[str, Any]
+    settings: Settings | None = None
 
 
 def compare(
@@ -125,6 +129,8 @@ def compare(
         report.print_line()
         for text in _remarks(base, other):
             report.print_line(text)
+    for text in evidence_lines(side.settings for side in sides if side.settings is not None):
+        report.print_line(text)
     report.data(
         {
             "base": base.name,
@@ -160,7 +166,8 @@ def _print_waste(
     for found in tables(rows):
         report.console.print(found)
         report.print_line()
-    report.print_line(BASIS)
+    for text in (BASIS, *evidence_lines(side.settings for _, side in compared)):
+        report.print_line(text)
     if out is not None:
         load = f"Means over {seeds} seeds, the first of them {inputs.settings.seed}."
         report.point_to("Page", page(rows, load, out))
@@ -197,9 +204,10 @@ def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> l
     for place, text in enumerate(sets):
         runs = swept[place * seeds : (place + 1) * seeds]
         metrics = [_metrics(not_none(each.outcome.summary)) for each in runs]
-        built = build(runs[0].point.inputs.settings)
+        chosen = runs[0].point.inputs.settings
+        built = build(chosen)
         replica = _compared(built.describe() | {"cost": built.cost.name})
-        sides.append(Side(text, metrics, [each.work_sha256 for each in runs], replica))
+        sides.append(Side(text, metrics, [each.work_sha256 for each in runs], replica, chosen))
     return sides
 
 

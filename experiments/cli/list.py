@@ -27,9 +27,10 @@ def list(kind: Kind, /, *, json: JsonTarget = None) -> None:
     """
     report = Report(json)
     rows = _ROWS[kind]()
-    report.console.print(_table(rows))
     if kind == "policies":
-        report.console.print(_BY_GPU)
+        report.print_line(_BY_GPU)
+        report.print_line()
+    report.console.print(_table(rows))
     report.data({kind: rows})
 
 

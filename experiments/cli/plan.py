@@ -11,6 +11,7 @@ from cyclopts import Group, Parameter
 from rich import box
 from rich.table import Table
 
+from ...sim.cost import default_cost
 from ...sim.engine.settings import Settings
 from ...sim.engine.unread import only_read
 from ...sim.output.files import require_apart
@@ -194,7 +195,8 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
     )
     report.print_line()
     report.console.print(_memory_table(launch, found))
-    report.line(f"As a simulation: {_simulate(only_read(settings))}")
+    cost = settings.cost or default_cost(launch.model, launch.gpu)
+    report.line(f"As a simulation: {_simulate(replace(only_read(settings), cost=cost))}")
     return {
         "starts": True,
         "refusal": None,

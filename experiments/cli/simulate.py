@@ -26,6 +26,7 @@ from ...sim.recording.plans import Plan, PlanRecording
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading, Trace
+from ..measured.evidence import evidence
 from ..runs.inputs import CLUSTER, PACING, READING, REQUESTS, Inputs, Requests, left_out_lines, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.serving import (
@@ -311,6 +312,8 @@ def _print(load: Load, content: dict[str, Any], report: Report, out: Path | None
     report.print_line(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
     rate = f"; no arrivals are given, so {DEFAULT_RATE:g} request/s (--request-rate)" if load.unpaced else ""
     report.print_line(f"{work.name}, {len(work):,} requests{rate}")
+    known = evidence(chosen)
+    report.print_line(known.text())
     print_summary(content, report.console)
     for text in (
         *_thrashing_lines(content["work"]),
@@ -320,7 +323,7 @@ def _print(load: Load, content: dict[str, Any], report: Report, out: Path | None
         report.print_line(text)
     if out is not None:
         report.point_to("Results", out)
-    report.data(content)
+    report.data(content | {"evidence": known.as_dict()})
 
 
 def _thrashing_lines(work: dict[str, Any]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from ...sim.output.folders import OutputFolder
 from ...sim.types.errors import UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
+from ..measured.evidence import evidence_lines
 from ..runs.grid import axes, points
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
@@ -101,7 +102,7 @@ def sweep(
     rows = [_row(each) for each in swept]
     path = folder.write(TABLE, as_parquet(rows))
     report.console.print(_table(names, swept))
-    for text in _failure_lines(failed):
+    for text in (*_failure_lines(failed), *evidence_lines(each.point.inputs.settings for each in swept)):
         report.print_line(text)
     report.point_to(f"Sweep of {len(swept):,} points", path)
     data = {"grid": names, "points": len(swept), "failed": len(failed)}
@@ -127,7 +128,7 @@ def _print_search(
     else:
         report.print_line("No trial is within the limits; raise them, search wider, or try more.")
     failed = [each for each in found if each.outcome.error]
-    for text in _failure_lines(failed):
+    for text in (*_failure_lines(failed), *evidence_lines(each.point.inputs.settings for each in found)):
         report.print_line(text)
     report.point_to(f"Search of {len(found):,} trials", path)
     report.data(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...sim.engine.run import Run, simulate, simulate_window
-from ...sim.engine.settings import settings
 from ...sim.metrics.result import memory_table
 from ...sim.metrics.summary import waste
 from ...sim.output import frames as pd
@@ -17,6 +16,7 @@ from ..runs.output import track
 from ..runs.parallel import in_parallel
 from .context_cost import ContextCost
 from .paper import Experiment, Source
+from .settings import paper_settings
 
 #: Metrics of cases that are served to the end only.
 OVER_THE_RUN = ("requests_per_s", "output_tokens_per_s")
@@ -116,7 +116,7 @@ def _rates(run: Run) -> dict[str, float]:
 
 
 def _run(workload: Workload, case: Case) -> Run:
-    chosen = settings(policy=case.policy, step_scale=case.scale, window=case.experiment.window_s)
+    chosen = paper_settings(policy=case.policy, step_scale=case.scale, window=case.experiment.window_s)
     serve = simulate if case.to_the_end else simulate_window
     return serve(chosen, workload, ContextCost(case.scale) if case.by_context else None)
 

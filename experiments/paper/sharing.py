@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...sim.engine.run import ledger_until
-from ...sim.engine.settings import settings
 from ...sim.memory.accounting.ledger import Ledger
 from ...sim.types.ticks import from_seconds
 from ...sim.workload.workload import Workload
 from ..runs.output import track
 from ..runs.parallel import in_parallel
 from .paper import SERIES, Experiment, Source
+from .settings import paper_settings
 
 SAVED, CLOSED_FORM = "memory_saved_pct", "closed_form_pct"
 #: Tokens a block, as in the paper.
@@ -71,7 +71,7 @@ def measure_sharing(
 def measure(workload: Workload, case: SharingCase) -> Saved:
     """Serve a workload up to the end of the window, step by step, and average over the window's steps."""
     beams = {} if case.survival is None else {"use_beam_search": True, "beam_survival": case.survival}
-    chosen = settings(
+    chosen = paper_settings(
         policy=SERIES["vLLM"], block_size=BLOCK_SIZE, leap=False, seed=case.seed, step_scale=case.step_scale, **beams
     )
     sampled = replace(workload, n=np.full(len(workload), case.n))

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from ...sim.engine.run import Run, simulate
-from ...sim.engine.settings import Settings, settings
+from ...sim.engine.settings import Settings
 from ...sim.memory.accounting.run_log import RunLog
 from ...sim.types.sequence import SWAPPED_IN
 from ...sim.types.ticks import PER_SECOND, from_seconds
 from ...sim.workload.workload import Workload
+from .settings import paper_settings
 
 #: Activities of a sequence in an iteration, in the order of a log line, and their words in the log.
 _VERBS = {"prefill": "prefill", "decode": "decode", "finished_hold": "hold", "paused": "pause", "waiting": "wait"}
@@ -194,7 +195,7 @@ def _static_batch() -> Scene:
         "Static batching",
         "A batch of four. S3 ends after two iterations, S1 after four, S4 after five; their slots stand idle until"
         " S2 ends after six, and only then do S5, S6 and S7 start.",
-        settings(policy="static", **_four_sequences(num_blocks=10)),
+        paper_settings(policy="static", **_four_sequences(num_blocks=10)),
         _seven_sequences(),
     )
 
@@ -204,7 +205,7 @@ def _continuous_batch() -> Scene:
         "Continuous batching",
         "The same seven sequences, scheduled anew in every iteration: S5 takes the place of S3 in the iteration after"
         " S3 has ended, S6 that of S1, S7 that of S4.",
-        settings(policy="orca", **_four_sequences(num_blocks=10)),
+        paper_settings(policy="orca", **_four_sequences(num_blocks=10)),
         _seven_sequences(),
     )
 
@@ -214,7 +215,7 @@ def _equal_lengths() -> Scene:
         "Static batching, equal lengths",
         "Eight sequences of the same prompt and the same output length, known beforehand: all four of a batch end"
         " together, no slot is held by one that has ended, and static batching loses nothing to continuous batching.",
-        settings(policy="static", **_four_sequences(num_blocks=7)),
+        paper_settings(policy="static", **_four_sequences(num_blocks=7)),
         _requests("equal lengths", [0] * 8, prompts=[3] * 8, outputs=[4] * 8, max_tokens=[4] * 8),
     )
 
@@ -225,7 +226,7 @@ def _paging() -> Scene:
         "Slots are given block by block, as they are needed. In the third iteration S2 needs a block and none is"
         " free: S3, the last to arrive, loses its blocks. It comes back when S2 has ended, and its prompt and the"
         " token that it had generated are computed again.",
-        settings(policy="vllm-sosp23", **_four_sequences(num_blocks=6)),
+        paper_settings(policy="vllm-sosp23", **_four_sequences(num_blocks=6)),
         _requests("three that grow", [0, 0, 0.5], prompts=[5, 7, 5], outputs=[8, 4, 4], max_tokens=[8, 8, 8]),
     )
 

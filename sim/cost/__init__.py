@@ -32,6 +32,7 @@ __all__ = [
     "ServerConstants",
     "StepCost",
     "cost",
+    "default_cost",
     "outside_ticks",
     "profile",
     "profile_names",
@@ -86,6 +87,13 @@ def cost(
     if server is not None:
         found = ServedCost(cast(OperationCost, found), server, asynchronous)
     return found if scale == 1 else ScaledCost(found, scale)
+
+
+def default_cost(model: ModelSpec, gpu: GpuSpec) -> str:
+    """The cost model of a replica that names none: "fitted" where the package has a profile of the GPU that covers the
+    model, else "roofline"."""
+    covered = CalibratedCost.refusal(model) is None
+    return "fitted" if covered and gpu.name in profile_names() else "roofline"
 
 
 def _paper(

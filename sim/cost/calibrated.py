@@ -167,6 +167,15 @@ class CalibratedCost:
             there is none.
     """
 
+    @staticmethod
+    def refusal(model: ModelSpec) -> str | None:
+        """Why no calibration covers a model; None if one does."""
+        if model.latent:
+            return f"{model.name} keeps latent vectors, and no calibrated operation attends to them"
+        if model.mixer:
+            return f"{model.name} has layers with a fixed-size state, which no calibrated operation computes"
+        return None
+
     def __init__(
         self,
         calibration: Calibration,
@@ -177,12 +186,9 @@ class CalibratedCost:
         deployment: Deployment = Deployment(),
     ) -> None:
         calibration.require(name for name in OPERATIONS if name != "mixed_attention")
-        if model.latent:
-            remedy = f"{model.name} keeps latent vectors, and no calibrated operation attends to them; use roofline"
-            raise SettingError("cost", calibration.name, remedy)
-        if model.mixer:
-            remedy = f"{model.name} has layers with a fixed-size state, which no calibrated operation computes"
-            raise SettingError("cost", calibration.name, f"{remedy}; use roofline")
+        refusal = self.refusal(model)
+        if refusal is not None:
+            raise SettingError("cost", calibration.name, f"{refusal}; use roofline")
         self.name = "fitted" if calibration.kind == "profile" else "calibrated"
         self.calibration, self.model, self.gpu = calibration, model, gpu
         self.tensor_parallel, self.deployment = tensor_parallel, deployment

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import cast
 
-from ..cost import PaperCost, StepCost, cost, read_server
+from ..cost import StepCost, cost, default_cost, read_server
 from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
 from ..policy import SHARING, Limits, Pool, Server, policy
@@ -307,8 +307,7 @@ def _cost(
     server = None if settings.server is None else read_server(settings.server)
     if server is not None:
         server.require(server_settings(settings))
-    measured = deployment.is_default and PaperCost.fits(shape, card, ranks)
-    name = settings.cost or (server.cost if server else "paper" if measured else "roofline")
+    name = settings.cost or (server.cost if server else default_cost(shape, card))
     scale = settings.step_scale or (FITTED_STEP_SCALE if name == "paper" else 1.0)
     return cost(name, shape, card, ranks, size, scale, deployment, server, asynchronous)
 

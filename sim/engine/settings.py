@@ -49,8 +49,8 @@ class Settings:
         allocator: Memory that replaces the policy's own, as ``package.module:ClassName`` or the name of an entry point
             of the group ``fragmeter.allocators``; docs/extending.md describes its interface.
         cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB, 16 bit, without graphs), "roofline", "fitted" (the
-            profile of the GPU in the package) or the path of a calibration file. Default: paper if it applies, else
-            roofline.
+            profile of the GPU in the package) or the path of a calibration file. Default: fitted where the GPU has a
+            profile that covers the model, else roofline.
         server: Constants of a measured server: time outside of the engine, and of a step beside its operations. A file of
             ``fragmeter validate --against --save-server``, which is refused for another GPU, model, parallelism, release
             or cost.

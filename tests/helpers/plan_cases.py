@@ -53,6 +53,7 @@ def caching_case() -> tuple[Settings, Workload]:
         max_model_len=64,
         max_num_seqs=8,
         max_num_batched_tokens=16,
+        cost="roofline",
         options=(("async_scheduling", False),),
     )
     pieces = [(1, 2), (1, 3), (2,), (1, 2), (1, 2), (2,), (1, 3), (1,)]

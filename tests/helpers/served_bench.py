@@ -31,7 +31,7 @@ FLAGS = (
     *("--model", "opt-13b", "--gpu", "a100-40gb", "--block-size", BLOCK_SIZE, "--num-gpu-blocks-override", BLOCKS),
     *("--max-num-seqs", LIMITS.max_num_seqs, "--max-num-batched-tokens", LIMITS.max_num_batched_tokens),
     # The oracle decides a step after the one before it, and keeps no prefixes.
-    *("--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching"),
+    *("--cost", "paper", "--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching"),
 )
 EPOCH_S = 353_399.725848632
 
@@ -157,7 +157,7 @@ SENT = requests()
 CHOSEN = settings(
     policy="vllm-v1", model="opt-13b", gpu="a100-40gb", block_size=4, num_gpu_blocks_override=BLOCKS,
     max_num_seqs=LIMITS.max_num_seqs, max_num_batched_tokens=LIMITS.max_num_batched_tokens,
-    async_scheduling=False, enable_prefix_caching=False, enforce_eager=True,
+    async_scheduling=False, enable_prefix_caching=False, enforce_eager=True, cost="paper",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from paths import DATA
 FORMER = DATA / "result_v1"
 #: The run that it is of.
 RUN = (
-    *("--model", "toy-opt", "--num-gpu-blocks-override", "40", "--max-model-len", "300"),
+    *("--model", "toy-opt", "--num-gpu-blocks-override", "40", "--max-model-len", "300", "--cost", "roofline"),
     *("--num-prompts", "8", "--request-rate", "4"),
 )
 

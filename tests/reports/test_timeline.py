@@ -22,7 +22,7 @@ from fragmeter.traces import synthetic_pairs, workload
 def spans(tmp_path_factory) -> tuple[pd.DataFrame, Path]:
     """What thousands of requests did, and a page of them; the pool runs short, and every seventh is left out."""
     load = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 4200, seed=0, max_model_len=2048), request_rate=1.8)
-    run = simulate(Settings(policy="vllm-sosp23", num_gpu_blocks_override=700), load)
+    run = simulate(Settings(policy="vllm-sosp23", num_gpu_blocks_override=700, cost="paper"), load)
     residencies = residencies_table(run)
     residencies = residencies[residencies["request"] % 7 != 3]
     figure = request_timeline(requests_table(run), residencies, "Many")

@@ -23,7 +23,6 @@ from functools import lru_cache
 from typing import Any
 
 from ....sim.engine.run import simulate
-from ....sim.engine.settings import settings
 from ....sim.metrics.requests import request_times
 from ....sim.workload.workload import Workload
 from ...runs.output import track
@@ -35,6 +34,7 @@ from ..fit import CONTEXT_STEP_SCALE
 from ..paper import ALPACA_SET, FIG2, SERIES, Experiment, Source
 from ..published import paper_figures
 from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, as_finding, moved, value_row, within
+from ..settings import paper_settings
 
 #: Approximate error of values read off a plot.
 _READING = 0.05
@@ -136,7 +136,7 @@ def measure(workload: Workload, case: SizeCase) -> float:
     """Serve a workload to the last request; return the mean normalised latency in s/token."""
     extra_ms = EXTRA_MS.get(case.block_size, 0.0) if case.extra_ms is None else case.extra_ms
     cost = ContextCost(round(SCALES[case.load] * case.change, 6), case.block_size, extra_ms)
-    chosen = settings(policy=SERIES["vLLM"], block_size=case.block_size, preemption_mode=case.preemption_mode)
+    chosen = paper_settings(policy=SERIES["vLLM"], block_size=case.block_size, preemption_mode=case.preemption_mode)
     return float(request_times(simulate(chosen, workload, cost)).normalized_latency_s.mean())
 
 

@@ -33,7 +33,6 @@ from ....sim.cost import PaperCost, StepCost
 from ....sim.cost.base import coefficient
 from ....sim.engine.replica import FITTED_STEP_SCALE
 from ....sim.engine.run import simulate
-from ....sim.engine.settings import settings
 from ....sim.spec import block_bytes, gpu, model, paper_num_blocks
 from ....sim.spec.pool import MAX_BATCHED_TOKENS
 from ....sim.types.ticks import PER_SECOND, from_ms
@@ -41,6 +40,7 @@ from ....sim.workload.workload import Workload
 from ....traces import stream
 from ..comparison import Payload
 from ..rows import STEP_CHANGES, Row, as_finding, moved, value_row
+from ..settings import paper_settings
 
 
 class PausedCost:
@@ -154,7 +154,7 @@ def tokens_per_s(cap: int, seed: int, stretch: float = 1.0) -> dict[str, float]:
         VLLM_AWAKE: ("vllm-sosp23", vllm, drawn.workload(), cost),
     }
     return {
-        name: drawn.total_tokens * PER_SECOND / simulate(settings(policy=policy, **more), work, at).log.end_ticks
+        name: drawn.total_tokens * PER_SECOND / simulate(paper_settings(policy=policy, **more), work, at).log.end_ticks
         for name, (policy, more, work, at) in runs.items()
     }
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....sim.engine.replica import FITTED_STEP_SCALE
-from ....sim.engine.settings import settings
 from ..bench import Bench
 from ..comparison import Payload
 from ..paper import FIG13A, SERIES, Source
@@ -41,6 +40,7 @@ from ..rate_sweep.panels import (
 )
 from ..rate_sweep.rate_sweep import Load, System
 from ..rows import ordered, within
+from ..settings import paper_settings
 
 FIGURE, FT = "fig12", "FasterTransformer"
 _HOUR_S = 3600
@@ -125,8 +125,8 @@ def system(model: str, dataset: str, series: str) -> System:
     more: dict[str, Any] = {"model": name, "gpu": card, "tensor_parallel_size": num_gpus}
     if series == FT:
         batch = paper_figures()[FIGURE]["ft_max_batch"][model][dataset]
-        return System(settings(policy="fastertransformer", max_num_seqs=batch, **more), steps)
-    return System(settings(policy=SERIES[series], **more), steps)
+        return System(paper_settings(policy="fastertransformer", max_num_seqs=batch, **more), steps)
+    return System(paper_settings(policy=SERIES[series], **more), steps)
 
 
 def span_s(model: str, series: str) -> float:

@@ -19,7 +19,6 @@ Everything else is predicted. A longer trace builds up a longer queue: with 6,00
 
 from __future__ import annotations
 
-from ....sim.engine.settings import settings
 from ...runs.crossing import crossing
 from ..bench import Bench
 from ..comparison import Payload
@@ -39,6 +38,7 @@ from ..rate_sweep.panels import (
 )
 from ..rate_sweep.rate_sweep import TARGET_S, Load, System, latency_s
 from ..rows import ordered, within
+from ..settings import paper_settings
 from .fig12 import ScaleInputs, fitted_scale, load
 
 FIGURE = "fig14"
@@ -102,7 +102,7 @@ def system(kind: str, n: int, series: str) -> System:
 
 
 def _system(kind: str, n: int, series: str, slope: float) -> System:
-    chosen = settings(policy=SERIES[series], use_beam_search=kind == BEAMS)
+    chosen = paper_settings(policy=SERIES[series], use_beam_search=kind == BEAMS)
     return System(chosen, Steps(sequence_slope=slope), n)
 
 

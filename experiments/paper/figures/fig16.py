@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....sim.engine.settings import settings
 from ....traces import LengthPairs, stream
 from ..bench import Bench
 from ..comparison import Payload
@@ -22,6 +21,7 @@ from ..rate_sweep.costs import Steps
 from ..rate_sweep.panels import ORACLE, VLLM, Panel, panel_document, published_panel, ratio_text, spare_seeds
 from ..rate_sweep.rate_sweep import System
 from ..rows import Row, as_finding, ordered
+from ..settings import paper_settings
 from .fig12 import ScaleInputs, fitted_scale, load
 
 FIGURE = "fig16"
@@ -81,7 +81,9 @@ def build_panel(name: str, source: Source, duration_s: float, fitting_s: float |
 def system(series: str, prefix_tokens: int) -> System:
     """One of the two systems: vLLM stores the prefix once, Orca computes and stores it for every request."""
     prefix = prefix_tokens if series == VLLM else 0
-    return System(settings(policy=SERIES[series], model="llama-13b", shared_prefix_tokens=prefix), Steps("llama-13b"))
+    return System(
+        paper_settings(policy=SERIES[series], model="llama-13b", shared_prefix_tokens=prefix), Steps("llama-13b")
+    )
 
 
 def sentences(prefix_tokens: int, seed: int) -> Source:

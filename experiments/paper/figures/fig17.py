@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from ....sim.engine.settings import settings
 from ....traces import LengthPairs, catalogue, sample, stream
 from ..bench import Bench
 from ..comparison import Payload
@@ -25,6 +24,7 @@ from ..rate_sweep.costs import Steps
 from ..rate_sweep.panels import ORACLE, ORCAS, VLLM, Panel, panel_document, published_panel, ratio_text, spare_seeds
 from ..rate_sweep.rate_sweep import System
 from ..rows import Row, as_finding
+from ..settings import paper_settings
 from .fig12 import ScaleInputs, fitted_scale, load
 
 FIGURE, PANEL = "fig17", "chatbot"
@@ -64,7 +64,7 @@ def build_panel(source: Source, duration_s: float, fitting_s: float | None = Non
     return Panel(
         figure=FIGURE,
         published=published,
-        systems={series: System(settings(policy=SERIES[series]), Steps()) for series in published},
+        systems={series: System(paper_settings(policy=SERIES[series]), Steps()) for series in published},
         scales=dict.fromkeys(published, fitted_scale(ScaleInputs("OPT-13B", source, fitting_s), VLLM)),
         loads={
             (series, seed): load(lengths, rate, duration_s, seed)

@@ -12,11 +12,11 @@ import numpy as np
 
 from ....sim.cost import PaperCost
 from ....sim.engine.run import simulate
-from ....sim.engine.settings import settings
 from ....sim.workload.workload import Workload
 from ..comparison import Payload
 from ..published import paper_figures
 from ..rows import Row, as_finding, value_row
+from ..settings import paper_settings
 
 FIGURE = "fig3"
 _SECOND, _BLOCK_SIZE = 1, 16
@@ -52,7 +52,7 @@ def _rows(name: str, printed: dict[str, int]) -> list[Row]:
 
 def slots_in_second_iteration(prompt_tokens: int, output_tokens: int, max_model_len: int) -> dict[str, int]:
     """Contents of a request's chunk in slots, in its second iteration, with no other request on the server."""
-    chosen = settings(
+    chosen = paper_settings(
         policy="orca", block_size=_BLOCK_SIZE, num_gpu_blocks_override=max_model_len // _BLOCK_SIZE,
         max_model_len=max_model_len, leap=False,
     )  # fmt: skip

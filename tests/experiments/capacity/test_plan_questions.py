@@ -27,7 +27,7 @@ from fragmeter.sim import Settings, Workload, settings, simulate
 
 CHOSEN = settings(
     policy="vllm-v1", model="opt-13b", gpu="a100-40gb", block_size=2, max_num_batched_tokens=32, max_model_len=64,
-    async_scheduling=False, enable_prefix_caching=False, enforce_eager=True,
+    async_scheduling=False, enable_prefix_caching=False, enforce_eager=True, cost="paper",
 )  # fmt: skip
 AHEAD = replace(CHOSEN, options=())
 LINE = "vllm serve opt-13b --enforce-eager --num-gpu-blocks-override 100 --max-model-len 1024"

@@ -364,7 +364,7 @@ class TestCommand:
         assert "every rate meets the objectives: all requests at once do" in page
         if wanted:
             assert printed.startswith(
-                "Buy 1 x h200 for 5 requests/s: 4.59 USD/h (3,351 USD a month); no objective limits it."
+                "Buy 1 x h200 for 5 requests/s: 4.59 USD/h (3,351 USD a month); no objective limits it;"
             )
             assert "Here every rate meets" in printed
             assert candidate["bill"]["replicas"] == 1 and "at every rate" in printed

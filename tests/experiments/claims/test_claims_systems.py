@@ -8,9 +8,10 @@ from fragmeter.experiments.claims.claims import claims, systems
 from fragmeter.experiments.claims.runs import Trial, at_once
 from fragmeter.experiments.paper.figures import anyscale
 from fragmeter.experiments.paper.paper import SYNTHETIC_SET
+from fragmeter.experiments.paper.settings import paper_settings
 from fragmeter.experiments.paper.static_batches import generate_ticks
 from fragmeter.experiments.runs.slo_check import compiled_cost
-from fragmeter.sim import settings, simulate
+from fragmeter.sim import simulate
 
 #: LLaMA-13B leaves room on an A100-40GB for so many sequences of 2,048 tokens.
 SEQUENCES = 7
@@ -22,7 +23,7 @@ def values(number: int) -> dict[str, float]:
 
 @pytest.mark.parametrize(("number", "n"), [(3, 1), (5, 3)])
 def test_hugging_face_s_batches_hold_as_many_of_the_longest_sequences_as_fit(number, n):
-    chosen = settings(policy="vllm-sosp23", model="llama-13b")
+    chosen = paper_settings(policy="vllm-sosp23", model="llama-13b")
     work = at_once(SYNTHETIC_SET, 400, 0, n)
     vllm = simulate(chosen, work)
     pool_tokens = vllm.log.capacity_slots

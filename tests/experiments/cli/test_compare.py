@@ -88,7 +88,8 @@ def results(tmp_path_factory) -> Path:
 def test_replicas_that_differ_are_named(capsys):
     """Pool, CUDA graphs and cost differ between policies by default; a block size changes none of them."""
     load = ("--num-prompts", "20", "--request-rate", "2", "--seeds", "1")
-    assert status(["compare", "--set", "policy=vllm-sosp23", "--set", "policy=vllm-v1", *load]) == DONE
+    sides = ("policy=vllm-sosp23,cost=paper", "policy=vllm-v1,cost=roofline")
+    assert status(["compare", "--set", sides[0], "--set", sides[1], *load]) == DONE
     printed = " ".join(capsys.readouterr().out.split())
     assert "differ, by flags or by the defaults of their policies: tokens of the pool 15728 and 14144," in printed
     assert "enforce_eager True and False, cost paper and roofline." in printed

@@ -136,7 +136,7 @@ class TestReplica:
         line = "vllm serve facebook/opt-13b --max-num-seqs 16 --enforce-eager --max-model-len 512"
         line += " --no-async-scheduling --no-enable-prefix-caching"
         flags = ("--gpu", "a100-40gb", "--block-size", 4, "--num-gpu-blocks-override", BLOCKS)
-        flags += ("--max-num-batched-tokens", 64, "--max-num-seqs", 16)
+        flags += ("--max-num-batched-tokens", 64, "--max-num-seqs", 16, "--cost", "paper")
         assert validate("--against", path, "--serve", line, *flags, "--json", tmp_path / "all.json") == DONE
         data = json.loads((tmp_path / "all.json").read_text())
         assert data["settings"]["max_model_len"] == 512

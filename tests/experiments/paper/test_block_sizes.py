@@ -65,7 +65,7 @@ class TestTheCostByContext:
 def test_leaps_and_steps_agree_under_it():
     """Its steps grow while a leap lasts."""
     work = Workload("made up", np.zeros(3), np.array([40, 7, 90]), np.array([30, 60, 9]))
-    settings = block_sizes.settings(policy="vllm-sosp23", num_gpu_blocks_override=16)
+    settings = block_sizes.paper_settings(policy="vllm-sosp23", num_gpu_blocks_override=16)
     runs = [block_sizes.simulate(replace(settings, leap=leap), work, ContextCost(1.0)).log for leap in (True, False)]
     assert runs[0].end_ticks == runs[1].end_ticks and runs[0].num_steps == runs[1].num_steps
 

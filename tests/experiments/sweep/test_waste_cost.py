@@ -96,7 +96,7 @@ def test_what_is_not_there_costs_nothing_and_is_not_listed():
 
 @pytest.mark.parametrize("policy", ["static", "orca", "orca-max", "tgi", "vllm-v1"])
 def test_pools_stand(policy):
-    base, costs = waste_cost(settings(policy=policy), load())
+    base, costs = waste_cost(settings(policy=policy, cost="roofline" if policy == "vllm-v1" else "paper"), load())
     for cost in costs:
         assert cost.num_blocks >= base.num_blocks
         # A chunk of orca-max is an eighth of the pool; a static server without waste has all requests in two batches.

@@ -220,8 +220,8 @@ def test_contiguous_policies_give_each_sequence_a_piece_and_copy_the_prompt(poli
     """Two siblings copy the prompt, or its whole chunk, which takes as long as reading and writing it."""
     slots = 2 * COPIED[policy]
     work = requests((0, 20, 12, 3))
-    run = simulate(settings(policy=policy), work)
-    alone = simulate(settings(policy=policy), requests((0, 20, 12, 1)))
+    run = simulate(settings(policy=policy, cost="paper"), work)
+    alone = simulate(settings(policy=policy, cost="paper"), requests((0, 20, 12, 1)))
     assert summary(run)["copied_slots"] == slots
     assert run.log.rows["held"][0] == 3 * alone.log.rows["held"][0]
     ticks = run.log.copies["ticks"].sum()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fragmeter.experiments.paper.settings import paper_settings
 from fragmeter.sim.cost import RooflineCost
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.settings import settings
@@ -20,8 +21,8 @@ def test_nothing_set_is_the_paper():
     spec, card = model("opt-13b"), gpu("a100-40gb")
     assert paper_num_blocks(spec, card, 1, 16, Deployment()) == paper_num_blocks(spec, card, 1) == 983
     assert build(settings()).num_blocks == 983
-    assert build(settings()).cost.name == "paper"
-    assert build(settings(kv_cache_dtype="bf16")).cost.name == "paper"
+    assert paper_settings().cost == paper_settings(kv_cache_dtype="bf16").cost == "paper"
+    assert build(paper_settings()).cost.name == "paper"
 
 
 @pytest.mark.parametrize(("dtype", "shrinks"), [("bf16", 1), ("fp8", 2), ("int8", 2), ("int4", 4)])
@@ -123,6 +124,7 @@ class TestReplica:
             quantization="fp8",
             kv_cache_dtype="fp8",
             enforce_eager=False,
+            cost="roofline",
         )
         deployment = Deployment(2, "fp8", "fp8", cuda_graphs=True)
         replica, spec = build(given), model("llama-3.1-70b")
