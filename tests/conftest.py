@@ -14,6 +14,8 @@ for _folder in ("", "helpers", "fuzz"):
 
 # Other cores have other tests to run, and workers take longer to start than most of what tests ask of them.
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
+# Tests download no models.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 # No time limit an example: the machines that run this differ.
 hypothesis.settings.register_profile("fragmeter", derandomize=True, deadline=None, database=None)

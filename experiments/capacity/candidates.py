@@ -155,11 +155,12 @@ def candidates(
         same = each.settings or tuple(each.axis_values.values())
         distinct.setdefault((same, each.router, each.prefill_replicas), each)
     differ = [name for name, values in whole.items() if name != "gpu" and len(values) > 1]
-    return [replace(each, name=_name(each.axis_values, differ)) for each in distinct.values()]
+    return [replace(each, name=_name(each, differ)) for each in distinct.values()]
 
 
-def _name(axis_values: dict[str, str], differ: Sequence[str]) -> str:
-    return ", ".join([axis_values["gpu"], *(f"{name}={axis_values[name]}" for name in differ)])
+def _name(candidate: Candidate, differ: Sequence[str]) -> str:
+    values = candidate.axis_values
+    return ", ".join([candidate.started.launch.gpu.name, *(f"{name}={values[name]}" for name in differ)])
 
 
 def _candidate(

@@ -277,7 +277,7 @@ def _differing(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _values(candidate: Candidate, names: Sequence[str]) -> str:
-    return ", ".join(candidate.axis_values[name] for name in ("gpu", *names))
+    return ", ".join([candidate.started.launch.gpu.name, *(candidate.axis_values[name] for name in names)])
 
 
 def _rate_cell(answer: Answer) -> str:

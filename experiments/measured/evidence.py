@@ -101,6 +101,8 @@ def evidence(settings: Settings) -> Evidence:
         return Evidence(name, "the paper", "measurements of OPT-13B on an A100 40 GB in the paper of 2023", None)
     if name == "roofline":
         return Evidence(name, "a data sheet", f"a roofline from the data sheet of {card.name}", None)
+    if card.profile is not None:
+        return Evidence(name, "a measured device", f"the profile {Path(card.profile).name} of {card.name}", None)
     scaled = " (scaled from another card)" if "bandwidth times" in profile(card.name).source else ""
     origin = f"kernel times of {card.name} from published tables{scaled}"
     return Evidence(name, "kernel tables", origin, _nearest(settings))

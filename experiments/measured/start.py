@@ -13,7 +13,7 @@ from ...traces import check_fits, measured, read
 from ..vllm_serve.checks import refusal
 from ..vllm_serve.line import ServeLine, parse_serve, pasted, version
 from ..vllm_serve.log import read_log
-from ..vllm_serve.start import served_model, started, with_release
+from ..vllm_serve.start import started, with_release
 from .replay import Benchmark
 from .server_metrics import read_metrics
 
@@ -98,7 +98,7 @@ def _by_flags(server: Server, model_id: str | None) -> Settings:
     if server.model is None:
         if model_id is None:
             raise SettingError("model", None, "is missing, and the benchmark names none; give --model")
-        served = served_model(model_id)
+        served = model(model_id)
         own = served.quantization == model(served.name).quantization
         shape = {"model": served.name, "quantization": None if own else served.quantization}
     return settings(**{"policy": POLICY, **shape, **server.given})

@@ -20,6 +20,8 @@ from ...sim.metrics.objectives import Objectives
 from ...sim.output.files import as_utf8
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.policy.registry import POLICIES, allocator, options_by_policy, policy
+from ...sim.spec import gpu
+from ...sim.spec.repositories import cached_config
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Trace, holds_load
 from .inputs import Inputs, Requests
@@ -80,7 +82,13 @@ def key(inputs: Inputs, work: Workload, goal: Objectives | None = None) -> str:
 
 def _named(settings: Settings) -> list[str]:
     """Settings that may be paths of files."""
-    return [settings.model, settings.cost or "", *([settings.server] if settings.server else [])]
+    card = [settings.gpu, gpu(settings.gpu).profile or ""] if settings.gpu.endswith(".json") else []
+    return [
+        str(cached_config(settings.model) or settings.model),
+        *card,
+        settings.cost or "",
+        *([settings.server] if settings.server else []),
+    ]
 
 
 def _own_code(settings: Settings) -> Iterator[str]:

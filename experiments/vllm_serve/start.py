@@ -5,12 +5,11 @@ The model that a line names is a path, a preset, or the preset of a Hugging Face
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...sim.engine.settings import Settings, settings
-from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model, model_names
+from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
 from ...sim.spec.launch import BLOCK_SIZE, Launch, batch_defaults, capacity, longest_model_len, stage_memories
 from ...sim.spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST, Release, release
 from ...sim.types.errors import SettingError
@@ -47,7 +46,7 @@ class Started:
         return settings(
             policy="vllm-v1",
             model=launch.model.name,
-            gpu=launch.gpu.name,
+            gpu=launch.gpu.setting,
             tensor_parallel_size=launch.tensor_parallel,
             pipeline_parallel_size=deployment.pipeline_parallel,
             quantization=None if own else deployment.quantization,
@@ -124,7 +123,7 @@ def _release(line: ServeLine) -> Release:
 
 def _shape(line: ServeLine, model_name: str | None) -> ModelSpec:
     name = model_name or line.text("hf-config-path", line.model)
-    shape = served_model(name)
+    shape = model(name)
     return replace(shape, name=name) if Path(name).exists() else shape
 
 
@@ -153,54 +152,3 @@ def _deployment(line: ServeLine, shape: ModelSpec) -> Deployment:
         quantization=None if weights == "none" else weights,
         cuda_graphs=not line.switch("enforce-eager"),
     )
-
-
-#: Repositories with the shape of a preset under another name.
-_ALIKE = {
-    "llama-3.3-70b": "llama-3.1-70b",
-    "llama-4-scout-17b-16e": "llama-4-scout",
-    "deepseek-r1": "deepseek-v3",
-    "deepseek-r1-0528": "deepseek-v3",
-    "deepseek-v3-0324": "deepseek-v3",
-    "deepseek-v3.1": "deepseek-v3",
-    "mixtral-8x7b-v0.1": "mixtral-8x7b",
-    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
-    "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
-}
-#: Suffixes of quantised repositories' names, and the format of their weights.
-_QUANTIZED = (
-    (re.compile(r"-awq(-int4)?$"), "awq"),
-    (re.compile(r"-gptq(-int4|-4bit)?$"), "gptq"),
-    (re.compile(r"-quantized\.w4a16$"), "gptq"),
-    (re.compile(r"-quantized\.w8a8$"), "int8"),
-    (re.compile(r"-fp8(-dynamic|-kv)?$"), "fp8"),
-)
-_TUNED = re.compile(r"-(instruct|chat|hf|it|base)(?=-|$)")
-
-
-def served_model(name: str) -> ModelSpec:
-    """The shape of the model with this name on a command line.
-
-    Raises:
-        SettingError: The name is not a path, a preset, or a repository with the shape of a preset.
-    """
-    if name in model_names() or Path(name).exists():
-        return model(name)
-    preset, quantization = _preset(name)
-    if preset is None:
-        remedy = f"has no shape here; give --model its config.json, or one of {', '.join(model_names())}"
-        raise SettingError("model", name, remedy)
-    shape = model(preset)
-    return replace(shape, quantization=quantization) if quantization else shape
-
-
-def _preset(name: str) -> tuple[str | None, str | None]:
-    """Preset of that repository, and the number format in the suffix of its name."""
-    bare = name.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-")
-    quantization = None
-    for pattern, form in _QUANTIZED:
-        bare, found = pattern.subn("", bare)
-        quantization = form if found else quantization
-    bare = _TUNED.sub("", bare)
-    bare = _ALIKE.get(bare, bare)
-    return (bare if bare in model_names() else None), quantization

@@ -11,9 +11,10 @@ from ..spec.gpu import GpuSpec
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
+from ..types.validation import content_of
 from .base import ScaledCost, StepCost, outside_ticks
 from .calibrated import CalibratedCost
-from .calibration import Calibration, content_of, profile, profile_names
+from .calibration import Calibration, profile, profile_names, read
 from .paper import PaperCost
 from .roofline import RooflineCost
 from .server import OperationCost, ServedCost, Server, ServerConstants, read_server
@@ -75,7 +76,7 @@ def cost(
     if name == "roofline":
         found = RooflineCost(model, gpu, tensor_parallel, block_size=block_size, deployment=deployment)
     else:
-        fit = profile(gpu.name) if name == "fitted" else _file(name)
+        fit = _profile(gpu) if name == "fitted" else _file(name)
         if isinstance(fit, FittedSteps):
             if server is not None:
                 raise SettingError(
@@ -90,10 +91,10 @@ def cost(
 
 
 def default_cost(model: ModelSpec, gpu: GpuSpec) -> str:
-    """The cost model of a replica that names none: "fitted" where the package has a profile of the GPU that covers the
-    model, else "roofline"."""
+    """The cost model of a replica that names none: "fitted" where the GPU has a profile that covers the model, else
+    "roofline"."""
     covered = CalibratedCost.refusal(model) is None
-    return "fitted" if covered and gpu.name in profile_names() else "roofline"
+    return "fitted" if covered and (gpu.profile or gpu.name in profile_names()) else "roofline"
 
 
 def _paper(
@@ -108,9 +109,14 @@ def _paper(
     return PaperCost(scale, block_bytes(model, block_size=block_size))
 
 
+def _profile(gpu: GpuSpec) -> Calibration:
+    """The profile of a GPU: its own file, or that of the package."""
+    return profile(gpu.name) if gpu.profile is None else read(gpu.profile)
+
+
 def _file(path: str) -> Calibration | FittedSteps:
     """Read a calibration file; a name without a folder and without ``.json`` is a misspelt cost model."""
     if sep not in path and not path.endswith(".json"):
         raise SettingError("cost", path, f"one of {', '.join(COST_NAMES)}, or the path of a calibration file (.json)")
-    text, name = content_of(path), basename(path)
+    text, name = content_of(path, "cost"), basename(path)
     return read_steps(text, name) if is_steps(text) else Calibration(text, name)

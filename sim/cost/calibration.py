@@ -15,8 +15,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from ..types.errors import SettingError, UserError
-from ..types.validation import requirement
+from ..types.errors import SettingError
+from ..types.validation import complaint, content_of
 from .operations import AXES, Coefficients, OpModel, OpName, smallest_call
 
 PROFILES = Path(__file__).parent / "profiles"
@@ -86,22 +86,7 @@ def read(path: str | Path) -> Calibration:
     Raises:
         UserError: The file cannot be read, or is no calibration.
     """
-    return Calibration(content_of(path), Path(path).name)
-
-
-def content_of(path: str | Path, field: str = "cost") -> bytes:
-    """The bytes of a file.
-
-    Args:
-        field: Setting that names it.
-
-    Raises:
-        UserError: It cannot be read.
-    """
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(f"{field} = {str(path)!r}: cannot be read: {error.strerror}") from None
+    return Calibration(content_of(path, "cost"), Path(path).name)
 
 
 def profile_names() -> list[str]:
@@ -148,17 +133,3 @@ def _check_times(where: str, operation: OpName, coefficients: Coefficients) -> N
         known = ["t0_us", *(kind for kind, amount in kinds.items() if amount)]
         given = {name: value for name, value in vars(coefficients).items() if value is not None}
         raise SettingError(where, given, f"calls take no time; give {' or '.join(known)} above 0")
-
-
-def complaint(name: str, error: ValidationError, what: str = "calibration file") -> UserError:
-    """The first validation error as one line; ``what`` the file should be."""
-    first = error.errors()[0]
-    message = requirement(first)
-    where = ".".join(str(part) for part in first["loc"] if part != "[key]")
-    if not where:
-        return UserError(f"{name}: is not a {what}: {message}")
-    value = first["input"]
-    shown = value if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
-    if where == "schema_version" and first["type"] == "literal_error":
-        message = f"this version reads {SCHEMA_VERSION}; calibrate again, or use the fragmeter that wrote the file"
-    return SettingError(f"{name}: {where}", shown, message)

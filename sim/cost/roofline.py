@@ -18,7 +18,7 @@ from .attention import ELEMENT_BYTES, AttentionCost, ticks
 from .base import coefficient
 from .envelope import Segment, stretches
 from .links import LINK_SOURCE, Links
-from .shares import SHARES
+from .shares import shares_of
 
 
 class RooflineCost:
@@ -55,7 +55,7 @@ class RooflineCost:
             raise SettingError("dtype", dtype, "must be fp16 or bf16: the data sheets give the flops of these")
         self.model, self.gpu, self.tensor_parallel, self.deployment = model, gpu, tensor_parallel, deployment
         self._lines: dict[int, list[Segment]] = {}
-        share = SHARES[gpu.architecture]
+        share = shares_of(gpu.architecture)
         self._links = Links(model, gpu, tensor_parallel, self._stages)
         self._attention = AttentionCost(model, gpu, tensor_parallel, deployment.kv_dtype, share)
         self._states = StateCost(model, gpu, tensor_parallel, dtype, share)

@@ -22,8 +22,8 @@ from pydantic.dataclasses import dataclass
 
 from ..types import ticks
 from ..types.errors import SettingError
+from ..types.validation import complaint, content_of
 from .base import StepCost, coefficient
-from .calibration import complaint, content_of
 
 #: A minute, and a second: larger values are in another unit.
 OutsideMs = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]

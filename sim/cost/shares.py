@@ -6,7 +6,11 @@ tables; each applies to one architecture or card. None of them is measured by th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from statistics import median
+
+from ..spec.gpu import UNKNOWN
+from ..types.errors import SettingError
 
 PUBLISHED = "published measurements, share of the data-sheet roofline"
 TABULATED = "median over the operation table of its profile, share of the data-sheet roofline"
@@ -72,6 +76,27 @@ SHARES = PUBLISHED_SHARES | {
 }
 
 
+#: The median of each share over the known architectures.
+ASSUMED_SHARES = Shares(*(median(getattr(known, field.name) for known in SHARES.values()) for field in fields(Shares)))
+
+
+def shares_of(architecture: str) -> Shares:
+    """The shares of an architecture; of an unknown one, those that are assumed.
+
+    Raises:
+        SettingError: There is no such architecture.
+    """
+    if architecture == UNKNOWN:
+        return ASSUMED_SHARES
+    if architecture not in SHARES:
+        raise SettingError(
+            "architecture", architecture, f"of a GPU's file must be one of {', '.join(SHARES)}, or left out"
+        )
+    return SHARES[architecture]
+
+
 def origin(architecture: str) -> str:
     """Where the shares of an architecture come from, for the source of a coefficient."""
+    if architecture == UNKNOWN:
+        return "median share of the known architectures, assumed"
     return PUBLISHED if architecture in PUBLISHED_SHARES else TABULATED

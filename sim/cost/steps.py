@@ -20,8 +20,8 @@ from pydantic.dataclasses import dataclass
 
 from ..types import ticks
 from ..types.errors import SettingError, UserError
+from ..types.validation import complaint
 from .base import coefficient
-from .calibration import complaint
 
 SCHEMA_VERSION, KIND = 1, "steps"
 #: Ends of the lines of the curve over tokens: powers of two.

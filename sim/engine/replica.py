@@ -17,6 +17,7 @@ from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
 from ..spec.hybrid import state_layout
 from ..spec.kv_cache import CacheSettings
+from ..spec.repositories import origin
 from ..types.errors import SettingError
 from ..workload.content import PromptSource, Tokens
 from ..workload.dialogue import Dialogue
@@ -190,7 +191,9 @@ def _sources(settings: Settings, kind: type[AnyPolicy], layout: HybridLayout | N
     # An option at its default is not known to be given.
     options = dict.fromkeys(option_names(kind.options_type), kind.defaults_source)
     given += [name for name, _ in settings.options if name in options]
-    return found | options | dict.fromkeys(given, "given")
+    repository = origin(settings.model)
+    about = {} if repository is None else {"model": repository}
+    return found | options | dict.fromkeys(given, "given") | about
 
 
 def _own_memory(settings: Settings, pool: Pool, layout: HybridLayout | None) -> Memory:

@@ -259,6 +259,22 @@ def _deepseek_experts(config: Config, name: str) -> Experts | None:
     )
 
 
+def _glm4_moe(config: Config, name: str) -> ModelSpec:
+    """GLM 4.5 to 4.7: grouped heads, and the experts of DeepSeek V3."""
+    experts = _deepseek_experts({"topk_method": "noaux_tc", **config}, name)
+    biased = bool(config.get("attention_bias"))
+    return _llama(
+        config, name, qk_norm=bool(config.get("use_qk_norm")), output_bias=False, qkv_bias=biased, experts=experts
+    )
+
+
+def _minimax_m2(config: Config, name: str) -> ModelSpec:
+    """MiniMax M2 to M2.7: every layer has full attention."""
+    biased = bool(config.get("use_routing_bias"))
+    experts = _experts(config, name, "num_local_experts", "intermediate_size", router_bias=biased)
+    return _llama(config, name, qk_norm=bool(config.get("use_qk_norm")), experts=experts)
+
+
 def _qwen3_next(config: Config, name: str, experts: bool = True, **features: Any) -> ModelSpec:
     layers = num_layers(config, name)
     every = count(config, name, "full_attention_interval", 4)
@@ -560,6 +576,7 @@ _FAMILIES = {
     "opt": _Family(opt),
     "llama": _Family(_mistral, _WINDOWS),
     "mistral": _Family(_mistral, _WINDOWS),
+    "phi3": _Family(_mistral, _WINDOWS),
     "qwen2": _Family(_qwen2, _WINDOWS),
     "qwen3": _Family(_qwen3, _WINDOWS),
     "gpt2": _Family(gpt2),
@@ -573,6 +590,9 @@ _FAMILIES = {
     "gpt_oss": _Family(_gpt_oss, _WINDOWS | {"num_local_experts"}),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
+    "kimi_k2": _DEEPSEEK,
+    "glm4_moe": _Family(_glm4_moe, frozenset({"n_routed_experts"})),
+    "minimax_m2": _Family(_minimax_m2, frozenset({"num_local_experts"})),
     "llama4": _LLAMA4,
     "llama4_text": _LLAMA4,
     "qwen3_next": _Family(_qwen3_next, _QWEN3_NEXT),

@@ -1,12 +1,33 @@
-"""GPUs by the figures of their data sheets, not measured."""
+"""GPUs by the figures of their data sheets, not measured: presets, and GPUs that a user describes in a JSON file.
+
+    {"name": "my-gpu", "memory_bytes": 25250627584, "memory_gb_per_s": 1008, "fp16_tflops": 165.2, "pcie_gb_per_s": 32,
+     "nvlink_gb_per_s": null, "architecture": null, "profile": null, "source": "data sheet of ..."}
+
+The presets (``data/gpus.json``) are a list of such objects.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from os.path import basename, dirname, join
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ..types.errors import SettingError
+from ..types.validation import complaint, content_of
 
 GB, TFLOPS = 10**9, 10**12
+#: Limits of the figures of a file: outside of them a figure is in another unit.
+Memory = Annotated[int, Field(ge=2**30, le=2**44)]
+Bandwidth = Annotated[float, Field(ge=0.1, le=1e6, allow_inf_nan=False)]
+Tflops = Annotated[float, Field(ge=0.1, le=1e6, allow_inf_nan=False)]
+#: The achieved shares of an architecture that is not known (``sim.cost.shares``).
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +36,15 @@ class GpuSpec:
 
     Attributes:
         architecture: Its row of ``sim.cost.shares.SHARES``: what kernels reach of the data sheet.
-        memory_bytes: Total memory as the CUDA driver reports it; less than the nominal size.
+        memory_bytes: Total memory as the driver reports it; less than the nominal size.
         memory_bytes_per_s: Memory bandwidth.
         fp16_flops_per_s: Dense fp16 / bf16 tensor-core throughput.
         pcie_bytes_per_s, nvlink_bytes_per_s: Bandwidth to the host and to other GPUs, in one direction. GPUs without
             NVLink reach others over PCIe.
         source: Source of the figures.
+        path: File that describes it; None for a preset.
+        profile: Path of a file with its operations, as ``fragmeter calibrate`` writes it; None for the profile of the
+            package, if it has one.
     """
 
     name: str
@@ -31,87 +55,77 @@ class GpuSpec:
     pcie_bytes_per_s: int
     nvlink_bytes_per_s: int
     source: str
+    path: str | None = None
+    profile: str | None = None
+
+    @property
+    def setting(self) -> str:
+        """Its value of ``--gpu``."""
+        return self.path or self.name
 
 
-def _source(sheet: str, memory: str) -> str:
-    figures = f"data sheet, not measured: {sheet}, dense fp16, links halved to one direction"
-    return f"{figures}; memory_bytes as {memory} reports it"
+@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class _Sheet:
+    """A GPU as JSON has it; a null or missing ``nvlink_gb_per_s`` is no NVLink."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+    memory_bytes: Memory
+    memory_gb_per_s: Bandwidth
+    fp16_tflops: Tflops
+    pcie_gb_per_s: Bandwidth
+    nvlink_gb_per_s: Bandwidth | None = None
+    architecture: str | None = None
+    profile: str | None = None
+    source: Annotated[str, Field(min_length=1)]
+
+    def spec(self, path: str | None = None) -> GpuSpec:
+        """The GPU of a file; a relative path of a profile is relative to its folder."""
+        folder = dirname(path or "")
+        link = self.pcie_gb_per_s if self.nvlink_gb_per_s is None else self.nvlink_gb_per_s
+        return GpuSpec(
+            name=self.name,
+            architecture=self.architecture or UNKNOWN,
+            memory_bytes=self.memory_bytes,
+            memory_bytes_per_s=round(self.memory_gb_per_s * GB),
+            fp16_flops_per_s=round(self.fp16_tflops * TFLOPS),
+            pcie_bytes_per_s=round(self.pcie_gb_per_s * GB),
+            nvlink_bytes_per_s=round(link * GB),
+            source=self.source,
+            path=path,
+            profile=None if self.profile is None else join(folder, self.profile),
+        )
 
 
-_A100 = {"fp16_flops_per_s": 312 * TFLOPS, "pcie_bytes_per_s": 32 * GB, "nvlink_bytes_per_s": 300 * GB}
-_HOPPER = {"fp16_flops_per_s": 989 * TFLOPS, "pcie_bytes_per_s": 64 * GB, "nvlink_bytes_per_s": 450 * GB}
+_SHEET = TypeAdapter(_Sheet)
 
-_GPUS = {
-    spec.name: spec
-    for spec in (
-        GpuSpec(
-            name="a100-40gb",
-            architecture="a100",
-            memory_bytes=42_298_834_944,
-            memory_bytes_per_s=1_555 * GB,
-            source=_source("NVIDIA A100 Tensor Core GPU, SXM4 40 GB", "deviceQuery"),
-            **_A100,
-        ),
-        GpuSpec(
-            name="a100-80gb",
-            architecture="a100",
-            memory_bytes=84_987_740_160,
-            memory_bytes_per_s=2_039 * GB,
-            source=_source("NVIDIA A100 Tensor Core GPU, SXM4 80 GB", "deviceQuery"),
-            **_A100,
-        ),
-        GpuSpec(
-            name="h100-80gb",
-            architecture="h100",
-            memory_bytes=85_028_896_768,
-            memory_bytes_per_s=3_350 * GB,
-            source=_source("NVIDIA H100 Tensor Core GPU, SXM5 80 GB", "deviceQuery"),
-            **_HOPPER,
-        ),
-        GpuSpec(
-            name="h200",
-            architecture="h200",
-            memory_bytes=150_109_880_320,
-            memory_bytes_per_s=4_800 * GB,
-            source=_source("NVIDIA H200 Tensor Core GPU, SXM5 141 GB", "torch.cuda.get_device_properties"),
-            **_HOPPER,
-        ),
-        GpuSpec(
-            name="rtx-4090",
-            architecture="rtx-4090",
-            memory_bytes=25_250_627_584,
-            memory_bytes_per_s=1_008 * GB,
-            fp16_flops_per_s=165_200 * GB,
-            pcie_bytes_per_s=32 * GB,
-            nvlink_bytes_per_s=32 * GB,
-            source=_source("NVIDIA Ada GPU Architecture, GeForce RTX 4090, fp32 accumulate, no NVLink", "torch"),
-        ),
-        GpuSpec(
-            name="rtx-pro-6000",
-            architecture="rtx-pro-6000",
-            # 94.97 GiB in torch's messages.
-            memory_bytes=101_973_260_000,
-            memory_bytes_per_s=1_792 * GB,
-            fp16_flops_per_s=503_800 * GB,
-            pcie_bytes_per_s=64 * GB,
-            nvlink_bytes_per_s=64 * GB,
-            source=_source("NVIDIA RTX PRO 6000 Blackwell, fp32 accumulate, no NVLink", "torch"),
-        ),
-    )
-}
+
+@cache
+def _presets() -> dict[str, GpuSpec]:
+    rows: list[Any] = json.loads(resources.files(__package__).joinpath("data/gpus.json").read_text("utf-8"))
+    return {row["name"]: _SHEET.validate_python(row).spec() for row in rows}
 
 
 def gpu_names() -> list[str]:
     """Names of the presets."""
-    return list(_GPUS)
+    return list(_presets())
 
 
-def gpu(name: str) -> GpuSpec:
-    """The preset of that name.
+def gpu(name_or_path: str) -> GpuSpec:
+    """The preset of that name, or the GPU of a JSON file.
 
     Raises:
-        SettingError: There is none.
+        SettingError: There is no such preset, or the file has a name of a preset or a figure that cannot be.
+        UserError: The file cannot be read.
     """
-    if name not in _GPUS:
-        raise SettingError("gpu", name, f"one of {', '.join(_GPUS)}")
-    return _GPUS[name]
+    if name_or_path in _presets():
+        return _presets()[name_or_path]
+    if not name_or_path.endswith(".json"):
+        raise SettingError("gpu", name_or_path, f"one of {', '.join(_presets())}, or a JSON file of a GPU")
+    file = basename(name_or_path)
+    try:
+        found = _SHEET.validate_json(content_of(name_or_path, "gpu"))
+    except ValidationError as error:
+        raise complaint(file, error, "file of a GPU") from None
+    if found.name in _presets():
+        raise SettingError(f"{file}: name", found.name, "is a preset of the package; give the GPU another name")
+    return found.spec(name_or_path)

@@ -1,4 +1,4 @@
-"""Models by name, or from the ``config.json`` that Hugging Face stores with the weights.
+"""Models by name, or from the ``config.json`` that Hugging Face stores with the weights; ``repositories`` finds it.
 
 The presets are configurations as well (``data/models.json``) and are read by the same functions. ``toy-llama`` and
 ``toy-opt`` are not published models: they have the same kinds of layers, and a CPU computes a step in milliseconds.
@@ -7,6 +7,7 @@ The presets are configurations as well (``data/models.json``) and are read by th
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from ..types.errors import SettingError
 from .config import Config
 from .families import read_config
+from .repositories import config_file, preset_of
 from .shape import ModelSpec
 
 
@@ -28,7 +30,8 @@ def model_names() -> list[str]:
 
 
 def model(name_or_path: str | Path) -> ModelSpec:
-    """The preset of that name, or the model of a ``config.json`` (or of the folder that contains one).
+    """The preset of that name, the model of a ``config.json`` (or of the folder that contains one), or of a repository
+    on the Hugging Face hub (``repositories``).
 
     For a multimodal model this is the text model: encoders are not counted.
 
@@ -40,9 +43,22 @@ def model(name_or_path: str | Path) -> ModelSpec:
     if name in _presets():
         return read_config(_presets()[name], name)
     path = Path(name_or_path)
+    if path.exists():
+        return _of_file(path)
+    preset, quantization = preset_of(name, _presets())
+    if preset is not None:
+        shape = read_config(_presets()[preset], preset)
+        return replace(shape, quantization=quantization) if quantization else shape
+    found = config_file(name)
+    if found is None:
+        raise SettingError("model", name, f"one of {', '.join(_presets())}, or a path to a config.json")
+    return read_config(_load(found), name)
+
+
+def _of_file(path: Path) -> ModelSpec:
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        raise SettingError("model", name, f"one of {', '.join(_presets())}, or a path to a config.json")
+        raise SettingError("model", str(path), f"one of {', '.join(_presets())}, or a path to a config.json")
     return read_config(_load(path), path.parent.name or path.stem)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .errors import SettingError, UserError
+
 if TYPE_CHECKING:
+    from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
 #: Requirement by pydantic's error type; {names} are those of the error's context.
@@ -36,3 +40,34 @@ def requirement(error: ErrorDetails) -> str:
         name: f"{value:.15g}" if isinstance(value, float) else value for name, value in error.get("ctx", {}).items()
     }
     return known.format(**context)
+
+
+def complaint(name: str, error: ValidationError, what: str = "calibration file") -> UserError:
+    """The first validation error of a file as one line; ``what`` the file should be."""
+    first = error.errors()[0]
+    message = requirement(first)
+    where = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    if not where:
+        return UserError(f"{name}: is not a {what}: {message}")
+    value = first["input"]
+    shown = value if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+    if where == "schema_version" and first["type"] == "literal_error":
+        message = (
+            f"this version reads {first['ctx']['expected']}; write it anew, or use the fragmeter that wrote the file"
+        )
+    return SettingError(f"{name}: {where}", shown, message)
+
+
+def content_of(path: str | Path, field: str) -> bytes:
+    """The bytes of a file.
+
+    Args:
+        field: Setting that names it.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{field} = {str(path)!r}: cannot be read: {error.strerror}") from None

@@ -151,6 +151,8 @@ def with_files(folder: Path) -> None:
     rows = "".join(f"{place / 4},{20 + place % 7},{10 + place % 5}\n" for place in range(200))
     services = (ROOT / "docs" / "plan.md").read_text().partition("```toml\n")[2].partition("```")[0]
     (folder / "services.toml").write_text(services)
+    own_gpu = (ROOT / "docs" / "how-to.md").read_text().partition("```json\n")[2].partition("```")[0]
+    (folder / "my-gpu.json").write_text(own_gpu)
     (folder / "my-trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
     sessions = [
         {"arrival_s": turn / 4, "prompt_tokens": 20 + 10 * turn // 4, "output_tokens": 10, "session_id": turn % 4}

@@ -12,7 +12,7 @@ from calibrations import document
 from fragmeter.experiments.cli.app import FAULT, MISTAKE, status
 from fragmeter.sim.output.files import write_whole
 from fragmeter.sim.policy.registry import OPTIONAL, POLICIES
-from fragmeter.sim.spec import model_names
+from fragmeter.sim.spec import gpu_names, model_names
 from fragmeter.sim.types.errors import UserError
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
@@ -90,7 +90,7 @@ MISTAKES = {
     ),
     "gpu": (
         ["simulate", "--gpu", "tpu", "--request-rate", "1"],
-        "gpu = 'tpu': one of a100-40gb, a100-80gb, h100-80gb, h200, rtx-4090, rtx-pro-6000",
+        f"gpu = 'tpu': one of {', '.join(gpu_names())}, or a JSON file of a GPU",
     ),
     "model": (
         ["simulate", "--model", "gpt-5"],

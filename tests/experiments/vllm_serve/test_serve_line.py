@@ -8,10 +8,10 @@ from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.vllm_serve.checks import refusal
 from fragmeter.experiments.vllm_serve.line import IGNORED, IGNORED_SWITCHES, NOT_SIMULATED, READ, parse_serve
 from fragmeter.experiments.vllm_serve.log import read_log
-from fragmeter.experiments.vllm_serve.start import served_model, started
+from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.settings import settings
-from fragmeter.sim.spec import model_names
+from fragmeter.sim.spec import model, model_names
 from fragmeter.sim.spec.launch import capacity, longest_model_len, users
 from fragmeter.sim.types.errors import UserError
 
@@ -76,7 +76,7 @@ MISTAKES = {
     "vllm serve opt-13b --gpu-memory-utilization 92": "--gpu-memory-utilization = '92': must be above 0",
     "vllm serve opt-13b opt-66b": "serve = 'opt-66b': is neither a flag nor the value of one",
     "vllm serve opt-13b --config a.yaml": "is not read; paste its contents as flags",
-    "vllm serve unknown/unknown-3b": "model = 'unknown/unknown-3b': has no shape here; give --model its config.json",
+    "vllm serve unknown/unknown-3b": "model = 'unknown/unknown-3b': is no preset, and not in the local cache of the Hugging Face hub; HF_HUB_OFFLINE forbids",
     "vllm serve opt-13b --dtype float32": "--dtype = 'float32': is not supported",
     "vllm serve opt-13b --kv-cache-dtype nvfp4": "--kv-cache-dtype = 'nvfp4': is not supported",
     "vllm serve opt-13b -q bitsandbytes": "--quantization = 'bitsandbytes': is not supported",
@@ -127,7 +127,7 @@ def test_a_flag_is_in_one_list_only():
 )
 def test_repositories_with_the_shape_of_a_preset(name, preset, quantization):
     assert preset in model_names()
-    assert (served_model(name).name, served_model(name).quantization) == (preset, quantization)
+    assert (model(name).name, model(name).quantization) == (preset, quantization)
 
 
 def test_a_model_with_fixed_size_states_is_a_simulation_with_the_same_blocks():

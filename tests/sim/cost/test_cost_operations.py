@@ -82,7 +82,7 @@ def test_a_file_comes_back_as_it_was_written():
 
 BAD = {
     "no json": ("{", "made-up.json: is not a calibration file: Invalid JSON: EOF"),
-    "version": ({"schema_version": 2}, "made-up.json: schema_version = 2: this version reads 1; calibrate again, or"),
+    "version": ({"schema_version": 2}, "made-up.json: schema_version = 2: this version reads 1; write it anew, or"),
     "kind": ({"kind": "guess"}, "made-up.json: kind = 'guess': must be 'calibration' or 'profile'"),
     "no source": ({"source": None}, "made-up.json: source = None: must be text"),
     "operation": ({"ops": {"gem": {}}}, "made-up.json: ops.gem = 'gem': must be 'gemm', 'decode_"),
@@ -162,12 +162,12 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 class TestProfiles:
-    def test_every_gpu_has_one(self):
-        assert profile_names() == sorted(gpu_names())
+    def test_other_gpus_have_none(self):
+        assert set(profile_names()) < set(gpu_names())
         with pytest.raises(SettingError, match="no profile of mi300x comes with the package"):
             profile("mi300x")
 
-    @pytest.mark.parametrize("name", gpu_names())
+    @pytest.mark.parametrize("name", profile_names())
     def test_says_where_it_comes_from_and_how_far_off_it_is(self, name):
         found = profile(name)
         assert found.kind == "profile"

@@ -1,0 +1,128 @@
+"""Models by the name of their Hugging Face repository: presets, the local cache of the hub, and the hub.
+
+    meta-llama/Llama-3.1-8B-Instruct     the preset llama-3.1-8b, by the name without suffixes of tuning
+    org/name-FP8                         the same with fp8 weights, by the suffix
+    any other org/name                   its config.json in the local cache, or from the hub (extra ``hub``)
+
+The cache is where huggingface_hub keeps it: ``HF_HUB_CACHE``, else ``HF_HOME/hub``, else ``~/.cache/huggingface/hub``. With
+``HF_HUB_OFFLINE=1`` nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from ..types.errors import SettingError
+
+#: Repositories with the shape of a preset under another name.
+_ALIKE = {
+    "llama-3.3-70b": "llama-3.1-70b",
+    "llama-4-scout-17b-16e": "llama-4-scout",
+    "llama-4-maverick-17b-128e": "llama-4-maverick",
+    "deepseek-r1": "deepseek-v3",
+    "deepseek-r1-0528": "deepseek-v3",
+    "deepseek-v3-0324": "deepseek-v3",
+    "deepseek-v3.1": "deepseek-v3",
+    "mixtral-8x7b-v0.1": "mixtral-8x7b",
+    "mixtral-8x22b-v0.1": "mixtral-8x22b",
+    "mistral-nemo-2407": "mistral-nemo-12b",
+    "mistral-small-24b-2501": "mistral-small-24b",
+    "nemotron-h-56b-8k": "nemotron-h-56b",
+    "minimax-m2.7": "minimax-m2.5",
+    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
+    "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
+    "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
+    "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
+}
+#: Suffixes of quantised repositories' names, and the format of their weights.
+_QUANTIZED = (
+    (re.compile(r"-awq(-int4)?$"), "awq"),
+    (re.compile(r"-gptq(-int4|-4bit)?$"), "gptq"),
+    (re.compile(r"-quantized\.w4a16$"), "gptq"),
+    (re.compile(r"-quantized\.w8a8$"), "int8"),
+    (re.compile(r"-fp8(-dynamic|-kv)?$"), "fp8"),
+)
+_TUNED = re.compile(r"-(instruct|chat|hf|it|base)(?=-|$)")
+_TIMEOUT_S = 10
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def preset_of(name: str, presets: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The preset with the shape of a repository, and the number format of weights in the suffix of its name."""
+    bare = name.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-")
+    quantization = None
+    for pattern, form in _QUANTIZED:
+        bare, found = pattern.subn("", bare)
+        quantization = form if found else quantization
+    bare = _TUNED.sub("", bare)
+    bare = _ALIKE.get(bare, bare)
+    return (bare if bare in presets else None), quantization
+
+
+def config_file(name: str) -> Path | None:
+    """The ``config.json`` of a repository, from the cache, or downloaded into it; None if the name is of no repository.
+
+    Raises:
+        SettingError: It is in neither.
+    """
+    if not _REPOSITORY.fullmatch(name):
+        return None
+    return cached_config(name) or _downloaded(name)
+
+
+def origin(name: str) -> str | None:
+    """The revision of a repository in the cache, for ``run.json``; None if the model is from elsewhere."""
+    found = None if Path(name).exists() else cached_config(name)
+    return None if found is None else f"{name} on the Hugging Face hub, revision {found.parent.name}"
+
+
+def _cache() -> Path:
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+
+
+def cached_config(name: str) -> Path | None:
+    """The ``config.json`` of a repository in the local cache of the hub."""
+    if not _REPOSITORY.fullmatch(name):
+        return None
+    folder = _cache() / f"models--{name.replace('/', '--')}"
+    try:
+        revision = (folder / "refs" / "main").read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    found = folder / "snapshots" / revision / "config.json"
+    return found if found.is_file() else None
+
+
+def _downloaded(name: str) -> Path:
+    where = "is no preset, and not in the local cache of the Hugging Face hub"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise SettingError("model", name, f"{where}; HF_HUB_OFFLINE forbids to download it")
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        remedy = "pip install 'fragmeter[hub]' to download its config.json, or name a config.json"
+        raise SettingError("model", name, f"{where}; {remedy}") from None
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        # Without a network huggingface_hub tries for half a minute.
+        _require_network(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+        return Path(hf_hub_download(name, "config.json", etag_timeout=_TIMEOUT_S))
+    # Of the network, of a repository that is gated or does not exist, and of a name that cannot be.
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise SettingError("model", name, f"{where}, and the hub does not give it: {reason}") from None
+
+
+def _require_network(endpoint: str) -> None:
+    """Any answer will do; OSError if there is none."""
+    with suppress(HTTPError):
+        urlopen(Request(endpoint, method="HEAD"), timeout=_TIMEOUT_S).close()

@@ -1,0 +1,140 @@
+"""GPUs of a user's JSON file: figures, profile, achieved shares, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from fragmeter.experiments.capacity.prices import prices
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.measured.evidence import evidence
+from fragmeter.sim.cost import default_cost
+from fragmeter.sim.cost.calibration import PROFILES
+from fragmeter.sim.cost.shares import ASSUMED_SHARES, SHARES, origin, shares_of
+from fragmeter.sim.engine.replica import build
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.spec import gpu, model
+from fragmeter.sim.spec.gpu import gpu_names
+from fragmeter.sim.types.errors import SettingError, UserError
+
+SHEET = {
+    "name": "my-gpu",
+    "memory_bytes": 25_250_627_584,
+    "memory_gb_per_s": 1008,
+    "fp16_tflops": 165.2,
+    "pcie_gb_per_s": 32,
+    "source": "data sheet",
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "my-gpu.json"
+
+
+def written(path, **changed) -> str:
+    path.write_text(json.dumps({**SHEET, **changed}))
+    return str(path)
+
+
+def test_the_figures_of_a_preset_give_the_preset(path):
+    card, preset = gpu(written(path, architecture="rtx-4090")), gpu("rtx-4090")
+    for field in (
+        "memory_bytes",
+        "memory_bytes_per_s",
+        "fp16_flops_per_s",
+        "pcie_bytes_per_s",
+        "nvlink_bytes_per_s",
+        "architecture",
+    ):
+        assert getattr(card, field) == getattr(preset, field)
+    run = {"policy": "vllm-v1", "model": "llama-3.1-8b", "max_model_len": 8192, "cost": "roofline"}
+    mine, theirs = (build(settings(gpu=name, **run)) for name in (str(path), "rtx-4090"))
+    assert mine.num_blocks == theirs.num_blocks
+    assert mine.cost.step_ticks(8, 8000, 100, 5050) == theirs.cost.step_ticks(8, 8000, 100, 5050)
+
+
+def test_links_default_to_pcie(path):
+    assert gpu(written(path)).nvlink_bytes_per_s == 32 * 10**9
+    assert gpu(written(path, nvlink_gb_per_s=56.25)).nvlink_bytes_per_s == 56_250_000_000
+
+
+def test_an_unknown_architecture_has_the_median_shares():
+    assert shares_of("unknown") == ASSUMED_SHARES and origin("unknown").endswith("assumed")
+    flops = sorted(known.gemm_flops for known in SHARES.values())
+    assert flops[len(flops) // 2] == ASSUMED_SHARES.gemm_flops
+
+
+def test_the_profile_of_a_file_is_its_default_cost(path):
+    shutil.copy(PROFILES / "rtx-4090.json", path.parent / "measured.json")
+    card = gpu(written(path, profile="measured.json"))
+    assert default_cost(model("llama-3.1-8b"), card) == "fitted"
+    run = {"policy": "vllm-v1", "model": "llama-3.1-8b", "max_model_len": 8192}
+    mine, theirs = (build(settings(gpu=name, **run)).cost for name in (str(path), "rtx-4090"))
+    assert mine.step_ticks(8, 8000, 100, 5050) == theirs.step_ticks(8, 8000, 100, 5050)
+    assert evidence(settings(gpu=str(path), **run)).origin == "the profile measured.json of my-gpu"
+
+
+def test_without_a_profile_it_is_the_roofline_and_a_data_sheet(path):
+    found = evidence(settings(gpu=written(path), policy="vllm-v1", model="llama-3.1-8b"))
+    assert (found.cost, found.basis, found.nearest) == ("roofline", "a data sheet", None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"memory_gb_per_s": 0}, "my-gpu.json: memory_gb_per_s = 0: must be at least 0.1"),
+        ({"memory_gb_per_s": 1.008e12}, "my-gpu.json: memory_gb_per_s = 1008000000000.0: must be at most 1000000"),
+        ({"fp16_tflops": "fast"}, "my-gpu.json: fp16_tflops = 'fast': must be a number"),
+        ({"memory_bytes": 24}, "my-gpu.json: memory_bytes = 24: must be at least 1073741824"),
+        ({"name": "h200"}, "my-gpu.json: name = 'h200': is a preset of the package; give the GPU another name"),
+        ({"flops": 1}, "my-gpu.json: flops"),
+        ({"source": ""}, "my-gpu.json: source"),
+    ],
+)
+def test_figures_that_cannot_be(changed, message, path, capsys):
+    tokens = ["simulate", "--gpu", written(path, **changed), "--num-prompts", "2"]
+    assert status(tokens) == MISTAKE
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_figure_and_a_missing_file(path, capsys):
+    path.write_text(json.dumps({name: value for name, value in SHEET.items() if name != "pcie_gb_per_s"}))
+    with pytest.raises(UserError, match=r"my-gpu.json: pcie_gb_per_s.*is missing"):
+        gpu(str(path))
+    with pytest.raises(UserError, match=r"gpu = 'none.json': cannot be read"):
+        gpu("none.json")
+    with pytest.raises(SettingError, match="or a JSON file of a GPU"):
+        gpu("h300")
+
+
+def test_an_architecture_that_does_not_exist(path):
+    with pytest.raises(SettingError, match="must be one of a100, h100, h200"):
+        build(
+            settings(
+                gpu=written(path, architecture="fermi"), policy="vllm-v1", model="llama-3.1-8b", max_model_len=8192
+            )
+        )
+
+
+def test_a_plan_for_it_needs_its_price(path, tmp_path, capsys):
+    load = ["--goodput", "ttft:2000", "tpot:200", "--num-prompts", "100", "--seeds", "1"]
+    tokens = ["plan", "--serve", "vllm serve llama-3.1-8b --max-model-len 16384", "--gpu", written(path), *load]
+    assert status(tokens) == MISTAKE
+    assert "has no price of my-gpu; add it under per_gpu_hour" in capsys.readouterr().err
+    (tmp_path / "prices.json").write_text(json.dumps({"per_gpu_hour": {"my-gpu": 0.5}}))
+    assert status([*tokens, "--prices", str(tmp_path / "prices.json")]) == DONE
+    assert "my-gpu" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_every_preset_serves_a_model_and_says_what_its_times_rest_on(name):
+    chosen = settings(gpu=name, policy="vllm-v1", model="toy-llama")
+    assert build(chosen).num_blocks > 1000
+    has_profile = (PROFILES / f"{name}.json").is_file()
+    assert evidence(chosen).basis == ("kernel tables" if has_profile else "a data sheet")
+    assert "data sheet" in gpu(name).source
+    if has_profile:
+        assert prices(None).of(name) > 0

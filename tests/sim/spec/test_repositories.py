@@ -1,0 +1,178 @@
+"""Models by the name of a repository: presets, the hub's local cache, and a hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.sim.spec import model, model_names
+from fragmeter.sim.types.errors import SettingError
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+TINY = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 700,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+}
+#: Parameters of published checkpoints in billions, without encoders and without layers for multi-token prediction.
+PUBLISHED = {
+    "qwen2.5-0.5b": 0.494, "qwen2.5-1.5b": 1.544, "qwen2.5-7b": 7.616, "qwen2.5-14b": 14.770, "qwen2.5-32b": 32.764,
+    "qwen2.5-72b": 72.706, "qwen3-0.6b": 0.596, "qwen3-8b": 8.191, "qwen3-32b": 32.762, "qwen3-235b-a22b": 235.094,
+    "qwen3-coder-480b-a35b": 480.155, "llama-3.2-1b": 1.236, "llama-3.2-3b": 3.213, "llama-3.1-405b": 405.853,
+    "llama-4-maverick": 400.7, "gemma-3-1b": 1.000, "gemma-3-12b": 11.766, "phi-4": 14.660, "mistral-7b-v0.3": 7.248,
+    "mistral-nemo-12b": 12.248, "mistral-small-24b": 23.572, "mixtral-8x22b": 140.62, "gpt-oss-20b": 20.915,
+    "kimi-k2": 1026.4, "minimax-m2.5": 228.7, "glm-4.5": 352.8, "glm-4.5-air": 106.85, "nemotron-h-56b": 56.3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_presets_have_the_published_number_of_parameters(name):
+    assert model(name).num_params / 1e9 == pytest.approx(PUBLISHED[name], rel=0.002)
+
+
+def test_there_are_presets_for_what_is_served():
+    assert len(model_names()) >= 40
+
+
+@pytest.mark.parametrize(
+    ("repository", "preset", "quantization"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b", None),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "qwen2.5-72b", "awq"),
+        ("Qwen/Qwen3-235B-A22B-FP8", "qwen3-235b-a22b", "fp8"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b", None),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", "llama-4-maverick", None),
+        ("mistralai/Mistral-Nemo-Instruct-2407", "mistral-nemo-12b", None),
+        ("zai-org/GLM-4.5-Air-FP8", "glm-4.5-air", "fp8"),
+        ("google/gemma-3-12b-it", "gemma-3-12b", None),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3", "fp8"),
+    ],
+)
+def test_repositories_of_presets(repository, preset, quantization):
+    found = model(repository)
+    assert (found.name, found.quantization) == (preset, quantization)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    snapshot = tmp_path / "models--org--tiny" / "snapshots" / REVISION
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(TINY))
+    refs = tmp_path / "models--org--tiny" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(REVISION)
+    return tmp_path
+
+
+def test_the_local_cache(cache, tmp_path):
+    assert (model("org/tiny").name, model("org/tiny").num_layers) == ("org/tiny", 3)
+    load = ["--num-prompts", "2", "--num-gpu-blocks-override", "100", "--out", str(tmp_path / "out")]
+    assert status(["simulate", "--model", "org/tiny", "--policy", "vllm-v1", *load]) == DONE
+    sources = json.loads((tmp_path / "out" / "run.json").read_text())["replica"]["sources"]
+    assert sources["model"] == f"org/tiny on the Hugging Face hub, revision {REVISION}"
+
+
+def test_a_folder_of_that_name_comes_first(cache, tmp_path, monkeypatch):
+    folder = tmp_path / "here" / "org" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(TINY | {"num_hidden_layers": 5}))
+    monkeypatch.chdir(tmp_path / "here")
+    assert model("org/tiny").num_layers == 5
+
+
+def test_offline(cache, capsys):
+    assert status(["simulate", "--model", "org/other", "--num-prompts", "2"]) == MISTAKE
+    said = capsys.readouterr().err
+    assert "model = 'org/other': is no preset, and not in the local cache of the Hugging Face hub" in said
+    assert "HF_HUB_OFFLINE forbids to download it" in said and said.count("\n") == 1
+
+
+def test_a_name_that_is_no_repository_lists_the_presets():
+    with pytest.raises(SettingError, match="one of opt-13b, .*, or a path to a config.json"):
+        model("gpt-5")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub as a download of one file needs."""
+
+    def do_HEAD(self) -> None:
+        self._answer(head=True)
+
+    def do_GET(self) -> None:
+        self._answer(head=False)
+
+    def _answer(self, head: bool) -> None:
+        body = json.dumps(TINY).encode()
+        errors = {"/org/gated": (403, "GatedRepo"), "/org/missing": (404, "RepoNotFound")}
+        for path, (code, error) in errors.items():
+            if self.path.startswith(path):
+                self.send_response(code)
+                self.send_header("X-Error-Code", error)
+                self.send_header("X-Error-Message", f"{error} by this hub")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+        self.send_response(200)
+        for name, value in {"ETag": '"abc"', "X-Repo-Commit": REVISION, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if not head:
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    pytest.importorskip("huggingface_hub")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+
+
+def asked(endpoint: str, home: Path, name: str, **more: str) -> tuple[int, str]:
+    """Exit status and output of ``plan --serve`` for a model; in a process, as the endpoint is read at import."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "COLUMNS": "1000", **more}
+    line = f"vllm serve {name} --max-model-len 512"
+    command = [sys.executable, "-m", "fragmeter", "plan", "--gpu", "h200", "--serve", line]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_download_and_then_the_cache(hub, tmp_path):
+    code, printed = asked(hub, tmp_path, "org/tiny")
+    assert code == 0 and "It starts: org/tiny on 1 x h200" in printed
+    assert (tmp_path / "hub" / "models--org--tiny" / "snapshots" / REVISION / "config.json").exists()
+    code, printed = asked("http://127.0.0.1:9", tmp_path, "org/tiny", HF_HUB_OFFLINE="1")
+    assert code == 0 and "It starts: org/tiny" in printed
+
+
+@pytest.mark.parametrize("name", ["org/gated", "org/missing"])
+def test_what_the_hub_refuses_is_one_line(name, hub, tmp_path):
+    code, printed = asked(hub, tmp_path, name)
+    assert code == 2 and printed.count("\n") == 1
+    assert f"model = '{name}': is no preset" in printed and "and the hub does not give it: " in printed
+
+
+def test_no_network_is_one_line(hub, tmp_path):
+    code, printed = asked("http://127.0.0.1:9", tmp_path, "org/tiny")
+    assert code == 2 and printed.count("\n") == 1 and "and the hub does not give it: " in printed
