@@ -28,7 +28,9 @@ def _layers(spec: ModelSpec) -> tuple[Layer, ...]:
 def test_the_groups_of_presets_are_those_of_vllm(name):
     spec, tokens = model(name), 4096
     layers = _layers(spec)
-    question = Question(layers, max_model_len=min(tokens, spec.max_model_len), disable_hybrid=name.startswith("llama-4"))
+    question = Question(
+        layers, max_model_len=min(tokens, spec.max_model_len), disable_hybrid=name.startswith("llama-4")
+    )
     answer = groups_of(question)
     ours = hybrid_layout(spec, question.max_model_len)
     if ours is None:
