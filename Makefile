@@ -32,7 +32,7 @@ help:
 	@echo "make smoke        run the main commands once, without the packages of the tests; smoke-lowest: on the lowest versions"
 	@echo "make release-check  build wheel and sdist into dist, test both in clean environments outside the checkout"
 	@echo "make benchmark    measure the speed of the simulator on one core"
-	@echo "make docs         write docs/reproduction.md again; TRACE=FILE adds the paper's own length pairs"
+	@echo "make docs         write docs/reproduction.md again; TRACE=FILE ALPACA=FILE add the paper's own length pairs"
 	@echo "make screenshots  take the pictures of the README from new pages"
 
 # A virtual environment of its own, installed anew when setup.cfg changes.
@@ -133,7 +133,7 @@ benchmark: $(VENV)/.test
 
 docs: $(VENV)/.core
 	$(BIN)/fragmeter reproduce all --out out/reproduction
-	$(if $(TRACE),$(BIN)/fragmeter reproduce all --trace $(TRACE) --out out/reproduction-exact)
+	$(if $(TRACE),$(BIN)/fragmeter reproduce all --trace $(TRACE) --alpaca-trace $(ALPACA) --out out/reproduction-exact)
 	$(BIN)/python docs/reproduction.py out/reproduction docs/reproduction.md $(if $(TRACE),out/reproduction-exact)
 
 screenshots: $(VENV)/.test

@@ -31,8 +31,8 @@ are run for this column. Both are empty where no requests are drawn and no steps
 "origin" says whether a number was fitted on this very value, or the value is predicted.
 """
 _EXACT = """
-Where a column says "exact pairs", it was simulated on the paper's own length pairs, which are not redistributed; the
-others drew lengths from the summaries that come with the package.
+Where a column says "exact pairs", it was simulated on the paper's own length pairs of ShareGPT and Alpaca, which are not redistributed
+(`--trace`, `--alpaca-trace`); the others drew lengths from the summaries that come with the package.
 """
 
 
@@ -40,7 +40,7 @@ def main(folder: str, target: str, exact: str | None = None) -> None:
     """Write the file."""
     drawn = _documents(folder, [name for name, figure in FIGURES.items() if figure.in_all])
     # Other figures are the same with and without the pairs.
-    on_pairs = _documents(exact, [name for name in drawn if FIGURES[name].traced]) if exact else {}
+    on_pairs = _documents(exact, [name for name in drawn if FIGURES[name].traced or FIGURES[name].alpaca]) if exact else {}
     if not drawn:
         sys.exit(f"{folder}: has no figures; run fragmeter reproduce all --out {folder}")
     parts = [_HEAD, _EXACT if on_pairs else "", _missing(drawn), *_summary("Accuracy against the paper", drawn)]

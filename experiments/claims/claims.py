@@ -136,7 +136,7 @@ def _lines(tables: Iterable[Table]) -> Iterator[tuple[Table, Probe]]:
 
 def _row(table: Table, probe: Probe, seeds: tuple[int, ...], kept: Kept) -> dict[str, Any]:
     name = f"{table.name}-{probe.number:02}"
-    follows_from = key(name, None, seeds)
+    follows_from = key(name, (), seeds)
     found = kept.find(name, follows_from)
     if found is None:
         found = kept.keep(name, follows_from, {"row": table.row(probe, measured(probe, seeds))})

@@ -12,7 +12,7 @@ from ...sim.types.errors import SettingError
 from ..reproduce.figures import FIGURES
 from ..reproduce.prefix_cache import FIGURE as PREFIX_CACHE
 from ..reproduce.prefix_cache import reproduce_prefix_cache
-from ..reproduce.reproduction import ALL, folder_of
+from ..reproduce.reproduction import ALL, Traces, folder_of
 from ..reproduce.reproduction import reproduce as rerun
 from ..reproduce.servers import FIGURE as SERVERS
 from ..reproduce.servers import reproduce_servers
@@ -31,6 +31,7 @@ def reproduce(
     /,
     *,
     trace: Path | None = None,
+    alpaca_trace: Path | None = None,
     runs: Path | None = None,
     seeds: int | None = None,
     jobs: Annotated[int | None, Parameter(group=Group("Workers", sort_key=8))] = None,
@@ -48,8 +49,9 @@ def reproduce(
             simulation).
         trace: ShareGPT's length pairs, such as the paper's own: CSV, JSONL, Parquet or the artifact's pickle. By
             default lengths are drawn from a summary in the package. prefix-cache needs JSON lines with hash_ids.
+        alpaca_trace: Alpaca's length pairs, for Figs 11, 12d to f, 13b, 14, 15 and 18b. By default lengths are drawn.
         runs: Of servers: folder with the requests of the runs that need them. By default these are left out.
-        seeds: Number of seeds, from 0, for the mean. By default 1 with --trace, as in the paper; else the figure's own
+        seeds: Number of seeds, from 0, for the mean. By default 1 with a trace, as in the paper; else the figure's own
             number, mostly 10.
         jobs: Number of figures at a time, or of runs of a single figure. The bytes do not depend on it. By default the
             number of cores.
@@ -59,17 +61,19 @@ def reproduce(
     report = Report(json)
     if jobs is not None and jobs < 1:
         raise SettingError("jobs", jobs, "must be 1 or more")
-    require_apart({"out": out, "json": json}, named_files(trace=trace))
+    require_apart({"out": out, "json": json}, named_files(trace=trace, alpaca_trace=alpaca_trace))
     if runs is not None and figure != SERVERS:
         raise SettingError("runs", str(runs), f"applies only to {SERVERS}; leave it out")
     folder = folder_of(out)
     if figure == SERVERS:
-        for name, value in (("trace", trace), ("seeds", seeds), ("jobs", jobs)):
+        for name, value in (("trace", trace), ("alpaca_trace", alpaca_trace), ("seeds", seeds), ("jobs", jobs)):
             if value is not None:
                 shown = str(value) if isinstance(value, Path) else value
                 raise SettingError(name, shown, f"has no effect on {SERVERS}; leave it out")
         reproduce_servers(runs, report, folder)
     elif figure == PREFIX_CACHE:
+        if alpaca_trace is not None:
+            raise SettingError("alpaca_trace", str(alpaca_trace), f"has no effect on {PREFIX_CACHE}; leave it out")
         reproduce_prefix_cache(trace, seeds, report, folder)
     else:
-        rerun(figure, trace, seeds, report, folder, jobs)
+        rerun(figure, Traces(trace, alpaca_trace), seeds, report, folder, jobs)

@@ -60,15 +60,21 @@ class Fit:
         return f"{start}; it comes to {dict(self.scan)[self.scale]:.2f}."
 
 
+def fitted_before(by_context: bool = False) -> Fit:
+    """The scale that was fitted beforehand, on the paper's own pairs of ShareGPT; the argument is that of ``fit``."""
+    published = not_none(FIG13A.published()[FITTED_ON, METRIC])
+    return Fit(CONTEXT_STEP_SCALE if by_context else FITTED_STEP_SCALE, published, by_context=by_context)
+
+
 def fit(bench: Bench, by_context: bool = False) -> Fit:
     """The scale for the bench's source: scanned for a file of pairs, a constant for drawn pairs.
 
     Args:
         by_context: Whether the step time depends on the context (``ContextCost``).
     """
-    published = not_none(FIG13A.published()[FITTED_ON, METRIC])
     if bench.source.exact is None:
-        return Fit(CONTEXT_STEP_SCALE if by_context else FITTED_STEP_SCALE, published, by_context=by_context)
+        return fitted_before(by_context)
+    published = not_none(FIG13A.published()[FITTED_ON, METRIC])
     best, values = scan(partial(_measure, bench, by_context), published, _COARSE, _FINE_STEP)
     return Fit(best / 1000, published, tuple((at / 1000, value) for at, value in values.items()), by_context)
 

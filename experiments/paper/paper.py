@@ -90,11 +90,18 @@ class Source:
         seeds: Seeds of the arrivals and the shuffle, and of drawn lengths.
         exact: The pairs of a file; None draws from an embedded summary, anew for every seed.
         drawn_from: Name of the summary.
+        exact_alpaca: Alpaca's pairs of a file; None draws them.
     """
 
     seeds: tuple[int, ...]
     exact: LengthPairs | None = None
     drawn_from: str = SYNTHETIC_SET
+    exact_alpaca: LengthPairs | None = None
+
+    @property
+    def alpaca(self) -> Source:
+        """The source of Alpaca's lengths, with the same seeds."""
+        return Source(self.seeds, self.exact_alpaca, ALPACA_SET)
 
     @property
     def name(self) -> str:
@@ -124,21 +131,29 @@ class Source:
         return f"{self.name}, {experiment.request_rate:g} req/s, {experiment.duration_s:g} s, {which}"
 
 
-def source(trace: str | PathLike[str] | None = None, seeds: int | None = None) -> Source:
+def source(
+    trace: str | PathLike[str] | None = None,
+    seeds: int | None = None,
+    alpaca_trace: str | PathLike[str] | None = None,
+) -> Source:
     """The source of lengths: a file of pairs, or the embedded summary.
 
     Args:
         trace: A file that ``traces.read`` understands; its arrivals are not used.
         seeds: Number of seeds, from 0; None takes one for a file, as the paper does, and ten for the summary.
+        alpaca_trace: As ``trace``, with Alpaca's pairs.
 
     Raises:
         UserError: The file cannot be read, has an invalid row, or has no request that the model can hold.
     """
     if seeds is not None and seeds < 1:
         raise SettingError("seeds", seeds, "must be 1 or more")
-    if trace is None:
+    if trace is None and alpaca_trace is None:
         return Source(tuple(range(seeds or DEFAULT_SEEDS)))
-    found = Source(tuple(range(seeds or 1)), read(trace).pairs)
+    sharegpt, alpaca = (None if path is None else read(path).pairs for path in (trace, alpaca_trace))
+    found = Source(tuple(range(seeds or 1)), sharegpt, exact_alpaca=alpaca)
     # Refuse invalid pairs before anything is simulated.
-    found.workload(FIG2, seed=0)
+    for each in (found, found.alpaca):
+        if each.exact is not None:
+            each.workload(FIG2, seed=0)
     return found

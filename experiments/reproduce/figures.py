@@ -56,6 +56,7 @@ class Figure:
         show: Sections of the page for the document; by default the figure has none.
         seeds: Number of seeds for drawn lengths if none is requested; None if the figure draws nothing.
         traced: Whether it serves the pairs of ``--trace``.
+        alpaca: Whether it serves the pairs of ``--alpaca-trace``.
         in_all: Whether ``all`` includes it.
         in_parts: Whether ``make`` also takes a store for parts of its document, so that an interrupted figure
             continues.
@@ -68,6 +69,7 @@ class Figure:
     print: Callable[[Payload, Report], None] = print_figure
     seeds: int | None = DEFAULT_SEEDS
     traced: bool = True
+    alpaca: bool = False
     in_all: bool = True
     in_parts: bool = False
     seconds: int | None = None
@@ -83,16 +85,23 @@ def _fixed(make: Callable[[], Payload], show: Show | None = None, **more: Any) -
     return Figure(lambda _: make(), show, seeds=None, traced=False, **more)
 
 
-def _rates(title: str, make: Callable[[Bench], Payload], seconds: int) -> Figure:
+def _rates(title: str, make: Callable[[Bench], Payload], seconds: int, alpaca: bool = False) -> Figure:
     """A rate sweep with one seed, because these runs are the longest."""
-    return Figure(make, sections.rates(title), seeds=1, seconds=seconds)
+    return Figure(make, sections.rates(title), seeds=1, seconds=seconds, alpaca=alpaca)
 
 
-def _panels(module: ModuleType, seconds: dict[str, int]) -> dict[str, Figure]:
-    """The panels of a rate-sweep figure, each as a figure of its own, so that an interruption loses few of them."""
+def _panels(module: ModuleType, seconds: dict[str, int], alpaca: str) -> dict[str, Figure]:
+    """The panels of a rate-sweep figure, each as a figure of its own, so that an interruption loses few of them.
+
+    Args:
+        alpaca: Panels with Alpaca's lengths.
+    """
     return {
         f"{module.FIGURE}{letter}": _rates(
-            f"Fig {module.FIGURE.removeprefix('fig')}{letter}: {what}", partial(module.panel, letter), seconds[letter]
+            f"Fig {module.FIGURE.removeprefix('fig')}{letter}: {what}",
+            partial(module.panel, letter),
+            seconds[letter],
+            letter in alpaca,
         )
         for letter, what in module.TITLES.items()
     }
@@ -104,27 +113,29 @@ FIGURES: dict[str, Figure] = {
     "table1": _fixed(table1, sections.tabled("Table 1: memory of the KV cache")),
     "fig1": _fixed(fig1, sections.shown("Fig 1: throughput by batch size", figures.curves)),
     "fig3": _fixed(fig3, sections.tabled("Fig 3: slots of two requests")),
-    "fig11": Figure(fig11, sections.shown("Fig 11: lengths of prompts and outputs", figures.bars)),
+    "fig11": Figure(fig11, sections.shown("Fig 11: lengths of prompts and outputs", figures.bars), alpaca=True),
     "fig19a": _fixed(fig19a, sections.shown("Fig 19a: swapping and recomputation", figures.curves)),
     "waste": Figure(lambda bench: waste_table(bench, fit(bench)), sections.waste),
     "fig2": Figure(fig2, sections.fig2, seconds=15),
-    **_panels(fig12, {"a": 14, "b": 8, "c": 4, "d": 100, "e": 45, "f": 20}),
+    **_panels(fig12, {"a": 14, "b": 8, "c": 4, "d": 100, "e": 45, "f": 20}, "def"),
     "fig13a": Figure(fig13a, sections.fig13a, seconds=30),
     "fig13b": Figure(
         fig13b,
         sections.shown("Fig 13b: mean batch, Alpaca", figures.fig13a),
         seeds=1,
         traced=False,
+        alpaca=True,
         seconds=70,
     ),
-    **_panels(fig14, {"a": 40, "b": 40, "c": 40, "d": 60, "e": 65, "f": 75}),
-    "fig15": Figure(lambda bench: compare_sharing(bench.source), sections.fig15, seeds=1, seconds=100),
+    **_panels(fig14, {"a": 40, "b": 40, "c": 40, "d": 60, "e": 65, "f": 75}, "abcdef"),
+    "fig15": Figure(lambda bench: compare_sharing(bench.source), sections.fig15, seeds=1, seconds=100, alpaca=True),
     "fig16": _rates("Fig 16: translation behind a shared prefix", fig16, seconds=18),
     "fig17": _rates("Fig 17: a chatbot", fig17, seconds=6),
     "fig18b": Figure(
         fig18b,
         sections.shown("Fig 18b: latency by block size", figures.curves),
         seeds=1,
+        alpaca=True,
         seconds=30,
         shares="block sizes",
     ),

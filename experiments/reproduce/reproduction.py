@@ -35,6 +35,19 @@ from .text import SUMMARY_NOTE, print_summary, summary_lines, summary_rows
 Document = tuple[str, Payload]
 
 
+@dataclass(frozen=True)
+class Traces:
+    """Files of length pairs; None draws them.
+
+    Attributes:
+        trace: ShareGPT's pairs.
+        alpaca_trace: Alpaca's pairs.
+    """
+
+    trace: str | PathLike[str] | None = None
+    alpaca_trace: str | PathLike[str] | None = None
+
+
 class Benches:
     """One bench for each number of seeds; figures with the same number share its runs.
 
@@ -54,8 +67,9 @@ class Benches:
 
     def _source(self, figure: Figure) -> Source:
         exact = self._requested.exact if figure.traced else None
-        if self._seeds is not None or exact is not None:
-            return Source(self._requested.seeds, exact)
+        alpaca = self._requested.exact_alpaca if figure.alpaca else None
+        if self._seeds is not None or exact is not None or alpaca is not None:
+            return Source(self._requested.seeds, exact, exact_alpaca=alpaca)
         return Source(tuple(range(figure.seeds or 1)))
 
 
@@ -110,7 +124,7 @@ def _rerun(name: str, benches: Benches, kept: Kept) -> Rerun:
     figure = FIGURES[name]
     bench = benches.of(figure)
     seeds = None if figure.seeds is None else bench.source.seeds
-    return Rerun(name, key(name, bench.source.exact, seeds), bench, kept)
+    return Rerun(name, key(name, (bench.source.exact, bench.source.exact_alpaca), seeds), bench, kept)
 
 
 def _made(rerun: Rerun) -> Document:
@@ -187,7 +201,7 @@ def folder_of(out: str | PathLike[str] | None) -> OutputFolder | None:
 
 def reproduce(
     wanted: str,
-    trace: str | PathLike[str] | None,
+    traces: Traces,
     seeds: int | None,
     report: Report,
     folder: OutputFolder | None,
@@ -199,7 +213,7 @@ def reproduce(
     interruption keeps finished figures. Figures already there with the same key are not run again.
 
     Args:
-        trace: A file of length pairs; None draws them.
+        traces: Files of length pairs.
         seeds: Number of seeds; None takes each figure's own number.
         jobs: Number of figures at a time, or of runs of a single figure; None takes the cores of this machine.
 
@@ -207,8 +221,8 @@ def reproduce(
         UserError: The trace or the seeds are invalid, or the figure does not use them; the folder cannot be written.
     """
     if wanted != ALL:
-        _require_used(wanted, FIGURES[wanted], trace, seeds)
-    benches = Benches(source(trace, seeds), seeds)
+        _require_used(wanted, FIGURES[wanted], traces, seeds)
+    benches = Benches(source(traces.trace, seeds, traces.alpaca_trace), seeds)
     rerun = _all if wanted == ALL else _one
     with at_most(jobs):
         rerun(wanted, benches, report, folder, jobs)
@@ -287,9 +301,13 @@ def _point_to(page: Page, report: Report, folder: OutputFolder | None) -> None:
         report.point_to("Page", folder.path / PAGE)
 
 
-def _require_used(name: str, figure: Figure, trace: object, seeds: int | None) -> None:
+def _require_used(name: str, figure: Figure, traces: Traces, seeds: int | None) -> None:
     """Refuse arguments without an effect on the figure."""
-    if trace is not None and not figure.traced:
-        raise SettingError("trace", str(trace), f"{name} does not serve it; leave it out")
+    for field, trace, used in (
+        ("trace", traces.trace, figure.traced),
+        ("alpaca_trace", traces.alpaca_trace, figure.alpaca),
+    ):
+        if trace is not None and not used:
+            raise SettingError(field, str(trace), f"{name} does not serve it; leave it out")
     if seeds is not None and figure.seeds is None:
         raise SettingError("seeds", seeds, f"{name} draws nothing; leave it out")

@@ -8,6 +8,7 @@ its content, and a damaged document is made again, too.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -26,14 +27,14 @@ _PACKAGE = Path(__file__).parents[2]
 _FOLDERS = ("sim", "traces", "experiments")
 
 
-def key(figure: str, exact: LengthPairs | None, seeds: tuple[int, ...] | None) -> str:
+def key(figure: str, exact: Sequence[LengthPairs | None], seeds: tuple[int, ...] | None) -> str:
     """The hash for a figure.
 
     Args:
-        exact: The pairs that it serves; None if it draws them or serves none.
+        exact: The pairs of each set that it serves; None for a set that it draws or does not serve.
         seeds: None if nothing is drawn.
     """
-    content = [figure, versions(), None if exact is None else _hash_of(exact), seeds]
+    content = [figure, versions(), [None if pairs is None else _hash_of(pairs) for pairs in exact], seeds]
     return _hash(content)
 
 

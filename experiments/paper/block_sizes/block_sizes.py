@@ -31,7 +31,7 @@ from ..bench import Bench
 from ..comparison import Payload
 from ..context_cost import ContextCost, reading_ms
 from ..fit import CONTEXT_STEP_SCALE
-from ..paper import ALPACA_SET, FIG2, SERIES, Experiment, Source
+from ..paper import FIG2, SERIES, Experiment, Source
 from ..published import paper_figures
 from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, as_finding, moved, value_row, within
 from ..settings import paper_settings
@@ -144,7 +144,7 @@ class Latencies:
     """Runs cases over one source of ShareGPT's lengths, each once."""
 
     def __init__(self, source: Source) -> None:
-        self._sources = {SHAREGPT: source, ALPACA: replace(source, exact=None, drawn_from=ALPACA_SET)}
+        self._sources = {SHAREGPT: source, ALPACA: source.alpaca}
         self._found: dict[SizeCase, float] = {}
 
     def measure(self, cases: Sequence[SizeCase], subject: str) -> list[float]:

@@ -8,27 +8,22 @@ as many as the data set has. Nothing is fitted: the summaries were made of the d
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ..bench import Bench
 from ..comparison import Payload
-from ..paper import ALPACA_SET, MAX_MODEL_LEN, SYNTHETIC_SET, Source
+from ..paper import MAX_MODEL_LEN, Source
 from ..published import paper_figures
 from ..rows import Row, value_row, within
 
 FIGURE = "fig11"
 _METRICS = {"mean_prompt_tokens": "input", "mean_output_tokens": "output"}
-_SETS = {"ShareGPT": SYNTHETIC_SET, "Alpaca": ALPACA_SET}
 _WITHIN = 0.03
 
 
 def fig11(bench: Bench) -> Payload:
     """The figure as a document."""
     source = bench.source
-    sources = {
-        name: source if name == "ShareGPT" else replace(source, exact=None, drawn_from=drawn)
-        for name, drawn in _SETS.items()
-    }
+    sources = {"ShareGPT": source, "Alpaca": source.alpaca}
     rows = [row for name, lengths in sources.items() for row in _rows(name, lengths)]
     return {
         "figure": FIGURE,

@@ -1,7 +1,6 @@
 """Fig 13b: mean number of batched requests of Alpaca at 30 requests/s.
 
-Set-up, from the paper: as Fig 13a (OPT-13B, an hour of requests, measured from 600 to 3,600 s) with Alpaca. Its pairs
-are drawn from a summary. Its contexts are a sixth of ShareGPT's, and a step of many short sequences takes less than Fig
+Set-up, from the paper: as Fig 13a (OPT-13B, an hour of requests, measured from 600 to 3,600 s) with Alpaca. Its contexts are a sixth of ShareGPT's, and a step of many short sequences takes less than Fig
 1's line gives. The step time therefore depends on the context here (``ContextCost``). Its scale is fitted on ShareGPT,
 on Fig 13a's vLLM value, and every value here is predicted. The values without the context are reported beside them.
 """
@@ -9,13 +8,12 @@ on Fig 13a's vLLM value, and every value here is predicted. The values without t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ....sim.types.optional import not_none
 from ..bench import Bench, Case
 from ..comparison import Payload, compare
-from ..fit import FITTED_ON, METRIC, fit
-from ..paper import ALPACA_SET, FIG13B, SERIES
+from ..fit import FITTED_ON, METRIC, fitted_before
+from ..paper import FIG13B, SERIES
 from ..rows import ordered, within
 
 _WITHIN = 0.20
@@ -23,14 +21,14 @@ _WITHIN = 0.20
 
 def fig13b(bench: Bench) -> Payload:
     """The figure as a document."""
-    alpaca = Bench(replace(bench.source, exact=None, drawn_from=ALPACA_SET))
-    payload = compare(FIG13B, alpaca, fit(alpaca, by_context=True), scales=())
+    alpaca = Bench(bench.source.alpaca)
+    payload = compare(FIG13B, alpaca, fitted_before(by_context=True), scales=())
     findings = [within(payload["rows"], _WITHIN, "Batched requests"), ordered(payload["rows"])]
     return payload | {"findings": findings, "remarks": [*_without_context(alpaca), *payload["remarks"]]}
 
 
 def _without_context(alpaca: Bench) -> Iterator[str]:
-    plain = fit(alpaca)
+    plain = fitted_before()
     seed = alpaca.source.seeds[0]
     found = alpaca.measure([Case(FIG13B, seed, SERIES[FITTED_ON], plain.scale)], "without context")[0].values[METRIC]
     published = not_none(FIG13B.published()[FITTED_ON, METRIC])

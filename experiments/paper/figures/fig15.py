@@ -28,7 +28,7 @@ from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, as_finding, moved, within
 from ..sharing import CLOSED_FORM, SAVED, Saved, SharingCase, measure_sharing
 
 BEAMS_ALPACA, FITTED_ON_BEAMS = "beam search, Alpaca", 2
-#: Alpaca's pairs are not available: they are drawn from a summary.
+#: The lengths that the survival is fitted on.
 ALPACA = Source((0,), drawn_from=ALPACA_SET)
 #: Scanned survivals, in thousandths.
 _COARSE, _COARSE_SHAREGPT, _FINE_STEP = range(900, 951, 10), range(940, 991, 10), 1
@@ -122,11 +122,11 @@ def compare_sharing(source: Source) -> Payload:
     """The figure as a document: the table in design.md's form, and its basis.
 
     Args:
-        source: Source of ShareGPT's lengths; Alpaca's are always drawn.
+        source: Source of the lengths of both sets.
     """
-    sources = {FIG15: replace(ALPACA, seeds=source.seeds), FIG15_SHAREGPT: source}
+    sources = {FIG15: source.alpaca, FIG15_SHAREGPT: source}
     rows = list(sharing_rows(_measured(sources), _moved(sources)))
-    short = replace(ALPACA, seeds=source.seeds[:1])
+    short = replace(source.alpaca, seeds=source.seeds[:1])
     return {
         "figure": FIGURE,
         "workload": "; ".join(lengths.description(experiment) for experiment, lengths in sources.items()),

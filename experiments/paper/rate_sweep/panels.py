@@ -9,7 +9,7 @@ from typing import Any
 
 from ...runs.crossing import Crossing
 from ..comparison import Payload
-from ..paper import ALPACA_SET, SERIES, SYNTHETIC_SET, Source
+from ..paper import SERIES, Source
 from ..published import paper_figures
 from ..rows import OTHER_SEEDS, Row, value_row
 from .rate_sweep import TARGET_S, Load, Search, System, find_rates, fit_scale, latencies, moved_to, per_step_pct
@@ -18,7 +18,6 @@ CROSSING, LATENCY = "crossing_req_per_s", "normalized_latency_s_per_token"
 VLLM, ORACLE, MAX = "vLLM", "Orca (Oracle)", "Orca (Max)"
 ORCAS = tuple(name for name in SERIES if name != VLLM)
 SHAREGPT, ALPACA = "ShareGPT", "Alpaca"
-SETS = {SHAREGPT: SYNTHETIC_SET, ALPACA: ALPACA_SET}
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,8 @@ def published_markers(figure: str, name: str) -> dict[str, dict[float, float]]:
 
 
 def lengths_of(name: str, source: Source) -> Source:
-    """The source of a data set's lengths: the requested one for ShareGPT; Alpaca's are always drawn."""
-    return source if name == SHAREGPT else Source(source.seeds, drawn_from=SETS[name])
+    """The source of a data set's lengths."""
+    return source if name == SHAREGPT else source.alpaca
 
 
 def spare_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:

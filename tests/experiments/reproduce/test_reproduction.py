@@ -11,7 +11,10 @@ import pytest
 
 from fragmeter.experiments.cli import reproduce as verb_reproduce
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.paper.bench import Bench
 from fragmeter.experiments.paper.comparison import Payload
+from fragmeter.experiments.paper.figures.fig11 import fig11
+from fragmeter.experiments.paper.paper import source
 from fragmeter.experiments.paper.rows import as_finding
 from fragmeter.experiments.reproduce import reproduction
 from fragmeter.experiments.reproduce.figures import FIGURES, Figure
@@ -19,6 +22,7 @@ from fragmeter.experiments.reproduce.sections import shown
 from fragmeter.experiments.reproduce.text import summary_rows
 from fragmeter.experiments.runs import kept
 from fragmeter.sim.output.folders import MARKER
+from fragmeter.sim.types.errors import SettingError
 from fragmeter.traces import LengthPairs
 
 
@@ -61,8 +65,9 @@ class Pages(list):
         path.write_text("\n".join(self))
 
 
-def rerun(wanted: str, *more: object, out: Path) -> int:
-    return reproduction.reproduce(wanted, *more, report=Silent(), folder=reproduction.folder_of(out))
+def rerun(wanted: str, trace: Path | None, seeds: int | None, out: Path, alpaca: Path | None = None) -> None:
+    traces = reproduction.Traces(trace, alpaca)
+    reproduction.reproduce(wanted, traces, seeds, report=Silent(), folder=reproduction.folder_of(out))
 
 
 class Silent:
@@ -90,6 +95,51 @@ def test_pairs_go_to_the_figures_that_serve_them(made, tmp_path):
     (tmp_path / "pairs.csv").write_text("input,output\n7,5\n9,3\n")
     rerun("all", tmp_path / "pairs.csv", None, out=tmp_path / "out")
     assert made == [("one", (0,), True), ("two", (0,), False)]
+
+
+def test_the_pairs_of_alpaca_go_to_the_figures_that_serve_them(monkeypatch, tmp_path):
+    served = {}
+
+    def figure(name: str, **more: object) -> Figure:
+        def make(bench) -> Payload:
+            source = bench.source
+            served[name] = (
+                source.exact is not None,
+                source.alpaca.exact is not None,
+                source.alpaca.drawn_from,
+                source.seeds,
+            )
+            return document(name, [row(2.0, 3.0)])
+
+        return Figure(make, **more)
+
+    figures = {
+        "one": figure("one", alpaca=True),
+        "two": figure("two"),
+        "three": figure("three", traced=False, alpaca=True),
+    }
+    monkeypatch.setattr(reproduction, "FIGURES", figures)
+    (tmp_path / "sharegpt.csv").write_text("input,output\n7,5\n9,3\n")
+    (tmp_path / "alpaca.csv").write_text("input,output\n2,4\n")
+    rerun("all", tmp_path / "sharegpt.csv", None, tmp_path / "out", tmp_path / "alpaca.csv")
+    assert served == {
+        "one": (True, True, "alpaca52k_opt", (0,)),
+        "two": (True, False, "alpaca52k_opt", (0,)),
+        "three": (False, True, "alpaca52k_opt", (0,)),
+    }
+    for name in ("two", "three"):
+        trace, alpaca = (None, tmp_path / "alpaca.csv") if name == "two" else (tmp_path / "sharegpt.csv", None)
+        with pytest.raises(SettingError, match=f"{name} does not serve it; leave it out"):
+            rerun(name, trace, None, tmp_path / "out", alpaca)
+
+
+def test_the_exact_lengths_of_alpaca_are_those_of_fig_11(tmp_path):
+    """12 and 28 tokens in the mean, with one pair of more than 2,048 tokens that the figure leaves out."""
+    path = tmp_path / "alpaca.csv"
+    path.write_text("input,output\n10,20\n14,36\n2000,500\n")
+    rows = fig11(Bench(source(alpaca_trace=path, seeds=2)))["rows"]
+    assert [row["simulated"] for row in rows if row["series"] == "Alpaca"] == [12.0, 28.0]
+    assert all(100 < row["simulated"] < 400 for row in rows if row["series"] == "ShareGPT")
 
 
 def test_what_is_finished_is_not_run_again_but_shown(made, tmp_path):
@@ -191,13 +241,13 @@ def test_the_hash_is_of_names_lengths_and_seeds():
 
     base = pairs("a", [1, 2], [3, 4])
     others = [
-        ("fig2", pairs("a", [1, 2], [3, 5]), (0,)), ("fig2", pairs("a", [1, 3], [3, 4]), (0,)),
-        ("fig2", pairs("b", [1, 2], [3, 4]), (0,)), ("fig2", base, (0, 1)), ("fig2", None, (0,)),
-        ("fig2", base, None), ("fig13a", base, (0,)),
+        ("fig2", [pairs("a", [1, 2], [3, 5])], (0,)), ("fig2", [pairs("a", [1, 3], [3, 4])], (0,)),
+        ("fig2", [pairs("b", [1, 2], [3, 4])], (0,)), ("fig2", [base], (0, 1)), ("fig2", [None], (0,)),
+        ("fig2", [base], None), ("fig13a", [base], (0,)), ("fig2", [base, base], (0,)), ("fig2", [None, base], (0,)),
     ]  # fmt: skip
-    keys = [kept.key("fig2", base, (0,)), *(kept.key(*other) for other in others)]
+    keys = [kept.key("fig2", [base], (0,)), *(kept.key(*other) for other in others)]
     assert len(set(keys)) == len(keys)
-    assert kept.key("fig2", pairs("a", [1, 2], [3, 4]), (0,)) == keys[0]
+    assert kept.key("fig2", [pairs("a", [1, 2], [3, 4])], (0,)) == keys[0]
 
 
 def test_the_command_knows_every_figure():
