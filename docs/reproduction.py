@@ -40,7 +40,9 @@ def main(folder: str, target: str, exact: str | None = None) -> None:
     """Write the file."""
     drawn = _documents(folder, [name for name, figure in FIGURES.items() if figure.in_all])
     # Other figures are the same with and without the pairs.
-    on_pairs = _documents(exact, [name for name in drawn if FIGURES[name].traced or FIGURES[name].alpaca]) if exact else {}
+    on_pairs = (
+        _documents(exact, [name for name in drawn if FIGURES[name].traced or FIGURES[name].alpaca]) if exact else {}
+    )
     if not drawn:
         sys.exit(f"{folder}: has no figures; run fragmeter reproduce all --out {folder}")
     parts = [_HEAD, _EXACT if on_pairs else "", _missing(drawn), *_summary("Accuracy against the paper", drawn)]

@@ -113,7 +113,7 @@ def evidence_lines(runs: Iterable[Settings]) -> list[str]:
     lines = list(dict.fromkeys(evidence(settings).text() for settings in runs))
     if len(lines) <= _MOST_LINES:
         return lines
-    return [*lines[:_MOST_LINES], f"Step times of {len(lines) - _MOST_LINES} other kinds of runs: see their runs."]
+    return [*lines[:_MOST_LINES], f"There are {len(lines) - _MOST_LINES} other kinds of step times."]
 
 
 def _nearest(settings: Settings) -> Nearest | None:

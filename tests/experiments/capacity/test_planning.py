@@ -407,7 +407,7 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
     [
         ([*LLAMA, "--gpu", "h300"], "gpu = 'h300': one of a100-40gb"),
         (["--gpu", "h200", "--goodput", "ttft:500"], "plan needs a model: --model a preset or config.json"),
-        (["--model", "gpt-9", "--gpu", "h200", "--goodput", "ttft:500"], "model = 'gpt-9': has no shape here"),
+        (["--model", "gpt-9", "--gpu", "h200", "--goodput", "ttft:500"], "model = 'gpt-9': one of opt-13b"),
         (
             ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "itl:5"],
             "goodput = 'itl:5': must be KEY:MILLISECONDS",

@@ -272,9 +272,9 @@ def test_gpt2_has_its_published_size(tmp_path):
         ),
         (
             {"model_type": "rwkv"},
-            "model_type = 'rwkv': is not understood in tiny; one of opt, llama, mistral, qwen2, qwen3, gpt2, "
+            "model_type = 'rwkv': is not understood in tiny; one of opt, llama, mistral, phi3, qwen2, qwen3, gpt2, "
             "gpt_bigcode, falcon, gemma2, gemma3, gemma3_text, mixtral, qwen3_moe, gpt_oss, deepseek_v2, "
-            "deepseek_v3, llama4, llama4_text, qwen3_next, qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text, "
+            "deepseek_v3, kimi_k2, glm4_moe, minimax_m2, llama4, llama4_text, qwen3_next, qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text, "
             "nemotron_h, granitemoehybrid, bamba, jamba, kimi_linear, mamba2",
         ),
         ({"hidden_size": None}, "hidden_size = None: must be a whole number of at least 1 in tiny"),

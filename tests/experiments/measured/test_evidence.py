@@ -1,0 +1,99 @@
+"""What step times rest on: the line for each cost model, and the measured runs that are most like a simulation."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from fragmeter.experiments.measured.evidence import evidence, evidence_lines
+from fragmeter.experiments.reproduce.servers import facts
+from fragmeter.sim.cost import default_cost
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.spec import gpu, model
+
+PAGE = Path(__file__).parents[3] / "docs" / "servers.md"
+ROWS = json.loads(
+    resources.files("fragmeter.experiments.measured").joinpath("facts/server_errors.json").read_text("utf-8")
+)
+
+
+def of(**fields):
+    return evidence(settings(policy="vllm-v1", **fields))
+
+
+def test_the_errors_are_those_of_the_page():
+    """Without constants of a server; the page is made from today's simulations."""
+    cells = [
+        line.split("|")[1:-1] for line in PAGE.read_text("utf-8").splitlines() if re.match(r"\| .* \| nothing \|", line)
+    ]
+    page = {
+        cell[0].strip(): (cell[4].strip(), cell[7].strip(), cell[3].strip()) for cell in cells if "predicted" in cell[2]
+    }
+    assert len(page) == len(ROWS) == len(facts()["runs"])
+    for row in ROWS:
+        errors = row["errors"]
+        throughput = f"{errors['output_throughput']:+.1%}" if "output_throughput" in errors else ""
+        assert (f"{errors['mean_ttft_ms']:+.1%}", f"{errors['mean_tpot_ms']:+.1%}", throughput) == page[row["run"]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "models", "runs"),
+    [
+        ({"gpu": "h100-80gb", "model": "llama-3.1-8b"}, "llama-2-7b", 5),
+        ({"gpu": "h100-80gb", "model": "llama-3.1-70b", "tensor_parallel_size": 4}, "llama-2-70b", 5),
+        ({"gpu": "h100-80gb", "model": "qwen3-30b-a3b", "tensor_parallel_size": 2}, "mixtral-8x7b", 5),
+        ({"gpu": "h100-80gb", "model": "qwen3-30b-a3b"}, "mixtral-8x7b", 5),
+        ({"gpu": "h100-80gb", "model": "mixtral-8x7b", "tensor_parallel_size": 4}, "mixtral-8x7b", 5),
+        ({"gpu": "rtx-4090", "model": "llama-3.1-8b"}, "llama-3.1-8b", 1),
+    ],
+)
+def test_the_nearest_runs(fields, models, runs):
+    found = of(**fields).nearest
+    assert (found.model, found.runs, found.same_kind) == (models, runs, True)
+    assert all(low <= high for low, high in found.errors.values())
+
+
+def test_runs_of_the_other_kind_say_so():
+    found = of(gpu="rtx-4090", model="gpt-oss-20b")
+    assert not found.nearest.same_kind and "none has the same kind of layers (dense, or experts)" in found.text()
+
+
+def test_gpus_without_measured_runs_say_so():
+    for name in ("a100-80gb", "h200", "l4"):
+        found = of(gpu=name, model="llama-3.1-8b")
+        assert found.nearest is None and found.text().endswith("No measured run was simulated with them.")
+
+
+def test_a_line_of_each_cost_model():
+    lines = {cost: of(gpu="h100-80gb", model="llama-3.1-8b", cost=cost).text() for cost in ("fitted", "roofline")}
+    assert lines["fitted"].startswith(
+        "Step times: kernel times of h100-80gb from published tables (--cost fitted). Errors in"
+    )
+    assert lines["roofline"].startswith(
+        "Step times: a roofline from the data sheet of h100-80gb (--cost roofline). No measured"
+    )
+    paper = evidence(settings(policy="vllm-sosp23", cost="paper"))
+    assert (paper.basis, paper.cost) == ("the paper", "paper")
+    assert "(scaled from another card)" in evidence(settings(policy="vllm-sosp23")).text()
+
+
+def test_the_default_is_the_profile_where_it_covers_the_model():
+    """MLA and fixed-size states have no operation in the profiles."""
+    assert default_cost(model("llama-3.1-8b"), gpu("h200")) == "fitted"
+    assert default_cost(model("llama-3.1-8b"), gpu("mi300x")) == "roofline"
+    for name in ("deepseek-v3", "nemotron-h-8b"):
+        assert default_cost(model(name), gpu("h200")) == "roofline"
+
+
+def test_several_runs_have_each_line_once():
+    runs = [settings(policy="vllm-v1", model="llama-3.1-8b", gpu=name) for name in ("h200", "h200", "l4")]
+    assert len(evidence_lines(runs)) == 2
+    many = [
+        settings(policy="vllm-v1", model="llama-3.1-8b", gpu=name)
+        for name in ("h200", "l4", "a10", "mi300x", "mi355x", "rtx-5090")
+    ]
+    assert evidence_lines(many)[-1] == "There are 2 other kinds of step times."
