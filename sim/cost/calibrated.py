@@ -308,11 +308,11 @@ class CalibratedCost:
     def describe(self) -> dict[str, object]:
         """See ``StepCost``; the file that ``sha256`` names has the residuals."""
         calibration = self.calibration
-        models: dict[str, OpModel] = calibration.ops | {"mixed_attention": self._attention.mixed_model}
-        models |= {f"gemm_{form}": found for form, found in self._gemm_models.items() if form is not None}
+        formats = [(f"gemm_{form}", found) for form, found in self._gemm_models.items() if form is not None]
+        models = [*calibration.ops.items(), ("mixed_attention", self._attention.mixed_model), *formats]
         terms = {
             f"{name}.{term}": coefficient(value, _UNITS[term], model.source or calibration.source)
-            for name, model in models.items()
+            for name, model in models
             for term, value in asdict(model.coefficients).items()
             if value is not None
         }
