@@ -276,10 +276,11 @@ class Planner:
         return tuple(self._share(answer, size, 1.0, not_none(self._wanted), seeds) for size in sizes)
 
     def influenced(self, answer: Answer) -> Answer:
-        """The answer with the inputs that its bill depends on most; the same answer if every rate meets the goal."""
-        if not answer.rate or answer.fleet_rate == inf:
-            return answer
+        """The answer with the inputs that its bill depends on most; the same answer if every rate meets the goal, with one
+        seed or all."""
         fleet, saturated = answer.fleet, answer.rates.saturated
+        if not answer.rate or answer.fleet_rate == inf or (fleet is not None and fleet.rates[0] == inf):
+            return answer
         wanted = answer.rate if fleet is None else not_none(self._wanted)
         cluster = self._cluster(_service(answer.candidate), answer.replicas)
         most = None if saturated is None else saturated * answer.replicas

@@ -28,6 +28,7 @@ from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading, Trace
 from ..measured.evidence import evidence
 from ..runs.inputs import CLUSTER, PACING, READING, REQUESTS, Inputs, Requests, left_out_lines, named_files
+from ..runs.near_saturation import LatencyRange, latency_range
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.serving import (
     DEFAULT_RATE,
@@ -254,7 +255,7 @@ def simulate(
     recorded = {"plan": None if plan_file is not None else plan, "blocks": blocks}
     recordings = {name: recording for name, recording in recorded.items() if recording is not None}
     _keep(partial(write_result, run, request=load.described, recordings=recordings), out)
-    _print(load, summarize(run), report, out)
+    _print(load, summarize(run), latency_range(load, run), report, out)
     if plan is not None and wanted is not None:
         report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
     if blocks is not None and out is not None:
@@ -305,7 +306,7 @@ def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
         yield lambda arrived: bar.update(task, completed=arrived)
 
 
-def _print(load: Load, content: dict[str, Any], report: Report, out: Path | None) -> None:
+def _print(load: Load, content: dict[str, Any], near: LatencyRange | None, report: Report, out: Path | None) -> None:
     """Print the summary."""
     chosen, work = load.inputs.settings, load.work
     gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)
@@ -316,6 +317,7 @@ def _print(load: Load, content: dict[str, Any], report: Report, out: Path | None
     report.print_line(known.text())
     print_summary(content, report.console)
     for text in (
+        *([] if near is None else [near.text()]),
         *_thrashing_lines(content["work"]),
         *_refused_lines(content, load.trace),
         *left_out_lines(load.trace),
@@ -323,7 +325,8 @@ def _print(load: Load, content: dict[str, Any], report: Report, out: Path | None
         report.print_line(text)
     if out is not None:
         report.point_to("Results", out)
-    report.data(content | {"evidence": known.as_dict()})
+    ranges = {} if near is None else {"near_saturation": near.as_dict()}
+    report.data(content | {"evidence": known.as_dict()} | ranges)
 
 
 def _thrashing_lines(work: dict[str, Any]) -> Iterator[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fragmeter.experiments.paper.figures import fig12, fig14, fig16, fig17
 from fragmeter.experiments.paper.paper import ALPACA_SET, Source
+from fragmeter.experiments.paper.paper import source as paper_source
 from fragmeter.experiments.paper.rate_sweep.costs import Steps
 from fragmeter.experiments.paper.rate_sweep.panels import ALPACA, ORACLE, VLLM, lengths_of
 from fragmeter.experiments.paper.rate_sweep.rate_sweep import TARGET_S, latency_s
@@ -55,7 +58,7 @@ class TestSteps:
 class TestSystems:
     def test_samples_share_what_is_a_request_s_and_beams_take_more(self):
         """One sequence takes Fig 1's time; of many each its own part and a share of the request's."""
-        request, beam = fig14.REQUEST_SHARE, fig14.BEAM_SHARE
+        request, beam = fig14.DRAWN
         assert fig14.sequence_slope("parallel", 1) == 1
         system = fig14.system("parallel", 4, VLLM)
         assert system.steps.sequence_slope * 4 == pytest.approx(4 * (1 - request) + request)
@@ -110,5 +113,16 @@ def test_the_shares_are_those_that_are_asked_for():
     """Each on one value of vLLM's, on drawn lengths."""
     source = Source((0,))
     samples, beams = (fig14.asked_slope(letter, source, fig14.MOST_REQUESTS[kind]) for letter, kind in FITTED)
-    assert (1 - samples) / (1 - 1 / 4) == pytest.approx(fig14.REQUEST_SHARE, abs=0.03)
-    assert beams - samples == pytest.approx(fig14.BEAM_SHARE, abs=0.06)
+    assert (1 - samples) / (1 - 1 / 4) == pytest.approx(fig14.DRAWN.request, abs=0.03)
+    assert beams - samples == pytest.approx(fig14.DRAWN.beam, abs=0.06)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("FRAGMETER_TRACES" not in os.environ, reason="FRAGMETER_TRACES names no folder")
+def test_the_shares_on_exact_pairs_are_those_that_are_asked_for():
+    """With the requests of an hour, as in the paper."""
+    folder = Path(os.environ["FRAGMETER_TRACES"])
+    exact = paper_source(folder / "sosp23_sharegpt_opt.csv.gz", None, folder / "sosp23_alpaca_opt.csv.gz")
+    samples, beams = (fig14.asked_slope(letter, exact, None) for letter, _ in FITTED)
+    assert (1 - samples) / (1 - 1 / 4) == pytest.approx(fig14.EXACT.request, abs=0.01)
+    assert beams - samples == pytest.approx(fig14.EXACT.beam, abs=0.01)

@@ -1,0 +1,65 @@
+"""Latency as a range near saturation: its ends are runs with other step times, and light loads have none."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.runs import near_saturation
+from fragmeter.experiments.runs.inputs import Inputs, Requests
+from fragmeter.experiments.runs.near_saturation import latency_range
+from fragmeter.experiments.runs.serving import prepare, serve
+from fragmeter.sim.cluster import Cluster
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.workload.workload import Workload
+from fragmeter.traces import Pacing
+
+BUSY = ["--num-prompts", "300", "--request-rate"]
+
+
+def ranged(rate: float, num_prompts: int = 300, **fields):
+    inputs = Inputs(
+        settings=settings(**fields), requests=Requests(num_prompts=num_prompts), pacing=Pacing(request_rate=rate)
+    )
+    load = prepare(inputs)
+    return latency_range(load, serve(load))
+
+
+@pytest.mark.parametrize(("cost", "rate"), [("fitted", "3"), ("paper", "2.2")])
+def test_its_ends_are_runs_with_other_step_times(cost, rate, tmp_path, capsys):
+    """The paper's cost has a scale of 1.125 of its own."""
+    target = tmp_path / "summary.json"
+    assert status(["simulate", *BUSY, rate, "--cost", cost, "--json", str(target)]) == DONE
+    found = json.loads(target.read_text())["near_saturation"]
+    assert "Near saturation: with steps 5% shorter and longer, mean TTFT " in capsys.readouterr().out
+    for end, factor in (("shorter", 0.95), ("longer", 1.05)):
+        scale = f"{factor * (1.125 if cost == 'paper' else 1):.6g}"
+        assert status(["simulate", *BUSY, rate, "--cost", cost, "--step-scale", scale, "--json", str(target)]) == DONE
+        summary = json.loads(target.read_text())
+        assert found[end] == {name: pytest.approx(summary[name]) for name in ("mean_ttft_ms", "mean_e2el_ms")}
+    assert found["shorter"]["mean_ttft_ms"] < found["longer"]["mean_ttft_ms"]
+
+
+def test_a_light_load_has_none():
+    assert ranged(0.5) is None and ranged(3.0) is not None
+
+
+def test_a_cluster_has_one():
+    inputs = Inputs(settings=settings(), requests=Requests(num_prompts=600), pacing=Pacing(request_rate=5))
+    load = prepare(inputs, Cluster(num_replicas=2))
+    assert latency_range(load, serve(load)) is not None
+
+
+def test_requests_that_come_together_have_none():
+    """Their latency is in proportion to the step time."""
+    work = Workload("together", np.zeros(100), np.full(100, 300), np.full(100, 200))
+    load = prepare(Inputs(settings=settings()), given=work)
+    assert latency_range(load, serve(load)) is None
+
+
+def test_large_loads_are_not_served_again(monkeypatch):
+    monkeypatch.setattr(near_saturation, "MOST_REQUESTS", 299)
+    assert ranged(3.0) is None
