@@ -171,9 +171,10 @@ def reached(tables: LayerTables, sheet: GpuSpec) -> shares.Shares:
 
 
 def report(name: str, ops: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One line per operation and held-out column."""
+    """One line per operation and held-out column, or shapes."""
     for operation, entry in ops.items():
-        for column, found in entry.get("fit", {}).get("held_out", {}).items():
+        fit = entry.get("fit", {})
+        for column, found in (fit.get("held_out", {}) | fit.get("held_out_shapes", {})).items():
             met = found["median_error"] <= MOST_MEDIAN_ERROR and abs(found["bias"]) <= MOST_BIAS
             yield {"gpu": name, "op": operation, "held_out": column, **found, "met": met}
 

@@ -1,12 +1,13 @@
 """Fit the GPU profiles of the package again.
 
-``python -m fragmeter.gpu.calibrate.fit_profiles --tables WHEEL_OR_FOLDER`` reads published kernel times, fits the three
-operations that dominate a step, prints the prediction error of held-out columns, and writes
+``python -m fragmeter.gpu.calibrate.fit_profiles --tables WHEEL_OR_FOLDER`` reads published kernel times, fits the operations
+that dominate a step, prints the prediction error of held-out columns and of held-out shapes, and writes
 ``sim/cost/profiles``. The tables are neither a dependency nor part of the package:
 ``pip download aiconfigurator-core==0.12.0 --no-deps``.
 
 The tables' path is ``systems/data/<system>/<kind>/<framework>/<version>/<table>.parquet``. A row is one call, with
-``latency`` in milliseconds. Only bf16 rows are read; rows of other number formats and of sliding windows are skipped.
+``latency`` in milliseconds. bf16 rows are read, and fp8 rows of GEMMs with a scale a tensor, quantising the activations
+included; rows of other number formats and of sliding windows are skipped.
 """
 
 from __future__ import annotations
@@ -38,10 +39,13 @@ from .fitting import Points, describe, is_possible
 FRAMEWORK = "vllm"
 _PLACES: dict[OpName, tuple[str, str]] = {
     "gemm": ("gemm", "gemm_perf"),
+    "gemm_fp8": ("gemm", "gemm_perf"),
     "decode_attention": ("attention", "generation_attention_perf"),
     "prefill_attention": ("attention", "context_attention_perf"),
 }
 SYSTEMS = {"a100-80gb": "a100_sxm", "h100-80gb": "h100_sxm", "h200": "h200_sxm"}
+#: Profiles of other tables (``fit_layers``) to which the fp8 GEMMs are added.
+ADDED = {"rtx-pro-6000": "rtx_pro_6000_server"}
 #: Profiles without tables: scaled from a chip with another memory, by the bandwidths of the data sheets.
 SCALED = {"a100-40gb": "a100-80gb"}
 LICENCE = "derived from tables under Apache-2.0, Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES; see NOTICE"
@@ -52,12 +56,14 @@ Which = Callable[[Points], np.ndarray]
 #: Rows that are fitted. Smaller calls occur in no layer; all tables have head_dim 128.
 FITTED: dict[OpName, Which] = {
     "gemm": lambda points: (points.column("n") >= 256) & (points.column("k") >= 256),
+    "gemm_fp8": lambda points: (points.column("n") >= 256) & (points.column("k") >= 256),
     "decode_attention": lambda points: (points.column("head_dim") == 128) & (points.column("length") >= 64),
     "prefill_attention": lambda points: (points.column("head_dim") <= 256) & (points.column("keys") >= 8),
 }
 #: Domain of the held-out errors of an operation: a description, and the rows in it.
 REPORTED: dict[OpName, tuple[str, Which]] = {
     "gemm": ("n and k from 512", lambda points: (points.column("n") >= 512) & (points.column("k") >= 512)),
+    "gemm_fp8": ("n and k from 512", lambda points: (points.column("n") >= 512) & (points.column("k") >= 512)),
     "decode_attention": (
         "1 to 256 sequences of 512 to 32k tokens",
         lambda points: (
@@ -87,26 +93,45 @@ def profiles(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, fitted
         for other in (other for other, measured in SCALED.items() if measured == name):
             yield other, _scaled(fitted, gpu(name), gpu(other))
+    for name, system in ADDED.items():
+        yield name, _added(gpu(name), system, folder)
 
 
 def _profile(sheet: GpuSpec, folder: Path) -> dict[str, Any]:
     system = SYSTEMS[sheet.name]
-    found = {operation: read_table(folder, system, operation) for operation in FITTED}
+    found = {operation: read_table(folder, system, operation) for operation in _fitted_on(sheet)}
     return {
         "schema_version": 1,
         "kind": "profile",
         "device": {"name": found["gemm"].device, "gpu": sheet.name, "data_sheet": sheet.source},
-        "source": f"fitted to aiconfigurator-core's tables for {system} (vLLM's kernels, bf16)",
+        "source": _source(system, "bf16" if sheet.fp8_flops_per_s is None else "bf16, GEMMs in fp8, too"),
         "licence": LICENCE,
         "dtype": "bf16",
         "ops": {operation: _fitted(table, sheet) for operation, table in found.items()} | assumed(sheet),
     }
 
 
+def _added(sheet: GpuSpec, system: str, folder: Path) -> dict[str, Any]:
+    """The profile of the package with fp8 GEMMs."""
+    found: dict[str, Any] = json.loads((PROFILES / f"{sheet.name}.json").read_text("utf-8"))
+    entry = _fitted(read_table(folder, system, "gemm_fp8"), sheet)
+    return found | {"ops": found["ops"] | {"gemm_fp8": entry | {"source": f"{_source(system, 'fp8')}; {LICENCE}"}}}
+
+
+def _fitted_on(sheet: GpuSpec) -> list[OpName]:
+    """The operations that a card's tables are fitted for."""
+    return [operation for operation in FITTED if operation != "gemm_fp8" or sheet.fp8_flops_per_s is not None]
+
+
+def _source(system: str, formats: str) -> str:
+    return f"fitted to aiconfigurator-core's tables for {system} (vLLM's kernels, {formats})"
+
+
 def _fitted(table: PublishedTable, sheet: GpuSpec) -> dict[str, Any]:
     """An operation's entry: model, number of fitted rows, errors in total and held out."""
     operation = table.points.operation
-    limits = {"flops_per_s": sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
+    flops_per_s = sheet.fp8_flops_per_s if operation == "gemm_fp8" else None
+    limits = {"flops_per_s": flops_per_s or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
     impossible = int((~is_possible(table.points, limits)).sum())
     points = table.points.take(FITTED[operation](table.points))
     domain, reported = REPORTED[operation]
@@ -114,7 +139,7 @@ def _fitted(table: PublishedTable, sheet: GpuSpec) -> dict[str, Any]:
     rows = {
         "table": table.path,
         "rows": table.rows,
-        "rows_bf16": len(table.points.us),
+        "rows_fp8" if operation == "gemm_fp8" else "rows_bf16": len(table.points.us),
         "rows_above_data_sheet": impossible,
     }
     return entry | {"fit": rows | entry["fit"] | {"held_out_domain": domain}}
@@ -146,7 +171,7 @@ def _scaled(fitted: dict[str, Any], measured: GpuSpec, wanted: GpuSpec) -> dict[
     share = wanted.memory_bytes_per_s / measured.memory_bytes_per_s
     source = f"that of {measured.name} with bandwidth times {share:.4f}, as the data sheets have it; not measured"
     ops = {name: dict(entry) for name, entry in fitted["ops"].items()} | assumed(wanted)
-    for name in FITTED:
+    for name in _fitted_on(measured):
         coefficients = ops[name]["coefficients"]
         ops[name]["coefficients"] = coefficients | {"bytes_per_s": coefficients["bytes_per_s"] * share}
     device = fitted["device"] | {"gpu": wanted.name, "data_sheet": wanted.source}
@@ -154,13 +179,28 @@ def _scaled(fitted: dict[str, Any], measured: GpuSpec, wanted: GpuSpec) -> dict[
 
 
 def report(name: str, fitted: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One line per operation and held-out column."""
-    for operation in FITTED:
+    """One line per operation and held-out column, or shapes (interpolated, extrapolated)."""
+    for operation in (operation for operation in FITTED if "table" in fitted["ops"].get(operation, {}).get("fit", {})):
         fit = fitted["ops"][operation]["fit"]
-        for column, found in fit["held_out"].items():
+        for column, found in (fit["held_out"] | fit.get("held_out_shapes", {})).items():
             met = found["median_error"] <= MOST_MEDIAN_ERROR and abs(found["bias"]) <= MOST_BIAS
             skipped = fit["rows_above_data_sheet"]
             yield {"gpu": name, "op": operation, "held_out": column, **found, "above_data_sheet": skipped, "met": met}
+
+
+def eight_bit_share(folder: Path, sheet: GpuSpec, system: str) -> float:
+    """Share of the fp8 flops over share of the 16-bit flops that the same GEMMs reach: the median over GEMMs of 1,024 tokens
+    or more with n and k from 1,024 (``sim.cost.shares``)."""
+    eight, sixteen = (_large_gemms(folder, system, operation) for operation in ("gemm_fp8", "gemm"))
+    ratios = [sixteen[shape] / us for shape, us in eight.items() if shape in sixteen]
+    return float(np.median(ratios)) * sheet.fp16_flops_per_s / (sheet.fp8_flops_per_s or sheet.fp16_flops_per_s)
+
+
+def _large_gemms(folder: Path, system: str, operation: OpName) -> dict[tuple[float, ...], float]:
+    points = read_table(folder, system, operation).points
+    sizes = np.stack([points.column(name) for name in ("m", "n", "k")], axis=1)
+    large = (sizes >= 1024).all(axis=1)
+    return {tuple(shape): us for shape, us in zip(sizes[large].tolist(), points.us[large].tolist(), strict=True)}
 
 
 def as_text(fitted: dict[str, Any]) -> str:
@@ -183,13 +223,18 @@ def main(arguments: list[str] | None = None) -> int:
         for name, fitted in profiles(options.tables):
             write_whole(options.out / f"{name}.json", as_text(fitted))
             # The held-out errors of a scaled profile are those of its source.
-            rows += report(name, fitted) if name in SYSTEMS else ()
+            rows += () if name in SCALED else report(name, fitted)
         if options.json:
             write_whole(options.json, json.dumps(rows, indent=2) + "\n")
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
     print_rows(rows)
+    for name, system in (SYSTEMS | ADDED).items():
+        if (sheet := gpu(name)).fp8_flops_per_s is not None:
+            print(
+                f"{name}: fp8 GEMMs reach {eight_bit_share(options.tables, sheet, system):.3f} of the share of 16 bits"
+            )
     return 0
 
 
@@ -257,9 +302,9 @@ def _bytes(tables: Path, path: PurePosixPath) -> bytes:
 
 
 def _points(operation: OpName, frame: pd.DataFrame) -> Points:
-    """The bf16 rows as the arguments of an operation."""
-    if operation == "gemm":
-        frame = frame[frame.gemm_dtype == "bfloat16"]
+    """The rows of an operation's number format as its arguments."""
+    if operation in ("gemm", "gemm_fp8"):
+        frame = frame[frame.gemm_dtype == ("fp8" if operation == "gemm_fp8" else "bfloat16")]
         return Points(operation, _floats(m=frame.m, n=frame.n, k=frame.k), _us(frame))
     frame = frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
     if "window_size" in frame:

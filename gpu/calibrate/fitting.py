@@ -23,6 +23,7 @@ OUTLIER = 0.1
 #: FlashAttention-2 never splits a context with one query head per KV head, so a group of 1 has a knot of its own.
 KNOTS: dict[str, dict[str, float | tuple[float, ...]]] = {
     "gemm": {"m": 2, "n": 2, "k": 2},
+    "gemm_fp8": {"m": 2, "n": 2, "k": 2},
     "decode_attention": {"lanes": 1, "length": 1, "group": (1, 2, 16), "block_size": 2},
     "prefill_attention": {"rows": 2, "keys": 1, "head_dim": 1, "prefix": 2},
     "mixed_attention": {"lanes": 1, "length": 1, "rows": 2, "span": 2},
@@ -30,9 +31,17 @@ KNOTS: dict[str, dict[str, float | tuple[float, ...]]] = {
 #: Columns that are held out in turn, by operation.
 COLUMNS = {
     "gemm": ("m", "n"),
+    "gemm_fp8": ("m", "n"),
     "decode_attention": ("batch", "length"),
     "prefill_attention": ("tokens", "keys"),
     "mixed_attention": ("batch", "length", "tokens", "span"),
+}
+#: What makes a shape, by operation: the sizes that a model has and a load does not change.
+SHAPES = {
+    "gemm": ("n", "k"),
+    "gemm_fp8": ("n", "k"),
+    "decode_attention": ("heads", "kv_heads", "head_dim"),
+    "prefill_attention": ("heads", "kv_heads", "head_dim"),
 }
 #: With fewer points a table would fit noise.
 LEAST_POINTS_FOR_RESIDUALS = 12
@@ -128,6 +137,8 @@ def describe(
     within = reported(possible) if reported else None
     held = {name: held_out(possible, name, limits, within) for name in COLUMNS.get(points.operation, ())}
     report["held_out"] = {name: found for name, found in held.items() if found}
+    if shapes := held_out_shapes(possible, limits, within):
+        report["held_out_shapes"] = shapes
     entry: dict[str, Any] = {"coefficients": _plain(model.coefficients)}
     if model.residuals:
         entry["residuals"] = _plain(model.residuals)
@@ -257,11 +268,47 @@ def held_out(
     return {"points": int(covered.sum()), **errors(points.take(covered), modelled[covered])} if covered.any() else {}
 
 
+def held_out_shapes(
+    points: Points, limits: Mapping[str, float] | None = None, within: np.ndarray | None = None
+) -> dict[str, dict[str, float]]:
+    """Errors at all points of shapes that were left out of the fit.
+
+    "interpolated": shapes within the others' range, a third at a time. "extrapolated": all shapes with the largest value of
+    a size (the largest n, the largest k), left out together and predicted from the smaller ones.
+
+    Args:
+        within: bool [n], the points that the errors cover.
+    """
+    columns = np.stack([points.column(name) for name in SHAPES.get(points.operation, ())] or [np.zeros(len(points.us))])
+    sizes = columns[[len(np.unique(column)) > 1 for column in columns]]
+    if not len(sizes):
+        return {}
+    largest = (sizes == sizes.max(axis=1, keepdims=True)).any(axis=0)
+    _, number = np.unique(sizes.T, axis=0, return_inverse=True)
+    smallest = (sizes == sizes.min(axis=1, keepdims=True)).any(axis=0)
+    inner = np.unique(number[~largest & ~smallest])
+    folds = {"extrapolated": [largest]}
+    if len(inner) >= 2:
+        folds["interpolated"] = [np.isin(number, inner[fold::FOLDS]) for fold in range(min(FOLDS, len(inner)))]
+    covers = np.ones(len(points.us), bool) if within is None else within
+    found = {}
+    for name, outs in folds.items():
+        if all(out.all() for out in outs) or not (covered := np.any(outs, axis=0) & covers).any():
+            continue
+        modelled = np.zeros(len(points.us))
+        for out in outs:
+            modelled[out] = fit_model(points.take(~out), limits).us(points.take(out).work)
+        found[name] = {"points": int(covered.sum()), **errors(points.take(covered), modelled[covered])}
+    return found
+
+
 def errors(points: Points, modelled: np.ndarray) -> dict[str, float]:
-    """Statistics of modelled over measured time minus one: median, mean and 95th percentile of its magnitude, and its mean."""
+    """Statistics of modelled over measured time minus one: median, mean, 90th and 95th percentile of its magnitude, and its
+    mean."""
     off = points.ratios(modelled) - 1
     size = np.abs(off)
-    sizes = {"median_error": np.median(size), "mape": size.mean(), "p95": np.quantile(size, 0.95), "bias": off.mean()}
+    percentiles = {"p90": np.quantile(size, 0.9), "p95": np.quantile(size, 0.95)}
+    sizes = {"median_error": np.median(size), "mape": size.mean(), **percentiles, "bias": off.mean()}
     return {name: round(float(value), 4) for name, value in sizes.items()}
 
 

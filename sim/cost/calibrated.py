@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from math import exp
 
@@ -23,13 +23,13 @@ from ..spec.gpu import GpuSpec
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
-from . import operations
+from . import operations, shares
 from .base import coefficient
 from .calibration import Calibration
 from .envelope import Segment
 from .gemms import layer_gemms
 from .links import Links
-from .operations import OPERATIONS, Amount, Coefficients, OpModel, OpName, Work
+from .operations import OPERATIONS, OPTIONAL, Amount, Coefficients, OpModel, OpName, Work
 
 #: Most that a straight line may be off between two knots.
 TOLERANCE = 1e-3
@@ -135,6 +135,25 @@ def mixed_model(calibration: Calibration, group: int) -> OpModel:
     return OpModel(Coefficients(each_us=MIXED_FACTOR), source=MIXED_SOURCE)
 
 
+def gemm_model(calibration: Calibration, gpu: GpuSpec, quantization: str | None) -> OpModel:
+    """The model of GEMMs with weights in a number format.
+
+    Formats in which the GPU multiplies faster than in 16 bits have the calibration's own model (``gemm_fp8``), or the one
+    of 16 bits with flops as the data sheet has them. Other formats are unpacked to 16 bits.
+
+    Args:
+        quantization: None is 16 bits.
+    """
+    sixteen = calibration.ops["gemm"]
+    if quantization is None or (faster := shares.speedup(gpu, quantization)) == 1:
+        return sixteen
+    if quantization == "fp8" and "gemm_fp8" in calibration.ops:
+        return calibration.ops["gemm_fp8"]
+    found, rate = sixteen.coefficients, sixteen.coefficients.flops_per_s
+    scaled = found if rate is None else replace(found, flops_per_s=rate * faster)
+    return OpModel(scaled, sixteen.residuals, shares.eight_bit_source(faster))
+
+
 def _operation_us(calibration: Calibration, name: OpName, *shape: float) -> Callable[..., np.ndarray]:
     """Microseconds of an operation of one shape."""
     model, work = calibration.ops[name], OPERATIONS[name]
@@ -152,7 +171,7 @@ class CalibratedCost:
     GEMMs are those of vLLM, Q, K and V in one and gate and up in one, one by one for the model's shapes
     on a rank; the output head runs over the decoding rows. Attention is asked for the mean length of the
     batch, KV group by KV group; a group with a window reads at most its window of each sequence. Quantised
-    weights are read in their bytes and multiplied at the flops of 16 bit. The experts that a step's tokens
+    weights are read in their bytes; ``gemm_model`` has the rates of their formats. The experts that a step's tokens
     reach count as one GEMM of as many rows as each of them gets. Prefills are taken for whole prompts, or,
     where there are more pairs than these have, for one chunk. All-reduces and hops between pipeline stages
     are those of ``Links``, assumed and not measured.
@@ -185,7 +204,7 @@ class CalibratedCost:
         block_size: int = 16,
         deployment: Deployment = Deployment(),
     ) -> None:
-        calibration.require(name for name in OPERATIONS if name != "mixed_attention")
+        calibration.require(name for name in OPERATIONS if name not in OPTIONAL)
         refusal = self.refusal(model)
         if refusal is not None:
             raise SettingError("cost", calibration.name, f"{refusal}; use roofline")
@@ -205,6 +224,8 @@ class CalibratedCost:
             for layer in range(model.num_layers)
             for gemm in layer_gemms(model, layer, tensor_parallel, deployment.quantization)
         )
+        formats = {gemm.quantization for gemm in self._gemms}
+        self._gemm_models = {form: gemm_model(calibration, gpu, form) for form in formats}
         self._by_token = Curve(self._token_us, MOST_TOKENS)
         self._by_row = Curve(self._row_us, MOST_TOKENS)
         self._dense: dict[int, int] = {}
@@ -219,7 +240,8 @@ class CalibratedCost:
         for layer in range(model.num_layers):
             width = model.mlp_width(layer, self.tensor_parallel) // model.mlp_matrices
             layers.append(us("elementwise", operations.elementwise(tokens, model.hidden_size, width)))
-        gemms = [count * us("gemm", gemm.work(tokens)) for gemm, count in self._gemms.items()]
+        models = self._gemm_models
+        gemms = [count * models[gemm.quantization].us(gemm.work(tokens)) for gemm, count in self._gemms.items()]
         return sum(layers + gemms) + us("embedding", operations.embedding(tokens, model.hidden_size))
 
     def _row_us(self, rows: np.ndarray) -> np.ndarray:
@@ -286,9 +308,11 @@ class CalibratedCost:
     def describe(self) -> dict[str, object]:
         """See ``StepCost``; the file that ``sha256`` names has the residuals."""
         calibration = self.calibration
+        formats = [(f"gemm_{form}", found) for form, found in self._gemm_models.items() if form is not None]
+        models = [*calibration.ops.items(), ("mixed_attention", self._attention.mixed_model), *formats]
         terms = {
             f"{name}.{term}": coefficient(value, _UNITS[term], model.source or calibration.source)
-            for name, model in (calibration.ops | {"mixed_attention": self._attention.mixed_model}).items()
+            for name, model in models
             for term, value in asdict(model.coefficients).items()
             if value is not None
         }

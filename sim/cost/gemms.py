@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..spec.matrix import Matrix, matrix_bytes
+from ..spec.matrix import Matrix, matrix_bytes, quantization_of
 from ..spec.shape import Experts, ModelSpec
 from ..spec.weights import layer_matrices
 from . import operations
@@ -14,11 +14,16 @@ from .operations import ELEMENT_BYTES, Amount, Work
 
 
 class Gemm(NamedTuple):
-    """Matrices that are multiplied in one call; with ``experts`` those of all experts."""
+    """Matrices that are multiplied in one call; with ``experts`` those of all experts.
+
+    Attributes:
+        quantization: Number format of the weights; None is 16 bits.
+    """
 
     n: int
     k: int
     weight_bytes: int
+    quantization: str | None = None
     experts: Experts | None = None
 
     def work(self, tokens: np.ndarray) -> Work:
@@ -50,4 +55,6 @@ def _gemm(side_by_side: tuple[Matrix, ...], quantization: str | None) -> Gemm:
     """Matrices that the same rows are multiplied with."""
     outputs = sum(matrix.copies * matrix.outputs_on_rank for matrix in side_by_side)
     inputs = sum(matrix.params for matrix in side_by_side) // outputs
-    return Gemm(outputs, inputs, sum(matrix_bytes(matrix, quantization) for matrix in side_by_side))
+    covered = quantization is not None and quantization_of(quantization).covers(side_by_side[0])
+    weight_bytes = sum(matrix_bytes(matrix, quantization) for matrix in side_by_side)
+    return Gemm(outputs, inputs, weight_bytes, quantization if covered else None)

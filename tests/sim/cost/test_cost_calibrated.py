@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from calibrations import LONGER, OPS, calibration, document
 from fragmeter.sim.cost import CalibratedCost, StepCost, cost, profile
-from fragmeter.sim.cost.calibrated import AttentionCurves, Curve, Surface
+from fragmeter.sim.cost.calibrated import AttentionCurves, Curve, Surface, gemm_model
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.operations import OPERATIONS
+from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import settings as replica
 from fragmeter.sim.metrics.summary import summary
@@ -268,3 +269,30 @@ class TestARun:
         while (until := COSTS[2].decode_line(32, context)[2]) is not None:
             knots, context = knots + 1, until
         assert 3 < knots < 25
+
+
+class TestNumberFormatsOfGemms:
+    def test_fp8_has_its_own_model_where_the_profile_has_one(self):
+        fit = profile("h100-80gb")
+        assert gemm_model(fit, H100, "fp8") is fit.ops["gemm_fp8"]
+        assert gemm_model(fit, H100, "awq") is gemm_model(fit, H100, None) is fit.ops["gemm"]
+
+    def test_elsewhere_the_flops_are_scaled_as_the_data_sheet_has_them(self):
+        fit, card = profile("rtx-4090"), gpu("rtx-4090")
+        scaled, sixteen = gemm_model(fit, card, "fp8"), fit.ops["gemm"]
+        share = scaled.coefficients.flops_per_s / sixteen.coefficients.flops_per_s
+        assert share == pytest.approx(330.3 / 165.2 * EIGHT_BIT_SHARES["rtx-4090"])
+        assert scaled.residuals == sixteen.residuals and "not measured" in scaled.source
+        described = cost("fitted", LLAMA, card, deployment=Deployment(quantization="fp8")).describe()
+        assert described["gemm_fp8.flops_per_s"]["source"] == scaled.source
+
+    def test_cards_without_such_units_multiply_in_16_bits(self):
+        card = gpu("a100-80gb")
+        fit = profile(card.name)
+        assert gemm_model(fit, card, "fp8") is fit.ops["gemm"]
+
+    @pytest.mark.parametrize(("m", "n", "k"), [(16, 28_672, 4096), (256, 4096, 14_336), (8192, 28_672, 4096)])
+    def test_fp8_gemms_of_an_h100_take_no_longer_than_in_16_bits(self, m, n, k):
+        fit = profile("h100-80gb")
+        eight, sixteen = (fit.ops[name].us(OPERATIONS[name](m, n, k)) for name in ("gemm_fp8", "gemm"))
+        assert 0.5 < eight / sixteen < 1

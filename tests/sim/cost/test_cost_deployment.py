@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fragmeter.sim.cost import RooflineCost
 from fragmeter.sim.cost.envelope import stretches
+from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES, speedup
 from fragmeter.sim.spec import Deployment, gpu, model, padded_batch, stage_bytes, streamed_bytes
+from fragmeter.sim.spec.weights import layer_matrices
 from fragmeter.sim.types.ticks import PER_SECOND, PER_US
 
 A100 = gpu("a100-80gb")
@@ -140,12 +144,37 @@ class TestExperts:
 class TestNumberFormats:
     def test_quantised_weights_are_read_in_their_bytes(self):
         spec = model("llama-2-7b")
-        for name in ("awq", "gptq", "int8", "fp8"):
+        # An A100 multiplies these in 16 bits: it has no units for fp8.
+        for name in ("awq", "gptq", "fp8"):
             sixteen, narrow = (deployed("llama-2-7b", quantization=kind) for kind in (None, name))
             saved = spec.weight_bytes() - stage_bytes(spec, quantization=name)[0]
             assert seconds(sixteen.gemm_ticks(1) - narrow.gemm_ticks(1)) == pytest.approx(saved / READ_PER_S, rel=1e-6)
             assert narrow.gemm_ticks(4096) == sixteen.gemm_ticks(4096)
             assert narrow.head_ticks(3) == sixteen.head_ticks(3)
+
+    @pytest.mark.parametrize(("card", "form", "faster"), [("a100-40gb", "int8", 2), ("h100-80gb", "fp8", 1979 / 989)])
+    def test_weights_of_8_bits_are_multiplied_at_their_own_rate(self, card, form, faster):
+        sixteen, eight = (
+            RooflineCost(model("llama-2-7b"), gpu(card), deployment=Deployment(quantization=kind))
+            for kind in (None, form)
+        )
+        share = EIGHT_BIT_SHARES.get(gpu(card).architecture, median(EIGHT_BIT_SHARES.values()))
+        assert sixteen.gemm_ticks(4096) == pytest.approx(share * faster * eight.gemm_ticks(4096), rel=1e-6)
+        assert eight.head_ticks(4096) == sixteen.head_ticks(4096)
+
+    def test_only_the_quantised_matrices_are_faster(self):
+        """Of Mixtral the routers stay in 16 bits: the layers are a little slower than at fp8's rate throughout."""
+        sixteen, eight = (
+            RooflineCost(model("mixtral-8x7b"), gpu("h200"), 2, deployment=Deployment(quantization=kind))
+            for kind in (None, "fp8")
+        )
+        matrices = [matrix for layer in range(32) for matrix in layer_matrices(model("mixtral-8x7b"), layer, 2)]
+        routers, params = (
+            sum(matrix.used_params for matrix in matrices if matrix.part in parts)
+            for parts in (("router",), ("router", "dense", "expert"))
+        )
+        share = (routers + (params - routers) / speedup(gpu("h200"), "fp8")) / params
+        assert eight.gemm_ticks(8192) == pytest.approx(share * sixteen.gemm_ticks(8192), rel=1e-6)
 
     @pytest.mark.parametrize(("dtype", "shrinks"), [("fp8", 2), ("int8", 2), ("int4", 4)])
     def test_narrow_kv_is_read_written_and_swapped_in_its_bytes(self, dtype, shrinks):

@@ -85,7 +85,7 @@ BAD = {
     "version": ({"schema_version": 2}, "made-up.json: schema_version = 2: this version reads 1; write it anew, or"),
     "kind": ({"kind": "guess"}, "made-up.json: kind = 'guess': must be 'calibration' or 'profile'"),
     "no source": ({"source": None}, "made-up.json: source = None: must be text"),
-    "operation": ({"ops": {"gem": {}}}, "made-up.json: ops.gem = 'gem': must be 'gemm', 'decode_"),
+    "operation": ({"ops": {"gem": {}}}, "made-up.json: ops.gem = 'gem': must be 'gemm', 'gemm_fp8', 'decode_"),
     "rate": (
         document(gemm={"coefficients": {"flops_per_s": -1}}),
         "ops.gemm.coefficients.flops_per_s = -1: must be above 0",
@@ -172,20 +172,26 @@ class TestProfiles:
         found = profile(name)
         assert found.kind == "profile"
         if name.startswith("rtx"):
-            assert "LLMServingSim" in found.source and set(found.ops) == set(OPERATIONS)
+            assert "LLMServingSim" in found.source and set(found.ops) | {"gemm_fp8"} == set(OPERATIONS)
+            assert ("gemm_fp8" in found.ops) == (name == "rtx-pro-6000")
             for operation in ("gemm", "decode_attention", "prefill_attention", "mixed_attention"):
                 for errors in found.ops[operation].fit["held_out"].values():
                     assert errors["median_error"] <= 0.08 and abs(errors["bias"]) <= 0.05
             return
         assert "aiconfigurator" in found.source
-        assert set(found.ops) == set(OPERATIONS) - {"mixed_attention"}
-        for operation in ("gemm", "decode_attention", "prefill_attention"):
+        fitted = ["gemm", "decode_attention", "prefill_attention"] + ["gemm_fp8"] * (not name.startswith("a100"))
+        assert set(found.ops) == set(OPERATIONS) - {"mixed_attention", "gemm_fp8"} | set(fitted)
+        for operation in fitted:
             fit = found.ops[operation].fit
             assert fit["points"] > 3000 and "parquet" in fit["table"]
             for errors in fit["held_out"].values():
                 assert errors["points"] > 1000
                 assert errors["median_error"] <= 0.10 and abs(errors["bias"]) <= 0.05
-        for operation in set(found.ops) - {"gemm", "decode_attention", "prefill_attention"}:
+            assert fit["held_out_shapes"]["interpolated"]["median_error"] <= (
+                0.07 if operation == "gemm_fp8" else 0.055
+            )
+            assert fit["held_out_shapes"]["extrapolated"]["median_error"] <= 0.10
+        for operation in set(found.ops) - set(fitted):
             assert "not measured" in found.ops[operation].source
 
     def test_that_of_the_a100_40gb_differs_by_the_bandwidth_alone(self):

@@ -12,7 +12,7 @@ from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.measured.evidence import evidence
 from fragmeter.sim.cost import default_cost
 from fragmeter.sim.cost.calibration import PROFILES
-from fragmeter.sim.cost.shares import ASSUMED_SHARES, SHARES, origin, shares_of
+from fragmeter.sim.cost.shares import ASSUMED_SHARES, SHARES, origin, shares_of, speedup
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import gpu, model
@@ -56,6 +56,13 @@ def test_the_figures_of_a_preset_give_the_preset(path):
     assert mine.cost.step_ticks(8, 8000, 100, 5050) == theirs.cost.step_ticks(8, 8000, 100, 5050)
 
 
+def test_flops_by_number_format(path):
+    """Formats that a file leaves out are multiplied in 16 bits."""
+    card = gpu(written(path, fp8_tflops=330.3))
+    assert (card.fp8_flops_per_s, card.int8_flops_per_s) == (330_300_000_000_000, None)
+    assert speedup(card, "fp8") > 1 and {speedup(card, form) for form in ("int8", "awq", "mxfp4")} == {1}
+
+
 def test_links_default_to_pcie(path):
     assert gpu(written(path)).nvlink_bytes_per_s == 32 * 10**9
     assert gpu(written(path, nvlink_gb_per_s=56.25)).nvlink_bytes_per_s == 56_250_000_000
@@ -88,6 +95,7 @@ def test_without_a_profile_it_is_the_roofline_and_a_data_sheet(path):
         ({"memory_gb_per_s": 0}, "my-gpu.json: memory_gb_per_s = 0: must be at least 0.1"),
         ({"memory_gb_per_s": 1.008e12}, "my-gpu.json: memory_gb_per_s = 1008000000000.0: must be at most 1000000"),
         ({"fp16_tflops": "fast"}, "my-gpu.json: fp16_tflops = 'fast': must be a number"),
+        ({"fp8_tflops": 0}, "my-gpu.json: fp8_tflops = 0: must be at least 0.1"),
         ({"memory_bytes": 24}, "my-gpu.json: memory_bytes = 24: must be at least 1073741824"),
         ({"name": "h200"}, "my-gpu.json: name = 'h200': is a preset of the package; give the GPU another name"),
         ({"flops": 1}, "my-gpu.json: flops"),
