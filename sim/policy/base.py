@@ -244,8 +244,10 @@ class Policy(Generic[MemoryT, TransactionT]):
         blocks = blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size)
         groups = self.groups
         windows = groups.sliding * np.minimum(blocks, groups.most_prompt_blocks)
-        # A step that continues from a state at the end of a block holds that state and the new one.
-        states = groups.states * np.minimum(blocks, 2 if groups.states_by_block else 1)
+        # A step that continues from a state at the end of a block holds that state and the new one; where steps are
+        # scheduled ahead, also the state before, which is released a step later.
+        held = 2 + groups.ahead if groups.states_by_block else 1
+        states = groups.states * np.minimum(blocks, held)
         return groups.full * blocks + windows + states + self.null_blocks
 
     def steps_until_head_fits(self, state: State, memory: PagedMemory, limit: int) -> int:

@@ -146,3 +146,15 @@ def test_20_000_operations(label):
     many = hypothesis.settings(hypothesis.settings.get_profile("machines"), max_examples=1200)
     run_state_machine_as_test(machine, settings=many)
     assert machine.operations >= OPERATIONS
+
+
+def test_a_request_that_its_own_blocks_of_the_step_before_would_leave_no_room_is_refused():
+    """Windows, and states at ends of blocks, with steps ahead: what a step releases is free a step later. Found among 20,000
+    operations: a request alone in the pool was preempted and admitted without end."""
+    machine = POLICY_MACHINES["vllm-v1: PagedMemory, windows, states, prefix cache, steps ahead, prompts in turn"]()
+    machine.build(host_blocks=2, pool=(10, 1, 6, 8), place=5)
+    machine.arrive(request=(3, 5, 2, 24, True))
+    machine.arrive(request=(3, 3, 2, 24, True))
+    assert [sequence.output_tokens for sequence in machine.state.waiting] == [3, 3]
+    machine.leap(steps=5)
+    machine.teardown()
