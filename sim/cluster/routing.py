@@ -6,7 +6,8 @@
     prefix-affine               the replica that received the longest prefix, if that is long enough and loads are even
 
 No router knows the length of an output. It knows the state of a replica at the last step boundary, as from the
-replica's metrics, and the requests that it has sent since. Ties go to the replica with the lowest number.
+replica's metrics, and the requests that it has sent since. Ties go to the replica with the lowest number. In a fleet
+whose size changes (``schedule``) it chooses among the replicas that have started and do not drain.
 
 The rule of ``prefix-affine`` is ``cache_aware`` of the SGLang and vLLM routers (gateway 0.3.1 and vLLM Router
 0.1.15; the defaults are theirs). The router keeps a record of the prefixes that it sent to each replica, as hashes of
@@ -24,6 +25,7 @@ caches: the replica's own prefix cache decides the hits.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -54,8 +56,12 @@ class Router(Protocol):
 
     looks: bool
 
-    def choose(self, request: int, replicas: Sequence[Seen], now: int) -> int:
-        """The number of the replica for a request (a row of the workload)."""
+    def choose(self, request: int, replicas: Sequence[Seen], now: int, among: Sequence[int] | None = None) -> int:
+        """The number of the replica for a request (a row of the workload).
+
+        Args:
+            among: Numbers of the replicas that take requests, rising; None if all do.
+        """
 
 
 class RoundRobin:
@@ -66,10 +72,12 @@ class RoundRobin:
     def __init__(self, count: int) -> None:
         self._count, self._next = count, 0
 
-    def choose(self, request: int, replicas: Sequence[Seen], now: int) -> int:
+    def choose(self, request: int, replicas: Sequence[Seen], now: int, among: Sequence[int] | None = None) -> int:
         """See ``Router``."""
-        place = self._next
-        self._next = (place + 1) % self._count
+        place = self._next % self._count
+        if among is not None:
+            place = among[bisect_left(among, place) % len(among)]
+        self._next = place + 1
         return place
 
 
@@ -78,10 +86,11 @@ class LeastOutstandingTokens:
 
     looks = True
 
-    def choose(self, request: int, replicas: Sequence[Seen], now: int) -> int:
+    def choose(self, request: int, replicas: Sequence[Seen], now: int, among: Sequence[int] | None = None) -> int:
         """See ``Router``."""
-        tokens = [replica.outstanding_tokens(now) for replica in replicas]
-        return tokens.index(min(tokens))
+        numbers = range(len(replicas)) if among is None else among
+        tokens = [replicas[number].outstanding_tokens(now) for number in numbers]
+        return numbers[tokens.index(min(tokens))]
 
 
 class KvAware:
@@ -89,10 +98,11 @@ class KvAware:
 
     looks = True
 
-    def choose(self, request: int, replicas: Sequence[Seen], now: int) -> int:
+    def choose(self, request: int, replicas: Sequence[Seen], now: int, among: Sequence[int] | None = None) -> int:
         """See ``Router``."""
-        tokens = [replica.kv_tokens(now) for replica in replicas]
-        return tokens.index(min(tokens))
+        numbers = range(len(replicas)) if among is None else among
+        tokens = [replicas[number].kv_tokens(now) for number in numbers]
+        return numbers[tokens.index(min(tokens))]
 
 
 class PrefixAffine:
@@ -111,22 +121,22 @@ class PrefixAffine:
         self._cluster, self._names_of, self._most_blocks = cluster, names_of, most_blocks
         self._records: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(count)]
 
-    def choose(self, request: int, replicas: Sequence[Seen], now: int) -> int:
+    def choose(self, request: int, replicas: Sequence[Seen], now: int, among: Sequence[int] | None = None) -> int:
         """See ``Router``."""
         names = self._names_of(request)
-        place = self._choose(names, [replica.num_requests for replica in replicas])
+        numbers = range(len(replicas)) if among is None else among
+        place = self._choose(names, {number: replicas[number].num_requests for number in numbers})
         self._enter(names, self._records[place])
         return place
 
-    def _choose(self, names: list[int], loads: list[int]) -> int:
-        limits, least = self._cluster, min(loads)
-        gap = max(loads) - least
-        if gap > limits.balance_abs_threshold and max(loads) > least * limits.balance_rel_threshold:
-            return loads.index(least)
-        known = [_leading(names, record) for record in self._records]
-        if max(known) > limits.cache_threshold * len(names):
-            return min(range(len(loads)), key=lambda place: (-known[place], loads[place]))
-        return min(range(len(loads)), key=lambda place: (len(self._records[place]), loads[place]))
+    def _choose(self, names: list[int], loads: dict[int, int]) -> int:
+        limits, least, most = self._cluster, min(loads.values()), max(loads.values())
+        if most - least > limits.balance_abs_threshold and most > least * limits.balance_rel_threshold:
+            return min(loads, key=loads.__getitem__)
+        known = {place: _leading(names, self._records[place]) for place in loads}
+        if max(known.values()) > limits.cache_threshold * len(names):
+            return min(loads, key=lambda place: (-known[place], loads[place]))
+        return min(loads, key=lambda place: (len(self._records[place]), loads[place]))
 
     def _enter(self, names: list[int], record: OrderedDict[int, None]) -> None:
         # From the end on, so that the beginning of a prefix outlives what follows it.

@@ -37,6 +37,7 @@ from .config import Cluster
 from .disaggregated import TRANSFER, KVTransfers, Link, PrefillEngine
 from .routed import Mailbox, RoutedEngine
 from .routing import Router, decode_router, router
+from .schedule import FleetSchedule, Lifetime
 from .sent import Lengths, Sent, part_of
 
 
@@ -47,6 +48,7 @@ class Fleet:
         rows: Rows of the workload that are served, int64.
         replicas, sent: Replica and requests of each engine.
         choose: The router of arriving requests.
+        schedule: Replicas that take requests over time; None if all always do.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class Fleet:
         replicas: list[Replica],
         sent: list[Sent],
         choose: Router,
+        schedule: FleetSchedule | None = None,
     ) -> None:
+        self._schedule = schedule
         self.env = simpy.Environment(initial_time=0)
         self._settings, self._workload, self._rows = settings, workload, rows
         self._replicas, self._sent = replicas, sent
@@ -71,7 +75,7 @@ class Fleet:
         every = range(len(replicas))
         engines = self._disaggregated(cluster) if cluster.disaggregated else [*map(self._routed, every)]
         self.engines = engines
-        self._arrive_at(engines[: cluster.num_arriving], choose)
+        self._arrive_at(engines[: cluster.num_arriving] if cluster.disaggregated else engines, choose)
 
     def _parts(self, number: int) -> tuple[Any, ...]:
         """Arguments of an engine."""
@@ -83,14 +87,19 @@ class Fleet:
 
     def _split(self, choose: Router) -> list[Engine]:
         """Engines with requests that are assigned in advance."""
-        for row in self._rows.tolist():
-            self._sent[choose.choose(row, (), 0)].add(row)
+        arrivals = self._workload.arrival_ticks[self._rows].tolist()
+        for row, now in zip(self._rows.tolist(), arrivals, strict=True):
+            self._sent[choose.choose(row, (), now, self._taking_requests(now))].add(row)
         engines = []
         for number, (part, replica) in enumerate(zip(self._sent, self._replicas, strict=True)):
             own = part_of(self._workload, np.array(part.rows, dtype=np.int64))
             source = OpenLoop(own, np.zeros(len(own), dtype=bool), replica.max_model_len)
             engines.append(Engine(self.env, source, *self._parts(number)))
         return engines
+
+    def _taking_requests(self, now: int) -> Sequence[int] | None:
+        """Numbers of the replicas that take requests; None if all always do."""
+        return None if self._schedule is None else self._schedule.taking_requests(now)
 
     def _disaggregated(self, cluster: Cluster) -> list[RoutedEngine]:
         """Prefill engines, then decode engines."""
@@ -123,7 +132,7 @@ class Fleet:
                 env.schedule(alarm, URGENT, ticks - now)
                 yield alarm
                 now = ticks
-            place = choose.choose(row, engines, now)
+            place = choose.choose(row, engines, now, self._taking_requests(now))
             sequence = self._sent[place].number(row, self._lengths.sequence(row))
             if prefills:
                 sequence.output_tokens = sequence.max_tokens = 1
@@ -166,6 +175,8 @@ class ClusterRun:
         smallest_pool_blocks: int64 [n], the smallest pool that can serve each request.
         transfers: int64 columns with the names of ``disaggregated.TRANSFER``: a row for each prompt with transferred
             KV.
+        schedule: The sizes of the fleet over time; None if it is constant. Every replica that ever joins has a number,
+            and its pool counts for the whole run.
     """
 
     settings: Settings
@@ -175,6 +186,7 @@ class ClusterRun:
     rows: tuple[np.ndarray, ...]
     smallest_pool_blocks: np.ndarray
     transfers: dict[str, np.ndarray]
+    schedule: FleetSchedule | None = None
 
     @property
     def refused(self) -> np.ndarray:
@@ -184,7 +196,7 @@ class ClusterRun:
     @property
     def num_arriving(self) -> int:
         """Replicas at which requests arrive: those that prefill."""
-        return self.cluster.num_arriving
+        return self.cluster.num_arriving if self.schedule is None else len(self.schedule.lifetimes)
 
     def only_decodes(self, number: int) -> bool:
         """Whether a replica only decodes."""
@@ -208,6 +220,7 @@ def simulate_cluster(
     cluster: Cluster = Cluster(),
     step_cost: StepCost | None = None,
     progress: Callable[[int], None] | None = None,
+    schedule: FleetSchedule | None = None,
 ) -> ClusterRun:
     """Serve a workload on several replicas, to the last request.
 
@@ -215,6 +228,7 @@ def simulate_cluster(
         settings: Settings of every replica.
         step_cost: Replaces the cost model of the settings.
         progress: Called now and then with the number of requests that have arrived.
+        schedule: Sizes of the fleet over time; the cluster's size is then the first of them.
 
     Raises:
         UserError: A request is longer than the model, a setting cannot be or would not be read, or requests of
@@ -225,16 +239,21 @@ def simulate_cluster(
     _check_disaggregated(settings, cluster)
     refuse_unread(settings, workload)
     refuse_unread_in_cluster(cluster, workload)
+    if schedule is not None:
+        schedule = _changing(cluster, schedule)
+    arriving = cluster.num_arriving if schedule is None else len(schedule.lifetimes)
     step_cost = step_cost or build(settings).cost
     asked, workload = workload, as_delivered(workload, outside_ticks(step_cost))
     whole = workload.token_runs()
-    sent = [Sent(workload, whole) for _ in range(cluster.size)]
-    replicas = _replicas(settings, cluster, step_cost, sent)
+    sent = [Sent(workload, whole) for _ in range(arriving + (cluster.decode_replicas or 0))]
+    replicas = _replicas(settings, cluster, step_cost, sent, arriving)
     first = replicas[0]
     check_fits(workload, first.max_model_len)
     needed = smallest_pools(first.policy, first.block_size, workload, grouped=False)
     rows = np.flatnonzero(needed <= first.num_blocks)
-    fleet = Fleet(settings, cluster, workload, rows, replicas, sent, _router(cluster, first, workload, whole))
+    fleet = Fleet(
+        settings, cluster, workload, rows, replicas, sent, _router(cluster, arriving, first, workload, whole), schedule
+    )
     with no_cycle_collection():
         _run(fleet.env, fleet.engines, workload, progress)
     end_ticks = int(max(engine.end_ticks for engine in fleet.engines))
@@ -243,7 +262,19 @@ def simulate_cluster(
         finished(settings, part, False, replica, engine.ledger, end_ticks, needed[own])
         for own, part, replica, engine in zip(where, fleet.parts(where), replicas, fleet.engines, strict=True)
     )
-    return ClusterRun(settings, cluster, asked, runs, where, needed, fleet.transfers())
+    return ClusterRun(settings, cluster, asked, runs, where, needed, fleet.transfers(), schedule)
+
+
+def _changing(cluster: Cluster, schedule: FleetSchedule) -> FleetSchedule | None:
+    """The schedule of a cluster; None if its size is constant."""
+    if cluster.disaggregated:
+        remedy = "cannot be combined with a schedule of sizes; leave it out"
+        raise SettingError("prefill_replicas", cluster.prefill_replicas, remedy)
+    if cluster.num_replicas != schedule.sizes[0]:
+        remedy = f"the schedule begins with {schedule.sizes[0]}; give that"
+        raise SettingError("num_replicas", cluster.num_replicas, remedy)
+    constant = all(life == Lifetime(0, 0, None) for life in schedule.lifetimes)
+    return None if constant else schedule
 
 
 def _check_separate(settings: Settings, workload: Workload) -> None:
@@ -283,15 +314,16 @@ def _check_disaggregated(settings: Settings, cluster: Cluster) -> None:
         raise SettingError("prefill_replicas", cluster.prefill_replicas, remedy)
 
 
-def _replicas(settings: Settings, cluster: Cluster, step_cost: StepCost | None, sent: list[Sent]) -> list[Replica]:
-    """The replicas; they share one cost model, which is immutable."""
+def _replicas(
+    settings: Settings, cluster: Cluster, step_cost: StepCost | None, sent: list[Sent], prefilling: int
+) -> list[Replica]:
+    """The replicas, of which the first ``prefilling`` prefill; they share one cost model, which is immutable."""
     first = build(settings, step_cost, sent[0])
     if cluster.disaggregated and first.layout is not None:
         remedy = "needs layers that keep every token; give --disable-hybrid-kv-cache-manager"
         raise SettingError("prefill_replicas", cluster.prefill_replicas, remedy)
     # Where requests only decode, their prompts come from elsewhere.
     decodes = replace(settings, enable_prefix_caching=False)
-    prefilling = cluster.num_arriving
     return [
         first,
         *(build(settings, first.cost, part) for part in sent[1:prefilling]),
@@ -299,14 +331,14 @@ def _replicas(settings: Settings, cluster: Cluster, step_cost: StepCost | None, 
     ]
 
 
-def _router(cluster: Cluster, replica: Replica, workload: Workload, whole: TokenRuns) -> Router:
+def _router(cluster: Cluster, count: int, replica: Replica, workload: Workload, whole: TokenRuns) -> Router:
     """The router of arriving requests."""
     size = max(replica.block_size, LEAST_NAMED_TOKENS)
     names_of: Callable[[int], list[int]] = _nameless
     if cluster.router == "prefix-affine":
         names_of = Chains(whole, size).prompt_names
     most_blocks = replica.memory.capacity_slots // size
-    return router(cluster.router, cluster.num_arriving, cluster, names_of, most_blocks)
+    return router(cluster.router, count, cluster, names_of, most_blocks)
 
 
 def _nameless(row: int) -> list[int]:

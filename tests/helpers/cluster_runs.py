@@ -10,7 +10,7 @@ from unittest import mock
 import simpy
 
 from engine_runs import cached_if_known, settings_of, times_of, workload_of
-from fragmeter.sim.cluster import ClusterRun, cluster, simulate_cluster
+from fragmeter.sim.cluster import ClusterRun, FleetSchedule, cluster, simulate_cluster
 from fragmeter.sim.cluster import run as cluster_run
 from fragmeter.sim.cluster.routed import RoutedEngine
 from fragmeter.sim.policy.static import FasterTransformer
@@ -23,7 +23,13 @@ TIGHT = {"balance_abs_threshold": 1, "balance_rel_threshold": 1.2, "cache_thresh
 
 
 def serve_cluster(
-    policy: str, case: Case, num_replicas: int, router: str, looks: bool | None = None, **switches: Any
+    policy: str,
+    case: Case,
+    num_replicas: int,
+    router: str,
+    looks: bool | None = None,
+    schedule: FleetSchedule | None = None,
+    **switches: Any,
 ) -> ClusterRun:
     """Run a case on a cluster; ``looks`` says whether its router asks the replicas, where it need not."""
     chosen = settings_of(policy, case.pool, case.limits, **(cached_if_known(policy, case) | switches))
@@ -31,7 +37,7 @@ def serve_cluster(
     chosen_cluster = cluster(num_replicas=num_replicas, router=router, **TIGHT)
     longest = mock.patch.object(FasterTransformer, "max_batch_tokens", case.limits.ft_max_tokens)
     with longest, asking(looks), unrefused():
-        return simulate_cluster(chosen, work, chosen_cluster, case.cost)
+        return simulate_cluster(chosen, work, chosen_cluster, case.cost, schedule=schedule)
 
 
 def serve_apart(
@@ -144,10 +150,10 @@ class Views:
             router = make(*parts)
             choose = router.choose
 
-            def noting(row: int, replicas: list[RoutedEngine], now: int) -> int:
+            def noting(row: int, replicas: list[RoutedEngine], now: int, among: Any = None) -> int:
                 loads = [(r.num_requests, r.outstanding_tokens(now), r.kv_tokens(now)) for r in replicas]
                 self.seen.append((row, loads))
-                return choose(row, replicas, now)
+                return choose(row, replicas, now, among)
 
             router.choose = noting
             return router
