@@ -7,7 +7,7 @@
 
 No router knows the length of an output. It knows the state of a replica at the last step boundary, as from the
 replica's metrics, and the requests that it has sent since. Ties go to the replica with the lowest number. In a fleet
-whose size changes (``schedule``) it chooses among the replicas that have started and do not drain.
+of changing size (``schedule``) it chooses among the replicas that have started and do not drain.
 
 The rule of ``prefix-affine`` is ``cache_aware`` of the SGLang and vLLM routers (gateway 0.3.1 and vLLM Router
 0.1.15; the defaults are theirs). The router keeps a record of the prefixes that it sent to each replica, as hashes of

@@ -1,4 +1,4 @@
-"""Fleets whose size changes over time.
+"""Fleets of a size that changes over time.
 
     ordered   the wanted size rises: a new replica begins to start, with an empty cache
     joins     it has started, and the router may send requests to it

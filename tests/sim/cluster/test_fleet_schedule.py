@@ -1,4 +1,4 @@
-"""Fleets whose size changes: which replica takes a request, and the laws of queues while replicas join and leave."""
+"""Fleets of changing size: which replica takes a request, and the laws of queues while replicas join and leave."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool
 from queueing import MEAN_TOKENS, TOKEN_TICKS
 from ramp_cost import RampCost
-from strategies import cases
+from strategies import crowded_cases
 
+cases = crowded_cases()
 PHASE, BATCHES = 8_000, 20
 
 
 @st.composite
 def schedules(draw) -> FleetSchedule:
     """Up to five changes at any times of a small case."""
-    times = sorted(draw(st.sets(st.integers(1, 3_000), max_size=5)))
+    times = sorted(draw(st.sets(st.integers(1, 1_500), max_size=5)))
     sizes = draw(st.lists(st.integers(1, 4), min_size=len(times) + 1, max_size=len(times) + 1))
     return FleetSchedule((0, *times), tuple(sizes), draw(st.integers(0, 500)))
 
