@@ -125,7 +125,7 @@ class VllmSosp23(Policy[PagedMemory, PagedTransaction]):
             if place < len(kept):
                 transaction.take(kept[place], 1, taken)
             place += 1
-        transaction.end_of_running()
+        transaction.end_of_running(bool(kept))
         return tuple(preempted), tuple(swapped_out)
 
     def _swaps(self, blocks: int, host_free: int, num_blocks: int) -> bool:

@@ -196,7 +196,7 @@ class VllmV1(TokenBudget):
             if place >= len(kept):
                 break
             transaction.take(kept[place], 1, 1)
-        transaction.end_of_running()
+        transaction.end_of_running(bool(kept))
         return StepPlan(preempted=tuple(preempted), steady=False, wakes=False)
 
     def _fill(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> StepPlan:
@@ -243,7 +243,7 @@ class VllmV1(TokenBudget):
                 if self._cadence is not None and sequence in state.prefilling:
                     self._cadence.prefills = True
             place += 1
-        transaction.end_of_running()
+        transaction.end_of_running(bool(kept))
         computed = [(sequence, tokens) for sequence, (tokens, _) in scheduled.items()]
         return self._plan(state, transaction, budget, kept, computed, tuple(preempted))
 

@@ -54,6 +54,7 @@ def test_errors_are_signed_and_of_the_sum_too():
         "count": 4,
         "median_error": 0.1,
         "mape": 0.175,
+        "p90": 0.38,
         "p95": 0.44,
         "bias": 0.125,
         "total_bias": 0.2,

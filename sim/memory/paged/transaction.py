@@ -231,11 +231,15 @@ class PagedTransaction:
         giver, blocks = self.gave
         return self.reclaimed(sequence, self.decode_step) - (blocks if giver is sequence else 0)
 
-    def end_of_running(self) -> None:
-        """All running sequences have taken their blocks, or given up those that they had."""
+    def end_of_running(self, any_left: bool) -> None:
+        """All running sequences have taken their blocks, or given up those that they had.
+
+        Args:
+            any_left: Whether any took its blocks: otherwise the tables grow through this step when others decode in it.
+        """
         self.need, self.gave = 0, (None, 0)
         tables = self.memory.tables or self.memory.group_tables
-        if tables:
+        if tables and any_left:
             tables.grown(self.decode_step)
 
     def _freed(self, blocks: int) -> None:

@@ -158,3 +158,12 @@ def test_a_request_that_its_own_blocks_of_the_step_before_would_leave_no_room_is
     assert [sequence.output_tokens for sequence in machine.state.waiting] == [3, 3]
     machine.leap(steps=5)
     machine.teardown()
+
+
+def test_tables_grow_in_the_step_after_one_in_which_the_last_running_sequence_was_preempted():
+    """Windows without caching, one sequence at a time. Found among 20,000 operations: the block ids of the next sequence
+    lacked those of its first decode, as a step counted as grown in which none was left to decode."""
+    machine = POLICY_MACHINES["vllm-v0: PagedMemory, windows"]()
+    machine.build(host_blocks=0, pool=(10, 2, 7, 1), place=0)
+    machine.arrive(request=(2, 9, 0, 0, True))
+    machine.teardown()
