@@ -33,6 +33,7 @@ from .split import fewest_replicas
 _VLLM = "vllm-v1"
 #: Values of axes that are flags without a value.
 _SWITCHES = {"true": True, "false": False}
+_SWITCHED = ("enable_prefix_caching", "enable_expert_parallel")
 #: Axes that are no flags of vllm serve.
 _NO_FLAGS = ("gpu", "policy", "router", "prefill_replicas")
 
@@ -44,6 +45,8 @@ class Choices:
     Attributes:
         tensor_parallel_size: GPUs that share each layer.
         pipeline_parallel_size: Pipeline stages.
+        data_parallel_size: Replicas that share the experts of a model.
+        enable_expert_parallel: Whether each GPU holds whole experts: true, false.
         quantization: Number format of the weights: fp8, awq, gptq, int8; none is the checkpoint's.
         kv_cache_dtype: Number format of the KV cache: auto, fp8.
         block_size: Tokens per KV block.
@@ -61,6 +64,8 @@ class Choices:
 
     tensor_parallel_size: list[str] | None = None
     pipeline_parallel_size: list[str] | None = None
+    data_parallel_size: list[str] | None = None
+    enable_expert_parallel: list[str] | None = None
     quantization: list[str] | None = None
     kv_cache_dtype: list[str] | None = None
     block_size: list[str] | None = None
@@ -110,6 +115,11 @@ class Candidate:
     def prefill_replicas(self) -> str:
         """Replicas of its fleet that only prefill: none, auto or a number."""
         return self.axis_values.get("prefill_replicas", NONE)
+
+    @property
+    def engines(self) -> int:
+        """Replicas that share experts: a fleet has a multiple of them."""
+        return self.started.launch.deployment.data_parallel
 
     @property
     def num_gpus(self) -> int:
@@ -193,7 +203,7 @@ def _candidate(
 
 
 def _flag_value(name: str, value: str) -> str | bool:
-    if name != "enable_prefix_caching":
+    if name not in _SWITCHED:
         return value
     if value not in _SWITCHES:
         raise SettingError(name, value, "must be true, false or none")

@@ -202,15 +202,25 @@ class FleetSearch:
         attainment: Share of the requests that must meet the objectives.
         counted: Number of requests that a share is of.
         seeds: Seeds to begin with; more follow the last.
+        engines: Sizes are multiples of this number of replicas, which share experts.
     """
 
+    # The steps count in multiples of ``engines``; trials and results in replicas.
+
     def __init__(
-        self, wanted: float, near: int, least: int, attainment: float, counted: int, seeds: Sequence[int]
+        self,
+        wanted: float,
+        near: int,
+        least: int,
+        attainment: float,
+        counted: int,
+        seeds: Sequence[int],
+        engines: int = 1,
     ) -> None:
-        self._wanted, self._attainment, self._counted = wanted, attainment, counted
-        self._least = max(1, least)
-        self._near = max(near, self._least)
-        self._most = min(_MOST, _TIMES_FIRST * self._near)
+        self._wanted, self._attainment, self._counted, self._engines = wanted, attainment, counted, engines
+        self._least = max(1, ceil(least / engines))
+        self._near = max(ceil(near / engines), self._least)
+        self._most = max(1, min(_MOST // engines, _TIMES_FIRST * self._near))
         self._first, self._count = seeds[0], len(seeds)
         self._found: dict[tuple[Kind, int], list[float]] = {}
 
@@ -232,8 +242,8 @@ class FleetSearch:
         return self._fleet(None, fewest)
 
     def of_size(self, size: int) -> Generator[list[Trial], Results, Tested]:
-        """As ``steps``, of one fleet only: whether it is enough."""
-        begun = self._count
+        """As ``steps``, of one fleet only, of ``size`` replicas: whether it is enough."""
+        begun, size = self._count, size // self._engines
         while True:
             yield from self._complete(Kind.SHARE, size)
             found = self._tried(size)
@@ -246,13 +256,13 @@ class FleetSearch:
         return Tested(decision, found.shares, tuple(self._found[Kind.RATE, size]))
 
     def _fleet(self, size: int | None, fewest: int) -> Fleet:
-        sizes = sorted(replicas for kind, replicas in self._found if kind is Kind.SHARE)
+        sizes = sorted(size for kind, size in self._found if kind is Kind.SHARE)
         rates = () if size is None else tuple(self._found[Kind.RATE, size])
-        return Fleet(size, fewest, tuple(map(self._tried, sizes)), rates)
+        return Fleet(size and size * self._engines, fewest * self._engines, tuple(map(self._tried, sizes)), rates)
 
-    def _tried(self, replicas: int) -> Tried:
-        shares = self._found[Kind.SHARE, replicas]
-        return Tried(replicas, tuple(shares), decide(shares, self._attainment, 1 / self._counted))
+    def _tried(self, size: int) -> Tried:
+        shares = self._found[Kind.SHARE, size]
+        return Tried(size * self._engines, tuple(shares), decide(shares, self._attainment, 1 / self._counted))
 
     def _by_shares(self) -> Generator[list[Trial], Results, tuple[int | None, int]]:
         """The smallest fleet that is enough by its shares, if any is, and the smallest that is not too few."""
@@ -302,7 +312,7 @@ class FleetSearch:
     def _complete(self, kind: Kind, size: int) -> Generator[list[Trial], Results, None]:
         """Ask for the trials of a fleet that are missing."""
         known = self._found.setdefault((kind, size), [])
-        missing = [Trial(kind, size, self._first + place) for place in range(len(known), self._count)]
+        missing = [Trial(kind, size * self._engines, self._first + place) for place in range(len(known), self._count)]
         if missing:
             results = yield missing
             known += [results[trial] for trial in missing]

@@ -200,7 +200,8 @@ class Planner:
         wanted, least = not_none(self._wanted), fewest_replicas(service.prefill_replicas)
         if least == 1 and begun.saturated is not None:
             least = first_fleet(wanted, begun.saturated)
-        return FleetSearch(wanted, near, least, self._goal.attainment, begun.alone.counted, self._seeds)
+        engines = service.settings.data_parallel_size
+        return FleetSearch(wanted, near, least, self._goal.attainment, begun.alone.counted, self._seeds, engines)
 
     def _drive(
         self, searches: Mapping[Service, Generator[list[Trial], Results, _Found]], begun: Mapping[Service, Ahead]
@@ -272,7 +273,8 @@ class Planner:
         if answer.fleet is None:
             return tuple(self._share(answer, 1, factor, answer.rate * factor, seeds) for factor in (1.0, BEYOND))
         fewest = fewest_replicas(answer.candidate.prefill_replicas)
-        sizes = [size for size in (answer.replicas, answer.replicas - 1) if size >= fewest]
+        smaller = answer.replicas - answer.candidate.engines
+        sizes = [size for size in (answer.replicas, smaller) if size >= fewest]
         return tuple(self._share(answer, size, 1.0, not_none(self._wanted), seeds) for size in sizes)
 
     def influenced(self, answer: Answer) -> Answer:

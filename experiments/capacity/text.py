@@ -30,13 +30,16 @@ CAUSES = {
 }
 #: The settings of a candidate that a user sets in vLLM.
 _FLAGS = (
-    "tensor_parallel_size", "pipeline_parallel_size", "quantization", "kv_cache_dtype", "block_size", "max_num_seqs",
-    "max_num_batched_tokens", "max_model_len", "enable_prefix_caching", "watermark",
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "quantization",
+    "kv_cache_dtype", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching",
+    "watermark",
 )  # fmt: skip
 #: Default values that the text omits.
 _PLAIN = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "enable_expert_parallel": (False,),
     "block_size": (None, 16),
     "watermark": (None, 0),
 }
@@ -149,7 +152,8 @@ def _fleet_text(answer: Answer, fleet: Fleet) -> str:
     )
     if fleet.fewest < answer.replicas:
         return f"{text} {_replicas(fleet.fewest)} may be enough; {len(tried[fleet.fewest])} seeds do not decide it."
-    return text if answer.replicas == 1 else f"{text} {_replicas(answer.replicas - 1)} would be too few."
+    smaller = answer.replicas - answer.candidate.engines
+    return f"{text} {_replicas(smaller)} would be too few." if smaller else text
 
 
 def _replicas(count: int) -> str:

@@ -214,7 +214,8 @@ def _where(answer: Started) -> str:
     launch = answer.launch
     pipeline = launch.deployment.pipeline_parallel
     stages = f" in {pipeline} pipeline stages" if pipeline > 1 else ""
-    each = f" (each of {answer.replicas} replicas)" if answer.replicas > 1 else ""
+    kind = "engines that share the experts" if launch.deployment.data_parallel > 1 else "replicas"
+    each = f" (each of {answer.replicas} {kind})" if answer.replicas > 1 else ""
     return f"{launch.model.name} on {launch.num_gpus} x {launch.gpu.name}{stages}{each}"
 
 

@@ -30,7 +30,7 @@ class Load:
 
     Attributes:
         inputs: The inputs; a dataset without arrivals has ``DEFAULT_RATE``.
-        cluster: The replicas.
+        cluster: The replicas; by default one, or all engines that share experts.
         work: The requests.
         trace: The trace of the requests; None if they are drawn or were given as a workload.
         unpaced: Whether the inputs have no arrivals.
@@ -64,6 +64,8 @@ def prepare(inputs: Inputs, cluster: Cluster = Cluster(), given: Trace | Workloa
         work = inputs.workload(lengths)
         trace = None if given is None and inputs.requests.trace is None else lengths
         described = inputs.describe(work, None if given is None else given.name)
+    if cluster == Cluster():
+        cluster = Cluster(num_replicas=inputs.settings.data_parallel_size)
     refuse_unread([(inputs, work)])
     refuse_unread_in_cluster(cluster, work)
     return Load(inputs, cluster, work, trace, unpaced, described)

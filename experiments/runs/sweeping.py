@@ -12,7 +12,7 @@ from ...sim.engine.settings import Settings
 from ...sim.engine.unread import only_read
 from ...sim.metrics.objectives import Objectives
 from ...sim.metrics.summary import summary
-from ...sim.types.errors import SimulationFault, UserError
+from ...sim.types.errors import SettingError, SimulationFault, UserError
 from ...sim.workload.workload import Workload
 from .grid import Point
 from .output import track
@@ -94,6 +94,9 @@ def _run(
 def run_point(name: str, settings: Settings, work: Workload, goal: Objectives | None = None) -> Outcome:
     """Serve a workload to its end and summarize it. Unread settings are not refused; errors are returned, never raised."""
     try:
+        if settings.data_parallel_size > 1:
+            remedy = "a sweep simulates one replica; use fragmeter simulate or plan"
+            raise SettingError("data_parallel_size", settings.data_parallel_size, remedy)
         return Outcome(name, summary(simulate(only_read(settings, work), work), goal))
     except UserError as error:
         return Outcome(name, error=str(error))

@@ -29,6 +29,7 @@ READ = {
     "tensor-parallel-size": True,
     "pipeline-parallel-size": True,
     "data-parallel-size": True,
+    "enable-expert-parallel": False,
     "dtype": True,
     "quantization": True,
     "kv-cache-dtype": True,
@@ -131,7 +132,7 @@ IGNORED_SWITCHES = set(
     data-parallel-hybrid-lb disable-access-log-for-endpoints disable-cascade-attn disable-chunked-mm-input
     disable-custom-all-reduce disable-fastapi-docs disable-frontend-multiprocessing disable-log-requests
     disable-log-stats disable-nccl-for-dp-synchronization disable-sliding-window disable-uvicorn-access-log
-    enable-auto-tool-choice enable-expert-parallel enable-force-include-usage enable-log-outputs enable-log-requests
+    enable-auto-tool-choice enable-force-include-usage enable-log-outputs enable-log-requests
     enable-logging-iteration-details enable-mfu-metrics enable-offline-docs enable-prompt-embeds
     enable-prompt-tokens-details enable-request-id-headers enable-response-messages enable-return-routed-experts
     enable-server-load-tracking enable-ssl-refresh enable-tokenizer-info-endpoint

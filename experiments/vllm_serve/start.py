@@ -31,7 +31,8 @@ class Started:
         launch: The values that determine the size of the KV cache; ``max_model_len`` is the model's if the line has
             none.
         fits_length: Whether ``--max-model-len auto`` takes the longest that fits.
-        replicas: Engines side by side (``--data-parallel-size``), each on GPUs of its own.
+        replicas: Engines side by side (``--data-parallel-size``), each on GPUs of its own. They share the experts of a
+            model that has some.
     """
 
     line: ServeLine
@@ -49,6 +50,8 @@ class Started:
             gpu=launch.gpu.setting,
             tensor_parallel_size=launch.tensor_parallel,
             pipeline_parallel_size=deployment.pipeline_parallel,
+            data_parallel_size=deployment.data_parallel,
+            enable_expert_parallel=deployment.expert_parallel,
             quantization=None if own else deployment.quantization,
             kv_cache_dtype="auto" if deployment.kv_dtype == "bf16" else deployment.kv_dtype,
             enforce_eager=not deployment.cuda_graphs,
@@ -146,8 +149,12 @@ def _deployment(line: ServeLine, shape: ModelSpec) -> Deployment:
     if weights not in ("none", "awq", "gptq", "fp8", "int8", "mxfp4"):
         remedy = "is not supported; awq, gptq, fp8, int8 (of weights) or the checkpoint's own"
         raise SettingError("--quantization", weights, remedy)
+    engines, ranks = line.whole("data-parallel-size", 1), line.whole("tensor-parallel-size", 1)
     return Deployment(
         pipeline_parallel=line.whole("pipeline-parallel-size", 1),
+        # Without experts, and on a single GPU, vLLM ignores them.
+        data_parallel=engines if shape.experts else 1,
+        expert_parallel=bool(shape.experts) and engines * ranks > 1 and line.switch("enable-expert-parallel"),
         kv_dtype=kv,
         quantization=None if weights == "none" else weights,
         cuda_graphs=not line.switch("enforce-eager"),

@@ -237,6 +237,7 @@ def simulate_cluster(
     """
     _check_separate(settings, workload)
     _check_disaggregated(settings, cluster)
+    _check_engines(settings, cluster, schedule)
     refuse_unread(settings, workload)
     refuse_unread_in_cluster(cluster, workload)
     if schedule is not None:
@@ -312,6 +313,20 @@ def _check_disaggregated(settings: Settings, cluster: Cluster) -> None:
         able = either(name for name, kind in POLICIES.items() if kind.disaggregates)
         remedy = f"{settings.policy} cannot go on from a prompt computed elsewhere; take {able}"
         raise SettingError("prefill_replicas", cluster.prefill_replicas, remedy)
+
+
+def _check_engines(settings: Settings, cluster: Cluster, schedule: FleetSchedule | None) -> None:
+    """Refuse a part of the engines that share experts."""
+    engines, sizes = settings.data_parallel_size, {"num_replicas": cluster.num_replicas}
+    if cluster.disaggregated:
+        sizes = {"prefill_replicas": cluster.num_arriving, "decode_replicas": cluster.size - cluster.num_arriving}
+    for field, size in sizes.items():
+        if size % engines:
+            remedy = f"must be a multiple of data_parallel_size {engines}: so many engines share the experts"
+            raise SettingError(field, size, remedy)
+    if schedule is not None and engines > 1:
+        remedy = "cannot be combined with a schedule of sizes: no engine leaves those that share its experts"
+        raise SettingError("data_parallel_size", engines, remedy)
 
 
 def _replicas(

@@ -217,12 +217,13 @@ class CalibratedCost:
         self._pieces = model.attention(tensor_parallel).kv_tensors * longest
         self._block_bytes = block_bytes(model, tensor_parallel, block_size, deployment.kv_dtype, stages)
         self._slot_bytes = model.slot_bytes(deployment.kv_dtype, tensor_parallel, stages)
-        self._links = Links(model, gpu, tensor_parallel, stages)
+        ranks = deployment.expert_ranks(tensor_parallel)
+        self._links = Links(model, gpu, tensor_parallel, stages, ranks.engines)
         self._attention = AttentionCurves(calibration, model, tensor_parallel, block_size, deployment.kv_dtype)
         self._gemms = Counter(
             gemm
             for layer in range(model.num_layers)
-            for gemm in layer_gemms(model, layer, tensor_parallel, deployment.quantization)
+            for gemm in layer_gemms(model, layer, tensor_parallel, deployment.quantization, ranks)
         )
         formats = {gemm.quantization for gemm in self._gemms}
         self._gemm_models = {form: gemm_model(calibration, gpu, form) for form in formats}
@@ -274,7 +275,7 @@ class CalibratedCost:
 
     def _without_attention(self, rows: int, tokens: int) -> int:
         computed = padded_batch(tokens) if self.deployment.cuda_graphs else tokens
-        sent = self._links.all_reduce_ticks(computed) + self._links.hop_ticks(computed)
+        sent = self._links.ticks(computed)
         return self._by_token(computed) + self._by_row(rows) + sent
 
     def _decode_ticks(self, decodes: int) -> int:
@@ -325,9 +326,9 @@ class CalibratedCost:
             "source": calibration.source,
             "device": str(calibration.device.get("name", "")),
             "tensor_parallel": self.tensor_parallel,
-            **({} if self.deployment.is_default else asdict(self.deployment)),
+            **({} if self.deployment.is_default else self.deployment.describe()),
             **terms,
-            **(self._links.describe() if self.tensor_parallel > 1 or self.deployment.pipeline_parallel > 1 else {}),
+            **(self._links.describe() if self._links.any else {}),
         }
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..spec.deployment import ExpertRanks
 from ..spec.matrix import Matrix, matrix_bytes, quantization_of
 from ..spec.shape import Experts, ModelSpec
 from ..spec.weights import layer_matrices
@@ -14,10 +15,11 @@ from .operations import ELEMENT_BYTES, Amount, Work
 
 
 class Gemm(NamedTuple):
-    """Matrices that are multiplied in one call; with ``experts`` those of all experts.
+    """Matrices that are multiplied in one call; with ``experts`` those of all experts that a rank holds.
 
     Attributes:
         quantization: Number format of the weights; None is 16 bits.
+        expert_ranks: Division of the experts.
     """
 
     n: int
@@ -25,27 +27,39 @@ class Gemm(NamedTuple):
     weight_bytes: int
     quantization: str | None = None
     experts: Experts | None = None
+    expert_ranks: ExpertRanks = ExpertRanks()
 
     def work(self, tokens: np.ndarray) -> Work:
-        """For ``tokens`` rows, each of which goes to ``used`` of the experts, evenly and by itself."""
+        """For ``tokens`` rows, each of which goes to ``used`` of the experts, evenly and by itself.
+
+        Every engine that shares the experts sends as many.
+        """
         if self.experts is None:
             return operations.gemm(tokens, self.n, self.k, self.weight_bytes)
-        share = self.experts.used / self.experts.count
-        rows, reached = tokens * self.experts.used, 1 - (1 - share) ** tokens
+        share, sent = self.experts.used / self.experts.count, tokens * self.expert_ranks.engines
+        rows, reached = sent * self.experts.used / self.expert_ranks.holders, 1 - (1 - share) ** sent
         moved = self.weight_bytes * reached + rows * (self.n + self.k) * ELEMENT_BYTES
-        at: dict[str, Amount] = {"m": np.maximum(tokens * share, 1), "n": self.n, "k": self.k}
+        at: dict[str, Amount] = {"m": np.maximum(sent * share, 1), "n": self.n, "k": self.k}
         return Work(2 * rows * self.n * self.k, moved, at=at)
 
 
-def layer_gemms(model: ModelSpec, layer: int, tensor_parallel: int, quantization: str | None) -> list[Gemm]:
+def layer_gemms(
+    model: ModelSpec,
+    layer: int,
+    tensor_parallel: int,
+    quantization: str | None,
+    expert_ranks: ExpertRanks | None = None,
+) -> list[Gemm]:
     """The GEMMs of one layer on a rank: Q, K and V together, output, then MLP, or router and experts."""
-    query, kv, output, *mlp = layer_matrices(model, layer, tensor_parallel)
+    ranks = expert_ranks or ExpertRanks(slices=tensor_parallel)
+    query, kv, output, *mlp = layer_matrices(model, layer, tensor_parallel, ranks)
     found = [_gemm((query, kv), quantization), _gemm((output,), quantization)]
     for matrix in mlp:
         if matrix.part == "expert" and model.experts is not None:
-            each = matrix.copies // model.experts.count
+            each = matrix.copies // -(-model.experts.count // ranks.holders)
             single = _gemm((matrix._replace(copies=each),), quantization)
-            found.append(single._replace(weight_bytes=matrix_bytes(matrix, quantization), experts=model.experts))
+            held = matrix_bytes(matrix, quantization)
+            found.append(single._replace(weight_bytes=held, experts=model.experts, expert_ranks=ranks))
         else:
             found.append(_gemm((matrix,), quantization))
     return found

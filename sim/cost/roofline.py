@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 
-from ..spec.deployment import Deployment, padded_batch
+from ..spec.deployment import Deployment, ExpertRanks, padded_batch
 from ..spec.gpu import GpuSpec
 from ..spec.matrix import Matrix, matrix_bytes, quantization_of
 from ..spec.pool import block_bytes
@@ -28,7 +27,8 @@ class RooflineCost:
     decoding rows (the one row a prompt adds is left out), attention over the context, the KV write,
     states of fixed size (``StateCost``), all-reduces, launches and the host. Terms add up: nothing overlaps.
 
-    Experts are read as far as the step's tokens reach them, see ``touched``. Quantised weights are read
+    Experts are read as far as the step's tokens reach them, see ``touched``; engines that share them (data parallelism) are
+    assumed to compute as many tokens each. Quantised weights are read
     in their bytes, and multiplied at the flops of their format (``shares.speedup``). Pipeline stages are passed one after the other,
     by one batch at a time: that vLLM keeps several in flight is not credited. With CUDA graphs GEMMs and
     all-reduces run over the rows that the batch is padded to, in every step that is small enough, as in
@@ -56,7 +56,8 @@ class RooflineCost:
         self.model, self.gpu, self.tensor_parallel, self.deployment = model, gpu, tensor_parallel, deployment
         self._lines: dict[int, list[Segment]] = {}
         share = shares_of(gpu.architecture)
-        self._links = Links(model, gpu, tensor_parallel, self._stages)
+        self._ranks = deployment.expert_ranks(tensor_parallel)
+        self._links = Links(model, gpu, tensor_parallel, self._stages, self._ranks.engines)
         self._attention = AttentionCost(model, gpu, tensor_parallel, deployment.kv_dtype, share)
         self._states = StateCost(model, gpu, tensor_parallel, dtype, share)
         self._compile_gemms(share)
@@ -83,13 +84,18 @@ class RooflineCost:
         self._head_flops_per_row = compute(2 * head)
         self._kv_write_per_token = read(model.slot_bytes(self.deployment.kv_dtype, ranks))
 
-    def _matrices(self) -> list[Matrix]:
+    def _matrices(self, ranks: ExpertRanks | None = None) -> list[Matrix]:
         """Of all layers."""
-        layers = range(self.model.num_layers)
-        return [matrix for layer in layers for matrix in layer_matrices(self.model, layer, self.tensor_parallel)]
+        model, parallel = self.model, self.tensor_parallel
+        layers = range(model.num_layers)
+        return [matrix for layer in layers for matrix in layer_matrices(model, layer, parallel, ranks)]
 
     def _multiplied(self) -> float:
-        """Parameters that a token is multiplied with; of faster formats as many as 16 bits take the time of."""
+        """Parameters that a token is multiplied with; of faster formats as many as 16 bits take the time of.
+
+        Where engines share experts they send each other as many tokens as they receive, so that the division of the experts
+        changes nothing.
+        """
         every, form = self._matrices(), self.deployment.quantization
         params = sum(matrix.used_params for matrix in every)
         if form is None or (faster := shares.speedup(self.gpu, form)) == 1:
@@ -111,7 +117,7 @@ class RooflineCost:
     def _compile_experts(self, share: shares.Shares) -> None:
         """Ticks to read all experts; those that few tokens reach are a list by tokens, filled as it is asked for."""
         bandwidth = self.gpu.memory_bytes_per_s * share.gemm_bandwidth
-        routed = self._bytes([matrix for matrix in self._matrices() if matrix.part == "expert"])
+        routed = self._bytes([matrix for matrix in self._matrices(self._ranks) if matrix.part == "expert"])
         self._expert_read = ticks(routed, bandwidth)
         self._experts_read = [0]
 
@@ -139,10 +145,11 @@ class RooflineCost:
         return max(read, self._gemm_flops_per_token * tokens)
 
     def _expert_ticks(self, tokens: int) -> int:
-        """Reading the experts that ``tokens`` tokens reach, as ``touched`` has it."""
+        """Reading the experts that ``tokens`` tokens of each engine reach, as ``touched`` has it."""
         experts, found = self.model.experts, self._experts_read
         if experts is None:
             return 0
+        tokens *= self._ranks.engines
         while len(found) <= tokens and found[-1] < self._expert_read:
             left = self._expert_read - found[-1]
             found.append(self._expert_read - left * (experts.count - experts.used) // experts.count)
@@ -192,7 +199,7 @@ class RooflineCost:
             return self.overhead_ticks()
         computed = padded_batch(tokens) if self.deployment.cuda_graphs else tokens
         dense = self.gemm_ticks(computed) + self.head_ticks(rows)
-        sent = self._links.all_reduce_ticks(computed) + self._links.hop_ticks(computed)
+        sent = self._links.ticks(computed)
         return dense + self.kv_write_ticks(tokens) + sent + self.overhead_ticks()
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
@@ -234,7 +241,7 @@ class RooflineCost:
             "gpu": self.gpu.name,
             "gpu_source": self.gpu.source,
             "tensor_parallel": self.tensor_parallel,
-            **({} if self.deployment.is_default else asdict(self.deployment)),
+            **({} if self.deployment.is_default else self.deployment.describe()),
             **terms,
             **self._links.describe(),
             **self._attention.describe(),

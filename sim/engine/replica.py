@@ -300,6 +300,8 @@ def _deployment(settings: Settings, shape: ModelSpec) -> Deployment:
         kv_dtype="fp16" if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype,
         quantization=settings.quantization or shape.quantization,
         cuda_graphs=not eager,
+        data_parallel=settings.data_parallel_size,
+        expert_parallel=settings.enable_expert_parallel,
     )
 
 
@@ -323,6 +325,8 @@ def server_settings(settings: Settings) -> dict[str, object]:
         "model": shape.name,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "pipeline_parallel_size": settings.pipeline_parallel_size,
+        "data_parallel_size": settings.data_parallel_size,
+        "enable_expert_parallel": settings.enable_expert_parallel,
         "quantization": settings.quantization or shape.quantization,
         "kv_cache_dtype": settings.kv_cache_dtype,
     }

@@ -31,6 +31,9 @@ class Settings:
         gpu: Preset (``fragmeter list gpus``).
         tensor_parallel_size: GPUs that share the model and the pool.
         pipeline_parallel_size: Pipeline stages, each on ``tensor_parallel_size`` GPUs.
+        data_parallel_size: Engines that share the experts of a model: each holds all other weights, and serves requests of
+            its own. A replica is one engine.
+        enable_expert_parallel: Whether each GPU holds whole experts, instead of a slice of every expert.
         quantization: Number format of the weights; default: the checkpoint's, which is 16 bit for all presets except
             deepseek-v3 (fp8) and gpt-oss-120b (mxfp4).
         kv_cache_dtype: Number format of the KV cache; "auto" is 16 bit.
@@ -68,6 +71,8 @@ class Settings:
     gpu: str = "a100-40gb"
     tensor_parallel_size: Count = 1
     pipeline_parallel_size: Count = 1
+    data_parallel_size: Count = 1
+    enable_expert_parallel: bool = False
     quantization: Literal["awq", "gptq", "int8", "fp8"] | None = None
     kv_cache_dtype: Literal["auto", "fp16", "bf16", "fp8", "int8", "int4"] = "auto"
     enforce_eager: bool | None = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..policy.options import LEAVE_OUT, either, option_names
 from ..policy.registry import declaring, policy, readers
+from ..spec import model
 from ..types.errors import SettingError
 from ..workload.workload import Workload
 from .settings import SHARED, Settings, default_of
@@ -46,6 +47,8 @@ def why_unread(field: str, settings: Settings, workload: Workload | None = None)
         SettingError: A model that is not known.
     """
     kind = policy(settings.policy)
+    if field in ("data_parallel_size", "enable_expert_parallel"):
+        return _why_unshared(field, settings)
     if field in SHARED:
         if field != "max_num_batched_tokens" or kind.has_token_budget:
             return None
@@ -56,6 +59,19 @@ def why_unread(field: str, settings: Settings, workload: Workload | None = None)
         # ``refuse_lacking`` refuses the run.
         return None
     return f"{settings.policy} does not read it; use --policy {either(readers(field))}, {LEAVE_OUT}"
+
+
+def _why_unshared(field: str, settings: Settings) -> str | None:
+    """Why a run does not read a setting of the division of experts; None where it does."""
+    shape = model(settings.model)
+    if shape.experts is None:
+        use = "--num-replicas for engines that share nothing, " if field == "data_parallel_size" else ""
+        return (
+            f"{shape.name} has no experts; use {use}{LEAVE_OUT}" if use else f"{shape.name} has no experts; {LEAVE_OUT}"
+        )
+    if field == "enable_expert_parallel" and settings.tensor_parallel_size == settings.data_parallel_size == 1:
+        return f"one GPU holds all experts; use --tensor-parallel-size or --data-parallel-size, {LEAVE_OUT}"
+    return None
 
 
 def is_given(field: str, value: object) -> bool:

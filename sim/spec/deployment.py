@@ -7,7 +7,8 @@ A larger batch runs without a graph and without padding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from ..types.errors import SettingError
 
@@ -25,9 +26,26 @@ def dtype_bits(dtype: str) -> int:
     return DTYPE_BITS[dtype]
 
 
+class ExpertRanks(NamedTuple):
+    """Division of the routed experts among the GPUs of a pipeline stage, as in vLLM's ``FusedMoEParallelConfig``.
+
+    Attributes:
+        holders: Parts of the experts, each held by other GPUs.
+        slices: GPUs that divide the matrices of each expert.
+        engines: Engines that send their tokens to these experts.
+    """
+
+    holders: int = 1
+    slices: int = 1
+    engines: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """Settings that change bytes. The default is that of SOSP'23: one stage, everything in 16 bits, no CUDA graphs.
+
+    With data parallelism a model with experts runs on several engines, each with its own requests and KV cache. Each
+    holds all other weights; the experts of a layer are divided among the GPUs of all engines.
 
     Attributes:
         pipeline_parallel: Number of pipeline stages.
@@ -36,18 +54,35 @@ class Deployment:
             and int8, holds fewer tokens than computed here.
         quantization: Number format of the weights; None is 16 bits.
         cuda_graphs: Whether steps are captured; see ``padded_batch``.
+        data_parallel: Engines that share the experts.
+        expert_parallel: Whether each GPU holds whole experts, instead of a slice of every expert.
     """
 
     pipeline_parallel: int = 1
     kv_dtype: str = "fp16"
     quantization: str | None = None
     cuda_graphs: bool = False
+    data_parallel: int = 1
+    expert_parallel: bool = False
 
     @property
     def is_default(self) -> bool:
         """Whether all bytes are those of SOSP'23's deployment; bf16 is as wide as fp16."""
-        wide = dtype_bits(self.kv_dtype) == 16
-        return wide and self.pipeline_parallel == 1 and self.quantization is None and not self.cuda_graphs
+        wide, alone = dtype_bits(self.kv_dtype) == 16, self.data_parallel == self.pipeline_parallel == 1
+        return wide and alone and self.quantization is None and not (self.cuda_graphs or self.expert_parallel)
+
+    def expert_ranks(self, tensor_parallel: int = 1) -> ExpertRanks:
+        """The division of the experts among ``tensor_parallel`` GPUs of each engine."""
+        ranks = self.data_parallel * tensor_parallel
+        return ExpertRanks(*((ranks, 1) if self.expert_parallel else (1, ranks)), self.data_parallel)
+
+    def describe(self) -> dict[str, object]:
+        """The fields for ``run.json``; those of experts only where they are given."""
+        found = asdict(self)
+        return {name: value for name, value in found.items() if name not in _OF_EXPERTS or value != _OF_EXPERTS[name]}
+
+
+_OF_EXPERTS = {"data_parallel": 1, "expert_parallel": False}
 
 
 def stages(num_layers: int, pipeline_parallel: int = 1) -> list[range]:

@@ -12,7 +12,8 @@ Weights, blocks and the check follow vLLM's arithmetic. The activations are esti
     expert workspace + max(forward, sampler)
     forward   = 2 bytes * tokens * (5 hidden + outputs of the widest MLP, or of the projections of a state if these are wider)
     sampler   = 14 bytes (38 up to 0.16) * sequences * vocabulary + two hidden states of all tokens
-    workspace = 2 bytes * tokens * experts per token * (max(2 width, hidden) + width), as fused_moe.py allocates it
+    workspace = 2 bytes * tokens of all engines that share the experts * experts per token * (max(2 width, hidden) + width),
+                as fused_moe.py allocates it
 
 The 14 bytes are the slope between the peaks in logs of vLLM 0.19 with Llama 3.1 8B and Qwen2.5 7B on an H100. All other
 terms are sizes of tensors. docs/serve.md has the errors.
@@ -143,9 +144,10 @@ def stage_memories(launch: Launch) -> list[StageMemory]:
     Raises:
         SettingError: The ranks or stages cannot divide the model.
     """
-    require_divisible(launch.model, launch.tensor_parallel)
+    require_divisible(launch.model, launch.tensor_parallel, launch.deployment)
     deployment, model = launch.deployment, launch.model
-    weights = stage_bytes(model, launch.tensor_parallel, deployment.pipeline_parallel, deployment.quantization)
+    ranks = deployment.expert_ranks(launch.tensor_parallel)
+    weights = stage_bytes(model, launch.tensor_parallel, deployment.pipeline_parallel, deployment.quantization, ranks)
     parts = stages(model.num_layers, deployment.pipeline_parallel)
     return [
         _stage(launch, layers, weight, last=layers is parts[-1]) for layers, weight in zip(parts, weights, strict=True)
@@ -156,7 +158,8 @@ def _stage(launch: Launch, layers: range, weights: int, last: bool) -> StageMemo
     requested = int(launch.gpu.memory_bytes * launch.gpu_memory_utilization)
     weights += _rotary_bytes(launch.model)
     activations = activation_bytes(launch, layers, last)
-    non_torch = launch.release.alone_bytes if launch.num_gpus == 1 else launch.release.together_bytes
+    alone = launch.num_gpus == launch.deployment.data_parallel == 1
+    non_torch = launch.release.alone_bytes if alone else launch.release.together_bytes
     graphs = CUDA_GRAPH_BYTES if launch.deployment.cuda_graphs and launch.release.counts_graphs else 0
     left = requested - weights - activations - non_torch - graphs
     if launch.kv_cache_memory_bytes is not None:
@@ -194,8 +197,9 @@ def activation_bytes(launch: Launch, layers: range, last: bool) -> int:
     sampler = launch.release.sampler_bytes * sampled * model.vocab_size + 4 * tokens * model.hidden_size
     workspace = 0
     if model.experts and set(layers) & set(model.experts.layers):
-        width = model.experts.intermediate_size // launch.tensor_parallel
-        workspace = 2 * tokens * model.experts.used * (max(2 * width, model.hidden_size) + width)
+        ranks = launch.deployment.expert_ranks(launch.tensor_parallel)
+        width, gathered = model.experts.intermediate_size // ranks.slices, tokens * ranks.engines
+        workspace = 2 * gathered * model.experts.used * (max(2 * width, model.hidden_size) + width)
     return workspace + max(forward, last * sampler)
 
 
@@ -211,13 +215,17 @@ def _rotary_bytes(model: ModelSpec) -> int:
     return 0 if model.learned_positions else 2 * model.max_model_len * width
 
 
-def require_divisible(model: ModelSpec, tensor_parallel: int) -> None:
+def require_divisible(model: ModelSpec, tensor_parallel: int, deployment: Deployment = Deployment()) -> None:
     """Raise SettingError if the ranks cannot divide heads, vocabulary (padded to 64) or MLP evenly, as vLLM requires."""
     model.kv_heads_per_rank(tensor_parallel)
     vocabulary = -(-model.vocab_size // _VOCAB_PADDING) * _VOCAB_PADDING
     widths = {"MLP width": model.intermediate_size, "vocabulary": vocabulary}
-    if model.experts:
-        widths["expert width"] = model.experts.intermediate_size
+    slices = deployment.expert_ranks(tensor_parallel).slices
+    if model.experts and model.experts.intermediate_size % slices:
+        remedy = f"must divide the expert width {model.experts.intermediate_size} of {model.name}"
+        if deployment.data_parallel > 1:
+            remedy = f"times data_parallel_size {deployment.data_parallel} {remedy}, without --enable-expert-parallel"
+        raise SettingError("tensor_parallel", tensor_parallel, remedy)
     for what, width in widths.items():
         if width % tensor_parallel:
             raise SettingError("tensor_parallel", tensor_parallel, f"must divide the {what} {width} of {model.name}")

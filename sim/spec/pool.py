@@ -91,7 +91,8 @@ def _blocks_that_fit(
     """Blocks that fit on the stage with the least room."""
     _require_block_size(block_size)
     usable = int(0.95 * gpu.memory_bytes) - WORKSPACE_BYTES - deployment.cuda_graphs * CUDA_GRAPH_BYTES
-    weights = stage_bytes(model, num_gpus, deployment.pipeline_parallel, deployment.quantization)
+    ranks = deployment.expert_ranks(num_gpus)
+    weights = stage_bytes(model, num_gpus, deployment.pipeline_parallel, deployment.quantization, ranks)
     fitting = []
     for number, layers in enumerate(stages(model.num_layers, deployment.pipeline_parallel)):
         last = number == deployment.pipeline_parallel - 1

@@ -1,6 +1,7 @@
 """Weights of a model: parameters, bytes on a rank, and bytes that a step reads.
 
-Tensor-parallel ranks divide the matrices, including experts. Every rank holds all vectors (biases, norms), routers,
+Tensor-parallel ranks divide the matrices; routed experts are divided as ``ExpertRanks`` says, by default like all
+matrices. Every rank holds all vectors (biases, norms), routers,
 down projections to a latent vector and the position table. ``states.py`` has the division of state mixers. A
 pipeline stage holds its layers; the first stage also holds the embedding, and the last the output head, which is a
 copy of the embedding if the two are tied.
@@ -11,21 +12,29 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .deployment import stages
+from .deployment import ExpertRanks, stages
 from .matrix import WEIGHT_BITS, Matrix, matrix_bytes
 
 if TYPE_CHECKING:
     from .shape import ModelSpec
 
 
-def layer_matrices(model: ModelSpec, layer: int, tensor_parallel: int = 1) -> tuple[Matrix, ...]:
-    """The matrices of one layer: attention or state mixer, then its MLP, or its router and experts."""
+def layer_matrices(
+    model: ModelSpec, layer: int, tensor_parallel: int = 1, expert_ranks: ExpertRanks | None = None
+) -> tuple[Matrix, ...]:
+    """The matrices of one layer: attention or state mixer, then its MLP, or its router and experts.
+
+    Args:
+        expert_ranks: Division of the routed experts; None divides them like all matrices.
+    """
     mixer = _mixer_matrices(model, layer, tensor_parallel)
     experts = model.experts
     if experts is None or layer not in experts.layers:
         return mixer + (_mlp(model, model.intermediate_size, tensor_parallel) if model.has_mlp(layer) else ())
     router = Matrix(model.hidden_size, experts.count + experts.shared_gate, part="router")
-    routed = _mlp(model, experts.intermediate_size, tensor_parallel, experts.count, experts.used, "expert")
+    divided = expert_ranks or ExpertRanks(slices=tensor_parallel)
+    held = -(-experts.count // divided.holders)
+    routed = _mlp(model, experts.intermediate_size, divided.slices, held, min(experts.used, held), "expert")
     shared = _mlp(model, experts.shared_size, tensor_parallel) if experts.shared_size else ()
     return (*mixer, router, *routed, *shared)
 
@@ -103,26 +112,44 @@ def num_params(model: ModelSpec, tensor_parallel: int = 1, used: bool = False) -
 
 # A search for the longest sequence that fits calls it a hundred times with the same layers.
 @lru_cache
-def layers_bytes(model: ModelSpec, layers: range, tensor_parallel: int = 1, quantization: str | None = None) -> int:
+def layers_bytes(
+    model: ModelSpec,
+    layers: range,
+    tensor_parallel: int = 1,
+    quantization: str | None = None,
+    expert_ranks: ExpertRanks | None = None,
+) -> int:
     """Bytes of complete layers on each rank, with vectors in 16 bits."""
     return sum(
-        sum(matrix_bytes(matrix, quantization) for matrix in layer_matrices(model, layer, tensor_parallel))
+        sum(
+            matrix_bytes(matrix, quantization) for matrix in layer_matrices(model, layer, tensor_parallel, expert_ranks)
+        )
         + layer_vector_params(model, layer, tensor_parallel=tensor_parallel) * WEIGHT_BITS // 8
         for layer in layers
     )
 
 
 def stage_bytes(
-    model: ModelSpec, tensor_parallel: int = 1, pipeline_parallel: int = 1, quantization: str | None = None
+    model: ModelSpec,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    quantization: str | None = None,
+    expert_ranks: ExpertRanks | None = None,
 ) -> list[int]:
-    """Bytes of the weights on each rank, by pipeline stage; embedding, head and norms are always 16 bit."""
+    """Bytes of the weights on each rank, by pipeline stage; embedding, head and norms are always 16 bit.
+
+    Args:
+        expert_ranks: As for ``layer_matrices``.
+    """
     found = []
     for number, layers in enumerate(stages(model.num_layers, pipeline_parallel)):
         first, last = number == 0, number == pipeline_parallel - 1
         tables = first + (last and not (first and model.tied_embeddings))
         params = tables * model.head_params(tensor_parallel) + last * model.norm_vectors * model.hidden_size
         params += first * model.learned_positions * model.hidden_size
-        found.append(layers_bytes(model, layers, tensor_parallel, quantization) + params * WEIGHT_BITS // 8)
+        found.append(
+            layers_bytes(model, layers, tensor_parallel, quantization, expert_ranks) + params * WEIGHT_BITS // 8
+        )
     return found
 
 

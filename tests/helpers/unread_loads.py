@@ -97,6 +97,7 @@ SCENES = (
     Scene("priorities", load(priority=ROWS * 7 % 5)),
     Scene("chunks of 70, at once", load(arrival_ticks=ROWS * 0), more={"max_num_batched_tokens": 70}),
     Scene("outside of the paper's cost", load(), more={"cost": None}),
+    Scene("experts of two engines", load(), more=_WINDOWS | {"cost": None, "data_parallel_size": 2}),
 )
 #: The scene that shows a setting under most policies that read it, where that is not the first one.
 SHOWN_IN = {
@@ -109,10 +110,19 @@ SHOWN_IN = {
     "disable_hybrid_kv_cache_manager": "windows",
     "long_prefill_token_threshold_adaptive": "chunks of 8",
     "scheduling_policy": "priorities",
+    "data_parallel_size": "windows",
+    "enable_expert_parallel": "experts of two engines",
 }
 #: What no policy reads in a scene, though some read it in others.
 UNREAD_IN = {
-    "sessions": ("use_beam_search", "beam_survival", "swap_space", "disable_hybrid_kv_cache_manager"),
+    "sessions": (
+        "data_parallel_size",
+        "enable_expert_parallel",
+        "use_beam_search",
+        "beam_survival",
+        "swap_space",
+        "disable_hybrid_kv_cache_manager",
+    ),
     "some of several": ("beam_survival", "disable_hybrid_kv_cache_manager"),
     "beams of one": ("beam_survival",),
     "parents": ("use_beam_search", "preemption_mode", "swap_space"),

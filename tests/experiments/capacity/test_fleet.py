@@ -40,9 +40,9 @@ from ramp_cost import RampCost
 OF = 10**6
 
 
-def search(near: int = 1, least: int = 1, seeds: int = 4) -> FleetSearch:
+def search(near: int = 1, least: int = 1, seeds: int = 4, engines: int = 1) -> FleetSearch:
     """For one request a second, and 90 % of the requests."""
-    return FleetSearch(1.0, near, least, 0.9, OF, range(seeds))
+    return FleetSearch(1.0, near, least, 0.9, OF, range(seeds), engines)
 
 
 def run(searching: FleetSearch, share_of, rate_of=lambda *_: inf) -> tuple[Fleet, list[Trial]]:
@@ -211,3 +211,11 @@ def test_requests_of_several_sequences_are_dealt_in_turn(even_cost):
     assert (served.times.arrival_ticks == work.arrival_ticks[served.times.index]).all()
     alone = serve(chosen, work, Cluster())
     assert served.times.ttft_ms.mean() < alone.times.ttft_ms.mean()
+
+
+@pytest.mark.parametrize(("needed", "near", "found"), [(17, 3, 24), (16, 40, 16), (1, 1, 8)])
+def test_engines_that_share_experts_come_together(needed, near, found):
+    fleet, trials = run(search(near=near, engines=8), lambda size, _: float(size >= needed))
+    assert (fleet.replicas, fleet.fewest) == (found, found)
+    assert all(trial.replicas % 8 == 0 for trial in trials)
+    assert {each.replicas for each in fleet.tried} == {trial.replicas for trial in trials}

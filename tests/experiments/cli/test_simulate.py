@@ -58,6 +58,11 @@ FLAGS = {
     "gpu": (["--gpu", "a100-80gb"], "a100-80gb"),
     "tensor_parallel_size": (["--tensor-parallel-size", "2"], 2),
     "pipeline_parallel_size": (["--pipeline-parallel-size", "2"], 2),
+    "data_parallel_size": (["--model", "gpt-oss-120b", "--gpu", "h200", "--data-parallel-size", "2"], 2),
+    "enable_expert_parallel": (
+        ["--model", "gpt-oss-120b", "--gpu", "h200", "--tensor-parallel-size", "2", "--enable-expert-parallel"],
+        True,
+    ),
     "quantization": (["--quantization", "awq"], "awq"),
     "kv_cache_dtype": (["--kv-cache-dtype", "fp8"], "fp8"),
     "enforce_eager": (["--no-enforce-eager"], False),

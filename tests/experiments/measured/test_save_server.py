@@ -59,6 +59,8 @@ def test_planted_constants_are_saved(loop):
         "model": MODEL,
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
+        "data_parallel_size": 1,
+        "enable_expert_parallel": False,
         "quantization": None,
         "kv_cache_dtype": "auto",
         "vllm_release": "0.19",

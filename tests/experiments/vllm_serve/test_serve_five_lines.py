@@ -128,6 +128,26 @@ def test_mixtral_in_a_container_starts():
     assert pool.num_blocks == 48_040
 
 
+def test_deepseek_v3_starts_on_eight_engines_that_share_its_experts():
+    """The line of vLLM's own recipe. Alone, or divided among four, it is too heavy."""
+    line = "vllm serve deepseek-ai/DeepSeek-V3 {} --enable-expert-parallel"
+    found, refused = answer(line.format("-dp 8"), "h200")
+    assert refused is None and found.replicas == 8
+    chosen = found.settings()
+    assert (chosen.data_parallel_size, chosen.enable_expert_parallel, chosen.tensor_parallel_size) == (8, True, 1)
+    # All engines' tokens are gathered before the experts: 8 experts each, 7,168 wide and 2,048 in between, in 16 bits.
+    workspace = 2 * 8 * 8192 * 8 * (7168 + 2048)
+    assert capacity(found.launch).stage.activation_bytes > workspace
+    for fewer in ("-dp 4", "", "-dp 4 --max-model-len 1"):
+        assert answer(line.format(fewer), "h200")[1].kind == "weights"
+
+
+def test_a_dense_model_is_as_many_replicas_and_ignores_expert_parallelism():
+    found, refused = answer("vllm serve meta-llama/Llama-3.1-8B -dp 4 --enable-expert-parallel --max-model-len 8192")
+    alone, _ = answer("vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192")
+    assert refused is None and (found.replicas, found.launch) == (4, alone.launch)
+
+
 def test_the_answers_as_data(capsys):
     def plan_of(*tokens: str):
         assert status(["plan", "--gpu", "h100-80gb", "--json", "-", *tokens]) == DONE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,10 +12,16 @@ from hypothesis import strategies as st
 
 from cluster_runs import ROUTERS, Views, all_times, same_cluster, serve_cluster, watched
 from engine_runs import serve
-from fragmeter.sim.cluster import ClusterRun, cluster
+from fragmeter.experiments.runs.inputs import Inputs
+from fragmeter.experiments.runs.serving import prepare
+from fragmeter.experiments.runs.sweeping import run_point
+from fragmeter.sim import settings, simulate
+from fragmeter.sim.cluster import ClusterRun, cluster, simulate_cluster
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool, Request
 from same_runs import same
 from shared_prefixes import shared_cases
@@ -199,3 +207,44 @@ def test_a_leap_is_cut_at_the_first_boundary_after_a_request_is_sent():
         (1, 1, 500, 685, 913),
         (2, 0, 813, 948, 948 + 2 * 127),
     ]
+
+
+class TestEnginesThatShareExperts:
+    chosen = settings(policy="vllm-v1", model="mixtral-8x7b", gpu="h200", data_parallel_size=2, cost="roofline")
+
+    @pytest.mark.parametrize(
+        ("sizes", "field"),
+        [
+            ({"num_replicas": 3}, "num_replicas = 3"),
+            ({"prefill_replicas": 1, "decode_replicas": 2}, "prefill_replicas = 1"),
+            ({"prefill_replicas": 2, "decode_replicas": 3}, "decode_replicas = 3"),
+        ],
+    )
+    def test_are_never_parted(self, sizes, field):
+        with pytest.raises(SettingError, match=f"^{field}: must be a multiple of data_parallel_size 2"):
+            simulate_cluster(self.chosen, FOUR, cluster(**sizes))
+
+    def test_take_the_pool_and_the_steps_of_their_half_of_the_experts(self):
+        """Two engines with requests of their own, and no more memory for the weights than two tensor-parallel GPUs have."""
+        run = simulate_cluster(self.chosen, FOUR, cluster(num_replicas=2))
+        assert [len(rows) for rows in run.rows] == [2, 2]
+        alone = simulate_cluster(replace(self.chosen, data_parallel_size=1), FOUR, cluster(num_replicas=2))
+        assert run.runs[0].replica.num_blocks > 2 * alone.runs[0].replica.num_blocks
+        assert run.end_ticks < alone.end_ticks
+
+    def test_a_model_without_experts_shares_nothing(self):
+        with pytest.raises(
+            SettingError, match="^data_parallel_size = 2: llama-3.1-8b has no experts; use --num-replicas"
+        ):
+            simulate_cluster(replace(self.chosen, model="llama-3.1-8b"), FOUR, cluster(num_replicas=2))
+        with pytest.raises(SettingError, match="^enable_expert_parallel = True: one GPU holds all experts"):
+            simulate(replace(self.chosen, data_parallel_size=1, enable_expert_parallel=True), FOUR)
+
+    def test_without_a_number_of_replicas_there_are_all_of_them(self):
+        assert prepare(Inputs(settings=self.chosen)).cluster.num_replicas == 2
+
+    def test_a_sweep_of_single_replicas_refuses_them(self):
+        assert "data_parallel_size = 2: a sweep simulates one replica" in run_point("", self.chosen, FOUR).error
+
+
+FOUR = Workload("four", np.zeros(4), np.full(4, 100), np.full(4, 50))

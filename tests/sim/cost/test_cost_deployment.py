@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from statistics import median
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fragmeter.sim.cost import RooflineCost
 from fragmeter.sim.cost.envelope import stretches
+from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES, speedup
 from fragmeter.sim.spec import Deployment, gpu, model, padded_batch, stage_bytes, streamed_bytes
 from fragmeter.sim.spec.weights import layer_matrices
@@ -219,3 +221,40 @@ def test_what_differs_is_described():
     described = changed.describe()
     assert (described["pipeline_parallel"], described["kv_dtype"], described["quantization"]) == (2, "fp8", None)
     assert {"hop", "attention_read_per_context_window_1024", "attention_read_per_context"} <= set(described)
+
+
+class TestSharedExperts:
+    """Data parallelism: engines that share experts, each with as many tokens in a step."""
+
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_a_step_by_hand(self, whole):
+        """Mixtral on four engines: 3 tokens of each, 12 in all; each of the 8 experts is missed by all 12 with probability
+        (6/8)^12. A GPU holds a quarter of the experts, and exchanges 2 x 3 hidden states a token, 4,096 values wide, in
+        each of 32 layers, twice 10 us."""
+        alone, shared = deployed("mixtral-8x7b"), deployed("mixtral-8x7b", data_parallel=4, expert_parallel=whole)
+        experts = 32 * 8 * 3 * 4096 * 14_336 * 2
+        reached = experts / 4 * (1 - 0.75**12) - experts * (1 - 0.75**3)
+        less = seconds(shared.gemm_ticks(3) - alone.gemm_ticks(3))
+        assert less == pytest.approx(reached / READ_PER_S, rel=1e-5)
+        sent = 32 * 2 * (10e-6 + 3 * 3 * 4096 * 2 / (A100.nvlink_bytes_per_s * 0.8))
+        exchange = seconds(shared.step_ticks(3, 300, 0, 0) - alone.step_ticks(3, 300, 0, 0)) - less
+        assert exchange == pytest.approx(sent, rel=1e-5)
+
+    def test_without_experts_nothing_changes(self):
+        step = (7, 7000, 100, 5050)
+        assert deployed("llama-3.1-8b", data_parallel=4).step_ticks(*step) == deployed("llama-3.1-8b").step_ticks(*step)
+
+    def test_gpus_together_do_the_same_work(self):
+        """Of the profile: a GPU of eight engines multiplies as many rows as alone, and together they read every expert that
+        their tokens reach once."""
+        spec, tokens = model("qwen3-30b-a3b"), np.array([1, 5, 300])
+        plain = layer_gemms(spec, 0, 1, None)[3].work(8 * tokens)
+        for whole in (False, True):
+            ranks = Deployment(data_parallel=8, expert_parallel=whole).expert_ranks()
+            gemm = layer_gemms(spec, 0, 1, None, ranks)[3]
+            work, io = gemm.work(tokens), (gemm.n + gemm.k) * 2
+            assert np.allclose(8 * work.flops, plain.flops)
+            rows = 8 * tokens * 8 / ranks.holders
+            weights = 8 * (work.bytes - rows * io)
+            assert np.allclose(weights, plain.bytes - 8 * tokens * 8 * (2 * 768 + 2048) * 2)
+            assert np.array_equal(work.at["m"], plain.at["m"])

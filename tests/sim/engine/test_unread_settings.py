@@ -39,6 +39,8 @@ from unread_loads import ROWS, SCENES, SHOWN_IN, UNREAD_IN, Scene, load, outcome
 VALUES: dict[str, tuple[Any, ...]] = {
     "tensor_parallel_size": (2,),
     "pipeline_parallel_size": (2,),
+    "data_parallel_size": (2,),
+    "enable_expert_parallel": (True,),
     "quantization": ("fp8",),
     "kv_cache_dtype": ("fp8",),
     "enforce_eager": (False, True),

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragmeter.sim.spec import model, stage_bytes, streamed_bytes
+from fragmeter.sim.spec import Deployment, model, stage_bytes, streamed_bytes
+from fragmeter.sim.spec.deployment import ExpertRanks
 from fragmeter.sim.spec.weights import touched
 from fragmeter.sim.types.errors import SettingError
 
@@ -190,6 +191,41 @@ class TestQuantised:
     def test_an_unknown_format_is_refused(self):
         with pytest.raises(SettingError, match="quantization = 'nf4': one of awq, gptq, int8, fp8, mxfp4"):
             stage_bytes(model("opt-13b"), quantization="nf4")
+
+
+class TestExperts:
+    """The experts of a layer are divided among the GPUs of all engines; everything else is on each engine."""
+
+    @pytest.mark.parametrize(("engines", "ranks"), [(8, 1), (4, 2), (1, 8), (2, 4)])
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_each_gpu_holds_its_part_of_them(self, engines, ranks, whole):
+        spec = model("qwen3-30b-a3b")
+        experts = 48 * 128 * 3 * 2048 * 768
+        divided = Deployment(data_parallel=engines, expert_parallel=whole).expert_ranks(ranks)
+        held = stage_bytes(spec, ranks, expert_ranks=divided)[0]
+        assert held == stage_bytes(spec, ranks)[0] - 2 * (experts // ranks - experts // (engines * ranks))
+        assert divided.holders * divided.slices == engines * ranks and divided.engines == engines
+
+    def test_the_fullest_gpu_counts_where_they_do_not_divide(self, spec_of):
+        spec = spec_of(model_type="mixtral", num_local_experts=10, num_experts_per_tok=2)
+        experts = spec.num_params - stage_bytes(spec, expert_ranks=ExpertRanks(10**6))[0] // 2
+        one = experts // 9
+        of_four = stage_bytes(spec, expert_ranks=Deployment(data_parallel=4, expert_parallel=True).expert_ranks())
+        assert of_four[0] == spec.weight_bytes() - 2 * 7 * one
+
+    def test_deepseek_v3_on_eight_engines_fits_where_one_does_not(self):
+        """671 billion parameters in 8 bits: 37 billion of them are everything but routed experts, of which 8 GPUs hold an
+        eighth each."""
+        spec = model("deepseek-v3")
+        eight = Deployment(data_parallel=8, expert_parallel=True)
+        routed = 58 * 256 * 3 * 7168 * 2048
+        alone, shared = (
+            stage_bytes(spec, quantization="fp8")[0],
+            stage_bytes(spec, quantization="fp8", expert_ranks=eight.expert_ranks())[0],
+        )
+        assert alone > 600 * 10**9 and shared < 102 * 10**9
+        # And the scales of the experts, one for each of their outputs.
+        assert (alone - shared) == pytest.approx(routed * 7 / 8, rel=3e-3)
 
 
 class TestStages:
