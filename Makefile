@@ -66,10 +66,12 @@ reproduce: $(VENV)/.core
 	$(BIN)/fragmeter reproduce all --out out/reproduction
 
 claims: $(VENV)/.core
+	mkdir -p out
 	$(BIN)/fragmeter reproduce claims --out out/claims --json out/claims.json
 	$(BIN)/python docs/claims.py out/claims.json
 
 servers: $(VENV)/.core
+	mkdir -p out
 	$(BIN)/fragmeter reproduce servers $(if $(RUNS),--runs $(RUNS)) --json out/servers.json
 	$(BIN)/python docs/servers.py out/servers.json
 

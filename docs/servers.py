@@ -55,6 +55,11 @@ NOTES = """\
 - Models with one query head a KV head (Llama 2 7B) take the sum, without that factor. That was decided after the Llama 2 7B runs at 20
   requests/s came out 37 % too long, and for a reason in FlashAttention's source: the faster path for decodes, which mixed calls lose, exists for
   grouped heads only. The other H100 runs have grouped heads and were not changed by it.
+- Experts and all-reduces have tables of their own ([docs/gpu.md](gpu.md)), fitted without a server. Before, the experts that a step reaches
+  counted as one GEMM, and all-reduces as a ring at 0.8 of the data sheet's links and 10 us: 45 us for 8 MiB on four H100s, where the table has 99.
+- On H100 and H200 small all-reduces also normalise (up to 64 MiB on two GPUs, 2 MiB on four, 0.5 MiB on eight). That was decided after the run of
+  Llama 2 70B at 20 requests/s came out 16 % too long with the tables of all-reduces, and for a reason in vLLM's source, which fuses them by default
+  (`fuse_allreduce_rms`). It shortens the other runs on several GPUs by 2 to 4 %.
 - H100 runs: prompts repeat, so nearly all of a prompt is found in the prefix cache. These runs test decode steps and short prefills, not
   long prompts. The release of vLLM is not stated by the source.
 
@@ -66,7 +71,9 @@ NOTES = """\
   tail adds.
 - **Median TTFT of the RTX PRO 6000.** The run fills its 128 places after 120 requests, and later ones wait in a growing queue. The median lies
   where that queue begins: 300 us more a step, 0.9 % of it, move it from -12.5 to -9.8 %, and the mean by less. LLMServingSim's median is 8.7 % too short.
-- **Mixtral 8x7B**: TPOT {moe:+.1%} in the mean over its five runs. The profile has no grouped GEMM: the experts that a step reaches count as one GEMM.
+- **Mixtral 8x7B**: TPOT {moe:+.1%} in the mean over its five runs. Its prompts repeat, and may reach fewer experts than the even
+  draws of the simulation. Even routing alone, in place of its mean with skewed routing, would take 3 to 6 % less time for the experts of such steps.
+- **Llama 2 70B at 20 requests/s**: TPOT 11 % too long. It is the largest load of these runs: with longer steps its batches grow, and with them the steps.
 
 ## What other simulators publish
 

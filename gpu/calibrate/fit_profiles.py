@@ -8,6 +8,8 @@ that dominate a step, prints the prediction error of held-out columns and of hel
 The tables' path is ``systems/data/<system>/<kind>/<framework>/<version>/<table>.parquet``. A row is one call, with
 ``latency`` in milliseconds. bf16 rows are read, and fp8 rows of GEMMs with a scale a tensor, quantising the activations
 included; rows of other number formats and of sliding windows are skipped.
+
+Experts have tables and models of their own (``fit_experts``).
 """
 
 from __future__ import annotations
@@ -16,10 +18,8 @@ import argparse
 import json
 import re
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
-from io import BytesIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,17 +34,19 @@ from ...sim.output import frames as pd
 from ...sim.output.files import write_whole
 from ...sim.spec.gpu import GpuSpec, gpu
 from ...sim.types.errors import UserError
+from .fit_experts import FORMATS, fitted_experts
 from .fitting import Points, describe, is_possible
+from .published import FRAMEWORK, newest_table
 
-FRAMEWORK = "vllm"
 _PLACES: dict[OpName, tuple[str, str]] = {
     "gemm": ("gemm", "gemm_perf"),
     "gemm_fp8": ("gemm", "gemm_perf"),
     "decode_attention": ("attention", "generation_attention_perf"),
     "prefill_attention": ("attention", "context_attention_perf"),
+    "all_reduce": ("comm", "custom_allreduce_perf"),
 }
 SYSTEMS = {"a100-80gb": "a100_sxm", "h100-80gb": "h100_sxm", "h200": "h200_sxm"}
-#: Profiles of other tables (``fit_layers``) to which the fp8 GEMMs are added.
+#: Profiles of other tables (``fit_layers``) to which fp8 GEMMs, experts and all-reduces are added.
 ADDED = {"rtx-pro-6000": "rtx_pro_6000_server"}
 #: Profiles without tables: scaled from a chip with another memory, by the bandwidths of the data sheets.
 SCALED = {"a100-40gb": "a100-80gb"}
@@ -59,6 +61,7 @@ FITTED: dict[OpName, Which] = {
     "gemm_fp8": lambda points: (points.column("n") >= 256) & (points.column("k") >= 256),
     "decode_attention": lambda points: (points.column("head_dim") == 128) & (points.column("length") >= 64),
     "prefill_attention": lambda points: (points.column("head_dim") <= 256) & (points.column("keys") >= 8),
+    "all_reduce": lambda points: points.us > 0,
 }
 #: Domain of the held-out errors of an operation: a description, and the rows in it.
 REPORTED: dict[OpName, tuple[str, Which]] = {
@@ -71,6 +74,7 @@ REPORTED: dict[OpName, tuple[str, Which]] = {
         ),
     ),
     "prefill_attention": ("prompts from 64 tokens", lambda points: points.column("keys") >= 32),
+    "all_reduce": ("128 bytes to 512 MiB on 2, 4 and 8 GPUs", lambda points: points.us > 0),
 }
 # aiconfigurator's own rule for operations without tables (systems/*.yaml: "nonofficial correction").
 KERNEL_US, BANDWIDTH_SHARE = 3.0, 0.8
@@ -100,6 +104,7 @@ def profiles(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _profile(sheet: GpuSpec, folder: Path) -> dict[str, Any]:
     system = SYSTEMS[sheet.name]
     found = {operation: read_table(folder, system, operation) for operation in _fitted_on(sheet)}
+    ops = {operation: _fitted(table, sheet) for operation, table in found.items()}
     return {
         "schema_version": 1,
         "kind": "profile",
@@ -107,15 +112,18 @@ def _profile(sheet: GpuSpec, folder: Path) -> dict[str, Any]:
         "source": _source(system, "bf16" if sheet.fp8_flops_per_s is None else "bf16, GEMMs in fp8, too"),
         "licence": LICENCE,
         "dtype": "bf16",
-        "ops": {operation: _fitted(table, sheet) for operation, table in found.items()} | assumed(sheet),
+        "ops": ops | fitted_experts(folder, system, sheet) | assumed(sheet),
     }
 
 
 def _added(sheet: GpuSpec, system: str, folder: Path) -> dict[str, Any]:
-    """The profile of the package with fp8 GEMMs."""
+    """The profile of the package with fp8 GEMMs, experts and all-reduces."""
     found: dict[str, Any] = json.loads((PROFILES / f"{sheet.name}.json").read_text("utf-8"))
-    entry = _fitted(read_table(folder, system, "gemm_fp8"), sheet)
-    return found | {"ops": found["ops"] | {"gemm_fp8": entry | {"source": f"{_source(system, 'fp8')}; {LICENCE}"}}}
+    of_tables: tuple[OpName, ...] = ("gemm_fp8", "all_reduce")
+    added = {str(operation): _fitted(read_table(folder, system, operation), sheet) for operation in of_tables}
+    added |= fitted_experts(folder, system, sheet)
+    source = f"{_source(system, 'fp8 GEMMs, experts, all-reduces')}; {LICENCE}"
+    return found | {"ops": found["ops"] | {name: each | {"source": source} for name, each in added.items()}}
 
 
 def _fitted_on(sheet: GpuSpec) -> list[OpName]:
@@ -171,16 +179,26 @@ def _scaled(fitted: dict[str, Any], measured: GpuSpec, wanted: GpuSpec) -> dict[
     share = wanted.memory_bytes_per_s / measured.memory_bytes_per_s
     source = f"that of {measured.name} with bandwidth times {share:.4f}, as the data sheets have it; not measured"
     ops = {name: dict(entry) for name, entry in fitted["ops"].items()} | assumed(wanted)
-    for name in _fitted_on(measured):
-        coefficients = ops[name]["coefficients"]
-        ops[name]["coefficients"] = coefficients | {"bytes_per_s": coefficients["bytes_per_s"] * share}
+    # All-reduces are bound by the links, which are the same.
+    bound = [name for name in _fitted_on(measured) if name != "all_reduce"]
+    for name in (*bound, *(name for name in FORMATS if name in ops)):
+        ops[name] = _with_bandwidth(ops[name], share)
+        if "shapes" in ops[name]:
+            shapes = ops[name]["shapes"].items()
+            ops[name]["shapes"] = {shape: _with_bandwidth(entry, share) for shape, entry in shapes}
     device = fitted["device"] | {"gpu": wanted.name, "data_sheet": wanted.source}
     return fitted | {"device": device, "source": f"{fitted['source']}; {source}", "ops": ops}
 
 
+def _with_bandwidth(entry: dict[str, Any], share: float) -> dict[str, Any]:
+    coefficients = entry["coefficients"]
+    return entry | {"coefficients": coefficients | {"bytes_per_s": coefficients["bytes_per_s"] * share}}
+
+
 def report(name: str, fitted: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One line per operation and held-out column, or shapes (interpolated, extrapolated)."""
-    for operation in (operation for operation in FITTED if "table" in fitted["ops"].get(operation, {}).get("fit", {})):
+    operations = (operation for operation in (*FITTED, *FORMATS) if operation in fitted["ops"])
+    for operation in (operation for operation in operations if "table" in fitted["ops"][operation].get("fit", {})):
         fit = fitted["ops"][operation]["fit"]
         for column, found in (fit["held_out"] | fit.get("held_out_shapes", {})).items():
             met = found["median_error"] <= MOST_MEDIAN_ERROR and abs(found["bias"]) <= MOST_BIAS
@@ -268,37 +286,15 @@ def read_table(tables: Path, system: str, operation: OpName) -> PublishedTable:
         UserError: There is no table, or it lacks a column.
     """
     kind, name = _PLACES[operation]
-    found = [
-        path for path in _files(tables) if path.match(f"systems/data/{system}/{kind}/{FRAMEWORK}/*/{name}.parquet")
-    ]
-    if not found:
+    found = newest_table(tables, system, kind, name)
+    if found is None:
         raise UserError(f"{tables}: has no {name} of {FRAMEWORK} for {system}; give the wheel or its unpacked folder")
-    path = max(found, key=lambda path: [int(part) for part in path.parts[-2].split(".") if part.isdecimal()])
-    frame = pd.read_parquet(BytesIO(_bytes(tables, path)))
+    path, frame = found
     try:
         points = _points(operation, frame)
     except AttributeError as error:
         raise UserError(f"{path}: {error.name} is missing") from None
-    return PublishedTable("/".join(path.parts[-5:]), str(frame.device.iloc[0]), len(frame), points)
-
-
-def _files(tables: Path) -> Iterator[PurePosixPath]:
-    if tables.is_dir():
-        yield from (PurePosixPath(path.as_posix()) for path in tables.rglob("*.parquet"))
-    elif zipfile.is_zipfile(tables):
-        with zipfile.ZipFile(tables) as wheel:
-            yield from map(PurePosixPath, wheel.namelist())
-    else:
-        raise UserError(
-            f"{tables}: is neither a folder nor a wheel; pip download aiconfigurator-core==0.12.0 --no-deps"
-        )
-
-
-def _bytes(tables: Path, path: PurePosixPath) -> bytes:
-    if tables.is_dir():
-        return Path(path).read_bytes()
-    with zipfile.ZipFile(tables) as wheel:
-        return wheel.read(str(path))
+    return PublishedTable(path, str(frame.device.iloc[0]), len(frame), points)
 
 
 def _points(operation: OpName, frame: pd.DataFrame) -> Points:
@@ -306,6 +302,10 @@ def _points(operation: OpName, frame: pd.DataFrame) -> Points:
     if operation in ("gemm", "gemm_fp8"):
         frame = frame[frame.gemm_dtype == ("fp8" if operation == "gemm_fp8" else "bfloat16")]
         return Points(operation, _floats(m=frame.m, n=frame.n, k=frame.k), _us(frame))
+    if operation == "all_reduce":
+        # Launched by a CUDA graph, as vLLM does in decode steps; without one, launches are the host's time.
+        frame = frame[frame.backend == f"{FRAMEWORK}_graph"]
+        return Points(operation, _floats(message_bytes=frame.message_size, ranks=frame.num_gpus), _us(frame))
     frame = frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
     if "window_size" in frame:
         frame = frame[frame.window_size == 0]

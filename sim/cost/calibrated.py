@@ -46,6 +46,10 @@ MIXED_SOURCE = "default of cards without such calls: geometric mean of the media
 #: decode. Mixed calls lose both. With one query head a KV head there is nothing to lose: both take the same path
 #: (``seqlenq_ngroups_swapped`` of ``mha_varlen_fwd`` in FlashAttention's ``flash_api.cpp``).
 UNGROUPED_SOURCE = "one query head a KV head: the kernel of decodes and of mixed steps is the same, by its source"
+#: Largest message, by number of GPUs, for which the all-reduce also normalises: vLLM's ``FI_ALLREDUCE_FUSION_MAX_SIZE_MB`` for
+#: compute capability 9.0, the one of these architectures.
+_FUSED_BYTES = {2: 64 << 20, 4: 2 << 20, 8: 1 << 19}
+_FUSING = ("h100", "h200")
 #: Resolution of such factors.
 _FACTOR_PARTS = 1_000_000
 
@@ -154,6 +158,25 @@ def gemm_model(calibration: Calibration, gpu: GpuSpec, quantization: str | None)
     return OpModel(scaled, sixteen.residuals, shares.eight_bit_source(faster))
 
 
+#: The operations of experts by number format of the weights.
+_OF_EXPERTS: dict[str | None, OpName] = {
+    None: "moe", "fp8": "moe_fp8", "mxfp4": "moe_mxfp4", "awq": "moe_int4", "gptq": "moe_int4",
+}  # fmt: skip
+
+
+def experts_model(
+    calibration: Calibration, model: ModelSpec, quantization: str | None
+) -> tuple[OpName, OpModel] | None:
+    """The operation that computes a model's experts, and its model: that of their shape, or of all shapes; None if the
+    calibration has none for the number format, or for experts without a gate."""
+    name = _OF_EXPERTS.get(quantization)
+    if model.experts is None or name is None or name not in calibration.ops or not model.gated_mlp:
+        return None
+    found, experts = calibration.ops[name], model.experts
+    shape = operations.experts_name(experts.count, experts.used, model.hidden_size, experts.intermediate_size)
+    return name, found.shapes.get(shape, found)
+
+
 def _operation_us(calibration: Calibration, name: OpName, *shape: float) -> Callable[..., np.ndarray]:
     """Microseconds of an operation of one shape."""
     model, work = calibration.ops[name], OPERATIONS[name]
@@ -171,8 +194,9 @@ class CalibratedCost:
     GEMMs are those of vLLM, Q, K and V in one and gate and up in one, one by one for the model's shapes
     on a rank; the output head runs over the decoding rows. Attention is asked for the mean length of the
     batch, KV group by KV group; a group with a window reads at most its window of each sequence. Quantised
-    weights are read in their bytes; ``gemm_model`` has the rates of their formats. The experts that a step's tokens
-    reach count as one GEMM of as many rows as each of them gets. Prefills are taken for whole prompts, or,
+    weights are read in their bytes; ``gemm_model`` has the rates of their formats. Experts are one operation a layer where
+    the calibration has one for their number format (``experts_model``); else those that a step's tokens reach count as
+    one GEMM of as many rows as each of them gets. Prefills are taken for whole prompts, or,
     where there are more pairs than these have, for one chunk. All-reduces and hops between pipeline stages
     are those of ``Links``, assumed and not measured.
 
@@ -225,11 +249,26 @@ class CalibratedCost:
             for layer in range(model.num_layers)
             for gemm in layer_gemms(model, layer, tensor_parallel, deployment.quantization, ranks)
         )
+        self._reduced = self._all_reduces(calibration)
+        self._experts = experts_model(calibration, model, deployment.quantization)
+        if self._experts is not None:
+            self._gemms = Counter({gemm: count for gemm, count in self._gemms.items() if gemm.experts is None})
         formats = {gemm.quantization for gemm in self._gemms}
         self._gemm_models = {form: gemm_model(calibration, gpu, form) for form in formats}
         self._by_token = Curve(self._token_us, MOST_TOKENS)
         self._by_row = Curve(self._row_us, MOST_TOKENS)
         self._dense: dict[int, int] = {}
+
+    def _all_reduces(self, calibration: Calibration) -> Curve | None:
+        """Ticks of all layers over the tokens; None without tensor parallelism, or if the calibration has no all-reduces."""
+        reduce, ranks = calibration.ops.get("all_reduce"), self.tensor_parallel
+        if reduce is None or ranks == 1:
+            return None
+        # One after every attention and every MLP.
+        calls, width = self.model.num_mixers + self.model.num_mlps, self.model.hidden_size * operations.ELEMENT_BYTES
+        return Curve(
+            lambda tokens: calls * reduce.us(operations.all_reduce(np.maximum(tokens, 1) * width, ranks)), MOST_TOKENS
+        )
 
     def _token_us(self, tokens: np.ndarray) -> np.ndarray:
         """All layers without attention, and the embedding."""
@@ -239,11 +278,43 @@ class CalibratedCost:
         one = us("kv_write", operations.kv_write(tokens, shape.kv_heads, shape.head_dim, kv_element_bytes))
         layers = [one] * model.num_layers
         for layer in range(model.num_layers):
-            width = model.mlp_width(layer, self.tensor_parallel) // model.mlp_matrices
-            layers.append(us("elementwise", operations.elementwise(tokens, model.hidden_size, width)))
+            layers.append(self._elementwise_us(tokens, self._activated(layer)))
         models = self._gemm_models
         gemms = [count * models[gemm.quantization].us(gemm.work(tokens)) for gemm, count in self._gemms.items()]
-        return sum(layers + gemms) + us("embedding", operations.embedding(tokens, model.hidden_size))
+        return (
+            sum(layers + gemms)
+            + self._experts_us(tokens)
+            + us("embedding", operations.embedding(tokens, model.hidden_size))
+        )
+
+    def _elementwise_us(self, tokens: np.ndarray, width: int) -> np.ndarray:
+        """Norms, rotary positions and activations of one layer; the two norms are part of an all-reduce where vLLM fuses them."""
+        hidden_size, coefficients = self.model.hidden_size, self.calibration.ops["elementwise"].coefficients
+        plain = self._us("elementwise", operations.elementwise(tokens, hidden_size, width))
+        if self._reduced is None or self.calibration.kind != "profile" or self.gpu.architecture not in _FUSING:
+            return plain
+        rest = self._us("elementwise", operations.elementwise(tokens, hidden_size, width, norms=False))
+        limit = _FUSED_BYTES.get(self.tensor_parallel, 0)
+        # Two of its four kernels are left.
+        fused = rest - coefficients.t0_us / 2
+        return np.where(tokens * hidden_size * operations.ELEMENT_BYTES <= limit, fused, plain)
+
+    def _activated(self, layer: int) -> int:
+        """Elements of a layer's activations that no other operation includes, for one token."""
+        experts = self.model.experts
+        if self._experts is not None and experts is not None and self.model.has_experts(layer):
+            return experts.shared_size // self.tensor_parallel
+        return self.model.mlp_width(layer, self.tensor_parallel) // self.model.mlp_matrices
+
+    def _experts_us(self, tokens: np.ndarray) -> np.ndarray | float:
+        """Of all layers, where the calibration has an operation for them."""
+        experts = self.model.experts
+        if self._experts is None or experts is None:
+            return 0.0
+        (name, model), ranks = self._experts, self.deployment.expert_ranks(self.tensor_parallel)
+        held, width = -(-experts.count // ranks.holders), experts.intermediate_size // ranks.slices
+        sizes = (experts.used, experts.count, held, self.model.hidden_size, width)
+        return len(experts.layers) * model.us(OPERATIONS[name](tokens * ranks.engines, *sizes))
 
     def _row_us(self, rows: np.ndarray) -> np.ndarray:
         """The output head, and what a step takes beside its operations."""
@@ -275,7 +346,9 @@ class CalibratedCost:
 
     def _without_attention(self, rows: int, tokens: int) -> int:
         computed = padded_batch(tokens) if self.deployment.cuda_graphs else tokens
-        sent = self._links.ticks(computed)
+        sent = self._links.ticks(computed) if self._reduced is None else self._reduced(computed)
+        if self._reduced is not None:
+            sent += self._links.hop_ticks(computed) + self._links.exchange_ticks(computed)
         return self._by_token(computed) + self._by_row(rows) + sent
 
     def _decode_ticks(self, decodes: int) -> int:
@@ -310,7 +383,9 @@ class CalibratedCost:
         """See ``StepCost``; the file that ``sha256`` names has the residuals."""
         calibration = self.calibration
         formats = [(f"gemm_{form}", found) for form, found in self._gemm_models.items() if form is not None]
-        models = [*calibration.ops.items(), ("mixed_attention", self._attention.mixed_model), *formats]
+        others = [(name, found) for name, found in calibration.ops.items() if name not in _OF_EXPERTS.values()]
+        experts = [] if self._experts is None else [self._experts]
+        models = [*others, *experts, ("mixed_attention", self._attention.mixed_model), *formats]
         terms = {
             f"{name}.{term}": coefficient(value, _UNITS[term], model.source or calibration.source)
             for name, model in models

@@ -28,18 +28,23 @@ class Links:
     def __init__(self, model: ModelSpec, gpu: GpuSpec, tensor_parallel: int, stages: int, engines: int = 1) -> None:
         # One after every attention or state, one after every MLP: two a layer in most models.
         reduced, self._stages = model.num_mixers + model.num_mlps, stages
-        link = gpu.nvlink_bytes_per_s * shares.LINK_SHARE
+        # As data sheets have it, a GPU without NVLink reaches others over PCIe.
+        by_pcie = gpu.nvlink_bytes_per_s == gpu.pcie_bytes_per_s
+        link = gpu.nvlink_bytes_per_s * (shares.PCIE_SHARE if by_pcie else shares.LINK_SHARE)
+        self._source = (
+            f"data sheet of the GPU; {shares.PCIE_SHARE} of its PCIe {shares.ASSUMED}" if by_pcie else LINK_SOURCE
+        )
         # A ring sends each rank's share 2 * (ranks - 1) times.
         sent = reduced * 2 * (tensor_parallel - 1) * model.hidden_size * ELEMENT_BYTES / tensor_parallel
-        latency = shares.ALL_REDUCE_LATENCY_US if tensor_parallel > 1 else 0
-        self._all_reduce = round(reduced * latency * PER_US)
+        latency = shares.PCIE_LATENCY_US if by_pcie else shares.ALL_REDUCE_LATENCY_US
+        self._all_reduce = round(reduced * latency * PER_US) if tensor_parallel > 1 else 0
         self._all_reduce_per_token = ticks(sent, link)
         # Hidden states and residual, from each stage to the next.
         hops = stages - 1
         self._hop = round(hops * shares.HOP_LATENCY_US * PER_US)
         self._hop_per_token = ticks(hops * 2 * model.hidden_size * ELEMENT_BYTES, link)
         exchanges = 2 * len(model.experts.layers) if model.experts and engines > 1 else 0
-        self._exchange = round(exchanges * shares.ALL_REDUCE_LATENCY_US * PER_US)
+        self._exchange = round(exchanges * latency * PER_US)
         self._exchange_per_token = ticks(exchanges * (engines - 1) * model.hidden_size * ELEMENT_BYTES, link)
         self.any = tensor_parallel > 1 or stages > 1 or exchanges > 0
 
@@ -61,9 +66,9 @@ class Links:
 
     def describe(self) -> dict[str, object]:
         """See ``StepCost``; hops only where there are any."""
-        terms = {"all_reduce": shares.ASSUMED, "all_reduce_per_token": LINK_SOURCE}
+        terms = {"all_reduce": shares.ASSUMED, "all_reduce_per_token": self._source}
         if self._stages > 1:
-            terms |= {"hop": shares.ASSUMED, "hop_per_token": LINK_SOURCE}
+            terms |= {"hop": shares.ASSUMED, "hop_per_token": self._source}
         if self._exchange:
-            terms |= {"exchange": shares.ASSUMED, "exchange_per_token": LINK_SOURCE}
+            terms |= {"exchange": shares.ASSUMED, "exchange_per_token": self._source}
         return {term: coefficient(getattr(self, f"_{term}"), "ticks", source) for term, source in terms.items()}

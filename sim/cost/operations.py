@@ -59,6 +59,58 @@ def gemm_fp8(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> Wo
     return gemm(m, n, k, n * k if weight_bytes is None else weight_bytes)
 
 
+def moe(
+    tokens: Amount,
+    used: int,
+    count: int,
+    held: int,
+    hidden_size: int,
+    width: int,
+    element_bytes: float = ELEMENT_BYTES,
+    matrices: int = 3,
+) -> Work:
+    """The experts of ONE layer on one GPU, in one call: ``held`` of ``count`` experts, ``matrices`` of ``hidden_size`` x
+    ``width`` each, for ``tokens`` tokens that go to ``used`` experts each, evenly and by themselves.
+
+    Experts that no token reaches are not read. Residuals go by the rows of an expert that is reached (``rows``), the number
+    of these experts (``reached``), and the two sizes (``width``, ``hidden``).
+    """
+    share = used / count
+    reached = held * (1 - (1 - share) ** np.asarray(tokens, float))
+    rows = tokens * share * held
+    weights = reached * matrices * hidden_size * width * element_bytes
+    moved = rows * (2 * hidden_size + matrices * width) * ELEMENT_BYTES
+    at: dict[str, Amount] = {
+        "rows": rows / reached,
+        "reached": np.maximum(reached, 1),
+        "width": width,
+        "hidden": hidden_size,
+    }
+    return Work(2 * rows * matrices * hidden_size * width, weights + moved, at=at)
+
+
+def experts_name(count: int, used: int, hidden_size: int, intermediate_size: int) -> str:
+    """Name of a model's experts: kernels of experts are tuned shape by shape, so that a table has a model for each."""
+    return f"{count}x{used}x{hidden_size}x{intermediate_size}"
+
+
+def moe_fp8(tokens: Amount, used: int, count: int, held: int, hidden_size: int, width: int, matrices: int = 3) -> Work:
+    """``moe`` of fp8 weights with a scale for each block of 128 x 128; quantising the activations is part of the call."""
+    return moe(tokens, used, count, held, hidden_size, width, 1, matrices)
+
+
+def moe_mxfp4(
+    tokens: Amount, used: int, count: int, held: int, hidden_size: int, width: int, matrices: int = 3
+) -> Work:
+    """``moe`` of mxfp4 weights, unpacked to 16 bits."""
+    return moe(tokens, used, count, held, hidden_size, width, 4.25 / 8, matrices)
+
+
+def moe_int4(tokens: Amount, used: int, count: int, held: int, hidden_size: int, width: int, matrices: int = 3) -> Work:
+    """``moe`` of awq or gptq weights, unpacked to 16 bits."""
+    return moe(tokens, used, count, held, hidden_size, width, 4.15 / 8, matrices)
+
+
 def decode_attention(
     batch: int,
     context_tokens: Amount,
@@ -128,13 +180,14 @@ def kv_write(tokens: Amount, kv_heads: int, head_dim: int, kv_element_bytes: flo
     return Work(bytes=2 * tokens * kv_heads * head_dim * (ELEMENT_BYTES + kv_element_bytes))
 
 
-def elementwise(tokens: Amount, hidden_size: int, intermediate_size: int) -> Work:
+def elementwise(tokens: Amount, hidden_size: int, intermediate_size: int, norms: bool = True) -> Work:
     """Two normalisations with their residuals, rotary positions and the activation of ONE layer.
 
     10 hidden states and 3 widths of the MLP a token: a norm reads and writes state and residual, rotary
     reads and writes about one state, a gated activation reads two widths and writes one.
     """
-    return Work(bytes=tokens * (10 * hidden_size + 3 * intermediate_size) * ELEMENT_BYTES)
+    states = 10 if norms else 2
+    return Work(bytes=tokens * (states * hidden_size + 3 * intermediate_size) * ELEMENT_BYTES)
 
 
 def embedding(tokens: Amount, hidden_size: int) -> Work:
@@ -150,6 +203,15 @@ def transfer(bytes: Amount, blocks: Amount = 1) -> Work:
     return Work(bytes=bytes, pieces=blocks)
 
 
+def all_reduce(message_bytes: Amount, ranks: Amount) -> Work:
+    """A message of ``message_bytes`` on each of ``ranks`` GPUs is added up: the bytes that each sends in a ring.
+
+    Residuals go by the size of the message (``message``) and the number of GPUs (``ranks``).
+    """
+    sent = 2 * (ranks - 1) / ranks * message_bytes
+    return Work(bytes=sent, at={"message": message_bytes, "ranks": ranks})
+
+
 def step(rows: Amount) -> Work:
     """Host work and launches of a step over ``rows`` sequences that no other operation includes."""
     return Work(pieces=rows)
@@ -158,6 +220,10 @@ def step(rows: Amount) -> Work:
 OpName = Literal[
     "gemm",
     "gemm_fp8",
+    "moe",
+    "moe_fp8",
+    "moe_mxfp4",
+    "moe_int4",
     "decode_attention",
     "prefill_attention",
     "mixed_attention",
@@ -167,12 +233,17 @@ OpName = Literal[
     "block_copy",
     "swap_out",
     "swap_in",
+    "all_reduce",
     "step",
 ]
 #: What a call of each operation takes as arguments, and the work that it is.
 OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "gemm": gemm,
     "gemm_fp8": gemm_fp8,
+    "moe": moe,
+    "moe_fp8": moe_fp8,
+    "moe_mxfp4": moe_mxfp4,
+    "moe_int4": moe_int4,
     "decode_attention": decode_attention,
     "prefill_attention": prefill_attention,
     "mixed_attention": mixed_attention,
@@ -182,10 +253,13 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "block_copy": transfer,
     "swap_out": transfer,
     "swap_in": transfer,
+    "all_reduce": all_reduce,
     "step": step,
 }
 #: What a calibration may lack: its place is then taken by others, with a stated factor.
-OPTIONAL: frozenset[OpName] = frozenset(("mixed_attention", "gemm_fp8"))
+OPTIONAL: frozenset[OpName] = frozenset(
+    ("mixed_attention", "gemm_fp8", "moe", "moe_fp8", "moe_mxfp4", "moe_int4", "all_reduce")
+)
 
 
 def smallest_call(operation: OpName) -> Work:
@@ -198,9 +272,11 @@ def smallest_call(operation: OpName) -> Work:
 AXES = {
     "gemm": ("m", "n", "k"),
     "gemm_fp8": ("m", "n", "k"),
+    **dict.fromkeys(("moe", "moe_fp8", "moe_mxfp4", "moe_int4"), ("rows", "reached", "width", "hidden")),
     "decode_attention": ("lanes", "length", "group", "block_size"),
     "prefill_attention": ("rows", "keys", "head_dim", "prefix"),
     "mixed_attention": ("lanes", "length", "rows", "span"),
+    "all_reduce": ("message", "ranks"),
 }
 
 
@@ -310,12 +386,14 @@ class OpModel:
     Attributes:
         source: Source of the numbers, if other than that of the file.
         fit: Description and errors of the fit, for readers.
+        shapes: Models of single shapes, by ``experts_name``; they hold for no other.
     """
 
     coefficients: Coefficients
     residuals: Residuals | None = None
     source: str | None = None
     fit: dict[str, Any] = field(default_factory=dict)
+    shapes: dict[str, OpModel] = field(default_factory=dict)
 
     def us(self, work: Work) -> np.ndarray:
         """Microseconds of a call, or of an array of calls."""

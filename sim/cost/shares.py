@@ -27,6 +27,9 @@ KERNELS_PER_MLP = 4
 LAUNCH_US = 1.0
 HOST_US = 500.0
 ALL_REDUCE_LATENCY_US = 10.0
+# Without NVLink, and without a table of the card.
+PCIE_LATENCY_US = 20.0
+PCIE_SHARE = 0.5
 # From one pipeline stage to the next, over the same links.
 HOP_LATENCY_US = 10.0
 LINK_SHARE = 0.8

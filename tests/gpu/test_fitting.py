@@ -6,15 +6,17 @@ import json
 import os
 import re
 import zipfile
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fragmeter.gpu.calibrate import fit_profiles, fitting
+from fragmeter.gpu.calibrate import fit_experts, fit_profiles, fitting
 from fragmeter.sim.cost.calibration import Calibration
 from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals
+from fragmeter.sim.spec import gpu
 from fragmeter.sim.types.errors import UserError
 from paths import ROOT
 
@@ -23,6 +25,9 @@ LIMITS = {"flops_per_s": 300e12, "bytes_per_s": 2e12}
 GEMM = Coefficients(6, 250e12, 1.5e12, q=1.3)
 FP8 = Coefficients(5, 500e12, 1.5e12, q=1.3)
 DECODE = Coefficients(12, bytes_per_s=1.7e12, flops_per_s=300e12, q=1.1)
+
+
+REDUCED = Coefficients(4, bytes_per_s=1.6e11, q=1.5)
 
 
 def gemms(model: OpModel, noise: float = 0.0, seed: int = 0) -> list[dict[str, float]]:
@@ -185,7 +190,7 @@ class TestErrors:
 @pytest.mark.parametrize(
     ("points", "text"),
     [
-        ([{"op": "gem", "us": 1}], "point: op = 'gem': one of gemm, gemm_fp8, decode_attention"),
+        ([{"op": "gem", "us": 1}], "point: op = 'gem': one of gemm, gemm_fp8, moe, moe_fp8"),
         ([{"op": "gemm", "m": 1, "n": 1, "us": 1}], "point of gemm: k = None: must be a positive number"),
         ([{"op": "step", "rows": 1, "us": -2}], "point of step: us = -2: must be a positive number"),
         ([{"op": "step", "rows": 1, "us": float("nan")}], "point of step: us = nan: must be a positive number"),
@@ -232,6 +237,13 @@ def published(folder: Path) -> Path:
         "attention/vllm/0.9.9/generation_attention_perf": pd.DataFrame(decode),
     }
     tables["attention/vllm/0.9.9/context_attention_perf"] = pd.DataFrame(prefill)
+    reduced = [
+        {"num_gpus": ranks, "message_size": size, "backend": backend, "latency": us * longer / 1e3}
+        for ranks, size in product((2, 4, 8), 2 ** np.arange(7, 30))
+        for us in [float(REDUCED.us(OPERATIONS["all_reduce"](float(size), ranks)))]
+        for backend, longer in (("vllm_graph", 1), ("vllm_eager", 9))
+    ]
+    tables["comm/vllm/0.9.9/custom_allreduce_perf"] = pd.DataFrame(reduced).assign(**common)
     with zipfile.ZipFile(folder / "tables.whl", "w") as wheel:
         for system in ("a100_sxm", "h100_sxm", "h200_sxm"):
             for path, table in tables.items():
@@ -240,6 +252,42 @@ def published(folder: Path) -> Path:
         old = "core/systems/data/a100_sxm/gemm/vllm/0.9.8/gemm_perf.parquet"
         wheel.writestr(old, gemm.assign(**common, latency=99.0).to_parquet())
     return folder / "tables.whl"
+
+
+#: How many times as long skewed routing takes; the last one is not read.
+ROUTINGS = {"balanced": 1.0, "power_law_1.01": 1.21, "power_law_1.2": 99.0}
+#: A kernel of experts.
+EXPERTS = Coefficients(t0_us=20, flops_per_s=500e12, bytes_per_s=2e12, q=2)
+
+
+def experts_table(factors: dict[str, float]) -> pd.DataFrame:
+    """Rows of experts, by name and by how many times as long as ``EXPERTS`` they take."""
+    rows = []
+    for name, factor in factors.items():
+        count, used, hidden, inter = map(int, name.split("x"))
+        sizes = {"topk": used, "num_experts": count, "hidden_size": hidden, "inter_size": inter}
+        for ranks, tokens in product((1, 2, 4), (1, 4, 16, 64, 128, 256, 512, 1024, 4096)):
+            us = factor * float(EXPERTS.us(OPERATIONS["moe"](tokens, used, count, count, hidden, inter // ranks)))
+            split = {"num_tokens": tokens, "moe_tp_size": ranks, "moe_ep_size": 1, "kernel_source": "made_up"}
+            for form, (skew, longer) in product(("bfloat16", "fp8"), ROUTINGS.items()):
+                rows.append(sizes | split | {"moe_dtype": form, "distribution": skew, "latency": us * longer / 1e3})
+    # Without a gate: not read.
+    rows.append(rows[0] | {"hidden_size": 2688, "latency": 5.0})
+    return pd.DataFrame(rows)
+
+
+def test_the_errors_of_known_experts_in_the_documentation_are_those_of_the_profiles():
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    rows = re.findall(r"^\| (\S+) \| (moe\S*) \| (\d+) \| (\S+) \| (.*) \|$", page, flags=re.MULTILINE)
+    wanted = set()
+    for path in fit_profiles.PROFILES.glob("*.json"):
+        for operation, entry in json.loads(path.read_text())["ops"].items():
+            if "shapes" in entry and path.stem not in fit_profiles.SCALED:
+                errors = entry["fit"]["held_out"]["tokens of a known shape"]
+                sizes = " | ".join(f"{errors[name]:.1%}" for name in ("median_error", "mape"))
+                rest = f"{sizes} | {errors['p90']:.0%} | {errors['bias']:+.1%}"
+                wanted.add((path.stem, operation, str(len(entry["shapes"])), f"{errors['points']:,}", rest))
+    assert {(*row, rest.replace(" %", "%")) for *row, rest in rows} == wanted and len(rows) == len(wanted) == 13
 
 
 def test_the_errors_by_shapes_in_the_documentation_are_those_of_the_profiles():
@@ -266,7 +314,7 @@ class TestProfiles:
         rows = json.loads((tmp_path / "rows.json").read_text())
         assert [(row["op"], row["held_out"]) for row in rows if row["held_out"] not in SHAPES] == [
             (operation, column)
-            for operation in ("gemm", "decode_attention", "prefill_attention")
+            for operation in ("gemm", "decode_attention", "prefill_attention", "all_reduce")
             for column in fitting.COLUMNS[operation]
         ]
         assert {(row["op"], row["held_out"]) for row in rows} >= {("gemm", shapes) for shapes in SHAPES}
@@ -290,12 +338,36 @@ class TestProfiles:
             json.loads((folder / "rtx-pro-6000.json").read_text())["ops"]
             for folder in (tmp_path, fit_profiles.PROFILES)
         )
-        eight = found.pop("gemm_fp8")
+        eight, reduced = found.pop("gemm_fp8"), found.pop("all_reduce")
+        assert reduced["coefficients"]["bytes_per_s"] == pytest.approx(REDUCED.bytes_per_s, rel=0.02)
         assert shares(eight["coefficients"], FP8) == pytest.approx([1] * 4, rel=0.02)
         assert eight["fit"]["rows_fp8"] == 180 and "aiconfigurator" in eight["source"]
-        assert found == {name: entry for name, entry in shipped.items() if name != "gemm_fp8"}
+        # The made-up wheel has no experts: those of the profile stay.
+        assert found == {name: entry for name, entry in shipped.items() if name not in ("gemm_fp8", "all_reduce")}
         # Twice the flops are all of the data sheet's ratio, less what both take to start.
         assert re.search(r"rtx-pro-6000: fp8 GEMMs reach (0\.9\d\d|1\.0\d\d) of the share", capsys.readouterr().out)
+
+    def test_experts_are_fitted_shape_by_shape(self, tmp_path):
+        """Kernels of which one takes three times as long as the other: no model of both can follow, one of each does."""
+        tables = tmp_path / "systems/data/h100_sxm/moe/vllm/0.9.9"
+        tables.mkdir(parents=True)
+        experts_table({"8x2x4096x14336": 1.0, "64x4x4096x14336": 3.0}).to_parquet(tables / "moe_perf.parquet")
+        found = fit_experts.fitted_experts(tmp_path, "h100_sxm", gpu("h100-80gb"))
+        assert set(found) == {"moe", "moe_fp8"} and found["moe_fp8"]["fit"]["format"] == "fp8"
+        entry = found["moe"]
+        assert set(entry["shapes"]) == {"8x2x4096x14336", "64x4x4096x14336"}
+        assert entry["fit"]["held_out"]["tokens of a known shape"]["p90"] < 0.05 < entry["fit"]["p90"]
+        ops = Calibration(_file({"moe": entry}), "made-up.json").ops["moe"]
+        work = OPERATIONS["moe"](np.array([16.0, 700.0]), 4, 64, 64, 4096, 7168)
+        # Even calls take as long as said, skewed ones 1.21 times: a point is the geometric mean.
+        assert ops.shapes["64x4x4096x14336"].us(work) == pytest.approx(3 * 1.1 * EXPERTS.us(work), rel=0.05)
+
+    def test_experts_of_a_table_without_a_column_are_refused(self, tmp_path):
+        tables = tmp_path / "systems/data/h100_sxm/moe/vllm/0.9.9"
+        tables.mkdir(parents=True)
+        experts_table({"8x2x4096x14336": 1.0}).drop(columns="latency").to_parquet(tables / "moe_perf.parquet")
+        with pytest.raises(UserError, match=r"moe_perf.parquet: latency is missing"):
+            fit_experts.fitted_experts(tmp_path, "h100_sxm", gpu("h100-80gb"))
 
     def test_a_folder_holds_what_the_wheel_holds(self, tmp_path):
         wheel = published(tmp_path)

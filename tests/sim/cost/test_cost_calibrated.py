@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from calibrations import LONGER, OPS, calibration, document
 from fragmeter.sim.cost import CalibratedCost, StepCost, cost, profile
-from fragmeter.sim.cost.calibrated import AttentionCurves, Curve, Surface, gemm_model
+from fragmeter.sim.cost.calibrated import AttentionCurves, Curve, Surface, experts_model, gemm_model
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES
@@ -194,6 +195,67 @@ def test_experts_that_are_reached_are_read():
     assert one.bytes == pytest.approx(2 * 28_672 * 4096 * 2 + 2 * (28_672 + 4096) * 2)
     assert all_of_them.bytes == pytest.approx(8 * 28_672 * 4096 * 2 + 20_000 * (28_672 + 4096) * 2)
     assert one.flops == 2 * 2 * 28_672 * 4096 and one.at["m"] == 1 and all_of_them.at["m"] == 2500
+
+
+def test_experts_are_one_operation_where_there_is_one():
+    """Their own shape's model before that of all shapes; GEMMs where there is neither, and for experts without a gate."""
+    fit, spec = profile("h100-80gb"), model("mixtral-8x7b")
+    name, found = experts_model(fit, spec, None)
+    assert name == "moe" and found is fit.ops["moe"].shapes["8x2x4096x14336"]
+    assert experts_model(fit, spec, "fp8")[1] is fit.ops["moe_fp8"].shapes["8x2x4096x14336"]
+    assert experts_model(fit, spec, "awq") == ("moe_int4", fit.ops["moe_int4"])
+    others = replace(spec, experts=replace(spec.experts, count=9))
+    assert experts_model(fit, others, None)[1] is fit.ops["moe"]
+    assert experts_model(fit, replace(spec, gated_mlp=False), None) is None
+    assert experts_model(fit, spec, "int8") is None and experts_model(fit, LLAMA, None) is None
+    assert experts_model(profile("rtx-4090"), spec, None) is None
+
+
+@pytest.mark.parametrize("deployment", [Deployment(), Deployment(data_parallel=4, expert_parallel=True)])
+def test_a_step_has_the_experts_of_every_layer(deployment):
+    """Llama 4 Scout with all but one of its experts' layers dense: the difference is that operation 47 times, less their MLPs."""
+    spec, h200 = model("llama-4-scout"), gpu("h200")
+    fit = profile("h200")
+    step_cost = CalibratedCost(fit, spec, h200, 2, deployment=deployment)
+    fewer = CalibratedCost(
+        fit, replace(spec, experts=replace(spec.experts, layers=(0,))), h200, 2, deployment=deployment
+    )
+    ranks = deployment.expert_ranks(2)
+    own = fit.ops["moe"].shapes["16x1x5120x8192"]
+    work = OPERATIONS["moe"](64 * ranks.engines, 1, 16, 16 // ranks.holders, 5120, 8192 // ranks.slices)
+    assert step_cost._experts_us(np.array(64)) == pytest.approx(48 * float(own.us(work)))
+    assert step_cost._experts_us(np.array(64)) == pytest.approx(48 * fewer._experts_us(np.array(64)))
+    assert step_cost.describe()["moe.t0_us"]["value"] == own.coefficients.t0_us
+
+
+@pytest.mark.parametrize(("ranks", "fused"), [(2, 4096), (4, 128), (8, 32)])
+def test_small_all_reduces_normalise_on_hopper(ranks, fused):
+    """Llama 3.1 70B: a message of 64, 2 and 0.5 MiB has so many tokens of 8,192 values. The step grows by two kernels, and by the
+    reads and writes of two norms, in each of 80 layers with the next token."""
+    spec, fit = model("llama-3.1-70b"), profile("h200")
+    step_cost, elementwise = CalibratedCost(fit, spec, gpu("h200"), ranks), fit.ops["elementwise"].coefficients
+    less = step_cost._elementwise_us(np.array([fused, fused + 1]), 0)
+    plain = elementwise.us(OPERATIONS["elementwise"](np.array([fused, fused + 1]), 8192, 0))
+    assert less[1] == plain[1]
+    norms = fused * 8 * 8192 * 2 / elementwise.bytes_per_s * 1e6
+    assert plain[0] - less[0] == pytest.approx(elementwise.t0_us / 2 + norms)
+    one = CalibratedCost(fit, spec, gpu("h200"))
+    assert one._elementwise_us(np.array([fused]), 0)[0] == plain[0]
+    a100 = CalibratedCost(profile("a100-80gb"), spec, gpu("a100-80gb"), 4)
+    assert a100._elementwise_us(np.array([1]), 0) == a100._us("elementwise", OPERATIONS["elementwise"](1, 8192, 0))
+
+
+def test_all_reduces_are_those_of_the_profile():
+    """Two in each of 80 layers; without a table, those of the links."""
+    spec, fit = model("llama-3.1-70b"), profile("h100-80gb")
+    step_cost = CalibratedCost(fit, spec, H100, 4)
+    own = 160 * float(fit.ops["all_reduce"].us(OPERATIONS["all_reduce"](512 * 16_384, 4)))
+    assert us(step_cost._reduced(512)) == pytest.approx(own, rel=2e-3)
+    assert CalibratedCost(fit, spec, H100)._reduced is None
+    card = gpu("rtx-4090")
+    over_pcie = CalibratedCost(profile("rtx-4090"), LLAMA, card, 2)
+    assert over_pcie._reduced is None
+    assert us(over_pcie._links.all_reduce_ticks(100)) == pytest.approx(64 * (20 + 100 * 8192 / (0.5 * 32e9) * 1e6))
 
 
 def test_full_windows_cost_no_more():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from math import exp, log
 
 import numpy as np
@@ -17,6 +18,7 @@ from fragmeter.sim.spec import gpu_names
 from fragmeter.sim.types.errors import SettingError, UserError
 
 amounts = st.floats(0, 1e18)
+EXPERTS = ("moe", "moe_fp8", "moe_mxfp4", "moe_int4")
 
 
 def test_one_bound_takes_over_from_the_next():
@@ -28,6 +30,19 @@ def test_one_bound_takes_over_from_the_next():
     assert Coefficients(0, **rates, q=32).us(work) == pytest.approx(4, rel=1e-4)
     assert Coefficients(12, **rates, q=2).us(work) == pytest.approx(13)
     assert Coefficients(1, bytes_per_s=1e12, each_us=10, q=1).us(work) == pytest.approx(1 + 3 + 20)
+
+
+def test_the_work_of_experts_by_hand():
+    """A half of 8 experts of 3 matrices of 100 x 40; a token goes to 2 of the 8, so that 3 of them reach 1 - (3/4)^3 of all."""
+    for operation, element_bytes in zip(EXPERTS, (2, 1, 4.25 / 8, 4.15 / 8), strict=True):
+        work = OPERATIONS[operation](3, 2, 8, 4, 100, 40)
+        reached, rows = 4 * (1 - 0.75**3), 3 * 2 / 2
+        assert work.flops == pytest.approx(2 * rows * 3 * 100 * 40)
+        assert work.bytes == pytest.approx(reached * 3 * 4000 * element_bytes + rows * (200 + 120) * 2)
+        assert work.at["rows"] == pytest.approx(rows / reached) and work.at["reached"] == pytest.approx(reached)
+        assert (work.at["width"], work.at["hidden"]) == (40, 100)
+    # Without a gate there are two.
+    assert OPERATIONS["moe"](3, 2, 8, 4, 100, 40, 2, 2).flops == pytest.approx(2 * 3 * 2 * 4000)
 
 
 def test_the_work_of_a_call_by_hand():
@@ -85,7 +100,7 @@ BAD = {
     "version": ({"schema_version": 2}, "made-up.json: schema_version = 2: this version reads 1; write it anew, or"),
     "kind": ({"kind": "guess"}, "made-up.json: kind = 'guess': must be 'calibration' or 'profile'"),
     "no source": ({"source": None}, "made-up.json: source = None: must be text"),
-    "operation": ({"ops": {"gem": {}}}, "made-up.json: ops.gem = 'gem': must be 'gemm', 'gemm_fp8', 'decode_"),
+    "operation": ({"ops": {"gem": {}}}, "made-up.json: ops.gem = 'gem': must be 'gemm', 'gemm_fp8', 'moe', 'moe_"),
     "rate": (
         document(gemm={"coefficients": {"flops_per_s": -1}}),
         "ops.gemm.coefficients.flops_per_s = -1: must be above 0",
@@ -172,15 +187,19 @@ class TestProfiles:
         found = profile(name)
         assert found.kind == "profile"
         if name.startswith("rtx"):
-            assert "LLMServingSim" in found.source and set(found.ops) | {"gemm_fp8"} == set(OPERATIONS)
-            assert ("gemm_fp8" in found.ops) == (name == "rtx-pro-6000")
+            added = {"gemm_fp8", "all_reduce", *EXPERTS}
+            assert "LLMServingSim" in found.source and set(found.ops) | added == set(OPERATIONS)
+            assert added & set(found.ops) == (added if name == "rtx-pro-6000" else set())
             for operation in ("gemm", "decode_attention", "prefill_attention", "mixed_attention"):
                 for errors in found.ops[operation].fit["held_out"].values():
                     assert errors["median_error"] <= 0.08 and abs(errors["bias"]) <= 0.05
             return
         assert "aiconfigurator" in found.source
         fitted = ["gemm", "decode_attention", "prefill_attention"] + ["gemm_fp8"] * (not name.startswith("a100"))
-        assert set(found.ops) == set(OPERATIONS) - {"mixed_attention", "gemm_fp8"} | set(fitted)
+        experts = EXPERTS[:1] if name.startswith("a100") else EXPERTS
+        tabulated = {*fitted, *experts, "all_reduce"}
+        assert set(found.ops) == set(OPERATIONS) - {"mixed_attention", "gemm_fp8", *EXPERTS} | tabulated
+        assert found.ops["all_reduce"].fit["held_out"]["message"]["median_error"] <= 0.05
         for operation in fitted:
             fit = found.ops[operation].fit
             assert fit["points"] > 3000 and "parquet" in fit["table"]
@@ -191,8 +210,20 @@ class TestProfiles:
                 0.07 if operation == "gemm_fp8" else 0.055
             )
             assert fit["held_out_shapes"]["extrapolated"]["median_error"] <= 0.10
-        for operation in set(found.ops) - set(fitted):
+        for operation in set(found.ops) - tabulated:
             assert "not measured" in found.ops[operation].source
+
+    @pytest.mark.parametrize("name", ["a100-80gb", "h100-80gb", "h200", "rtx-pro-6000"])
+    def test_has_a_model_for_each_shape_of_experts_in_its_tables(self, name):
+        for operation in set(profile(name).ops).intersection(EXPERTS):
+            found = profile(name).ops[operation]
+            errors = found.fit["held_out"]["tokens of a known shape"]
+            assert errors["median_error"] <= 0.06 and errors["p90"] <= 0.22 and abs(errors["bias"]) <= 0.01
+            for shape, own in found.shapes.items():
+                assert re.fullmatch(r"(\d+x){3}\d+", shape) and (
+                    len(found.shapes) == 1 or own.coefficients != found.coefficients
+                )
+        assert "8x2x4096x14336" in profile(name).ops["moe"].shapes
 
     def test_that_of_the_a100_40gb_differs_by_the_bandwidth_alone(self):
         small, large = profile("a100-40gb"), profile("a100-80gb")
