@@ -231,5 +231,6 @@ def _with_cost(chosen: Settings, started: Started, cost: str | None) -> Settings
     if cost is None and chosen.server is not None:
         cost = read_server(chosen.server).cost
     elif cost is None:
-        cost = default_cost(started.launch.model, started.launch.gpu)
+        launch = started.launch
+        cost = default_cost(launch.model, launch.gpu, launch.deployment.quantization)
     return replace(chosen, cost=cost)

@@ -195,7 +195,7 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
     )
     report.print_line()
     report.console.print(_memory_table(launch, found))
-    cost = settings.cost or default_cost(launch.model, launch.gpu)
+    cost = settings.cost or default_cost(launch.model, launch.gpu, launch.deployment.quantization)
     report.line(f"As a simulation: {_simulate(replace(only_read(settings), cost=cost))}")
     return {
         "starts": True,

@@ -90,7 +90,7 @@ def evidence(settings: Settings) -> Evidence:
     """The evidence for the step times of these settings."""
     shape, card = model(settings.model), gpu(settings.gpu)
     server = None if settings.server is None else read_server(settings.server)
-    name = settings.cost or (server.cost if server else default_cost(shape, card))
+    name = settings.cost or (server.cost if server else default_cost(shape, card, settings.quantization))
     if server is not None:
         return Evidence(
             name, "a measured server", f"operations of {card.name}, and constants of the server {server.name}", None

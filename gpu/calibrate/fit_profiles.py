@@ -43,8 +43,11 @@ _PLACES: dict[OpName, tuple[str, str]] = {
     "gemm_fp8": ("gemm", "gemm_perf"),
     "decode_attention": ("attention", "generation_attention_perf"),
     "prefill_attention": ("attention", "context_attention_perf"),
+    **dict.fromkeys(("mla_decode", "mla_decode_fp8"), ("mla", "mla_generation_module_perf")),
+    **dict.fromkeys(("mla_prefill", "mla_prefill_fp8"), ("mla", "mla_context_module_perf")),
     "all_reduce": ("comm", "custom_allreduce_perf"),
 }
+_LATENT: tuple[OpName, ...] = ("mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8")
 SYSTEMS = {"a100-80gb": "a100_sxm", "h100-80gb": "h100_sxm", "h200": "h200_sxm"}
 #: Profiles of other tables (``fit_layers``) to which fp8 GEMMs, experts and all-reduces are added.
 ADDED = {"rtx-pro-6000": "rtx_pro_6000_server"}
@@ -61,6 +64,7 @@ FITTED: dict[OpName, Which] = {
     "gemm_fp8": lambda points: (points.column("n") >= 256) & (points.column("k") >= 256),
     "decode_attention": lambda points: (points.column("head_dim") == 128) & (points.column("length") >= 64),
     "prefill_attention": lambda points: (points.column("head_dim") <= 256) & (points.column("keys") >= 8),
+    **dict.fromkeys(_LATENT, lambda points: points.us > 0),
     "all_reduce": lambda points: points.us > 0,
 }
 #: Domain of the held-out errors of an operation: a description, and the rows in it.
@@ -74,6 +78,7 @@ REPORTED: dict[OpName, tuple[str, Which]] = {
         ),
     ),
     "prefill_attention": ("prompts from 64 tokens", lambda points: points.column("keys") >= 32),
+    **dict.fromkeys(_LATENT, ("8 to 128 heads", lambda points: points.column("heads") >= 8)),
     "all_reduce": ("128 bytes to 512 MiB on 2, 4 and 8 GPUs", lambda points: points.us > 0),
 }
 # aiconfigurator's own rule for operations without tables (systems/*.yaml: "nonofficial correction").
@@ -127,8 +132,9 @@ def _added(sheet: GpuSpec, system: str, folder: Path) -> dict[str, Any]:
 
 
 def _fitted_on(sheet: GpuSpec) -> list[OpName]:
-    """The operations that a card's tables are fitted for."""
-    return [operation for operation in FITTED if operation != "gemm_fp8" or sheet.fp8_flops_per_s is not None]
+    """The operations that a card's tables are fitted for: cards with fp8 have those of latent attention, too."""
+    eight = ("gemm_fp8", *_LATENT)
+    return [operation for operation in FITTED if operation not in eight or sheet.fp8_flops_per_s is not None]
 
 
 def _source(system: str, formats: str) -> str:
@@ -138,7 +144,7 @@ def _source(system: str, formats: str) -> str:
 def _fitted(table: PublishedTable, sheet: GpuSpec) -> dict[str, Any]:
     """An operation's entry: model, number of fitted rows, errors in total and held out."""
     operation = table.points.operation
-    flops_per_s = sheet.fp8_flops_per_s if operation == "gemm_fp8" else None
+    flops_per_s = sheet.fp8_flops_per_s if operation.endswith("_fp8") else None
     limits = {"flops_per_s": flops_per_s or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
     impossible = int((~is_possible(table.points, limits)).sum())
     points = table.points.take(FITTED[operation](table.points))
@@ -147,7 +153,7 @@ def _fitted(table: PublishedTable, sheet: GpuSpec) -> dict[str, Any]:
     rows = {
         "table": table.path,
         "rows": table.rows,
-        "rows_fp8" if operation == "gemm_fp8" else "rows_bf16": len(table.points.us),
+        "rows_fp8" if operation.endswith("_fp8") else "rows_bf16": len(table.points.us),
         "rows_above_data_sheet": impossible,
     }
     return entry | {"fit": rows | entry["fit"] | {"held_out_domain": domain}}
@@ -306,6 +312,18 @@ def _points(operation: OpName, frame: pd.DataFrame) -> Points:
         # Launched by a CUDA graph, as vLLM does in decode steps; without one, launches are the host's time.
         frame = frame[frame.backend == f"{FRAMEWORK}_graph"]
         return Points(operation, _floats(message_bytes=frame.message_size, ranks=frame.num_gpus), _us(frame))
+    if operation in _LATENT:
+        form = "fp8_block" if operation.endswith("_fp8") else "bfloat16"
+        frame = frame[(frame.gemm_type == form) & (frame.kv_cache_dtype == "bfloat16")]
+        if operation.startswith("mla_decode"):
+            held = frame.batch_size * (frame.step + 1)
+            return Points(
+                operation, _floats(batch=frame.batch_size, context_tokens=held, heads=frame.num_heads), _us(frame)
+            )
+        tokens = frame.batch_size * frame.isl
+        pairs = tokens * (frame.isl + 1) / 2
+        counts = _floats(tokens=tokens, pairs=pairs, context_tokens=tokens, heads=frame.num_heads)
+        return Points(operation, counts, _us(frame))
     frame = frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
     if "window_size" in frame:
         frame = frame[frame.window_size == 0]

@@ -29,6 +29,8 @@ KNOTS: dict[str, dict[str, float | tuple[float, ...]]] = {
     "decode_attention": {"lanes": 1, "length": 1, "group": (1, 2, 16), "block_size": 2},
     "prefill_attention": {"rows": 2, "keys": 1, "head_dim": 1, "prefix": 2},
     "mixed_attention": {"lanes": 1, "length": 1, "rows": 2, "span": 2},
+    **dict.fromkeys(("mla_decode", "mla_decode_fp8"), {"batch": 1, "length": 2, "heads": 1}),
+    **dict.fromkeys(("mla_prefill", "mla_prefill_fp8"), {"tokens": 1, "keys": 2, "heads": 1}),
     "all_reduce": {"message": 2, "ranks": 1},
 }
 #: Columns that are held out in turn, by operation.
@@ -39,6 +41,8 @@ COLUMNS = {
     "decode_attention": ("batch", "length"),
     "prefill_attention": ("tokens", "keys"),
     "mixed_attention": ("batch", "length", "tokens", "span"),
+    **dict.fromkeys(("mla_decode", "mla_decode_fp8"), ("batch", "length", "heads")),
+    **dict.fromkeys(("mla_prefill", "mla_prefill_fp8"), ("tokens", "keys", "heads")),
     "all_reduce": ("message",),
 }
 #: What makes a shape, by operation: the sizes that a model has and a load does not change.

@@ -90,11 +90,13 @@ def cost(
     return found if scale == 1 else ScaledCost(found, scale)
 
 
-def default_cost(model: ModelSpec, gpu: GpuSpec) -> str:
+def default_cost(model: ModelSpec, gpu: GpuSpec, quantization: str | None = None) -> str:
     """The cost model of a replica that names none: "fitted" where the GPU has a profile that covers the model, else
     "roofline"."""
-    covered = CalibratedCost.refusal(model) is None
-    return "fitted" if covered and (gpu.profile or gpu.name in profile_names()) else "roofline"
+    if gpu.profile is None and gpu.name not in profile_names():
+        return "roofline"
+    covered = CalibratedCost.refusal(model, _profile(gpu), quantization or model.quantization) is None
+    return "fitted" if covered else "roofline"
 
 
 def _paper(

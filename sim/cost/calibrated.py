@@ -8,9 +8,8 @@ exact, and a leap gives the same bits as its steps.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from math import exp
@@ -26,17 +25,12 @@ from ..types.errors import SettingError
 from . import operations, shares
 from .base import coefficient
 from .calibration import Calibration
-from .envelope import Segment
+from .curves import Curve, Surface, ticks_of
 from .gemms import layer_gemms
+from .latent import LATENT_OPERATIONS, LatentCurves, latent_operations
 from .links import Links
 from .operations import OPERATIONS, OPTIONAL, Amount, Coefficients, OpModel, OpName, Work
 
-#: Most that a straight line may be off between two knots.
-TOLERANCE = 1e-3
-#: Samples of a curve in each doubling.
-SAMPLES = 16
-#: Times are rounded to whole nanoseconds first: machines with floats that differ in the last bit give the same ticks.
-TICKS_PER_NS = 1_000
 #: Attention of a step with decodes and prefills over the same as two calls, where a profile has no such calls: the
 #: geometric mean of 1.42 and 1.22, the medians over all such calls in the tables of the RTX 4090 (8,448 calls) and of the
 #: RTX PRO 6000 (18,960).
@@ -52,8 +46,6 @@ _FUSED_BYTES = {2: 64 << 20, 4: 2 << 20, 8: 1 << 19}
 _FUSING = ("h100", "h200")
 #: Resolution of such factors.
 _FACTOR_PARTS = 1_000_000
-
-Microseconds = Callable[[np.ndarray], np.ndarray]
 
 
 class AttentionCurves:
@@ -194,7 +186,7 @@ class CalibratedCost:
     GEMMs are those of vLLM, Q, K and V in one and gate and up in one, one by one for the model's shapes
     on a rank; the output head runs over the decoding rows. Attention is asked for the mean length of the
     batch, KV group by KV group; a group with a window reads at most its window of each sequence. Quantised
-    weights are read in their bytes; ``gemm_model`` has the rates of their formats. Experts are one operation a layer where
+    weights are read in their bytes. Latent attention includes its projections (``LatentCurves``). ``gemm_model`` has the rates of their formats. Experts are one operation a layer where
     the calibration has one for their number format (``experts_model``); else those that a step's tokens reach count as
     one GEMM of as many rows as each of them gets. Prefills are taken for whole prompts, or,
     where there are more pairs than these have, for one chunk. All-reduces and hops between pipeline stages
@@ -206,15 +198,15 @@ class CalibratedCost:
         deployment: As ``RooflineCost`` takes it.
 
     Raises:
-        SettingError: The calibration lacks an operation, or the model keeps latent vectors or states, for which
-            there is none.
+        SettingError: The calibration lacks an operation, or the model keeps latent vectors or states for which
+            it has none.
     """
 
     @staticmethod
-    def refusal(model: ModelSpec) -> str | None:
-        """Why no calibration covers a model; None if one does."""
-        if model.latent:
-            return f"{model.name} keeps latent vectors, and no calibrated operation attends to them"
+    def refusal(model: ModelSpec, calibration: Calibration, quantization: str | None = None) -> str | None:
+        """Why a calibration does not cover a model; None if it does."""
+        if model.latent and not latent_operations(calibration, model, quantization):
+            return f"{model.name} keeps latent vectors, and {calibration.name} has no operation that attends to them"
         if model.mixer:
             return f"{model.name} has layers with a fixed-size state, which no calibrated operation computes"
         return None
@@ -229,7 +221,7 @@ class CalibratedCost:
         deployment: Deployment = Deployment(),
     ) -> None:
         calibration.require(name for name in OPERATIONS if name not in OPTIONAL)
-        refusal = self.refusal(model)
+        refusal = self.refusal(model, calibration, deployment.quantization)
         if refusal is not None:
             raise SettingError("cost", calibration.name, f"{refusal}; use roofline")
         self.name = "fitted" if calibration.kind == "profile" else "calibrated"
@@ -243,7 +235,12 @@ class CalibratedCost:
         self._slot_bytes = model.slot_bytes(deployment.kv_dtype, tensor_parallel, stages)
         ranks = deployment.expert_ranks(tensor_parallel)
         self._links = Links(model, gpu, tensor_parallel, stages, ranks.engines)
-        self._attention = AttentionCurves(calibration, model, tensor_parallel, block_size, deployment.kv_dtype)
+        self._latent = latent_operations(calibration, model, deployment.quantization)
+        self._attention: AttentionCurves | LatentCurves
+        if self._latent:
+            self._attention = LatentCurves(self._latent, model, tensor_parallel)
+        else:
+            self._attention = AttentionCurves(calibration, model, tensor_parallel, block_size, deployment.kv_dtype)
         self._gemms = Counter(
             gemm
             for layer in range(model.num_layers)
@@ -273,10 +270,15 @@ class CalibratedCost:
     def _token_us(self, tokens: np.ndarray) -> np.ndarray:
         """All layers without attention, and the embedding."""
         model, us = self.model, self._us
-        shape, tokens = model.head_attention(self.tensor_parallel), np.maximum(tokens, 1)
-        kv_element_bytes = dtype_bits(self.deployment.kv_dtype) / 8
-        one = us("kv_write", operations.kv_write(tokens, shape.kv_heads, shape.head_dim, kv_element_bytes))
-        layers = [one] * model.num_layers
+        tokens = np.maximum(tokens, 1)
+        layers = []
+        if not self._latent:
+            shape, kv_element_bytes = (
+                model.head_attention(self.tensor_parallel),
+                dtype_bits(self.deployment.kv_dtype) / 8,
+            )
+            one = us("kv_write", operations.kv_write(tokens, shape.kv_heads, shape.head_dim, kv_element_bytes))
+            layers = [one] * model.num_layers
         for layer in range(model.num_layers):
             layers.append(self._elementwise_us(tokens, self._activated(layer)))
         models = self._gemm_models
@@ -342,7 +344,7 @@ class CalibratedCost:
 
     def overhead_ticks(self) -> int:
         """What a step takes over no rows."""
-        return _ticks(self._us("step", operations.step(0)))
+        return ticks_of(self._us("step", operations.step(0)))
 
     def _without_attention(self, rows: int, tokens: int) -> int:
         computed = padded_batch(tokens) if self.deployment.cuda_graphs else tokens
@@ -377,15 +379,18 @@ class CalibratedCost:
         return self._transfer_ticks("block_copy", slots * self._slot_bytes, -(-slots // self._block_size))
 
     def _transfer_ticks(self, name: OpName, size: int, blocks: int) -> int:
-        return _ticks(self._us(name, operations.transfer(size, blocks * self._pieces))) if blocks else 0
+        return ticks_of(self._us(name, operations.transfer(size, blocks * self._pieces))) if blocks else 0
 
     def describe(self) -> dict[str, object]:
         """See ``StepCost``; the file that ``sha256`` names has the residuals."""
         calibration = self.calibration
         formats = [(f"gemm_{form}", found) for form, found in self._gemm_models.items() if form is not None]
-        others = [(name, found) for name, found in calibration.ops.items() if name not in _OF_EXPERTS.values()]
+        one_of = {*_OF_EXPERTS.values(), *LATENT_OPERATIONS} - {*self._latent}
+        others = [(name, found) for name, found in calibration.ops.items() if name not in one_of]
         experts = [] if self._experts is None else [self._experts]
-        models = [*others, *experts, ("mixed_attention", self._attention.mixed_model), *formats]
+        attention = self._attention
+        mixed = [("mixed_attention", attention.mixed_model)] if isinstance(attention, AttentionCurves) else []
+        models = [*others, *experts, *mixed, *formats]
         terms = {
             f"{name}.{term}": coefficient(value, _UNITS[term], model.source or calibration.source)
             for name, model in models
@@ -408,103 +413,3 @@ class CalibratedCost:
 
 
 _UNITS = {"t0_us": "us", "flops_per_s": "flops/s", "bytes_per_s": "bytes/s", "each_us": "us", "q": "1"}
-
-
-def _ticks(us: np.ndarray) -> int:
-    return round(float(us) * 1e3) * TICKS_PER_NS
-
-
-class Curve:
-    """A time in ticks over x = 0, 1, 2, ... that never falls.
-
-    Attributes:
-        segments: In the form of ``upper_envelope``.
-    """
-
-    def __init__(self, us: Microseconds, end: int, bends: Iterable[int] = ()) -> None:
-        """
-        Args:
-            us: Microseconds at integers, as floats.
-            end: End of the sampled range; the last line continues from there.
-            bends: Corners of the curve, which are always knots.
-        """
-        grid = _grid(end, bends)
-        times = np.maximum.accumulate(np.rint(us(grid) * 1e3).astype(np.int64)) * TICKS_PER_NS
-        keep = _knots(grid, times.astype(float))
-        self.segments = _segments(grid[keep].tolist(), times[keep].tolist())
-        self._ends = [until for *_, until in self.segments if until is not None]
-
-    def segment(self, x: int) -> Segment:
-        """The line at ``x``."""
-        return self.segments[bisect_right(self._ends, x)]
-
-    def __call__(self, x: int) -> int:
-        base, slope, _ = self.segments[bisect_right(self._ends, x)]
-        return base + slope * x
-
-
-def _grid(end: int, bends: Iterable[int]) -> np.ndarray:
-    spread = np.exp2(np.arange(0, np.log2(max(end, 2)) + 1 / SAMPLES, 1 / SAMPLES))
-    return np.unique(np.concatenate([[0], np.rint(spread).astype(np.int64), np.asarray(list(bends), np.int64)]))
-
-
-def _knots(grid: np.ndarray, times: np.ndarray) -> list[int]:
-    """Indices of the fewest samples that keep all others within the tolerance: each line as long as possible."""
-    kept = [0]
-    while kept[-1] < len(grid) - 1:
-        start = kept[-1]
-        run, rise = grid[start + 1 :] - grid[start], times[start + 1 :] - times[start]
-        slack = TOLERANCE * times[start + 1 :]
-        # A line from the knot that passes every sample so far within its slack has a slope between these two.
-        least = np.maximum.accumulate((rise - slack) / run)
-        most = np.minimum.accumulate((rise + slack) / run)
-        slopes = rise / run
-        fits = np.flatnonzero((slopes[1:] >= least[:-1]) & (slopes[1:] <= most[:-1]))
-        kept.append(start + 1 + (int(fits[-1]) + 1 if len(fits) else 0))
-    return kept
-
-
-def _segments(knots: list[int], times: list[int]) -> list[Segment]:
-    """Connected lines with whole slopes: each starts at the end of the one before and aims at the next knot."""
-    segments: list[Segment] = []
-    at = times[0]
-    for start, end, time in zip(knots, knots[1:], times[1:]):
-        slope = max(0, round((time - at) / (end - start)))
-        segments.append((at - slope * start, slope, end))
-        at += slope * (end - start)
-    base, slope, _ = segments[-1]
-    return [*segments[:-1], (base, slope, None)]
-
-
-class Surface:
-    """A time in ticks over two counts, by patches with edges of a sixteenth to an eighth of the counts.
-
-    Nodes are computed on first use; within a patch the time is linear in either count.
-    """
-
-    def __init__(self, us: Callable[[int, int], float]) -> None:
-        """
-        Args:
-            us: Microseconds at two positive counts.
-        """
-        self._us = us
-        self._nodes: dict[tuple[int, int], int] = {}
-
-    def __call__(self, x: int, y: int) -> int:
-        width, height = 1 << max(0, x.bit_length() - 4), 1 << max(0, y.bit_length() - 4)
-        left, low = x // width * width, y // height * height
-        along, up = x - left, y - low
-        time = self._node(left, low) * (width - along) * (height - up)
-        if along:
-            time += self._node(left + width, low) * along * (height - up)
-        if up:
-            time += self._node(left, low + height) * (width - along) * up
-            if along:
-                time += self._node(left + width, low + height) * along * up
-        return time // (width * height)
-
-    def _node(self, x: int, y: int) -> int:
-        ticks = self._nodes.get((x, y))
-        if ticks is None:
-            ticks = self._nodes[x, y] = round(self._us(x, y) * 1e3) * TICKS_PER_NS
-        return ticks

@@ -50,10 +50,17 @@ def layer_gemms(
     quantization: str | None,
     expert_ranks: ExpertRanks | None = None,
 ) -> list[Gemm]:
-    """The GEMMs of one layer on a rank: Q, K and V together, output, then MLP, or router and experts."""
+    """The GEMMs of one layer on a rank: Q, K and V together, output, then MLP, or router and experts.
+
+    Those of latent attention are left out: they belong to its own operation.
+    """
     ranks = expert_ranks or ExpertRanks(slices=tensor_parallel)
-    query, kv, output, *mlp = layer_matrices(model, layer, tensor_parallel, ranks)
-    found = [_gemm((query, kv), quantization), _gemm((output,), quantization)]
+    matrices = layer_matrices(model, layer, tensor_parallel, ranks)
+    projections = len(model.attention(tensor_parallel).matrices)
+    found, mlp = [], matrices[projections:]
+    if not model.latent:
+        query, kv, output = matrices[:projections]
+        found = [_gemm((query, kv), quantization), _gemm((output,), quantization)]
     for matrix in mlp:
         if matrix.part == "expert" and model.experts is not None:
             each = matrix.copies // -(-model.experts.count // ranks.holders)

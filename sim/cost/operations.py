@@ -175,6 +175,55 @@ def mixed_attention(
     return Work(pieces=apart_us, at=at)
 
 
+#: Widths of DeepSeek-V3's latent attention, of which there are tables: the hidden size, and the fields of ``Latent``.
+MLA_HIDDEN_SIZE, MLA_LATENT = 7168, (512, 64, 128, 128, 1536)
+_KV_RANK, _ROPE, _NOPE, _V, _Q_RANK = MLA_LATENT
+
+
+def _mla_projections(heads: Amount) -> Amount:
+    """Parameters of the projections of one layer with ``heads`` heads."""
+    latent = MLA_HIDDEN_SIZE * (_Q_RANK + _KV_RANK + _ROPE)
+    return latent + heads * (_Q_RANK * (_NOPE + _ROPE) + _KV_RANK * (_NOPE + _V) + _V * MLA_HIDDEN_SIZE)
+
+
+def mla_decode(batch: Amount, context_tokens: Amount, heads: Amount, element_bytes: float = ELEMENT_BYTES) -> Work:
+    """Latent attention of ONE layer with its projections: one new token of each of ``batch`` sequences, which hold
+    ``context_tokens`` together. Attention is on latent vectors; weights are of ``element_bytes``.
+
+    Residuals go by sequences (``batch``), their mean ``length``, and ``heads``.
+    """
+    params, width = _mla_projections(heads), 2 * _KV_RANK + _ROPE
+    flops = 2 * batch * params + 2 * context_tokens * heads * width
+    moved = params * element_bytes + (context_tokens * (_KV_RANK + _ROPE) + batch * heads * width) * ELEMENT_BYTES
+    return Work(flops, moved, at={"batch": batch, "length": context_tokens / batch, "heads": heads})
+
+
+def mla_prefill(
+    tokens: Amount, pairs: Amount, context_tokens: Amount, heads: Amount, element_bytes: float = ELEMENT_BYTES
+) -> Work:
+    """As ``mla_decode``, ``tokens`` queries over ``pairs`` causal (query, key) pairs, of ``context_tokens`` keys: keys and values
+    of all heads are computed from the latent vectors, those before a chunk again.
+
+    Residuals go by ``tokens``, the mean ``keys`` that a query sees of the new tokens, and ``heads``.
+    """
+    params, expanded = _mla_projections(heads), heads * (_NOPE + _V)
+    flops = 2 * tokens * params + 2 * pairs * heads * (_NOPE + _ROPE + _V)
+    flops = flops + 2 * (context_tokens - tokens) * _KV_RANK * expanded
+    moved = params * element_bytes + (2 * context_tokens * expanded + 2 * tokens * MLA_HIDDEN_SIZE) * ELEMENT_BYTES
+    at: dict[str, Amount] = {"tokens": tokens, "keys": np.minimum(pairs / tokens, (tokens + 1) / 2), "heads": heads}
+    return Work(flops, moved, at=at)
+
+
+def mla_decode_fp8(batch: Amount, context_tokens: Amount, heads: Amount) -> Work:
+    """``mla_decode`` with projections in fp8, a scale for each block of 128 x 128."""
+    return mla_decode(batch, context_tokens, heads, 1)
+
+
+def mla_prefill_fp8(tokens: Amount, pairs: Amount, context_tokens: Amount, heads: Amount) -> Work:
+    """``mla_prefill`` with projections in fp8, a scale for each block of 128 x 128."""
+    return mla_prefill(tokens, pairs, context_tokens, heads, 1)
+
+
 def kv_write(tokens: Amount, kv_heads: int, head_dim: int, kv_element_bytes: float = ELEMENT_BYTES) -> Work:
     """K and V of ``tokens`` tokens into the slots of one layer, read first."""
     return Work(bytes=2 * tokens * kv_heads * head_dim * (ELEMENT_BYTES + kv_element_bytes))
@@ -227,6 +276,10 @@ OpName = Literal[
     "decode_attention",
     "prefill_attention",
     "mixed_attention",
+    "mla_decode",
+    "mla_decode_fp8",
+    "mla_prefill",
+    "mla_prefill_fp8",
     "kv_write",
     "elementwise",
     "embedding",
@@ -247,6 +300,10 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "decode_attention": decode_attention,
     "prefill_attention": prefill_attention,
     "mixed_attention": mixed_attention,
+    "mla_decode": mla_decode,
+    "mla_decode_fp8": mla_decode_fp8,
+    "mla_prefill": mla_prefill,
+    "mla_prefill_fp8": mla_prefill_fp8,
     "kv_write": kv_write,
     "elementwise": elementwise,
     "embedding": embedding,
@@ -256,10 +313,15 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "all_reduce": all_reduce,
     "step": step,
 }
+#: What ``fragmeter calibrate`` does not measure: only profiles that are fitted to tables have it.
+FROM_TABLES: frozenset[OpName] = frozenset(
+    (
+        "gemm_fp8", "moe", "moe_fp8", "moe_mxfp4", "moe_int4", "mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8",
+        "all_reduce",
+    )
+)  # fmt: skip
 #: What a calibration may lack: its place is then taken by others, with a stated factor.
-OPTIONAL: frozenset[OpName] = frozenset(
-    ("mixed_attention", "gemm_fp8", "moe", "moe_fp8", "moe_mxfp4", "moe_int4", "all_reduce")
-)
+OPTIONAL: frozenset[OpName] = FROM_TABLES | {"mixed_attention"}
 
 
 def smallest_call(operation: OpName) -> Work:
@@ -276,6 +338,8 @@ AXES = {
     "decode_attention": ("lanes", "length", "group", "block_size"),
     "prefill_attention": ("rows", "keys", "head_dim", "prefix"),
     "mixed_attention": ("lanes", "length", "rows", "span"),
+    **dict.fromkeys(("mla_decode", "mla_decode_fp8"), ("batch", "length", "heads")),
+    **dict.fromkeys(("mla_prefill", "mla_prefill_fp8"), ("tokens", "keys", "heads")),
     "all_reduce": ("message", "ranks"),
 }
 

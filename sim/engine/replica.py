@@ -312,7 +312,7 @@ def _cost(
     server = None if settings.server is None else read_server(settings.server)
     if server is not None:
         server.require(server_settings(settings))
-    name = settings.cost or (server.cost if server else default_cost(shape, card))
+    name = settings.cost or (server.cost if server else default_cost(shape, card, deployment.quantization))
     scale = settings.step_scale or (FITTED_STEP_SCALE if name == "paper" else 1.0)
     return cost(name, shape, card, ranks, size, scale, deployment, server, asynchronous)
 

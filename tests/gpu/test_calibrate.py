@@ -18,7 +18,7 @@ from fragmeter.gpu.calibrate.fitting import fit
 from fragmeter.gpu.calibrate.probes import Probes
 from fragmeter.gpu.devices import devices, timing
 from fragmeter.gpu.model.skeleton import Skeleton
-from fragmeter.sim.cost.operations import OPERATIONS
+from fragmeter.sim.cost.operations import FROM_TABLES, OPERATIONS
 from fragmeter.sim.spec import ModelSpec
 from fragmeter.sim.types.errors import SettingError
 
@@ -117,7 +117,7 @@ def probes(spy):
 
 def test_every_operation_is_probed(probes):
     found = Counter(probe.point["op"] for probe in probes.operations())
-    assert set(found) | {"step"} == set(OPERATIONS) - {"gemm_fp8"}
+    assert set(found) | {"step"} == set(OPERATIONS) - FROM_TABLES
 
 
 def test_a_probe_of_a_devices_operation_asks_for_what_its_point_says(probes, spy):

@@ -17,7 +17,7 @@ from fragmeter.experiments.cli import calibrate as verb_calibrate
 from fragmeter.gpu.calibrate import calibrate
 from fragmeter.sim.cost.calibrated import CalibratedCost
 from fragmeter.sim.cost.calibration import read
-from fragmeter.sim.cost.operations import OPERATIONS
+from fragmeter.sim.cost.operations import FROM_TABLES, OPERATIONS
 from fragmeter.sim.output.interrupts import INTERRUPTED
 from fragmeter.sim.spec import gpu, model
 
@@ -44,7 +44,7 @@ def test_the_file_is_a_calibration_that_step_times_are_made_of(calibrated):
         "quick": True,
     }
     assert found["device"]["threads"] == 1 and found["device"]["versions"]["torch"]
-    assert {point["op"] for point in found["points"]} == set(found["ops"]) == set(OPERATIONS) - {"gemm_fp8"}
+    assert {point["op"] for point in found["points"]} == set(found["ops"]) == set(OPERATIONS) - FROM_TABLES
     assert all(point["us"] > 0 and point["iqr_us"] >= 0 and point["samples"] == 2 for point in found["points"])
     cost = CalibratedCost(read(folder / "found.json"), model("toy-llama"), gpu("a100-40gb"))
     assert 0 < cost.step_ticks(4, 256, 0, 0) < cost.step_ticks(4, 256, 64, 2080)

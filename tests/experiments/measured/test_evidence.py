@@ -82,11 +82,12 @@ def test_a_line_of_each_cost_model():
 
 
 def test_the_default_is_the_profile_where_it_covers_the_model():
-    """MLA and fixed-size states have no operation in the profiles."""
+    """Fixed-size states have no operation in the profiles, and latent attention only on cards with a table of it."""
     assert default_cost(model("llama-3.1-8b"), gpu("h200")) == "fitted"
     assert default_cost(model("llama-3.1-8b"), gpu("mi300x")) == "roofline"
-    for name in ("deepseek-v3", "nemotron-h-8b"):
-        assert default_cost(model(name), gpu("h200")) == "roofline"
+    assert default_cost(model("deepseek-v3"), gpu("h200")) == "fitted"
+    for name, card in (("deepseek-v3", "a100-80gb"), ("nemotron-h-8b", "h200")):
+        assert default_cost(model(name), gpu(card)) == "roofline"
 
 
 def test_several_runs_have_each_line_once():

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from calibrations import LONGER, OPS, calibration, document
 from fragmeter.sim.cost import CalibratedCost, StepCost, cost, profile
-from fragmeter.sim.cost.calibrated import AttentionCurves, Curve, Surface, experts_model, gemm_model
+from fragmeter.sim.cost.calibrated import AttentionCurves, experts_model, gemm_model
+from fragmeter.sim.cost.curves import Curve, Surface
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES
@@ -256,6 +257,48 @@ def test_all_reduces_are_those_of_the_profile():
     over_pcie = CalibratedCost(profile("rtx-4090"), LLAMA, card, 2)
     assert over_pcie._reduced is None
     assert us(over_pcie._links.all_reduce_ticks(100)) == pytest.approx(64 * (20 + 100 * 8192 / (0.5 * 32e9) * 1e6))
+
+
+class TestLatentAttention:
+    spec = model("deepseek-v3")
+    fp8 = Deployment(quantization="fp8")
+
+    def test_decodes_and_prefills_are_those_of_the_profile(self):
+        fit = profile("h200")
+        step_cost = CalibratedCost(fit, self.spec, gpu("h200"), 8, deployment=self.fp8)
+        for sequences, context in ((1, 1), (32, 64_000)):
+            work = OPERATIONS["mla_decode_fp8"](sequences, context, 16)
+            own = 61 * float(fit.ops["mla_decode_fp8"].us(work))
+            assert us(step_cost._attention.decode(sequences)(context)) == pytest.approx(own, rel=2e-3)
+        work = OPERATIONS["mla_prefill_fp8"](512, 512 * 513 / 2, 512, 16)
+        own = 61 * float(fit.ops["mla_prefill_fp8"].us(work))
+        assert us(step_cost._attention.prefill(512, 512 * 513 // 2)) == pytest.approx(own, rel=1e-3)
+        described = step_cost.describe()
+        assert "mla_decode_fp8.t0_us" in described and "mla_decode.t0_us" not in described
+        assert "mixed_attention.each_us" not in described
+
+    def test_a_mixed_step_shares_the_projections(self):
+        attention = CalibratedCost(profile("h200"), self.spec, gpu("h200"), 8, deployment=self.fp8)._attention
+        decode, prefill = attention.decode(32)(64_000), attention.prefill(512, 131_328)
+        assert attention.mixed(32, 64_000, 512, 131_328) == decode + prefill - attention.decode(1)(1)
+        assert attention.mixed(1, 1, 1, 1) == max(attention.decode(1)(1), attention.prefill(1, 1))
+
+    def test_other_widths_and_cards_without_a_table_are_refused(self):
+        assert CalibratedCost.refusal(self.spec, profile("h200")) is None
+        narrow = replace(self.spec, latent=replace(self.spec.latent, kv_rank=256))
+        for spec, name in ((narrow, "h200"), (replace(self.spec, hidden_size=5120), "h200"), (self.spec, "a100-80gb")):
+            assert "keeps latent vectors" in CalibratedCost.refusal(spec, profile(name))
+        assert CalibratedCost.refusal(model("kimi-k2"), profile("h100-80gb"), "fp8") is None
+
+    def test_of_the_matrices_only_experts_and_mlps_are_gemms(self):
+        assert [gemm.experts for gemm in layer_gemms(self.spec, 0, 1, "fp8")] == [None, None]
+        assert [gemm.experts is None for gemm in layer_gemms(self.spec, 5, 1, "fp8")] == [
+            True,
+            False,
+            False,
+            True,
+            True,
+        ]
 
 
 def test_full_windows_cost_no_more():

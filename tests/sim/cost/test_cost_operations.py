@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from calibrations import LONGER, OPS, document
 from fragmeter.sim.cost.calibration import Calibration, profile, profile_names, read
-from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals, Work
-from fragmeter.sim.spec import gpu_names
+from fragmeter.sim.cost.operations import FROM_TABLES, OPERATIONS, Coefficients, OpModel, Residuals, Work
+from fragmeter.sim.spec import gpu_names, model
 from fragmeter.sim.types.errors import SettingError, UserError
 
 amounts = st.floats(0, 1e18)
+LATENT = ("mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8")
 EXPERTS = ("moe", "moe_fp8", "moe_mxfp4", "moe_int4")
 
 
@@ -43,6 +44,24 @@ def test_the_work_of_experts_by_hand():
         assert (work.at["width"], work.at["hidden"]) == (40, 100)
     # Without a gate there are two.
     assert OPERATIONS["moe"](3, 2, 8, 4, 100, 40, 2, 2).flops == pytest.approx(2 * 3 * 2 * 4000)
+
+
+def test_the_work_of_latent_attention_by_hand():
+    """DeepSeek-V3 on 8 ranks: 16 heads; 171,966,464 parameters of attention on one rank, as its checkpoint has them."""
+    spec = model("deepseek-v3")
+    params = sum(matrix.params for matrix in spec.attention().matrices)
+    whole, eighth = (OPERATIONS["mla_decode_fp8"](4, 4000, heads) for heads in (128, 16))
+    assert whole.flops == 2 * 4 * params + 2 * 4000 * 128 * (2 * 512 + 64)
+    assert eighth.flops == 2 * 4 * sum(matrix.params for matrix in spec.attention(8).matrices) + 2 * 4000 * 16 * 1088
+    assert whole.bytes == params + 2 * (4000 * 576 + 4 * 128 * 1088)
+    assert OPERATIONS["mla_decode"](4, 4000, 128).bytes == whole.bytes + params
+    assert whole.at == {"batch": 4, "length": 1000, "heads": 128}
+    prompt = OPERATIONS["mla_prefill"](100, 5050, 100, 128)
+    assert prompt.flops == 2 * 100 * params + 2 * 5050 * 128 * (192 + 128)
+    # A later chunk computes the keys and values of 900 tokens before it again.
+    chunk = OPERATIONS["mla_prefill"](100, 95_050, 1000, 128)
+    assert chunk.flops - 2 * 900 * 512 * 128 * 256 == 2 * 100 * params + 2 * 95_050 * 128 * 320
+    assert (prompt.at["keys"], chunk.at["keys"]) == (50.5, 50.5)
 
 
 def test_the_work_of_a_call_by_hand():
@@ -187,19 +206,23 @@ class TestProfiles:
         found = profile(name)
         assert found.kind == "profile"
         if name.startswith("rtx"):
-            added = {"gemm_fp8", "all_reduce", *EXPERTS}
-            assert "LLMServingSim" in found.source and set(found.ops) | added == set(OPERATIONS)
+            added = FROM_TABLES - set(LATENT)
+            assert "LLMServingSim" in found.source and set(found.ops) | FROM_TABLES == set(OPERATIONS)
             assert added & set(found.ops) == (added if name == "rtx-pro-6000" else set())
             for operation in ("gemm", "decode_attention", "prefill_attention", "mixed_attention"):
                 for errors in found.ops[operation].fit["held_out"].values():
                     assert errors["median_error"] <= 0.08 and abs(errors["bias"]) <= 0.05
             return
         assert "aiconfigurator" in found.source
-        fitted = ["gemm", "decode_attention", "prefill_attention"] + ["gemm_fp8"] * (not name.startswith("a100"))
-        experts = EXPERTS[:1] if name.startswith("a100") else EXPERTS
-        tabulated = {*fitted, *experts, "all_reduce"}
-        assert set(found.ops) == set(OPERATIONS) - {"mixed_attention", "gemm_fp8", *EXPERTS} | tabulated
+        hopper = not name.startswith("a100")
+        fitted = ["gemm", "decode_attention", "prefill_attention"] + ["gemm_fp8"] * hopper
+        tabulated = {*fitted, "moe", "all_reduce", *(FROM_TABLES if hopper else ())}
+        assert set(found.ops) == set(OPERATIONS) - {"mixed_attention", *FROM_TABLES} | tabulated
         assert found.ops["all_reduce"].fit["held_out"]["message"]["median_error"] <= 0.05
+        for operation in LATENT if hopper else ():
+            for errors in found.ops[operation].fit["held_out"].values():
+                assert errors["points"] > 400
+                assert errors["median_error"] <= 0.03 and errors["p90"] <= 0.09 and abs(errors["bias"]) <= 0.01
         for operation in fitted:
             fit = found.ops[operation].fit
             assert fit["points"] > 3000 and "parquet" in fit["table"]
