@@ -257,9 +257,10 @@ class CalibratedCost:
         self._dense: dict[int, int] = {}
 
     def _all_reduces(self, calibration: Calibration) -> Curve | None:
-        """Ticks of all layers over the tokens; None without tensor parallelism, or if the calibration has no all-reduces."""
+        """Ticks of all layers over the tokens; None without tensor parallelism, or if the calibration has no all-reduces of so
+        many GPUs."""
         reduce, ranks = calibration.ops.get("all_reduce"), self.tensor_parallel
-        if reduce is None or ranks == 1:
+        if reduce is None or ranks == 1 or ranks > max(_FUSED_BYTES):
             return None
         # One after every attention and every MLP.
         calls, width = self.model.num_mixers + self.model.num_mlps, self.model.hidden_size * operations.ELEMENT_BYTES

@@ -3,6 +3,8 @@ tokens between engines that share experts."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..spec.gpu import GpuSpec
 from ..spec.shape import ModelSpec
 from ..types.ticks import PER_US
@@ -13,8 +15,34 @@ from .base import coefficient
 LINK_SOURCE = f"data sheet of the GPU; {shares.LINK_SHARE} of it {shares.ASSUMED}"
 
 
+class Link(NamedTuple):
+    """The slowest link between some GPUs: latency of a call, bandwidth in one direction, and where both come from."""
+
+    latency_us: float
+    bytes_per_s: float
+    source: str
+
+
+def link_between(gpu: GpuSpec, gpus: int) -> Link:
+    """The slowest link of a ring through ``gpus`` GPUs: the network if they are in several nodes, else NVLink or PCIe."""
+    # As data sheets have it, a GPU without NVLink reaches others over PCIe.
+    if gpu.nvlink_bytes_per_s == gpu.pcie_bytes_per_s:
+        source = f"data sheet of the GPU; {shares.PCIE_SHARE} of its PCIe {shares.ASSUMED}"
+        found = Link(shares.PCIE_LATENCY_US, gpu.pcie_bytes_per_s * shares.PCIE_SHARE, source)
+    else:
+        found = Link(shares.ALL_REDUCE_LATENCY_US, gpu.nvlink_bytes_per_s * shares.LINK_SHARE, LINK_SOURCE)
+    if gpus <= shares.GPUS_PER_NODE:
+        return found
+    source = f"{shares.GPUS_PER_NODE} GPUs a node, and 400 Gbit/s a GPU between nodes, {shares.ASSUMED}"
+    return Link(
+        shares.NETWORK_LATENCY_US, min(found.bytes_per_s, shares.NETWORK_BYTES_PER_S * shares.LINK_SHARE), source
+    )
+
+
 class Links:
     """Lines in the tokens of a step, compiled to ticks; nothing on one GPU.
+
+    Ranks of an engine come first in a node, then its stages, then further engines.
 
     Args:
         engines: Engines that share the experts. Each gathers the hidden states of all others before the experts of a layer,
@@ -26,27 +54,37 @@ class Links:
     """
 
     def __init__(self, model: ModelSpec, gpu: GpuSpec, tensor_parallel: int, stages: int, engines: int = 1) -> None:
-        # One after every attention or state, one after every MLP: two a layer in most models.
-        reduced, self._stages = model.num_mixers + model.num_mlps, stages
-        # As data sheets have it, a GPU without NVLink reaches others over PCIe.
-        by_pcie = gpu.nvlink_bytes_per_s == gpu.pcie_bytes_per_s
-        link = gpu.nvlink_bytes_per_s * (shares.PCIE_SHARE if by_pcie else shares.LINK_SHARE)
-        self._source = (
-            f"data sheet of the GPU; {shares.PCIE_SHARE} of its PCIe {shares.ASSUMED}" if by_pcie else LINK_SOURCE
+        state, gpus = model.hidden_size * ELEMENT_BYTES, tensor_parallel * stages
+        # One after every attention or state, one after every MLP: two a layer in most models. A ring sends each rank's
+        # share 2 * (ranks - 1) times.
+        reduced = model.num_mixers + model.num_mlps if tensor_parallel > 1 else 0
+        self._sources: dict[str, str] = {}
+        self._all_reduce, self._all_reduce_per_token = self._line(
+            "all_reduce",
+            link_between(gpu, tensor_parallel),
+            reduced,
+            2 * (tensor_parallel - 1) * state / tensor_parallel,
         )
-        # A ring sends each rank's share 2 * (ranks - 1) times.
-        sent = reduced * 2 * (tensor_parallel - 1) * model.hidden_size * ELEMENT_BYTES / tensor_parallel
-        latency = shares.PCIE_LATENCY_US if by_pcie else shares.ALL_REDUCE_LATENCY_US
-        self._all_reduce = round(reduced * latency * PER_US) if tensor_parallel > 1 else 0
-        self._all_reduce_per_token = ticks(sent, link)
-        # Hidden states and residual, from each stage to the next.
-        hops = stages - 1
-        self._hop = round(hops * shares.HOP_LATENCY_US * PER_US)
-        self._hop_per_token = ticks(hops * 2 * model.hidden_size * ELEMENT_BYTES, link)
+        # Hidden states and residual, from each stage to the next; some hops are from node to node.
+        far = -(-gpus // shares.GPUS_PER_NODE) - 1 if stages > 1 else 0
+        near = self._line(
+            "hop", link_between(gpu, 1)._replace(latency_us=shares.HOP_LATENCY_US), stages - 1 - far, 2 * state
+        )
+        between = self._line("hop", link_between(gpu, gpus), far, 2 * state)
+        self._hop, self._hop_per_token = near[0] + between[0], near[1] + between[1]
         exchanges = 2 * len(model.experts.layers) if model.experts and engines > 1 else 0
-        self._exchange = round(exchanges * latency * PER_US)
-        self._exchange_per_token = ticks(exchanges * (engines - 1) * model.hidden_size * ELEMENT_BYTES, link)
-        self.any = tensor_parallel > 1 or stages > 1 or exchanges > 0
+        self._exchange, self._exchange_per_token = self._line(
+            "exchange", link_between(gpu, gpus * engines), exchanges, (engines - 1) * state
+        )
+        self.any = bool(self._sources)
+        self._sources = {"all_reduce": link_between(gpu, tensor_parallel).source} | self._sources
+
+    def _line(self, name: str, link: Link, calls: int, bytes_per_token: float) -> tuple[int, int]:
+        """Ticks of so many calls, and of the bytes that they send for a token."""
+        if not calls:
+            return 0, 0
+        self._sources[name] = link.source
+        return round(calls * link.latency_us * PER_US), ticks(calls * bytes_per_token, link.bytes_per_s)
 
     def all_reduce_ticks(self, tokens: int) -> int:
         """All-reduces of all layers over ``tokens`` hidden states."""
@@ -65,10 +103,9 @@ class Links:
         return self.all_reduce_ticks(tokens) + self.hop_ticks(tokens) + self.exchange_ticks(tokens)
 
     def describe(self) -> dict[str, object]:
-        """See ``StepCost``; hops only where there are any."""
-        terms = {"all_reduce": shares.ASSUMED, "all_reduce_per_token": self._source}
-        if self._stages > 1:
-            terms |= {"hop": shares.ASSUMED, "hop_per_token": self._source}
-        if self._exchange:
-            terms |= {"exchange": shares.ASSUMED, "exchange_per_token": self._source}
-        return {term: coefficient(getattr(self, f"_{term}"), "ticks", source) for term, source in terms.items()}
+        """See ``StepCost``; hops and exchanges only where there are any."""
+        terms: dict[str, object] = {}
+        for name, source in self._sources.items():
+            terms[name] = coefficient(getattr(self, f"_{name}"), "ticks", shares.ASSUMED)
+            terms[f"{name}_per_token"] = coefficient(getattr(self, f"_{name}_per_token"), "ticks", source)
+        return terms

@@ -30,6 +30,10 @@ ALL_REDUCE_LATENCY_US = 10.0
 # Without NVLink, and without a table of the card.
 PCIE_LATENCY_US = 20.0
 PCIE_SHARE = 0.5
+# Between nodes: 400 Gbit/s a GPU.
+GPUS_PER_NODE = 8
+NETWORK_BYTES_PER_S = 50e9
+NETWORK_LATENCY_US = 20.0
 # From one pipeline stage to the next, over the same links.
 HOP_LATENCY_US = 10.0
 LINK_SHARE = 0.8

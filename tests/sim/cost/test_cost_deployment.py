@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fragmeter.sim.cost import RooflineCost
 from fragmeter.sim.cost.envelope import stretches
 from fragmeter.sim.cost.gemms import layer_gemms
+from fragmeter.sim.cost.links import Links
 from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES, speedup
 from fragmeter.sim.spec import Deployment, gpu, model, padded_batch, stage_bytes, streamed_bytes
 from fragmeter.sim.spec.weights import layer_matrices
@@ -221,6 +222,41 @@ def test_what_differs_is_described():
     described = changed.describe()
     assert (described["pipeline_parallel"], described["kv_dtype"], described["quantization"]) == (2, "fp8", None)
     assert {"hop", "attention_read_per_context_window_1024", "attention_read_per_context"} <= set(described)
+
+
+class TestNodes:
+    """Eight GPUs a node; 40 GB/s and 20 us between nodes."""
+
+    H200 = gpu("h200")
+
+    def links(self, ranks: int, stages: int, engines: int = 1) -> Links:
+        return Links(model("qwen3-30b-a3b"), self.H200, ranks, stages, engines)
+
+    def test_a_ring_through_two_nodes_is_as_fast_as_the_network(self):
+        sent = 96 * 2 * 7 / 8 * 2048 * 2, 96 * 2 * 15 / 16 * 2048 * 2
+        one, two = self.links(8, 1), self.links(16, 1)
+        assert one.all_reduce_ticks(100) == pytest.approx(
+            96 * 10 * PER_US + 100 * sent[0] / 360e9 * PER_SECOND, rel=1e-6
+        )
+        assert two.all_reduce_ticks(100) == pytest.approx(
+            96 * 20 * PER_US + 100 * sent[1] / 40e9 * PER_SECOND, rel=1e-6
+        )
+
+    def test_hops_that_leave_a_node_take_the_network(self):
+        """Four stages of four GPUs: two nodes, so that one of three hops is between them."""
+        state = 2 * 2048 * 2
+        hops = self.links(4, 4).hop_ticks(100)
+        near, far = 10 * PER_US + 100 * state / 360e9 * PER_SECOND, 20 * PER_US + 100 * state / 40e9 * PER_SECOND
+        assert hops == pytest.approx(2 * near + far, rel=1e-5)
+        assert self.links(4, 2).hop_ticks(100) == pytest.approx(near, rel=1e-5)
+
+    def test_engines_on_two_nodes_exchange_tokens_over_the_network(self):
+        eight, sixteen = (self.links(1, 1, engines).exchange_ticks(50) for engines in (8, 16))
+        calls, state = 2 * 48, 2048 * 2
+        assert eight == pytest.approx(calls * (10 * PER_US + 50 * 7 * state / 360e9 * PER_SECOND), rel=1e-6)
+        assert sixteen == pytest.approx(calls * (20 * PER_US + 50 * 15 * state / 40e9 * PER_SECOND), rel=1e-6)
+        assert "between nodes" in self.links(1, 1, 16).describe()["exchange_per_token"]["source"]
+        assert not self.links(1, 1).any and self.links(1, 1, 2).any
 
 
 class TestSharedExperts:
