@@ -1,7 +1,7 @@
 """Deployment of a model on GPUs: vLLM's flags that change its bytes, except tensor parallelism.
 
-CUDA graphs: steps are captured for a few batch sizes, and a batch is padded to the next captured size. Sizes 1, 2, 4
-and the multiples of 8 up to 512 are captured, as vLLM 0.6 to 0.10 do (``compilation_config.cudagraph_capture_sizes``).
+CUDA graphs: steps are captured for a few batch sizes, and a batch is padded to the next captured size. Sizes 1, 2, 4,
+the multiples of 8 up to 256 and those of 16 up to 512 are captured, as vLLM 0.33 does (``cudagraph_capture_sizes``).
 A larger batch runs without a graph and without padding.
 """
 
@@ -108,6 +108,8 @@ def stages(num_layers: int, pipeline_parallel: int = 1) -> list[range]:
 
 
 MAX_CAPTURED = 512
+#: Width up to which multiples of 8 are captured.
+_FINE = 256
 #: Memory of the captured graphs on each GPU: the low end of the "1~3 GiB" in a warning of vLLM's
 #: ``model_runner.py``. Public logs of "Graph capturing finished ... took" show 0.1 to 1.0 GiB.
 CUDA_GRAPH_BYTES = 1 << 30
@@ -117,4 +119,7 @@ def padded_batch(width: int) -> int:
     """Rows of a batch of ``width`` tokens with its padding; 0 for an empty batch."""
     if width > MAX_CAPTURED or width < 3:
         return width
-    return 4 if width <= 4 else -(-width // 8) * 8
+    if width <= 4:
+        return 4
+    stride = 8 if width <= _FINE else 16
+    return -(-width // stride) * stride
