@@ -44,6 +44,11 @@ READ = {
     "async-scheduling": False,
     "watermark": True,
     "enable-chunked-prefill": False,
+    "long-prefill-token-threshold": True,
+    "long-prefill-token-threshold-adaptive": False,
+    "max-num-active-seqs": True,
+    "prefill-schedule-interval": True,
+    "scheduler-reserve-full-isl": False,
     "disable-hybrid-kv-cache-manager": False,
 }
 
@@ -99,6 +104,9 @@ NOT_SIMULATED = {
     "enable-eplb": (False, "copies of experts take memory"),
     "num-redundant-experts": (True, "copies of experts take memory"),
     "enable-sleep-mode": (False, "an allocator of its own"),
+    "scheduling-policy": (True, "priorities of requests"),
+    "max-num-queued-reqs": (True, "requests that the API server rejects"),
+    "max-num-queued-tokens": (True, "requests that the API server rejects"),
 }
 
 #: Flags with a value and no effect on memory or scheduling.
@@ -111,14 +119,14 @@ IGNORED = set(
     data-parallel-start-rank default-chat-template-kwargs default-mm-loras device distributed-executor-backend
     download-dir all2all-backend expert-placement-strategy generation-config grace-period guided-decoding-backend
     hf-token host ignore-patterns kernel-config kv-events-config load-format log-config-file logits-processor-pattern
-    logits-processors logprobs-mode long-prefill-token-threshold mamba-block-size
+    logits-processors logprobs-mode mamba-block-size
     mamba-cache-mode master-addr master-port max-log-len max-logprobs
     max-long-partial-prefills max-num-partial-prefills max-parallel-loading-workers max-seq-len-to-capture
     middleware model-impl model-loader-extra-config moe-backend nnodes node-rank ngram-prompt-lookup-max
     num-scheduler-steps observability-config otlp-traces-endpoint override-attention-dtype
     override-generation-config port preemption-mode prefix-caching-hash-algo prefix-match-unit pt-load-map-location
     ray-workers-use-nsight reasoning-config reasoning-parser reasoning-parser-plugin response-role revision root-path
-    safetensors-load-strategy scheduler-cls scheduling-policy seed served-model-name show-hidden-metrics-for-version
+    safetensors-load-strategy scheduler-cls seed served-model-name show-hidden-metrics-for-version
     shutdown-timeout ssl-ca-certs ssl-cert-reqs ssl-certfile ssl-ciphers ssl-keyfile stream-interval
     structured-outputs-config swap-space tokenizer tokenizer-mode tokenizer-revision tool-call-parser
     tool-parser-plugin tool-server uds uvicorn-log-level v1-scheduler worker-cls worker-extension-cls

@@ -64,7 +64,19 @@ class Started:
             enable_prefix_caching=None if launch.enable_prefix_caching else False,
             async_scheduling=self.line.switch("async-scheduling", launch.release.async_scheduling),
             watermark=self.line.text("watermark", "0"),
+            **self._scheduling(),
         )
+
+    def _scheduling(self) -> dict[str, object]:
+        """Options of the scheduler that the line names."""
+        numbers = ("max-num-active-seqs", "prefill-schedule-interval")
+        found: dict[str, object] = {name: self.line.whole(name) for name in numbers if name in self.line.flags}
+        threshold = "long-prefill-token-threshold"
+        if self.line.text(threshold, "0") != "0":
+            found[threshold] = self.line.whole(threshold)
+        for name, default in ((f"{threshold}-adaptive", False), ("scheduler-reserve-full-isl", True)):
+            found[name] = self.line.switch(name, default)
+        return {name.replace("-", "_"): value for name, value in found.items()}
 
 
 def with_release(found: Settings, line: ServeLine) -> Settings:

@@ -56,6 +56,17 @@ def test_what_has_no_effect_and_what_is_not_simulated_is_named():
     assert line.environment == {"HF_TOKEN": "x"}
 
 
+def test_flags_of_the_scheduler_are_settings_of_the_simulation():
+    line = "vllm serve llama-3.1-8b --max-model-len 8192 --no-scheduler-reserve-full-isl --max-num-active-seqs 64"
+    line += " --long-prefill-token-threshold 1k --long-prefill-token-threshold-adaptive --prefill-schedule-interval 2"
+    chosen = started(parse_serve(line), "h100-80gb").settings().policy_options
+    assert (chosen.long_prefill_token_threshold, chosen.long_prefill_token_threshold_adaptive) == (1000, True)
+    assert (chosen.max_num_active_seqs, chosen.prefill_schedule_interval) == (64, 2)
+    assert not chosen.scheduler_reserve_full_isl
+    plain = started(parse_serve("vllm serve llama-3.1-8b --long-prefill-token-threshold 0"), "h100-80gb").settings()
+    assert plain.policy_options.long_prefill_token_threshold == 0
+
+
 @pytest.mark.parametrize(
     ("value", "tokens"), [("8k", 8000), ("8K", 8192), ("1m", 1_000_000), ("1M", 2**20), ("25.6k", 25_600)]
 )
