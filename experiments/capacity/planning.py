@@ -293,7 +293,7 @@ class Planner:
             unchanged, margin, replicas = _rate_of(self._run("headroom", {0: job})[0]), 1.0, None
         else:
             unchanged, margin, replicas = fleet.rates[0], fleet.sure_rate / wanted, answer.replicas
-        return replace(answer, influences=influences(rates, unchanged, margin, replicas))
+        return replace(answer, influences=influences(rates, unchanged, margin, replicas, answer.candidate.engines))
 
     def _share(self, answer: Answer, replicas: int, factor: float, rate: float, seeds: Sequence[int]) -> Verified:
         service = _service(answer.candidate)

@@ -105,7 +105,7 @@ def changed_rate(
 
 
 def influences(
-    found: Mapping[Change, float], unchanged: float, margin: float, replicas: int | None
+    found: Mapping[Change, float], unchanged: float, margin: float, replicas: int | None, engines: int = 1
 ) -> tuple[Influence, ...]:
     """The influences, largest first.
 
@@ -114,6 +114,7 @@ def influences(
         unchanged: The same with none.
         margin: T over the wanted rate.
         replicas: Replicas of the fleet; None without a wanted rate.
+        engines: Fleets are multiples of so many replicas, which share experts.
     """
 
     def effect(factor: float, relative: float, *, price: bool = False) -> Effect:
@@ -123,7 +124,7 @@ def influences(
         needed = None
         if replicas is not None:
             # A changed price does not change the fleet.
-            needed = replicas if price else max(1, ceil(round(replicas * relative / margin, 9)))
+            needed = replicas if price else engines * max(1, ceil(round(replicas * relative / margin / engines, 9)))
         return Effect(factor, relative, needed)
 
     low, high = 1 - CHANGE, 1 + CHANGE

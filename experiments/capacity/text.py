@@ -107,8 +107,10 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
     answer, bill = ranks[0]
     at, launch = answer.at_rate, answer.candidate.started.launch
     gpus = f"{launch.num_gpus} GPU{'s' if launch.num_gpus > 1 else ''}"
+    engines = answer.candidate.engines
+    shared = f", each {engines} of them with experts in common" if engines > 1 else ""
     return [
-        f"{_replicas(bill.replicas)}{_split_text(answer)} of {gpus} of {launch.model.name}; {bill.per_million['total']:.3g} {currency} a million"
+        f"{_replicas(bill.replicas)}{_split_text(answer)} of {gpus} of {launch.model.name}{shared}; {bill.per_million['total']:.3g} {currency} a million"
         f" tokens ({bill.per_million['output']:.3g} if outputs alone are charged).",
         f"Set: {flags_text(answer)}",
         _sure(answer),

@@ -444,3 +444,29 @@ def test_what_cannot_be_planned(tokens, message, capsys, tmp_path, monkeypatch):
     complaint = capsys.readouterr().err
     assert message in complaint and complaint.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_fleets_of_engines_that_share_experts_are_bought_whole(capsys):
+    """Mixtral on 4 engines a server, with experts divided or sliced; verified with a server less, which is none."""
+    load = [
+        "--goodput",
+        "ttft:2000",
+        "tpot:80",
+        "--num-prompts",
+        "120",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--request-rate",
+        "8",
+    ]
+    axes = ["--data-parallel-size", "4", "--enable-expert-parallel", "true,false", "--verify-seeds", "1"]
+    found = planned(capsys, "--model", "mixtral-8x7b", "--gpu", "h100-80gb", *axes, *load)
+    assert len(found["candidates"]) == 2
+    for each in found["candidates"]:
+        assert each["bill"]["replicas"] % 4 == 0 and each["bill"]["gpus"] == each["bill"]["replicas"]
+        sizes = [verified["replicas"] for verified in each["verified"]]
+        assert sizes == [size for size in (each["bill"]["replicas"], each["bill"]["replicas"] - 4) if size]
+    alone = planned(capsys, "--model", "mixtral-8x7b", "--gpu", "h100-80gb", *load)
+    assert "CUDA out of memory" in alone["candidates"][0]["refused"]

@@ -56,6 +56,12 @@ def test_bills_and_replicas_by_hand():
     assert (ttft.lower.percent, ttft.higher.bill) == (0, 20 / 22)
 
 
+def test_replicas_that_share_experts_come_together():
+    """As above, in multiples of 4: 2.9 are 4, and 4.5 are 8."""
+    step, *_ = influences(rates((25.0, 16.0), (20.0, 22.0)), 20.0, 1.1, 4, 4)
+    assert (step.lower.replicas, step.higher.replicas) == (4, 8)
+
+
 def test_an_objective_that_no_rate_meets_comes_first_and_has_no_bill():
     first, *_ = influences(rates((20.0, 20.0), (0.0, 20.0)), 20.0, 1.0, 1)
     assert first.name == "ttft" and first.range == float("inf")
