@@ -19,8 +19,10 @@ from rich.table import Table
 from ...sim.cluster import Cluster, ClusterRun
 from ...sim.engine.observer import Observer
 from ...sim.engine.run import Run
+from ...sim.metrics.openmetrics import DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOST_INTERVAL_S
+from ...sim.metrics.openmetrics import openmetrics as metrics_text
 from ...sim.metrics.result import check_target
-from ...sim.output.files import require_apart, require_writable_file
+from ...sim.output.files import require_apart, require_writable_file, write_whole
 from ...sim.recording.blocks import BlockMap, BlockRecording
 from ...sim.recording.plans import Plan, PlanRecording
 from ...sim.types.errors import SettingError, UserError
@@ -215,6 +217,8 @@ def simulate(
     record_steps: Annotated[str | None, RESULTS] = None,
     shuffle_ids: Annotated[bool, Parameter(negative=""), RESULTS] = False,
     record_blocks: Annotated[bool, Parameter(negative=""), RESULTS] = False,
+    openmetrics: Annotated[Path | None, RESULTS] = None,
+    openmetrics_interval: Annotated[float | None, RESULTS] = None,
     json: JsonTarget = None,
 ) -> None:
     """Simulate one or several replicas that serve a trace.
@@ -231,15 +235,18 @@ def simulate(
         shuffle_ids: Allocate block ids in random order. Needs --record-plan.
         record_blocks: Record up to 2,048 blocks at up to 2,000 moments into blocks.npz of --out, for the block map of
             ``fragmeter report``. The results are the same with and without.
+        openmetrics: Write the run as vLLM's metrics over simulated time, in OpenMetrics text with timestamps, into this file.
+        openmetrics_interval: Simulated seconds between two scrapes of --openmetrics. By default 5.
     """
     settings = replica.settings()
+    interval_s = _interval(openmetrics, openmetrics_interval)
     report = Report(json)
     if out is not None:
         check_target(out)
     wanted = wanted_plan(record_plan, record_steps, shuffle_ids, out)
     plan_file = None if wanted is None else wanted.file
     read = named_files(settings=replica, requests=requests, pacing=pacing, reading=reading)
-    require_apart({"out": out, "record_plan": plan_file, "json": json}, read)
+    require_apart({"out": out, "record_plan": plan_file, "openmetrics": openmetrics, "json": json}, read)
     if record_blocks and out is None:
         raise SettingError("record_blocks", True, "has no place; give --out")
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
@@ -254,12 +261,33 @@ def simulate(
         plan.save(plan_file)
     recorded = {"plan": None if plan_file is not None else plan, "blocks": blocks}
     recordings = {name: recording for name, recording in recorded.items() if recording is not None}
+    if openmetrics is not None:
+        runs = run.runs if isinstance(run, ClusterRun) else (run,)
+        write_whole(openmetrics, "".join(metrics_text(runs, settings.model, interval_s)))
     _keep(partial(write_result, run, request=load.described, recordings=recordings), out)
     _print(load, summarize(run), latency_range(load, run), report, out)
     if plan is not None and wanted is not None:
         report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
+    if openmetrics is not None:
+        report.point_to("Metrics", openmetrics)
     if blocks is not None and out is not None:
         report.point_to(f"Block map of {_map_text(blocks)}", out / "blocks.npz")
+
+
+def _interval(openmetrics: Path | None, seconds: float | None) -> float:
+    """Simulated seconds between two scrapes."""
+    if openmetrics is not None:
+        require_writable_file(openmetrics)
+    if seconds is None:
+        return DEFAULT_INTERVAL_S
+    if openmetrics is None:
+        raise SettingError(
+            "openmetrics_interval", seconds, "applies only to --openmetrics; give a file, or leave it out"
+        )
+    if not MOST_INTERVAL_S >= seconds >= LEAST_INTERVAL_S:
+        remedy = f"must be from {LEAST_INTERVAL_S:g} to {MOST_INTERVAL_S:g} seconds"
+        raise SettingError("openmetrics_interval", seconds, remedy)
+    return seconds
 
 
 def _map_text(found: BlockMap) -> str:

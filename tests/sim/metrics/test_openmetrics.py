@@ -1,0 +1,162 @@
+"""A run as vLLM's metrics: what a parser reads back are the run's own counts, and gauges by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import groupby
+
+import numpy as np
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.sim import Workload, settings, simulate
+from fragmeter.sim.cluster import cluster, simulate_cluster
+from fragmeter.sim.metrics.openmetrics import openmetrics
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.metrics.summary import summary
+from fragmeter.traces import synthetic_pairs, workload
+from paths import ROOT
+
+PAIRS = synthetic_pairs("vllm_sosp23_sharegpt_opt", 200, seed=0, max_model_len=2048)
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Requests that preempt each other, a few of which end before their limit."""
+    work = workload(PAIRS, request_rate=6)
+    limits = work.output_tokens + (np.arange(len(work)) % 5 == 0)
+    tight = settings(policy="vllm-v1", num_gpu_blocks_override=300, cost="roofline")
+    return simulate(tight, Workload("limited", work.arrival_ticks, work.prompt_tokens, work.output_tokens, limits))
+
+
+def samples_of(text: str) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """(time, value) of every series, read by Prometheus' own parser, scrape by scrape.
+
+    Of several scrapes at once it drops samples of histograms (prometheus_client 0.26): it takes those of a later time for
+    duplicates of the ones before.
+    """
+    lines = text.splitlines()
+    headers = [line for line in lines if line.startswith("# ") and line != "# EOF"]
+    data = [line for line in lines if not line.startswith("#")]
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for _, scrape in groupby(sorted(data, key=time_of), key=time_of):
+        for family in text_string_to_metric_families(_with_headers(headers, list(scrape))):
+            for sample in family.samples:
+                found.setdefault(_series(sample), []).append((float(sample.timestamp), sample.value))
+    return found
+
+
+def time_of(line: str) -> float:
+    return float(line.rpartition(" ")[2])
+
+
+def _with_headers(headers: list[str], data: list[str]) -> str:
+    parts = []
+    for help_line, type_line in zip(headers[::2], headers[1::2], strict=True):
+        name = type_line.split()[2]
+        parts += [
+            help_line,
+            type_line,
+            *(line for line in data if re.match(rf"{name}(_total|_bucket|_count|_sum)?{{", line)),
+        ]
+    return "\n".join([*parts, "# EOF", ""])
+
+
+def _series(sample: Sample) -> tuple[str, str]:
+    labels = {name: value for name, value in sample.labels.items() if name not in ("model_name",)}
+    return sample.name.removeprefix("vllm:"), ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+def test_at_the_end_they_are_the_run_s_own_counts(run):
+    found, times, total = samples_of("".join(openmetrics([run], "opt-13b", 7.0))), request_times(run), summary(run)
+    last = {name: series[-1][1] for name, series in found.items()}
+    assert last["generation_tokens_total", "engine=0"] == run.workload.output_tokens.sum()
+    assert last["prompt_tokens_total", "engine=0"] == run.workload.prompt_tokens.sum()
+    assert last["num_preemptions_total", "engine=0"] == total["preemptions"]["recompute"] > 10
+    reasons = [last["request_success_total", f"engine=0,finished_reason={reason}"] for reason in ("stop", "length")]
+    assert reasons == [40, 160]
+    for name, values in (
+        ("time_to_first_token_seconds", times.ttft_ms / 1e3),
+        ("e2e_request_latency_seconds", times.e2el_ms / 1e3),
+        ("request_time_per_output_token_seconds", times.tpot_ms / 1e3),
+    ):
+        assert last[f"{name}_count", "engine=0"] == last[f"{name}_bucket", "engine=0,le=+Inf"] == len(values)
+        assert last[f"{name}_sum", "engine=0"] == pytest.approx(values.sum())
+        assert last[f"{name}_bucket", "engine=0,le=2.5"] == (values <= 2.5).sum()
+    assert all(last[gauge, "engine=0"] == 0 for gauge in ("num_requests_running", "num_requests_waiting"))
+
+
+def test_scrapes_rise_in_time_and_counters_never_fall(run):
+    text = "".join(openmetrics([run], "opt-13b", 7.0))
+    found = samples_of(text)
+    end_s = -(-run.log.end_ticks // 10**9) / 1000
+    for (name, _), series in found.items():
+        seconds = [second for second, _ in series]
+        assert seconds == [*np.arange(0, end_s, 7.0), end_s]
+        if re.search("_(total|bucket|count|sum)$", name):
+            assert all(one <= other for (_, one), (_, other) in zip(series, series[1:]))
+    usage = [value for _, value in found["kv_cache_usage_perc", "engine=0"]]
+    assert 0.9 < max(usage) <= 1 and min(usage) == 0
+    assert text.endswith("# EOF\n") and text.count("# TYPE") == 11
+
+
+def test_gauges_by_hand():
+    """Two requests of 16 tokens and 40 outputs at 0, on one place: the first runs and the second waits, then it runs alone."""
+    one = settings(policy="vllm-v1", max_num_seqs=1, num_gpu_blocks_override=101, cost="roofline")
+    run = simulate(one, Workload("two", np.zeros(2), np.full(2, 16), np.full(2, 40)))
+    half = round(float(request_times(run).finish_ticks[0]) / 2e12, 3)
+    found = samples_of("".join(openmetrics([run], "m", half)))
+    gauges = {name: dict(series) for (name, _), series in found.items() if name.startswith(("num_requests", "kv"))}
+    later = round(3 * half, 3)
+    assert (gauges["num_requests_running"][half], gauges["num_requests_waiting"][half]) == (1, 1)
+    assert (gauges["num_requests_running"][later], gauges["num_requests_waiting"][later]) == (1, 0)
+    # Half way it has its prompt and some 20 tokens: 3 of 101 blocks, one of which no sequence ever has.
+    assert 2 <= gauges["kv_cache_usage_perc"][half] * 101 <= 4
+    tokens = dict(found["generation_tokens_total", "engine=0"])
+    assert 18 <= tokens[half] <= 22
+
+
+def test_each_replica_is_an_engine():
+    fleet = simulate_cluster(settings(policy="vllm-v1"), workload(PAIRS, request_rate=6), cluster(num_replicas=2))
+    found = samples_of("".join(openmetrics(fleet.runs, 'a "b"', 20.0)))
+    finished = [found["e2e_request_latency_seconds_count", f"engine={engine}"][-1][1] for engine in (0, 1)]
+    assert finished == [100, 100]
+
+
+def test_a_run_without_requests_that_fit_is_all_zeros():
+    run = simulate(settings(num_gpu_blocks_override=2), Workload("big", np.zeros(1), np.array([500]), np.array([5])))
+    assert {value for series in samples_of("".join(openmetrics([run], "m"))).values() for _, value in series} == {0}
+
+
+def test_the_command_writes_a_file(tmp_path, capsys):
+    file = tmp_path / "metrics.txt"
+    command = ["simulate", "--num-prompts", "20", "--num-replicas", "2", "--openmetrics", str(file)]
+    assert status([*command, "--openmetrics-interval", "2.5"]) == DONE
+    assert "Metrics: " in capsys.readouterr().out
+    assert ("num_requests_running", "engine=1") in samples_of(file.read_text())
+    before = file.read_bytes()
+    for tokens, text in (
+        (["--openmetrics-interval", "0"], "openmetrics_interval = 0.0: must be from 0.001 to 86400 seconds"),
+        (["--request-rate", "-1"], "request_rate"),
+    ):
+        assert status([*command, *tokens]) == MISTAKE
+        assert text in capsys.readouterr().err
+    assert status(["simulate", "--openmetrics-interval", "2"]) == MISTAKE
+    assert "applies only to --openmetrics" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+def test_the_dashboard_asks_for_metrics_that_are_written(run):
+    dashboard = json.loads((ROOT / "docs" / "dashboard.json").read_text())
+    written = {name for name, _ in samples_of("".join(openmetrics([run], "m", 60.0)))}
+    asked = {
+        name for panel in dashboard["panels"] for target in panel["targets"] for name in _METRIC.findall(target["expr"])
+    }
+    assert asked <= written and len(asked) == 8
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+_METRIC = re.compile(r"vllm:(\w+)")
