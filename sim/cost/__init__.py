@@ -12,7 +12,7 @@ from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
 from ..types.validation import content_of
-from .base import ScaledCost, StepCost, outside_ticks
+from .base import PipelinedCost, ScaledCost, StepCost, outside_ticks
 from .calibrated import CalibratedCost
 from .calibration import Calibration, profile, profile_names, read
 from .paper import PaperCost
@@ -26,6 +26,7 @@ __all__ = [
     "Calibration",
     "FittedSteps",
     "PaperCost",
+    "PipelinedCost",
     "RooflineCost",
     "ScaledCost",
     "ServedCost",
@@ -53,6 +54,7 @@ def cost(
     deployment: Deployment = Deployment(),
     server: Server | None = None,
     asynchronous: bool = False,
+    pipelined: bool = False,
 ) -> StepCost:
     """The cost model with this name, compiled for a model on a GPU.
 
@@ -61,6 +63,7 @@ def cost(
         scale: Factor on the step time.
         server: Constants of the server, if known; refused with "paper" and with a server's fitted steps, which have their own.
         asynchronous: Whether steps are decided while the one before them runs.
+        pipelined: Whether the server keeps a batch in each pipeline stage; else stages are passed by one batch at a time.
 
     Raises:
         SettingError: An unknown name; "paper" for another model or GPU than it is fitted to (the layers and width of
@@ -87,6 +90,8 @@ def cost(
             found = CalibratedCost(fit, model, gpu, tensor_parallel, block_size, deployment)
     if server is not None:
         found = ServedCost(cast(OperationCost, found), server, asynchronous)
+    if pipelined and deployment.pipeline_parallel > 1:
+        found = PipelinedCost(found, deployment.pipeline_parallel)
     return found if scale == 1 else ScaledCost(found, scale)
 
 

@@ -1,4 +1,5 @@
-"""The interface of a cost model, as the engine calls it, and a cost model that scales another one."""
+"""The interface of a cost model, as the engine calls it, and cost models that change another one: a factor, and batches in
+flight."""
 
 from __future__ import annotations
 
@@ -53,6 +54,47 @@ def outside_ticks(cost: StepCost) -> int:
 def coefficient(value: float, unit: str, source: str) -> dict[str, object]:
     """One entry of ``describe``."""
     return {"value": value, "unit": unit, "source": source}
+
+
+class PipelinedCost:
+    """Steps of a server that keeps a batch in each pipeline stage, as vLLM V1 does.
+
+    The sequences that decode are divided into as many batches as there are stages. A step of the engine is one round: every
+    batch passes every stage once, one behind the other, which takes as long as one batch takes to pass all stages:
+
+        stages * (time of a batch in a stage) = time of a batch in the whole model
+
+    A prefill is one batch's: the others wait for it in every stage (a bubble). That prefills of several batches overlap is not
+    credited. Stages are taken to be equally long.
+
+    Args:
+        inner: The cost of one batch through the whole model.
+        stages: Pipeline stages, two or more.
+    """
+
+    def __init__(self, inner: StepCost, stages: int) -> None:
+        self.inner, self.stages, self.name = inner, stages, inner.name
+        self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
+        self.copy_ticks, self.outside_ticks = inner.copy_ticks, outside_ticks(inner)
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        """See ``StepCost``; of the largest batch."""
+        base, slope, _ = self.decode_line(decodes, decode_context)
+        line = base + slope * decode_context
+        if not prefill_tokens:
+            return line
+        few, context = -(-decodes // self.stages), decode_context // self.stages
+        return max(line, self.inner.step_ticks(few, context, prefill_tokens, prefill_pairs))
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        """See ``StepCost``; a token of context is one of a batch's for every stage."""
+        base, slope, until = self.inner.decode_line(-(-decodes // self.stages), context // self.stages)
+        return base, slope // self.stages, None if until is None else until * self.stages
+
+    def describe(self) -> dict[str, object]:
+        """See ``StepCost``; the coefficients are those of one batch."""
+        source = "one for each pipeline stage, as vLLM V1 keeps them"
+        return {**self.inner.describe(), "batches_in_flight": coefficient(self.stages, "1", source)}
 
 
 _PARTS = 1_000_000

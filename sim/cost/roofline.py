@@ -30,7 +30,7 @@ class RooflineCost:
     Experts are read as far as the step's tokens reach them, see ``touched``; engines that share them (data parallelism) are
     assumed to compute as many tokens each. Quantised weights are read
     in their bytes, and multiplied at the flops of their format (``shares.speedup``). Pipeline stages are passed one after the other,
-    by one batch at a time: that vLLM keeps several in flight is not credited. With CUDA graphs GEMMs and
+    by one batch at a time (``PipelinedCost`` has several). With CUDA graphs GEMMs and
     all-reduces run over the rows that the batch is padded to, in every step that is small enough, as in
     vLLM V1; launches cost what they cost without, since that is assumed anyway.
 

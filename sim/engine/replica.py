@@ -167,7 +167,7 @@ def build(
         # It made the memory, or the allocator's derives from what it would make.
         policy=cast(PairedPolicy, scheduler),
         memory=memory,
-        cost=step_cost or _cost(settings, shape, card, size, deployment, scheduler.schedules_ahead),
+        cost=step_cost or _cost(settings, shape, card, size, deployment, scheduler),
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
@@ -306,7 +306,7 @@ def _deployment(settings: Settings, shape: ModelSpec) -> Deployment:
 
 
 def _cost(
-    settings: Settings, shape: ModelSpec, card: GpuSpec, size: int, deployment: Deployment, asynchronous: bool
+    settings: Settings, shape: ModelSpec, card: GpuSpec, size: int, deployment: Deployment, scheduler: AnyPolicy
 ) -> StepCost:
     ranks = settings.tensor_parallel_size
     server = None if settings.server is None else read_server(settings.server)
@@ -314,7 +314,8 @@ def _cost(
         server.require(server_settings(settings))
     name = settings.cost or (server.cost if server else default_cost(shape, card, deployment.quantization))
     scale = settings.step_scale or (FITTED_STEP_SCALE if name == "paper" else 1.0)
-    return cost(name, shape, card, ranks, size, scale, deployment, server, asynchronous)
+    ahead, pipelined = scheduler.schedules_ahead, scheduler.pipelines
+    return cost(name, shape, card, ranks, size, scale, deployment, server, ahead, pipelined)
 
 
 def server_settings(settings: Settings) -> dict[str, object]:

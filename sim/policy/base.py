@@ -143,6 +143,7 @@ class Policy(Generic[MemoryT, TransactionT]):
         default_block_size: Default tokens per block.
         defaults_source, pool_source: Where these defaults, and the size of the pool, come from; for ``run.json``.
         schedules_ahead: Whether a step is decided while the step before it runs.
+        pipelines: Whether the server keeps a batch in each pipeline stage.
         null_blocks: Blocks of the pool that hold no tokens, such as vLLM's block 0.
     """
 
@@ -170,6 +171,7 @@ class Policy(Generic[MemoryT, TransactionT]):
     null_blocks: ClassVar[int] = 0
 
     schedules_ahead: bool = False
+    pipelines: ClassVar[bool] = False
     #: A policy with its own options narrows the type.
     options: Options
 

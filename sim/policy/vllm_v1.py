@@ -41,6 +41,7 @@ class VllmV1(TokenBudget):
 
     name = "vllm-v1"
     system = "vLLM 0.33, V1"
+    pipelines = True
     options_type: ClassVar[type[Options]] = VllmV1Options
     preempted_first = True
     null_blocks = 1
