@@ -43,6 +43,8 @@ _ELSEWHERE = {
     "record_plan": "is a flag of the command line; use fragmeter simulate --record-plan",
     "record_steps": "applies only to a recorded plan; use fragmeter simulate --record-plan",
     "shuffle_ids": "applies only to a recorded plan; use fragmeter simulate --record-plan",
+    "openmetrics": "is written by fragmeter simulate --openmetrics; sim.metrics.openmetrics has the function",
+    "openmetrics_interval": "applies only to fragmeter simulate --openmetrics",
 }
 _TRACES = "a path, a pandas DataFrame, a Trace or a Workload"
 _SINGLE = (str, bool, int, float, tuple, list, PathLike)

@@ -90,7 +90,15 @@ class TestSameAsTheCommandLine:
             for name in argument.names
             if name.startswith("--") and not name.startswith(("--no-", "--help", "--version"))
         }
-        only_there = {"out", "json", "record_plan", "record_steps", "shuffle_ids"}
+        only_there = {
+            "out",
+            "json",
+            "record_plan",
+            "record_steps",
+            "shuffle_ids",
+            "openmetrics",
+            "openmetrics_interval",
+        }
         assert only_there < flags
         keywords = inspect.signature(fm.simulate).parameters
         assert set(keywords) == flags - only_there
