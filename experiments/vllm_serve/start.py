@@ -17,7 +17,9 @@ from .checks import refusal, undivided
 from .line import ServeLine
 from .log import StartupLog
 
-_WEIGHTS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "gpt_oss_mxfp4": "mxfp4"}
+_WEIGHTS = {
+    "awq_marlin": "awq", "gptq_marlin": "gptq", "gpt_oss_mxfp4": "mxfp4", "modelopt": "fp8", "modelopt_fp4": "nvfp4",
+}  # fmt: skip
 _KV_DTYPES = {"auto": "bf16", "float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 _DTYPES = ("auto", "half", "float16", "bfloat16")
 
@@ -158,8 +160,8 @@ def _deployment(line: ServeLine, shape: ModelSpec) -> Deployment:
     weights = _WEIGHTS.get(weights, weights)
     if weights == "compressed-tensors":
         weights = shape.quantization or weights
-    if weights not in ("none", "awq", "gptq", "fp8", "int8", "mxfp4"):
-        remedy = "is not supported; awq, gptq, fp8, int8 (of weights) or the checkpoint's own"
+    if weights not in ("none", "awq", "gptq", "fp8", "int8", "mxfp4", "nvfp4"):
+        remedy = "is not supported; awq, gptq, fp8, int8 (of weights), modelopt_fp4 or the checkpoint's own"
         raise SettingError("--quantization", weights, remedy)
     engines, ranks = line.whole("data-parallel-size", 1), line.whole("tensor-parallel-size", 1)
     return Deployment(

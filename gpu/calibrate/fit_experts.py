@@ -26,6 +26,7 @@ from .published import newest_table
 FORMATS: dict[OpName, tuple[str, ...]] = {
     "moe": ("bfloat16",),
     "moe_fp8": ("fp8_block", "fp8"),
+    "moe_nvfp4": ("nvfp4",),
     "moe_mxfp4": ("w4a16_mxfp4",),
     "moe_int4": ("int4_wo",),
 }
@@ -92,8 +93,8 @@ def _points(operation: OpName, frame: pd.DataFrame) -> _Experts:
 
 def _entry(experts: _Experts, sheet: GpuSpec, about: dict[str, object]) -> dict[str, Any]:
     points, names = experts
-    eight = sheet.fp8_flops_per_s if points.operation == "moe_fp8" else None
-    limits = {"flops_per_s": eight or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
+    faster = sheet.quantized_flops_per_s(points.operation.removeprefix("moe").removeprefix("_"))
+    limits = {"flops_per_s": faster or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
     possible = is_possible(points, limits)
     points, names = points.take(possible), names[possible]
     entry = describe(points, limits)

@@ -27,7 +27,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...sim.cost import shares
+from ...sim.cost import operations, shares
 from ...sim.cost.calibration import PROFILES
 from ...sim.cost.operations import OpName
 from ...sim.output import frames as pd
@@ -41,14 +41,26 @@ from .published import FRAMEWORK, newest_table
 _PLACES: dict[OpName, tuple[str, str]] = {
     "gemm": ("gemm", "gemm_perf"),
     "gemm_fp8": ("gemm", "gemm_perf"),
+    "gemm_nvfp4": ("gemm", "gemm_perf"),
     "decode_attention": ("attention", "generation_attention_perf"),
     "prefill_attention": ("attention", "context_attention_perf"),
     **dict.fromkeys(("mla_decode", "mla_decode_fp8"), ("mla", "mla_generation_module_perf")),
     **dict.fromkeys(("mla_prefill", "mla_prefill_fp8"), ("mla", "mla_context_module_perf")),
     "all_reduce": ("comm", "custom_allreduce_perf"),
 }
+_GEMM_FORMATS: dict[OpName, str] = {"gemm": "bfloat16", "gemm_fp8": "fp8", "gemm_nvfp4": "nvfp4"}
 _LATENT: tuple[OpName, ...] = ("mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8")
-SYSTEMS = {"a100-80gb": "a100_sxm", "h100-80gb": "h100_sxm", "h200": "h200_sxm"}
+SYSTEMS = {
+    "a100-80gb": "a100_sxm", "h100-80gb": "h100_sxm", "h200": "h200_sxm",
+    "b200": "b200_sxm", "b300": "b300_sxm", "gb200": "gb200", "gb300": "gb300", "l40s": "l40s",
+}  # fmt: skip
+#: L2 caches of cards with slow memory. Calls are timed over and over, so that a KV cache of this size stays in it; in a step
+#: the KV of the other layers comes between. Calls that read from a fiftieth to twice as much are left out.
+_L2_BYTES = {"l40s": 96 << 20}
+#: All-reduces of more GPUs cross nodes.
+_MOST_RANKS = 8
+#: Newer tables have other models with latent attention, too.
+_LATENT_MODEL = "deepseek-ai/DeepSeek-V3"
 #: Profiles of other tables (``fit_layers``) to which fp8 GEMMs, experts and all-reduces are added.
 ADDED = {"rtx-pro-6000": "rtx_pro_6000_server"}
 #: Profiles without tables: scaled from a chip with another memory, by the bandwidths of the data sheets.
@@ -62,6 +74,7 @@ Which = Callable[[Points], np.ndarray]
 FITTED: dict[OpName, Which] = {
     "gemm": lambda points: (points.column("n") >= 256) & (points.column("k") >= 256),
     "gemm_fp8": lambda points: (points.column("n") >= 256) & (points.column("k") >= 256),
+    "gemm_nvfp4": lambda points: (points.column("n") >= 256) & (points.column("k") >= 256),
     "decode_attention": lambda points: (points.column("head_dim") == 128) & (points.column("length") >= 64),
     "prefill_attention": lambda points: (points.column("head_dim") <= 256) & (points.column("keys") >= 8),
     **dict.fromkeys(_LATENT, lambda points: points.us > 0),
@@ -71,6 +84,7 @@ FITTED: dict[OpName, Which] = {
 REPORTED: dict[OpName, tuple[str, Which]] = {
     "gemm": ("n and k from 512", lambda points: (points.column("n") >= 512) & (points.column("k") >= 512)),
     "gemm_fp8": ("n and k from 512", lambda points: (points.column("n") >= 512) & (points.column("k") >= 512)),
+    "gemm_nvfp4": ("n and k from 512", lambda points: (points.column("n") >= 512) & (points.column("k") >= 512)),
     "decode_attention": (
         "1 to 256 sequences of 512 to 32k tokens",
         lambda points: (
@@ -110,11 +124,12 @@ def _profile(sheet: GpuSpec, folder: Path) -> dict[str, Any]:
     system = SYSTEMS[sheet.name]
     found = {operation: read_table(folder, system, operation) for operation in _fitted_on(sheet)}
     ops = {operation: _fitted(table, sheet) for operation, table in found.items()}
+    faster = [str(operation).removeprefix("gemm_") for operation in ops if operation.startswith("gemm_")]
     return {
         "schema_version": 1,
         "kind": "profile",
         "device": {"name": found["gemm"].device, "gpu": sheet.name, "data_sheet": sheet.source},
-        "source": _source(system, "bf16" if sheet.fp8_flops_per_s is None else "bf16, GEMMs in fp8, too"),
+        "source": _source(system, f"bf16, GEMMs in {' and '.join(faster)}, too" if faster else "bf16"),
         "licence": LICENCE,
         "dtype": "bf16",
         "ops": ops | fitted_experts(folder, system, sheet) | assumed(sheet),
@@ -124,17 +139,18 @@ def _profile(sheet: GpuSpec, folder: Path) -> dict[str, Any]:
 def _added(sheet: GpuSpec, system: str, folder: Path) -> dict[str, Any]:
     """The profile of the package with fp8 GEMMs, experts and all-reduces."""
     found: dict[str, Any] = json.loads((PROFILES / f"{sheet.name}.json").read_text("utf-8"))
-    of_tables: tuple[OpName, ...] = ("gemm_fp8", "all_reduce")
+    of_tables: tuple[OpName, ...] = ("gemm_fp8", "gemm_nvfp4", "all_reduce")
     added = {str(operation): _fitted(read_table(folder, system, operation), sheet) for operation in of_tables}
     added |= fitted_experts(folder, system, sheet)
-    source = f"{_source(system, 'fp8 GEMMs, experts, all-reduces')}; {LICENCE}"
+    source = f"{_source(system, 'fp8 and nvfp4 GEMMs, experts, all-reduces')}; {LICENCE}"
     return found | {"ops": found["ops"] | {name: each | {"source": source} for name, each in added.items()}}
 
 
 def _fitted_on(sheet: GpuSpec) -> list[OpName]:
     """The operations that a card's tables are fitted for: cards with fp8 have those of latent attention, too."""
-    eight = ("gemm_fp8", *_LATENT)
-    return [operation for operation in FITTED if operation not in eight or sheet.fp8_flops_per_s is not None]
+    lacking = {"gemm_fp8", *_LATENT} if sheet.fp8_flops_per_s is None else set[OpName]()
+    lacking |= {"gemm_nvfp4"} if sheet.fp4_flops_per_s is None else set()
+    return [operation for operation in FITTED if operation not in lacking]
 
 
 def _source(system: str, formats: str) -> str:
@@ -144,16 +160,20 @@ def _source(system: str, formats: str) -> str:
 def _fitted(table: PublishedTable, sheet: GpuSpec) -> dict[str, Any]:
     """An operation's entry: model, number of fitted rows, errors in total and held out."""
     operation = table.points.operation
-    flops_per_s = sheet.fp8_flops_per_s if operation.endswith("_fp8") else None
+    form = operation.rpartition("_")[2]
+    flops_per_s = sheet.quantized_flops_per_s(form)
     limits = {"flops_per_s": flops_per_s or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
     impossible = int((~is_possible(table.points, limits)).sum())
     points = table.points.take(FITTED[operation](table.points))
+    if operation == "decode_attention" and (cache := _L2_BYTES.get(sheet.name)):
+        read = np.asarray(points.work.bytes)
+        points = points.take((read <= cache / 50) | (read >= 2 * cache))
     domain, reported = REPORTED[operation]
     entry = describe(points, limits, reported)
     rows = {
         "table": table.path,
         "rows": table.rows,
-        "rows_fp8" if operation.endswith("_fp8") else "rows_bf16": len(table.points.us),
+        f"rows_{form if flops_per_s else 'bf16'}": len(table.points.us),
         "rows_above_data_sheet": impossible,
     }
     return entry | {"fit": rows | entry["fit"] | {"held_out_domain": domain}}
@@ -212,18 +232,60 @@ def report(name: str, fitted: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"gpu": name, "op": operation, "held_out": column, **found, "above_data_sheet": skipped, "met": met}
 
 
-def eight_bit_share(folder: Path, sheet: GpuSpec, system: str) -> float:
-    """Share of the fp8 flops over share of the 16-bit flops that the same GEMMs reach: the median over GEMMs of 1,024 tokens
-    or more with n and k from 1,024 (``sim.cost.shares``)."""
-    eight, sixteen = (_large_gemms(folder, system, operation) for operation in ("gemm_fp8", "gemm"))
-    ratios = [sixteen[shape] / us for shape, us in eight.items() if shape in sixteen]
-    return float(np.median(ratios)) * sheet.fp16_flops_per_s / (sheet.fp8_flops_per_s or sheet.fp16_flops_per_s)
+def reached(folder: Path, sheet: GpuSpec, system: str) -> shares.Shares:
+    """Shares of the data sheet that the tables' kernels reach, as ``sim.cost.shares`` defines them: medians of GEMMs, of 64 MB
+    of weights or more where these bound them, and attention with 32 heads and 8 KV heads of 128."""
+    gemm, decode, prefill = (
+        read_table(folder, system, name).points for name in ("gemm", "decode_attention", "prefill_attention")
+    )
+    weights = operations.ELEMENT_BYTES * gemm.column("n") * gemm.column("k")
+    few, many = (gemm.column("m") <= 64) & (weights >= 64e6), _large(gemm)
+    read = np.asarray(decode.work.bytes) / decode.us * 1e6 / sheet.memory_bytes_per_s
+    at_decode = [
+        _llama(decode) & (decode.column("batch") == batch) & (decode.column("length") // 2 == length // 2)
+        for batch, length in ((32, 4096), (128, 1024))
+    ]
+    one = prefill.column("context_tokens") == prefill.column("keys") * 2 - 1
+    at_prefill = [_llama(prefill) & one & (prefill.column("tokens") == tokens) for tokens in (1024, 4096)]
+    found = [
+        np.median((weights / gemm.us * 1e6 / sheet.memory_bytes_per_s)[few]),
+        np.median(_flops_share(gemm, sheet)[many]),
+        np.mean([read[which].mean() for which in at_decode]),
+        *(_flops_share(prefill, sheet)[which].mean() for which in at_prefill),
+    ]
+    return shares.Shares(*(round(float(share), 3) for share in found))
+
+
+def _large(points: Points) -> np.ndarray:
+    return np.all([points.column(name) >= 1024 for name in ("m", "n", "k")], axis=0)
+
+
+def _llama(points: Points) -> np.ndarray:
+    sizes = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+    return np.all([points.column(name) == size for name, size in sizes.items()], axis=0)
+
+
+def _flops_share(points: Points, sheet: GpuSpec) -> np.ndarray:
+    return np.asarray(points.work.flops) / points.us * 1e6 / sheet.fp16_flops_per_s
+
+
+def quantized_share(folder: Path, sheet: GpuSpec, system: str, form: str) -> float:
+    """Share of a number format's flops over share of the 16-bit flops that the same GEMMs reach: the median over GEMMs of 1,024
+    tokens or more with n and k from 1,024 (``sim.cost.shares``).
+
+    Args:
+        form: "fp8" or "nvfp4", which the GPU has.
+    """
+    names: tuple[OpName, OpName] = ("gemm_fp8" if form == "fp8" else "gemm_nvfp4", "gemm")
+    quantized, sixteen = (_large_gemms(folder, system, name) for name in names)
+    ratios = [sixteen[shape] / us for shape, us in quantized.items() if shape in sixteen]
+    return float(np.median(ratios)) * sheet.fp16_flops_per_s / (sheet.quantized_flops_per_s(form) or 1)
 
 
 def _large_gemms(folder: Path, system: str, operation: OpName) -> dict[tuple[float, ...], float]:
     points = read_table(folder, system, operation).points
     sizes = np.stack([points.column(name) for name in ("m", "n", "k")], axis=1)
-    large = (sizes >= 1024).all(axis=1)
+    large = _large(points)
     return {tuple(shape): us for shape, us in zip(sizes[large].tolist(), points.us[large].tolist(), strict=True)}
 
 
@@ -255,10 +317,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     print_rows(rows)
     for name, system in (SYSTEMS | ADDED).items():
-        if (sheet := gpu(name)).fp8_flops_per_s is not None:
-            print(
-                f"{name}: fp8 GEMMs reach {eight_bit_share(options.tables, sheet, system):.3f} of the share of 16 bits"
-            )
+        sheet = gpu(name)
+        print(f"{name}: {reached(options.tables, sheet, system)}")
+        for form in (form for form in ("fp8", "nvfp4") if sheet.quantized_flops_per_s(form)):
+            share = quantized_share(options.tables, sheet, system, form)
+            print(f"{name}: {form} GEMMs reach {share:.3f} of the share of 16 bits")
     return 0
 
 
@@ -305,16 +368,17 @@ def read_table(tables: Path, system: str, operation: OpName) -> PublishedTable:
 
 def _points(operation: OpName, frame: pd.DataFrame) -> Points:
     """The rows of an operation's number format as its arguments."""
-    if operation in ("gemm", "gemm_fp8"):
-        frame = frame[frame.gemm_dtype == ("fp8" if operation == "gemm_fp8" else "bfloat16")]
+    if operation in _GEMM_FORMATS:
+        frame = frame[frame.gemm_dtype == _GEMM_FORMATS[operation]]
         return Points(operation, _floats(m=frame.m, n=frame.n, k=frame.k), _us(frame))
     if operation == "all_reduce":
         # Launched by a CUDA graph, as vLLM does in decode steps; without one, launches are the host's time.
-        frame = frame[frame.backend == f"{FRAMEWORK}_graph"]
+        frame = frame[(frame.backend == f"{FRAMEWORK}_graph") & (frame.num_gpus <= _MOST_RANKS)]
         return Points(operation, _floats(message_bytes=frame.message_size, ranks=frame.num_gpus), _us(frame))
     if operation in _LATENT:
         form = "fp8_block" if operation.endswith("_fp8") else "bfloat16"
         frame = frame[(frame.gemm_type == form) & (frame.kv_cache_dtype == "bfloat16")]
+        frame = frame[frame.model == _LATENT_MODEL]
         if operation.startswith("mla_decode"):
             held = frame.batch_size * (frame.step + 1)
             return Points(

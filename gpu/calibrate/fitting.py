@@ -19,12 +19,13 @@ from ...sim.types.errors import MissingExtra, UserError
 
 #: Logarithmic error beyond which a point has less weight.
 OUTLIER = 0.1
-_EXPERTS = ("moe", "moe_fp8", "moe_mxfp4", "moe_int4")
+_EXPERTS = ("moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_int4")
 #: Knots of the residual tables: a spacing in doublings, or the knots themselves. Other operations have no table.
 #: FlashAttention-2 never splits a context with one query head per KV head, so a group of 1 has a knot of its own.
 KNOTS: dict[str, dict[str, float | tuple[float, ...]]] = {
     "gemm": {"m": 2, "n": 2, "k": 2},
     "gemm_fp8": {"m": 2, "n": 2, "k": 2},
+    "gemm_nvfp4": {"m": 2, "n": 2, "k": 2},
     **dict.fromkeys(_EXPERTS, {"rows": 2, "reached": 2, "width": 2, "hidden": 2}),
     "decode_attention": {"lanes": 1, "length": 1, "group": (1, 2, 16), "block_size": 2},
     "prefill_attention": {"rows": 2, "keys": 1, "head_dim": 1, "prefix": 2},
@@ -37,6 +38,7 @@ KNOTS: dict[str, dict[str, float | tuple[float, ...]]] = {
 COLUMNS = {
     "gemm": ("m", "n"),
     "gemm_fp8": ("m", "n"),
+    "gemm_nvfp4": ("m", "n"),
     **dict.fromkeys(_EXPERTS, ("tokens", "width")),
     "decode_attention": ("batch", "length"),
     "prefill_attention": ("tokens", "keys"),
@@ -49,6 +51,7 @@ COLUMNS = {
 SHAPES = {
     "gemm": ("n", "k"),
     "gemm_fp8": ("n", "k"),
+    "gemm_nvfp4": ("n", "k"),
     **dict.fromkeys(_EXPERTS, ("held", "hidden_size", "width")),
     "decode_attention": ("heads", "kv_heads", "head_dim"),
     "prefill_attention": ("heads", "kv_heads", "head_dim"),

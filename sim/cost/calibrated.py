@@ -41,9 +41,16 @@ MIXED_SOURCE = "default of cards without such calls: geometric mean of the media
 #: (``seqlenq_ngroups_swapped`` of ``mha_varlen_fwd`` in FlashAttention's ``flash_api.cpp``).
 UNGROUPED_SOURCE = "one query head a KV head: the kernel of decodes and of mixed steps is the same, by its source"
 #: Largest message, by number of GPUs, for which the all-reduce also normalises: vLLM's ``FI_ALLREDUCE_FUSION_MAX_SIZE_MB`` for
-#: compute capability 9.0, the one of these architectures.
-_FUSED_BYTES = {2: 64 << 20, 4: 2 << 20, 8: 1 << 19}
-_FUSING = ("h100", "h200")
+#: compute capability 9.0, 10.0 and 10.3.
+_HOPPER_BYTES = {2: 64 << 20, 4: 2 << 20, 8: 1 << 19}
+_FUSED_BYTES = {
+    "h100": _HOPPER_BYTES,
+    "h200": _HOPPER_BYTES,
+    "b200": {2: 64 << 20, 4: 32 << 20, 8: 1 << 20},
+    "b300": {2: 64 << 20, 4: 64 << 20, 8: 4 << 20},
+}
+#: Tables have all-reduces of up to as many GPUs.
+_MOST_RANKS = 8
 #: Resolution of such factors.
 _FACTOR_PARTS = 1_000_000
 
@@ -131,11 +138,14 @@ def mixed_model(calibration: Calibration, group: int) -> OpModel:
     return OpModel(Coefficients(each_us=MIXED_FACTOR), source=MIXED_SOURCE)
 
 
+_OF_GEMMS: dict[str | None, OpName] = {"fp8": "gemm_fp8", "nvfp4": "gemm_nvfp4"}
+
+
 def gemm_model(calibration: Calibration, gpu: GpuSpec, quantization: str | None) -> OpModel:
     """The model of GEMMs with weights in a number format.
 
-    Formats in which the GPU multiplies faster than in 16 bits have the calibration's own model (``gemm_fp8``), or the one
-    of 16 bits with flops as the data sheet has them. Other formats are unpacked to 16 bits.
+    Formats in which the GPU multiplies faster than in 16 bits have the calibration's own model (``gemm_fp8``, ``gemm_nvfp4``),
+    or the one of 16 bits with flops as the data sheet has them. Other formats are unpacked to 16 bits.
 
     Args:
         quantization: None is 16 bits.
@@ -143,16 +153,16 @@ def gemm_model(calibration: Calibration, gpu: GpuSpec, quantization: str | None)
     sixteen = calibration.ops["gemm"]
     if quantization is None or (faster := shares.speedup(gpu, quantization)) == 1:
         return sixteen
-    if quantization == "fp8" and "gemm_fp8" in calibration.ops:
-        return calibration.ops["gemm_fp8"]
+    if (own := _OF_GEMMS.get(quantization)) in calibration.ops:
+        return calibration.ops[own]
     found, rate = sixteen.coefficients, sixteen.coefficients.flops_per_s
     scaled = found if rate is None else replace(found, flops_per_s=rate * faster)
-    return OpModel(scaled, sixteen.residuals, shares.eight_bit_source(faster))
+    return OpModel(scaled, sixteen.residuals, shares.speedup_source(faster))
 
 
 #: The operations of experts by number format of the weights.
 _OF_EXPERTS: dict[str | None, OpName] = {
-    None: "moe", "fp8": "moe_fp8", "mxfp4": "moe_mxfp4", "awq": "moe_int4", "gptq": "moe_int4",
+    None: "moe", "fp8": "moe_fp8", "nvfp4": "moe_nvfp4", "mxfp4": "moe_mxfp4", "awq": "moe_int4", "gptq": "moe_int4",
 }  # fmt: skip
 
 
@@ -260,7 +270,7 @@ class CalibratedCost:
         """Ticks of all layers over the tokens; None without tensor parallelism, or if the calibration has no all-reduces of so
         many GPUs."""
         reduce, ranks = calibration.ops.get("all_reduce"), self.tensor_parallel
-        if reduce is None or ranks == 1 or ranks > max(_FUSED_BYTES):
+        if reduce is None or ranks == 1 or ranks > _MOST_RANKS:
             return None
         # One after every attention and every MLP.
         calls, width = self.model.num_mixers + self.model.num_mlps, self.model.hidden_size * operations.ELEMENT_BYTES
@@ -294,10 +304,11 @@ class CalibratedCost:
         """Norms, rotary positions and activations of one layer; the two norms are part of an all-reduce where vLLM fuses them."""
         hidden_size, coefficients = self.model.hidden_size, self.calibration.ops["elementwise"].coefficients
         plain = self._us("elementwise", operations.elementwise(tokens, hidden_size, width))
-        if self._reduced is None or self.calibration.kind != "profile" or self.gpu.architecture not in _FUSING:
+        limits = _FUSED_BYTES.get(self.gpu.architecture)
+        if self._reduced is None or self.calibration.kind != "profile" or limits is None:
             return plain
         rest = self._us("elementwise", operations.elementwise(tokens, hidden_size, width, norms=False))
-        limit = _FUSED_BYTES.get(self.tensor_parallel, 0)
+        limit = limits.get(self.tensor_parallel, 0)
         # Two of its four kernels are left.
         fused = rest - coefficients.t0_us / 2
         return np.where(tokens * hidden_size * operations.ELEMENT_BYTES <= limit, fused, plain)

@@ -25,6 +25,8 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 ELEMENT_BYTES = 2
+#: Of an element with its part of the scale of 16 elements.
+NVFP4_BYTES = 4.5 / 8
 
 Amount = int | float | np.ndarray
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -57,6 +59,11 @@ def gemm(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> Work:
 def gemm_fp8(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> Work:
     """``gemm`` of fp8 weights and activations; quantising the activations, which come in 16 bits, is part of the call."""
     return gemm(m, n, k, n * k if weight_bytes is None else weight_bytes)
+
+
+def gemm_nvfp4(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> Work:
+    """``gemm`` of nvfp4 weights and activations; quantising the activations is part of the call."""
+    return gemm(m, n, k, n * k * NVFP4_BYTES if weight_bytes is None else weight_bytes)
 
 
 def moe(
@@ -104,6 +111,13 @@ def moe_mxfp4(
 ) -> Work:
     """``moe`` of mxfp4 weights, unpacked to 16 bits."""
     return moe(tokens, used, count, held, hidden_size, width, 4.25 / 8, matrices)
+
+
+def moe_nvfp4(
+    tokens: Amount, used: int, count: int, held: int, hidden_size: int, width: int, matrices: int = 3
+) -> Work:
+    """``moe`` of nvfp4 weights and activations; quantising the activations is part of the call."""
+    return moe(tokens, used, count, held, hidden_size, width, NVFP4_BYTES, matrices)
 
 
 def moe_int4(tokens: Amount, used: int, count: int, held: int, hidden_size: int, width: int, matrices: int = 3) -> Work:
@@ -269,8 +283,10 @@ def step(rows: Amount) -> Work:
 OpName = Literal[
     "gemm",
     "gemm_fp8",
+    "gemm_nvfp4",
     "moe",
     "moe_fp8",
+    "moe_nvfp4",
     "moe_mxfp4",
     "moe_int4",
     "decode_attention",
@@ -293,8 +309,10 @@ OpName = Literal[
 OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "gemm": gemm,
     "gemm_fp8": gemm_fp8,
+    "gemm_nvfp4": gemm_nvfp4,
     "moe": moe,
     "moe_fp8": moe_fp8,
+    "moe_nvfp4": moe_nvfp4,
     "moe_mxfp4": moe_mxfp4,
     "moe_int4": moe_int4,
     "decode_attention": decode_attention,
@@ -316,8 +334,8 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
 #: What ``fragmeter calibrate`` does not measure: only profiles that are fitted to tables have it.
 FROM_TABLES: frozenset[OpName] = frozenset(
     (
-        "gemm_fp8", "moe", "moe_fp8", "moe_mxfp4", "moe_int4", "mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8",
-        "all_reduce",
+        "gemm_fp8", "gemm_nvfp4", "moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_int4",
+        "mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8", "all_reduce",
     )
 )  # fmt: skip
 #: What a calibration may lack: its place is then taken by others, with a stated factor.
@@ -334,7 +352,8 @@ def smallest_call(operation: OpName) -> Work:
 AXES = {
     "gemm": ("m", "n", "k"),
     "gemm_fp8": ("m", "n", "k"),
-    **dict.fromkeys(("moe", "moe_fp8", "moe_mxfp4", "moe_int4"), ("rows", "reached", "width", "hidden")),
+    "gemm_nvfp4": ("m", "n", "k"),
+    **dict.fromkeys(("moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_int4"), ("rows", "reached", "width", "hidden")),
     "decode_attention": ("lanes", "length", "group", "block_size"),
     "prefill_attention": ("rows", "keys", "head_dim", "prefix"),
     "mixed_attention": ("lanes", "length", "rows", "span"),

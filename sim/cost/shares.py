@@ -80,6 +80,11 @@ SHARES = PUBLISHED_SHARES | {
     # Reached by the layers that their profiles are fitted to (gpu/calibrate/fit_layers.py prints them).
     "rtx-4090": Shares(0.872, 0.96, 0.88, 0.481, 0.724),
     "rtx-pro-6000": Shares(0.785, 0.729, 0.756, 0.279, 0.46),
+    # Reached by the kernels that their profiles are fitted to (``fit_profiles`` prints them); means of b200 and gb200, and of
+    # b300 and gb300.
+    "l40s": Shares(0.772, 0.611, 0.78, 0.313, 0.49),
+    "b200": Shares(0.742, 0.66, 0.821, 0.128, 0.355),
+    "b300": Shares(0.731, 0.734, 0.804, 0.151, 0.44),
 }
 
 
@@ -90,24 +95,29 @@ ASSUMED_SHARES = Shares(*(median(getattr(known, field.name) for known in SHARES.
 #: Share of the 8-bit flops over the share of the 16-bit flops that GEMMs reach, fp8 with activations quantised in the call:
 #: medians over 7,905 GEMMs of 1,024 tokens or more with n and k from 1,024 in aiconfigurator-core's tables (``fit_profiles``
 #: prints them). That of rtx-4090 is the L40S's, of the same generation. Other architectures have the median.
-EIGHT_BIT_SHARES = {"h100": 0.532, "h200": 0.573, "rtx-4090": 0.685, "rtx-pro-6000": 0.84}
+EIGHT_BIT_SHARES = {
+    "h100": 0.532, "h200": 0.573, "rtx-4090": 0.685, "l40s": 0.685, "rtx-pro-6000": 0.84, "b200": 0.513, "b300": 0.493,
+}  # fmt: skip
+#: The same of nvfp4.
+FOUR_BIT_SHARES = {"rtx-pro-6000": 0.694, "b200": 0.47, "b300": 0.303}
 
 
 def speedup(gpu: GpuSpec, quantization: str) -> float:
     """Flops of GEMMs with quantised weights over those in 16 bits.
 
-    1 for formats of the weights alone, which kernels unpack to 16 bits: awq, gptq and mxfp4, and fp8 and int8 on GPUs
-    without such units (vLLM's Marlin kernels).
+    1 for formats of the weights alone, which kernels unpack to 16 bits: awq, gptq and mxfp4, and fp8, int8 and nvfp4 on
+    GPUs without such units (vLLM's Marlin kernels).
     """
-    rate = gpu.eight_bit_flops_per_s(quantization)
+    rate = gpu.quantized_flops_per_s(quantization)
     if rate is None:
         return 1.0
-    share = EIGHT_BIT_SHARES.get(gpu.architecture, median(EIGHT_BIT_SHARES.values()))
+    known = FOUR_BIT_SHARES if quantization == "nvfp4" else EIGHT_BIT_SHARES
+    share = known.get(gpu.architecture, median(known.values()))
     return max(1.0, share * rate / gpu.fp16_flops_per_s)
 
 
-def eight_bit_source(faster: float) -> str:
-    """Source of the flops of 8-bit GEMMs that no table has."""
+def speedup_source(faster: float) -> str:
+    """Source of the flops of GEMMs with quantised weights that no table has."""
     return f"that of 16 bits with {faster:.3f} times the flops: data sheet, and shares of tables of other cards; not measured"
 
 

@@ -73,7 +73,7 @@ class Settings:
     pipeline_parallel_size: Count = 1
     data_parallel_size: Count = 1
     enable_expert_parallel: bool = False
-    quantization: Literal["awq", "gptq", "int8", "fp8"] | None = None
+    quantization: Literal["awq", "gptq", "int8", "fp8", "nvfp4"] | None = None
     kv_cache_dtype: Literal["auto", "fp16", "bf16", "fp8", "int8", "int4"] = "auto"
     enforce_eager: bool | None = None
     block_size: BlockSize | None = None

@@ -160,10 +160,19 @@ def _span(kind: object, name: str, window: int | None, chunk: int | None) -> Spa
     raise SettingError("layer_types", kind, remedy)
 
 
+_BY_ALGORITHM = {
+    ("modelopt", "FP8"): "fp8",
+    ("modelopt", "NVFP4"): "nvfp4",
+    ("compressed-tensors", "float-quantized"): "fp8",
+    ("compressed-tensors", "int-quantized"): "int8",
+    ("compressed-tensors", "nvfp4-pack-quantized"): "nvfp4",
+}
+
+
 def quantization(config: Config, name: str) -> str | None:
     """Number format of the checkpoint's matrices; None if it is 16 bit.
 
-    Raises SettingError for formats other than awq and gptq (4 bits, groups of 128), fp8 and mxfp4.
+    Raises SettingError for formats other than awq and gptq (4 bits, groups of 128), fp8, int8, mxfp4 and nvfp4.
     """
     given = config.get("quantization_config")
     if given is None:
@@ -172,7 +181,10 @@ def quantization(config: Config, name: str) -> str | None:
     method = keys.get("quant_method")
     if method in ("fp8", "mxfp4"):
         return method
+    # ModelOpt and llm-compressor write one method for several formats.
+    if found := _BY_ALGORITHM.get((method, keys.get("quant_algo") or keys.get("format"))):
+        return found
     if method in ("awq", "gptq") and (keys.get("bits"), keys.get("group_size")) == (4, 128):
         return method
-    known = "one of awq and gptq with 4 bits in groups of 128, fp8, mxfp4, or null for 16 bit"
+    known = "one of awq and gptq with 4 bits in groups of 128, fp8, int8, mxfp4, nvfp4, or null for 16 bit"
     raise SettingError("quantization_config", given, f"is not understood in {name}; {known}")

@@ -1,7 +1,7 @@
 """GPUs by the figures of their data sheets, not measured: presets, and GPUs that a user describes in a JSON file.
 
     {"name": "my-gpu", "memory_bytes": 25250627584, "memory_gb_per_s": 1008, "fp16_tflops": 165.2, "fp8_tflops": 330.3,
-     "int8_tops": 660.6, "pcie_gb_per_s": 32, "nvlink_gb_per_s": null, "architecture": null, "profile": null,
+     "int8_tops": 660.6, "fp4_tflops": null, "pcie_gb_per_s": 32, "nvlink_gb_per_s": null, "architecture": null, "profile": null,
      "source": "data sheet of ..."}
 
 The presets (``data/gpus.json``) are a list of such objects.
@@ -43,7 +43,8 @@ class GpuSpec:
         pcie_bytes_per_s, nvlink_bytes_per_s: Bandwidth to the host and to other GPUs, in one direction. GPUs without
             NVLink reach others over PCIe.
         source: Source of the figures.
-        fp8_flops_per_s, int8_flops_per_s: Dense tensor-core throughput in these formats; None if the GPU has none.
+        fp8_flops_per_s, int8_flops_per_s, fp4_flops_per_s: Dense tensor-core throughput in these formats; None if the GPU
+            has none.
         path: File that describes it; None for a preset.
         profile: Path of a file with its operations, as ``fragmeter calibrate`` writes it; None for the profile of the
             package, if it has one.
@@ -59,12 +60,14 @@ class GpuSpec:
     source: str
     fp8_flops_per_s: int | None = None
     int8_flops_per_s: int | None = None
+    fp4_flops_per_s: int | None = None
     path: str | None = None
     profile: str | None = None
 
-    def eight_bit_flops_per_s(self, quantization: str) -> int | None:
-        """Dense throughput in a number format of 8 bits; None if kernels of this format multiply in 16 bits."""
-        return {"fp8": self.fp8_flops_per_s, "int8": self.int8_flops_per_s}.get(quantization)
+    def quantized_flops_per_s(self, quantization: str) -> int | None:
+        """Dense throughput with weights in a number format; None if kernels of this format multiply in 16 bits."""
+        rates = {"fp8": self.fp8_flops_per_s, "int8": self.int8_flops_per_s, "nvfp4": self.fp4_flops_per_s}
+        return rates.get(quantization)
 
     @property
     def setting(self) -> str:
@@ -82,6 +85,7 @@ class _Sheet:
     fp16_tflops: Tflops
     fp8_tflops: Tflops | None = None
     int8_tops: Tflops | None = None
+    fp4_tflops: Tflops | None = None
     pcie_gb_per_s: Bandwidth
     nvlink_gb_per_s: Bandwidth | None = None
     architecture: str | None = None
@@ -103,6 +107,7 @@ class _Sheet:
             source=self.source,
             fp8_flops_per_s=None if self.fp8_tflops is None else round(self.fp8_tflops * TFLOPS),
             int8_flops_per_s=None if self.int8_tops is None else round(self.int8_tops * TFLOPS),
+            fp4_flops_per_s=None if self.fp4_tflops is None else round(self.fp4_tflops * TFLOPS),
             path=path,
             profile=None if self.profile is None else join(folder, self.profile),
         )

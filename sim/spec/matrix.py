@@ -2,8 +2,8 @@
 
 A quantised matrix has values of 4 or 8 bits, and scales: one for each group of inputs and each output
 (awq and gptq: groups of 128, and the same number of zero points of 4 bits; mxfp4: groups of 32 with an
-exponent of 8 bits), or one of 32 bits for each output (int8, fp8). Sources: the parameters that vLLM's
-``awq.py``, ``gptq.py``, ``fp8.py`` and ``mxfp4.py`` create; OCP Microscaling Formats 1.0. Not counted: the
+exponent of 8 bits; nvfp4: groups of 16 with a scale of 8 bits), or one of 32 bits for each output (int8, fp8). Sources: the parameters that vLLM's
+``awq.py``, ``gptq.py``, ``fp8.py``, ``mxfp4.py`` and ``modelopt.py`` create; OCP Microscaling Formats 1.0. Not counted: the
 order of inputs that gptq keeps for ``desc_act``, and the scales of 128 x 128 tiles of DeepSeek's fp8. Each
 is below a thousandth of the weights.
 """
@@ -91,6 +91,7 @@ QUANTIZATIONS = {
     "int8": Quantization(bits=8, group=0, scale_bits=32),
     "fp8": Quantization(bits=8, group=0, scale_bits=32),
     "mxfp4": Quantization(bits=4, group=32, scale_bits=8, experts_only=True),
+    "nvfp4": Quantization(bits=4, group=16, scale_bits=8),
 }
 
 

@@ -49,6 +49,7 @@ _QUANTIZED = (
     (re.compile(r"-quantized\.w4a16$"), "gptq"),
     (re.compile(r"-quantized\.w8a8$"), "int8"),
     (re.compile(r"-fp8(-dynamic|-kv)?$"), "fp8"),
+    (re.compile(r"-(nv)?fp4$"), "nvfp4"),
 )
 _TUNED = re.compile(r"-(instruct|chat|hf|it|base)(?=-|$)")
 _TIMEOUT_S = 10

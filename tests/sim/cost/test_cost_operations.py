@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrations import LONGER, OPS, document
+from fragmeter.gpu.calibrate.fit_profiles import ADDED, SYSTEMS
 from fragmeter.sim.cost.calibration import Calibration, profile, profile_names, read
 from fragmeter.sim.cost.operations import FROM_TABLES, OPERATIONS, Coefficients, OpModel, Residuals, Work
-from fragmeter.sim.spec import gpu_names, model
+from fragmeter.sim.spec import gpu, gpu_names, model
 from fragmeter.sim.types.errors import SettingError, UserError
 
 amounts = st.floats(0, 1e18)
@@ -119,7 +120,10 @@ BAD = {
     "version": ({"schema_version": 2}, "made-up.json: schema_version = 2: this version reads 1; write it anew, or"),
     "kind": ({"kind": "guess"}, "made-up.json: kind = 'guess': must be 'calibration' or 'profile'"),
     "no source": ({"source": None}, "made-up.json: source = None: must be text"),
-    "operation": ({"ops": {"gem": {}}}, "made-up.json: ops.gem = 'gem': must be 'gemm', 'gemm_fp8', 'moe', 'moe_"),
+    "operation": (
+        {"ops": {"gem": {}}},
+        "made-up.json: ops.gem = 'gem': must be 'gemm', 'gemm_fp8', 'gemm_nvfp4', 'moe', 'moe_",
+    ),
     "rate": (
         document(gemm={"coefficients": {"flops_per_s": -1}}),
         "ops.gemm.coefficients.flops_per_s = -1: must be above 0",
@@ -214,29 +218,32 @@ class TestProfiles:
                     assert errors["median_error"] <= 0.08 and abs(errors["bias"]) <= 0.05
             return
         assert "aiconfigurator" in found.source
-        hopper = not name.startswith("a100")
-        fitted = ["gemm", "decode_attention", "prefill_attention"] + ["gemm_fp8"] * hopper
-        tabulated = {*fitted, "moe", "all_reduce", *(FROM_TABLES if hopper else ())}
+        has_fp8, has_fp4 = not name.startswith("a100"), gpu(name).fp4_flops_per_s is not None
+        fitted = ["gemm", "decode_attention", "prefill_attention"] + ["gemm_fp8"] * has_fp8 + ["gemm_nvfp4"] * has_fp4
+        of_formats = FROM_TABLES - (set() if has_fp4 else {"gemm_nvfp4", "moe_nvfp4"})
+        tabulated = {*fitted, "moe", "all_reduce", *(of_formats if has_fp8 else ())}
         assert set(found.ops) == set(OPERATIONS) - {"mixed_attention", *FROM_TABLES} | tabulated
-        assert found.ops["all_reduce"].fit["held_out"]["message"]["median_error"] <= 0.05
-        for operation in LATENT if hopper else ():
+        # The axes of the tables were chosen on A100, H100 and H200.
+        chosen = name.startswith(("a100", "h"))
+        assert found.ops["all_reduce"].fit["held_out"]["message"]["median_error"] <= (0.05 if chosen else 0.1)
+        median, p90, bias = (0.03, 0.09, 0.01) if chosen else (0.07, 0.3, 0.02)
+        for operation in LATENT if has_fp8 else ():
             for errors in found.ops[operation].fit["held_out"].values():
                 assert errors["points"] > 400
-                assert errors["median_error"] <= 0.03 and errors["p90"] <= 0.09 and abs(errors["bias"]) <= 0.01
+                assert errors["median_error"] <= median and errors["p90"] <= p90 and abs(errors["bias"]) <= bias
         for operation in fitted:
             fit = found.ops[operation].fit
-            assert fit["points"] > 3000 and "parquet" in fit["table"]
+            assert fit["points"] > (3000 if chosen else 1500) and "parquet" in fit["table"]
             for errors in fit["held_out"].values():
-                assert errors["points"] > 1000
+                assert errors["points"] > (1000 if chosen else 600)
                 assert errors["median_error"] <= 0.10 and abs(errors["bias"]) <= 0.05
-            assert fit["held_out_shapes"]["interpolated"]["median_error"] <= (
-                0.07 if operation == "gemm_fp8" else 0.055
-            )
-            assert fit["held_out_shapes"]["extrapolated"]["median_error"] <= 0.10
+            within = 0.07 if operation == "gemm_fp8" or not chosen else 0.055
+            assert fit["held_out_shapes"]["interpolated"]["median_error"] <= within
+            assert fit["held_out_shapes"]["extrapolated"]["median_error"] <= (0.10 if chosen else 0.17)
         for operation in set(found.ops) - tabulated:
             assert "not measured" in found.ops[operation].source
 
-    @pytest.mark.parametrize("name", ["a100-80gb", "h100-80gb", "h200", "rtx-pro-6000"])
+    @pytest.mark.parametrize("name", [*SYSTEMS, *ADDED])
     def test_has_a_model_for_each_shape_of_experts_in_its_tables(self, name):
         for operation in set(profile(name).ops).intersection(EXPERTS):
             found = profile(name).ops[operation]

@@ -60,7 +60,12 @@ def test_flops_by_number_format(path):
     """Formats that a file leaves out are multiplied in 16 bits."""
     card = gpu(written(path, fp8_tflops=330.3))
     assert (card.fp8_flops_per_s, card.int8_flops_per_s) == (330_300_000_000_000, None)
-    assert speedup(card, "fp8") > 1 and {speedup(card, form) for form in ("int8", "awq", "mxfp4")} == {1}
+    assert speedup(card, "fp8") > 1 and {speedup(card, form) for form in ("int8", "awq", "mxfp4", "nvfp4")} == {1}
+
+
+def test_fp4_is_faster_where_the_card_has_it(path):
+    blackwell = gpu(written(path, fp8_tflops=419, fp4_tflops=1676))
+    assert 1 < speedup(blackwell, "fp8") < speedup(blackwell, "nvfp4") < 1676 / 165.2
 
 
 def test_links_default_to_pcie(path):
@@ -70,8 +75,8 @@ def test_links_default_to_pcie(path):
 
 def test_an_unknown_architecture_has_the_median_shares():
     assert shares_of("unknown") == ASSUMED_SHARES and origin("unknown").endswith("assumed")
-    flops = sorted(known.gemm_flops for known in SHARES.values())
-    assert flops[len(flops) // 2] == ASSUMED_SHARES.gemm_flops
+    below = [known.gemm_flops < ASSUMED_SHARES.gemm_flops for known in SHARES.values()]
+    assert abs(below.count(True) - below.count(False)) <= 1
 
 
 def test_the_profile_of_a_file_is_its_default_cost(path):
@@ -144,5 +149,6 @@ def test_every_preset_serves_a_model_and_says_what_its_times_rest_on(name):
     has_profile = (PROFILES / f"{name}.json").is_file()
     assert evidence(chosen).basis == ("kernel tables" if has_profile else "a data sheet")
     assert "data sheet" in gpu(name).source
-    if has_profile:
+    # A GB300 is not for rent by itself: a plan for it needs a price.
+    if has_profile and name != "gb300":
         assert prices(None).of(name) > 0

@@ -53,6 +53,8 @@ def test_there_are_presets_for_what_is_served():
     [
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b", None),
         ("Qwen/Qwen2.5-72B-Instruct-AWQ", "qwen2.5-72b", "awq"),
+        ("nvidia/Llama-3.1-8B-Instruct-FP4", "llama-3.1-8b", "nvfp4"),
+        ("nvidia/Qwen3-32B-NVFP4", "qwen3-32b", "nvfp4"),
         ("Qwen/Qwen3-235B-A22B-FP8", "qwen3-235b-a22b", "fp8"),
         ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b", None),
         ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", "llama-4-maverick", None),

@@ -141,7 +141,7 @@ def test_a_swap_space_of_too_many_blocks_is_refused():
     [
         (
             lambda: gpu("v100"),
-            "gpu = 'v100': one of a100-40gb, a100-80gb, h100-80gb, h100-pcie, h200, a10, l4, v100-16gb, v100-32gb, rtx-3090, "
+            "gpu = 'v100': one of a100-40gb, a100-80gb, h100-80gb, h100-pcie, h200, b200, b300, gb200, gb300, a10, l4, l40s, v100-16gb, v100-32gb, rtx-3090, "
             "rtx-4090, rtx-5090, rtx-pro-6000, mi300x, mi355x, or a JSON file of a GPU",
         ),
         (
@@ -179,7 +179,7 @@ def test_kv_heads_that_do_not_divide_are_refused(config):
 
 
 def test_presets_are_marked_as_data_sheets():
-    assert len(gpu_names()) == 15
+    assert len(gpu_names()) == 20
     assert all("data sheet, not measured" in gpu(name).source for name in gpu_names())
     assert gpu("a100-40gb").memory_bytes == 42_298_834_944
     assert [model(name).max_model_len for name in model_names()][:4] == [2048] * 4
@@ -209,6 +209,20 @@ def test_gpt2_has_its_published_size(tmp_path):
     path.write_text(json.dumps({"model_type": "gpt2"} | shape))
     assert model(path).num_params == 124_439_808
     assert model(path).max_model_len == 1024
+
+
+@pytest.mark.parametrize(
+    ("given", "form"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4"),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "fp8"),
+        ({"quant_method": "compressed-tensors", "format": "int-quantized"}, "int8"),
+    ],
+)
+def test_formats_that_one_method_has_several_of(config, given, form):
+    assert model(config(quantization_config=given)).quantization == form
 
 
 @pytest.mark.parametrize(
@@ -268,7 +282,7 @@ def test_gpt2_has_its_published_size(tmp_path):
         (
             {"quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": 128}},
             "quantization_config = {'quant_method': 'gptq', 'bits': 8, 'group_size': 128}: is not understood in tiny; "
-            "one of awq and gptq with 4 bits in groups of 128, fp8, mxfp4, or null for 16 bit",
+            "one of awq and gptq with 4 bits in groups of 128, fp8, int8, mxfp4, nvfp4, or null for 16 bit",
         ),
         (
             {"model_type": "rwkv"},

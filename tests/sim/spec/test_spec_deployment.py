@@ -35,7 +35,7 @@ def test_narrow_kv_gives_more_blocks_of_the_same_bytes(dtype, shrinks):
     assert host_blocks(model("opt-13b"), deployment=deployment) == 20 * GIB // (13_107_200 // shrinks)
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq", "int8", "fp8"])
+@pytest.mark.parametrize("name", ["awq", "gptq", "int8", "fp8", "nvfp4"])
 def test_quantised_weights_leave_their_bytes_to_the_pool(name):
     spec, card = model("opt-13b"), gpu("a100-40gb")
     saved = spec.weight_bytes() - stage_bytes(spec, quantization=name)[0]

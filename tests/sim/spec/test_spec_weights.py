@@ -152,6 +152,9 @@ class TestQuantised:
         assert stage_bytes(spec) == [2 * 2 * self.ELEMENTS + self.SIXTEEN_BIT] == [spec.weight_bytes()]
         for name, layer in (("awq", four_bits), ("gptq", four_bits), ("int8", eight_bits), ("fp8", eight_bits)):
             assert stage_bytes(spec, quantization=name) == [2 * layer + self.SIXTEEN_BIT]
+        # A byte of scale for 16 elements.
+        blackwell = self.ELEMENTS // 2 + self.ELEMENTS // 16
+        assert stage_bytes(spec, quantization="nvfp4") == [2 * blackwell + self.SIXTEEN_BIT]
 
     def test_on_two_ranks(self, spec_of):
         """Outputs are halved but for O and down, which have halved inputs; every rank has all vectors."""
