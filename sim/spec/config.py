@@ -160,7 +160,7 @@ def _span(kind: object, name: str, window: int | None, chunk: int | None) -> Spa
     raise SettingError("layer_types", kind, remedy)
 
 
-_BY_ALGORITHM = {
+_BY_ALGORITHM: dict[tuple[object, object], str] = {
     ("modelopt", "FP8"): "fp8",
     ("modelopt", "NVFP4"): "nvfp4",
     ("compressed-tensors", "float-quantized"): "fp8",
