@@ -14,7 +14,7 @@ Workers store documents themselves. If this process dies, only unfinished figure
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 
 from ...reports.page.page import Section, write_page
@@ -28,9 +28,10 @@ from ..runs.output import Count, Report, no_bars
 from ..runs.parallel import Workers, as_they_finish, at_most
 from .figures import FIGURES, Figure
 from .prefix_cache import FIGURE as PREFIX_CACHE
+from .scorecard import first_section, name_of, paper_order
 from .sections import joined, stories
 from .servers import FIGURE as SERVERS
-from .text import SUMMARY_NOTE, print_summary, summary_lines, summary_rows
+from .text import print_summary, summary_rows
 
 Document = tuple[str, Payload]
 
@@ -148,24 +149,23 @@ def _seconds(group: list[Rerun]) -> int:
 PAGE = "reproduction.html"
 TITLE = "The PagedAttention paper, rerun"
 _LEAD = (
-    "Every figure of Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention,"
-    " SOSP 2023, that a simulation can rerun: published beside simulated. No GPU was used; requests are served by"
-    " simulated schedulers, and every slot of the KV pool is accounted for in every iteration."
+    "Every figure of Kwon et al., SOSP 2023, that a simulation can rerun, published beside simulated; no GPU was used."
 )
-_SUMMARY = "Accuracy against the paper"
+#: Seconds after which a page that is not finished loads itself again.
+_REFRESH_S = 15
 
 
 class Page:
-    """The page of finished figures, section by section.
+    """The page: a scorecard, then each figure as it is finished, in the paper's order.
 
     Args:
-        names: The figures in the order of the page.
+        names: The wanted figures.
         with_stories: Whether the page ends with the textbook stories.
     """
 
     def __init__(self, names: Sequence[str], with_stories: bool) -> None:
         self._last = [stories()] if with_stories else []
-        self._names = names
+        self._names = sorted(names, key=paper_order)
         self._done: dict[str, tuple[Payload, list[Section]]] = {}
 
     def __bool__(self) -> bool:
@@ -174,15 +174,26 @@ class Page:
 
     def add(self, name: str, document: Payload, sections: Iterable[Section]) -> None:
         """Add a figure's document and its sections."""
-        self._done[name] = document, list(sections)
+        self._done[name] = document, _with_keys(name, sections)
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Write the sections so far; the file appears whole or not at all."""
-        done = [self._done[name] for name in self._names if name in self._done]
-        rows = summary_lines(summary_rows(document for document, _ in done))
-        summary = [Section(_SUMMARY, SUMMARY_NOTE, rows=rows)] if rows else []
-        shown = joined(section for _, sections in done for section in sections)
-        write_page(path, TITLE, _LEAD, [*summary, *shown, *self._last])
+        """Write the finished sections, and a place for each of the others; the file appears whole or not at all."""
+        done = [name for name in self._names if name in self._done]
+        documents = {name: self._done[name][0] for name in done}
+        first = first_section(documents, {name: self._done[name][1][0].title for name in done})
+        shown = joined(section for name in self._names for section in self._sections(name))
+        refresh_s = None if len(done) == len(self._names) else _REFRESH_S
+        write_page(path, TITLE, _LEAD, [*first, *shown, *self._last], refresh_s)
+
+    def _sections(self, name: str) -> list[Section]:
+        if name in self._done:
+            return self._done[name][1]
+        return [Section(name_of(name), "Not finished yet. This page loads itself again.", key=name)]
+
+
+def _with_keys(name: str, sections: Iterable[Section]) -> list[Section]:
+    """Sections with anchors that do not change with their place: the figure's name, then with a number."""
+    return [replace(section, key=f"{name}-{at}" if at > 1 else name) for at, section in enumerate(sections, start=1)]
 
 
 ALL = "all"
@@ -241,6 +252,9 @@ def _all(_: str, benches: Benches, report: Report, folder: OutputFolder | None, 
     names = [name for name, figure in FIGURES.items() if figure.in_all]
     done = Done(names, report)
     page, count = Page(names, with_stories=True), Count("figures", len(names))
+    if folder is not None:
+        folder.make()
+        page.write(folder.path / PAGE)
     with count.shown():
         for name, document in documents(names, benches, Kept(folder), jobs):
             done.add(name, document)

@@ -16,9 +16,11 @@ from ..paper.bench import Bench, Case
 from ..paper.comparison import Payload
 from ..paper.figures.waste import NAMES
 from ..paper.paper import FIG2
+from ..paper.rate_sweep.rate_sweep import TARGET_S
 from ..paper.rows import Row
 from ..paper.stories import all_stories
-from .text import finding_lines, for_reports
+from .scorecard import badge, finding
+from .text import checks, for_reports
 
 _BETWEEN = "\n\n"
 
@@ -27,7 +29,7 @@ def shown(title: str, *pictures: Callable[[Payload], go.Figure]) -> Callable[[Pa
     """One section under this title: the workload, the findings, the pictures, and the basis."""
 
     def show(payload: Payload, _: Bench) -> list[Section]:
-        return [Section(title, paragraphs(payload), [picture(for_reports(payload)) for picture in pictures])]
+        return [replace(compared(title, payload), figures=[picture(for_reports(payload)) for picture in pictures])]
 
     return show
 
@@ -37,7 +39,8 @@ def rates(title: str) -> Callable[[Payload, Bench], list[Section]]:
 
     def show(payload: Payload, bench: Bench) -> list[Section]:
         table = tabled(title)(payload, bench)[0]
-        return [replace(table, figures=[figures.curves(for_reports(payload | {"rows": payload["curves"]}))])]
+        drawn = figures.curves(for_reports(payload | {"rows": payload["curves"]}))
+        return [replace(table, figures=[figures.with_limit(drawn, TARGET_S, f"{TARGET_S:g} s/token")])]
 
     return show
 
@@ -46,7 +49,7 @@ def tabled(title: str) -> Callable[[Payload, Bench], list[Section]]:
     """One section with a table, for values without a common axis."""
 
     def show(payload: Payload, _: Bench) -> list[Section]:
-        return [Section(title, paragraphs(payload), rows=_table(for_reports(payload)["rows"]))]
+        return [replace(compared(title, payload), rows=_table(for_reports(payload)["rows"]))]
 
     return show
 
@@ -56,10 +59,15 @@ def _table(rows: Iterable[Row]) -> list[dict[str, Any]]:
     return [dict(zip(numbers["columns"], line, strict=True)) for line in numbers["rows"]]
 
 
-def paragraphs(payload: Payload) -> str:
-    """All texts of a document."""
-    words = (f"{payload['workload']}.", *finding_lines(payload), *payload["basis"], *payload.get("remarks", ()))
-    return _BETWEEN.join(words)
+def compared(title: str, payload: Payload) -> Section:
+    """The section of a document without its pictures: grade, sentence of its accuracy, and folded checks and texts."""
+    return Section(
+        title,
+        finding=finding(payload),
+        checks=checks(payload),
+        details=_BETWEEN.join((f"{payload['workload']}.", *payload["basis"], *payload.get("remarks", ()))),
+        badge=badge(payload),
+    )
 
 
 def fig2(payload: Payload, bench: Bench) -> list[Section]:
@@ -83,19 +91,10 @@ def fig2(payload: Payload, bench: Bench) -> list[Section]:
 def fig13a(payload: Payload, bench: Bench) -> list[Section]:
     """The bars, and a table of them at other scales of the step time."""
     sensitivity = payload["sensitivity"]
-    text = [
-        paragraphs(payload),
-        f"The table shows the same at other scales of the step time: {sensitivity['workload']}.",
-    ]
-    pictures = [figures.fig13a(for_reports(payload))]
-    return [
-        Section(
-            "Fig 13a: mean batch",
-            _BETWEEN.join(text),
-            pictures,
-            _by_parameter(sensitivity["rows"]),
-        )
-    ]
+    text = f"The table shows the same at other scales of the step time: {sensitivity['workload']}."
+    [section] = shown("Fig 13a: mean batch", figures.fig13a)(payload, bench)
+    rows = _by_parameter(sensitivity["rows"])
+    return [replace(section, finding=_BETWEEN.join((section.finding, text)), rows=rows)]
 
 
 def fig15(payload: Payload, bench: Bench) -> list[Section]:
@@ -113,11 +112,10 @@ def fig15(payload: Payload, bench: Bench) -> list[Section]:
 
 def waste(payload: Payload, bench: Bench) -> list[Section]:
     """Both views of every policy's waste, the change of each value over seeds and step times, and the pool over time."""
-    text = _BETWEEN.join([f"{payload['workload']}.", *finding_lines(payload)])
     pictures = [figures.waste(for_reports(payload)["rows"], view) for view in ("paper", "popular")]
     moving = _table(row for row in payload["rows"] if "step_1pct" in row)
     title = "The waste table: one trace, one pool, every policy"
-    return [Section(title, text, pictures, moving), _ledgers(payload, bench)]
+    return [replace(compared(title, payload), figures=pictures, rows=moving), _ledgers(payload, bench)]
 
 
 def stories() -> Section:

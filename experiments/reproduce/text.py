@@ -19,7 +19,7 @@ SUMMARY_NOTE = (
     "Errors are simulated - published, of predicted values only: in points where the value is itself a percentage, else"
     " in percent of the published value. Values on which a number was fitted are counted apart, as they show no accuracy."
 )
-_POINTS, _PERCENT = "points", "%"
+POINTS, _PERCENT = "points", "%"
 _DECIMALS = 3
 
 
@@ -44,7 +44,12 @@ def for_reports(payload: Payload) -> Payload:
 
 def finding_lines(payload: Payload) -> list[str]:
     """The findings as lines that start with Pass or Fail."""
-    return [f"{'Pass' if passed(found) else 'Fail'}: {found['finding']}" for found in payload.get("findings", ())]
+    return [f"{grade.capitalize()}: {text}" for grade, text in checks(payload)]
+
+
+def checks(payload: Payload) -> list[tuple[str, str]]:
+    """The findings, each with "pass" or "fail"."""
+    return [("pass" if passed(found) else "fail", found["finding"]) for found in payload.get("findings", ())]
 
 
 def summary_rows(documents: Iterable[Payload]) -> list[Row]:
@@ -58,9 +63,8 @@ def summary_rows(documents: Iterable[Payload]) -> list[Row]:
 
 def _summary(document: Payload) -> Iterator[Row]:
     """One row for values in points, and one for other values."""
-    known = [row for row in document["rows"] if row.get("error") is not None and _comparable(row)]
-    for unit in (_POINTS, _PERCENT):
-        rows = [row for row in known if is_percent(row["metric"]) == (unit == _POINTS)]
+    for unit in (POINTS, _PERCENT):
+        rows = _known(document, unit)
         predicted = [row for row in rows if row.get("kind") == "predicted"]
         if predicted:
             findings = document.get("findings", ())
@@ -75,13 +79,31 @@ def _summary(document: Payload) -> Iterator[Row]:
             }
 
 
+def _known(document: Payload, unit: str) -> list[Row]:
+    """The rows of a unit with an error that measures accuracy."""
+    return [
+        row
+        for row in document["rows"]
+        if row.get("error") is not None and _comparable(row) and is_percent(row["metric"]) == (unit == POINTS)
+    ]
+
+
+def predicted_errors(document: Payload, unit: str) -> list[float]:
+    """The errors of all predicted values of a unit."""
+    return [_error(row) for row in _known(document, unit) if row.get("kind") == "predicted"]
+
+
+def _error(row: Row) -> float:
+    return row["error"] if is_percent(row["metric"]) else 100 * row["error"] / row["published"]
+
+
 def _comparable(row: Row) -> bool:
     """Whether an error measures accuracy: values of formulas are excluded, and zeros have no percentage."""
     return row.get("how") != "formula" and (is_percent(row["metric"]) or bool(row["published"]))
 
 
 def _errors(rows: list[Row]) -> Row:
-    errors = [row["error"] if is_percent(row["metric"]) else 100 * row["error"] / row["published"] for row in rows]
+    errors = [_error(row) for row in rows]
     worst = max(range(len(errors)), key=lambda place: abs(errors[place]))
     return {
         "mean_error": round(fmean(map(abs, errors)), _DECIMALS),

@@ -21,7 +21,7 @@ from .serving import batch_over_time, throughput_over_time
 from .story import story
 from .timeline import request_timeline
 from .trace import arrivals, lengths
-from .values import bars, curves
+from .values import bars, curves, with_limit
 from .waste import waste, waste_cost
 
 __all__ = [
@@ -52,4 +52,5 @@ __all__ = [
     "tornado",
     "waste",
     "waste_cost",
+    "with_limit",
 ]

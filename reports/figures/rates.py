@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
 from ...sim.output import frames as pd
 from ..data.pareto_front import rings, unbeaten
 from ..style.labels import Numbers
-from ..style.look import blank
+from ..style.look import blank, log_axis
 from ..style.palette import MUTED, PAPER, colour, dash, symbol
 
 #: Ratio of the largest to the smallest value above which an axis is logarithmic.
@@ -30,16 +31,25 @@ def against_rate(points: pd.DataFrame, metric: str, title: str, unit: str) -> go
     figure = blank(title, subtitle, 400, _numbers(spread, unit))
     if unit == "requests/s":
         figure.add_trace(_request_rate_line(points["request_rate"].max()))
-    for place, name in enumerate(dict.fromkeys(points["series"])):
-        figure.add_trace(_line(place, name, spread.loc[name].sort_index(), unit))
+    for place, names in enumerate(_equal(spread)):
+        figure.add_trace(_line(place, " = ".join(names), spread.loc[names[0]].sort_index(), unit))
     values = spread[["min", "max"]]
     # Beside the requested rate, a rate is drawn from 0.
     log = unit != "requests/s" and values["min"].min() > 0 and values["max"].max() / values["min"].min() > _LOG_FROM
     figure.update_layout(hovermode="closest", legend_traceorder="normal")
     figure.update_xaxes(title_text="request rate (requests/s)", rangemode="tozero")
-    kind = {"type": "log", "dtick": 1} if log else {"rangemode": "tozero"}
+    kind = log_axis(values["min"].min(), values["max"].max()) if log else {"rangemode": "tozero"}
     figure.update_yaxes(title_text=unit, tickformat=",", **kind)
     return figure
+
+
+def _equal(spread: pd.DataFrame) -> list[list[str]]:
+    """Series with the same values together: one line, as the others would lie under it."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for name in dict.fromkeys(spread.index.get_level_values("series")):
+        rows = spread.loc[name].sort_index()
+        found.setdefault((tuple(rows.index), tuple(rows.to_numpy().ravel().tolist())), []).append(name)
+    return list(found.values())
 
 
 def _request_rate_line(highest: float) -> go.Scatter:

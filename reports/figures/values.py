@@ -7,8 +7,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from ..style.labels import Row, comparison_data, comparison_numbers, has_range, metric_label, number, series_of, unit
-from ..style.look import blank
-from ..style.palette import BUCKETS, PAPER, Hue
+from ..style.look import blank, log_axis
+from ..style.palette import BUCKETS, MUTED, PAPER, REFERENCE, Hue
 from .comparison import Comparison, side_by_side
 
 _TITLE = "Published and simulated"
@@ -46,21 +46,41 @@ def curves(comparison: Comparison) -> go.Figure:
     title = f"{_TITLE}: {metric_label(metric)}"
     tables = comparison_numbers(comparison["rows"]), comparison_data(comparison["rows"])
     figure = blank(title, f"{comparison['workload']}. Dotted: published.", 420, *tables)
-    for name, hue, symbol in zip(series_of(rows), _HUES, _SYMBOLS, strict=False):
-        mine = [row for row in rows if row["series"] == name]
-        known = [row for row in mine if row["published"] is not None]
-        figure.add_trace(_curve(known, "published", hue, symbol))
-        figure.add_trace(_curve(mine, "simulated", hue, symbol))
+    by_series = {name: [row for row in rows if row["series"] == name] for name in series_of(rows)}
+    published = [_known(mine) for mine in by_series.values()]
+    places = [[(row["x"], row["published"]) for row in known] for known in published]
+    # Several models of one measured curve.
+    shared = len(places) > 1 and bool(places[0]) and places.count(places[0]) == len(places)
+    if shared:
+        figure.add_trace(_curve(published[0], "published", REFERENCE, "circle", "published"))
+    for (name, mine), hue, symbol in zip(by_series.items(), _HUES, _SYMBOLS, strict=False):
+        if not shared:
+            figure.add_trace(_curve(_known(mine), "published", hue, symbol, f"{name}, published"))
+        figure.add_trace(_curve(mine, "simulated", hue, symbol, f"{name}, simulated"))
     _axes(figure, rows, metric)
     figure.update_xaxes(title_text=comparison.get("x_is", ""))
     return figure
 
 
-def _curve(rows: list[Row], side: str, hue: Hue, symbol: str) -> go.Scatter:
-    name = rows[0]["series"] if rows else ""
+def with_limit(figure: go.Figure, limit: float, name: str) -> go.Figure:
+    """The figure of ``curves`` with a horizontal line at ``limit``, drawn first."""
+    ends = [
+        min(min(trace.x) for trace in figure.data if len(trace.x)),
+        max(max(trace.x) for trace in figure.data if len(trace.x)),
+    ]
+    line = {"color": MUTED, "width": 1.5, "dash": "dash"}
+    figure.add_trace(go.Scatter(name=name, mode="lines", x=ends, y=[limit, limit], line=line, hoverinfo="skip"))
+    return figure
+
+
+def _known(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["published"] is not None]
+
+
+def _curve(rows: list[Row], side: str, hue: Hue, symbol: str, name: str) -> go.Scatter:
     published = side == "published"
     return go.Scatter(
-        name=f"{name}, {side}",
+        name=name,
         mode="lines+markers",
         x=[row["x"] for row in rows],
         y=[row[side] for row in rows],
@@ -69,7 +89,7 @@ def _curve(rows: list[Row], side: str, hue: Hue, symbol: str) -> go.Scatter:
         marker={"symbol": symbol, "size": 8, "color": PAPER if published else hue.light}
         | {"line": {"color": hue.light, "width": 1.5}},
         error_y=_range(rows, hue) if not published and has_range(rows) else None,
-        hovertemplate=f"{name}, %{{x:,g}}: {side} %{{customdata[0]}} %{{customdata[1]}}<extra></extra>",
+        hovertemplate=f"{name}, at %{{x:,g}}: %{{customdata[0]}} %{{customdata[1]}}<extra></extra>",
     )
 
 
@@ -92,6 +112,6 @@ def _axes(figure: go.Figure, rows: list[Row], metric: str) -> None:
         figure.update_xaxes(type="log", **ticks)
     figure.update_yaxes(title_text=unit(metric))
     if min(values) > 0 and max(values) / min(values) > _LOG_FROM:
-        figure.update_yaxes(type="log", nticks=8)
+        figure.update_yaxes(log_axis(min(values), max(values)))
     else:
         figure.update_yaxes(rangemode="tozero")

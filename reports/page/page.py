@@ -26,7 +26,7 @@ from plotly.offline import get_plotlyjs
 from ...sim.output.files import is_stream, user_paths, write_whole
 from ..blockmap.palette import legend_colours
 from ..style.labels import Numbers, file_stem
-from ..style.palette import DARK, GRID, INK, LINK, MUTED, PAPER, dark
+from ..style.palette import BAD, DARK, GOOD, GRID, INK, LINK, MIDDLING, MUTED, PAPER, dark
 
 _ROLES = {"ink": INK, "paper": PAPER, "muted": MUTED, "grid": GRID, "link": LINK}
 _MOST_DECIMALS = 2
@@ -60,10 +60,19 @@ class Widget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page: heading, paragraphs (separated by blank lines), figures, and rows shown as a table.
+    """A part of the page, shown as a card. Text is shown as written; it holds no HTML.
 
-    ``rows`` share their keys, which are the table's headings. ``widgets`` are interactive and come before the figures.
-    Text is shown as written; it holds no HTML.
+    Attributes:
+        title: Heading, and entry of the index.
+        text: Paragraphs, separated by blank lines, before the pictures.
+        figures: Pictures.
+        rows: Rows of a table below the pictures; they share their keys, which are the headings.
+        widgets: Parts with scripts, before the pictures.
+        finding: Paragraphs below the pictures.
+        checks: Grade and text of each check, folded. Grades with colours are pass, near, miss and fail.
+        details: Paragraphs, folded.
+        badge: Grade of the whole section.
+        key: Anchor of the section; by default section-N.
     """
 
     title: str
@@ -71,12 +80,22 @@ class Section:
     figures: Sequence[go.Figure] = ()
     rows: Sequence[Mapping[str, Any]] = ()
     widgets: Sequence[Widget] = ()
+    finding: str = ""
+    checks: Sequence[tuple[str, str]] = ()
+    details: str = ""
+    badge: str = ""
+    key: str = ""
 
 
-def write_page(path: str | os.PathLike[str], title: str, lead: str, sections: Sequence[Section]) -> Path:
+def write_page(
+    path: str | os.PathLike[str], title: str, lead: str, sections: Sequence[Section], refresh_s: int | None = None
+) -> Path:
     """Write the page to ``path`` and return the path; missing folders are made.
 
     The file appears whole or not at all.
+
+    Args:
+        refresh_s: Seconds after which a browser loads the page again, while it is not finished.
 
     Raises:
         UserError: It cannot be written.
@@ -85,11 +104,11 @@ def write_page(path: str | os.PathLike[str], title: str, lead: str, sections: Se
     if not is_stream(target):
         with user_paths(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, render_page(title, lead, sections))
+    write_whole(target, render_page(title, lead, sections, refresh_s))
     return target
 
 
-def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
+def render_page(title: str, lead: str, sections: Sequence[Section], refresh_s: int | None = None) -> str:
     """The page as text; see ``write_page``."""
     folder = Path(__file__).with_name("templates")
     environment = Environment(
@@ -106,7 +125,11 @@ def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
     return environment.get_template("page.html.j2").render(
         title=title,
         lead=_paragraphs(lead),
-        sections=[_section(section, counter) for section in sections],
+        sections=[_section(section, at, counter) for at, section in enumerate(sections, start=1)],
+        refresh_s=refresh_s,
+        good=GOOD,
+        middling=MIDDLING,
+        bad=BAD,
         plotly_js=get_plotlyjs(),
         light=_ROLES,
         dark={role: dark(colour) for role, colour in _ROLES.items()},
@@ -125,17 +148,23 @@ def as_script(value: Any) -> str:
 def _widget(widget: Widget, serials: Iterator[int]) -> dict[str, Any]:
     return {
         "template": f"{widget.kind}.html.j2",
+        "of": widget,
         "serial": next(serials),
         "pictures": [_picture(figure, next(serials)) for figure in widget.figures],
         "data": as_script(widget.data),
     }
 
 
-def _section(section: Section, counter: Iterator[int]) -> dict[str, Any]:
+def _section(section: Section, at: int, counter: Iterator[int]) -> dict[str, Any]:
     widgets = [_widget(widget, counter) for widget in section.widgets]
     pictures = [_picture(figure, next(counter)) for figure in section.figures]
     return {
+        "id": section.key or f"section-{at}",
         "title": section.title,
+        "badge": section.badge,
+        "finding": _paragraphs(section.finding),
+        "checks": section.checks,
+        "details": _paragraphs(section.details),
         "paragraphs": _paragraphs(section.text),
         "widgets": widgets,
         "picture_rows": [(small, list(row)) for small, row in groupby(pictures, key=itemgetter("is_small"))],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,9 @@ from .labels import Numbers
 from .palette import GRID, INK, MUTED, PAPER, Hue
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+
+#: With more ticks on a logarithmic axis, only the powers of ten have one.
+_MOST_LOG_TICKS = 11
 
 _AXIS = {
     "automargin": True,
@@ -65,6 +69,21 @@ def data_of(figure: go.Figure) -> pd.DataFrame:
     meta = figure.layout.meta
     content = meta.get("data", meta["numbers"])
     return pd.DataFrame(content["rows"], columns=content["columns"])
+
+
+def log_axis(low: float, high: float) -> dict[str, Any]:
+    """A logarithmic axis whose ticks are at 1, 2 and 5 times the powers of ten, each with its whole value.
+
+    Args:
+        low, high: Least and largest drawn value, above 0.
+    """
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    # One tick beyond each end; those between are as many as fit.
+    shown = [tick for tick in ticks if low / 2.5 < tick < high * 2.5]
+    decades = [tick for tick in shown if f"{tick:e}".startswith("1")]
+    chosen = shown if len(shown) <= _MOST_LOG_TICKS else decades
+    return {"type": "log", "tickvals": chosen, "ticktext": [f"{tick:,g}" for tick in chosen]}
 
 
 def fill(hue: Hue) -> dict[str, Any]:

@@ -62,6 +62,9 @@ PARTS: dict[str, Hue] = {
 STATES: dict[str, Hue] = {"prefill": _BLUE, "decode": _SKY, "finished_hold": _PURPLE, "waiting": _GREY}
 """What a sequence does in an iteration, in the textbook pictures."""
 
+GOOD, MIDDLING, BAD = _GREEN.light, _ORANGE.light, _VERMILLION.light
+"""Grades of a comparison; a symbol always goes with them."""
+
 REFERENCE = Hue("#8c959f", "#8b949e", BLACK_TEXT)
 """Published values, where they stand beside simulated ones."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -20,6 +21,7 @@ from fragmeter.reports.figures.figures import (
     waste,
 )
 from fragmeter.reports.page.page import Section, write_page
+from fragmeter.reports.page.scorecard import Score, Scorecard
 from fragmeter.reports.style.palette import BUCKETS, DARK, PAPER
 
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
@@ -122,7 +124,7 @@ def test_nothing_sticks_out_of_the_window(driver, page, width_px):
 def test_the_keyboard_reaches_the_skip_link_every_section_and_every_figure(driver, page):
     from selenium.webdriver.common.keys import Keys
 
-    show(driver, page, "light")
+    show(driver, page, "light", 1400)
     driver.execute_script("document.activeElement.blur(); getSelection().collapse(document.body, 0)")
     reached = []
     for _ in range(60):
@@ -142,7 +144,106 @@ def test_the_keyboard_reaches_the_skip_link_every_section_and_every_figure(drive
     assert all(label and outline == "solid" for _, _, label, outline in plots)
     assert sum(tag == "SUMMARY" for tag, *_ in reached) == 9
     buttons = [outline for tag, _, _, outline in reached if tag == "BUTTON"]
-    assert buttons == ["solid"] * 9
+    # One of each picture, and the one of the colours.
+    assert buttons == ["solid"] * 10
+    assert [name for tag, _, name, _ in reached if tag == "INPUT"] == ["Search the sections"]
+
+
+ENTRIES = (
+    "return [...document.querySelectorAll('.index li a')].filter((a) => a.checkVisibility()).map((a) => a.textContent)"
+)
+CURRENT = "return document.querySelector('.index [aria-current]').textContent"
+
+
+def test_the_index_is_beside_a_wide_page_and_folded_above_a_narrow_one(driver, page):
+    show(driver, page, "light", 1400)
+    assert driver.execute_script(ENTRIES) == ["Pictures", "Settings"]
+    show(driver, page, "light", 900)
+    wait(driver, "return !document.querySelector('.index details').open")
+    assert driver.execute_script(ENTRIES) == []
+    driver.find_element("css selector", ".index summary").send_keys("\n")
+    assert driver.execute_script(ENTRIES) == ["Pictures", "Settings"]
+
+
+def test_the_index_follows_the_page(driver, page):
+    show(driver, page, "light", 1400)
+    # Scrolled again until it is so: pictures that adapt to another width move what is below them.
+    for title in ("Pictures", "Settings", "Pictures"):
+        at = "[...document.querySelectorAll('h2')].find((heading) => heading.textContent === '{}')"
+        scroll = f"{at.format(title)}.scrollIntoView({{ behavior: 'instant' }});"
+        wait(driver, f"{scroll} {CURRENT} === '{title}'")
+
+
+def test_the_search_leaves_the_sections_with_all_its_words(driver, page):
+    show(driver, page, "light", 1400)
+    search = driver.find_element("css selector", ".tools input")
+    shown = "return [...document.querySelectorAll('main > section:not([hidden]) h2')].map((title) => title.textContent)"
+    for words, sections in (("blocks 983", ["Settings"]), ("Orca", ["Pictures"]), ("", ["Pictures", "Settings"])):
+        search.clear()
+        search.send_keys(words or " ")
+        wait(
+            driver,
+            f"return JSON.stringify((() => {{ {shown} }})()) === '{json.dumps(sections, separators=(',', ':'))}'",
+        )
+        assert driver.execute_script(ENTRIES) == sections
+    # What a script holds is no text.
+    search.send_keys("hovertemplate")
+    wait(driver, "return document.querySelector('.found').textContent === '0 of 2 sections'")
+    search.clear()
+    search.send_keys(" ")
+
+
+def test_the_colours_can_be_chosen_on_the_page(driver, page):
+    show(driver, page, "light", 1400)
+    button = driver.find_element("css selector", ".theme")
+    assert button.text == "Dark"
+    button.click()
+    wait(driver, "return document.documentElement.dataset.drawn === 'dark'")
+    paper = "return document.querySelector('#plot-1 .main-svg').style.backgroundColor"
+    assert (button.text, hexed(driver.execute_script(paper))) == ("Light", DARK[PAPER])
+    assert poor_texts(texts(driver)) == []
+    button.click()
+    wait(driver, "return document.documentElement.dataset.drawn === 'light'")
+    assert hexed(driver.execute_script(paper)) == PAPER
+    driver.execute_script("delete document.documentElement.dataset.theme")
+
+
+def test_what_is_folded_is_printed_on_white_paper(driver, tmp_path):
+    section = Section(
+        "One", figures=figures()[:1], finding="Found.", checks=[("fail", "Too far")], details="More of it."
+    )
+    path = write_page(tmp_path / "page.html", "Print", "", [section])
+    show(driver, path, "dark")
+    seen = "return [document.querySelector('.more').open, document.documentElement.dataset.drawn]"
+    assert driver.execute_script(seen) == [False, "dark"]
+    driver.execute_script("dispatchEvent(new Event('beforeprint'))")
+    wait(driver, "return document.documentElement.dataset.drawn === 'light' && document.querySelector('.more').open")
+    driver.execute_script("dispatchEvent(new Event('afterprint'))")
+    wait(driver, "return document.documentElement.dataset.drawn === 'dark' && !document.querySelector('.more').open")
+
+
+def test_a_scorecard_leads_to_its_sections(driver, tmp_path):
+    scores = [
+        Score("fig1", "Fig 1", "Fig 1: one", "pass", "+3.0 %", 3, 0, [0.1, -0.15, 0.0]),
+        Score("fig2", "Fig 2", "Fig 2: two", "miss", "+90.0 %", 2, 1, [4.5, 1.0]),
+    ]
+    card = Scorecard(fig2(comparison()), scores, ["The rule."])
+    sections = [
+        Section("Scorecard", widgets=[card]),
+        Section("Fig 1: one", "Text.", key="fig1", badge="pass"),
+        Section("Fig 2: two", "Text.", key="fig2", badge="miss"),
+    ]
+    for scheme, width_px in (("light", 1400), ("dark", 420)):
+        path = write_page(tmp_path / f"{scheme}.html", "Scores", "", sections)
+        show(driver, path, scheme, width_px)
+        places = "return [...document.querySelectorAll('.strip')].map((strip) => [...strip.querySelectorAll('circle')].map((dot) => dot.className.baseVal))"
+        assert driver.execute_script(places) == [["", "", ""], ["beyond", ""]]
+        assert driver.execute_script(
+            "return [...document.querySelectorAll('.scores a')].every((a) => document.querySelector(a.hash))"
+        )
+        widths = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+        assert widths[0] <= widths[1] == width_px
+        assert poor_texts(texts(driver)) == [] and driver.get_log("browser") == []
 
 
 def test_a_csv_file_holds_all_digits_and_any_text(driver, page, tmp_path):

@@ -176,7 +176,9 @@ def test_ctrl_c_leaves_what_is_finished(interrupted):
     page = (out / PAGE).read_text("utf-8")
     assert page.rstrip().endswith("</html>")
     headings = [line for line in page.splitlines() if line.startswith("<h2")]
-    assert headings[0].endswith(">Accuracy against the paper</h2>")
+    assert headings[0].endswith(">Does it reproduce?</h2>")
+    # Those to come have a place, and the page loads itself again.
+    assert '<h2 id="fig14a">Fig 14a</h2>' in headings and 'http-equiv="refresh"' in page
     assert [heading.partition(">")[2] for heading in headings[-3:]] == [
         "The waste table: one trace, one pool, every policy</h2>",
         "The ledger over time</h2>",

@@ -1,0 +1,111 @@
+"""The grade of each figure, and the first section of the page, which has all of them beside Fig 2's bars."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ...reports.figures import figures
+from ...reports.page.page import Section
+from ...reports.page.scorecard import Score, Scorecard
+from ..paper.comparison import Payload
+from ..paper.rows import Row
+from .text import POINTS, for_reports, predicted_errors, summary_rows
+
+KEY, TITLE = "scorecard", "Does it reproduce?"
+#: Largest error of a pass and of "near", by the unit of the errors: docs/rates.md has the limit of a pass, 20 %, for the request
+#: rates; twice that is near. Points are a fifth of it, as the shares that they belong to are up to 20 % of the pool apiece.
+LIMITS = {"%": (20.0, 40.0), POINTS: (4.0, 8.0)}
+RULE = (
+    "Grades by the worst predicted value: pass within 20 % of the published value, near within 40 %, miss beyond; of"
+    " shares of the pool, 4 and 8 points. Dots are single values, the shaded band is a pass, and a coloured dot is more than"
+    " two and a half times as far off. Values on which a number was fitted are counted apart and have no grade."
+)
+_GRADES = ("pass", "near", "miss")
+_LEAST_ROWS = 3
+
+
+def name_of(figure: str) -> str:
+    """Short name of a figure, e.g. "Fig 12a"."""
+    found = re.fullmatch(r"(fig|table)(\d+\w?)", figure)
+    return f"{found[1].capitalize()} {found[2]}" if found else figure.capitalize()
+
+
+def paper_order(figure: str) -> tuple[int, str]:
+    """Sorts figures as the paper has them; Table 1 is of the set-up of Fig 11, and what the paper lacks comes last."""
+    found = re.fullmatch(r"fig(\d+)(\w?)", figure)
+    if found:
+        return int(found[1]), found[2]
+    return (10, "") if figure == "table1" else (100, figure)
+
+
+def grade(row: Row) -> str:
+    """The grade of a row of ``summary_rows``."""
+    worst, limits = abs(row["worst_error"]), LIMITS[row["unit"]]
+    return next((name for name, limit in zip(_GRADES, limits) if worst <= limit), _GRADES[-1])
+
+
+def graded(document: Payload) -> list[Row]:
+    """The rows of ``summary_rows`` of one document with their grades, worst first."""
+    rows = [row | {"grade": grade(row)} for row in summary_rows([document])]
+    return sorted(rows, key=lambda row: abs(row["worst_error"]) / LIMITS[row["unit"]][0], reverse=True)
+
+
+def badge(document: Payload) -> str:
+    """The grade of a document: that of its worst value; empty without predicted values."""
+    return graded(document)[0]["grade"] if graded(document) else ""
+
+
+def finding(document: Payload) -> str:
+    """One sentence of the accuracy of a document; empty without predicted values."""
+    return " ".join(
+        f"{row['predicted']} predicted value{'s are' if row['predicted'] > 1 else ' is'} within"
+        f" {abs(row['worst_error']):.1f} {row['unit']} of the published, {row['mean_error']:.1f} in the mean; the worst is"
+        f" {row['worst_at']}."
+        for row in graded(document)
+    )
+
+
+def first_section(documents: Mapping[str, Payload], titles: Mapping[str, str]) -> list[Section]:
+    """The section, or none with too few graded figures.
+
+    Args:
+        documents: By name of the figure, in the order of the page.
+        titles: Heading of each figure's section, by name.
+    """
+    rows = [_score(name, document, titles) for name, document in documents.items() if graded(document)]
+    if len(rows) < _LEAST_ROWS:
+        return []
+    picture = figures.fig2(for_reports(documents["fig2"])) if "fig2" in documents else None
+    fitted = [f"{row.name} ({row.fitted})" for row in rows if row.fitted]
+    notes = [RULE, f"Values on which a number was fitted: {', '.join(fitted)}."] if fitted else [RULE]
+    return [Section(TITLE, _answer(documents, rows), widgets=[Scorecard(picture, rows, notes)], key=KEY)]
+
+
+def _score(name: str, document: Payload, titles: Mapping[str, str]) -> Score:
+    rows = graded(document)
+    errors = [error / LIMITS[row["unit"]][0] for row in rows for error in predicted_errors(document, row["unit"])]
+    return Score(
+        name,
+        name_of(name),
+        titles[name],
+        rows[0]["grade"],
+        f"{rows[0]['worst_error']:+.1f} {'%' if rows[0]['unit'] == '%' else 'pts'}",
+        sum(row["predicted"] for row in rows),
+        sum(row["kind"] == "fitted" for row in document["rows"] if "kind" in row),
+        errors,
+    )
+
+
+def _answer(documents: Mapping[str, Payload], rows: Sequence[Score]) -> str:
+    counts = Counter(row.grade for row in rows)
+    worst = max(rows, key=lambda row: max(map(abs, row.errors)))
+    parts = [f"{counts[name]} {name}" for name in _GRADES if counts[name]]
+    answer = (
+        f"Of {len(rows)} figures with predicted values {', '.join(parts)}; the worst is {worst.name} ({worst.worst})."
+    )
+    if "fig2" not in documents:
+        return answer
+    [found] = [row for row in summary_rows([documents["fig2"]]) if row["unit"] == POINTS]
+    return f"Fig 2, the waste of the KV cache: within {abs(found['worst_error']):.1f} points on {found['predicted']} shares. {answer}"

@@ -1,0 +1,72 @@
+"""Grades of figures: by the worst predicted value, in points or percent; fitted values have none."""
+
+from __future__ import annotations
+
+import pytest
+
+from fragmeter.experiments.reproduce import scorecard
+from fragmeter.experiments.reproduce.reproduction import Page
+from fragmeter.reports.page.page import Section
+
+
+def row(error: float, metric: str = "crossing_req_per_s", kind: str = "predicted") -> dict:
+    """Of a value published as 200."""
+    value = {"series": "vLLM", "metric": metric, "x": None, "published": 200.0, "simulated": 200.0 + error}
+    return value | {"error": error, "how": "label", "kind": kind}
+
+
+def document(*rows: dict, figure: str = "fig12a") -> dict:
+    return {"figure": figure, "workload": "made up", "rows": list(rows), "findings": [], "basis": []}
+
+
+@pytest.mark.parametrize(
+    ("error", "metric", "grade"),
+    [
+        (40.0, "crossing_req_per_s", "pass"),
+        (-40.1, "crossing_req_per_s", "near"),
+        (80.0, "crossing_req_per_s", "near"),
+        (80.1, "crossing_req_per_s", "miss"),
+        (4.0, "internal_pct", "pass"),
+        (-8.0, "internal_pct", "near"),
+        (8.1, "internal_pct", "miss"),
+    ],
+)
+def test_the_worst_predicted_value_decides(error, metric, grade):
+    rows = [row(1.0, metric), row(error, metric), row(199.0, metric, "fitted")]
+    assert scorecard.badge(document(*rows)) == grade
+
+
+def test_without_predicted_values_there_is_no_grade():
+    fitted = document(row(1.0, kind="fitted"))
+    assert scorecard.badge(fitted) == scorecard.finding(fitted) == ""
+    assert scorecard.first_section({"fig12a": fitted}, {"fig12a": "Fig 12a: x"}) == []
+
+
+def test_figures_are_in_the_order_of_the_paper():
+    names = ["waste", "fig14a", "table1", "fig2", "fig19a", "fig11", "fig18b", "fig12f", "fig12a", "fig1"]
+    ordered = ["fig1", "fig2", "table1", "fig11", "fig12a", "fig12f", "fig14a", "fig18b", "fig19a", "waste"]
+    assert sorted(names, key=scorecard.paper_order) == ordered
+    assert [scorecard.name_of(name) for name in ("fig12a", "table1", "waste")] == ["Fig 12a", "Table 1", "Waste"]
+
+
+def test_the_answer_counts_the_grades_and_names_the_worst():
+    documents = {f"fig12{letter}": document(row(error)) for letter, error in zip("abc", (2.0, 60.0, 200.0))}
+    [section] = scorecard.first_section(documents, dict.fromkeys(documents, "title"))
+    assert section.text == "Of 3 figures with predicted values 1 pass, 1 near, 1 miss; the worst is Fig 12c (+100.0 %)."
+    [card] = section.widgets
+    assert [score.grade for score in card.rows] == ["pass", "near", "miss"]
+    assert [score.dots[0][1] for score in card.rows] == [False, False, True]
+
+
+def test_a_page_has_a_place_for_what_is_not_finished(tmp_path):
+    page = Page(["waste", "fig12a"], with_stories=False)
+    page.write(tmp_path / "page.html")
+    begun = (tmp_path / "page.html").read_text("utf-8")
+    assert begun.index('<h2 id="fig12a">Fig 12a</h2>') < begun.index('<h2 id="waste">Waste</h2>')
+    assert '<meta http-equiv="refresh"' in begun and not page
+    for name in ("fig12a", "waste"):
+        page.add(name, document(row(1.0), figure=name), [Section(f"{name}: done"), Section("More of it")])
+    page.write(tmp_path / "page.html")
+    done = (tmp_path / "page.html").read_text("utf-8")
+    assert '<meta http-equiv="refresh"' not in done and "Not finished yet" not in done
+    assert '<h2 id="fig12a">fig12a: done</h2>' in done
