@@ -135,6 +135,10 @@ def _throughput(content: Mapping[str, Any]) -> Table:
     table.add_row("KV pool", f"{content['num_gpu_blocks']:,}", f"blocks of {content['block_size']} slots")
     if content["copied_slots"]:
         table.add_row("copied", f"{content['copied_slots']:,}", "slots on the device")
+    shared = content.get("sharing")
+    if shared is not None:
+        saved = f"fewer blocks, {shared['mean_saved_blocks']:,.1f} in the mean"
+        table.add_row("saved by sharing", f"{shared['saved_pct']:.1f} %", saved)
     host = content.get("host_pool")
     if host is not None:
         table.add_row("swap space", f"{host['max_used_blocks']:,}", f"of {host['num_cpu_blocks']:,} blocks at most")

@@ -112,7 +112,7 @@ def _panels(module: ModuleType, seconds: dict[str, int], alpaca: str) -> dict[st
 FIGURES: dict[str, Figure] = {
     "table1": _fixed(table1, sections.tabled("Table 1: memory of the KV cache")),
     "fig1": _fixed(fig1, sections.shown("Fig 1: throughput by batch size", figures.curves)),
-    "fig3": _fixed(fig3, sections.tabled("Fig 3: slots of two requests")),
+    "fig3": _fixed(fig3, sections.fig3),
     "fig11": Figure(fig11, sections.shown("Fig 11: lengths of prompts and outputs", figures.bars), alpaca=True),
     "fig19a": _fixed(fig19a, sections.shown("Fig 19a: swapping and recomputation", figures.curves)),
     "waste": Figure(lambda bench: waste_table(bench, fit(bench)), sections.waste),

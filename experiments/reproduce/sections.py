@@ -23,6 +23,8 @@ from .scorecard import badge, finding
 from .text import checks, for_reports
 
 _BETWEEN = "\n\n"
+#: vLLM's default, in which Fig 3's requests are drawn again.
+_BLOCK_SIZE = 16
 
 
 def shown(title: str, *pictures: Callable[[Payload], go.Figure]) -> Callable[[Payload, Bench], list[Section]]:
@@ -86,6 +88,24 @@ def fig2(payload: Payload, bench: Bench) -> list[Section]:
         text = f"{payload['remarks'][-1]} {payload['workload']}."
         found.append(Section("Fig 2: range over seeds", text, [figures.seeds(payload["rows"])]))
     return [*found, _ledgers(payload, bench)]
+
+
+def fig3(payload: Payload, _: Bench) -> list[Section]:
+    """The slots of both chunks, and of the same requests in blocks."""
+    groups = {}
+    for name in dict.fromkeys(row["series"] for row in payload["rows"]):
+        slots = {row["metric"]: int(row["simulated"]) for row in payload["rows"] if row["series"] == name}
+        held = [("live", slots["token_slots"]), ("reserved", slots["reserved_slots"])]
+        groups[f"{name},<br>room for<br>{sum(slots.values()):,}"] = [*held, ("over_estimate", slots["internal_slots"])]
+    pool = sum(count for runs in groups.values() for _, count in runs)
+    tokens = [runs[0][1] for runs in groups.values()]
+    blocks = [part for held in tokens for part in (("live", held), ("block_tail", -held % _BLOCK_SIZE))]
+    used = sum(count for _, count in blocks)
+    groups[f"both in<br>blocks of {_BLOCK_SIZE}:<br>{used} slots"] = [*blocks, ("free", pool - used)]
+    title = "Slots of two requests, reserved whole and in blocks"
+    subtitle = f"A square is a slot. The chunks leave none of {pool:,} to a third request, the blocks {pool - used:,}."
+    [section] = tabled("Fig 3: slots of two requests")(payload, _)
+    return [replace(section, figures=[figures.slot_grid(title, subtitle, groups)])]
 
 
 def fig13a(payload: Payload, bench: Bench) -> list[Section]:

@@ -18,6 +18,7 @@ from .rates import against_rate, throughput_pareto
 from .scale import scale_sensitivity
 from .seeds import seeds
 from .serving import batch_over_time, throughput_over_time
+from .slots import slot_grid
 from .story import story
 from .timeline import request_timeline
 from .trace import arrivals, lengths
@@ -46,6 +47,7 @@ __all__ = [
     "scale_sensitivity",
     "seeds",
     "simulated_against_measured",
+    "slot_grid",
     "story",
     "throughput_over_time",
     "throughput_pareto",

@@ -72,7 +72,7 @@ def data_of(figure: go.Figure) -> pd.DataFrame:
 
 
 def log_axis(low: float, high: float) -> dict[str, Any]:
-    """A logarithmic axis whose ticks are at 1, 2 and 5 times the powers of ten, each with its whole value.
+    """A logarithmic axis with ticks at 1, 2 and 5 times the powers of ten, labelled with the whole value.
 
     Args:
         low, high: Least and largest drawn value, above 0.

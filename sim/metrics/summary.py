@@ -18,6 +18,7 @@ from .kv_groups import kv_groups
 from .objectives import Objectives
 from .prefix_cache import prefix_cache
 from .requests import RequestTimes, request_times
+from .sharing import sharing
 from .views import PAPER_VIEW, POPULAR_VIEW, percent, with_states
 from .work import Work, work
 
@@ -45,6 +46,7 @@ def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
         "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),
         **({} if run.rejected is None else {"rejected": int(run.rejected.sum())}),
         "host_pool": host_pool(run),
+        "sharing": sharing(run),
         "num_gpu_blocks": run.replica.num_blocks,
         "block_size": run.replica.block_size,
         "num_steps": run.log.num_steps,

@@ -12,6 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine_runs import serve
+from fragmeter.experiments.paper.sharing import closed_form_pct
 from fragmeter.sim import settings, simulate, summary
 from fragmeter.sim.metrics import result
 from fragmeter.sim.metrics.requests import request_times
@@ -214,3 +215,15 @@ def test_the_swap_space_has_a_ledger_of_its_own():
     assert (rows["host_held"] == np.where(away, 4 * 4, 0)).all() and away.any()
     recomputed = simulate(settings(num_gpu_blocks_override=9, block_size=4), work)
     assert summary(recomputed)["host_pool"] is None
+
+
+@pytest.mark.parametrize("leap", [False, True])
+def test_what_samples_save_is_the_shared_part_of_their_prompt(leap):
+    """Three samples of a prompt of two whole blocks: two of the three tables name them again, as long as they run."""
+    work = Workload("one", np.array([0]), np.array([32]), np.array([200]), n=np.array([3]))
+    found = summary(simulate(settings(num_gpu_blocks_override=200, leap=leap), work))["sharing"]
+    assert (found["max_saved_blocks"], found["mean_saved_blocks"]) == (4, 4)
+    # While a table has 33 to 231 tokens; the step of the prompt is left out of the closed form.
+    assert found["saved_pct"] == pytest.approx(closed_form_pct(np.array([32]), np.array([200]), 3), rel=0.02)
+    alone = Workload("one", np.array([0]), np.array([32]), np.array([200]))
+    assert summary(simulate(settings(num_gpu_blocks_override=200, leap=leap), alone))["sharing"] is None
