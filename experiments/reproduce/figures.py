@@ -36,6 +36,7 @@ from ..paper.figures.table1 import table1
 from ..paper.figures.waste import waste_table
 from ..paper.fit import fit
 from ..paper.paper import DEFAULT_SEEDS
+from ..paper.step_costs import compare_step_costs, print_step_costs
 from ..paper.step_time import compare_step_times, print_step_times
 from ..runs.kept import Kept
 from ..runs.output import Report
@@ -146,6 +147,7 @@ FIGURES: dict[str, Figure] = {
         seconds=6,
         shares="block sizes",
     ),
+    "step-costs": Figure(compare_step_costs, print=print_step_costs, seeds=1, alpaca=True, in_all=False),
     "step-time": _fixed(compare_step_times, print=print_step_times, in_all=False),
     "anyscale": Figure(
         lambda bench: compare_anyscale(bench.source.seeds),

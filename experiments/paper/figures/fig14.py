@@ -67,6 +67,8 @@ class Shares(NamedTuple):
 
 #: Fitted to drawn lengths, and to the paper's own pairs.
 DRAWN, EXACT = Shares(0.853, 0.358), Shares(0.888, 0.317)
+#: Every sequence takes Fig 1's time, also those of one request.
+NO_SHARES = Shares(0.0, 0.0)
 SAMPLES_FITTED_ON, BEAMS_FITTED_ON = "b", "e"
 _WITHIN = 0.20
 _SLOPE_START = 0.5
@@ -74,8 +76,12 @@ _SLOPE_START = 0.5
 
 def panel(letter: str, bench: Bench) -> Payload:
     """The panel as a document."""
-    most = MOST_REQUESTS[PANELS[letter][0]] if bench.source.exact_alpaca is None else None
-    return panel_of(letter, bench.source, most)
+    return panel_of(letter, bench.source, trace_requests(letter, bench.source))
+
+
+def trace_requests(letter: str, source: Source) -> int | None:
+    """The number of requests of a panel's traces; None for those of an hour."""
+    return MOST_REQUESTS[PANELS[letter][0]] if source.exact_alpaca is None else None
 
 
 def panel_of(letter: str, source: Source, most_requests: int | None, fitting_s: float | None = None) -> Payload:
@@ -106,7 +112,7 @@ def build_panel(letter: str, source: Source, most_requests: int | None, fitting_
         systems={series: system(kind, n, series, shares_of(source)) for series in published},
         scales=dict.fromkeys(published, fitted_scale(ScaleInputs("OPT-13B", source, fitting_s), VLLM)),
         loads={
-            (series, seed): _load(lengths, rate, most_requests, seed)
+            (series, seed): load_of(lengths, rate, most_requests, seed)
             for series, rate in published.items()
             for seed in (*source.seeds, *other_seeds)
         },
@@ -121,7 +127,8 @@ def _span_text(most_requests: int | None) -> str:
     return f"{DURATION_S:,.0f} s" if most_requests is None else f"{most_requests:,} requests"
 
 
-def _load(lengths: Source, rate: float, most_requests: int | None, seed: int) -> Load:
+def load_of(lengths: Source, rate: float, most_requests: int | None, seed: int) -> Load:
+    """The artifact's trace at a rate: a number of requests, or those of an hour."""
     most_s = DURATION_S if most_requests is None else most_requests / rate
     return load(lengths, rate, min(DURATION_S, most_s), seed)
 
@@ -152,7 +159,7 @@ def asked_slope(letter: str, source: Source, most_requests: int | None, fitting_
     kind, n = PANELS[letter]
     rate = published_panel(FIGURE, f"{letter} {kind} {n}")[VLLM]
     scale = fitted_scale(ScaleInputs("OPT-13B", source, fitting_s), VLLM).value
-    arriving = _load(lengths_of(ALPACA, source), rate, most_requests, source.seeds[0])
+    arriving = load_of(lengths_of(ALPACA, source), rate, most_requests, source.seeds[0])
 
     def latency(slope: float) -> float:
         return latency_s(_system(kind, n, VLLM, slope), arriving, rate, scale)

@@ -64,7 +64,7 @@ def build_panel(source: Source, duration_s: float, fitting_s: float | None = Non
     return Panel(
         figure=FIGURE,
         published=published,
-        systems={series: System(paper_settings(policy=SERIES[series]), Steps()) for series in published},
+        systems={series: system(series) for series in published},
         scales=dict.fromkeys(published, fitted_scale(ScaleInputs("OPT-13B", source, fitting_s), VLLM)),
         loads={
             (series, seed): load(lengths, rate, duration_s, seed)
@@ -75,6 +75,11 @@ def build_panel(source: Source, duration_s: float, fitting_s: float | None = Non
         other_seeds=other_seeds,
         workload=f"OPT-13B on 1 x a100-40gb, made-up conversations, {duration_s:g} s",
     )
+
+
+def system(series: str) -> System:
+    """One of the four systems."""
+    return System(paper_settings(policy=SERIES[series]), Steps())
 
 
 def conversations(seed: int) -> Source:

@@ -3,17 +3,18 @@
 The paper measured the steps of OPT-13B alone: 25.7 ms + 0.42 ms a sequence + 0.047 ms a prompt token. For OPT-66B and
 OPT-175B, on four and eight GPUs, each of the three numbers is multiplied by the roofline's ratio between the two
 servers, all-reduces included. FasterTransformer runs fused kernels without Python between its steps: its base is the
-roofline itself.
+roofline itself. ``step-costs`` compares this with steps that depend on the context (``ContextCost``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from ....sim.cost import PaperCost, StepCost, cost
 from ....sim.cost.paper import MS_PER_DECODE, MS_PER_PREFILL_TOKEN, STEP_MS
-from ....sim.spec import block_bytes, gpu, model
+from ....sim.spec import gpu, model
+from ..context_cost import ContextCost, Server
 from ..published import usual_length
 
 _MEASURED = ("opt-13b", "a100-40gb", 1)
@@ -28,6 +29,7 @@ class Steps:
     Attributes:
         model, gpu, tensor_parallel: The server.
         roofline: Take the roofline itself, in place of the paper's step.
+        by_context: Read each sequence's keys and values by their number (``ContextCost``).
         sequence_slope: Share of the paper's 0.42 ms that each sequence of a load takes.
     """
 
@@ -35,6 +37,7 @@ class Steps:
     gpu: str = "a100-40gb"
     tensor_parallel: int = 1
     roofline: bool = False
+    by_context: bool = False
     sequence_slope: float = 1.0
 
     def cost(self) -> StepCost:
@@ -42,8 +45,9 @@ class Steps:
         if self.roofline:
             return _roofline(self.model, self.gpu, self.tensor_parallel)
         step, decode, prefill = self.ratios()
-        return PaperCost(
-            block_bytes=block_bytes(model(self.model), self.tensor_parallel),
+        server = Server(self.model, self.gpu, self.tensor_parallel)
+        kind = partial(ContextCost, server=server) if self.by_context else partial(PaperCost, 1, server.block_bytes())
+        return kind(
             step_ms=step * STEP_MS,
             ms_per_decode=decode * MS_PER_DECODE * self.sequence_slope,
             ms_per_prefill_token=prefill * MS_PER_PREFILL_TOKEN,
