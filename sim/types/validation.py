@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 #: Requirement by pydantic's error type; {names} are those of the error's context.
 _REQUIREMENTS = {
     "greater_than": "must be above {gt}",
@@ -26,7 +27,7 @@ _REQUIREMENTS = {
     **dict.fromkeys(("string_type", "bytes_type"), "must be text"),
     **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
     **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "must be an object"),
-    **dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), "is not a known field"),
+    **dict.fromkeys(_UNKNOWN, "is not a known field"),
 }
 
 
@@ -44,12 +45,14 @@ def requirement(error: ErrorDetails) -> str:
 
 def complaint(name: str, error: ValidationError, what: str = "calibration file") -> UserError:
     """The first validation error of a file as one line; ``what`` the file should be."""
-    first = error.errors()[0]
+    # An unknown field is often a misspelled one: it explains a missing one.
+    first = min(error.errors(), key=lambda each: each["type"] not in _UNKNOWN)
     message = requirement(first)
     where = ".".join(str(part) for part in first["loc"] if part != "[key]")
     if not where:
         return UserError(f"{name}: is not a {what}: {message}")
-    value = first["input"]
+    # The input of a missing field is the object without it.
+    value = None if first["type"] == "missing" else first["input"]
     shown = value if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
     if where == "schema_version" and first["type"] == "literal_error":
         message = (
