@@ -36,7 +36,7 @@ class Case:
     seed: int
     policy: str
     scale: float
-    by_context: bool = False
+    by_context: bool = True
     to_the_end: bool = False
 
 

@@ -7,7 +7,8 @@ The rest is constant:
 
     scale * (25.7 + (0.42 - reading(330)) * decodes + reading(all contexts) + 0.047 * prefill tokens) ms
 
-Only ``scale`` is fitted. ``extra_ms`` per context token models a kernel that reads small blocks inefficiently.
+All figures with a step time of the paper take this one, which ``step_costs`` compares with the one whatever the
+context. Only ``scale`` is fitted. ``extra_ms`` per context token models a kernel that reads small blocks inefficiently.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class ContextCost(PaperCost):
         extra_ms: Kernel time beyond the reading, per token of context.
         server: The model and the GPUs that read its keys and values.
         step_ms, ms_per_decode, ms_per_prefill_token: As for ``PaperCost``; ``ms_per_decode`` at Fig 1's length.
+        sequence_slope: Share of ``ms_per_decode``, without the reading, that a sequence takes.
     """
 
     name = "paper, by context"
@@ -66,6 +68,7 @@ class ContextCost(PaperCost):
         step_ms: float = STEP_MS,
         ms_per_decode: float = MS_PER_DECODE,
         ms_per_prefill_token: float = MS_PER_PREFILL_TOKEN,
+        sequence_slope: float = 1.0,
     ) -> None:
         super().__init__(
             scale,
@@ -76,7 +79,7 @@ class ContextCost(PaperCost):
             ms_per_prefill_token=ms_per_prefill_token,
         )
         per_token_ms = server.reading_ms()
-        self._per_decode = from_ms(scale * (ms_per_decode - per_token_ms * usual_length()))
+        self._per_decode = from_ms(scale * sequence_slope * (ms_per_decode - per_token_ms * usual_length()))
         self._per_context_token = from_ms(scale * (per_token_ms + extra_ms))
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:

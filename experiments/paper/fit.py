@@ -1,6 +1,6 @@
-"""The fit of the scale s of the paper's step time, the only fitted number.
+"""The fit of the scale s of the step time of OPT-13B, which all of its figures share.
 
-The scale is fitted on the vLLM value of Fig 13a alone. The mean batch rises with s up to about 1.23, where vLLM
+The step time depends on the context (``ContextCost``). The scale is fitted on the vLLM value of Fig 13a alone. The mean batch rises with s up to about 1.23, where vLLM
 saturates. The scan tries s = 1.00, 1.05 ... 1.25, then steps of 0.005 where the published value is first crossed.
 """
 
@@ -18,7 +18,7 @@ from .paper import FIG13A, SERIES
 
 FITTED_ON = "vLLM"
 METRIC = "batched_requests"
-#: The fit of ``FITTED_STEP_SCALE`` repeated with a step time that depends on the context, on the paper's own pairs.
+#: The fit on the paper's own pairs; ``FITTED_STEP_SCALE`` is the same with a step time whatever the context.
 CONTEXT_STEP_SCALE = 1.07
 #: Scanned scales, in thousandths.
 _COARSE, _FINE_STEP = range(1000, 1251, 50), 5
@@ -34,13 +34,13 @@ class Fit:
         scale: s.
         published: The value that it is fitted on.
         scan: (s, value) of every scanned point, sorted by s; empty for a scale fitted beforehand.
-        by_context: Whether it is the scale of ``ContextCost``.
+        by_context: Whether it is the scale of ``ContextCost``; else that of ``PaperCost``.
     """
 
     scale: float
     published: float
     scan: tuple[tuple[float, float], ...] = ()
-    by_context: bool = False
+    by_context: bool = True
 
     def describe(self) -> dict[str, Any]:
         """As data."""
@@ -60,13 +60,13 @@ class Fit:
         return f"{start}; it comes to {dict(self.scan)[self.scale]:.2f}."
 
 
-def fitted_before(by_context: bool = False) -> Fit:
+def fitted_before(by_context: bool = True) -> Fit:
     """The scale that was fitted beforehand, on the paper's own pairs of ShareGPT; the argument is that of ``fit``."""
     published = not_none(FIG13A.published()[FITTED_ON, METRIC])
     return Fit(CONTEXT_STEP_SCALE if by_context else FITTED_STEP_SCALE, published, by_context=by_context)
 
 
-def fit(bench: Bench, by_context: bool = False) -> Fit:
+def fit(bench: Bench, by_context: bool = True) -> Fit:
     """The scale for the bench's source: scanned for a file of pairs, a constant for drawn pairs.
 
     Args:

@@ -5,9 +5,10 @@ there too, by its script in the artifact, ft/run_175b.py). The batch of FasterTr
 FasterTransformer is called with the number of tokens to generate and reserves no more. Only with this rule do 14 of
 Alpaca's requests fit a batch of OPT-13B, which has room for seven requests of the model's maximum of 2,048 tokens.
 
-Two scales of the step time are fitted for each model: one on vLLM's crossing on ShareGPT, used for vLLM, the three
-Orcas and all of Alpaca, and one on FasterTransformer's crossing on ShareGPT. Everything else is predicted.
-``rate_sweep.costs`` has the step time before scaling.
+The step time of OPT-13B has the scale of Fig 13a (``fit``), and every value of its panels is predicted. The paper
+measured no step of OPT-66B and OPT-175B: their scales are fitted on vLLM's crossing on ShareGPT, and used for vLLM, the
+three Orcas and all of Alpaca. FasterTransformer has a scale for each model, fitted on its crossing on ShareGPT.
+Everything else is predicted. ``rate_sweep.costs`` has the step time before scaling.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....sim.engine.replica import FITTED_STEP_SCALE
 from ..bench import Bench
 from ..comparison import Payload
+from ..fit import CONTEXT_STEP_SCALE
 from ..paper import FIG13A, SERIES, Source
 from ..published import paper_figures
 from ..rate_sweep.costs import Steps
@@ -43,6 +44,9 @@ from ..rows import ordered, within
 from ..settings import paper_settings
 
 FIGURE, FT = "fig12", "FasterTransformer"
+#: The model with measured steps, and its scale.
+MEASURED_MODEL = "OPT-13B"
+SCALE = Scale(CONTEXT_STEP_SCALE, "Fig 13a's vLLM value, beforehand, on the paper's own pairs,")
 _HOUR_S = 3600
 #: By model: GPU, number of GPUs, and the length of the traces in seconds.
 SERVERS = {
@@ -84,7 +88,7 @@ def panel_of(letter: str, source: Source, duration_s: float | None = None) -> Pa
     """As ``panel``, with shorter traces than the paper's if a length is given."""
     built = build_panel(letter, source, duration_s)
     document = panel_document(built)
-    return document | _findings_and_remarks(document, letter, built.scales[VLLM])
+    return document | _findings_and_remarks(document, letter)
 
 
 def build_panel(letter: str, source: Source, duration_s: float | None = None) -> Panel:
@@ -106,7 +110,7 @@ def build_panel(letter: str, source: Source, duration_s: float | None = None) ->
         },
         seeds=source.seeds,
         other_seeds=other_seeds,
-        fitted=(FT, VLLM) if dataset == SHAREGPT else (),
+        fitted=tuple(series for series in (FT, VLLM) if dataset == SHAREGPT and is_fitted(model, series)),
         markers=published_markers(FIGURE, panel_name(letter)),
         workload=description(model, dataset, lengths, duration_s),
     )
@@ -149,8 +153,15 @@ def load_of(series: str, lengths: Source, rate: float, duration_s: float, seed: 
     return replace(arriving, workload=replace(work, max_tokens=work.output_tokens))
 
 
+def is_fitted(model: str, series: str) -> bool:
+    """Whether a model's steps have a scale that is fitted on this series; OPT-13B's is that of Fig 13a."""
+    return series == FT or model != MEASURED_MODEL
+
+
 def fitted_scale(inputs: ScaleInputs, series: str) -> Scale:
-    """The scale of a model's steps, fitted on a series' crossing on ShareGPT with the first seed."""
+    """The scale of a model's steps: Fig 13a's, or fitted on a series' crossing on ShareGPT with the first seed."""
+    if not is_fitted(inputs.model, series):
+        return SCALE
     letter = next(letter for letter, named in PANELS.items() if named == (inputs.model, SHAREGPT))
     rate = published_panel(FIGURE, panel_name(letter))[series]
     duration_s = inputs.duration_s or span_s(inputs.model, series)
@@ -189,8 +200,8 @@ def _published_text() -> str:
     )
 
 
-def _findings_and_remarks(document: Payload, letter: str, scale: Scale) -> Payload:
-    """Findings, and the comparison of scales."""
+def _findings_and_remarks(document: Payload, letter: str) -> Payload:
+    """Findings, and ratios of rates."""
     rows, dataset = document["rows"], PANELS[letter][1]
     served = [row for row in rows if row["series"] != FT]
     limit = _WITHIN[dataset]
@@ -199,9 +210,4 @@ def _findings_and_remarks(document: Payload, letter: str, scale: Scale) -> Paylo
         findings.insert(1, within([row for row in rows if row["series"] == FT], limit, f"Fig 12{letter}: {FT}"))
     ratios = (ratio_text(rows, VLLM, below) for below in (ORACLE, MAX, FT))
     remarks = [*document["remarks"], *ratios, _published_text()]
-    if letter == "a":
-        remarks.append(
-            f"Figs 12a and 13a need different step times: s = {scale.value:.3f} here, {FITTED_STEP_SCALE:g} for the"
-            " mean batch in Fig 13a."
-        )
     return {"findings": findings, "remarks": remarks}

@@ -3,11 +3,12 @@
 Set-up, from the paper: two, four and six parallel samples (a-c) and beams (d-f), no FasterTransformer, an hour each.
 Exact pairs are served for the hour. With drawn lengths the trace ends after a fixed number of requests, or after an hour if
 that is shorter. Beams have fewer requests, because their steps are simulated one by one. The scale of the step time is
-Fig 12a's, fitted on vLLM there.
+Fig 13a's.
 
-Two numbers are fitted here, each on one value, as parts of the 0.42 ms per sequence of Fig 1:
+Two numbers are fitted here, each on one value, as parts of the time per sequence of Fig 1, without the reading of keys
+and values, which leaves 0.246 ms:
 
-    0.42 ms * (1 - request + request / n + beam for beams), for each of a request's n sequences
+    0.246 ms * (1 - request + request / n + beam for beams), for each of a request's n sequences
 
 - ``Shares.request`` on vLLM's four samples: time spent once per request. vLLM's first sampler looped over requests,
   with a call and a wait for the GPU in each (vllm/model_executor/layers/sampler.py of vLLM 0.1).
@@ -43,7 +44,7 @@ from ..rate_sweep.panels import (
 from ..rate_sweep.rate_sweep import TARGET_S, Load, System, latency_s
 from ..rows import ordered, within
 from ..settings import paper_settings
-from .fig12 import ScaleInputs, fitted_scale, load
+from .fig12 import SCALE, load
 
 FIGURE = "fig14"
 SAMPLES, BEAMS = "parallel", "beam"
@@ -54,7 +55,7 @@ MOST_REQUESTS, DURATION_S = {SAMPLES: 6_000, BEAMS: 2_000}, 3600.0
 
 
 class Shares(NamedTuple):
-    """Parts of Fig 1's time per sequence.
+    """Parts of Fig 1's time per sequence, without the reading of its keys and values.
 
     Attributes:
         request: Time per request.
@@ -66,7 +67,7 @@ class Shares(NamedTuple):
 
 
 #: Fitted to drawn lengths, and to the paper's own pairs.
-DRAWN, EXACT = Shares(0.853, 0.358), Shares(0.888, 0.317)
+DRAWN, EXACT = Shares(0.445, 0.639), Shares(0.507, 0.558)
 #: Every sequence takes Fig 1's time, also those of one request.
 NO_SHARES = Shares(0.0, 0.0)
 SAMPLES_FITTED_ON, BEAMS_FITTED_ON = "b", "e"
@@ -84,11 +85,10 @@ def trace_requests(letter: str, source: Source) -> int | None:
     return MOST_REQUESTS[PANELS[letter][0]] if source.exact_alpaca is None else None
 
 
-def panel_of(letter: str, source: Source, most_requests: int | None, fitting_s: float | None = None) -> Payload:
-    """As ``panel``, with a number of requests, or those of an hour; the scale is fitted on a trace of ``fitting_s``, or an
-    hour."""
+def panel_of(letter: str, source: Source, most_requests: int | None) -> Payload:
+    """As ``panel``, with a number of requests, or those of an hour."""
     kind, n = PANELS[letter]
-    document = panel_document(build_panel(letter, source, most_requests, fitting_s))
+    document = panel_document(build_panel(letter, source, most_requests))
     rows = document["rows"]
     return document | {
         "findings": [within(rows, _WITHIN, f"Fig 14{letter}: {kind} {n}"), ordered(rows)],
@@ -101,8 +101,8 @@ def panel_of(letter: str, source: Source, most_requests: int | None, fitting_s: 
     }
 
 
-def build_panel(letter: str, source: Source, most_requests: int | None, fitting_s: float | None = None) -> Panel:
-    """The panel of ``panel_of`` before it is run; only its scale is fitted."""
+def build_panel(letter: str, source: Source, most_requests: int | None) -> Panel:
+    """The panel of ``panel_of`` before it is run."""
     kind, n = PANELS[letter]
     lengths, other_seeds = lengths_of(ALPACA, source), spare_seeds(source.seeds)
     published = published_panel(FIGURE, f"{letter} {kind} {n}")
@@ -110,7 +110,7 @@ def build_panel(letter: str, source: Source, most_requests: int | None, fitting_
         figure=f"{FIGURE}{letter}",
         published=published,
         systems={series: system(kind, n, series, shares_of(source)) for series in published},
-        scales=dict.fromkeys(published, fitted_scale(ScaleInputs("OPT-13B", source, fitting_s), VLLM)),
+        scales=dict.fromkeys(published, SCALE),
         loads={
             (series, seed): load_of(lengths, rate, most_requests, seed)
             for series, rate in published.items()
@@ -149,20 +149,19 @@ def _system(kind: str, n: int, series: str, slope: float) -> System:
 
 
 def sequence_slope(kind: str, n: int, shares: Shares = DRAWN) -> float:
-    """The share of Fig 1's time per sequence that each of ``n`` samples or beams takes."""
+    """The share of Fig 1's time per sequence, without the reading, that each of ``n`` samples or beams takes."""
     share = 1 - shares.request + shares.request / n
     return share + shares.beam if kind == BEAMS else share
 
 
-def asked_slope(letter: str, source: Source, most_requests: int | None, fitting_s: float | None = None) -> float:
+def asked_slope(letter: str, source: Source, most_requests: int | None) -> float:
     """The ``sequence_slope`` with which vLLM crosses at exactly the published rate; other arguments as for ``panel_of``."""
     kind, n = PANELS[letter]
     rate = published_panel(FIGURE, f"{letter} {kind} {n}")[VLLM]
-    scale = fitted_scale(ScaleInputs("OPT-13B", source, fitting_s), VLLM).value
     arriving = load_of(lengths_of(ALPACA, source), rate, most_requests, source.seeds[0])
 
     def latency(slope: float) -> float:
-        return latency_s(_system(kind, n, VLLM, slope), arriving, rate, scale)
+        return latency_s(_system(kind, n, VLLM, slope), arriving, rate, SCALE.value)
 
     return crossing(latency, TARGET_S, _SLOPE_START).at
 
@@ -174,7 +173,8 @@ def _published_text() -> str:
 
 def _slope_text(kind: str, shares: Shares) -> str:
     text = (
-        f"Of Fig 1's 0.42 ms a sequence {shares.request:.0%} are spent once a request, fitted on Fig 14b's vLLM alone"
+        f"Of Fig 1's time a sequence, without the reading of keys and values, {shares.request:.0%} are spent once a"
+        " request, fitted on Fig 14b's vLLM alone"
     )
     if kind == BEAMS:
         return f"{text}, and {shares.beam:.0%} more on every beam, fitted on Fig 14e's vLLM alone."

@@ -4,7 +4,7 @@ Set-up, from the paper: WMT16 English to German with one example (80 tokens) or 
 and vLLM, which computes the prefix once. Traces last 300 s here; the artifact's scripts use 1,200 s. Only the shape is
 comparable, because the texts in LLaMA tokens are not available and the lengths are synthetic. Sentences of about 21
 words are taken to be 28 tokens of English and 40 of German, lognormal with a standard deviation of 0.55 in the
-logarithm; the German length follows the English one. The scale of the step time is Fig 12a's: LLaMA-13B has the layers
+logarithm; the German length follows the English one. The scale of the step time is Fig 13a's: LLaMA-13B has the layers
 and the width of OPT-13B.
 """
 
@@ -22,7 +22,7 @@ from ..rate_sweep.panels import ORACLE, VLLM, Panel, panel_document, published_p
 from ..rate_sweep.rate_sweep import System
 from ..rows import Row, as_finding, ordered
 from ..settings import paper_settings
-from .fig12 import ScaleInputs, fitted_scale, load
+from .fig12 import SCALE, load
 
 FIGURE = "fig16"
 PREFIX_TOKENS = {"1-shot, 80 prefix tokens": 80, "5-shot, 341 prefix tokens": 341}
@@ -36,9 +36,9 @@ def fig16(bench: Bench) -> Payload:
     return figure_of(bench.source, DURATION_S)
 
 
-def figure_of(source: Source, duration_s: float, fitting_s: float | None = None) -> Payload:
-    """As ``fig16``, with traces of this length; the scale is fitted on a trace of ``fitting_s``, or of the paper's length."""
-    parts = [panel_document(build_panel(name, source, duration_s, fitting_s)) for name in PREFIX_TOKENS]
+def figure_of(source: Source, duration_s: float) -> Payload:
+    """As ``fig16``, with traces of this length."""
+    parts = [panel_document(build_panel(name, source, duration_s)) for name in PREFIX_TOKENS]
     first, said = parts[0], paper_figures()[FIGURE]["text"]
     ratios = [ratio_text(_plain(part["rows"]), VLLM, ORACLE) for part in parts]
     return first | {
@@ -56,8 +56,8 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
     }
 
 
-def build_panel(name: str, source: Source, duration_s: float, fitting_s: float | None) -> Panel:
-    """One of the two panels of ``figure_of`` before it is run; only its scale is fitted."""
+def build_panel(name: str, source: Source, duration_s: float) -> Panel:
+    """One of the two panels of ``figure_of`` before it is run."""
     published = published_panel(FIGURE, name)
     other_seeds = spare_seeds(source.seeds)
     shots = name.split(",")[0]
@@ -66,7 +66,7 @@ def build_panel(name: str, source: Source, duration_s: float, fitting_s: float |
         figure=FIGURE,
         published=labelled,
         systems={label: system(label.split(",")[0], PREFIX_TOKENS[name]) for label in labelled},
-        scales=dict.fromkeys(labelled, fitted_scale(ScaleInputs("OPT-13B", source, fitting_s), VLLM)),
+        scales=dict.fromkeys(labelled, SCALE),
         loads={
             (label, seed): load(sentences(PREFIX_TOKENS[name], seed), rate, duration_s, seed)
             for label, rate in labelled.items()

@@ -5,7 +5,7 @@ most 1,016 tokens, and nothing is cached between rounds. A request starts a new 
 otherwise it continues an open one. The probability is 0.1 here, the default of the artifact's ``benchmark_chatbot.py``.
 With it most prompts have 1,024 tokens, as in the paper; with the 0.5 of the artifact's run script, synthetic prompts
 are too short. Only the shape is comparable: rounds after the first are not available, and every round is drawn from the
-summary of first rounds here. The trace lasts an hour, and the scale of the step time is Fig 12a's.
+summary of first rounds here. The trace lasts an hour, and the scale of the step time is Fig 13a's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..rate_sweep.panels import ORACLE, ORCAS, VLLM, Panel, panel_document, publ
 from ..rate_sweep.rate_sweep import System
 from ..rows import Row, as_finding
 from ..settings import paper_settings
-from .fig12 import ScaleInputs, fitted_scale, load
+from .fig12 import SCALE, load
 
 FIGURE, PANEL = "fig17", "chatbot"
 DURATION_S = 3600.0
@@ -42,9 +42,9 @@ def fig17(bench: Bench) -> Payload:
     return figure_of(bench.source, DURATION_S)
 
 
-def figure_of(source: Source, duration_s: float, fitting_s: float | None = None) -> Payload:
-    """As ``fig17``, with traces of this length; the scale is fitted on a trace of ``fitting_s``, or of the paper's length."""
-    document = panel_document(build_panel(source, duration_s, fitting_s))
+def figure_of(source: Source, duration_s: float) -> Payload:
+    """As ``fig17``, with traces of this length."""
+    document = panel_document(build_panel(source, duration_s))
     rows = document["rows"]
     return document | {
         "findings": list(findings(rows)),
@@ -57,15 +57,15 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
     }
 
 
-def build_panel(source: Source, duration_s: float, fitting_s: float | None = None) -> Panel:
-    """The panel of ``figure_of`` before it is run; only its scale is fitted."""
+def build_panel(source: Source, duration_s: float) -> Panel:
+    """The panel of ``figure_of`` before it is run."""
     published, other_seeds = published_panel(FIGURE, PANEL), spare_seeds(source.seeds)
     rounds = {seed: conversations(seed) for seed in (*source.seeds, *other_seeds)}
     return Panel(
         figure=FIGURE,
         published=published,
         systems={series: system(series) for series in published},
-        scales=dict.fromkeys(published, fitted_scale(ScaleInputs("OPT-13B", source, fitting_s), VLLM)),
+        scales=dict.fromkeys(published, SCALE),
         loads={
             (series, seed): load(lengths, rate, duration_s, seed)
             for series, rate in published.items()

@@ -1,15 +1,16 @@
 """Step time in the rate sweeps, before the fitted scale of each model.
 
-The paper measured the steps of OPT-13B alone: 25.7 ms + 0.42 ms a sequence + 0.047 ms a prompt token. For OPT-66B and
-OPT-175B, on four and eight GPUs, each of the three numbers is multiplied by the roofline's ratio between the two
-servers, all-reduces included. FasterTransformer runs fused kernels without Python between its steps: its base is the
-roofline itself. ``step-costs`` compares this with steps that depend on the context (``ContextCost``).
+The paper measured the steps of OPT-13B alone: 25.7 ms + 0.42 ms a sequence + 0.047 ms a prompt token; the reading of
+keys and values is a part of the 0.42 ms that grows with the context (``ContextCost``). For OPT-66B and OPT-175B, on
+four and eight GPUs, each of the three numbers is multiplied by the roofline's ratio between the two servers,
+all-reduces included. FasterTransformer runs fused kernels without Python between its steps: its base is the roofline
+itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 from ....sim.cost import PaperCost, StepCost, cost
 from ....sim.cost.paper import MS_PER_DECODE, MS_PER_PREFILL_TOKEN, STEP_MS
@@ -29,15 +30,16 @@ class Steps:
     Attributes:
         model, gpu, tensor_parallel: The server.
         roofline: Take the roofline itself, in place of the paper's step.
-        by_context: Read each sequence's keys and values by their number (``ContextCost``).
-        sequence_slope: Share of the paper's 0.42 ms that each sequence of a load takes.
+        by_context: Whether the step time depends on the context; only ``step-costs`` asks for one that does not.
+        sequence_slope: Share of the time per sequence, without the reading of its keys and values, that each sequence
+            of a load takes.
     """
 
     model: str = "opt-13b"
     gpu: str = "a100-40gb"
     tensor_parallel: int = 1
     roofline: bool = False
-    by_context: bool = False
+    by_context: bool = True
     sequence_slope: float = 1.0
 
     def cost(self) -> StepCost:
@@ -46,11 +48,19 @@ class Steps:
             return _roofline(self.model, self.gpu, self.tensor_parallel)
         step, decode, prefill = self.ratios()
         server = Server(self.model, self.gpu, self.tensor_parallel)
-        kind = partial(ContextCost, server=server) if self.by_context else partial(PaperCost, 1, server.block_bytes())
-        return kind(
+        if not self.by_context:
+            return PaperCost(
+                block_bytes=server.block_bytes(),
+                step_ms=step * STEP_MS,
+                ms_per_decode=decode * MS_PER_DECODE * self.sequence_slope,
+                ms_per_prefill_token=prefill * MS_PER_PREFILL_TOKEN,
+            )
+        return ContextCost(
+            server=server,
             step_ms=step * STEP_MS,
-            ms_per_decode=decode * MS_PER_DECODE * self.sequence_slope,
+            ms_per_decode=decode * MS_PER_DECODE,
             ms_per_prefill_token=prefill * MS_PER_PREFILL_TOKEN,
+            sequence_slope=self.sequence_slope,
         )
 
     def ratios(self) -> tuple[float, float, float]:

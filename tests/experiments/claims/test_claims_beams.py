@@ -10,7 +10,7 @@ import pytest
 from fragmeter.experiments.claims.runs import Trial
 from fragmeter.experiments.claims.sharing import beam_rates, beam_searches
 from fragmeter.experiments.paper.figures import fig14
-from fragmeter.experiments.paper.figures.fig12 import ScaleInputs, fitted_scale
+from fragmeter.experiments.paper.fit import CONTEXT_STEP_SCALE
 from fragmeter.experiments.paper.paper import SERIES, SYNTHETIC_SET, Source
 from fragmeter.experiments.paper.rate_sweep.panels import Panel
 from fragmeter.experiments.paper.rate_sweep.rate_sweep import find_rate, per_step_pct, stretched
@@ -35,14 +35,13 @@ def test_claim_5_searches_where_fig_14f_does(panel, seed):
         assert all(map(np.array_equal, *columns))
 
 
-def test_that_is_six_beams_with_fig_14_s_time_a_beam_and_fig_12a_s_scale():
+def test_that_is_six_beams_with_fig_14_s_time_a_beam_and_fig_13a_s_scale():
     published = {"Orca (Max)": 0.3, "Orca (Pow2)": 1.9, "Orca (Oracle)": 3.16, "vLLM": 7.03}
-    scale = fitted_scale(ScaleInputs("OPT-13B", Source((0,))), "vLLM").value
     for series, search in beam_searches(0).items():
         assert search.system.n == 6 and search.system.settings.value("use_beam_search")
         # What is spent once a request, on each of six, and what every beam takes beside.
-        assert search.system.steps.sequence_slope == pytest.approx(0.147 + 0.853 / 6 + 0.358)
-        assert (search.scale, search.load.rate) == (scale, published[series])
+        assert search.system.steps.sequence_slope == pytest.approx(1 - 0.445 + 0.445 / 6 + 0.639)
+        assert (search.scale, search.load.rate) == (CONTEXT_STEP_SCALE, published[series])
         # 2,000 at the published rate, or what comes in an hour.
         expected = min(2000, 3600 * published[series])
         assert len(search.load.workload) == pytest.approx(expected, rel=0.1)

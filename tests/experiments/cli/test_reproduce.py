@@ -16,8 +16,8 @@ import pytest
 
 from cli_runs import command, run_here
 from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.paper.fit import CONTEXT_STEP_SCALE
 from fragmeter.experiments.reproduce.figures import FIGURES
-from fragmeter.sim.engine.replica import FITTED_STEP_SCALE
 from fragmeter.sim.output.folders import MARKER
 from fragmeter.sim.output.interrupts import INTERRUPTED
 
@@ -89,7 +89,7 @@ class TestTheDocumentOfFig2:
         assert len(moved) > len(METRICS)
 
     def test_says_that_the_scale_was_fitted_beforehand(self, fig2):
-        assert fig2["step_scale"] == fig2["fit"]["step_scale"] == FITTED_STEP_SCALE
+        assert fig2["step_scale"] == fig2["fit"]["step_scale"] == CONTEXT_STEP_SCALE
         assert fig2["fit"]["kind"] == "fitted beforehand, on the paper's own length pairs"
         assert fig2["fit"]["scan"] == []
 

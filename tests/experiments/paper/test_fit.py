@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fragmeter.experiments.paper.fit import SCALES, fit
+from fragmeter.experiments.paper.fit import CONTEXT_STEP_SCALE, SCALES, fit
 from fragmeter.experiments.paper.paper import Source
 from fragmeter.sim.engine.replica import FITTED_STEP_SCALE
 from fragmeter.traces import LengthPairs
@@ -66,5 +66,6 @@ def test_drawn_lengths_are_not_fitted_on():
     bench = Response(lambda s: pytest.fail("was measured"))
     bench.source = Source((0,))
     found = fit(bench)
-    assert (found.scale, found.scan) == (FITTED_STEP_SCALE, ())
+    assert (found.scale, found.scan) == (CONTEXT_STEP_SCALE, ())
+    assert fit(bench, by_context=False).scale == FITTED_STEP_SCALE
     assert "beforehand and on the paper's own length pairs" in found.description()

@@ -23,7 +23,7 @@ BOTH_SCALES = {("FasterTransformer", ""), ("vLLM", "")}
 FITTED = {
     "fig1": {("the paper's step cost", str(batch)) for batch in range(4, 41, 4)},
     "fig19a": {("recompute", "16"), *((f"swap {way}", size) for way in ("in", "out") for size in ("8", "256"))},
-    "fig12a": BOTH_SCALES,
+    "fig12a": {("FasterTransformer", "")},
     "fig12b": BOTH_SCALES,
     "fig12c": BOTH_SCALES,
     "fig13a": {("vLLM", "")},
@@ -36,9 +36,9 @@ SHORT = Source((0, 1))
 FITTING_S = 60
 PANELS = {
     **{f"fig12{letter}": partial(fig12.build_panel, letter, SHORT, FITTING_S) for letter in fig12.PANELS},
-    **{f"fig14{letter}": partial(fig14.build_panel, letter, SHORT, 40, FITTING_S) for letter in fig14.PANELS},
-    **{f"fig16, {name}": partial(fig16.build_panel, name, SHORT, 10, FITTING_S) for name in fig16.PREFIX_TOKENS},
-    "fig17": partial(fig17.build_panel, SHORT, FITTING_S, FITTING_S),
+    **{f"fig14{letter}": partial(fig14.build_panel, letter, SHORT, 40) for letter in fig14.PANELS},
+    **{f"fig16, {name}": partial(fig16.build_panel, name, SHORT, 10) for name in fig16.PREFIX_TOKENS},
+    "fig17": partial(fig17.build_panel, SHORT, FITTING_S),
 }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fragmeter.experiments.paper.context_cost import ContextCost
 from fragmeter.experiments.paper.figures import fig12, fig14, fig16, fig17
 from fragmeter.experiments.paper.paper import ALPACA_SET, Source
 from fragmeter.experiments.paper.paper import source as paper_source
@@ -30,7 +31,8 @@ STEP_S, DECODE_S, PROMPT_S = 0.0257, 0.00042, 0.000047
 class TestSteps:
     def test_opt_13b_s_are_the_paper_s(self):
         assert Steps().ratios() == Steps("llama-13b").ratios() == (1, 1, 1)
-        assert Steps().cost().step_ticks(10, 5000, 200, 0) == PaperCost().step_ticks(10, 5000, 200, 0)
+        assert Steps().cost().step_ticks(10, 5000, 200, 0) == ContextCost().step_ticks(10, 5000, 200, 0)
+        assert Steps(by_context=False).cost().step_ticks(10, 5000, 200, 0) == PaperCost().step_ticks(10, 5000, 200, 0)
 
     def test_others_are_the_paper_s_times_what_the_roofline_says(self):
         ranks = {"opt-66b": 4, "opt-13b": 1}
@@ -39,8 +41,8 @@ class TestSteps:
         assert steps.ratios()[0] == own.step_ticks(1, 1, 0, 0) / base.step_ticks(1, 1, 0, 0)
         empty = steps.cost().step_ticks(0, 0, 0, 0)
         assert empty == pytest.approx(STEP_S * steps.ratios()[0] * PER_SECOND, abs=1)
-        more = steps.cost().step_ticks(10, 0, 0, 0) - empty
-        assert more == pytest.approx(10 * DECODE_S * steps.ratios()[1] * PER_SECOND, abs=10)
+        more = steps.cost().step_ticks(10, 10 * 330, 0, 0) - empty
+        assert more == pytest.approx(10 * DECODE_S * steps.ratios()[1] * PER_SECOND, rel=1e-6)
         prompt = steps.cost().step_ticks(0, 0, 1000, 0) - empty
         assert prompt == pytest.approx(1000 * PROMPT_S * steps.ratios()[2] * PER_SECOND, abs=1000)
 
@@ -68,8 +70,8 @@ class TestSystems:
 
     def test_the_asked_slope_puts_the_crossing_where_it_is_published(self):
         source = Source((0,))
-        slope = fig14.asked_slope("b", source, 300, 150)
-        rate, scale = 10.3, fig12.fitted_scale(fig12.ScaleInputs("OPT-13B", source, 150), VLLM).value
+        slope = fig14.asked_slope("b", source, 300)
+        rate, scale = 10.3, fig12.SCALE.value
         arriving = fig12.load(lengths_of(ALPACA, source), rate, 300 / rate, 0)
         system = replace(fig14.system("parallel", 4, VLLM), steps=Steps(sequence_slope=slope))
         assert latency_s(system, arriving, rate, scale) == pytest.approx(TARGET_S, rel=0.05)
