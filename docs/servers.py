@@ -46,6 +46,18 @@ Mean absolute error of means over the runs, with its bias. {missed}
 """
 NOTES = """\
 
+## Held-out runs
+
+Runs of class *held out* were collected after all coefficients were fitted. No coefficient, constant or default is fitted to them or chosen on them.
+They are simulated with the shipped defaults and no constants of a server. A fault that such a run shows is corrected only for a reason in vLLM's
+source or in a table of kernels, and this page then names the runs that were seen before the correction. They are:
+
+| runs | source |
+|---|---|
+| H100, A100 80 GB and L40S: Qwen3 14B, CodeLlama 34B, Mixtral 8x7B and 8x22B, warm prompts, one run in overload | inference-sim/sim-to-real-accuracy-validation, inference-sim/training |
+| H100, H200 and B200: gpt-oss-120b and Llama 3.1 70B in fp8, cold prompts without prefix cache, closed loop | SemiAnalysis InferenceX, quoted by inference-sim/inference-sim |
+| two RTX PRO 6000 over PCIe: Qwen3 32B (tensor parallel, overload), Qwen3 30B A3B (data and expert parallel) | casys-kaist/LLMServingSim |
+
 ## What was chosen, and on which runs
 
 - The profiles of the two RTX cards are fitted to tables of single layers, measured on these cards in vLLM 0.19. The runs of these servers
