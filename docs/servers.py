@@ -33,7 +33,8 @@ Every run takes step times from `--cost fitted`, the profile of its card, and ad
 | `host_us` | the host's time for a step; hidden behind the GPU under asynchronous scheduling, so that these runs do not determine it |
 
 A profile knows operations, not the server. A run is *fitted* where its own measurement determined the constants. Everywhere else it is
-*predicted*: by no constants at all, or by those of other runs.
+*predicted*: by no constants at all, or by those of other runs. A run is *held out* where nothing was fitted or chosen on it
+([below](#held-out-runs)).
 
 {constants}
 
@@ -44,8 +45,7 @@ Mean absolute error of means over the runs, with its bias. {missed}
 {targets}
 
 """
-NOTES = """\
-
+HELD_OUT = """\
 ## Held-out runs
 
 Runs of class *held out* were collected after all coefficients were fitted. No coefficient, constant or default is fitted to them or chosen on them.
@@ -57,6 +57,16 @@ source or in a table of kernels, and this page then names the runs that were see
 | H100, A100 80 GB and L40S: Qwen3 14B, CodeLlama 34B, Mixtral 8x7B and 8x22B, warm prompts, one run in overload | inference-sim/sim-to-real-accuracy-validation, inference-sim/training |
 | H100, H200 and B200: gpt-oss-120b and Llama 3.1 70B in fp8, cold prompts without prefix cache, closed loop | SemiAnalysis InferenceX, quoted by inference-sim/inference-sim |
 | two RTX PRO 6000 over PCIe: Qwen3 32B (tensor parallel, overload), Qwen3 30B A3B (data and expert parallel) | casys-kaist/LLMServingSim |
+
+Mean absolute error over the runs of a card and model, and bias in brackets. Errors of a run are in the table below.
+
+{groups}
+
+{lines}
+
+{notes}
+"""
+NOTES = """\
 
 ## What was chosen, and on which runs
 
@@ -93,6 +103,10 @@ LLMServingSim publishes its own simulation of the two RTX runs (its error is in 
 11.8 % and TTFT 22.8 % over 38 runs, AISimulate TPOT 2.8 to 5.2 % and TTFT 13.5 to 15.7 %. Those are mean absolute errors over other sets of
 runs.
 """
+#: Mean TTFT above which a run counts as overload: no prompt of these runs takes as long by itself.
+_LONG_MS = 5_000
+#: What held-out runs showed.
+HELD_OUT_NOTES = """"""
 _METRICS = {
     "output_throughput": "output tokens/s",
     **{
@@ -114,9 +128,16 @@ def page(found: Mapping[str, Any]) -> str:
         missed="All limits are met." if not missed else f"{missed} of {len(found['targets'])} limits are missed.",
         targets="\n".join(_targets(found["targets"])),
     )
-    parts = [head, "## Errors\n", *_errors(rows), "\n## Measured and simulated\n", *_values(rows)]
+    held_out = [row for row in rows if row["kind"] == "held out"]
+    others = [row for row in rows if row["kind"] != "held out"]
+    below = HELD_OUT.format(
+        groups="\n".join(_groups(found["summary"])),
+        lines="\n".join(_errors(held_out)),
+        notes=HELD_OUT_NOTES,
+    )
+    parts = [head, "## Errors\n", *_errors(others), "", below, "## Measured and simulated\n", *_values(rows)]
     parts += ["\n## Sources\n", *_sources(rows)]
-    h100 = [row for row in rows if row["run"].startswith("h100") and row["constants"] != "nothing"]
+    h100 = [row for row in others if row["run"].startswith("h100") and row["constants"] != "nothing"]
     moe = [row["error"] for row in h100 if "mixtral" in row["run"] and row["metric"] == "mean_tpot_ms"]
     tail = max(row["measured"] / row["simulated"] for row in h100 if row["metric"] == "p99_ttft_ms")
     notes = NOTES.format(mixed=MIXED_FACTOR, moe=sum(moe) / len(moe), tail=tail)
@@ -136,6 +157,19 @@ def _targets(targets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         about = (f"{target['runs']} ({target['num_runs']})", target["constants"], target["kind"])
         numbers = f"{target['limit']:.0%}", f"{target['mean_absolute_error']:.1%}", f"{target['bias']:+.1%}"
         yield _row(*about, _METRICS[target["metric"]], *numbers, target["outcome"])
+
+
+def _groups(summary: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each card and model with held-out runs."""
+    shown = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
+    yield from _table("runs", *(_METRICS[metric] for metric in shown))
+    lines: dict[str, dict[str, str]] = {}
+    for row in summary:
+        if row["kind"] == "held out":
+            value = f"{row['mean_absolute_error']:.1%} ({row['bias']:+.1%})"
+            lines.setdefault(f"{row['runs']} ({row['num_runs']})", {})[row["metric"]] = value
+    for name, values in lines.items():
+        yield _row(name, *(values.get(metric, "") for metric in shown))
 
 
 def _errors(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -174,12 +208,14 @@ def _sources(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def errors(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The errors of the means of each run without constants, rounded to 0.1 %."""
+    """The errors of the means of each run without constants, rounded to 0.1 %. In overload are runs with requests that waited
+    for longer than ``_LONG_MS`` in the mean."""
     by_run: dict[str, dict[str, float]] = {}
     for row in found["rows"]:
         if row["constants"] == "nothing" and not row["metric"].startswith(("median", "p99")):
             by_run.setdefault(row["run"], {})[row["metric"]] = round(row["error"], 3)
     settings = {fact["name"]: fact["settings"] for fact in facts()["runs"]}
+    waits = {row["run"]: row["measured"] > _LONG_MS for row in found["rows"] if row["metric"] == "mean_ttft_ms"}
     return [
         {
             "run": name,
@@ -187,6 +223,7 @@ def errors(found: Mapping[str, Any]) -> list[dict[str, Any]]:
             "model": settings[name]["model"],
             "tensor_parallel_size": settings[name].get("tensor_parallel_size", 1),
             "mixture_of_experts": model(settings[name]["model"]).experts is not None,
+            "overload": waits[name],
             "errors": of_run,
         }
         for name, of_run in by_run.items()
