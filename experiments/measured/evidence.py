@@ -1,9 +1,10 @@
 """What the step times of a simulation rest on, and the errors of the measured runs most like it.
 
 Runs of real servers (``experiments.reproduce.servers``) were simulated with the step times of their card and without
-constants of the server. ``facts/server_errors.json`` has their signed errors, by card, model and tensor parallelism;
+constants of the server. ``facts/server_errors.json`` has their signed errors, by card, model, tensor parallelism and load;
 ``make servers`` writes it. Of the runs on the simulated card those count that share more of the following with the
-simulation, in this order: dense or mixture of experts, tensor parallelism, model.
+simulation, in this order: dense or mixture of experts, tensor parallelism, model. TTFT of runs in overload is queueing,
+which multiplies the errors of step times; its error is stated apart.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from ...sim.spec import gpu, model
 _MOST_LINES = 4
 #: Names of the errors in text.
 _LATENCIES = {"mean_ttft_ms": "TTFT", "mean_tpot_ms": "TPOT"}
+#: Errors that are those of step times in overload, too.
+_OF_STEPS = ("output_throughput", "mean_tpot_ms")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,9 @@ class Nearest:
         runs: Their number.
         model, tensor_parallel_size: Of these runs; several models are separated by commas.
         same_kind: Whether they are dense, or mixtures of experts, as the simulated model is.
-        errors: Lowest and highest simulated value over the measured one, less one, by metric.
+        errors: Lowest and highest simulated value over the measured one, less one, by metric; without TTFT and E2E of runs in
+            overload. A metric that no run has is left out.
+        overload_ttft: The same of mean TTFT of the runs in overload; None if there are none.
     """
 
     runs: int
@@ -42,6 +47,7 @@ class Nearest:
     tensor_parallel_size: str
     same_kind: bool
     errors: Mapping[str, tuple[float, float]]
+    overload_ttft: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,11 @@ class Evidence:
         found = self.nearest
         if found is None:
             return line if self.basis == "a measured server" else f"{line} No measured run was simulated with them."
-        errors = ", ".join(f"{_LATENCIES[name]} {_range(*found.errors[name])}" for name in _LATENCIES)
+        errors = ", ".join(
+            f"{_LATENCIES[name]} {_range(*found.errors[name])}" for name in _LATENCIES if name in found.errors
+        )
+        if found.overload_ttft is not None:
+            errors += f"; TTFT in overload {_range(*found.overload_ttft)}"
         ranks = f" on {found.tensor_parallel_size} GPUs" if found.tensor_parallel_size != "1" else ""
         number = "measured run" if found.runs == 1 else f"{found.runs} measured runs"
         kind = "" if found.same_kind else "; none has the same kind of layers (dense, or experts)"
@@ -129,12 +139,23 @@ def _nearest(settings: Settings) -> Nearest | None:
 
     most = max(map(likeness, found))
     alike = [row for row in found if likeness(row) == most]
-    metrics = [name for name in alike[0]["errors"] if all(name in row["errors"] for row in alike)]
-    errors = {
-        name: (min(row["errors"][name] for row in alike), max(row["errors"][name] for row in alike)) for name in metrics
-    }
+    calm = [row["errors"] if not row["overload"] else _only(row["errors"], *_OF_STEPS) for row in alike]
+    queued = [_only(row["errors"], "mean_ttft_ms") for row in alike if row["overload"]]
+    overload_ttft = _ranges(queued).get("mean_ttft_ms")
     models, ranks = ({row[key]: None for row in alike} for key in ("model", "tensor_parallel_size"))
-    return Nearest(len(alike), ", ".join(models), ", ".join(map(str, ranks)), most[0], errors)
+    return Nearest(len(alike), ", ".join(models), ", ".join(map(str, ranks)), most[0], _ranges(calm), overload_ttft)
+
+
+def _only(errors: Mapping[str, float], *metrics: str) -> dict[str, float]:
+    return {name: error for name, error in errors.items() if name in metrics}
+
+
+def _ranges(rows: Iterable[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
+    found: dict[str, list[float]] = {}
+    for errors in rows:
+        for name, error in errors.items():
+            found.setdefault(name, []).append(error)
+    return {name: (min(values), max(values)) for name, values in found.items()}
 
 
 def _range(low: float, high: float) -> str:

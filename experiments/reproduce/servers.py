@@ -1,13 +1,11 @@
 """Measured servers beside their simulation: throughput, TTFT, TPOT and E2E, with signed errors.
 
 Every run is simulated with the profile of its card and the server's constants (``sim.cost.server``): none, those fitted to
-the run itself, or those fitted to other runs (``FITS``). A prediction is judged on no run that it was fitted to.
+the run itself, or those fitted to other runs (``FITS``). A prediction is judged on no run that it was fitted to. A *held-out*
+run was collected after everything was fitted: it is simulated without constants, and no constant is fitted to it.
 
-The requests of a run are in a file outside of the package (``--runs FOLDER``), or follow from its figures: requests at a
-constant rate, each one of ``system_prompts * users`` fixed prompts. A prompt has a length of its own, between the measured
-quantiles, and shares its first tokens with the prompts of its system prompt.
-
-The stages with such prompts give means: their TPOT is (mean E2E - mean TTFT) / (output tokens - 1).
+The requests of a run are in a file outside of the package (``--runs FOLDER``), or follow from its figures
+(``server_loads``). The stages with fixed prompts give means: their TPOT is (mean E2E - mean TTFT) / (output tokens - 1).
 """
 
 from __future__ import annotations
@@ -34,17 +32,19 @@ from ...sim.output.files import as_json
 from ...sim.output.folders import OutputFolder
 from ...sim.types import ticks
 from ...sim.types.errors import SettingError, UserError
-from ...sim.workload.content import PromptContent
 from ...traces import Measured, Trace
 from ..measured.constants import Deviation, fitted_constants, fitted_to, served
 from ..measured.replay import Benchmark
 from ..paper.comparison import Payload
 from ..runs.output import Report, track
+from .server_loads import LOADS
 
 FIGURE = "servers"
 #: Statistics that are shown, and their percentiles; None is the mean.
 STATISTICS = {"mean": None, "median": 50, "p99": 99}
 LATENCIES = ("ttft", "tpot", "e2el")
+#: ``class`` of a fact that nothing may be fitted to.
+HELD_OUT = "held out"
 _COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
 
 Figures = dict[str, float]
@@ -57,7 +57,7 @@ class Fit:
     Attributes:
         name: Of the fit.
         on: Prefixes of names of runs; none for no constants.
-        to: Runs that it is shown for.
+        to: Runs that it is shown for; held-out ones are shown without constants only.
     """
 
     name: str
@@ -102,6 +102,7 @@ class ServerRun:
 
     def __init__(self, fact: Mapping[str, Any]) -> None:
         self.fact, self.name = fact, str(fact["name"])
+        self.held_out = fact.get("class") == HELD_OUT
         self.settings: Settings = settings(policy="vllm-v1", cost="fitted", **fact["settings"])
 
     @cached_property
@@ -110,17 +111,15 @@ class ServerRun:
         found = {key: value for key, value in self.fact["measured"].items() if not isinstance(value, dict)}
         found |= _flat(self.fact["measured"])
         if "mean_tpot_ms" not in found:
-            found["mean_tpot_ms"] = (found["mean_e2el_ms"] - found["mean_ttft_ms"]) / (self._output_tokens - 1)
+            between = self.fact["shared_prefix"]["output_tokens"] - 1
+            found["mean_tpot_ms"] = (found["mean_e2el_ms"] - found["mean_ttft_ms"]) / between
         return found
-
-    @property
-    def _output_tokens(self) -> int:
-        return int(self.fact["shared_prefix"]["output_tokens"])
 
     @cached_property
     def workload(self) -> Workload:
         """Its requests."""
-        return shared_prefix_workload(self.name, **self.fact["shared_prefix"])
+        load = next(name for name in LOADS if name in self.fact)
+        return LOADS[load](self.name, **self.fact[load])
 
     def simulated(self, constants: ServerConstants) -> Figures:
         """Simulated figures with these constants, by the names of the measured ones."""
@@ -154,32 +153,6 @@ class RequestsRun(ServerRun):
     def workload(self) -> Workload:
         """Its requests."""
         return self.benchmark.workload(0)
-
-
-def shared_prefix_workload(
-    name: str,
-    requests: int,
-    request_rate: float,
-    system_prompts: int,
-    users: int,
-    system_prompt_tokens: int,
-    output_tokens: int,
-    prompt_tokens: Mapping[str, float],
-) -> Workload:
-    """Requests at a constant rate; their prompts are ``system_prompts * users`` fixed ones in turn."""
-    prompts = system_prompts * users
-    ranks = {"min": 0.0, "median": 0.5, "p90": 0.9, "max": 1.0}
-    quantiles = np.interp(
-        (np.arange(prompts) + 0.5) / prompts, list(ranks.values()), [prompt_tokens[rank] for rank in ranks]
-    )
-    # Lengths have nothing to do with the system prompt.
-    lengths = np.random.default_rng(0).permutation(np.rint(quantiles).astype(np.int64))
-    which = np.arange(requests) % prompts
-    pieces = np.stack([which % system_prompts, system_prompts + which], axis=1)
-    tokens = np.stack([np.full(requests, system_prompt_tokens), lengths[which] - system_prompt_tokens], axis=1)
-    content = PromptContent(np.arange(requests + 1) * 2, pieces.ravel(), tokens.ravel())
-    arrivals = np.rint(np.arange(requests) * (ticks.PER_SECOND / request_rate)).astype(np.int64)
-    return Workload(name, arrivals, lengths[which], np.full(requests, output_tokens), content=content)
 
 
 def _benchmark(path: Path) -> Benchmark:
@@ -243,14 +216,15 @@ def compare_servers(folder: Path | None) -> Payload:
     rows: list[dict[str, Any]] = []
     constants: dict[str, dict[str, Any]] = {}
     for fit in FITS:
-        own = [run for run in runs if run.name.startswith(fit.on or "-")]
+        own = [run for run in runs if run.name.startswith(fit.on or "-") and not run.held_out]
         if fit.on and not own:
             continue
         found = fit_constants(own) if fit.on else ServerConstants()
         constants[fit.name] = {"fitted_on": [run.name for run in own], **vars(found)}
-        shown = [run for run in runs if run.name.startswith(fit.to)]
+        shown = [run for run in runs if run.name.startswith(fit.to) and not (fit.on and run.held_out)]
         for run in track(shown, f"Simulating with {fit.name} fitted", len(shown)):
-            rows += _rows(run, fit.name, run in own, run.simulated(found))
+            kind = HELD_OUT if run.held_out else "fitted" if run in own else "predicted"
+            rows += _rows(run, fit.name, kind, run.simulated(found))
     return {
         "figure": FIGURE,
         "notes": facts()["notes"],
@@ -262,14 +236,14 @@ def compare_servers(folder: Path | None) -> Payload:
     }
 
 
-def _rows(run: ServerRun, fit: str, is_fitted: bool, simulated: Figures) -> Iterator[dict[str, Any]]:
+def _rows(run: ServerRun, fit: str, kind: str, simulated: Figures) -> Iterator[dict[str, Any]]:
     others = {f"published_{simulator}": _flat(figures) for simulator, figures in run.fact.get("published", {}).items()}
     for metric, measured in run.measured.items():
         yield {
             "run": run.name,
             "source": run.fact["source"],
             "constants": fit,
-            "kind": "fitted" if is_fitted else "predicted",
+            "kind": kind,
             "metric": metric,
             "measured": measured,
             "simulated": simulated[metric],

@@ -25,7 +25,7 @@ from ..types.errors import SettingError
 from . import operations, shares
 from .base import coefficient
 from .calibration import Calibration
-from .curves import Curve, Surface, ticks_of
+from .curves import Curve, RisingCurve, Surface, ticks_of
 from .gemms import layer_gemms
 from .latent import LATENT_OPERATIONS, LatentCurves, latent_operations
 from .links import Links
@@ -72,10 +72,10 @@ class AttentionCurves:
         self._heads, self.mixed_model = shape.heads, mixed_model(calibration, shape.heads // shape.kv_heads)
         self._groups = [(group.num_layers, group.span.tokens or None) for group in model.kv_groups()]
         self._longest = model.max_model_len
-        self._curves: dict[int, Curve] = {}
+        self._curves: dict[int, RisingCurve] = {}
         self.prefill = Surface(self._prefill)
 
-    def decode(self, batch: int) -> Curve:
+    def decode(self, batch: int) -> RisingCurve:
         """Over the context of ``batch`` sequences, one or more."""
         curve = self._curves.get(batch)
         if curve is None:
@@ -83,7 +83,7 @@ class AttentionCurves:
             knees = [1 << power for power in range(self._longest.bit_length())]
             knees += [window for _, window in self._groups if window]
             bends = [batch * knee for knee in knees]
-            curve = self._curves[batch] = Curve(partial(self._decode, batch), batch * self._longest, bends)
+            curve = self._curves[batch] = RisingCurve(partial(self._decode, batch), batch * self._longest, bends)
         return curve
 
     def mixed(self, batch: int, context: int, tokens: int, pairs: int) -> int:

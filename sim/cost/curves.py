@@ -29,11 +29,14 @@ def ticks_of(us: np.ndarray) -> int:
 
 
 class Curve:
-    """A time in ticks over x = 0, 1, 2, ... that never falls.
+    """A time in ticks over x = 0, 1, 2, ... It follows a function that falls: some kernels take longer for one row than for
+    four.
 
     Attributes:
         segments: In the form of ``upper_envelope``.
     """
+
+    _rises = False
 
     def __init__(self, us: Microseconds, end: int, bends: Iterable[int] = ()) -> None:
         """
@@ -43,10 +46,13 @@ class Curve:
             bends: Corners of the curve, which are always knots.
         """
         grid = _grid(end, bends)
-        times = np.maximum.accumulate(np.rint(us(grid) * 1e3).astype(np.int64)) * TICKS_PER_NS
+        times = self._sampled(np.rint(us(grid) * 1e3).astype(np.int64) * TICKS_PER_NS)
         keep = _knots(grid, times.astype(float))
-        self.segments = _segments(grid[keep].tolist(), times[keep].tolist())
+        self.segments = _segments(grid[keep].tolist(), times[keep].tolist(), self._rises)
         self._ends = [until for *_, until in self.segments if until is not None]
+
+    def _sampled(self, times: np.ndarray) -> np.ndarray:
+        return times
 
     def segment(self, x: int) -> Segment:
         """The line at ``x``."""
@@ -55,6 +61,15 @@ class Curve:
     def __call__(self, x: int) -> int:
         base, slope, _ = self.segments[bisect_right(self._ends, x)]
         return base + slope * x
+
+
+class RisingCurve(Curve):
+    """A curve that never falls, as leaps over a growing context need; over a dip of the function it stays where it was."""
+
+    _rises = True
+
+    def _sampled(self, times: np.ndarray) -> np.ndarray:
+        return np.maximum.accumulate(times)
 
 
 def _grid(end: int, bends: Iterable[int]) -> np.ndarray:
@@ -78,12 +93,14 @@ def _knots(grid: np.ndarray, times: np.ndarray) -> list[int]:
     return kept
 
 
-def _segments(knots: list[int], times: list[int]) -> list[Segment]:
+def _segments(knots: list[int], times: list[int], rises: bool) -> list[Segment]:
     """Connected lines with whole slopes: each starts at the end of the one before and aims at the next knot."""
     segments: list[Segment] = []
     at = times[0]
     for start, end, time in zip(knots, knots[1:], times[1:]):
-        slope = max(0, round((time - at) / (end - start)))
+        slope = round((time - at) / (end - start))
+        if rises:
+            slope = max(0, slope)
         segments.append((at - slope * start, slope, end))
         at += slope * (end - start)
     base, slope, _ = segments[-1]

@@ -13,7 +13,7 @@ import numpy as np
 from ..spec.attention import Latent
 from ..spec.shape import ModelSpec
 from .calibration import Calibration
-from .curves import Curve, Surface
+from .curves import RisingCurve, Surface
 from .operations import MLA_HIDDEN_SIZE, MLA_LATENT, OPERATIONS, OpModel, OpName
 
 #: The operations of decodes and prefills, by the number format of the projections.
@@ -47,16 +47,16 @@ class LatentCurves:
         self._decode_op, self._prefill_op = ops.items()
         self._heads, self._layers = model.heads_per_rank(tensor_parallel), len(model.attention_layers)
         self._longest = model.max_model_len
-        self._curves: dict[int, Curve] = {}
+        self._curves: dict[int, RisingCurve] = {}
         self.prefill = Surface(self._prefill)
         self._shared = self.decode(1)(1)
 
-    def decode(self, batch: int) -> Curve:
+    def decode(self, batch: int) -> RisingCurve:
         """Over the context of ``batch`` sequences, one or more."""
         curve = self._curves.get(batch)
         if curve is None:
             bends = [batch << power for power in range(self._longest.bit_length())]
-            curve = self._curves[batch] = Curve(partial(self._decode, batch), batch * self._longest, bends)
+            curve = self._curves[batch] = RisingCurve(partial(self._decode, batch), batch * self._longest, bends)
         return curve
 
     def mixed(self, batch: int, context: int, tokens: int, pairs: int) -> int:

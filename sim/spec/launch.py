@@ -35,6 +35,10 @@ from .shape import ModelSpec
 from .weights import stage_bytes
 
 BLOCK_SIZE = 16
+#: Multiples of the hidden size and of a rank's width of mxfp4 experts, by ``Mxfp4MoEMethod.create_weights`` of vLLM's
+#: ``mxfp4.py``: of FlashInfer's kernels for compute capability 10, and of Marlin below 9. The Triton kernels of an H100 pad
+#: widths to 64, which gpt-oss has.
+_PADDED = {"b200": (256, 256), "b300": (256, 256), "a100": (256, 128), "l40s": (256, 128), "rtx-4090": (256, 128)}
 #: Used memory of an H100 before anything is loaded: 79.19 - 78.68 GiB.
 CONTEXT_BYTES = int(0.51 * GIB)
 #: From vLLM's `get_batch_defaults` for a server: (max_num_batched_tokens, max_num_seqs).
@@ -156,7 +160,7 @@ def stage_memories(launch: Launch) -> list[StageMemory]:
 
 def _stage(launch: Launch, layers: range, weights: int, last: bool) -> StageMemory:
     requested = int(launch.gpu.memory_bytes * launch.gpu_memory_utilization)
-    weights += _rotary_bytes(launch.model)
+    weights += _rotary_bytes(launch.model) + _padding_bytes(launch, layers)
     activations = activation_bytes(launch, layers, last)
     alone = launch.num_gpus == launch.deployment.data_parallel == 1
     non_torch = launch.release.alone_bytes if alone else launch.release.together_bytes
@@ -174,6 +178,24 @@ def _stage(launch: Launch, layers: range, weights: int, last: bool) -> StageMemo
         kv_cache_bytes=left + launch.correction_bytes,
         block_bytes=_block_bytes(launch, layers),
     )
+
+
+def _padding_bytes(launch: Launch, layers: range) -> int:
+    """What vLLM adds to experts in mxfp4, so that its default kernels of a card can multiply them (``_PADDED``)."""
+    model, deployment, experts = launch.model, launch.deployment, launch.model.experts
+    multiples = _PADDED.get(launch.gpu.architecture)
+    if experts is None or deployment.quantization != "mxfp4" or multiples is None:
+        return 0
+    ranks = deployment.expert_ranks(launch.tensor_parallel)
+    hidden_size, width = model.hidden_size, experts.intermediate_size // ranks.slices
+    padded = (-(-size // multiple) * multiple for size, multiple in zip((hidden_size, width), multiples, strict=True))
+    added = _expert_bytes(next(padded), next(padded), experts.bias) - _expert_bytes(hidden_size, width, experts.bias)
+    return len(set(layers) & set(experts.layers)) * -(-experts.count // ranks.holders) * added
+
+
+def _expert_bytes(hidden_size: int, width: int, bias: bool) -> int:
+    """Gate, up and down in 4 bits with an exponent of 8 bits for 32 values, and their biases in 16 bits."""
+    return 3 * hidden_size * width * 17 // 32 + (2 * (2 * width + hidden_size) if bias else 0)
 
 
 def _block_bytes(launch: Launch, layers: range) -> int:

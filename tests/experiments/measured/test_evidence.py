@@ -31,7 +31,9 @@ def test_the_errors_are_those_of_the_page():
         line.split("|")[1:-1] for line in PAGE.read_text("utf-8").splitlines() if re.match(r"\| .* \| nothing \|", line)
     ]
     page = {
-        cell[0].strip(): (cell[4].strip(), cell[7].strip(), cell[3].strip()) for cell in cells if "predicted" in cell[2]
+        cell[0].strip(): (cell[4].strip(), cell[7].strip(), cell[3].strip())
+        for cell in cells
+        if "fitted" not in cell[2]
     }
     assert len(page) == len(ROWS) == len(facts()["runs"])
     for row in ROWS:
@@ -43,11 +45,15 @@ def test_the_errors_are_those_of_the_page():
 @pytest.mark.parametrize(
     ("fields", "models", "runs"),
     [
-        ({"gpu": "h100-80gb", "model": "llama-3.1-8b"}, "llama-2-7b", 5),
+        ({"gpu": "h100-80gb", "model": "llama-3.1-8b"}, "llama-2-7b, qwen3-14b", 12),
+        ({"gpu": "h100-80gb", "model": "qwen3-14b"}, "qwen3-14b", 7),
         ({"gpu": "h100-80gb", "model": "llama-3.1-70b", "tensor_parallel_size": 4}, "llama-2-70b", 5),
-        ({"gpu": "h100-80gb", "model": "qwen3-30b-a3b", "tensor_parallel_size": 2}, "mixtral-8x7b", 5),
-        ({"gpu": "h100-80gb", "model": "qwen3-30b-a3b"}, "mixtral-8x7b", 5),
-        ({"gpu": "h100-80gb", "model": "mixtral-8x7b", "tensor_parallel_size": 4}, "mixtral-8x7b", 5),
+        ({"gpu": "h100-80gb", "model": "mixtral-8x7b", "tensor_parallel_size": 2}, "mixtral-8x7b", 5),
+        ({"gpu": "h100-80gb", "model": "mixtral-8x7b", "tensor_parallel_size": 4}, "mixtral-8x7b", 2),
+        ({"gpu": "h100-80gb", "model": "gpt-oss-120b", "tensor_parallel_size": 2}, "gpt-oss-120b", 4),
+        ({"gpu": "a100-80gb", "model": "qwen3-14b"}, "qwen3-14b", 2),
+        ({"gpu": "l40s", "model": "llama-3.1-8b"}, "qwen3-14b", 2),
+        ({"gpu": "rtx-pro-6000", "model": "qwen3-32b", "tensor_parallel_size": 2}, "qwen3-32b", 2),
         ({"gpu": "rtx-4090", "model": "llama-3.1-8b"}, "llama-3.1-8b", 1),
     ],
 )
@@ -62,8 +68,22 @@ def test_runs_of_the_other_kind_say_so():
     assert not found.nearest.same_kind and "none has the same kind of layers (dense, or experts)" in found.text()
 
 
+def test_ttft_of_overload_is_stated_apart():
+    """Two runs of Qwen3 32B in overload have no other TTFT; of Mixtral on two A100 one is in overload."""
+    found = of(gpu="rtx-pro-6000", model="qwen3-32b", tensor_parallel_size=2)
+    rows = [row for row in ROWS if row["model"] == "qwen3-32b"]
+    assert all(row["overload"] for row in rows) and "mean_ttft_ms" not in found.nearest.errors
+    ttft = [row["errors"]["mean_ttft_ms"] for row in rows]
+    assert found.nearest.overload_ttft == (min(ttft), max(ttft))
+    assert f"mean TPOT {min(r['errors']['mean_tpot_ms'] for r in rows):+.0%}" in found.text()
+    assert f"; TTFT in overload {min(ttft):+.0%} to {max(ttft):+.0%}." in found.text()
+    mixed = of(gpu="a100-80gb", model="mixtral-8x7b", tensor_parallel_size=2)
+    assert mixed.nearest.errors["mean_ttft_ms"][0] == mixed.nearest.errors["mean_ttft_ms"][1]
+    assert "TTFT in overload" in mixed.text()
+
+
 def test_gpus_without_measured_runs_say_so():
-    for name in ("a100-80gb", "h200", "l4"):
+    for name in ("b300", "gb200", "l4"):
         found = of(gpu=name, model="llama-3.1-8b")
         assert found.nearest is None and found.text().endswith("No measured run was simulated with them.")
 

@@ -10,9 +10,11 @@ import pytest
 
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.reproduce import servers
-from fragmeter.experiments.reproduce.servers import ServerRun, facts, fit_constants, shared_prefix_workload
+from fragmeter.experiments.reproduce.server_loads import closed_loop, poisson, shared_prefix
+from fragmeter.experiments.reproduce.servers import TARGETS, ServerRun, facts, fit_constants
 from fragmeter.sim import simulate
 from fragmeter.sim.cost import ServerConstants
+from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.summary import summary
 from paths import ROOT
 
@@ -22,7 +24,7 @@ SHORT = STAGE | {"shared_prefix": STAGE["shared_prefix"] | {"requests": 200}}
 
 def test_requests_are_those_of_the_figures():
     about = STAGE["shared_prefix"]
-    work = shared_prefix_workload("x", **about)
+    work = shared_prefix("x", **about)
     prompts = about["system_prompts"] * about["users"]
     assert len(work) == 7200 and set(work.output_tokens) == {251}
     lengths = work.prompt_tokens[:prompts]
@@ -50,9 +52,63 @@ def test_constants_are_not_negative():
 
 
 def test_every_run_has_a_source_and_its_latencies():
-    assert len(facts()["runs"]) == 17
+    assert len(facts()["runs"]) == 73 and len({fact["name"] for fact in facts()["runs"]}) == 73
     for fact in facts()["runs"]:
-        assert fact["source"] and {"ttft_ms", "e2el_ms"} <= set(fact["measured"])
+        measured = set(fact["measured"])
+        assert fact["source"] and "ttft_ms" in measured and measured & {"e2el_ms", "tpot_ms"}
+
+
+def test_nothing_is_fitted_to_a_held_out_run(held_out_document):
+    """Some have the prefixes of names that constants are fitted to."""
+    held_out = {fact["name"] for fact in facts()["runs"] if fact.get("class") == "held out"}
+    assert len(held_out) == 56
+    found = held_out_document
+    assert not held_out & {name for fit in found["constants"].values() for name in fit["fitted_on"]}
+    for row in found["rows"]:
+        assert (row["run"] in held_out) == (row["kind"] == "held out")
+        assert row["kind"] != "held out" or row["constants"] == "nothing"
+    assert {kind for _, _, kind, _ in TARGETS} == {"fitted", "predicted"}
+
+
+def test_a_held_out_run_of_a_fitted_card_and_model_is_not_fitted_to(monkeypatch):
+    """The class decides, not the name."""
+    also = SHORT | {"name": "h100-80gb llama-2-7b other 6/s", "class": "held out"}
+    monkeypatch.setattr(servers, "facts", lambda: {"notes": [], "runs": [SHORT, also]})
+    found = servers.compare_servers(None)
+    assert found["constants"]["h100 llama-2-7b"]["fitted_on"] == [SHORT["name"]]
+    assert {(row["run"], row["constants"]) for row in found["rows"] if row["kind"] == "held out"} == {
+        (also["name"], "nothing")
+    }
+
+
+def test_users_of_a_closed_loop_are_always_busy():
+    work = closed_loop("x", 80, 8, (820, 1024), (100, 120))
+    assert set(work.arrival_ticks) == {0} and work.users.max_concurrency == 8
+    assert 820 <= work.prompt_tokens.min() <= 850 and 995 <= work.prompt_tokens.max() <= 1024
+    assert 100 <= work.output_tokens.min() and work.output_tokens.max() <= 120
+    assert np.corrcoef(work.prompt_tokens, work.output_tokens)[0, 1] == pytest.approx(0, abs=0.3)
+    fact = next(fact for fact in facts()["runs"] if fact["name"] == "h100-80gb gpt-oss-120b x8 1k1k 4 users")
+    run = simulate(ServerRun(fact).settings, ServerRun(fact).workload)
+    times = request_times(run)
+    sent, answered = times.arrival_ticks, times.arrival_ticks + np.rint(times.e2el_ms * 1e9).astype(np.int64)
+    under_way = [int(((sent <= at) & (answered > at)).sum()) for at in sent]
+    # An answered request and the next one share a tick.
+    assert max(under_way) == 4 and min(under_way[3:-4]) >= 3
+
+
+def test_poisson_requests_have_the_quantiles():
+    about = next(fact for fact in facts()["runs"] if "poisson" in fact)["poisson"]
+    work = poisson("x", **about)
+    for lengths, quantiles in (
+        (work.prompt_tokens, about["prompt_tokens"]),
+        (work.output_tokens, about["output_tokens"]),
+    ):
+        # Of 300 lengths the longest is beside the last quantile.
+        found = np.percentile(lengths, np.linspace(0, 100, len(quantiles)))
+        assert found[:-1] == pytest.approx(quantiles[:-1], rel=0.02)
+    mean_gap_s = np.diff(work.arrival_ticks).mean() / 1e12
+    assert mean_gap_s == pytest.approx(1 / about["request_rate"], rel=0.15)
+    assert np.corrcoef(work.prompt_tokens, work.output_tokens)[0, 1] == pytest.approx(0, abs=0.15)
 
 
 def test_the_command_says_what_is_fitted_and_what_is_predicted(tmp_path, monkeypatch, capsys):
@@ -73,12 +129,33 @@ def test_the_command_says_what_is_fitted_and_what_is_predicted(tmp_path, monkeyp
         assert row["error"] == pytest.approx(row["simulated"] / row["measured"] - 1)
 
 
-def test_the_page_of_the_documentation_has_every_run(tmp_path):
-    found = servers.compare_servers(None)
-    text = runpy.run_path(str(ROOT / "docs" / "servers.py"))["page"](json.loads(json.dumps(found)))
-    for name in {row["run"] for row in found["rows"]}:
-        assert text.count(f"| {name} | ") == 3
-    assert (ROOT / "docs" / "servers.md").read_text("utf-8").count("| pass |") == 15
+@pytest.fixture(scope="module")
+def held_out_document():
+    """The document of all runs that need no file, as a reader of JSON sees it."""
+    return json.loads(json.dumps(servers.compare_servers(None)))
+
+
+PAGE = runpy.run_path(str(ROOT / "docs" / "servers.py"))
+
+
+def test_the_page_of_the_documentation_has_every_run(held_out_document):
+    text = PAGE["page"](held_out_document)
+    for name, kind in {row["run"]: row["kind"] for row in held_out_document["rows"]}.items():
+        # Errors without constants and values, and the constants of others or another simulator.
+        assert text.count(f"| {name} | ") == (2 if kind == "held out" and not name.startswith("rtx") else 3), name
+    written = (ROOT / "docs" / "servers.md").read_text("utf-8")
+    assert written.count("| pass |") == 15 and written.count("| nothing | held out |") == 56
+
+
+def test_the_page_is_that_of_the_simulations(held_out_document):
+    """Each line of a run on the written page is one of today's simulation; a changed figure makes another line."""
+    written = (ROOT / "docs" / "servers.md").read_text("utf-8").splitlines()
+    lines = [line for line in PAGE["page"](held_out_document).splitlines() if "| nothing | held out |" in line]
+    assert len(lines) == 56 and set(lines) <= set(written)
+    changed = json.loads(json.dumps(held_out_document))
+    row = next(row for row in changed["rows"] if row["kind"] == "held out" and row["metric"] == "mean_tpot_ms")
+    row["error"] = row["simulated"] * 1.02 / row["measured"] - 1
+    assert not set(PAGE["page"](changed).splitlines()) >= set(lines)
 
 
 def test_a_folder_without_the_requests_is_one_line(tmp_path, capsys):

@@ -131,6 +131,42 @@ def test_activations_within_a_tenth(name, ranks, logged):
     assert activation_bytes(found, range(found.model.num_layers), True) / GIB == pytest.approx(logged, rel=0.10)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "max_model_len", "logged_tokens"), [(1, 2068, 2_543_846), (1, 9472, 2_732_480), (2, 2068, 7_008_119)]
+)
+def test_mxfp4_experts_are_padded_on_b200(ranks, max_model_len, logged_tokens):
+    """vLLM 0.22, gpt-oss 120B with an fp8 cache: engine logs of SemiAnalysis InferenceX, quoted in inference-sim at 129e0b8,
+    testdata/blis/measurements/inferencex_engine_settings.json. Without padding there would be 9 % more tokens on one GPU."""
+    shape = model("gpt-oss-120b")
+    found = Launch(
+        model=shape,
+        gpu=gpu("b200"),
+        max_model_len=max_model_len,
+        max_num_seqs=512,
+        max_num_batched_tokens=8192,
+        tensor_parallel=ranks,
+        deployment=Deployment(1, "fp8", shape.quantization, True),
+        gpu_memory_utilization=0.9,
+        release=release((0, 22)),
+    )
+    assert capacity(found).max_concurrency * max_model_len == pytest.approx(logged_tokens, rel=0.01)
+    weights = {
+        name: capacity(replace(found, gpu=gpu(name))).stage.weight_bytes
+        for name in ("b200", "gb300", "a100-80gb", "h100-80gb")
+    }
+
+    def experts(hidden_size, width):
+        return 36 * 128 * (3 * hidden_size * width * 17 // 32 + 2 * (2 * width + hidden_size))
+
+    # 2,880 and 1,440 become 3,072 and 1,536; Marlin pads to 2,944 and 1,536.
+    width, plain = 2880 // ranks, experts(2880, 2880 // ranks)
+    assert weights["b200"] - weights["h100-80gb"] == experts(3072, 3072 // ranks) - plain
+    assert weights["gb300"] == weights["b200"]
+    assert weights["a100-80gb"] - weights["h100-80gb"] == experts(3072, -(-width // 128) * 128) - plain
+    sixteen = replace(found, deployment=replace(found.deployment, quantization=None), tensor_parallel=8)
+    assert len({capacity(replace(sixteen, gpu=gpu(name))).stage.weight_bytes for name in ("b200", "h100-80gb")}) == 1
+
+
 def test_a_pool_of_windows_is_as_vllm_logs_it():
     """vLLM 0.19, Gemma 2 27B: 20.59 GiB hold 7.16 sequences of 8,192 tokens, 23 of 46 layers with a window."""
     kv = int(20.59 * GIB)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from calibrations import LONGER, OPS, calibration, document
 from fragmeter.sim.cost import CalibratedCost, StepCost, cost, profile
 from fragmeter.sim.cost.calibrated import AttentionCurves, experts_model, gemm_model
-from fragmeter.sim.cost.curves import Curve, Surface
+from fragmeter.sim.cost.curves import Curve, RisingCurve, Surface
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES
@@ -56,9 +56,16 @@ class TestCurve:
         found = np.array([us(curve(int(at))) for at in x])
         assert found == pytest.approx(smooth(x), rel=2e-3, abs=2e-3)
 
-    def test_never_falls_and_its_lines_meet(self):
-        """Over a curve with a dip: it stays where it was until the curve is back."""
-        curve = Curve(lambda x: 10 + x - 30 * ((x > 40) & (x < 60)), 1000)
+    def test_follows_a_dip(self):
+        """One row takes longer than four in some kernels; the batches after it do not."""
+        times = np.array([0.0, 19.1, 16.6, 15.5, 14.9])
+        curve = Curve(lambda x: np.where(x < 5, times[np.minimum(x, 4)], 14.9 + (x - 4) / 100), 1000)
+        assert [us(curve(x)) for x in range(1, 5)] == pytest.approx(times[1:], rel=1e-3)
+        assert us(curve(128)) == pytest.approx(14.9 + 1.24, rel=1e-3)
+
+    def test_a_rising_one_never_falls_and_its_lines_meet(self):
+        """Over a curve with a dip: it is level until the curve is back."""
+        curve = RisingCurve(lambda x: 10 + x - 30 * ((x > 40) & (x < 60)), 1000)
         assert all(curve(x) <= curve(x + 1) for x in range(2000))
         assert us(curve(50)) == pytest.approx(50, rel=0.02)
         for (base, slope, until), (after, steeper, _) in zip(curve.segments, curve.segments[1:]):

@@ -31,11 +31,12 @@ TINY = {
 #: Parameters of published checkpoints in billions, without encoders and without layers for multi-token prediction.
 PUBLISHED = {
     "qwen2.5-0.5b": 0.494, "qwen2.5-1.5b": 1.544, "qwen2.5-7b": 7.616, "qwen2.5-14b": 14.770, "qwen2.5-32b": 32.764,
-    "qwen2.5-72b": 72.706, "qwen3-0.6b": 0.596, "qwen3-8b": 8.191, "qwen3-32b": 32.762, "qwen3-235b-a22b": 235.094,
+    "qwen2.5-72b": 72.706, "qwen3-0.6b": 0.596, "qwen3-14b": 14.768, "qwen3-8b": 8.191, "qwen3-32b": 32.762, "qwen3-235b-a22b": 235.094,
     "qwen3-coder-480b-a35b": 480.155, "llama-3.2-1b": 1.236, "llama-3.2-3b": 3.213, "llama-3.1-405b": 405.853,
     "llama-4-maverick": 400.7, "gemma-3-1b": 1.000, "gemma-3-12b": 11.766, "phi-4": 14.660, "mistral-7b-v0.3": 7.248,
     "mistral-nemo-12b": 12.248, "mistral-small-24b": 23.572, "mixtral-8x22b": 140.62, "gpt-oss-20b": 20.915,
     "kimi-k2": 1026.4, "minimax-m2.5": 228.7, "glm-4.5": 352.8, "glm-4.5-air": 106.85, "nemotron-h-56b": 56.3,
+    "codellama-34b": 33.744,
 }  # fmt: skip
 
 
