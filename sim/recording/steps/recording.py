@@ -29,6 +29,7 @@ from ...engine.run import Run, simulate
 from ...engine.settings import Settings
 from ...memory import BUCKETS, Memory
 from ...memory.accounting.ledger import Leap
+from ...types.errors import SettingError
 from ...types.sequence import CARRY_ON, Sequence, StepPlan
 from ...workload.groups import Group, Lineage
 from ...workload.workload import Workload
@@ -143,6 +144,9 @@ class StepRecording(Observer):
 
     def run_started(self, engine: Engine, refused: np.ndarray) -> None:
         """See ``Observer``: the memory notes from now on what it moves."""
+        if engine.memory.groups.sliding:
+            remedy = "a step has one block table a sequence, and KV groups have several"
+            raise SettingError("policy", engine.policy.name, f"{remedy}; give disable_hybrid_kv_cache_manager")
         self._memory, self._state = engine.memory, engine.state
         self._layout = layout_of(engine.memory, engine.policy.name)
         self._layout.open()

@@ -167,5 +167,5 @@ def test_a_beam_that_dies():
 
 def test_kv_groups_are_refused():
     settings = Settings(policy="vllm-v1", model="gpt-oss-20b", num_gpu_blocks_override=400, max_model_len=512)
-    with pytest.raises(SettingError, match="disable-hybrid-kv-cache-manager"):
+    with pytest.raises(SettingError, match="policy = 'vllm-v1': .* give disable_hybrid_kv_cache_manager"):
         record(settings, workload_of([3], [2]), OneSecondStep())
