@@ -121,10 +121,10 @@ def frames_of(steps: Sequence[Step], cast: Cast, block_size: int) -> list[Frame]
         cast: Names and words of the sequences.
         block_size: Slots of a block, or of a line of contiguous memory.
     """
-    return [*_Teller(cast, block_size).frames(steps)]
+    return [*_Replay(cast, block_size).frames(steps)]
 
 
-class _Teller:
+class _Replay:
     """Follows the words from step to step."""
 
     def __init__(self, cast: Cast, block_size: int) -> None:
