@@ -148,6 +148,8 @@ screenshots: $(VENV)/.test
 	$(BIN)/fragmeter simulate --n 2 --request-rate 1 --num-prompts 1 --record-plan --out out/samples
 	$(BIN)/fragmeter report out/samples --out out/tables.html
 	$(BIN)/python docs/screenshots.py out/tables.html docs/images
+	$(BIN)/fragmeter story samples --out out/story.html
+	$(BIN)/python docs/screenshots.py out/story.html docs/images
 	$(BIN)/python examples/own_policy.py out/own-policy
 	$(BIN)/python docs/screenshots.py out/own-policy/own_policy.html docs/images
 

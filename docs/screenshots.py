@@ -21,10 +21,12 @@ PICTURES = {
     },
     "own_policy.html": {"own-policy.png": ("Waste bars", "div")},
     "tables.html": {"tables.png": ("Block tables", ".tables")},
+    "story.html": {"story.png": ("Step by step", ".stages")},
 }
 #: Scripts that run before a picture is taken.
 FIRST = {
     "tables.png": "document.querySelector('.tables .copy').click()",
+    "story.png": "for (let step = 0; step < 2; step++) document.querySelector('.story .next').click()",
     # Both pools are busy after a quarter of the time.
     "blocks.png": "const slider = document.querySelector('.time'); slider.value = slider.max / 4;"
     "slider.dispatchEvent(new Event('input', { bubbles: true }))",
@@ -32,7 +34,7 @@ FIRST = {
 #: Hides controls and folded text, which have no use in a picture.
 STYLE = """
 const style = document.createElement("style");
-style.textContent = ".player .controls, .chosen, .numbers, figcaption p { display: none }";
+style.textContent = ".player .controls, .story > :is(.controls, .keys), .chosen, .numbers, figcaption p { display: none }";
 document.head.append(style);
 """
 #: A page may be longer than the window; a clip is a place of the whole page.
@@ -43,8 +45,8 @@ return { x: place.x + scrollX, y: place.y + scrollY, width: place.width, height:
 """
 MARGIN_PX = 12
 WIDTH_PX, HEIGHT_PX = 1000, 5000
-#: Widths of pages with maps side by side.
-WIDE_PX = {"report.html": 1180}
+#: Widths of pages with parts side by side.
+WIDE_PX = {"report.html": 1180, "story.html": 1100}
 
 
 def browser() -> webdriver.Chrome:
@@ -88,7 +90,7 @@ def picture_of(driver: webdriver.Chrome, element: WebElement) -> bytes:
 def is_drawn(section: WebElement) -> bool:
     """Whether plotly has filled the places that the page keeps for pictures, and what moves is ready to."""
     plots = section.find_elements(By.CSS_SELECTOR, ".plot")
-    widgets = section.find_elements(By.CSS_SELECTOR, ".player, .tables")
+    widgets = section.find_elements(By.CSS_SELECTOR, ".player, .tables, .story")
     return all(map(_is_filled, plots)) and all(widget.get_attribute("data-ready") for widget in widgets)
 
 

@@ -97,10 +97,11 @@ VERBS = {
     "sweep": "Run every combination of settings, or search for the best; write one Parquet file.",
     "compare": "Compare the metrics of runs or settings, with confidence intervals.",
     "report": "Draw one or several runs as an HTML page, with the block map.",
+    "story": "Run a few requests word by word, as a page to step through.",
     "plan": "Find the GPUs and flags for a load; check whether a vllm serve line starts.",
     "validate": "Compare the simulation with a device, or with a benchmark of a real server.",
     "traces": "Describe, convert, fetch and synthesise request traces.",
-    "list": "List policies, models or GPUs.",
+    "list": "List policies, models, GPUs or stories.",
     "calibrate": "Measure the operations of a step on a device.",
     "doctor": "Check the installation: packages, compilers, GPU.",
 }

@@ -1,4 +1,4 @@
-"""``fragmeter list``: policies, models and GPUs by their flag values."""
+"""``fragmeter list``: policies, models, GPUs and stories by their names on a command line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ...sim.spec import gpu, model
 from ...sim.spec.gpu import gpu_names
 from ...sim.spec.model import model_names
 from ..runs.output import JsonTarget, Report
+from ..story.reading import story, story_names
 
-Kind = Literal["policies", "models", "gpus"]
+Kind = Literal["policies", "models", "gpus", "stories"]
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 
 
 def list(kind: Kind, /, *, json: JsonTarget = None) -> None:
-    """List policies, models or GPUs, the values of --policy, --model and --gpu.
+    """List policies, models or GPUs, the values of --policy, --model and --gpu; or the stories of fragmeter story.
 
     Args:
         kind: Kind of values.
@@ -77,6 +78,10 @@ def _gpus() -> Sequence[dict[str, Any]]:
     ]
 
 
+def _stories() -> Sequence[dict[str, Any]]:
+    return [{"story": name, "title": story(name).title} for name in story_names()]
+
+
 #: Headings of columns that are wider than their cells, shortened so that the table fits into 80 characters.
 _HEADINGS = {
     "parameters_billion": "params\n10^9",
@@ -96,6 +101,7 @@ _ROWS: dict[Kind, Callable[[], Sequence[dict[str, Any]]]] = {
     "policies": _policies,
     "models": _models,
     "gpus": _gpus,
+    "stories": _stories,
 }
 
 
@@ -104,7 +110,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
     for name in rows[0]:
         values = [row[name] for row in rows]
         text = any(isinstance(value, str | bool) for value in values)
-        wraps = name not in ("policy", "model", "gpu", "system")
+        wraps = name not in ("policy", "model", "gpu", "system", "story")
         heading = _HEADINGS.get(name, name.replace("_", " "))
         table.add_column(heading, justify="left" if text else "right", no_wrap=not wraps)
     for row in rows:

@@ -14,12 +14,12 @@ from ...reports.page.images import IMAGES, ImageFormat, require_kaleido, write_i
 from ...reports.page.run_report import PageInputs, figures, write_report
 from ...reports.page.sweep_report import write_sweep_report
 from ...sim.metrics.objectives import objectives
-from ...sim.output.files import STDOUT, as_utf8, require_apart, user_paths
+from ...sim.output.files import as_utf8, require_apart
 from ...sim.output.folders import check_folder
 from ...sim.types.errors import MissingExtra, SettingError
 from ..measured.report import is_against, read_measured, write_against_report
 from ..runs.inputs import named_files
-from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report
+from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report, make_folder_of
 from ..sweep.report import is_sweep, read_sweep
 
 FOLDERS = (
@@ -64,7 +64,7 @@ def report(
         image_format: Format of the pictures.
     """
     for path in (out, perfetto):
-        _make_folder_of(path)
+        make_folder_of(path)
     output = Report(json, out=out, perfetto=perfetto)
     read = named_files(folders=folders, measured=measured)
     require_apart({"out": out, "json": json, "perfetto": perfetto, "images": images}, read)
@@ -125,12 +125,6 @@ def _write_output(
             "runs": [_described(result) for result in inputs.results],
         }
     )
-
-
-def _make_folder_of(path: Path | None) -> None:
-    if path is not None and path != Path(STDOUT):
-        with user_paths(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _timeline_writer(path: Path | None) -> Callable[[Path, list[Result]], Path] | None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from cyclopts import Group, Parameter
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 from rich.progress import track as rich_track
 
-from ...sim.output.files import STDOUT, as_json, is_stdout, is_stream, require_writable_file, write_whole
+from ...sim.output.files import STDOUT, as_json, is_stdout, is_stream, require_writable_file, user_paths, write_whole
 from ...sim.types.errors import SettingError
 
 Item = TypeVar("Item")
@@ -113,6 +114,17 @@ class Terminal(Console):
     def on_broken_pipe(self) -> None:
         """Called by rich while it handles the error."""
         raise
+
+
+def make_folder_of(path: Path | None) -> None:
+    """Make the missing folders of a file that a command is about to write.
+
+    Raises:
+        UserError: They cannot be made.
+    """
+    if path is not None and path != Path(STDOUT):
+        with user_paths(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
 
 
 class Report:

@@ -1,7 +1,7 @@
 """One self-contained HTML page: text, figures, and every figure's numbers as a table.
 
-The page needs no network and can reach none: it embeds plotly.js, and its Content-Security-Policy forbids every
-other load. The same content gives the same bytes.
+The page needs no network and can reach none: it embeds plotly.js if it has pictures, and its Content-Security-Policy
+forbids every other load. The same content gives the same bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Widget(Protocol):
     def data(self) -> Any: ...
 
     @property
-    def constants(self) -> Mapping[str, str]: ...
+    def constants(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,7 @@ def render_page(title: str, lead: str, sections: Sequence[Section], refresh_s: i
     widgets = [widget for section in sections for widget in section.widgets]
     kinds = dict.fromkeys(widget.kind for widget in widgets)
     constants = {name: value for widget in widgets for name, value in widget.constants.items()}
+    has_pictures = any(section.figures for section in sections) or any(widget.figures for widget in widgets)
     return environment.get_template("page.html.j2").render(
         title=title,
         lead=_paragraphs(lead),
@@ -130,7 +131,8 @@ def render_page(title: str, lead: str, sections: Sequence[Section], refresh_s: i
         good=GOOD,
         middling=MIDDLING,
         bad=BAD,
-        plotly_js=get_plotlyjs(),
+        # 4.8 MB, which a page without pictures does without.
+        plotly_js=get_plotlyjs() if has_pictures else "",
         light=_ROLES,
         dark={role: dark(colour) for role, colour in _ROLES.items()},
         dark_of=json.dumps(DARK | legend_colours(), sort_keys=True),

@@ -95,6 +95,12 @@ def dark(colour: str) -> str:
     return DARK.get(colour, colour)
 
 
+def mixed(colour: str, ground: str, share: float) -> str:
+    """A share of one ``#rrggbb`` on another."""
+    pairs = ((int(colour[at : at + 2], 16), int(ground[at : at + 2], 16)) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(share * own + (1 - share) * below):02x}" for own, below in pairs)
+
+
 def luminance(colour: str) -> float:
     """Relative luminance of ``#rrggbb``, from 0 to 1 (WCAG 2.2, "relative luminance")."""
     channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))

@@ -84,6 +84,10 @@ class Tables(Protocol):
         """Block ids of each sequence on the device, by position. Read only; ``Memory.settle`` brings them up to date."""
 
     @property
+    def host_tables(self) -> Mapping[Sequence, list[int]]:
+        """Blocks of the swap space of each sequence that is swapped out. Read only."""
+
+    @property
     def rewrites(self) -> bool:
         """Whether an entry of a table may change; else tables only grow, at their ends."""
 

@@ -21,6 +21,7 @@ from paths import ROOT
 #: What ``make server-check`` recorded.
 SERVER = ROOT / "tests" / "data" / "real_server"
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+LESSONS = sorted((ROOT / "examples" / "teaching").glob("*.py"))
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -151,6 +152,8 @@ def with_files(folder: Path) -> None:
     rows = "".join(f"{place / 4},{20 + place % 7},{10 + place % 5}\n" for place in range(200))
     services = (ROOT / "docs" / "plan.md").read_text().partition("```toml\n")[2].partition("```")[0]
     (folder / "services.toml").write_text(services)
+    own_story = (ROOT / "docs" / "teaching.md").read_text().partition("```toml\n")[2].partition("```")[0]
+    (folder / "my-story.toml").write_text(own_story)
     own_gpu = (ROOT / "docs" / "how-to.md").read_text().partition("```json\n")[2].partition("```")[0]
     (folder / "my-gpu.json").write_text(own_gpu)
     (folder / "my-trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
@@ -187,7 +190,7 @@ def test_a_command_leaves_nothing_to_the_next(arguments, run_command, tmp_path):
     assert run_command(arguments) == run_command(arguments) == alone.stdout
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", SCRIPTS + LESSONS, ids=lambda script: script.name)
 def test_the_example_script_runs(script, tmp_path, monkeypatch, capfd):
     assert printed_by(script, tmp_path, monkeypatch, capfd)
 

@@ -112,7 +112,7 @@ class SlotTables:
     """The slots of every sequence that prefills or runs, by position.
 
     Attributes:
-        moves: See ``Tables``; nothing ever moves.
+        moves, host_tables: See ``Tables``; nothing ever moves.
         rewrites: See ``Tables``: what joins the tree goes on with the tree's slots.
         prefix: See ``Tables``; nothing is pinned.
     """
@@ -124,6 +124,7 @@ class SlotTables:
         self.prefix: list[int] = []
         self.pool, self.host_pool = SlotPool(num_slots), SlotPool(0)
         self.tables: dict[Sequence, array[int]] = {}
+        self.host_tables: dict[Sequence, list[int]] = {}
 
 
 class SlotRadixMemory(RadixMemory):

@@ -13,6 +13,7 @@ import pytest
 import fragmeter
 from cli_runs import run
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.story.reading import story_names
 from fragmeter.gpu.devices.probe import GpuReport, probe
 from fragmeter.sim.policy.registry import OPTIONAL, POLICIES
 from fragmeter.sim.spec import gpu_names
@@ -63,7 +64,13 @@ def test_simulate_without_a_rate_takes_one_request_a_second(capsys):
 
 class TestList:
     def test_names_what_the_flags_take(self, capsys):
-        for kind, names in (("policies", POLICIES | OPTIONAL), ("models", model_names()), ("gpus", gpu_names())):
+        kinds = {
+            "policies": POLICIES | OPTIONAL,
+            "models": model_names(),
+            "gpus": gpu_names(),
+            "stories": story_names(),
+        }
+        for kind, names in kinds.items():
             rows = json.loads(printed(capsys, "list", kind, "--json", "-"))[kind]
             assert [next(iter(row.values())) for row in rows] == [*names]
             shown = [line.split()[0] for line in printed(capsys, "list", kind).splitlines() if line.strip()]

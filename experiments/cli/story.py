@@ -1,0 +1,66 @@
+"""``fragmeter story``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from ...reports.story.player import PlayedRun, write_story
+from ...reports.story.text import frame_lines
+from ...sim.output.files import require_apart
+from ...sim.types.errors import SettingError
+from ..runs.output import RESULT_FILE, Report, make_folder_of
+from ..story.reading import story as find_story
+from ..story.reading import story_names
+from ..story.story import RunFrames, run_story
+
+NAME = f"A story of the package ({', '.join(story_names())}), or a TOML file with one of your own."
+
+
+def story(
+    name: Annotated[str, Parameter(help=NAME)],
+    /,
+    *,
+    out: Annotated[Path | None, RESULT_FILE] = None,
+    text: bool = False,
+) -> None:
+    """Run a story, a few requests on a small pool, and draw it step by step as an HTML page.
+
+    Words are tokens. The simulator runs the story; the page shows the words in logical blocks, the block tables, and the
+    physical blocks with their reference counts, to and fro.
+
+    Args:
+        out: File for the page, by default story.html; - for standard output.
+        text: Print the steps as text, and write no page.
+    """
+    if text and out is not None:
+        raise SettingError("out", str(out), "no page is written with --text; leave out one of the two")
+    page = None if text else out or Path("story.html")
+    if name.endswith(".toml"):
+        require_apart({"out": page}, {"story": [name]})
+    chosen = find_story(name)
+    runs = run_story(chosen)
+    make_folder_of(page)
+    report = Report(None, out=page)
+    if page is None:
+        for line in (chosen.title, *(line for run in runs for line in _lines(run, len(runs) > 1))):
+            report.line(line)
+        return
+    write_story(page, chosen.title, chosen.text, [_played(run) for run in runs])
+    report.print_line(chosen.title)
+    report.point_to("Story", page)
+
+
+def _lines(run: RunFrames, is_named: bool) -> list[str]:
+    head = ["", f"run {run.name}"] if is_named else []
+    return [*head, *(line for frame in run.frames for line in ("", *frame_lines(frame)))]
+
+
+def _played(run: RunFrames) -> PlayedRun:
+    chosen = run.settings
+    # Of the blocks of vLLM V1 one, the null block, holds no tokens.
+    slots = "1 slot" if chosen.block_size == 1 else f"{chosen.block_size} slots"
+    blocks = f"{len(run.frames[0].blocks)} blocks of {slots}"
+    return PlayedRun(run.name, f"policy {chosen.policy}, {blocks}", run.frames)

@@ -1,0 +1,1 @@
+"""Stories: small runs described in TOML files, with words for tokens."""

@@ -1,0 +1,205 @@
+"""Stories: requests with words, and the settings of one or several runs that serve them, in a TOML file.
+
+    title = "Two requests, one pool"
+    text = "What to look at."
+
+    [settings]                      # of every run, by the names of flags
+    block_size = 4
+    num_gpu_blocks_override = 8
+    max_model_len = 32
+
+    [[runs]]                        # one each; without any, one run of the settings
+    name = "vLLM"
+    policy = "vllm-sosp23"          # besides, and in place of, the settings
+
+    [[requests]]
+    name = "A"
+    arrival_s = 0                   # a step takes one second
+    prompt = "the words of the prompt"
+    output = "and of the output"    # outputs = ["...", "..."] for samples or beams
+
+    [[captions]]
+    run = "vLLM"                    # needed where there are several
+    step = 2
+    text = "A sentence before those of the program."
+
+The stories of the package are such files, in the folder ``stories``. Words with equal prompts before them are equal tokens, so
+a prefix cache finds them.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from ...sim.engine.settings import Settings, settings
+from ...sim.types.errors import SettingError, UserError
+from ...sim.types.validation import requirement
+from .story import CONFIG, MOST_SLOTS, MOST_WORDS, Caption, Story, StoryRequest
+
+_TOY = {"model": "toy-opt", "policy": "vllm-sosp23"}
+#: Settings that a story cannot show, and why.
+_REFUSED = {
+    "window": "a story shows the whole run; leave it out",
+    "shared_prefix_tokens": "a story shows no pinned prefix; leave it out",
+    **dict.fromkeys(("cost", "server", "step_scale"), "a step of a story takes one second; leave it out"),
+    **dict.fromkeys(("ids", "leap"), "a story has ids and single steps anyway; leave it out"),
+}
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=CONFIG)
+class _File:
+    """A TOML file; settings are checked by the simulator."""
+
+    title: Annotated[str, Field(min_length=1)]
+    text: str = ""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    runs: list[dict[str, Any]] = Field(default_factory=list)
+    requests: Annotated[list[StoryRequest], Field(min_length=1, max_length=16)]
+    captions: list[Caption] = Field(default_factory=list)
+
+
+#: The stories of the package, in reading order.
+_ORDER = (
+    "first-prompt", "two-requests", "samples", "beams", "swap", "prefix-cache", "static-vs-continuous", "orca-chunks",
+)  # fmt: skip
+
+
+def story_names() -> list[str]:
+    """Names of the stories of the package, in reading order."""
+    return list(_ORDER)
+
+
+def story(name_or_path: str) -> Story:
+    """The story of that name, or the one of a TOML file.
+
+    Raises:
+        UserError: There is none, or its file cannot be read.
+        SettingError: A field of the file is unknown or cannot be; the text names file, field, value and remedy.
+    """
+    if name_or_path in _ORDER:
+        text = resources.files(__package__).joinpath(f"stories/{name_or_path}.toml").read_text("utf-8")
+        return read_story(text, f"{name_or_path}.toml")
+    if not name_or_path.endswith(".toml"):
+        raise SettingError("story", name_or_path, f"one of {', '.join(_ORDER)}, or a TOML file")
+    try:
+        return read_story(Path(name_or_path).read_text("utf-8"), name_or_path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise SettingError("story", name_or_path, f"cannot be read ({reason}); name a TOML file") from None
+
+
+def read_story(text: str, file: str) -> Story:
+    """The story of a TOML text.
+
+    Args:
+        file: Its name, for errors.
+
+    Raises:
+        SettingError: See ``story``.
+    """
+    source = _Source(file, text)
+    try:
+        found = TypeAdapter(_File).validate_python(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{file}: is no TOML ({error}); correct it") from None
+    except ValidationError as error:
+        raise source.complaint(error) from None
+    runs = _runs(found, source)
+    _check_requests(found.requests, source)
+    for place, caption in enumerate(found.captions, start=1):
+        if caption.run not in runs and not (caption.run is None and len(runs) == 1):
+            raise source.error(f"captions[{place}].run", caption.run, f"one of {', '.join(runs)}")
+    return Story(found.title, found.text, runs, tuple(found.requests), tuple(found.captions), file)
+
+
+class _Source:
+    """A file, and where its fields are."""
+
+    def __init__(self, file: str, text: str) -> None:
+        self._file, self._lines = file, text.splitlines()
+
+    def error(self, field: str, value: object, remedy: str) -> SettingError:
+        """An error of a field such as "title", "settings.seed" or "requests[2].name"."""
+        return SettingError(f"{self._file}{self._line(field)}: {field}", value, remedy)
+
+    def complaint(self, error: ValidationError) -> SettingError:
+        """The first error of pydantic."""
+        first = error.errors()[0]
+        parts = (f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+        value, remedy = first["input"], requirement(first)
+        if first["type"] == "missing":
+            value = None
+        elif not isinstance(value, str | int | float):
+            value = f"a {type(value).__name__}"
+        leave_out = "; leave it out" if first["type"] == "unexpected_keyword_argument" else ""
+        return self.error("".join(parts).lstrip("."), value, remedy + leave_out)
+
+    def _line(self, field: str) -> str:
+        """The line of a field; empty where it is not written as a line of its own."""
+        found = re.fullmatch(r"(\w+)(?:\[(\d+)\])?(?:\.(\w+).*)?", field)
+        if found is None:
+            return ""
+        table, row, key = found[1], int(found[2] or 1), found[3]
+        if key is None:
+            table, key = "", table
+        inside, rows = not table, 0
+        for number, line in enumerate(map(str.strip, self._lines), start=1):
+            if line.startswith("["):
+                is_one = line.partition("#")[0].strip(" []") == table
+                rows += is_one
+                inside = is_one and rows == row
+            elif inside and line.partition("=")[0].strip() == key:
+                return f", line {number}"
+        return ""
+
+
+def _runs(found: _File, source: _Source) -> dict[str, Settings]:
+    runs: dict[str, Settings] = {}
+    for place, own in enumerate(found.runs or [{}], start=1):
+        where = {field: f"runs[{place}].{field}" for field in ("name", *own)}
+        given = _TOY | found.settings | own
+        name = given.pop("name", given["policy"])
+        if not isinstance(name, str) or not name or name in runs:
+            raise source.error(where["name"], name, "must be text that no other run has")
+        for field, remedy in _REFUSED.items():
+            if field in given:
+                raise source.error(where.get(field, f"settings.{field}"), given[field], remedy)
+        try:
+            runs[name] = settings(**given)
+        except SettingError as wrong:
+            field = where.get(wrong.field, f"settings.{wrong.field}")
+            raise source.error(field, wrong.value, wrong.remedy) from None
+        size, blocks = runs[name].block_size, runs[name].num_gpu_blocks_override
+        if not 1 <= (size or 0) * (blocks or 0) <= MOST_SLOTS:
+            field = "num_gpu_blocks_override" if size else "block_size"
+            remedy = f"give block_size and num_gpu_blocks_override, together at most {MOST_SLOTS:,} slots"
+            raise source.error(where.get(field, f"settings.{field}"), blocks if size else size, remedy)
+    return runs
+
+
+def _check_requests(requests: list[StoryRequest], source: _Source) -> None:
+    for place, each in enumerate(requests):
+        where, before = f"requests[{place + 1}]", requests[:place]
+        if (each.output is None) == (each.outputs is None):
+            output = None if each.output is None else " ".join(each.output)
+            raise source.error(f"{where}.output", output, "give output or outputs, one of both")
+        lengths = sorted({len(words) for words in each.samples})
+        if len(lengths) > 1:
+            raise source.error(f"{where}.outputs", lengths, "must have the same number of words each")
+        if each.max_tokens is not None and each.max_tokens < lengths[0]:
+            remedy = f"must be at least the {lengths[0]} words of the output"
+            raise source.error(f"{where}.max_tokens", each.max_tokens, remedy)
+        if before and each.arrival_s < before[-1].arrival_s:
+            raise source.error(f"{where}.arrival_s", each.arrival_s, "list the requests in order of arrival")
+        if each.name in [other.name for other in before]:
+            raise source.error(f"{where}.name", each.name, "must be a name that no other request has")
+    words = sum(len(each.prompt) + sum(map(len, each.samples)) for each in requests)
+    if words > MOST_WORDS:
+        raise source.error("requests", words, f"must have at most {MOST_WORDS:,} words together")
