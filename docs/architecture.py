@@ -51,6 +51,7 @@ PURPOSES = {
     "experiments/reproduce": "figures and their page",
     "experiments/runs": "inputs, grids, parallel runs",
     "experiments/sweep": "grids, paired comparison",
+    "experiments/today": "today's models, three allocators",
     "experiments/vllm_serve": "vllm serve lines, start-up",
     "gpu/bench": "kernel speed",
     "gpu/calibrate": "fits of step times",

@@ -40,6 +40,7 @@ from ..paper.step_costs import compare_step_costs, print_step_costs
 from ..paper.step_time import compare_step_times, print_step_times
 from ..runs.kept import Kept
 from ..runs.output import Report
+from ..today.waste_today import print_waste_today, show_waste_today, waste_today
 from . import sections
 from .text import print_figure
 
@@ -155,6 +156,9 @@ FIGURES: dict[str, Figure] = {
         seeds=ANYSCALE_SEEDS,
         traced=False,
         in_all=False,
+    ),
+    "waste-today": Figure(
+        waste_today, show_waste_today, print_waste_today, seeds=1, traced=False, in_all=False, seconds=120
     ),
     "claims": Figure(
         lambda bench, parts: compare_claims(bench.source.seeds, parts),
