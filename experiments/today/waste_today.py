@@ -209,10 +209,13 @@ def _published(payload: Payload) -> Section:
             "Here": row["simulated"],
             "Limit": f"{row['limit']:g} points" if row["metric"].endswith("_pct") else f"{100 * row['limit']:g} %",
             "": row["kind"],
-            "Assumed": row["assumed"] or "-",
         }
         for row in payload["rows"]
     ]
     checks = [("pass" if found["passes"] else "fail", found["finding"]) for found in payload["findings"]]
     text = "Figures that threads and papers state, computed from the same settings. Limits were stated before the comparison."
-    return Section("Waste of today's models: published beside simulated", text, rows=table, checks=checks)
+    title, details = (
+        "Waste of today's models: published beside simulated",
+        "\n\n".join(published.basis(payload["rows"])),
+    )
+    return Section(title, text, rows=table, checks=checks, details=details)

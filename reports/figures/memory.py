@@ -12,7 +12,7 @@ from ..style.palette import INK, MEMORY, MUTED
 
 _LEAST_LABELLED_PCT = 4.0
 #: Height of a bar, and of what is above and below the bars, in pixels.
-_BAR, _FRAME = 24, 130
+_BAR, _FRAME = 24, 150
 
 
 def kv_bytes(rows: Sequence[Row], load: str) -> go.Figure:
@@ -24,9 +24,10 @@ def kv_bytes(rows: Sequence[Row], load: str) -> go.Figure:
     names = [(row["server"], f"{row['allocator']}, fits {row['fits']:,.0f}") for row in rows]
     subtitle = (
         "Percent of the bytes of the KV cache, mean over the steps in which requests wait; the same sequences for all."
+        " Beyond 100 %: bytes of these sequences for which the allocator has no page."
     )
     return _stacked(
-        f"KV cache by allocator: {load}", subtitle, names, [[row[part] for part in parts] for row in rows], parts, " %"
+        f"KV cache by allocator: {load}", subtitle, names, [[row[part] for part in parts] for row in rows], parts
     )
 
 
@@ -38,7 +39,7 @@ def hbm(rows: Sequence[Row]) -> go.Figure:
     parts = [name for name in MEMORY if any(name in row for row in rows)]
     names = [(f"{row['server']}, {row['memory_gib']:.0f} GiB", row["load"]) for row in rows]
     shares = [[100 * row[part] / row["memory_gib"] for part in parts] for row in rows]
-    return _stacked("Every byte of a GPU under vLLM", "Percent of the memory of one GPU.", names, shares, parts, " %")
+    return _stacked("Every byte of a GPU under vLLM", "Percent of the memory of one GPU.", names, shares, parts)
 
 
 def _stacked(
@@ -47,11 +48,10 @@ def _stacked(
     names: Sequence[tuple[str, str]],
     values: Sequence[Sequence[float]],
     parts: Sequence[str],
-    suffix: str,
 ) -> go.Figure:
     """One bar for each pair of names; those with the same first name stand together."""
     labels = [part.replace("_", " ") for part in parts]
-    columns = ["", "", *(f"{label},{suffix}" for label in labels)]
+    columns = ["", "", *(f"{label}, %" for label in labels)]
     numbers: Numbers = {"columns": columns, "rows": [[*pair, *row] for pair, row in zip(names, values, strict=True)]}
     places = _places(names)
     figure = blank(title, subtitle, _FRAME + round(_BAR * (places[-1] + 1)) if places else _FRAME, numbers)
@@ -67,12 +67,14 @@ def _stacked(
             textfont={"color": hue.text, "size": 11},
             marker=fill(hue) | {"pattern": hatched(hue)},
             customdata=[", ".join(pair) for pair in names],
-            hovertemplate="%{customdata}: %{x:.1f}" + suffix + f" {label}<extra></extra>",
+            hovertemplate="%{customdata}: %{x:.1f} % " + f"{label}<extra></extra>",
         )
     most = max((sum(row) for row in values), default=100)
+    if most > 100.5:
+        figure.add_vline(x=100, line={"color": INK, "width": 1, "dash": "dot"})
     figure.update_layout(barmode="stack", legend_traceorder="normal")
     figure.update_traces(textangle=0, textposition="inside", insidetextanchor="middle")
-    figure.update_xaxes(range=[0, max(100.5, most)], ticksuffix=suffix, dtick=20)
+    figure.update_xaxes(range=[0, max(100.5, most)], ticksuffix=" %", dtick=20)
     figure.update_yaxes(
         range=[places[-1] + 0.6 if places else 1, -0.6], showgrid=False, tickfont={"color": INK, "size": 12}
     )
