@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -43,16 +44,17 @@ _KEPT = (
 
 
 def waste_today(bench: Bench) -> Payload:
-    """Every server under every load, with the source's first seed; and the published figures."""
-    seed = bench.source.seeds[0]
-    jobs = [(server, load, seed) for load in LOADS for server in SERVERS]
-    parts = list(track(in_parallel(measure, jobs), FIGURE, len(jobs)))
+    """Every server under every load, as means over the source's seeds; and the published figures."""
+    seeds = bench.source.seeds
+    jobs = [(server, load, seed) for load in LOADS for server in SERVERS for seed in seeds]
+    measured = list(track(in_parallel(measure, jobs), FIGURE, len(jobs)))
+    parts = [_mean(measured[at : at + len(seeds)]) for at in range(0, len(jobs), len(seeds))]
     rows = published.rows()
     return {
         "figure": FIGURE,
-        "workload": f"{len(SERVERS)} models, {len(LOADS)} loads, seed {seed}",
+        "workload": f"{len(SERVERS)} models, {len(LOADS)} loads, {len(seeds)} seed{'s' * (len(seeds) > 1)}",
         "rows": rows,
-        "seeds": [seed],
+        "seeds": list(seeds),
         "kv_bytes": [row for part in parts for row in part["kv_bytes"]],
         "slots": [row for part in parts for row in part["slots"]],
         "hbm": [row for part in parts for row in part["hbm"]],
@@ -101,6 +103,23 @@ def measure(server: Server, load: Load, seed: int) -> dict[str, Any]:
         "hbm": [
             named | {"memory_gib": memory.total_bytes / (1 << 30)} | _rounded(hbm_gib(memory, accounts[0].buckets))
         ],
+    }
+
+
+def _mean(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The rows of one server under one load as means over seeds; what one seed cannot serve, none can in this document."""
+    refused = next((each for each in measured if "unserved" in each), None)
+    if refused is not None:
+        return refused
+    names = ("kv_bytes", "slots", "hbm")
+    return {name: [_mean_row(same) for same in zip(*(each[name] for each in measured), strict=True)] for name in names}
+
+
+def _mean_row(same: Sequence[Row]) -> Row:
+    """One row for several seeds; what is alike for all, as names and block sizes are, is no mean."""
+    return {
+        key: value if all(row[key] == value for row in same) else round(fmean(row[key] for row in same), _DECIMALS)
+        for key, value in same[0].items()
     }
 
 

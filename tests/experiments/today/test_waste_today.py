@@ -43,6 +43,15 @@ def test_every_server_has_every_allocator_and_load(document):
         assert sum(row[name] for name in MEMORY) == pytest.approx(row["memory_gib"], abs=0.01)
 
 
+def test_several_seeds_give_means(monkeypatch):
+    monkeypatch.setattr(waste_today, "SERVERS", TWO[1:])
+    monkeypatch.setattr(waste_today, "LOADS", FEW[:1])
+    one, other, both = (waste_today.waste_today(Bench(Source(seeds)))["kv_bytes"] for seeds in ((0,), (1,), (0, 1)))
+    for first, second, mean in zip(one, other, both, strict=True):
+        assert mean["live"] == pytest.approx((first["live"] + second["live"]) / 2, abs=0.002)
+    assert [row["live"] for row in one] != [row["live"] for row in other]
+
+
 def test_a_model_in_which_all_layers_keep_the_same_has_one_row(document):
     shown = waste_today.of_load(document["kv_bytes"], "short chat")
     assert [(row["server"].split(",")[0], row["allocator"]) for row in shown] == [
