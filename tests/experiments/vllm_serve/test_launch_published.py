@@ -88,6 +88,8 @@ ACTIVATIONS = [
     ("Llama 3.1 8B", 1, 1.89),
     ("Qwen2.5 7B", 1, 2.21),
     ("Qwen3 14B", 1, 2.23),
+    ("qwen3-8b", 1, 2.21),
+    ("phi-4", 1, 1.52),
     ("Code Llama 7B", 1, 0.77),
     ("Gemma 2 27B", 1, 3.66),
     ("Llama 3.3 70B", 2, 1.96),
@@ -137,6 +139,17 @@ def test_models_of_the_second_runner_by_release():
     dense = {"qwen3-8b", "llama-3.1-8b"}
     assert (runs[21], runs[22], runs[23], runs[24]) == (set(), {"qwen3-8b"}, dense, dense)
     assert runs[25] == runs[28] == dense | {"qwen2.5-7b"} and runs[30] == runs[33] == set()
+
+
+#: Tokens of the KV cache that vLLM 0.19 logs, in bf16 and in fp8 (the same source).
+TOKENS = [("Llama 3.1 8B", "bf16", 476_016), ("Llama 3.1 8B", "fp8", 952_032), ("Qwen2.5 7B", "fp8", 2_192_000)]
+
+
+@pytest.mark.parametrize(("name", "dtype", "tokens"), TOKENS)
+def test_tokens_of_a_quantized_cache(name, dtype, tokens):
+    found = launch(name)
+    found = replace(found, deployment=replace(found.deployment, kv_dtype=dtype))
+    assert capacity(found).num_tokens == pytest.approx(tokens, rel=0.01)
 
 
 def here(name: str, flags: str, vllm: str) -> float:
