@@ -17,11 +17,12 @@ test test-all test-vllm: export PYTHONDONTWRITEBYTECODE =
 # Every core has a worker of its own: threads of libraries would wait for each other.
 test test-all test-vllm: export OMP_NUM_THREADS = 1
 
-.PHONY: help check format reproduce claims servers test test-all test-vllm test-lowest server-check smoke smoke-lowest release-check benchmark docs screenshots clean
+.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-lowest server-check smoke smoke-lowest release-check benchmark docs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
 	@echo "make claims       test the claims about paged attention, write docs/claims.md"
+	@echo "make waste-today  divide the memory of today's models, write docs/waste-today.md"
 	@echo "make check        lint, formatting, types, and the word list; make format repairs the formatting"
 	@echo "make servers      simulate published runs of real servers, write docs/servers.md; RUNS=FOLDER has their requests"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
@@ -69,6 +70,11 @@ claims: $(VENV)/.core
 	mkdir -p out
 	$(BIN)/fragmeter reproduce claims --out out/claims --json out/claims.json
 	$(BIN)/python docs/claims.py out/claims.json
+
+waste-today: $(VENV)/.core
+	mkdir -p out
+	$(BIN)/fragmeter reproduce waste-today --out out/waste-today --json out/waste-today.json
+	$(BIN)/python docs/waste_today.py out/waste-today.json
 
 servers: $(VENV)/.core
 	mkdir -p out

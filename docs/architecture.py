@@ -52,6 +52,7 @@ PURPOSES = {
     "experiments/runs": "inputs, grids, parallel runs",
     "experiments/story": "small runs, word by word",
     "experiments/sweep": "grids, paired comparison",
+    "experiments/today": "today's models, three allocators",
     "experiments/vllm_serve": "vllm serve lines, start-up",
     "gpu/bench": "kernel speed",
     "gpu/calibrate": "fits of step times",

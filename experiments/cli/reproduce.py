@@ -46,7 +46,8 @@ def reproduce(
             (throughput of static and continuous batching by output cap), prefix-cache (hits of prefix caches on a
             trace with block hashes, beside an independent simulator), step-time (a decode step of OPT-13B as others
             measured it, beside the cost models, none of which is fitted to it), step-costs (all figures under a step time
-            that depends on the context and under one that does not), servers (runs of real servers beside their
+            that depends on the context and under one that does not), waste-today (today's models under three allocators, and
+            published figures of their waste), servers (runs of real servers beside their
             simulation).
         trace: ShareGPT's length pairs, such as the paper's own: CSV, JSONL, Parquet or the artifact's pickle. By
             default lengths are drawn from a summary in the package. prefix-cache needs JSON lines with hash_ids.

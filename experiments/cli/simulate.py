@@ -102,7 +102,11 @@ _LATENCIES = {
     "itl": "inter-token latency",
     "e2el": "end-to-end latency",
 }
-_VIEWS = {"paper_view": "the paper's view, free slots external", "popular_view": "free slots apart"}
+_VIEWS = {
+    "paper_view": "the paper's view, free slots external",
+    "popular_view": "free slots apart",
+    "usage": "KV cache usage, cached blocks free",
+}
 
 
 def print_summary(content: Mapping[str, Any], console: Console) -> None:

@@ -7,7 +7,7 @@ The rest is constant:
 
     scale * (25.7 + (0.42 - reading(330)) * decodes + reading(all contexts) + 0.047 * prefill tokens) ms
 
-All figures with a step time of the paper take this one, which ``step_costs`` compares with the one whatever the
+All figures with a step time of the paper take this one, which ``figures.step_costs`` compares with the one whatever the
 context. Only ``scale`` is fitted. ``extra_ms`` per context token models a kernel that reads small blocks inefficiently.
 """
 

@@ -32,14 +32,15 @@ from ..paper.figures.fig15 import compare_sharing
 from ..paper.figures.fig16 import fig16
 from ..paper.figures.fig17 import fig17
 from ..paper.figures.fig19a import fig19a
+from ..paper.figures.step_costs import compare_step_costs, print_step_costs
 from ..paper.figures.table1 import table1
 from ..paper.figures.waste import waste_table
 from ..paper.fit import fit
 from ..paper.paper import DEFAULT_SEEDS
-from ..paper.step_costs import compare_step_costs, print_step_costs
 from ..paper.step_time import compare_step_times, print_step_times
 from ..runs.kept import Kept
 from ..runs.output import Report
+from ..today.waste_today import print_waste_today, show_waste_today, waste_today
 from . import sections
 from .text import print_figure
 
@@ -155,6 +156,9 @@ FIGURES: dict[str, Figure] = {
         seeds=ANYSCALE_SEEDS,
         traced=False,
         in_all=False,
+    ),
+    "waste-today": Figure(
+        waste_today, show_waste_today, print_waste_today, seeds=1, traced=False, in_all=False, seconds=120
     ),
     "claims": Figure(
         lambda bench, parts: compare_claims(bench.source.seeds, parts),

@@ -13,6 +13,7 @@ from .fragmentation import free_run_histogram, largest_free_run
 from .latency import latency_cdf
 from .ledger import ledger_over_time
 from .measured import simulated_against_measured
+from .memory import hbm, kv_bytes
 from .plan import cost_bars, pareto, tornado
 from .rates import against_rate, throughput_pareto
 from .scale import scale_sensitivity
@@ -38,6 +39,8 @@ __all__ = [
     "fig15",
     "fig2",
     "free_run_histogram",
+    "hbm",
+    "kv_bytes",
     "largest_free_run",
     "latency_cdf",
     "ledger_over_time",

@@ -15,6 +15,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ...sim.metrics.objectives import Objectives
+from ...sim.metrics.views import USAGE_VIEW, percent
 from ...sim.recording.blocks import BlockMap
 from ...sim.types.ticks import PER_SECOND
 from ..blockmap.player import PlayedMap, Player
@@ -175,7 +176,17 @@ def _waste(inputs: PageInputs) -> Section | None:
     if not rows:
         return None
     text = "The same slots in the paper's four kinds (its Fig 2), and in all nine buckets."
-    return Section("Use of the memory", text, [waste(rows), waste(rows, "buckets")])
+    usage = " ".join(_usage_text(result) for result in _served(inputs))
+    return Section("Use of the memory", f"{text} {usage}", [waste(rows), waste(rows, "buckets")])
+
+
+def _usage_text(result: Result) -> str:
+    """From the buckets, because older results have no ``usage``."""
+    usage = percent(result.summary["waste"]["mean_over_iterations_pct"]["buckets"], USAGE_VIEW)
+    return (
+        f"KV cache usage of {result.name}: {usage['by_blocks']:.1f} % by blocks, {usage['by_tokens']:.1f} % by tokens"
+        " (mean over iterations)."
+    )
 
 
 def _waste_row(result: Result) -> dict[str, Any]:

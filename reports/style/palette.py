@@ -68,6 +68,23 @@ GOOD, MIDDLING, BAD = _GREEN.light, _ORANGE.light, _VERMILLION.light
 REFERENCE = Hue("#8c959f", "#8b949e", BLACK_TEXT)
 """Published values, where they stand beside simulated ones."""
 
+MEMORY: dict[str, Hue] = {
+    "weights": REFERENCE,
+    "activations": _ORANGE,
+    "cuda_graphs": Hue(REFERENCE.light, REFERENCE.dark, BLACK_TEXT, hatch="x"),
+    "outside_torch": Hue(_ORANGE.light, _ORANGE.dark, BLACK_TEXT, hatch="/"),
+    "live": _BLUE,
+    "state": _PURPLE,
+    "reserved": _SKY,
+    "block_tail": _YELLOW,
+    "page_padding": _VERMILLION,
+    "stranded": _BLACK,
+    "cached": _GREEN,
+    "free": _GREY,
+    "never_used": Hue(_GREY.light, _GREY.dark, INK, hatch="/"),
+}
+"""A GPU's memory, in the order in which it is stacked: beside the KV cache, the KV cache in bytes, and the rest."""
+
 TIMELINE: dict[str, Hue] = {
     "queued": REFERENCE,
     "prefill": _BLUE,

@@ -19,7 +19,7 @@ from .objectives import Objectives
 from .prefix_cache import prefix_cache
 from .requests import RequestTimes, request_times
 from .sharing import sharing
-from .views import PAPER_VIEW, POPULAR_VIEW, percent, with_states
+from .views import PAPER_VIEW, POPULAR_VIEW, USAGE_VIEW, percent, with_states
 from .work import Work, work
 
 PERCENTILES = (50, 90, 95, 99)
@@ -79,8 +79,8 @@ def goodput(goal: Objectives, times: RequestTimes, end_ticks: int) -> dict[str, 
 
 
 def waste(window: Window) -> dict[str, Any]:
-    """The ledger of a window in percent of the pool, by buckets and in both views, as means over
-    iterations (the paper's) and over time."""
+    """The ledger of a window in percent of the pool, by buckets, in both views, and as usage by blocks and by tokens, as
+    means over iterations (the paper's) and over time."""
     means: dict[str, Callable[[str], float]] = {"iterations": window.share_of_steps, "time": window.share_of_time}
     result: dict[str, Any] = {
         "window_s": [window.start_ticks / PER_SECOND, window.end_ticks / PER_SECOND],
@@ -93,6 +93,7 @@ def waste(window: Window) -> dict[str, Any]:
             "buckets": {bucket: 100 * value for bucket, value in shares.items()},
             "paper_view": percent(with_states(shares), PAPER_VIEW),
             "popular_view": percent(with_states(shares), POPULAR_VIEW),
+            "usage": percent(with_states(shares), USAGE_VIEW),
         }
     return result
 

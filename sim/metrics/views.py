@@ -29,6 +29,12 @@ POPULAR_VIEW = {
     "external": ("round_up", "stranded"),
     "free": ("free", "cached"),
 }
+#: KV cache usage in vLLM's two units: ``vllm:kv_cache_usage_perc`` counts blocks in use, cached blocks without references
+#: as free; ``vllm:kv_cache_token_usage_perc``, of its pull request 57336, counts slots with keys and values.
+USAGE_VIEW = {
+    "by_blocks": ("live", "reserved", "over_estimate", "block_tail", "finished_hold", "round_up"),
+    "by_tokens": ("live",),
+}
 
 
 def percent(shares: Mapping[str, float], view: Mapping[str, tuple[str, ...]]) -> dict[str, float]:

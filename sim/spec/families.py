@@ -90,7 +90,7 @@ def read_config(config: Config, name: str) -> ModelSpec:
     Raises:
         SettingError: The family, a key or a value is not supported.
     """
-    text = config.get("text_config")
+    text, outer = config.get("text_config"), config.get("model_type")
     if isinstance(text, dict):
         config = {**config, **text}
     kind = config.get("model_type")
@@ -100,7 +100,7 @@ def read_config(config: Config, name: str) -> ModelSpec:
     refuse_unread(config, name, family.reads if family else frozenset())
     if family is None:
         raise SettingError("model_type", kind, f"is not understood in {name}; one of {', '.join(_FAMILIES)}")
-    return family.read(config, name)
+    return replace(family.read(config, name), model_type=outer if isinstance(outer, str) else None)
 
 
 def _windows(

@@ -90,6 +90,11 @@ class Launch:
         return self.tensor_parallel * self.deployment.pipeline_parallel
 
     @property
+    def profiling(self) -> Release:
+        """The release as it profiles this model; the model runner that it takes decides."""
+        return self.release.profiling(self.model, self.deployment.quantization is not None)
+
+    @property
     def layout(self) -> HybridLayout | None:
         """The KV groups that share the pool; None if all layers keep every token."""
         if self.model.mixer:
@@ -164,7 +169,7 @@ def _stage(launch: Launch, layers: range, weights: int, last: bool) -> StageMemo
     activations = activation_bytes(launch, layers, last)
     alone = launch.num_gpus == launch.deployment.data_parallel == 1
     non_torch = launch.release.alone_bytes if alone else launch.release.together_bytes
-    graphs = CUDA_GRAPH_BYTES if launch.deployment.cuda_graphs and launch.release.counts_graphs else 0
+    graphs = CUDA_GRAPH_BYTES if launch.deployment.cuda_graphs and launch.profiling.counts_graphs else 0
     left = requested - weights - activations - non_torch - graphs
     if launch.kv_cache_memory_bytes is not None:
         left = launch.kv_cache_memory_bytes
@@ -216,7 +221,7 @@ def activation_bytes(launch: Launch, layers: range, last: bool) -> int:
         widest = max(widest, mixer.gemm_elements(launch.tensor_parallel))
     forward = 2 * tokens * (5 * model.hidden_size + widest)
     sampled = min(launch.max_num_seqs, tokens)
-    sampler = launch.release.sampler_bytes * sampled * model.vocab_size + 4 * tokens * model.hidden_size
+    sampler = launch.profiling.sampler_bytes * sampled * model.vocab_size + 4 * tokens * model.hidden_size
     workspace = 0
     if model.experts and set(layers) & set(model.experts.layers):
         ranks = launch.deployment.expert_ranks(launch.tensor_parallel)

@@ -5,6 +5,19 @@ Bytes are from start-up logs of H100s. Up to 0.16 the sampler of the profiled st
 two; since 0.18 it is 0.25 and 2.1 GiB. Since 0.21 the memory of CUDA graphs is subtracted from the KV cache. Asynchronous
 scheduling is the default since 0.14 (pull request 27614).
 
+vLLM has two model runners, and the second profiles its start in another way. Its sampler skips top-k and top-p while it
+profiles, and holds 6 bytes a logit (the model's own and a copy in fp32). Up to 0.28 it reports no memory of CUDA graphs
+(``profile_cudagraph_memory`` returns 0), so that none is subtracted. By default it runs
+
+    0.22    Qwen3                         unquantized, without experts
+    0.23    Llama, Mistral, Qwen3         unquantized, without experts
+    0.24    some with experts as well     quantized or not
+    0.25    all without experts and states, some with experts
+    0.30    all models, and it estimates the memory of CUDA graphs
+
+as the wheels of 0.21 to 0.28, 0.30, 0.32 and 0.33 say (0.29 is taken for 0.28). In 0.33 its sampler profiles top-k and top-p again; how
+much that takes is not known from a log, and assumed to be the 14 bytes of the first one.
+
 The order of the free queue is ``BlockPool.free_blocks`` in the wheels of 0.9, 0.10, 0.11, 0.14, 0.18 and 0.20 to 0.33. Up to
 0.22 every freed block goes to the tail. 0.23 puts blocks without a hash first that leave a window, and other blocks last.
 Since 0.24 (pull request 42656) blocks without a hash go to the head; with prefix caching off 0.27 put all blocks last
@@ -13,9 +26,10 @@ Since 0.24 (pull request 42656) blocks without a hash go to the head; with prefi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .pool import GIB
+from .shape import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +41,11 @@ class Release:
         sampler_bytes: Bytes per sampled logit at the peak of the profiled step.
         alone_bytes, together_bytes: Bytes outside of torch on a single GPU, and on each of several GPUs.
         counts_graphs: Whether the memory of CUDA graphs is subtracted from the KV cache.
-        gpu_memory_utilization: The default. Its change in 0.21 is an assumption.
+        gpu_memory_utilization: The default; 0.92 in the wheel of 0.21, and assumed to be 0.9 before.
         async_scheduling: The default.
+        v2_model_types: Model types that run on the second model runner, while that does not count CUDA graphs.
+        v2_quantized: Whether these do so if their weights are quantized.
+        v2_dense: Whether so do all models with attention alone and without experts.
     """
 
     since: tuple[int, int]
@@ -38,14 +55,33 @@ class Release:
     counts_graphs: bool
     gpu_memory_utilization: float
     async_scheduling: bool = True
+    v2_model_types: frozenset[str] = frozenset()
+    v2_quantized: bool = False
+    v2_dense: bool = False
+
+    def profiling(self, model: ModelSpec, quantized: bool) -> Release:
+        """The release as it profiles a model, with the model runner that it takes for it."""
+        second = model.model_type in self.v2_model_types or (self.v2_dense and not (model.experts or model.mixer))
+        if not second or (quantized and not self.v2_quantized):
+            return self
+        return replace(self, sampler_bytes=_V2_SAMPLER_BYTES, counts_graphs=False)
 
 
+_V2_SAMPLER_BYTES = 6
+_QWEN3, _DENSE = frozenset({"qwen3"}), frozenset({"llama", "mistral", "qwen3"})
+_WITH_EXPERTS = _DENSE | {"deepseek_v2", "qwen2_moe", "granitemoe"}
 _RELEASES = (
     Release((0, 0), 38, int(0.13 * GIB), int(0.55 * GIB), False, 0.9, async_scheduling=False),
     Release((0, 14), 38, int(0.13 * GIB), int(0.55 * GIB), False, 0.9),
     Release((0, 17), 14, int(0.13 * GIB), int(0.55 * GIB), False, 0.9),
     Release((0, 18), 14, GIB // 4, int(2.1 * GIB), False, 0.9),
     Release((0, 21), 14, GIB // 4, int(2.1 * GIB), True, 0.92),
+    Release((0, 22), 14, GIB // 4, int(2.1 * GIB), True, 0.92, v2_model_types=_QWEN3),
+    Release((0, 23), 14, GIB // 4, int(2.1 * GIB), True, 0.92, v2_model_types=_DENSE),
+    Release((0, 24), 14, GIB // 4, int(2.1 * GIB), True, 0.92, v2_model_types=_WITH_EXPERTS, v2_quantized=True),
+    Release((0, 25), 14, GIB // 4, int(2.1 * GIB), True, 0.92, True, _WITH_EXPERTS, v2_quantized=True, v2_dense=True),
+    Release((0, 30), _V2_SAMPLER_BYTES, GIB // 4, int(2.1 * GIB), True, 0.92),
+    Release((0, 33), 14, GIB // 4, int(2.1 * GIB), True, 0.92),
 )
 LATEST = _RELEASES[-1]
 #: Minor versions of the first and the last release with a known order of the free queue.

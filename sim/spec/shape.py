@@ -63,6 +63,7 @@ class ModelSpec:
         mlp_layers: Layers with an MLP; None is all layers without experts.
         experts: Mixture of experts, instead of the MLP of some layers.
         quantization: Number format of the checkpoint's matrices; None is 16 bit.
+        model_type: ``model_type`` of the configuration; None is unknown. It chooses vLLM's model runner, no bytes.
     """
 
     name: str
@@ -91,6 +92,7 @@ class ModelSpec:
     mlp_layers: tuple[int, ...] | None = None
     experts: Experts | None = None
     quantization: str | None = None
+    model_type: str | None = None
 
     @property
     def mlp_matrices(self) -> int:

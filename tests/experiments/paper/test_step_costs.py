@@ -8,10 +8,10 @@ import pytest
 
 from fragmeter.experiments.paper.bench import Bench
 from fragmeter.experiments.paper.context_cost import ContextCost, Server
+from fragmeter.experiments.paper.figures.step_costs import BY_CONTEXT, CONSTANT, GROUPS, compare_step_costs, medians
 from fragmeter.experiments.paper.fit import CONTEXT_STEP_SCALE
 from fragmeter.experiments.paper.paper import Source
 from fragmeter.experiments.paper.rate_sweep.costs import Steps
-from fragmeter.experiments.paper.step_costs import BY_CONTEXT, CONSTANT, GROUPS, compare_step_costs, medians
 from fragmeter.sim.engine.replica import FITTED_STEP_SCALE
 from fragmeter.sim.types.ticks import PER_MS
 

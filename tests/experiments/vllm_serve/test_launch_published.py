@@ -55,7 +55,14 @@ SHAPES = {
         head_dim=128, max_position_embeddings=8192, sliding_window=4096, tie_word_embeddings=True,
     ),
 }  # fmt: skip
-VERSIONS = {"0.19": (0, 19), "0.18": (0, 18), "0.16 or older": (0, 16), "0.9 or 0.10": (0, 10), "0.6": (0, 6)}
+VERSIONS = {
+    "0.23": (0, 23),
+    "0.19": (0, 19),
+    "0.18": (0, 18),
+    "0.16 or older": (0, 16),
+    "0.9 or 0.10": (0, 10),
+    "0.6": (0, 6),
+}
 #: model, flags, vLLM, KV cache in GiB of each H100 by its log. All with 8,192 tokens and 1,024 sequences a step.
 LOGS = [
     ("Llama 3.1 8B", "", "0.19", 58.11),
@@ -66,6 +73,7 @@ LOGS = [
     ("Qwen2.5 7B", "TP 2", "0.19", 63.84),
     ("Qwen2.5 7B", "TP 4", "0.19", 67.34),
     ("Qwen3 14B", "", "0.18", 45.23),
+    ("Qwen3 14B", "0.92", "0.23", 44.04),
     ("Code Llama 7B", "", "0.19", 61.66),
     ("Gemma 2 27B", "", "0.19", 20.59),
     ("Llama 3.1 8B", "0.9", "0.16 or older", 51.38),
@@ -80,6 +88,8 @@ ACTIVATIONS = [
     ("Llama 3.1 8B", 1, 1.89),
     ("Qwen2.5 7B", 1, 2.21),
     ("Qwen3 14B", 1, 2.23),
+    ("qwen3-8b", 1, 2.21),
+    ("phi-4", 1, 1.52),
     ("Code Llama 7B", 1, 0.77),
     ("Gemma 2 27B", 1, 3.66),
     ("Llama 3.3 70B", 2, 1.96),
@@ -89,7 +99,7 @@ ACTIVATIONS = [
 
 
 def launch(name: str, flags: str = "", vllm: str = "0.19") -> Launch:
-    ranks = re.search(r"TP (\d)", flags)
+    ranks, utilization = re.search(r"TP (\d)", flags), re.match(r"0\.\d+", flags)
     shape = SHAPES.get(name) or model(name)
     return Launch(
         model=shape,
@@ -99,9 +109,47 @@ def launch(name: str, flags: str = "", vllm: str = "0.19") -> Launch:
         max_num_batched_tokens=8192,
         tensor_parallel=int(ranks[1]) if ranks else 1,
         deployment=Deployment(1, "bf16", "fp8" if "fp8 weights" in flags else shape.quantization, True),
-        gpu_memory_utilization=0.9 if flags.startswith("0.9") else 0.95,
+        gpu_memory_utilization=float(utilization[0]) if utilization else 0.95,
         release=release(VERSIONS[vllm]),
     )
+
+
+def test_the_second_model_runner_counts_no_graphs_and_holds_fewer_logits():
+    """Qwen3 14B with the defaults of 0.23 on an H100: 18,038 blocks were logged; the first runner would leave 17,162."""
+    found = launch("Qwen3 14B", "0.92", "0.23")
+    assert capacity(found).num_blocks == pytest.approx(18_038, rel=0.01)
+    assert capacity(found).stage.cuda_graph_bytes == 0
+    quantized = replace(found, deployment=replace(found.deployment, quantization="fp8"))
+    unknown = replace(found, model=replace(found.model, model_type="qwen2"))
+    for first in (quantized, unknown, replace(found, release=release((0, 21)))):
+        assert capacity(first).stage.cuda_graph_bytes == GIB
+    assert capacity(unknown).num_blocks == 17_162
+
+
+def test_models_of_the_second_runner_by_release():
+    """Architectures by default: Qwen3 in 0.22, with Llama and Mistral in 0.23, some with experts in 0.24, all dense later."""
+    runs = {
+        version: {
+            name
+            for name in ("qwen3-8b", "llama-3.1-8b", "qwen2.5-7b", "gpt-oss-20b", "qwen3-next-80b-a3b")
+            if not release((0, version)).profiling(model(name), False).counts_graphs
+        }
+        for version in (21, 22, 23, 24, 25, 28, 30, 33)
+    }
+    dense = {"qwen3-8b", "llama-3.1-8b"}
+    assert (runs[21], runs[22], runs[23], runs[24]) == (set(), {"qwen3-8b"}, dense, dense)
+    assert runs[25] == runs[28] == dense | {"qwen2.5-7b"} and runs[30] == runs[33] == set()
+
+
+#: Tokens of the KV cache that vLLM 0.19 logs, in bf16 and in fp8 (the same source).
+TOKENS = [("Llama 3.1 8B", "bf16", 476_016), ("Llama 3.1 8B", "fp8", 952_032), ("Qwen2.5 7B", "fp8", 2_192_000)]
+
+
+@pytest.mark.parametrize(("name", "dtype", "tokens"), TOKENS)
+def test_tokens_of_a_quantized_cache(name, dtype, tokens):
+    found = launch(name)
+    found = replace(found, deployment=replace(found.deployment, kv_dtype=dtype))
+    assert capacity(found).num_tokens == pytest.approx(tokens, rel=0.01)
 
 
 def here(name: str, flags: str, vllm: str) -> float:

@@ -186,7 +186,7 @@ def test_presets_are_marked_as_data_sheets():
 
 
 def test_a_config_json_is_read(config):
-    expected = ModelSpec("tiny", 4, 256, 8, 2, 32, 700, 1000, 512, gated_mlp=True)
+    expected = ModelSpec("tiny", 4, 256, 8, 2, 32, 700, 1000, 512, gated_mlp=True, model_type="llama")
     assert model(config()) == expected
     assert model(config().parent) == expected
     assert model(config(head_dim=64)).slot_bytes() == 2 * 4 * 2 * 64 * 2

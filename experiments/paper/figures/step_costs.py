@@ -29,19 +29,19 @@ from statistics import median
 from rich import box
 from rich.table import Table
 
-from ..runs.output import Report
-from .bench import Bench, Case
-from .block_sizes.block_sizes import ALPACA as ALPACA_LOAD
-from .block_sizes.block_sizes import METRIC as LATENCY_BY_SIZE
-from .block_sizes.block_sizes import RECOMPUTE, SCALES, SHAREGPT, SWAP, SizeCase, latencies
-from .comparison import Payload
-from .figures import fig12, fig14, fig16, fig17
-from .fit import Fit, fit
-from .paper import FIG2, FIG13A, FIG13B, SERIES, Experiment, Source
-from .published import paper_figures
-from .rate_sweep.panels import ALPACA, CROSSING, ORACLE, ORCAS, VLLM, lengths_of, published_panel
-from .rate_sweep.rate_sweep import Load, Search, System, crossings
-from .rows import Row, value_row
+from ...runs.output import Report
+from ..bench import Bench, Case
+from ..block_sizes.block_sizes import ALPACA as ALPACA_LOAD
+from ..block_sizes.block_sizes import METRIC as LATENCY_BY_SIZE
+from ..block_sizes.block_sizes import RECOMPUTE, SCALES, SHAREGPT, SWAP, SizeCase, latencies
+from ..comparison import Payload
+from ..fit import Fit, fit
+from ..paper import FIG2, FIG13A, FIG13B, SERIES, Experiment, Source
+from ..published import paper_figures
+from ..rate_sweep.panels import ALPACA, CROSSING, ORACLE, ORCAS, VLLM, lengths_of, published_panel
+from ..rate_sweep.rate_sweep import Load, Search, System, crossings
+from ..rows import Row, value_row
+from . import fig12, fig14, fig16, fig17
 
 FIGURE = "step-costs"
 CONSTANT, BY_CONTEXT = "constant", "by context"

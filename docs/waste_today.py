@@ -1,0 +1,200 @@
+"""Writes docs/waste-today.md from the document of ``fragmeter reproduce waste-today --json FILE``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fragmeter.experiments.today.waste_today import of_load
+
+HEAD = """\
+# Waste of today's models
+
+`fragmeter reproduce waste-today` serves today's models on today's cards with the defaults of vLLM 0.33, and divides every byte of the KV
+cache by what it holds. The tables of this page are its result, written by `make waste-today`; nothing in them is edited by hand. No GPU
+was used: step times are those of `--cost fitted`, or of `--cost roofline` where the profile of a card does not cover a model.
+
+```sh
+fragmeter reproduce waste-today --out DIR     # the page with the pictures, DIR/reproduction.html
+```
+
+## Loads
+
+{loads}
+
+Means are over the steps in which requests wait, because the pool or the batch is full then, and over all steps where none waits.
+
+## Allocators
+
+| | |
+|---|---|
+| `vllm` | vLLM 0.33: one pool of equal pages for all KV groups, prefix caching on. Simulated; the numbers are the run's own ledger. |
+| `jenga` | After Jenga ([arXiv 2503.18292](https://arxiv.org/abs/2503.18292)): large pages of the least common multiple of the page sizes, small pages by kind of layer, taken by request. Replayed. |
+| `separate` | A pool for each kind of layer, divided at the start as SGLang's defaults do: windows get 0.8 of the tokens of full attention (`swa_full_tokens_ratio`), states 0.9 of the bytes of attention (`mamba_full_memory_ratio`). Replayed. |
+
+`jenga` and `separate` are not runs of their own. An observer records the tokens that each sequence of vLLM's run holds in each step, and both
+allocators take and give back the pages of exactly these sequences. Slots of the record equal the ledger's to the slot (a test compares them).
+The replay keeps vLLM's admissions, preemptions, step times and prefix hits. It shows the bytes that the same sequences pin; it cannot show larger
+batches, more hits or higher throughput. *Fits* bounds the gain: the pool over the mean bytes of a sequence that ran (in separate pools, of the
+fullest one). *Short* is what the sequences have under vLLM and the allocator does not have for them, in percent of the pool. Both replayed
+allocators cache nothing, so their free memory includes vLLM's cached blocks. A page of `jenga` is one of a layer: of all layers of a
+kind at once, a large page of Nemotron-H 8B would have 779 MiB.
+
+| column | bytes |
+|---|---|
+| live, state | tokens and states of fixed size |
+| reserved, tail | slots of pages that will be filled, and slots past the end of a sequence |
+| padding | bytes of pages that no layer of the group uses: padding of states, and missing layers |
+| stranded | free, but only for another kind of layer |
+| cached, free | blocks without references that keep their contents; all else, and what is left beside whole pages |
+"""
+PUBLISHED = """\
+## Published figures beside these
+
+Each is computed from the settings that its source states; limits were stated before the comparison was first made. A *fitted* value only shows
+that numbers are consistent: inputs that the source leaves open were chosen to give it. `tests/experiments/today/test_published.py` plants a wrong
+value in each.
+
+"""
+EXAMPLE = """\
+## One measurement
+
+```python
+from dataclasses import replace
+
+from fragmeter.experiments.today.loads import LOADS
+from fragmeter.experiments.today.servers import Server
+from fragmeter.experiments.today.waste_today import measure
+
+chat = replace(LOADS[0], requests=40)
+for row in measure(Server("Nemotron-H 8B", "nemotron-h-8b", "h100-80gb"), chat, seed=0)["kv_bytes"]:
+    parts = ("live", "state", "reserved", "block_tail", "page_padding", "stranded")
+    print(row["allocator"], *(f"{part} {row[part]:.2f}" for part in parts))
+```
+
+```text
+vllm live 0.16 state 2.27 reserved 0.09 block_tail 0.16 page_padding 0.00 stranded 0.00
+jenga live 0.16 state 2.27 reserved 0.00 block_tail 0.00 page_padding 0.00 stranded 2.14
+separate live 0.16 state 2.27 reserved 0.00 block_tail 0.00 page_padding 0.00 stranded 47.71
+```
+"""
+COLUMNS = {
+    "live": "live", "state": "state", "reserved": "reserved", "block_tail": "tail", "page_padding": "padding",
+    "stranded": "stranded", "cached": "cached", "free": "free",
+}  # fmt: skip
+HBM = (
+    "weights", "activations", "cuda_graphs", "outside_torch", "live", "state", "reserved", "block_tail", "page_padding", "cached",
+    "free", "never_used",
+)  # fmt: skip
+SLOTS = ("live", "state", "reserved", "block_tail", "cached", "free")
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The page, in Markdown."""
+    loads = list(dict.fromkeys(row["load"] for row in document["kv_bytes"]))
+    texts = "\n".join(f"- {text}" for text in document["basis"][: len(loads)])
+    parts = [HEAD.format(loads=texts), "## In short\n", *_in_short(document["kv_bytes"]), ""]
+    for load in loads:
+        parts += [f"## KV cache by allocator: {load}\n", *_kv_table(of_load(document["kv_bytes"], load)), ""]
+    parts += [*document["unserved"], "", "## Slots, under vLLM\n"]
+    parts += ["Percent of the slots of the pool. A slot of a KV group is a token in its layers.\n"]
+    parts += [*_slots_table(document["slots"]), "", "## Every byte of a GPU, under vLLM\n"]
+    parts += [f"GiB of one GPU, {loads[0]}. *Never used* is what `--gpu-memory-utilization` leaves out.\n"]
+    parts += [*_hbm_table([row for row in document["hbm"] if row["load"] == loads[0]]), ""]
+    return "\n".join([*parts, PUBLISHED + "\n".join(_published_table(document["rows"])), "", EXAMPLE.rstrip("\n"), ""])
+
+
+def _in_short(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The largest of each kind of waste, and the largest gain over vLLM."""
+    of = {name: [row for row in rows if row["allocator"] == name] for name in ("vllm", "jenga", "separate")}
+    padding = max(of["vllm"], key=lambda row: row["page_padding"])
+    empty = max(of["vllm"], key=lambda row: row["reserved"] + row["block_tail"])
+    states = max(of["vllm"], key=lambda row: row["state"])
+    yield f"- Page padding under vLLM is at most {padding['page_padding']:.1f} % of the pool ({_where(padding)})."
+    yield (
+        f"- Empty slots of blocks that were raised to the size of a state are at most"
+        f" {empty['reserved'] + empty['block_tail']:.1f} % ({_where(empty)}), beside {empty['live']:.1f} % of live tokens."
+    )
+    yield f"- States take up to {states['state']:.1f} % ({_where(states)}); a batch of short chats is a batch of states."
+    gains = [(mine["fits"] / base["fits"], mine) for base, mine in zip(of["vllm"], of["jenga"], strict=True)]
+    (least, worst), (most, best) = min(gains, key=lambda pair: pair[0]), max(gains, key=lambda pair: pair[0])
+    yield (
+        f"- Like Jenga, at most {most:.2f} times as many sequences fit as under vLLM ({_where(best)}), and at least {least:.2f}"
+        f" times ({_where(worst)}), where each request begins large pages of its own that it hardly fills."
+    )
+    stranded, short = (max(of["separate"], key=lambda row: row[name]) for name in ("stranded", "short"))
+    yield (
+        f"- Separate pools strand up to {stranded['stranded']:.1f} % ({_where(stranded)}) and lack pages for up to {short['short']:.1f} % of"
+        f" the pool ({_where(short)}): one division at the start does not suit every load."
+    )
+
+
+def _where(row: Mapping[str, Any]) -> str:
+    return f"{row['server']}, {row['load']}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield "|" + "---|" * len(columns)
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _kv_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield from _table(
+        ["%", "", *COLUMNS.values(), "fits", "short"],
+        [
+            [
+                row["server"] if row["allocator"] == "vllm" else "",
+                row["allocator"],
+                *(f"{row[name]:.1f}" for name in COLUMNS),
+                f"{row['fits']:,.0f}",
+                f"{row['short']:.1f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _slots_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    names = [name.replace("block_", "") for name in SLOTS]
+    yield from _table(
+        ["", "load", "tokens of a block", "batch", *names],
+        [
+            [row["server"], row["load"], f"{row['block_size']:,}", f"{row['batch']:,.1f}", *(f"{row[name]:.1f}" for name in SLOTS)]
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+def _hbm_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    names = [name.replace("block_", "").replace("_", " ") for name in HBM]
+    yield from _table(["", *names], [[row["server"], *(f"{row[name]:.2f}" for name in HBM)] for row in rows])
+
+
+def _published_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    cells = [
+        [
+            row["source"],
+            f"{row['series']}: {row['metric'].removesuffix('_pct').replace('_', ' ')}",
+            f"{row['published']:,g}",
+            f"{row['simulated']:,.10g}",
+            f"{row['limit']:g} points" if row["metric"].endswith("_pct") else f"{100 * row['limit']:g} %",
+            row["kind"],
+            row["settings"],
+            row["assumed"] or "-",
+        ]
+        for row in rows
+    ]
+    yield from _table(
+        ["source", "figure", "published", "here", "limit", "", "settings", "not stated, and assumed"], cells
+    )
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("waste-today.md").write_text(
+        page(json.loads(Path(sys.argv[1]).read_text("utf-8"))), encoding="utf-8"
+    )

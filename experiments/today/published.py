@@ -1,0 +1,171 @@
+"""Published figures of wasted KV cache memory beside what the simulator computes from the same settings.
+
+``facts/published.json`` has each figure with its source, its settings, what the source leaves open, and the limit of the error.
+Each function below computes the figures of one source, and uses the published values nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from ...sim import settings, simulate
+from ...sim.memory.accounting.kv_groups import FULL, STATE, PageGroups
+from ...sim.metrics.summary import waste
+from ...sim.spec import AttentionLayer, CacheSettings, KvCacheConfig, Span, StateLayer, form_kv_cache
+from ...sim.spec.attention import FULL as EVERY_TOKEN
+from ...sim.types.errors import UserError
+from ...sim.workload.workload import Workload
+from ..paper.rows import Row, as_finding, value_row
+
+#: Values by name and metric.
+Values = dict[tuple[str, str], float]
+
+
+@cache
+def published() -> Sequence[Mapping[str, Any]]:
+    """The published figures."""
+    return json.loads(resources.files(__package__).joinpath("facts/published.json").read_text("utf-8"))["values"]
+
+
+def rows(facts: Sequence[Mapping[str, Any]] | None = None) -> list[Row]:
+    """A row for each published figure, with its limit, source, settings and assumptions.
+
+    Args:
+        facts: Figures in place of the package's own.
+
+    Raises:
+        UserError: A figure that nothing computes.
+    """
+    found = computed()
+    made = []
+    for fact in published() if facts is None else facts:
+        key = fact["name"], fact["metric"]
+        if key not in found:
+            raise UserError(f"published figure {key[0]}, {key[1]}: nothing computes it")
+        row = value_row(*key, fact["published"], [found[key]], how=fact.get("how", "text"), kind=fact["kind"])
+        made.append(row | {name: fact[name] for name in ("limit", "source", "settings", "assumed")})
+    return made
+
+
+def findings(compared: Sequence[Row]) -> list[dict[str, Any]]:
+    """For each row, whether its error is within its limit."""
+    return [as_finding(*_within(row)) for row in compared]
+
+
+def _within(row: Row) -> tuple[str, bool]:
+    points = row["metric"].endswith("_pct")
+    error = abs(row["error"]) if points else abs(row["error"]) / row["published"]
+    limit = f"{row['limit']:g} points" if points else f"{100 * row['limit']:g} %"
+    fitted = ", fitted" if row["kind"] == "fitted" else ""
+    metric = row["metric"].removesuffix("_pct").replace("_", " ")
+    return (
+        f"{row['source']}: {row['series']}, {metric}: {row['simulated']:,g} here, {row['published']:,g} published; limit"
+        f" {limit}{fitted}.",
+        error <= row["limit"] + 1e-9,
+    )
+
+
+def computed() -> Values:
+    """Every figure as computed here."""
+    return {**_one_page_for_all_layers(), **_fp8(), **_zamba2(), **_ascend(), **_usage(), **_giant_pages()}
+
+
+def _one_page_for_all_layers() -> Values:
+    """vllm#11382: each token has a page in every layer, also in those that do not keep it."""
+    # Text is kept by self attention, images by cross attention.
+    text, image, of_self, of_cross = 43, 4 * 1601, 32, 8
+    kept = (text * of_self + image * of_cross) / ((text + image) * (of_self + of_cross))
+    return {
+        ("mllama", "wasted_pct"): 100 * (1 - kept),
+        ("Gemma 2", "wasted_pct"): _wasted_by_windows([EVERY_TOKEN, Span("sliding", 4096)], 8192),
+        ("Ministral 8B", "wasted_pct"): _wasted_by_windows([EVERY_TOKEN, *[Span("sliding", 32_768)] * 3], 131_072),
+    }
+
+
+def _wasted_by_windows(spans: Sequence[Span], tokens: int) -> float:
+    return 100 * (1 - sum(span.held_tokens(tokens) for span in spans) / (len(spans) * tokens))
+
+
+def _formed(attention: AttentionLayer, layers: int, state: StateLayer, states: int) -> KvCacheConfig:
+    chosen = CacheSettings(max_model_len=32_768, max_num_batched_tokens=2048, enable_prefix_caching=False)
+    return form_kv_cache([*[attention] * layers, *[state] * states], chosen)
+
+
+def _fp8() -> Values:
+    """vllm#55196: sequences that fit with an fp8 KV cache over those with bf16, in the same memory. Falcon-H1 1.5B has
+    attention and Mamba 2 in each of its 24 layers; the state stays in bf16."""
+    inner, heads, head_dim, state_dim = 3072, 48, 64, 256
+    state = StateLayer(shapes=((3, inner + 2 * state_dim), (heads, head_dim, state_dim)), dtypes=("bf16", "bf16"))
+    formed = {
+        dtype: _formed(AttentionLayer(num_kv_heads=2, head_size=128, dtype=dtype), 24, state, 24)
+        for dtype in ("bf16", "fp8")
+    }
+    return {
+        (f"fp8 KV at {name}", "times_the_sequences"): formed["bf16"].sequence_bytes(tokens)
+        / formed["fp8"].sequence_bytes(tokens)
+        for name, tokens in (("32k", 32_768), ("short context", 512))
+    }
+
+
+def _zamba2() -> Values:
+    """Pages of Zamba2 2.7B: 32 heads of 160 elements, and states of 80 heads of 64 x 64 and a convolution of 4 tokens."""
+    state = StateLayer(shapes=((3, 5120 + 2 * 64), (80, 64, 64)), dtypes=("bf16", "bf16"))
+    formed = _formed(AttentionLayer(num_kv_heads=32, head_size=160, dtype="bf16"), 9, state, 54)
+    page = next(group for group in formed.groups if group.kind == STATE).spec
+    return {
+        ("Zamba2 2.7B", "useful_bytes_of_a_page"): page.unpadded_page_size_bytes,
+        ("Zamba2 2.7B", "bytes_of_a_page"): page.page_size_bytes,
+        ("Zamba2 2.7B", "groups"): len(formed.groups),
+        ("Zamba2 2.7B", "blocks_for_0.1_of_the_card"): 0.1 * (12 << 30) / formed.bytes_per_block,
+    }
+
+
+def _ascend() -> Values:
+    """vllm-ascend#6610: what its own numbers of tokens say."""
+    return {("Qwen3-Next on Ascend", "wasted_pct"): 100 * (1 - 15_872 / 25_984)}
+
+
+def _usage() -> Values:
+    """vllm#57336: runs of the simulator; the bytes of a token do not matter for a pool of so many blocks."""
+    short, long = _usage_of(17), _usage_of(400)
+    return {
+        ("opt-125m, 17-token prompts", "usage_by_blocks_pct"): short["by_blocks"],
+        ("opt-125m, 17-token prompts", "usage_by_tokens_pct"): short["by_tokens"],
+        ("opt-125m, 400-token prompts", "gap_of_the_two_pct"): long["by_blocks"] - long["by_tokens"],
+    }
+
+
+def _usage_of(prompt_tokens: int) -> dict[str, float]:
+    """Usage over the middle of a stream of equal requests that all wait from the start."""
+    requests, sequences, blocks = 4096, 256, 768
+    work = Workload("stream", np.zeros(requests), np.full(requests, prompt_tokens), np.full(requests, 2))
+    given = settings(
+        policy="vllm-v1",
+        gpu="h100-80gb",
+        max_num_seqs=sequences,
+        num_gpu_blocks_override=blocks + 1,
+        enable_prefix_caching=False,
+        async_scheduling=False,
+    )
+    return waste(simulate(given, work).window)["mean_over_iterations_pct"]["usage"]
+
+
+def _giant_pages() -> Values:
+    """vllm#54458: a prompt takes a block in every group, however short it is."""
+    groups, blocks, pool_tokens = 23, 70, 457_880
+    pinned = PageGroups(kinds=(FULL,) + (STATE,) * (groups - 1)).wanted_blocks(-(-12 // 7808)) / blocks
+    name = "GLM-5.3-Flash, 12-token prompt"
+    return {(name, "pinned_pct"): 100 * pinned, (name, "most_token_equivalents"): pinned * pool_tokens}
+
+
+def basis(payload_rows: Sequence[Row]) -> Iterator[str]:
+    """A sentence for each source with open inputs."""
+    for row in payload_rows:
+        if row["assumed"] and not row["assumed"].startswith("as above"):
+            yield f"{row['source']}, {row['series']}: {row['settings']}. Not stated there, and assumed: {row['assumed']}."

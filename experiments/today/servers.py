@@ -1,0 +1,98 @@
+"""Today's models on today's cards, and the memory of one GPU of each when ``vllm serve`` has started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...sim.engine.run import Run
+from ...sim.engine.settings import Settings, settings
+from ...sim.spec import Deployment, cache_layers, gpu, model
+from ...sim.spec.launch import Launch, StageMemory, stage_memories
+from .pools import PageKind, page_kinds
+
+
+@dataclass(frozen=True)
+class Server:
+    """A model and the GPUs that serve one engine of it.
+
+    Attributes:
+        label: Name in pictures.
+        model, gpu, tensor_parallel_size: As in settings.
+    """
+
+    label: str
+    model: str
+    gpu: str
+    tensor_parallel_size: int = 1
+
+    @property
+    def name(self) -> str:
+        """Label and cards."""
+        return f"{self.label}, {self.tensor_parallel_size} x {self.gpu}"
+
+    @property
+    def max_model_len(self) -> int:
+        """The model's longest sequence."""
+        return model(self.model).max_model_len
+
+    def settings(self) -> Settings:
+        """The defaults of ``vllm serve``; every step is an event, so that the ledger has a row for each."""
+        return settings(
+            policy="vllm-v1",
+            model=self.model,
+            gpu=self.gpu,
+            tensor_parallel_size=self.tensor_parallel_size,
+            leap=False,
+        )
+
+    def kinds(self) -> tuple[PageKind, ...]:
+        """The kinds of the model's layers on one rank."""
+        return page_kinds(cache_layers(model(self.model), "fp16", self.tensor_parallel_size))
+
+    def memory(self, run: Run) -> StageMemory:
+        """Memory of one GPU at the start of the run's engine."""
+        shape, limits = model(self.model), run.replica.policy.limits
+        launch = Launch(
+            model=shape,
+            gpu=gpu(self.gpu),
+            max_model_len=limits.max_model_len,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            tensor_parallel=self.tensor_parallel_size,
+            deployment=Deployment(quantization=shape.quantization, cuda_graphs=True),
+        )
+        return stage_memories(launch)[0]
+
+
+SERVERS = (
+    Server("Llama 3.1 8B", "llama-3.1-8b", "h100-80gb"),
+    Server("Qwen3 32B", "qwen3-32b", "h100-80gb", 2),
+    Server("gpt-oss 120B", "gpt-oss-120b", "b200"),
+    Server("Gemma 3 27B", "gemma-3-27b", "h100-80gb", 2),
+    Server("Qwen3-Next 80B", "qwen3-next-80b-a3b", "h200", 2),
+    Server("Nemotron-H 8B", "nemotron-h-8b", "h100-80gb"),
+    Server("Nemotron 3 Nano", "nemotron-3-nano-30b-a3b", "h200"),
+    Server("Jamba 1.5 Mini", "jamba-1.5-mini", "h100-80gb", 2),
+    Server("Kimi Linear 48B", "kimi-linear-48b-a3b", "b200"),
+)
+
+
+def hbm_gib(memory: StageMemory, buckets: Mapping[str, float]) -> dict[str, float]:
+    """The memory of one GPU in GiB: what the engine takes beside the KV cache, the KV cache by bucket, and the rest.
+
+    Args:
+        buckets: Bytes of the KV cache by bucket. What is left of the engine's share, a part of a block and the null
+            block, counts as free.
+    """
+    gib = 1 << 30
+    parts = {
+        "weights": memory.weight_bytes,
+        "activations": memory.activation_bytes,
+        "cuda_graphs": memory.cuda_graph_bytes,
+        "outside_torch": memory.non_torch_bytes,
+    }
+    left = memory.requested_bytes - sum(parts.values()) - sum(buckets.values())
+    kv_cache = dict(buckets) | {"free": buckets["free"] + left}
+    never = {"never_used": memory.total_bytes - memory.requested_bytes}
+    return {name: value / gib for name, value in (parts | kv_cache | never).items()}

@@ -1,0 +1,240 @@
+"""``fragmeter reproduce waste-today``: the waste of today's models on today's cards, and published figures beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from ...reports.figures import figures
+from ...reports.page.page import Section
+from ...sim import simulate
+from ...sim.engine.run import Run
+from ...sim.memory.accounting.kv_groups import STATE
+from ...sim.types.errors import SimulationFault
+from ..paper.bench import Bench
+from ..paper.comparison import Payload
+from ..paper.rows import Row
+from ..runs.output import Report, track
+from ..runs.parallel import in_parallel
+from . import published
+from .loads import LOADS, Load
+from .replay import BUCKETS, Holdings, measured_steps, replayed, vllm_account
+from .servers import SERVERS, Server, hbm_gib
+
+FIGURE = "waste-today"
+ALLOCATORS = {
+    "vllm": "vLLM 0.33: one pool of equal pages, the default of vllm serve, simulated",
+    "jenga": "like Jenga: large pages of the least common multiple, small pages by kind, taken by request; replayed",
+    "separate": "a pool for each kind of layer, divided as SGLang's defaults do at the start; replayed",
+}
+#: Buckets of slots of vLLM's ledger; a slot of a group is a token in its layers.
+SLOTS = ("live", STATE, "reserved", "block_tail", "stranded", "cached", "free")
+_DECIMALS = 3
+_KEPT = (
+    "jenga and separate are accounts of the same sequences in the same steps as vLLM's run. The replay keeps its admissions,"
+    " preemptions, lengths, step times and prefix hits, so it shows the bytes that these sequences pin; it cannot show the"
+    " requests, batches or hits that a server would make of the bytes saved. fits bounds these: the pool over the mean bytes"
+    " of a sequence that ran, over the fullest pool for separate. Neither caches prefixes here."
+)
+
+
+def waste_today(bench: Bench) -> Payload:
+    """Every server under every load, as means over the source's seeds; and the published figures."""
+    seeds = bench.source.seeds
+    jobs = [(server, load, seed) for load in LOADS for server in SERVERS for seed in seeds]
+    measured = list(track(in_parallel(measure, jobs), FIGURE, len(jobs)))
+    parts = [_mean(measured[at : at + len(seeds)]) for at in range(0, len(jobs), len(seeds))]
+    rows = published.rows()
+    return {
+        "figure": FIGURE,
+        "workload": f"{len(SERVERS)} models, {len(LOADS)} loads, {len(seeds)} seed{'s' * (len(seeds) > 1)}",
+        "rows": rows,
+        "seeds": list(seeds),
+        "kv_bytes": [row for part in parts for row in part["kv_bytes"]],
+        "slots": [row for part in parts for row in part["slots"]],
+        "hbm": [row for part in parts for row in part["hbm"]],
+        "unserved": [part["unserved"] for part in parts if "unserved" in part],
+        "findings": published.findings(rows),
+        "basis": [
+            *(f"{load.name}: {load.text}." for load in LOADS),
+            *(f"{name}: {text}." for name, text in ALLOCATORS.items()),
+            _KEPT,
+            "Means are over the steps in which requests wait, and over all where none does. No number was measured on a GPU.",
+            *published.basis(rows),
+        ],
+    }
+
+
+def measure(server: Server, load: Load, seed: int) -> dict[str, Any]:
+    """The rows of one server under one load: bytes by allocator, vLLM's slots, and the memory of a GPU.
+
+    Raises:
+        SimulationFault: The pool of the run is not that of the start, which gives the bytes.
+    """
+    work, chosen = load.workload(seed), server.settings()
+    longest = int((work.prompt_tokens + work.output_tokens).max())
+    if longest > server.max_model_len:
+        text = f"{server.label} serves no {load.name}: {longest:,} tokens, and its longest sequence is {server.max_model_len:,}"
+        return {"kv_bytes": [], "slots": [], "hbm": [], "unserved": text}
+    holdings = Holdings()
+    run = simulate(chosen, work, observers=[holdings])
+    memory = server.memory(run)
+    if memory.num_blocks != run.replica.num_blocks:
+        raise SimulationFault(
+            f"{server.name} starts with {memory.num_blocks} blocks, and ran with {run.replica.num_blocks}"
+        )
+    pool_bytes = run.log.capacity_slots // run.log.block_size * memory.block_bytes
+    accounts = [vllm_account(run, pool_bytes), *replayed(run, holdings, server.kinds(), pool_bytes)]
+    named = {"server": server.name, "load": load.name}
+    return {
+        "kv_bytes": [
+            named
+            | {"allocator": account.allocator, "fits": round(account.fits, 1)}
+            | {bucket: _pct(account.buckets[bucket], pool_bytes) for bucket in BUCKETS}
+            | {"short": _pct(account.short, pool_bytes)}
+            for account in accounts
+        ],
+        "slots": [named | _slots(run)],
+        "hbm": [
+            named | {"memory_gib": memory.total_bytes / (1 << 30)} | _rounded(hbm_gib(memory, accounts[0].buckets))
+        ],
+    }
+
+
+def _mean(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The rows of one server under one load as means over seeds; what one seed cannot serve, none can in this document."""
+    refused = next((each for each in measured if "unserved" in each), None)
+    if refused is not None:
+        return refused
+    names = ("kv_bytes", "slots", "hbm")
+    return {name: [_mean_row(same) for same in zip(*(each[name] for each in measured), strict=True)] for name in names}
+
+
+def _mean_row(same: Sequence[Row]) -> Row:
+    """One row for several seeds; what is alike for all, as names and block sizes are, is no mean."""
+    return {
+        key: value if all(row[key] == value for row in same) else round(fmean(row[key] for row in same), _DECIMALS)
+        for key, value in same[0].items()
+    }
+
+
+def _slots(run: Run) -> dict[str, Any]:
+    """vLLM's slots by bucket, in percent of the pool."""
+    steps, chosen = run.log.rows["ticks"] > 0, measured_steps(run)
+    shares = {name: values[steps][chosen] for name, values in run.accounts.at_rows().items()}
+    found = {bucket: _pct(float(np.mean(shares.get(bucket, 0))), run.log.capacity_slots) for bucket in SLOTS}
+    mean_batch = float(run.log.rows["batch_size"][steps][chosen].mean())
+    return {"block_size": run.log.block_size, "batch": round(mean_batch, 1)} | found
+
+
+def _pct(value: float, whole: float) -> float:
+    return round(100 * value / whole, _DECIMALS) + 0.0
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, _DECIMALS) + 0.0 for name, value in values.items()}
+
+
+def of_load(rows: Sequence[Row], load: str) -> list[Row]:
+    """The rows of a load; one row for a model in which all layers keep the same, as its pages are alike everywhere."""
+    mine = [row for row in rows if row["load"] == load]
+    alike = {row["server"] for row in mine if row["allocator"] == "jenga"} - {
+        row["server"] for row in mine if _differs(row, mine)
+    }
+    return [row for row in mine if row["allocator"] == "vllm" or row["server"] not in alike]
+
+
+def _differs(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether an account differs from vLLM's in more than what vLLM caches."""
+    [base] = [each for each in rows if each["server"] == row["server"] and each["allocator"] == "vllm"]
+    return any(abs(row[bucket] - base[bucket]) > 0.01 for bucket in BUCKETS if bucket not in ("cached", "free"))
+
+
+def print_waste_today(payload: Payload, report: Report) -> None:
+    """Print a table for each load, the comparison with published figures, and the basis."""
+    report.print_line(f"{FIGURE}: % of the bytes of the KV cache, by allocator", style="bold")
+    report.print_line(payload["workload"])
+    for load in dict.fromkeys(row["load"] for row in payload["kv_bytes"]):
+        report.print_line()
+        report.console.print(_table(load, of_load(payload["kv_bytes"], load)))
+    report.print_line()
+    for found in payload["findings"]:
+        report.print_line(f"{'Pass' if found['passes'] else 'Fail'}: {found['finding']}")
+    for text in (*payload["unserved"], *payload["basis"]):
+        report.print_line(text)
+    report.print_line()
+
+
+_HEADINGS = {"block_tail": "tail", "page_padding": "pad", "reserved": "resv", "stranded": "strand"}
+
+
+def _table(load: str, rows: Sequence[Row]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 0))
+    table.add_column(load, no_wrap=True)
+    table.add_column("pool", no_wrap=True)
+    for bucket in BUCKETS:
+        table.add_column(_HEADINGS.get(bucket, bucket), justify="right", no_wrap=True)
+    table.add_column("fits", justify="right", no_wrap=True)
+    for row, after in zip(rows, [*rows[1:], None], strict=True):
+        first = row["allocator"] == "vllm"
+        cells = (f"{row[bucket]:.1f}" for bucket in BUCKETS)
+        last = after is None or after["server"] != row["server"]
+        name = row["server"].split(",")[0] if first else ""
+        table.add_row(name, row["allocator"], *cells, f"{row['fits']:,.0f}", end_section=last)
+    return table
+
+
+def show_waste_today(payload: Payload, _: Bench) -> list[Section]:
+    """The pictures by load and of a GPU's memory, vLLM's slots, and published figures beside ours."""
+    return [*_pictures(payload), _published(payload)]
+
+
+def _pictures(payload: Payload) -> Iterator[Section]:
+    loads = list(dict.fromkeys(row["load"] for row in payload["kv_bytes"]))
+    yield Section(
+        "Waste of today's models: the KV cache by allocator",
+        "Bytes of the KV cache of one GPU by what they hold. A model in which all layers keep the same has one bar: its pages are"
+        " alike under each allocator.",
+        [figures.kv_bytes(of_load(payload["kv_bytes"], load), load) for load in loads],
+        finding="\n\n".join([_KEPT, *(f"{text}." for text in payload["unserved"])]),
+        details="\n\n".join([f"{payload['workload']}.", *payload["basis"]]),
+    )
+    chosen = [row for row in payload["hbm"] if row["load"] == loads[0]]
+    yield Section(
+        "Waste of today's models: every byte of a GPU",
+        f"Under vLLM's defaults and the load {loads[0]}: what the engine takes beside the KV cache, the KV cache by bucket, and"
+        " the share of the card that --gpu-memory-utilization leaves out.",
+        [figures.hbm(chosen)],
+    )
+    yield Section(
+        "Waste of today's models: vLLM's slots",
+        "Percent of the slots of the pool by bucket. A slot of a KV group is a token in its layers; page padding is bytes within"
+        " slots, so only the bytes above show it.",
+        rows=[dict(row) for row in payload["slots"]],
+    )
+
+
+def _published(payload: Payload) -> Section:
+    table = [
+        {
+            "Source": row["source"],
+            "Figure": f"{row['series']}: {row['metric'].removesuffix('_pct').replace('_', ' ')}",
+            "Published": row["published"],
+            "Here": row["simulated"],
+            "Limit": f"{row['limit']:g} points" if row["metric"].endswith("_pct") else f"{100 * row['limit']:g} %",
+            "": row["kind"],
+        }
+        for row in payload["rows"]
+    ]
+    checks = [("pass" if found["passes"] else "fail", found["finding"]) for found in payload["findings"]]
+    text = "Figures that threads and papers state, computed from the same settings. Limits were stated before the comparison."
+    title, details = (
+        "Waste of today's models: published beside simulated",
+        "\n\n".join(published.basis(payload["rows"])),
+    )
+    return Section(title, text, rows=table, checks=checks, details=details)

@@ -1,0 +1,93 @@
+"""The document, the page and the documentation of ``fragmeter reproduce waste-today``."""
+
+from __future__ import annotations
+
+import runpy
+from dataclasses import replace
+
+import pytest
+
+from fragmeter.experiments.paper.bench import Bench
+from fragmeter.experiments.paper.paper import Source
+from fragmeter.experiments.runs.output import Report
+from fragmeter.experiments.today import published, waste_today
+from fragmeter.experiments.today.loads import LOADS
+from fragmeter.experiments.today.servers import SERVERS, Server
+from fragmeter.reports.page.page import write_page
+from fragmeter.reports.style.palette import MEMORY
+from paths import ROOT
+
+PAGE = ROOT / "docs" / "waste-today.md"
+FEW = tuple(replace(load, requests=16) for load in LOADS)
+TWO = (Server("Llama 8B", "llama-3.1-8b", "h100-80gb"), Server("Gemma 3 12B", "gemma-3-12b", "h100-80gb"))
+
+
+@pytest.fixture(scope="module")
+def document():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waste_today, "SERVERS", TWO)
+        patch.setattr(waste_today, "LOADS", FEW)
+        yield waste_today.waste_today(Bench(Source((0,))))
+
+
+def test_every_server_has_every_allocator_and_load(document):
+    rows = document["kv_bytes"]
+    assert {(row["server"], row["load"], row["allocator"]) for row in rows} == {
+        (server.name, load.name, allocator)
+        for server in TWO
+        for load in FEW
+        for allocator in ("vllm", "jenga", "separate")
+    }
+    assert len(document["hbm"]) == len(document["slots"]) == 6
+    for row in document["hbm"]:
+        assert sum(row[name] for name in MEMORY) == pytest.approx(row["memory_gib"], abs=0.01)
+
+
+def test_several_seeds_give_means(monkeypatch):
+    monkeypatch.setattr(waste_today, "SERVERS", TWO[1:])
+    monkeypatch.setattr(waste_today, "LOADS", FEW[:1])
+    one, other, both = (waste_today.waste_today(Bench(Source(seeds)))["kv_bytes"] for seeds in ((0,), (1,), (0, 1)))
+    for first, second, mean in zip(one, other, both, strict=True):
+        assert mean["live"] == pytest.approx((first["live"] + second["live"]) / 2, abs=0.002)
+    assert [row["live"] for row in one] != [row["live"] for row in other]
+
+
+def test_a_model_in_which_all_layers_keep_the_same_has_one_row(document):
+    shown = waste_today.of_load(document["kv_bytes"], "short chat")
+    assert [(row["server"].split(",")[0], row["allocator"]) for row in shown] == [
+        ("Llama 8B", "vllm"),
+        *(("Gemma 3 12B", allocator) for allocator in ("vllm", "jenga", "separate")),
+    ]
+
+
+def test_it_is_printed_and_shown(document, capsys, tmp_path):
+    waste_today.print_waste_today(document, Report(None))
+    printed = capsys.readouterr().out
+    assert all(load.name in printed for load in LOADS) and "Pass: vllm#55196" in printed
+    sections = waste_today.show_waste_today(document, Bench(Source((0,))))
+    [first, memory, slots, compared] = sections
+    assert len(first.figures) == 3 and len(memory.figures) == 1 and len(slots.rows) == 6
+    assert [grade for grade, _ in compared.checks] == ["pass"] * len(published.published())
+    short = [[row["short"] for row in waste_today.of_load(document["kv_bytes"], load.name)] for load in LOADS]
+    for figure, beyond in zip((*first.figures, *memory.figures), (*short, [0, 0]), strict=True):
+        numbers = figure.layout.meta["numbers"]["rows"]
+        for place, row in enumerate(numbers):
+            drawn = [trace.x[place] for trace in figure.data]
+            assert drawn == row[2:] and sum(drawn) == pytest.approx(100 + beyond[place], abs=0.1)
+    text = write_page(tmp_path / "page.html", "Waste", "", sections).read_text("utf-8")
+    assert "page padding" in text and "never used" in text
+
+
+def test_the_documentation_has_the_published_table():
+    lines = PAGE.read_text("utf-8").splitlines()
+    made = list(runpy.run_path(str(ROOT / "docs" / "waste_today.py"))["_published_table"](published.rows()))
+    start = lines.index(made[0])
+    assert lines[start : start + len(made)] == made
+
+
+@pytest.mark.parametrize("label", ["Qwen3-Next 80B", "Nemotron 3 Nano"])
+def test_a_row_of_the_documentation_is_what_comes_out_today(label):
+    server = next(server for server in SERVERS if server.label == label)
+    found = waste_today.measure(server, LOADS[1], 0)["kv_bytes"]
+    made = list(runpy.run_path(str(ROOT / "docs" / "waste_today.py"))["_kv_table"](found))
+    assert "\n".join(made[2:]) in PAGE.read_text("utf-8")
