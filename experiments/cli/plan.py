@@ -220,14 +220,15 @@ def _where(answer: Started) -> str:
 
 
 def _memory_table(launch: Launch, found: Capacity) -> Table:
-    stage = found.stage
+    stage, encoder = found.stage, launch.model.encoder
+    uncounted = encoder is not None and not encoder.is_known
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("of each GPU" if launch.num_gpus > 1 else "of the GPU")
     table.add_column("GiB", justify="right")
     for what, count_bytes in (
         ("memory", stage.total_bytes),
         (f"asked for ({launch.gpu_memory_utilization:g})", stage.requested_bytes),
-        ("weights", stage.weight_bytes),
+        ("weights, without those of the vision encoder" if uncounted else "weights", stage.weight_bytes),
         ("activations (estimated)", stage.activation_bytes),
         ("non-torch", stage.non_torch_bytes),
         ("CUDA graphs", stage.cuda_graph_bytes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -87,7 +88,9 @@ def test_the_local_cache(cache, tmp_path):
     load = ["--num-prompts", "2", "--num-gpu-blocks-override", "100", "--out", str(tmp_path / "out")]
     assert status(["simulate", "--model", "org/tiny", "--policy", "vllm-v1", *load]) == DONE
     sources = json.loads((tmp_path / "out" / "run.json").read_text())["replica"]["sources"]
-    assert sources["model"] == f"org/tiny on the Hugging Face hub, revision {REVISION}"
+    digest = hashlib.sha256(json.dumps(TINY).encode()).hexdigest()
+    where = f"org/tiny on the Hugging Face hub, revision {REVISION}"
+    assert sources["model"] == f"{where}, config.json with SHA-256 {digest}"
 
 
 def test_a_folder_of_that_name_comes_first(cache, tmp_path, monkeypatch):
