@@ -12,7 +12,8 @@ calls, decoding takes
 which is piecewise linear in the context, with a knot at every ``decodes * W_g``.
 
 Sparse attention (``Indexer``) is two such groups: latent vectors with a window of ``top_k`` tokens, and the keys of the indexer, which
-scores all tokens in fp8 and writes and reads a logit of 32 bits for each. Prompts attend to latent vectors as decodes do. vLLM
+scores all tokens in fp8 and writes and reads a logit of 32 bits for each. Prompts attend to latent vectors as decodes do, and ranks
+divide their rows in the indexer (``tp_prefill_row_sharding_supported`` of vLLM). vLLM
 computes short prompts densely; this is not modelled.
 """
 
@@ -80,7 +81,7 @@ class AttentionCost:
                     0,
                     read(len(indexer.layers) * (indexer.slot_bytes + 2 * LOGIT_BYTES)),
                     ticks(scored, faster * share.gemm_flops),
-                    ticks(scored * per_pair, faster),
+                    ticks(scored * per_pair / tensor_parallel, faster),
                 )
             )
         self._lines: dict[int, list[tuple[int, list[Line]]]] = {}

@@ -195,15 +195,13 @@ def _gemma4(config: Config, name: str) -> ModelSpec:
 
     The experts stand beside the MLP of each layer, which is then a shared expert.
     """
-    for key, meaning in (
-        ("num_kv_shared_layers", "layers that read the KV cache of others"),
-        ("hidden_size_per_layer_input", "an embedding for each layer"),
-        ("use_double_wide_mlp", "wider MLPs in some layers"),
+    for key, default, meaning in (
+        ("num_kv_shared_layers", 0, "a KV cache that layers share"),
+        ("hidden_size_per_layer_input", 256, "an embedding for each layer"),
+        ("use_double_wide_mlp", False, "a wider MLP in some layers"),
     ):
-        if config.get(key):
-            raise SettingError(
-                key, config[key], f"{meaning} are not understood in {name}; Gemma 4 26B and 31B have none"
-            )
+        if value := config.get(key, default):
+            raise SettingError(key, value, f"{meaning} is not understood in {name}; Gemma 4 26B and 31B have none")
     layers, width = num_layers(config, name), count(config, name, "intermediate_size")
     window = count(config, name, "sliding_window", 512)
     tied_values = bool(config.get("attention_k_eq_v"))

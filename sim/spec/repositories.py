@@ -147,8 +147,9 @@ def _downloaded(name: str) -> Path:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         timeout_s = float(os.environ.get("HF_HUB_ETAG_TIMEOUT", _TIMEOUT_S))
-        # Without a network huggingface_hub tries for half a minute.
-        _require_network(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout_s)
+        # Without a network, or with a hub that does not answer, huggingface_hub tries for a minute.
+        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+        _require_answer(f"{endpoint}/{name}/resolve/main/config.json", timeout_s)
         return Path(hf_hub_download(name, "config.json", etag_timeout=timeout_s))
     # Of the network, of a repository that is gated or does not exist, and of a name that cannot be.
     except (OSError, ValueError, RuntimeError) as error:
@@ -156,7 +157,7 @@ def _downloaded(name: str) -> Path:
         raise SettingError("model", name, f"{where}, and the hub does not give it: {reason}") from None
 
 
-def _require_network(endpoint: str, timeout_s: float) -> None:
+def _require_answer(url: str, timeout_s: float) -> None:
     """Any answer will do; OSError if there is none."""
     with suppress(HTTPError):
-        urlopen(Request(endpoint, method="HEAD"), timeout=timeout_s).close()
+        urlopen(Request(url, method="HEAD"), timeout=timeout_s).close()
