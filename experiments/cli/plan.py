@@ -16,6 +16,7 @@ from ...sim.engine.settings import Settings
 from ...sim.engine.unread import only_read
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
+from ...sim.spec.hybrid import require_one_block_size
 from ...sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
 from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
 from ...traces import Pacing, Reading
@@ -196,7 +197,13 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
     report.print_line()
     report.console.print(_memory_table(launch, found))
     cost = settings.cost or default_cost(launch.model, launch.gpu, launch.deployment.quantization)
-    report.line(f"As a simulation: {_simulate(replace(only_read(settings), cost=cost))}")
+    try:
+        layout = launch.layout
+        if layout and layout.config:
+            require_one_block_size(launch.model, layout)
+        report.line(f"As a simulation: {_simulate(replace(only_read(settings), cost=cost))}")
+    except SettingError as error:
+        report.line(f"Not simulated: {error}")
     return {
         "starts": True,
         "refusal": None,
