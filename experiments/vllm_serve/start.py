@@ -11,10 +11,11 @@ from pathlib import Path
 from ...sim.engine.settings import Settings, settings
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
 from ...sim.spec.launch import (
+    BLOCK_SIZE,
     Launch,
     batch_defaults,
     capacity,
-    default_block_size,
+    checked_block_size,
     longest_model_len,
     resolved_kv_dtype,
     stage_memories,
@@ -126,7 +127,7 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
         tensor_parallel=line.whole("tensor-parallel-size", 1),
         deployment=_deployment(line, shape, card),
         gpu_memory_utilization=line.share("gpu-memory-utilization", vllm.gpu_memory_utilization),
-        block_size=line.whole("block-size", default_block_size(shape)),
+        block_size=checked_block_size(shape, line.whole("block-size")) or BLOCK_SIZE,
         hybrid=not line.switch("disable-hybrid-kv-cache-manager"),
         # vLLM does not cache prefixes of models without attention by default.
         enable_prefix_caching=line.switch("enable-prefix-caching", bool(shape.attention_layers)),

@@ -17,7 +17,7 @@ from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
 from ..spec.hybrid import formed_layout, require_one_block_size
 from ..spec.kv_cache import CacheSettings
-from ..spec.launch import INDEXER_BLOCK_SIZE, resolved_kv_dtype
+from ..spec.launch import checked_block_size, resolved_kv_dtype
 from ..spec.model import origin
 from ..types.errors import SettingError
 from ..workload.content import PromptSource, Tokens
@@ -128,7 +128,9 @@ def build(
     layout: HybridLayout | None = None
     if shape.mixer or not grouped:
         layout = _layout(settings, kind, shape, deployment, max_model_len, runs is not None)
-    asked_size = _block_size(settings, shape, layout)
+    asked_size = (
+        layout.config.block_size if layout and layout.config else checked_block_size(shape, settings.block_size)
+    )
     if grouped:
         kind = SHARING.get(kind, kind)
     server = Server(
@@ -233,19 +235,6 @@ def _max_model_len(settings: Settings, shape: ModelSpec) -> int:
         remedy = f"{shape.name} has positions for {shape.max_model_len}; give no more"
         raise SettingError("max_model_len", tokens, remedy)
     return tokens
-
-
-def _block_size(settings: Settings, shape: ModelSpec, layout: HybridLayout | None) -> int | None:
-    """Tokens per block that the model or the user decides; None leaves it to the policy."""
-    if layout and layout.config:
-        return layout.config.block_size
-    if shape.indexer is None:
-        return settings.block_size
-    size = settings.block_size or INDEXER_BLOCK_SIZE
-    if size % INDEXER_BLOCK_SIZE:
-        remedy = f"must be a multiple of {INDEXER_BLOCK_SIZE} tokens for the indexer of {shape.name}"
-        raise SettingError("block_size", size, remedy)
-    return size
 
 
 def _layout(

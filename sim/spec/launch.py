@@ -52,9 +52,19 @@ _BLACKWELL, _RTX_BLACKWELL = ("b200", "b300"), ("rtx-pro-6000",)
 _INDEXER_LOGITS_BYTES = 512 << 20
 
 
-def default_block_size(model: ModelSpec) -> int:
-    """Tokens per block where none is given, before blocks are raised for states."""
-    return INDEXER_BLOCK_SIZE if model.indexer else BLOCK_SIZE
+def checked_block_size(model: ModelSpec, given: int | None) -> int | None:
+    """Tokens per block, before blocks are raised for states; None if neither the user nor the model decides.
+
+    Raises:
+        SettingError: The kernels of an indexer do not run such blocks.
+    """
+    if model.indexer is None:
+        return given
+    size = given or INDEXER_BLOCK_SIZE
+    if size % INDEXER_BLOCK_SIZE:
+        remedy = f"must be a multiple of {INDEXER_BLOCK_SIZE} tokens for the indexer of {model.name}"
+        raise SettingError("block_size", size, remedy)
+    return size
 
 
 def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, sixteen_bit: str = "fp16") -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import resources
 
 import pytest
 
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.cost import CalibratedCost, RooflineCost, default_cost, profile
 from fragmeter.sim.spec import CacheSettings, cache_layers, form_kv_cache, gpu, model, stage_bytes
 from fragmeter.sim.spec.launch import resolved_kv_dtype
@@ -130,6 +132,22 @@ class TestSparseAttention:
         assert step.prefill_attention_ticks(tokens, long) < dense.prefill_attention_ticks(tokens, long)
         grown = step.prefill_attention_ticks(tokens, 2 * long) - step.prefill_attention_ticks(tokens, long)
         assert 0 < grown < step.prefill_attention_ticks(tokens, long)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            ["simulate", "--model", "glm-5", "--policy", "vllm-v1", "--block-size", "16", "--num-prompts", "2"],
+            ["plan", "--gpu", "h200", "--serve", "vllm serve glm-5 -tp 8 --block-size 16"],
+        ],
+    )
+    def test_blocks_of_other_sizes_are_refused(self, line, capsys):
+        assert status(line) == MISTAKE
+        said = capsys.readouterr().err
+        assert said == "fragmeter: block_size = 16: must be a multiple of 64 tokens for the indexer of glm-5\n"
+
+    def test_old_cards_have_no_kernels(self, capsys):
+        assert status(["plan", "--gpu", "a100-80gb", "--serve", "vllm serve glm-5 -tp 8"]) == DONE
+        assert "It does not start: glm-5 on 8 x a100-80gb. No valid attention backend found" in capsys.readouterr().out
 
     def test_no_profile_covers_it(self):
         """The tables of DeepSeek-V3's attention have the same widths, and attend to every token."""
@@ -326,8 +344,6 @@ def test_what_is_not_simulated_is_refused_by_its_key(config, changes, text):
 
 
 def test_simulated_blocks_of_two_sizes_are_refused(capsys):
-    from fragmeter.experiments.cli.app import MISTAKE, status
-
     line = "simulate --model gemma-4-26b-a4b --gpu h200 --policy vllm-v1 --num-prompts 2 --max-model-len 4096"
     assert status(line.split()) == MISTAKE
     said = capsys.readouterr().err
@@ -335,7 +351,5 @@ def test_simulated_blocks_of_two_sizes_are_refused(capsys):
 
 
 def test_presets_have_sources():
-    from importlib import resources
-
     presets = json.loads(resources.files("fragmeter.sim.spec").joinpath("data/models.json").read_text("utf-8"))
     assert all("/" in presets[name]["_name_or_path"] for name in PARAMETERS)
