@@ -49,11 +49,9 @@ def encoder_of(config: Config, name: str) -> Encoder | None:
     return Encoder(is_known=False) if read is None else read(vision, config, name)
 
 
-def _block(hidden: int, width: int, biased: bool, gated: bool = False) -> tuple[int, int]:
+def _block(hidden: int, width: int) -> tuple[int, int]:
     """Elements of the matrices of a transformer layer with their divided biases, and of its other biases."""
-    wide = 2 if gated else 1
-    matrices = 4 * hidden * hidden + (wide + 1) * hidden * width
-    return matrices + biased * (3 * hidden + wide * width), biased * 2 * hidden
+    return 4 * hidden * hidden + 2 * hidden * width + 3 * hidden + width, 2 * hidden
 
 
 def _qwen3(vision: dict[str, Any], config: Config, name: str) -> Encoder:
@@ -66,7 +64,7 @@ def _qwen3(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     if not isinstance(stacked, list):
         raise SettingError("deepstack_visual_indexes", stacked, f"must be a list of layers of the encoder of {name}")
     merged = hidden * count(vision, name, "spatial_merge_size", 2) ** 2
-    divided, repeated = _block(hidden, width, biased=True)
+    divided, repeated = _block(hidden, width)
     # Each merger has two matrices, with a bias that ranks divide and one that they do not.
     mergers = 1 + len(stacked)
     whole = pixels * hidden + hidden + count(vision, name, "num_position_embeddings") * hidden
@@ -81,7 +79,7 @@ def _kimi(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     hidden, width = count(vision, name, "vt_hidden_size"), count(vision, name, "vt_intermediate_size")
     depth, output = count(vision, name, "vt_num_hidden_layers"), count(vision, name, "text_hidden_size")
     places = count(vision, name, "init_pos_emb_height") * count(vision, name, "init_pos_emb_width")
-    divided, repeated = _block(hidden, width, biased=True)
+    divided, repeated = _block(hidden, width)
     merged = 4 * hidden
     whole = 3 * count(vision, name, "patch_size") ** 2 * hidden + hidden + places * hidden
     whole += depth * (repeated + 4 * hidden) + 2 * hidden
@@ -93,7 +91,9 @@ def _gemma4(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     """Gemma 4: ``Gemma4VisionModel`` of transformers."""
     hidden, width = count(vision, name, "hidden_size"), count(vision, name, "intermediate_size")
     depth, head = count(vision, name, "num_hidden_layers"), count(vision, name, "head_dim")
-    matrices, _ = _block(hidden, width, biased=False, gated=True)
+    heads = count(vision, name, "num_attention_heads")
+    kv_heads = count(vision, name, "num_key_value_heads", heads)
+    matrices = 2 * hidden * (heads + kv_heads) * head + 3 * hidden * width
     whole = 3 * count(vision, name, "patch_size") ** 2 * hidden
     whole += 2 * count(vision, name, "position_embedding_size") * hidden
     whole += depth * (matrices + 4 * hidden + 2 * head) + hidden * count(config, name, "hidden_size")
