@@ -74,8 +74,8 @@ def test_there_are_presets_for_what_is_served():
         ("Qwen/Qwen3-VL-32B-Thinking", "qwen3-vl-32b", None),
         ("Qwen/Qwen3-32B-FP8-Static-PerTensor", "qwen3-32b", "fp8"),
         ("google/gemma-4-26B-A4B-it", "gemma-4-26b-a4b", None),
-        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "nemotron-3-super-120b-a12b", None),
-        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", "llama-3.3-nemotron-super-49b", None),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "nemotron-3-super", None),
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", "nemotron-super-49b", None),
         ("RedHatAI/Llama-3.1-8B-Instruct-quantized.w4a16", "llama-3.1-8b", "w4a16"),
     ],
 )
