@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -31,8 +32,14 @@ def list(kind: Kind, /, *, json: JsonTarget = None) -> None:
     if kind == "policies":
         report.print_line(_BY_GPU)
         report.print_line()
-    report.console.print(_table(rows))
+    report.console.print(_table([row | _shortened(row) for row in rows]))
     report.data({kind: rows})
+
+
+def _shortened(row: dict[str, Any]) -> dict[str, str]:
+    """Cells of the table that are shorter than in JSON: formats of weights without sizes of groups, and parts that have them."""
+    form = row.get("quantization")
+    return {"quantization": re.split(r"[\[-]", form)[0]} if form else {}
 
 
 def _policies() -> Sequence[dict[str, Any]]:

@@ -16,6 +16,7 @@ from ...sim.engine.settings import Settings
 from ...sim.engine.unread import only_read
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
+from ...sim.spec.hybrid import require_one_block_size
 from ...sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
 from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
 from ...traces import Pacing, Reading
@@ -196,7 +197,13 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
     report.print_line()
     report.console.print(_memory_table(launch, found))
     cost = settings.cost or default_cost(launch.model, launch.gpu, launch.deployment.quantization)
-    report.line(f"As a simulation: {_simulate(replace(only_read(settings), cost=cost))}")
+    try:
+        layout = launch.layout
+        if layout and layout.config:
+            require_one_block_size(launch.model, layout)
+        report.line(f"As a simulation: {_simulate(replace(only_read(settings), cost=cost))}")
+    except SettingError as error:
+        report.line(f"Not simulated: {error}")
     return {
         "starts": True,
         "refusal": None,
@@ -220,14 +227,15 @@ def _where(answer: Started) -> str:
 
 
 def _memory_table(launch: Launch, found: Capacity) -> Table:
-    stage = found.stage
+    stage, encoder = found.stage, launch.model.encoder
+    uncounted = encoder is not None and not encoder.is_known
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("of each GPU" if launch.num_gpus > 1 else "of the GPU")
     table.add_column("GiB", justify="right")
     for what, count_bytes in (
         ("memory", stage.total_bytes),
         (f"asked for ({launch.gpu_memory_utilization:g})", stage.requested_bytes),
-        ("weights", stage.weight_bytes),
+        ("weights, without those of the vision encoder" if uncounted else "weights", stage.weight_bytes),
         ("activations (estimated)", stage.activation_bytes),
         ("non-torch", stage.non_torch_bytes),
         ("CUDA graphs", stage.cuda_graph_bytes),

@@ -24,7 +24,7 @@ class Refusal:
     """A failed start-up check.
 
     Attributes:
-        kind: "parallel", "batch", "length", "weights", "free memory", "KV groups", "no KV cache" or "KV cache".
+        kind: "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "no KV cache" or "KV cache".
         text: vLLM's message, with the computed numbers.
     """
 
@@ -43,6 +43,7 @@ def refusal(launch: Launch, any_length: bool = False, allow_long: bool = False) 
 
 
 def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[Refusal | None]:
+    yield _no_kernels(launch)
     yield undivided(launch)
     yield too_few_tokens(launch)
     if not allow_long:
@@ -50,6 +51,18 @@ def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[
     yield _too_heavy(launch)
     yield _not_one_group(launch)
     yield _too_little_left(launch, any_length)
+
+
+#: Architectures of NVIDIA's compute capabilities 7 and 8, without kernels for sparse attention.
+_BEFORE_HOPPER = ("a100", "l40s", "rtx-4090")
+
+
+def _no_kernels(launch: Launch) -> Refusal | None:
+    """The failed choice of an attention backend; its message in vLLM lists every backend."""
+    if launch.model.indexer is None or launch.gpu.architecture not in _BEFORE_HOPPER:
+        return None
+    needs = "sparse MLA has kernels for compute capabilities 9, 10 and 12"
+    return Refusal("attention", f"No valid attention backend found for cuda: {needs}.")
 
 
 def undivided(launch: Launch) -> Refusal | None:

@@ -50,6 +50,7 @@ READ = {
     "prefill-schedule-interval": True,
     "scheduler-reserve-full-isl": False,
     "disable-hybrid-kv-cache-manager": False,
+    "language-model-only": False,
 }
 
 SHORT = {
@@ -145,7 +146,7 @@ IGNORED_SWITCHES = set(
     enable-prompt-tokens-details enable-request-id-headers enable-response-messages enable-return-routed-experts
     enable-server-load-tracking enable-ssl-refresh enable-tokenizer-info-endpoint
     exclude-tools-when-tool-choice-none flashinfer-autotune enable-flashinfer-autotune headless
-    interleave-mm-strings kv-cache-metrics language-model-only log-error-stack return-tokens-as-token-ids
+    interleave-mm-strings kv-cache-metrics log-error-stack return-tokens-as-token-ids
     skip-mm-profiling skip-tokenizer-init trust-remote-code trust-request-chat-template use-tqdm-on-load
     use-v2-block-manager
     """.split()

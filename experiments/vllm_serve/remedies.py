@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...sim.spec.launch import Launch, longest_model_len
+from ...sim.spec.launch import Launch, longest_model_len, resolved_kv_dtype
 from .checks import refusal, too_few_tokens, undivided
 
 #: Largest number of ranks tried.
@@ -60,8 +60,9 @@ def _lengths(launch: Launch) -> Candidates:
 
 
 def _fp8_kv(launch: Launch) -> Candidates:
-    if launch.deployment.kv_dtype != "fp8":
-        yield "fp8", replace(launch, deployment=replace(launch.deployment, kv_dtype="fp8"))
+    if not launch.deployment.kv_dtype.startswith("fp8"):
+        kv_dtype = resolved_kv_dtype(launch.model, launch.gpu, "fp8")
+        yield "fp8", replace(launch, deployment=replace(launch.deployment, kv_dtype=kv_dtype))
 
 
 def _fp8_weights(launch: Launch) -> Candidates:

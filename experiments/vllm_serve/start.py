@@ -10,7 +10,16 @@ from pathlib import Path
 
 from ...sim.engine.settings import Settings, settings
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
-from ...sim.spec.launch import BLOCK_SIZE, Launch, batch_defaults, capacity, longest_model_len, stage_memories
+from ...sim.spec.launch import (
+    BLOCK_SIZE,
+    Launch,
+    batch_defaults,
+    capacity,
+    checked_block_size,
+    longest_model_len,
+    resolved_kv_dtype,
+    stage_memories,
+)
 from ...sim.spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST, Release, release
 from ...sim.types.errors import SettingError
 from .checks import refusal, undivided
@@ -20,7 +29,9 @@ from .log import StartupLog
 _WEIGHTS = {
     "awq_marlin": "awq", "gptq_marlin": "gptq", "gpt_oss_mxfp4": "mxfp4", "modelopt": "fp8", "modelopt_fp4": "nvfp4",
 }  # fmt: skip
-_KV_DTYPES = {"auto": "bf16", "float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+#: Methods that read the format from the checkpoint.
+_OWN = ("compressed-tensors", "modelopt_mixed")
+_KV_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 _DTYPES = ("auto", "half", "float16", "bfloat16")
 
 
@@ -55,7 +66,7 @@ class Started:
             data_parallel_size=deployment.data_parallel,
             enable_expert_parallel=deployment.expert_parallel,
             quantization=None if own else deployment.quantization,
-            kv_cache_dtype="auto" if deployment.kv_dtype == "bf16" else deployment.kv_dtype,
+            kv_cache_dtype=_kv_setting(launch),
             enforce_eager=not deployment.cuda_graphs,
             block_size=launch.block_size,
             num_gpu_blocks_override=capacity(launch).num_blocks,
@@ -114,9 +125,9 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
         max_num_seqs=min(seqs, tokens) if "max-num-seqs" not in line.flags else seqs,
         max_num_batched_tokens=tokens,
         tensor_parallel=line.whole("tensor-parallel-size", 1),
-        deployment=_deployment(line, shape),
+        deployment=_deployment(line, shape, card),
         gpu_memory_utilization=line.share("gpu-memory-utilization", vllm.gpu_memory_utilization),
-        block_size=line.whole("block-size", BLOCK_SIZE),
+        block_size=checked_block_size(shape, line.whole("block-size")) or BLOCK_SIZE,
         hybrid=not line.switch("disable-hybrid-kv-cache-manager"),
         # vLLM does not cache prefixes of models without attention by default.
         enable_prefix_caching=line.switch("enable-prefix-caching", bool(shape.attention_layers)),
@@ -132,6 +143,14 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
     return Started(line, launch, fits_length, line.whole("data-parallel-size", 1))
 
 
+def _kv_setting(launch: Launch) -> str:
+    """``--kv-cache-dtype`` of the simulator that gives the launch's format."""
+    kv_dtype = launch.deployment.kv_dtype
+    if kv_dtype == resolved_kv_dtype(launch.model, launch.gpu, "auto", "bf16"):
+        return "auto"
+    return kv_dtype.removesuffix("_ds_mla")
+
+
 def _release(line: ServeLine) -> Release:
     found = LATEST if line.version is None else release(line.version)
     counts = line.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
@@ -141,7 +160,11 @@ def _release(line: ServeLine) -> Release:
 def _shape(line: ServeLine, model_name: str | None) -> ModelSpec:
     name = model_name or line.text("hf-config-path", line.model)
     shape = model(name)
-    return replace(shape, name=name) if Path(name).exists() else shape
+    # A preset by its own name has other number formats than such a checkpoint.
+    if line.switch("language-model-only"):
+        shape = replace(shape, encoder=None)
+    is_mixed = shape.kv_dtype is not None or "[" in (shape.quantization or "")
+    return replace(shape, name=name) if Path(name).exists() or is_mixed else shape
 
 
 def _batch(line: ServeLine, card: GpuSpec) -> tuple[int, int]:
@@ -149,27 +172,33 @@ def _batch(line: ServeLine, card: GpuSpec) -> tuple[int, int]:
     return line.whole("max-num-batched-tokens", tokens), line.whole("max-num-seqs", seqs)
 
 
-def _deployment(line: ServeLine, shape: ModelSpec) -> Deployment:
+def _weights(line: ServeLine, shape: ModelSpec) -> str | None:
+    """Number format of the weights; None is 16 bit."""
+    own, given = shape.quantization, line.text("quantization", "")
+    form = _WEIGHTS.get(given, given)
+    if not form or own and (form in _OWN or form == own.split("[")[0]):
+        return own
+    if form not in ("none", "awq", "gptq", "fp8", "int8", "mxfp4", "nvfp4"):
+        remedy = "is not supported; awq, gptq, fp8, int8 (of weights), modelopt_fp4 or the checkpoint's own"
+        raise SettingError("--quantization", form, remedy)
+    return None if form == "none" else form
+
+
+def _deployment(line: ServeLine, shape: ModelSpec, card: GpuSpec) -> Deployment:
     dtype, kv = line.text("dtype", "auto"), line.text("kv-cache-dtype", "auto")
     if dtype not in _DTYPES:
         raise SettingError("--dtype", dtype, f"is not supported; one of {', '.join(_DTYPES)}")
     kv = _KV_DTYPES.get(kv, kv)
-    if kv not in ("fp16", "bf16", "fp8"):
+    if kv not in ("auto", "fp16", "bf16", "fp8"):
         raise SettingError("--kv-cache-dtype", kv, "is not supported; auto, bfloat16 or fp8")
-    weights = line.text("quantization", shape.quantization or "none")
-    weights = _WEIGHTS.get(weights, weights)
-    if weights == "compressed-tensors":
-        weights = shape.quantization or weights
-    if weights not in ("none", "awq", "gptq", "fp8", "int8", "mxfp4", "nvfp4"):
-        remedy = "is not supported; awq, gptq, fp8, int8 (of weights), modelopt_fp4 or the checkpoint's own"
-        raise SettingError("--quantization", weights, remedy)
+    weights = _weights(line, shape)
     engines, ranks = line.whole("data-parallel-size", 1), line.whole("tensor-parallel-size", 1)
     return Deployment(
         pipeline_parallel=line.whole("pipeline-parallel-size", 1),
         # Without experts, and on a single GPU, vLLM ignores them.
         data_parallel=engines if shape.experts else 1,
         expert_parallel=bool(shape.experts) and engines * ranks > 1 and line.switch("enable-expert-parallel"),
-        kv_dtype=kv,
-        quantization=None if weights == "none" else weights,
+        kv_dtype=resolved_kv_dtype(shape, card, kv, "bf16"),
+        quantization=weights,
         cuda_graphs=not line.switch("enforce-eager"),
     )

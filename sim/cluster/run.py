@@ -27,7 +27,8 @@ from ..memory.accounting.ledger import Table
 from ..memory.prefix import Chains
 from ..policy.options import either
 from ..policy.registry import POLICIES, policy
-from ..spec import model
+from ..spec import gpu, model
+from ..spec.launch import resolved_kv_dtype
 from ..types.errors import SettingError
 from ..workload.content import TokenRuns
 from ..workload.source import OpenLoop
@@ -105,14 +106,15 @@ class Fleet:
         """Prefill engines, then decode engines."""
         first, chosen = cluster.num_arriving, self._settings
         decoders = [self._routed(number) for number in range(first, cluster.size)]
-        dtype = "fp16" if chosen.kv_cache_dtype == "auto" else chosen.kv_cache_dtype
+        shape = model(chosen.model)
+        dtype = resolved_kv_dtype(shape, gpu(chosen.gpu), chosen.kv_cache_dtype)
         self._kv_transfers = KVTransfers(
             self._lengths,
             self._sent,
             decoders,
             decode_router(cluster),
             [Link(cluster.kv_transfer_bandwidth, cluster.kv_transfer_latency) for _ in range(first)],
-            model(chosen.model).slot_bytes(dtype),
+            shape.slot_bytes(dtype),
             remaining=int((self._workload.output_tokens[self._rows] > 1).sum()),
         )
         prefill = [PrefillEngine(self.env, number, self._kv_transfers, *self._parts(number)) for number in range(first)]

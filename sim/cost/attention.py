@@ -10,6 +10,11 @@ calls, decoding takes
         sum_g flops_g * min(context, decodes * W_g))
 
 which is piecewise linear in the context, with a knot at every ``decodes * W_g``.
+
+Sparse attention (``Indexer``) is two such groups: latent vectors with a window of ``top_k`` tokens, and the keys of the indexer, which
+scores all tokens in fp8 and writes and reads a logit of 32 bits for each. Prompts attend to latent vectors as decodes do, and ranks
+divide their rows in the indexer (``tp_prefill_row_sharding_supported`` of vLLM). vLLM
+computes short prompts densely; this is not modelled.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
+from ..spec.attention import HeadAttention, Indexer, LatentAttention
 from ..spec.gpu import GpuSpec
 from ..spec.shape import ModelSpec
 from ..types.ticks import PER_SECOND, PER_US
@@ -24,7 +30,7 @@ from . import shares
 from .base import coefficient
 from .envelope import Line
 
-ELEMENT_BYTES = 2
+ELEMENT_BYTES, LOGIT_BYTES = 2, 4
 
 
 class _Group(NamedTuple):
@@ -47,24 +53,37 @@ class AttentionCost:
     def __init__(
         self, model: ModelSpec, gpu: GpuSpec, tensor_parallel: int, kv_dtype: str, share: shares.Shares
     ) -> None:
-        shape, layers = model.attention(tensor_parallel), len(model.attention_layers)
+        layers, indexer = len(model.attention_layers), model.indexer
+        kept = [group for group in model.kv_groups() if group.span.keeps_tokens]
+        shapes = [(group, model.attention(tensor_parallel, group.span)) for group in kept]
         read = partial(ticks, per_second=gpu.memory_bytes_per_s * share.decode_bandwidth)
         flops = gpu.fp16_flops_per_s
         per_pair, per_token = share.prefill_factors()
         self._origin = shares.origin(gpu.architecture)
         self._floor = round(layers * shares.ATTENTION_FLOOR_US * PER_US)
-        self._read_per_decode = read(layers * shape.decode_elements * ELEMENT_BYTES)
-        self._prefill_per_token = ticks(layers * shape.prefill_flops * per_token, flops)
+        elements = sum(group.num_layers * shape.decode_elements for group, shape in shapes)
+        self._read_per_decode = read(elements * ELEMENT_BYTES)
+        pairs = sum(group.num_layers * _prefill_flops(shape, indexer) for group, shape in shapes)
+        self._prefill_per_token = ticks(pairs * per_token, flops)
         self._groups = [
             _Group(
-                group.span.tokens,
-                read(model.group_slot_bytes(group, kv_dtype, tensor_parallel)),
+                indexer.top_k if indexer else group.span.tokens,
+                read(shape.slot_bytes(group.num_layers, kv_dtype)),
                 ticks(group.num_layers * shape.decode_flops, flops * share.gemm_flops),
-                ticks(group.num_layers * shape.prefill_flops * per_pair, flops),
+                ticks(group.num_layers * _prefill_flops(shape, indexer) * per_pair, flops),
             )
-            for group in model.kv_groups()
-            if group.span.keeps_tokens
+            for group, shape in shapes
         ]
+        if indexer:
+            faster, scored = flops * shares.speedup(gpu, "fp8"), len(indexer.layers) * indexer.flops
+            self._groups.append(
+                _Group(
+                    0,
+                    read(len(indexer.layers) * (indexer.slot_bytes + 2 * LOGIT_BYTES)),
+                    ticks(scored, faster * share.gemm_flops),
+                    ticks(scored * per_pair / tensor_parallel, faster),
+                )
+            )
         self._lines: dict[int, list[tuple[int, list[Line]]]] = {}
 
     def decode_ticks(self, decodes: int, context: int) -> int:
@@ -117,6 +136,11 @@ class AttentionCost:
             terms[f"prefill_per_pair{where}"] = coefficient(group.pair, "ticks", published)
         terms["prefill_per_token"] = coefficient(self._prefill_per_token, "ticks", published)
         return terms | {"attention_floor": coefficient(self._floor, "ticks", floor)}
+
+
+def _prefill_flops(shape: HeadAttention | LatentAttention, indexer: Indexer | None) -> int:
+    """Flops of a pair; prompts attend to chosen latent vectors as decodes do."""
+    return shape.decode_flops if indexer else shape.prefill_flops
 
 
 def ticks(amount: float, per_second: float) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 from ..spec.deployment import Deployment, dtype_bits, padded_batch
 from ..spec.deployment import stages as layers_of_stages
 from ..spec.gpu import GpuSpec
+from ..spec.matrix import formats_by_part
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
@@ -163,6 +164,7 @@ def gemm_model(calibration: Calibration, gpu: GpuSpec, quantization: str | None)
 #: The operations of experts by number format of the weights.
 _OF_EXPERTS: dict[str | None, OpName] = {
     None: "moe", "fp8": "moe_fp8", "nvfp4": "moe_nvfp4", "mxfp4": "moe_mxfp4", "awq": "moe_int4", "gptq": "moe_int4",
+    "w4a16": "moe_int4", "w4a16-g32": "moe_int4",
 }  # fmt: skip
 
 
@@ -171,7 +173,7 @@ def experts_model(
 ) -> tuple[OpName, OpModel] | None:
     """The operation that computes a model's experts, and its model: that of their shape, or of all shapes; None if the
     calibration has none for the number format, or for experts without a gate."""
-    name = _OF_EXPERTS.get(quantization)
+    name = _OF_EXPERTS.get(quantization and formats_by_part(quantization).get("expert"))
     if model.experts is None or name is None or name not in calibration.ops or not model.gated_mlp:
         return None
     found, experts = calibration.ops[name], model.experts
@@ -219,6 +221,8 @@ class CalibratedCost:
             return f"{model.name} keeps latent vectors, and {calibration.name} has no operation that attends to them"
         if model.mixer:
             return f"{model.name} has layers with a fixed-size state, which no calibrated operation computes"
+        if model.window_heads or model.mlp_sizes:
+            return f"layers of {model.name} differ in their heads or MLPs, and operations are computed for one kind of layer"
         return None
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..spec.deployment import ExpertRanks
-from ..spec.matrix import Matrix, matrix_bytes, quantization_of
+from ..spec.matrix import Matrix, format_of, matrix_bytes
 from ..spec.shape import Experts, ModelSpec
 from ..spec.weights import layer_matrices
 from . import operations
@@ -76,6 +76,5 @@ def _gemm(side_by_side: tuple[Matrix, ...], quantization: str | None) -> Gemm:
     """Matrices that the same rows are multiplied with."""
     outputs = sum(matrix.copies * matrix.outputs_on_rank for matrix in side_by_side)
     inputs = sum(matrix.params for matrix in side_by_side) // outputs
-    covered = quantization is not None and quantization_of(quantization).covers(side_by_side[0])
     weight_bytes = sum(matrix_bytes(matrix, quantization) for matrix in side_by_side)
-    return Gemm(outputs, inputs, weight_bytes, quantization if covered else None)
+    return Gemm(outputs, inputs, weight_bytes, format_of(side_by_side[0], quantization))

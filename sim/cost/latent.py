@@ -1,7 +1,7 @@
 """Latent attention (MLA) from a calibration, with the projections of its layers.
 
 The tables that profiles are fitted to time the whole module of a layer: projections, writing the latent vector, attention.
-They are of DeepSeek-V3's widths, with any number of heads, and hold for no other.
+They are of DeepSeek-V3's widths, with any number of heads, and hold for no other, nor for sparse attention (V3.2).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from ..spec.attention import Latent
+from ..spec.matrix import formats_by_part
 from ..spec.shape import ModelSpec
 from .calibration import Calibration
 from .curves import RisingCurve, Surface
@@ -27,9 +28,10 @@ LATENT_OPERATIONS = {name for names in _OPERATIONS.values() for name in names}
 
 def latent_operations(calibration: Calibration, model: ModelSpec, quantization: str | None) -> dict[OpName, OpModel]:
     """The operations of a model's latent attention; none if the calibration has none for its widths."""
-    if model.latent != Latent(*MLA_LATENT) or model.hidden_size != MLA_HIDDEN_SIZE:
+    if model.indexer or model.latent != Latent(*MLA_LATENT) or model.hidden_size != MLA_HIDDEN_SIZE:
         return {}
-    names = _OPERATIONS[quantization == "fp8"]
+    formats = formats_by_part(quantization) if quantization else {}
+    names = _OPERATIONS[formats.get("mixer") == "fp8"]
     return {name: calibration.ops[name] for name in names if name in calibration.ops}
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
 from ..spec.deployment import Deployment, ExpertRanks, padded_batch
 from ..spec.gpu import GpuSpec
-from ..spec.matrix import Matrix, matrix_bytes, quantization_of
+from ..spec.matrix import Matrix, format_of, matrix_bytes
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
-from ..spec.weights import layer_matrices
+from ..spec.weights import head_bytes, layer_matrices
 from ..types.errors import SettingError
 from ..types.ticks import PER_US
 from . import shares
@@ -79,7 +80,7 @@ class RooflineCost:
         self._gemm_read = read(self._bytes(dense))
         self._gemm_read_per_token = read(self._gemm_activations() * ELEMENT_BYTES)
         self._gemm_flops_per_token = compute(2 * self._multiplied())
-        self._head_read = read(head * ELEMENT_BYTES)
+        self._head_read = read(head_bytes(model, ranks, self.deployment.quantization))
         self._head_read_per_row = read((model.hidden_size + model.vocab_size // ranks) * ELEMENT_BYTES)
         self._head_flops_per_row = compute(2 * head)
         self._kv_write_per_token = read(model.slot_bytes(self.deployment.kv_dtype, ranks))
@@ -96,12 +97,10 @@ class RooflineCost:
         Where engines share experts they send each other as many tokens as they receive, so that the division of the experts
         changes nothing.
         """
-        every, form = self._matrices(), self.deployment.quantization
-        params = sum(matrix.used_params for matrix in every)
-        if form is None or (faster := shares.speedup(self.gpu, form)) == 1:
-            return params
-        covered = sum(matrix.used_params for matrix in every if quantization_of(form).covers(matrix))
-        return params - covered + covered / faster
+        params: Counter[str | None] = Counter()
+        for matrix in self._matrices():
+            params[format_of(matrix, self.deployment.quantization)] += matrix.used_params
+        return sum(count / shares.speedup(self.gpu, form) if form else count for form, count in params.items())
 
     def _bytes(self, matrices: list[Matrix]) -> int:
         return sum(matrix_bytes(matrix, self.deployment.quantization) for matrix in matrices)
@@ -110,7 +109,13 @@ class RooflineCost:
         """Elements that the GEMMs of all layers read and write for one token."""
         model, ranks, mixer = self.model, self.tensor_parallel, self.model.mixer
         hidden = 2 * (model.num_mixers + model.num_mlps) * model.hidden_size
-        attention = len(model.attention_layers) * model.attention(ranks).gemm_elements
+        attention = sum(
+            group.num_layers * model.attention(ranks, group.span).gemm_elements
+            for group in model.kv_groups()
+            if group.span.keeps_tokens
+        )
+        if model.indexer:
+            attention += len(model.indexer.layers) * model.indexer.gemm_elements
         states = len(model.state_layers) * mixer.gemm_elements(ranks) if mixer else 0
         return hidden + attention + states + sum(model.mlp_width(layer, ranks) for layer in range(model.num_layers))
 

@@ -15,9 +15,10 @@ from ..policy.base import AnyPolicy, PairedPolicy
 from ..policy.options import KvGroupOptions, Options, VllmServeOptions, VllmV0Options, WatermarkOptions, option_names
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
-from ..spec.hybrid import state_layout
+from ..spec.hybrid import formed_layout, require_one_block_size
 from ..spec.kv_cache import CacheSettings
-from ..spec.repositories import origin
+from ..spec.launch import checked_block_size, resolved_kv_dtype
+from ..spec.model import origin
 from ..types.errors import SettingError
 from ..workload.content import PromptSource, Tokens
 from ..workload.dialogue import Dialogue
@@ -121,14 +122,15 @@ def build(
     """
     kind, options, ranks = policy(settings.policy), settings.policy_options, settings.tensor_parallel_size
     shape, card = model(settings.model), gpu(settings.gpu)
-    deployment = _deployment(settings, shape)
+    deployment = _deployment(settings, shape, card)
     max_model_len = _max_model_len(settings, shape)
     runs = None if workload is None else _runs_to_cache(settings, workload, shape)
-    if shape.mixer:
-        layout: HybridLayout | None = _state_layout(settings, kind, shape, deployment, max_model_len, runs is not None)
-    else:
-        layout = None if grouped else _layout(kind, options, shape, max_model_len)
-    asked_size = layout.config.block_size if layout and layout.config else settings.block_size
+    layout: HybridLayout | None = None
+    if shape.mixer or not grouped:
+        layout = _layout(settings, kind, shape, deployment, max_model_len, runs is not None)
+    asked_size = (
+        layout.config.block_size if layout and layout.config else checked_block_size(shape, settings.block_size)
+    )
     if grouped:
         kind = SHARING.get(kind, kind)
     server = Server(
@@ -173,20 +175,24 @@ def build(
         max_model_len=max_model_len,
         caches_prefixes=memory.cache_log is not None,
         enforce_eager=not deployment.cuda_graphs,
-        sources=_sources(settings, kind, layout),
+        sources=_sources(settings, kind, shape, layout),
         layout=layout,
         page_bytes=_page_bytes(shape, layout, ranks, size, deployment),
     )
 
 
-def _sources(settings: Settings, kind: type[AnyPolicy], layout: HybridLayout | None) -> dict[str, str]:
+def _sources(
+    settings: Settings, kind: type[AnyPolicy], shape: ModelSpec, layout: HybridLayout | None
+) -> dict[str, str]:
     """Where the resolved values come from: the user, the model, or the defaults of the policy."""
     names = {"num_gpu_blocks": "num_gpu_blocks_override"}
     shared = ("block_size", "enable_prefix_caching", "enforce_eager", "max_num_seqs", "max_num_batched_tokens")
     found = dict.fromkeys(shared, kind.defaults_source)
     found |= {"num_gpu_blocks": kind.pool_source, "max_model_len": f"model {settings.model}"}
-    if layout and layout.config:
+    if shape.mixer:
         found |= {"block_size": "raised until a block is as large as a state"}
+    if shape.indexer:
+        found |= {"block_size": "blocks of the indexer's kernels"}
     given = [name for name in found if getattr(settings, names.get(name, name)) is not None]
     # An option at its default is not known to be given.
     options = dict.fromkeys(option_names(kind.options_type), kind.defaults_source)
@@ -231,42 +237,47 @@ def _max_model_len(settings: Settings, shape: ModelSpec) -> int:
     return tokens
 
 
-def _layout(kind: type[AnyPolicy], options: Options, shape: ModelSpec, max_model_len: int) -> HybridLayout | None:
-    """The model's KV groups, if the policy supports them and a window is shorter than the longest sequence."""
-    if not isinstance(options, KvGroupOptions) or options.disable_hybrid_kv_cache_manager:
-        return None
-    return hybrid_layout(shape, max_model_len) if kind.serves_kv_groups else None
-
-
-def _state_layout(
+def _layout(
     settings: Settings,
     kind: type[AnyPolicy],
     shape: ModelSpec,
     deployment: Deployment,
     max_model_len: int,
     caches: bool,
-) -> HybridLayout:
-    """The KV groups of a model with states, with attention blocks raised to the size of a state's page."""
-    if not kind.serves_states:
-        remedy = f"has layers with a fixed-size state, which {settings.policy} does not serve; use --policy vllm-v1"
-        raise SettingError("model", shape.name, remedy)
-    if isinstance(settings.policy_options, KvGroupOptions) and settings.policy_options.disable_hybrid_kv_cache_manager:
-        remedy = f"{shape.name} has layers with a fixed-size state, which are groups of their own; leave it out"
-        raise SettingError("disable_hybrid_kv_cache_manager", True, remedy)
+) -> HybridLayout | None:
+    """The model's KV groups, if the policy supports them and layers do not all keep the same."""
+    options = settings.policy_options
+    disabled = isinstance(options, KvGroupOptions) and options.disable_hybrid_kv_cache_manager
+    if shape.mixer:
+        _require_states(settings, kind, shape, disabled)
+    elif disabled or not isinstance(options, KvGroupOptions) or not kind.serves_kv_groups:
+        return None
+    elif not shape.window_heads:
+        return hybrid_layout(shape, max_model_len)
     cache = CacheSettings(
         max_model_len=max_model_len,
         max_num_batched_tokens=settings.max_num_batched_tokens or max_model_len,
         block_size=settings.block_size,
         enable_prefix_caching=caches,
     )
-    return state_layout(shape, cache, deployment.kv_dtype, settings.tensor_parallel_size)
+    layout = formed_layout(shape, cache, deployment.kv_dtype, settings.tensor_parallel_size)
+    require_one_block_size(shape, layout)
+    return layout
+
+
+def _require_states(settings: Settings, kind: type[AnyPolicy], shape: ModelSpec, disabled: bool) -> None:
+    """Raise SettingError for a policy or an option that does not serve a model with states."""
+    if not kind.serves_states:
+        remedy = f"has layers with a fixed-size state, which {settings.policy} does not serve; use --policy vllm-v1"
+        raise SettingError("model", shape.name, remedy)
+    if disabled:
+        remedy = f"{shape.name} has layers with a fixed-size state, which are groups of their own; leave it out"
+        raise SettingError("disable_hybrid_kv_cache_manager", True, remedy)
 
 
 def _page_bytes(shape: ModelSpec, layout: HybridLayout | None, ranks: int, size: int, deployment: Deployment) -> int:
     """Bytes of a page of KV groups on each rank; 0 without groups."""
-    if layout is None:
-        return 0
-    return layout.config.bytes_per_block if layout.config else page_bytes(shape, layout, ranks, size, deployment)
+    return 0 if layout is None else page_bytes(shape, layout, ranks, size, deployment)
 
 
 def _page_groups(
@@ -293,11 +304,11 @@ def _host_blocks(
     return host_blocks(shape, ranks, size, int(options.swap_space * GIB), deployment, layout)
 
 
-def _deployment(settings: Settings, shape: ModelSpec) -> Deployment:
+def _deployment(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deployment:
     eager = policy(settings.policy).default_enforce_eager if settings.enforce_eager is None else settings.enforce_eager
     return Deployment(
         pipeline_parallel=settings.pipeline_parallel_size,
-        kv_dtype="fp16" if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype,
+        kv_dtype=resolved_kv_dtype(shape, card, settings.kv_cache_dtype),
         quantization=settings.quantization or shape.quantization,
         cuda_graphs=not eager,
         data_parallel=settings.data_parallel_size,

@@ -37,8 +37,12 @@ def page_group(
     ``vattention.cu`` has it: where a page is no whole number of tokens, what is left at its end is not used
     (OPT-13B: 204.8 tokens of 10 KiB in 2 MiB, of which 204 count).
 
-    Raises SettingError where a page does not hold one token of a layer.
+    Raises SettingError where a page does not hold one token of a layer, or where layers keep different bytes of a token.
     """
+    if model.window_heads or model.indexer:
+        raise SettingError(
+            "model", model.name, "has layers that keep different bytes of a token, which share no page group"
+        )
     attention, bits = model.attention(tensor_parallel), dtype_bits(dtype)
     tensors = attention.kv_tensors
     tokens = page_size * _KIB * 8 * tensors // (attention.slot_elements * bits)

@@ -1,6 +1,6 @@
 """Shapes of models and GPUs, and the sizes of their KV cache pools."""
 
-from .attention import KvGroup, Latent, Span
+from .attention import Indexer, KvGroup, Latent, Span
 from .deployment import Deployment, dtype_bits, padded_batch, stages
 from .gpu import GpuSpec, gpu, gpu_names
 from .hybrid import HybridLayout, hybrid_layout
@@ -28,6 +28,7 @@ __all__ = [
     "GatedDelta",
     "GpuSpec",
     "HybridLayout",
+    "Indexer",
     "KimiDelta",
     "KvCacheConfig",
     "KvCacheGroup",

@@ -12,6 +12,9 @@ Layers with the same span form one KV group. Tokens kept of a sequence of n toke
     none       |                       >      0: a layer with only an MLP
 
 Tensor-parallel ranks divide the heads. Every rank holds the whole latent vector.
+
+Sparse attention (DeepSeek V3.2, GLM 5) attends to at most ``top_k`` tokens, all of which are kept. An indexer scores the tokens of
+the context and chooses these; it has a cache of its own, one fp8 key a token with an fp32 scale.
 """
 
 from __future__ import annotations
@@ -19,7 +22,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .deployment import dtype_bits
 from .matrix import Matrix
+
+#: The KV cache format of vLLM's FlashMLA kernels for sparse attention: 512 bytes of fp8, 16 of scales and 64 rotary elements in 16 bits.
+FP8_DS_MLA, FP8_DS_MLA_BYTES = "fp8_ds_mla", 656
+#: Elements of an indexer's key with one scale, and bytes of a scale.
+_INDEX_GROUP, _INDEX_SCALE_BYTES = 128, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +77,30 @@ class KvGroup:
         return len(self.layers)
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Heads of attention: of queries, and of K and V; ``v_dim`` is the width of V where it is not that of K, else 0."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_dim: int = 0
+
+
 class HeadAttention(NamedTuple):
     """Multi-head, grouped-query or multi-query attention of one layer, as one rank computes it.
 
     Attributes:
         gated: Whether the query projection also computes a gate for the output.
+        v_dim: Width of a head of V.
     """
 
     hidden_size: int
     heads: int
     kv_heads: int
     head_dim: int
-    gated: bool = False
+    gated: bool
+    v_dim: int
 
     @property
     def _gate(self) -> int:
@@ -93,42 +114,47 @@ class HeadAttention(NamedTuple):
     @property
     def slot_elements(self) -> int:
         """Elements kept per token: K and V of the rank's KV heads."""
-        return 2 * self.kv_heads * self.head_dim
+        return self.kv_heads * (self.head_dim + self.v_dim)
+
+    def slot_bytes(self, layers: int, dtype: str) -> int:
+        """Bytes kept per token in ``layers`` layers."""
+        return layers * self.slot_elements * dtype_bits(dtype) // 8
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """Q, K, V and the output projection."""
-        query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        """Q, K, V and the output projection; K and V are one entry if they have the same width."""
+        query, key, value = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.v_dim
+        kept = [(key, 2)] if key == value else [(key, 1), (value, 1)]
         return (
-            Matrix(self.hidden_size, query + self._gate),
-            Matrix(self.hidden_size, kv, copies=2),
-            Matrix(query, self.hidden_size),
+            Matrix(self.hidden_size, query + self._gate, part="mixer"),
+            *(Matrix(self.hidden_size, width, copies=copies, part="mixer") for width, copies in kept),
+            Matrix(self.heads * self.v_dim, self.hidden_size, part="mixer"),
         )
 
     @property
     def projected(self) -> int:
         """Elements that the projections compute per token."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim + self._gate
+        return self.heads * self.head_dim + self.slot_elements + self._gate
 
     @property
     def gemm_elements(self) -> int:
         """Elements that the GEMMs read and write per token, without hidden states: Q, K, V and the output."""
-        return 2 * self.heads * self.head_dim + 2 * self.kv_heads * self.head_dim + self._gate
+        return self.projected + self.heads * self.v_dim
 
     @property
     def decode_elements(self) -> int:
         """Elements besides K and V that the attention of one decoding token reads and writes: query and output."""
-        return 2 * self.heads * self.head_dim
+        return self.heads * (self.head_dim + self.v_dim)
 
     @property
     def decode_flops(self) -> int:
         """Flops of a decoding token per token that it attends to."""
-        return 4 * self.heads * self.head_dim
+        return 2 * self.heads * (self.head_dim + self.v_dim)
 
     @property
     def prefill_flops(self) -> int:
         """Flops of one (query, key) pair of a prompt."""
-        return 4 * self.heads * self.head_dim
+        return self.decode_flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +173,48 @@ class Latent:
     nope_dim: int
     v_dim: int
     q_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """The indexer of sparse latent attention (DeepSeek-V3.2, arXiv 2512.02556), as ``Indexer`` in vLLM's ``deepseek_v2.py``.
+
+    Every rank holds all of it: ranks do not divide its heads.
+
+    Attributes:
+        heads, head_dim: Number and width of its query heads. There is one key a token.
+        top_k: Tokens that attention reads of each sequence, at most.
+        layers: Layers with an indexer. Other layers attend to the tokens that the last indexer before them has chosen.
+        fp8_on_b200: Whether vLLM's KV cache is fp8 by default on B200 and B300 (GLM).
+    """
+
+    heads: int
+    head_dim: int
+    top_k: int
+    layers: tuple[int, ...]
+    fp8_on_b200: bool = False
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes kept per token in each of the layers: the key in fp8 and its scales."""
+        return self.head_dim + self.head_dim // _INDEX_GROUP * _INDEX_SCALE_BYTES
+
+    def matrices(self, hidden_size: int, q_rank: int) -> tuple[Matrix, ...]:
+        """Queries, from the latent vector of queries; key and weights of the heads, which vLLM loads in 16 bits."""
+        return (
+            Matrix(q_rank, self.heads * self.head_dim, part="mixer"),
+            Matrix(hidden_size, self.head_dim + self.heads, part="indexer"),
+        )
+
+    @property
+    def gemm_elements(self) -> int:
+        """Elements that the GEMMs read and write per token, without hidden states."""
+        return self.heads * self.head_dim + self.head_dim + self.heads
+
+    @property
+    def flops(self) -> int:
+        """Flops in fp8 of one (query, key) pair."""
+        return 2 * self.heads * self.head_dim
 
 
 class LatentAttention(NamedTuple):
@@ -170,20 +238,26 @@ class LatentAttention(NamedTuple):
         """Elements kept per token, on every rank: the latent vector and the rotary key."""
         return self.latent.kv_rank + self.latent.rope_dim
 
+    def slot_bytes(self, layers: int, dtype: str) -> int:
+        """Bytes kept per token in ``layers`` layers, without the keys of indexers."""
+        if dtype == FP8_DS_MLA:
+            return layers * FP8_DS_MLA_BYTES
+        return layers * self.slot_elements * dtype_bits(dtype) // 8
+
     @property
     def matrices(self) -> tuple[Matrix, ...]:
         """Query projection (through its latent vector, if any), down projection, up projection, output projection."""
         shape, heads = self.latent, self.heads
         query = heads * (shape.nope_dim + shape.rope_dim)
-        queries = [Matrix(self.hidden_size, query)]
+        sizes = [(self.hidden_size, query)]
         if shape.q_rank:
-            queries = [Matrix(self.hidden_size, shape.q_rank), Matrix(shape.q_rank, query)]
-        return (
-            *queries,
-            Matrix(self.hidden_size, self.slot_elements),
-            Matrix(shape.kv_rank, heads * (shape.nope_dim + shape.v_dim)),
-            Matrix(heads * shape.v_dim, self.hidden_size),
-        )
+            sizes = [(self.hidden_size, shape.q_rank), (shape.q_rank, query)]
+        sizes += [
+            (self.hidden_size, self.slot_elements),
+            (shape.kv_rank, heads * (shape.nope_dim + shape.v_dim)),
+            (heads * shape.v_dim, self.hidden_size),
+        ]
+        return tuple(Matrix(inputs, outputs, part="mixer") for inputs, outputs in sizes)
 
     @property
     def projected(self) -> int:

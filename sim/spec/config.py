@@ -37,12 +37,22 @@ _KINDS = {
 # Keys that only some families read. In other families they would change the cache or the weights unnoticed.
 _FEATURES = {
     "kv_lora_rank": "multi-head latent attention",
+    "index_topk": "an indexer of sparse attention",
     "attention_chunk_size": "chunked attention",
     "sliding_window": "a sliding window",
     "layer_types": "attention that differs from layer to layer",
+    "hybrid_layer_pattern": "attention that differs from layer to layer",
+    "block_configs": "attention that differs from layer to layer",
+    "sparse_attention_config": "sparse attention",
+    "compress_ratios": "compressed attention",
+    "global_head_dim": "other heads in some layers",
+    "attention_k_eq_v": "a K that is also V",
+    "num_kv_shared_layers": "a KV cache that layers share",
+    "hidden_size_per_layer_input": "an embedding for each layer",
     "num_local_experts": "a mixture of experts",
     "num_experts": "a mixture of experts",
     "n_routed_experts": "a mixture of experts",
+    "moe_latent_size": "a mixture of experts on a latent vector",
 }
 
 
@@ -94,7 +104,6 @@ def shape(config: Config, name: str, head_dim: int | None = None) -> dict[str, A
         "head_dim": count(config, name, "head_dim", head_dim or hidden // heads),
         "vocab_size": count(config, name, "vocab_size"),
         "max_model_len": count(config, name, "max_position_embeddings"),
-        "quantization": quantization(config, name),
     }
 
 
@@ -158,33 +167,3 @@ def _span(kind: object, name: str, window: int | None, chunk: int | None) -> Spa
         raise SettingError(key, None, f"must say how long the {kind} of {name} is")
     remedy = f"is not understood in {name}; layers of full, sliding or chunked attention keep a KV cache, others do not"
     raise SettingError("layer_types", kind, remedy)
-
-
-_BY_ALGORITHM: dict[tuple[object, object], str] = {
-    ("modelopt", "FP8"): "fp8",
-    ("modelopt", "NVFP4"): "nvfp4",
-    ("compressed-tensors", "float-quantized"): "fp8",
-    ("compressed-tensors", "int-quantized"): "int8",
-    ("compressed-tensors", "nvfp4-pack-quantized"): "nvfp4",
-}
-
-
-def quantization(config: Config, name: str) -> str | None:
-    """Number format of the checkpoint's matrices; None if it is 16 bit.
-
-    Raises SettingError for formats other than awq and gptq (4 bits, groups of 128), fp8, int8, mxfp4 and nvfp4.
-    """
-    given = config.get("quantization_config")
-    if given is None:
-        return None
-    keys = given if isinstance(given, dict) else {}
-    method = keys.get("quant_method")
-    if method in ("fp8", "mxfp4"):
-        return method
-    # ModelOpt and llm-compressor write one method for several formats.
-    if found := _BY_ALGORITHM.get((method, keys.get("quant_algo") or keys.get("format"))):
-        return found
-    if method in ("awq", "gptq") and (keys.get("bits"), keys.get("group_size")) == (4, 128):
-        return method
-    known = "one of awq and gptq with 4 bits in groups of 128, fp8, int8, mxfp4, nvfp4, or null for 16 bit"
-    raise SettingError("quantization_config", given, f"is not understood in {name}; {known}")

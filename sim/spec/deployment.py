@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..types.errors import SettingError
 
-DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
+DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4, "fp8_ds_mla": 8}
 
 
 def dtype_bits(dtype: str) -> int:

@@ -13,9 +13,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..types.errors import SettingError
-from .attention import STATE, Latent, Span
-from .config import Config, count, num_layers, numbers, quantization, refuse_unread, shape, spans, state_spans
+from .attention import FULL, STATE, Heads, Indexer, Latent, Span
+from .checkpoint import with_formats
+from .config import Config, count, num_layers, numbers, refuse_unread, shape, spans, state_spans
 from .config import shape as read_shape
+from .encoders import encoder_of
 from .shape import Experts, ModelSpec
 from .states import GatedDelta, KimiDelta, Mamba, Mamba2
 
@@ -100,7 +102,8 @@ def read_config(config: Config, name: str) -> ModelSpec:
     refuse_unread(config, name, family.reads if family else frozenset())
     if family is None:
         raise SettingError("model_type", kind, f"is not understood in {name}; one of {', '.join(_FAMILIES)}")
-    return replace(family.read(config, name), model_type=outer if isinstance(outer, str) else None)
+    spec = with_formats(family.read(config, name), config)
+    return replace(spec, encoder=encoder_of(config, name), model_type=outer if isinstance(outer, str) else None)
 
 
 def _windows(
@@ -187,6 +190,130 @@ def _gemma(config: Config, name: str, **features: Any) -> ModelSpec:
     return _llama(config, name, head_dim=256, tied_embeddings=tied, layer_norms=4, **features)
 
 
+def _gemma4(config: Config, name: str) -> ModelSpec:
+    """Gemma 4 of 26B and 31B: layers that keep all tokens have heads of their own, and may use K as V.
+
+    The experts stand beside the MLP of each layer, which is then a shared expert.
+    """
+    for key, default, meaning in (
+        ("num_kv_shared_layers", 0, "a KV cache that layers share"),
+        ("hidden_size_per_layer_input", 256, "an embedding for each layer"),
+        ("use_double_wide_mlp", False, "a wider MLP in some layers"),
+    ):
+        if value := config.get(key, default):
+            raise SettingError(key, value, f"{meaning} is not understood in {name}; Gemma 4 26B and 31B have none")
+    layers, width = num_layers(config, name), count(config, name, "intermediate_size")
+    window = count(config, name, "sliding_window", 512)
+    tied_values = bool(config.get("attention_k_eq_v"))
+    kv_heads = count(config, name, "num_key_value_heads", 4)
+    full_kv_heads = count(config, name, "num_global_key_value_heads", kv_heads) if tied_values else kv_heads
+    heads, head_dim = count(config, name, "num_attention_heads"), count(config, name, "head_dim", 256)
+    experts = None
+    if config.get("enable_moe_block") or config.get("num_experts") is not None:
+        experts = Experts(
+            count(config, name, "num_experts"),
+            count(config, name, "top_k_experts"),
+            count(config, name, "moe_intermediate_size"),
+            tuple(range(layers)),
+            shared_size=width,
+            # A scale for each expert.
+            router_bias=True,
+        )
+    full = {"num_key_value_heads": full_kv_heads, "head_dim": count(config, name, "global_head_dim", 512)}
+    return _llama(
+        {**config, **full},
+        name,
+        tied_embeddings=bool(config.get("tie_word_embeddings", True)),
+        qk_norm=True,
+        # Beside those of Gemma 3: two of the experts, one of the MLP beside them, and the router's scale of the hidden state.
+        layer_norms=8 if experts else 4,
+        spans=spans(config, name, layers, lambda layer: (layer + 1) % 6 != 0, window, None),
+        window_heads=Heads(heads, kv_heads, head_dim),
+        values_are_keys=tied_values,
+        experts=experts,
+    )
+
+
+def _mimo_v2(config: Config, name: str) -> ModelSpec:
+    """MiMo-V2-Flash: V is narrower than K, and layers with a window have KV heads of their own and sinks."""
+    layers = num_layers(config, name)
+    pattern, routed = numbers(config, name, "hybrid_layer_pattern"), numbers(config, name, "moe_layer_freq")
+    for key, value in (("hybrid_layer_pattern", pattern), ("moe_layer_freq", routed)):
+        if len(value) != layers:
+            raise SettingError(key, value, f"must have one number for each of the {layers} layers of {name}")
+    window = count(config, name, "sliding_window_size")
+    head_dim, swa_head_dim = count(config, name, "head_dim"), count(config, name, "swa_head_dim")
+    local = Heads(
+        count(config, name, "swa_num_attention_heads"),
+        count(config, name, "swa_num_key_value_heads"),
+        swa_head_dim,
+        count(config, name, "swa_v_head_dim", swa_head_dim),
+    )
+    if local.num_heads != count(config, name, "num_attention_heads") or config.get("add_full_attention_sink_bias"):
+        key = (
+            "add_full_attention_sink_bias" if config.get("add_full_attention_sink_bias") else "swa_num_attention_heads"
+        )
+        raise SettingError(key, config[key], f"is not understood in {name}; MiMo-V2-Flash has another value")
+    return _llama(
+        config,
+        name,
+        output_bias=False,
+        spans=tuple(Span("sliding", window) if local else FULL for local in pattern),
+        v_head_dim=count(config, name, "v_head_dim", head_dim),
+        window_heads=local,
+        attention_sinks=bool(config.get("add_swa_attention_sink_bias")),
+        experts=_experts(
+            config,
+            name,
+            "n_routed_experts",
+            "moe_intermediate_size",
+            lambda layer: bool(routed[layer]),
+            shared_size=count(config, name, "n_shared_experts", 0, least=0)
+            * count(config, name, "moe_intermediate_size"),
+            router_bias=config.get("topk_method") == "noaux_tc",
+        ),
+    )
+
+
+def _nemotron_nas(config: Config, name: str) -> ModelSpec:
+    """Llama-Nemotron: some layers have no attention, and MLPs differ in width (``nemotron_nas.py`` of vLLM)."""
+    layers, blocks = num_layers(config, name), config.get("block_configs")
+    heads, hidden = count(config, name, "num_attention_heads"), count(config, name, "hidden_size")
+    if not isinstance(blocks, list) or len(blocks) != layers:
+        raise SettingError("block_configs", blocks, f"must describe each of the {layers} layers of {name}")
+    kinds, sizes, grouped = [], [], set()
+    for layer, block in enumerate(blocks):
+        attention, mlp = ((block.get(part) if isinstance(block, dict) else None) for part in ("attention", "ffn"))
+        if not isinstance(attention, dict) or not isinstance(mlp, dict):
+            raise SettingError(f"block_configs.{layer}", block, f"must have attention and ffn in {name}")
+        odd = {"attention": attention, "ffn": mlp}
+        unread = {"replace_with_linear", "window_length", "num_sink_tokens", "sparsify"}
+        for key in (f"{part}.{key}" for part, keys in odd.items() for key in unread & keys.keys() if keys[key]):
+            raise SettingError(
+                f"block_configs.{layer}.{key}", True, f"is not understood in {name}; vLLM does not read it"
+            )
+        kinds.append("-" if attention.get("no_op") else "*")
+        if not attention.get("no_op"):
+            grouped.add(count(attention, name, "n_heads_in_group"))
+        sizes.append(0 if mlp.get("no_op") else _nas_width(mlp, hidden, name))
+    if len(grouped) != 1:
+        raise SettingError("n_heads_in_group", sorted(grouped), f"must be one number for all layers of {name}")
+    known = {"num_key_value_heads": heads // grouped.pop(), "intermediate_size": max(sizes)}
+    return _llama(
+        {**config, **known},
+        name,
+        spans=state_spans(name, layers, "block_configs", kinds, "* -"),
+        mlp_sizes=tuple(sizes),
+    )
+
+
+def _nas_width(mlp: Config, hidden_size: int, name: str) -> int:
+    multiple = mlp.get("ffn_mult")
+    if not isinstance(multiple, (int, float)) or not 0 < multiple < 100:
+        raise SettingError("ffn_mult", multiple, f"must be a number above 0 in {name}")
+    return -(-int(2 * multiple * hidden_size / 3) // 256) * 256
+
+
 def _gpt_oss(config: Config, name: str) -> ModelSpec:
     experts = _experts(config, name, "num_local_experts", "intermediate_size", router_bias=True, bias=True)
     return _llama(
@@ -240,6 +367,53 @@ def _deepseek(config: Config, name: str) -> ModelSpec:
     # The file repeats the number of query heads here, although there are no KV heads.
     heads_alike = {**config, "num_key_value_heads": heads, "head_dim": latent.nope_dim + latent.rope_dim}
     return _llama(heads_alike, name, latent=latent, experts=_deepseek_experts(config, name))
+
+
+def _sparse(config: Config, name: str, **features: Any) -> ModelSpec:
+    """DeepSeek V3.2 and GLM 5: latent attention to the tokens that an indexer chooses."""
+    indexer = Indexer(
+        heads=count(config, name, "index_n_heads"),
+        head_dim=count(config, name, "index_head_dim"),
+        top_k=count(config, name, "index_topk"),
+        layers=_indexed_layers(config, name),
+        **features,
+    )
+    kinds = config.get("layer_types")
+    if kinds is not None and kinds != ["deepseek_sparse_attention"] * num_layers(config, name):
+        raise SettingError("layer_types", kinds, f"must name deepseek_sparse_attention for each layer of {name}")
+    if config.get("q_lora_rank") is None:
+        raise SettingError(
+            "q_lora_rank", None, f"must be given in {name}: its indexer reads the latent vector of queries"
+        )
+    return replace(_deepseek(config, name), indexer=indexer)
+
+
+def _indexed_layers(config: Config, name: str) -> tuple[int, ...]:
+    """The layers with an indexer, as vLLM reads them: a pattern, or every ``index_topk_freq`` layers after the first.
+
+    Files also list them as ``indexer_types``, which vLLM does not read.
+    """
+    layers, pattern = num_layers(config, name), config.get("index_topk_pattern")
+    if pattern is not None:
+        if not isinstance(pattern, str) or len(pattern) != layers or pattern[0] == "S":
+            raise SettingError(
+                "index_topk_pattern", pattern, f"must have a letter for each of the {layers} layers of {name}"
+            )
+        return tuple(layer for layer, kind in enumerate(pattern) if kind != "S")
+    every = count(config, name, "index_topk_freq", 1)
+    first = count(config, name, "index_skip_topk_offset", 2, least=0)
+    found = tuple(layer for layer in range(layers) if max(layer - first + 1, 0) % every == 0)
+    kinds = config.get("indexer_types")
+    if kinds is not None and kinds != ["full" if layer in found else "shared" for layer in range(layers)]:
+        raise SettingError(
+            "indexer_types", kinds, f"must agree with index_topk_freq = {every} in {name}, which vLLM reads"
+        )
+    return found
+
+
+def _glm_moe_dsa(config: Config, name: str) -> ModelSpec:
+    """GLM 5 to 5.3."""
+    return _sparse({"topk_method": "noaux_tc", **config}, name, fp8_on_b200=True)
 
 
 def _deepseek_experts(config: Config, name: str) -> Experts | None:
@@ -406,9 +580,6 @@ def _jamba(config: Config, name: str) -> ModelSpec:
 
 
 def _nemotron_h(config: Config, name: str) -> ModelSpec:
-    if config.get("moe_latent_size") is not None:
-        remedy = f"experts on a latent vector are not understood in {name}"
-        raise SettingError("moe_latent_size", config["moe_latent_size"], remedy)
     key = "hybrid_override_pattern" if config.get("layers_block_type") is None else "layers_block_type"
     kinds = config.get(key)
     words = list(kinds) if isinstance(kinds, (list, str)) else []
@@ -457,6 +628,7 @@ def _nemotron_experts(config: Config, name: str, layers: tuple[int, ...]) -> Exp
         intermediate_size=count(config, name, "moe_intermediate_size", 7688),
         layers=layers,
         shared_size=shared * count(config, name, "n_shared_experts", 1, least=0),
+        latent_size=0 if config.get("moe_latent_size") is None else count(config, name, "moe_latent_size"),
         router_bias=True,
     )
 
@@ -524,7 +696,6 @@ def _mamba2_alone(config: Config, name: str) -> ModelSpec:
             proj_bias=bool(config.get("use_bias", False)),
         ),
         mlp_layers=(),
-        quantization=quantization(config, name),
     )
 
 
@@ -568,7 +739,12 @@ class _Family(NamedTuple):
 
 
 _WINDOWS = frozenset({"sliding_window", "layer_types"})
+_GEMMA4 = _WINDOWS | {
+    "global_head_dim", "attention_k_eq_v", "num_kv_shared_layers", "hidden_size_per_layer_input", "num_experts",
+}  # fmt: skip
 _DEEPSEEK = _Family(_deepseek, frozenset({"kv_lora_rank", "n_routed_experts"}))
+# Files that newer releases of transformers wrote repeat the number of experts.
+_SPARSE = _DEEPSEEK.reads | {"index_topk", "layer_types", "num_experts"}
 _QWEN3_NEXT = frozenset({"linear_num_key_heads", "layer_types", "num_experts"})
 _LLAMA4 = _Family(_llama4, frozenset({"attention_chunk_size", "layer_types", "num_local_experts"}))
 
@@ -585,13 +761,23 @@ _FAMILIES = {
     "gemma2": _Family(_gemma2, _WINDOWS),
     "gemma3": _Family(_gemma3, _WINDOWS),
     "gemma3_text": _Family(_gemma3, _WINDOWS),
+    "gemma4_text": _Family(_gemma4, _GEMMA4),
     "mixtral": _Family(_mixtral, _WINDOWS | {"num_local_experts"}),
     "qwen3_moe": _Family(_qwen3_moe, _WINDOWS | {"num_experts"}),
+    "qwen3_vl_text": _Family(_qwen3, _WINDOWS),
+    "qwen3_vl_moe_text": _Family(_qwen3_moe, _WINDOWS | {"num_experts"}),
     "gpt_oss": _Family(_gpt_oss, _WINDOWS | {"num_local_experts"}),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
+    "deepseek_v32": _Family(_sparse, _SPARSE),
+    "glm_moe_dsa": _Family(_glm_moe_dsa, _SPARSE),
     "glm4_moe": _Family(_glm4_moe, frozenset({"n_routed_experts"})),
+    "mimo": _Family(_qwen2, _WINDOWS),
+    "mimo_v2_flash": _Family(
+        _mimo_v2, frozenset({"sliding_window", "hybrid_layer_pattern", "n_routed_experts", "attention_chunk_size"})
+    ),
+    "nemotron-nas": _Family(_nemotron_nas, frozenset({"block_configs"})),
     "minimax_m2": _Family(_minimax_m2, frozenset({"num_local_experts"})),
     "llama4": _LLAMA4,
     "llama4_text": _LLAMA4,
@@ -600,7 +786,7 @@ _FAMILIES = {
     "qwen3_5_text": _Family(_qwen3_5, _QWEN3_NEXT),
     "qwen3_5_moe": _Family(_qwen3_5_moe, _QWEN3_NEXT),
     "qwen3_5_moe_text": _Family(_qwen3_5_moe, _QWEN3_NEXT),
-    "nemotron_h": _Family(_nemotron_h, frozenset({"ssm_state_size", "n_routed_experts"})),
+    "nemotron_h": _Family(_nemotron_h, frozenset({"ssm_state_size", "n_routed_experts", "moe_latent_size"})),
     "granitemoehybrid": _Family(_granite_hybrid, frozenset({"mamba_d_state", "layer_types", "num_local_experts"})),
     "bamba": _Family(_bamba, frozenset({"mamba_d_state"})),
     "jamba": _Family(_jamba, frozenset({"mamba_d_state", "num_experts"})),
@@ -612,6 +798,10 @@ _FAMILIES = {
 _REFUSED = {
     "falcon_h1": "has attention and Mamba side by side in every layer",
     "zamba2": "shares one block of attention among its layers",
+    "minimax_m3": "attends to blocks that an index of its own chooses",
+    "minimax_m3_vl": "attends to blocks that an index of its own chooses",
+    "deepseek_v4": "attends to compressed tokens, in caches of several block sizes",
+    "step3p7": "has gates for each head and MLPs of several widths",
     "minimax_text_01": "has lightning attention",
     "minimax": "has lightning attention",
 }

@@ -83,7 +83,8 @@ def hybrid_layout(model: ModelSpec, max_model_len: int) -> HybridLayout | None:
     """The groups of a model with a window shorter than ``max_model_len``; None if all layers keep every token.
 
     ``form_kv_cache`` forms the groups. Ranks and number formats change bytes, not groups. Chunks (Llama 4) are kept
-    whole, as by default in vLLM, and so are windows of several lengths, which no ``config.json`` has.
+    whole, as by default in vLLM, and so are windows of several lengths, which no ``config.json`` has. Models with layers of
+    different heads have a ``formed_layout``.
     """
     kinds = model.kv_groups()
     windows = {kind.span.tokens for kind in kinds if kind.span.kind == "sliding"}
@@ -99,21 +100,25 @@ def _formed(model: ModelSpec) -> tuple[KvGroup, ...]:
     return tuple(KvGroup(group.span, group.layers) for group in form_kv_cache(attention_layers(model), settings).groups)
 
 
-def state_layout(model: ModelSpec, settings: CacheSettings, kv_dtype: str, tensor_parallel: int) -> HybridLayout:
-    """The groups of a model with states, as ``form_kv_cache`` forms them.
-
-    Raises:
-        SettingError: Blocks of its attention groups would have different sizes, which no memory supports.
-    """
+def formed_layout(model: ModelSpec, settings: CacheSettings, kv_dtype: str, tensor_parallel: int) -> HybridLayout:
+    """The groups of a model with pages of several sizes, as ``form_kv_cache`` forms them: with states, or with other heads in
+    layers with a window."""
     config = form_kv_cache(cache_layers(model, kv_dtype, tensor_parallel), settings)
     kept = [layer for layer in range(model.num_layers) if model.span(layer) != NONE]
     groups = []
     for group in config.groups:
         kind = "full" if group.kind == "mla" else group.kind
-        if kind == "chunked" or (kind != "state" and group.block_size != config.block_size):
+        groups.append(KvGroup(Span(kind, group.span.tokens), tuple(kept[place] for place in group.layers)))
+    return HybridLayout(tuple(groups), config)
+
+
+def require_one_block_size(model: ModelSpec, layout: HybridLayout) -> None:
+    """Raise SettingError if blocks of attention groups have different sizes, which no memory of the simulator supports."""
+    config = layout.config
+    assert config is not None
+    for group in config.groups:
+        if group.kind == "chunked" or (group.kind != "state" and group.block_size != config.block_size):
             remedy = (
                 f"needs blocks of {group.block_size} tokens beside those of {config.block_size}, which is not simulated"
             )
             raise SettingError("model", model.name, remedy)
-        groups.append(KvGroup(Span(kind, group.span.tokens), tuple(kept[place] for place in group.layers)))
-    return HybridLayout(tuple(groups), config)

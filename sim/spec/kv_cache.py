@@ -17,8 +17,11 @@ vLLM's functions for these steps:
     3. ``get_kv_cache_groups``, ``_get_kv_cache_groups_uniform_page_size``
     4. ``get_kv_cache_configs``, ``resolve_kv_cache_block_sizes``
 
-Not modelled: backends that interleave the layers of a block (the sparse indexer of DeepSeek V3.2, "packed" groups) or
-prefer blocks other than 16 tokens (give ``block_size``), quantized caches with unquantized layers, cross attention, context
+The keys of an indexer (DeepSeek V3.2, GLM 5) are layers of their own, in one group with the latent vectors; these backends need blocks
+of a multiple of 64 tokens, so that pages have no padding.
+
+Not modelled: backends that interleave the layers of a block ("packed" groups) or
+prefer other blocks (give ``block_size``), quantized caches with unquantized layers, cross attention, context
 parallelism, and speculative decoding. Layers of encoder attention keep no KV cache: leave them out.
 """
 
@@ -30,7 +33,7 @@ from dataclasses import dataclass, replace
 from math import gcd, lcm, prod
 
 from ..types.errors import SettingError
-from .attention import FULL, Span
+from .attention import FP8_DS_MLA, FP8_DS_MLA_BYTES, FULL, Span
 from .deployment import dtype_bits
 from .shape import ModelSpec, refuse_states
 
@@ -75,6 +78,8 @@ class AttentionLayer:
 
     def page_bytes(self, block_size: int) -> int:
         """Bytes of ``block_size`` tokens (``real_page_size_bytes`` of vLLM's ``AttentionSpec``)."""
+        if self.dtype == FP8_DS_MLA:
+            return block_size * FP8_DS_MLA_BYTES
         value = 0 if self.latent else self.head_size if self.head_size_v is None else self.head_size_v
         return block_size * self.num_kv_heads * (self.head_size + value) * dtype_bits(self.dtype) // 8
 
@@ -353,22 +358,34 @@ def _project(group: KvCacheGroup, layers: Container[int]) -> KvCacheGroup:
 
 
 def attention_layers(model: ModelSpec, kv_dtype: str = "fp16", tensor_parallel: int = 1) -> tuple[AttentionLayer, ...]:
-    """The attention layers of a model, on one of ``tensor_parallel`` ranks.
+    """The attention layers of a model, on one of ``tensor_parallel`` ranks; the keys of an indexer follow those of its layer.
 
     Raises:
         SettingError: The ranks cannot divide the heads, the dtype is unknown, or some layers keep a state of fixed size.
     """
     refuse_states(model, "not all of its layers are attention")
-    spans = model.spans or (FULL,) * model.num_layers
-    return tuple(_attention_layer(model, span, kv_dtype, tensor_parallel) for span in spans)
+    layers = model.attention_layers
+    return tuple(kept for layer in layers for kept in _kept_by(model, layer, kv_dtype, tensor_parallel))
 
 
-def _attention_layer(model: ModelSpec, span: Span, kv_dtype: str, tensor_parallel: int) -> AttentionLayer:
+def _kept_by(model: ModelSpec, layer: int, kv_dtype: str, tensor_parallel: int) -> tuple[AttentionLayer, ...]:
     if model.latent:
         width = model.latent.kv_rank + model.latent.rope_dim
-        return AttentionLayer(num_kv_heads=1, head_size=width, dtype=kv_dtype, latent=True)
-    heads = model.kv_heads_per_rank(tensor_parallel)
-    return AttentionLayer(num_kv_heads=heads, head_size=model.head_dim, span=span, dtype=kv_dtype)
+        latent = AttentionLayer(num_kv_heads=1, head_size=width, dtype=kv_dtype, latent=True)
+        if model.indexer is None or layer not in model.indexer.layers:
+            return (latent,)
+        keys = AttentionLayer(num_kv_heads=1, head_size=model.indexer.slot_bytes, dtype="fp8", latent=True)
+        return latent, keys
+    span = model.span(layer)
+    heads = model.heads(span)
+    kept = AttentionLayer(
+        num_kv_heads=model.kv_heads_per_rank(tensor_parallel, span),
+        head_size=heads.head_dim,
+        span=span,
+        head_size_v=heads.v_dim or None,
+        dtype=kv_dtype,
+    )
+    return (kept,)
 
 
 def cache_layers(
@@ -389,12 +406,13 @@ def cache_layers(
     if mixer is None:
         return attention_layers(model, kv_dtype, tensor_parallel)
     state = StateLayer(shapes=mixer.state_shapes(tensor_parallel), dtypes=mixer.state_dtypes(dtype))
-    kinds = [model.span(layer) for layer in range(model.num_layers)]
-    return tuple(
-        _attention_layer(model, span, kv_dtype, tensor_parallel) if span.keeps_tokens else state
-        for span in kinds
-        if span.kind != "none"
-    )
+    found: list[Layer] = []
+    for layer in range(model.num_layers):
+        if model.span(layer).keeps_tokens:
+            found += _kept_by(model, layer, kv_dtype, tensor_parallel)
+        elif model.span(layer).kind == "state":
+            found.append(state)
+    return tuple(found)
 
 
 def form_kv_cache(layers: Sequence[Layer], settings: CacheSettings) -> KvCacheConfig:

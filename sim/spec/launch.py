@@ -15,6 +15,9 @@ Weights, blocks and the check follow vLLM's arithmetic. The activations are esti
     workspace = 2 bytes * tokens of all engines that share the experts * experts per token * (max(2 width, hidden) + width),
                 as fused_moe.py allocates it
 
+Sparse attention adds its reserved buffers: 4 bytes * tokens * top_k, 512 MiB of logits in place of the MLP's outputs if these are
+less, and as workspace, if more than that of experts, keys of 40 (16 above 262,144) * max_model_len tokens.
+
 The 14 bytes are the slope between the peaks in logs of vLLM 0.19 with Llama 3.1 8B and Qwen2.5 7B on an H100. All other
 terms are sizes of tensors. docs/serve.md has the errors.
 """
@@ -25,9 +28,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..types.errors import SettingError
+from .attention import FP8_DS_MLA
 from .deployment import CUDA_GRAPH_BYTES, Deployment, stages
 from .gpu import GpuSpec
-from .hybrid import HybridLayout, hybrid_layout, state_layout
+from .hybrid import HybridLayout, formed_layout, hybrid_layout
 from .kv_cache import CacheSettings
 from .pool import GIB
 from .releases import LATEST, Release
@@ -45,6 +49,45 @@ CONTEXT_BYTES = int(0.51 * GIB)
 _LARGEST, _LARGE, _OTHER = (16_384, 1024), (8192, 1024), (2048, 256)
 _LARGEST_BYTES, _LARGE_BYTES = 160 * GIB, 70 * GIB
 _VOCAB_PADDING = 64
+#: Blocks of the kernels of an indexer, in tokens (``DeepseekV32IndexerBackend``).
+INDEXER_BLOCK_SIZE = 64
+#: GPUs with NVIDIA's compute capabilities 10 and 12; others that have kernels for sparse attention are of 9.
+_BLACKWELL, _RTX_BLACKWELL = ("b200", "b300"), ("rtx-pro-6000",)
+_INDEXER_LOGITS_BYTES = 512 << 20
+
+
+def checked_block_size(model: ModelSpec, given: int | None) -> int | None:
+    """Tokens per block, before blocks are raised for states; None if neither the user nor the model decides.
+
+    Raises:
+        SettingError: The kernels of an indexer do not run such blocks.
+    """
+    if model.indexer is None:
+        return given
+    size = given or INDEXER_BLOCK_SIZE
+    if size % INDEXER_BLOCK_SIZE:
+        remedy = f"must be a multiple of {INDEXER_BLOCK_SIZE} tokens for the indexer of {model.name}"
+        raise SettingError("block_size", size, remedy)
+    return size
+
+
+def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, sixteen_bit: str = "fp16") -> str:
+    """Number format of the KV cache that vLLM takes.
+
+    "auto" is the format that the checkpoint asks for, or fp8 for GLM on B200 and B300, else 16 bit. With sparse attention fp8 is
+    FlashMLA's format, but on B200 and B300, where vLLM prefers FlashInfer.
+
+    Args:
+        given: ``--kv-cache-dtype`` by fragmeter's name, or "auto".
+        sixteen_bit: The model's format.
+    """
+    indexer = model.indexer
+    if given == "auto":
+        by_default = indexer is not None and indexer.fp8_on_b200 and gpu.architecture in _BLACKWELL
+        given = model.kv_dtype or ("fp8" if by_default else sixteen_bit)
+    if indexer and gpu.architecture not in _BLACKWELL and (given == "fp8" or gpu.architecture in _RTX_BLACKWELL):
+        return FP8_DS_MLA
+    return given
 
 
 def batch_defaults(gpu: GpuSpec) -> tuple[int, int]:
@@ -97,14 +140,14 @@ class Launch:
     @property
     def layout(self) -> HybridLayout | None:
         """The KV groups that share the pool; None if all layers keep every token."""
-        if self.model.mixer:
+        if self.model.mixer or (self.hybrid and self.model.window_heads):
             settings = CacheSettings(
                 max_model_len=self.max_model_len,
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 block_size=self.block_size,
                 enable_prefix_caching=self.enable_prefix_caching,
             )
-            return state_layout(self.model, settings, self.deployment.kv_dtype, self.tensor_parallel)
+            return formed_layout(self.model, settings, self.deployment.kv_dtype, self.tensor_parallel)
         return hybrid_layout(self.model, self.max_model_len) if self.hybrid else None
 
     @property
@@ -226,14 +269,20 @@ def activation_bytes(launch: Launch, layers: range, last: bool) -> int:
     if model.experts and set(layers) & set(model.experts.layers):
         ranks = launch.deployment.expert_ranks(launch.tensor_parallel)
         width, gathered = model.experts.intermediate_size // ranks.slices, tokens * ranks.engines
-        workspace = 2 * gathered * model.experts.used * (max(2 * width, model.hidden_size) + width)
+        hidden = model.experts.latent_size or model.hidden_size
+        workspace = 2 * gathered * model.experts.used * (max(2 * width, hidden) + width)
+    if model.indexer:
+        factor = 40 if launch.max_model_len <= 1 << 18 else 16
+        workspace = max(workspace, factor * launch.max_model_len * model.indexer.slot_bytes)
+        workspace += 4 * tokens * model.indexer.top_k
+        forward = max(forward, 2 * tokens * 5 * model.hidden_size + _INDEXER_LOGITS_BYTES)
     return workspace + max(forward, last * sampler)
 
 
 def _dense_width(model: ModelSpec, layer: int) -> int:
     if model.experts and layer in model.experts.layers:
         return model.experts.shared_size
-    return model.intermediate_size
+    return model.mlp_size(layer)
 
 
 def _rotary_bytes(model: ModelSpec) -> int:

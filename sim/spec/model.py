@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 
 from ..types.errors import SettingError
 from .config import Config
 from .families import read_config
-from .repositories import config_file, preset_of
+from .repositories import Known, cached_config, config_file, preset_of
 from .shape import ModelSpec
 
 
@@ -33,33 +34,56 @@ def model(name_or_path: str | Path) -> ModelSpec:
     """The preset of that name, the model of a ``config.json`` (or of the folder that contains one), or of a repository
     on the Hugging Face hub (``repositories``).
 
-    For a multimodal model this is the text model: encoders are not counted.
+    For a multimodal model this is the text model, with the weights of its vision encoder (``encoders``).
 
     Raises:
         SettingError: The name is unknown, the file is not a configuration, the family is unknown, or the
             configuration has layers that its family does not support.
     """
     name = str(name_or_path)
+    found = _found(name)
+    if isinstance(found, Path):
+        return read_config(_load(found), (found.parent.name or found.stem) if Path(name).exists() else name)
+    spec = read_config(_presets()[found.preset], found.preset)
+    return replace(spec, quantization=found.quantization or spec.quantization, kv_dtype=found.kv_dtype or spec.kv_dtype)
+
+
+def origin(name: str) -> str | None:
+    """Source of the shape of a model that is named, for ``run.json``; None for a preset by its own name.
+
+    That of a file has the SHA-256 of its contents, and of one from the hub its revision.
+    """
+    found = _found(name)
+    if isinstance(found, Path):
+        digest = f"config.json with SHA-256 {sha256(found.read_bytes()).hexdigest()}"
+        if Path(name).exists():
+            return digest
+        return f"{name} on the Hugging Face hub, revision {found.parent.name}, {digest}"
+    if name == found.preset:
+        return None
+    guessed = f"; weights in {found.quantization} by the name" if found.is_guess else ""
+    return f"preset {found.preset}, which has the shape of {name}{guessed}"
+
+
+def _found(name: str) -> Known | Path:
+    """A preset, or a ``config.json``: in order a preset's name, a path, a preset's repository, the cache of the hub, the hub.
+
+    The file in the cache says more than the suffix of a name.
+    """
     if name in _presets():
-        return read_config(_presets()[name], name)
-    path = Path(name_or_path)
+        return Known(name)
+    path = Path(name)
     if path.exists():
-        return _of_file(path)
-    preset, quantization = preset_of(name, _presets())
-    if preset is not None:
-        shape = read_config(_presets()[preset], preset)
-        return replace(shape, quantization=quantization) if quantization else shape
-    found = config_file(name)
-    if found is None:
-        raise SettingError("model", name, f"one of {', '.join(_presets())}, or a path to a config.json")
-    return read_config(_load(found), name)
-
-
-def _of_file(path: Path) -> ModelSpec:
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        raise SettingError("model", str(path), f"one of {', '.join(_presets())}, or a path to a config.json")
-    return read_config(_load(path), path.parent.name or path.stem)
+        path = path / "config.json" if path.is_dir() else path
+        if path.is_file():
+            return path
+    else:
+        known = preset_of(name, _presets())
+        if known is not None and not (known.is_guess and cached_config(name)):
+            return known
+        if (downloaded := config_file(name)) is not None:
+            return downloaded
+    raise SettingError("model", str(path), f"one of {', '.join(_presets())}, or a path to a config.json")
 
 
 def _load(path: Path) -> Config:

@@ -33,8 +33,10 @@ def page_bytes(
     model: ModelSpec, hybrid: HybridLayout, num_gpus: int, block_size: int, deployment: Deployment = Deployment()
 ) -> int:
     """Bytes of one page of KV groups on each rank, on the pipeline stage with the largest pages."""
-    one_layer = attention_layers(model, deployment.kv_dtype, num_gpus)[0].page_bytes(block_size)
     parts = stages(model.num_layers, deployment.pipeline_parallel)
+    if hybrid.config:
+        return max(hybrid.block_bytes(model, layers) for layers in parts)
+    one_layer = attention_layers(model, deployment.kv_dtype, num_gpus)[0].page_bytes(block_size)
     return one_layer * max(hybrid.largest(layers).num_layers for layers in parts)
 
 
@@ -148,6 +150,7 @@ def _rotary_bytes(model: ModelSpec, layers: range) -> int:
 
 
 def _activation_bytes(model: ModelSpec, num_gpus: int, layers: range, last: bool) -> int:
-    widest = max(model.attention(num_gpus).projected, *(model.mlp_width(layer, num_gpus) for layer in layers))
+    attention = [model.attention(num_gpus, model.span(layer)).projected for layer in layers]
+    widest = max(*attention, *(model.mlp_width(layer, num_gpus) for layer in layers))
     elements = 2 * (widest + model.hidden_size)
     return 2 * MAX_BATCHED_TOKENS * max(elements, last * 2 * model.vocab_size)

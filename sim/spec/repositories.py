@@ -1,11 +1,12 @@
 """Models by the name of their Hugging Face repository: presets, the local cache of the hub, and the hub.
 
     meta-llama/Llama-3.1-8B-Instruct     the preset llama-3.1-8b, by the name without suffixes of tuning
-    org/name-FP8                         the same with fp8 weights, by the suffix
+    nvidia/Qwen3.6-27B-NVFP4             a preset with the number formats of this checkpoint
+    org/name-FP8                         its config.json in the local cache; without one the preset with fp8 weights, by the suffix
     any other org/name                   its config.json in the local cache, or from the hub (extra ``hub``)
 
 The cache is where huggingface_hub keeps it: ``HF_HUB_CACHE``, else ``HF_HOME/hub``, else ``~/.cache/huggingface/hub``. With
-``HF_HUB_OFFLINE=1`` nothing is downloaded.
+``HF_HUB_OFFLINE=1`` nothing is downloaded; ``HF_HUB_ETAG_TIMEOUT`` is the time-out in seconds, by default 10.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -37,35 +38,75 @@ _ALIKE = {
     "mistral-small-24b-2501": "mistral-small-24b",
     "nemotron-h-56b-8k": "nemotron-h-56b",
     "minimax-m2.7": "minimax-m2.5",
+    "glm-5.1": "glm-5",
+    "glm-5.3": "glm-5.2",
+    "kimi-k2.6": "kimi-k2.5",
+    "llama-3_3-nemotron-super-49b-v1": "nemotron-super-49b",
+    "nemotron-3-super-120b-a12b": "nemotron-3-super",
+    "nemotron-3-ultra-550b-a55b": "nemotron-3-ultra",
+    "nemotron-3.5-lightning-30b-a3b": "nemotron-3.5-30b-a3b",
     "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
     "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
     "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
     "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
 }
+#: Checkpoints with parts in several formats, by their ``config.json`` (in the wheel of aiconfigurator-core 0.12.0): preset, and the
+#: formats of weights and KV cache.
+_MIXED = {
+    "nvidia/qwen3.6-27b-nvfp4": ("qwen3.6-27b", "fp8[mixer]+nvfp4[mlp,head]", "fp8"),
+    "nvidia/qwen3.6-35b-a3b-nvfp4": ("qwen3.6-35b-a3b", "fp8[mixer]+nvfp4[shared,expert,head]", None),
+    "nvidia/qwen3.5-122b-a10b-nvfp4": ("qwen3.5-122b-a10b", "nvfp4[expert]", "fp8"),
+    "nvidia/qwen3.5-397b-a17b-nvfp4": ("qwen3.5-397b-a17b", "nvfp4[expert]", "fp8"),
+    "nvidia/gemma-4-26b-a4b-nvfp4": ("gemma-4-26b-a4b", "nvfp4[expert]", "fp8"),
+    "nvidia/gemma-4-31b-it-nvfp4": ("gemma-4-31b", "nvfp4[mlp]", "fp8"),
+    "nvidia/glm-5.1-nvfp4": ("glm-5", "nvfp4[expert]", "fp8"),
+    "nvidia/glm-5.2-nvfp4": ("glm-5.2", "nvfp4[expert]", "fp8"),
+    "nvidia/glm-5.3-nvfp4": ("glm-5.2", "nvfp4[expert]", "fp8"),
+    "nvidia/kimi-k2.5-nvfp4": ("kimi-k2.5", "nvfp4[mlp,shared,expert]", "fp8"),
+    "nvidia/kimi-k2.6-nvfp4": ("kimi-k2.5", "nvfp4[expert]", "fp8"),
+    "nvidia/minimax-m2.5-nvfp4": ("minimax-m2.5", "nvfp4[expert]", "fp8"),
+    "nvidia/minimax-m2.7-nvfp4": ("minimax-m2.5", "nvfp4[expert]", "fp8"),
+}
 #: Suffixes of quantised repositories' names, and the format of their weights.
 _QUANTIZED = (
     (re.compile(r"-awq(-int4)?$"), "awq"),
     (re.compile(r"-gptq(-int4|-4bit)?$"), "gptq"),
-    (re.compile(r"-quantized\.w4a16$"), "gptq"),
+    (re.compile(r"-quantized\.w4a16$"), "w4a16"),
     (re.compile(r"-quantized\.w8a8$"), "int8"),
-    (re.compile(r"-fp8(-dynamic|-kv)?$"), "fp8"),
+    (re.compile(r"-fp8(-dynamic|-kv|-static-pertensor)?$"), "fp8"),
     (re.compile(r"-(nv)?fp4$"), "nvfp4"),
 )
-_TUNED = re.compile(r"-(instruct|chat|hf|it|base)(?=-|$)")
+_TUNED = re.compile(r"-(instruct|thinking|chat|hf|it|base|bf16)(?=-|$)")
 _TIMEOUT_S = 10
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def preset_of(name: str, presets: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The preset with the shape of a repository, and the number format of weights in the suffix of its name."""
-    bare = name.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-")
+class Known(NamedTuple):
+    """The preset with the shape of a repository.
+
+    Attributes:
+        quantization, kv_dtype: Number formats of the checkpoint's weights and KV cache, if other than the preset's.
+        is_guess: Whether the suffix of the name alone says the format of the weights.
+    """
+
+    preset: str
+    quantization: str | None = None
+    kv_dtype: str | None = None
+    is_guess: bool = False
+
+
+def preset_of(name: str, presets: Mapping[str, Any]) -> Known | None:
+    """The preset with the shape of a repository; None if there is none."""
+    if (mixed := _MIXED.get(name.rstrip("/").lower())) is not None:
+        return Known(*mixed)
+    bare = name.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-").removeprefix("nvidia-")
     quantization = None
     for pattern, form in _QUANTIZED:
         bare, found = pattern.subn("", bare)
         quantization = form if found else quantization
     bare = _TUNED.sub("", bare)
     bare = _ALIKE.get(bare, bare)
-    return (bare if bare in presets else None), quantization
+    return Known(bare, quantization, is_guess=quantization is not None) if bare in presets else None
 
 
 def config_file(name: str) -> Path | None:
@@ -77,12 +118,6 @@ def config_file(name: str) -> Path | None:
     if not _REPOSITORY.fullmatch(name):
         return None
     return cached_config(name) or _downloaded(name)
-
-
-def origin(name: str) -> str | None:
-    """The revision of a repository in the cache, for ``run.json``; None if the model is from elsewhere."""
-    found = None if Path(name).exists() else cached_config(name)
-    return None if found is None else f"{name} on the Hugging Face hub, revision {found.parent.name}"
 
 
 def _cache() -> Path:
@@ -114,16 +149,18 @@ def _downloaded(name: str) -> Path:
         raise SettingError("model", name, f"{where}; {remedy}") from None
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
-        # Without a network huggingface_hub tries for half a minute.
-        _require_network(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-        return Path(hf_hub_download(name, "config.json", etag_timeout=_TIMEOUT_S))
+        timeout_s = float(os.environ.get("HF_HUB_ETAG_TIMEOUT", _TIMEOUT_S))
+        # Without a network, or with a hub that does not answer, huggingface_hub tries for a minute.
+        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+        _require_answer(f"{endpoint}/{name}/resolve/main/config.json", timeout_s)
+        return Path(hf_hub_download(name, "config.json", etag_timeout=timeout_s))
     # Of the network, of a repository that is gated or does not exist, and of a name that cannot be.
     except (OSError, ValueError, RuntimeError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise SettingError("model", name, f"{where}, and the hub does not give it: {reason}") from None
 
 
-def _require_network(endpoint: str) -> None:
+def _require_answer(url: str, timeout_s: float) -> None:
     """Any answer will do; OSError if there is none."""
     with suppress(HTTPError):
-        urlopen(Request(endpoint, method="HEAD"), timeout=_TIMEOUT_S).close()
+        urlopen(Request(url, method="HEAD"), timeout=timeout_s).close()

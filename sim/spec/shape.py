@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..types.errors import SettingError
-from .attention import FULL, HeadAttention, KvGroup, Latent, LatentAttention, Span
+from .attention import FULL, HeadAttention, Heads, Indexer, KvGroup, Latent, LatentAttention, Span
 from .deployment import dtype_bits, stages
+from .encoders import Encoder
 from .states import StateMixer
 from .weights import num_params
 
@@ -22,6 +23,8 @@ class Experts:
         intermediate_size: Width of one routed expert.
         layers: Layers with experts instead of an MLP.
         shared_size: Total width of the shared experts, which compute every token.
+        latent_size: Width of the vector that routed experts compute, to which every rank projects the hidden state; 0 if it is the
+            hidden state.
         shared_gate: Whether a gate scales the output of the shared experts; it adds one output to the router.
         router_bias: Whether the router has a bias, or a score correction, for each expert.
         bias: Whether the experts' projections have biases.
@@ -32,6 +35,7 @@ class Experts:
     intermediate_size: int
     layers: tuple[int, ...]
     shared_size: int = 0
+    latent_size: int = 0
     shared_gate: bool = False
     router_bias: bool = False
     bias: bool = False
@@ -46,7 +50,7 @@ class ModelSpec:
     Attributes:
         num_kv_heads: Heads of K and V: ``num_heads`` (MHA), fewer (GQA) or one (MQA). ``num_heads`` and
             ``num_kv_heads`` are 0 for a model without attention.
-        intermediate_size: Width of the MLP.
+        intermediate_size: Width of the MLP; of the widest, if layers differ.
         max_model_len: The longest sequence, prompt and output together, in tokens.
         gated_mlp: Whether the MLP has three matrices (gate, up, down) instead of two.
         tied_embeddings: Whether the output head is the word embedding.
@@ -58,11 +62,19 @@ class ModelSpec:
         attention_sinks: Whether each head has a sink, one element.
         gated_attention: Whether the query projection also computes a gate of the output, as wide as the queries.
         spans: Span of each layer; empty if all layers keep all tokens.
+        v_head_dim: Width of a head of V; 0 if it is ``head_dim``.
+        window_heads: Heads of layers with a window, if other layers have others.
+        values_are_keys: Whether K of layers that keep all tokens is also their V: the checkpoint has one matrix, and vLLM loads it
+            as both.
         latent: Multi-head latent attention, instead of heads of K and V.
+        indexer: Choice of the tokens that latent attention attends to; None is all.
         mixer: State mixer of the layers with span "state", instead of attention.
         mlp_layers: Layers with an MLP; None is all layers without experts.
+        mlp_sizes: Width of the MLP of each layer, 0 without one, if layers differ. A layer then has a norm for each of its parts.
         experts: Mixture of experts, instead of the MLP of some layers.
         quantization: Number format of the checkpoint's matrices; None is 16 bit.
+        kv_dtype: Number format of the KV cache that the checkpoint asks for; None is 16 bit.
+        encoder: Vision encoder that is loaded beside the text model, if any.
         model_type: ``model_type`` of the configuration; None is unknown. It chooses vLLM's model runner, no bytes.
     """
 
@@ -87,11 +99,18 @@ class ModelSpec:
     attention_sinks: bool = False
     gated_attention: bool = False
     spans: tuple[Span, ...] = ()
+    v_head_dim: int = 0
+    window_heads: Heads | None = None
+    values_are_keys: bool = False
     latent: Latent | None = None
+    indexer: Indexer | None = None
     mixer: StateMixer | None = None
     mlp_layers: tuple[int, ...] | None = None
+    mlp_sizes: tuple[int, ...] | None = None
     experts: Experts | None = None
     quantization: str | None = None
+    kv_dtype: str | None = None
+    encoder: Encoder | None = None
     model_type: str | None = None
 
     @property
@@ -117,8 +136,16 @@ class ModelSpec:
         """Whether a layer has experts instead of an MLP."""
         return self.experts is not None and layer in self.experts.layers
 
+    def mlp_size(self, layer: int) -> int:
+        """Width of the MLP of a layer; 0 if it has none, or experts."""
+        if self.has_experts(layer) or not self.has_mlp(layer):
+            return 0
+        return self.mlp_sizes[layer] if self.mlp_sizes else self.intermediate_size
+
     def has_mlp(self, layer: int) -> bool:
         """Whether a layer has an MLP or experts."""
+        if self.mlp_sizes:
+            return self.mlp_sizes[layer] > 0
         return self.has_experts(layer) or self.mlp_layers is None or layer in self.mlp_layers
 
     @property
@@ -138,28 +165,42 @@ class ModelSpec:
             raise SettingError("tensor_parallel", tensor_parallel, remedy)
         return self.num_heads // tensor_parallel
 
-    def kv_heads_per_rank(self, tensor_parallel: int = 1) -> int:
-        """KV heads on each rank, at least one: with more ranks than KV heads, ranks hold copies."""
+    def kv_heads_per_rank(self, tensor_parallel: int = 1, span: Span = FULL) -> int:
+        """KV heads on each rank of layers with a span, at least one: with more ranks than KV heads, ranks hold copies."""
         self.heads_per_rank(tensor_parallel)
-        if not self.num_kv_heads:
+        heads = self.heads(span).num_kv_heads
+        if not heads:
             return 0
-        fewer, more = sorted((self.num_kv_heads, tensor_parallel))
+        fewer, more = sorted((heads, tensor_parallel))
         if more % fewer:
-            remedy = f"must divide the {self.num_kv_heads} KV heads of {self.name}, or be a multiple of them"
+            remedy = f"must divide the {heads} KV heads of {self.name}, or be a multiple of them"
             raise SettingError("tensor_parallel", tensor_parallel, remedy)
-        return max(1, self.num_kv_heads // tensor_parallel)
+        return max(1, heads // tensor_parallel)
 
-    def attention(self, tensor_parallel: int = 1) -> HeadAttention | LatentAttention:
-        """The attention of one layer as each of ``tensor_parallel`` ranks computes it."""
+    def heads(self, span: Span = FULL) -> Heads:
+        """The heads of layers with a span."""
+        if self.window_heads and span.kind == "sliding":
+            return self.window_heads
+        return Heads(self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim)
+
+    def attention(self, tensor_parallel: int = 1, span: Span = FULL) -> HeadAttention | LatentAttention:
+        """The attention of one layer with a span as each of ``tensor_parallel`` ranks computes it."""
         if self.latent:
             return LatentAttention(self.hidden_size, self.heads_per_rank(tensor_parallel), self.latent)
-        return self.head_attention(tensor_parallel)
+        return self.head_attention(tensor_parallel, span)
 
-    def head_attention(self, tensor_parallel: int = 1) -> HeadAttention:
+    def head_attention(self, tensor_parallel: int = 1, span: Span = FULL) -> HeadAttention:
         """As ``attention``, for a model that keeps K and V."""
-        heads = self.heads_per_rank(tensor_parallel)
-        kv_heads = self.kv_heads_per_rank(tensor_parallel)
-        return HeadAttention(self.hidden_size, heads, kv_heads, self.head_dim, self.gated_attention)
+        self.heads_per_rank(tensor_parallel)
+        heads = self.heads(span)
+        return HeadAttention(
+            self.hidden_size,
+            heads.num_heads // tensor_parallel,
+            self.kv_heads_per_rank(tensor_parallel, span),
+            heads.head_dim,
+            self.gated_attention,
+            heads.v_dim or heads.head_dim,
+        )
 
     def state_mixer(self, tensor_parallel: int = 1) -> StateMixer | None:
         """The mixer of the state layers; None for a model without state layers.
@@ -186,26 +227,26 @@ class ModelSpec:
         return tuple(KvGroup(span, tuple(members)) for span, members in groups.items())
 
     def group_slot_bytes(self, group: KvGroup, dtype: str = "fp16", tensor_parallel: int = 1) -> int:
-        """Bytes per token of a KV group on each rank: K and V, or the latent vector, of all its layers.
+        """Bytes per token of a KV group on each rank: K and V, or the latent vector and an indexer's key, of all its layers.
 
         0 for layers with a state: their size does not depend on tokens.
         """
         if not group.span.keeps_tokens:
             return 0
-        elements = group.num_layers * self.attention(tensor_parallel).slot_elements
-        return elements * dtype_bits(dtype) // 8
+        kept = self.attention(tensor_parallel, group.span).slot_bytes(group.num_layers, dtype)
+        if self.indexer:
+            kept += len(set(self.indexer.layers).intersection(group.layers)) * self.indexer.slot_bytes
+        return kept
 
     def slot_bytes(self, dtype: str = "fp16", tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
         """Bytes per token of all attention layers on each rank, on the stage with most of these layers.
 
         2 * layers * kv_heads * head_dim * dtype for heads, layers * (kv_rank + rope_dim) * dtype for
-        latent vectors. int4 packs two values into a byte; scales are not counted (see ``Deployment``).
+        latent vectors, and the keys of indexers. int4 packs two values into a byte; scales are not counted (see ``Deployment``).
         """
-        return (
-            self.most_attention_layers(pipeline_parallel)
-            * self.attention(tensor_parallel).slot_elements
-            * dtype_bits(dtype)
-            // 8
+        return max(
+            sum(self.group_slot_bytes(group, dtype, tensor_parallel) for group in self.kv_groups(stage))
+            for stage in stages(self.num_layers, pipeline_parallel)
         )
 
     def most_attention_layers(self, pipeline_parallel: int = 1) -> int:
@@ -245,7 +286,7 @@ class ModelSpec:
 
     def mlp_width(self, layer: int, tensor_parallel: int = 1) -> int:
         """Elements that the MLP of a layer, or the experts of one token, compute on each rank."""
-        width = self.intermediate_size if self.has_mlp(layer) else 0
+        width = self.mlp_size(layer)
         if self.experts and layer in self.experts.layers:
             width = self.experts.used * self.experts.intermediate_size + self.experts.shared_size
         return self.mlp_matrices * width // tensor_parallel

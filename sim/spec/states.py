@@ -107,7 +107,7 @@ class StateMixer(ABC):
     def matrices(self, hidden_size: int, ranks: int = 1) -> tuple[Matrix, ...]:
         """The projections and the convolution on each rank; the convolution is never quantised."""
         return (
-            *self.projections(hidden_size, ranks),
+            *(matrix._replace(part="mixer") for matrix in self.projections(hidden_size, ranks)),
             Matrix(self.conv_kernel, self.conv_channels(ranks), part="convolution"),
         )
 

@@ -3,7 +3,7 @@
 Tensor-parallel ranks divide the matrices; routed experts are divided as ``ExpertRanks`` says, by default like all
 matrices. Every rank holds all vectors (biases, norms), routers,
 down projections to a latent vector and the position table. ``states.py`` has the division of state mixers. A
-pipeline stage holds its layers; the first stage also holds the embedding, and the last the output head, which is a
+pipeline stage holds its layers; the first stage also holds the embedding and a vision encoder, and the last the output head, which is a
 copy of the embedding if the two are tied.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from .attention import Span
 from .deployment import ExpertRanks, stages
 from .matrix import WEIGHT_BITS, Matrix, matrix_bytes
 
@@ -30,30 +31,45 @@ def layer_matrices(
     mixer = _mixer_matrices(model, layer, tensor_parallel)
     experts = model.experts
     if experts is None or layer not in experts.layers:
-        return mixer + (_mlp(model, model.intermediate_size, tensor_parallel) if model.has_mlp(layer) else ())
+        return mixer + (_mlp(model, model.mlp_size(layer), tensor_parallel) if model.has_mlp(layer) else ())
     router = Matrix(model.hidden_size, experts.count + experts.shared_gate, part="router")
     divided = expert_ranks or ExpertRanks(slices=tensor_parallel)
     held = -(-experts.count // divided.holders)
-    routed = _mlp(model, experts.intermediate_size, divided.slices, held, min(experts.used, held), "expert")
-    shared = _mlp(model, experts.shared_size, tensor_parallel) if experts.shared_size else ()
+    hidden = experts.latent_size or model.hidden_size
+    used = min(experts.used, held)
+    routed = _mlp(model, experts.intermediate_size, divided.slices, held, used, "expert", hidden)
+    if experts.latent_size:
+        # vLLM's checkpoints leave the projections to and from the latent vector in 16 bits.
+        sizes = (model.hidden_size, experts.latent_size), (experts.latent_size, model.hidden_size)
+        routed = (*(Matrix(inputs, outputs, part="router") for inputs, outputs in sizes), *routed)
+    shared = _mlp(model, experts.shared_size, tensor_parallel, part="shared") if experts.shared_size else ()
     return (*mixer, router, *routed, *shared)
 
 
 def _mixer_matrices(model: ModelSpec, layer: int, ranks: int) -> tuple[Matrix, ...]:
     span = model.span(layer)
     if span.keeps_tokens:
-        return model.attention(ranks).matrices
+        found = model.attention(ranks, span).matrices
+        if model.latent and model.indexer and layer in model.indexer.layers:
+            found += model.indexer.matrices(model.hidden_size, model.latent.q_rank)
+        return found
     mixer = model.state_mixer(ranks)
     return mixer.matrices(model.hidden_size, ranks) if mixer and span.kind == "state" else ()
 
 
 def _mlp(
-    model: ModelSpec, width: int, ranks: int, copies: int = 1, used: int = 1, part: str = "dense"
+    model: ModelSpec,
+    width: int,
+    ranks: int,
+    copies: int = 1,
+    used: int = 1,
+    part: str = "mlp",
+    hidden_size: int | None = None,
 ) -> tuple[Matrix, ...]:
-    wide = model.mlp_matrices - 1
+    wide, hidden = model.mlp_matrices - 1, hidden_size or model.hidden_size
     return (
-        Matrix(model.hidden_size, width, ranks, copies=copies * wide, used=used * wide, part=part),
-        Matrix(width, model.hidden_size, ranks, by_inputs=True, copies=copies, used=used, part=part),
+        Matrix(hidden, width, ranks, copies=copies * wide, used=used * wide, part=part),
+        Matrix(width, hidden, ranks, by_inputs=True, copies=copies, used=used, part=part),
     )
 
 
@@ -63,29 +79,33 @@ def layer_vector_params(model: ModelSpec, layer: int, used: bool = False, tensor
     Args:
         used: Whether to leave out experts that do not compute a given token.
     """
-    return _mixer_vectors(model, layer, tensor_parallel) + _mlp_vectors(model, layer, used) + _norms(model)
+    return _mixer_vectors(model, layer, tensor_parallel) + _mlp_vectors(model, layer, used) + _norms(model, layer)
 
 
 def _mixer_vectors(model: ModelSpec, layer: int, ranks: int) -> int:
     span = model.span(layer)
     if span.keeps_tokens:
-        return _attention_vectors(model)
+        # The norm of an indexer's key has a weight and a bias.
+        indexes = model.indexer is not None and layer in model.indexer.layers
+        return _attention_vectors(model, span) + (2 * model.indexer.head_dim if model.indexer and indexes else 0)
     return model.mixer.vector_params(model.hidden_size, ranks) if model.mixer and span.kind == "state" else 0
 
 
-def _attention_vectors(model: ModelSpec) -> int:
+def _attention_vectors(model: ModelSpec, span: Span) -> int:
     if model.latent:
         return model.latent.q_rank + model.latent.kv_rank
-    queries = (1 + model.gated_attention) * model.num_heads
-    qkv = model.qkv_bias * (queries + 2 * model.num_kv_heads) * model.head_dim
+    heads = model.heads(span)
+    queries = (1 + model.gated_attention) * heads.num_heads
+    qkv = model.qkv_bias * (queries + 2 * heads.num_kv_heads) * heads.head_dim
     output = model.output_bias * model.hidden_size
-    return qkv + output + model.qk_norm * 2 * model.head_dim + model.attention_sinks * model.num_heads
+    has_sinks = model.attention_sinks and (span.kind == "sliding" or not model.window_heads)
+    return qkv + output + model.qk_norm * 2 * heads.head_dim + has_sinks * heads.num_heads
 
 
 def _mlp_vectors(model: ModelSpec, layer: int, used: bool) -> int:
     experts = model.experts
     if experts is None or layer not in experts.layers:
-        return model.has_mlp(layer) * model.mlp_bias * _bias(model, model.intermediate_size)
+        return model.has_mlp(layer) * model.mlp_bias * _bias(model, model.mlp_size(layer))
     routed = experts.bias * (experts.used if used else experts.count) * _bias(model, experts.intermediate_size)
     shared = model.mlp_bias * _bias(model, experts.shared_size) if experts.shared_size else 0
     return routed + shared + experts.router_bias * experts.count
@@ -95,18 +115,27 @@ def _bias(model: ModelSpec, width: int) -> int:
     return (model.mlp_matrices - 1) * width + model.hidden_size
 
 
-def _norms(model: ModelSpec) -> int:
-    return model.layer_norms * model.norm_vectors * model.hidden_size
+def _norms(model: ModelSpec, layer: int) -> int:
+    norms = model.layer_norms
+    if model.mlp_sizes:
+        norms = (model.span(layer).kind != "none") + model.has_mlp(layer)
+    return norms * model.norm_vectors * model.hidden_size
 
 
 def num_params(model: ModelSpec, tensor_parallel: int = 1, used: bool = False) -> int:
-    """Parameters on each rank; ``used`` leaves out experts that do not compute a given token."""
+    """Parameters on each rank; ``used`` leaves out an encoder, and experts that do not compute a given token."""
     layers = sum(
         sum(matrix.used_params if used else matrix.params for matrix in layer_matrices(model, layer, tensor_parallel))
         + layer_vector_params(model, layer, used, tensor_parallel)
         for layer in range(model.num_layers)
     )
     heads = (1 if model.tied_embeddings else 2) * model.head_params(tensor_parallel)
+    if model.encoder and not used:
+        layers += model.encoder.params(tensor_parallel)
+    if model.values_are_keys:
+        attention = model.head_attention(tensor_parallel)
+        full = sum(model.span(layer).kind == "full" for layer in range(model.num_layers))
+        layers -= full * attention.kv_heads * attention.v_dim * model.hidden_size
     return layers + heads + (model.learned_positions + model.norm_vectors) * model.hidden_size
 
 
@@ -136,7 +165,7 @@ def stage_bytes(
     quantization: str | None = None,
     expert_ranks: ExpertRanks | None = None,
 ) -> list[int]:
-    """Bytes of the weights on each rank, by pipeline stage; embedding, head and norms are always 16 bit.
+    """Bytes of the weights on each rank, by pipeline stage; embedding and norms are always 16 bit.
 
     Args:
         expert_ranks: As for ``layer_matrices``.
@@ -144,13 +173,21 @@ def stage_bytes(
     found = []
     for number, layers in enumerate(stages(model.num_layers, pipeline_parallel)):
         first, last = number == 0, number == pipeline_parallel - 1
-        tables = first + (last and not (first and model.tied_embeddings))
-        params = tables * model.head_params(tensor_parallel) + last * model.norm_vectors * model.hidden_size
+        params = first * model.head_params(tensor_parallel) + last * model.norm_vectors * model.hidden_size
         params += first * model.learned_positions * model.hidden_size
-        found.append(
-            layers_bytes(model, layers, tensor_parallel, quantization, expert_ranks) + params * WEIGHT_BITS // 8
-        )
+        if first and model.encoder:
+            params += model.encoder.params(tensor_parallel)
+        total = layers_bytes(model, layers, tensor_parallel, quantization, expert_ranks) + params * WEIGHT_BITS // 8
+        if last and not (first and model.tied_embeddings):
+            total += head_bytes(model, tensor_parallel, quantization)
+        found.append(total)
     return found
+
+
+def head_bytes(model: ModelSpec, tensor_parallel: int = 1, quantization: str | None = None) -> int:
+    """Bytes of the output head on each rank; one that is the word embedding is 16 bit."""
+    head = Matrix(model.hidden_size, model.vocab_size, tensor_parallel, part="head")
+    return matrix_bytes(head, None if model.tied_embeddings else quantization)
 
 
 def touched(total: int, used: int, count: int, tokens: int) -> int:
@@ -177,4 +214,4 @@ def streamed_bytes(model: ModelSpec, tokens: int = 1, tensor_parallel: int = 1, 
     routed = sum(matrix_bytes(matrix, quantization) for matrix in matrices if matrix.part == "expert")
     if model.experts:
         routed = touched(routed, model.experts.used, model.experts.count, tokens)
-    return always + routed + model.head_params(tensor_parallel) * WEIGHT_BITS // 8
+    return always + routed + head_bytes(model, tensor_parallel, quantization)

@@ -179,7 +179,7 @@ class TestNumberFormats:
         matrices = [matrix for layer in range(32) for matrix in layer_matrices(model("mixtral-8x7b"), layer, 2)]
         routers, params = (
             sum(matrix.used_params for matrix in matrices if matrix.part in parts)
-            for parts in (("router",), ("router", "dense", "expert"))
+            for parts in (("router",), ("router", "mixer", "mlp", "expert"))
         )
         share = (routers + (params - routers) / speedup(gpu("h200"), "fp8")) / params
         assert eight.gemm_ticks(8192) == pytest.approx(share * sixteen.gemm_ticks(8192), rel=1e-6)

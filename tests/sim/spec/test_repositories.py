@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.spec import model, model_names
+from fragmeter.sim.spec.model import origin
 from fragmeter.sim.types.errors import SettingError
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -63,6 +65,19 @@ def test_there_are_presets_for_what_is_served():
         ("zai-org/GLM-4.5-Air-FP8", "glm-4.5-air", "fp8"),
         ("google/gemma-3-12b-it", "gemma-3-12b", None),
         ("deepseek-ai/DeepSeek-R1", "deepseek-v3", "fp8"),
+        ("deepseek-ai/DeepSeek-V3.2", "deepseek-v3.2", "fp8"),
+        ("zai-org/GLM-5", "glm-5", None),
+        ("zai-org/GLM-5.3-FP8", "glm-5.2", "fp8"),
+        ("moonshotai/Kimi-K2.5", "kimi-k2.5", "w4a16-g32[expert]"),
+        ("nvidia/Kimi-K2.5-NVFP4", "kimi-k2.5", "nvfp4[mlp,shared,expert]"),
+        ("Qwen/Qwen3.6-27B", "qwen3.6-27b", None),
+        ("nvidia/Qwen3.6-27B-NVFP4", "qwen3.6-27b", "fp8[mixer]+nvfp4[mlp,head]"),
+        ("Qwen/Qwen3-VL-32B-Thinking", "qwen3-vl-32b", None),
+        ("Qwen/Qwen3-32B-FP8-Static-PerTensor", "qwen3-32b", "fp8"),
+        ("google/gemma-4-26B-A4B-it", "gemma-4-26b-a4b", None),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "nemotron-3-super", None),
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", "nemotron-super-49b", None),
+        ("RedHatAI/Llama-3.1-8B-Instruct-quantized.w4a16", "llama-3.1-8b", "w4a16"),
     ],
 )
 def test_repositories_of_presets(repository, preset, quantization):
@@ -88,7 +103,9 @@ def test_the_local_cache(cache, tmp_path):
     load = ["--num-prompts", "2", "--num-gpu-blocks-override", "100", "--out", str(tmp_path / "out")]
     assert status(["simulate", "--model", "org/tiny", "--policy", "vllm-v1", *load]) == DONE
     sources = json.loads((tmp_path / "out" / "run.json").read_text())["replica"]["sources"]
-    assert sources["model"] == f"org/tiny on the Hugging Face hub, revision {REVISION}"
+    digest = hashlib.sha256(json.dumps(TINY).encode()).hexdigest()
+    where = f"org/tiny on the Hugging Face hub, revision {REVISION}"
+    assert sources["model"] == f"{where}, config.json with SHA-256 {digest}"
 
 
 def test_a_folder_of_that_name_comes_first(cache, tmp_path, monkeypatch):
@@ -111,6 +128,10 @@ def test_a_name_that_is_no_repository_lists_the_presets():
         model("gpt-5")
 
 
+#: Set when a hub that is asked for ``org/stuck`` may answer.
+ANSWER = threading.Event()
+
+
 class Hub(BaseHTTPRequestHandler):
     """As much of the hub as a download of one file needs."""
 
@@ -122,6 +143,8 @@ class Hub(BaseHTTPRequestHandler):
 
     def _answer(self, head: bool) -> None:
         body = json.dumps(TINY).encode()
+        if self.path.startswith("/org/stuck"):
+            ANSWER.wait(30)
         errors = {"/org/gated": (403, "GatedRepo"), "/org/missing": (404, "RepoNotFound")}
         for path, (code, error) in errors.items():
             if self.path.startswith(path):
@@ -148,6 +171,7 @@ def hub() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
+    ANSWER.set()
     server.shutdown()
 
 
@@ -174,6 +198,35 @@ def test_what_the_hub_refuses_is_one_line(name, hub, tmp_path):
     code, printed = asked(hub, tmp_path, name)
     assert code == 2 and printed.count("\n") == 1
     assert f"model = '{name}': is no preset" in printed and "and the hub does not give it: " in printed
+
+
+def test_a_hub_that_does_not_answer_is_one_line(hub, tmp_path):
+    code, printed = asked(hub, tmp_path, "org/stuck", HF_HUB_ETAG_TIMEOUT="1")
+    assert code == 2 and printed.count("\n") == 1
+    assert "model = 'org/stuck': is no preset" in printed and "timed out" in printed
+
+
+def test_the_cache_says_more_than_the_suffix_of_a_name(cache):
+    snapshot = cache / "models--nvidia--Llama-3.1-8B-Instruct-FP8"
+    (cache / "models--org--tiny").rename(snapshot)
+    form = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    (snapshot / "snapshots" / REVISION / "config.json").write_text(json.dumps(TINY | {"quantization_config": form}))
+    found = model("nvidia/Llama-3.1-8B-Instruct-FP8")
+    assert (found.num_layers, found.quantization, found.kv_dtype) == (3, "fp8", "fp8")
+    assert model("nvidia/Llama-3.1-8B-Instruct-FP4").num_layers == 32
+
+
+def test_sources_of_shapes(cache, tmp_path):
+    path = tmp_path / "here" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(TINY))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert origin(str(path.parent)) == f"config.json with SHA-256 {digest}"
+    assert origin("glm-5") is None
+    assert (
+        origin("zai-org/GLM-5.1-FP8")
+        == "preset glm-5, which has the shape of zai-org/GLM-5.1-FP8; weights in fp8 by the name"
+    )
 
 
 def test_no_network_is_one_line(hub, tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fragmeter.sim.spec import GatedDelta, KimiDelta, Mamba, Mamba2, Span, model, paper_num_blocks, stage_bytes
 from fragmeter.sim.spec.gpu import gpu
 from fragmeter.sim.spec.kv_cache import CacheSettings, attention_layers, cache_layers, form_kv_cache
-from fragmeter.sim.spec.matrix import QUANTIZATIONS
+from fragmeter.sim.spec.matrix import QUANTIZATIONS, format_of
 from fragmeter.sim.spec.weights import layer_matrices
 from fragmeter.sim.types.errors import SettingError
 
@@ -221,7 +221,7 @@ def test_convolutions_are_never_quantised():
     spec = model("jamba-1.5-mini")
     convolution = layer_matrices(spec, 0)[4]
     assert (convolution.part, convolution.params) == ("convolution", 4 * 8192)
-    assert not any(form.covers(convolution) for form in QUANTIZATIONS.values())
+    assert {format_of(convolution, name) for name in QUANTIZATIONS} == {None}
 
 
 TINY = {
@@ -349,8 +349,9 @@ def test_a_model_of_states_alone_keeps_no_token(config):
             "hybrid_override_pattern = None: must name the kind of each of the 4 layers of tiny",
         ),
         (
-            {"model_type": "nemotron_h", "hybrid_override_pattern": "M*ME", "moe_latent_size": 64},
-            "moe_latent_size = 64: experts on a latent vector are not understood in tiny",
+            {"model_type": "qwen3_next", "num_experts": 8, "num_experts_per_tok": 2, "moe_latent_size": 64},
+            "moe_latent_size = 64: a mixture of experts on a latent vector is not understood in tiny with model_type "
+            "'qwen3_next'; give a model of a family that has it",
         ),
         (
             {"model_type": "nemotron_h", "hybrid_override_pattern": "M*M-", "mamba_ssm_cache_dtype": "fp8"},

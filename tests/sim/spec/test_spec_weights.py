@@ -192,7 +192,9 @@ class TestQuantised:
             assert spec_of(model_type="llama", quantization_config=config).quantization == read
 
     def test_an_unknown_format_is_refused(self):
-        with pytest.raises(SettingError, match="quantization = 'nf4': one of awq, gptq, int8, fp8, mxfp4"):
+        with pytest.raises(
+            SettingError, match="quantization = 'nf4': one of awq, gptq, w4a16, w4a16-g32, int8, fp8, mxfp4"
+        ):
             stage_bytes(model("opt-13b"), quantization="nf4")
 
 

@@ -1,0 +1,198 @@
+"""Number formats of a checkpoint, from the ``quantization_config`` of its ``config.json``.
+
+A format is that of the whole checkpoint (``quant_method``) less the modules that it leaves in 16 bits (``ignore``,
+``modules_to_not_convert``), or one for each module (``quantized_layers``). Modules are projections of single layers; here they
+are parts of the model (``matrix.PARTS``), so that all layers with a part must have it in one format. A part is looked up by one
+of its modules, under the names that families give it:
+
+    mixer    layers.7.self_attn.o_proj, layers.7.linear_attn.out_proj, ...
+    expert   layers.7.mlp.experts.0.down_proj, layers.7.block_sparse_moe.experts.0.w2, ...
+
+Sources: ``compressed_tensors.py``, ``modelopt.py`` and ``resolve_kv_cache_dtype_string`` of vLLM 0.33.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..types.errors import SettingError
+from .config import Config
+from .matrix import PARTS, QUANTIZATIONS, quantization_name
+from .shape import ModelSpec
+
+_BY_ALGORITHM: dict[tuple[object, object], str] = {
+    ("modelopt", "FP8"): "fp8",
+    ("modelopt", "NVFP4"): "nvfp4",
+    ("compressed-tensors", "float-quantized"): "fp8",
+    ("compressed-tensors", "int-quantized"): "int8",
+    ("compressed-tensors", "nvfp4-pack-quantized"): "nvfp4",
+    ("compressed-tensors", "mxfp4-pack-quantized"): "mxfp4",
+}
+_PACKED = {(4, 128): "w4a16", (4, 32): "w4a16-g32"}
+_OF_LAYERS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4"}
+_KNOWN = "one of awq and gptq with 4 bits in groups of 128, w4a16, fp8, int8, mxfp4, nvfp4, or null for 16 bit"
+_MODULES = {
+    "mixer": ("self_attn.o_proj", "linear_attn.out_proj", "mixer.out_proj", "mixer.o_proj"),
+    "mlp": ("mlp.down_proj", "feed_forward.down_proj", "mixer.down_proj"),
+    "shared": (
+        "mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj", "mixer.shared_experts.down_proj",
+        "block_sparse_moe.shared_experts.down_proj",
+    ),
+    "expert": (
+        "mlp.experts.0.down_proj", "experts.0.down_proj", "block_sparse_moe.experts.0.w2", "mixer.experts.0.down_proj",
+    ),
+}  # fmt: skip
+#: Gemma 4 has its experts beside the MLP of a layer, which counts as a shared expert.
+_MODULES_OF_GEMMA4 = _MODULES | {"shared": ("mlp.down_proj",), "expert": ("experts.0.down_proj",)}
+
+
+def with_formats(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The model with the number formats of its weights and of its KV cache.
+
+    Raises:
+        SettingError: A format is not supported, or layers differ in it.
+    """
+    given = config.get("quantization_config")
+    if given is None:
+        return spec
+    keys: Mapping[str, Any] = given if isinstance(given, dict) else {}
+    modules = _MODULES_OF_GEMMA4 if config.get("model_type") == "gemma4_text" else _MODULES
+    method = keys.get("quant_method")
+    if method is None and _producer(keys) == "modelopt":
+        method = "modelopt"
+    if isinstance(keys.get("quantized_layers"), dict) and method == "modelopt":
+        formats = _listed(spec, keys["quantized_layers"], modules)
+    else:
+        formats = _ignoring(spec, _format(spec, given, keys, method), keys, modules)
+    return replace(spec, quantization=quantization_name(formats), kv_dtype=_kv_dtype(keys))
+
+
+def _producer(keys: Mapping[str, Any]) -> object:
+    producer = keys.get("producer")
+    return producer.get("name") if isinstance(producer, dict) else None
+
+
+def _format(spec: ModelSpec, given: object, keys: Mapping[str, Any], method: object) -> str:
+    """The format of all quantised modules."""
+    if method in ("fp8", "mxfp4"):
+        return str(method)
+    algorithm = keys.get("quant_algo") or keys.get("format")
+    # ModelOpt and llm-compressor write one method for several formats.
+    if found := _BY_ALGORITHM.get((method, algorithm)):
+        return found
+    if (method, algorithm) == ("compressed-tensors", "pack-quantized") and (form := _packed(keys)):
+        return form
+    if method in ("awq", "gptq") and (keys.get("bits"), keys.get("group_size")) == (4, 128):
+        return str(method)
+    raise SettingError("quantization_config", given, f"is not understood in {spec.name}; {_KNOWN}")
+
+
+def _packed(keys: Mapping[str, Any]) -> str | None:
+    """The format of integers that compressed-tensors packs, if all groups of modules have one with symmetric scales."""
+    groups = keys.get("config_groups")
+    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
+    if not all(isinstance(each, dict) and each.get("symmetric") and each.get("type") == "int" for each in weights):
+        return None
+    sizes = {(each.get("num_bits"), each.get("group_size")) for each in weights}
+    return _PACKED.get(sizes.pop()) if len(sizes) == 1 else None
+
+
+def _kv_dtype(keys: Mapping[str, Any]) -> str | None:
+    """Format of the KV cache that vLLM takes from the checkpoint; None if it takes none."""
+    method = str(keys.get("quant_method"))
+    scheme = keys.get("kv_cache_scheme")
+    if method.startswith("modelopt"):
+        scheme = scheme or keys.get("kv_cache_quant_algo")
+        eight = isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
+        return "fp8" if eight or str(scheme).upper() == "FP8" else None
+    return "fp8" if method == "compressed-tensors" and scheme else None
+
+
+def _ignoring(
+    spec: ModelSpec, form: str, keys: Mapping[str, Any], modules: Mapping[str, tuple[str, ...]]
+) -> dict[str, str]:
+    """One format for all parts that no pattern names."""
+    key = next((key for key in ("ignore", "modules_to_not_convert") if keys.get(key)), "ignore")
+    patterns = keys.get(key) or []
+    if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
+        raise SettingError(f"quantization_config.{key}", patterns, f"must be a list of names of modules in {spec.name}")
+    # Layers for multi-token prediction count from 0 again.
+    tests = [_pattern(each) for each in patterns if not each.startswith("mtp")]
+    found: dict[str, str] = {}
+    for part in (part for part in QUANTIZATIONS[form].parts if part in _MODULES):
+        layers = _layers(spec, part)
+        left = [any(test.search(name) for name in _names(modules[part], layer) for test in tests) for layer in layers]
+        if any(left) and not all(left):
+            raise SettingError(
+                f"quantization_config.{key}", part, f"of some layers of {spec.name} is left out, of others not"
+            )
+        if layers and not any(left):
+            found[part] = form
+    return _complete(spec, found)
+
+
+def _listed(spec: ModelSpec, layers: Mapping[str, Any], modules: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """The format of each part, from a list of modules with theirs."""
+    algorithms = {_bare(name): value.get("quant_algo") for name, value in layers.items() if isinstance(value, dict)}
+    found: dict[str, str] = {}
+    for part in PARTS:
+        places = (
+            ["lm_head"]
+            if part == "head"
+            else [name for layer in _layers(spec, part) for name in _names(modules[part], layer)]
+        )
+        given = {str(algorithms[name]) for place in places for name in _prefixes(place) if name in algorithms}
+        if given and (len(given) > 1 or not given <= _OF_LAYERS.keys()):
+            known = ", ".join(_OF_LAYERS)
+            remedy = f"of {part} of {spec.name} is not understood; one of {known} for all layers"
+            raise SettingError("quantization_config.quantized_layers", ", ".join(sorted(given)), remedy)
+        if given:
+            found[part] = _OF_LAYERS[given.pop()]
+    return _complete(spec, found)
+
+
+def _complete(spec: ModelSpec, found: dict[str, str]) -> dict[str, str]:
+    """With the format of all other layers for parts that the model does not have: a name without parts means all."""
+    forms = {found.get(part) for part in _MODULES if _layers(spec, part)}
+    alone = forms.pop() if len(forms) == 1 else None
+    if alone is None or "head" in found:
+        return found
+    return dict.fromkeys(QUANTIZATIONS[alone].parts, alone)
+
+
+def _layers(spec: ModelSpec, part: str) -> list[int]:
+    """The layers that have a part."""
+    experts = spec.experts
+    has = {
+        "mixer": lambda layer: spec.span(layer).kind != "none",
+        "mlp": lambda layer: spec.has_mlp(layer) and not spec.has_experts(layer),
+        "shared": lambda layer: spec.has_experts(layer) and experts is not None and experts.shared_size > 0,
+        "expert": spec.has_experts,
+    }[part]
+    return [layer for layer in range(spec.num_layers) if has(layer)]
+
+
+def _names(modules: Iterable[str], layer: int) -> Iterable[str]:
+    return (f"layers.{layer}.{module}" for module in modules)
+
+
+def _prefixes(name: str) -> Iterable[str]:
+    """A module and the modules that contain it."""
+    parts = name.split(".")
+    return (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+
+
+def _bare(name: str) -> str:
+    """A module's name from its layer on."""
+    return name[name.index("layers.") :] if "layers." in name else name
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """A search for the modules that an entry names: a regular expression (``re:``), a name with ``*``, or a name and all below."""
+    if text.startswith("re:"):
+        return re.compile(text[3:])
+    name = re.escape(_bare(text)).replace(r"\*", ".*")
+    return re.compile(rf"(^|\.){name}(\.|$)")

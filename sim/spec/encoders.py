@@ -1,0 +1,114 @@
+"""Weights of vision encoders, from the ``vision_config`` of a ``config.json``.
+
+vLLM loads the encoder of a multimodal model although no prompt has an image: on the first pipeline stage, in 16 bits. Ranks divide
+its matrices (``--mm-encoder-tp-mode weights``, the default), but for the projection of patches and position tables. The encoder of
+Gemma 4 is not divided: vLLM runs the one of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..types.errors import SettingError
+from .config import Config, count
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """The weights of a vision encoder and of its projection to the text model.
+
+    Attributes:
+        divided: Elements that tensor-parallel ranks divide.
+        whole: Elements that every rank holds.
+        is_known: Whether the encoder is supported; the weights of others are not counted.
+    """
+
+    divided: int = 0
+    whole: int = 0
+    is_known: bool = True
+
+    def params(self, tensor_parallel: int = 1) -> int:
+        """Elements on each rank."""
+        return self.divided // tensor_parallel + self.whole
+
+
+def encoder_of(config: Config, name: str) -> Encoder | None:
+    """The encoder that a configuration describes; None without one.
+
+    Raises:
+        SettingError: A key of a supported encoder is missing or is no whole number.
+    """
+    vision = config.get("vision_config")
+    if not isinstance(vision, dict):
+        return None
+    # Kimi's own files leave the type out.
+    kind = vision.get("model_type") or ("kimi_k25_vision" if "vt_hidden_size" in vision else None)
+    read = _ENCODERS.get(kind) if isinstance(kind, str) else None
+    return Encoder(is_known=False) if read is None else read(vision, config, name)
+
+
+def _block(hidden: int, width: int) -> tuple[int, int]:
+    """Elements of the matrices of a transformer layer with their divided biases, and of its other biases."""
+    return 4 * hidden * hidden + 2 * hidden * width + 3 * hidden + width, 2 * hidden
+
+
+def _qwen3(vision: dict[str, Any], config: Config, name: str) -> Encoder:
+    """Qwen3-VL, Qwen3.5 and 3.6: ``Qwen3_VisionTransformer`` of ``qwen3_vl.py``."""
+    hidden, width = count(vision, name, "hidden_size"), count(vision, name, "intermediate_size")
+    depth, output = count(vision, name, "depth"), count(vision, name, "out_hidden_size")
+    patch = count(vision, name, "patch_size") ** 2 * count(vision, name, "temporal_patch_size", 2)
+    pixels = patch * count(vision, name, "in_channels", 3)
+    stacked = vision.get("deepstack_visual_indexes") or []
+    if not isinstance(stacked, list):
+        raise SettingError("deepstack_visual_indexes", stacked, f"must be a list of layers of the encoder of {name}")
+    merged = hidden * count(vision, name, "spatial_merge_size", 2) ** 2
+    divided, repeated = _block(hidden, width)
+    # Each merger has two matrices, with a bias that ranks divide and one that they do not.
+    mergers = 1 + len(stacked)
+    whole = pixels * hidden + hidden + count(vision, name, "num_position_embeddings") * hidden
+    whole += depth * (repeated + 4 * hidden) + mergers * output + 2 * hidden + 2 * len(stacked) * merged
+    return Encoder(depth * divided + mergers * (merged * merged + merged + merged * output), whole)
+
+
+def _kimi(vision: dict[str, Any], config: Config, name: str) -> Encoder:
+    """Kimi K2.5 and 2.6: ``MoonViT3dPretrainedModel`` of ``kimi_k25_vit.py``; every rank holds the projector."""
+    if (projector := vision.get("mm_projector_type", "patchmerger")) != "patchmerger":
+        raise SettingError("mm_projector_type", projector, f"is not understood in {name}; patchmerger is")
+    hidden, width = count(vision, name, "vt_hidden_size"), count(vision, name, "vt_intermediate_size")
+    depth, output = count(vision, name, "vt_num_hidden_layers"), count(vision, name, "text_hidden_size")
+    places = count(vision, name, "init_pos_emb_height") * count(vision, name, "init_pos_emb_width")
+    divided, repeated = _block(hidden, width)
+    merged = 4 * hidden
+    whole = 3 * count(vision, name, "patch_size") ** 2 * hidden + hidden + places * hidden
+    whole += depth * (repeated + 4 * hidden) + 2 * hidden
+    whole += 2 * hidden + merged * merged + merged + merged * output + output
+    return Encoder(depth * divided, whole)
+
+
+def _gemma4(vision: dict[str, Any], config: Config, name: str) -> Encoder:
+    """Gemma 4: ``Gemma4VisionModel`` of transformers."""
+    hidden, width = count(vision, name, "hidden_size"), count(vision, name, "intermediate_size")
+    depth, head = count(vision, name, "num_hidden_layers"), count(vision, name, "head_dim")
+    heads = count(vision, name, "num_attention_heads")
+    kv_heads = count(vision, name, "num_key_value_heads", heads)
+    matrices = 2 * hidden * (heads + kv_heads) * head + 3 * hidden * width
+    whole = 3 * count(vision, name, "patch_size") ** 2 * hidden
+    whole += 2 * count(vision, name, "position_embedding_size") * hidden
+    whole += depth * (matrices + 4 * hidden + 2 * head) + hidden * count(config, name, "hidden_size")
+    return Encoder(whole=whole)
+
+
+_ENCODERS: dict[str, Callable[[dict[str, Any], Config, str], Encoder]] = {
+    "qwen3_vl": _qwen3,
+    "qwen3_vl_vision": _qwen3,
+    "qwen3_vl_moe": _qwen3,
+    "qwen3_vl_moe_vision": _qwen3,
+    "qwen3_5": _qwen3,
+    "qwen3_5_vision": _qwen3,
+    "qwen3_5_moe": _qwen3,
+    "qwen3_5_moe_vision": _qwen3,
+    "kimi_k25_vision": _kimi,
+    "gemma4_vision": _gemma4,
+}

@@ -1,0 +1,47 @@
+"""Parameters of presets, vision encoders included, beside those of transformers' own classes, built without memory.
+
+Presets with states are compared in ``test_states``. transformers has no class for ``nemotron-nas`` and ``mimo``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from fragmeter.sim import spec
+from fragmeter.sim.spec import model
+
+_DATA = json.loads((Path(spec.__file__).parent / "data" / "models.json").read_text("utf-8"))
+#: With encoders, latent attention that an indexer makes sparse, or heads that differ from layer to layer.
+_NAMES = [
+    name
+    for name, config in _DATA.items()
+    if "vision_config" in config or "index_topk" in config or "swa_head_dim" in config
+]
+
+
+def _num_params(config: dict[str, Any]) -> int:
+    """Parameters of transformers' class, with the router's corrections, which it keeps as buffers."""
+    given = {key: value for key, value in config.items() if key not in ("model_type", "_name_or_path")}
+    for part in (given, given.get("text_config", {})):
+        part.pop("quantization_config", None)
+    read = AutoConfig.for_model(config["model_type"], **given)
+    kind = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+    with torch.device("meta"):
+        built = kind.from_config(read)
+    corrections = [each.numel() for name, each in built.named_buffers() if "correction_bias" in name]
+    return sum(each.numel() for each in built.parameters()) + sum(corrections)
+
+
+def test_there_are_such_presets():
+    assert len(_NAMES) >= 17
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_parameters_are_those_of_transformers(name: str):
+    assert model(name).num_params == _num_params(json.loads(json.dumps(_DATA[name])))

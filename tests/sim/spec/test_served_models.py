@@ -1,0 +1,356 @@
+"""Models that are served in 2026: parameters, what they keep, and number formats of parts of their checkpoints.
+
+Parameters are those of transformers' own classes on the presets' configurations, built without memory, with the router's
+corrections, which it keeps as buffers (``tests/real_vllm/test_parameters.py`` counts them again). Of ``nemotron-nas`` and ``mimo``,
+which transformers does not have, they are the counts of the model cards, rounded there to 49.9 and 7.6 billions.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import resources
+
+import pytest
+
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.sim.cost import CalibratedCost, RooflineCost, default_cost, profile
+from fragmeter.sim.spec import CacheSettings, cache_layers, form_kv_cache, gpu, model, stage_bytes
+from fragmeter.sim.spec.launch import resolved_kv_dtype
+from fragmeter.sim.spec.weights import layer_matrices
+from fragmeter.sim.types.errors import SettingError
+
+PARAMETERS = {
+    "deepseek-v3.2": 671_877_929_216 + 58 * 256,
+    "glm-5": 743_911_199_232 + 75 * 256,
+    "glm-5.2": 743_377_000_704 + 75 * 256,
+    "kimi-k2.5": 1_026_879_353_328 + 60 * 384,
+    "qwen3-vl-2b": 2_127_532_032,
+    "qwen3-vl-235b-a22b": 235_670_022_896,
+    "qwen3.5-27b": 27_356_728_560,
+    "qwen3.6-27b": 27_356_728_560,
+    "gemma-4-26b-a4b": 25_805_933_872,
+    "gemma-4-31b": 31_273_086_512,
+    "nemotron-3-super": 120_668_687_360 + 40 * 512,
+    "nemotron-3-ultra": 549_308_968_960 + 48 * 512,
+    "mimo-v2-flash": 308_778_768_832 + 47 * 256,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_those_of_transformers(name):
+    assert model(name).num_params == PARAMETERS[name]
+
+
+@pytest.mark.parametrize(("name", "billions"), [("nemotron-super-49b", 49.9), ("mimo-7b", 7.6), ("llama-65b", 65.3)])
+def test_parameters_are_those_of_the_model_cards(name, billions):
+    assert model(name).num_params / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+TINY = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 700,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+}
+
+
+@pytest.fixture
+def config(write_config):
+    """Writes a ``config.json`` with changed keys; returns its path."""
+    return lambda **changes: write_config(TINY | changes)
+
+
+class TestSparseAttention:
+    def test_a_token_is_a_latent_vector_and_a_key_of_the_indexer(self):
+        """576 elements; 128 bytes of fp8 and a scale of 4. FlashMLA's own format has 656 bytes in place of 576."""
+        spec = model("deepseek-v3.2")
+        for dtype, latent in (("bf16", 2 * 576), ("fp8", 576), ("fp8_ds_mla", 656)):
+            assert spec.slot_bytes(dtype) == spec.slot_bytes(dtype, 8) == 61 * (latent + 132)
+
+    def test_glm_5_2_has_an_indexer_in_every_fourth_layer(self):
+        spec = model("glm-5.2")
+        assert spec.indexer.layers == (0, 1, *range(2, 78, 4))
+        assert spec.slot_bytes("bf16") == 78 * 1152 + 21 * 132
+        assert model("glm-5").slot_bytes("bf16") == 78 * (1152 + 132)
+
+    def test_keys_share_the_blocks_of_latent_vectors(self):
+        """One group: blocks of 64 tokens have a page for each latent vector and each key."""
+        layers = cache_layers(model("deepseek-v3.2"), "bf16", 8)
+        settings = CacheSettings(max_model_len=8192, max_num_batched_tokens=8192, block_size=64)
+        config = form_kv_cache(layers, settings)
+        (group,) = config.groups
+        assert [spec.page_size_bytes for spec in group.specs[:2]] == [64 * 1152, 64 * 132]
+        assert (len(group.layers), config.bytes_per_block) == (122, 64 * 61 * 1284)
+
+    def test_every_rank_holds_the_indexer(self):
+        """Queries from the latent vector of queries, and key and weights of 64 heads."""
+        sparse, dense = (layer_matrices(model(name), 0, 8) for name in ("deepseek-v3.2", "deepseek-v3"))
+        more = [matrix for matrix in sparse if matrix not in dense]
+        assert [(each.inputs, each.outputs, each.ranks) for each in more] == [(1536, 64 * 128, 1), (7168, 128 + 64, 1)]
+        spec = model("deepseek-v3.2")
+        assert spec.num_params - model("deepseek-v3").num_params == 61 * (1536 * 8192 + 7168 * 192 + 2 * 128)
+
+    @pytest.mark.parametrize(
+        ("name", "card", "given", "found"),
+        [
+            ("deepseek-v3.2", "h200", "auto", "bf16"),
+            ("deepseek-v3.2", "h200", "fp8", "fp8_ds_mla"),
+            ("deepseek-v3.2", "b200", "auto", "bf16"),
+            ("deepseek-v3.2", "b200", "fp8", "fp8"),
+            ("deepseek-v3.2", "rtx-pro-6000", "auto", "fp8_ds_mla"),
+            ("glm-5", "h200", "auto", "bf16"),
+            ("glm-5", "b200", "auto", "fp8"),
+            ("glm-5", "b200", "bf16", "bf16"),
+            ("deepseek-v3", "h200", "fp8", "fp8"),
+            ("nvidia/Qwen3.6-27B-NVFP4", "b200", "auto", "fp8"),
+            ("nvidia/Qwen3.6-35B-A3B-NVFP4", "b200", "auto", "bf16"),
+        ],
+    )
+    def test_formats_of_the_kv_cache(self, name, card, given, found):
+        assert resolved_kv_dtype(model(name), gpu(card), given, "bf16") == found
+
+    def test_a_decode_reads_all_keys_and_at_most_top_k_latent_vectors(self):
+        """Past 2,048 tokens a sequence adds 132 bytes of key and 8 of logits a layer, before it adds a latent vector."""
+        step = RooflineCost(model("deepseek-v3.2"), gpu("h200"), 8)
+        below, above = (step.decode_line(64, 64 * tokens) for tokens in (2000, 10_000))
+        assert below[2] == 64 * 2048 and above[2] is None
+        assert below[1] / above[1] == pytest.approx((1152 + 140) / 140, rel=1e-3)
+        dense = RooflineCost(model("deepseek-v3"), gpu("h200"), 8)
+        assert step.decode_attention_ticks(64, 64 * 100_000) < dense.decode_attention_ticks(64, 64 * 100_000) / 5
+
+    def test_prompts_attend_to_at_most_top_k_tokens(self):
+        step = RooflineCost(model("deepseek-v3.2"), gpu("h200"), 8)
+        tokens, long = 4096, 4096 * 100_000
+        dense = RooflineCost(model("deepseek-v3"), gpu("h200"), 8)
+        assert step.prefill_attention_ticks(tokens, long) < dense.prefill_attention_ticks(tokens, long)
+        grown = step.prefill_attention_ticks(tokens, 2 * long) - step.prefill_attention_ticks(tokens, long)
+        assert 0 < grown < step.prefill_attention_ticks(tokens, long)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            ["simulate", "--model", "glm-5", "--policy", "vllm-v1", "--block-size", "16", "--num-prompts", "2"],
+            ["plan", "--gpu", "h200", "--serve", "vllm serve glm-5 -tp 8 --block-size 16"],
+        ],
+    )
+    def test_blocks_of_other_sizes_are_refused(self, line, capsys):
+        assert status(line) == MISTAKE
+        said = capsys.readouterr().err
+        assert said == "fragmeter: block_size = 16: must be a multiple of 64 tokens for the indexer of glm-5\n"
+
+    def test_old_cards_have_no_kernels(self, capsys):
+        assert status(["plan", "--gpu", "a100-80gb", "--serve", "vllm serve glm-5 -tp 8"]) == DONE
+        assert "It does not start: glm-5 on 8 x a100-80gb. No valid attention backend found" in capsys.readouterr().out
+
+    def test_no_profile_covers_it(self):
+        """The tables of DeepSeek-V3's attention have the same widths, and attend to every token."""
+        spec = model("deepseek-v3.2")
+        assert CalibratedCost.refusal(spec, profile("h200"), "fp8")
+        assert default_cost(spec, gpu("h200")) == "roofline"
+        assert default_cost(model("deepseek-v3"), gpu("h200")) == "fitted"
+
+
+class TestHeadsThatDiffer:
+    def test_gemma_4_keeps_wide_heads_of_all_tokens(self):
+        """26B: 25 layers of 8 heads of 256 with a window, 5 of 2 heads of 512."""
+        spec = model("gemma-4-26b-a4b")
+        sliding, full = spec.kv_groups()
+        assert [(group.num_layers, group.span.tokens) for group in (sliding, full)] == [(25, 1024), (5, 0)]
+        assert spec.group_slot_bytes(sliding, "bf16") == 25 * 2 * 8 * 256 * 2
+        assert spec.group_slot_bytes(full, "bf16") == 5 * 2 * 2 * 512 * 2
+        # K of the full layers is also their V: one matrix of the checkpoint is loaded twice.
+        assert stage_bytes(spec)[0] - 2 * spec.num_params == 2 * 5 * 2816 * 1024
+
+    @pytest.mark.parametrize(("ranks", "full", "sliding"), [(1, 32, 16), (4, 16, 16), (8, 16, 32)])
+    def test_blocks_hold_more_tokens_of_narrower_layers(self, ranks, full, sliding):
+        """From 4 ranks on, each holds one of the 2 heads of 512; from 8 on, one of the 8 heads of 256."""
+        layers = cache_layers(model("gemma-4-26b-a4b"), "bf16", ranks)
+        config = form_kv_cache(layers, CacheSettings(max_model_len=8192, max_num_batched_tokens=8192))
+        assert {group.kind: group.block_size for group in config.groups} == {"full": full, "sliding": sliding}
+        assert len(config.groups) == 6
+
+    def test_mimo_v2_has_narrower_values(self):
+        """9 layers with 4 KV heads of all tokens, 39 with 8 of a window; K has 192 elements, V 128."""
+        spec = model("mimo-v2-flash")
+        kept = {group.span.kind: spec.group_slot_bytes(group, "bf16") for group in spec.kv_groups()}
+        assert kept == {"full": 9 * 4 * 320 * 2, "sliding": 39 * 8 * 320 * 2}
+
+    def test_nemotron_nas_has_layers_without_attention(self):
+        spec = model("nemotron-super-49b")
+        assert (len(spec.attention_layers), spec.slot_bytes("bf16")) == (49, 49 * 2 * 8 * 128 * 2)
+        assert {spec.mlp_size(layer) for layer in range(80)} == {2816, 5632, 7168, 14336, 17920, 28672}
+
+    def test_experts_compute_a_latent_vector(self):
+        """Nemotron 3 Super: 512 experts of 2 matrices of 1,024 x 2,688; every rank projects to 1,024 and back."""
+        spec = model("nemotron-3-super")
+        matrices = layer_matrices(spec, spec.experts.layers[0], 4)
+        routed = sum(matrix.params for matrix in matrices if matrix.part == "expert")
+        assert 4 * routed == 512 * 2 * 1024 * 2688
+        shapes = [(each.inputs, each.outputs, each.ranks) for each in matrices if each.part == "router"]
+        assert shapes == [(4096, 512, 1), (4096, 1024, 1), (1024, 4096, 1)]
+
+
+class TestEncoders:
+    def test_the_encoder_is_loaded_on_the_first_stage(self):
+        spec = model("qwen3-vl-8b")
+        bare = replace(spec, encoder=None)
+        assert spec.num_params - bare.num_params == spec.encoder.params() == 576_388_336
+        assert spec.active_params == bare.active_params
+        first, last = (with_ - without for with_, without in zip(stage_bytes(spec, 2, 2), stage_bytes(bare, 2, 2)))
+        assert (first, last) == (2 * spec.encoder.params(2), 0)
+        assert spec.encoder.params(2) < 0.51 * spec.encoder.params()
+
+    def test_an_unknown_encoder_is_marked(self, config):
+        assert model(config(vision_config={"model_type": "siglip_vision_model"})).encoder.is_known is False
+        assert model(config()).encoder is None
+
+
+KIMI_IGNORES = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
+
+
+def _packed(bits: int, group: int) -> dict[str, object]:
+    weights = {"type": "int", "num_bits": bits, "group_size": group, "symmetric": True}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
+class TestFormatsOfParts:
+    MOE = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+    @pytest.mark.parametrize(
+        ("given", "weights", "kv"),
+        [
+            (_packed(4, 128), "w4a16", None),
+            (_packed(4, 32) | {"ignore": KIMI_IGNORES}, "w4a16-g32[expert]", None),
+            ({"quant_algo": "FP8", "producer": {"name": "modelopt"}, "kv_cache_scheme": "FP8"}, "fp8", None),
+            (
+                {
+                    "quant_method": "modelopt",
+                    "quant_algo": "NVFP4",
+                    "ignore": ["lm_head", *(f"model.layers.{layer}.self_attn*" for layer in range(4)), "mtp.layers.0*"],
+                    "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+                },
+                "nvfp4[expert]",
+                "fp8",
+            ),
+            (
+                {
+                    "quant_method": "modelopt",
+                    "quant_algo": "MIXED_PRECISION",
+                    "quantized_layers": {
+                        "lm_head": {"quant_algo": "W4A16_NVFP4"},
+                        **{f"model.layers.{layer}.self_attn.o_proj": {"quant_algo": "FP8"} for layer in range(4)},
+                        **{f"model.layers.{layer}.mlp.experts": {"quant_algo": "NVFP4"} for layer in range(4)},
+                    },
+                },
+                "fp8[mixer]+nvfp4[expert,head]",
+                None,
+            ),
+        ],
+    )
+    def test_formats_are_read(self, config, given, weights, kv):
+        spec = model(config(**self.MOE, quantization_config=given))
+        assert (spec.quantization, spec.kv_dtype) == (weights, kv)
+
+    def test_bytes_by_hand(self, config):
+        """Only the experts have 4 bits, in groups of 32 with scales of 16 bits; attention and head stay as they are."""
+        spec = model(config(**self.MOE))
+        experts = 4 * 8 * 3 * 256 * 64
+        saved = experts * 16 // 8 - (experts * 4 // 8 + experts // 32 * 16 // 8)
+        assert stage_bytes(spec)[0] - stage_bytes(spec, quantization="w4a16-g32[expert]")[0] == saved
+        head = 1000 * 256
+        found = stage_bytes(spec)[0] - stage_bytes(spec, quantization="nvfp4[head]")[0]
+        assert found == 2 * head - head // 2 - head // 16
+
+    @pytest.mark.parametrize(
+        ("given", "text"),
+        [
+            (
+                {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn"]},
+                "quantization_config.modules_to_not_convert = 'mixer': of some layers of tiny is left out, of others not",
+            ),
+            (_packed(4, 64), "is not understood in tiny"),
+            (_packed(8, 128), "is not understood in tiny"),
+            (
+                {
+                    "quant_method": "modelopt",
+                    "quantized_layers": {"model.layers.0.mlp.experts": {"quant_algo": "MXFP8"}},
+                },
+                "quantization_config.quantized_layers = 'MXFP8': of expert of tiny is not understood; one of FP8, NVFP4, "
+                "W4A16_NVFP4 for all layers",
+            ),
+        ],
+    )
+    def test_other_formats_are_refused(self, config, given, text):
+        with pytest.raises(SettingError) as error:
+            model(config(**self.MOE, quantization_config=given))
+        assert text in str(error.value)
+
+    def test_kimi_k2_5_has_experts_in_four_bits_and_all_else_in_sixteen(self):
+        """384 experts of 3 * 7,168 * 2,048 in 60 layers, with a scale of 16 bits for 32 weights; 12.2 billion others."""
+        spec = model("kimi-k2.5")
+        experts, others = 60 * 384 * 3 * 7168 * 2048, 12_193_352_688
+        assert stage_bytes(spec, quantization=spec.quantization)[0] == pytest.approx(
+            experts * (4 + 16 / 32) / 8 + others * 2, rel=1e-4
+        )
+
+
+#: Keys that change the cache or the weights, in a family that does not read them.
+UNREAD = {
+    "index_topk": 2048, "moe_latent_size": 64, "hybrid_layer_pattern": [0, 1, 1, 1], "block_configs": [{}],
+    "sparse_attention_config": {"sparse_block_size": 128}, "compress_ratios": [0, 4, 128, 4], "global_head_dim": 512,
+    "attention_k_eq_v": True, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 256,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", UNREAD)
+def test_a_key_that_changes_the_cache_is_refused_by_its_name(config, key):
+    with pytest.raises(SettingError, match=f"^{key} = .* is not understood in tiny with model_type 'llama'"):
+        model(config(**{key: UNREAD[key]}))
+
+
+GEMMA_4 = {"model_type": "gemma4_text", "sliding_window": 64, "hidden_size_per_layer_input": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({**GEMMA_4, "num_kv_shared_layers": 2}, "num_kv_shared_layers = 2: a KV cache that layers share"),
+        (GEMMA_4, None),
+        (
+            {"model_type": "gemma4_text", "sliding_window": 64},
+            "hidden_size_per_layer_input = 256: an embedding for each layer",
+        ),
+        ({"model_type": "minimax_m3"}, "model_type = 'minimax_m3': attends to blocks"),
+        ({"model_type": "deepseek_v4"}, "model_type = 'deepseek_v4': attends to compressed tokens"),
+        ({"model_type": "step3p7"}, "model_type = 'step3p7': has gates"),
+        ({"model_type": "zamba2"}, "model_type = 'zamba2': shares one block"),
+    ],
+)
+def test_what_is_not_simulated_is_refused_by_its_key(config, changes, text):
+    if text is None:
+        assert model(config(**changes)).window_heads.head_dim == 256
+        return
+    with pytest.raises(SettingError) as error:
+        model(config(**changes))
+    assert str(error.value).startswith(text)
+
+
+def test_simulated_blocks_of_two_sizes_are_refused(capsys):
+    line = "simulate --model gemma-4-26b-a4b --gpu h200 --policy vllm-v1 --num-prompts 2 --max-model-len 4096"
+    assert status(line.split()) == MISTAKE
+    said = capsys.readouterr().err
+    assert "needs blocks of 32 tokens beside those of 16, which is not simulated" in said and said.count("\n") == 1
+
+
+def test_presets_have_sources():
+    presets = json.loads(resources.files("fragmeter.sim.spec").joinpath("data/models.json").read_text("utf-8"))
+    assert all("/" in presets[name]["_name_or_path"] for name in PARAMETERS)
