@@ -114,12 +114,8 @@ HELD_OUT_NOTES = """\
 **A single slow kernel slowed every batch.** Every step of Llama 3.1 70B in fp8 on a B200 took 22 % too long with 4 users. 70 GB of weights
 take 8.8 ms at 8 TB/s. The table of GEMMs has 14.9 ms for 4 rows and 19.1 ms for one, and the simulated step had 19.1 ms at all batches up to 128, as
 step times never fell over tokens. Now they follow the table. Steps of fp8 models on B200 had been 7 to 78 % too long at batches of 2 to 64, those in nvfp4 up
-to 5 %, those of all other cards less than 4 %. Nothing was fitted. All runs of this page were seen before. Two changed by more than 1.5 points:
-
-| run | TPOT, mean: before | after |
-|---|---|---|
-| b200 llama-3.1-70b 8k1k 4 users | +22.3% | {b200_4} |
-| b200 llama-3.1-70b 8k1k 64 users | -8.6% | {b200_64} |
+to 5 %, those of all other cards less than 4 %. Nothing was fitted. All runs of this page were seen before. Two changed by more than 1.5 points: TPOT with 4 users from
++22.3% to {b200_4}, with 64 users from -8.6% to {b200_64}.
 
 **Experts in mxfp4 are padded on some cards.** Engine logs of gpt-oss-120b in InferenceX have the size of the KV cache. On one B200 2,543,846 tokens were
 logged and 2,784,534 computed. Of the 8.3 GiB between them 7.8 are the padding of 2,880 inputs and outputs to 3,072, which `mxfp4.py` of vLLM creates for its default
