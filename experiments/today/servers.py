@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...sim.engine.run import Run
 from ...sim.engine.settings import Settings, settings
 from ...sim.spec import Deployment, cache_layers, gpu, model
-from ...sim.spec.launch import Launch, StageMemory, stage_memories
+from ...sim.spec.launch import BLOCK_SIZE, Launch, StageMemory, checked_block_size, resolved_kv_dtype, stage_memories
 from .pools import PageKind, page_kinds
 
 
@@ -48,7 +48,9 @@ class Server:
 
     def kinds(self) -> tuple[PageKind, ...]:
         """The kinds of the model's layers on one rank."""
-        return page_kinds(cache_layers(model(self.model), "fp16", self.tensor_parallel_size))
+        shape = model(self.model)
+        kv_dtype = resolved_kv_dtype(shape, gpu(self.gpu), "auto")
+        return page_kinds(cache_layers(shape, kv_dtype, self.tensor_parallel_size))
 
     def memory(self, run: Run) -> StageMemory:
         """Memory of one GPU at the start of the run's engine."""
@@ -60,7 +62,12 @@ class Server:
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             tensor_parallel=self.tensor_parallel_size,
-            deployment=Deployment(quantization=shape.quantization, cuda_graphs=True),
+            block_size=checked_block_size(shape, None) or BLOCK_SIZE,
+            deployment=Deployment(
+                quantization=shape.quantization,
+                kv_dtype=resolved_kv_dtype(shape, gpu(self.gpu), "auto"),
+                cuda_graphs=True,
+            ),
         )
         return stage_memories(launch)[0]
 
@@ -75,6 +82,8 @@ SERVERS = (
     Server("Nemotron 3 Nano", "nemotron-3-nano-30b-a3b", "h200"),
     Server("Jamba 1.5 Mini", "jamba-1.5-mini", "h100-80gb", 2),
     Server("Kimi Linear 48B", "kimi-linear-48b-a3b", "b200"),
+    Server("DeepSeek V3.2", "deepseek-v3.2", "h200", 8),
+    Server("Nemotron 3 Super", "nemotron-3-super", "h200", 2),
 )
 
 
