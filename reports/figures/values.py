@@ -55,7 +55,7 @@ def curves(comparison: Comparison) -> go.Figure:
     rows = [row for row in comparison["rows"] if row["metric"] == metric and row["x"] is not None]
     tables = comparison_numbers(comparison["rows"]), comparison_data(comparison["rows"])
     compared = has_published(rows)
-    title, dotted = (_TITLE, " Dotted: published.") if compared else ("Simulated", "")
+    title, dotted = (_TITLE, " Hollow marks and dotted lines: published.") if compared else ("Simulated", "")
     figure = blank(f"{title}: {metric_label(metric)}", f"{comparison['workload']}.{dotted}", 420, *tables)
     by_series = {name: [row for row in rows if row["series"] == name] for name in series_of(rows)}
     published = [_known(mine) for mine in by_series.values()]
@@ -66,8 +66,9 @@ def curves(comparison: Comparison) -> go.Figure:
         figure.add_trace(_curve(published[0], "published", REFERENCE, "circle", "published"))
     for (name, mine), hue, symbol in zip(by_series.items(), _HUES, _SYMBOLS, strict=False):
         if compared and not shared:
-            figure.add_trace(_curve(_known(mine), "published", hue, symbol, f"{name}, published"))
-        figure.add_trace(_curve(mine, "simulated", hue, symbol, f"{name}, simulated" if compared else name))
+            # The legend has each colour once.
+            figure.add_trace(_curve(_known(mine), "published", hue, symbol, f"{name}, published", showlegend=False))
+        figure.add_trace(_curve(mine, "simulated", hue, symbol, name))
     _axes(figure, rows, metric)
     figure.update_xaxes(title_text=comparison.get("x_is", ""))
     return figure
@@ -88,10 +89,11 @@ def _known(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["published"] is not None]
 
 
-def _curve(rows: list[Row], side: str, hue: Hue, symbol: str, name: str) -> go.Scatter:
+def _curve(rows: list[Row], side: str, hue: Hue, symbol: str, name: str, showlegend: bool = True) -> go.Scatter:
     published = side == "published"
     return go.Scatter(
         name=name,
+        showlegend=showlegend,
         mode="lines+markers",
         x=[row["x"] for row in rows],
         y=[row[side] for row in rows],
