@@ -10,9 +10,9 @@ from cyclopts import Group, Parameter
 
 from ...sim.output.files import require_apart
 from ...sim.types.errors import SettingError
-from ..paper.own_trace import OwnServer
 from ..reproduce.figures import FIGURES
-from ..reproduce.own_trace import own_of, reproduce_own
+from ..reproduce.own_page import own_of, reproduce_own
+from ..reproduce.own_trace import OwnServer
 from ..reproduce.prefix_cache import FIGURE as PREFIX_CACHE
 from ..reproduce.prefix_cache import reproduce_prefix_cache
 from ..reproduce.reproduction import ALL, Traces, folder_of

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
-from fragmeter.experiments.paper import own_trace as own
 from fragmeter.experiments.paper.paper import SERIES
-from fragmeter.experiments.reproduce import own_trace as own_page
+from fragmeter.experiments.reproduce import own_page
+from fragmeter.experiments.reproduce import own_trace as own
 from fragmeter.experiments.reproduce.reproduction import Traces
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import settings
