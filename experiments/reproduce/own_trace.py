@@ -136,9 +136,9 @@ class OwnTrace:
         return FITTED_STEP_SCALE if self.cost == "paper" else 1.0
 
     def identity(self) -> str:
-        """Text that determines the documents, apart from the lengths."""
+        """Text that determines the documents, apart from the lengths; of a model or GPU in a file its content counts."""
         hashes = [self.workload(seed).sha256() for seed in self.seeds]
-        return f"{self.server} {self.left_out} {hashes}"
+        return f"{self.server} {model(self.server.model)} {gpu(self.server.gpu)} {self.left_out} {hashes}"
 
 
 def own_trace(file: str, trace: Trace, server: OwnServer, seeds: int | None) -> OwnTrace:
@@ -227,14 +227,13 @@ def rate_sweep(own: OwnTrace) -> Payload:
         rows.append(_value(name, CROSSING, at if len(at) == len(found) else []))
         points = () if found[0] is None else found[0].points
         curves += [_value(name, LATENCY, [latency], round(rate, 4), 4) for rate, latency in points]
-    document = _document(own, "fig12a", rows, _rates_text(rows))
+    document = _document(own, "fig12a", rows, " ".join((*_rates_text(rows), *_never_text(rows))))
     basis = [
         f"Rate: where the mean of (finish - arrival) / output tokens reaches {TARGET_S:g} s/token, by bisection; at each rate"
         " the same requests arrive with the same gaps, further apart or closer together.",
         *document["basis"],
     ]
-    remarks = [*document["remarks"], *_never_text(rows)]
-    return document | {"x_is": "requests/s", "curves": curves, "basis": basis, "remarks": remarks}
+    return document | {"x_is": "requests/s", "curves": curves, "basis": basis}
 
 
 #: The figures of a trace of the user's, in the paper's order.
@@ -380,7 +379,7 @@ def _pool_lines(own: OwnTrace, runs: dict[str, list[_Served]], experiment: Exper
 
 
 _COSTS = {
-    "paper": "the paper's measurements (--cost paper), at the scale s = {scale:g} that its Fig 13a was fitted with",
+    "paper": "the paper's measurements (--cost paper), at the scale s = {scale:g} that was fitted on its Fig 13a",
     "fitted": "the profile of the GPU (--cost fitted), unscaled",
     "roofline": "the roofline (--cost roofline), unscaled",
 }
@@ -414,13 +413,13 @@ def _used_text(rows: Sequence[Row]) -> str:
     return f"Token states fill {used[VLLM]:.1f} % of the pool under {VLLM} and {used[least]:.1f} % under {least}, the least."
 
 
-def _rates_text(rows: Sequence[Row]) -> str:
+def _rates_text(rows: Sequence[Row]) -> Iterator[str]:
     at = {row["series"]: row["simulated"] for row in rows if row["simulated"] is not None}
     if VLLM not in at:
-        return ""
+        return
     ratios = [f"{at[VLLM] / at[name]:.2f} times the rate of {name}" for name in (ORACLE, MAX, FT) if name in at]
     text = f"{VLLM} serves {at[VLLM]:.3g} req/s at {TARGET_S:g} s/token"
-    return f"{text}: {', '.join(ratios)}." if ratios else f"{text}."
+    yield f"{text}: {', '.join(ratios)}." if ratios else f"{text}."
 
 
 def _never_text(rows: Sequence[Row]) -> Iterator[str]:

@@ -132,7 +132,7 @@ def _stacked(figure: go.Figure, names: list[str], sides: tuple[str, ...]) -> go.
     figure.update_yaxes(
         range=[_group(sides) * len(names) - 0.5, -0.6],
         tickvals=[_position(names, name, side, sides) for name, side in ticks],
-        ticktext=[side for _, side in ticks],
+        ticktext=[side if len(sides) > 1 else "" for _, side in ticks],
         showgrid=False,
     )
     return figure

@@ -140,7 +140,17 @@ class TestTheFigures:
     def test_few_short_requests_have_no_rate_and_say_so(self, tmp_path, capsys):
         found = run(capsys, "fig12a", "--trace", put(tmp_path, ["0,100,300\n", "1,100,300\n"]))
         assert [row["simulated"] for row in found["rows"]] == [None] * 5
-        assert found["remarks"][-1].startswith("No rate for FasterTransformer, Orca (Max)")
+        assert found["finding"].startswith("No rate for FasterTransformer, Orca (Max)")
+
+    def test_a_kept_figure_follows_from_the_content_of_a_model_file(self, tmp_path, capsys):
+        config = tmp_path / "config.json"
+        sizes = {"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8}
+        sizes |= {"intermediate_size": 2816, "vocab_size": 32000, "max_position_embeddings": 2048}
+        tokens = ["fig13a", "--trace", put(tmp_path, rows_of(5, 0.2)), "--model", config, "--out", tmp_path / "out"]
+        config.write_text(json.dumps(sizes))
+        first = run(capsys, *tokens)
+        config.write_text(json.dumps(sizes | {"num_hidden_layers": 16}))
+        assert run(capsys, *tokens)["basis"][0] != first["basis"][0]
 
 
 class TestNothingIsComparedWithThePaper:
