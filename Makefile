@@ -34,7 +34,7 @@ help:
 	@echo "make release-check  build wheel and sdist into dist, test both in clean environments outside the checkout"
 	@echo "make benchmark    measure the speed of the simulator on one core"
 	@echo "make docs         write docs/reproduction.md again; TRACE=FILE ALPACA=FILE add the paper's own length pairs"
-	@echo "make screenshots  take the pictures of the README from new pages"
+	@echo "make screenshots  take the pictures of the README and docs/gallery.md from new pages"
 
 # A virtual environment of its own, installed anew when setup.cfg changes.
 $(VENV)/.core: setup.cfg pyproject.toml
@@ -158,6 +158,16 @@ screenshots: $(VENV)/.test
 	$(BIN)/python docs/screenshots.py out/story.html docs/images
 	$(BIN)/python examples/own_policy.py out/own-policy
 	$(BIN)/python docs/screenshots.py out/own-policy/own_policy.html docs/images
+	$(BIN)/fragmeter sweep --grid policy=orca-max,vllm-sosp23,vllm-v1 --grid request_rate=0.5:3:0.5 --num-prompts 200 --goodput ttft:2000 tpot:100 --out out/sweep
+	$(BIN)/fragmeter report out/sweep --out out/sweep.html
+	$(BIN)/python docs/screenshots.py out/sweep.html docs/images
+	$(BIN)/fragmeter plan --model llama-3.1-8b --gpu a100-80gb,h200 --goodput ttft:500 tpot:50 --request-rate 30 --num-prompts 100 --seeds 4 --out out/plan
+	$(BIN)/python docs/screenshots.py out/plan/plan.html docs/images
+	$(BIN)/python examples/your_trace.py out/your_trace
+	$(BIN)/fragmeter traces stats out/your_trace/trace.csv --out out/trace.html
+	$(BIN)/python docs/screenshots.py out/trace.html docs/images
+	$(BIN)/fragmeter reproduce waste --trace out/your_trace/trace.csv --out out/your-trace
+	$(BIN)/python docs/screenshots.py out/your-trace/your-trace.html docs/images
 
 clean:
 	rm -rf .venv .venv-* out build dist *.egg-info

@@ -1,4 +1,7 @@
-"""Take the README's pictures from a page: ``python docs/screenshots.py PAGE FOLDER`` (needs Chromium and selenium)."""
+"""Take the pictures of the README and the gallery from a page: ``python docs/screenshots.py PAGE FOLDER``.
+
+Needs Chromium and selenium.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,15 @@ PICTURES = {
         "memory.png": ("Memory over time", "div:has(> figure)"),
     },
     "own_policy.html": {"own-policy.png": ("Waste bars", "div")},
+    "sweep.html": {},
+    "plan.html": {},
+    "trace.html": {},
+    "your-trace.html": {},
     "tables.html": {"tables.png": ("Block tables", ".tables")},
     "story.html": {"story.png": ("Step by step", ".stages")},
 }
+#: The first screen of each of these pages is in the gallery as ``page-NAME.png``.
+FIRST_SCREENS = ("reproduction.html", "report.html", "sweep.html", "plan.html", "trace.html", "your-trace.html")
 #: Scripts that run before a picture is taken.
 FIRST = {
     "tables.png": "document.querySelector('.tables .copy').click()",
@@ -44,6 +53,10 @@ const place = arguments[0].getBoundingClientRect();
 return { x: place.x + scrollX, y: place.y + scrollY, width: place.width, height: place.height };
 """
 MARGIN_PX = 12
+SCREEN_PX = {"width": 1400, "height": 900}
+#: First screens are smaller than on a screen, and so are pictures that would be large files.
+SMALLER = 0.7
+SCALES = {"blocks.png": 0.65, "page-reproduction.png": 0.6}
 WIDTH_PX, HEIGHT_PX = 1000, 5000
 #: Widths of pages with parts side by side.
 WIDE_PX = {"report.html": 1180, "story.html": 1100}
@@ -60,27 +73,46 @@ def browser() -> webdriver.Chrome:
 
 
 def main(page: str, folder: str) -> None:
-    """Save the first picture of each section that is wanted."""
+    """Save the first screen, if it is wanted, and the first picture of each section that is."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    driver = browser()
+    driver, shown = browser(), Path(page).name
     try:
-        driver.set_window_size(WIDE_PX.get(Path(page).name, WIDTH_PX), HEIGHT_PX)
-        driver.get(Path(page).resolve().as_uri())
+        address = Path(page).resolve().as_uri()
+        if shown in FIRST_SCREENS:
+            name = f"page-{Path(page).stem}.png"
+            (Path(folder) / name).write_bytes(first_screen(driver, address, SCALES.get(name, SMALLER)))
+        driver.set_window_size(WIDE_PX.get(shown, WIDTH_PX), HEIGHT_PX)
+        driver.get(address)
         driver.execute_script(STYLE)
-        for name, (title, part) in PICTURES[Path(page).name].items():
+        for name, (title, part) in PICTURES[shown].items():
             section = driver.find_element(By.XPATH, f"//section[h2[starts-with(., '{title}')]]")
             WebDriverWait(driver, 60).until(lambda _, drawn=section: is_drawn(drawn))
             driver.execute_script(FIRST.get(name, ""))
-            (Path(folder) / name).write_bytes(picture_of(driver, section.find_element(By.CSS_SELECTOR, part)))
+            element = section.find_element(By.CSS_SELECTOR, part)
+            (Path(folder) / name).write_bytes(picture_of(driver, element, SCALES.get(name, 1)))
     finally:
         driver.quit()
 
 
-def picture_of(driver: webdriver.Chrome, element: WebElement) -> bytes:
+def first_screen(driver: webdriver.Chrome, address: str, scale: float) -> bytes:
+    """A PNG of what a laptop shows of the page when it is opened."""
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**SCREEN_PX, "deviceScaleFactor": 1, "mobile": False})
+    driver.get(address)
+    drawn = "return document.documentElement.dataset.drawn"
+    WebDriverWait(driver, 120).until(lambda _: driver.execute_script(drawn))
+    sections = driver.find_elements(By.TAG_NAME, "section")
+    WebDriverWait(driver, 60).until(lambda _: all(map(is_drawn, sections[:2])))
+    clip = {"x": 0, "y": 0, **SCREEN_PX, "scale": scale}
+    picture = driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    return b64decode(picture["data"])
+
+
+def picture_of(driver: webdriver.Chrome, element: WebElement, scale: float = 1) -> bytes:
     """A PNG of an element and a little of what is around it."""
     place = driver.execute_script(PLACE, element)
     # A clip that begins outside of the page is moved.
-    clip = {"x": max(0, place["x"] - MARGIN_PX), "y": max(0, place["y"] - MARGIN_PX), "scale": 1}
+    clip = {"x": max(0, place["x"] - MARGIN_PX), "y": max(0, place["y"] - MARGIN_PX), "scale": scale}
     clip |= {side: place[side] + 2 * MARGIN_PX for side in ("width", "height")}
     return b64decode(
         driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})["data"]

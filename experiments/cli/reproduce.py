@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
 from ...sim.output.files import require_apart
 from ...sim.types.errors import SettingError
 from ..reproduce.figures import FIGURES
+from ..reproduce.own_page import own_of, reproduce_own
+from ..reproduce.own_trace import OwnServer
 from ..reproduce.prefix_cache import FIGURE as PREFIX_CACHE
 from ..reproduce.prefix_cache import reproduce_prefix_cache
 from ..reproduce.reproduction import ALL, Traces, folder_of
@@ -19,6 +22,7 @@ from ..reproduce.servers import reproduce_servers
 from ..runs.inputs import named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 
+OWN_SERVER = Annotated[OwnServer, Parameter(name="*", group=Group("A trace of your own", sort_key=3))]
 #: Figures that can be rerun.
 if TYPE_CHECKING:
     Wanted = str
@@ -32,6 +36,7 @@ def reproduce(
     *,
     trace: Path | None = None,
     alpaca_trace: Path | None = None,
+    server: OWN_SERVER = OwnServer(),
     runs: Path | None = None,
     seeds: int | None = None,
     jobs: Annotated[int | None, Parameter(group=Group("Workers", sort_key=8))] = None,
@@ -49,12 +54,13 @@ def reproduce(
             that depends on the context and under one that does not), waste-today (today's models under three allocators, and
             published figures of their waste), servers (runs of real servers beside their
             simulation).
-        trace: ShareGPT's length pairs, such as the paper's own: CSV, JSONL, Parquet or the artifact's pickle. By
-            default lengths are drawn from a summary in the package. prefix-cache needs JSON lines with hash_ids.
-        alpaca_trace: Alpaca's length pairs, for Figs 11, 12d to f, 13b, 14, 15 and 18b. By default lengths are drawn.
+        trace: The paper's length pairs of ShareGPT: CSV, JSONL, Parquet or the artifact's pickle. By default lengths are
+            drawn from a summary in the package. With a trace of your own, fig2, fig12a, fig13a, waste and all of these show
+            it under the paper's systems, with its own arrivals. prefix-cache needs JSON lines with hash_ids.
+        alpaca_trace: The paper's length pairs of Alpaca, for Figs 11, 12d to f, 13b, 14, 15 and 18b. By default lengths are drawn.
         runs: Of servers: folder with the requests of the runs that need them. By default these are left out.
         seeds: Number of seeds, from 0, for the mean. By default 1 with a trace, as in the paper; else the figure's own
-            number, mostly 10.
+            number, mostly 10. Of a trace of your own, seeds of the arrivals at a request rate.
         jobs: Number of figures at a time, or of runs of a single figure. The bytes do not depend on it. By default the
             number of cores.
         out: Folder for the page, reproduction.html, and a JSON file for each figure. Figures there with the same
@@ -66,16 +72,22 @@ def reproduce(
     require_apart({"out": out, "json": json}, named_files(trace=trace, alpaca_trace=alpaca_trace))
     if runs is not None and figure != SERVERS:
         raise SettingError("runs", str(runs), f"applies only to {SERVERS}; leave it out")
-    folder = folder_of(out)
     if figure == SERVERS:
-        for name, value in (("trace", trace), ("alpaca_trace", alpaca_trace), ("seeds", seeds), ("jobs", jobs)):
-            if value is not None:
-                shown = str(value) if isinstance(value, Path) else value
-                raise SettingError(name, shown, f"has no effect on {SERVERS}; leave it out")
-        reproduce_servers(runs, report, folder)
+        given = {"trace": trace, "alpaca_trace": alpaca_trace, "seeds": seeds, "jobs": jobs, **server.given}
+        _refuse_given(given, SERVERS)
+        reproduce_servers(runs, report, folder_of(out))
     elif figure == PREFIX_CACHE:
-        if alpaca_trace is not None:
-            raise SettingError("alpaca_trace", str(alpaca_trace), f"has no effect on {PREFIX_CACHE}; leave it out")
-        reproduce_prefix_cache(trace, seeds, report, folder)
+        _refuse_given({"alpaca_trace": alpaca_trace, **server.given}, PREFIX_CACHE)
+        reproduce_prefix_cache(trace, seeds, report, folder_of(out))
+    elif own := own_of(figure, Traces(trace, alpaca_trace), server, seeds):
+        reproduce_own(figure, own, report, out, jobs)
     else:
-        rerun(figure, Traces(trace, alpaca_trace), seeds, report, folder, jobs)
+        rerun(figure, Traces(trace, alpaca_trace), seeds, report, folder_of(out), jobs)
+
+
+def _refuse_given(arguments: Mapping[str, Any], figure: str) -> None:
+    """Refuse arguments that a figure does not read."""
+    for name, value in arguments.items():
+        if value is not None:
+            shown = str(value) if isinstance(value, Path) else value
+            raise SettingError(name, shown, f"has no effect on {figure}; leave it out")

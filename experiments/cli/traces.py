@@ -36,6 +36,7 @@ from ...traces import stats as stats_of
 from ..runs.inputs import READING, left_out_lines, named_files
 from ..runs.output import RESULT_FILE, JsonTarget, Report
 
+_HEADINGS = {"prompt_tokens": "Prompt (tokens)", "output_tokens": "Output (tokens)", "total_tokens": "Both (tokens)"}
 _SHARES, _BINS = np.linspace(0, 1, 101), 120
 
 
@@ -51,7 +52,7 @@ def write_trace_page(trace: Trace, found: dict[str, Any], path: str | PathLike[s
             f"{found['request_rate']:,.3f} requests/s over {found['duration_s']:,.1f} s. The gaps' coefficient of"
             f" variation is {found['gap_cv']:.2f}; it is 1 of a Poisson process."
         )
-        sections.append(Section("Arrivals", text, [figures.arrivals(arrival_rows(trace))]))
+        sections.append(Section("Arrivals", figures=[figures.arrivals(arrival_rows(trace))], finding=text))
     if found["reuse"] is not None:
         text = (
             f"{found['reuse']['share']:.1%} of the prompts' tokens are a prefix that was seen before, by"
@@ -83,9 +84,8 @@ def arrival_rows(trace: Trace) -> list[dict[str, float]]:
 
 def _table(found: dict[str, Any]) -> list[dict[str, Any]]:
     """The percentiles of the lengths, one row per statistic."""
-    fields = ("prompt_tokens", "output_tokens", "total_tokens")
     return [
-        {"": statistic} | {field.removesuffix("_tokens").capitalize(): found[field][statistic] for field in fields}
+        {"": statistic} | {heading: found[field][statistic] for field, heading in _HEADINGS.items()}
         for statistic in found["prompt_tokens"]
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...reports.figures import figures
 from ...reports.page.page import Section
@@ -59,11 +59,17 @@ def badge(document: Payload) -> str:
 
 def finding(document: Payload) -> str:
     """One sentence of the accuracy of a document; empty without predicted values."""
-    return " ".join(
-        f"{row['predicted']} predicted value{'s are' if row['predicted'] > 1 else ' is'} within"
-        f" {abs(row['worst_error']):.1f} {row['unit']} of the published, {row['mean_error']:.1f} in the mean; the worst is"
-        f" {row['worst_at']}."
-        for row in graded(document)
+    return " ".join(map(_accuracy, graded(document)))
+
+
+def _accuracy(row: Row) -> str:
+    count, unit = row["predicted"], f"\u00a0{row['unit']}"
+    values = f"{count} predicted values are" if count > 1 else "1 predicted value is"
+    if not row["worst_error"]:
+        return f"{values} the published."
+    mean = f", {row['mean_error']:.1f}{unit} in the mean" if count > 1 else ""
+    return (
+        f"{values} within {abs(row['worst_error']):.1f}{unit} of the published{mean}; the worst is {row['worst_at']}."
     )
 
 
@@ -78,9 +84,47 @@ def first_section(documents: Mapping[str, Payload], titles: Mapping[str, str]) -
     if len(rows) < _LEAST_ROWS:
         return []
     picture = figures.fig2(for_reports(documents["fig2"])) if "fig2" in documents else None
-    fitted = [f"{row.name} ({row.fitted})" for row in rows if row.fitted]
-    notes = [RULE, f"Values on which a number was fitted: {', '.join(fitted)}."] if fitted else [RULE]
-    return [Section(TITLE, _answer(documents, rows), widgets=[Scorecard(picture, rows, notes)], key=KEY)]
+    known = constants(documents)
+    counts = sum(row.fitted for row in rows), sum(row.predicted for row in rows)
+    fitted = (
+        f"Fitted on {counts[0]} values, for {counts[1]} predicted ones: {_listed(known)}. Details has their values."
+    )
+    card = Scorecard(picture, rows, [fitted, RULE] if known else [RULE])
+    return [Section(TITLE, _answer(documents, rows), widgets=[card], folded_rows=known, key=KEY)]
+
+
+def constants(documents: Mapping[str, Payload]) -> list[Row]:
+    """The fitted numbers of the documents, one row each: its name, its value, on what it was fitted, and where it is used.
+
+    Of a figure with fitted values and no such number in its document, the details of its section have the numbers.
+    """
+    used: dict[tuple[str, str, str], list[str]] = {}
+    for name, document in documents.items():
+        found = list(_constants(document))
+        count = sum(row.get("kind") == "fitted" for row in document["rows"])
+        if count and not found:
+            found = [(f"see {name_of(name)}", "", f"{count} values of {name_of(name)}")]
+        for constant in found:
+            used.setdefault(constant, []).append(name_of(name))
+    return [
+        {"Constant": constant, "Value": value, "Fitted on": on, "Used by": ", ".join(dict.fromkeys(names))}
+        for (constant, value, on), names in used.items()
+    ]
+
+
+def _constants(document: Payload) -> Iterator[tuple[str, str, str]]:
+    if "fit" in document:
+        yield "step-time scale", f"{document['fit']['step_scale']:.3f}", document["fit"]["on"].replace("_", " ")
+    for scale in document.get("scales", {}).values():
+        yield "step-time scale", f"{scale['step_scale']:.3f}", scale["fitted_on"]
+    if "beam_survival" in document:
+        yield "beam survival", f"{document['beam_survival']:g}", "Fig 15, two beams on Alpaca"
+
+
+def _listed(known: Sequence[Row]) -> str:
+    """The kinds of constants with their numbers."""
+    counts = Counter(row["Constant"].replace("see ", "constants of ") for row in known)
+    return ", ".join(f"{count} {name}s" if count > 1 else name for name, count in counts.items())
 
 
 def _score(name: str, document: Payload, titles: Mapping[str, str]) -> Score:
@@ -91,7 +135,7 @@ def _score(name: str, document: Payload, titles: Mapping[str, str]) -> Score:
         name_of(name),
         titles[name],
         rows[0]["grade"],
-        f"{rows[0]['worst_error']:+.1f} {'%' if rows[0]['unit'] == '%' else 'pts'}",
+        f"{rows[0]['worst_error']:+.1f}\u00a0{'%' if rows[0]['unit'] == '%' else 'pts'}",
         sum(row["predicted"] for row in rows),
         sum(row["kind"] == "fitted" for row in document["rows"] if "kind" in row),
         errors,

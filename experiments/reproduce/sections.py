@@ -37,12 +37,12 @@ def shown(title: str, *pictures: Callable[[Payload], go.Figure]) -> Callable[[Pa
 
 
 def rates(title: str) -> Callable[[Payload, Bench], list[Section]]:
-    """One section of a rate sweep: its curves with the published crossings, and a table of the crossings."""
+    """One section of a rate sweep: its curves with the published crossings, and a folded table of the crossings."""
 
-    def show(payload: Payload, bench: Bench) -> list[Section]:
-        table = tabled(title)(payload, bench)[0]
+    def show(payload: Payload, _: Bench) -> list[Section]:
         drawn = figures.curves(for_reports(payload | {"rows": payload["curves"]}))
-        return [replace(table, figures=[figures.with_limit(drawn, TARGET_S, f"{TARGET_S:g} s/token")])]
+        pictures = [figures.with_limit(drawn, TARGET_S, f"{TARGET_S:g} s/token")]
+        return [replace(compared(title, payload), figures=pictures, folded_rows=_table(for_reports(payload)["rows"]))]
 
     return show
 
@@ -114,7 +114,7 @@ def fig13a(payload: Payload, bench: Bench) -> list[Section]:
     text = f"The table shows the same at other scales of the step time: {sensitivity['workload']}."
     [section] = shown("Fig 13a: mean batch", figures.fig13a)(payload, bench)
     rows = _by_parameter(sensitivity["rows"])
-    return [replace(section, finding=_BETWEEN.join((section.finding, text)), rows=rows)]
+    return [replace(section, details=_BETWEEN.join((section.details, text)), folded_rows=rows)]
 
 
 def fig15(payload: Payload, bench: Bench) -> list[Section]:
@@ -135,7 +135,7 @@ def waste(payload: Payload, bench: Bench) -> list[Section]:
     pictures = [figures.waste(for_reports(payload)["rows"], view) for view in ("paper", "popular")]
     moving = _table(row for row in payload["rows"] if "step_1pct" in row)
     title = "The waste table: one trace, one pool, every policy"
-    return [replace(compared(title, payload), figures=pictures, rows=moving), _ledgers(payload, bench)]
+    return [replace(compared(title, payload), figures=pictures, folded_rows=moving), _ledgers(payload, bench)]
 
 
 def stories() -> Section:

@@ -19,6 +19,7 @@ SUMMARY_NOTE = (
     "Errors are simulated - published, of predicted values only: in points where the value is itself a percentage, else"
     " in percent of the published value. Values on which a number was fitted are counted apart, as they show no accuracy."
 )
+_NOTHING_PUBLISHED: Row = {"published": None, "how": None, "error": None}
 POINTS, _PERCENT = "points", "%"
 _DECIMALS = 3
 
@@ -36,10 +37,12 @@ def print_figure(payload: Payload, report: Report) -> None:
 
 
 def for_reports(payload: Payload) -> Payload:
-    """The payload in the form of the tables and pictures of reports."""
+    """The payload in the form of the tables and pictures of reports; rows of a trace of the user's have no published value."""
     if payload["figure"] == "waste":
         return payload | {"rows": by_policy(payload["rows"])}
-    return payload | {"rows": [row | {"fitted": row["kind"] == "fitted"} for row in payload["rows"]]}
+    return payload | {
+        "rows": [_NOTHING_PUBLISHED | row | {"fitted": row["kind"] == "fitted"} for row in payload["rows"]]
+    }
 
 
 def finding_lines(payload: Payload) -> list[str]:

@@ -29,6 +29,10 @@ _APART = 1.02
 _MOST_STEPS = 30
 
 
+class NoCrossing(UserError):
+    """A curve that stays on one side of its target."""
+
+
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """A crossing.
@@ -53,7 +57,7 @@ def crossing(
         whole: The same curve with finite values where ``curve`` is infinite; None where the true value is infinite.
 
     Raises:
-        UserError: The curve does not cross the target between about 2**-30 and 2**30 times the start.
+        NoCrossing: The curve does not cross the target between about 2**-30 and 2**30 times the start.
     """
     points = {start: curve(start)}
 
@@ -87,7 +91,7 @@ def _bracket(below: Callable[[float], bool], start: float) -> tuple[float, float
         here, step = there, min(step * step, _WIDEST_STEP)
     side = "below" if rising else "above"
     remedy = "start nearer, or change the target"
-    raise UserError(f"the curve stays {side} its target from {start:g} to {here:g}; {remedy}")
+    raise NoCrossing(f"the curve stays {side} its target from {start:g} to {here:g}; {remedy}")
 
 
 def scan(

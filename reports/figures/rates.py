@@ -31,8 +31,11 @@ def against_rate(points: pd.DataFrame, metric: str, title: str, unit: str) -> go
     figure = blank(title, subtitle, 400, _numbers(spread, unit))
     if unit == "requests/s":
         figure.add_trace(_request_rate_line(points["request_rate"].max()))
-    for place, names in enumerate(_equal(spread)):
-        figure.add_trace(_line(place, " = ".join(names), spread.loc[names[0]].sort_index(), unit))
+    # A series has one colour in every picture of a page, also where it shares a line with another.
+    places = list(dict.fromkeys(spread.index.get_level_values("series")))
+    for names in _equal(spread):
+        rows = spread.loc[names[0]].sort_index()
+        figure.add_trace(_line(places.index(names[0]), " = ".join(names), rows, unit))
     values = spread[["min", "max"]]
     # Beside the requested rate, a rate is drawn from 0.
     log = unit != "requests/s" and values["min"].min() > 0 and values["max"].max() / values["min"].min() > _LOG_FROM

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from ..style.labels import Numbers
-from ..style.look import blank, fill
+from ..style.look import blank, fill, log_axis
 from ..style.palette import BUCKETS
 
 Row = dict[str, Any]
@@ -32,7 +32,8 @@ def lengths(rows: Sequence[Row]) -> go.Figure:
             line={"color": _HUES[name].light, "width": 2, "dash": "solid" if name == "prompt" else "dash"},
             hovertemplate="%{x:,d} tokens",
         )
-    figure.update_xaxes(title_text="tokens", type="log", dtick=1, tickformat=",d")
+    values = [row[name] for row in rows for name in ("prompt", "output")]
+    figure.update_xaxes(title_text="tokens", **log_axis(max(1, min(values)), max(values)))
     figure.update_yaxes(tickformat=".0%", range=[0, 1.02], nticks=6)
     return figure
 

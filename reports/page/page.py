@@ -67,6 +67,7 @@ class Section:
         text: Paragraphs, separated by blank lines, before the pictures.
         figures: Pictures.
         rows: Rows of a table below the pictures; they share their keys, which are the headings.
+        folded_rows: Rows of a folded table.
         widgets: Parts with scripts, before the pictures.
         finding: Paragraphs below the pictures.
         checks: Grade and text of each check, folded. Grades with colours are pass, near, miss and fail.
@@ -79,6 +80,7 @@ class Section:
     text: str = ""
     figures: Sequence[go.Figure] = ()
     rows: Sequence[Mapping[str, Any]] = ()
+    folded_rows: Sequence[Mapping[str, Any]] = ()
     widgets: Sequence[Widget] = ()
     finding: str = ""
     checks: Sequence[tuple[str, str]] = ()
@@ -171,6 +173,7 @@ def _section(section: Section, at: int, counter: Iterator[int]) -> dict[str, Any
         "widgets": widgets,
         "picture_rows": [(small, list(row)) for small, row in groupby(pictures, key=itemgetter("is_small"))],
         "table": _table(_rows_as_numbers(section.rows)) if section.rows else None,
+        "folded_table": _table(_rows_as_numbers(section.folded_rows)) if section.folded_rows else None,
     }
 
 

@@ -97,7 +97,7 @@ def _lead(inputs: PageInputs) -> str:
     loads = dict.fromkeys(_load_text(result) for result in inputs.results)
     if len({result.about["workload"]["sha256"] for result in inputs.results}) > 1:
         loads["These runs served different requests; compare them with care."] = None
-    return "\n\n".join([*loads, *(_run_text(result) for result in inputs.results)])
+    return "\n\n".join(loads)
 
 
 def _load_text(result: Result) -> str:
@@ -106,20 +106,33 @@ def _load_text(result: Result) -> str:
     return f"{load['name']}: {load['requests']:,} requests, {tokens}."
 
 
-def _run_text(result: Result) -> str:
+def _summary(inputs: PageInputs) -> Section:
+    rows = [_summary_row(result) for result in inputs.results]
+    # A run that shares, preempts or refuses nothing needs no column for it.
+    given = [name for name in rows[0] if name not in _IF_ANY or any(row[name] for row in rows)]
+    return Section("Summary", rows=[{name: row[name] for name in given} for row in rows])
+
+
+_IF_ANY = ("Replicas", "Preemptions", "Saved by sharing (%)", "Refused", "Rejected")
+
+
+def _summary_row(result: Result) -> dict[str, Any]:
     settings, summary = result.about["settings"], result.summary
-    preemptions = sum(summary["preemptions"].values())
-    preempted = f" {preemptions:,} preemptions." if preemptions else ""
-    replicas = f", {result.num_replicas} replicas," if result.num_replicas > 1 else ""
-    refused = f" {summary['refused']:,} requests were refused: the pool cannot hold them." if summary["refused"] else ""
-    if summary.get("rejected"):
-        refused += f" {summary['rejected']:,} requests were rejected by the API server's limits."
-    return (
-        f"{result.name} served {settings['model']} on {settings['gpu']}{replicas} in {summary['duration']:,.1f} s:"
-        f" {summary['output_throughput']:,.0f} output tokens/s, {summary['mean_batch']:.1f} requests in a batch,"
-        f" {summary['waste']['mean_over_time_pct']['paper_view']['token_states']:.1f} % of the KV cache held tokens"
-        f" (mean over time).{preempted}{refused}"
-    )
+    used = summary["waste"]["mean_over_time_pct"]["paper_view"]["token_states"]
+    return {
+        "Run": result.name,
+        "Model": settings["model"],
+        "GPU": settings["gpu"],
+        "Replicas": result.num_replicas if result.num_replicas > 1 else None,
+        "Time (s)": round(summary["duration"], 1),
+        "Output tokens/s": round(summary["output_throughput"]),
+        "Requests in a batch": round(summary["mean_batch"], 1),
+        "Tokens in the KV cache (%)": round(used, 1),
+        "Preemptions": sum(summary["preemptions"].values()),
+        "Saved by sharing (%)": round(summary["sharing"]["saved_pct"], 1) if summary.get("sharing") else None,
+        "Refused": summary["refused"],
+        "Rejected": summary.get("rejected", 0),
+    }
 
 
 def _block_maps(inputs: PageInputs) -> Section | None:
@@ -269,6 +282,7 @@ def _viewer(result: Result, request: int | None) -> TableViewer | None:
 
 
 SECTIONS: tuple[Callable[[PageInputs], Section | None], ...] = (
+    _summary,
     _block_maps,
     _memory,
     _waste,

@@ -18,6 +18,7 @@ from ..style.labels import (
     VIEWS,
     Row,
     difference,
+    has_published,
     has_range,
     has_step,
     is_percent,
@@ -49,15 +50,18 @@ _UNUSED_KEY = "popular_unused_pct"
 
 
 def comparison_table(payload: Payload) -> Table:
-    """Published beside simulated values: one line per value, grouped by series if a series has several."""
+    """Published beside simulated values: one line per value, grouped by series if a series has several.
+
+    Rows without any published value have neither its columns nor errors.
+    """
     rows = payload["rows"]
-    ranged, moving = has_range(rows), has_step(rows)
+    ranged, moving, compared = has_range(rows), has_step(rows), has_published(rows)
     grouped = len(rows) > len(series_of(rows))
     at_x, known = any(row.get("x") is not None for row in rows), _known_alike(rows)
     table = _table(gap=1 if ranged and (moving or not is_percent(rows[0]["metric"])) else 2)
     # With many columns, the column of series names shrinks.
     table.add_column("" if grouped else "series", no_wrap=not at_x, overflow="fold" if at_x else "ellipsis")
-    for heading in _headings(ranged, moving, at_x, known is None):
+    for heading in _headings(ranged, moving, at_x, known is None, compared):
         table.add_column(heading, justify="left" if heading in ("how", "origin") else "right", no_wrap=True)
     # If values differ in x alone, the first line has the series' name.
     along = at_x and len(series_of(rows, "metric")) == 1
@@ -70,7 +74,7 @@ def comparison_table(payload: Payload) -> Table:
             if along:
                 label = name if row is mine[0] else ""
             is_last = grouped and row is mine[-1]
-            table.add_row(label, *_cells(row, ranged, moving, at_x, known is None), end_section=is_last)
+            table.add_row(label, *_cells(row, ranged, moving, at_x, known is None, compared), end_section=is_last)
     return table
 
 
@@ -80,27 +84,32 @@ def _known_alike(rows: list[Row]) -> str | None:
     return "digitised" if has_range(rows) and has_step(rows) and found == {"digitised"} else None
 
 
-def _headings(ranged: bool, moving: bool, at_x: bool, how: bool) -> Iterator[str]:
+def _headings(ranged: bool, moving: bool, at_x: bool, how: bool, compared: bool) -> Iterator[str]:
     yield from ["at"] if at_x else []
-    yield from ("published", "simulated")
+    yield from ["published"] if compared else []
+    yield "simulated"
     yield from ["seeds"] if ranged else []
     yield from ["per 1%"] if moving else []
-    yield from ("error", "how", "origin") if how else ("error", "origin")
+    yield from ["error"] if compared else []
+    yield from ["how"] if compared and how else []
+    yield "origin"
 
 
-def _cells(row: Row, ranged: bool, moving: bool, at_x: bool, how: bool) -> Iterator[str]:
+def _cells(row: Row, ranged: bool, moving: bool, at_x: bool, how: bool, compared: bool) -> Iterator[str]:
     metric = row["metric"]
     if at_x:
         yield "-" if row.get("x") is None else f"{row['x']:g}"
-    yield number(metric, row["published"])
+    if compared:
+        yield number(metric, row["published"])
     yield number(metric, row["simulated"])
     if ranged:
         low, high = row.get("minimum"), row.get("maximum")
         yield "-" if low is None else f"{number(metric, low)}..{number(metric, high)}"
     if moving:
         yield step_text(row)
-    yield difference(row)
-    if how:
+    if compared:
+        yield difference(row)
+    if compared and how:
         yield row.get("how") or "-"
     yield origin(row)
 
@@ -163,9 +172,11 @@ def print_payload(payload: Payload, console: Console) -> None:
     elif parameter is not None:
         subject, table, remark = f"{_subject(rows)}, by {PARAMETERS[parameter][1]}", sensitivity_table(payload), ""
     else:
-        known = _known_alike(rows)
+        known, compared = _known_alike(rows), has_published(rows)
         remark = _ERROR_NOTE if known is None else f"published: {known}; {_ERROR_NOTE}"
-        subject, table = f"{_subject(rows)}, published and simulated", comparison_table(payload)
+        sides = "published and simulated" if compared else "simulated"
+        subject, table = f"{_subject(rows)}, {sides}", comparison_table(payload)
+        remark = remark if compared else ""
     console.print(f"{payload['figure']}: {subject}", style="bold", markup=False, highlight=False)
     console.print(payload["workload"], markup=False, highlight=False)
     console.print(table, highlight=False)

@@ -268,13 +268,27 @@ class TestCurves:
         drawn = {(trace.name, trace.line.dash): list(zip(trace.x, trace.y)) for trace in figure.data}
         assert drawn == {
             ("in, published", "dot"): [(1, 9.0)],
-            ("in, simulated", "solid"): [(1, 8.0), (256, 7.0)],
+            ("in", "solid"): [(1, 8.0), (256, 7.0)],
             ("out, published", "dot"): [(1, 3.0)],
-            ("out, simulated", "solid"): [(1, 2.0)],
+            ("out", "solid"): [(1, 2.0)],
         }
+        assert [trace.name for trace in figure.data if trace.showlegend] == ["in", "out"]
         assert (figure.layout.xaxis.type, figure.layout.xaxis.title.text) == ("log", "block size")
         assert figure.layout.yaxis.title.text == "ms"
         assert len(figure.layout.meta["numbers"]["rows"]) == 3
+
+    def test_several_models_of_one_measured_curve_have_it_once(self):
+        figure = curves(along(("paper", 1, 9.0, 8.0), ("roofline", 1, 9.0, 5.0)))
+        assert [(trace.name, list(trace.y)) for trace in figure.data if trace.showlegend] == [
+            ("published", [9.0]), ("paper", [8.0]), ("roofline", [5.0]),
+        ]  # fmt: skip
+
+    def test_without_published_values_only_the_simulated_are_drawn(self):
+        figure = curves(along(("in", 1, None, 8.0), ("in", 2, None, 7.0)))
+        assert [(trace.name, list(trace.y)) for trace in figure.data] == [("in", [8.0, 7.0])]
+        meta = figure.layout.meta["numbers"]
+        assert not {"Published", "How", "Error"} & set(meta["columns"])
+        assert "published" not in f"{figure.layout.title.text} {figure.layout.title.subtitle.text}".lower()
 
     def test_an_axis_that_does_not_reach_far_is_not_logarithmic(self):
         figure = curves(along(("in", 4, 9.0, 8.0), ("in", 40, 10.0, 7.0)))

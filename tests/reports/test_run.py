@@ -197,6 +197,7 @@ def test_every_section_is_there_and_every_figure_has_marks(driver, results):
     assert [url for url in requested_urls(driver) if not url.startswith(("data:", "file:"))] == []
     titles = driver.execute_script("return [...document.querySelectorAll('h2')].map((title) => title.textContent)")
     assert titles == [
+        "Summary",
         "The block map",
         "Memory over time",
         "Use of the memory",
@@ -287,10 +288,23 @@ def test_each_section_is_made_alone(results):
     made = [make(PageInputs([plain])) for make in SECTIONS]
     titles = [section.title for section in made if section is not None]
     served = ["Latency", "Batch and throughput over time", "Requests over time"]
-    always = ["Memory over time", "Use of the memory", *served, "Simulated against measured"]
+    always = ["Summary", "Memory over time", "Use of the memory", *served, "Simulated against measured"]
     assert titles == always
     # An earlier version kept no gaps between tokens.
     assert [len(latencies([each]).figures) for each in (plain, replace(plain, gaps=None))] == [4, 3]
+
+
+def test_the_summary_has_a_row_a_run_and_columns_for_what_happened(results):
+    shown = [read_result(results / name) for name in ("orca-max", "vllm-sosp23")]
+    rows = SECTIONS[0](PageInputs(shown)).rows
+    assert [row["Run"] for row in rows] == ["orca-max", "vllm-sosp23"]
+    for row, result in zip(rows, shown, strict=True):
+        assert row["Output tokens/s"] == round(result.summary["output_throughput"])
+        assert row["Requests in a batch"] == round(result.summary["mean_batch"], 1)
+    assert "Refused" not in rows[0] and "Replicas" not in rows[0]
+    summary = shown[0].summary | {"refused": 3, "sharing": {"saved_pct": 27.08, "mean_saved_blocks": 1.0}}
+    [row] = SECTIONS[0](PageInputs([replace(shown[0], summary=summary)])).rows
+    assert (row["Refused"], row["Saved by sharing (%)"]) == (3, 27.1)
 
 
 def test_runs_of_different_loads_are_said_to_be(results, tmp_path):

@@ -76,13 +76,6 @@ def test_a_request_longer_than_the_model_is_named_by_its_line(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [trace]
 
 
-def test_a_trace_of_which_nothing_fits_the_model_is_refused_before_anything_is_run(tmp_path, capsys):
-    trace = tmp_path / "long.csv"
-    trace.write_text("input,output\n2000,49\n")
-    line = refused(capsys, "reproduce", "fig2", "--trace", trace)
-    assert line == "max_model_len = 2048: no request of long is shorter; raise it"
-
-
 MISTAKES = {
     "policy": (
         ["simulate", "--policy", "fifo"],

@@ -74,6 +74,16 @@ def test_seeds_are_their_mean_with_the_range(folder):
     assert line.y - line.error_y.arrayminus == pytest.approx(own.min())
 
 
+def test_a_series_has_one_colour_also_where_others_are_one_line():
+    """Series a and b have the same TPOT, and are one line there."""
+    columns = {"series": ["a", "b", "c"] * 2, "request_rate": [1.0] * 3 + [2.0] * 3}
+    points = pd.DataFrame(columns | {"ttft": [1.0, 2, 3, 4, 5, 6], "tpot": [1.0, 1, 2, 1, 1, 3]})
+    ttft, tpot = (against_rate(points, name, name, "ms") for name in ("ttft", "tpot"))
+    assert [trace.name for trace in tpot.data] == ["a = b", "c"]
+    colours = [{trace.name[0]: trace.line.color for trace in figure.data} for figure in (ttft, tpot)]
+    assert colours[0]["a"] == colours[1]["a"] != colours[0]["c"] == colours[1]["c"]
+
+
 def table(**columns: object) -> pd.DataFrame:
     plain = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "seed": 0, "request_throughput": 1.0}
     plain |= {"output_throughput": 300.0, "p99_ttft_ms": 9.0, "p99_tpot_ms": 9.0, "median_tpot_ms": 20.0}

@@ -52,10 +52,45 @@ def test_figures_are_in_the_order_of_the_paper():
 def test_the_answer_counts_the_grades_and_names_the_worst():
     documents = {f"fig12{letter}": document(row(error)) for letter, error in zip("abc", (2.0, 60.0, 200.0))}
     [section] = scorecard.first_section(documents, dict.fromkeys(documents, "title"))
-    assert section.text == "Of 3 figures with predicted values 1 pass, 1 near, 1 miss; the worst is Fig 12c (+100.0 %)."
+    assert (
+        section.text
+        == "Of 3 figures with predicted values 1 pass, 1 near, 1 miss; the worst is Fig 12c (+100.0\u00a0%)."
+    )
     [card] = section.widgets
     assert [score.grade for score in card.rows] == ["pass", "near", "miss"]
     assert [score.dots[0][1] for score in card.rows] == [False, False, True]
+
+
+def test_each_constant_is_named_once_with_its_value_and_where_it_is_used():
+    scales = {"vLLM": {"step_scale": 1.23, "fitted_on": "Fig 12a's vLLM crossing"}}
+    documents = {
+        "fig12a": document(row(0.0, kind="fitted"), row(1.0)) | {"scales": scales},
+        "fig12d": document(row(1.0)) | {"scales": scales | {"Orca (Max)": scales["vLLM"]}},
+        "fig2": document(row(1.0)) | {"fit": {"step_scale": 1.125, "on": "Fig 13a, vLLM, batched_requests, alone"}},
+        "fig15": document(row(1.0)) | {"beam_survival": 0.92},
+        "fig19a": document(row(0.0, kind="fitted"), row(0.0, kind="fitted"), row(1.0)),
+    }
+    lines = [tuple(line.values()) for line in scorecard.constants(documents)]
+    assert lines == [
+        ("step-time scale", "1.230", "Fig 12a's vLLM crossing", "Fig 12a, Fig 12d"),
+        ("step-time scale", "1.125", "Fig 13a, vLLM, batched requests, alone", "Fig 2"),
+        ("beam survival", "0.92", "Fig 15, two beams on Alpaca", "Fig 15"),
+        ("see Fig 19a", "", "2 values of Fig 19a", "Fig 19a"),
+    ]
+    without = {name: one for name, one in documents.items() if name != "fig2"}
+    [section] = scorecard.first_section(without, dict.fromkeys(without, "title"))
+    assert section.widgets[0].notes[0] == (
+        "Fitted on 3 values, for 4 predicted ones: step-time scale, beam survival, constants of Fig 19a."
+        " Details has their values."
+    )
+    assert len(section.folded_rows) == 3
+
+
+def test_values_that_are_the_published_ones_have_no_worst():
+    assert scorecard.finding(document(row(0.0), row(0.0))) == "2 predicted values are the published."
+    assert scorecard.finding(document(row(10.0))).startswith(
+        "1 predicted value is within 5.0\u00a0% of the published; the"
+    )
 
 
 def test_a_page_has_a_place_for_what_is_not_finished(tmp_path):

@@ -1,0 +1,125 @@
+"""Each kind of page in a real browser: the index, the search, the colours, and what is folded come from one template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from browser import offline_browser, poor_texts, show, texts, wait
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.cli.traces import write_trace_page
+from fragmeter.experiments.paper.paper import source
+from fragmeter.experiments.reproduce.figures import FIGURES
+from fragmeter.experiments.reproduce.reproduction import Benches, Page
+from fragmeter.reports.page.sweep_report import Sweep, write_sweep_report
+from fragmeter.traces import read, stats
+
+TRACE = "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at / 2},{90 + 40 * at},{30 + at}\n" for at in range(12))
+ENTRIES = (
+    "return [...document.querySelectorAll('.index li a')].filter((a) => a.checkVisibility()).map((a) => a.textContent)"
+)
+HEADINGS = "return [...document.querySelectorAll('main > section:not([hidden]) h2')].map((title) => title.textContent)"
+
+
+def reproduction(folder: Path) -> Path:
+    """Figures that take next to nothing, with a scorecard."""
+    names, benches = ["fig1", "fig3", "table1", "fig19a"], Benches(source(), None)
+    page = Page(names, with_stories=False)
+    for name in names:
+        bench = benches.of(FIGURES[name])
+        document = FIGURES[name].make(bench)
+        page.add(name, document, FIGURES[name].show(document, bench))
+    page.write(folder / "reproduction.html")
+    return folder / "reproduction.html"
+
+
+def own_trace(folder: Path) -> Path:
+    (folder / "mine.csv").write_text(TRACE)
+    tokens = ["reproduce", "all", "--trace", folder / "mine.csv", "--out", folder / "own", "--jobs", 1]
+    assert status([*map(str, tokens)]) == DONE
+    return folder / "own" / "your-trace.html"
+
+
+def run_report(folder: Path) -> Path:
+    (folder / "mine.csv").write_text(TRACE)
+    assert (
+        status(["simulate", "--trace", str(folder / "mine.csv"), "--record-blocks", "--out", str(folder / "run")])
+        == DONE
+    )
+    assert status(["report", str(folder / "run"), "--out", str(folder / "report.html")]) == DONE
+    return folder / "report.html"
+
+
+def sweep(folder: Path) -> Path:
+    rates = {"series": ["a", "a", "b", "b"], "request_rate": [1.0, 2, 1, 2], "seed": 0, "request_throughput": 0.9}
+    rates |= {"request_goodput": [0.8, 1.1, 0.9, 0.2], "p99_ttft_ms": [20.0, 900, 30, 4000], "p99_tpot_ms": 30.0}
+    speeds = {"tokens_per_s_per_user": [40.0, 30, 35, 20], "tokens_per_s_per_gpu": [90.0, 150, 80, 190]}
+    return write_sweep_report(
+        folder / "sweep.html", Sweep("small", pd.DataFrame(rates | speeds), ["policy"], "ttft:500", 0)
+    )
+
+
+def trace(folder: Path) -> Path:
+    (folder / "mine.csv").write_text(TRACE)
+    found = read(folder / "mine.csv")
+    return write_trace_page(found, stats(found), folder / "trace.html")
+
+
+KINDS = {kind.__name__: kind for kind in (reproduction, own_trace, run_report, sweep, trace)}
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with offline_browser(1400, 900) as driver:
+        yield driver
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_page_has_an_index_a_search_and_two_schemes(kind, driver, tmp_path):
+    path = kind(tmp_path)
+    show(driver, path, "light", 1400)
+    assert driver.get_log("browser") == []
+    headings = driver.execute_script(HEADINGS)
+    assert headings == driver.execute_script(ENTRIES) and len(headings) > 1
+    # What is folded is closed, and opens.
+    folded = "return [...document.querySelectorAll('main details')].filter((part) => part.open).length"
+    assert driver.execute_script(folded) == 0
+    last = "[...document.querySelectorAll('h2')].at(-1)"
+    wait(
+        driver,
+        f"{last}.scrollIntoView({{ behavior: 'instant' }});"
+        f" return document.querySelector('.index [aria-current]').textContent === {last}.textContent",
+    )
+    search = driver.find_element("css selector", ".tools input")
+    search.send_keys(headings[-1])
+    wait(
+        driver, f"return document.querySelector('main > section[hidden]') !== null && !{last}.closest('section').hidden"
+    )
+    assert driver.execute_script(HEADINGS) == driver.execute_script(ENTRIES) != headings
+    search.clear()
+    search.send_keys(" ")
+    driver.find_element("css selector", ".theme").click()
+    wait(driver, "return document.documentElement.dataset.drawn === 'dark'")
+    assert poor_texts(texts(driver)) == []
+    driver.execute_script("delete document.documentElement.dataset.theme")
+    show(driver, path, "dark", 420)
+    widths = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+    assert widths[0] <= widths[1] == 420 and driver.execute_script(ENTRIES) == []
+
+
+def test_the_scorecard_is_on_the_first_screen_and_leads_to_each_figure(driver, tmp_path):
+    path = reproduction(tmp_path)
+    for scheme, width_px in (("light", 1400), ("dark", 900), ("light", 420)):
+        show(driver, path, scheme, width_px)
+        top = "return document.querySelector('.scores').getBoundingClientRect().top"
+        assert driver.execute_script(top) < 900
+    rows = "return [...document.querySelectorAll('.scores tbody tr')].map((row) => row.querySelector('a').textContent)"
+    assert driver.execute_script(rows) == ["Fig 1", "Fig 3", "Table 1", "Fig 19a"]
+    driver.find_element("link text", "Fig 19a").click()
+    wait(driver, "return location.hash === '#fig19a'")
+    # The fitted constants are one click away.
+    driver.execute_script("document.querySelector('.more').open = true")
+    constants = "return [...document.querySelectorAll('.more th')].map((cell) => cell.textContent)"
+    assert "Constant" in driver.execute_script(constants)
