@@ -29,6 +29,7 @@ from statistics import median
 from rich import box
 from rich.table import Table
 
+from ....sim.types.optional import not_none
 from ...runs.output import Report
 from ..bench import Bench, Case
 from ..block_sizes.block_sizes import ALPACA as ALPACA_LOAD
@@ -168,7 +169,7 @@ def _bars(experiment: Experiment, bench: Bench, found: Fit, by_context: bool) ->
 
 
 def _with(system: System, by_context: bool) -> System:
-    return replace(system, steps=replace(system.steps, by_context=by_context))
+    return replace(system, steps=replace(not_none(system.steps), by_context=by_context))
 
 
 def _panels() -> Iterator[tuple[str, str]]:
