@@ -8,7 +8,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from browser import hexed, offline_browser, poor_texts, requested_urls, saved_csv, show, texts, wait
+from browser import emulate, hexed, offline_browser, poor_texts, requested_urls, saved_csv, show, texts, wait
 from fragmeter.reports.figures.figures import (
     data_of,
     fig2,
@@ -119,6 +119,18 @@ def test_nothing_sticks_out_of_the_window(driver, page, width_px):
     widths = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
     assert widths[0] <= widths[1] == width_px
     wait(driver, "return [...document.querySelectorAll('.plot')].every(p => p.scrollWidth <= p.clientWidth)")
+
+
+def test_a_legend_that_wraps_anew_is_not_over_the_bars(driver, page):
+    show(driver, page, "light", 1280)
+    clear = (
+        "const [plot] = document.querySelectorAll('.plot'), place = (part) => plot.querySelector(part).getBoundingClientRect();"
+        "return Math.abs(plot._fullLayout.width - plot.clientWidth) < 2 && place('.legend').bottom <= place('.barlayer').top"
+    )
+    wait(driver, clear)
+    for width_px in (520, 400, 560):
+        emulate(driver, "light", width_px)
+        wait(driver, clear)
 
 
 def test_the_keyboard_reaches_the_skip_link_every_section_and_every_figure(driver, page):
