@@ -18,6 +18,8 @@ from .paper import FIG13A, SERIES
 
 FITTED_ON = "vLLM"
 METRIC = "batched_requests"
+#: The value, in documents.
+ON = f"Fig 13a's {FITTED_ON}, batched requests"
 #: The fit on the paper's own pairs; ``FITTED_STEP_SCALE`` is the same with a step time whatever the context.
 CONTEXT_STEP_SCALE = 1.07
 #: Scanned scales, in thousandths.
@@ -46,7 +48,7 @@ class Fit:
         """As data."""
         return {
             "step_scale": self.scale,
-            "on": f"Fig 13a, {FITTED_ON}, {METRIC}, alone",
+            "on": ON,
             "published": self.published,
             "kind": "fitted on this workload" if self.scan else "fitted beforehand, on the paper's own length pairs",
             "scan": [{"step_scale": scale, METRIC: round(value, 3)} for scale, value in self.scan],

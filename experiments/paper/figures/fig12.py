@@ -18,7 +18,7 @@ from typing import Any
 
 from ..bench import Bench
 from ..comparison import Payload
-from ..fit import CONTEXT_STEP_SCALE
+from ..fit import CONTEXT_STEP_SCALE, ON
 from ..paper import FIG13A, SERIES, Source
 from ..published import paper_figures
 from ..rate_sweep.costs import Steps
@@ -46,7 +46,7 @@ from ..settings import paper_settings
 FIGURE, FT = "fig12", "FasterTransformer"
 #: The model with measured steps, and its scale.
 MEASURED_MODEL = "OPT-13B"
-SCALE = Scale(CONTEXT_STEP_SCALE, "Fig 13a's vLLM value, beforehand, on the paper's own pairs,")
+SCALE = Scale(CONTEXT_STEP_SCALE, ON)
 _HOUR_S = 3600
 #: By model: GPU, number of GPUs, and the length of the traces in seconds.
 SERVERS = {
