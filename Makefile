@@ -35,8 +35,8 @@ help:
 	@echo "make docs         write docs/reproduction.md again; TRACE=FILE ALPACA=FILE add the paper's own length pairs"
 	@echo "make screenshots  take the pictures of the README from new pages"
 
-# A virtual environment of its own, installed anew when setup.cfg changes.
-$(VENV)/.core: setup.cfg pyproject.toml
+# A virtual environment of its own, installed anew when setup.cfg or the compiled core changes.
+$(VENV)/.core: setup.cfg pyproject.toml setup.py sim/engine/_core.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python tests/helpers/lowest_bounds.py > $(VENV)/lowest.txt
 	$(PIP_INSTALL) $(CONSTRAINTS) --editable .

@@ -93,6 +93,11 @@ class Table:
         self._sealed.append(np.ascontiguousarray(records.T))
         self._records = bytearray()
 
+    def extend(self, records: np.ndarray) -> None:
+        """Add copies of records, int64 [n, fields], after those added so far."""
+        self.seal()
+        self._sealed.append(records.T.copy())
+
     def columns(self) -> dict[str, np.ndarray]:
         """All records as an int64 column a field."""
         self.seal()
