@@ -17,8 +17,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from ..types.errors import SettingError
 
@@ -125,5 +123,9 @@ def _downloaded(name: str) -> Path:
 
 def _require_network(endpoint: str) -> None:
     """Any answer will do; OSError if there is none."""
+    # Loaded here, as loading them takes longer than a small run.
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
     with suppress(HTTPError):
         urlopen(Request(endpoint, method="HEAD"), timeout=_TIMEOUT_S).close()
