@@ -169,7 +169,7 @@ def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost 
 def _run_past(engine: Engine | CoreEngine, end_ticks: int) -> None:
     """Run to the end of a leap that begins at ``end_ticks`` or later, so that the ledger is complete up to there."""
     until = end_ticks
-    while engine.process.is_alive and not (engine.ledger.rows.columns()["start_ticks"] >= end_ticks).any():
+    while engine.process.is_alive and (engine.ledger.rows.last("start_ticks") or 0) < end_ticks:
         until += _PAST_TICKS
         engine.env.run(until=until)
 

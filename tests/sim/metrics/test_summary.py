@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from engine_runs import serve
 from fragmeter.experiments.paper.sharing import closed_form_pct
 from fragmeter.sim import settings, simulate, summary
 from fragmeter.sim.metrics import result
+from fragmeter.sim.metrics.gaps import Gaps
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.sequence import RECOMPUTED
@@ -227,3 +229,35 @@ def test_what_samples_save_is_the_shared_part_of_their_prompt(leap):
     assert found["saved_pct"] == pytest.approx(closed_form_pct(np.array([32]), np.array([200]), 3), rel=0.02)
     alone = Workload("one", np.array([0]), np.array([32]), np.array([200]))
     assert summary(simulate(settings(num_gpu_blocks_override=200, leap=leap), alone))["sharing"] is None
+
+
+def test_times_and_gaps_of_a_run_are_computed_once():
+    run = small_run()
+    assert request_times(run) is request_times(run)
+    assert Gaps.of(run.log) is Gaps.of(run.log)
+    # Another run has its own.
+    assert request_times(run) is not request_times(small_run())
+
+
+def test_a_summary_that_is_known_is_not_computed_again(tmp_path, monkeypatch):
+    run = small_run()
+    known = summary(run)
+    result.write(run, tmp_path / "one", {})
+    monkeypatch.setattr(result, "summary", None)
+    result.write(run, tmp_path / "other", {}, content=known)
+    assert (tmp_path / "one" / "summary.json").read_bytes() == (tmp_path / "other" / "summary.json").read_bytes()
+
+
+def test_one_table_is_in_memory_at_a_time(tmp_path, monkeypatch):
+    run, made = small_run(), []
+
+    def table_of(run, name):
+        assert all(table() is None for table in made)
+        found = real(run, name)
+        made.append(weakref.ref(found))
+        return found
+
+    real = result.table_of
+    monkeypatch.setattr(result, "table_of", table_of)
+    result.write(run, tmp_path / "run", {})
+    assert len(made) == len(result.TABLES)
