@@ -60,7 +60,7 @@ class Settings:
         step_scale: Factor on the step time; default: 1, and for paper the factor fitted to Fig 13a.
         window: Start and end of the measurement in simulated seconds; default: the whole run.
         leap: Simulate all steps between two decisions as one event. The results are the same bits.
-        core: Use the compiled core for the runs that it serves. The results are the same bits, so it is no part
+        core: Use the compiled core for the runs that it serves (docs/scale.md). The results are the same bits, so it is no part
             of ``as_dict``.
         ids: Allocate physical block ids. Decisions are the same; beams always have ids.
         seed: Seed of all random draws.

@@ -17,7 +17,7 @@ class Served:
         self.seconds, self.now = seconds, 0.0
         self.here: list[int] = []
         self.by_workers: list[int] = []
-        monkeypatch.setattr(parallel.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(parallel.time, "process_time", lambda: self.now)
         monkeypatch.setattr(parallel, "_on_cores", self._on_cores)
 
     def call(self, number: int) -> int:
