@@ -24,7 +24,6 @@ import simpy
 from ..cost import PaperCost
 from ..memory.accounting.ledger import Ledger
 from ..memory.paged.paged import PagedMemory
-from ..policy.base import Limits
 from ..policy.options import VllmV0Options
 from ..policy.vllm_sosp23 import VllmSosp23
 from ..types.errors import SimulationFault
@@ -96,19 +95,17 @@ class CoreEngine:
         self.env, self.ledger, self._core = env, Ledger(replica.memory.meter), core
         self.end_ticks, self.delivered = int(env.now), 0
         self._name, self._edges = replica.policy.name, tuple(edges)
-        rows = np.flatnonzero(~refused)
+        rows = np.flatnonzero(~refused).astype(np.int64)
         columns = (column[rows] for column in (workload.arrival_ticks, workload.prompt_tokens, workload.output_tokens))
         limits = replica.policy.limits
         self._most = min(limits.max_num_seqs, max(1, len(rows)))
-        numbers = self._limits(limits, replica)
+        pool = replica.num_blocks, replica.block_size
+        numbers = *pool, self._most, limits.max_num_batched_tokens, limits.watermark_blocks
         cost = replica.cost
+        # A subclass may have other step times.
         terms = cost.terms if type(cost) is PaperCost else None
         self._handle = core.start(rows, *columns, numbers, self._edges, cost.step_ticks, cost.decode_line, terms)
         self.process = env.process(self._serve())
-
-    def _limits(self, limits: Limits, replica: Replica) -> tuple[int, int, int, int, int]:
-        pool = replica.num_blocks, replica.block_size
-        return *pool, self._most, limits.max_num_batched_tokens, limits.watermark_blocks
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
         tables = self.ledger.rows, self.ledger.residencies, self.ledger.evictions
