@@ -36,8 +36,8 @@ help:
 	@echo "make docs         write docs/reproduction.md again; TRACE=FILE ALPACA=FILE add the paper's own length pairs"
 	@echo "make screenshots  take the pictures of the README and docs/gallery.md from new pages"
 
-# A virtual environment of its own, installed anew when setup.cfg changes.
-$(VENV)/.core: setup.cfg pyproject.toml
+# A virtual environment of its own, installed anew when setup.cfg or the compiled core changes.
+$(VENV)/.core: setup.cfg pyproject.toml setup.py sim/engine/_core.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python tests/helpers/lowest_bounds.py > $(VENV)/lowest.txt
 	$(PIP_INSTALL) $(CONSTRAINTS) --editable .
@@ -135,6 +135,7 @@ release-check: $(VENV)/.dev
 
 benchmark: $(VENV)/.test
 	$(BIN)/python benchmarks/engine_speed.py
+	$(BIN)/python benchmarks/core_speed.py
 	$(BIN)/python benchmarks/policy_speed.py
 	$(BIN)/python benchmarks/prefix_cache_speed.py
 	$(BIN)/python benchmarks/prefix_cache_speed.py --unshared

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from ..sim.output import frames as pd
 from ..sim.output.files import require_writable_file, write_whole
 from ..sim.types.errors import SettingError
 from ..sim.workload.content import NO_SESSION, PromptContent
 from ..sim.workload.dialogue import NO_PARENT, Dialogue
+from .parsing import arrow as pa
 from .parsing.times import to_seconds
 from .types.trace import Trace
 

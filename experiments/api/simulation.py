@@ -281,7 +281,7 @@ class Simulation:
             UserError: The folder holds other files, or cannot be written.
         """
         recordings = {} if self.blocks is None else {"blocks": self.blocks}
-        return write_result(self.run, Path(folder), self.described, recordings)
+        return write_result(self.run, Path(folder), self.described, recordings, self._summary)
 
     def __repr__(self) -> str:
         """Two lines: the settings of the run, and its main results."""

@@ -15,6 +15,7 @@ from rich.table import Table
 from ... import __version__
 from ...gpu.check.parts import Part, every_part
 from ...gpu.devices.probe import probe
+from ...sim.engine.core import compiled
 from ...sim.engine.run import simulate
 from ...sim.engine.settings import settings
 from ...sim.metrics.summary import summary
@@ -27,7 +28,7 @@ _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(\[[^]]*\])?(?P<bounds>[^;]*)(;.*ex
 def doctor(*, json: JsonTarget = None) -> None:
     """Say what works on this machine, and why not."""
     report = Report(json)
-    parts = [simulator(), reports(), *every_part()]
+    parts = [simulator(), core(), reports(), *every_part()]
     findings: dict[str, Any] = {
         "fragmeter": __version__,
         "python": platform.python_version(),
@@ -50,6 +51,15 @@ def simulator() -> Part:
     except Exception as error:
         return Part("simulator", False, f"{type(error).__name__}: {error}", "an internal fault; please report it")
     return Part("simulator", served == 1, f"fragmeter {__version__}, Python {platform.python_version()}")
+
+
+def core() -> Part:
+    """Load the compiled core. Without it Python gives the same results."""
+    module, found = compiled()
+    remedy = (
+        None if module else "pip install fragmeter again, where there is a C compiler; Python gives the same results"
+    )
+    return Part("compiled core", module is not None, found, remedy)
 
 
 def reports() -> Part:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, make_dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter
@@ -11,7 +12,7 @@ from docstring_parser import parse
 
 from ...sim.cost import COST_NAMES
 from ...sim.engine.settings import SHARED, Settings, default_of, settings
-from ...sim.policy.options import help_of
+from ...sim.policy.options import help_of, type_of
 from ...sim.policy.registry import declaring, options_by_policy, policies, policy
 from ...sim.spec import gpu_names, model_names
 
@@ -43,6 +44,7 @@ def _shared_help() -> dict[str, str]:
     return described | {name: f"{described[name]} One of {', '.join(values)}." for name, values in names.items()}
 
 
+@cache
 def _declared() -> Mapping[str, tuple[Any, str]]:
     """Type and help of every flag by name."""
     types, helps = get_type_hints(Settings), _shared_help()
@@ -51,7 +53,7 @@ def _declared() -> Mapping[str, tuple[Any, str]]:
         declared = declaring(name)
         assert declared is not None
         text = f"{help_of(declared, name)} {_defaults(name, readers)} Policies: {', '.join(readers)}."
-        found[name] = get_type_hints(declared)[name], text
+        found[name] = type_of(declared, name), text
     return found
 
 

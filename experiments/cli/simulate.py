@@ -13,7 +13,6 @@ from typing import Annotated, Any, NamedTuple
 from cyclopts import Parameter
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from ...sim.cluster import Cluster, ClusterRun
@@ -272,8 +271,9 @@ def simulate(
     if openmetrics is not None:
         runs = run.runs if isinstance(run, ClusterRun) else (run,)
         write_whole(openmetrics, "".join(metrics_text(runs, settings.model, interval_s)))
-    _keep(partial(write_result, run, request=load.described, recordings=recordings), out)
-    _print(load, summarize(run), latency_range(load, run), report, out)
+    content = summarize(run)
+    _keep(partial(write_result, run, request=load.described, recordings=recordings, content=content), out)
+    _print(load, content, latency_range(load, run), report, out)
     if plan is not None and wanted is not None:
         report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
     if openmetrics is not None:
@@ -337,6 +337,8 @@ def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
+    from rich.progress import Progress
+
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("requests", total=total)
         yield lambda arrived: bar.update(task, completed=arrived)

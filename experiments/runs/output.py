@@ -12,8 +12,6 @@ from typing import Annotated, Any, TypeVar
 
 from cyclopts import Group, Parameter
 from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn
-from rich.progress import track as rich_track
 
 from ...sim.output.files import STDOUT, as_json, is_stdout, is_stream, require_writable_file, user_paths, write_whole
 from ...sim.types.errors import SettingError
@@ -59,6 +57,8 @@ class Count:
     def __init__(self, subject: str, total: int) -> None:
         self._bar = None
         if sys.stderr.isatty():
+            from rich.progress import Progress, TimeElapsedColumn
+
             self._bar = Progress(
                 *Progress.get_default_columns(),
                 TimeElapsedColumn(),
@@ -105,6 +105,8 @@ def track(items: Iterable[Item], subject: str, total: int) -> Iterable[Item]:
     """Yield the items; on a terminal a bar on standard error shows the progress."""
     if _no_bars.get() or not sys.stderr.isatty():
         return items
+    from rich.progress import track as rich_track
+
     return rich_track(items, subject, total=total, console=Console(stderr=True), transient=True)
 
 

@@ -35,6 +35,10 @@ _IDLE_S = 20
 _LOOK_S = 1
 #: Calls per worker of Ray at a time.
 _RAY_CALLS = 4
+#: Seconds of work that are worth the start of workers, which load the package.
+_WORTH_WORKERS_S = 3.0
+#: Seconds that a first call takes at most for what it loads.
+_LOADING_S = 0.5
 _at_most: ContextVar[int | None] = ContextVar("at_most", default=None)
 
 
@@ -87,12 +91,14 @@ def in_parallel(call: Callable[..., Result], jobs: Sequence[tuple[Any, ...]]) ->
 
 
 def as_they_finish(
-    call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], total: int, workers: Workers
+    call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], total: int, workers: Workers, light: bool = False
 ) -> Iterator[Result]:
     """Yield the results of a module's function for each job's arguments, as they finish.
 
     Args:
         jobs: ``total`` jobs, made when a worker is about to be free.
+        light: Whether the calls may be too short for processes on this machine to pay off. They then run here, one by one,
+            until the time of one call says that the rest is worth the start of workers.
 
     Raises:
         MissingExtra: The cluster's package is not installed.
@@ -103,11 +109,28 @@ def as_they_finish(
     elif workers.engine == "ray":
         yield from _on_ray(call, jobs, workers)
     else:
-        cores = min(workers.jobs or _cores(), total)
+        cores, jobs = min(workers.jobs or _cores(), total), iter(jobs)
+        if light and cores > 1:
+            for done, (took_s, result) in enumerate(_timed(call, jobs), 1):
+                yield result
+                # The first call also loads what the others share.
+                left, known = total - done, done > 1 or took_s > _LOADING_S
+                if known and left > 1 and left * took_s > _WORTH_WORKERS_S:
+                    break
+            else:
+                return
         if cores < 2:
             yield from (call(*job) for job in jobs)
         else:
             yield from _on_cores(call, jobs, cores, "generator_unordered")
+
+
+def _timed(call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]]) -> Iterator[tuple[float, Result]]:
+    """The results of the jobs, with the CPU seconds that each call takes: what else the machine does is not counted."""
+    for job in jobs:
+        start_s = time.process_time()
+        result = call(*job)
+        yield time.process_time() - start_s, result
 
 
 def _calls(call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:

@@ -123,16 +123,18 @@ def write_result(
     directory: str | Path,
     request: Mapping[str, Any],
     recordings: Mapping[str, Recording] | None = None,
+    content: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the result folder of a run.
 
     Args:
         request: Origin of the workload.
         recordings: Recordings of a single replica.
+        content: ``summarize(run)``, where it is known.
 
     Raises:
         UserError: As ``sim.metrics.result.write``.
     """
     if isinstance(run, ClusterRun):
-        return write_cluster(run, directory, request)
-    return write(run, directory, request, recordings)
+        return write_cluster(run, directory, request, content)
+    return write(run, directory, request, recordings, content)

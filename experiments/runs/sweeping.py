@@ -20,6 +20,9 @@ from .parallel import Workers, as_they_finish
 from .points import Store, Workloads, key
 from .unread import Unread
 
+#: Requests of a mean point that take a good part of a second in any case.
+_HEAVY_REQUESTS = 50_000
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -61,17 +64,19 @@ def sweep_points(
         SimulationFault: A point fails because of an internal fault.
     """
     workloads, unread = Workloads(), Unread()
-    hashes, keys = [], []
+    hashes, keys, requests = [], [], {}
     for point in points:
         work = workloads.of(point.inputs)
         unread.see(point.inputs, work)
         hashes.append(work.sha256())
         keys.append(key(point.inputs, work, goal))
+        requests[keys[-1]] = len(work)
     if not checked:
         unread.refuse()
     outcomes = {name: Outcome(name, summary) for name in keys if store and (summary := store.find(name)) is not None}
     missing = {name: point for name, point in zip(keys, points, strict=True) if name not in outcomes}
-    for outcome in track(_run(missing, workloads, workers, goal), "points", len(missing)):
+    light = sum(requests[name] for name in missing) < _HEAVY_REQUESTS * len(missing)
+    for outcome in track(_run(missing, workloads, workers, goal, light), "points", len(missing)):
         point = missing[outcome.key]
         if outcome.fault:
             error = SimulationFault(f"{point.axis_values}: {outcome.fault.splitlines()[-1]}")
@@ -85,10 +90,10 @@ def sweep_points(
 
 
 def _run(
-    points: Mapping[str, Point], workloads: Workloads, workers: Workers, goal: Objectives | None
+    points: Mapping[str, Point], workloads: Workloads, workers: Workers, goal: Objectives | None, light: bool
 ) -> Iterator[Outcome]:
     jobs = ((name, point.inputs.settings, workloads.of(point.inputs), goal) for name, point in points.items())
-    return as_they_finish(run_point, jobs, len(points), workers)
+    return as_they_finish(run_point, jobs, len(points), workers, light)
 
 
 def run_point(name: str, settings: Settings, work: Workload, goal: Objectives | None = None) -> Outcome:

@@ -219,7 +219,7 @@ def waste_costs(sides: Sequence[Side], seeds: int, workers: Workers, price: floa
     refuse_unread((inputs, inputs.workload(inputs.lengths())) for inputs in everything)
     places = product(range(len(sides)), range(seeds))
     jobs = [(place, number, _seeded(sides[place].inputs, number)) for place, number in places]
-    found = dict(track(as_they_finish(_run, jobs, len(jobs), workers), "runs", len(jobs)))
+    found = dict(track(as_they_finish(_run, jobs, len(jobs), workers, light=True), "runs", len(jobs)))
     rows: list[Row] = []
     for place, side in enumerate(sides):
         rows += _rows(side, [found[place, number] for number in range(seeds)], price)

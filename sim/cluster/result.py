@@ -91,13 +91,14 @@ def cluster_table_of(run: ClusterRun, name: str) -> pd.DataFrame:
     return with_time_columns(name, tables[name]())
 
 
-def write_cluster(run: ClusterRun, directory: str | Path, request: Mapping[str, Any]) -> Path:
+def write_cluster(
+    run: ClusterRun, directory: str | Path, request: Mapping[str, Any], content: Mapping[str, Any] | None = None
+) -> Path:
     """Write the result directory, whole or not at all; see ``result.write``."""
-    tables = {name: cluster_table_of(run, name) for name in TABLES}
+    tables = {name: partial(cluster_table_of, run, name) for name in TABLES}
     document = describe(run.settings, run.runs[0].replica, run.workload, request)
-    return write_whole_folder(
-        directory, tables, {"summary": cluster_summary(run), "run": document | {"cluster": run.cluster.as_dict()}}
-    )
+    documents = {"summary": content or cluster_summary(run), "run": document | {"cluster": run.cluster.as_dict()}}
+    return write_whole_folder(directory, tables, documents)
 
 
 def _of_each(run: ClusterRun, table: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:

@@ -30,7 +30,7 @@ class StepCost(Protocol):
         """``(base_ticks, ticks_per_context_token, until_context)`` of a step that only decodes.
 
         For every context from ``context`` to before ``until_context`` (None: without end),
-        ``step_ticks(decodes, context, 0, 0) == base_ticks + ticks_per_context_token * context``.
+        ``step_ticks(decodes, context, 0, 0) == base_ticks + ticks_per_context_token * context``, and the answer is the same.
         """
 
     def swap_out_ticks(self, blocks: int) -> int:

@@ -77,6 +77,13 @@ class PaperCost:
         """Whether the measurements apply: the layers and width of OPT-13B on one A100-40GB."""
         return (model.num_layers, model.hidden_size, gpu.name, tensor_parallel) == (40, 5120, "a100-40gb", 1)
 
+    @property
+    def terms(self) -> tuple[int, int, int, int, int]:
+        """``step_ticks`` in numbers: ticks of a step, of a decode, of a prefill token, and what each prefill token costs more
+        past as many tokens."""
+        beyond = self._steeper, PREFILL_KNEE_TOKENS
+        return self._step, self._per_decode, self._per_prefill_token, *beyond
+
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
         """See ``StepCost``; independent of context and pairs."""
         ticks = self._step + self._per_decode * decodes + self._per_prefill_token * prefill_tokens

@@ -24,6 +24,7 @@ from ..types.state import State
 from ..workload.closed_loop import ClosedLoop, Maker
 from ..workload.source import OpenLoop
 from ..workload.workload import Workload
+from .core import CoreEngine, serves
 from .engine import Engine
 from .grouping import grouped_source, is_grouped, leaders, smallest_pools
 from .observer import Observer
@@ -165,10 +166,10 @@ def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost 
     return finished(settings, workload, grouped, replica, engine.ledger, int(engine.env.now), needed)
 
 
-def _run_past(engine: Engine, end_ticks: int) -> None:
+def _run_past(engine: Engine | CoreEngine, end_ticks: int) -> None:
     """Run to the end of a leap that begins at ``end_ticks`` or later, so that the ledger is complete up to there."""
     until = end_ticks
-    while engine.process.is_alive and not (engine.ledger.rows.columns()["start_ticks"] >= end_ticks).any():
+    while engine.process.is_alive and (engine.ledger.rows.last("start_ticks") or 0) < end_ticks:
         until += _PAST_TICKS
         engine.env.run(until=until)
 
@@ -181,7 +182,8 @@ def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledg
     Raises:
         UserError, SimulationFault: as ``simulate``.
     """
-    engine = _start(settings, workload, is_grouped(settings, workload)).engine
+    # The ledger of the core may be ahead of the clock.
+    engine = _start(replace(settings, core=False), workload, is_grouped(settings, workload)).engine
     with no_cycle_collection():
         engine.env.run(until=end_ticks)
     return engine.ledger
@@ -192,13 +194,13 @@ class _Started(NamedTuple):
 
     Attributes:
         replica: Its policy, memory and cost model.
-        source: Its source of requests.
+        source: Its source of requests; the compiled core is its own.
         needed: int64 [n], blocks of the smallest pool that can serve each request.
     """
 
     replica: Replica
-    engine: Engine
-    source: OpenLoop | ClosedLoop | LimitedLoop
+    engine: Engine | CoreEngine
+    source: OpenLoop | ClosedLoop | LimitedLoop | CoreEngine
     needed: np.ndarray
 
 
@@ -220,6 +222,11 @@ def _start(
     outside = outside_ticks(replica.cost)
     workload, sequences = as_delivered(workload, outside), as_delivered(sequences, outside)
     env = simpy.Environment(initial_time=0)
+    observers = tuple(observers)
+    if not grouped and workload.users is None and not observers and serves(settings, replica):
+        sequence_refused = np.repeat(refused, workload.num_sequences)
+        core = CoreEngine(env, sequences, sequence_refused, replica, edges(settings))
+        return _Started(replica, core, core, needed)
     source: OpenLoop | ClosedLoop | LimitedLoop
     state: State | None = None
     if grouped:
@@ -234,7 +241,6 @@ def _start(
             source = LimitedLoop(loop, workload.num_sequences, *limits)
             observers = (source, *observers)
     parts = replica.policy, replica.memory, replica.cost, edges(settings), settings.leap, state
-    observers = tuple(observers)
     engine = Engine(env, source, *parts, observers)
     for observer in observers:
         observer.run_started(engine, refused)
@@ -285,8 +291,8 @@ def edges(settings: Settings) -> tuple[int, ...]:
 
 
 def _run(
-    engine: Engine,
-    source: OpenLoop | ClosedLoop | LimitedLoop,
+    engine: Engine | CoreEngine,
+    source: OpenLoop | ClosedLoop | LimitedLoop | CoreEngine,
     workload: Workload,
     progress: Callable[[int], None] | None,
 ) -> None:

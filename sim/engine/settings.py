@@ -60,6 +60,8 @@ class Settings:
         step_scale: Factor on the step time; default: 1, and for paper the factor fitted to Fig 13a.
         window: Start and end of the measurement in simulated seconds; default: the whole run.
         leap: Simulate all steps between two decisions as one event. The results are the same bits.
+        core: Use the compiled core for the runs that it serves (docs/scale.md). The results are the same bits, so it is no part
+            of ``as_dict``.
         ids: Allocate physical block ids. Decisions are the same; beams always have ids.
         seed: Seed of all random draws.
         options: Options of policies, by name, as ``Policy.options_type`` declares them, without those at their
@@ -88,6 +90,7 @@ class Settings:
     step_scale: Scale | None = None
     window: tuple[Seconds, Seconds] | None = None
     leap: bool = True
+    core: bool = True
     ids: bool = False
     seed: Annotated[int, Field(le=2**63)] = 0
     options: tuple[tuple[str, Any], ...] = ()
@@ -144,7 +147,7 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Every setting of the run by its name, for ``run.json``: the shared ones and the policy's options."""
-        shared = {name: value for name, value in asdict(self).items() if name != "options"}
+        shared = {name: value for name, value in asdict(self).items() if name not in ("options", "core")}
         return shared | asdict(self.policy_options) | dict(self.options)
 
 

@@ -28,6 +28,7 @@ EXEMPT = {
     "gpu": "names what is simulated",
     "allocator": "names what is simulated",
     "leap": "changes no result by design",
+    "core": "changes no result by design",
     "ids": "changes no result by design; recordings set it",
     "server": "names what is simulated; refused where it is another server's",
     "seed": "results name their seed, even if nothing is drawn",

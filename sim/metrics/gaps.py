@@ -16,6 +16,7 @@ import numpy as np
 
 from ..memory.accounting.run_log import RunLog
 from ..output import frames as pd
+from ..types.once import once
 from ..types.sequence import SWAPPED_IN
 from ..types.sums import dot, total
 from .requests import resumed_gap_ticks
@@ -35,6 +36,10 @@ class Gaps:
     @classmethod
     def of(cls, run_log: RunLog) -> Gaps:
         """All gaps of a run."""
+        return _gaps_of(run_log)
+
+    @classmethod
+    def _of(cls, run_log: RunLog) -> Gaps:
         rows = run_log.rows
         later = np.maximum(rows["steps"] - 1, 0)
         parts = (
@@ -166,6 +171,11 @@ class Gaps:
         first, slope, count, weight = self._rising
         rising = total(np.clip((ticks - first) // slope + 1, 0, count) * weight)
         return rising + (int(numbers[place - 1]) if place else 0)
+
+
+@once
+def _gaps_of(run_log: RunLog) -> Gaps:
+    return Gaps._of(run_log)
 
 
 def _single(gaps: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 from ..engine.run import Run
 from ..memory.accounting.ledger import STALLED
 from ..memory.accounting.run_log import RunLog
+from ..types.once import once
 from ..types.sequence import RECOMPUTED, SWAPPED_IN
 
 _NEVER = np.iinfo(np.int64).max
@@ -58,15 +59,21 @@ class RequestTimes:
         return self.e2el_ms / 1e3 / self.output_tokens
 
 
+@once
 def request_times(run: Run) -> RequestTimes:
     """Times of every served request; of several sequences, the first token of any and the finish of the last."""
     run_log, residencies, work = run.log, run.log.residencies, run.workload
     request = np.repeat(np.arange(len(work)), work.num_sequences)
-    sequences, first = np.unique(residencies["index"], return_index=True)
-    last = np.zeros(len(request), dtype=np.int64)
-    # Stays are in order of time, so the last one written stands.
-    last[residencies["index"]] = np.arange(len(residencies["index"]))
-    index = np.unique(request[sequences])
+    number = np.arange(len(residencies["index"]))
+    first, last = np.full(len(request), -1), np.zeros(len(request), dtype=np.int64)
+    # Residencies are in order of time, so the last one written stands.
+    last[residencies["index"]] = number
+    first[residencies["index"][::-1]] = number[::-1]
+    sequences = np.flatnonzero(first >= 0)
+    first = first[sequences]
+    served = np.zeros(len(work), dtype=bool)
+    served[request[sequences]] = True
+    index = np.flatnonzero(served)
     finish = np.zeros(len(work), dtype=np.int64)
     np.maximum.at(finish, request[sequences], run_log.release_ticks[last[sequences]])
     scheduled, first_token = np.full(len(work), _NEVER), np.full(len(work), _NEVER)

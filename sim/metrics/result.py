@@ -118,12 +118,14 @@ def served_times(requests: pd.DataFrame) -> RequestTimes:
 
 def known_of(requests: int, index: np.ndarray, values: np.ndarray) -> pd.Series:
     """An integer column with values for some requests, null for the others."""
-    return pd.Series(values, index=index, dtype="Int64").reindex(range(requests))
+    filled, unknown = np.zeros(requests, dtype=np.int64), np.ones(requests, dtype=bool)
+    filled[index], unknown[index] = values, False
+    return pd.Series(pd.arrays.IntegerArray(filled, unknown))
 
 
 def steps_table(run: Run) -> pd.DataFrame:
     """A row per leap: start, number of steps, their durations and tokens."""
-    return pd.DataFrame({name: run.log.rows[name] for name in _STEP_COLUMNS})
+    return pd.DataFrame({name: run.log.rows[name] for name in _STEP_COLUMNS}, copy=False)
 
 
 def gaps_table(run: Run) -> pd.DataFrame:
@@ -141,7 +143,7 @@ def memory_table(run: Run) -> pd.DataFrame:
     longest = anywhere if run.log.paged else run.log.rows["largest_free"]
     columns = {"start_ticks": run.log.rows["start_ticks"], **buckets, "largest_free_run": longest}
     columns["host_held"] = host_held_at_rows(run)
-    return pd.DataFrame(columns | group_buckets_at_rows(run))
+    return pd.DataFrame(columns | group_buckets_at_rows(run), copy=False)
 
 
 def table_of(run: Run, name: str) -> pd.DataFrame:
@@ -194,7 +196,11 @@ class Recording(Protocol):
 
 
 def write(
-    run: Run, directory: str | Path, request: Mapping[str, Any], recordings: Mapping[str, Recording] | None = None
+    run: Run,
+    directory: str | Path,
+    request: Mapping[str, Any],
+    recordings: Mapping[str, Recording] | None = None,
+    content: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the result directory, whole or not at all.
 
@@ -202,6 +208,7 @@ def write(
         directory: Must not exist, or be empty, or hold an earlier result, which is replaced.
         request: How the workload was made (trace, rate, seed, ...), for ``run.json``.
         recordings: Recordings of the run, by the names in ``RECORDINGS``.
+        content: ``summary(run)``, where it is known.
 
     Raises:
         SettingError: The directory holds something else.
@@ -209,31 +216,38 @@ def write(
     """
     return write_whole_folder(
         directory,
-        {name: table_of(run, name) for name in TABLES},
-        {"summary": summary(run), "run": describe(run.settings, run.replica, run.workload, request)},
+        {name: partial(table_of, run, name) for name in TABLES},
+        {"summary": content or summary(run), "run": describe(run.settings, run.replica, run.workload, request)},
         recordings,
     )
 
 
 def write_whole_folder(
     directory: str | Path,
-    tables: Mapping[str, pd.DataFrame],
+    tables: Mapping[str, Callable[[], pd.DataFrame]],
     documents: Mapping[str, Mapping[str, Any]],
     recordings: Mapping[str, Recording] | None = None,
 ) -> Path:
     """Write tables (as Parquet), documents (as JSON) and recordings (as ``.npz``) by their names, whole or not at all.
 
+    Args:
+        tables: Functions that make them: one table is in memory at a time.
+
     Raises:
         UserError: As ``folders.replace_folder``.
     """
     writers: dict[str, Callable[[Path], object]] = {
-        f"{name}.parquet": partial(table.to_parquet, index=False) for name, table in tables.items()
+        f"{name}.parquet": partial(_write_table, make) for name, make in tables.items()
     }
     for name, content in documents.items():
         writers[f"{name}.json"] = partial(write_whole, content=as_json(content))
     for name, recording in (recordings or {}).items():
         writers[f"{name}.npz"] = recording.save
     return replace_folder(directory, RESULT, writers)
+
+
+def _write_table(make: Callable[[], pd.DataFrame], path: Path) -> None:
+    make().to_parquet(path, index=False)
 
 
 def describe(settings: Settings, replica: Replica, workload: Workload, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Annotated, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -365,9 +366,20 @@ class SGLangOptions(Options):
 
 def help_of(declared: type, name: str) -> str:
     """The help of an option, as its declaration gives it; empty where it gives none."""
-    hint = get_type_hints(declared, include_extras=True)[name]
+    hint = _hints(declared)[name]
     found = [part for part in get_args(hint) if isinstance(part, FieldInfo)] if get_origin(hint) is Annotated else []
     return next((part.description for part in reversed(found) if part.description), "")
+
+
+def type_of(declared: type, name: str) -> Any:
+    """The type of an option, without its help and its bounds."""
+    hint = _hints(declared)[name]
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+@cache
+def _hints(declared: type) -> dict[str, Any]:
+    return get_type_hints(declared, include_extras=True)
 
 
 def option_names(declared: type[Options]) -> tuple[str, ...]:

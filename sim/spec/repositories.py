@@ -18,8 +18,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from ..types.errors import SettingError
 
@@ -162,5 +160,9 @@ def _downloaded(name: str) -> Path:
 
 def _require_answer(url: str, timeout_s: float) -> None:
     """Any answer will do; OSError if there is none."""
+    # Loaded here, as loading them takes longer than a small run.
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
     with suppress(HTTPError):
         urlopen(Request(url, method="HEAD"), timeout=timeout_s).close()

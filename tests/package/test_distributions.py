@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from paths import ROOT
 from release_check import (
+    CORE,
     copy_files,
     differences,
     expected_in_wheel,
@@ -83,7 +86,32 @@ def test_the_wheel_is_the_same_from_the_sdist(unpacked_sdist, wheel, tmp_path):
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel, tracked):
-    assert differences(expected_in_wheel(tracked), without_metadata(wheel_contents(wheel))) == []
+    held = without_metadata(wheel_contents(wheel))
+    assert differences(expected_in_wheel(tracked), held - {CORE}) == []
+    # One wheel serves every Python from the lowest on.
+    assert "-cp311-abi3-" in wheel.name
+    assert (CORE in held) == compiles()
+
+
+def compiles() -> bool:
+    """Whether this machine can build the core: a C compiler and Python's headers."""
+    return shutil.which("cc") is not None and (Path(sysconfig.get_path("include")) / "Python.h").is_file()
+
+
+def test_a_wheel_without_a_compiler_runs_in_python(repository, tracked, tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    tree = tmp_path / "tree"
+    shutil.copytree(repository, tree, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    found = build("wheel", tree, tmp_path / "dist")
+    assert CORE not in wheel_contents(found)
+    with zipfile.ZipFile(found) as archive:
+        archive.extractall(tmp_path / "site")
+    code = "import fragmeter as fm; from fragmeter.sim.engine.core import compiled; print(fm.simulate(num_prompts=3).summary['completed'], compiled()[1])"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True
+    )
+    assert done.stdout.decode() == "3 not built\n"
 
 
 def test_only_the_rooms_are_expected_in_a_wheel():
@@ -136,6 +164,8 @@ def test_the_wheel_runs_outside_the_checkout(wheel, tmp_path):
     assert run("-c", "import fragmeter; print(fragmeter.__file__)") == f"{site / 'fragmeter' / '__init__.py'}\n"
     front = "import fragmeter as fm; print(fm.simulate(num_prompts=3).summary['completed'])"
     assert run("-c", front) == "3\n"
+    core = "from fragmeter.sim.engine.core import compiled; print(compiled()[0] is not None)"
+    assert run("-c", core) == f"{compiles()}\n"
     run("-m", "fragmeter", "simulate", "--num-prompts", "20", "--request-rate", "2", "--record-blocks", "--out", "run")
     run("-m", "fragmeter", "report", "run", "--out", "report.html")
     assert "plotly" in (tmp_path / "report.html").read_text("utf-8")

@@ -11,8 +11,7 @@ Source: alibaba-edu/qwen-bailian-usagetraces-anon, README.md.
 
 from collections.abc import Callable
 
-import pyarrow as pa
-
+from ..parsing import arrow as pa
 from ..parsing.form import HASH_IDS, SECONDS, SESSION, VLLM_BLOCK_TOKENS, Form
 from ..parsing.jsonl_format import whole_lists, whole_numbers
 from ..parsing.table import Table

@@ -22,9 +22,8 @@ from os import fspath
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from ...sim.types.errors import TraceError
+from ..parsing import arrow as pa
 from ..parsing.form import BLOCK_TOKENS, HASH_IDS, SECONDS, Form
 from ..parsing.jsonl_format import sessions, whole_lists
 from ..parsing.table import Column, Table, shown

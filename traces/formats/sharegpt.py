@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from ...sim.types.errors import MissingExtra, SettingError
+from ..parsing import arrow as pa
 from ..parsing.form import Form
 from ..parsing.json_values import Element
 from ..parsing.table import Table

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...sim.workload.dialogue import NO_PARENT, Dialogue
+from . import arrow as pa
 from .form import BLOCK_TOKENS, HASH_IDS, SESSION, Clock, Form
 from .jsonl_format import session_text
 from .pieces import sized_pieces, whole_pieces
@@ -195,12 +194,12 @@ def _timed(table: Table, delay: str, form: Form, before: Before) -> Table:
         times = times.cast(pa.float64())
     if not (pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
         return table
-    above = pc.fill_null_forward(times)
+    above = pa.compute.fill_null_forward(times)
     if before.timed:
         # Exact: to_ticks finds the nanosecond again.
-        above = pc.fill_null(above.cast(pa.float64()), before.last_ticks / unit_ticks)
-    timed = pc.is_null(table.columns[delay])
-    return table.having(**{field: pc.if_else(timed, times.cast(above.type), above)})
+        above = pa.compute.fill_null(above.cast(pa.float64()), before.last_ticks / unit_ticks)
+    timed = pa.compute.is_null(table.columns[delay])
+    return table.having(**{field: pa.compute.if_else(timed, times.cast(above.type), above)})
 
 
 def _optional(table: Table, field: str) -> np.ndarray:
@@ -304,5 +303,5 @@ def failed(table: Table, form: Form) -> np.ndarray:
     zero = np.zeros(len(table), dtype=bool)
     for name in (_column(table, form, field) for field in ("prompt_tokens", "output_tokens")):
         if name in table.columns and pa.types.is_integer(table.columns[name].type):
-            zero |= np.asarray(pc.equal(table.columns[name], 0).fill_null(False))
+            zero |= np.asarray(pa.compute.equal(table.columns[name], 0).fill_null(False))
     return zero

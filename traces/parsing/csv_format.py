@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from os import PathLike
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
 
 from ...sim.types.errors import TraceError
+from . import arrow as pa
 from .lines import Block
 from .table import Table, shown
 
@@ -48,21 +47,21 @@ class CsvParser:
         return Table(self.path, dict(zip(table.column_names, table.columns, strict=True)), block.lines)
 
     def _parse(self, data: bytes, lines: np.ndarray) -> pa.Table:
-        ragged: list[pyarrow.csv.InvalidRow] = []
+        ragged: list[pa.csv.InvalidRow] = []
 
-        def remember(row: pyarrow.csv.InvalidRow) -> str:
+        def remember(row: pa.csv.InvalidRow) -> str:
             ragged.append(row)
             return "error"
 
         try:
-            return pyarrow.csv.read_csv(
+            return pa.csv.read_csv(
                 pa.BufferReader(data),
                 # pyarrow reports the number of a bad row only without threads. One block, so that types are inferred from all rows.
-                read_options=pyarrow.csv.ReadOptions(
+                read_options=pa.csv.ReadOptions(
                     use_threads=False, column_names=self.names, block_size=max(len(data) + 1, 2**20)
                 ),
-                parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=remember),
-                convert_options=pyarrow.csv.ConvertOptions(
+                parse_options=pa.csv.ParseOptions(invalid_row_handler=remember),
+                convert_options=pa.csv.ConvertOptions(
                     null_values=[""],
                     strings_can_be_null=True,
                     include_columns=self.wanted,
@@ -88,7 +87,7 @@ def header(path: str | PathLike[str], block: Block) -> tuple[str, ...]:
     first.check_text(path)
     _refuse_open_quote(path, first)
     try:
-        names = pyarrow.csv.read_csv(pa.BufferReader(first.data + b"\n")).column_names
+        names = pa.csv.read_csv(pa.BufferReader(first.data + b"\n")).column_names
     except pa.ArrowInvalid as error:
         complaint = str(error).splitlines()[0]
         raise TraceError(path, int(first.lines[0]), None, None, f"is not readable as CSV ({complaint})") from None

@@ -14,10 +14,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-import pyarrow as pa
-
 from ...sim.output.files import as_utf8, is_stream
 from ...sim.types.errors import TraceError
+from . import arrow as pa
 from .lines import Block, filled_lines
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from ...sim.types.errors import TraceError
+from . import arrow as pa
 from .json_values import Element, Twice, once
 from .lines import Block
 from .table import Column, Table, shown

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 
 from ...sim.types.errors import TraceError
+from . import arrow as pa
 from .files import TraceFile
 from .table import Table
 
 _BATCH_ROWS = 65_536
-#: Errors that a damaged file raises; a column name that is not text raises a ValueError.
-_DAMAGE = (pa.ArrowException, OSError, ValueError)
 
 
-def open_parquet(file: TraceFile, head: bytes) -> pyarrow.parquet.ParquetFile:
+def _damage() -> tuple[type[Exception], ...]:
+    """Errors that a damaged file raises; a column name that is not text raises a ValueError."""
+    return pa.ArrowException, OSError, ValueError
+
+
+def open_parquet(file: TraceFile, head: bytes) -> pa.parquet.ParquetFile:
     """Open a Parquet file, in place unless the whole file is compressed.
 
     Raises:
@@ -27,12 +29,12 @@ def open_parquet(file: TraceFile, head: bytes) -> pyarrow.parquet.ParquetFile:
         compressed = raw.read(4) != head[:4]
     try:
         source = pa.BufferReader(file.whole()) if compressed else pa.memory_map(str(file.path))
-        return pyarrow.parquet.ParquetFile(source)
-    except _DAMAGE as error:
+        return pa.parquet.ParquetFile(source)
+    except _damage() as error:
         raise _unreadable(file, error) from None
 
 
-def parquet_tables(file: TraceFile, parquet: pyarrow.parquet.ParquetFile, wanted: set[str]) -> Iterator[Table]:
+def parquet_tables(file: TraceFile, parquet: pa.parquet.ParquetFile, wanted: set[str]) -> Iterator[Table]:
     """The wanted columns, a batch of rows at a time.
 
     Raises:
@@ -50,7 +52,7 @@ def parquet_tables(file: TraceFile, parquet: pyarrow.parquet.ParquetFile, wanted
             columns = dict(zip(batch.schema.names, map(plain, batch.columns), strict=True))
             yield Table(file.path, columns, np.arange(row, row + len(batch)), "row")
             row += len(batch)
-    except _DAMAGE as error:
+    except _damage() as error:
         raise _unreadable(file, error) from None
 
 

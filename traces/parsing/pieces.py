@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from . import arrow as pa
 from .form import BLOCK_TOKENS, HASH_IDS, MOONCAKE_BLOCK_TOKENS, VLLM_BLOCK_TOKENS
 from .jsonl_format import IN_64_BITS, MOST
 from .table import Table
@@ -88,8 +87,8 @@ def _lists(table: Table, field: str) -> tuple[np.ndarray, np.ndarray]:
         raise table.error(0, field, column[0].as_py(), "must be a list, one whole number a block; correct the row")
     missing = np.asarray(column.is_null())
     table.refuse(missing, field, np.full(len(missing), None), "is missing; give a list, one whole number a block")
-    lengths = np.asarray(pc.list_value_length(column), dtype=np.int64)
-    numbers = pc.list_flatten(column)
+    lengths = np.asarray(pa.compute.list_value_length(column), dtype=np.int64)
+    numbers = pa.compute.list_flatten(column)
     wrong = np.asarray(numbers.is_null())
     if pa.types.is_uint64(numbers.type):
         wrong |= np.asarray(numbers.fill_null(0)) > MOST

@@ -8,9 +8,9 @@ from os import PathLike
 from typing import TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from ...sim.types.errors import TraceError
+from . import arrow as pa
 
 _MOST_CHARACTERS = 80
 
@@ -45,7 +45,7 @@ def shown(value: object) -> object:
     return _Text(" ".join(_Short().repr(value).split()))
 
 
-Column: TypeAlias = pa.Array | pa.ChunkedArray
+Column: TypeAlias = "pa.Array | pa.ChunkedArray"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

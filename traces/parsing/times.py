@@ -9,10 +9,9 @@ of up to nine decimals therefore converts exactly, and every format gives the sa
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...sim.types import ticks
+from . import arrow as pa
 from .table import Table
 
 LATEST_S = 2**23
@@ -39,7 +38,7 @@ def to_seconds(arrival_ticks: np.ndarray) -> np.ndarray:
 
 def is_zoned(table: Table, field: str) -> bool:
     """Whether the first date of a column has an offset."""
-    return bool(pc.match_substring_regex(table.columns[field].slice(0, 1), _OFFSET)[0].as_py())
+    return bool(pa.compute.match_substring_regex(table.columns[field].slice(0, 1), _OFFSET)[0].as_py())
 
 
 def date_ns(table: Table, field: str, zoned: bool) -> np.ndarray:

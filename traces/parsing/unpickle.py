@@ -13,9 +13,9 @@ from os import PathLike
 from typing import NoReturn
 
 import numpy as np
-import pyarrow as pa
 
 from ...sim.types.errors import TraceError
+from . import arrow as pa
 from .files import TraceFile
 from .table import Table, shown
 

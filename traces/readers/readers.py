@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from ...sim.types.errors import TraceError
 from ..formats.own import OWN
 from ..formats.probe import is_probe, probe_trace
+from ..parsing import arrow as pa
 from ..parsing.files import TraceFile
 from ..parsing.parquet_format import plain
 from ..parsing.reading import MOST_INFLATED_BYTES, Reading

@@ -284,8 +284,10 @@ class _Rows:
         if (columns["iterations"][across] > 1).any():
             raise SimulationFault("a leap passes the edge of a measurement window")
         self._size = run_log.block_size
-        self._inside = {name: column[inside] for name, column in columns.items()}
-        self._growth = {name: [moment[rows][inside] for moment in moments] for name, moments in growth.items()}
+        # A copy only where some rows are left out.
+        chosen = slice(None) if inside.all() else inside
+        self._inside = {name: column[chosen] for name, column in columns.items()}
+        self._growth = {name: [moment[rows][chosen] for moment in moments] for name, moments in growth.items()}
         # A step across an edge counts where it starts, and its time on either side.
         self._starting = {name: column[across & (start >= start_ticks)] for name, column in columns.items()}
         self._across = {name: column[across] for name, column in columns.items()}

@@ -89,14 +89,30 @@ class Table:
 
     def seal(self) -> None:
         """Turn what has gathered into columns, which take less room than a buffer that grows."""
+        if not self._records and self._sealed:
+            return
         records = np.frombuffer(self._records, dtype="<i8").reshape(-1, len(self.fields))
         self._sealed.append(np.ascontiguousarray(records.T))
         self._records = bytearray()
 
-    def columns(self) -> dict[str, np.ndarray]:
-        """All records as an int64 column a field."""
+    def extend(self, records: np.ndarray) -> None:
+        """Add copies of records, int64 [n, fields], after those added so far."""
         self.seal()
-        return {name: np.concatenate([part[place] for part in self._sealed]) for place, name in enumerate(self.fields)}
+        if len(records):
+            self._sealed.append(records.T.copy())
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """All records as an int64 column a field; to be read only."""
+        self.seal()
+        if len(self._sealed) > 1:
+            self._sealed = [np.concatenate(self._sealed, axis=1)]
+        return dict(zip(self.fields, self._sealed[0], strict=True))
+
+    def last(self, field: str) -> int | None:
+        """The value of a field in the last record; None without records."""
+        self.seal()
+        values = self._sealed[-1][self.fields.index(field)]
+        return int(values[-1]) if len(values) else None
 
 
 class Ledger:

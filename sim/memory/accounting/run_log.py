@@ -243,7 +243,10 @@ def _complete(rows: dict[str, np.ndarray], residencies: dict[str, np.ndarray]) -
 def _evicted_residency(evictions: dict[str, np.ndarray], residencies: dict[str, np.ndarray]) -> np.ndarray:
     """The residency that each eviction ends; -1 where a prefill was evicted."""
     ended = evictions["start_step"] != NOT_DECODING
-    order = np.argsort(residencies["index"], kind="stable")
+    evicted = np.zeros(residencies["index"].max(initial=-1) + 1, dtype=bool)
+    evicted[evictions["index"][ended]] = True
+    some = np.flatnonzero(evicted[residencies["index"]])
+    order = some[np.argsort(residencies["index"][some], kind="stable")]
     # Every residency of a request but its last ends in an eviction, in order.
     index = evictions["index"][ended]
     nth = np.zeros(len(index), dtype=np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,24 @@ def printed(capsys: pytest.CaptureFixture, *tokens: object) -> str:
 def test_python_dash_m_runs_it_and_says_its_version():
     done = run("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{fragmeter.__version__}\n", "")
+
+
+def test_the_version_is_printed_without_loading_the_program():
+    code = "import sys; sys.argv[1:] = ['--version']; from fragmeter.__main__ import main; main(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    said, loaded = done.stdout.splitlines()
+    assert said == fragmeter.__version__
+    assert not {"numpy", "cyclopts", "fragmeter.sim"} & set(loaded.split())
+
+
+def test_a_run_of_drawn_requests_loads_neither_pandas_nor_pyarrow():
+    """Each takes longer to load than a small run."""
+    code = (
+        "import sys; from fragmeter.experiments.cli.app import status;"
+        " status(['simulate', '--num-prompts', '3', '--json', '-']); print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert not {"pandas", "pyarrow", "plotly", "rich.progress", "urllib.request"} & set(done.stderr.split())
 
 
 def test_help_lists_the_verbs_in_the_order_in_which_they_are_needed(capsys):
@@ -186,7 +205,8 @@ class TestDoctor:
     def test_the_simulator_and_its_reports_work_without_everything_else(self, monkeypatch, tmp_path):
         monkeypatch.setenv("CXX", "no-such-compiler")
         parts = doctored(tmp_path, monkeypatch, cupy=None, torch=None, scipy=None, flashinfer=None)
-        assert [name for name, part in parts.items() if part["works"]] == ["simulator", "reports"]
+        built = ["compiled core"] if parts["compiled core"]["works"] else []
+        assert [name for name, part in parts.items() if part["works"]] == ["simulator", *built, "reports"]
         assert parts["CPU kernels"]["remedy"] == "install g++, or name a compiler in CXX"
         assert parts["compile gate"]["remedy"] == "pip install 'fragmeter[kernels]'"
         assert (parts["torch"]["works"], parts["torch"]["found"]) == (False, "not installed")

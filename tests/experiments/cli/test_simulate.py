@@ -14,6 +14,7 @@ from calibrations import document
 from cli_runs import command, data, run_here
 from fragmeter.experiments.cli.app import DONE, NO_READER, status
 from fragmeter.experiments.cli.replica_flags import SettingsFlags
+from fragmeter.experiments.runs import serving
 from fragmeter.experiments.runs.inputs import DATASETS
 from fragmeter.sim.engine.settings import SHARED, Settings, settings
 from fragmeter.sim.policy.registry import POLICIES, options_by_policy, policies
@@ -120,8 +121,9 @@ def test_every_setting_has_a_flag(field, flag, trace, tmp_path):
 
 
 def test_no_setting_is_left_out():
-    # tests/sim/policy/test_registry.py has an allocator, tests/experiments/measured/test_save_server.py a server.
-    assert {*FLAGS, "allocator", "server"} == {*SHARED, *options_by_policy(POLICIES)}
+    # tests/sim/policy/test_registry.py has an allocator, tests/experiments/measured/test_save_server.py a server,
+    # tests/sim/engine/test_core.py the core.
+    assert {*FLAGS, "allocator", "server", "core"} == {*SHARED, *options_by_policy(POLICIES)}
 
 
 @pytest.mark.parametrize("name", policies())
@@ -277,3 +279,17 @@ def test_a_reader_that_leaves_is_no_fault(trace):
     assert program.stderr.read() == ""
     assert program.wait(timeout=60) == NO_READER
     program.stderr.close()
+
+
+def test_the_command_computes_its_summary_once(trace, tmp_path, monkeypatch):
+    calls = []
+
+    def counted(run):
+        calls.append(run)
+        return real(run)
+
+    real = serving.summary
+    monkeypatch.setattr(serving, "summary", counted)
+    monkeypatch.setattr("fragmeter.sim.metrics.result.summary", counted)
+    simulated("--trace", trace, out=tmp_path / "out")
+    assert len(calls) == 1

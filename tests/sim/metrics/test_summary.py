@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from engine_runs import serve
 from fragmeter.experiments.paper.sharing import closed_form_pct
 from fragmeter.sim import settings, simulate, summary
 from fragmeter.sim.metrics import result
+from fragmeter.sim.metrics.gaps import Gaps
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.sequence import RECOMPUTED
@@ -249,3 +251,35 @@ def test_usage_by_blocks_counts_what_no_new_request_can_use(policy, case):
     idle = sum(waste["buckets"][bucket] for bucket in ("free", "cached", "stranded"))
     assert waste["usage"]["by_blocks"] == pytest.approx(sum(waste["buckets"].values()) - idle)
     assert waste["usage"]["by_tokens"] == waste["buckets"]["live"] <= waste["usage"]["by_blocks"] + 1e-9
+
+
+def test_times_and_gaps_of_a_run_are_computed_once():
+    run = small_run()
+    assert request_times(run) is request_times(run)
+    assert Gaps.of(run.log) is Gaps.of(run.log)
+    # Another run has its own.
+    assert request_times(run) is not request_times(small_run())
+
+
+def test_a_summary_that_is_known_is_not_computed_again(tmp_path, monkeypatch):
+    run = small_run()
+    known = summary(run)
+    result.write(run, tmp_path / "one", {})
+    monkeypatch.setattr(result, "summary", None)
+    result.write(run, tmp_path / "other", {}, content=known)
+    assert (tmp_path / "one" / "summary.json").read_bytes() == (tmp_path / "other" / "summary.json").read_bytes()
+
+
+def test_one_table_is_in_memory_at_a_time(tmp_path, monkeypatch):
+    run, made = small_run(), []
+
+    def table_of(run, name):
+        assert all(table() is None for table in made)
+        found = real(run, name)
+        made.append(weakref.ref(found))
+        return found
+
+    real = result.table_of
+    monkeypatch.setattr(result, "table_of", table_of)
+    result.write(run, tmp_path / "run", {})
+    assert len(made) == len(result.TABLES)

@@ -16,7 +16,8 @@ from cli_runs import command, run_here
 from fragmeter.experiments.cli.app import DONE
 from fragmeter.sim.output.interrupts import INTERRUPTED, TERMINATED
 
-GRID = ["--num-prompts", "2000", "--grid", "request_rate=1:3", "--grid", "seed=0:4", "--jobs", "2"]
+#: Step by step, so that the points are worth workers.
+GRID = ["--num-prompts", "2000", "--no-leap", "--grid", "request_rate=1:3", "--grid", "seed=0:4", "--jobs", "2"]
 #: Workers that outlive the program that started them for longer are orphans.
 GRACE_S = 5
 

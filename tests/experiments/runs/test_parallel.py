@@ -1,0 +1,71 @@
+"""Short calls run in this process; workers start once the rest is worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from fragmeter.experiments.runs import parallel
+from fragmeter.experiments.runs.parallel import Workers, as_they_finish
+
+
+class Served:
+    """Calls that take the given seconds by a clock of their own, and where each of them ran."""
+
+    def __init__(self, seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds, self.now = seconds, 0.0
+        self.here: list[int] = []
+        self.by_workers: list[int] = []
+        monkeypatch.setattr(parallel.time, "process_time", lambda: self.now)
+        monkeypatch.setattr(parallel, "_on_cores", self._on_cores)
+
+    def call(self, number: int) -> int:
+        self.here.append(number)
+        self.now += self.seconds[number]
+        return number
+
+    def _on_cores(self, call, jobs, cores, _):
+        assert cores == 2
+        self.by_workers += [number for (number,) in jobs]
+        return iter(self.by_workers)
+
+    def run(self, light: bool = True, jobs: int = 2) -> None:
+        total = len(self.seconds)
+        results = as_they_finish(self.call, ((number,) for number in range(total)), total, Workers(jobs=jobs), light)
+        assert list(results) == list(range(total))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "here"),
+    [
+        ([0.02] * 40, 40),
+        ([1.0] * 40, 1),
+        # The first call loads the cost model; the others are short.
+        ([0.4] + [0.02] * 39, 40),
+        # Points that get larger.
+        ([0.01, 0.01, 0.02, 0.05, 0.5] + [1.0] * 30, 5),
+        # The last one may be long: there is nothing to share.
+        ([0.02] * 5 + [60.0], 6),
+        ([60.0, 60.0], 2),
+        ([60.0, 60.0, 60.0], 1),
+        ([], 0),
+    ],
+)
+def test_calls_run_here_until_the_rest_is_worth_the_workers(seconds, here, monkeypatch):
+    served = Served(seconds, monkeypatch)
+    served.run()
+    assert served.here == list(range(here))
+    assert served.by_workers == list(range(here, len(seconds)))
+
+
+def test_calls_that_are_known_to_be_long_start_workers_at_once(monkeypatch):
+    served = Served([0.01] * 8, monkeypatch)
+    served.run(light=False)
+    assert (served.here, served.by_workers) == ([], list(range(8)))
+
+
+def test_one_job_at_a_time_needs_no_workers(monkeypatch):
+    served = Served([60.0] * 3, monkeypatch)
+    served.run(jobs=1)
+    assert served.here == [0, 1, 2]
