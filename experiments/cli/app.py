@@ -98,6 +98,7 @@ VERBS = {
     "compare": "Compare the metrics of runs or settings, with confidence intervals.",
     "report": "Draw one or several runs as an HTML page, with the block map.",
     "plan": "Find the GPUs and flags for a load; check whether a vllm serve line starts.",
+    "diagnose": "Say why a vllm serve line preempts or is slow, and which flags to change.",
     "validate": "Compare the simulation with a device, or with a benchmark of a real server.",
     "traces": "Describe, convert, fetch and synthesise request traces.",
     "list": "List policies, models or GPUs.",

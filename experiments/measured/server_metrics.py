@@ -55,8 +55,8 @@ class Lengths:
 
     Attributes:
         mean: Mean length.
-        bounds: Upper bounds of the buckets, ascending; the last may be infinite.
-        shares: Share of the requests up to each bound, ascending to 1.
+        bounds: Finite upper bounds of the buckets, ascending.
+        shares: Share of the requests up to each bound, ascending; below 1 if some requests are longer than all bounds.
     """
 
     mean: float
@@ -246,9 +246,9 @@ class _Reader:
         if len(self._scrapes) > 1:
             before = _buckets(self._scrapes[0], buckets)
             counts = {bound: count - before.get(bound, 0.0) for bound, count in counts.items()}
-        bounds = sorted(counts)
-        total = counts[bounds[-1]] if bounds else 0.0
-        if mean is None or total <= 0:
+        total = max(counts.values(), default=0.0)
+        bounds = sorted(bound for bound in counts if isfinite(bound))
+        if mean is None or total <= 0 or not bounds:
             return None
         return Lengths(mean, tuple(bounds), tuple(counts[bound] / total for bound in bounds))
 
