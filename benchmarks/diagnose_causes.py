@@ -41,8 +41,8 @@ from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.users import Users
 from fragmeter.traces import Trace, workload, write
 
-#: Requests of a server's log, and of a draw of the diagnosis.
-REQUESTS, DRAWN = 500, 250
+#: Requests of a server, and of a draw of the diagnosis.
+REQUESTS = 400
 #: Least increase of the latency index that makes a flag a cause, and the range of the error of the step times.
 HURTS, STEPS = 0.1, (0.87, 1.15)
 ROOMY = (("llama-3.1-8b", "h100-80gb"), ("llama-3.1-8b", "a100-80gb"), ("qwen2.5-7b", "l40s"), ("qwen3-8b", "h200"))
@@ -170,7 +170,7 @@ def large_chunk(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
     line = f"vllm serve {model} --max-model-len 32768 --max-num-batched-tokens"
     load = Load(requests(rng, rng.uniform(3000, 4500), rng.uniform(100, 300), (0.0, 0.3)))
     found = paced(f"{line} 2048", gpu, load, scale, rng, rng.uniform(0.6, 0.9))
-    for chunk in (16_384, 32_768, 65_536) if found else ():
+    for chunk in (32_768, 65_536) if found else ():
         yield Planted(f"{line} {chunk}", gpu, found, scale)
 
 
@@ -285,7 +285,7 @@ def diagnosed(found: Planted, seed: int, folder: Path) -> dict[str, object]:
         write(replace(found.load.trace, arrival_ticks=run.workload.arrival_ticks), folder / "trace.parquet")
         arguments += ["--trace", folder / "trace.parquet"]
         arguments += ["--max-concurrency", found.load.users] if found.load.users else []
-    arguments += ["--num-prompts", DRAWN, "--jobs", 1]
+    arguments += ["--num-prompts", REQUESTS, "--jobs", 1]
     if status(["diagnose", *map(str, arguments)]) != DONE:
         raise SystemExit(f"diagnose refuses {found.line}")
     return json.loads((folder / "d.json").read_text())

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Group, Parameter
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.metrics.objectives import objectives
 from ...sim.output.files import require_apart
@@ -27,9 +28,40 @@ from .sweep import WORKERS
 
 _SERVER = Group("Server", sort_key=-2)
 _LINE, _LOAD = Parameter(group=_SERVER), Parameter(group=Group("Load", sort_key=-1))
-_GOAL = Group("Objectives and draws", sort_key=0)
-#: Requests of a draw; the first ones find an empty server.
-_PROMPTS, _FEWEST_PROMPTS = 1000, 50
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Draws:
+    """Objectives of a diagnosis, and its draws.
+
+    Attributes:
+        goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms. By default
+            the geometric mean of p90 TTFT, p99 ITL and mean E2EL is to fall.
+        attainment: Share of the requests that must meet the objectives; 0.9 by default.
+        num_prompts: Requests of a draw.
+        seeds: Draws of the load.
+        seed: Seed of the first draw.
+    """
+
+    goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative_iterable="")] = None
+    attainment: Annotated[float, Field(gt=0, le=1)] | None = None
+    num_prompts: Annotated[int, Field(ge=50, le=10**7)] = 1000
+    seeds: Annotated[int, Field(ge=1, le=100)] = 4
+    seed: Annotated[int, Field(ge=0, le=2**62)] = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Draws:
+        if self.attainment is not None and self.goodput is None:
+            remedy = "is the share that meets objectives; give --goodput, or leave it out"
+            raise SettingError("attainment", self.attainment, remedy)
+        return self
+
+    def goal(self) -> Goal | None:
+        """The objectives and their share; None without objectives."""
+        return None if self.goodput is None else Goal(objectives(self.goodput), self.attainment or Goal.attainment)
+
+
+DRAWS = Annotated[Draws, Parameter(name="*", group=Group("Objectives and draws", sort_key=0))]
 
 
 def diagnose(
@@ -46,11 +78,7 @@ def diagnose(
     trace: Annotated[Path | None, _LOAD] = None,
     request_rate: Annotated[float | None, _LOAD] = None,
     max_concurrency: Annotated[int | None, _LOAD] = None,
-    goodput: Annotated[list[str] | None, Parameter(group=_GOAL, consume_multiple=True, negative_iterable="")] = None,
-    attainment: Annotated[float, Field(gt=0, le=1), Parameter(group=_GOAL)] = 0.9,
-    num_prompts: Annotated[int, Parameter(group=_GOAL)] = _PROMPTS,
-    seeds: Annotated[int, Field(ge=1, le=100), Parameter(group=_GOAL)] = 4,
-    seed: Annotated[int, Field(ge=0, le=2**62), Parameter(group=_GOAL)] = 0,
+    draws: DRAWS = Draws(),
     workers: WORKERS = Workers(),
     json: JsonTarget = None,
 ) -> None:
@@ -74,30 +102,14 @@ def diagnose(
         trace: Trace file, as for simulate.
         request_rate: Poisson arrivals at this rate, in requests/s, in place of the load's own.
         max_concurrency: Users of a closed loop in place of arrivals.
-        goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms. By default
-            the geometric mean of p90 TTFT, p99 ITL and mean E2EL is to fall.
-        attainment: Share of the requests that must meet the objectives.
-        num_prompts: Requests of a draw.
-        seeds: Draws of the load.
-        seed: Seed of the first draw.
     """
     report = Report(json)
     if gpu is None:
         raise SettingError("gpu", None, "is missing; give the server's GPU, which its step times depend on")
-    if num_prompts < _FEWEST_PROMPTS:
-        raise SettingError(
-            "num_prompts", num_prompts, f"must be {_FEWEST_PROMPTS} or more, for percentiles of requests"
-        )
-    if request_rate is not None and not request_rate > 0:
-        raise SettingError("request_rate", request_rate, "must be above 0")
-    if max_concurrency is not None and max_concurrency < 1:
-        raise SettingError("max_concurrency", max_concurrency, "must be 1 or more")
-    if request_rate is not None and max_concurrency is not None:
-        raise SettingError("max_concurrency", max_concurrency, "excludes request_rate; give one of them")
-    goal = None if goodput is None else Goal(objectives(goodput), attainment)
+    goal = draws.goal()
     read = named_files(serve=serve, model=model, startup_log=startup_log, bench=bench, probe=probe, trace=trace)
     require_apart({"json": json}, read | named_files(metrics=metrics, cost=cost))
-    sources = Sources(bench, probe, trace, request_rate, max_concurrency, num_prompts)
+    sources = Sources(bench, probe, trace, request_rate, max_concurrency, draws.num_prompts)
     seen = seen_by_server(metrics, probe)
     line = parse_serve(pasted(serve))
     line = line if vllm is None else replace(line, version=version(vllm))
@@ -109,6 +121,6 @@ def diagnose(
     if bench is not None:
         server, clients = calibrated(server, bench)
     load = served_load(sources, seen, server.settings())
-    found = Diagnoser(server, load, seen, goal, range(seed, seed + seeds), workers).diagnose()
+    found = Diagnoser(server, load, seen, goal, range(draws.seed, draws.seed + draws.seeds), workers).diagnose()
     print_diagnosis(found, goal, clients, report)
     report.data(as_data(found, goal, clients))

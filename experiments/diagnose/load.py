@@ -106,7 +106,7 @@ class Sources:
         num_prompts: Requests of a draw.
 
     Raises:
-        SettingError: There are several files.
+        SettingError: There are several files or arrivals, or a number cannot be.
     """
 
     bench: Path | None
@@ -117,7 +117,14 @@ class Sources:
     num_prompts: int
 
     def __post_init__(self) -> None:
-        """Refuse several files."""
+        """Refuse several files, several arrivals, and numbers that cannot be."""
+        rate, users = self.request_rate, self.max_concurrency
+        if rate is not None and not rate > 0:
+            raise SettingError("request_rate", rate, "must be above 0")
+        if users is not None and users < 1:
+            raise SettingError("max_concurrency", users, "must be 1 or more")
+        if rate is not None and users is not None:
+            raise SettingError("max_concurrency", users, "excludes request_rate; give one of them")
         if len(self._files) > 1:
             (first, _), (name, path), *_ = self._files
             raise SettingError(name, str(path), f"both it and {first} have the requests; give one of them")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from math import exp, log
+from math import log
 from statistics import fmean
 
 import numpy as np
@@ -137,8 +137,3 @@ def mean_of(observations: Sequence[Observation]) -> Observation:
     """The means of several runs; of latencies and of the cost, too."""
     names = [field.name for field in fields(Observation)]
     return Observation(**{name: fmean(getattr(each, name) for each in observations) for name in names})
-
-
-def index_ms(cost: float) -> float:
-    """The latency index of a cost, in ms."""
-    return exp(cost)

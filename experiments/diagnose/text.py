@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from math import inf
 from typing import Any
 
 from rich import box
@@ -214,7 +215,8 @@ def as_data(found: Diagnosis, goal: Goal | None, clients: ClientLatencies | None
         "load": {
             "origin": case.load.origin,
             "assumed": case.load.assumed,
-            "request_rate": case.load.rate,
+            # JSON has no infinity: all requests at once.
+            "request_rate": None if case.load.rate == inf else case.load.rate,
             "max_concurrency": case.load.max_concurrency,
             "mean_tokens": case.load.mean_tokens,
             "num_prompts": case.load.num_prompts,

@@ -99,7 +99,9 @@ def test_a_day_is_planned_and_served(tmp_path, capsys):
     assert ordered_s <= 3600 * day["replica_hours"] <= ordered_s + 60 * high
     assert 180 * high <= 3600 * day["constant_replica_hours"] <= 240 * high
     assert day["price"] < day["constant_price"]
-    assert day["attained_by_constant_fleet"] >= 0.9 and min(step["attained"] for step in steps) > 0.5
+    # The constant fleet has as many replicas in the busy step, and more in the others.
+    assert 0 < day["attained"] <= day["attained_by_constant_fleet"] + 0.02
+    assert steps[0]["attained_by_constant_fleet"] >= steps[0]["attained"]
     assert day["autoscaler_targets"]["concurrency"] > 0 and 0 < day["autoscaler_targets"]["kv_cache_usage"] <= 1
     assert f"{day['replica_hours']:,.1f} replica-hours" in printed and "in flight" in printed
 

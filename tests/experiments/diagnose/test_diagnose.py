@@ -213,6 +213,8 @@ class TestEvidence:
         (["--serve", LINE, "--gpu", "h100-80gb", "--trace", "load.csv"], "trace = 'load.csv': has no arrivals"),
         (["--serve", LINE, "--gpu", "h100-80gb", "--metrics", "few.txt"], "has no histograms of request lengths"),
         (["--serve", LINE, "--gpu", "h100-80gb", "--request-rate", "0"], "request_rate = 0"),
+        (["--serve", LINE, "--gpu", "h100-80gb", "--max-concurrency", "0"], "max_concurrency = 0"),
+        (["--serve", LINE, "--gpu", "h100-80gb", "--attainment", "0.5"], "attainment = 0.5"),
         (["--serve", LINE, "--gpu", "h100-80gb", "--request-rate", "1", "--max-concurrency", "2"], "max_concurrency = 2"),
     ],
 )  # fmt: skip
