@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from fragmeter.experiments.cli.app import DONE, status
-from fragmeter.experiments.diagnose.run import Observation, observation
+from fragmeter.experiments.diagnose.run import Observation, observation, step_cost
 from fragmeter.experiments.diagnose.server import Server, server_of
 from fragmeter.experiments.runs.pool_use import pool_use
 from fragmeter.experiments.runs.slo_check import saturated_rate
@@ -102,7 +102,7 @@ def run_of(server: Server, load: Load) -> Run:
         load.trace if users is None else replace(load.trace, arrival_ticks=np.zeros(len(load.trace), dtype=np.int64))
     )
     work = workload(trace, users=users)
-    return simulate(only_read(server.settings(), work), work)
+    return simulate(only_read(server.settings(), work), work, step_cost(server.settings()))
 
 
 def served(line: str, gpu: str, load: Load, scale: float) -> Observation:
@@ -123,7 +123,8 @@ def is_healthy(seen: Observation) -> bool:
 def paced(line: str, gpu: str, load: Load, scale: float, rng: np.random.Generator, share: float) -> Load | None:
     """The load at a share of the saturated rate, or the highest lower one at which the server is healthy."""
     server = replace(server_of(parse_serve(line), gpu, None, None), step_scale=scale)
-    most = saturated_rate(only_read(server.settings()), workload(load.at(1.0, rng).trace))
+    work = workload(load.at(1.0, rng).trace)
+    most = saturated_rate(only_read(server.settings()), work, step_cost(server.settings()))
     state = rng.bit_generator.state
     while most is not None and share > 0.1:
         rng.bit_generator.state = state
@@ -143,9 +144,17 @@ def healthy(rng: np.random.Generator, scale: float) -> Planted | None:
 
 
 def small_pool(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
+    """A low utilization; or where the server then still has room, or does not start, a small number of blocks."""
     base = healthy(rng, scale)
-    for share in (0.5, 0.4, 0.35, 0.3, 0.25) if base else ():
+    if base is None:
+        return
+    for share in (0.5, 0.4, 0.3, 0.25):
         yield replace(base, line=f"{base.line} --gpu-memory-utilization {share:.2f}")
+    server = server_of(parse_serve(base.line), base.gpu, None, None)
+    most = pool_use(run_of(server, base.load)).max_usage * server.pool.num_blocks
+    longest = int((base.load.trace.prompt_tokens + base.load.trace.output_tokens).max()) // 16 + 2
+    for share in (0.5, 0.35, 0.25):
+        yield replace(base, line=f"{base.line} --num-gpu-blocks-override {max(longest, round(share * most))}")
 
 
 def kv_dtype(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
@@ -185,7 +194,7 @@ def no_caching(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
 
 #: What undoes a planted flag, by kind, to measure how much it hurts.
 KINDS: dict[str, tuple[Callable[..., Iterator[Planted]], Callable[[Planted], str]]] = {
-    "pool too small": (small_pool, lambda each: each.line.partition(" --gpu-memory")[0]),
+    "pool too small": (small_pool, lambda each: each.line[: each.line.index(" 16384") + len(" 16384")]),
     "max-num-seqs too high": (many_seqs, lambda each: _with_seqs(each)),
     "chunk too large": (large_chunk, lambda each: f"{each.line.rpartition(' ')[0]} 2048"),
     "caching off": (no_caching, lambda each: each.line.removesuffix(" --no-enable-prefix-caching")),
@@ -211,7 +220,7 @@ def planted(kind: str, seed: int) -> tuple[Planted, float]:
             try:
                 worse = served(found.line, found.gpu, found.load, scale).cost
             except UserError:
-                break
+                continue
             hurts = exp(worse - served(undone(found), found.gpu, found.load, scale).cost) - 1
             if hurts >= HURTS:
                 return found, hurts

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import log
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
 from ...sim import Settings, Workload, simulate
+from ...sim.cost import StepCost
 from ...sim.engine.run import Run
 from ...sim.engine.unread import only_read
 from ...sim.metrics.gaps import Gaps
@@ -20,6 +22,10 @@ from ..capacity.detail import waiting_shares
 from ..runs.pool_use import pool_use
 from ..runs.slo_check import Goal, check_times, compiled_cost
 
+#: Settings that no step time depends on, with any values.
+_WITHOUT_EFFECT_ON_STEPS: dict[str, Any] = {
+    "num_gpu_blocks_override": 1 << 20, "max_num_seqs": 1, "max_num_batched_tokens": 1 << 14, "enable_prefix_caching": None,
+}  # fmt: skip
 #: Latencies below this count as this, in ms: the index takes logarithms.
 _LEAST_MS = 1e-3
 
@@ -75,7 +81,13 @@ def observe(
     Raises:
         UserError, SimulationFault: As ``simulate``.
     """
-    return key, observation(simulate(only_read(settings, work), work, compiled_cost(settings)), goal)
+    return key, observation(simulate(only_read(settings, work), work, step_cost(settings)), goal)
+
+
+def step_cost(settings: Settings) -> StepCost:
+    """The step cost of a replica. Replicas that differ in the pool and the scheduler's limits share one, because filling its
+    caches is most of the work of a short run."""
+    return compiled_cost(replace(settings, **_WITHOUT_EFFECT_ON_STEPS))
 
 
 def observation(run: Run, goal: Goal | None) -> Observation:
