@@ -123,7 +123,10 @@ def is_healthy(seen: Observation) -> bool:
 def paced(line: str, gpu: str, load: Load, scale: float, rng: np.random.Generator, share: float) -> Load | None:
     """The load at a share of the saturated rate, or the highest lower one at which the server is healthy."""
     server = replace(server_of(parse_serve(line), gpu, None, None), step_scale=scale)
-    work = workload(load.at(1.0, rng).trace)
+    # As many requests as saturate 1,024 sequences.
+    rows = np.tile(np.arange(len(load.trace)), 8)
+    lengths = load.trace.prompt_tokens[rows], load.trace.output_tokens[rows]
+    work = workload(Trace("at once", *lengths, np.zeros(len(rows), dtype=np.int64)))
     most = saturated_rate(only_read(server.settings()), work, step_cost(server.settings()))
     state = rng.bit_generator.state
     while most is not None and share > 0.1:
