@@ -36,6 +36,8 @@ from .server import Change, Server, flags_text
 
 #: Least gain: of the latency index, or of the share of requests that meet their objectives; and the confidence of its interval.
 LEAST_GAIN, CONFIDENCE = 0.05, 0.95
+#: Difference of the objective within which the milder of two changes is taken.
+_AS_GOOD = 0.01
 #: Share of the gain of a change of the answers that another change must reach to come before it.
 _LOSSLESS_SHARE = 0.5
 #: Seconds by which the wait grows per second, from which on the server does not keep up.
@@ -159,22 +161,21 @@ class Diagnoser:
         return [] if other is None else [other]
 
     def _best(self, case: Case) -> list[Remedy]:
-        """The best change of each cause, on all seeds."""
-        tried = [
-            (suspect, change, other)
-            for suspect in suspects(case)
-            for change in suspect.changes
-            if (other := self._server.changed(change)) is not None and other.settings() != self._server.settings()
-        ]
-        first = self._seeds[:1]
-        self._simulate([other for *_, other in tried], first)
-        best: dict[str, tuple[Suspect, Change, Server]] = {}
-        for suspect, change, other in tried:
-            name = suspect.cause.name
-            if name not in best or self._cost(other, first[0]) < self._cost(best[name][2], first[0]):
-                best[name] = suspect, change, other
-        self._simulate([other for *_, other in best.values()], self._seeds)
-        return [self._remedy((suspect,), change, other) for suspect, change, other in best.values()]
+        """The best change of each cause, on all seeds; of changes that are about as good, the mildest, which comes first."""
+        now, seed = self._server.settings(), self._seeds[0]
+        tried = []
+        for suspect in suspects(case):
+            servers = [(change, self._server.changed(change)) for change in suspect.changes]
+            able = [(change, other) for change, other in servers if other is not None and other.settings() != now]
+            if able:
+                tried.append((suspect, able))
+        self._simulate([other for _, able in tried for _, other in able], self._seeds[:1])
+        best = []
+        for suspect, able in tried:
+            least = min(self._cost(other, seed) for _, other in able)
+            best.append((suspect, *next(each for each in able if self._cost(each[1], seed) <= least + _AS_GOOD)))
+        self._simulate([other for *_, other in best], self._seeds)
+        return [self._remedy((suspect,), change, other) for suspect, change, other in best]
 
     def _ranked(self, remedies: list[Remedy]) -> list[Remedy]:
         """Changes that help first, by their gains; a change of the answers after those that reach half of its gain."""
@@ -192,7 +193,8 @@ class Diagnoser:
             return remedies
         first = remedies[0]
         with_first = not_none(self._server.changed(first.change))
-        left = {each.cause.name for each in suspects(replace(case, server=with_first, seen=first.seen))}
+        # The metrics are of the server without it.
+        left = {each.cause.name for each in suspects(replace(case, server=with_first, seen=first.seen, metrics=None))}
         for second in remedies[1:]:
             (suspect,), change = second.suspects, {**first.change, **second.change}
             both = self._server.changed(change)

@@ -58,6 +58,14 @@ class TestPlanted:
         assert first["interval"][0] > 0.05
         assert "KV dtype" in [cause for each in others for cause in each["causes"]]
 
+    def test_what_the_server_measured_is_no_symptom_of_the_changed_one(self, tmp_path):
+        """60 of its 200 requests were preempted; with the larger pool none is, so that no second flag is advised."""
+        load = trace_of(tmp_path, 1000, 300, 25)
+        (tmp_path / "metrics.txt").write_text(metrics(num_preemptions_total=60))
+        line = f"{LINE} --gpu-memory-utilization 0.3"
+        found = diagnose(tmp_path, line, "h100-80gb", "--trace", load, "--metrics", tmp_path / "metrics.txt")
+        assert found["advised"] == {"gpu-memory-utilization": "0.92"}
+
     def test_too_many_sequences_are_fewer(self, tmp_path):
         load = trace_of(tmp_path, 300, 1500, None)
         line = f"{LINE} --kv-cache-dtype fp8 --gpu-memory-utilization 0.95 --max-num-batched-tokens 2048"
@@ -208,7 +216,7 @@ class TestEvidence:
     [
         (["--serve", LINE], "gpu = None: is missing"),
         (["--serve", f"{LINE} --gpu-memory-utilization 0.1", "--gpu", "h100-80gb"], "serve: it does not start"),
-        (["--serve", LINE, "--gpu", "h100-80gb", "--num-prompts", "10"], "num_prompts = 10"),
+        (["--serve", LINE, "--gpu", "h100-80gb", "--num-prompts", "10"], "num_prompts = '10': must be at least 50"),
         (["--serve", LINE, "--gpu", "h100-80gb", "--bench", "load.csv", "--trace", "load.csv"], "trace = 'load.csv'"),
         (["--serve", LINE, "--gpu", "h100-80gb", "--trace", "load.csv"], "trace = 'load.csv': has no arrivals"),
         (["--serve", LINE, "--gpu", "h100-80gb", "--metrics", "few.txt"], "has no histograms of request lengths"),
