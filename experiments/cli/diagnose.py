@@ -115,8 +115,9 @@ def diagnose(
     line = line if vllm is None else replace(line, version=version(vllm))
     log = None if startup_log is None else read_log(pasted(startup_log))
     server = server_of(line, gpu, model, log, cost)
-    if log is None and (log := pool_of(seen, server.launch.block_tokens)) is not None:
-        server = server_of(line, gpu, model, log, cost)
+    # A given number of blocks says nothing of the memory that the server has.
+    if log is None and "num-gpu-blocks-override" not in line.flags:
+        server = server_of(line, gpu, model, pool_of(seen, server.launch.block_tokens), cost)
     clients = None
     if bench is not None:
         server, clients = calibrated(server, bench)

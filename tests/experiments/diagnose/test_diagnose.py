@@ -186,6 +186,13 @@ class TestEvidence:
         )
         assert log["kv_cache"]["num_gpu_blocks"] == 4000
 
+    def test_a_given_number_of_blocks_says_nothing_of_the_memory(self, tmp_path):
+        config = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="1200"} 1\n'
+        (tmp_path / "metrics.txt").write_text(metrics() + config)
+        load, line = trace_of(tmp_path, 1000, 300, 25), f"{LINE} --num-gpu-blocks-override 1200"
+        found = diagnose(tmp_path, line, "h100-80gb", "--trace", load, "--metrics", tmp_path / "metrics.txt")
+        assert found["advised"] == {"num-gpu-blocks-override": None}
+
     def test_a_probe_has_requests_pool_and_preemptions(self, tmp_path):
         found = diagnose(tmp_path, "vllm serve llama-3.1-8b --max-model-len 1024", "h100-80gb", "--probe", PROBE)
         server = found["measured"]["server"]
