@@ -45,6 +45,7 @@ PURPOSES = {
     "experiments/capacity": "GPUs to buy for a load",
     "experiments/claims": "claims of texts, tested",
     "experiments/cli": "command line",
+    "experiments/diagnose": "why a server is slow",
     "experiments/live": "a vLLM server on this CPU",
     "experiments/measured": "a real server and its simulation",
     "experiments/paper": "measurements of the paper",

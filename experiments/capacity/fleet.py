@@ -135,9 +135,18 @@ class Fleet:
 
     @property
     def sure_rate(self) -> float:
-        """The rate at which 90 % of other seeds meet the goal, with 95 % confidence; that of the seed if there is one."""
-        logs = [log(each) for each in capped(self.rates)]
-        return self.rates[0] if len(logs) == 1 else exp(_tolerance_limit(logs, CONFIDENCE, log(FINE)))
+        """``sure_rate`` of its rates."""
+        return sure_rate(self.rates)
+
+
+def sure_rate(rates: Sequence[float]) -> float:
+    """The rate at which 90 % of other seeds meet the goal, with 95 % confidence; that of the seed if there is one.
+
+    0 if a seed meets the goal at no rate, and infinity if every seed does at every rate.
+    """
+    if len(rates) == 1 or not 0 < min(rates) < inf:
+        return min(rates)
+    return exp(_tolerance_limit([log(each) for each in capped(rates)], CONFIDENCE, log(FINE)))
 
 
 def capped(rates: Sequence[float]) -> list[float]:

@@ -12,9 +12,10 @@ requests at every rate (common random numbers).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
+from math import ceil, inf, sqrt
 
 import numpy as np
 
@@ -23,7 +24,8 @@ from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Trace, holds_load, stream, workload
-from ...traces.arrivals.pacing import at_rate, unit_gaps
+from ...traces.arrivals.pacing import RateCurve, at_rate, unit_gaps
+from ...traces.parsing.times import to_ticks
 from ..runs.inputs import Inputs
 
 #: Requests per run, and at least so many for each replica of a fleet: with 300 a replica, the share that meets the
@@ -158,23 +160,44 @@ class Load:
         elif self.keeps_order:
             trace, rows = self._found.first(n), np.arange(n)
         else:
-            rows = self._rows(n, rng)
-            trace = _taken(self._found, rows)
+            rows = drawn_rows(len(self._found), n, self.pacing.rate_scale is not None, rng)
+            trace = taken(self._found, rows)
         return Drawn(trace, self._gaps(rows, seed), requests.declared_max_tokens, requests.n)
 
-    def _rows(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        """Rows of the trace to serve, int64 [n]."""
-        if self.pacing.rate_scale is None:
-            return rng.integers(len(self._found), size=n)
-        starts = rng.integers(len(self._found), size=-(-n // _BLOCK))
-        return ((starts[:, None] + np.arange(_BLOCK)) % len(self._found)).ravel()[:n]
+    def day(self, seed: int, start_s: Sequence[float], rates: Sequence[float], end_s: float) -> Workload:
+        """The requests of a seed along steps of constant rate, until the end; their number is drawn, too.
+
+        Raises:
+            SettingError: The requests keep the order of a trace that has fewer.
+        """
+        curve = RateCurve(np.array(start_s), np.array(rates))
+        expected = float((np.diff([*start_s, end_s]) * curve.request_rate).sum())
+        most, rng = (
+            ceil(expected + 6 * sqrt(expected / (self.pacing.burstiness or 1.0)) + 6),
+            stream(seed, "plan requests"),
+        )
+        gaps = unit_gaps(most, self.pacing.burstiness or 1.0, stream(seed, "arrivals"))
+        arrivals_s = curve.times_s(np.cumsum(gaps))
+        arrivals_s = arrivals_s[arrivals_s < end_s]
+        n, requests = len(arrivals_s), self._inputs.requests
+        if self.is_drawn:
+            drawn, chosen = replace(requests, num_prompts=n), replace(self._inputs.settings, seed=seed)
+            trace = replace(self._inputs, settings=chosen, requests=drawn).lengths()
+        elif not self.keeps_order:
+            trace = taken(self._found, drawn_rows(len(self._found), n, False, rng))
+        elif n > len(self._found):
+            remedy = f"are a day of requests, and {self.name}, which keeps its order for shared prefixes, has {len(self._found):,}"
+            raise SettingError("rate_curve", n, f"{remedy}; give lower rates, or shorter steps")
+        else:
+            trace = self._found.first(n)
+        paced = replace(trace, arrival_ticks=to_ticks(arrivals_s, ticks.PER_SECOND))
+        return workload(paced, max_tokens=requests.declared_max_tokens, n=requests.n)
 
     def _gaps(self, rows: np.ndarray, seed: int) -> np.ndarray:
         if self.pacing.rate_scale is None:
             return unit_gaps(len(rows), self.pacing.burstiness or 1.0, stream(seed, "arrivals"))
-        # The first request of the trace has no gap before it: it gets the mean gap.
-        own = np.diff(not_none(self._found.arrival_ticks)) / 1e12
-        return (np.insert(own, 0, own.mean()) / own.mean())[rows]
+        own_s = traced_gaps_s(self._found)
+        return (own_s / own_s[0])[rows]
 
 
 def default_prompts(replicas: int) -> int:
@@ -182,7 +205,21 @@ def default_prompts(replicas: int) -> int:
     return max(DEFAULT_PROMPTS, PROMPTS_A_REPLICA * replicas)
 
 
-def _taken(trace: Trace, rows: np.ndarray) -> Trace:
+def drawn_rows(count: int, n: int, traced: bool, rng: np.random.Generator) -> np.ndarray:
+    """``n`` rows of ``count``, drawn with replacement, int64 [n]; ``traced`` draws blocks of consecutive rows."""
+    if not traced:
+        return rng.integers(count, size=n)
+    starts = rng.integers(count, size=-(-n // _BLOCK))
+    return ((starts[:, None] + np.arange(_BLOCK)) % count).ravel()[:n]
+
+
+def traced_gaps_s(trace: Trace) -> np.ndarray:
+    """Seconds before each request of a trace with arrivals, float64 [n]; the first has none and gets the mean gap."""
+    own = np.diff(not_none(trace.arrival_ticks)) / ticks.PER_SECOND
+    return np.insert(own, 0, own.mean() if len(own) else 0.0)
+
+
+def taken(trace: Trace, rows: np.ndarray) -> Trace:
     """Rows of a trace without shared prompts; a row may occur several times."""
     columns = (trace.max_tokens, trace.n)
     max_tokens, n = (None if column is None else column[rows] for column in columns)

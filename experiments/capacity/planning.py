@@ -43,8 +43,20 @@ from ..runs.slo_check import Goal, SloCheck
 from ..runs.sweeping import Outcome
 from .answer import Answer, Verified
 from .candidates import Candidate
+from .day import Day, DayPlan, full_load, replicas_for, served_day, sizes_below
 from .detail import BEYOND, detail
-from .fleet import MOST_SEEDS, FleetSearch, Kind, Results, Tested, Trial, check_fleet, first_fleet, highest_rate
+from .fleet import (
+    MOST_SEEDS,
+    FleetSearch,
+    Kind,
+    Results,
+    Tested,
+    Trial,
+    check_fleet,
+    first_fleet,
+    highest_rate,
+    sure_rate,
+)
 from .load import Load
 from .max_rate import Ahead, MaxRate, SeedRate, follow, go_ahead
 from .sensitivity import changed_rate, changes, influences
@@ -295,6 +307,50 @@ class Planner:
             unchanged, margin, replicas = fleet.rates[0], fleet.sure_rate / wanted, answer.replicas
         return replace(answer, influences=influences(rates, unchanged, margin, replicas, answer.candidate.engines))
 
+    def over_day(self, answer: Answer, day: Day, startup_s: float, replica_hour: float) -> DayPlan:
+        """The plan of a day for a candidate with a fleet for its busiest step.
+
+        Raises:
+            UserError: The day cannot be simulated.
+        """
+        fleet, service, most = not_none(answer.fleet), _service(answer.candidate), answer.replicas
+        takes = {most: max(fleet.sure_rate, day.busiest)} | self._taken(answer, sizes_below(most), len(fleet.rates))
+        replicas = tuple(replicas_for(day.rates, takes, most))
+        first, cluster = self._seeds[0], self._cluster(service, most)
+        days = {
+            name: Job(service.settings, first, (cluster, day, sizes, startup_s))
+            for name, sizes in (("following", replicas), ("constant", (most,) * len(replicas)))
+        }
+        rate = fleet.sure_rate if fleet.sure_rate < inf else day.busiest
+        full = {"targets": Job(service.settings, first, (cluster, rate))}
+        found = self._run("day", days) | self._run("full load", full)
+        for outcome in found.values():
+            if outcome.error:
+                raise UserError(outcome.error)
+        results = {name: not_none(outcome.summary) for name, outcome in found.items()}
+        return DayPlan(day, replicas, takes, startup_s, **results, replica_hour=replica_hour)
+
+    def _taken(self, answer: Answer, sizes: Sequence[int], count: int) -> dict[int, float]:
+        """The rates that smaller fleets of a candidate take, requests/s."""
+        service, saturated = _service(answer.candidate), answer.rates.saturated
+        jobs = {
+            (size, seed): Job(
+                service.settings,
+                seed,
+                (
+                    self._cluster(service, size),
+                    not_none(self._wanted) * size / answer.replicas,
+                    None if saturated is None else saturated * size,
+                ),
+            )
+            for size in sizes
+            for seed in range(self._seeds[0], self._seeds[0] + count)
+        }
+        found = self._run("headroom", jobs)
+        return {
+            size: sure_rate([_rate_of(outcome) for (of, _), outcome in found.items() if of == size]) for size in sizes
+        }
+
     def _share(self, answer: Answer, replicas: int, factor: float, rate: float, seeds: Sequence[int]) -> Verified:
         service = _service(answer.candidate)
         chosen, cluster = service.settings, self._cluster(service, replicas)
@@ -386,6 +442,8 @@ _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     "headroom": _headroom,
     "detail": detail,
     "sensitivity": _sensitivity,
+    "day": served_day,
+    "full load": full_load,
 }
 
 

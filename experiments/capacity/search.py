@@ -17,6 +17,7 @@ from ...sim.output.folders import OutputFolder
 from ...sim.spec.launch import capacity
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
+from ...traces.arrivals.pacing import read_curve
 from ..measured.evidence import evidence, evidence_lines
 from ..runs.inputs import Inputs
 from ..runs.output import Report
@@ -28,17 +29,33 @@ from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
 from .answer import Answer, Bill, ranked
 from .candidates import Candidate, Choices, candidates
+from .day import Day, DayPlan
 from .fleet import DEFAULT_FLEET_SEEDS, MOST_SEEDS
 from .load import Load
 from .max_rate import CONFIDENCE, CONTENT, DEFAULT_SEEDS
 from .page import write_plan
 from .planning import Planner
 from .prices import Prices, prices
-from .text import EVERY_RATE, candidates_table, details, flags_text, headline, verified_text, why_loses, why_none
+from .text import (
+    EVERY_RATE,
+    candidates_table,
+    day_lines,
+    day_table,
+    details,
+    flags_text,
+    headline,
+    verified_text,
+    why_loses,
+    why_none,
+)
 
 #: Least number of seeds: with fewer, the tolerance limit is more than five standard deviations below the mean.
 _FEWEST_SEEDS = 4
 _GROUP = Group("Goal", sort_key=-1)
+#: Seconds until an ordered replica takes requests, if the user gives none.
+DEFAULT_STARTUP_S = 120.0
+#: Choices of fleets that have one size.
+_OF_ONE_SIZE = ("prefill_replicas", "data_parallel_size")
 #: Choices that apply to whole fleets.
 _OF_FLEETS = ("router", "prefill_replicas")
 
@@ -61,6 +78,8 @@ class Aims:
             objectives that are 10 % lower and higher.
         cost: Step time of all candidates, as for simulate. By default the GPU's profile where it covers the
             candidate, else the roofline.
+        startup_seconds: With --rate-curve: seconds from the order of a replica until it takes requests. By default 120, an
+            assumption.
         server: Constants of the server, as for simulate, with the cost that they were fitted with. Its GPU, model,
             parallelism and release must be those of every candidate.
         seed: Seed of the first draw.
@@ -73,6 +92,7 @@ class Aims:
     prices: Path | None = None
     explain: Annotated[bool, Parameter(negative="")] = False
     sensitivity: Annotated[bool, Parameter(negative="")] = False
+    startup_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
     cost: str | None = None
     server: str | None = None
     seed: Annotated[int, Field(ge=0, le=2**62)] = 0
@@ -117,7 +137,9 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     for candidate in found:
         priced.of(candidate.started.launch.gpu.name)
     able = [candidate for candidate in found if candidate.settings]
-    load = _load(request.inputs, able or found, aims.seed)
+    day, inputs = _day(request.inputs, request.choices, aims)
+    request = replace(request, inputs=inputs)
+    load = _load(inputs, able or found, aims.seed)
     _refuse_unread(request, able, load, aims.seed)
     found = [_long_enough(candidate, load.longest_tokens) for candidate in found]
     wanted = _wanted(load)
@@ -136,7 +158,33 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     if aims.sensitivity and (ranks := ranked(answers, load, priced, wanted)):
         best = ranks[0][0]
         answers = [planner.influenced(each) if each is best else each for each in answers]
-    _SearchOutput(aims, goal, load, wanted, priced, answers).write(report, out)
+    plan_of_day = None
+    if day is not None and (ranks := ranked(answers, load, priced, wanted)):
+        best, bill = ranks[0]
+        startup_s = DEFAULT_STARTUP_S if aims.startup_seconds is None else aims.startup_seconds
+        plan_of_day = planner.over_day(best, day, startup_s, bill.per_hour / bill.replicas)
+    _SearchOutput(aims, goal, load, wanted, priced, answers, plan_of_day).write(report, out)
+
+
+def _day(inputs: Inputs, choices: Choices, aims: Aims) -> tuple[Day | None, Inputs]:
+    """The day of a rate curve, and inputs at its highest rate; None and the same inputs without one.
+
+    Raises:
+        UserError: The curve cannot be read, or a choice has no fleets of changing size.
+    """
+    path = inputs.pacing.rate_curve
+    if path is None:
+        if aims.startup_seconds is not None:
+            remedy = "is of fleets that change over a day; give --rate-curve, or leave it out"
+            raise SettingError("startup_seconds", aims.startup_seconds, remedy)
+        return None, inputs
+    for name in _OF_ONE_SIZE:
+        if (given := getattr(choices, name)) is not None:
+            raise SettingError(
+                name, given, "cannot be combined with --rate-curve: such fleets do not change their size"
+            )
+    day = Day.of(read_curve(path), str(path))
+    return day, replace(inputs, pacing=replace(inputs.pacing, rate_curve=None, request_rate=day.busiest))
 
 
 def _load(inputs: Inputs, able: Sequence[Candidate], seed: int) -> Load:
@@ -173,10 +221,11 @@ class _SearchOutput:
     """Reports a plan as text and as data."""
 
     def __init__(
-        self, aims: Aims, goal: Goal, load: Load, wanted: float | None, priced: Prices, answers: Sequence[Answer]
-    ) -> None:
+        self, aims: Aims, goal: Goal, load: Load, wanted: float | None, priced: Prices, answers: Sequence[Answer],
+        day: DayPlan | None = None,
+    ) -> None:  # fmt: skip
         self._aims, self._goal, self._load, self._wanted, self._priced = aims, goal, load, wanted, priced
-        self._answers = answers
+        self._answers, self._day = answers, day
         self._ranks = ranked(answers, load, priced, wanted)
         priced_answers = [answer for answer, _ in self._ranks]
         # Candidates that can serve come first.
@@ -201,6 +250,11 @@ class _SearchOutput:
             report.line(line)
         for answer, _ in self._ranks if self._aims.verify_seeds else ():
             report.line(verified_text(answer, self._aims.verify_seeds))
+        if self._day is not None:
+            report.print_line()
+            report.console.print(day_table(self._day))
+            for line in day_lines(self._day, currency):
+                report.print_line(line)
         assumptions = self._assumptions()
         report.print_line()
         for line in assumptions:
@@ -276,6 +330,7 @@ class _SearchOutput:
                 for name, price in self._priced.per_gpu_hour.items()
             },
             "explained": list(explained),
+            **({} if self._day is None else {"day": self._day.as_dict()}),
             "candidates": [_data(answer, bills.get(answer.candidate.name)) for answer in self._by_rank()],
         }
 

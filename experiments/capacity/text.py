@@ -16,6 +16,7 @@ from ..runs.slo_check import Goal
 from ..vllm_serve.checks import gib
 from .answer import Answer, Bill
 from .candidates import Candidate
+from .day import DayPlan
 from .detail import BEYOND
 from .fleet import Fleet
 from .max_rate import CONFIDENCE, CONTENT
@@ -386,3 +387,40 @@ def view_rows(ranks: Sequence[tuple[Answer, Bill]], view: str) -> list[dict[str,
 
 def _label(name: str) -> str:
     return name.replace("_", " ").capitalize()
+
+
+def day_table(plan: DayPlan) -> Table:
+    """A row for each step of the day, and the attainment of the constant fleet beside that of the changing one."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    headings = ("from", "requests/s", "replicas", "meet the\nobjectives", "constant\nfleet", "in flight\na replica")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    steps, constant = plan.following["steps"], plan.constant["steps"]
+    for place, ((start, _), rate, size) in enumerate(zip(plan.day.spans_s, plan.day.rates, plan.replicas, strict=True)):
+        minutes = round(start / 60)
+        cells = (_share(each["attained"][place]) for each in (steps, constant))
+        clock, number = f"{minutes // 60:02}:{minutes % 60:02}", f"{steps['concurrency'][place]:,.1f}"
+        table.add_row(clock, f"{rate:,.3g}", f"{size:,}", *cells, number)
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def day_lines(plan: DayPlan, currency: str) -> list[str]:
+    """The bill of the day, its attainment, and the targets of autoscalers."""
+    (followed, constant), following = plan.bills, plan.following
+    worst = min((each for each in following["steps"]["attained"] if each is not None), default=1.0)
+    return [
+        f"The day: following the curve takes {following['replica_hours']:,.1f} replica-hours, {followed:,.2f} {currency},"
+        f" {1 - followed / constant:.0%} less than {_replicas(max(plan.replicas))} throughout"
+        f" ({plan.constant['replica_hours']:,.1f} hours, {constant:,.2f} {currency}). {following['attained']:.1%} of"
+        f" {following['requests']:,} requests meet the objectives, {worst:.1%} in the worst step, and"
+        f" {plan.constant['attained']:.1%} with the constant fleet.",
+        f"Replicas are ordered {plan.startup_s:,.0f} s (--startup-seconds) before a busier step and paid for from then on, until"
+        " they have drained.",
+        f"Targets of autoscalers, a replica at its full rate: {plan.targets['concurrency']:,.1f} requests in flight"
+        f" (vllm:num_requests_running + vllm:num_requests_waiting), {plan.targets['kv_cache_usage']:.0%} of the KV cache in use"
+        " (vllm:kv_cache_usage_perc).",
+    ]

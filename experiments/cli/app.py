@@ -99,6 +99,7 @@ VERBS = {
     "report": "Draw one or several runs as an HTML page, with the block map.",
     "story": "Run a few requests word by word, as a page to step through.",
     "plan": "Find the GPUs and flags for a load; check whether a vllm serve line starts.",
+    "diagnose": "Say why a vllm serve line preempts or is slow, and which flags to change.",
     "validate": "Compare the simulation with a device, or with a benchmark of a real server.",
     "traces": "Describe, convert, fetch and synthesise request traces.",
     "list": "List policies, models, GPUs or stories.",

@@ -104,7 +104,10 @@ def validate(
     of_a_server |= {"save_server": save_server, **replica.given()}
     for name, value in of_a_server.items():
         if value is not None:
-            raise SettingError(name, str(value), "applies only to a real server; give its benchmark by --against")
+            alone = "; fragmeter diagnose reads metrics alone" if name == "metrics" else ""
+            raise SettingError(
+                name, str(value), f"applies only to a real server; give its benchmark by --against{alone}"
+            )
     if check and plan is None:
         raise SettingError("check", True, "applies only to a recorded plan; give --plan")
     if every is not None and not check:

@@ -61,7 +61,10 @@ def print_comparison(
     report.print_line()
     report.print_line(first_knob_text(error, knobs))
     for knob in ranked(knobs):
-        report.line(f"  {_KNOBS[knob.name]}: {knob.advice}")
+        if error < NO_ERROR or knob.removed >= EXPLAINS:
+            report.line(f"  {_KNOBS[knob.name]}: {knob.advice}")
+    for text in _pointers(rows, error, knobs):
+        report.print_line(text)
 
 
 def _request_lines(benchmark: Benchmark, base: Replayed) -> Iterator[str]:
@@ -131,16 +134,32 @@ def _place(value: float | None) -> str:
 def first_knob_text(error: float, knobs: list[Knob]) -> str:
     """One sentence: the knob to calibrate first."""
     first = ranked(knobs)[0]
+    together = next(knob for knob in knobs if knob.name == "all")
     if error < NO_ERROR:
         return f"Nothing to calibrate: the error is {error:.2%} over throughput, TTFT, TPOT, ITL and E2EL."
     if first.removed < EXPLAINS:
-        rest = "the scheduler's limits, prefix caching or another load on the server may"
+        if together.removed >= EXPLAINS:
+            return f"No knob alone explains the error of {error:.1%}. All together leave {together.error:.1%}: {together.advice}"
+        rest = "the scheduler's limits, prefix caching or another load on the server may. Set none of them"
         return f"None of these explains the error of {error:.1%}; {rest}."
-    together = next(knob for knob in knobs if knob.name == "all")
     return (
         f"Calibrate first: {_KNOBS[first.name]}, which removes {first.removed:.0%} of the error of {error:.1%}."
         f" All together leave {together.error:.1%}: {together.advice}"
     )
+
+
+def _pointers(rows: Sequence[Mapping[str, Any]], error: float, knobs: list[Knob]) -> Iterator[str]:
+    """Commands that find the cause in the server's flags: where a side preempts, or no knob explains the error."""
+    preempted = [row for row in rows if row["metric"] == "num_preemptions" and (row["simulated"] or row["measured"])]
+    unexplained = error >= NO_ERROR and all(knob.removed < EXPLAINS for knob in knobs)
+    if preempted:
+        yield (
+            "Requests are preempted: fragmeter diagnose with the same --serve, --gpu and --metrics, and the benchmark as --bench,"
+            " finds the flags that end it; fragmeter plan --ask max-num-seqs with the benchmark as --trace finds the largest"
+            " --max-num-seqs without preemptions."
+        )
+    elif unexplained:
+        yield "fragmeter diagnose, with the benchmark as --bench, tests the flags of the line."
 
 
 def _table(*headings: str) -> Table:

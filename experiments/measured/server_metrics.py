@@ -34,15 +34,34 @@ QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_tot
 HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
 TTFT = ("vllm:time_to_first_token_seconds",)
 ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+E2EL = ("vllm:e2e_request_latency_seconds",)
+PROMPTS, OUTPUTS = ("vllm:request_prompt_tokens",), ("vllm:request_generation_tokens",)
 CONFIG = "vllm:cache_config_info"
 
 #: Beginnings of the lines that are read.
 READ = (*RUNNING, *WAITING, *KV_USAGE, *PREEMPTIONS, *QUERIES, *HITS, CONFIG) + tuple(
-    f"{name}_{part}" for name in (*TTFT, *ITL) for part in ("sum", "count")
+    f"{name}_{part}"
+    for name in (*TTFT, *ITL, *E2EL, *PROMPTS, *OUTPUTS)
+    for part in ("sum", "count", "bucket")[: 3 if name in (*PROMPTS, *OUTPUTS) else 2]
 )
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 Scrape = dict[Series, float]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A histogram of lengths in tokens.
+
+    Attributes:
+        mean: Mean length.
+        bounds: Finite upper bounds of the buckets, ascending.
+        shares: Share of the requests up to each bound, ascending; below 1 if some requests are longer than all bounds.
+    """
+
+    mean: float
+    bounds: tuple[float, ...]
+    shares: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -57,7 +76,10 @@ class ServerMetrics:
         preemptions: Number of preemptions.
         hit_rate: Share of the tokens looked up that the prefix cache had.
         first_tokens: Requests that produced a first token.
-        ttft_s, itl_s: Means measured by the server, without the transfer to the client.
+        ttft_s, itl_s, e2el_s: Means measured by the server, without the transfer to the client.
+        elapsed_s: Seconds between the times of the first and the last scrape, if the file has them.
+        finished: Requests that finished.
+        prompts, outputs: Lengths of the finished requests.
     """
 
     num_scrapes: int
@@ -71,6 +93,11 @@ class ServerMetrics:
     first_tokens: float | None = None
     ttft_s: float | None = None
     itl_s: float | None = None
+    e2el_s: float | None = None
+    elapsed_s: float | None = None
+    finished: float | None = None
+    prompts: Lengths | None = None
+    outputs: Lengths | None = None
 
 
 def read_metrics(path: str | PathLike[str]) -> ServerMetrics:
@@ -80,10 +107,12 @@ def read_metrics(path: str | PathLike[str]) -> ServerMetrics:
         UserError: The file cannot be read, has no vLLM metrics, has metrics of several engines, or has a line that is
             no metric.
     """
-    scrapes = list(_scrapes(path, _text(path)))
+    text = _text(path)
+    scrapes = list(_scrapes(path, text))
     if not scrapes:
         raise UserError(f"{path}: has no metrics of vLLM; give the server's response from /metrics")
-    return _Reader(path, scrapes).metrics()
+    times_s = [time_s for line in text.splitlines() if (time_s := _time_s(line.strip())) is not None]
+    return _Reader(path, scrapes).metrics(times_s[-1] - times_s[0] if len(times_s) > 1 else None)
 
 
 def kv_usage_over_time(path: str | PathLike[str]) -> list[tuple[float, float]]:
@@ -117,7 +146,7 @@ def _scrapes(path: str | PathLike[str], text: str) -> Iterator[Scrape]:
     scrape: Scrape = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
-        if not line or line.startswith("#") or _is_time(line):
+        if not line or line.startswith("#") or _time_s(line) is not None:
             continue
         found = _SAMPLE.fullmatch(line)
         value = None if found is None else _number(found[3])
@@ -135,12 +164,14 @@ def _scrapes(path: str | PathLike[str], text: str) -> Iterator[Scrape]:
         yield scrape
 
 
-def _is_time(line: str) -> bool:
+def _time_s(line: str) -> float | None:
+    """The time that a line between scrapes gives, in seconds since 1970; None for other lines."""
+    if (number := _number(line)) is not None:
+        return number
     try:
-        datetime.fromisoformat(line)
-    except ValueError:
-        return _number(line) is not None
-    return True
+        return datetime.fromisoformat(line).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _number(text: str) -> float | None:
@@ -161,8 +192,8 @@ class _Reader:
             raise UserError(f"{path}: has metrics of {len(engines)} engines; {remedy}")
         self._busy = [scrape for scrape in scrapes if (_sum(scrape, RUNNING) or 0) + (_sum(scrape, WAITING) or 0) > 0]
 
-    def metrics(self) -> ServerMetrics:
-        """The metrics over all scrapes."""
+    def metrics(self, elapsed_s: float | None) -> ServerMetrics:
+        """The metrics over all scrapes, which are so many seconds apart from first to last."""
         usage, config = self._gauge(KV_USAGE), self._config()
         queries, hits = self._counted(QUERIES), self._counted(HITS)
         return ServerMetrics(
@@ -177,6 +208,11 @@ class _Reader:
             first_tokens=self._counted(tuple(f"{name}_count" for name in TTFT)),
             ttft_s=self._observed(TTFT),
             itl_s=self._observed(ITL),
+            e2el_s=self._observed(E2EL),
+            elapsed_s=elapsed_s if elapsed_s and isfinite(elapsed_s) else None,
+            finished=self._counted(tuple(f"{name}_count" for name in E2EL)),
+            prompts=self._lengths(PROMPTS),
+            outputs=self._lengths(OUTPUTS),
         )
 
     def _config(self) -> Mapping[str, str]:
@@ -201,6 +237,30 @@ class _Reader:
         """Mean of a histogram's observations."""
         total, count = (self._counted(tuple(f"{name}_{part}" for name in names)) for part in ("sum", "count"))
         return total / count if total is not None and count else None
+
+    def _lengths(self, names: tuple[str, ...]) -> Lengths | None:
+        """The distribution of a histogram; None if it is absent or has observed nothing."""
+        mean = self._observed(names)
+        buckets = tuple(f"{name}_bucket" for name in names)
+        counts = _buckets(self._scrapes[-1], buckets)
+        if len(self._scrapes) > 1:
+            before = _buckets(self._scrapes[0], buckets)
+            counts = {bound: count - before.get(bound, 0.0) for bound, count in counts.items()}
+        total = max(counts.values(), default=0.0)
+        bounds = sorted(bound for bound in counts if isfinite(bound))
+        if mean is None or total <= 0 or not bounds:
+            return None
+        return Lengths(mean, tuple(bounds), tuple(counts[bound] / total for bound in bounds))
+
+
+def _buckets(scrape: Scrape, names: tuple[str, ...]) -> dict[float, float]:
+    """The cumulative counts of a histogram by their bounds, over all other labels."""
+    found: dict[float, float] = {}
+    for (name, labels), value in scrape.items():
+        bound = _number(dict(labels).get("le", ""))
+        if name in names and bound is not None and isfinite(value):
+            found[bound] = found.get(bound, 0.0) + value
+    return found
 
 
 def _sum(scrape: Scrape, names: tuple[str, ...]) -> float | None:

@@ -101,6 +101,31 @@ BENCHMARK = {
     "itls": [[0.009] * 49] * 40,
 }
 
+#: One scrape of a server that finished 40 requests.
+METRICS = (
+    """\
+vllm:cache_config_info{block_size="16",num_gpu_blocks="20000"} 1
+vllm:num_requests_running 4
+vllm:num_requests_waiting 0
+vllm:num_preemptions_total 0
+vllm:time_to_first_token_seconds_sum 2.4
+vllm:time_to_first_token_seconds_count 40
+vllm:e2e_request_latency_seconds_sum 20
+vllm:e2e_request_latency_seconds_count 40
+"""
+    + "".join(
+        f'vllm:request_{name}_tokens_bucket{{le="{bound}"}} {count}\n'
+        for name, bounds in (("prompt", {"200": 0, "500": 40}), ("generation", {"20": 0, "50": 40}))
+        for bound, count in bounds.items()
+    )
+    + """\
+vllm:request_prompt_tokens_sum 12000
+vllm:request_prompt_tokens_count 40
+vllm:request_generation_tokens_sum 2000
+vllm:request_generation_tokens_count 40
+"""
+)
+
 
 def test_there_are_commands_and_examples():
     assert len(COMMANDS) >= 8
@@ -167,7 +192,8 @@ def with_files(folder: Path) -> None:
     (folder / "my-bench.json").write_text(json.dumps(BENCHMARK))
     shutil.copy(SERVER / "1" / "tight" / "probe.jsonl.gz", folder / "my-steps.jsonl.gz")
     shutil.copy(SERVER / "cost.json", folder / "my-cost.json")
-    (folder / "my-metrics.txt").write_text('vllm:cache_config_info{block_size="16",num_gpu_blocks="20000"} 1\n')
+    (folder / "my-metrics.txt").write_text(METRICS)
+    (folder / "my-day.csv").write_text("start_s,request_rate\n0,10\n60,80\n120,20\n")
 
 
 def make_results(run_command: Callable[[list[str]], str], arguments: list[str]) -> None:

@@ -32,10 +32,10 @@ def found(tmp_path, text: str) -> ServerMetrics:
 
 
 def test_gauges_are_those_of_scrapes_with_running_requests(tmp_path):
-    text = scrape(0, 0.0, 5) + "1763790001\n" + scrape(4, 0.25, 5)
+    text = scrape(0, 0.0, 5) + "1795334400\n" + scrape(4, 0.25, 5)
     text += "2026-11-22T08:00:02+00:00\n" + scrape(2, 0.75, 9) + scrape(0, 0.0, 12)
     assert found(tmp_path, text) == ServerMetrics(
-        num_scrapes=4, kv_usage=(0.5, 0.75), running=3.0, waiting=0.0, preemptions=7.0
+        num_scrapes=4, kv_usage=(0.5, 0.75), running=3.0, waiting=0.0, preemptions=7.0, elapsed_s=2.0
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 from fragmeter.experiments.cli.app import DONE
 from fragmeter.experiments.measured import knobs as measured_knobs
 from fragmeter.experiments.measured import replay as measured_replay
+from fragmeter.experiments.measured.run import first_knob_text
 from fragmeter.experiments.measured.server_metrics import ServerMetrics
 from fragmeter.experiments.measured.start import benchmark
 from fragmeter.experiments.runs.pool_use import pool_use
@@ -209,6 +210,10 @@ def test_requests_are_paired_on_the_terminal_in_json_and_in_files(tmp_path, caps
     printed = capsys.readouterr().out
     assert "Calibrate first: ms outside of the engine, which removes 100% of the error of" in printed
     assert "30 ms pass before a request reaches the engine (HTTP, tokenizer, network), 30 ms of it between" in printed
+    # A knob of no help is in the table alone, and preemptions point to what finds their cause.
+    assert "--step-scale:" not in printed
+    assert "Requests are preempted: fragmeter diagnose with the same --serve" in printed
+    assert "plan --ask max-num-seqs" in " ".join(printed.split())
     document = json.loads(data.read_text())
     pairs = pd.read_parquet(out / "requests.parquet")
     pd.testing.assert_frame_equal(pd.DataFrame(document["scatter"]), pairs)
@@ -218,6 +223,24 @@ def test_requests_are_paired_on_the_terminal_in_json_and_in_files(tmp_path, caps
     kept = json.loads((out / "against.json").read_text())
     assert kept == {name: value for name, value in document.items() if name != "scatter"}
     assert kept["calibrate_first"][0] == "ttft_offset_ms"
+
+
+def knob(name: str, removed: float) -> measured_knobs.Knob:
+    """A knob of an error of 20 %."""
+    return measured_knobs.Knob(name, 1.0, 2.0, 0.2 * (1 - removed), removed, f"Set {name}.", None)
+
+
+@pytest.mark.parametrize(
+    ("removed", "text"),
+    [
+        ((-0.3, 0.02, 0.05), "None of these explains the error of 20.0%"),
+        ((-0.3, 0.02, 0.5), "No knob alone explains the error of 20.0%. All together leave 10.0%: Set all."),
+        ((0.4, 0.02, 0.5), "Calibrate first: --step-scale, which removes 40% of the error"),
+    ],
+)
+def test_advice_is_of_what_removes_the_error(removed, text):
+    names = ("step_scale", "ttft_offset_ms", "all")
+    assert first_knob_text(0.2, [knob(*each) for each in zip(names, removed, strict=True)]).startswith(text)
 
 
 def test_the_same_files_give_the_same_bytes(tmp_path):

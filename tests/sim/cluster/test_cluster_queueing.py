@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from math import ceil, factorial, sqrt
+from math import ceil, sqrt
 
 import numpy as np
 import pytest
@@ -12,27 +12,11 @@ from engine_runs import settings_of
 from fragmeter.sim.cluster import cluster, cluster_times, simulate_cluster
 from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool
-from queueing import MEAN_TOKENS, TOKEN_TICKS
+from queueing import MEAN_TOKENS, TOKEN_TICKS, erlang_arrivals_wait, erlang_c_wait
 from ramp_cost import RampCost
 
 REQUESTS, BATCHES = 8_000, 20
 SYSTEMS = [(2, 0.5), (4, 0.8), (8, 0.7)]
-
-
-def erlang_c_wait(servers: int, load: float) -> float:
-    """Mean wait of M/M/k in mean services: one queue, from which the first free server takes the next request."""
-    offered = servers * load
-    busy = offered**servers / factorial(servers) / (1 - load)
-    return busy / (sum(offered**k / factorial(k) for k in range(servers)) + busy) / (servers * (1 - load))
-
-
-def erlang_arrivals_wait(servers: int, load: float) -> float:
-    """Mean wait of a server that gets every k-th request, E_k/M/1: s / (1 - s), with s the root of the transform of
-    the time between two of its arrivals."""
-    root = 0.0
-    for _ in range(10_000):
-        root = (servers * load / (servers * load + 1 - root)) ** servers
-    return root / (1 - root)
 
 
 def test_the_formulas_agree_where_there_is_one_server():

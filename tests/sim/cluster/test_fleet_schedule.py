@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 from math import ceil, sqrt
 
@@ -20,7 +21,7 @@ from fragmeter.sim.metrics.result import TABLES
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool
-from queueing import MEAN_TOKENS, TOKEN_TICKS
+from queueing import MEAN_TOKENS, TOKEN_TICKS, erlang_arrivals_wait, erlang_c_wait
 from ramp_cost import RampCost
 from strategies import crowded_cases
 
@@ -114,36 +115,45 @@ def test_a_constant_schedule_is_the_fleet_without_one(router, case, size):
         assert cluster_table_of(fleet, name).equals(cluster_table_of(scheduled, name))
 
 
-def erlang_arrivals_wait(servers: int, load: float) -> float:
-    """Mean wait of E_k/M/1 in mean services: s / (1 - s), with s the root of the transform of the gaps."""
-    root = 0.0
-    for _ in range(10_000):
-        root = (servers * load / (servers * load + 1 - root)) ** servers
-    return root / (1 - root)
+LOAD, SIZES = 0.7, (2, 4, 2)
 
 
-def test_round_robin_waits_as_the_formula_says_while_the_size_follows_the_rate():
-    """Sizes 2, 4, 2 at the same load: in each phase every server gets each k-th Poisson arrival."""
-    load, sizes = 0.7, (2, 4, 2)
+@lru_cache
+def phases(router: str) -> list[tuple[int, float, float]]:
+    """Sizes 2, 4, 2 at the same load: of each phase the servers, the mean wait in mean services, and its deviation."""
     rng = np.random.default_rng(11)
-    outputs = np.ceil(rng.exponential(MEAN_TOKENS, size=PHASE * len(sizes))).astype(np.int64)
+    outputs = np.ceil(rng.exponential(MEAN_TOKENS, size=PHASE * len(SIZES))).astype(np.int64)
     service = outputs.mean() * TOKEN_TICKS
-    gaps = rng.exponential(service / load, size=len(outputs)) / np.repeat(sizes, PHASE)
+    gaps = rng.exponential(service / LOAD, size=len(outputs)) / np.repeat(SIZES, PHASE)
     arrivals = np.cumsum(np.rint(gaps).astype(np.int64))
-    starts = (0, *(int(arrivals[PHASE * phase]) for phase in range(1, len(sizes))))
+    starts = (0, *(int(arrivals[PHASE * phase]) for phase in range(1, len(SIZES))))
     longest = int(outputs.max()) + 16
     settings = settings_of("vllm-sosp23", Pool(ceil(longest / 16) + 9, 16), Limits(longest, max_num_seqs=1))
     work = Workload("servers", arrivals, np.ones_like(outputs), outputs)
     run = simulate_cluster(
         settings,
         work,
-        cluster(num_replicas=sizes[0]),
+        cluster(num_replicas=SIZES[0], router=router),
         RampCost(base_ticks=TOKEN_TICKS),
-        schedule=FleetSchedule(starts, sizes),
+        schedule=FleetSchedule(starts, SIZES),
     )
     times = cluster_times(run)
     waits = (times.first_scheduled_ticks - times.arrival_ticks) / service
-    for (first, stop), servers in zip(pairwise(range(0, len(work) + 1, PHASE)), sizes, strict=True):
+    found = []
+    for (first, stop), servers in zip(pairwise(range(0, len(work) + 1, PHASE)), SIZES, strict=True):
         means = waits[first:stop].reshape(BATCHES, -1).mean(axis=1)[1:]
-        deviation = float(means.std(ddof=1)) / sqrt(len(means))
-        assert abs(means.mean() - erlang_arrivals_wait(servers, load)) < 4 * deviation
+        found.append((servers, float(means.mean()), float(means.std(ddof=1)) / sqrt(len(means))))
+    return found
+
+
+def test_round_robin_waits_as_the_formula_says_while_the_size_follows_the_rate():
+    """In each phase every server gets each k-th Poisson arrival."""
+    for servers, mean, deviation in phases("round-robin"):
+        assert abs(mean - erlang_arrivals_wait(servers, LOAD)) < 4 * deviation
+
+
+@pytest.mark.parametrize("router", ["round-robin", "least-outstanding-tokens"])
+def test_while_the_size_follows_the_rate_a_wait_lies_between_one_queue_and_queues_apart(router):
+    """M/M/k of the phase's servers from below, and k separate M/M/1 from above."""
+    for servers, mean, deviation in phases(router):
+        assert erlang_c_wait(servers, LOAD) - 4 * deviation < mean < LOAD / (1 - LOAD) + 4 * deviation

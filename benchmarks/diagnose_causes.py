@@ -1,0 +1,334 @@
+"""Does ``fragmeter diagnose`` name the cause that was planted? A confusion matrix over random servers and loads.
+
+    python benchmarks/diagnose_causes.py                    ten servers of each kind, seeds 0 to 9
+    python benchmarks/diagnose_causes.py --first 1000       other loads
+    python benchmarks/diagnose_causes.py --kind healthy     one kind
+
+Each server is random: a model on a GPU, lengths, a rate, and prompts that share prefixes. A healthy one has no preemptions and
+keeps up. A cause is planted by one flag that makes the latency index of a healthy server at least a tenth worse; loads in which
+it does not are drawn again. The server is a simulation with steps that take up to 15 % more or less time, which the diagnosis
+does not know. It leaves a trace of its requests, or for every other server a benchmark without contents, and its /metrics.
+``fragmeter diagnose`` reads these files and the command line, and the cause that it names first is counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import exp
+from pathlib import Path
+
+import numpy as np
+
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.diagnose.run import Observation, observation, step_cost
+from fragmeter.experiments.diagnose.server import Server, server_of
+from fragmeter.experiments.runs.pool_use import pool_use
+from fragmeter.experiments.runs.slo_check import saturated_rate
+from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.sim import simulate
+from fragmeter.sim.engine.run import Run
+from fragmeter.sim.engine.unread import only_read
+from fragmeter.sim.metrics.gaps import Gaps
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.types.ticks import PER_SECOND
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.workload.users import Users
+from fragmeter.traces import Trace, workload, write
+
+#: Requests of a server, and of a draw of the diagnosis.
+REQUESTS = 400
+#: Least increase of the latency index that makes a flag a cause, and the range of the error of the step times.
+HURTS, STEPS = 0.1, (0.87, 1.15)
+ROOMY = (("llama-3.1-8b", "h100-80gb"), ("llama-3.1-8b", "a100-80gb"), ("qwen2.5-7b", "l40s"), ("qwen3-8b", "h200"))
+TIGHT = (("llama-3.1-8b", "rtx-4090"), ("qwen2.5-14b", "l40s"), ("qwen2.5-14b", "a100-40gb"), ("phi-4", "a100-40gb"))
+LONG = (("llama-3.1-8b", "rtx-4090"), ("llama-3.1-8b", "l40s"), ("qwen2.5-14b", "a100-40gb"), ("qwen3-8b", "l40s"))
+ANSWERS = {
+    "pool too small": "small pool",
+    "max-num-seqs too high": "max-num-seqs too high",
+    "chunk too large": "chunk too large",
+    "caching off": "caching off",
+    "KV dtype": "KV dtype",
+    "healthy": "healthy",
+}
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests and how they are sent: at a rate, or by users of a closed loop."""
+
+    trace: Trace
+    users: int | None = None
+
+    def at(self, rate: float, rng: np.random.Generator) -> Load:
+        """The requests with Poisson arrivals."""
+        gaps = np.rint(rng.exponential(1e9 / rate, len(self.trace))).astype(np.int64) * 1000
+        return replace(self, trace=replace(self.trace, arrival_ticks=np.cumsum(gaps)))
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A server and its load."""
+
+    line: str
+    gpu: str
+    load: Load
+    scale: float
+
+
+def requests(rng: np.random.Generator, prompts: float, outputs: float, shared: tuple[float, float]) -> Trace:
+    """Lognormal lengths with these means; prompts begin with one of some prefixes, of these shares of the mean prompt."""
+    lengths = [np.maximum(8, np.rint(rng.lognormal(np.log(mean) - 0.32, 0.8, REQUESTS))) for mean in (prompts, outputs)]
+    prompt_tokens, output_tokens = (
+        np.minimum(each, 7 * mean).astype(np.int64) for each, mean in zip(lengths, (prompts, outputs))
+    )
+    count = int(rng.integers(1, 9))
+    prefix = np.maximum(16, np.rint(rng.uniform(*shared, count) * prompts)).astype(np.int64)
+    ids = rng.integers(count, size=REQUESTS)
+    tokens = np.minimum(prefix[ids], prompt_tokens)
+    content = PromptContent(np.arange(REQUESTS + 1), ids, tokens)
+    return Trace("requests", prompt_tokens, output_tokens, content=content)
+
+
+def run_of(server: Server, load: Load) -> Run:
+    """The server's own run."""
+    users = None if load.users is None else Users(load.users, np.zeros(len(load.trace), dtype=np.int64))
+    trace = (
+        load.trace if users is None else replace(load.trace, arrival_ticks=np.zeros(len(load.trace), dtype=np.int64))
+    )
+    work = workload(trace, users=users)
+    return simulate(only_read(server.settings(), work), work, step_cost(server.settings()))
+
+
+def served(line: str, gpu: str, load: Load, scale: float) -> Observation:
+    """What a server shows."""
+    return observation(run_of(replace(server_of(parse_serve(line), gpu, None, None), step_scale=scale), load), None)
+
+
+def fit(line: str, gpu: str, load: Load) -> float:
+    """Sequences of mean final length that its KV cache holds."""
+    pool = server_of(parse_serve(line), gpu, None, None).pool
+    return pool.num_tokens / float((load.trace.prompt_tokens + load.trace.output_tokens).mean())
+
+
+def is_healthy(seen: Observation) -> bool:
+    return seen.preemptions < 0.2 and seen.wait_memory < 0.01 and seen.behind < 0.03
+
+
+def paced(line: str, gpu: str, load: Load, scale: float, rng: np.random.Generator, share: float) -> Load | None:
+    """The load at a share of the saturated rate, or the highest lower one at which the server is healthy."""
+    server = replace(server_of(parse_serve(line), gpu, None, None), step_scale=scale)
+    # As many requests as saturate 1,024 sequences.
+    rows = np.tile(np.arange(len(load.trace)), 8)
+    lengths = load.trace.prompt_tokens[rows], load.trace.output_tokens[rows]
+    work = workload(Trace("at once", *lengths, np.zeros(len(rows), dtype=np.int64)))
+    most = saturated_rate(only_read(server.settings()), work, step_cost(server.settings()))
+    state = rng.bit_generator.state
+    while most is not None and share > 0.1:
+        rng.bit_generator.state = state
+        at_rate = load.at(share * most, rng)
+        if is_healthy(served(line, gpu, at_rate, scale)):
+            return at_rate
+        share -= 0.1
+    return None
+
+
+def healthy(rng: np.random.Generator, scale: float) -> Planted | None:
+    model, gpu = ROOMY[rng.integers(len(ROOMY))]
+    line = f"vllm serve {model} --max-model-len 16384"
+    load = Load(requests(rng, rng.uniform(200, 1500), rng.uniform(100, 400), (0.0, 0.6)))
+    found = paced(line, gpu, load, scale, rng, rng.uniform(0.4, 0.7))
+    return None if found is None else Planted(line, gpu, found, scale)
+
+
+def small_pool(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
+    """A low utilization; or where the server then still has room, or does not start, a small number of blocks."""
+    base = healthy(rng, scale)
+    if base is None:
+        return
+    for share in (0.5, 0.4, 0.3, 0.25):
+        yield replace(base, line=f"{base.line} --gpu-memory-utilization {share:.2f}")
+    server = server_of(parse_serve(base.line), base.gpu, None, None)
+    most = pool_use(run_of(server, base.load)).max_usage * server.pool.num_blocks
+    longest = int((base.load.trace.prompt_tokens + base.load.trace.output_tokens).max()) // 16 + 2
+    for share in (0.5, 0.35, 0.25):
+        yield replace(base, line=f"{base.line} --num-gpu-blocks-override {max(longest, round(share * most))}")
+
+
+def kv_dtype(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
+    model, gpu = TIGHT[rng.integers(len(TIGHT))]
+    line = f"vllm serve {model} --max-model-len 12288 --gpu-memory-utilization 0.95"
+    load = Load(requests(rng, rng.uniform(300, 900), rng.uniform(150, 400), (0.0, 0.3)))
+    found = paced(f"{line} --kv-cache-dtype fp8", gpu, load, scale, rng, 0.9)
+    if found is not None:
+        yield Planted(line, gpu, found, scale)
+
+
+def many_seqs(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
+    model, gpu = LONG[rng.integers(len(LONG))]
+    line = f"vllm serve {model} --max-model-len 16384 --gpu-memory-utilization 0.95 --kv-cache-dtype fp8"
+    load = Load(requests(rng, rng.uniform(200, 1000), rng.uniform(1500, 2200), (0.0, 0.3)))
+    users = round(rng.uniform(1.5, 2.5) * fit(line, gpu, load))
+    yield Planted(f"{line} --max-num-seqs 1024 --max-num-batched-tokens 2048", gpu, replace(load, users=users), scale)
+
+
+def large_chunk(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
+    model, gpu = ROOMY[rng.integers(len(ROOMY))]
+    line = f"vllm serve {model} --max-model-len 32768 --max-num-batched-tokens"
+    load = Load(requests(rng, rng.uniform(3000, 4500), rng.uniform(100, 300), (0.0, 0.3)))
+    found = paced(f"{line} 2048", gpu, load, scale, rng, rng.uniform(0.6, 0.9))
+    for chunk in (32_768, 65_536) if found else ():
+        yield Planted(f"{line} {chunk}", gpu, found, scale)
+
+
+def no_caching(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
+    model, gpu = ROOMY[rng.integers(len(ROOMY))]
+    line = f"vllm serve {model} --max-model-len 32768"
+    load = Load(requests(rng, rng.uniform(800, 2500), rng.uniform(100, 300), (0.4, 0.9)))
+    found = paced(line, gpu, load, scale, rng, rng.uniform(0.7, 0.9))
+    if found is not None:
+        yield Planted(f"{line} --no-enable-prefix-caching", gpu, found, scale)
+
+
+#: What undoes a planted flag, by kind, to measure how much it hurts.
+KINDS: dict[str, tuple[Callable[..., Iterator[Planted]], Callable[[Planted], str]]] = {
+    "pool too small": (small_pool, lambda each: each.line[: each.line.index(" 16384") + len(" 16384")]),
+    "max-num-seqs too high": (many_seqs, lambda each: _with_seqs(each)),
+    "chunk too large": (large_chunk, lambda each: f"{each.line.rpartition(' ')[0]} 2048"),
+    "caching off": (no_caching, lambda each: each.line.removesuffix(" --no-enable-prefix-caching")),
+    "KV dtype": (kv_dtype, lambda each: f"{each.line} --kv-cache-dtype fp8"),
+}
+
+
+def _with_seqs(planted: Planted) -> str:
+    return planted.line.replace("1024", str(round(0.9 * fit(planted.line, planted.gpu, planted.load))))
+
+
+def planted(kind: str, seed: int) -> tuple[Planted, float]:
+    """A server of a kind, and by how much the planted flag raises its latency index."""
+    for attempt in range(50):
+        rng = np.random.default_rng([seed, attempt, list(ANSWERS).index(kind)])
+        scale = float(rng.uniform(*STEPS))
+        if kind == "healthy":
+            if (found := healthy(rng, scale)) is not None:
+                return found, 0.0
+            continue
+        make, undone = KINDS[kind]
+        for found in make(rng, scale):
+            try:
+                worse = served(found.line, found.gpu, found.load, scale).cost
+            except UserError:
+                continue
+            hurts = exp(worse - served(undone(found), found.gpu, found.load, scale).cost) - 1
+            if hurts >= HURTS:
+                return found, hurts
+    raise SystemExit(f"{kind}, seed {seed}: no load is hurt by it")
+
+
+def bench(run: Run, load: Load) -> dict[str, object]:
+    """The run as ``vllm bench serve`` writes it, with even gaps between the tokens of a request."""
+    times = request_times(run)
+    gaps_s = (times.finish_ticks - times.first_token_ticks) / np.maximum(times.output_tokens - 1, 1) / PER_SECOND
+    return {
+        "model_id": run.settings.model,
+        "duration": run.log.end_ticks / PER_SECOND,
+        "request_rate": "inf" if load.users else 1.0,
+        "max_concurrency": load.users,
+        "input_lens": run.workload.prompt_tokens[times.index].tolist(),
+        "output_lens": times.output_tokens.tolist(),
+        "start_times": (times.arrival_ticks / PER_SECOND).tolist(),
+        "ttfts": (times.ttft_ms / 1e3).tolist(),
+        "itls": [[gap] * (tokens - 1) for gap, tokens in zip(gaps_s.tolist(), times.output_tokens.tolist())],
+    }
+
+
+def metrics(run: Run) -> str:
+    """Two scrapes of the server: before the first request, and at the end with mean gauges."""
+    times, pool = request_times(run), pool_use(run)
+    counters = {
+        "num_preemptions_total": int(times.recomputed.sum()),
+        "time_to_first_token_seconds_count": len(times.index),
+        "time_to_first_token_seconds_sum": float(times.ttft_ms.sum() / 1e3),
+        "e2e_request_latency_seconds_count": len(times.index),
+        "e2e_request_latency_seconds_sum": float(times.e2el_ms.sum() / 1e3),
+        "inter_token_latency_seconds_count": Gaps.of(run.log).number,
+        "inter_token_latency_seconds_sum": Gaps.of(run.log).mean_ms() * Gaps.of(run.log).number / 1e3,
+        "prefix_cache_queries_total": 1_000_000,
+        "prefix_cache_hits_total": round(1e6 * (pool.hit_rate or 0.0)),
+    }
+    gauges = {
+        "num_requests_running": pool.mean_running,
+        "num_requests_waiting": pool.mean_waiting,
+        "kv_cache_usage_perc": pool.mean_usage,
+    }
+    config = (
+        f'vllm:cache_config_info{{block_size="{run.replica.block_size}",num_gpu_blocks="{run.replica.num_blocks}"}} 1'
+    )
+    first = [f"vllm:{name} 0" for name in (*counters, *gauges)]
+    last = [f"vllm:{name} {value}" for name, value in (counters | gauges).items()]
+    return "\n".join(
+        ["1790000000", config, *first, str(1_790_000_000 + run.log.end_ticks / PER_SECOND), config, *last, ""]
+    )
+
+
+def diagnosed(found: Planted, seed: int, folder: Path) -> dict[str, object]:
+    """What ``fragmeter diagnose`` says of a server, from the files that it leaves."""
+    run = run_of(replace(server_of(parse_serve(found.line), found.gpu, None, None), step_scale=found.scale), found.load)
+    (folder / "metrics.txt").write_text(metrics(run))
+    arguments = [
+        "--serve",
+        found.line,
+        "--gpu",
+        found.gpu,
+        "--metrics",
+        folder / "metrics.txt",
+        "--json",
+        folder / "d.json",
+    ]
+    if seed % 2 and "no-enable-prefix" not in found.line:
+        (folder / "bench.json").write_text(json.dumps(bench(run, found.load)))
+        arguments += ["--bench", folder / "bench.json"]
+    else:
+        write(replace(found.load.trace, arrival_ticks=run.workload.arrival_ticks), folder / "trace.parquet")
+        arguments += ["--trace", folder / "trace.parquet"]
+        arguments += ["--max-concurrency", found.load.users] if found.load.users else []
+    arguments += ["--num-prompts", REQUESTS, "--jobs", 1]
+    if status(["diagnose", *map(str, arguments)]) != DONE:
+        raise SystemExit(f"diagnose refuses {found.line}")
+    return json.loads((folder / "d.json").read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--servers", type=int, default=10, help="servers of each kind")
+    parser.add_argument("--kind", choices=ANSWERS, help="one kind only")
+    flags = parser.parse_args()
+    counts: dict[str, Counter[str]] = {}
+    for kind in [flags.kind] if flags.kind else ANSWERS:
+        for seed in range(flags.first, flags.first + flags.servers):
+            found, hurts = planted(kind, seed)
+            with tempfile.TemporaryDirectory() as name:
+                said = diagnosed(found, seed, Path(name))
+            first = said["causes"][0] if said["causes"] else said["state"]
+            counts.setdefault(kind, Counter())[first] += 1
+            print(
+                f"{kind}, seed {seed}: {first}; {said['advised']}; planted +{hurts:.0%}: {found.line} on {found.gpu}",
+                flush=True,
+            )
+    named = list(dict.fromkeys([*ANSWERS.values(), *(name for each in counts.values() for name in each)]))
+    print("\n| planted | " + " | ".join(named) + " |\n|---" + "|---" * len(named) + "|")
+    for kind, each in counts.items():
+        print(f"| {kind} | " + " | ".join(str(each[name] or "") for name in named) + " |")
+    right = sum(each[ANSWERS[kind]] for kind, each in counts.items() if kind != "healthy")
+    of = sum(sum(each.values()) for kind, each in counts.items() if kind != "healthy")
+    print(f"\nCause first: {right} of {of}." if of else "")
+
+
+if __name__ == "__main__":
+    main()

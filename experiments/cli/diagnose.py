@@ -1,0 +1,127 @@
+"""``fragmeter diagnose``: why a vLLM server preempts or is slow, and the flags that change it (``diagnose``)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from ...sim.metrics.objectives import objectives
+from ...sim.output.files import require_apart
+from ...sim.types.errors import SettingError
+from ..diagnose.diagnosis import Diagnoser
+from ..diagnose.load import Sources, served_load
+from ..diagnose.measured import calibrated, pool_of, seen_by_server
+from ..diagnose.server import server_of
+from ..diagnose.text import as_data, print_diagnosis
+from ..runs.inputs import named_files
+from ..runs.output import JsonTarget, Report
+from ..runs.parallel import Workers
+from ..runs.slo_check import Goal
+from ..vllm_serve.line import parse_serve, pasted, version
+from ..vllm_serve.log import read_log
+from .sweep import WORKERS
+
+_SERVER = Group("Server", sort_key=-2)
+_LINE, _LOAD = Parameter(group=_SERVER), Parameter(group=Group("Load", sort_key=-1))
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Draws:
+    """Objectives of a diagnosis, and its draws.
+
+    Attributes:
+        goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms. By default
+            the geometric mean of p90 TTFT, p99 ITL and mean E2EL is to fall.
+        attainment: Share of the requests that must meet the objectives; 0.9 by default.
+        num_prompts: Requests of a draw.
+        seeds: Draws of the load.
+        seed: Seed of the first draw.
+    """
+
+    goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative_iterable="")] = None
+    attainment: Annotated[float, Field(gt=0, le=1)] | None = None
+    num_prompts: Annotated[int, Field(ge=50, le=10**7)] = 1000
+    seeds: Annotated[int, Field(ge=1, le=100)] = 4
+    seed: Annotated[int, Field(ge=0, le=2**62)] = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Draws:
+        if self.attainment is not None and self.goodput is None:
+            remedy = "is the share that meets objectives; give --goodput, or leave it out"
+            raise SettingError("attainment", self.attainment, remedy)
+        return self
+
+    def goal(self) -> Goal | None:
+        """The objectives and their share; None without objectives."""
+        return None if self.goodput is None else Goal(objectives(self.goodput), self.attainment or Goal.attainment)
+
+
+DRAWS = Annotated[Draws, Parameter(name="*", group=Group("Objectives and draws", sort_key=0))]
+
+
+def diagnose(
+    *,
+    serve: Annotated[str, _LINE],
+    gpu: Annotated[str | None, _LINE] = None,
+    model: Annotated[str | None, _LINE] = None,
+    vllm: Annotated[str | None, _LINE] = None,
+    startup_log: Annotated[str | None, _LINE] = None,
+    metrics: Annotated[Path | None, _LINE] = None,
+    cost: Annotated[str | None, _LINE] = None,
+    bench: Annotated[Path | None, _LOAD] = None,
+    probe: Annotated[Path | None, _LOAD] = None,
+    trace: Annotated[Path | None, _LOAD] = None,
+    request_rate: Annotated[float | None, _LOAD] = None,
+    max_concurrency: Annotated[int | None, _LOAD] = None,
+    draws: DRAWS = Draws(),
+    workers: WORKERS = Workers(),
+    json: JsonTarget = None,
+) -> None:
+    """Say why a vllm serve line preempts or is slow, what fills its KV cache, and which flags to change.
+
+    The server is simulated as it serves, and with each flag that may remove a symptom, on the same draws of its load. The
+    load comes from whichever of the files there is, the best one first: requests of a benchmark, a probe or a trace; else
+    lengths and rate of the metrics; else ShareGPT's lengths at 80 % of the rate that the server can serve.
+
+    Args:
+        serve: Command line of the server as pasted into a shell, or a file with it.
+        gpu: Its GPU: a preset, or a file (fragmeter list gpus).
+        model: Preset or config.json, if the line names a model that is no preset.
+        vllm: Release of vLLM, such as 0.16. By default the one in the container's tag, or the latest known release.
+        startup_log: Start-up log of the server, or a file with it; sets the size of the KV cache.
+        metrics: File with the server's /metrics: one scrape, or several in sequence with their times.
+        cost: Step time, as for simulate. By default the GPU's profile where it covers the model, else the roofline.
+        bench: Result file of vllm bench serve --save-result --save-detailed, or of another client that validate --against
+            reads; steps are scaled to its TPOT.
+        probe: File of fragmeter.probe, with the contents that requests share.
+        trace: Trace file, as for simulate.
+        request_rate: Poisson arrivals at this rate, in requests/s, in place of the load's own.
+        max_concurrency: Users of a closed loop in place of arrivals.
+    """
+    report = Report(json)
+    if gpu is None:
+        raise SettingError("gpu", None, "is missing; give the server's GPU, which its step times depend on")
+    goal = draws.goal()
+    read = named_files(serve=serve, model=model, startup_log=startup_log, bench=bench, probe=probe, trace=trace)
+    require_apart({"json": json}, read | named_files(metrics=metrics, cost=cost))
+    sources = Sources(bench, probe, trace, request_rate, max_concurrency, draws.num_prompts)
+    seen = seen_by_server(metrics, probe)
+    line = parse_serve(pasted(serve))
+    line = line if vllm is None else replace(line, version=version(vllm))
+    log = None if startup_log is None else read_log(pasted(startup_log))
+    server = server_of(line, gpu, model, log, cost)
+    # A given number of blocks says nothing of the memory that the server has.
+    if log is None and "num-gpu-blocks-override" not in line.flags:
+        server = server_of(line, gpu, model, pool_of(seen, server.launch.block_tokens), cost)
+    clients = None
+    if bench is not None:
+        server, clients = calibrated(server, bench)
+    load = served_load(sources, seen, server.settings())
+    found = Diagnoser(server, load, seen, goal, range(draws.seed, draws.seed + draws.seeds), workers).diagnose()
+    print_diagnosis(found, goal, clients, report)
+    report.data(as_data(found, goal, clients))

@@ -1,0 +1,241 @@
+"""The causes that a diagnosis knows: a symptom each, and the flags that may remove it.
+
+    cause                  symptom as served                                    flags that are tried
+    small pool             preemptions, or requests wait for KV cache           --gpu-memory-utilization, less overrides
+    KV dtype               the same, and the KV cache has 16 bits               --kv-cache-dtype fp8
+    max-num-seqs too high  the same, and more may run than the pool holds       --max-num-seqs, --watermark
+    max-num-seqs too low   requests wait for max-num-seqs, and KV cache is free --max-num-seqs
+    chunk too large        p99 ITL above 25 decode steps or 250 ms              --max-num-batched-tokens
+    chunk too small        requests wait for steps                              --max-num-batched-tokens
+    caching off            prefix caching is off, and prompts share a prefix    --enable-prefix-caching
+    no CUDA graphs         --enforce-eager                                      without it
+
+A symptom alone is no finding: the flags are simulated on the same requests, and those that do not help are dropped
+(``diagnosis``). 25 decode steps are the lenient limit on the time between tokens of Sarathi-Serve (OSDI'24); 250 ms is a
+choice. An fp8 KV cache changes what the model answers, and all other flags leave it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..measured.server_metrics import ServerMetrics
+from .load import ServedLoad
+from .run import Observation
+from .server import Change, Server
+
+#: Preemptions per 100 requests, and share of the time that requests wait, from which on they are symptoms.
+PREEMPTS, WAITS = 1.0, 0.05
+#: Limits on the p99 gap between tokens: decode steps, or milliseconds if it also lasts some decode steps.
+STALL_STEPS, STALL_MS, _SOME_STEPS = 25.0, 250.0, 10.0
+#: Usage of the KV cache below which it has room.
+ROOM = 0.9
+#: Utilisation beyond the default that is tried: vLLM's own warning asks for more, and a GPU needs the rest.
+_MOST_UTILIZATION = 0.95
+#: Values of ``max_num_seqs`` that are tried, relative to the number of sequences of mean final length that fit.
+_FITTING = (1.25, 1.0, 0.75)
+_WATERMARKS = ("0.02", "0.05")
+#: The first release for which the watermark is proposed; it came in between 0.24 and this one (pull request 44594).
+_HAS_WATERMARK = (0, 27)
+_LEAST_CHUNK, _MOST_CHUNK = 512, 16_384
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is known of a server as it serves.
+
+    Attributes:
+        seen: Means of its runs.
+        would_hit: Hit rate of a prefix cache, if its own is off and the contents of prompts are known; else 0.
+    """
+
+    server: Server
+    load: ServedLoad
+    seen: Observation
+    metrics: ServerMetrics | None
+    would_hit: float = 0.0
+
+    @property
+    def fitting(self) -> float:
+        """Sequences of the load's mean final length that the KV cache holds."""
+        pool = self.server.pool
+        return (pool.num_blocks - 1) * self.server.launch.block_tokens / sum(self.load.mean_tokens)
+
+    @property
+    def measured_preemptions(self) -> float | None:
+        """Preemptions per 100 requests by the server's own metrics."""
+        metrics = self.metrics
+        if metrics is None or metrics.preemptions is None or not metrics.first_tokens:
+            return None
+        return 100 * metrics.preemptions / metrics.first_tokens
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A cause with its symptom in this case.
+
+    Attributes:
+        symptom: What the runs show, one clause.
+        changes: Flags to try.
+    """
+
+    cause: Cause
+    symptom: str
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A cause.
+
+    Attributes:
+        name: Short name, as in the data.
+        title: A sentence for the report.
+        lossless: Whether its flags leave the answers of the model alone.
+        symptom: The symptom in words; None where it is absent.
+        changes: Flags to try.
+    """
+
+    name: str
+    title: str
+    symptom: Callable[[Case], str | None]
+    changes: Callable[[Case], Iterator[Change]]
+    lossless: bool = True
+
+
+def suspects(case: Case) -> list[Suspect]:
+    """The causes with a symptom and flags to try."""
+    found = []
+    for cause in CAUSES:
+        symptom = cause.symptom(case)
+        changes = () if symptom is None else tuple(cause.changes(case))
+        if symptom is not None and changes:
+            found.append(Suspect(cause, symptom, changes))
+    return found
+
+
+def pressure(case: Case) -> str | None:
+    """What the pool lacks; None if it is large enough."""
+    seen = case.seen
+    parts = []
+    if seen.preemptions >= PREEMPTS:
+        parts.append(f"{seen.preemptions:.0f} preemptions per 100 requests")
+    elif (case.measured_preemptions or 0.0) >= PREEMPTS:
+        parts.append(f"{case.measured_preemptions:.0f} measured preemptions per 100 requests")
+    if seen.recomputed >= 0.01:
+        parts.append(f"{seen.recomputed:.0%} of the computed tokens are recomputed")
+    if seen.wait_memory >= WAITS:
+        parts.append(f"requests wait for KV cache {seen.wait_memory:.0%} of the time")
+    return "; ".join(parts) or None
+
+
+def _larger_pool(case: Case) -> Iterator[Change]:
+    line, launch = case.server.line, case.server.launch
+    fixed: dict[str, str | bool | None] = {
+        name: None for name in ("num-gpu-blocks-override", "kv-cache-memory-bytes") if name in line.flags
+    }
+    if fixed:
+        yield fixed
+    for share in (launch.release.gpu_memory_utilization, _MOST_UTILIZATION):
+        if share > launch.gpu_memory_utilization:
+            yield {**fixed, "gpu-memory-utilization": f"{share:g}"}
+
+
+def _fp8_cache(case: Case) -> Iterator[Change]:
+    if case.server.launch.deployment.kv_dtype != "fp8":
+        yield {"kv-cache-dtype": "fp8"}
+
+
+def _too_many(case: Case) -> str | None:
+    text = pressure(case)
+    if text is None or case.seen.preemptions < PREEMPTS or case.server.launch.max_num_seqs <= case.fitting:
+        return None
+    return f"{text}; the KV cache holds {case.fitting:.0f} sequences of the mean final length"
+
+
+def _fewer_seqs(case: Case) -> Iterator[Change]:
+    now = case.server.launch.max_num_seqs
+    for value in dict.fromkeys(max(1, round(case.fitting * factor)) for factor in _FITTING):
+        if value < now:
+            yield {"max-num-seqs": str(value)}
+    version = case.server.line.version
+    if "watermark" not in case.server.line.flags and (version is None or version >= _HAS_WATERMARK):
+        yield from ({"watermark": value} for value in _WATERMARKS)
+
+
+def _too_few(case: Case) -> str | None:
+    seen = case.seen
+    if seen.wait_seqs < WAITS or seen.mean_usage >= ROOM:
+        return None
+    return (
+        f"requests wait for --max-num-seqs {case.server.launch.max_num_seqs:,} {seen.wait_seqs:.0%} of the time while"
+        f" {1 - seen.mean_usage:.0%} of the KV cache is free"
+    )
+
+
+def _more_seqs(case: Case) -> Iterator[Change]:
+    launch = case.server.launch
+    for factor in (2, 4, 8):
+        if factor * launch.max_num_seqs <= launch.max_num_batched_tokens:
+            yield {"max-num-seqs": str(factor * launch.max_num_seqs)}
+
+
+def _stalls(case: Case) -> str | None:
+    seen = case.seen
+    times = seen.p99_itl_ms / seen.median_itl_ms if seen.median_itl_ms else 0.0
+    if times <= STALL_STEPS and (times <= _SOME_STEPS or seen.p99_itl_ms <= STALL_MS):
+        return None
+    return f"prompts stall the other requests: p99 ITL is {seen.p99_itl_ms:,.0f} ms, {times:.0f} decode steps"
+
+
+def _smaller_chunks(case: Case) -> Iterator[Change]:
+    launch = case.server.launch
+    value = _MOST_CHUNK
+    while value >= max(_LEAST_CHUNK, launch.max_num_seqs):
+        if value < launch.max_num_batched_tokens:
+            yield {"max-num-batched-tokens": str(value)}
+        value //= 2
+
+
+def _waits_for_steps(case: Case) -> str | None:
+    if case.seen.wait_steps < WAITS:
+        return None
+    return f"requests wait for a step {case.seen.wait_steps:.0%} of the time"
+
+
+def _larger_chunks(case: Case) -> Iterator[Change]:
+    chunk = case.server.launch.max_num_batched_tokens
+    for factor in (2, 4):
+        if factor * chunk <= _MOST_CHUNK:
+            yield {"max-num-batched-tokens": str(factor * chunk)}
+
+
+def _uncached(case: Case) -> str | None:
+    if case.server.launch.enable_prefix_caching or case.would_hit < WAITS:
+        return None
+    return f"prefix caching is off, and prompts have {case.would_hit:.0%} of their tokens in common"
+
+
+def _caching(case: Case) -> Iterator[Change]:
+    yield {"enable-prefix-caching": True}
+
+
+def _eager(case: Case) -> str | None:
+    return "--enforce-eager: no CUDA graphs" if case.server.line.switch("enforce-eager") else None
+
+
+def _graphs(case: Case) -> Iterator[Change]:
+    yield {"enforce-eager": None}
+
+
+CAUSES = (
+    Cause("small pool", "The KV cache is too small", pressure, _larger_pool),
+    Cause("max-num-seqs too high", "More sequences are admitted than the KV cache holds", _too_many, _fewer_seqs),
+    Cause("max-num-seqs too low", "Requests wait though the KV cache has room", _too_few, _more_seqs),
+    Cause("chunk too large", "Prompts are computed in chunks that are too large", _stalls, _smaller_chunks),
+    Cause("chunk too small", "Prompts are computed in chunks that are too small", _waits_for_steps, _larger_chunks),
+    Cause("caching off", "Prefixes are computed again and again", _uncached, _caching),
+    Cause("no CUDA graphs", "Steps wait for the host", _eager, _graphs),
+    Cause("KV dtype", "The KV cache has 16 bits a number", pressure, _fp8_cache, lossless=False),
+)

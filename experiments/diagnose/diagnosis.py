@@ -1,0 +1,238 @@
+"""The diagnosis of a server: simulate it as it serves, test each cause, and simulate the flags that may remove it.
+
+1. The server serves draws of its load, one a seed. Their means show symptoms (``causes``).
+2. The flags of each cause with a symptom are simulated on the first seed. The best of each cause go on.
+3. These are simulated on the other seeds: the same requests as served, so that differences are paired. A change helps if its
+   gain is at least ``LEAST_GAIN`` and its confidence interval excludes 0.
+4. Changes that help are ranked by their gain. One that changes what the model answers comes after those that do not and reach
+   half of its gain.
+5. A second change of another cause is added to the first if its symptom is still there with the first, and both together
+   gain ``LEAST_GAIN`` more.
+
+The objective of a run is the geometric mean of p90 TTFT, p99 ITL and mean E2EL, because each flag trades one of them for
+another; with ``--goodput`` it is the share of the requests that miss the objectives. A server is healthy if no change helps and its
+KV cache is large enough, and with ``--goodput`` already if it meets its goal. It is overloaded if its queue keeps growing and no
+change stops that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import expm1, sqrt
+from statistics import fmean, stdev
+
+from ...sim import Settings
+from ...sim.types.optional import not_none
+from ..measured.server_metrics import ServerMetrics
+from ..runs.output import track
+from ..runs.parallel import Workers, as_they_finish
+from ..runs.slo_check import Goal
+from ..sweep.paired import student_t
+from .causes import Case, Suspect, pressure, suspects
+from .load import ServedLoad
+from .run import Observation, mean_of, observe
+from .server import Change, Server, flags_text
+
+#: Least gain: of the latency index, or of the share of requests that meet their objectives; and the confidence of its interval.
+LEAST_GAIN, CONFIDENCE = 0.05, 0.95
+#: Difference of the objective within which the milder of two changes is taken.
+_AS_GOOD = 0.01
+#: Share of the gain of a change of the answers that another change must reach to come before it.
+_LOSSLESS_SHARE = 0.5
+#: Seconds by which the wait grows per second, from which on the server does not keep up.
+_BEHIND = 0.1
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Effect of a change on the objective, over the seeds.
+
+    Attributes:
+        value: Relative decrease of the latency index, or increase of the share of requests that meet their objectives.
+        interval: Confidence interval; None for a single seed.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+
+    @property
+    def helps(self) -> bool:
+        """Whether it is large enough and sure."""
+        return self.value >= LEAST_GAIN and (self.interval is None or self.interval[0] > 0)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Flags that were simulated.
+
+    Attributes:
+        suspects: Their causes: one, or two for a pair.
+        change: The flags.
+        seen: Means of the runs with them.
+        gain: Their effect.
+    """
+
+    suspects: tuple[Suspect, ...]
+    change: Change
+    seen: Observation
+    gain: Gain
+
+    @property
+    def flags(self) -> str:
+        """The flags as text."""
+        return flags_text(self.change)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether they leave the answers of the model alone."""
+        return all(each.cause.lossless for each in self.suspects)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The result.
+
+    Attributes:
+        case: The server as it serves.
+        state: "healthy", "remedy", "limited" if its KV cache is too small and no change helps, or "overloaded".
+        remedies: Changes that were simulated on all seeds, the advised one first; those that do not help last.
+        caching: Effect of prefix caching, on against off, if the contents of prompts are known.
+        seeds: Number of seeds.
+    """
+
+    case: Case
+    state: str
+    remedies: tuple[Remedy, ...]
+    caching: Gain | None
+    seeds: int
+
+    @property
+    def advised(self) -> Remedy | None:
+        """The change to make; None if none helps."""
+        return self.remedies[0] if self.remedies and self.remedies[0].gain.helps else None
+
+
+class Diagnoser:
+    """Runs the simulations of a diagnosis.
+
+    Args:
+        goal: Objectives of the requests; None takes the latency index.
+        seeds: Seeds of the draws.
+    """
+
+    def __init__(
+        self, server: Server, load: ServedLoad, metrics: ServerMetrics | None, goal: Goal | None, seeds: Sequence[int],
+        workers: Workers = Workers(jobs=1),
+    ) -> None:  # fmt: skip
+        self._server, self._load, self._metrics, self._goal = server, load, metrics, goal
+        self._seeds, self._workers = tuple(seeds), workers
+        self._runs: dict[tuple[Settings, int], Observation] = {}
+
+    def diagnose(self) -> Diagnosis:
+        """The diagnosis.
+
+        Raises:
+            UserError, SimulationFault: As ``simulate``.
+        """
+        served, toggled = self._server, self._toggled()
+        self._simulate([served, *toggled], self._seeds)
+        case = Case(served, self._load, self._mean(served), self._metrics)
+        caching = None
+        if toggled:
+            (other,) = toggled
+            on, off = (served, other) if served.launch.enable_prefix_caching else (other, served)
+            case = replace(case, would_hit=self._mean(on).hit_rate)
+            caching = self._gain(off, on)
+        if self._goal is not None and case.seen.cost <= 1 - self._goal.attainment:
+            return Diagnosis(case, "healthy", (), caching, len(self._seeds))
+        remedies = self._ranked(self._best(case))
+        remedies = self._with_pair(case, remedies)
+        helps = bool(remedies) and remedies[0].gain.helps
+        behind = case.seen.behind > _BEHIND and not (helps and remedies[0].seen.behind <= _BEHIND)
+        state = "overloaded" if behind else "remedy" if helps else "limited" if pressure(case) else "healthy"
+        return Diagnosis(case, state, tuple(remedies), caching, len(self._seeds))
+
+    def _toggled(self) -> list[Server]:
+        """The server with prefix caching on instead of off, or off instead of on, where that can be simulated."""
+        if not self._load.knows_contents:
+            return []
+        other = self._server.changed({"enable-prefix-caching": not self._server.launch.enable_prefix_caching})
+        return [] if other is None else [other]
+
+    def _best(self, case: Case) -> list[Remedy]:
+        """The best change of each cause, on all seeds; of changes that are about as good, the mildest, which comes first."""
+        now, seed = self._server.settings(), self._seeds[0]
+        tried = []
+        for suspect in suspects(case):
+            servers = [(change, self._server.changed(change)) for change in suspect.changes]
+            able = [(change, other) for change, other in servers if other is not None and other.settings() != now]
+            if able:
+                tried.append((suspect, able))
+        self._simulate([other for _, able in tried for _, other in able], self._seeds[:1])
+        best = []
+        for suspect, able in tried:
+            least = min(self._cost(other, seed) for _, other in able)
+            best.append((suspect, *next(each for each in able if self._cost(each[1], seed) <= least + _AS_GOOD)))
+        self._simulate([other for *_, other in best], self._seeds)
+        return [self._remedy((suspect,), change, other) for suspect, change, other in best]
+
+    def _ranked(self, remedies: list[Remedy]) -> list[Remedy]:
+        """Changes that help first, by their gains; a change of the answers after those that reach half of its gain."""
+        most = max((each.gain.value for each in remedies if not each.lossless), default=0.0)
+
+        def place(each: Remedy) -> tuple[bool, bool, float]:
+            before_lossy = each.lossless and each.gain.value >= _LOSSLESS_SHARE * most
+            return not each.gain.helps, not before_lossy, -each.gain.value
+
+        return sorted(remedies, key=place)
+
+    def _with_pair(self, case: Case, remedies: list[Remedy]) -> list[Remedy]:
+        """The remedies, with the first of them and another one together in front if that gains more."""
+        if not remedies or not remedies[0].gain.helps:
+            return remedies
+        first = remedies[0]
+        with_first = not_none(self._server.changed(first.change))
+        # The metrics are of the server without it.
+        left = {each.cause.name for each in suspects(replace(case, server=with_first, seen=first.seen, metrics=None))}
+        for second in remedies[1:]:
+            (suspect,), change = second.suspects, {**first.change, **second.change}
+            both = self._server.changed(change)
+            if not second.gain.helps or suspect.cause.name not in left or both is None:
+                continue
+            self._simulate([both], self._seeds)
+            if self._gain(with_first, both).helps:
+                return [self._remedy((*first.suspects, suspect), change, both), *remedies]
+        return remedies
+
+    def _remedy(self, of: tuple[Suspect, ...], change: Change, other: Server) -> Remedy:
+        return Remedy(of, change, self._mean(other), self._gain(self._server, other))
+
+    def _cost(self, server: Server, seed: int) -> float:
+        return self._runs[server.settings(), seed].cost
+
+    def _mean(self, server: Server) -> Observation:
+        return mean_of([self._runs[server.settings(), seed] for seed in self._seeds])
+
+    def _gain(self, base: Server, other: Server) -> Gain:
+        """The paired difference of the objective."""
+        saved = [self._cost(base, seed) - self._cost(other, seed) for seed in self._seeds]
+        mean, interval = fmean(saved), None
+        if len(saved) > 1:
+            half = student_t(CONFIDENCE, len(saved) - 1) * stdev(saved) / sqrt(len(saved))
+            interval = self._of_cost(mean - half), self._of_cost(mean + half)
+        return Gain(self._of_cost(mean), interval)
+
+    def _of_cost(self, saved: float) -> float:
+        """A difference of costs as a share: of the index (costs are its logarithms), or of the requests."""
+        return saved if self._goal is not None else -expm1(-saved)
+
+    def _simulate(self, servers: Iterable[Server], seeds: Sequence[int]) -> None:
+        """Run what has not been run yet."""
+        wanted = [(server.settings(), seed) for server in servers for seed in seeds]
+        missing = [each for each in dict.fromkeys(wanted) if each not in self._runs]
+        works = {seed: self._load.work(seed) for _, seed in missing}
+        jobs = (((place, seed), chosen, works[seed], self._goal) for place, (chosen, seed) in enumerate(missing))
+        found = as_they_finish(observe, jobs, len(missing), self._workers)
+        for (place, _), observation in track(found, "Simulating", len(missing)):
+            self._runs[missing[place]] = observation

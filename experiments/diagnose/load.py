@@ -1,0 +1,229 @@
+"""The load of a diagnosis, from what is known of it, and its draws.
+
+    benchmark, probe, trace   its requests; draws are blocks of consecutive requests with their gaps, as of a plan
+    metrics                   the rate of finished requests; lengths drawn from the server's histograms
+    nothing                   ShareGPT lengths, at a share of the rate that the replica serves when requests always wait
+
+Requests with known contents keep their order, and a draw has other gaps. Where the contents are unknown and the server found a
+share of its tokens in the prefix cache, so large a share of every prompt is taken as one prefix that all have in common.
+Users of a closed loop send drawn requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+import numpy as np
+
+from ...sim import Settings
+from ...sim.types import ticks
+from ...sim.types.errors import SettingError, UserError
+from ...sim.types.optional import not_none
+from ...sim.workload.content import PromptContent
+from ...sim.workload.users import Users
+from ...sim.workload.workload import Workload
+from ...traces import Trace, check_fits, measured, read, read_with_content, stream, synthetic_pairs, workload
+from ...traces.arrivals.pacing import at_rate, unit_gaps
+from ..capacity.load import drawn_rows, taken, traced_gaps_s
+from ..measured.server_metrics import Lengths, ServerMetrics
+from ..runs.inputs import DATASETS, DEFAULT_DATASET
+from ..runs.slo_check import saturated_rate
+
+#: Requests that lengths are drawn from, where no file has requests.
+_POOL = 5000
+#: Share of the running requests that wait, from which on the metrics are those of a server that never catches up.
+_BEHIND = 0.1
+#: Share of the saturated rate that is taken where nothing is known of the load.
+ASSUMED_SHARE = 0.8
+#: Least hit rate that says that prompts have something in common.
+_SHARED = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class ServedLoad:
+    """Requests that can be drawn anew for every seed.
+
+    Attributes:
+        trace: All known requests, with arrivals if gaps are drawn from them.
+        rate: Requests/s of Poisson arrivals; None takes the gaps of the trace.
+        max_concurrency: Users of a closed loop; None for arrivals that do not depend on the server.
+        num_prompts: Requests of a draw.
+        origin: Where it comes from, for the report.
+        assumed: Whether it is a guess.
+    """
+
+    trace: Trace
+    rate: float | None
+    max_concurrency: int | None
+    num_prompts: int
+    origin: str
+    assumed: bool = False
+
+    @property
+    def knows_contents(self) -> bool:
+        """Whether it is known which prompts have something in common."""
+        return self.trace.content is not None
+
+    @property
+    def mean_tokens(self) -> tuple[float, float]:
+        """Mean prompt and output tokens."""
+        return float(self.trace.prompt_tokens.mean()), float(self.trace.output_tokens.mean())
+
+    def work(self, seed: int) -> Workload:
+        """The requests of a seed."""
+        rng, n = stream(seed, "diagnosed requests"), self.num_prompts
+        if self.trace.content is not None:
+            n, trace, rows = min(n, len(self.trace)), self.trace.first(min(n, len(self.trace))), None
+        else:
+            rows = drawn_rows(len(self.trace), n, self.rate is None and self.max_concurrency is None, rng)
+            trace = taken(self.trace, rows)
+        if self.max_concurrency is not None:
+            arrived = replace(trace, arrival_ticks=np.zeros(n, dtype=np.int64))
+            return workload(arrived, users=Users(self.max_concurrency, np.zeros(n, dtype=np.int64)))
+        if self.rate is None and rows is not None:
+            gaps_s = traced_gaps_s(self.trace)[rows]
+            arrivals = np.rint(np.cumsum(gaps_s) * 1e9).astype(np.int64) * (ticks.PER_SECOND // 10**9)
+        else:
+            arrivals = at_rate(self._mean_rate(), unit_gaps(n, 1.0, stream(seed, "arrivals")))
+        return workload(replace(trace, arrival_ticks=arrivals))
+
+    def _mean_rate(self) -> float:
+        if self.rate is not None:
+            return self.rate
+        mean_s = float(traced_gaps_s(self.trace).mean())
+        return 1 / mean_s if mean_s else inf
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the user has of the load.
+
+    Attributes:
+        bench, probe, trace: Files with requests.
+        request_rate, max_concurrency: Flags that say how requests arrive.
+        num_prompts: Requests of a draw.
+
+    Raises:
+        SettingError: There are several files or arrivals, or a number cannot be.
+    """
+
+    bench: Path | None
+    probe: Path | None
+    trace: Path | None
+    request_rate: float | None
+    max_concurrency: int | None
+    num_prompts: int
+
+    def __post_init__(self) -> None:
+        """Refuse several files, several arrivals, and numbers that cannot be."""
+        rate, users = self.request_rate, self.max_concurrency
+        if rate is not None and not rate > 0:
+            raise SettingError("request_rate", rate, "must be above 0")
+        if users is not None and users < 1:
+            raise SettingError("max_concurrency", users, "must be 1 or more")
+        if rate is not None and users is not None:
+            raise SettingError("max_concurrency", users, "excludes request_rate; give one of them")
+        if len(self._files) > 1:
+            (first, _), (name, path), *_ = self._files
+            raise SettingError(name, str(path), f"both it and {first} have the requests; give one of them")
+
+    @property
+    def _files(self) -> list[tuple[str, Path]]:
+        return [(name, path) for name in ("bench", "probe", "trace") if (path := getattr(self, name)) is not None]
+
+    @property
+    def file(self) -> tuple[str, Path] | None:
+        """The flag of the file with requests, and the file; None without one."""
+        return self._files[0] if self._files else None
+
+
+def served_load(sources: Sources, metrics: ServerMetrics | None, served: Settings) -> ServedLoad:
+    """The load from whatever is known of it.
+
+    Args:
+        served: Settings of the replica as it serves.
+
+    Raises:
+        UserError: A file cannot be read, or nothing says how requests arrive.
+    """
+    found = sources.file
+    if found is not None:
+        load = _of_file(*found, sources)
+        check_fits(load.trace, not_none(served.max_model_len), found[1])
+    elif metrics is not None:
+        load = _of_metrics(metrics, sources, served)
+    else:
+        load = _assumed(sources, served)
+    if metrics is not None and metrics.hit_rate and metrics.hit_rate >= _SHARED and not load.knows_contents:
+        origin = f"{load.origin}; {metrics.hit_rate:.0%} of each prompt as one common prefix, by the measured hit rate"
+        load = replace(load, trace=_with_prefix(load.trace, metrics.hit_rate), origin=origin)
+    return load
+
+
+def _of_file(kind: str, path: Path, sources: Sources) -> ServedLoad:
+    trace = read(path) if kind == "bench" else read_with_content(path)
+    users, rate = sources.max_concurrency, sources.request_rate
+    if kind == "bench" and rate is None and users is None:
+        seen = measured(path, trace)
+        users = seen.max_concurrency
+        rate = seen.request_rate if trace.arrival_ticks is None else None
+    if trace.arrival_ticks is None and rate is None and users is None:
+        raise SettingError(kind, str(path), "has no arrivals; give --request-rate or --max-concurrency as well")
+    return ServedLoad(trace, rate, users, sources.num_prompts, f"{len(trace):,} requests of {path.name}")
+
+
+def _of_metrics(metrics: ServerMetrics, sources: Sources, served: Settings) -> ServedLoad:
+    """Lengths and rate of the finished requests. A server behind its load is served a closed loop of as many requests as were
+    in it: the rate at which it finishes them is its own, not that of its clients."""
+    longest, rng = not_none(served.max_model_len), stream(0, "diagnosed lengths")
+    if metrics.prompts is None or metrics.outputs is None:
+        remedy = "has no histograms of request lengths; give --bench, --probe or --trace as well"
+        raise UserError(f"metrics: {remedy}")
+    prompts, outputs = (_drawn_lengths(each, rng, longest) for each in (metrics.prompts, metrics.outputs))
+    prompts = np.minimum(prompts, longest - 1)
+    trace = Trace("metrics", prompts, np.minimum(outputs, longest - prompts))
+    rate, users = sources.request_rate, sources.max_concurrency
+    running, waiting = metrics.running or 0.0, metrics.waiting or 0.0
+    if rate is None and users is None:
+        if waiting > _BEHIND * running:
+            users = max(1, round(running + waiting))
+        elif metrics.elapsed_s and metrics.finished:
+            rate = metrics.finished / metrics.elapsed_s
+        elif metrics.e2el_s and running:
+            # Little's law.
+            rate = (running + waiting) / metrics.e2el_s
+        else:
+            raise SettingError(
+                "request_rate", None, "is missing, and the metrics have no times and no latencies; give it"
+            )
+    how = f"{users:,} requests in flight" if users else f"{rate:.3g} requests/s"
+    return ServedLoad(trace, rate, users, sources.num_prompts, f"lengths by the server's histograms, {how}")
+
+
+def _drawn_lengths(lengths: Lengths, rng: np.random.Generator, longest: int) -> np.ndarray:
+    """Stratified lengths of a histogram, int64: even in the logarithm within a bucket, and scaled to the mean."""
+    bounds = np.minimum(np.array([1.0, *lengths.bounds, longest]), longest)
+    ranks = (rng.permutation(_POOL) + 0.5) / _POOL
+    drawn = np.exp(np.interp(ranks, (0.0, *lengths.shares, 1.0), np.log(bounds)))
+    return np.maximum(1, np.rint(drawn * lengths.mean / drawn.mean())).astype(np.int64)
+
+
+def _assumed(sources: Sources, served: Settings) -> ServedLoad:
+    pairs = synthetic_pairs(DATASETS[DEFAULT_DATASET], _POOL, 0, not_none(served.max_model_len))
+    trace = Trace(DEFAULT_DATASET, pairs.prompt_tokens, pairs.output_tokens)
+    rate, users = sources.request_rate, sources.max_concurrency
+    how = f"{rate:g} requests/s, as given" if rate else f"{users} users, as given"
+    if rate is None and users is None:
+        at_once = ServedLoad(trace, inf, None, sources.num_prompts, "").work(0)
+        saturated = saturated_rate(served, at_once)
+        rate = ASSUMED_SHARE * saturated if saturated else 1.0
+        how = f"{rate:.3g} requests/s, {ASSUMED_SHARE:.0%} of what it serves at most"
+    return ServedLoad(trace, rate, users, sources.num_prompts, f"assumed: ShareGPT's lengths, {how}", assumed=True)
+
+
+def _with_prefix(trace: Trace, share: float) -> Trace:
+    tokens = np.maximum(1, np.rint(trace.prompt_tokens * min(share, 1.0))).astype(np.int64)
+    ids = np.zeros(len(trace), dtype=np.int64)
+    return replace(trace, content=PromptContent(np.arange(len(trace) + 1), ids, tokens))

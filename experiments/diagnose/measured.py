@@ -1,0 +1,84 @@
+"""What a live server says of itself: its metrics, or the file of its probe, and a benchmark of its clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import log
+from pathlib import Path
+
+import numpy as np
+
+from ...sim.recording.probe import read_probe
+from ...traces import measured, read
+from ..measured.knobs import fitted_scale
+from ..measured.replay import Benchmark, replay
+from ..measured.server_metrics import ServerMetrics, read_metrics
+from ..vllm_serve.log import StartupLog
+from .server import Server
+
+#: Difference of the step time from which on steps are scaled to a benchmark.
+_CALIBRATES = 0.02
+
+
+@dataclass(frozen=True)
+class ClientLatencies:
+    """What a benchmark measured, in ms; None for what its client does not write."""
+
+    p90_ttft_ms: float
+    p99_itl_ms: float | None
+    mean_e2el_ms: float
+
+
+def seen_by_server(metrics: Path | None, probe: Path | None) -> ServerMetrics | None:
+    """The server's own metrics; from its probe if there are none.
+
+    Raises:
+        UserError: A file cannot be read.
+    """
+    if metrics is not None:
+        return read_metrics(metrics)
+    return None if probe is None else _of_probe(probe)
+
+
+def _of_probe(path: Path) -> ServerMetrics:
+    run = read_probe(path)
+    done = [each for each in run.requests if each.token_ns]
+    levels, durations = run.buckets(), np.diff([*(step.begin_ns for step in run.steps), run.steps[-1].end_ns])
+    whole = np.sum(list(levels.values()), axis=0)
+    used = 1 - (levels["free"] + levels["cached"]) / np.maximum(whole, 1)
+    busy = np.array([bool(step.tokens) for step in run.steps])
+    looked_up = sum(each.prompt_tokens for each in done)
+    return ServerMetrics(
+        num_scrapes=len(run.steps),
+        num_gpu_blocks=run.header["num_gpu_blocks"],
+        block_size=run.block_size,
+        kv_usage=(float(np.average(used[busy], weights=durations[busy])), float(used.max())) if busy.any() else None,
+        preemptions=float(len(run.preemptions)),
+        hit_rate=sum(each.hit_tokens[0] for each in done if each.hit_tokens) / looked_up if looked_up else None,
+        first_tokens=float(len(done)),
+    )
+
+
+def pool_of(metrics: ServerMetrics | None, block_size: int) -> StartupLog | None:
+    """The size of the KV cache by the server's metrics, as its log would say it, in blocks of ``block_size`` tokens."""
+    if metrics is None or metrics.num_gpu_blocks is None:
+        return None
+    blocks = metrics.num_gpu_blocks * (metrics.block_size or block_size) // block_size
+    return StartupLog(blocks, None, None, None)
+
+
+def calibrated(server: Server, bench: Path) -> tuple[Server, ClientLatencies]:
+    """The server with steps as long as its benchmark says, and what the benchmark measured.
+
+    Raises:
+        UserError: The benchmark cannot be read or served.
+    """
+    trace = read(bench)
+    benchmark = Benchmark(trace, measured(bench, trace))
+    chosen = server.settings()
+    scale, _ = fitted_scale(benchmark, chosen, replay(benchmark, chosen))
+    values = benchmark.values()
+    latencies = ClientLatencies(
+        float(np.percentile(benchmark.measured.ttft_s, 90)) * 1e3, values.get("p99_itl_ms"), values["mean_e2el_ms"]
+    )
+    return replace(server, step_scale=scale) if abs(log(scale)) >= _CALIBRATES else server, latencies

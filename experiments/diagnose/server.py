@@ -1,0 +1,107 @@
+"""The server of a diagnosis: its command line on a GPU, as it serves and with flags changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ...sim import Settings
+from ...sim.cost import default_cost
+from ...sim.engine.settings import settings
+from ...sim.spec.launch import Capacity, Launch, capacity
+from ...sim.types.errors import SettingError, UserError
+from ..vllm_serve.checks import refusal
+from ..vllm_serve.line import ServeLine
+from ..vllm_serve.log import StartupLog
+from ..vllm_serve.start import Started, started, with_release
+
+#: Flags of a line with their new values; None removes the flag.
+Change = Mapping[str, str | bool | None]
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that starts.
+
+    Attributes:
+        started: The line with vLLM's defaults, and a correction by the size of the KV cache that the server itself names.
+        cost: Step time; None takes the GPU's profile if it covers the model, else the roofline.
+        step_scale: Factor on the step time, fitted to a benchmark; None for 1.
+    """
+
+    started: Started
+    cost: str | None = None
+    step_scale: float | None = None
+
+    @property
+    def launch(self) -> Launch:
+        """The values that determine the KV cache."""
+        return self.started.launch
+
+    @property
+    def pool(self) -> Capacity:
+        """The KV cache."""
+        return capacity(self.launch)
+
+    @property
+    def line(self) -> ServeLine:
+        """The command line."""
+        return self.started.line
+
+    def settings(self) -> Settings:
+        """The settings of its replica."""
+        launch, line = self.launch, self.line
+        cost = self.cost or default_cost(launch.model, launch.gpu, launch.deployment.quantization)
+        found = with_release(self.started.settings(), line)
+        return replace(found, cost=cost, step_scale=self.step_scale)
+
+    def changed(self, change: Change) -> Server | None:
+        """The server with some flags changed; None if vLLM would refuse to start it."""
+        flags = {name: value for name, value in self.line.flags.items() if name not in change}
+        flags |= {name: value for name, value in change.items() if value is not None}
+        try:
+            found = started(replace(self.line, flags=flags), self.launch.gpu.setting, self.launch.model.name)
+        except SettingError:
+            return None
+        found = replace(found, launch=replace(found.launch, correction_bytes=self.launch.correction_bytes))
+        other = replace(self, started=found)
+        return None if other.refused() else other
+
+    def refused(self) -> str | None:
+        """vLLM's refusal to start; None if it starts."""
+        allow_long = self.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
+        found = refusal(self.launch, self.started.fits_length, allow_long)
+        return None if found is None else found.text
+
+
+def server_of(line: ServeLine, gpu: str, model: str | None, log: StartupLog | None, cost: str | None = None) -> Server:
+    """The server of a command line.
+
+    Args:
+        model: Preset or ``config.json`` in place of the model that the line names.
+        log: Size of its KV cache, by its start-up log or its metrics.
+
+    Raises:
+        UserError: vLLM would refuse to start it, or a value is invalid.
+    """
+    server = Server(started(line, gpu, model, log), cost)
+    if (text := server.refused()) is not None:
+        remedy = "fragmeter plan --serve lists changes with which it starts, and --startup-log replaces the estimate"
+        raise UserError(f"serve: it does not start: {text} {remedy}")
+    if server.started.replicas > 1:
+        raise SettingError("--data-parallel-size", server.started.replicas, "one engine is diagnosed; leave it out")
+    settings(**server.settings().as_dict())
+    return server
+
+
+def flags_text(change: Change) -> str:
+    """The flags of a change as the user types them."""
+    return " ".join(_flag_text(name, value) for name, value in change.items())
+
+
+def _flag_text(name: str, value: str | bool | None) -> str:
+    if value is None:
+        return f"without --{name}"
+    if isinstance(value, bool):
+        return f"--{'' if value else 'no-'}{name}"
+    return f"--{name} {value}"

@@ -1,0 +1,244 @@
+"""A diagnosis as text, on one screen, and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from math import inf
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from ..measured.evidence import evidence, evidence_lines
+from ..measured.server_metrics import ServerMetrics
+from ..runs.output import Report
+from ..runs.slo_check import Goal
+from .causes import PREEMPTS, pressure
+from .diagnosis import CONFIDENCE, LEAST_GAIN, Diagnosis, Gain, Remedy
+from .measured import ClientLatencies
+from .run import Observation
+
+#: Changes in the table, at most.
+_MOST_ROWS = 6
+
+
+def print_diagnosis(found: Diagnosis, goal: Goal | None, clients: ClientLatencies | None, report: Report) -> None:
+    """Print the answer, the reason, the changes, what was measured, and what it rests on."""
+    report.print_line(headline(found, goal), style="bold")
+    report.print_line()
+    for line in (*_why(found), _filling(found), _caching(found)):
+        report.print_line(line)
+    report.print_line()
+    report.console.print(_changes(found, goal))
+    rows = [*_measured_rows(found.case.seen, found.case.metrics, clients)]
+    if rows:
+        report.print_line()
+        report.console.print(_table(("measured beside simulated", "measured", "as served"), rows))
+    report.print_line()
+    for line in (*_warnings(found), *_basis(found)):
+        report.print_line(line)
+
+
+def headline(found: Diagnosis, goal: Goal | None) -> str:
+    """The answer in a sentence."""
+    advised = found.advised
+    if found.state == "healthy":
+        if goal is not None and found.case.seen.cost <= 1 - goal.attainment:
+            return f"Healthy: {1 - found.case.seen.cost:.1%} of the requests meet {goal.objectives}."
+        return f"Healthy: no flag that was tried gains {LEAST_GAIN:.0%} on this load."
+    if found.state == "limited":
+        lacks = "a larger GPU, more ranks, fp8 weights or more replicas give it more room"
+        return f"The KV cache is too small, and no flag that was tried gains {LEAST_GAIN:.0%}: {lacks}."
+    advice = "" if advised is None else f" {_advice(advised, goal)}"
+    if found.state == "overloaded":
+        more = "fragmeter plan finds the replicas for the load (--goodput, --request-rate)"
+        growth = found.case.seen.behind if advised is None else advised.seen.behind
+        still = "" if advised is None else f" With it the wait still grows by {growth:.2g} s every second:"
+        return f"Overloaded: the wait grows by {found.case.seen.behind:.2g} s every second.{advice}{still} {more}."
+    titles = "; ".join(each.cause.title for each in (advised.suspects if advised else ()))
+    return f"{titles}.{advice}"
+
+
+def _advice(advised: Remedy, goal: Goal | None) -> str:
+    caveat = "" if advised.lossless else " An fp8 KV cache changes what the model answers: compare its quality first."
+    return f"Set {advised.flags}: {_gain_text(advised.gain, goal)}.{caveat}"
+
+
+def _gain_text(gain: Gain, goal: Goal | None) -> str:
+    low, high = gain.interval or (gain.value, gain.value)
+    if goal is not None:
+        return f"{100 * gain.value:+.1f} points of the requests meet the objectives ({100 * low:+.1f} to {100 * high:+.1f})"
+    return f"latency index {-gain.value:+.0%} ({-high:+.0%} to {-low:+.0%})"
+
+
+def _why(found: Diagnosis) -> Iterator[str]:
+    if found.advised is not None:
+        symptoms = dict.fromkeys(each.symptom for each in found.advised.suspects)
+        yield f"Symptom: {'; '.join(symptoms)}."
+    elif text := pressure(found.case):
+        yield f"Symptom: {text}."
+    if found.case.seen.preemptions >= PREEMPTS or (found.case.measured_preemptions or 0) >= PREEMPTS:
+        case = found.case
+        yield (
+            f"Why it preempts: at their mean final length of {sum(case.load.mean_tokens):,.0f} tokens {case.fitting:,.0f}"
+            f" sequences fit in the KV cache, and up to {case.server.launch.max_num_seqs:,} (--max-num-seqs) are admitted as"
+            " soon as their prompts fit."
+        )
+
+
+def _filling(found: Diagnosis) -> str:
+    pool, seen = found.case.server.pool, found.case.seen
+    other = max(0.0, seen.mean_usage - seen.prompts - seen.outputs)
+    return (
+        f"KV cache: {pool.num_tokens:,} tokens, {seen.mean_usage:.0%} in use in the mean and {seen.max_usage:.0%} at most:"
+        f" prompts {seen.prompts:.0%}, outputs {seen.outputs:.0%}, empty slots {other:.0%}; beside them prefixes that no"
+        f" request uses take {seen.cached:.0%}. On average {seen.running:.1f} requests run and {seen.waiting:.1f} wait."
+    )
+
+
+def _caching(found: Diagnosis) -> str:
+    case, gain = found.case, found.caching
+    state = "on" if case.server.launch.enable_prefix_caching else "off"
+    if gain is None:
+        return (
+            f"Prefix caching is {state}. What prompts have in common is not known: give --probe, a --trace with contents, or"
+            " --metrics of a server with caching on."
+        )
+    hits = case.would_hit
+    effect = f"the objective is {abs(gain.value):.0%} {'better' if gain.value >= 0 else 'worse'} with it"
+    pays = "pays" if gain.helps else "does not pay, and does no harm" if gain.value > -LEAST_GAIN else "does harm"
+    return f"Prefix caching is {state} and {pays}: it finds {hits:.0%} of the prompt tokens, and {effect}."
+
+
+def _changes(found: Diagnosis, goal: Goal | None) -> Table:
+    label = "meet the\nobjectives" if goal else "latency\nindex"
+    headings = ("change", label, "p90\nTTFT", "p99\nITL", "mean\nE2EL", "pre-\nempt")
+    rows = [("as served (ms; preemptions per 100 requests)", "", *_cells(found.case.seen))]
+    for each in found.remedies[:_MOST_ROWS]:
+        sign = 1 if goal else -1
+        low, high = sorted(round(100 * sign * end) for end in each.gain.interval or (each.gain.value, each.gain.value))
+        effect = f"{sign * each.gain.value:+.0%} ({low:+} to {high:+})"
+        rows.append((each.flags, effect, *_cells(each.seen)))
+    return _table(headings, rows)
+
+
+def _cells(seen: Observation) -> tuple[str, ...]:
+    latencies = (f"{value:,.0f}" for value in (seen.p90_ttft_ms, seen.p99_itl_ms, seen.mean_e2el_ms))
+    return (*latencies, f"{seen.preemptions:.0f}")
+
+
+def _measured_rows(
+    seen: Observation, metrics: ServerMetrics | None, clients: ClientLatencies | None
+) -> Iterator[tuple[str, ...]]:
+    if metrics is not None:
+        if metrics.preemptions is not None and metrics.first_tokens:
+            rate = 100 * metrics.preemptions / metrics.first_tokens
+            yield "preemptions per 100 requests", f"{rate:.1f}", f"{seen.preemptions:.1f}"
+        if metrics.kv_usage is not None:
+            mean, most = metrics.kv_usage
+            yield (
+                "KV cache in use, mean (max)",
+                f"{mean:.0%} ({most:.0%})",
+                f"{seen.mean_usage:.0%} ({seen.max_usage:.0%})",
+            )
+        for name in ("running", "waiting"):
+            if (value := getattr(metrics, name)) is not None:
+                yield f"{name}, mean", f"{value:.1f}", f"{getattr(seen, name):.1f}"
+        if metrics.hit_rate is not None:
+            yield "prefix cache hits", f"{metrics.hit_rate:.0%}", f"{seen.hit_rate:.0%}"
+    for name, label in (
+        ("p90_ttft_ms", "p90 TTFT, ms"),
+        ("p99_itl_ms", "p99 ITL, ms"),
+        ("mean_e2el_ms", "mean E2EL, ms"),
+    ):
+        if clients is not None and (value := getattr(clients, name)) is not None:
+            yield label, f"{value:,.0f}", f"{getattr(seen, name):,.0f}"
+
+
+def _warnings(found: Diagnosis) -> Iterator[str]:
+    case = found.case
+    preempts, measured = case.seen.preemptions >= PREEMPTS, case.measured_preemptions
+    if measured is not None and preempts != (measured >= PREEMPTS):
+        what = (
+            "preempts, and the simulation does not"
+            if measured >= PREEMPTS
+            else "does not preempt, and the simulation does"
+        )
+        yield f"The server {what}: the load or a flag differs; trust the changes less."
+    flags = case.server.line.not_simulated
+    if flags:
+        yield f"Not simulated: {', '.join(flags)}."
+
+
+def _basis(found: Diagnosis) -> Iterator[str]:
+    case, chosen = found.case, found.case.server.settings()
+    seeds = "one draw, so that nothing is known of others" if found.seeds == 1 else f"{found.seeds} draws"
+    yield (
+        f"Load: {case.load.origin}; {seeds} of {case.load.num_prompts:,} requests, the same for every change; intervals are of"
+        f" {CONFIDENCE:.0%} confidence. The latency index is the geometric mean of p90 TTFT, p99 ITL and mean E2EL."
+    )
+    if case.server.step_scale is not None:
+        yield f"Steps take {case.server.step_scale:.3g} times as long as predicted, fitted to the benchmark's TPOT."
+    yield from evidence_lines([chosen])
+
+
+def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    for place, heading in enumerate(headings):
+        # The longest single flag fits on a line.
+        table.add_column(
+            heading, justify="right" if place else "left", no_wrap=bool(place), min_width=0 if place else 30
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def as_data(found: Diagnosis, goal: Goal | None, clients: ClientLatencies | None) -> dict[str, Any]:
+    """The diagnosis as JSON data."""
+    case, chosen = found.case, found.case.server.settings()
+    return {
+        "diagnosis": headline(found, goal),
+        "state": found.state,
+        "causes": [each.cause.name for each in found.advised.suspects] if found.advised else [],
+        "advised": None if found.advised is None else dict(found.advised.change),
+        "as_served": asdict(case.seen),
+        "changes": [_remedy_data(each) for each in found.remedies],
+        "prefix_caching": None if found.caching is None else asdict(found.caching) | {"hit_rate": case.would_hit},
+        "measured": {
+            "server": None if case.metrics is None else asdict(case.metrics),
+            "clients": None if clients is None else asdict(clients),
+        },
+        "kv_cache": {"num_gpu_blocks": case.server.pool.num_blocks, "tokens": case.server.pool.num_tokens},
+        "sequences_that_fit": case.fitting,
+        "load": {
+            "origin": case.load.origin,
+            "assumed": case.load.assumed,
+            # JSON has no infinity: all requests at once.
+            "request_rate": None if case.load.rate == inf else case.load.rate,
+            "max_concurrency": case.load.max_concurrency,
+            "mean_tokens": case.load.mean_tokens,
+            "num_prompts": case.load.num_prompts,
+        },
+        "goodput": None if goal is None else goal.objectives.limits,
+        "seeds": found.seeds,
+        "settings": chosen.as_dict(),
+        "step_scale": case.server.step_scale,
+        "not_simulated": case.server.line.not_simulated,
+        "evidence": evidence(chosen).as_dict(),
+    }
+
+
+def _remedy_data(remedy: Remedy) -> dict[str, Any]:
+    return {
+        "flags": remedy.flags,
+        "change": dict(remedy.change),
+        "causes": [each.cause.name for each in remedy.suspects],
+        "symptoms": [each.symptom for each in remedy.suspects],
+        "gain": remedy.gain.value,
+        "interval": remedy.gain.interval,
+        "helps": remedy.gain.helps,
+        "lossless": remedy.lossless,
+        "seen": asdict(remedy.seen),
+    }

@@ -1,0 +1,123 @@
+"""A day of changing rates: the fleet of each step, when replicas are ordered, what they cost, and what requests get."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fragmeter.experiments.capacity.day import Day, replicas_for, schedule_of, sizes_below
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.types.ticks import PER_SECOND
+from fragmeter.traces.arrivals.pacing import read_curve
+
+
+def ticks(*seconds: float) -> tuple[int, ...]:
+    return tuple(round(each * PER_SECOND) for each in seconds)
+
+
+def test_replicas_are_ordered_before_a_busier_step_and_leave_when_it_ends():
+    """1, 3 and 2 replicas from 0, 100 and 200 s on, which take 30 s to start."""
+    schedule = schedule_of(Day((0, 100, 200), (1, 3, 2), 300), (1, 3, 2), 30)
+    assert (schedule.from_ticks, schedule.sizes) == (ticks(0, 70, 200), (1, 3, 2))
+    assert list(schedule.taking_requests(ticks(99.9)[0])) == [0]
+    assert list(schedule.taking_requests(ticks(100)[0])) == [0, 1, 2]
+    # 300 s of the first, 230 of the second, and 130 of the third.
+    assert schedule.replica_ticks([0, 0, 0], ticks(300)[0]) == ticks(300 + 230 + 130)[0]
+
+
+def test_a_start_that_takes_longer_than_a_quiet_step_bridges_it():
+    schedule = schedule_of(Day((0, 100, 200), (3, 1, 3), 300), (3, 1, 3), 150)
+    assert (schedule.from_ticks, schedule.sizes) == ((0,), (3,))
+
+
+@given(
+    spans=st.lists(st.integers(1, 40), min_size=2, max_size=8),
+    sizes=st.lists(st.integers(1, 9), min_size=8, max_size=8),
+    startup=st.integers(0, 100),
+)
+def test_every_step_has_its_replicas_from_its_first_to_its_last_tick(spans, sizes, startup):
+    starts = [sum(spans[:place]) for place in range(len(spans))]
+    replicas = sizes[: len(starts)]
+    day = Day(tuple(map(float, starts)), tuple(map(float, replicas)), float(sum(spans)))
+    schedule = schedule_of(day, replicas, startup)
+    for (start, end), size in zip(pairwise([*starts, sum(spans)]), replicas, strict=True):
+        for now in (ticks(start)[0], ticks(end)[0] - 1):
+            # The first steps may be too early for what would have to be ordered before the day.
+            assert len(schedule.taking_requests(now)) >= size or start == 0 == now or start < startup and now > 0
+
+
+class TestReplicasFor:
+    def test_the_smallest_fleet_that_takes_the_rate(self):
+        takes = {1: 5.0, 2: 12.0, 3: 20.0}
+        assert replicas_for([0, 5, 5.1, 12, 19, 20], takes, 3) == [1, 1, 2, 2, 3, 3]
+
+    def test_sizes_between_are_interpolated_a_replica(self):
+        """Replicas of fleets of 10 take 4, of 20 take 5: those of 15 take 4.5 and all of them 67.5."""
+        assert replicas_for([67.5, 67.6], {10: 40.0, 20: 100.0}, 20) == [15, 16]
+
+    @given(most=st.integers(1, 200))
+    def test_few_sizes_are_searched_for(self, most):
+        sizes = sizes_below(most)
+        assert len(sizes) <= 8 and all(1 <= size < most for size in sizes)
+        assert most > 9 or sizes == list(range(1, most))
+
+
+class TestCurve:
+    def test_the_last_step_is_as_long_as_the_one_before(self, tmp_path):
+        (tmp_path / "day.csv").write_text("start_s,request_rate\n0,1\n3600,2\n7200,0\n")
+        day = Day.of(read_curve(tmp_path / "day.csv"), "day.csv")
+        assert (day.end_s, day.busiest, day.spans_s[-1]) == (10_800, 2, (7200, 10_800))
+
+    @pytest.mark.parametrize(("rows", "complaint"), [("0,1\n", "has one rate"), ("0,0\n60,0\n", "has no requests")])
+    def test_what_is_no_day_is_refused(self, rows, complaint, tmp_path):
+        (tmp_path / "day.csv").write_text(f"start_s,request_rate\n{rows}")
+        with pytest.raises(SettingError, match=complaint):
+            Day.of(read_curve(tmp_path / "day.csv"), "day.csv")
+
+
+PLAN = ["plan", "--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--goodput", "ttft:300", "tpot:25", "--jobs", "1"]
+LOAD = ["--dataset", "sharegpt", "--num-prompts", "200", "--seeds", "1"]
+
+
+def test_a_day_is_planned_and_served(tmp_path, capsys):
+    (tmp_path / "day.csv").write_text("start_s,request_rate\n0,20\n60,120\n120,20\n")
+    out, flags = tmp_path / "day.json", ["--rate-curve", str(tmp_path / "day.csv"), "--startup-seconds", "20"]
+    assert status([*PLAN, *LOAD, *flags, "--json", str(out)]) == DONE
+    printed, day = " ".join(capsys.readouterr().out.split()), json.loads(out.read_text())["day"]
+    steps = day["steps"]
+    low, high, again = (step["replicas"] for step in steps)
+    assert low == again < high
+    assert [step["request_rate"] for step in steps] == [20, 120, 20]
+    assert sum(step["requests"] for step in steps) == day["requests"] == pytest.approx(160 * 60, rel=0.05)
+    # From its order to the end of the busy step, and then until it has drained: at most a minute for each.
+    ordered_s = 180 * low + (high - low) * 80
+    assert ordered_s <= 3600 * day["replica_hours"] <= ordered_s + 60 * high
+    assert 180 * high <= 3600 * day["constant_replica_hours"] <= 240 * high
+    assert day["price"] < day["constant_price"]
+    # The constant fleet has as many replicas in the busy step, and more in the others.
+    assert 0 < day["attained"] <= day["attained_by_constant_fleet"] + 0.02
+    assert steps[0]["attained_by_constant_fleet"] >= steps[0]["attained"]
+    assert day["autoscaler_targets"]["concurrency"] > 0 and 0 < day["autoscaler_targets"]["kv_cache_usage"] <= 1
+    assert f"{day['replica_hours']:,.1f} replica-hours" in printed and "in flight" in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--startup-seconds", "60", "--request-rate", "5"], "startup_seconds = 60.0: is of fleets that change"),
+        (["--rate-curve", "day.csv", "--prefill-replicas", "1"], "cannot be combined with --rate-curve"),
+        (["--rate-curve", "day.csv", "--request-rate", "5"], "excludes"),
+        (["--rate-curve", "none.csv"], "none.csv"),
+    ],
+)
+def test_what_has_no_changing_fleet_is_refused(flags, complaint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "day.csv").write_text("start_s,request_rate\n0,2\n60,4\n")
+    assert status([*PLAN, *LOAD, *flags]) == MISTAKE
+    error = capsys.readouterr().err
+    assert complaint in error and error.count("\n") == 1

@@ -1,0 +1,250 @@
+"""``fragmeter diagnose``: the planted flag is named, a healthy server is left alone, and every kind of evidence is enough."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.traces import Trace, write
+from paths import ROOT
+
+PROBE = ROOT / "tests" / "data" / "real_server" / "1" / "tight" / "probe.jsonl.gz"
+LINE = "vllm serve llama-3.1-8b --max-model-len 16K"
+SMALL = ("--seeds", "3", "--jobs", "1")
+
+
+def trace_of(folder, prompts: float, outputs: float, rate: float | None, shared: float = 0.0, count: int = 600):
+    """A trace with exponential lengths, Poisson arrivals, and prompts that begin with a share of one long prefix."""
+    rng = np.random.default_rng(5)
+    prompt_tokens, output_tokens = (
+        np.minimum(np.ceil(rng.exponential(mean, count)), 4 * mean).astype(np.int64) for mean in (prompts, outputs)
+    )
+    arrivals = None if rate is None else np.cumsum(np.rint(rng.exponential(1e9 / rate, count)).astype(np.int64)) * 1000
+    content = None
+    if shared:
+        tokens = np.maximum(1, (prompt_tokens * shared).astype(np.int64))
+        content = PromptContent(np.arange(count + 1), np.zeros(count, dtype=np.int64), tokens)
+    write(Trace("load", prompt_tokens, output_tokens, arrivals, content=content), folder / "load.parquet")
+    return folder / "load.parquet"
+
+
+def diagnose(folder, line: str, gpu: str, *tokens: object, count: int = 150) -> dict:
+    """What the command says, as data."""
+    out, draws = folder / "diagnosis.json", ("--num-prompts", count, *SMALL)
+    arguments = ["diagnose", "--serve", line, "--gpu", gpu, "--json", str(out), *map(str, (*tokens, *draws))]
+    assert status(arguments) == DONE
+    return json.loads(out.read_text())
+
+
+class TestPlanted:
+    def test_a_healthy_server_is_left_alone(self, tmp_path):
+        load = trace_of(tmp_path, 500, 150, 8)
+        found = diagnose(tmp_path, LINE, "h100-80gb", "--trace", load)
+        assert (found["state"], found["causes"], found["advised"]) == ("healthy", [], None)
+        assert found["as_served"]["preemptions"] == 0
+
+    def test_a_small_pool_is_made_as_large_as_the_gpu_has(self, tmp_path):
+        """An fp8 KV cache would help as well, and changes answers: it comes second."""
+        load = trace_of(tmp_path, 1000, 300, 25)
+        found = diagnose(tmp_path, f"{LINE} --gpu-memory-utilization 0.3", "h100-80gb", "--trace", load)
+        assert (found["state"], found["causes"]) == ("remedy", ["small pool"])
+        assert found["advised"] == {"gpu-memory-utilization": "0.92"}
+        first, *others = found["changes"]
+        assert first["seen"]["preemptions"] < 0.1 * found["as_served"]["preemptions"]
+        assert first["interval"][0] > 0.05
+        assert "KV dtype" in [cause for each in others for cause in each["causes"]]
+
+    def test_what_the_server_measured_is_no_symptom_of_the_changed_one(self, tmp_path):
+        """60 of its 200 requests were preempted; with the larger pool none is, so that no second flag is advised."""
+        load = trace_of(tmp_path, 1000, 300, 25)
+        (tmp_path / "metrics.txt").write_text(metrics(num_preemptions_total=60))
+        line = f"{LINE} --gpu-memory-utilization 0.3"
+        found = diagnose(tmp_path, line, "h100-80gb", "--trace", load, "--metrics", tmp_path / "metrics.txt")
+        assert found["advised"] == {"gpu-memory-utilization": "0.92"}
+
+    def test_too_many_sequences_are_fewer(self, tmp_path):
+        load = trace_of(tmp_path, 300, 1500, None)
+        line = f"{LINE} --kv-cache-dtype fp8 --gpu-memory-utilization 0.95 --max-num-batched-tokens 2048"
+        found = diagnose(tmp_path, line, "rtx-4090", "--trace", load, "--max-concurrency", 160, count=300)
+        assert found["causes"] == ["max-num-seqs too high"]
+        assert found["as_served"]["preemptions"] > 50 > found["changes"][0]["seen"]["preemptions"]
+
+    def test_too_few_sequences_are_more(self, tmp_path):
+        load = trace_of(tmp_path, 300, 300, 20)
+        found = diagnose(tmp_path, f"{LINE} --max-num-seqs 16", "h100-80gb", "--trace", load)
+        assert found["causes"] == ["max-num-seqs too low"]
+
+    def test_large_chunks_are_smaller(self, tmp_path):
+        """Prompts of 8,000 tokens, several at once, stop the answers of the others for a second."""
+        load = trace_of(tmp_path, 6000, 150, 4)
+        line = "vllm serve llama-3.1-8b --max-model-len 32K --max-num-batched-tokens 65536"
+        found = diagnose(tmp_path, line, "h100-80gb", "--trace", load)
+        assert found["causes"][0] == "chunk too large"
+        assert found["changes"][0]["seen"]["p99_itl_ms"] < 0.5 * found["as_served"]["p99_itl_ms"]
+
+    def test_shared_prefixes_are_cached(self, tmp_path):
+        load = trace_of(tmp_path, 2000, 100, 12, shared=0.8)
+        found = diagnose(tmp_path, f"{LINE} --no-enable-prefix-caching", "h100-80gb", "--trace", load)
+        assert (found["causes"], found["advised"]) == (["caching off"], {"enable-prefix-caching": True})
+        assert found["prefix_caching"]["hit_rate"] > 0.7 and found["prefix_caching"]["value"] > 0.05
+
+    def test_16_bits_are_halved_where_the_gpu_has_no_more(self, tmp_path):
+        load = trace_of(tmp_path, 700, 300, 7)
+        found = diagnose(tmp_path, f"{LINE} --gpu-memory-utilization 0.95", "rtx-4090", "--trace", load)
+        assert found["causes"] == ["KV dtype"]
+        assert found["changes"][0]["lossless"] is False
+
+    def test_a_server_that_cannot_keep_up_is_overloaded(self, tmp_path, capsys):
+        load = trace_of(tmp_path, 2000, 300, 200)
+        found = diagnose(tmp_path, LINE, "h100-80gb", "--trace", load)
+        assert found["state"] == "overloaded"
+        assert "fragmeter plan finds the replicas" in " ".join(capsys.readouterr().out.split())
+
+    def test_with_objectives_their_share_counts(self, tmp_path):
+        load = trace_of(tmp_path, 1000, 300, 25)
+        line = f"{LINE} --gpu-memory-utilization 0.3"
+        strict = diagnose(tmp_path, line, "h100-80gb", "--trace", load, "--goodput", "ttft:500")
+        assert strict["causes"] == ["small pool"] and 0 < strict["changes"][0]["gain"] <= 1
+        lenient = diagnose(tmp_path, line, "h100-80gb", "--trace", load, "--goodput", "ttft:100000")
+        assert (lenient["state"], lenient["changes"]) == ("healthy", [])
+
+
+HISTOGRAM = {"100": 0, "200": 50, "500": 150, "1000": 200, "+Inf": 200}
+
+
+def metrics(**more: float) -> str:
+    """Two scrapes, 100 s apart: 200 requests with prompts and outputs of 100 to 1,000 tokens."""
+    last = {
+        f'request_{what}_tokens_bucket{{le="{bound}"}}': count
+        for what in ("prompt", "generation")
+        for bound, count in HISTOGRAM.items()
+    }
+    last |= {
+        f"request_{what}_tokens_{part}": value
+        for what in ("prompt", "generation")
+        for part, value in (("sum", 80_000), ("count", 200))
+    }
+    last |= {"e2e_request_latency_seconds_sum": 800, "e2e_request_latency_seconds_count": 200}
+    last |= {"time_to_first_token_seconds_count": 200, "time_to_first_token_seconds_sum": 20}
+    last |= {"num_requests_running": 8, "num_requests_waiting": 0} | more
+    scrapes = (dict.fromkeys(last, 0), last)
+    lines = [
+        f"{1_790_000_000 + 100 * place}\n" + "".join(f"vllm:{name} {value}\n" for name, value in scrape.items())
+        for place, scrape in enumerate(scrapes)
+    ]
+    return "".join(lines)
+
+
+class TestEvidence:
+    def test_metrics_alone_are_enough(self, tmp_path):
+        (tmp_path / "metrics.txt").write_text(metrics(num_preemptions_total=60))
+        found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
+        load = found["load"]
+        assert load["request_rate"] == 2.0 and load["max_concurrency"] is None
+        assert load["mean_tokens"] == pytest.approx([400, 400], rel=0.01)
+        assert found["measured"]["server"]["preemptions"] == 60
+
+    def test_a_server_behind_its_load_has_as_many_in_flight(self, tmp_path):
+        (tmp_path / "metrics.txt").write_text(metrics(num_requests_waiting=12))
+        found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
+        assert (found["load"]["request_rate"], found["load"]["max_concurrency"]) == (None, 20)
+
+    def test_one_scrape_has_a_rate_by_littles_law(self, tmp_path):
+        """8 requests run for 4 s each in the mean."""
+        text = metrics().partition("1790000100\n")[2]
+        (tmp_path / "metrics.txt").write_text(text)
+        assert (
+            diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")["load"]["request_rate"] == 2.0
+        )
+
+    def test_measured_hits_are_a_common_prefix(self, tmp_path):
+        text = metrics(prefix_cache_queries_total=80_000, prefix_cache_hits_total=40_000)
+        (tmp_path / "metrics.txt").write_text(text)
+        found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
+        assert found["as_served"]["hit_rate"] == pytest.approx(0.5, abs=0.05)
+
+    def test_the_server_s_own_pool_counts(self, tmp_path):
+        """The log of another card, or other programs on it: 3,000 blocks where 28,000 are computed."""
+        config = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="3000"} 1\n'
+        (tmp_path / "metrics.txt").write_text(metrics() + config)
+        found = diagnose(
+            tmp_path, "vllm serve llama-3.1-8b --max-model-len 16K", "h100-80gb", "--metrics", tmp_path / "metrics.txt"
+        )
+        assert found["kv_cache"]["num_gpu_blocks"] == 3000
+        log = diagnose(
+            tmp_path,
+            LINE,
+            "h100-80gb",
+            "--metrics",
+            tmp_path / "metrics.txt",
+            "--startup-log",
+            "GPU KV cache size: 64,000 tokens",
+        )
+        assert log["kv_cache"]["num_gpu_blocks"] == 4000
+
+    def test_a_given_number_of_blocks_says_nothing_of_the_memory(self, tmp_path):
+        config = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="1200"} 1\n'
+        (tmp_path / "metrics.txt").write_text(metrics() + config)
+        load, line = trace_of(tmp_path, 1000, 300, 25), f"{LINE} --num-gpu-blocks-override 1200"
+        found = diagnose(tmp_path, line, "h100-80gb", "--trace", load, "--metrics", tmp_path / "metrics.txt")
+        assert found["advised"] == {"num-gpu-blocks-override": None}
+
+    def test_a_probe_has_requests_pool_and_preemptions(self, tmp_path):
+        found = diagnose(tmp_path, "vllm serve llama-3.1-8b --max-model-len 1024", "h100-80gb", "--probe", PROBE)
+        server = found["measured"]["server"]
+        assert found["kv_cache"]["num_gpu_blocks"] * 16 == server["num_gpu_blocks"] * server["block_size"]
+        assert found["measured"]["server"]["preemptions"] > 0
+        assert found["load"]["origin"].endswith("requests of probe.jsonl.gz")
+
+    def test_a_benchmark_scales_steps(self, tmp_path):
+        """TPOT of 20 ms, where the profile says about 6."""
+        bench = {
+            "model_id": "meta-llama/Llama-3.1-8B-Instruct", "duration": 6.0, "request_rate": 8.0,
+            "input_lens": [300] * 60, "output_lens": [50] * 60, "start_times": [place / 8 for place in range(60)],
+            "ttfts": [0.06] * 60, "itls": [[0.02] * 49] * 60,
+        }  # fmt: skip
+        (tmp_path / "bench.json").write_text(json.dumps(bench))
+        found = diagnose(tmp_path, LINE, "h100-80gb", "--bench", tmp_path / "bench.json")
+        assert found["step_scale"] > 2
+        assert found["as_served"]["median_itl_ms"] == pytest.approx(20, rel=0.1)
+
+    def test_without_a_load_it_is_assumed(self, tmp_path, capsys):
+        found = diagnose(tmp_path, LINE, "h100-80gb")
+        assert found["load"]["assumed"] is True
+        assert "assumed: ShareGPT's lengths" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tokens", "complaint"),
+    [
+        (["--serve", LINE], "gpu = None: is missing"),
+        (["--serve", f"{LINE} --gpu-memory-utilization 0.1", "--gpu", "h100-80gb"], "serve: it does not start"),
+        (["--serve", LINE, "--gpu", "h100-80gb", "--num-prompts", "10"], "num_prompts = '10': must be at least 50"),
+        (["--serve", LINE, "--gpu", "h100-80gb", "--bench", "load.csv", "--trace", "load.csv"], "trace = 'load.csv'"),
+        (["--serve", LINE, "--gpu", "h100-80gb", "--trace", "load.csv"], "trace = 'load.csv': has no arrivals"),
+        (["--serve", LINE, "--gpu", "h100-80gb", "--metrics", "few.txt"], "has no histograms of request lengths"),
+        (["--serve", LINE, "--gpu", "h100-80gb", "--request-rate", "0"], "request_rate = 0"),
+        (["--serve", LINE, "--gpu", "h100-80gb", "--max-concurrency", "0"], "max_concurrency = 0"),
+        (["--serve", LINE, "--gpu", "h100-80gb", "--attainment", "0.5"], "attainment = 0.5"),
+        (["--serve", LINE, "--gpu", "h100-80gb", "--request-rate", "1", "--max-concurrency", "2"], "max_concurrency = 2"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_diagnosed_is_said_in_a_line(tokens, complaint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "load.csv").write_text("prompt_tokens,output_tokens\n10,10\n20,20\n")
+    (tmp_path / "few.txt").write_text("vllm:num_requests_running 3\n")
+    assert status(["diagnose", *tokens]) == MISTAKE
+    error = capsys.readouterr().err
+    assert complaint in error and error.count("\n") == 1
+
+
+def test_the_same_files_give_the_same_bytes(tmp_path):
+    load = trace_of(tmp_path, 500, 150, 8)
+    line = f"{LINE} --enforce-eager"
+    assert diagnose(tmp_path, line, "h100-80gb", "--trace", load) == diagnose(
+        tmp_path, line, "h100-80gb", "--trace", load
+    )
