@@ -189,8 +189,9 @@ def _validate(
     report: Report,
 ) -> None:
     from ..measured import validation
+    from ..measured.validation_runs import scale_of
 
-    scale = validation.scale_of(device, quick)
+    scale = scale_of(device, quick)
     scale = replace(scale, model=model) if model else scale
     with _calibrated(device, calibration, scale.model, dtype, quick, seed, out) as path:
         running = validation.Validation(device, path, scale, dtype, seed, _watch)
