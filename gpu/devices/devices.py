@@ -197,13 +197,14 @@ def open_timed(name: str) -> Device:
     return open(name)
 
 
-def require(name: str) -> None:
-    """Check that other processes can open a device, without allocating GPU memory in this one.
+def require(name: str) -> int:
+    """Check that other processes can open a GPU, without allocating its memory in this one; returns the bytes it has.
 
     Raises:
         UserError: As :func:`open`.
     """
-    _found(name)
+    _, _, number = _found(name)
+    return probe().memory_bytes[number]
 
 
 def usual_dtype(device: Device) -> str:

@@ -110,7 +110,7 @@ def test_without_torch_one_line_says_what_to_install(monkeypatch):
 
 
 def found(state: str, *names: str) -> probe.GpuReport:
-    return probe.GpuReport(state, f"what {state} means", devices=names)
+    return probe.GpuReport(state, f"what {state} means", devices=names, memory_bytes=(80 << 30,) * len(names))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_gpu_that_is_asked_for_is_not_made_current(monkeypatch):
     monkeypatch.setattr(devices, "probe", lambda: found("ready", "H200"))
     cuda = SimpleNamespace(is_available=lambda: True)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda="13.0"), cuda=cuda))
-    devices.require("cuda:0")
+    assert devices.require("cuda:0") == 80 << 30
     with pytest.raises(SettingError, match="device = 'cuda:1': there are 1, numbered from 0"):
         devices.require("cuda:1")
 
