@@ -77,9 +77,15 @@ def move(op: str, model: ModelSpec, blocks: int, block_size: int) -> Point:
     return {"op": op, "bytes": blocks * block_size * model.slot_bytes(KV_DTYPE), "blocks": pieces}
 
 
-def step(rows: int) -> Point:
-    """Overhead of a step beyond its operations."""
-    return {"op": "step", "rows": rows}
+def step(lens: Sequence[int]) -> Point:
+    """Overhead of a step beyond its operations; steps with prompts, which no graph captures, have another one.
+
+    Args:
+        lens: New tokens of each row.
+    """
+    if max(lens, default=1) == 1:
+        return {"op": "step", "rows": len(lens)}
+    return {"op": "prefill_step", "rows": len(lens), "tokens": sum(lens)}
 
 
 def key(point: Point) -> tuple[tuple[str, Any], ...]:

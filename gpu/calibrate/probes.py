@@ -51,9 +51,9 @@ class Probe(NamedTuple):
 
 
 class StepProbe(NamedTuple):
-    """A whole step, and its operations with their counts."""
+    """A whole step: the point of what it takes beyond its operations, and these with their counts."""
 
-    rows: int
+    point: Point
     work: Work
     parts: list[tuple[int, Point]]
 
@@ -276,7 +276,7 @@ class Probes:
         tables = self._table(contexts, block_size).cpu().numpy()
         batch = Batch.paged(lens, contexts, token_ids, tables, block_size)
         parts = points.operations_of_step(model, lens, contexts, block_size)
-        return StepProbe(len(lens), lambda number: self._skeleton.step(batch), parts)
+        return StepProbe(points.step(lens), lambda number: self._skeleton.step(batch), parts)
 
     def _about(self, batch: int, tokens: int) -> list[int]:
         """Lengths of ``batch`` sequences within a tenth of ``tokens``; identical at every call."""
