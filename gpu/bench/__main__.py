@@ -10,6 +10,7 @@ import argparse
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ..devices import devices, program
 from .table import HEADINGS, line, shares
@@ -43,7 +44,8 @@ def _report(given: argparse.Namespace) -> bool:
         "copy": copy.bytes_per_s,
     }
     rows = [shape.as_dict() for shape in plan.shapes()]
-    document = {"schema_version": SCHEMA_VERSION, "device": described, "bytes_per_s": peaks, "rows": rows}
+    document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "device": described}
+    document |= {"bytes_per_s": peaks, "rows": rows}
     print(f"measured copy {copy.bytes_per_s / 1e9:.0f} GB/s" + (f", data sheet {sheet.name}" if sheet else ""))
     of_passes = {"all": PASSES, "ours": PASSES[:1], "others": PASSES[1:]}[given.passes]
     for ways in of_passes:
@@ -55,6 +57,9 @@ def _report(given: argparse.Namespace) -> bool:
             row |= shares(row, peaks)
             target.write(document)
             print(line(row), flush=True)
+        # Clocks and temperature under load.
+        document["device_after"] = device.describe()
+        target.write(document)
     return not any(row.get("fragmeter", {}).get("exists") for row in rows)
 
 

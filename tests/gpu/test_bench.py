@@ -132,8 +132,9 @@ def test_ours_and_others_are_measured_apart(monkeypatch, tmp_path):
     monkeypatch.setitem(bench_rows.PLANS, "cpu", bench_rows.Plan((), (1,), (64,), ((2, 2),), 64, torch.float32, 1))
     for passes, ways in (("ours", {"fragmeter"}), ("others", {"torch", "gather"})):
         assert bench.main(["--device", "cpu", "--passes", passes, "--json", str(tmp_path / "bench.json")]) == 0
-        (row,) = json.loads((tmp_path / "bench.json").read_text())["rows"]
-        assert {*row} & {*WAYS} == ways
+        found = json.loads((tmp_path / "bench.json").read_text())
+        (row,) = found["rows"]
+        assert {*row} & {*WAYS} == ways and found["device_after"] == found["device"] == CPU.describe()
         assert line(row).split()[4] == ("-" if passes == "others" else f"{row['fragmeter']['us']:.1f}")
 
 

@@ -29,6 +29,8 @@ NO_SIZES = dict.fromkeys(
 class Launches:
     """Kernels of a device with room for 396 blocks, as an H200 has for groups of 8 heads, that write down their launches."""
 
+    multiprocessor_shared_bytes = 228 * 1024
+
     def __init__(self) -> None:
         self.seen: list[tuple] = []
 

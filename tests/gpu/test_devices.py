@@ -191,6 +191,7 @@ def test_a_gpu_says_what_it_is(monkeypatch):
     assert json.loads(json.dumps(said)) == said
     assert (said["device"], said["name"], said["compute_capability"]) == ("cuda:3", "H200", "9.0")
     assert (said["driver"], said["clocks_mhz"]) == ("1", {"sm": "2", "max_sm": "3", "memory": "4", "max_memory": "5"})
+    assert said["limits"]["power_limit_w"] == "6" and {"throttling", "temperature_c"} <= set(said["limits"])
     assert all("--id=3" in command for command in commands)
 
     monkeypatch.setattr(devices.subprocess, "run", lambda *_, **__: open("no such file"))

@@ -66,7 +66,7 @@ def test_wheels_are_downloaded_for_the_other_machine():
 
 @pytest.fixture()
 def folder(tmp_path):
-    """A collected folder whose fragmeter prints how it was called; the other modules are empty."""
+    """A collected folder with a fragmeter that prints how it was called; the other modules are empty."""
     made = tmp_path / "wheels"
     made.mkdir()
     for name in offline.NEEDED:
