@@ -55,9 +55,9 @@ def validate(
 ) -> None:
     """Compare the simulation with a device, or with a benchmark of a real server.
 
-    On a device: runs under static batching, continuous batching and paged memory are predicted from a calibration and
-    replayed step by step, with the simulator's block tables, through a model with random weights. With --against: the
-    requests of a benchmark are simulated, and the setting to calibrate first is found by trial.
+    On a device: runs of several policies and loads are predicted from a calibration and replayed step by step, with the
+    simulator's block tables, through a model with random weights, beside null models fitted to the same runs. With
+    --against: the requests of a benchmark are simulated, and the setting to calibrate first is found by trial.
 
     Args:
         plan: Recorded plan, from fragmeter simulate --record-plan. Only its steps are timed or checked.

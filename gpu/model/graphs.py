@@ -9,7 +9,9 @@ capture on the CPU by remembering the call.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,7 +74,10 @@ def captured_size(rows: int, longest: int, block_size: int) -> tuple[int, int]:
 
 
 def capture(work: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-    """Capture ``work`` as a CUDA graph; returns its replay function and the tensor that receives the result."""
+    """Capture ``work`` as a CUDA graph; returns its replay function and the tensor that receives the result.
+
+    Graphs run one after the other, so all share the memory of what they compute in between.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -80,6 +85,11 @@ def capture(work: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=_memory()):
         result = work()
     return graph.replay, result
+
+
+@functools.cache
+def _memory() -> Any:
+    return torch.cuda.graph_pool_handle()
