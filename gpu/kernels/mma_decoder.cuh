@@ -21,7 +21,7 @@
 // one begins or ends, others fetch.
 //
 // Cards with 100 KiB on a multiprocessor (sm_86, sm_89, sm_120; at most 1 TB/s over 84 multiprocessors, or 1.8 over 170:
-// 10 to 12 KiB in flight) get FRAGMETER_RING_BYTES of 48 KiB: one stage at head_dim 128, so that three blocks fit.
+// 10 to 12 KiB in flight at 1 us) get FRAGMETER_RING_BYTES of 48 KiB: one stage at head_dim 128, so that three blocks fit.
 #pragma once
 
 #include "decode.cuh"

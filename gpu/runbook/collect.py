@@ -66,7 +66,7 @@ def main(tokens: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="collect.py", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("folder", type=Path, help="folder to copy to the machine with the card")
     parser.add_argument("--python", default="3.12", help="Python of that machine (default: 3.12)")
-    parser.add_argument("--large", action="store_true", help="also numpy, pandas, pyarrow and scipy (120 MB)")
+    parser.add_argument("--large", action="store_true", help="also numpy, pandas, pyarrow and scipy")
     given = parser.parse_args(tokens)
     try:
         collect(given.folder, given.python, given.large)
