@@ -25,9 +25,9 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct Storage {
     };
 };
 
-// On sm_120 the assembler's own choice of registers spills. Shared memory has room for three blocks at most there.
+// On sm_120 the assembler's own choice of registers spills, and so does the choice for three blocks of 8 heads.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-#define DECODE_BOUNDS __launch_bounds__(kThreads, kHeadDim == 256 || kGroup == 16 ? 2 : 3)
+#define DECODE_BOUNDS __launch_bounds__(kThreads, kHeadDim == 256 || kGroup >= 8 ? 2 : 3)
 #else
 #define DECODE_BOUNDS __launch_bounds__(kThreads)
 #endif

@@ -77,7 +77,8 @@ def test_tensor_cores_leave_room_for_the_blocks_that_the_ring_is_reckoned_for(he
 def test_cards_with_less_shared_memory_hold_several_blocks(architecture):
     """With the ring of an A100 it would be one: 64 of 100 KiB."""
     assert 100 // (source.decode_shared_bytes("float16", 128, 8) // 1024 + 1) == 1
-    assert blocks_per_multiprocessor("float16", 128, 8, architecture) == 3
+    # On sm_120 registers allow two: with fewer of them the kernel spills.
+    assert blocks_per_multiprocessor("float16", 128, 8, architecture) == (2 if architecture == "sm_120" else 3)
 
 
 def test_no_block_takes_more_shared_memory_than_the_smallest_device_gives():
