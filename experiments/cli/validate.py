@@ -55,9 +55,9 @@ def validate(
 ) -> None:
     """Compare the simulation with a device, or with a benchmark of a real server.
 
-    On a device: runs under static batching, continuous batching and paged memory are predicted from a calibration and
-    replayed step by step, with the simulator's block tables, through a model with random weights. With --against: the
-    requests of a benchmark are simulated, and the setting to calibrate first is found by trial.
+    On a device: runs of several policies and loads are predicted from a calibration and replayed step by step, with the
+    simulator's block tables, through a model with random weights, beside null models fitted to the same runs. With
+    --against: the requests of a benchmark are simulated, and the setting to calibrate first is found by trial.
 
     Args:
         plan: Recorded plan, from fragmeter simulate --record-plan. Only its steps are timed or checked.
@@ -192,8 +192,9 @@ def _validate(
     report: Report,
 ) -> None:
     from ..measured import validation
+    from ..measured.validation_runs import scale_of
 
-    scale = validation.scale_of(device, quick)
+    scale = scale_of(device, quick)
     scale = replace(scale, model=model) if model else scale
     with _calibrated(device, calibration, scale.model, dtype, quick, seed, out) as path:
         running = validation.Validation(device, path, scale, dtype, seed, _watch)

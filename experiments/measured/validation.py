@@ -1,42 +1,45 @@
 """Validation of step times on a device: predicted and measured steps of simulated runs.
 
-Three policies serve the same requests, which all wait from the start: static batching, continuous batching that
-reserves the longest output, and paged memory. A calibration predicts their step times; it saw neither these requests
-nor their block tables. Each run is recorded and replayed step by step through a skeleton of the model.
+A calibration predicts the step times of each run (``validation_runs``); it saw neither the requests nor their block tables.
+Each run is recorded and replayed step by step through a skeleton of the model, and its errors are reported beside those of
+null models and the noise of the machine (``gpu.validate.acceptance``).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich import box
 from rich.table import Table
 
 from ...gpu.devices import timing
-from ...gpu.devices.devices import Device
+from ...gpu.devices.devices import Device, usual_dtype
 from ...gpu.model.executor import used_host_blocks
-from ...gpu.model.skeleton import Skeleton
+from ...gpu.model.skeleton import DTYPES, Skeleton
+from ...gpu.validate import acceptance, validate
 from ...gpu.validate import attention as validate_attention
 from ...gpu.validate import operations as validate_operations
-from ...gpu.validate import validate
 from ...gpu.validate.drift import Drift
 from ...sim import Settings, Workload
+from ...sim.cost import cost
+from ...sim.cost.base import StepCost
 from ...sim.cost.calibration import read
 from ...sim.recording.plans import Plan, record
-from ...sim.spec import ModelSpec
+from ...sim.spec import ModelSpec, gpu
 from ...sim.spec import model as model_spec
+from ...sim.spec.deployment import Deployment
 from ...sim.types.errors import SettingError
 from ...sim.types.ticks import PER_SECOND
-from ...traces import synthetic_pairs
 from ..runs.output import Report
+from .validation_runs import BLOCK_SIZE, PAGED, RUNS, SAME_REQUESTS, Loads, Scale, Served, room_tokens
 
 Document = Mapping[str, Any]
+_NULLS = ("mean step error", "ours", "constant", "line", "better", "noise", "KV read", "beaten")
 _OPERATIONS = {
     "gemm": "GEMMs",
     "decode_attention": "decode attention",
@@ -57,8 +60,10 @@ def print_document(document: Document, report: Report) -> None:
     calibration = document["calibration"]
     report.print_line(f"{document['model']} on {document['device']['name']}", style="bold")
     report.print_line(f"Predicted by: {calibration['source']}, {calibration['device']}. It saw none of these runs.")
-    for table in (_runs(document["runs"]), _throughput(document["runs"]), _operations(document["operations"])):
+    runs = document["runs"]
+    for table in (_runs(runs), _nulls(runs), _throughput(runs), _operations(document["operations"])):
         _print(table, report)
+    _print_acceptance(document["acceptance"], report)
     drift = document["drift"]
     if drift["calls"]:
         again = f"{drift['calls']} calls of the calibration, measured again before and after each run"
@@ -80,6 +85,9 @@ def print_plan(name: str, found: Document, report: Report) -> None:
     table = _steps()
     table.add_row("", f"{found['step']['count']:,}", *_shares(found["step"]))
     _print(table, report)
+    nulls = _table(*_NULLS)
+    nulls.add_row("", *_beside_nulls(found))
+    _print(nulls, report)
     sums = (found["predicted_ms"], found["measured_ms"])
     report.print_line("All steps: predicted {:,.1f} ms, measured {:,.1f} ms.".format(*sums))
 
@@ -89,8 +97,40 @@ def _runs(runs: list[Document]) -> Table:
     table = _steps("machine")
     for run in runs:
         drift = "" if run["drift"] is None else f"{run['drift']:+.1%}"
-        table.add_row(run["policy"], f"{run['step']['count']:,}", *_shares(run["step"]), drift)
+        table.add_row(run["run"], f"{run['step']['count']:,}", *_shares(run["step"]), drift)
     return table
+
+
+def _nulls(runs: list[Document]) -> Table:
+    """Errors of steps beside those of the null models and of a repetition, and the share of KV in the bytes read."""
+    table = _table(*_NULLS)
+    for run in runs:
+        table.add_row(run["run"], *_beside_nulls(run))
+    return table
+
+
+def _beside_nulls(run: Document) -> tuple[str, ...]:
+    nulls = (f"{run['nulls'][name]['mape']:.1%}" for name in ("constant", "line"))
+    better, noise, share = run["times_better"], run["noise"], run["read_bytes"]["kv_share"]
+    return (
+        f"{run['step']['mape']:.1%}",
+        *nulls,
+        "exact" if better is None else f"{better:.2f}x",
+        "-" if noise is None else f"{noise['step_mape']:.1%}",
+        f"{share:.0%}",
+        ("yes" if run["beats_nulls"] else "NOT MET") if share >= acceptance.LEAST_KV_SHARE else "-",
+    )
+
+
+def _print_acceptance(found: Document, report: Report) -> None:
+    report.print_line()
+    report.print_line(f"Validated: {'yes' if found['validated'] else 'no'}.", style="bold")
+    for reason in found["reasons"]:
+        report.print_line(f"  {reason}")
+    report.print_line(
+        "Constant, line in the batch size: the best of all, fitted to the measured times of the same run."
+    )
+    report.print_line("They must be beaten where at least a third of the bytes that a run reads is KV.")
 
 
 def _steps(*more: str) -> Table:
@@ -106,13 +146,16 @@ def _operations(operations: Mapping[str, Document]) -> Table:
 
 
 def _throughput(runs: list[Document]) -> Table:
-    """Throughputs, and their ratios to that of the first run."""
-    table = _table("output tokens/s", "predicted", "measured", "error", "times, predicted", "measured")
+    """Throughputs, and their ratios to that of the first run, for the policies that serve the same requests."""
+    table = _table("output tokens/s", "predicted", "measured", "error", "noise", "of static", "measured")
     for run in runs:
         sides = [(run[side], runs[0][side]) for side in ("predicted_tokens_per_s", "measured_tokens_per_s")]
         rates = [f"{rate:,.1f}" for rate, _ in sides]
         times = [f"{rate / first:.2f}" for rate, first in sides]
-        table.add_row(run["policy"], *rates, f"{run['throughput_error']:+.1%}", *times)
+        noise = f"{run['noise']['throughput']:.1%}" if run["noise"] else "-"
+        # Runs of other requests have no ratio to the first.
+        shown = times if run["run"] in SAME_REQUESTS else ["", ""]
+        table.add_row(run["run"], *rates, f"{run['throughput_error']:+.1%}", noise, *shown)
     return table
 
 
@@ -151,51 +194,26 @@ def _print(table: Table, report: Report) -> None:
 
 #: Progress display: takes the items, their description and their number.
 Watch = Callable[[Iterable[Any], str, int], Iterable[Any]]
-POLICIES = ("static", "orca-max", "vllm-sosp23")
-PAGED = "vllm-sosp23"
-BLOCK_SIZE = 16
 ATTENTION_ROUNDS = 9
 #: Replays of a single plan.
 ROUNDS = 3
 _PER_US = PER_SECOND // 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """The size of a validation.
+class Replay(NamedTuple):
+    """Timed steps of a run.
 
     Attributes:
-        model: Preset of the skeleton.
-        num_blocks: Blocks of the pool.
-        max_model_len: Longest request, and the reservation of continuous batching for each request.
-        requests: Number of requests.
-        rounds: Replays of each run.
-        operation_steps: Steps of the paged run with measured operations.
-        prompt_tokens, chunk_tokens: The long prompt that starts up, and the part of it that a step takes.
-        shapes: (sequences, tokens of each sequence) of attention, paged and contiguous.
+        steps: Their places in the plan.
+        predicted_us: float [steps].
+        samples_us: float [repetitions, steps].
+        measured_us: float [steps], the stopwatch's quantile of the repetitions.
     """
 
-    model: str
-    num_blocks: int
-    max_model_len: int
-    requests: int
-    rounds: int
-    operation_steps: int
-    prompt_tokens: int
-    chunk_tokens: int
-    shapes: tuple[tuple[int, int], ...]
-
-
-CPU = Scale("toy-llama", 112, 256, 21, 3, 20, 2048, 256, validate_attention.SHAPES["cpu"])
-#: A short validation, for trials.
-QUICK = Scale("toy-llama", 28, 64, 4, 2, 6, 256, 128, ((4, 64),))
-#: The pool of the paper's OPT-13B; a 16K prompt; some 4,000 steps.
-CUDA = Scale("llama-3.1-8b", 983, 1024, 60, 1, 48, 16384, 2048, validate_attention.SHAPES["cuda"])
-
-
-def scale_of(device: Device, quick: bool) -> Scale:
-    """The scale for a device."""
-    return QUICK if quick else CUDA if device.torch_device.type == "cuda" else CPU
+    steps: np.ndarray
+    predicted_us: np.ndarray
+    samples_us: np.ndarray
+    measured_us: np.ndarray
 
 
 class Validation:
@@ -218,12 +236,12 @@ class Validation:
     ) -> None:
         self._device, self._scale, self._seed, self._watch = device, scale, seed, watch
         self._calibration, self._cost = read(calibration), str(calibration)
-        self._dtype = dtype or self._calibration.dtype
+        self._dtype = dtype or self._calibration.dtype or usual_dtype(device)
         self._calibrated = json.loads(calibration.read_bytes())
         if seed == self._calibrated.get("seed"):
             raise SettingError("seed", seed, "is the calibration's, which must not know what is tested: take another")
-        #: Predicted and measured microseconds of the steps of each policy's run.
-        self.steps_us: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        #: The timed steps of each run.
+        self.replays: dict[str, Replay] = {}
 
     def parts(self) -> Iterator[tuple[str, Any]]:
         """Name and content of each part of the report, as soon as it is measured."""
@@ -232,11 +250,12 @@ class Validation:
         yield "calibration", self._calibration_data()
         drift, runs = self._drift(), []
         drift.look()
-        for policy in POLICIES:
-            runs.append(self._run(policy))
+        for name in RUNS:
+            runs.append(self._run(name))
             drift.look()
             runs[-1]["drift"] = drift.between
             yield "runs", runs
+        yield "acceptance", acceptance.acceptance(runs)
         yield "drift", drift.as_dict()
         yield "operations", self._operations()
         yield "allocation", self._allocation()
@@ -246,18 +265,26 @@ class Validation:
         yield "attention", attention(self.skeleton, scale.shapes, ATTENTION_ROUNDS, self._seed)
 
     @cached_property
-    def workload(self) -> Workload:
-        """Requests that all wait from the start, without max_tokens."""
-        scale = self._scale
-        pairs = synthetic_pairs("vllm_sosp23_sharegpt_opt", scale.requests, self._seed, scale.max_model_len)
-        arrivals = np.zeros(scale.requests, np.int64)
-        return Workload("Synthetic sharegpt", arrivals, pairs.prompt_tokens, pairs.output_tokens)
+    def cost(self) -> StepCost:
+        """The calibration as step times of the model."""
+        deployment = Deployment(cuda_graphs=self._device.torch_device.type == "cuda")
+        # No link and no speedup of a GPU enters: one GPU, 16 bits.
+        return cost(self._cost, model_spec(self._scale.model), gpu("a100-80gb"), deployment=deployment)
+
+    @cached_property
+    def served(self) -> dict[str, Served]:
+        """What each run serves."""
+        room = room_tokens(self._device, self._scale.model, self._dtype)
+        loads = Loads(self._scale, self._seed, self.cost, room)
+        return {name: loads.served(name) for name in RUNS}
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
-        """The step plans of each policy's run."""
-        common = {"num_gpu_blocks_override": self._scale.num_blocks, "max_model_len": self._scale.max_model_len}
-        return {policy: self._recorded(self.workload, policy=policy, **common) for policy in POLICIES}
+        """The step plans of each run."""
+        return {
+            name: self._recorded(served.workload, served.shuffle_ids, **served.settings)
+            for name, served in self.served.items()
+        }
 
     @cached_property
     def long_prompt(self) -> Plan:
@@ -267,20 +294,22 @@ class Validation:
         workload = Workload("One prompt", arrivals, prompts, outputs)
         blocks = -(-self._prompt_tokens // BLOCK_SIZE) + 2
         limits = {"max_num_batched_tokens": scale.chunk_tokens, "max_num_seqs": 1}
-        return self._recorded(workload, policy="vllm-v1", num_gpu_blocks_override=blocks, **limits)
+        return self._recorded(workload, False, policy="vllm-v1", num_gpu_blocks_override=blocks, **limits)
 
     @property
     def _prompt_tokens(self) -> int:
-        return min(self._scale.prompt_tokens, model_spec(self._scale.model).max_model_len - 1)
+        return min(self._scale.long_prompt, model_spec(self._scale.model).max_model_len - 1)
 
-    def _recorded(self, workload: Workload, **fields: Any) -> Plan:
+    def _recorded(self, workload: Workload, shuffle_ids: bool, **fields: Any) -> Plan:
         common: dict[str, Any] = {
             "model": self._scale.model,
             "cost": self._cost,
             "seed": self._seed,
             "block_size": BLOCK_SIZE,
+            # The skeleton pads batches where it captures them, and only there.
+            "enforce_eager": self._device.torch_device.type != "cuda",
         }
-        return record(Settings(**common, **fields), workload, shuffle_ids=fields["policy"] == PAGED)[1]
+        return record(Settings(**common, **fields), workload, shuffle_ids=shuffle_ids)[1]
 
     @cached_property
     def skeleton(self) -> Skeleton:
@@ -303,37 +332,47 @@ class Validation:
             return Drift(self.skeleton, (), 0)
         return Drift(self.skeleton, self._calibrated.get("points", ()), self._calibrated.get("seed", 0))
 
-    def _run(self, policy: str) -> dict[str, Any]:
-        predicted, measured = self.steps_us[policy] = self._times(self.plans[policy], policy)
-        tokens = int(self.workload.output_tokens.sum())
+    def _run(self, name: str) -> dict[str, Any]:
+        plan, served = self.plans[name], self.served[name]
+        replay = self.replays[name] = self._replayed(plan, name, self._scale.timed_steps)
+        predicted, measured = replay.predicted_us, replay.measured_us
+        workload = served.workload.sequences
+        # As if the timed steps stood for all.
+        tokens = int(workload.output_tokens.sum()) * len(replay.steps) / plan.num_steps
         predicted_rate, measured_rate = (tokens / us.sum() * 1e6 for us in (predicted, measured))
         return {
-            "policy": policy,
-            "requests": len(self.workload),
-            "output_tokens": tokens,
+            "run": name,
+            "policy": plan.meta["policy"],
+            "requests": len(served.workload),
+            "output_tokens": int(workload.output_tokens.sum()),
+            "steps": plan.num_steps,
+            "moves": {kind: len(getattr(plan, kind)) for kind in ("swap_outs", "swap_ins", "copies")},
             "step": validate.compared(predicted, measured),
             "predicted_tokens_per_s": round(predicted_rate, 2),
             "measured_tokens_per_s": round(measured_rate, 2),
             "throughput_error": round(predicted_rate / measured_rate - 1, 4),
+            **judged_replay(self.skeleton, plan, replay),
         }
 
-    def _times(self, plan: Plan, subject: str) -> tuple[np.ndarray, np.ndarray]:
-        """Predicted and measured microseconds of every step."""
-        measured = validate.step_us(self.skeleton, plan, self._scale.rounds, self._watching(subject))
-        return plan.ticks / _PER_US, measured
+    def _replayed(self, plan: Plan, subject: str, most: int | None = None) -> Replay:
+        """Predicted and measured microseconds of so many steps, evenly spread; None: of all."""
+        return replayed(self.skeleton, plan, self._scale.rounds, self._watching(subject), most)
 
     def _watching(self, subject: str) -> Callable[..., Any]:
         return lambda items, total: self._watch(items, subject, total)
 
     def steps_csv(self) -> str:
-        """Every measured step of every run as CSV."""
-        lines = ["policy,step,new_tokens,context_tokens,predicted_us,measured_us"]
-        for policy, sides in self.steps_us.items():
-            plan = self.plans[policy]
-            for step, (predicted, measured) in enumerate(zip(*sides, strict=True)):
-                found = plan.step(step)
-                tokens = f"{found.query_tokens.sum()},{found.context_lens.sum()}"
-                lines.append(f"{policy},{step},{tokens},{predicted:.3f},{measured:.3f}")
+        """Every timed step of every run as CSV, with each repetition."""
+        rounds = [f"repetition_{number}_us" for number in range(1, self._scale.rounds + 1)]
+        lines = [
+            ",".join(["run", "step", "rows", "new_tokens", "context_tokens", "predicted_us", "measured_us", *rounds])
+        ]
+        for name, replay in self.replays.items():
+            for place, step in enumerate(replay.steps.tolist()):
+                found = self.plans[name].step(step)
+                sizes = (len(found.sequence), found.query_tokens.sum(), found.context_lens.sum())
+                times = (replay.predicted_us[place], replay.measured_us[place], *replay.samples_us[:, place])
+                lines.append(",".join([name, str(step), *map(str, sizes), *(f"{us:.3f}" for us in times)]))
         return "\n".join(lines) + "\n"
 
     def _operations(self) -> dict[str, Any]:
@@ -345,36 +384,60 @@ class Validation:
 
     def _allocation(self) -> dict[str, Any]:
         """Decode-only steps of the paged run, with and without a block allocation."""
-        plan, (predicted, measured) = self.plans[PAGED], self.steps_us[PAGED]
-        decoding, allocating = plan.prefill_tokens == 0, validate.allocates(plan)
+        plan, replay = self.plans[PAGED], self.replays[PAGED]
+        decoding, allocating = (plan.prefill_tokens == 0)[replay.steps], validate.allocates(plan)[replay.steps]
         found = {}
         for name, which in (("with", decoding & allocating), ("without", decoding & ~allocating)):
             if which.any():
-                sides = {"predicted": predicted[which], "measured": measured[which]}
+                sides = {"predicted": replay.predicted_us[which], "measured": replay.measured_us[which]}
                 found[name] = {"count": int(which.sum())} | {
                     side: validate.quantiles_ms(us) for side, us in sides.items()
                 }
         return found
 
     def _start_up(self) -> dict[str, Any]:
-        predicted, measured = self._times(self.long_prompt, "long prompt")
+        replay = self._replayed(self.long_prompt, "long prompt")
+        predicted, measured = replay.predicted_us.sum(), replay.measured_us.sum()
         return {
             "prompt_tokens": self._prompt_tokens,
             "chunk_tokens": self._scale.chunk_tokens,
-            "chunks": len(measured),
-            "predicted_ms": round(float(predicted.sum()) / 1e3, 3),
-            "measured_ms": round(float(measured.sum()) / 1e3, 3),
-            "error": round(float(predicted.sum() / measured.sum() - 1), 4),
+            "chunks": len(replay.steps),
+            "predicted_ms": round(float(predicted) / 1e3, 3),
+            "measured_ms": round(float(measured) / 1e3, 3),
+            "error": round(float(predicted / measured - 1), 4),
         }
 
 
+def replayed(skeleton: Skeleton, plan: Plan, rounds: int, watch: Callable[..., Any], most: int | None = None) -> Replay:
+    """Time the steps of a plan, or so many of them, evenly spread."""
+    steps = np.arange(plan.num_steps)
+    if most is not None and most < plan.num_steps:
+        steps = np.linspace(0, plan.num_steps - 1, most).round().astype(int)
+    samples = validate.step_samples_us(skeleton, plan, rounds, watch, steps.tolist())
+    measured = np.quantile(samples, timing.stopwatch(skeleton.device).quantile, axis=0)
+    return Replay(steps, plan.ticks[steps] / _PER_US, samples, measured)
+
+
+def judged_replay(skeleton: Skeleton, plan: Plan, replay: Replay) -> dict[str, Any]:
+    """Null models, noise and bytes of a replay."""
+    steps = replay.steps.tolist()
+    rows = np.array([len(validate.batch_of(plan, step).query_lens) for step in steps])
+    read_bytes = acceptance.read_bytes(plan, skeleton.model, DTYPES[skeleton.dtype].itemsize, steps)
+    quantile = timing.stopwatch(skeleton.device).quantile
+    return acceptance.judged(replay.predicted_us, replay.samples_us, quantile, rows, read_bytes)
+
+
 def plan_timed(plan: Plan, model: ModelSpec, device: Device, dtype: str, watch: Watch) -> dict[str, Any]:
-    """Predicted and measured step times of one plan."""
+    """Predicted and measured step times of one plan, beside its null models."""
     # Contiguous pieces are copied slot by slot.
     block_size = plan.meta["block_size"] if plan.is_paged else 1
     blocks = -(-plan.meta["num_slots"] // block_size)
     skeleton = Skeleton(model, device, blocks, block_size, dtype, host_blocks=used_host_blocks(plan))
-    predicted = plan.ticks / _PER_US
-    measured = validate.step_us(skeleton, plan, ROUNDS, lambda items, total: watch(items, "steps", total))
+    replay = replayed(skeleton, plan, ROUNDS, lambda items, total: watch(items, "steps", total))
+    predicted, measured = replay.predicted_us, replay.measured_us
     sums = {"predicted_ms": predicted.sum() / 1e3, "measured_ms": measured.sum() / 1e3}
-    return {"step": validate.compared(predicted, measured)} | {name: round(float(ms), 3) for name, ms in sums.items()}
+    return {
+        "step": validate.compared(predicted, measured),
+        **{name: round(float(ms), 3) for name, ms in sums.items()},
+        **judged_replay(skeleton, plan, replay),
+    }

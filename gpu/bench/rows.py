@@ -20,32 +20,50 @@ MOST_DISAGREEMENT = 5e-3
 
 @dataclass(frozen=True)
 class Plan:
-    """The benchmark's shapes on one kind of device.
+    """The benchmark's shapes on one kind of device: those to report first, then a grid, then latent attention.
 
     Attributes:
+        first: Sequences and tokens of each, with the first of ``heads``.
         batches, contexts: Numbers of sequences, and tokens of each sequence.
         heads: Query heads and KV heads.
         head_dim: Head dimension of all shapes.
         dtype: torch dtype of queries and caches.
         rounds: Samples of each time.
+        latent: Sequences, tokens, query heads, dimensions of a key, and the first of them that are the value, too.
     """
 
+    first: tuple[tuple[int, int], ...]
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     heads: tuple[tuple[int, int], ...]
     head_dim: int
     dtype: torch.dtype
     rounds: int
+    latent: tuple[tuple[int, int, int, int, int], ...] = ()
 
     def shapes(self) -> Iterator[Shape]:
-        """Every combination of batch, context and heads."""
-        for heads, batch, context in itertools.product(self.heads, self.batches, self.contexts):
+        """Every shape once."""
+        first = [(self.heads[0], *sizes) for sizes in self.first]
+        grid = itertools.product(self.heads, self.batches, self.contexts)
+        for heads, batch, context in dict.fromkeys([*first, *grid]):
             yield Shape(batch, context, *heads, self.head_dim, self.dtype)
+        for batch, context, heads_of_latent, head_dim, latent_dim in self.latent:
+            yield Shape(batch, context, heads_of_latent, 1, head_dim, self.dtype, latent_dim)
 
 
 PLANS = {
-    "cuda": Plan((1, 8, 32, 128, 256), (512, 4096, 16384), ((32, 8), (40, 40), (64, 8)), 128, torch.float16, 9),
-    "cpu": Plan((1, 4), (64, 256), ((8, 2), (4, 4)), 64, torch.float32, 5),
+    "cuda": Plan(
+        ((1, 1024), (8, 4096), (32, 4096), (128, 4096)),
+        (1, 8, 32, 128, 256),
+        (512, 4096, 16384),
+        ((32, 8), (40, 40), (64, 8)),
+        128,
+        torch.float16,
+        9,
+        # DeepSeek-V3: 128 heads over a latent vector of 512 dimensions and 64 rotary ones.
+        ((128, 4096, 128, 576, 512),),
+    ),
+    "cpu": Plan(((1, 64),), (1, 4), (64, 256), ((8, 2), (4, 4)), 64, torch.float32, 5, ((2, 64, 8, 96, 64),)),
 }
 
 
@@ -63,7 +81,10 @@ def bench(
 
 @torch.inference_mode()
 def _row(shape: Shape, device: Device, stopwatch: timing.Stopwatch, rounds: int, ways: Sequence[str]) -> dict[str, Any]:
-    caches = Caches(shape, device, stopwatch.cold_bytes)
+    try:
+        caches = Caches(shape, device, stopwatch.cold_bytes)
+    except RuntimeError as error:  # torch's, where fragmented memory has less room than it says
+        return {"left_out": _one_line(error)}
     return {name: _timed(name, WAYS[name], caches, device, stopwatch, rounds) for name in ways}
 
 
@@ -80,5 +101,9 @@ def _timed(
         sampler = stopwatch.sampler(work)
         taken = timing.timing([sampler() for _ in range(rounds)], stopwatch.quantile)
     except Exception as error:  # other libraries raise any exception, and the remaining rows still have to be measured
-        return {"us": None, "why": " ".join(str(error).split())[:200]}
+        return {"us": None, "why": _one_line(error), "exists": not isinstance(error, Unable)}
     return {"us": taken.us, "iqr_us": taken.iqr_us, "bytes_per_s": caches.shape.kv_bytes / taken.us * 1e6}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -24,6 +24,8 @@ class Shape:
         heads, kv_heads: Query heads and KV heads.
         head_dim: Head dimension of the caches.
         dtype: torch dtype of queries and caches.
+        latent_dim: The first dimensions of a key that are its value, too, in latent attention (MLA); None if keys and
+            values are separate.
     """
 
     batch: int
@@ -32,11 +34,13 @@ class Shape:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    latent_dim: int | None = None
 
     @property
     def kv_bytes(self) -> int:
         """Bytes that a call must read: the keys and values of all tokens."""
-        return 2 * self.batch * self.context * self.kv_heads * self.head_dim * self.dtype.itemsize
+        caches = 2 if self.latent_dim is None else 1
+        return caches * self.batch * self.context * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def as_dict(self) -> dict[str, Any]:
         """The shape as a JSON-serialisable dict."""
@@ -46,6 +50,7 @@ class Shape:
             "heads": self.heads,
             "kv_heads": self.kv_heads,
             "head_dim": self.head_dim,
+            "latent_dim": self.latent_dim,
             "block_size": BLOCK_SIZE,
             "dtype": str(self.dtype).removeprefix("torch."),
             "kv_bytes": self.kv_bytes,
@@ -57,7 +62,7 @@ class Caches:
 
     Attributes:
         sets: Number of caches; they share one pool.
-        keys, values: ``[num_blocks, block_size, kv_heads, head_dim]``.
+        keys, values: ``[num_blocks, block_size, kv_heads, head_dim]``; latent values are part of the keys.
         query: ``[batch, heads, head_dim]``.
         context_lens: int32 ``[batch]``.
         block_tables: int32 ``[sets, batch, blocks]``, in random order over the whole pool.
@@ -68,9 +73,10 @@ class Caches:
         how = {"dtype": shape.dtype, "device": device.torch_device}
         blocks = shape.context // BLOCK_SIZE
         pool = self.sets * shape.batch * blocks
-        self.keys, self.values = (
-            torch.empty(pool, BLOCK_SIZE, shape.kv_heads, shape.head_dim, **how).normal_() for _ in "kv"
-        )
+        size = (pool, BLOCK_SIZE, shape.kv_heads, shape.head_dim)
+        self.keys = torch.empty(size, **how).normal_()
+        latent = shape.latent_dim
+        self.values = torch.empty(size, **how).normal_() if latent is None else self.keys[..., :latent]
         self.query = torch.randn(shape.batch, shape.heads, shape.head_dim, **how)
         self.context_lens = torch.full((shape.batch,), shape.context, dtype=torch.int32, device=device.torch_device)
         order = torch.randperm(pool, device=device.torch_device, dtype=torch.int32)
@@ -78,7 +84,7 @@ class Caches:
 
     def dense(self, cache: torch.Tensor) -> torch.Tensor:
         """One of the caches viewed as contiguous memory: ``[sets, batch, context, kv_heads, head_dim]``."""
-        return cache.view(self.sets, self.shape.batch, self.shape.context, *cache.shape[2:])
+        return cache.unflatten(0, (self.sets, self.shape.batch, -1)).flatten(2, 3)
 
 
 def sets_of(shape: Shape, cold_bytes: int) -> int:

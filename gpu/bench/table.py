@@ -23,14 +23,14 @@ def line(row: dict[str, Any]) -> str:
     shape = f"{row['batch']:>5} {row['context']:>7} {heads} {row['kv_bytes'] / 1e6:>8.1f}"
     if "left_out" in row:
         return f"{shape} left out: {row['left_out']}"
-    mine = row.get("fragmeter")
-    if mine is None:
-        return f"{shape} not measured"
-    if mine["us"] is None:
-        return f"{shape} failed: {mine['why']}"
+    mine = row.get("fragmeter", {})
+    if "why" in mine:
+        state = "failed" if mine["exists"] else "not measured"
+        return f"{shape} {state}: {mine['why']}"
     shares_of = (row.get(f"share_of_{name}") for name in ("data_sheet", "copy"))
     parts = ["-" if share is None else f"{share:.0%}" for share in shares_of]
     found = (row.get(way, {}).get("us") for way in ("torch", "gather", "flashinfer"))
     times = ["-" if us is None else f"{us:.1f}" for us in found]
-    reached = f"{mine['us']:>9.1f} {mine['bytes_per_s'] / 1e9:>7.1f} {parts[0]:>8} {parts[1]:>8}"
+    ours = (f"{mine['us']:.1f}", f"{mine['bytes_per_s'] / 1e9:.1f}") if mine else ("-", "-")
+    reached = f"{ours[0]:>9} {ours[1]:>7} {parts[0]:>8} {parts[1]:>8}"
     return f"{shape} {reached} {times[0]:>9} {times[1]:>9} {times[2]:>10}"

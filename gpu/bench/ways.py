@@ -25,6 +25,8 @@ class Unable(Exception):
 
 def ours(device: Device, caches: Caches) -> Work:
     """The device's own implementation: our kernel on a GPU."""
+    if caches.shape.latent_dim is not None:
+        raise Unable("no kernel for latent attention yet")
     out, context = torch.empty_like(caches.query), caches.shape.context
     held = caches.keys, caches.values
 
@@ -41,10 +43,12 @@ def dense(device: Device, caches: Caches) -> Work:
     shape = caches.shape
     rows = caches.query.view(shape.batch, shape.kv_heads, -1, shape.head_dim)
     keys, values = (caches.dense(cache).transpose(2, 3) for cache in (caches.keys, caches.values))
+    # No fused kernel of a CPU has values narrower than keys.
+    kernels = FUSED if shape.latent_dim is None else [*FUSED, SDPBackend.MATH]
 
     def work(number: int) -> torch.Tensor:
         place = number % caches.sets
-        with sdpa_kernel(FUSED):
+        with sdpa_kernel(kernels):
             return scaled_dot_product_attention(rows, keys[place], values[place])
 
     return work
@@ -55,11 +59,12 @@ def gathered(device: Device, caches: Caches) -> Work:
     if caches.shape.kv_bytes > device.free_bytes():
         raise Unable("no room for a copy")
     first = caches.block_tables[0].flatten()
-    copies = [cache.new_empty(len(first), *cache.shape[1:]) for cache in (caches.keys, caches.values)]
+    separate = (caches.keys, caches.values) if caches.shape.latent_dim is None else (caches.keys,)
+    copies = [cache.new_empty(len(first), *cache.shape[1:]) for cache in separate]
 
     def work(number: int) -> list[torch.Tensor]:
         blocks = caches.block_tables[number % caches.sets].flatten()
-        for cache, copy in zip((caches.keys, caches.values), copies, strict=True):
+        for cache, copy in zip(separate, copies, strict=True):
             torch.index_select(cache, 0, blocks, out=copy)
         return copies
 
@@ -73,6 +78,8 @@ def flashinfer(device: Device, caches: Caches) -> Work:
     except ImportError as error:
         raise Unable(f"FlashInfer cannot be imported: {error}") from error
     shape, workspace = caches.shape, torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device.torch_device)
+    if shape.latent_dim is not None:
+        return _flashinfer_latent(library, workspace, caches, shape.latent_dim)
     blocks = shape.context // BLOCK_SIZE
     starts = torch.arange(shape.batch + 1, dtype=torch.int32, device=device.torch_device) * blocks
     last = torch.full((shape.batch,), BLOCK_SIZE, dtype=torch.int32, device=device.torch_device)
@@ -96,10 +103,28 @@ def flashinfer(device: Device, caches: Caches) -> Work:
     return lambda number: planned[number % caches.sets].run(caches.query, (caches.keys, caches.values))
 
 
+def _flashinfer_latent(library: Any, workspace: torch.Tensor, caches: Caches, latent_dim: int) -> Work:
+    """FlashInfer's latent attention, which takes latent and rotary parts of queries and keys apart."""
+    shape, held = caches.shape, caches.context_lens
+    blocks = shape.context // BLOCK_SIZE
+    rows = torch.arange(shape.batch + 1, dtype=torch.int32, device=held.device)
+    latent, rotary = caches.keys.squeeze(2).split((latent_dim, shape.head_dim - latent_dim), dim=-1)
+    query = caches.query.split((latent_dim, shape.head_dim - latent_dim), dim=-1)
+    planned = []
+    for tables in caches.block_tables:
+        wrapper = library.mla.BatchMLAPagedAttentionWrapper(workspace)
+        sizes = (shape.heads, latent_dim, shape.head_dim - latent_dim, BLOCK_SIZE)
+        scale, dtypes = shape.head_dim**-0.5, (shape.dtype, shape.dtype)
+        wrapper.plan(rows, rows * blocks, tables.flatten(), held, *sizes, False, scale, *dtypes)
+        planned.append(wrapper)
+    return lambda number: planned[number % caches.sets].run(*query, latent, rotary)
+
+
 Way = Callable[[Device, Caches], Work]
 WAYS: dict[str, Way] = {"fragmeter": ours, "torch": dense, "gather": gathered, "flashinfer": flashinfer}
-#: Passes run one after the other: FlashInfer may compile at its first call, which takes minutes.
-PASSES = (("fragmeter", "torch", "gather"), ("flashinfer",))
+#: Passes run one after the other, ours first: another library may fail, exhaust the memory, break the CUDA context or, at
+#: FlashInfer's first call, compile for minutes.
+PASSES = (("fragmeter",), ("torch",), ("gather",), ("flashinfer",))
 #: Implementations with the same result as :func:`ours`.
 SAME: frozenset[str] = frozenset({"flashinfer"})
 

@@ -146,4 +146,4 @@ def _beside(step: StepProbe, whole: timing.Timing, us_of: Mapping[Any, float]) -
     """Overhead of a step beyond its operations; ``whole_us`` and ``parts_us`` are the times that it is computed from."""
     parts_us = sum(count * us_of[points.key(part)] for count, part in step.parts)
     rest = whole._replace(us=max(LEAST_BESIDE * whole.us, whole.us - parts_us))
-    return points.step(step.rows) | rest._asdict() | {"whole_us": whole.us, "parts_us": parts_us}
+    return step.point | rest._asdict() | {"whole_us": whole.us, "parts_us": parts_us}

@@ -77,9 +77,15 @@ def move(op: str, model: ModelSpec, blocks: int, block_size: int) -> Point:
     return {"op": op, "bytes": blocks * block_size * model.slot_bytes(KV_DTYPE), "blocks": pieces}
 
 
-def step(rows: int) -> Point:
-    """Overhead of a step beyond its operations."""
-    return {"op": "step", "rows": rows}
+def step(lens: Sequence[int]) -> Point:
+    """Overhead of a step beyond its operations; steps with prompts, which no graph captures, have another one.
+
+    Args:
+        lens: New tokens of each row.
+    """
+    if max(lens, default=1) == 1:
+        return {"op": "step", "rows": len(lens)}
+    return {"op": "prefill_step", "rows": len(lens), "tokens": sum(lens)}
 
 
 def key(point: Point) -> tuple[tuple[str, Any], ...]:
@@ -88,15 +94,16 @@ def key(point: Point) -> tuple[tuple[str, Any], ...]:
 
 
 def operations_of_step(
-    model: ModelSpec, lens: Sequence[int], contexts: Sequence[int], block_size: int
+    model: ModelSpec, lens: Sequence[int], contexts: Sequence[int], block_size: int, padded: int | None = None
 ) -> list[tuple[int, Point]]:
     """The operations of a step and their counts; rows with one new token are decodes.
 
     Args:
         lens: New tokens of each row.
         contexts: All tokens of each row, including the new ones.
+        padded: Rows of a captured step with its padding, which only attention skips.
     """
-    tokens, layers = sum(lens), model.num_layers
+    tokens, layers = padded or sum(lens), model.num_layers
     rows = list(zip(lens, contexts, strict=True))
     decodes, prompts = [row for row in rows if row[0] == 1], [row for row in rows if row[0] > 1]
     found = [(1, embedding(model, tokens)), (layers, elementwise(model, tokens)), (layers, kv_write(model, tokens))]
@@ -105,7 +112,7 @@ def operations_of_step(
         found.append((layers, decode_attention(model, [context for _, context in decodes], block_size)))
     if prompts:
         found.append((layers, prefill_attention(model, *zip(*prompts, strict=True))))
-    return [*found, (1, gemm(len(rows), *head_gemm(model)))]
+    return [*found, (1, gemm(padded or len(rows), *head_gemm(model)))]
 
 
 def _heads(model: ModelSpec) -> Point:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..devices.timing import Stopwatch, Work
 from ..model.batch import Batch, Rows
+from ..model.graphs import captured_size
 from ..model.layers import Matrix, multiply
 from ..model.skeleton import Skeleton, attend
 from . import points
@@ -50,9 +51,9 @@ class Probe(NamedTuple):
 
 
 class StepProbe(NamedTuple):
-    """A whole step, and its operations with their counts."""
+    """A whole step: the point of what it takes beyond its operations, and these with their counts."""
 
-    rows: int
+    point: Point
     work: Work
     parts: list[tuple[int, Point]]
 
@@ -184,10 +185,15 @@ class Probes:
             fitting = (size for size in grid.block_sizes if self._pool.num_slots % size == 0)
             yield from (self._decode(self._about(batch, mean), block_size) for block_size in fitting)
 
-    def _decode(self, contexts: list[int], block_size: int) -> Probe:
-        query = self._random(len(contexts), self._model.num_heads, self._model.head_dim)
+    def _decode(self, contexts: list[int], block_size: int, alone: bool = True) -> Probe:
+        """Decode attention, with the padding of a captured step if the skeleton captures steps that decode ``alone``."""
         point = points.decode_attention(self._model, contexts, block_size)
-        return Probe(point, self._attention(query, contexts, block_size))
+        held, longest = contexts, max(contexts)
+        if alone and self._skeleton.captures:
+            rows, blocks = captured_size(len(contexts), longest, block_size)
+            held, longest = contexts + [0] * (rows - len(contexts)), blocks * block_size
+        query = self._random(len(held), self._model.num_heads, self._model.head_dim)
+        return Probe(point, self._attention(query, held, block_size, longest=longest))
 
     def _prefills(self) -> Iterator[Probe]:
         for tokens in self._grid.chunks:
@@ -204,7 +210,8 @@ class Probes:
 
     def _mixed(self, contexts: list[int], chunk: int, prefix: int) -> Probe:
         """Attention of a step that decodes and prefills, in the calls that a skeleton makes."""
-        decode, prefill = self._decode(contexts, self._pool.block_size), self._prefill([chunk], [prefix + chunk])
+        decode = self._decode(contexts, self._pool.block_size, alone=False)
+        prefill = self._prefill([chunk], [prefix + chunk])
         point = points.mixed_attention(self._model, contexts, chunk, prefix)
 
         def work(number: int) -> None:
@@ -213,16 +220,23 @@ class Probes:
 
         return Probe(point, work, parts=(decode.point, prefill.point))
 
-    def _attention(self, query: Tensor, contexts: list[int], block_size: int, lens: Sequence[int] = ()) -> Work:
-        """Attention to random blocks of each layer in turn; ``lens`` are the new tokens of prompts."""
+    def _attention(
+        self, query: Tensor, contexts: list[int], block_size: int, lens: Sequence[int] = (), longest: int | None = None
+    ) -> Work:
+        """Attention to random blocks of each layer in turn.
+
+        Args:
+            lens: New tokens of prompts; none for decodes.
+            longest: Length by which the kernel splits its work; None is that of the longest context.
+        """
         out, layers, keys = torch.empty_like(query), self._model.num_layers, self._pool.keys
         read = 2 * sum(contexts) * keys[0][0, 0].nbytes
         held = self._put(np.asarray(contexts, np.int32))
         starts = self._put(np.cumsum([0, *lens], dtype=np.int32)) if lens else None
-        longest = max(lens, default=1)
+        split = longest or max(contexts)
         rows = [
-            Rows(slice(0, len(query)), held, max(contexts), block_size, table, None, starts, longest)
-            for table in (self._table(contexts, block_size) for _ in range(self._turns(read * layers)))
+            Rows(slice(0, len(query)), held, split, block_size, table, None, starts, max(lens, default=1))
+            for table in (self._table(contexts, block_size, split) for _ in range(self._turns(read * layers)))
         ]
 
         def work(number: int) -> None:
@@ -232,12 +246,13 @@ class Probes:
 
         return work
 
-    def _table(self, contexts: list[int], block_size: int) -> Tensor:
-        """Distinct block ids in random order."""
+    def _table(self, contexts: list[int], block_size: int, longest: int | None = None) -> Tensor:
+        """Distinct block ids in random order, in columns for ``longest`` tokens; None is the longest context."""
         blocks = -(-np.asarray(contexts) // block_size)
-        table = np.zeros((len(blocks), blocks.max()), np.int32)
+        columns = -(-(longest or max(contexts)) // block_size)
+        table = np.zeros((len(blocks), columns), np.int32)
         ids = self._rng.permutation(self._pool.num_slots // block_size)
-        table[np.arange(blocks.max()) < blocks[:, None]] = ids[: blocks.sum()]
+        table[np.arange(columns) < blocks[:, None]] = ids[: blocks.sum()]
         return self._put(table)
 
     def _moves(self, blocks: int) -> Iterator[Probe]:
@@ -261,7 +276,7 @@ class Probes:
         tables = self._table(contexts, block_size).cpu().numpy()
         batch = Batch.paged(lens, contexts, token_ids, tables, block_size)
         parts = points.operations_of_step(model, lens, contexts, block_size)
-        return StepProbe(len(lens), lambda number: self._skeleton.step(batch), parts)
+        return StepProbe(points.step(lens), lambda number: self._skeleton.step(batch), parts)
 
     def _about(self, batch: int, tokens: int) -> list[int]:
         """Lengths of ``batch`` sequences within a tenth of ``tokens``; identical at every call."""

@@ -22,8 +22,17 @@ from ..devices import program
 from ..ops import source
 from ..ops.source import Kernel
 
-#: A100; H100 and H200; B200.
-ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
+#: Shared memory of a multiprocessor, by architecture: A100; RTX 30 and A10; RTX 40 and L40S; H100 and H200; B200; RTX 50. The
+#: numbers are those of "Technical Specifications per Compute Capability" in NVIDIA's programming guide.
+SHARED_BYTES = {
+    "sm_80": 164 * 1024,
+    "sm_86": 100 * 1024,
+    "sm_89": 100 * 1024,
+    "sm_90a": 228 * 1024,
+    "sm_100": 228 * 1024,
+    "sm_120": 100 * 1024,
+}
+ARCHITECTURES = tuple(SHARED_BYTES)
 _ENTRY = re.compile(
     r"Compiling entry function '(?P<name>\w+)'.*?"
     r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
@@ -51,12 +60,13 @@ class Compiled:
     shared_bytes: int
 
 
-def every_kernel() -> Iterator[Kernel]:
-    """All instances that the modules of this package can launch."""
+def every_kernel(shared_bytes: int) -> Iterator[Kernel]:
+    """All instances that the modules of this package can launch on a device with ``shared_bytes`` on a multiprocessor."""
+    ring = source.ring_bytes(shared_bytes)
     for dtype in source.SCALARS:
         for head_dim in source.HEAD_DIMS:
             for tile, slots in product(source.GROUP_TILES[dtype], source.SLOT_RULES):
-                yield source.decode_attention(dtype, head_dim, tile, slots)
+                yield source.decode_attention(dtype, head_dim, tile, slots, ring)
             yield source.merge_partitions(dtype, head_dim)
             yield source.prefill_attention(dtype, head_dim)
             yield source.merge_prefill(dtype, head_dim)
@@ -128,7 +138,7 @@ def _report() -> bool:
     """Print the report; returns whether no instance spills."""
     rows: dict[str, list[Compiled]] = defaultdict(list)
     for architecture in ARCHITECTURES:
-        for found in compiled(every_kernel(), architecture):
+        for found in compiled(every_kernel(SHARED_BYTES[architecture]), architecture):
             rows[found.expression].append(found)
     print(f"{'registers (spilled bytes)':<60}", *(f"{architecture:>12}" for architecture in ARCHITECTURES))
     for expression, row in rows.items():

@@ -36,7 +36,9 @@ ATTRIBUTES = {
 
 def compile_share(device: int, first: int, step: int) -> None:
     """Compile every ``step``-th kernel into CuPy's cache; a failing kernel fails again when it is loaded."""
-    for _ in loaded(itertools.islice(every_kernel(), first, None, step), CudaKernels(device).load):
+    kernels = CudaKernels(device)
+    every = every_kernel(kernels.multiprocessor_shared_bytes)
+    for _ in loaded(itertools.islice(every, first, None, step), kernels.load):
         pass
 
 
@@ -73,7 +75,8 @@ def _report(given: argparse.Namespace) -> bool:
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_share, *zip(*((number, first, workers) for first in range(workers)), strict=True)))
     compiled = perf_counter()
-    rows = list(loaded(every_kernel(), CudaKernels(number).load))
+    kernels = CudaKernels(number)
+    rows = list(loaded(every_kernel(kernels.multiprocessor_shared_bytes), kernels.load))
     seconds = {"compile_s": round(compiled - begin, 2), "load_s": round(perf_counter() - compiled, 2)}
     target.write({"schema_version": SCHEMA_VERSION, "device": device.describe(), **seconds, "kernels": rows})
     failed = [row for row in rows if row["error"]]

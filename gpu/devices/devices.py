@@ -18,8 +18,16 @@ from ..ops import cache, contiguous, paged_attention, prefill
 from .cpu import CpuDevice
 from .probe import probe
 
-#: Fields of the nvidia-smi query.
+#: Fields of nvidia-smi queries, none of which needs root.
 _CLOCKS = {"sm": "clocks.sm", "max_sm": "clocks.max.sm", "memory": "clocks.mem", "max_memory": "clocks.max.mem"}
+_LIMITS = {
+    "power_limit_w": "power.limit",
+    "default_power_limit_w": "power.default_limit",
+    "temperature_c": "temperature.gpu",
+    "throttling": "clocks_event_reasons.active",
+    "persistence": "persistence_mode",
+    "ecc": "ecc.mode.current",
+}
 
 
 class _KernelDevice:
@@ -48,7 +56,7 @@ class CudaDevice(_KernelDevice):
         self.torch_device = torch.device("cuda", number)
 
     def describe(self) -> dict[str, Any]:
-        """Device, memory, driver, current and maximum clocks in MHz, versions."""
+        """Device, memory, driver, current and maximum clocks in MHz, what limits them, versions."""
         cupy = importlib.import_module("cupy")
         found = self._torch.cuda.get_device_properties(self._number)
         return {
@@ -60,6 +68,7 @@ class CudaDevice(_KernelDevice):
             "l2_bytes": found.L2_cache_size,
             "driver": _from_driver(self._number, "driver_version"),
             "clocks_mhz": {name: _from_driver(self._number, query) for name, query in _CLOCKS.items()},
+            "limits": {name: _from_driver(self._number, query) for name, query in _LIMITS.items()},
             "versions": {
                 "torch": self._torch.__version__,
                 "cupy": cupy.__version__,
@@ -197,13 +206,14 @@ def open_timed(name: str) -> Device:
     return open(name)
 
 
-def require(name: str) -> None:
-    """Check that other processes can open a device, without allocating GPU memory in this one.
+def require(name: str) -> int:
+    """Check that other processes can open a GPU, without allocating its memory in this one; returns the bytes it has.
 
     Raises:
         UserError: As :func:`open`.
     """
-    _found(name)
+    _, _, number = _found(name)
+    return probe().memory_bytes[number]
 
 
 def usual_dtype(device: Device) -> str:

@@ -24,16 +24,18 @@ class GpuReport:
         text: One line of text: the devices, or the missing part and its remedy.
         status: The status code of a failed CUDA runtime call.
         devices: Names of the devices, in CUDA's order.
+        memory_bytes: Memory of each device.
     """
 
     state: State
     text: str
     status: int | None = None
     devices: tuple[str, ...] = ()
+    memory_bytes: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The report as a dict, for ``fragmeter doctor --json``."""
-        return {**asdict(self), "devices": list(self.devices)}
+        return {**asdict(self), "devices": list(self.devices), "memory_bytes": list(self.memory_bytes)}
 
 
 def probe() -> GpuReport:
@@ -53,12 +55,14 @@ def _query_devices(cupy: ModuleType) -> GpuReport:
     try:
         runtime = cupy.cuda.runtime
         count = runtime.getDeviceCount()
-        names = tuple(runtime.getDeviceProperties(device)["name"].decode() for device in range(count))
+        found = [runtime.getDeviceProperties(device) for device in range(count)]
+        names = tuple(properties["name"].decode() for properties in found)
+        memory_bytes = tuple(int(properties["totalGlobalMem"]) for properties in found)
     except Exception as error:
         return _refused(cupy, error)
     if not names:
         return GpuReport("no-device", f"CuPy {cupy.__version__}: a driver, but no device")
-    return GpuReport("ready", f"CuPy {cupy.__version__}: {', '.join(names)}", devices=names)
+    return GpuReport("ready", f"CuPy {cupy.__version__}: {', '.join(names)}", devices=names, memory_bytes=memory_bytes)
 
 
 def _refused(cupy: ModuleType, error: Exception) -> GpuReport:

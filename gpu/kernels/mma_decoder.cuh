@@ -19,10 +19,17 @@
 // holds two blocks and an H100 or H200 one (228 KiB) three, with at least 96 and 144 KiB in flight; at head_dim 256
 // with one stage, 64 and 96 KiB. Several blocks are faster than one block with a deeper ring of the same size: while
 // one begins or ends, others fetch.
+//
+// Cards with 100 KiB on a multiprocessor (sm_86, sm_89, sm_120; at most 1 TB/s over 84 multiprocessors, or 1.8 over 170:
+// 10 to 12 KiB in flight at 1 us) get FRAGMETER_RING_BYTES of 48 KiB: one stage at head_dim 128, so that three blocks fit.
 #pragma once
 
 #include "decode.cuh"
 #include "matrix.cuh"
+
+#ifndef FRAGMETER_RING_BYTES  // bytes of the rings of a block, at most; one stage is the least
+#define FRAGMETER_RING_BYTES (72 * 1024)
+#endif
 
 template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder {
     static constexpr int kTile = 16;
@@ -33,7 +40,10 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
     struct Piece {  // keys or values of a tile
         uint4 loads[kTile * kRowLoads];
     };
-    static constexpr int kStages = 72 * 1024 / (kWarps * 2 * (int)sizeof(Piece));
+    static constexpr int kFitting = FRAGMETER_RING_BYTES / (kWarps * 2 * (int)sizeof(Piece));
+    static constexpr int kStages = kFitting > 1 ? kFitting : 1;
+    // Copies that a lane issues at once; more would use registers that 16 heads of 256 dimensions need, most on sm_120.
+    static constexpr int kFetches = kHeadDim == 256 && kGroup == 16 && FRAGMETER_RING_BYTES < 72 * 1024 ? 2 : 8;
     struct Ring {  // per warp
         Piece keys[kStages], values[kStages];
     };
@@ -83,7 +93,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
 
     // Tokens past the sequence's end get zeros: a weight of zero does not cancel a NaN or infinity in stale memory.
     __device__ __forceinline__ void fetch(Piece &piece, const Scalar *cache, long long rows) {
-#pragma unroll 8  // more would use registers that 16 heads of 256 dimensions need
+#pragma unroll kFetches
         for (int step = 0; step < kTile * kRowLoads / 32; ++step) {
             const int row = (step * 32 + lane) / kRowLoads, load = (step * 32 + lane) % kRowLoads;
             const long long first = __shfl_sync(kFullWarp, rows, row);

@@ -25,12 +25,19 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct Storage {
     };
 };
 
+// On sm_120 the assembler's own choice of registers spills, and so does the choice for three blocks of 8 heads.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+#define DECODE_BOUNDS __launch_bounds__(kThreads, kHeadDim == 256 || kGroup >= 8 ? 2 : 3)
+#else
+#define DECODE_BOUNDS __launch_bounds__(kThreads)
+#endif
+
 // grid: KV heads x tiles of kGroup query heads (KV heads fastest, so that neighbours read neighbouring memory),
 // partitions, sequences. With one partition `out` is written; with several, `partial_states` [sequences, heads,
 // partitions] (maximum and sum, base 2) and `partial_values` [..., head_dim], for merge_partitions. `ids` has
 // `ids_per_sequence` ids per sequence, for Slots.
 template <class Scalar, int kHeadDim, int kGroup, class Slots>
-__global__ void __launch_bounds__(kThreads)
+__global__ void DECODE_BOUNDS
     decode_attention(Scalar *out, float2 *partial_states, float *partial_values, const Scalar *query,
                      const Scalar *key_cache, const Scalar *value_cache, const typename Slots::Id *ids,
                      const int *context_lens, int kv_heads, int group, int block_size, int ids_per_sequence,

@@ -1,14 +1,17 @@
 """Decode-only steps as captured graphs: their inputs are static buffers that every step refills.
 
 Batches are padded to the sizes that vLLM captures (``sim.spec.deployment``). Contexts are padded to a power of two of blocks,
-since a kernel splits its work by the longest possible context. Steps over contiguous caches are captured
+since a kernel splits its work by the longest possible context. A calibration times decode attention with the same padding
+(:func:`captured_size`), so that it measures the launches of a captured step. Steps over contiguous caches are captured
 like those over paged ones, so that launch overhead does not differ between the two. No GPU has run this yet: tests
 capture on the CPU by remembering the call.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,24 +42,42 @@ class DecodeGraphs:
         """Whether a graph can run the batch: it has only decodes, and no more than vLLM captures."""
         return batch.only_decodes and len(batch.query_lens) <= MAX_CAPTURED
 
+    def inputs(self, batch: Batch) -> Inputs:
+        """The tensors of a batch, padded to its captured size."""
+        rows, blocks = self._size(batch)
+        return self._stager.inputs(batch.padded(rows, blocks), self._place, max_context_len=blocks * self._block_size)
+
     def step(self, batch: Batch) -> Tensor:
         """Replay the graph of the batch's size; the first call for a size captures it."""
-        rows = len(batch.query_lens)
-        blocks = -(-int(batch.context_lens.max()) // self._block_size)
-        size = (padded_batch(rows), 1 << (blocks - 1).bit_length())
-        fresh = self._stager.inputs(batch.padded(*size), self._place, max_context_len=size[1] * self._block_size)
-        shape = (*size, batch.is_paged)
+        fresh, shape = self.inputs(batch), (*self._size(batch), batch.is_paged)
         if shape not in self._captured:
             self._captured[shape] = (fresh, *capture(lambda: self._forward(fresh)))
         inputs, replay, logits = self._captured[shape]
         if inputs is not fresh:
             inputs.load(fresh)
         replay()
-        return logits[:rows]
+        return logits[: len(batch.query_lens)]
+
+    def _size(self, batch: Batch) -> tuple[int, int]:
+        return captured_size(len(batch.query_lens), int(batch.context_lens.max()), self._block_size)
+
+
+def captured_size(rows: int, longest: int, block_size: int) -> tuple[int, int]:
+    """Rows, and blocks of the longest context, to which a captured step is padded.
+
+    Args:
+        rows: Sequences of the step.
+        longest: Tokens of the longest context.
+    """
+    blocks = -(-longest // block_size)
+    return padded_batch(rows), 1 << (blocks - 1).bit_length()
 
 
 def capture(work: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-    """Capture ``work`` as a CUDA graph; returns its replay function and the tensor that receives the result."""
+    """Capture ``work`` as a CUDA graph; returns its replay function and the tensor that receives the result.
+
+    Graphs run one after the other, so all share the memory of what they compute in between.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -64,6 +85,11 @@ def capture(work: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=_memory()):
         result = work()
     return graph.replay, result
+
+
+@functools.cache
+def _memory() -> Any:
+    return torch.cuda.graph_pool_handle()

@@ -72,7 +72,18 @@ class Skeleton:
         """
         if self._graphs and self._graphs.takes(batch):
             return self._graphs.step(batch)
-        return self.forward(self.stager.inputs(batch, self.place))
+        return self.forward(self.inputs(batch))
+
+    @property
+    def captures(self) -> bool:
+        """Whether decode-only steps are captured."""
+        return self._graphs is not None
+
+    def inputs(self, batch: Batch) -> Inputs:
+        """The tensors of a step, padded as its graph has them if it is captured."""
+        if self._graphs and self._graphs.takes(batch):
+            return self._graphs.inputs(batch)
+        return self.stager.inputs(batch, self.place)
 
     def place(self, values: np.ndarray) -> Tensor:
         """``values`` as a new tensor on the device; a GPU copies them asynchronously from pinned memory."""

@@ -71,15 +71,15 @@ class CpuKernels:
 
     Attributes:
         seed: Seed of the order in which the threads of a block run.
+        multiprocessor_shared_bytes: That of an A100, or another one to run the kernels of other cards.
     """
 
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
+    def __init__(self, seed: int = 0, multiprocessor_shared_bytes: int = 164 * 1024) -> None:
+        self.seed, self.multiprocessor_shared_bytes = seed, multiprocessor_shared_bytes
 
-    @staticmethod
-    def places(kernel: Kernel, threads: int, shared_bytes: int) -> int:
+    def places(self, kernel: Kernel, threads: int, shared_bytes: int) -> int:
         """The capacity of an A100 by threads and shared memory, so that work is split into the same partitions."""
-        return 108 * min(2048 // threads, 164 * 1024 // (shared_bytes + 1024))
+        return 108 * min(2048 // threads, self.multiprocessor_shared_bytes // (shared_bytes + 1024))
 
     def launch(
         self,

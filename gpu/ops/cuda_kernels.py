@@ -43,7 +43,9 @@ class CudaKernels:
         except ModuleNotFoundError as error:
             raise MissingExtra("arrays on a GPU need CuPy: pip install 'fragmeter[gpu]'") from error
         self._device = device
-        self._multiprocessors: int = self._cupy.cuda.Device(device).attributes["MultiProcessorCount"]
+        attributes = self._cupy.cuda.Device(device).attributes
+        self._multiprocessors: int = attributes["MultiProcessorCount"]
+        self.multiprocessor_shared_bytes: int = attributes["MaxSharedMemoryPerMultiprocessor"]
         self._function = functools.cache(self._compiled)
         self.places = functools.cache(self._places)
 

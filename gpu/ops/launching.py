@@ -14,7 +14,14 @@ from .source import Kernel
 
 
 class Kernels(Protocol):
-    """Launches kernels on one device."""
+    """Launches kernels on one device.
+
+    Attributes:
+        multiprocessor_shared_bytes: Shared memory of a multiprocessor.
+    """
+
+    @property
+    def multiprocessor_shared_bytes(self) -> int: ...
 
     def places(self, kernel: Kernel, threads: int, shared_bytes: int) -> int:
         """Number of resident blocks of a kernel on the device, given threads and dynamic shared memory of a block."""

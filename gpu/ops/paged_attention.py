@@ -167,9 +167,10 @@ class Decode:
     def run(self, kernels: Kernels, partition_tokens: int | None = None) -> None:
         """Launch the kernels; ``partition_tokens`` overrides the split of :func:`partition_size`."""
         batch, heads, head_dim = self.query.shape
-        decode = source.decode_attention(self.query.dtype, head_dim, self.group, self.slots.rule)
+        ring = source.ring_bytes(kernels.multiprocessor_shared_bytes)
+        decode = source.decode_attention(self.query.dtype, head_dim, self.group, self.slots.rule, ring)
         columns = self.kv_heads * -(-self.group // source.group_tile(self.query.dtype, self.group))
-        shared_bytes = source.decode_shared_bytes(self.query.dtype, head_dim, self.group)
+        shared_bytes = source.decode_shared_bytes(self.query.dtype, head_dim, self.group, ring)
         places = kernels.places(decode, THREADS, shared_bytes)
         tokens = partition_tokens or partition_size(self.max_context_len, batch * columns, places)
         partitions = max(1, -(-self.max_context_len // tokens))

@@ -20,6 +20,8 @@ HEAD_DIMS = (64, 80, 96, 112, 128, 256)
 SLOT_RULES = ("PagedSlots", "ContiguousSlots")
 #: Warps of a block of the decode kernel.
 DECODE_WARPS = 4
+#: Shared memory of the rings of a block on tensor cores: by default, and where a multiprocessor has less than this.
+RING_BYTES, SMALL_RING_BYTES, LARGE_SHARED_BYTES = 72 * 1024, 48 * 1024, 128 * 1024
 #: Query heads that a block can serve; larger groups use several blocks. 16-bit types use tensor cores for 8 and 16.
 GROUP_TILES = {"float16": (1, 2, 8, 16), "bfloat16": (1, 2, 8, 16), "float32": (1, 2, 4, 8)}
 
@@ -59,9 +61,23 @@ def _lines(path: Path, seen: set[Path]) -> list[str]:
     return lines
 
 
-def decode_attention(dtype: str, head_dim: int, group: int, slots: str = "PagedSlots") -> Kernel:
-    """Attention of ``group`` query heads per KV head; ``slots`` is one of :data:`SLOT_RULES`."""
-    return attention(f"decode_attention<{SCALARS[dtype]}, {head_dim}, {group_tile(dtype, group)}, {slots}>")
+def ring_bytes(shared_bytes: int) -> int:
+    """Shared memory of the rings of a block, on a device with ``shared_bytes`` on a multiprocessor."""
+    return RING_BYTES if shared_bytes >= LARGE_SHARED_BYTES else SMALL_RING_BYTES
+
+
+def decode_attention(
+    dtype: str, head_dim: int, group: int, slots: str = "PagedSlots", ring: int = RING_BYTES
+) -> Kernel:
+    """Attention of ``group`` query heads per KV head; ``slots`` is one of :data:`SLOT_RULES`, ``ring`` of :func:`ring_bytes`."""
+    kernel = attention(f"decode_attention<{SCALARS[dtype]}, {head_dim}, {group_tile(dtype, group)}, {slots}>")
+    if ring == RING_BYTES or not _on_tensor_cores(dtype, group):
+        return kernel
+    return Kernel(f"#define FRAGMETER_RING_BYTES {ring}\n{kernel.text}", kernel.expression)
+
+
+def _on_tensor_cores(dtype: str, group: int) -> bool:
+    return dtype != "float32" and group_tile(dtype, group) >= 8
 
 
 def group_tile(dtype: str, group: int) -> int:
@@ -70,15 +86,15 @@ def group_tile(dtype: str, group: int) -> int:
     return next((tile for tile in tiles if tile >= group), tiles[-1])
 
 
-def decode_shared_bytes(dtype: str, head_dim: int, group: int) -> int:
+def decode_shared_bytes(dtype: str, head_dim: int, group: int, ring: int = RING_BYTES) -> int:
     """Dynamic shared memory of a block of :func:`decode_attention`: the ring buffers of its warps, or their results."""
     tile = group_tile(dtype, group)
-    if dtype != "float32" and tile >= 8:
+    if _on_tensor_cores(dtype, group):
         stage = DECODE_WARPS * 16 * 2 * head_dim * 2  # keys and values of 16 tokens
-        ring = 72 * 1024 // stage * stage
+        used = max(1, ring // stage) * stage
     else:
-        ring = 3 * 16 * 1024
-    return max(ring, DECODE_WARPS * tile * (head_dim + 2) * 4)
+        used = 3 * 16 * 1024
+    return max(used, DECODE_WARPS * tile * (head_dim + 2) * 4)
 
 
 def merge_partitions(dtype: str, head_dim: int) -> Kernel:

@@ -1,9 +1,10 @@
 """All GPU checks and measurements in one command: ``python -m fragmeter.gpu.runbook --device cuda --out DIR``.
 
-Each part runs in a process of its own with a time budget in seconds. A part that fails, hangs or breaks its CUDA context
-is recorded, and the other parts still run. The results of a part are in a JSON file as soon as the part ends; ``run.json``
-has the state of each part, and ``summary.md`` summarises all results. With ``--device cpu`` the same parts run at a
-small size, without a GPU.
+Each part runs in a process of its own with a time budget in seconds, the parts of most worth first. A part that fails, hangs
+or breaks its CUDA context is recorded, and the other parts still run. The results of a part are in a JSON file as soon as
+the part ends; ``run.json`` has the state of each part, ``summary.md`` summarises all results, and ``DIR.tar.gz`` beside the
+folder has all of it in one file. A run into the same folder goes on with the parts that are not done. With ``--device cpu``
+the same parts run at a small size, without a GPU.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -33,8 +35,14 @@ from .summary import summary
 
 #: Models to calibrate and validate: one that fits every A100, and one for a single CPU core.
 MODELS = {"cuda": "llama-3.1-8b", "cpu": "toy-llama"}
+#: Instead, on cards with less memory than this: there would be room for few sequences beside 16 GB of weights.
+SMALL_MODEL, SMALL_BYTES = "llama-3.2-1b", 40 * 10**9
 #: Budget of each part on a CPU, which may be under other load.
 CPU_BUDGET_S = 600
+#: Time of all parts together.
+SECONDS = 480.0
+#: With less time than this left, no further part begins.
+LEAST_SECONDS = 5.0
 #: Modules of the measuring programs.
 _PROGRAMS = {
     "modules": "check.modules",
@@ -42,6 +50,8 @@ _PROGRAMS = {
     "graphs": "check.graphs",
     "ceiling": "bench.ceiling",
     "bench": "bench",
+    "smoke": "check.grid",
+    "compare": "bench",
 }
 
 
@@ -88,15 +98,17 @@ def parts_for(device: str, model: str | None = None, only: Sequence[str] | None 
 def _on_gpu(device: str, model: str) -> list[Part]:
     return [
         _doctor(),
-        _measuring("modules", device, budget_s=70),
-        _measuring("grid", device, budget_s=70),
-        _measuring("graphs", device, budget_s=25),
-        _record("100:200"),
-        _replay(device, model, every=1),
+        _measuring("smoke", device, "--subset", "--dtype", "float16", "--head-dim", "128", budget_s=25),
         _measuring("ceiling", device, budget_s=15),
-        _measuring("bench", device, budget_s=60),
+        _measuring("bench", device, "--passes", "ours", budget_s=50),
         _calibrate(device, model),
         _validate(device, model),
+        _record("100:200"),
+        _replay(device, model, every=1),
+        _measuring("graphs", device, budget_s=20),
+        _measuring("grid", device, budget_s=40),
+        _measuring("modules", device, budget_s=40),
+        _measuring("compare", device, "--passes", "others", budget_s=30),
     ]
 
 
@@ -105,15 +117,17 @@ def _on_cpu(device: str, model: str) -> list[Part]:
     few = ("--subset", "--dtype", "float16", "--head-dim", "64")
     parts = [
         _doctor(),
-        Part("modules", reason="the grid builds what it runs for the CPU"),
-        _measuring("grid", "shim", *few),
-        Part("graphs", reason="a CPU captures no graphs"),
-        _record("138:8"),
-        _replay(device, model, every=4),
+        Part("smoke", reason="the grid has the same points"),
         _measuring("ceiling", device),
-        _measuring("bench", device),
+        _measuring("bench", device, "--passes", "ours"),
         _calibrate(device, model, "--quick"),
         _validate(device, model, "--quick"),
+        _record("138:8"),
+        _replay(device, model, every=4),
+        Part("graphs", reason="a CPU captures no graphs"),
+        _measuring("grid", "shim", *few),
+        Part("modules", reason="the grid builds what it runs for the CPU"),
+        _measuring("compare", device, "--passes", "others"),
     ]
     return [replace(part, budget_s=CPU_BUDGET_S) for part in parts]
 
@@ -133,19 +147,19 @@ def _record(window: str) -> Part:
 def _replay(device: str, model: str, every: int) -> Part:
     """Attention over the simulator's own block tables, compared with the sequences' actual tokens."""
     how = ("--plan", "{out}/plan.npz", "--check", "--every", str(every), "--device", device, "--model", model)
-    return _verb("replay", *how, verb="validate", budget_s=40)
+    return _verb("replay", *how, verb="validate", budget_s=35)
 
 
 def _calibrate(device: str, model: str, *more: str) -> Part:
     flags = ("--device", device, "--model", model, *more, "--out", "{out}/calibration.json")
-    return Part("calibrate", ("-m", "fragmeter", "calibrate", *flags), ("calibration.json",), budget_s=70)
+    return Part("calibrate", ("-m", "fragmeter", "calibrate", *flags), ("calibration.json",), budget_s=75)
 
 
 def _validate(device: str, model: str, *more: str) -> Part:
     files = ("--calibration", "{out}/calibration.json", "--out", "{out}/validation")
     flags = ("--device", device, "--model", model, *more, *files)
     left = tuple(f"validation/{name}" for name in ("validation.json", "steps.csv", "fragmeter.json"))
-    return Part("validate", ("-m", "fragmeter", "validate", *flags), left, budget_s=90)
+    return Part("validate", ("-m", "fragmeter", "validate", *flags), left, budget_s=110)
 
 
 def _verb(name: str, *flags: str, verb: str | None = None, files: tuple[str, ...] = (), budget_s: float = 60) -> Part:
@@ -162,7 +176,7 @@ def _measuring(name: str, device: str, *more: str, budget_s: float = 60) -> Part
 
 
 SCHEMA_VERSION = 1
-State = Literal["done", "failed", "over budget", "left out"]
+State = Literal["done", "failed", "over budget", "left out", "no time left"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +185,8 @@ class Outcome:
 
     Attributes:
         name: Name of the part.
-        state: ``failed`` also if a check did not pass; ``left out`` if the part cannot run on this device.
+        state: ``failed`` also if a check did not pass; ``left out`` if the part cannot run on this device; ``no time left`` if
+            it did not begin.
         seconds: Run time.
         error: One line; None if the part is done.
         files: Files written, besides the log.
@@ -184,24 +199,40 @@ class Outcome:
     files: tuple[str, ...] = ()
 
 
-def play(parts: Sequence[Part], out: Path, device: str) -> list[Outcome]:
-    """Run the parts in order and keep ``run.json`` and ``summary.md`` up to date.
+def play(
+    parts: Sequence[Part], out: Path, device: str, seconds: float | None = None, resume: bool = False
+) -> list[Outcome]:
+    """Run the parts in order and keep ``run.json``, ``summary.md`` and the archive up to date.
 
     A part may use the budget that earlier parts left over, so the total time does not exceed the sum of the budgets.
     Outcomes of parts that an earlier run left in ``out`` are kept, unless the part runs again.
 
+    Args:
+        seconds: Time of all parts together; None is the sum of their budgets.
+        resume: Leave out parts that are done already.
+
     Raises:
         UserError: ``out`` is not writable.
     """
-    outcomes, saved_s = _earlier(out), 0.0
+    outcomes, saved_s = _earlier(out, device), 0.0
     check_folder(out, _folder_kind(parts, outcomes.values()))
     with user_paths(out):
         out.mkdir(parents=True, exist_ok=True)
     _write(out, device, list(outcomes.values()))
+    begin = perf_counter()
     for part in parts:
+        before = outcomes.get(part.name)
+        if resume and before is not None and before.state == "done":
+            print(f"{part.name:<12}done before", flush=True)
+            continue
+        left_s = float("inf") if seconds is None else seconds - (perf_counter() - begin)
         print(f"{part.name:<12}", end="", flush=True)
-        budget_s = part.budget_s + saved_s
-        outcomes[part.name] = outcome = run_part(part, out, budget_s)
+        budget_s = min(part.budget_s + saved_s, left_s)
+        if left_s < LEAST_SECONDS and not part.reason:
+            outcome = Outcome(part.name, "no time left", 0.0, f"run again for more: {part.budget_s:.0f} s")
+        else:
+            outcome = run_part(part, out, budget_s)
+        outcomes[part.name] = outcome
         saved_s = max(0.0, budget_s - outcome.seconds)
         error = f": {outcome.error}" if outcome.error else ""
         print(f"{outcome.state} ({outcome.seconds:.1f} s){error}", flush=True)
@@ -257,18 +288,22 @@ def _last_line(log: Path) -> str | None:
     return next((line.strip()[:300] for line in reversed(said) if line.strip()), None)
 
 
-def _earlier(out: Path) -> dict[str, Outcome]:
+def _earlier(out: Path, device: str) -> dict[str, Outcome]:
     """Outcomes of an earlier run in the same folder.
 
     Raises:
-        UserError: The file was not written by a runbook.
+        UserError: The file was not written by a runbook, or by that of another device.
     """
     found = out / "run.json"
     try:
-        parts = json.loads(found.read_text())["parts"] if found.exists() else []
-        return {part["name"]: Outcome(**part | {"files": tuple(part["files"])}) for part in parts}
+        run: dict[str, Any] = json.loads(found.read_text()) if found.exists() else {"parts": [], "device": device}
+        parts = {part["name"]: Outcome(**part | {"files": tuple(part["files"])}) for part in run["parts"]}
+        of_device = run["device"]
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{found}: tells of no GPU day; take another folder, or move it away") from None
+    if parts and of_device != device:
+        raise SettingError("device", device, f"{out} has results of {of_device}; take another folder")
+    return parts
 
 
 def _write(out: Path, device: str, outcomes: list[Outcome]) -> None:
@@ -282,6 +317,22 @@ def _write(out: Path, device: str, outcomes: list[Outcome]) -> None:
     }
     write_whole(out / "run.json", as_json(document))
     write_whole(out / "summary.md", summary(out))
+    _pack(out)
+
+
+def archive_of(out: Path) -> Path:
+    """The file beside the folder that has all of it."""
+    return out.absolute().with_name(f"{out.absolute().name}.tar.gz")
+
+
+def _pack(out: Path) -> None:
+    """Write the archive anew; a reader finds the old one or the new one."""
+    archive = archive_of(out)
+    partial = archive.with_name(f"{archive.name}.partial")
+    with user_paths(archive):
+        with tarfile.open(partial, "w:gz") as packed:
+            packed.add(out, arcname=out.absolute().name)
+        partial.replace(archive)
 
 
 def main(tokens: list[str] | None = None) -> int:
@@ -290,18 +341,29 @@ def main(tokens: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, ..., or cpu: the same, small")
     parser.add_argument("--model", help="preset that is calibrated and validated; one that fits by default")
     parser.add_argument("--out", type=Path, required=True, help="folder for what is found")
-    parser.add_argument("--only", action="append", help="run this part alone (may be given again)")
+    parser.add_argument("--only", action="append", help="run this part alone, again if it is done (may be given again)")
+    parser.add_argument(
+        "--seconds", type=float, help="time of all parts together; default: 480 on a GPU, none on a CPU"
+    )
     given = parser.parse_args(tokens)
     return program.run(lambda: _play_stages(given))
 
 
 def _play_stages(given: argparse.Namespace) -> bool:
-    parts = parts_for(given.device, given.model, given.only)
-    if given.device != "cpu" and any(given.device in part.program for part in parts):
-        # Checked once here instead of in every part.
-        devices.require(given.device)
-    outcomes = play(parts, given.out, given.device)
-    print(f"{given.out / 'summary.md'}")
+    if given.seconds is not None and not given.seconds > 0:
+        raise SettingError("seconds", given.seconds, "must be more than 0")
+    seconds, model = given.seconds, given.model
+    if given.device != "cpu":
+        seconds = SECONDS if seconds is None else seconds
+        parts = parts_for(given.device, model, given.only)
+        if any(given.device in part.program for part in parts):
+            # Checked once here instead of in every part.
+            memory_bytes = devices.require(given.device)
+            model = model or (SMALL_MODEL if memory_bytes < SMALL_BYTES else MODELS["cuda"])
+    parts = parts_for(given.device, model, given.only)
+    outcomes = play(parts, given.out, given.device, seconds, resume=not given.only)
+    print((given.out / "summary.md").read_text(), end="")
+    print(f"{given.out / 'summary.md'}\n{archive_of(given.out)}")
     return all(outcome.state in ("done", "left out") for outcome in outcomes)
 
 

@@ -59,6 +59,10 @@ def _doctor(found: Found) -> str:
     return "## What works\n\n" + _table(("part", "works", "found"), rows)
 
 
+def _smoke(found: Found) -> str:
+    return _grid(found).replace("## Correctness", "## Correctness of a few points", 1)
+
+
 def _grid(found: Found) -> str:
     rows = [
         (
@@ -115,6 +119,10 @@ def _bench(found: Found) -> str:
     return "\n".join(["## Decode attention", "", "```", HEADINGS, *map(line, found["rows"]), "```"])
 
 
+def _compare(found: Found) -> str:
+    return _bench(found).replace("## Decode attention", "## Decode attention by others", 1)
+
+
 def _calibration(found: Found) -> str:
     rows = []
     for name, entry in found["ops"].items():
@@ -130,6 +138,7 @@ def _calibration(found: Found) -> str:
 def _validation(found: Found) -> str:
     """The validation results; a stopped validation has only the parts that it completed."""
     sections: dict[str, Callable[[Any], str]] = {
+        "acceptance": _acceptance,
         "runs": _runs,
         "operations": _operations,
         "allocation": _allocation,
@@ -141,10 +150,16 @@ def _validation(found: Found) -> str:
     return "\n\n".join([f"## Validation: {found['model']}, predicted against measured", *shown])
 
 
+def _acceptance(found: Found) -> str:
+    reasons = "".join(f"\n- {reason}" for reason in found["reasons"])
+    return f"Validated: {'yes' if found['validated'] else 'no'}.\n{reasons}".rstrip()
+
+
 def _runs(runs: Iterable[Found]) -> str:
-    rows = [
+    """Throughputs and errors of steps, and beside these the best constant, the best line in the batch size, and the noise."""
+    throughputs = [
         (
-            run["policy"],
+            run["run"],
             *_errors(run["step"]),
             f"{run['predicted_tokens_per_s']:,.1f}",
             f"{run['measured_tokens_per_s']:,.1f}",
@@ -152,7 +167,23 @@ def _runs(runs: Iterable[Found]) -> str:
         )
         for run in runs
     ]
-    return _table(("run", *ERRORS, "predicted tokens/s", "measured", "error"), rows)
+    beside = [
+        (
+            run["run"],
+            f"{run['step']['mape']:.1%}",
+            *(f"{run['nulls'][name]['mape']:.1%}" for name in ("constant", "line")),
+            "-" if run["times_better"] is None else f"{run['times_better']:.2f}",
+            f"{run['noise']['step_mape']:.1%}" if run["noise"] else "-",
+            f"{run['read_bytes']['kv_share']:.0%}",
+        )
+        for run in runs
+    ]
+    headings = ("mean error of a step", "ours", "constant", "line", "times better", "noise", "KV of the bytes read")
+    tables = [
+        _table(("run", *ERRORS, "predicted tokens/s", "measured", "error"), throughputs),
+        _table(headings, beside),
+    ]
+    return "\n\n".join(tables)
 
 
 def _operations(operations: Found) -> str:
@@ -196,14 +227,16 @@ def _errors(error: Found) -> tuple[Any, ...]:
 #: Formatters by file name, in the order of the page.
 SECTIONS: dict[str, Callable[[Found], str]] = {
     "doctor": _doctor,
-    "modules": _modules,
-    "grid": _grid,
-    "graphs": _graphs,
-    "replay": _replay,
+    "smoke": _smoke,
     "ceiling": _ceiling,
     "bench": _bench,
+    "compare": _compare,
     "calibration": _calibration,
     "validation/validation": _validation,
+    "replay": _replay,
+    "graphs": _graphs,
+    "grid": _grid,
+    "modules": _modules,
 }
 
 

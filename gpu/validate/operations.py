@@ -20,6 +20,7 @@ from ...sim.cost.calibration import Calibration
 from ...sim.cost.operations import OPERATIONS
 from ...sim.recording.plans import Plan
 from ...sim.spec import ModelSpec
+from ...sim.spec.deployment import padded_batch
 from ..calibrate import points
 from ..calibrate.points import Point
 from ..devices import timing
@@ -113,7 +114,7 @@ class TimedStep:
         for name, pairs in moves_of(plan, plan.step(step)).items():
             self._clock.timed(name, MOVES[name], self._skeleton.pool, pairs)
         batch = batch_of(plan, step)
-        self._clock.timed("whole", lambda: self._forward(self._skeleton.stager.inputs(batch, self._skeleton.place)))
+        self._clock.timed("whole", lambda: self._forward(self._skeleton.inputs(batch)))
         us = self._clock.read()
         in_layers = sum(us.get(name, 0.0) for name in ("gemm", "kv_write", "decode_attention", "prefill_attention"))
         beside = us.pop("whole") - us["layer"] - us["head"] - us["embedding"]
@@ -167,7 +168,7 @@ def operations_compared(
         samples[step].append(timed.operations_us(plan, step))
     sides: dict[str, list[tuple[float, float]]] = {}
     for step, counted in samples.items():
-        predicted = predicted_us(calibration, skeleton.model, plan, step)
+        predicted = predicted_us(calibration, skeleton.model, plan, step, skeleton.captures)
         measured = {
             name: float(np.quantile([one.get(name, 0.0) for one in counted[1:]], quantile)) for name in counted[0]
         }
@@ -178,15 +179,23 @@ def operations_compared(
     return {name: compared(*np.transpose(both)) for name, both in sides.items()}
 
 
-def predicted_us(calibration: Calibration, model: ModelSpec, plan: Plan, step: int) -> Microseconds:
-    """The calibration's prediction for each operation of a step."""
+def predicted_us(
+    calibration: Calibration, model: ModelSpec, plan: Plan, step: int, captures: bool = False
+) -> Microseconds:
+    """The calibration's prediction for each operation of a step; ``captures``: steps that only decode are padded."""
     found, block_size = plan.step(step), plan.meta["block_size"]
     lens, contexts = found.query_tokens.tolist(), found.context_lens.tolist()
-    calls = points.operations_of_step(model, lens, contexts, block_size)
+    padded = captures and max(lens, default=1) == 1
+    calls = points.operations_of_step(model, lens, contexts, block_size, padded_batch(len(lens)) if padded else None)
     calls += [(1, points.move(name, model, len(pairs), block_size)) for name, pairs in moves_of(plan, found).items()]
     us: Microseconds = {}
-    for count, point in [*calls, (1, points.step(len(lens)))]:
-        us[point["op"]] = us.get(point["op"], 0.0) + count * _point_us(calibration, point)
+    host = points.step(lens)
+    if host["op"] not in calibration.ops:
+        host = points.step([1] * len(lens))
+    for count, point in [*calls, (1, host)]:
+        # What a step takes beyond its operations is measured under one name.
+        name = "step" if point is host else point["op"]
+        us[name] = us.get(name, 0.0) + count * _point_us(calibration, point)
     return us
 
 

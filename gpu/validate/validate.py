@@ -5,7 +5,7 @@ This module calibrates nothing. The plan contains the predicted times, and the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,17 +25,23 @@ Watch = Callable[[Iterable[int], int], Iterable[int]]
 
 
 @torch.inference_mode()
-def step_us(skeleton: Skeleton, plan: Plan, rounds: int, watch: Watch) -> np.ndarray:
-    """Microseconds of every step of a plan: the stopwatch's quantile of ``rounds`` replays.
+def step_samples_us(
+    skeleton: Skeleton, plan: Plan, rounds: int, watch: Watch, steps: Sequence[int] | None = None
+) -> np.ndarray:
+    """Microseconds of steps of a plan, float [rounds, steps]: all steps one after the other, and then all again.
 
     The time of a step includes its moves, its computation, and on a GPU the wait for completion, as an engine would
     experience it. The inputs are prepared before.
+
+    Args:
+        steps: Places of the steps to time; None is all.
     """
+    chosen = range(plan.num_steps) if steps is None else steps
     stopwatch = timing.stopwatch(skeleton.device)
-    warm_up(skeleton, plan)
-    steps = watch([step for _ in range(rounds) for step in range(plan.num_steps)], rounds * plan.num_steps)
-    samples = [one_step_us(skeleton, plan, step, stopwatch) for step in steps]
-    return np.quantile(np.reshape(samples, (rounds, plan.num_steps)), stopwatch.quantile, axis=0)
+    warm_up(skeleton, plan, chosen)
+    order = watch([step for _ in range(rounds) for step in chosen], rounds * len(chosen))
+    samples = [one_step_us(skeleton, plan, step, stopwatch) for step in order]
+    return np.reshape(samples, (rounds, len(chosen)))
 
 
 def one_step_us(skeleton: Skeleton, plan: Plan, step: int, stopwatch: Stopwatch) -> float:
@@ -49,10 +55,10 @@ def one_step_us(skeleton: Skeleton, plan: Plan, step: int, stopwatch: Stopwatch)
     return stopwatch.elapsed_us(work, range(1))
 
 
-def warm_up(skeleton: Skeleton, plan: Plan) -> None:
-    """Run one step of each size, so that compilation, captures and allocations are complete afterwards."""
+def warm_up(skeleton: Skeleton, plan: Plan, steps: Sequence[int]) -> None:
+    """Run one step of each size that the steps have, so that compilation, captures and allocations are complete afterwards."""
     sizes: dict[tuple[int, int, int], Batch] = {}
-    for step in range(plan.num_steps):
+    for step in steps:
         found = batch_of(plan, step)
         blocks = -(-int(found.context_lens.max(initial=1)) // skeleton.pool.block_size)
         # Also by tokens: of two steps with equal rows one may prefill, and GEMMs of new sizes load other kernels.

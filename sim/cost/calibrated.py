@@ -268,6 +268,7 @@ class CalibratedCost:
         self._gemm_models = {form: gemm_model(calibration, gpu, form) for form in formats}
         self._by_token = Curve(self._token_us, MOST_TOKENS)
         self._by_row = Curve(self._row_us, MOST_TOKENS)
+        self._by_head = Curve(self._head_us, MOST_TOKENS)
         self._dense: dict[int, int] = {}
 
     def _all_reduces(self, calibration: Calibration) -> Curve | None:
@@ -336,10 +337,13 @@ class CalibratedCost:
 
     def _row_us(self, rows: np.ndarray) -> np.ndarray:
         """The output head, and what a step takes beside its operations."""
+        return self._head_us(rows) + self._us("step", operations.step(rows))
+
+    def _head_us(self, rows: np.ndarray) -> np.ndarray:
         head = operations.gemm(
             np.maximum(rows, 1), self.model.vocab_size // self.tensor_parallel, self.model.hidden_size
         )
-        return self._us("gemm", head) + self._us("step", operations.step(rows))
+        return self._us("gemm", head)
 
     def _us(self, name: OpName, work: Work) -> np.ndarray:
         return self.calibration.ops[name].us(work)
@@ -356,17 +360,21 @@ class CalibratedCost:
             attended = attention.mixed(decodes, decode_context, prefill_tokens, prefill_pairs)
         else:
             attended = attention.prefill(prefill_tokens, prefill_pairs)
-        return self._without_attention(decodes, tokens) + attended
+        return self._without_attention(decodes, tokens, prefill=True) + attended
 
     def overhead_ticks(self) -> int:
         """What a step takes over no rows."""
         return ticks_of(self._us("step", operations.step(0)))
 
-    def _without_attention(self, rows: int, tokens: int) -> int:
+    def _without_attention(self, rows: int, tokens: int, prefill: bool = False) -> int:
         computed = padded_batch(tokens) if self.deployment.cuda_graphs else tokens
         sent = self._links.ticks(computed) if self._reduced is None else self._reduced(computed)
         if self._reduced is not None:
             sent += self._links.hop_ticks(computed) + self._links.exchange_ticks(computed)
+        if prefill and "prefill_step" in self.calibration.ops:
+            # The number of prompts is unknown here: one at least.
+            host = self._us("prefill_step", operations.prefill_step(rows + 1, tokens))
+            return self._by_token(computed) + self._by_head(rows) + ticks_of(host) + sent
         return self._by_token(computed) + self._by_row(rows) + sent
 
     def _decode_ticks(self, decodes: int) -> int:

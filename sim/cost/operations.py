@@ -280,6 +280,15 @@ def step(rows: Amount) -> Work:
     return Work(pieces=rows)
 
 
+#: Inputs of a token that a step copies to the device: its id, its position and its slot, of 8 bytes each.
+INPUT_BYTES = 24
+
+
+def prefill_step(rows: Amount, tokens: Amount) -> Work:
+    """The same of a step with prompts, which no graph captures, over ``rows`` sequences with ``tokens`` new tokens."""
+    return Work(bytes=INPUT_BYTES * tokens, pieces=rows)
+
+
 OpName = Literal[
     "gemm",
     "gemm_fp8",
@@ -304,6 +313,7 @@ OpName = Literal[
     "swap_in",
     "all_reduce",
     "step",
+    "prefill_step",
 ]
 #: What a call of each operation takes as arguments, and the work that it is.
 OPERATIONS: dict[OpName, Callable[..., Work]] = {
@@ -330,6 +340,7 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "swap_in": transfer,
     "all_reduce": all_reduce,
     "step": step,
+    "prefill_step": prefill_step,
 }
 #: What ``fragmeter calibrate`` does not measure: only profiles that are fitted to tables have it.
 FROM_TABLES: frozenset[OpName] = frozenset(
@@ -338,8 +349,8 @@ FROM_TABLES: frozenset[OpName] = frozenset(
         "mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8", "all_reduce",
     )
 )  # fmt: skip
-#: What a calibration may lack: its place is then taken by others, with a stated factor.
-OPTIONAL: frozenset[OpName] = FROM_TABLES | {"mixed_attention"}
+#: What a calibration may lack: its place is then taken by others, with a stated factor, or by ``step``.
+OPTIONAL: frozenset[OpName] = FROM_TABLES | {"mixed_attention", "prefill_step"}
 
 
 def smallest_call(operation: OpName) -> Work:

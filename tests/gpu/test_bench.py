@@ -90,7 +90,7 @@ def test_a_kernel_that_fails_is_reported_and_is_a_failure(monkeypatch, tmp_path,
         raise RuntimeError("an illegal memory access\nwas encountered")
 
     monkeypatch.setattr(devices.CpuDevice, "decode_attention", broken)
-    monkeypatch.setitem(bench_rows.PLANS, "cpu", bench_rows.Plan((1,), (64,), ((2, 2),), 64, torch.float32, 1))
+    monkeypatch.setitem(bench_rows.PLANS, "cpu", bench_rows.Plan((), (1,), (64,), ((2, 2),), 64, torch.float32, 1))
     assert bench.main(["--device", "cpu"]) == 1
     assert "failed: an illegal memory access was encountered" in capsys.readouterr().out
 
@@ -107,11 +107,76 @@ def test_flashinfer_is_timed_after_all_others(monkeypatch, tmp_path, capsys):
     library.__spec__ = object()
     monkeypatch.setattr(library.BatchDecodeWithPagedKVCacheWrapper, "plan", plan)
     monkeypatch.setitem(sys.modules, "flashinfer", library)
-    monkeypatch.setitem(bench_rows.PLANS, "cpu", bench_rows.Plan((1,), (64, 128), ((2, 2),), 64, torch.float32, 1))
+    monkeypatch.setitem(bench_rows.PLANS, "cpu", bench_rows.Plan((), (1,), (64, 128), ((2, 2),), 64, torch.float32, 1))
     assert bench.main(["--device", "cpu", "--json", str(tmp_path / "bench.json")]) == 0
     assert all({"fragmeter", "torch", "gather"} <= set(row) for row in known[0])
     rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
     assert [row["flashinfer"]["why"] for row in rows] == ["no compiler"] * 2
+
+
+def test_our_rows_are_complete_before_another_library_runs(monkeypatch, tmp_path):
+    """A library that ends the process, as one that breaks the CUDA context may."""
+
+    def fatal(*_: object) -> None:
+        raise SystemExit(9)
+
+    monkeypatch.setitem(WAYS, "torch", fatal)
+    monkeypatch.setitem(bench_rows.PLANS, "cpu", bench_rows.Plan((), (1, 2), (64,), ((2, 2),), 64, torch.float32, 1))
+    with pytest.raises(SystemExit):
+        bench.main(["--device", "cpu", "--json", str(tmp_path / "bench.json")])
+    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert len(rows) == 2 and all(row["fragmeter"]["us"] > 0 for row in rows)
+
+
+def test_ours_and_others_are_measured_apart(monkeypatch, tmp_path):
+    monkeypatch.setitem(bench_rows.PLANS, "cpu", bench_rows.Plan((), (1,), (64,), ((2, 2),), 64, torch.float32, 1))
+    for passes, ways in (("ours", {"fragmeter"}), ("others", {"torch", "gather"})):
+        assert bench.main(["--device", "cpu", "--passes", passes, "--json", str(tmp_path / "bench.json")]) == 0
+        found = json.loads((tmp_path / "bench.json").read_text())
+        (row,) = found["rows"]
+        assert {*row} & {*WAYS} == ways and found["device_after"] == found["device"] == CPU.describe()
+        assert line(row).split()[4] == ("-" if passes == "others" else f"{row['fragmeter']['us']:.1f}")
+
+
+def test_a_gpus_first_rows_are_those_that_are_published_elsewhere():
+    shapes = [*bench_rows.PLANS["cuda"].shapes()]
+    first = [(shape.batch, shape.context, shape.heads, shape.kv_heads, shape.head_dim) for shape in shapes[:4]]
+    assert first == [(batch, context, 32, 8, 128) for batch, context in ((1, 1024), (8, 4096), (32, 4096), (128, 4096))]
+    assert len(set(shapes)) == len(shapes)
+    latent = shapes[-1]
+    assert (latent.heads, latent.kv_heads, latent.head_dim, latent.latent_dim) == (128, 1, 576, 512)
+    assert latent.kv_bytes == 128 * 4096 * 576 * 2
+
+
+def test_latent_attention_reads_values_from_keys(monkeypatch):
+    """There is no kernel of ours yet, which is no failure; torch and FlashInfer compute the same."""
+    shape = Shape(2, 64, 8, 1, 96, torch.float32, latent_dim=64)
+    caches = Caches(shape, CPU, cold_bytes=1)
+    assert caches.keys.nbytes == shape.kv_bytes and caches.values.data_ptr() == caches.keys.data_ptr()
+    caches.block_tables = caches.block_tables.flatten().sort().values.view_as(caches.block_tables)
+    scores = torch.einsum("bhd,bcd->bhc", caches.query, caches.keys.view(2, 64, 96)) * 96**-0.5
+    wanted = torch.einsum("bhc,bcd->bhd", scores.softmax(-1), caches.keys.view(2, 64, 96)[..., :64])
+    assert torch.allclose(WAYS["torch"](CPU, caches)(0).view(2, 8, 64), wanted, atol=1e-5)
+
+    class Wrapper:
+        def __init__(self, workspace):
+            pass
+
+        def plan(self, rows, starts, blocks, held, heads, latent, rotary, page, causal, scale, *dtypes):
+            assert (rows.tolist(), starts.tolist(), held.tolist()) == ([0, 1, 2], [0, 4, 8], [64, 64])
+            assert (heads, latent, rotary, page, causal) == (8, 64, 32, 16, False) and len(blocks) == 8
+            self.scale = scale
+
+        def run(self, query, query_rotary, keys, keys_rotary):
+            held, turned = (part.reshape(2, 64, -1) for part in (keys, keys_rotary))
+            scores = query @ held.transpose(1, 2) + query_rotary @ turned.transpose(1, 2)
+            return (scores * self.scale).softmax(-1) @ held
+
+    library = SimpleNamespace(mla=SimpleNamespace(BatchMLAPagedAttentionWrapper=Wrapper))
+    monkeypatch.setitem(sys.modules, "flashinfer", library)
+    assert torch.allclose(WAYS["flashinfer"](CPU, caches)(0), wanted, atol=1e-5)
+    (row,) = bench_rows.bench(CPU, [shape], rounds=1, ways=["fragmeter"])
+    assert row["fragmeter"]["exists"] is False and "not measured: no kernel for latent" in line(row)
 
 
 @pytest.mark.parametrize("measured", [bench, ceiling])

@@ -117,7 +117,7 @@ def probes(spy):
 
 def test_every_operation_is_probed(probes):
     found = Counter(probe.point["op"] for probe in probes.operations())
-    assert set(found) | {"step"} == set(OPERATIONS) - FROM_TABLES
+    assert set(found) | {"step", "prefill_step"} == set(OPERATIONS) - FROM_TABLES
 
 
 def test_a_probe_of_a_devices_operation_asks_for_what_its_point_says(probes, spy):
@@ -164,7 +164,13 @@ def test_a_step_does_the_operations_of_its_parts(probes, spy):
     """By the device's own account and by torch's count of products; each part is among the operations."""
     measured = {points.key(probe.point) for probe in probes.operations()}
     steps = list(probes.steps())
-    assert [step.rows for step in steps] == [1, 4, 1, 5]
+    assert [step.point for step in steps] == [
+        {"op": "step", "rows": 1},
+        {"op": "step", "rows": 4},
+        {"op": "prefill_step", "rows": 1, "tokens": 16},
+        {"op": "prefill_step", "rows": 1, "tokens": 32},
+        {"op": "prefill_step", "rows": 5, "tokens": 20},
+    ]
     for step in steps:
         spy.seen.clear()
         flops = gemm_flops(step.work)
@@ -214,10 +220,11 @@ def test_a_steps_own_time_is_what_its_operations_leave(monkeypatch, spy):
             yield item
 
     found = calibrate.measure(skeleton, GRID, 0, watch)
-    steps = [point for point in found if point["op"] == "step"]
+    steps = [point for point in found if point["op"] in ("step", "prefill_step")]
     timed = {"iqr_us": 0.0, "samples": GRID.rounds, "whole_us": 1000.0}
     alike, mixed = timed | {"us": 770.0, "parts_us": 230.0}, timed | {"us": 740.0, "parts_us": 260.0}
-    assert steps == [*(points.step(rows) | alike for rows in (1, 4, 1)), points.step(5) | mixed]
+    wanted = [points.step(lens) | alike for lens in ([1], [1] * 4, [16], [32])]
+    assert steps == [*wanted, points.step([1] * 4 + [16]) | mixed]
     assert watched[0] == len(watched) - 1 == (GRID.rounds + 1) * len(found)
     whole = timing.Timing(1000.0, 3.0, 2)
     slow = {points.key(point): 50.0 for point in found}

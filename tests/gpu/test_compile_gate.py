@@ -9,7 +9,7 @@ import gpu_cases
 pytest.importorskip("cupy", reason="CuPy is not installed (extra: kernels)")
 
 from fragmeter.gpu.check import compile_gate
-from fragmeter.gpu.ops import source
+from fragmeter.gpu.ops import prefill, source
 from fragmeter.sim.types.errors import KernelFault, MissingExtra
 
 #: A thread of a block of 128 has all of its 255 registers up to here, and two such blocks fit a multiprocessor.
@@ -39,41 +39,61 @@ SOME = [
 ]
 
 
+#: The instances that cards with less shared memory have of their own.
+SMALL = [
+    source.decode_attention(dtype, head_dim, group, ring=source.SMALL_RING_BYTES)
+    for dtype, head_dim, group in (("float16", 128, 8), ("bfloat16", 64, 16), ("float16", 256, 16))
+]
+
+
 @pytest.mark.parametrize("architecture", compile_gate.ARCHITECTURES)
 def test_some_instances_compile_without_spills(architecture):
     """The tightest on sm_80 alone, where it needs most registers; the slow test has them all."""
-    kernels = [*SOME, TIGHTEST] if architecture == "sm_80" else SOME
+    some = SOME if compile_gate.SHARED_BYTES[architecture] > 128 * 1024 else SMALL
+    kernels = [*some, TIGHTEST] if architecture == "sm_80" else some
     found = compile_gate.compiled(kernels, architecture)
     assert {one.expression for one in found} == {kernel.expression for kernel in kernels}
     for one in found:
         check(one)
 
 
-def blocks_per_multiprocessor(dtype: str, head_dim: int, group: int, architecture: str, shared_bytes: int) -> int:
+def blocks_per_multiprocessor(dtype: str, head_dim: int, group: int, architecture: str) -> int:
     """Of the decode kernel, by registers (of 65,536, given out by eights) and shared memory (1 KiB more a block)."""
-    (found,) = compile_gate.compiled([source.decode_attention(dtype, head_dim, group)], architecture)
+    shared_bytes = compile_gate.SHARED_BYTES[architecture]
+    ring = source.ring_bytes(shared_bytes)
+    (found,) = compile_gate.compiled([source.decode_attention(dtype, head_dim, group, ring=ring)], architecture)
     threads = 32 * source.DECODE_WARPS
     by_registers = 65536 // (-(-found.registers // 8) * 8 * threads)
-    return min(by_registers, shared_bytes // (source.decode_shared_bytes(dtype, head_dim, group) + 1024))
+    return min(by_registers, shared_bytes // (source.decode_shared_bytes(dtype, head_dim, group, ring) + 1024))
 
 
 @pytest.mark.parametrize(("head_dim", "group"), [(128, 8), (128, 16), (256, 8)])
 def test_tensor_cores_leave_room_for_the_blocks_that_the_ring_is_reckoned_for(head_dim, group):
-    assert blocks_per_multiprocessor("float16", head_dim, group, "sm_80", 164 * 1024) == 2
-    assert blocks_per_multiprocessor("bfloat16", head_dim, group, "sm_90a", 228 * 1024) == 3
+    assert blocks_per_multiprocessor("float16", head_dim, group, "sm_80") == 2
+    assert blocks_per_multiprocessor("bfloat16", head_dim, group, "sm_90a") == 3
+
+
+@pytest.mark.parametrize("architecture", ["sm_86", "sm_89", "sm_120"])
+def test_cards_with_less_shared_memory_hold_several_blocks(architecture):
+    """With the ring of an A100 it would be one: 64 of 100 KiB."""
+    assert 100 // (source.decode_shared_bytes("float16", 128, 8) // 1024 + 1) == 1
+    # On sm_120 registers allow two: with fewer of them the kernel spills.
+    assert blocks_per_multiprocessor("float16", 128, 8, architecture) == (2 if architecture == "sm_120" else 3)
 
 
 def test_no_block_takes_more_shared_memory_than_the_smallest_device_gives():
     """99 KiB, of sm_86 and sm_89."""
     for dtype, tiles in source.GROUP_TILES.items():
         for head_dim in source.HEAD_DIMS:
-            assert all(source.decode_shared_bytes(dtype, head_dim, tile) <= 99 * 1024 for tile in tiles)
+            small = source.SMALL_RING_BYTES
+            assert all(source.decode_shared_bytes(dtype, head_dim, tile, small) <= 99 * 1024 for tile in tiles)
+            assert prefill.tile_of(dtype, head_dim).shared_bytes <= 99 * 1024
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", compile_gate.ARCHITECTURES)
 def test_every_instance_compiles_without_spills(architecture):
-    found = compile_gate.compiled(compile_gate.every_kernel(), architecture)
+    found = compile_gate.compiled(compile_gate.every_kernel(compile_gate.SHARED_BYTES[architecture]), architecture)
     assert len(found) == 3 * 6 * (4 * 2 + 1 + 2) + 2
     for one in found:
         check(one)

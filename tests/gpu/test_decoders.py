@@ -143,6 +143,20 @@ def test_the_launch_gives_the_shared_memory_that_the_kernel_needs(monkeypatch):
             check(heads)
 
 
+@pytest.mark.parametrize(("dtype", "heads", "head_dim"), [("float16", (8, 2), 128), ("bfloat16", (16, 1), 64)])
+def test_cards_with_less_shared_memory_get_a_smaller_ring(dtype, heads, head_dim):
+    """One stage in place of two, and three in place of four: less memory, and the same results bit for bit."""
+    group = heads[0] // heads[1]
+    small, large = (
+        source.decode_shared_bytes(dtype, head_dim, group, source.ring_bytes(kib * 1024)) for kib in (100, 164)
+    )
+    assert small <= 48 * 1024 < large
+    given = gpu_cases.case(dtype, heads, head_dim, 16, CONTEXTS)
+    found = gpu_cases.run(given, 512, multiprocessor_shared_bytes=100 * 1024)
+    assert gpu_cases.error(found, gpu_cases.expected(given)) <= gpu_cases.TOLERANCE[dtype]
+    assert (found == gpu_cases.run(given, 512)).all()
+
+
 def test_scores_far_apart_leave_one_token_all_the_weight():
     given = gpu_cases.case("float16", (8, 2), 64, 16, [40])
     given.query[:] *= 200

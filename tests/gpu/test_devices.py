@@ -110,7 +110,7 @@ def test_without_torch_one_line_says_what_to_install(monkeypatch):
 
 
 def found(state: str, *names: str) -> probe.GpuReport:
-    return probe.GpuReport(state, f"what {state} means", devices=names)
+    return probe.GpuReport(state, f"what {state} means", devices=names, memory_bytes=(80 << 30,) * len(names))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_gpu_that_is_asked_for_is_not_made_current(monkeypatch):
     monkeypatch.setattr(devices, "probe", lambda: found("ready", "H200"))
     cuda = SimpleNamespace(is_available=lambda: True)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda="13.0"), cuda=cuda))
-    devices.require("cuda:0")
+    assert devices.require("cuda:0") == 80 << 30
     with pytest.raises(SettingError, match="device = 'cuda:1': there are 1, numbered from 0"):
         devices.require("cuda:1")
 
@@ -191,6 +191,7 @@ def test_a_gpu_says_what_it_is(monkeypatch):
     assert json.loads(json.dumps(said)) == said
     assert (said["device"], said["name"], said["compute_capability"]) == ("cuda:3", "H200", "9.0")
     assert (said["driver"], said["clocks_mhz"]) == ("1", {"sm": "2", "max_sm": "3", "memory": "4", "max_memory": "5"})
+    assert said["limits"]["power_limit_w"] == "6" and {"throttling", "temperature_c"} <= set(said["limits"])
     assert all("--id=3" in command for command in commands)
 
     monkeypatch.setattr(devices.subprocess, "run", lambda *_, **__: open("no such file"))

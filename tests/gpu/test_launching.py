@@ -24,7 +24,7 @@ class Current:
 
     def __init__(self, kind: str, number: int) -> None:
         self.kind, self.id, self.ptr = kind, number, number
-        self.attributes = {"MultiProcessorCount": 4}
+        self.attributes = {"MultiProcessorCount": 4, "MaxSharedMemoryPerMultiprocessor": 164 * 1024}
 
     def __enter__(self) -> None:
         self.entered.append(self)

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,8 @@ def test_the_whole_day_on_the_cpu(tmp_path, capsys):
         one.name: ("left out", one.reason) if one.reason else ("done", None) for one in parts
     }
     check_summary(tmp_path / "day")
-    assert capsys.readouterr().out.splitlines()[-1].endswith("summary.md")
+    page, archive = capsys.readouterr().out.splitlines()[-2:]
+    assert page.endswith("summary.md") and archive == str(tmp_path / "day.tar.gz")
 
 
 @needs_all
@@ -58,7 +60,7 @@ def test_the_summary_has_the_results_of_the_parts_on_the_cpu(tmp_path):
     parts = parts_for("cpu")
     left_out = [one for one in parts if one.reason]
     runbook.play(left_out, tmp_path, "cpu")
-    assert [status_here(one, tmp_path) for one in parts if not one.reason] == [0] * 8
+    assert [status_here(one, tmp_path) for one in parts if not one.reason] == [0] * 9
     runbook.play(left_out, tmp_path, "cpu")
     check_summary(tmp_path)
 
@@ -134,6 +136,58 @@ def test_a_finished_part_is_reported_while_the_next_one_runs(tmp_path):
     command, said = (tmp_path / "second.log").read_text().splitlines()
     assert command.startswith(f"$ {sys.executable} -c 'import json; ") and said == "['first']"
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json", ".log", ".log", ".md"]
+
+
+def test_a_run_goes_on_with_the_parts_that_are_not_done(tmp_path, capsys):
+    """A part that failed and one that did not begin, but not the one that is done."""
+    counting = (
+        "import pathlib; at = pathlib.Path(r'{out}/first.json'); at.write_text(at.exists() and 'again' or 'once')"
+    )
+    parts = [part("first", counting), part("second", "raise SystemExit(1)")]
+    runbook.play(parts, tmp_path, "cpu", resume=True)
+    parts = [parts[0], part("second", writing("second")), part("third", writing("third"))]
+    outcomes = runbook.play(parts, tmp_path, "cpu", resume=True)
+    assert [outcome.state for outcome in outcomes] == ["done"] * 3
+    assert (tmp_path / "first.json").read_text() == "once"
+    assert "first       done before" in capsys.readouterr().out
+
+
+def test_when_the_time_is_over_no_part_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr(runbook, "LEAST_SECONDS", 0.5)
+    parts = [part("first", "import signal; signal.pause()"), Part("left", reason="a CPU"), part("second", "pass")]
+    outcomes = runbook.play(parts, tmp_path, "cpu", seconds=1)
+    assert [outcome.state for outcome in outcomes] == ["over budget", "left out", "no time left"]
+    assert outcomes[0].error == "stopped after 1 s" and outcomes[2].error == "run again for more: 60 s"
+    assert [one.state for one in runbook.play(parts[2:], tmp_path, "cpu", seconds=60, resume=True)] == ["done"]
+
+
+def test_one_archive_has_everything_after_every_part(tmp_path):
+    day = tmp_path / "day"
+    looks = "import tarfile; print(sorted(tarfile.open(r'{out}.tar.gz').getnames()))"
+    runbook.play([part("first", writing("first")), part("second", looks)], day, "cpu")
+    names = ["day", "day/first.json", "day/first.log", "day/run.json", "day/summary.md"]
+    assert (day / "second.log").read_text().splitlines()[-1] == str(names)
+    with tarfile.open(tmp_path / "day.tar.gz") as packed:
+        assert sorted(packed.getnames()) == sorted([*names, "day/second.log"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["day", "day.tar.gz"]
+
+
+def test_results_of_two_devices_do_not_mix(tmp_path, capsys):
+    runbook.play([part("first", writing("first"))], tmp_path, "cuda")
+    assert runbook.main(["--device", "cpu", "--out", str(tmp_path)]) == 2
+    assert f"device = 'cpu': {tmp_path} has results of cuda; take another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("memory_bytes", "model"), [(80 << 30, "llama-3.1-8b"), (24 << 30, "llama-3.2-1b")])
+def test_a_small_card_gets_a_model_with_room_for_sequences(memory_bytes, model, tmp_path, monkeypatch):
+    played = []
+    monkeypatch.setattr(runbook.devices, "require", lambda name: memory_bytes)
+    monkeypatch.setattr(
+        runbook, "play", lambda parts, *_, **__: played.extend(parts) or runbook._write(tmp_path, "cuda", []) or []
+    )
+    assert runbook.main(["--device", "cuda", "--out", str(tmp_path)]) == 0
+    models = {one.program[one.program.index("--model") + 1] for one in played if "--model" in one.program}
+    assert models == {model}
 
 
 def test_a_part_can_be_run_again_alone(tmp_path):

@@ -107,7 +107,7 @@ class Cuda:
     """torch.cuda as far as a stopwatch needs it: what is captured runs when the graph is replayed."""
 
     def __init__(self, clock) -> None:
-        self.clock, self.log, self.capturing = clock, [], None
+        self.clock, self.log, self.call_ns = clock, [], 500_000
 
     def graph_pool_handle(self):
         return "memory"
@@ -119,16 +119,26 @@ class Cuda:
         self.log.append("wait")
 
     def CUDAGraph(self):
-        return SimpleNamespace(calls=[], replay=lambda: self.log.append("replay") or self.pass_time())
+        graph = SimpleNamespace(calls=0)
+        graph.replay = lambda: self.log.append("replay") or self.pass_time(graph.calls)
+        return graph
 
-    def pass_time(self):
-        self.clock.ns += 8_000_000
+    def pass_time(self, calls):
+        """Each replayed call takes what the test says."""
+        self.clock.ns += calls * self.call_ns
+
+    def _sleep(self, cycles):
+        assert cycles > 0
+        self.log.append("sleep")
+        self.clock.ns += 200_000
 
     @contextmanager
     def graph(self, graph, pool):
         assert pool == "memory"
         self.log.append("capture")
+        before = len(self.log)
         yield
+        graph.calls = len(self.log) - before
         self.log.append("captured")
 
     def Event(self, enable_timing):
@@ -142,6 +152,8 @@ class Cuda:
 def cuda(clock, monkeypatch):
     fake = Cuda(clock)
     monkeypatch.setattr(timing.torch, "cuda", fake)
+    flushed = SimpleNamespace(zero_=lambda: fake.log.append("flush"))
+    monkeypatch.setattr(timing, "scratch", lambda device, size: size == 50 << 20 and flushed)
     return fake
 
 
@@ -149,19 +161,26 @@ def cuda_stopwatch(cuda):
     return timing.CudaStopwatch(SimpleNamespace(torch_device=torch.device("cuda", 0), synchronize=cuda.synchronize))
 
 
-def test_a_gpu_replays_a_graph_of_calls_between_events(clock, cuda):
-    """Calls of 500 us: a graph of four, so that a sample lasts 2 ms; each replay is said to take 8 ms, a call 2 ms."""
-    stopwatch = cuda_stopwatch(cuda)
+SAMPLE = ["flush", "sleep", "replay", "wait"]
+
+
+@pytest.mark.parametrize(("call_ns", "calls"), [(500_000, 4), (10_000, 200), (3_000, 256), (9_000_000, 1)])
+def test_a_gpu_replays_a_graph_of_calls_between_events(call_ns, calls, clock, cuda):
+    """As many calls as 2 ms hold by a first replay of four. The host takes 700 us to launch each, which counts nowhere, nor
+    do the flush of the cache and the kernel that waits."""
+    stopwatch, cuda.call_ns = cuda_stopwatch(cuda), call_ns
 
     def work(number):
         cuda.log.append(number)
-        clock.ns += 500_000
+        clock.ns += 700_000
 
     sample = stopwatch.sampler(work)
-    warm_up = ["wait", 0, "wait", "wait", 1, "wait"]
-    assert cuda.log == [*warm_up, "capture", 0, 1, 2, 3, "captured", "replay", "wait"]
+    # Each graph is replayed once before it counts.
+    first = [0, 1, "wait", "capture", 0, 1, 2, 3, "captured", *SAMPLE, *SAMPLE]
+    second = [] if calls == 4 else ["capture", *range(calls), "captured", *SAMPLE]
+    assert cuda.log == [*first, *second]
     cuda.log.clear()
-    assert sample() == 2000 and cuda.log == ["replay", "wait"]
+    assert sample() == pytest.approx(call_ns / 1e3) and cuda.log == SAMPLE
     assert stopwatch.cold_bytes == 150 << 20 and stopwatch.quantile == 0.5
 
 

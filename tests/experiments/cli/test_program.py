@@ -158,7 +158,9 @@ def cupy(devices: list[bytes] | CudaError) -> SimpleNamespace:
             raise devices
         return len(devices)
 
-    runtime = SimpleNamespace(getDeviceCount=count, getDeviceProperties=lambda at: {"name": devices[at]})
+    runtime = SimpleNamespace(
+        getDeviceCount=count, getDeviceProperties=lambda at: {"name": devices[at], "totalGlobalMem": 80 << 30}
+    )
     return SimpleNamespace(__version__="13.6.0", cuda=SimpleNamespace(runtime=runtime))
 
 
@@ -178,7 +180,12 @@ GPUS = {
     ),
     "two devices": (
         [b"NVIDIA H200", b"NVIDIA A100"],
-        GpuReport("ready", "CuPy 13.6.0: NVIDIA H200, NVIDIA A100", devices=("NVIDIA H200", "NVIDIA A100")),
+        GpuReport(
+            "ready",
+            "CuPy 13.6.0: NVIDIA H200, NVIDIA A100",
+            devices=("NVIDIA H200", "NVIDIA A100"),
+            memory_bytes=(80 << 30, 80 << 30),
+        ),
     ),
 }
 

@@ -157,6 +157,19 @@ def test_a_step_by_hand():
     assert us(COSTS[0].step_ticks(0, 0, 0, 0)) == 300
 
 
+def test_steps_with_prompts_take_a_time_of_their_own_beside_their_operations():
+    """By rows, one of them a prompt, and by the 24 bytes of each token's inputs; steps that only decode are as before."""
+    plain = CalibratedCost(calibration(), LLAMA, H100)
+    prefill_step = {"coefficients": {"t0_us": 700, "each_us": 2, "bytes_per_s": 1e9}}
+    apart = CalibratedCost(calibration(prefill_step=prefill_step), LLAMA, H100)
+    for decodes, context, tokens in ((0, 0, 100), (4, 4000, 100), (4, 4000, 2000)):
+        step = (decodes, context, tokens, tokens * (tokens + 1) // 2)
+        more = 700 + 2 * (decodes + 1) + 0.024 * tokens - (300 + 0.5 * decodes)
+        assert us(apart.step_ticks(*step)) - us(plain.step_ticks(*step)) == pytest.approx(more, rel=2e-3)
+    assert apart.decode_line(4, 4000) == plain.decode_line(4, 4000)
+    assert apart.step_ticks(4, 4000, 0, 0) == plain.step_ticks(4, 4000, 0, 0)
+
+
 def test_graphs_pad_the_layers_and_not_the_output_head():
     """33 decodes run as 40 through the layers; the head, and what goes by rows beside, know 33."""
     only = {name: {"coefficients": {"t0_us": 1e-3}} for name in OPS}
