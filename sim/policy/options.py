@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import Annotated, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -371,14 +371,14 @@ def help_of(declared: type, name: str) -> str:
     return next((part.description for part in reversed(found) if part.description), "")
 
 
-def type_of(declared: type, name: str) -> Any:
+def type_of(declared: type, name: str) -> object:
     """The type of an option, without its help and its bounds."""
     hint = _hints(declared)[name]
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 @cache
-def _hints(declared: type) -> dict[str, Any]:
+def _hints(declared: type) -> dict[str, object]:
     return get_type_hints(declared, include_extras=True)
 
 

@@ -1,4 +1,4 @@
-"""Families of models whose layers keep K and V, or a latent vector: one function for each converts a ``config.json``.
+"""Families of models in which each layer keeps K and V or a latent vector: a function for each converts a ``config.json``.
 
 Defaults are those of the family's configuration class in Hugging Face transformers, as a file leaves out
 defaults. Parameters are counted as in the checkpoint. Families with LayerNorm and an MLP of two matrices come first.
