@@ -113,7 +113,7 @@ def _summary(inputs: PageInputs) -> Section:
     return Section("Summary", rows=[{name: row[name] for name in given} for row in rows])
 
 
-_IF_ANY = ("Replicas", "Preemptions", "Saved by sharing (%)", "Refused", "Rejected")
+_IF_ANY = ("Replicas", "Preemptions", "Saved by sharing (%)", "Refused (pool too small)", "Rejected (queue limits)")
 
 
 def _summary_row(result: Result) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def _summary_row(result: Result) -> dict[str, Any]:
         "Tokens in the KV cache (%)": round(used, 1),
         "Preemptions": sum(summary["preemptions"].values()),
         "Saved by sharing (%)": round(summary["sharing"]["saved_pct"], 1) if summary.get("sharing") else None,
-        "Refused": summary["refused"],
-        "Rejected": summary.get("rejected", 0),
+        "Refused (pool too small)": summary["refused"],
+        "Rejected (queue limits)": summary.get("rejected", 0),
     }
 
 

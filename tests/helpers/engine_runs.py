@@ -121,7 +121,7 @@ def cached_if_known(policy: str, case: Case) -> dict[str, bool]:
 
 
 def serve(policy: str, case: Case, window: tuple[int, int] | None = None, **switches) -> Run:
-    """Run a case; ``switches`` are ``leap`` and ``ids``."""
+    """Run a case; ``switches`` are ``leap``, ``ids`` and ``core``."""
     chosen = settings_of(policy, case.pool, case.limits, window, **(cached_if_known(policy, case) | switches))
     with mock.patch.object(FasterTransformer, "max_batch_tokens", case.limits.ft_max_tokens):
         return simulate(chosen, workload_of(case.requests, case.limits.max_model_len, case.content), case.cost)

@@ -108,6 +108,6 @@ def test_a_run_that_refused_every_request_has_a_page(tmp_path):
     flags = ["--policy", "orca-max", "--num-gpu-blocks-override", "40", "--num-prompts", "3", "--request-rate", "1"]
     assert status(["simulate", *flags, "--out", str(refused)]) == DONE
     assert status(["report", str(refused), "--out", str(page), "--perfetto", str(timeline)]) == DONE
-    titles = [made.title for make in SECTIONS if (made := make(PageInputs([read_result(refused)])))]
-    assert titles == ["Simulated against measured"]
-    assert "3 requests were refused" in page.read_text()
+    sections = [made for make in SECTIONS if (made := make(PageInputs([read_result(refused)])))]
+    assert [section.title for section in sections] == ["Summary", "Simulated against measured"]
+    assert sections[0].rows[0]["Refused (pool too small)"] == 3 and "Refused (pool too small)" in page.read_text()
