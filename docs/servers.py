@@ -272,6 +272,8 @@ def errors(found: Mapping[str, Any]) -> list[dict[str, Any]]:
             "gpu": settings[name]["gpu"],
             "model": settings[name]["model"],
             "tensor_parallel_size": settings[name].get("tensor_parallel_size", 1),
+            "data_parallel_size": settings[name].get("data_parallel_size", 1),
+            "quantization": settings[name].get("quantization"),
             "mixture_of_experts": model(settings[name]["model"]).experts is not None,
             "overload": waits[name],
             "errors": of_run,

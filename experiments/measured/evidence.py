@@ -1,16 +1,17 @@
 """What the step times of a simulation rest on, and the errors of the measured runs most like it.
 
 Runs of real servers (``experiments.reproduce.servers``) were simulated with the step times of their card and without
-constants of the server. ``facts/server_errors.json`` has their signed errors, by card, model, tensor parallelism and load;
+constants of the server. ``facts/server_errors.json`` has their signed errors, by card, model, parallelism, number format and load;
 ``make servers`` writes it. Of the runs on the simulated card those count that share more of the following with the
-simulation, in this order: dense or mixture of experts, tensor parallelism, model. TTFT of runs in overload is queueing,
-which multiplies the errors of step times; its error is stated apart.
+simulation, in this order: dense or mixture of experts, one or several engines, tensor parallelism, model. What none of
+them has is named. TTFT of runs in overload is queueing, which multiplies the errors of step times; its error is stated
+apart.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
@@ -37,6 +38,7 @@ class Nearest:
         runs: Their number.
         model, tensor_parallel_size: Of these runs; several models are separated by commas.
         same_kind: Whether they are dense, or mixtures of experts, as the simulated model is.
+        lacking: What the simulation has and none of them.
         errors: Lowest and highest simulated value over the measured one, less one, by metric; without TTFT and E2E of runs in
             overload. A metric that no run has is left out.
         overload_ttft: The same of mean TTFT of the runs in overload; None if there are none.
@@ -46,6 +48,7 @@ class Nearest:
     model: str
     tensor_parallel_size: str
     same_kind: bool
+    lacking: tuple[str, ...]
     errors: Mapping[str, tuple[float, float]]
     overload_ttft: tuple[float, float] | None
 
@@ -80,8 +83,8 @@ class Evidence:
             errors += f"; TTFT in overload {_range(*found.overload_ttft)}"
         ranks = f" on {found.tensor_parallel_size} GPUs" if found.tensor_parallel_size != "1" else ""
         number = "measured run" if found.runs == 1 else f"{found.runs} measured runs"
-        kind = "" if found.same_kind else "; none has the same kind of layers (dense, or experts)"
-        return f"{line} Errors in the {number} most like it, {found.model}{ranks}: mean {errors}{kind}."
+        lacking = f"; none has {' or '.join(found.lacking)}" if found.lacking else ""
+        return f"{line} Errors in the {number} most like it, {found.model}{ranks}: mean {errors}{lacking}."
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON data."""
@@ -132,10 +135,11 @@ def _nearest(settings: Settings) -> Nearest | None:
         return None
     shape = model(settings.model)
 
-    def likeness(row: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+    def likeness(row: Mapping[str, Any]) -> tuple[bool, bool, bool, bool]:
+        same_engines = (row["data_parallel_size"] > 1) == (settings.data_parallel_size > 1)
         same_ranks = row["tensor_parallel_size"] == settings.tensor_parallel_size
         same_kind = row["mixture_of_experts"] == (shape.experts is not None)
-        return same_kind, same_ranks, row["model"] == shape.name
+        return same_kind, same_engines, same_ranks, row["model"] == shape.name
 
     most = max(map(likeness, found))
     alike = [row for row in found if likeness(row) == most]
@@ -143,7 +147,29 @@ def _nearest(settings: Settings) -> Nearest | None:
     queued = [_only(row["errors"], "mean_ttft_ms") for row in alike if row["overload"]]
     overload_ttft = _ranges(queued).get("mean_ttft_ms")
     models, ranks = ({row[key]: None for row in alike} for key in ("model", "tensor_parallel_size"))
-    return Nearest(len(alike), ", ".join(models), ", ".join(map(str, ranks)), most[0], _ranges(calm), overload_ttft)
+    return Nearest(
+        len(alike),
+        ", ".join(models),
+        ", ".join(map(str, ranks)),
+        most[0],
+        tuple(_lacking(settings, alike)),
+        _ranges(calm),
+        overload_ttft,
+    )
+
+
+def _lacking(settings: Settings, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What these settings have and none of the measured runs."""
+    shape, shapes = model(settings.model), [model(row["model"]) for row in rows]
+    if all((other.experts is None) != (shape.experts is None) for other in shapes):
+        yield "the same kind of layers (dense, or experts)"
+    if settings.data_parallel_size > 1 and all(row["data_parallel_size"] == 1 for row in rows):
+        yield "several engines"
+    if shape.latent and not any(other.latent for other in shapes):
+        yield "latent attention"
+    own = settings.quantization or shape.quantization
+    if own and all((row["quantization"] or other.quantization) != own for row, other in zip(rows, shapes, strict=True)):
+        yield f"weights in {own}"
 
 
 def _only(errors: Mapping[str, float], *metrics: str) -> dict[str, float]:

@@ -68,6 +68,17 @@ def test_runs_of_the_other_kind_say_so():
     assert not found.nearest.same_kind and "none has the same kind of layers (dense, or experts)" in found.text()
 
 
+def test_what_no_measured_run_has_is_named():
+    """Runs of several engines are not those of one, and number formats and latent attention are named."""
+    found = of(gpu="h200", model="deepseek-v3", data_parallel_size=8, enable_expert_parallel=True)
+    assert found.nearest.lacking == ("several engines", "latent attention", "weights in fp8")
+    assert found.text().endswith("; none has several engines or latent attention or weights in fp8.")
+    engines = of(gpu="rtx-pro-6000", model="qwen3-30b-a3b", data_parallel_size=2, enable_expert_parallel=True)
+    assert (engines.nearest.runs, engines.nearest.lacking) == (1, ())
+    fp8 = of(gpu="h100-80gb", model="llama-3.1-70b", tensor_parallel_size=2, quantization="fp8")
+    assert (fp8.nearest.model, fp8.nearest.lacking) == ("llama-3.1-70b", ())
+
+
 def test_ttft_of_overload_is_stated_apart():
     """Two runs of Qwen3 32B in overload have no other TTFT; of Mixtral on two A100 one is in overload."""
     found = of(gpu="rtx-pro-6000", model="qwen3-32b", tensor_parallel_size=2)
