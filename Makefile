@@ -162,7 +162,7 @@ screenshots: $(VENV)/.test
 	$(BIN)/fragmeter sweep --grid policy=orca-max,vllm-sosp23,vllm-v1 --grid request_rate=0.5:3:0.5 --num-prompts 200 --goodput ttft:2000 tpot:100 --out out/sweep
 	$(BIN)/fragmeter report out/sweep --out out/sweep.html
 	$(BIN)/python docs/screenshots.py out/sweep.html docs/images
-	$(BIN)/fragmeter plan --model llama-3.1-8b --gpu a100-80gb,h200 --goodput ttft:500 tpot:50 --request-rate 30 --num-prompts 100 --seeds 4 --out out/plan
+	$(BIN)/fragmeter plan --model llama-3.1-8b --gpu a100-80gb,h200 --goodput ttft:500 tpot:50 --request-rate 30 --out out/plan
 	$(BIN)/python docs/screenshots.py out/plan/plan.html docs/images
 	$(BIN)/python examples/your_trace.py out/your_trace
 	$(BIN)/fragmeter traces stats out/your_trace/trace.csv --out out/trace.html

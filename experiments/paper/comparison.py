@@ -9,7 +9,7 @@ from typing import Any
 from ...reports.style.labels import metric_label
 from .bench import Bench, Case, Measured
 from .fit import FITTED_ON, SCALES, Fit
-from .paper import FIG2, MAX_MODEL_LEN, SERIES, Experiment, Source
+from .paper import ALPACA_SET, FIG2, MAX_MODEL_LEN, SERIES, Experiment, Source
 from .published import published_mean_tokens, published_slots
 from .rows import OTHER_SEEDS, STEP_CHANGES, Row, moved, value_row
 from .sharing import Saved
@@ -140,7 +140,7 @@ def lengths_lines(bench: Bench) -> Iterator[str]:
     exact = bench.source.exact
     if exact is not None:
         held = exact.capped(MAX_MODEL_LEN, strict=False)
-        prompt, output = published_mean_tokens()
+        prompt, output = published_mean_tokens("Alpaca" if bench.source.drawn_from == ALPACA_SET else "ShareGPT")
         yield (
             f"Lengths: {len(held):,} pairs fit the model, means {held.prompt_tokens.mean():.2f} and"
             f" {held.output_tokens.mean():.2f} tokens; the paper's Fig 11 prints {prompt:g} and {output:g}."

@@ -50,9 +50,9 @@ def published_fig15() -> Published:
     return {(name, n): value for name, values in series for n, value in zip(figure["sequences"], values, strict=True)}
 
 
-def published_mean_tokens() -> tuple[float, float]:
-    """SOSP'23 Fig 11: mean prompt and mean output of ShareGPT, in tokens."""
-    means = paper_figures()["fig11"]["mean_tokens"]["ShareGPT"]
+def published_mean_tokens(dataset: str = "ShareGPT") -> tuple[float, float]:
+    """SOSP'23 Fig 11: mean prompt and mean output of ShareGPT or Alpaca, in tokens."""
+    means = paper_figures()["fig11"]["mean_tokens"][dataset]
     return means["input"], means["output"]
 
 

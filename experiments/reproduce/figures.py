@@ -87,9 +87,11 @@ def _fixed(make: Callable[[], Payload], show: Show | None = None, **more: Any) -
     return Figure(lambda _: make(), show, seeds=None, traced=False, **more)
 
 
-def _rates(title: str, make: Callable[[Bench], Payload], seconds: int, alpaca: bool = False) -> Figure:
+def _rates(
+    title: str, make: Callable[[Bench], Payload], seconds: int, alpaca: bool = False, traced: bool = True
+) -> Figure:
     """A rate sweep with one seed, because these runs are the longest."""
-    return Figure(make, sections.rates(title), seeds=1, seconds=seconds, alpaca=alpaca)
+    return Figure(make, sections.rates(title), seeds=1, seconds=seconds, alpaca=alpaca, traced=traced)
 
 
 def _panels(module: ModuleType, seconds: dict[str, int], alpaca: str) -> dict[str, Figure]:
@@ -104,6 +106,8 @@ def _panels(module: ModuleType, seconds: dict[str, int], alpaca: str) -> dict[st
             partial(module.panel, letter),
             seconds[letter],
             letter in alpaca,
+            # ShareGPT is served, or a scale is fitted on it.
+            traced=module is not fig14,
         )
         for letter, what in module.TITLES.items()
     }
@@ -131,8 +135,8 @@ FIGURES: dict[str, Figure] = {
     ),
     **_panels(fig14, {"a": 40, "b": 40, "c": 40, "d": 60, "e": 65, "f": 75}, "abcdef"),
     "fig15": Figure(lambda bench: compare_sharing(bench.source), sections.fig15, seeds=1, seconds=100, alpaca=True),
-    "fig16": _rates("Fig 16: translation behind a shared prefix", fig16, seconds=18),
-    "fig17": _rates("Fig 17: a chatbot", fig17, seconds=6),
+    "fig16": _rates("Fig 16: translation behind a shared prefix", fig16, seconds=18, traced=False),
+    "fig17": _rates("Fig 17: a chatbot", fig17, seconds=6, traced=False),
     "fig18b": Figure(
         fig18b,
         sections.shown("Fig 18b: latency by block size", figures.curves),

@@ -379,7 +379,8 @@ def _pool_lines(own: OwnTrace, runs: dict[str, list[_Served]], experiment: Exper
 
 
 _COSTS = {
-    "paper": "the paper's measurements (--cost paper), at the scale s = {scale:g} that was fitted on its Fig 13a",
+    "paper": "the paper's measurements whatever the context (--cost paper), at the scale s = {scale:g} that was fitted on its"
+    " Fig 13a; the figures on the paper's own pairs take a step time by context",
     "fitted": "the profile of the GPU (--cost fitted), unscaled",
     "roofline": "the roofline (--cost roofline), unscaled",
 }

@@ -31,7 +31,7 @@ from ...runs.parallel import in_parallel
 from ..bench import Bench
 from ..comparison import Payload
 from ..context_cost import ContextCost, Server, reading_ms
-from ..fit import CONTEXT_STEP_SCALE
+from ..fit import CONTEXT_STEP_SCALE, ON
 from ..paper import FIG2, SERIES, Experiment, Source
 from ..published import paper_figures
 from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, as_finding, moved, value_row, within
@@ -182,10 +182,17 @@ def latencies(source: Source) -> Latencies:
 def fig18b(bench: Bench) -> Payload:
     """Fig 18b as a document."""
     modes = {SHAREGPT: (SHAREGPT, RECOMPUTE), ALPACA: (ALPACA, RECOMPUTE)}
-    payload = _document("fig18b", modes, bench.source)
+    payload = _document("fig18b", modes, bench.source) | {"constants": list(_constants())}
     rows = payload["rows"]
     remarks = [step_change_text(_side(rows, SHAREGPT)), *_spans(bench.source), _idle_text(bench.source), _curve_text()]
     return payload | {"findings": findings(rows), "remarks": remarks}
+
+
+def _constants() -> Iterator[dict[str, Any]]:
+    yield {"name": "step-time scale", "value": CONTEXT_STEP_SCALE, "on": ON}
+    yield {"name": "step-time scale", "value": ALPACA_SCALE, "on": f"Fig 18b's Alpaca at block size {ALPACA_FITTED_ON}"}
+    for size, ms in EXTRA_MS.items():
+        yield {"name": "us a context token", "value": 1000 * ms, "on": f"Fig 18b's ShareGPT at block size {size}"}
 
 
 def findings(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ def fig1() -> Payload:
         ],
         "basis": [
             "Step cost: 25.7 ms + 0.42 ms a sequence, read off this figure; the line is within"
-            f" {off:.1%} of all its points. Fig 13a needs steps 1.125 times as long."
+            f" {off:.1%} of all its points."
         ],
         "remarks": [_reading_text()],
     }

@@ -90,13 +90,18 @@ def panel_of(letter: str, source: Source, most_requests: int | None) -> Payload:
     kind, n = PANELS[letter]
     document = panel_document(build_panel(letter, source, most_requests))
     rows = document["rows"]
+    shares = shares_of(source)
     return document | {
+        "constants": [
+            {"name": "part of a step for a request", "value": shares.request, "on": "Fig 14b's vLLM"},
+            {"name": "part of a step for a beam", "value": shares.beam, "on": "Fig 14e's vLLM"},
+        ][: 1 if kind == SAMPLES else 2],
         "findings": [within(rows, _WITHIN, f"Fig 14{letter}: {kind} {n}"), ordered(rows)],
         "remarks": [
             *document["remarks"],
             ratio_text(rows, VLLM, ORACLE),
             _published_text(),
-            _slope_text(kind, shares_of(source)),
+            _slope_text(kind, shares),
         ],
     }
 

@@ -132,6 +132,14 @@ def compare_sharing(source: Source) -> Payload:
         "workload": "; ".join(lengths.description(experiment) for experiment, lengths in sources.items()),
         "rows": rows,
         "beam_survival": FITTED_BEAM_SURVIVAL,
+        "constants": [
+            {"name": "beam survival", "value": FITTED_BEAM_SURVIVAL, "on": "Fig 15, two beams on Alpaca"},
+            {
+                "name": "beam survival",
+                "value": SHAREGPT_BEAM_SURVIVAL,
+                "on": "the text of Fig 15, two beams on ShareGPT",
+            },
+        ],
         "seeds": list(source.seeds),
         "sensitivity": {"workload": short.description(_SENSITIVITY), "rows": list(_sensitivity(short))},
         "findings": list(findings(rows)),

@@ -67,14 +67,15 @@ def test_each_constant_is_named_once_with_its_value_and_where_it_is_used():
         "fig12a": document(row(0.0, kind="fitted"), row(1.0)) | {"scales": scales},
         "fig12d": document(row(1.0)) | {"scales": scales | {"Orca (Max)": scales["vLLM"]}},
         "fig2": document(row(1.0)) | {"fit": {"step_scale": 1.125, "on": "Fig 13a, vLLM, batched_requests, alone"}},
-        "fig15": document(row(1.0)) | {"beam_survival": 0.92},
+        "fig15": document(row(1.0))
+        | {"constants": [{"name": "beam survival", "value": 0.92, "on": "Fig 15, two beams on Alpaca"}]},
         "fig19a": document(row(0.0, kind="fitted"), row(0.0, kind="fitted"), row(1.0)),
     }
     lines = [tuple(line.values()) for line in scorecard.constants(documents)]
     assert lines == [
         ("step-time scale", "1.230", "Fig 12a's vLLM crossing", "Fig 12a, Fig 12d"),
         ("step-time scale", "1.125", "Fig 13a, vLLM, batched requests, alone", "Fig 2"),
-        ("beam survival", "0.92", "Fig 15, two beams on Alpaca", "Fig 15"),
+        ("beam survival", "0.920", "Fig 15, two beams on Alpaca", "Fig 15"),
         ("see Fig 19a", "", "2 values of Fig 19a", "Fig 19a"),
     ]
     without = {name: one for name, one in documents.items() if name != "fig2"}
@@ -87,7 +88,7 @@ def test_each_constant_is_named_once_with_its_value_and_where_it_is_used():
 
 
 def test_values_that_are_the_published_ones_have_no_worst():
-    assert scorecard.finding(document(row(0.0), row(0.0))) == "2 predicted values are the published."
+    assert scorecard.finding(document(row(0.0), row(0.0))) == "2 predicted values are equal to the published."
     assert scorecard.finding(document(row(10.0))).startswith(
         "1 predicted value is within 5.0\u00a0% of the published; the"
     )
