@@ -92,7 +92,7 @@ def _rows(rows: Sequence[Document], on_pairs: Sequence[Document]) -> str:
         return table([key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
     exact = {_key(row): row for row in on_pairs}
     columns = ["series", "value", "at", "published", "how", "simulated", "seeds", "per 1 %", "error"]
-    columns += [*(["exact pairs", "error"] if exact else []), "origin"]
+    columns += [*(["exact pairs", "seeds", "error"] if exact else []), "origin"]
     return table(columns, [_line(row, exact.get(_key(row)), bool(exact)) for row in rows])
 
 
@@ -102,17 +102,23 @@ def _key(row: Document) -> tuple[Any, ...]:
 
 def _line(row: Document, on_pairs: Document | None, with_pairs: bool) -> list[str]:
     metric = row["metric"]
-    low, high = row.get("minimum"), row.get("maximum")
     cells = [row["series"], metric_label(metric), "" if row["x"] is None else f"{row['x']:g}"]
     cells += [number(metric, row["published"]), row.get("how") or "", number(metric, row["simulated"])]
     cells += [
-        "" if low is None else f"{number(metric, low)} to {number(metric, high)}",
+        _seeds(row),
         step_text(row),
         difference(row),
     ]
     if with_pairs:
-        cells += [number(metric, on_pairs["simulated"]), difference(on_pairs)] if on_pairs else ["", ""]
+        exact = on_pairs and [number(metric, on_pairs["simulated"]), _seeds(on_pairs), difference(on_pairs)]
+        cells += exact or ["", "", ""]
     return [*cells, origin(row | {"fitted": row["kind"] == "fitted"})]
+
+
+def _seeds(row: Document) -> str:
+    """The range of single seeds."""
+    low, high = row.get("minimum"), row.get("maximum")
+    return "" if low is None else f"{number(row['metric'], low)} to {number(row['metric'], high)}"
 
 
 def table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
