@@ -17,7 +17,8 @@ HEAD = """\
 # Measured servers beside the simulation
 
 `fragmeter reproduce servers` simulates {runs} published runs of real servers. This page is its result, written by `make servers`, and is not
-edited by hand. Errors are simulated over measured, less one.
+edited by hand. Errors are simulated over measured, less one. Output tokens/s is empty where the quoted figures have none: three runs have it. At a
+constant rate below saturation it is the rate times the output length.
 
 ```sh
 fragmeter reproduce servers                     # the runs that follow from published figures
