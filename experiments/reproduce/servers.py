@@ -71,6 +71,9 @@ FITS = (
     Fit("rtx-4090", ("rtx-4090",), ("rtx-",)),
     Fit("rtx-pro-6000", ("rtx-pro-6000",), ("rtx-",)),
     Fit("h100 llama-2-7b", _STAGES_7B, ("h100-80gb",)),
+    # The constants of a server at one rate, judged at another.
+    Fit("h100 general 8/s", ("h100-80gb llama-2-7b general 8/s",), ("h100-80gb llama-2-7b general",)),
+    Fit("h100 codegen 5/s", ("h100-80gb llama-2-7b codegen 5/s",), ("h100-80gb llama-2-7b codegen",)),
 )
 #: Largest errors of means, by metric: of constants that are fitted to the run itself, to the other card's run, and to the
 #: other stages.

@@ -118,7 +118,7 @@ def _paper(
 
 def _profile(gpu: GpuSpec) -> Calibration:
     """The profile of a GPU: its own file, or that of the package."""
-    return profile(gpu.name) if gpu.profile is None else read(gpu.profile)
+    return profile(gpu.name) if gpu.profile is None else read(gpu.profile, gpu.field("profile"))
 
 
 def _file(path: str) -> Calibration | FittedSteps:

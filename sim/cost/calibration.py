@@ -80,13 +80,16 @@ class Calibration:
             raise SettingError("cost", self.name, remedy)
 
 
-def read(path: str | Path) -> Calibration:
+def read(path: str | Path, field: str = "cost") -> Calibration:
     """Read a calibration file.
+
+    Args:
+        field: Setting that names it, for the error.
 
     Raises:
         UserError: The file cannot be read, or is no calibration.
     """
-    return Calibration(content_of(path, "cost"), Path(path).name)
+    return Calibration(content_of(path, field), Path(path).name)
 
 
 def profile_names() -> list[str]:

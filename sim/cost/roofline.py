@@ -56,7 +56,7 @@ class RooflineCost:
             raise SettingError("dtype", dtype, "must be fp16 or bf16: the data sheets give the flops of these")
         self.model, self.gpu, self.tensor_parallel, self.deployment = model, gpu, tensor_parallel, deployment
         self._lines: dict[int, list[Segment]] = {}
-        share = shares_of(gpu.architecture)
+        share = shares_of(gpu.architecture, gpu.field("architecture"))
         self._ranks = deployment.expert_ranks(tensor_parallel)
         self._links = Links(model, gpu, tensor_parallel, self._stages, self._ranks.engines)
         self._attention = AttentionCost(model, gpu, tensor_parallel, deployment.kv_dtype, share)

@@ -28,6 +28,11 @@ from .base import StepCost, coefficient
 #: A minute, and a second: larger values are in another unit.
 OutsideMs = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
 StepUs = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+#: Settings that a file has, all of them: constants of a server that is not described fit none.
+SERVER_SETTINGS = (
+    "gpu", "model", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
+    "quantization", "kv_cache_dtype", "enforce_eager", "async_scheduling", "vllm_release", "cost",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -60,7 +65,7 @@ class Server:
     schema_version: Literal[1]
     kind: Literal["server"]
     source: str
-    server: dict[str, str | int | None]
+    server: dict[str, str | bool | int | None]
     constants: ServerConstants
     name: str = ""
     sha256: str = ""
@@ -81,9 +86,20 @@ class Server:
         """
         for field, value in self.server.items():
             if field in settings and settings[field] != value:
-                flag = f"--{field.replace('_', '-')} {value}"
-                remedy = f"{self.name} was fitted with {field} = {value!r}; give {flag}, or leave --server out"
+                remedy = (
+                    f"{self.name} was fitted with {field} = {value!r}; {_advice(field, value)}, or leave --server out"
+                )
                 raise SettingError(field, settings[field], remedy)
+
+
+def _advice(field: str, value: str | bool | int | None) -> str:
+    """How to give a setting that value on the command line."""
+    flag = field.replace("_", "-")
+    if value is None:
+        return f"leave --{flag} out"
+    if isinstance(value, bool):
+        return f"give --{flag}" if value else f"give --no-{flag}"
+    return f"give --{flag} {value}"
 
 
 _FILE = TypeAdapter(Server)
@@ -93,17 +109,17 @@ def read_server(path: str) -> Server:
     """The constants in a file.
 
     Raises:
-        UserError: It cannot be read or is no such file; names the field, its value and the remedy.
+        UserError: It cannot be read, is no such file or lacks a setting; names the field, its value and the remedy.
     """
     text, name = content_of(path, "server"), basename(path)
     try:
         found = _FILE.validate_json(text)
     except ValidationError as error:
         raise complaint(name, error, "file of a server's constants") from None
-    if "cost" not in found.server:
-        raise SettingError(
-            f"{name}: server.cost", None, "is missing: the cost model that the constants were fitted with"
-        )
+    missing = next((field for field in SERVER_SETTINGS if field not in found.server), None)
+    if missing is not None:
+        remedy = "is missing; write the file anew with fragmeter validate --against FILE --save-server FILE"
+        raise SettingError(f"{name}: server.{missing}", None, remedy)
     return Server(**vars(found) | {"name": name, "sha256": hashlib.sha256(text).hexdigest()})
 
 

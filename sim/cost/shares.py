@@ -121,8 +121,11 @@ def speedup_source(faster: float) -> str:
     return f"that of 16 bits with {faster:.3f} times the flops: data sheet, and shares of tables of other cards; not measured"
 
 
-def shares_of(architecture: str) -> Shares:
+def shares_of(architecture: str, field: str = "architecture") -> Shares:
     """The shares of an architecture; of an unknown one, those that are assumed.
+
+    Args:
+        field: Where it is given, for the error.
 
     Raises:
         SettingError: There is no such architecture.
@@ -130,9 +133,7 @@ def shares_of(architecture: str) -> Shares:
     if architecture == UNKNOWN:
         return ASSUMED_SHARES
     if architecture not in SHARES:
-        raise SettingError(
-            "architecture", architecture, f"of a GPU's file must be one of {', '.join(SHARES)}, or left out"
-        )
+        raise SettingError(field, architecture, f"of a GPU's file must be one of {', '.join(SHARES)}, or left out")
     return SHARES[architecture]
 
 

@@ -304,13 +304,16 @@ def _host_blocks(
     return host_blocks(shape, ranks, size, int(options.swap_space * GIB), deployment, layout)
 
 
+def _eager(settings: Settings) -> bool:
+    return policy(settings.policy).default_enforce_eager if settings.enforce_eager is None else settings.enforce_eager
+
+
 def _deployment(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deployment:
-    eager = policy(settings.policy).default_enforce_eager if settings.enforce_eager is None else settings.enforce_eager
     return Deployment(
         pipeline_parallel=settings.pipeline_parallel_size,
         kv_dtype=resolved_kv_dtype(shape, card, settings.kv_cache_dtype),
         quantization=settings.quantization or shape.quantization,
-        cuda_graphs=not eager,
+        cuda_graphs=not _eager(settings),
         data_parallel=settings.data_parallel_size,
         expert_parallel=settings.enable_expert_parallel,
     )
@@ -330,7 +333,7 @@ def _cost(
 
 
 def server_settings(settings: Settings) -> dict[str, object]:
-    """The settings that a server's constants hold for; a cost or release that is not given is not among them."""
+    """The settings that a server's constants hold for; without a cost that is not given, and options that the policy lacks."""
     shape = model(settings.model)
     found: dict[str, object] = {
         "gpu": settings.gpu,
@@ -341,7 +344,8 @@ def server_settings(settings: Settings) -> dict[str, object]:
         "enable_expert_parallel": settings.enable_expert_parallel,
         "quantization": settings.quantization or shape.quantization,
         "kv_cache_dtype": settings.kv_cache_dtype,
+        "enforce_eager": _eager(settings),
     }
-    if "vllm_release" in option_names(policy(settings.policy).options_type):
-        found["vllm_release"] = settings.value("vllm_release")
+    options = option_names(policy(settings.policy).options_type)
+    found |= {name: settings.value(name) for name in ("async_scheduling", "vllm_release") if name in options}
     return found | ({"cost": settings.cost} if settings.cost else {})

@@ -23,10 +23,11 @@ from ..types.errors import SettingError
 from ..types.validation import complaint, content_of
 
 GB, TFLOPS = 10**9, 10**12
-#: Limits of the figures of a file: outside of them a figure is in another unit.
-Memory = Annotated[int, Field(ge=2**30, le=2**44)]
-Bandwidth = Annotated[float, Field(ge=0.1, le=1e6, allow_inf_nan=False)]
-Tflops = Annotated[float, Field(ge=0.1, le=1e6, allow_inf_nan=False)]
+#: Limits of the figures of a file: outside of them a figure is in another unit. No text, and no true or false.
+Memory = Annotated[int, Field(ge=2**30, le=2**44, strict=True)]
+Bandwidth = Annotated[float, Field(ge=50, le=1e6, strict=True, allow_inf_nan=False)]
+Link = Annotated[float, Field(ge=1, le=1e5, strict=True, allow_inf_nan=False)]
+Tflops = Annotated[float, Field(ge=1, le=1e6, strict=True, allow_inf_nan=False)]
 #: The achieved shares of an architecture that is not known (``sim.cost.shares``).
 UNKNOWN = "unknown"
 
@@ -69,6 +70,10 @@ class GpuSpec:
         rates = {"fp8": self.fp8_flops_per_s, "int8": self.int8_flops_per_s, "nvfp4": self.fp4_flops_per_s}
         return rates.get(quantization)
 
+    def field(self, name: str) -> str:
+        """A field in the words of an error: with the file, if the GPU is of one."""
+        return name if self.path is None else f"{basename(self.path)}: {name}"
+
     @property
     def setting(self) -> str:
         """Its value of ``--gpu``."""
@@ -86,8 +91,8 @@ class _Sheet:
     fp8_tflops: Tflops | None = None
     int8_tops: Tflops | None = None
     fp4_tflops: Tflops | None = None
-    pcie_gb_per_s: Bandwidth
-    nvlink_gb_per_s: Bandwidth | None = None
+    pcie_gb_per_s: Link
+    nvlink_gb_per_s: Link | None = None
     architecture: str | None = None
     profile: str | None = None
     source: Annotated[str, Field(min_length=1)]

@@ -15,6 +15,20 @@ MODEL, GPU = "llama-3.1-8b", "h100-80gb"
 REPLICA = ["--policy", "vllm-v1", "--model", MODEL, "--gpu", GPU]
 SERVE = ["--serve", f"vllm serve {MODEL}", "--vllm", "0.19", "--gpu", GPU, "--cost", "fitted"]
 JUDGED = {"mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput"}
+OWN = {
+    "gpu": GPU,
+    "model": MODEL,
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "enable_expert_parallel": False,
+    "quantization": None,
+    "kv_cache_dtype": "auto",
+    "enforce_eager": False,
+    "async_scheduling": True,
+    "vllm_release": "0.19",
+    "cost": "fitted",
+}
 PLANTED = {"outside_ms": 9.0, "step_us": 700.0}
 
 
@@ -40,8 +54,7 @@ def error_of(folder: Path, path: Path, *more: str) -> dict[str, float]:
 def loop(tmp_path_factory) -> tuple[Path, Path, Path]:
     """The saved constants, the benchmark that they were fitted to, and one of the same server at three times its rate."""
     folder = tmp_path_factory.mktemp("loop")
-    own = {"gpu": GPU, "model": MODEL, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "cost": "fitted"}
-    document = {"schema_version": 1, "kind": "server", "source": "planted", "server": own, "constants": PLANTED}
+    document = {"schema_version": 1, "kind": "server", "source": "planted", "server": OWN, "constants": PLANTED}
     planted = folder / "planted.json"
     planted.write_text(json.dumps(document))
     first, second = measured_at(folder, 5, planted), measured_at(folder, 15, planted)
@@ -54,18 +67,7 @@ def test_planted_constants_are_saved(loop):
     document = json.loads(loop[0].read_text())
     assert document["constants"]["outside_ms"] == pytest.approx(PLANTED["outside_ms"], abs=0.3)
     assert document["constants"]["step_us"] == pytest.approx(PLANTED["step_us"], rel=0.03)
-    assert document["server"] == {
-        "gpu": GPU,
-        "model": MODEL,
-        "tensor_parallel_size": 1,
-        "pipeline_parallel_size": 1,
-        "data_parallel_size": 1,
-        "enable_expert_parallel": False,
-        "quantization": None,
-        "kv_cache_dtype": "auto",
-        "vllm_release": "0.19",
-        "cost": "fitted",
-    }
+    assert document["server"] == OWN
     assert "bench-5.json: 120 requests" in document["source"]
 
 

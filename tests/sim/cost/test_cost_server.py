@@ -103,9 +103,24 @@ class TestMixedAttention:
             calibration(mixed_attention={"coefficients": {"each_us": 1, "t0_us": 3}})
 
 
+OWN = {
+    "gpu": "h100-80gb",
+    "model": "llama-3.1-8b",
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "enable_expert_parallel": False,
+    "quantization": None,
+    "kv_cache_dtype": "auto",
+    "enforce_eager": False,
+    "async_scheduling": True,
+    "vllm_release": "0.19",
+    "cost": "fitted",
+}
+
+
 def file(tmp_path, name="server.json", **server) -> str:
-    own = {"gpu": "h100-80gb", "model": "llama-3.1-8b", "tensor_parallel_size": 1, "pipeline_parallel_size": 1}
-    own |= {"vllm_release": "0.19", "cost": "fitted"} | server
+    own = OWN | server
     document = {"schema_version": 1, "kind": "server", "source": "made up", "server": own}
     path = tmp_path / name
     path.write_text(json.dumps(document | {"constants": {"outside_ms": 7.5, "step_us": 200.0}}))
@@ -157,11 +172,26 @@ class TestFile:
             ({"tensor_parallel_size": 2}, "tensor_parallel_size = 2: server.json was fitted with"),
             ({"vllm_release": "0.20"}, "vllm_release = '0.20': .* give --vllm-release 0.19"),
             ({"cost": "roofline"}, "cost = 'roofline': .* give --cost fitted"),
+            ({"enforce_eager": True}, "enforce_eager = True: .* = False; give --no-enforce-eager, or"),
+            ({"async_scheduling": False}, "async_scheduling = False: .* = True; give --async-scheduling, or"),
+            (
+                {"quantization": "fp8"},
+                "quantization = 'fp8': .* = None; leave --quantization out, or leave --server out",
+            ),
         ],
     )
     def test_is_refused_for_another_server(self, other, message, tmp_path):
         with pytest.raises(SettingError, match=message):
             simulate(settings(**REPLICA | other, server=file(tmp_path)), WORK)
+
+    @pytest.mark.parametrize("field", OWN)
+    def test_lacks_no_setting(self, field, tmp_path):
+        path = file(tmp_path)
+        document = json.loads((tmp_path / "server.json").read_text())
+        del document["server"][field]
+        (tmp_path / "server.json").write_text(json.dumps(document))
+        with pytest.raises(SettingError, match=f"^server.json: server.{field} = None: is missing; write the file anew"):
+            simulate(settings(**REPLICA, server=path), WORK)
 
     @pytest.mark.parametrize("damage", ["{", '{"kind": "calibration"}', '{"schema_version": 2}'])
     def test_damaged_ones_are_one_line(self, damage, tmp_path):

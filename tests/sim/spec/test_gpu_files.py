@@ -97,10 +97,18 @@ def test_without_a_profile_it_is_the_roofline_and_a_data_sheet(path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"memory_gb_per_s": 0}, "my-gpu.json: memory_gb_per_s = 0: must be at least 0.1"),
+        ({"memory_gb_per_s": 0}, "my-gpu.json: memory_gb_per_s = 0: must be at least 50"),
+        ({"memory_gb_per_s": 3.35}, "my-gpu.json: memory_gb_per_s = 3.35: must be at least 50"),
+        ({"memory_bytes": "25250627584"}, "my-gpu.json: memory_bytes = '25250627584': must be a whole number"),
+        ({"fp16_tflops": "165"}, "my-gpu.json: fp16_tflops = '165': must be a number"),
+        ({"fp16_tflops": 0.165}, "my-gpu.json: fp16_tflops = 0.165: must be at least 1"),
+        ({"fp8_tflops": True}, "my-gpu.json: fp8_tflops = True: must be a number"),
+        ({"pcie_gb_per_s": 0.032}, "my-gpu.json: pcie_gb_per_s = 0.032: must be at least 1"),
+        ({"profile": "none.json"}, "my-gpu.json: profile = "),
+        ({"architecture": "fermi"}, "my-gpu.json: architecture = 'fermi': of a GPU's file must be one of a100"),
         ({"memory_gb_per_s": 1.008e12}, "my-gpu.json: memory_gb_per_s = 1008000000000.0: must be at most 1000000"),
         ({"fp16_tflops": "fast"}, "my-gpu.json: fp16_tflops = 'fast': must be a number"),
-        ({"fp8_tflops": 0}, "my-gpu.json: fp8_tflops = 0: must be at least 0.1"),
+        ({"fp8_tflops": 0}, "my-gpu.json: fp8_tflops = 0: must be at least 1"),
         ({"memory_bytes": 24}, "my-gpu.json: memory_bytes = 24: must be at least 1073741824"),
         ({"name": "h200"}, "my-gpu.json: name = 'h200': is a preset of the package; give the GPU another name"),
         ({"flops": 1}, "my-gpu.json: flops"),
@@ -108,7 +116,8 @@ def test_without_a_profile_it_is_the_roofline_and_a_data_sheet(path):
     ],
 )
 def test_figures_that_cannot_be(changed, message, path, capsys):
-    tokens = ["simulate", "--gpu", written(path, **changed), "--num-prompts", "2"]
+    run = ["--policy", "vllm-v1", "--model", "llama-3.1-8b", "--max-model-len", "8192", "--num-prompts", "2"]
+    tokens = ["simulate", "--gpu", written(path, **changed), *run]
     assert status(tokens) == MISTAKE
     assert message in capsys.readouterr().err
 
