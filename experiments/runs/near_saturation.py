@@ -1,7 +1,8 @@
 """Latency near saturation, as a range: there a small error of the step times moves it out of proportion.
 
-A load is checked where its requests wait, before their first step, for a tenth of their time or more. It is served again with
-steps that are 5 % shorter and 5 % longer. If mean TTFT or mean end-to-end latency differs by more than half of its value,
+A load is checked where its requests wait, before their first step, for a tenth of their time or more, or for half of mean TTFT:
+where outputs are long, waiting multiplies TTFT and is a small part of the whole. It is served again with steps that are 5 %
+shorter and 5 % longer. If mean TTFT or mean end-to-end latency differs by more than half of its value,
 both ends are reported. Loads of many requests are not served again.
 """
 
@@ -14,11 +15,14 @@ from typing import Any
 from ...sim.cluster import ClusterRun, cluster_times
 from ...sim.engine.run import Run
 from ...sim.metrics.requests import RequestTimes, request_times
+from ...sim.types.ticks import PER_MS
 from .serving import Load, serve
 from .slo_check import compiled_cost
 
-#: Change of the step time, share of the time that requests wait, and relative difference from which latency is a range.
-CHANGE, _WAITING, _MOVED = 0.05, 0.1, 0.5
+#: Change of the step time, and relative difference from which latency is a range.
+CHANGE, _MOVED = 0.05, 0.5
+#: Waiting from which a load is checked, as a share of mean end-to-end latency, and of mean TTFT.
+_OF_E2EL, _OF_TTFT = 0.1, 0.5
 #: Most requests of a load that is served again.
 MOST_REQUESTS = 5_000
 _METRICS = {"mean_ttft_ms": "mean TTFT", "mean_e2el_ms": "mean end-to-end latency"}
@@ -62,8 +66,8 @@ def _waits(run: Run | ClusterRun) -> bool:
     times = _times(run)
     if not len(times.index):
         return False
-    waited = (times.first_scheduled_ticks - times.arrival_ticks).mean()
-    return bool(waited >= _WAITING * (times.finish_ticks - times.arrival_ticks).mean())
+    waited_ms = (times.first_scheduled_ticks - times.arrival_ticks).mean() / PER_MS
+    return bool(waited_ms >= min(_OF_E2EL * times.e2el_ms.mean(), _OF_TTFT * times.ttft_ms.mean()))
 
 
 def _means(run: Run | ClusterRun) -> dict[str, float]:

@@ -14,6 +14,7 @@ from fragmeter.experiments.runs.near_saturation import latency_range
 from fragmeter.experiments.runs.serving import prepare, serve
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import Pacing
 
@@ -45,6 +46,20 @@ def test_its_ends_are_runs_with_other_step_times(cost, rate, tmp_path, capsys):
 
 def test_a_light_load_has_none():
     assert ranged(0.5) is None and ranged(3.0) is not None
+
+
+def test_long_outputs_do_not_hide_the_waiting_of_ttft():
+    """Waiting is most of TTFT and little of the whole latency, which itself moves by a fifth."""
+    l4 = settings(policy="vllm-v1", model="llama-3.1-8b", gpu="l4", max_model_len=8192)
+    load = prepare(Inputs(settings=l4, requests=Requests(num_prompts=200), pacing=Pacing(request_rate=1.3)))
+    run = serve(load)
+    times = request_times(run)
+    waited = (times.first_scheduled_ticks - times.arrival_ticks).mean()
+    assert waited < 0.1 * (times.finish_ticks - times.arrival_ticks).mean()
+    found = latency_range(load, run)
+    assert found is not None
+    assert found.longer["mean_ttft_ms"] > 3 * found.shorter["mean_ttft_ms"]
+    assert found.longer["mean_e2el_ms"] < 1.5 * found.shorter["mean_e2el_ms"]
 
 
 def test_a_cluster_has_one():
