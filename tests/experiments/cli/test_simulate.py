@@ -140,7 +140,7 @@ def test_rejected_requests_are_counted_apart_from_refused_ones(trace, tmp_path, 
     assert requests["rejected"].tolist() == requests["finish_ticks"].isna().tolist() == [False, False, True]
     assert "rejected 1 by the API server's limits" in " ".join(capsys.readouterr().out.split())
     assert status(["report", str(tmp_path / "out"), "--out", str(tmp_path / "page.html")]) == DONE
-    assert '<th scope="col" class="number">Rejected</th>' in (tmp_path / "page.html").read_text("utf-8")
+    assert '<th scope="col" class="number">Rejected (queue limits)</th>' in (tmp_path / "page.html").read_text("utf-8")
     requests.assign(rejected=False).to_parquet(tmp_path / "out" / "requests.parquet")
     assert status(["report", str(tmp_path / "out"), "--out", str(tmp_path / "page.html")]) != DONE
     assert "summary.json: belongs to another run than requests.parquet" in " ".join(capsys.readouterr().err.split())
