@@ -25,6 +25,8 @@ SCHEMA_VERSION = 1
 MOST_US = 1e9
 #: Limits of rates. The upper one is generous: a bound that no measured call reached may be fitted far above reality.
 LEAST_PER_S, MOST_PER_S = 1e6, 1e21
+#: Of the time of a step with prompts, which is fitted to tokens instead of bytes.
+LEAST_TOKENS_PER_S = 1e3
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore"))
@@ -123,8 +125,9 @@ def _check_times(where: str, operation: OpName, coefficients: Coefficients) -> N
             raise SettingError(f"{where}.{field_name}", us, f"must be at most {MOST_US:g} microseconds")
     for field_name in ("flops_per_s", "bytes_per_s"):
         rate = getattr(coefficients, field_name)
-        if rate is not None and not LEAST_PER_S <= rate <= MOST_PER_S:
-            remedy = f"must be from {LEAST_PER_S:g} to {MOST_PER_S:g} a second"
+        least = LEAST_TOKENS_PER_S if operation == "prefill_step" else LEAST_PER_S
+        if rate is not None and not least <= rate <= MOST_PER_S:
+            remedy = f"must be from {least:g} to {MOST_PER_S:g} a second"
             raise SettingError(f"{where}.{field_name}", rate, remedy)
     if operation == "mixed_attention" and coefficients != Coefficients(each_us=coefficients.each_us):
         raise SettingError(
