@@ -186,6 +186,17 @@ def test_a_file_that_is_no_calibration_names_its_field(content, text):
     assert text in str(error.value) and "\n" not in str(error.value)
 
 
+def test_steps_with_prompts_may_have_the_rates_of_a_cpu():
+    """They are fitted to the bytes of token ids, which a CPU takes by the hundred thousand a second."""
+    slow = {"t0_us": 1.0, "bytes_per_s": 474_960.0}
+    found = Calibration(json.dumps(document(prefill_step={"coefficients": slow})).encode(), "made-up.json")
+    assert found.ops["prefill_step"].coefficients == Coefficients(**slow)
+    with pytest.raises(UserError, match=r"prefill_step.coefficients.bytes_per_s = 1.0: must be from 1000 to 1e\+21"):
+        Calibration(
+            json.dumps(document(prefill_step={"coefficients": slow | {"bytes_per_s": 1.0}})).encode(), "made-up.json"
+        )
+
+
 @pytest.mark.parametrize("operation", OPS)
 @pytest.mark.parametrize("coefficients", [{"t0_us": 1e9, "each_us": 1e9}, {"t0_us": 1e-3}])
 def test_a_call_of_any_operation_may_take_long_or_next_to_nothing(operation, coefficients):
