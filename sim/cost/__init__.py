@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from os import sep
 from os.path import basename
 from typing import cast
@@ -14,7 +15,7 @@ from ..types.errors import SettingError
 from ..types.validation import content_of
 from .base import PipelinedCost, ScaledCost, StepCost, outside_ticks
 from .calibrated import CalibratedCost
-from .calibration import Calibration, profile, profile_names, read
+from .calibration import Calibration, parsed, profile, profile_names, read
 from .paper import PaperCost
 from .roofline import RooflineCost
 from .server import OperationCost, ServedCost, Server, ServerConstants, read_server
@@ -87,12 +88,20 @@ def cost(
                 )
             found = fit
         else:
-            found = CalibratedCost(fit, model, gpu, tensor_parallel, block_size, deployment)
+            found = _calibrated(fit, model, gpu, tensor_parallel, block_size, deployment)
     if server is not None:
         found = ServedCost(cast(OperationCost, found), server, asynchronous)
     if pipelined and deployment.pipeline_parallel > 1:
         found = PipelinedCost(found, deployment.pipeline_parallel)
     return found if scale == 1 else ScaledCost(found, scale)
+
+
+@lru_cache(maxsize=8)
+def _calibrated(
+    fit: Calibration, model: ModelSpec, gpu: GpuSpec, tensor_parallel: int, block_size: int, deployment: Deployment
+) -> CalibratedCost:
+    """One for all simulations of a deployment: they share its curves, which are drawn as batches ask for them."""
+    return CalibratedCost(fit, model, gpu, tensor_parallel, block_size, deployment)
 
 
 def default_cost(model: ModelSpec, gpu: GpuSpec, quantization: str | None = None) -> str:
@@ -126,4 +135,4 @@ def _file(path: str) -> Calibration | FittedSteps:
     if sep not in path and not path.endswith(".json"):
         raise SettingError("cost", path, f"one of {', '.join(COST_NAMES)}, or the path of a calibration file (.json)")
     text, name = content_of(path, "cost"), basename(path)
-    return read_steps(text, name) if is_steps(text) else Calibration(text, name)
+    return read_steps(text, name) if is_steps(text) else parsed(text, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,7 +92,13 @@ def read(path: str | Path, field: str = "cost") -> Calibration:
     Raises:
         UserError: The file cannot be read, or is no calibration.
     """
-    return Calibration(content_of(path, field), Path(path).name)
+    return parsed(content_of(path, field), Path(path).name)
+
+
+@lru_cache(maxsize=32)
+def parsed(text: bytes, name: str) -> Calibration:
+    """The calibration of these bytes. Each simulation asks for it, and reading a profile takes longer than a short run."""
+    return Calibration(text, name)
 
 
 def profile_names() -> list[str]:
