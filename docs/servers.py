@@ -194,10 +194,10 @@ def page(found: Mapping[str, Any]) -> str:
     below = HELD_OUT.format(
         groups="\n".join(_groups(found["summary"])),
         corrected="\n".join(_before_and_after(found["summary"])),
-        lines="\n".join(_errors(held_out)),
+        lines="\n".join(error_table(held_out)),
         notes=HELD_OUT_NOTES.format(**_corrected(held_out)),
     )
-    parts = [head, "## Errors\n", *_errors(others), "", below, "## Measured and simulated\n", *_values(rows)]
+    parts = [head, "## Errors\n", *error_table(others), "", below, "## Measured and simulated\n", *_values(rows)]
     parts += ["\n## Sources\n", *_sources(rows)]
     h100 = [row for row in others if row["run"].startswith("h100") and row["constants"] != "nothing"]
     moe = [row["error"] for row in h100 if "mixtral" in row["run"] and row["metric"] == "mean_tpot_ms"]
@@ -268,7 +268,7 @@ def _before_and_after(summary: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield _row(name, correction, *(cell for pair in values for cell in pair))
 
 
-def _errors(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def error_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """One table: a line for each run and set of constants, and one for each simulator that publishes the same run."""
     yield from _table("run", "constants of", "", *_METRICS.values())
     lines: dict[tuple[str, str, str], dict[str, float]] = {}

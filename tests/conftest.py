@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,10 @@ for _folder in ("", "helpers", "fuzz"):
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 # Tests download no models.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and the programs that they interrupt would, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No time limit an example: the machines that run this differ.
 hypothesis.settings.register_profile("fragmeter", derandomize=True, deadline=None, database=None)

@@ -40,14 +40,13 @@ def test_every_decision_of_the_server_is_the_simulators(found):
 @pytest.mark.parametrize(
     "changed",
     [
-        {"num_gpu_blocks_override": 129},
-        {"max_num_seqs": 31},
-        {"max_num_batched_tokens": 511},
-        {"enable_prefix_caching": False},
-        {"vllm_release": "0.20"},
-        {"async_scheduling": True},
+        pytest.param({"num_gpu_blocks_override": 129}, id="blocks"),
+        pytest.param({"max_num_seqs": 31}, id="seats"),
+        pytest.param({"max_num_batched_tokens": 511}, id="budget", marks=pytest.mark.slow),
+        pytest.param({"enable_prefix_caching": False}, id="no caching", marks=pytest.mark.slow),
+        pytest.param({"vllm_release": "0.20"}, id="release", marks=pytest.mark.slow),
+        pytest.param({"async_scheduling": True}, id="asynchronous", marks=pytest.mark.slow),
     ],
-    ids=lambda changed: next(iter(changed)),
 )
 def test_another_server_is_noticed(changed):
     chosen = settings_of(read_probe(TIGHT / "probe.jsonl.gz").header, TIGHT / "model" / "config.json")

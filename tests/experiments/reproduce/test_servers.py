@@ -59,16 +59,23 @@ def test_every_run_has_a_source_and_its_latencies():
         assert fact["source"] and "ttft_ms" in measured and measured & {"e2el_ms", "tpot_ms"}
 
 
-def test_nothing_is_fitted_to_a_held_out_run(held_out_document):
+def held_out_runs() -> list[str]:
+    return [fact["name"] for fact in facts()["runs"] if fact.get("class") == "held out"]
+
+
+def test_runs_are_held_out_and_targets_are_either():
+    assert len(held_out_runs()) == 56
+    assert {kind for _, _, kind, _ in TARGETS} == {"fitted", "predicted"}
+
+
+@pytest.mark.slow
+def test_nothing_is_fitted_to_a_held_out_run(whole_document):
     """Some have the prefixes of names that constants are fitted to."""
-    held_out = {fact["name"] for fact in facts()["runs"] if fact.get("class") == "held out"}
-    assert len(held_out) == 56
-    found = held_out_document
+    held_out, found = set(held_out_runs()), whole_document
     assert not held_out & {name for fit in found["constants"].values() for name in fit["fitted_on"]}
     for row in found["rows"]:
         assert (row["run"] in held_out) == (row["kind"] == "held out")
         assert row["kind"] != "held out" or row["constants"] == "nothing"
-    assert {kind for _, _, kind, _ in TARGETS} == {"fitted", "predicted"}
 
 
 def test_a_held_out_run_of_a_fitted_card_and_model_is_not_fitted_to(monkeypatch):
@@ -130,36 +137,61 @@ def test_the_command_says_what_is_fitted_and_what_is_predicted(tmp_path, monkeyp
         assert row["error"] == pytest.approx(row["simulated"] / row["measured"] - 1)
 
 
+def as_read(document: dict) -> dict:
+    """As a reader of JSON sees it."""
+    return json.loads(json.dumps(document))
+
+
 @pytest.fixture(scope="module")
-def held_out_document():
-    """The document of all runs that need no file, as a reader of JSON sees it."""
-    return json.loads(json.dumps(servers.compare_servers(None)))
+def whole_document():
+    """Of all runs that need no file."""
+    return as_read(servers.compare_servers(None))
+
+
+@pytest.fixture(scope="module")
+def some_document():
+    """Of every fifth run that is held out."""
+    kept = [fact for fact in facts()["runs"] if fact["name"] in held_out_runs()[::5]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(servers, "facts", lambda: {"notes": [], "runs": kept})
+        return as_read(servers.compare_servers(None))
 
 
 PAGE = runpy.run_path(str(ROOT / "docs" / "servers.py"))
+WRITTEN = (ROOT / "docs" / "servers.md").read_text("utf-8")
 
 
-def test_the_page_of_the_documentation_has_every_run(held_out_document):
-    text = PAGE["page"](held_out_document)
+@pytest.mark.slow
+def test_the_page_of_the_documentation_has_every_run(whole_document):
+    text = PAGE["page"](whole_document)
     others = {fact["name"] for fact in facts()["runs"] if "published" in fact}
-    for name in {row["run"]: None for row in held_out_document["rows"]}:
+    for name in {row["run"]: None for row in whole_document["rows"]}:
         # A line of errors for each set of constants, and for another simulator; and the values.
-        constants = {row["constants"] for row in held_out_document["rows"] if row["run"] == name}
+        constants = {row["constants"] for row in whole_document["rows"] if row["run"] == name}
         lines = re.findall(rf"^\| {re.escape(name)} \| ", text, re.MULTILINE)
         assert len(lines) == len(constants) + 1 + (name in others), name
-    written = (ROOT / "docs" / "servers.md").read_text("utf-8")
-    assert written.count("| pass |") == 15 and written.count("| nothing | held out |") == 56
 
 
-def test_the_page_is_that_of_the_simulations(held_out_document):
+def test_the_written_page_has_every_target_and_every_run_that_is_held_out():
+    assert WRITTEN.count("| pass |") == 15 and WRITTEN.count("| nothing | held out |") == 56
+
+
+def held_out_lines(document: dict) -> set[str]:
+    return {line for line in PAGE["error_table"](document["rows"]) if "| nothing | held out |" in line}
+
+
+@pytest.mark.parametrize(
+    ("document", "runs"), [("some_document", 12), pytest.param("whole_document", 56, marks=pytest.mark.slow)]
+)
+def test_the_page_is_that_of_the_simulations(document, runs, request):
     """Each line of a run on the written page is one of today's simulation; a changed figure makes another line."""
-    written = (ROOT / "docs" / "servers.md").read_text("utf-8").splitlines()
-    lines = [line for line in PAGE["page"](held_out_document).splitlines() if "| nothing | held out |" in line]
-    assert len(lines) == 56 and set(lines) <= set(written)
-    changed = json.loads(json.dumps(held_out_document))
+    found = request.getfixturevalue(document)
+    lines = held_out_lines(found)
+    assert len(lines) == runs and lines <= set(WRITTEN.splitlines())
+    changed = as_read(found)
     row = next(row for row in changed["rows"] if row["kind"] == "held out" and row["metric"] == "mean_tpot_ms")
     row["error"] = row["simulated"] * 1.02 / row["measured"] - 1
-    assert not set(PAGE["page"](changed).splitlines()) >= set(lines)
+    assert not held_out_lines(changed) >= lines
 
 
 def test_a_folder_without_the_requests_is_one_line(tmp_path, capsys):
