@@ -53,7 +53,9 @@ def assert_goes_on(out: Path, in_peace: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "status", "said", "to_all"),
     [
-        pytest.param(signal.SIGTERM, TERMINATED, "terminated", False, id="SIGTERM to the program"),
+        pytest.param(
+            signal.SIGTERM, TERMINATED, "terminated", False, id="SIGTERM to the program", marks=pytest.mark.slow
+        ),
         pytest.param(signal.SIGINT, INTERRUPTED, "interrupted", True, id="Ctrl-C to its workers, too"),
         pytest.param(
             signal.SIGTERM, TERMINATED, "terminated", True, id="SIGTERM to its workers, too", marks=pytest.mark.slow
