@@ -173,6 +173,7 @@ class KVTransfers:
         self._lengths, self._sent, self.decoders, self._router = lengths, sent, decoders, router
         self._links, self._slot_bytes, self._remaining = links, slot_bytes, remaining
         self.transfers = Table(TRANSFER)
+        router.watch(decoders)
         if not remaining:
             self._close(0)
 
@@ -181,7 +182,7 @@ class KVTransfers:
         row = self._sent[number].rows[sequence.index]
         if self._lengths.outputs[row] == 1:
             return None
-        decoder = self.decoders[self._router.choose(row, self.decoders, now)]
+        decoder = self.decoders[self._router.choose(row, now)]
         size_bytes = sequence.prompt_tokens * self._slot_bytes
         start, end = self._links[number].carry(now, size_bytes)
         self.transfers.append((row, number, decoder.number, now, start, end, size_bytes))

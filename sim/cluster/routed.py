@@ -28,7 +28,7 @@ from simpy.events import NORMAL, EventPriority
 from ..cost.base import StepCost
 from ..engine.engine import Alarm, Engine
 from ..engine.executor import Begun, FirstStep
-from ..memory import Memory
+from ..memory import Memory, PagedMemory
 from ..memory.accounting.ledger import Leap
 from ..policy.base import PairedPolicy
 from ..types.sequence import Sequence, StepPlan
@@ -38,6 +38,10 @@ from ..workload.source import NEVER
 
 #: When the next request comes, while the router may yet send one.
 SOMEDAY = NEVER - 1
+
+
+def _ignored() -> None:
+    """Where no router looks."""
 
 
 class Mailbox:
@@ -137,12 +141,18 @@ class RoutedEngine(Engine):
         self._resting = self._wakes = False
         # Requests on their way.
         self._expected = 0
+        self._changed: Callable[[], None] = _ignored
         self._alarm: simpy.Event = Alarm(env)
+
+    def report_to(self, changed: Callable[[], None]) -> None:
+        """See ``routing.Seen``."""
+        self._changed = changed
 
     def expect(self, sequence: Sequence) -> None:
         """Announce a request that was routed here; routers count it from now on."""
         self.state.queued_tokens += sequence.start_tokens
         self._expected += 1
+        self._changed()
 
     def send(self, now: int, sequence: Sequence) -> None:
         """Deliver an announced request."""
@@ -182,6 +192,11 @@ class RoutedEngine(Engine):
         state = self.state
         decoding = state.batch_size * (state.decode_step + self._steps_over(now)) + state.lag_sum - self._starting
         return state.queued_tokens + decoding
+
+    @property
+    def kv_rises(self) -> bool:
+        """See ``routing.Seen``."""
+        return not (isinstance(self.memory, PagedMemory) and self.memory.giving)
 
     def kv_tokens(self, now: int) -> int:
         """Slots of the pool that are taken, by the last boundary before ``now``, and the tokens that are to be
@@ -236,6 +251,7 @@ class RoutedEngine(Engine):
         """Record the start of a leap or a rest."""
         self._since, self._until, self._steps, self._leap = now, now + ticks, steps, leap
         self._wakes, self._resting, self._starting = wakes, rests, starting
+        self._changed()
 
     def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
         found = super()._leap_over(now, first_step)
@@ -251,4 +267,6 @@ class RoutedEngine(Engine):
         rest = super()._rest(now)
         if rest:
             self._begin(now, 0, *rest, rests=True)
+        else:
+            self._changed()
         return rest

@@ -21,6 +21,9 @@ and adds the prompt to the record of the chosen replica. The real routers record
 most as many as the replica's pool, and the least recently used are removed first. Full records therefore have the same
 size, and ties go to the replica with the fewest requests. The router does not know which blocks a replica still
 caches: the replica's own prefix cache decides the hits.
+
+A fleet of a thousand replicas gets a request every millisecond, so no router reads all of them for each: replicas report what
+changes (``Seen.report_to``), and a choice reads those that did.
 """
 
 from __future__ import annotations
@@ -28,23 +31,37 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import heapify, heappop, heappush
 from typing import Protocol
+
+import numpy as np
 
 from .config import Cluster
 
 
 class Seen(Protocol):
-    """The state of a replica that a router reads; ``now`` is the time of the arrival."""
+    """The state of a replica that a router reads; ``now`` is the time of the arrival.
+
+    Attributes:
+        kv_rises: Whether ``kv_tokens`` only rises between two reports.
+    """
+
+    @property
+    def kv_rises(self) -> bool: ...
 
     @property
     def num_requests(self) -> int:
-        """Number of unfinished requests."""
+        """Number of unfinished requests; constant between two reports."""
 
     def outstanding_tokens(self, now: int) -> int:
-        """Tokens of prompts and outputs so far of unfinished requests."""
+        """Tokens of prompts and outputs so far of unfinished requests; only rises between two reports."""
 
     def kv_tokens(self, now: int) -> int:
         """Slots in use, and tokens that need slots before waiting requests decode."""
+
+    def report_to(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` whenever requests come or go, or steps begin."""
 
 
 class Router(Protocol):
@@ -56,7 +73,10 @@ class Router(Protocol):
 
     looks: bool
 
-    def choose(self, request: int, replicas: Sequence[Seen], now: int, among: Sequence[int] | None = None) -> int:
+    def watch(self, replicas: Sequence[Seen]) -> None:
+        """Choose among these from now on."""
+
+    def choose(self, request: int, now: int, among: Sequence[int] | None = None) -> int:
         """The number of the replica for a request (a row of the workload).
 
         Args:
@@ -72,7 +92,10 @@ class RoundRobin:
     def __init__(self, count: int) -> None:
         self._count, self._next = count, 0
 
-    def choose(self, request: int, replicas: Sequence[Seen], now: int, among: Sequence[int] | None = None) -> int:
+    def watch(self, replicas: Sequence[Seen]) -> None:
+        """See ``Router``."""
+
+    def choose(self, request: int, now: int, among: Sequence[int] | None = None) -> int:
         """See ``Router``."""
         place = self._next % self._count
         if among is not None:
@@ -81,28 +104,88 @@ class RoundRobin:
         return place
 
 
-class LeastOutstandingTokens:
+class _Lowest:
+    """The replica with the lowest value.
+
+    1. Between two reports of a replica its value only rises, so the last value read is a lower bound of the present one.
+    2. A heap has the bounds, with the numbers of the replicas. A choice first reads the replicas that reported.
+    3. It then reads the replica at the top, until the top has a value of now. No other value is lower, and of equals
+       none has a lower number.
+    """
+
+    looks = True
+
+    def __init__(self) -> None:
+        self._replicas: Sequence[Seen] = ()
+        self._among: Sequence[int] | None = None
+        self._changed: set[int] = set()
+        # The last value read of each replica; None if it takes no requests. Entries of the heap with another one are old.
+        self._bounds: list[int | None] = []
+        self._heap: list[tuple[int, int]] = []
+
+    def watch(self, replicas: Sequence[Seen]) -> None:
+        """See ``Router``."""
+        self._replicas, self._changed = replicas, set()
+        for number, replica in enumerate(replicas):
+            replica.report_to(partial(self._changed.add, number))
+        self._take(None)
+
+    def choose(self, request: int, now: int, among: Sequence[int] | None = None) -> int:
+        """See ``Router``."""
+        if among is not self._among:
+            self._take(among)
+        bounds, heap = self._bounds, self._heap
+        for number in self._to_read():
+            if bounds[number] is not None:
+                self._read(number, now)
+        self._changed.clear()
+        while True:
+            bound, number = heap[0]
+            if bound != bounds[number]:
+                heappop(heap)
+            elif self._read(number, now) == bound:
+                return number
+
+    def _take(self, among: Sequence[int] | None) -> None:
+        """Choose among these from now on. Each value is more than -1."""
+        self._among, count = among, len(self._replicas)
+        takes = set(range(count) if among is None else among)
+        self._bounds = [-1 if number in takes else None for number in range(count)]
+        self._heap = [(-1, number) for number in sorted(takes)]
+
+    def _read(self, number: int, now: int) -> int:
+        value = self._value(self._replicas[number], now)
+        if value != self._bounds[number]:
+            self._bounds[number] = value
+            heappush(self._heap, (value, number))
+            if len(self._heap) > 4 * len(self._replicas):
+                self._heap[:] = [(bound, place) for place, bound in enumerate(self._bounds) if bound is not None]
+                heapify(self._heap)
+        return value
+
+    def _to_read(self) -> set[int]:
+        return self._changed
+
+    def _value(self, replica: Seen, now: int) -> int:
+        raise NotImplementedError
+
+
+class LeastOutstandingTokens(_Lowest):
     """The replica with the fewest outstanding tokens."""
 
-    looks = True
-
-    def choose(self, request: int, replicas: Sequence[Seen], now: int, among: Sequence[int] | None = None) -> int:
-        """See ``Router``."""
-        numbers = range(len(replicas)) if among is None else among
-        tokens = [replicas[number].outstanding_tokens(now) for number in numbers]
-        return numbers[tokens.index(min(tokens))]
+    def _value(self, replica: Seen, now: int) -> int:
+        return replica.outstanding_tokens(now)
 
 
-class KvAware:
+class KvAware(_Lowest):
     """The replica with the most room in its KV cache."""
 
-    looks = True
+    def _value(self, replica: Seen, now: int) -> int:
+        return replica.kv_tokens(now)
 
-    def choose(self, request: int, replicas: Sequence[Seen], now: int, among: Sequence[int] | None = None) -> int:
-        """See ``Router``."""
-        numbers = range(len(replicas)) if among is None else among
-        tokens = [replicas[number].kv_tokens(now) for number in numbers]
-        return numbers[tokens.index(min(tokens))]
+    def _to_read(self) -> set[int]:
+        # Sequences may give blocks back as they decode, under all replicas or none.
+        return self._changed if self._replicas[0].kv_rises else {*range(len(self._replicas))}
 
 
 class PrefixAffine:
@@ -120,39 +203,69 @@ class PrefixAffine:
     def __init__(self, count: int, cluster: Cluster, names_of: Callable[[int], list[int]], most_blocks: int) -> None:
         self._cluster, self._names_of, self._most_blocks = cluster, names_of, most_blocks
         self._records: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(count)]
+        # The replicas with a name on record. Those that have a name have all names before it in its prompt, too, as these
+        # were used no less recently.
+        self._holders: dict[int, set[int]] = {}
+        self._sizes, self._loads = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        self._replicas: Sequence[Seen] = ()
+        self._changed: set[int] = set()
 
-    def choose(self, request: int, replicas: Sequence[Seen], now: int, among: Sequence[int] | None = None) -> int:
+    def watch(self, replicas: Sequence[Seen]) -> None:
+        """See ``Router``."""
+        self._replicas, self._changed = replicas, {*range(len(replicas))}
+        for number, replica in enumerate(replicas):
+            replica.report_to(partial(self._changed.add, number))
+
+    def choose(self, request: int, now: int, among: Sequence[int] | None = None) -> int:
         """See ``Router``."""
         names = self._names_of(request)
-        numbers = range(len(replicas)) if among is None else among
-        place = self._choose(names, {number: replicas[number].num_requests for number in numbers})
-        self._enter(names, self._records[place])
+        for number in self._changed:
+            self._loads[number] = self._replicas[number].num_requests
+        self._changed.clear()
+        place = self._choose(names, np.arange(len(self._replicas)) if among is None else np.array(among))
+        self._enter(names, place)
         return place
 
-    def _choose(self, names: list[int], loads: dict[int, int]) -> int:
-        limits, least, most = self._cluster, min(loads.values()), max(loads.values())
+    def _choose(self, names: list[int], numbers: np.ndarray) -> int:
+        limits, loads = self._cluster, self._loads[numbers]
+        least, most = int(loads.min()), int(loads.max())
         if most - least > limits.balance_abs_threshold and most > least * limits.balance_rel_threshold:
-            return min(loads, key=loads.__getitem__)
-        known = {place: _leading(names, self._records[place]) for place in loads}
-        if max(known.values()) > limits.cache_threshold * len(names):
-            return min(loads, key=lambda place: (-known[place], loads[place]))
-        return min(loads, key=lambda place: (len(self._records[place]), loads[place]))
+            return int(numbers[loads.argmin()])
+        known, holders = self._longest_match(names, numbers)
+        if known > limits.cache_threshold * len(names):
+            able = np.sort(np.fromiter(holders, np.int64, len(holders)))
+        else:
+            sizes = self._sizes[numbers]
+            able = numbers[sizes == sizes.min()]
+        return int(able[self._loads[able].argmin()])
 
-    def _enter(self, names: list[int], record: OrderedDict[int, None]) -> None:
+    def _longest_match(self, names: list[int], numbers: np.ndarray) -> tuple[int, set[int]]:
+        """Number of leading names that a record has at most, and the replicas with such records."""
+        taking = None if len(numbers) == len(self._replicas) else {*numbers.tolist()}
+        known, holders = 0, set[int]()
+        for place, name in enumerate(names, 1):
+            found = self._holders.get(name)
+            if found and taking is not None:
+                found = found & taking
+            if not found:
+                break
+            known, holders = place, found
+        return known, holders
+
+    def _enter(self, names: list[int], place: int) -> None:
+        record, holders = self._records[place], self._holders
         # From the end on, so that the beginning of a prefix outlives what follows it.
         for name in reversed(names):
+            if name not in record:
+                holders.setdefault(name, set()).add(place)
             record[name] = None
             record.move_to_end(name)
         while len(record) > self._most_blocks:
-            record.popitem(last=False)
-
-
-def _leading(names: list[int], record: OrderedDict[int, None]) -> int:
-    """Number of leading hashes that are in the record."""
-    for place, name in enumerate(names):
-        if name not in record:
-            return place
-    return len(names)
+            name, _ = record.popitem(last=False)
+            holders[name].discard(place)
+            if not holders[name]:
+                del holders[name]
+        self._sizes[place] = len(record)
 
 
 def router(name: str, count: int, cluster: Cluster, names_of: Callable[[int], list[int]], most_blocks: int) -> Router:

@@ -90,7 +90,7 @@ class Fleet:
         """Engines with requests that are assigned in advance."""
         arrivals = self._workload.arrival_ticks[self._rows].tolist()
         for row, now in zip(self._rows.tolist(), arrivals, strict=True):
-            self._sent[choose.choose(row, (), now, self._taking_requests(now))].add(row)
+            self._sent[choose.choose(row, now, self._taking_requests(now))].add(row)
         engines = []
         for number, (part, replica) in enumerate(zip(self._sent, self._replicas, strict=True)):
             own = part_of(self._workload, np.array(part.rows, dtype=np.int64))
@@ -121,6 +121,7 @@ class Fleet:
         return [*prefill, *decoders]
 
     def _arrive_at(self, engines: list[RoutedEngine], choose: Router) -> None:
+        choose.watch(engines)
         self.env.process(self._arrivals(engines, choose))
 
     def _arrivals(self, engines: list[RoutedEngine], choose: Router) -> Generator[simpy.Event, None, None]:
@@ -134,7 +135,7 @@ class Fleet:
                 env.schedule(alarm, URGENT, ticks - now)
                 yield alarm
                 now = ticks
-            place = choose.choose(row, engines, now, self._taking_requests(now))
+            place = choose.choose(row, now, self._taking_requests(now))
             sequence = self._sent[place].number(row, self._lengths.sequence(row))
             if prefills:
                 sequence.output_tokens = sequence.max_tokens = 1

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 from unittest import mock
 
 import simpy
 
 from engine_runs import cached_if_known, settings_of, times_of, workload_of
-from fragmeter.sim.cluster import ClusterRun, FleetSchedule, cluster, simulate_cluster
+from fragmeter.sim.cluster import Cluster, ClusterRun, FleetSchedule, cluster, simulate_cluster
 from fragmeter.sim.cluster import run as cluster_run
 from fragmeter.sim.cluster.routed import RoutedEngine
+from fragmeter.sim.cluster.routing import Router
 from fragmeter.sim.policy.static import FasterTransformer
 from same_runs import same
 from strategies import Case
@@ -135,28 +137,87 @@ def watched() -> Iterator[list[Watch]]:
         yield clocks
 
 
+#: Chooses for a row, given requests, tokens and slots of each replica, among some of them.
+Scan = Callable[[int, list[tuple[int, int, int]], Sequence[int]], int]
+
+
+def scan(name: str, *parts: Any) -> Scan | None:
+    """The rule of a router as it is written, over all that it could see; None if it looks at nothing. The arguments are those of
+    ``routing.router``."""
+    if name == "round-robin":
+        return None
+    if name == "prefix-affine":
+        return _Records(*parts).choose
+    column = {"least-outstanding-tokens": 1, "kv-aware": 2}[name]
+    return lambda row, seen, among: min(among, key=lambda number: seen[number][column])
+
+
+class _Records:
+    """prefix-affine with one record a replica, each of which is searched."""
+
+    def __init__(
+        self, num_replicas: int, thresholds: Cluster, names_of: Callable[[int], list[int]], most_blocks: int
+    ) -> None:
+        self.records: list[list[int]] = [[] for _ in range(num_replicas)]
+        self.thresholds, self.names_of, self.most_blocks = thresholds, names_of, most_blocks
+
+    def choose(self, row: int, seen: list[tuple[int, int, int]], among: Sequence[int]) -> int:
+        names, limits, records = self.names_of(row), self.thresholds, self.records
+        loads = {number: seen[number][0] for number in among}
+        known = {number: len([*takewhile(records[number].__contains__, names)]) for number in among}
+        uneven = max(loads.values()) - min(loads.values()) > limits.balance_abs_threshold
+        if uneven and max(loads.values()) > min(loads.values()) * limits.balance_rel_threshold:
+            place = min(among, key=loads.__getitem__)
+        elif max(known.values()) > limits.cache_threshold * len(names):
+            place = min(among, key=lambda number: (-known[number], loads[number]))
+        else:
+            place = min(among, key=lambda number: (len(records[number]), loads[number]))
+        # The least recently used ones are first.
+        kept = [name for name in records[place] if name not in names] + names[::-1]
+        records[place] = kept[max(0, len(kept) - self.most_blocks) :]
+        return place
+
+
 class Views:
-    """What a router saw: of every arrival its row and, of each replica, requests, tokens, and slots taken."""
+    """What routers saw: of every request its row and, of each replica, requests, tokens, and slots taken; and whether they chose
+    as one that reads all replicas for each request does."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, list[tuple[int, int, int]]]] = []
+        self.differences: list[tuple[int, int, int]] = []
 
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Routers that are made meanwhile tell."""
-        make = cluster_run.router
+        make, make_decoding = cluster_run.router, cluster_run.decode_router
 
-        def made(*parts: Any) -> Any:
-            router = make(*parts)
-            choose = router.choose
+        def made(*parts: Any) -> Router:
+            return self._noting(make(*parts), scan(*parts))
 
-            def noting(row: int, replicas: list[RoutedEngine], now: int, among: Any = None) -> int:
-                loads = [(r.num_requests, r.outstanding_tokens(now), r.kv_tokens(now)) for r in replicas]
-                self.seen.append((row, loads))
-                return choose(row, replicas, now, among)
+        def made_decoding(chosen: Cluster) -> Router:
+            return self._noting(make_decoding(chosen), scan(chosen.decode_router))
 
-            router.choose = noting
-            return router
-
-        with mock.patch.object(cluster_run, "router", made):
+        with (
+            mock.patch.object(cluster_run, "router", made),
+            mock.patch.object(cluster_run, "decode_router", made_decoding),
+        ):
             yield
+
+    def _noting(self, router: Any, scanned: Scan | None) -> Router:
+        watch, choose, watched = router.watch, router.choose, []
+
+        def watching(replicas: list[RoutedEngine]) -> None:
+            watched[:] = replicas
+            watch(replicas)
+
+        def noting(row: int, now: int, among: Any = None) -> int:
+            loads = [(r.num_requests, r.outstanding_tokens(now), r.kv_tokens(now)) for r in watched]
+            self.seen.append((row, loads))
+            place = choose(row, now, among)
+            other = scanned(row, loads, among or range(len(loads))) if scanned else place
+            if place != other:
+                self.differences.append((row, place, other))
+            return place
+
+        router.watch, router.choose = watching, noting
+        return router

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from cluster_runs import ROUTERS, same_cluster, serve_apart, watched
+from cluster_runs import ROUTERS, Views, same_cluster, serve_apart, watched
 from engine_runs import LONG_MODEL, evictions_of, residencies_of, times_of
 from fragmeter.sim.cluster import (
     ClusterRun,
@@ -56,10 +56,13 @@ def test_leap_and_step_are_the_same_bits(policy, case, prefill, decode, link, da
 @hypothesis_settings(max_examples=60)
 @given(**apart)
 def test_leap_and_step_are_the_same_bits_where_steps_are_scheduled_ahead(case, prefill, decode, link):
-    runs = [
-        serve_apart("vllm-v1", case, prefill, decode, link=link, leap=leap, async_scheduling=True)
-        for leap in (True, False)
-    ]
+    noting = Views()
+    with noting.noted():
+        runs = [
+            serve_apart("vllm-v1", case, prefill, decode, link=link, leap=leap, async_scheduling=True)
+            for leap in (True, False)
+        ]
+    assert not noting.differences
     same_cluster(*runs)
     assert_nothing_is_lost(runs[0])
 
@@ -79,7 +82,10 @@ def leap_and_step(
     """The same runs, over a window that is drawn; the one that leaps."""
     end = serve_apart(policy, case, prefill, decode, link=link).end_ticks
     window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 1000), min_size=2, max_size=2, unique=True))))
-    leapt, stepped = (serve_apart(policy, case, prefill, decode, window, link, leap=leap) for leap in (True, False))
+    noting = Views()
+    with noting.noted():
+        leapt, stepped = (serve_apart(policy, case, prefill, decode, window, link, leap=leap) for leap in (True, False))
+    assert not noting.differences
     same_cluster(leapt, stepped)
     assert_same_columns(leapt.transfers, stepped.transfers)
     return leapt

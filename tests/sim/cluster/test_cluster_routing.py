@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fragmeter.sim.cluster import cluster, cluster_summary, simulate_cluster
-from fragmeter.sim.cluster.routing import router
+from fragmeter.sim.cluster.routing import Router, router
 from fragmeter.sim.engine.settings import settings
 from fragmeter.traces import Pacing, Reading, paced, read_with_content, workload
 
@@ -21,6 +23,10 @@ class Fake:
     num_requests: int = 0
     outstanding: int = 0
     kv: int = 0
+    kv_rises: bool = True
+
+    def report_to(self, changed: Callable[[], None]) -> None:
+        self.changed = changed
 
     def outstanding_tokens(self, now: int) -> int:
         return self.outstanding
@@ -35,7 +41,14 @@ def choices(
     """Where requests with prompts of these blocks go, one after the other, while nothing else changes."""
     routed = cluster(num_replicas=len(replicas), **thresholds)
     chooser = router(name, len(replicas), routed, prompts.__getitem__, most_blocks)
-    return [chooser.choose(row, replicas, 0) for row in range(len(prompts))]
+    chooser.watch(replicas)
+    return [chooser.choose(row, 0) for row in range(len(prompts))]
+
+
+def choose(chooser: Router, row: int, *loads: int) -> int:
+    """Where a request goes while replicas have so many requests."""
+    chooser.watch([Fake(load) for load in loads])
+    return chooser.choose(row, 0)
 
 
 def test_round_robin_goes_round():
@@ -47,6 +60,42 @@ def test_the_fewest_tokens_and_of_equals_the_first():
     assert choices("least-outstanding-tokens", replicas, [[]]) == [1]
     assert choices("kv-aware", replicas, [[]]) == [0]
     assert choices("kv-aware", [Fake(kv=5), Fake(kv=4), Fake(kv=4)], [[]]) == [1]
+
+
+@pytest.mark.parametrize(("router_name", "field"), [("least-outstanding-tokens", "outstanding"), ("kv-aware", "kv")])
+def test_a_choice_reads_what_reported_and_what_may_be_lowest(router_name, field):
+    """A value that rose without a report is read when it is the lowest known; one that fell is reported."""
+    replicas = [Fake(outstanding=level, kv=level) for level in (10, 20, 30)]
+    chooser = router(router_name, 3, cluster(num_replicas=3), lambda row: [], 100)
+    chooser.watch(replicas)
+    assert chooser.choose(0, 0) == 0
+    setattr(replicas[0], field, 25)
+    assert chooser.choose(1, 0) == 1
+    setattr(replicas[2], field, 5)
+    replicas[2].changed()
+    assert chooser.choose(2, 0) == 2
+    assert [chooser.choose(row, 0, among) for row, among in enumerate([(0, 1), (0,), None])] == [1, 0, 2]
+
+
+def test_where_slots_are_given_back_without_a_report_all_are_read():
+    replicas = [Fake(kv=10, kv_rises=False), Fake(kv=20, kv_rises=False)]
+    chooser = router("kv-aware", 2, cluster(num_replicas=2), lambda row: [], 100)
+    chooser.watch(replicas)
+    assert chooser.choose(0, 0) == 0
+    replicas[1].kv = 5
+    assert chooser.choose(1, 0) == 1
+
+
+def test_thousands_of_choices_leave_no_more_than_a_few_entries_a_replica():
+    """The heap of bounds is made anew before old ones add up; the choices stay those of a reading of all."""
+    replicas, draw = [Fake() for _ in range(7)], np.random.default_rng(0)
+    chooser = router("least-outstanding-tokens", 7, cluster(num_replicas=7), lambda row: [], 100)
+    chooser.watch(replicas)
+    for row, (place, level) in enumerate(zip(draw.integers(0, 7, 3000), draw.integers(0, 50, 3000), strict=True)):
+        replicas[place].outstanding = int(level)
+        replicas[place].changed()
+        lowest = min(range(7), key=lambda number: replicas[number].outstanding)
+        assert chooser.choose(row, 0) == lowest
 
 
 def test_a_prompt_follows_its_prefix_where_enough_of_it_is_known():
@@ -68,17 +117,16 @@ def test_uneven_loads_go_to_the_idlest():
     """More than 64 requests over the idlest and more than 1.5 times as many; else the prefix counts."""
     prompt = [1, 2, 3]
     for busiest, idlest, chosen in ((64, 0, 0), (65, 0, 1), (196, 131, 0), (195, 130, 0), (195, 129, 1)):
-        known, replicas = [Fake(), Fake()], [Fake(busiest), Fake(idlest)]
         chooser = router("prefix-affine", 2, cluster(num_replicas=2), lambda row: prompt, 100)
-        assert chooser.choose(0, known, 0) == 0
-        assert chooser.choose(1, replicas, 0) == chosen
+        assert choose(chooser, 0, 0, 0) == 0
+        assert choose(chooser, 1, busiest, idlest) == chosen
 
 
 def test_of_equal_matches_and_equal_records_the_idler_one():
     assert choices("prefix-affine", [Fake(3), Fake(2), Fake(2)], [[1]]) == [1]
     chooser = router("prefix-affine", 2, cluster(num_replicas=2), lambda row: [1, 2], 100)
-    assert [chooser.choose(0, [Fake(70 * place), Fake(70 - 70 * place)], 0) for place in (0, 1)] == [0, 1]
-    assert chooser.choose(0, [Fake(2), Fake(1)], 0) == 1
+    assert [choose(chooser, 0, 70 * place, 70 - 70 * place) for place in (0, 1)] == [0, 1]
+    assert choose(chooser, 0, 2, 1) == 1
 
 
 def test_a_record_forgets_the_end_of_the_prefix_that_was_used_least_recently():
@@ -87,9 +135,9 @@ def test_a_record_forgets_the_end_of_the_prefix_that_was_used_least_recently():
     for threshold, last in ((0.6, 0), (0.7, 1)):
         routed = cluster(num_replicas=2, cache_threshold=threshold)
         chooser = router("prefix-affine", 2, routed, prompts.__getitem__, 4)
-        assert [chooser.choose(row, [Fake(0), Fake(1)], 0) for row in range(3)] == [0, 1, 0]
+        assert [choose(chooser, row, 0, 1) for row in range(3)] == [0, 1, 0]
         # Both records are full now, so the idler one gets what too little is known of.
-        assert chooser.choose(3, [Fake(1), Fake(0)], 0) == last
+        assert choose(chooser, 3, 1, 0) == last
 
 
 TRACES = os.environ.get("FRAGMETER_TRACES")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from cluster_runs import ROUTERS, serve_cluster, watched
+from cluster_runs import ROUTERS, Views, serve_cluster, watched
 from engine_runs import settings_of
 from fragmeter.sim.cluster import FleetSchedule, Lifetime, cluster, cluster_summary, cluster_table_of, cluster_times
 from fragmeter.sim.cluster.run import simulate_cluster
@@ -80,8 +80,10 @@ def test_what_cannot_be_is_refused_by_name(times, sizes, startup, message):
 def test_requests_go_to_replicas_that_take_them_and_none_is_lost(router, case, schedule, policy):
     """Nothing before a replica has started and nothing while it drains; every request is served once, and the time-integral
     of the number in the system is the sum of the times in it (Little's law), to the tick."""
-    with watched() as clocks:
+    noting = Views()
+    with watched() as clocks, noting.noted():
         run = serve_cluster(policy, case, schedule.sizes[0], router, looks=True, schedule=schedule)
+    assert not noting.differences
     changes = run.schedule is not None
     assert len(run.rows) == (len(schedule.lifetimes) if changes else schedule.sizes[0])
     for rows, life in zip(run.rows, schedule.lifetimes, strict=True):
