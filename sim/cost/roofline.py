@@ -116,6 +116,11 @@ class RooflineCost:
         )
         if model.indexer:
             attention += len(model.indexer.layers) * model.indexer.gemm_elements
+        if model.shared_blocks:
+            # A call reads the embedding beside the hidden state, and has matrices of its own.
+            own = model.call_matrices(model.attention_layers[0], ranks)
+            call = model.hidden_size + sum(each.copies * (each.inputs + each.outputs_on_rank) for each in own)
+            attention += len(model.attention_layers) * call
         states = len(model.state_layers) * mixer.gemm_elements(ranks) if mixer else 0
         return hidden + attention + states + sum(model.mlp_width(layer, ranks) for layer in range(model.num_layers))
 

@@ -93,6 +93,7 @@ class HeadAttention(NamedTuple):
     Attributes:
         gated: Whether the query projection also computes a gate for the output.
         v_dim: Width of a head of V.
+        input_size: Width of the input of Q, K and V; 0 is ``hidden_size``.
     """
 
     hidden_size: int
@@ -101,6 +102,7 @@ class HeadAttention(NamedTuple):
     head_dim: int
     gated: bool
     v_dim: int
+    input_size: int = 0
 
     @property
     def _gate(self) -> int:
@@ -125,9 +127,10 @@ class HeadAttention(NamedTuple):
         """Q, K, V and the output projection; K and V are one entry if they have the same width."""
         query, key, value = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.v_dim
         kept = [(key, 2)] if key == value else [(key, 1), (value, 1)]
+        inputs = self.input_size or self.hidden_size
         return (
-            Matrix(self.hidden_size, query + self._gate, part="mixer"),
-            *(Matrix(self.hidden_size, width, copies=copies, part="mixer") for width, copies in kept),
+            Matrix(inputs, query + self._gate, part="mixer"),
+            *(Matrix(inputs, width, copies=copies, part="mixer") for width, copies in kept),
             Matrix(self.heads * self.v_dim, self.hidden_size, part="mixer"),
         )
 

@@ -101,13 +101,13 @@ _FAMILIES = {
     "kimi_linear": _Family(
         state_families.kimi_linear, frozenset({"linear_attn_config", "kv_lora_rank", "num_experts"})
     ),
+    "zamba2": _Family(state_families.zamba2, frozenset({"mamba_d_state", "state_size", "layer_types"})),
     "mamba2": _Family(state_families.mamba2_alone, frozenset({"state_size"})),
 }
 
 # Known families with states that this package does not support.
 _REFUSED = {
     "falcon_h1": "has attention and Mamba side by side in every layer",
-    "zamba2": "shares one block of attention among its layers",
     "minimax_m3": "attends to blocks that an index of its own chooses",
     "minimax_m3_vl": "attends to blocks that an index of its own chooses",
     "deepseek_v4": "attends to compressed tokens, in caches of several block sizes",

@@ -9,6 +9,8 @@ from ..types.errors import SettingError
 from .attention import FULL, HeadAttention, Heads, Indexer, KvGroup, Latent, LatentAttention, Span
 from .deployment import dtype_bits, stages
 from .encoders import Encoder
+from .matrix import Matrix
+from .shared_blocks import SharedBlocks
 from .states import StateMixer
 from .weights import num_params
 
@@ -69,6 +71,8 @@ class ModelSpec:
         latent: Multi-head latent attention, instead of heads of K and V.
         indexer: Choice of the tokens that latent attention attends to; None is all.
         mixer: State mixer of the layers with span "state", instead of attention.
+        shared_blocks: Blocks of attention and MLP that the layers with attention share. Other layers have one norm. The layers are in
+            vLLM's order, those with attention first.
         mlp_layers: Layers with an MLP; None is all layers without experts.
         mlp_sizes: Width of the MLP of each layer, 0 without one, if layers differ. A layer then has a norm for each of its parts.
         experts: Mixture of experts, instead of the MLP of some layers.
@@ -105,6 +109,7 @@ class ModelSpec:
     latent: Latent | None = None
     indexer: Indexer | None = None
     mixer: StateMixer | None = None
+    shared_blocks: SharedBlocks | None = None
     mlp_layers: tuple[int, ...] | None = None
     mlp_sizes: tuple[int, ...] | None = None
     experts: Experts | None = None
@@ -158,6 +163,17 @@ class ModelSpec:
         """Number of layers with an MLP or experts."""
         return sum(self.has_mlp(layer) for layer in range(self.num_layers))
 
+    def shares_weights(self, layer: int) -> bool:
+        """Whether an earlier layer holds the weights of this layer's block."""
+        return self.shared_blocks is not None and layer in self.attention_layers[self.shared_blocks.count :]
+
+    def call_matrices(self, layer: int, tensor_parallel: int = 1) -> tuple[Matrix, ...]:
+        """The matrices that a call of a shared block has of its own; none for other layers."""
+        if self.shared_blocks is None or not self.span(layer).keeps_tokens:
+            return ()
+        width = self.num_heads * self.head_dim
+        return self.shared_blocks.own_matrices(self.hidden_size, width, self.intermediate_size, tensor_parallel)
+
     def heads_per_rank(self, tensor_parallel: int = 1) -> int:
         """Query heads on each of ``tensor_parallel`` ranks."""
         if tensor_parallel < 1 or self.num_heads % tensor_parallel:
@@ -200,6 +216,7 @@ class ModelSpec:
             heads.head_dim,
             self.gated_attention,
             heads.v_dim or heads.head_dim,
+            2 * self.hidden_size if self.shared_blocks else 0,
         )
 
     def state_mixer(self, tensor_parallel: int = 1) -> StateMixer | None:

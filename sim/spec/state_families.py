@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from ..types.errors import SettingError
-from .attention import STATE
+from .attention import FULL, STATE
 from .attention_families import deepseek, given, llama, read_experts
 from .config import Config, count, num_layers, numbers, shape, state_spans
 from .shape import Experts, ModelSpec
+from .shared_blocks import SharedBlocks
 from .states import GatedDelta, KimiDelta, Mamba, Mamba2
 
 
@@ -242,6 +243,67 @@ def kimi_linear(config: Config, name: str) -> ModelSpec:
     # Neither transformers nor vLLM reads tie_word_embeddings here.
     latent = deepseek(renamed | given(config), name)
     return replace(latent, spans=spans, mixer=mixer, tied_embeddings=False)
+
+
+def zamba2(config: Config, name: str) -> ModelSpec:
+    """Zamba2: Mamba-2 in every layer of the file, and calls of shared blocks of attention and MLP before some of them.
+
+    A call counts as a layer of its own. Calls come first, as vLLM registers their KV caches first.
+    """
+    layers, hidden = num_layers(config, name), count(config, name, "hidden_size", 2560)
+    heads, expand = count(config, name, "num_attention_heads", 32), count(config, name, "mamba_expand", 2)
+    blocks = count(config, name, "num_mem_blocks", 1)
+    calls = _zamba2_calls(config, name, layers, blocks)
+    for key, value in (("num_key_value_heads", heads), ("quantization_config", None)):
+        if config.get(key) not in (None, value):
+            raise SettingError(key, config[key], f"is not understood in {name}; Zamba2 has {value or 'no such key'}")
+    if 2 * hidden % heads:
+        raise SettingError("num_attention_heads", heads, f"must divide twice the hidden size {hidden} of {name}")
+    mamba_heads = count(config, name, "n_mamba_heads", 8)
+    if expand * hidden % mamba_heads:
+        raise SettingError("n_mamba_heads", mamba_heads, f"must divide the {expand * hidden} channels of {name}")
+    defaults = {
+        "vocab_size": 32_000,
+        "max_position_embeddings": 4096,
+        "num_attention_heads": heads,
+        "hidden_size": hidden,
+    }
+    long = {"max_position_embeddings": 16_384} if config.get("use_long_context") else {}
+    sizes = {"head_dim": 2 * hidden // heads, "num_key_value_heads": heads, "num_hidden_layers": calls + layers}
+    biased = bool(config.get("add_bias_linear", False))
+    return ModelSpec(
+        **shape(defaults | given(config) | sizes | long, name),
+        intermediate_size=count(config, name, "intermediate_size", 4 * hidden),
+        gated_mlp=True,
+        tied_embeddings=True,
+        mlp_bias=biased,
+        spans=(FULL,) * calls + (STATE,) * layers,
+        mixer=Mamba2(
+            heads=mamba_heads,
+            head_dim=expand * hidden // mamba_heads,
+            groups=count(config, name, "mamba_ngroups", 1),
+            state_size=count(config, name, "mamba_d_state", 64),
+            conv_kernel=count(config, name, "mamba_d_conv", 4),
+            chunk=count(config, name, "chunk_size", 256),
+            conv_bias=bool(config.get("use_conv_bias", True)),
+            proj_bias=biased,
+        ),
+        shared_blocks=SharedBlocks(
+            blocks, count(config, name, "adapter_rank", 128), bool(config.get("use_shared_attention_adapter", False))
+        ),
+        mlp_layers=tuple(range(calls)),
+    )
+
+
+def _zamba2_calls(config: Config, name: str, layers: int, blocks: int) -> int:
+    """How many layers call a shared block, at least as many as there are blocks."""
+    key = "layers_block_type" if config.get("layers_block_type") is not None else "layer_types"
+    kinds = config.get(key)
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"mamba", "linear_attention", "hybrid"}:
+        raise SettingError(key, kinds, f"must say mamba or hybrid for each of the {layers} layers of {name}")
+    if (calls := kinds.count("hybrid")) < blocks:
+        raise SettingError("num_mem_blocks", blocks, f"must be at most the {calls} hybrid layers of {name}")
+    return calls
 
 
 def mamba2_alone(config: Config, name: str) -> ModelSpec:

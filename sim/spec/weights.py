@@ -4,7 +4,7 @@ Tensor-parallel ranks divide the matrices; routed experts are divided as ``Exper
 matrices. Every rank holds all vectors (biases, norms), routers,
 down projections to a latent vector and the position table. ``states.py`` has the division of state mixers. A
 pipeline stage holds its layers; the first stage also holds the embedding and a vision encoder, and the last the output head, which is a
-copy of the embedding if the two are tied.
+copy of the embedding if the two are tied. Blocks that layers share (``shared_blocks.py``) are held once, and read by each layer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ..types.errors import SettingError
 from .attention import Span
 from .deployment import ExpertRanks, stages
 from .matrix import WEIGHT_BITS, Matrix, matrix_bytes
@@ -28,7 +29,7 @@ def layer_matrices(
     Args:
         expert_ranks: Division of the routed experts; None divides them like all matrices.
     """
-    mixer = _mixer_matrices(model, layer, tensor_parallel)
+    mixer = _mixer_matrices(model, layer, tensor_parallel) + model.call_matrices(layer, tensor_parallel)
     experts = model.experts
     if experts is None or layer not in experts.layers:
         return mixer + (_mlp(model, model.mlp_size(layer), tensor_parallel) if model.has_mlp(layer) else ())
@@ -44,6 +45,15 @@ def layer_matrices(
         routed = (*(Matrix(inputs, outputs, part="router") for inputs, outputs in sizes), *routed)
     shared = _mlp(model, experts.shared_size, tensor_parallel, part="shared") if experts.shared_size else ()
     return (*mixer, router, *routed, *shared)
+
+
+def _stored_matrices(
+    model: ModelSpec, layer: int, tensor_parallel: int, expert_ranks: ExpertRanks | None = None
+) -> tuple[Matrix, ...]:
+    """As ``layer_matrices``, without those that an earlier layer holds."""
+    if model.shares_weights(layer):
+        return model.call_matrices(layer, tensor_parallel)
+    return layer_matrices(model, layer, tensor_parallel, expert_ranks)
 
 
 def _mixer_matrices(model: ModelSpec, layer: int, ranks: int) -> tuple[Matrix, ...]:
@@ -79,6 +89,8 @@ def layer_vector_params(model: ModelSpec, layer: int, used: bool = False, tensor
     Args:
         used: Whether to leave out experts that do not compute a given token.
     """
+    if model.shares_weights(layer):
+        return 0
     return _mixer_vectors(model, layer, tensor_parallel) + _mlp_vectors(model, layer, used) + _norms(model, layer)
 
 
@@ -119,13 +131,16 @@ def _norms(model: ModelSpec, layer: int) -> int:
     norms = model.layer_norms
     if model.mlp_sizes:
         norms = (model.span(layer).kind != "none") + model.has_mlp(layer)
+    if model.shared_blocks:
+        # The norm of the hidden state and the embedding side by side counts twice.
+        norms = 3 if model.span(layer).keeps_tokens else 1
     return norms * model.norm_vectors * model.hidden_size
 
 
 def num_params(model: ModelSpec, tensor_parallel: int = 1, used: bool = False) -> int:
     """Parameters on each rank; ``used`` leaves out an encoder, and experts that do not compute a given token."""
     layers = sum(
-        sum(matrix.used_params if used else matrix.params for matrix in layer_matrices(model, layer, tensor_parallel))
+        sum(matrix.used_params if used else matrix.params for matrix in _stored_matrices(model, layer, tensor_parallel))
         + layer_vector_params(model, layer, used, tensor_parallel)
         for layer in range(model.num_layers)
     )
@@ -151,7 +166,8 @@ def layers_bytes(
     """Bytes of complete layers on each rank, with vectors in 16 bits."""
     return sum(
         sum(
-            matrix_bytes(matrix, quantization) for matrix in layer_matrices(model, layer, tensor_parallel, expert_ranks)
+            matrix_bytes(matrix, quantization)
+            for matrix in _stored_matrices(model, layer, tensor_parallel, expert_ranks)
         )
         + layer_vector_params(model, layer, tensor_parallel=tensor_parallel) * WEIGHT_BITS // 8
         for layer in layers
@@ -169,7 +185,15 @@ def stage_bytes(
 
     Args:
         expert_ranks: As for ``layer_matrices``.
+
+    Raises:
+        SettingError: A stage would be empty, or layers of several stages would share weights.
     """
+    if model.shared_blocks and pipeline_parallel > 1:
+        remedy = (
+            f"must be 1 for {model.name}, which shares weights among its layers; vLLM does not divide it into stages"
+        )
+        raise SettingError("pipeline_parallel", pipeline_parallel, remedy)
     found = []
     for number, layers in enumerate(stages(model.num_layers, pipeline_parallel)):
         first, last = number == 0, number == pipeline_parallel - 1

@@ -332,7 +332,6 @@ GEMMA_4 = {"model_type": "gemma4_text", "sliding_window": 64, "hidden_size_per_l
         ({"model_type": "minimax_m3"}, "model_type = 'minimax_m3': attends to blocks"),
         ({"model_type": "deepseek_v4"}, "model_type = 'deepseek_v4': attends to compressed tokens"),
         ({"model_type": "step3p7"}, "model_type = 'step3p7': has gates"),
-        ({"model_type": "zamba2"}, "model_type = 'zamba2': shares one block"),
     ],
 )
 def test_what_is_not_simulated_is_refused_by_its_key(config, changes, text):
