@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 
 from ..types.errors import SettingError
 from .attention import FP8_DS_MLA
-from .deployment import CUDA_GRAPH_BYTES, Deployment, stages
+from .deployment import CUDA_GRAPH_BYTES, DTYPE_BITS, Deployment, stages
 from .gpu import GpuSpec
 from .hybrid import HybridLayout, formed_layout, hybrid_layout
 from .kv_cache import CacheSettings
@@ -80,11 +80,17 @@ def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, sixteen_bit: s
     Args:
         given: ``--kv-cache-dtype`` by fragmeter's name, or "auto".
         sixteen_bit: The model's format.
+
+    Raises:
+        SettingError: The checkpoint asks for a format that is not simulated.
     """
     indexer = model.indexer
     if given == "auto":
         by_default = indexer is not None and indexer.fp8_on_b200 and gpu.architecture in _BLACKWELL
         given = model.kv_dtype or ("fp8" if by_default else sixteen_bit)
+        if given not in DTYPE_BITS:
+            remedy = f"which the checkpoint of {model.name} asks for, is not simulated; give another --kv-cache-dtype"
+            raise SettingError("kv_cache_dtype", given, remedy)
     if indexer and gpu.architecture not in _BLACKWELL and (given == "fp8" or gpu.architecture in _RTX_BLACKWELL):
         return FP8_DS_MLA
     return given

@@ -17,6 +17,7 @@ from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.cost import CalibratedCost, RooflineCost, default_cost, profile
 from fragmeter.sim.spec import CacheSettings, cache_layers, form_kv_cache, gpu, model, stage_bytes
 from fragmeter.sim.spec.launch import resolved_kv_dtype
+from fragmeter.sim.spec.model import origin
 from fragmeter.sim.spec.weights import layer_matrices
 from fragmeter.sim.types.errors import SettingError
 
@@ -259,6 +260,53 @@ class TestFormatsOfParts:
     def test_formats_are_read(self, config, given, weights, kv):
         spec = model(config(**self.MOE, quantization_config=given))
         assert (spec.quantization, spec.kv_dtype) == (weights, kv)
+
+    LEGACY = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
+
+    @pytest.mark.parametrize(
+        ("changes", "weights", "kv"),
+        [
+            ({}, "fp8", None),
+            ({"kv_cache_quant_algo": "FP8"}, "fp8", "fp8"),
+            ({"quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": "FP8"}, "nvfp4", "fp8"),
+            ({"kv_cache_quant_algo": "NVFP4"}, "fp8", "nvfp4"),
+            ({"exclude_modules": ["lm_head", "model.layers.*.self_attn*"]}, "fp8[expert]", None),
+        ],
+    )
+    def test_the_file_of_modelopt_is_read_beside_the_configuration(self, config, changes, weights, kv):
+        """An fp8 KV cache only where the file asks for one, whatever the weights."""
+        path = config(**self.MOE)
+        written = {"producer": {"name": "modelopt"}, "quantization": self.LEGACY | changes}
+        path.with_name("hf_quant_config.json").write_text(json.dumps(written))
+        spec = model(path)
+        assert (spec.quantization, spec.kv_dtype) == (weights, kv)
+        assert "hf_quant_config.json with SHA-256" in origin(str(path))
+
+    def test_the_configuration_comes_before_the_file(self, config):
+        """But for the modules of a mixed checkpoint, where it does not list them."""
+        path = config(**self.MOE, quantization_config={"quant_method": "fp8"})
+        modules = {f"model.layers.{layer}.mlp.experts": {"quant_algo": "NVFP4"} for layer in range(4)}
+        written = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": modules}
+        path.with_name("hf_quant_config.json").write_text(json.dumps({"quantization": written}))
+        assert (model(path).quantization, model(path).kv_dtype) == ("fp8", None)
+        assert "hf_quant_config.json" not in origin(str(path))
+        config(**self.MOE, quantization_config={"quant_method": "modelopt_mixed", "quant_algo": "MIXED_PRECISION"})
+        assert (model(path).quantization, model(path).kv_dtype) == ("nvfp4[expert]", None)
+
+    def test_what_vllm_requires_of_the_file(self, config):
+        path = config(**self.MOE)
+        written = {"producer": {"name": "modelopt"}, "quantization": self.LEGACY | {"quant_algo": "NVFP4"}}
+        path.with_name("hf_quant_config.json").write_text(json.dumps(written))
+        with pytest.raises(
+            SettingError, match="^quantization.group_size = None: must be given in hf_quant_config.json"
+        ):
+            model(path)
+
+    def test_a_kv_cache_of_four_bits_needs_another_format(self):
+        spec = replace(model("qwen3-8b"), kv_dtype="nvfp4")
+        assert resolved_kv_dtype(spec, gpu("b200"), "fp8") == "fp8"
+        with pytest.raises(SettingError, match="^kv_cache_dtype = 'nvfp4': which the checkpoint of qwen3-8b asks for"):
+            resolved_kv_dtype(spec, gpu("b200"), "auto")
 
     def test_bytes_by_hand(self, config):
         """Only the experts have 4 bits, in groups of 32 with scales of 16 bits; attention and head stay as they are."""
