@@ -115,7 +115,7 @@ class RooflineCost:
             if group.span.keeps_tokens
         )
         if model.indexer:
-            attention += len(model.indexer.layers) * model.indexer.gemm_elements
+            attention += len(model.indexer.layers) * model.indexer.gemm_elements(ranks)
         if model.shared_blocks:
             # A call reads the embedding beside the hidden state, and has matrices of its own.
             own = model.call_matrices(model.attention_layers[0], ranks)

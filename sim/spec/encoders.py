@@ -43,8 +43,10 @@ def encoder_of(config: Config, name: str) -> Encoder | None:
     vision = config.get("vision_config")
     if not isinstance(vision, dict):
         return None
-    # Kimi's own files leave the type out.
+    # Kimi's own files leave the type out, and those of MiniMax M3 have the one of CLIP.
     kind = vision.get("model_type") or ("kimi_k25_vision" if "vt_hidden_size" in vision else None)
+    if "img_token_compression_config" in vision:
+        kind = "minimax_m3_vl_vision"
     read = _ENCODERS.get(kind) if isinstance(kind, str) else None
     return Encoder(is_known=False) if read is None else read(vision, config, name)
 
@@ -100,6 +102,21 @@ def _gemma4(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     return Encoder(whole=whole)
 
 
+def _minimax_m3(vision: dict[str, Any], config: Config, name: str) -> Encoder:
+    """MiniMax M3: ``vision_tower.py`` in ``vllm/models/minimax_m3/common``."""
+    hidden, width = count(vision, name, "hidden_size"), count(vision, name, "intermediate_size")
+    depth, output = count(vision, name, "num_hidden_layers"), count(config, name, "hidden_size")
+    projected, compression = count(config, name, "projector_hidden_size"), vision["img_token_compression_config"]
+    compression = compression if isinstance(compression, dict) else {}
+    pixels = count(vision, name, "num_channels", 3) * count(compression, name, "temporal_patch_size")
+    merged = output * count(compression, name, "spatial_merge_size") ** 2
+    divided, repeated = _block(hidden, width)
+    # Two MLPs of two matrices, before and after patches are merged; the bias of the second is not divided.
+    mlps = (hidden + merged) * projected + 2 * projected + 2 * projected * output
+    whole = pixels * count(vision, name, "patch_size") ** 2 * hidden + 2 * hidden
+    return Encoder(depth * divided + mlps, whole + depth * (repeated + 4 * hidden) + 2 * output)
+
+
 _ENCODERS: dict[str, Callable[[dict[str, Any], Config, str], Encoder]] = {
     "qwen3_vl": _qwen3,
     "qwen3_vl_vision": _qwen3,
@@ -110,5 +127,6 @@ _ENCODERS: dict[str, Callable[[dict[str, Any], Config, str], Encoder]] = {
     "qwen3_5_moe": _qwen3,
     "qwen3_5_moe_vision": _qwen3,
     "kimi_k25_vision": _kimi,
+    "minimax_m3_vl_vision": _minimax_m3,
     "gemma4_vision": _gemma4,
 }

@@ -50,6 +50,10 @@ _DEEPSEEK = _Family(attention_families.deepseek, frozenset({"kv_lora_rank", "n_r
 _SPARSE = _DEEPSEEK.reads | {"index_topk", "layer_types", "num_experts"}
 _QWEN3_NEXT = frozenset({"linear_num_key_heads", "layer_types", "num_experts"})
 _LLAMA4 = _Family(attention_families.llama4, frozenset({"attention_chunk_size", "layer_types", "num_local_experts"}))
+_MINIMAX_M3 = _Family(
+    attention_families.minimax_m3,
+    frozenset({"sparse_attention_config", "num_local_experts", "num_experts", "layer_types"}),
+)
 
 _FAMILIES = {
     "opt": _Family(attention_families.opt),
@@ -83,6 +87,10 @@ _FAMILIES = {
     ),
     "nemotron-nas": _Family(attention_families.nemotron_nas, frozenset({"block_configs"})),
     "minimax_m2": _Family(attention_families.minimax_m2, frozenset({"num_local_experts"})),
+    "minimax_m3": _MINIMAX_M3,
+    "minimax_m3_text": _MINIMAX_M3,
+    "minimax_m3_vl": _MINIMAX_M3,
+    "minimax_m3_vl_text": _MINIMAX_M3,
     "llama4": _LLAMA4,
     "llama4_text": _LLAMA4,
     "qwen3_next": _Family(state_families.qwen3_next, _QWEN3_NEXT),
@@ -108,8 +116,6 @@ _FAMILIES = {
 # Known families with states that this package does not support.
 _REFUSED = {
     "falcon_h1": "has attention and Mamba side by side in every layer",
-    "minimax_m3": "attends to blocks that an index of its own chooses",
-    "minimax_m3_vl": "attends to blocks that an index of its own chooses",
     "deepseek_v4": "attends to compressed tokens, in caches of several block sizes",
     "step3p7": "has gates for each head and MLPs of several widths",
     "minimax_text_01": "has lightning attention",

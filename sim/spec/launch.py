@@ -15,8 +15,9 @@ Weights, blocks and the check follow vLLM's arithmetic. The activations are esti
     workspace = 2 bytes * tokens of all engines that share the experts * experts per token * (max(2 width, hidden) + width),
                 as fused_moe.py allocates it
 
-Sparse attention adds its reserved buffers: 4 bytes * tokens * top_k, 512 MiB of logits in place of the MLP's outputs if these are
-less, and as workspace, if more than that of experts, keys of 40 (16 above 262,144) * max_model_len tokens.
+Sparse latent attention adds its reserved buffers: 4 bytes * tokens * top_k, 512 MiB of logits in place of the MLP's outputs if these are
+less, and as workspace, if more than that of experts, keys of 40 (16 above 262,144) * max_model_len tokens. An indexer of blocks has 4 bytes
+for each token, query head and chosen block.
 
 The 14 bytes are the slope between the peaks in logs of vLLM 0.19 with Llama 3.1 8B and Qwen2.5 7B on an H100. All other
 terms are sizes of tensors. docs/serve.md has the errors.
@@ -49,8 +50,6 @@ CONTEXT_BYTES = int(0.51 * GIB)
 _LARGEST, _LARGE, _OTHER = (16_384, 1024), (8192, 1024), (2048, 256)
 _LARGEST_BYTES, _LARGE_BYTES = 160 * GIB, 70 * GIB
 _VOCAB_PADDING = 64
-#: Blocks of the kernels of an indexer, in tokens (``DeepseekV32IndexerBackend``).
-INDEXER_BLOCK_SIZE = 64
 #: GPUs with NVIDIA's compute capabilities 10 and 12; others that have kernels for sparse attention are of 9.
 _BLACKWELL, _RTX_BLACKWELL = ("b200", "b300"), ("rtx-pro-6000",)
 _INDEXER_LOGITS_BYTES = 512 << 20
@@ -64,9 +63,10 @@ def checked_block_size(model: ModelSpec, given: int | None) -> int | None:
     """
     if model.indexer is None:
         return given
-    size = given or INDEXER_BLOCK_SIZE
-    if size % INDEXER_BLOCK_SIZE:
-        remedy = f"must be a multiple of {INDEXER_BLOCK_SIZE} tokens for the indexer of {model.name}"
+    multiple = model.indexer.kernel_block_size
+    size = given or multiple
+    if size % multiple:
+        remedy = f"must be a multiple of {multiple} tokens for the indexer of {model.name}"
         raise SettingError("block_size", size, remedy)
     return size
 
@@ -91,7 +91,12 @@ def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, sixteen_bit: s
         if given not in DTYPE_BITS:
             remedy = f"which the checkpoint of {model.name} asks for, is not simulated; give another --kv-cache-dtype"
             raise SettingError("kv_cache_dtype", given, remedy)
-    if indexer and gpu.architecture not in _BLACKWELL and (given == "fp8" or gpu.architecture in _RTX_BLACKWELL):
+    if (
+        model.latent
+        and indexer
+        and gpu.architecture not in _BLACKWELL
+        and (given == "fp8" or gpu.architecture in _RTX_BLACKWELL)
+    ):
         return FP8_DS_MLA
     return given
 
@@ -277,7 +282,10 @@ def activation_bytes(launch: Launch, layers: range, last: bool) -> int:
         width, gathered = model.experts.intermediate_size // ranks.slices, tokens * ranks.engines
         hidden = model.experts.latent_size or model.hidden_size
         workspace = 2 * gathered * model.experts.used * (max(2 * width, hidden) + width)
-    if model.indexer:
+    if model.indexer and model.indexer.block_tokens:
+        chosen = model.indexer.top_k // model.indexer.block_tokens
+        workspace += 4 * tokens * model.indexer.heads_on_rank(launch.tensor_parallel) * chosen
+    elif model.indexer:
         factor = 40 if launch.max_model_len <= 1 << 18 else 16
         workspace = max(workspace, factor * launch.max_model_len * model.indexer.slot_bytes)
         workspace += 4 * tokens * model.indexer.top_k

@@ -69,7 +69,7 @@ class ModelSpec:
         values_are_keys: Whether K of layers that keep all tokens is also their V: the checkpoint has one matrix, and vLLM loads it
             as both.
         latent: Multi-head latent attention, instead of heads of K and V.
-        indexer: Choice of the tokens that latent attention attends to; None is all.
+        indexer: Choice of the tokens that attention attends to; None is all.
         mixer: State mixer of the layers with span "state", instead of attention.
         shared_blocks: Blocks of attention and MLP that the layers with attention share. Other layers have one norm. The layers are in
             vLLM's order, those with attention first.

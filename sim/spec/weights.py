@@ -60,8 +60,8 @@ def _mixer_matrices(model: ModelSpec, layer: int, ranks: int) -> tuple[Matrix, .
     span = model.span(layer)
     if span.keeps_tokens:
         found = model.attention(ranks, span).matrices
-        if model.latent and model.indexer and layer in model.indexer.layers:
-            found += model.indexer.matrices(model.hidden_size, model.latent.q_rank)
+        if model.indexer and layer in model.indexer.layers:
+            found += model.indexer.matrices(model.hidden_size, model.latent.q_rank if model.latent else 0, ranks)
         return found
     mixer = model.state_mixer(ranks)
     return mixer.matrices(model.hidden_size, ranks) if mixer and span.kind == "state" else ()
@@ -97,7 +97,7 @@ def layer_vector_params(model: ModelSpec, layer: int, used: bool = False, tensor
 def _mixer_vectors(model: ModelSpec, layer: int, ranks: int) -> int:
     span = model.span(layer)
     if span.keeps_tokens:
-        # The norm of an indexer's key has a weight and a bias.
+        # A norm of an indexer's key with a bias, or one of its queries and one of its key.
         indexes = model.indexer is not None and layer in model.indexer.layers
         return _attention_vectors(model, span) + (2 * model.indexer.head_dim if model.indexer and indexes else 0)
     return model.mixer.vector_params(model.hidden_size, ranks) if model.mixer and span.kind == "state" else 0

@@ -35,6 +35,7 @@ PARAMETERS = {
     "nemotron-3-super": 120_668_687_360 + 40 * 512,
     "nemotron-3-ultra": 549_308_968_960 + 48 * 512,
     "mimo-v2-flash": 308_778_768_832 + 47 * 256,
+    "minimax-m3": 427_040_132_864 + 57 * 128,
 }
 
 
@@ -154,6 +155,58 @@ class TestSparseAttention:
         assert CalibratedCost.refusal(spec, profile("h200"), "fp8")
         assert default_cost(spec, gpu("h200")) == "roofline"
         assert default_cost(model("deepseek-v3"), gpu("h200")) == "fitted"
+
+
+class TestSparseBlocks:
+    """MiniMax M3: 57 of 60 layers attend to 16 blocks of 128 tokens, chosen by 4 heads of 128 over a key a token."""
+
+    def test_a_token_is_keys_and_values_and_a_key_of_the_indexer(self):
+        """The key has 16 bits whatever the format of the cache, and every rank holds it."""
+        spec = model("minimax-m3")
+        for dtype, width in (("bf16", 2), ("fp8", 1)):
+            assert spec.slot_bytes(dtype) == 60 * 2 * 4 * 128 * width + 57 * 128 * 2
+            assert spec.slot_bytes(dtype, 4) == spec.slot_bytes(dtype, 8) == 60 * 2 * 128 * width + 57 * 128 * 2
+
+    def test_keys_share_the_blocks_of_keys_and_values(self):
+        layers = cache_layers(model("minimax-m3"), "bf16", 4)
+        (group,) = form_kv_cache(
+            layers, CacheSettings(max_model_len=8192, max_num_batched_tokens=8192, block_size=128)
+        ).groups
+        assert [spec.page_size_bytes for spec in group.specs[2:5]] == [128 * 512, 128 * 512, 128 * 256]
+        assert len(group.layers) == 60 + 57
+
+    def test_ranks_divide_the_heads_of_the_indexer_as_those_of_keys_and_values(self):
+        spec = model("minimax-m3")
+        shapes = {
+            ranks: [(each.inputs, each.outputs) for each in layer_matrices(spec, 3, ranks)[3:5]] for ranks in (1, 2, 8)
+        }
+        assert shapes == {1: [(6144, 512), (6144, 128)], 2: [(6144, 256), (6144, 128)], 8: [(6144, 128), (6144, 128)]}
+        assert len(layer_matrices(spec, 2, 1)) == 5
+
+    def test_a_decode_reads_all_keys_and_at_most_16_blocks(self):
+        """Past 2,048 tokens a sequence adds K and V of 3 layers, and of 57 a key and 4 scores of 8 bytes for a block."""
+        spec = model("minimax-m3")
+        step = RooflineCost(spec, gpu("h200"), 8)
+        below, above = (step.decode_line(64, 64 * tokens) for tokens in (2000, 10_000))
+        assert below[2] == 64 * 2048 and above[2] is None
+        keys = 57 * (256 + 8 / 128)
+        assert below[1] / above[1] == pytest.approx((60 * 512 + keys) / (3 * 512 + keys), rel=1e-3)
+        dense = RooflineCost(replace(spec, indexer=None), gpu("h200"), 8)
+        assert step.prefill_attention_ticks(4096, 4096 * 100_000) < dense.prefill_attention_ticks(4096, 4096 * 100_000)
+
+    def test_no_profile_covers_it(self):
+        spec = model("minimax-m3")
+        assert "an indexer chooses" in CalibratedCost.refusal(spec, profile("h200"))
+        assert default_cost(spec, gpu("h200")) == "roofline"
+
+    def test_it_starts_in_blocks_of_128(self, capsys):
+        line = "plan --gpu b200 --serve"
+        serve = "vllm serve MiniMaxAI/MiniMax-M3 -tp 8 --max-model-len 128K"
+        assert status([*line.split(), serve]) == DONE
+        assert "--block-size 128" in capsys.readouterr().out
+        assert status([*line.split(), f"{serve} --block-size 64"]) == MISTAKE
+        said = capsys.readouterr().err
+        assert said == "fragmeter: block_size = 64: must be a multiple of 128 tokens for the indexer of minimax-m3\n"
 
 
 class TestHeadsThatDiffer:
@@ -365,6 +418,11 @@ def test_a_key_that_changes_the_cache_is_refused_by_its_name(config, key):
         model(config(**{key: UNREAD[key]}))
 
 
+MINIMAX_M3 = {
+    "model_type": "minimax_m3", "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "moe_layer_freq": [0, 1, 1, 1],
+    "sparse_attention_config": {"sparse_attention_freq": [0, 1, 1, 1], "sparse_num_index_heads": 2, "sparse_block_size": 128},
+}  # fmt: skip
 GEMMA_4 = {"model_type": "gemma4_text", "sliding_window": 64, "hidden_size_per_layer_input": 0}
 
 
@@ -377,7 +435,12 @@ GEMMA_4 = {"model_type": "gemma4_text", "sliding_window": 64, "hidden_size_per_l
             {"model_type": "gemma4_text", "sliding_window": 64},
             "hidden_size_per_layer_input = 256: an embedding for each layer",
         ),
-        ({"model_type": "minimax_m3"}, "model_type = 'minimax_m3': attends to blocks"),
+        ({"model_type": "minimax_m3"}, "sparse_attention_config = None: must describe the indexer of tiny"),
+        (
+            MINIMAX_M3 | {"shared_intermediate_size": 80},
+            "shared_intermediate_size = 80: is not understood in tiny; MiniMax M3 has 64",
+        ),
+        (MINIMAX_M3 | {"moe_layer_freq": [0, 1]}, "moe_layer_freq = [0, 1]: must have one number for each of the 4"),
         ({"model_type": "deepseek_v4"}, "model_type = 'deepseek_v4': attends to compressed tokens"),
         ({"model_type": "step3p7"}, "model_type = 'step3p7': has gates"),
     ],
