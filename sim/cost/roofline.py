@@ -108,7 +108,9 @@ class RooflineCost:
     def _gemm_activations(self) -> int:
         """Elements that the GEMMs of all layers read and write for one token."""
         model, ranks, mixer = self.model, self.tensor_parallel, self.model.mixer
-        hidden = 2 * (model.num_mixers + model.num_mlps) * model.hidden_size
+        # Attention residuals read the outputs of earlier blocks before both parts of a layer.
+        blocks = sum(map(model.residual_blocks, range(model.num_layers)))
+        hidden = 2 * (model.num_mixers + model.num_mlps + blocks) * model.hidden_size
         attention = sum(
             group.num_layers * model.attention(ranks, group.span).gemm_elements
             for group in model.kv_groups()

@@ -172,6 +172,7 @@ class Latent:
         rope_dim: Width of the rotary key that all heads share; cached together with the latent vector.
         nope_dim, v_dim: Width of K of a head without its rotary part, and of V.
         q_rank: Width of the latent vector from which queries are computed; 0 if they are projected directly.
+        gated: Whether a projection of the hidden state computes a gate for the output, as wide as V of all heads (Kimi K3).
     """
 
     kv_rank: int
@@ -179,6 +180,7 @@ class Latent:
     nope_dim: int
     v_dim: int
     q_rank: int = 0
+    gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,20 +287,22 @@ class LatentAttention(NamedTuple):
             (shape.kv_rank, heads * (shape.nope_dim + shape.v_dim)),
             (heads * shape.v_dim, self.hidden_size),
         ]
+        if shape.gated:
+            sizes.append((self.hidden_size, heads * shape.v_dim))
         return tuple(Matrix(inputs, outputs, part="mixer") for inputs, outputs in sizes)
 
     @property
     def projected(self) -> int:
         """Elements that the projections compute per token."""
         shape = self.latent
-        expanded = self.heads * (2 * shape.nope_dim + shape.rope_dim + shape.v_dim)
+        expanded = self.heads * (2 * shape.nope_dim + shape.rope_dim + (1 + shape.gated) * shape.v_dim)
         return shape.q_rank + self.slot_elements + expanded
 
     @property
     def gemm_elements(self) -> int:
         """Elements that the GEMMs read and write per token, without hidden states."""
         shape = self.latent
-        heads = self.heads * (shape.nope_dim + shape.rope_dim + shape.v_dim)
+        heads = self.heads * (shape.nope_dim + shape.rope_dim + (1 + shape.gated) * shape.v_dim)
         return 2 * shape.q_rank + self.slot_elements + heads
 
     @property

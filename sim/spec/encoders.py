@@ -76,7 +76,9 @@ def _qwen3(vision: dict[str, Any], config: Config, name: str) -> Encoder:
 
 def _kimi(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     """Kimi K2.5 and 2.6: ``MoonViT3dPretrainedModel`` of ``kimi_k25_vit.py``; every rank holds the projector."""
-    if (projector := vision.get("mm_projector_type", "patchmerger")) != "patchmerger":
+    if (projector := vision.get("mm_projector_type", "patchmerger")) == "patchmergerv2":
+        return _kimi_k3(vision, name)
+    if projector != "patchmerger":
         raise SettingError("mm_projector_type", projector, f"is not understood in {name}; patchmerger is")
     hidden, width = count(vision, name, "vt_hidden_size"), count(vision, name, "vt_intermediate_size")
     depth, output = count(vision, name, "vt_num_hidden_layers"), count(vision, name, "text_hidden_size")
@@ -87,6 +89,24 @@ def _kimi(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     whole += depth * (repeated + 4 * hidden) + 2 * hidden
     whole += 2 * hidden + merged * merged + merged + merged * output + output
     return Encoder(depth * divided, whole)
+
+
+def _kimi_k3(vision: dict[str, Any], name: str) -> Encoder:
+    """Kimi K3: the same without biases, with RMSNorm and heads of other widths."""
+    biased = [key for key in ("attn_bias", "linear_bias", "patch_embed_proj_bias") if vision.get(key, True)]
+    if biased or vision.get("norm_type") != "rmsnorm":
+        key = biased[0] if biased else "norm_type"
+        raise SettingError(
+            key, vision.get(key), f"is not understood in {name}; the encoder of Kimi K3 has RMSNorm and no biases"
+        )
+    hidden, width = count(vision, name, "vt_hidden_size"), count(vision, name, "vt_intermediate_size")
+    depth, output = count(vision, name, "vt_num_hidden_layers"), count(vision, name, "text_hidden_size")
+    places = count(vision, name, "init_pos_emb_height") * count(vision, name, "init_pos_emb_width")
+    merged = 4 * hidden
+    whole = 3 * count(vision, name, "patch_size") ** 2 * hidden + places * hidden + (2 * depth + 1) * hidden
+    whole += merged * merged + merged * output + output
+    attention = 4 * hidden * count(vision, name, "qkv_hidden_size", hidden)
+    return Encoder(depth * (attention + 2 * hidden * width), whole)
 
 
 def _gemma4(vision: dict[str, Any], config: Config, name: str) -> Encoder:

@@ -10,7 +10,7 @@
 Weights, blocks and the check follow vLLM's arithmetic. The activations are estimated:
 
     expert workspace + max(forward, sampler)
-    forward   = 2 bytes * tokens * (5 hidden + outputs of the widest MLP, or of the projections of a state if these are wider)
+    forward   = 2 bytes * tokens * ((5 + blocks of attention residuals) hidden + outputs of the widest MLP, or of the projections of a state if these are wider)
     sampler   = 14 bytes (38 up to 0.16) * sequences * vocabulary + two hidden states of all tokens
     workspace = 2 bytes * tokens of all engines that share the experts * experts per token * (max(2 width, hidden) + width),
                 as fused_moe.py allocates it
@@ -44,6 +44,9 @@ BLOCK_SIZE = 16
 #: ``mxfp4.py``: of FlashInfer's kernels for compute capability 10, and of Marlin below 9. The Triton kernels of an H100 pad
 #: widths to 64, which gpt-oss has.
 _PADDED = {"b200": (256, 256), "b300": (256, 256), "a100": (256, 128), "l40s": (256, 128), "rtx-4090": (256, 128)}
+#: The same of experts on a latent vector (Kimi K3), which only releases run that pad less on B200 and B300
+#: (``mxfp4_round_up_hidden_size_and_intermediate_size`` of vLLM 0.33).
+_PADDED_LATENT = (256, 128)
 #: Used memory of an H100 before anything is loaded: 79.19 - 78.68 GiB.
 CONTEXT_BYTES = int(0.51 * GIB)
 #: From vLLM's `get_batch_defaults` for a server: (max_num_batched_tokens, max_num_seqs).
@@ -242,11 +245,11 @@ def _stage(launch: Launch, layers: range, weights: int, last: bool) -> StageMemo
 def _padding_bytes(launch: Launch, layers: range) -> int:
     """What vLLM adds to experts in mxfp4, so that its default kernels of a card can multiply them (``_PADDED``)."""
     model, deployment, experts = launch.model, launch.deployment, launch.model.experts
-    multiples = _PADDED.get(launch.gpu.architecture)
+    multiples = _PADDED_LATENT if experts and experts.latent_size else _PADDED.get(launch.gpu.architecture)
     if experts is None or deployment.quantization != "mxfp4" or multiples is None:
         return 0
     ranks = deployment.expert_ranks(launch.tensor_parallel)
-    hidden_size, width = model.hidden_size, experts.intermediate_size // ranks.slices
+    hidden_size, width = experts.latent_size or model.hidden_size, experts.intermediate_size // ranks.slices
     padded = (-(-size // multiple) * multiple for size, multiple in zip((hidden_size, width), multiples, strict=True))
     added = _expert_bytes(next(padded), next(padded), experts.bias) - _expert_bytes(hidden_size, width, experts.bias)
     return len(set(layers) & set(experts.layers)) * -(-experts.count // ranks.holders) * added
@@ -273,7 +276,8 @@ def activation_bytes(launch: Launch, layers: range, last: bool) -> int:
     widest, mixer = model.mlp_matrices * dense, model.state_mixer(launch.tensor_parallel)
     if mixer and set(layers) & set(model.state_layers):
         widest = max(widest, mixer.gemm_elements(launch.tensor_parallel))
-    forward = 2 * tokens * (5 * model.hidden_size + widest)
+    residuals = model.residual_blocks(model.num_layers) * model.hidden_size
+    forward = 2 * tokens * (5 * model.hidden_size + residuals + widest)
     sampled = min(launch.max_num_seqs, tokens)
     sampler = launch.profiling.sampler_bytes * sampled * model.vocab_size + 4 * tokens * model.hidden_size
     workspace = 0

@@ -27,6 +27,7 @@ class Experts:
         shared_size: Total width of the shared experts, which compute every token.
         latent_size: Width of the vector that routed experts compute, to which every rank projects the hidden state; 0 if it is the
             hidden state.
+        latent_norm: Whether the output of routed experts is normalised before it is projected back.
         shared_gate: Whether a gate scales the output of the shared experts; it adds one output to the router.
         router_bias: Whether the router has a bias, or a score correction, for each expert.
         bias: Whether the experts' projections have biases.
@@ -38,6 +39,7 @@ class Experts:
     layers: tuple[int, ...]
     shared_size: int = 0
     latent_size: int = 0
+    latent_norm: bool = False
     shared_gate: bool = False
     router_bias: bool = False
     bias: bool = False
@@ -71,6 +73,8 @@ class ModelSpec:
         latent: Multi-head latent attention, instead of heads of K and V.
         indexer: Choice of the tokens that attention attends to; None is all.
         mixer: State mixer of the layers with span "state", instead of attention.
+        residual_layers: Layers of a block of attention residuals (Kimi K3): each part of a layer reads a weighted sum of the outputs of all
+            blocks before it, with a norm and a projection to the weights; 0 without.
         shared_blocks: Blocks of attention and MLP that the layers with attention share. Other layers have one norm. The layers are in
             vLLM's order, those with attention first.
         mlp_layers: Layers with an MLP; None is all layers without experts.
@@ -109,6 +113,7 @@ class ModelSpec:
     latent: Latent | None = None
     indexer: Indexer | None = None
     mixer: StateMixer | None = None
+    residual_layers: int = 0
     shared_blocks: SharedBlocks | None = None
     mlp_layers: tuple[int, ...] | None = None
     mlp_sizes: tuple[int, ...] | None = None
@@ -173,6 +178,10 @@ class ModelSpec:
             return ()
         width = self.num_heads * self.head_dim
         return self.shared_blocks.own_matrices(self.hidden_size, width, self.intermediate_size, tensor_parallel)
+
+    def residual_blocks(self, layer: int) -> int:
+        """Blocks of attention residuals that a layer reads; 0 without."""
+        return -(-layer // self.residual_layers) if self.residual_layers else 0
 
     def heads_per_rank(self, tensor_parallel: int = 1) -> int:
         """Query heads on each of ``tensor_parallel`` ranks."""

@@ -211,15 +211,9 @@ def _nemotron_experts(config: Config, name: str, layers: tuple[int, ...]) -> Exp
 
 
 def kimi_linear(config: Config, name: str) -> ModelSpec:
-    """Kimi Linear: Kimi delta attention, and latent attention in some layers."""
+    """Kimi Linear and the text part of Kimi K3: Kimi delta attention, and latent attention in some layers."""
     linear = config.get("linear_attn_config")
     linear = linear if isinstance(linear, dict) else {}
-    unknown = {
-        key: config.get(key) for key in ("attn_res_block_size", "mla_use_output_gate", "routed_expert_hidden_size")
-    }
-    for key, value in (unknown | {"use_full_rank_gate": linear.get("use_full_rank_gate")}).items():
-        if value:
-            raise SettingError(key, value, f"is not understood in {name}; Kimi Linear 48B has none")
     layers = num_layers(config, name)
     # Layer numbers of this file start at 1.
     kimi, full = (numbers(linear, name, key) for key in ("kda_layers", "full_attn_layers"))
@@ -238,11 +232,25 @@ def kimi_linear(config: Config, name: str) -> ModelSpec:
         heads=count(linear, name, "num_heads"),
         head_dim=count(linear, name, "head_dim"),
         conv_kernel=count(linear, name, "short_conv_kernel_size", 4),
+        full_rank_gate=bool(linear.get("use_full_rank_gate")),
     )
     spans = state_spans(name, layers, "linear_attn_config", kinds, "full_attention linear_attention")
-    # Neither transformers nor vLLM reads tie_word_embeddings here.
-    latent = deepseek(renamed | given(config), name)
-    return replace(latent, spans=spans, mixer=mixer, tied_embeddings=False)
+    spec = deepseek(renamed | given(config), name)
+    assert spec.latent
+    experts = spec.experts
+    if experts and config.get("routed_expert_hidden_size") is not None:
+        latent_size = count(config, name, "routed_expert_hidden_size")
+        experts = replace(experts, latent_size=latent_size, latent_norm=bool(config.get("latent_moe_use_norm")))
+    return replace(
+        spec,
+        latent=replace(spec.latent, gated=bool(config.get("mla_use_output_gate"))),
+        spans=spans,
+        mixer=mixer,
+        experts=experts,
+        residual_layers=count(config, name, "attn_res_block_size", 0, least=0),
+        # Neither transformers nor vLLM reads tie_word_embeddings here.
+        tied_embeddings=False,
+    )
 
 
 def zamba2(config: Config, name: str) -> ModelSpec:

@@ -120,7 +120,7 @@ def _mlp_vectors(model: ModelSpec, layer: int, used: bool) -> int:
         return model.has_mlp(layer) * model.mlp_bias * _bias(model, model.mlp_size(layer))
     routed = experts.bias * (experts.used if used else experts.count) * _bias(model, experts.intermediate_size)
     shared = model.mlp_bias * _bias(model, experts.shared_size) if experts.shared_size else 0
-    return routed + shared + experts.router_bias * experts.count
+    return routed + shared + experts.router_bias * experts.count + experts.latent_norm * experts.latent_size
 
 
 def _bias(model: ModelSpec, width: int) -> int:
@@ -134,7 +134,14 @@ def _norms(model: ModelSpec, layer: int) -> int:
     if model.shared_blocks:
         # The norm of the hidden state and the embedding side by side counts twice.
         norms = 3 if model.span(layer).keeps_tokens else 1
-    return norms * model.norm_vectors * model.hidden_size
+    # Attention residuals: a norm and a projection to one weight, before both parts of a layer.
+    residuals = 4 * model.hidden_size if model.residual_layers else 0
+    return norms * model.norm_vectors * model.hidden_size + residuals
+
+
+def _last_vectors(model: ModelSpec) -> int:
+    """Elements of the norm before the output head, and of the last attention residual."""
+    return (model.norm_vectors + (2 if model.residual_layers else 0)) * model.hidden_size
 
 
 def num_params(model: ModelSpec, tensor_parallel: int = 1, used: bool = False) -> int:
@@ -151,7 +158,7 @@ def num_params(model: ModelSpec, tensor_parallel: int = 1, used: bool = False) -
         attention = model.head_attention(tensor_parallel)
         full = sum(model.span(layer).kind == "full" for layer in range(model.num_layers))
         layers -= full * attention.kv_heads * attention.v_dim * model.hidden_size
-    return layers + heads + (model.learned_positions + model.norm_vectors) * model.hidden_size
+    return layers + heads + model.learned_positions * model.hidden_size + _last_vectors(model)
 
 
 # A search for the longest sequence that fits calls it a hundred times with the same layers.
@@ -197,7 +204,7 @@ def stage_bytes(
     found = []
     for number, layers in enumerate(stages(model.num_layers, pipeline_parallel)):
         first, last = number == 0, number == pipeline_parallel - 1
-        params = first * model.head_params(tensor_parallel) + last * model.norm_vectors * model.hidden_size
+        params = first * model.head_params(tensor_parallel) + last * _last_vectors(model)
         params += first * model.learned_positions * model.hidden_size
         if first and model.encoder:
             params += model.encoder.params(tensor_parallel)

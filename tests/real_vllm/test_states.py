@@ -195,7 +195,8 @@ def num_params(config: dict[str, Any]) -> int:
     return sum(each.numel() for each in built.parameters()) + sum(corrections)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+# transformers has no class for Kimi K3.
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "kimi-k3"])
 def test_parameters_of_presets_are_those_of_transformers(name):
     assert read_config(PRESETS[name], name).num_params == num_params(PRESETS[name])
 

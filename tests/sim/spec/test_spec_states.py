@@ -245,6 +245,55 @@ class TestSharedBlocks:
             stage_bytes(model("zamba2-2.7b"), 1, 2)
 
 
+class TestKimiK3:
+    """69 layers of Kimi delta attention with a gate in one matrix, 24 of gated latent attention, experts on a latent vector and attention
+    residuals in blocks of 12 layers; sizes by ``vllm/models/kimi_k3``."""
+
+    INNER = 96 * 128
+
+    def test_parameters_by_hand(self):
+        """2.8 trillion, as the model card rounds them."""
+        state = 7168 * (4 * self.INNER + 128 + 96) + 128 * self.INNER + self.INNER * 7168
+        state += 4 * 3 * self.INNER + 96 + self.INNER + 128
+        full = 7168 * (1536 + 576 + self.INNER) + 1536 * 96 * 192 + 512 * 96 * 256 + self.INNER * 7168 + 1536 + 512
+        experts = 896 * 3 * 3584 * 3072 + 2 * 7168 * 3584 + 3584 + 3 * 7168 * 6144 + 7168 * 896 + 896
+        # Norms before both parts of a layer; for the residuals as many again, and as many projections to one weight.
+        layers = 69 * state + 24 * full + 92 * experts + 3 * 7168 * 33_792 + 93 * 6 * 7168
+        spec = model("kimi-k3")
+        assert spec.num_params - spec.encoder.params() == layers + 2 * 163_840 * 7168 + 3 * 7168
+        assert spec.num_params / 1e12 == pytest.approx(2.8, abs=0.05)
+
+    def test_encoder_by_hand(self):
+        """27 layers of 12 heads of 128 on 1,024, patches of 14 x 14, and a projector of 4 patches."""
+        layer = 4 * 1024 * 1536 + 2 * 1024 * 4096 + 2 * 1024
+        projector = 4096 * 4096 + 4096 * 7168 + 7168
+        whole = 3 * 14 * 14 * 1024 + 64 * 64 * 1024 + 1024
+        assert model("kimi-k3").encoder.params() == 27 * layer + projector + whole
+
+    def test_only_experts_have_four_bits(self):
+        """vLLM runs the checkpoint as mxfp4, in which linear layers keep 16 bits: 17 bits for 32 weights and their exponent."""
+        spec = model("kimi-k3")
+        experts = 92 * 896 * 3 * 3584 * 3072
+        assert spec.quantization == "mxfp4"
+        assert stage_bytes(spec, quantization="mxfp4")[0] == 2 * (spec.num_params - experts) + experts * 17 // 32
+
+    def test_blocks(self):
+        """On 8 ranks a state has 12 matrices of 128 x 128 in fp32 and 3 inputs of 3 x 1,536 channels; 768 latent vectors hold it."""
+        formed = form_kv_cache(
+            cache_layers(model("kimi-k3"), "bf16", 8, "bf16"),
+            CacheSettings(max_model_len=8192, max_num_batched_tokens=8192),
+        )
+        assert [(group.kind, len(group.layers)) for group in formed.groups] == [("state", 23)] * 3 + [("mla", 24)]
+        page = formed.groups[0].spec
+        assert page.unpadded_page_size_bytes == 4 * 12 * 128 * 128 + 2 * 3 * 3 * 1536 == 814_080
+        assert (page.page_size_bytes, formed.block_size) == (768 * 1152, 768)
+
+    def test_another_encoder_is_refused(self, config):
+        vision = {"vt_hidden_size": 64, "mm_projector_type": "patchmergerv2", "attn_bias": False, "linear_bias": True}
+        with pytest.raises(SettingError, match="^linear_bias = True: is not understood in tiny"):
+            model(config(**KIMI, vision_config=vision))
+
+
 def test_ranks_divide_what_vllm_divides():
     """Nemotron-H-8B repeats its norms only, Granite B and C of its one group and the routers besides."""
     nemotron, granite = model("nemotron-h-8b"), model("granite-4.0-h-small")
@@ -426,14 +475,7 @@ def test_a_model_of_states_alone_keeps_no_token(config):
             KIMI | {"linear_attn_config": KIMI["linear_attn_config"] | {"kda_layers": [0, 1, 2]}},
             "kda_layers and full_attn_layers must name each of the 4 layers of tiny, from 1, once",
         ),
-        (
-            KIMI | {"linear_attn_config": KIMI["linear_attn_config"] | {"use_full_rank_gate": True}},
-            "use_full_rank_gate = True: is not understood in tiny; Kimi Linear 48B has none",
-        ),
-        (
-            KIMI | {"routed_expert_hidden_size": 128},
-            "routed_expert_hidden_size = 128: is not understood in tiny; Kimi Linear 48B has none",
-        ),
+        (KIMI | {"attn_res_block_size": -1}, "attn_res_block_size = -1: must be a whole number of at least 0 in tiny"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_its_key(config, changes, text):
