@@ -97,6 +97,7 @@ class HeadAttention(NamedTuple):
         gated: Whether the query projection also computes a gate for the output.
         v_dim: Width of a head of V.
         input_size: Width of the input of Q, K and V; 0 is ``hidden_size``.
+        head_gates: Whether a projection computes a gate for the output of each head.
     """
 
     hidden_size: int
@@ -106,6 +107,7 @@ class HeadAttention(NamedTuple):
     gated: bool
     v_dim: int
     input_size: int = 0
+    head_gates: bool = False
 
     @property
     def _gate(self) -> int:
@@ -135,12 +137,13 @@ class HeadAttention(NamedTuple):
             Matrix(inputs, query + self._gate, part="mixer"),
             *(Matrix(inputs, width, copies=copies, part="mixer") for width, copies in kept),
             Matrix(self.heads * self.v_dim, self.hidden_size, part="mixer"),
+            *((Matrix(self.hidden_size, self.heads, part="mixer"),) if self.head_gates else ()),
         )
 
     @property
     def projected(self) -> int:
         """Elements that the projections compute per token."""
-        return self.heads * self.head_dim + self.slot_elements + self._gate
+        return self.heads * (self.head_dim + self.head_gates) + self.slot_elements + self._gate
 
     @property
     def gemm_elements(self) -> int:

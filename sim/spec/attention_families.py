@@ -473,6 +473,54 @@ def minimax_m3(config: Config, name: str) -> ModelSpec:
     return llama(config, name, intermediate_size=dense, qk_norm=True, experts=experts, indexer=indexer)
 
 
+def step(config: Config, name: str) -> ModelSpec:
+    """Step 3.5 and 3.7 Flash: layers with a window have more query heads (``step3p5.py`` of vLLM)."""
+    layers, other = num_layers(config, name), config.get("attention_other_setting")
+    other = other if isinstance(other, dict) else {"num_attention_heads": config.get("num_sliding_attention_heads")}
+    if other.get("num_attention_heads") is None:
+        remedy = f"must give the heads of layers with a window of {name}, as vLLM reads them"
+        raise SettingError("attention_other_setting", config.get("attention_other_setting"), remedy)
+    # Two generations of names; the kinds of further layers are those of layers for multi-token prediction.
+    renamed = {
+        "num_key_value_heads": config.get("num_attention_groups"),
+        "n_routed_experts": config.get("moe_num_experts"),
+        "num_experts_per_tok": config.get("moe_top_k"),
+    }
+    config = {**config, **given(renamed)}
+    kinds, routed = config.get("layer_types"), _step_experts(config, name)
+    config["layer_types"] = kinds[:layers] if isinstance(kinds, list) else kinds
+    kv_heads, head_dim = count(config, name, "num_key_value_heads"), count(config, name, "head_dim")
+    experts = read_experts(
+        config,
+        name,
+        "n_routed_experts",
+        "moe_intermediate_size",
+        lambda layer: layer in routed,
+        shared_size=count(config, name, "share_expert_dim"),
+        router_bias=bool(config.get("use_moe_router_bias")),
+    )
+    return llama(
+        config,
+        name,
+        spans=_windows(config, name),
+        window_heads=Heads(count(other, name, "num_attention_heads"), kv_heads, head_dim),
+        qk_norm=True,
+        output_bias=False,
+        head_gates=bool(config.get("use_head_wise_attn_gate")),
+        experts=experts,
+    )
+
+
+def _step_experts(config: Config, name: str) -> frozenset[int]:
+    """The layers with experts, which the file lists as text."""
+    listed = config.get("moe_layers_enum")
+    try:
+        return frozenset(map(int, str(listed).split(",")))
+    except ValueError:
+        remedy = f"must list the layers with experts of {name}, such as '3,4,5'"
+        raise SettingError("moe_layers_enum", listed, remedy) from None
+
+
 def given(config: Config) -> dict[str, object]:
     """The keys without null values: null counts as absent."""
     return {key: value for key, value in config.items() if value is not None}

@@ -47,6 +47,8 @@ def encoder_of(config: Config, name: str) -> Encoder | None:
     kind = vision.get("model_type") or ("kimi_k25_vision" if "vt_hidden_size" in vision else None)
     if "img_token_compression_config" in vision:
         kind = "minimax_m3_vl_vision"
+    elif config.get("model_type") in ("step3p5", "step3p7"):
+        kind = "step3p5_vision"
     read = _ENCODERS.get(kind) if isinstance(kind, str) else None
     return Encoder(is_known=False) if read is None else read(vision, config, name)
 
@@ -137,6 +139,20 @@ def _minimax_m3(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     return Encoder(depth * divided + mlps, whole + depth * (repeated + 4 * hidden) + 2 * output)
 
 
+def _step(vision: dict[str, Any], config: Config, name: str) -> Encoder:
+    """Step 3.7: ``PerceptionEncoder`` of ``step_vl.py``, and a projector of 4 patches that ranks divide."""
+    hidden, ratio = count(vision, name, "width"), vision.get("mlp_ratio")
+    if not isinstance(ratio, (int, float)) or not 0 < ratio < 100:
+        raise SettingError("mlp_ratio", ratio, f"must be a number above 0 in the encoder of {name}")
+    depth, patch = count(vision, name, "layers"), count(vision, name, "patch_size")
+    divided, repeated = _block(hidden, int(hidden * ratio))
+    places = (count(vision, name, "image_size") // patch) ** 2
+    # Patches, two convolutions of 3 x 3 that double the width, and of each layer two norms and two scales.
+    whole = (3 * patch**2 + places) * hidden + 2 * hidden + 9 * (2 + 8) * hidden * hidden + 6 * hidden
+    projector = 4 * hidden * count(config, name, "hidden_size")
+    return Encoder(depth * divided + projector, whole + depth * (repeated + 6 * hidden))
+
+
 _ENCODERS: dict[str, Callable[[dict[str, Any], Config, str], Encoder]] = {
     "qwen3_vl": _qwen3,
     "qwen3_vl_vision": _qwen3,
@@ -148,5 +164,6 @@ _ENCODERS: dict[str, Callable[[dict[str, Any], Config, str], Encoder]] = {
     "qwen3_5_moe_vision": _qwen3,
     "kimi_k25_vision": _kimi,
     "minimax_m3_vl_vision": _minimax_m3,
+    "step3p5_vision": _step,
     "gemma4_vision": _gemma4,
 }

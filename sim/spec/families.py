@@ -54,6 +54,7 @@ _MINIMAX_M3 = _Family(
     attention_families.minimax_m3,
     frozenset({"sparse_attention_config", "num_local_experts", "num_experts", "layer_types"}),
 )
+_STEP = _Family(attention_families.step, _WINDOWS | {"num_experts", "n_routed_experts"})
 
 _FAMILIES = {
     "opt": _Family(attention_families.opt),
@@ -93,6 +94,8 @@ _FAMILIES = {
     "minimax_m3_vl_text": _MINIMAX_M3,
     "llama4": _LLAMA4,
     "llama4_text": _LLAMA4,
+    "step3p5": _STEP,
+    "step3p7": _STEP,
     "qwen3_next": _Family(state_families.qwen3_next, _QWEN3_NEXT),
     "qwen3_5": _Family(state_families.qwen3_5, _QWEN3_NEXT),
     "qwen3_5_text": _Family(state_families.qwen3_5, _QWEN3_NEXT),
@@ -117,7 +120,6 @@ _FAMILIES = {
 _REFUSED = {
     "falcon_h1": "has attention and Mamba side by side in every layer",
     "deepseek_v4": "attends to compressed tokens, in caches of several block sizes",
-    "step3p7": "has gates for each head and MLPs of several widths",
     "minimax_text_01": "has lightning attention",
     "minimax": "has lightning attention",
 }

@@ -65,6 +65,7 @@ class ModelSpec:
         layer_norms: Normalisations per layer, without those of queries and keys.
         attention_sinks: Whether each head has a sink, one element.
         gated_attention: Whether the query projection also computes a gate of the output, as wide as the queries.
+        head_gates: Whether a projection computes a gate for the output of each head.
         spans: Span of each layer; empty if all layers keep all tokens.
         v_head_dim: Width of a head of V; 0 if it is ``head_dim``.
         window_heads: Heads of layers with a window, if other layers have others.
@@ -106,6 +107,7 @@ class ModelSpec:
     layer_norms: int = 2
     attention_sinks: bool = False
     gated_attention: bool = False
+    head_gates: bool = False
     spans: tuple[Span, ...] = ()
     v_head_dim: int = 0
     window_heads: Heads | None = None
@@ -226,6 +228,7 @@ class ModelSpec:
             self.gated_attention,
             heads.v_dim or heads.head_dim,
             2 * self.hidden_size if self.shared_blocks else 0,
+            self.head_gates,
         )
 
     def state_mixer(self, tensor_parallel: int = 1) -> StateMixer | None:

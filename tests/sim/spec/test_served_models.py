@@ -36,6 +36,7 @@ PARAMETERS = {
     "nemotron-3-ultra": 549_308_968_960 + 48 * 512,
     "mimo-v2-flash": 308_778_768_832 + 47 * 256,
     "minimax-m3": 427_040_132_864 + 57 * 128,
+    "step-3.7-flash": 198_937_133_056 + 42 * 288,
 }
 
 
@@ -234,6 +235,17 @@ class TestHeadsThatDiffer:
         kept = {group.span.kind: spec.group_slot_bytes(group, "bf16") for group in spec.kv_groups()}
         assert kept == {"full": 9 * 4 * 320 * 2, "sliding": 39 * 8 * 320 * 2}
 
+    def test_step_has_more_query_heads_in_layers_with_a_window(self):
+        """64 heads in 12 layers, 96 in 33, 8 of K and V in all; a gate for each head. Pages of all layers are alike."""
+        spec = model("step-3.7-flash")
+        full, sliding = (layer_matrices(spec, layer, 4)[:4] for layer in (0, 1))
+        assert [matrix.outputs for matrix in full] == [16 * 128, 2 * 128, 4096, 16]
+        assert [matrix.outputs for matrix in sliding] == [24 * 128, 2 * 128, 4096, 24]
+        layers = cache_layers(spec, "bf16", 4)
+        config = form_kv_cache(layers, CacheSettings(max_model_len=8192, max_num_batched_tokens=8192))
+        assert [(group.kind, len(group.layers)) for group in config.groups] == [("full", 12)] + [("sliding", 11)] * 3
+        assert {spec.page_size_bytes for group in config.groups for spec in group.specs} == {16 * 2 * 2 * 128 * 2}
+
     def test_nemotron_nas_has_layers_without_attention(self):
         spec = model("nemotron-super-49b")
         assert (len(spec.attention_layers), spec.slot_bytes("bf16")) == (49, 49 * 2 * 8 * 128 * 2)
@@ -418,6 +430,7 @@ def test_a_key_that_changes_the_cache_is_refused_by_its_name(config, key):
         model(config(**{key: UNREAD[key]}))
 
 
+STEP = {"model_type": "step3p5", "num_sliding_attention_heads": 8, "moe_num_experts": 4}
 MINIMAX_M3 = {
     "model_type": "minimax_m3", "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
     "moe_layer_freq": [0, 1, 1, 1],
@@ -442,7 +455,11 @@ GEMMA_4 = {"model_type": "gemma4_text", "sliding_window": 64, "hidden_size_per_l
         ),
         (MINIMAX_M3 | {"moe_layer_freq": [0, 1]}, "moe_layer_freq = [0, 1]: must have one number for each of the 4"),
         ({"model_type": "deepseek_v4"}, "model_type = 'deepseek_v4': attends to compressed tokens"),
-        ({"model_type": "step3p7"}, "model_type = 'step3p7': has gates"),
+        (
+            {"model_type": "step3p7"},
+            "attention_other_setting = None: must give the heads of layers with a window of tiny",
+        ),
+        (STEP | {"moe_layers_enum": "1,b"}, "moe_layers_enum = '1,b': must list the layers with experts of tiny"),
     ],
 )
 def test_what_is_not_simulated_is_refused_by_its_key(config, changes, text):
