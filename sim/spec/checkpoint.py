@@ -31,14 +31,15 @@ _BY_ALGORITHM: dict[tuple[object, object], str] = {
     ("modelopt", "FP8_PER_CHANNEL_PER_TOKEN"): "fp8",
     ("modelopt", "FP8_PB_WO"): "fp8",
     ("modelopt", "NVFP4"): "nvfp4",
+    ("modelopt", "MXFP8"): "mxfp8",
     ("compressed-tensors", "float-quantized"): "fp8",
     ("compressed-tensors", "int-quantized"): "int8",
     ("compressed-tensors", "nvfp4-pack-quantized"): "nvfp4",
     ("compressed-tensors", "mxfp4-pack-quantized"): "mxfp4",
 }
 _PACKED = {(4, 128): "w4a16", (4, 32): "w4a16-g32"}
-_OF_LAYERS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4"}
-_KNOWN = "one of awq and gptq with 4 bits in groups of 128, w4a16, fp8, int8, mxfp4, nvfp4, or null for 16 bit"
+_OF_LAYERS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "MXFP8": "mxfp8"}
+_KNOWN = "one of awq and gptq with 4 bits in groups of 128, w4a16, fp8, int8, mxfp4, mxfp8, nvfp4, or null for 16 bit"
 _MODULES = {
     "mixer": ("self_attn.o_proj", "linear_attn.out_proj", "mixer.out_proj", "mixer.o_proj"),
     "mlp": ("mlp.down_proj", "feed_forward.down_proj", "mixer.down_proj"),

@@ -282,7 +282,7 @@ def test_formats_that_one_method_has_several_of(config, given, form):
         (
             {"quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": 128}},
             "quantization_config = {'quant_method': 'gptq', 'bits': 8, 'group_size': 128}: is not understood in tiny; "
-            "one of awq and gptq with 4 bits in groups of 128, w4a16, fp8, int8, mxfp4, nvfp4, or null for 16 bit",
+            "one of awq and gptq with 4 bits in groups of 128, w4a16, fp8, int8, mxfp4, mxfp8, nvfp4, or null for 16 bit",
         ),
         (
             {"model_type": "rwkv"},
