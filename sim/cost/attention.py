@@ -12,9 +12,9 @@ calls, decoding takes
 which is piecewise linear in the context, with a knot at every ``decodes * W_g``.
 
 Sparse attention (``Indexer``) is such groups too: latent vectors, or K and V of the layers with an indexer, with a window of ``top_k``
-tokens, and the keys of the indexer, which scores all tokens, in fp8 where it chooses single ones, and writes and reads the scores. Prompts attend to latent vectors as decodes do, and ranks
-divide their rows in the indexer (``tp_prefill_row_sharding_supported`` of vLLM). vLLM
-computes short prompts densely; this is not modelled.
+tokens, and the keys of the indexer. It scores all tokens, in fp8 where it chooses single ones, and writes and reads the scores. Prompts
+attend to latent vectors as decodes do, and ranks divide their rows in the indexer (``tp_prefill_row_sharding_supported`` of vLLM); of an
+indexer that chooses blocks they divide the heads. vLLM computes short prompts densely; this is not modelled.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ of its modules, under the names that families give it:
 ModelOpt up to 0.29 wrote a file of its own, ``hf_quant_config.json``, with the same keys under ``quantization``. vLLM reads it where
 ``config.json`` has no ``quantization_config``, or none of the modules of a mixed checkpoint.
 
-Sources: ``get_config`` and ``get_quant_config`` for that file; ``compressed_tensors.py``, ``modelopt.py`` and ``resolve_kv_cache_dtype_string`` of vLLM 0.33.
+Sources: ``get_config`` and ``get_quant_config`` for that file; ``compressed_tensors.py``, ``modelopt.py`` and
+``resolve_kv_cache_dtype_string`` of vLLM 0.33.
 """
 
 from __future__ import annotations

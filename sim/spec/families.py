@@ -116,7 +116,7 @@ _FAMILIES = {
     "mamba2": _Family(state_families.mamba2_alone, frozenset({"state_size"})),
 }
 
-# Known families with states that this package does not support.
+# Known families that this package does not support.
 _REFUSED = {
     "falcon_h1": "has attention and Mamba side by side in every layer",
     "deepseek_v4": "attends to compressed tokens, in caches of several block sizes",

@@ -10,14 +10,15 @@
 Weights, blocks and the check follow vLLM's arithmetic. The activations are estimated:
 
     expert workspace + max(forward, sampler)
-    forward   = 2 bytes * tokens * ((5 + blocks of attention residuals) hidden + outputs of the widest MLP, or of the projections of a state if these are wider)
+    forward   = 2 bytes * tokens * ((5 + blocks of attention residuals) hidden + outputs of the widest MLP, or of the projections of
+                a state if these are wider)
     sampler   = 14 bytes (38 up to 0.16) * sequences * vocabulary + two hidden states of all tokens
     workspace = 2 bytes * tokens of all engines that share the experts * experts per token * (max(2 width, hidden) + width),
                 as fused_moe.py allocates it
 
-Sparse latent attention adds its reserved buffers: 4 bytes * tokens * top_k, 512 MiB of logits in place of the MLP's outputs if these are
-less, and as workspace, if more than that of experts, keys of 40 (16 above 262,144) * max_model_len tokens. An indexer of blocks has 4 bytes
-for each token, query head and chosen block.
+Sparse latent attention adds its reserved buffers: 4 bytes * tokens * top_k, 512 MiB of logits in place of the MLP's outputs if these
+are less, and as workspace, if more than that of experts, keys of 40 (16 above 262,144) * max_model_len tokens. An indexer of blocks
+has 4 bytes for each token, query head and chosen block.
 
 The 14 bytes are the slope between the peaks in logs of vLLM 0.19 with Llama 3.1 8B and Qwen2.5 7B on an H100. All other
 terms are sizes of tensors. docs/serve.md has the errors.
