@@ -307,7 +307,8 @@ def _zamba2_calls(config: Config, name: str, layers: int, blocks: int) -> int:
     """How many layers call a shared block, at least as many as there are blocks."""
     key = "layers_block_type" if config.get("layers_block_type") is not None else "layer_types"
     kinds = config.get(key)
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"mamba", "linear_attention", "hybrid"}:
+    known = ("mamba", "linear_attention", "hybrid")
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
         raise SettingError(key, kinds, f"must say mamba or hybrid for each of the {layers} layers of {name}")
     if (calls := kinds.count("hybrid")) < blocks:
         raise SettingError("num_mem_blocks", blocks, f"must be at most the {calls} hybrid layers of {name}")

@@ -427,6 +427,10 @@ def test_a_model_of_states_alone_keeps_no_token(config):
             "layers_block_type = ['mamba', 'mamba', 'mamba', 'attention']: must say mamba or hybrid for each of the 4 layers of "
             "tiny",
         ),
+        (
+            ZAMBA | {"layers_block_type": [{}] * 4},
+            "layers_block_type = [{}, {}, {}, {}]: must say mamba or hybrid for each of the 4 layers of tiny",
+        ),
         (ZAMBA | {"num_mem_blocks": 3}, "num_mem_blocks = 3: must be at most the 2 hybrid layers of tiny"),
         (ZAMBA | {"num_key_value_heads": 2}, "num_key_value_heads = 2: is not understood in tiny; Zamba2 has 8"),
         (
