@@ -17,7 +17,16 @@ import numpy as np
 from ...sim import settings, simulate
 from ...sim.memory.accounting.kv_groups import FULL, STATE, PageGroups
 from ...sim.metrics.summary import waste
-from ...sim.spec import AttentionLayer, CacheSettings, KvCacheConfig, Span, StateLayer, form_kv_cache
+from ...sim.spec import (
+    AttentionLayer,
+    CacheSettings,
+    KvCacheConfig,
+    Span,
+    StateLayer,
+    cache_layers,
+    form_kv_cache,
+    model,
+)
 from ...sim.spec.attention import FULL as EVERY_TOKEN
 from ...sim.types.errors import UserError
 from ...sim.workload.workload import Workload
@@ -114,14 +123,15 @@ def _fp8() -> Values:
 
 
 def _zamba2() -> Values:
-    """Pages of Zamba2 2.7B: 32 heads of 160 elements, and states of 80 heads of 64 x 64 and a convolution of 4 tokens."""
-    state = StateLayer(shapes=((3, 5120 + 2 * 64), (80, 64, 64)), dtypes=("bf16", "bf16"))
-    formed = _formed(AttentionLayer(num_kv_heads=32, head_size=160, dtype="bf16"), 9, state, 54)
+    """Pages of Zamba2 2.7B, and the blocks in the memory that the planner of the published run was given."""
+    chosen = CacheSettings(max_model_len=4096, max_num_batched_tokens=2048, enable_prefix_caching=False)
+    formed = form_kv_cache(cache_layers(model("zamba2-2.7b"), "bf16", dtype="bf16"), chosen)
     page = next(group for group in formed.groups if group.kind == STATE).spec
     return {
         ("Zamba2 2.7B", "useful_bytes_of_a_page"): page.unpadded_page_size_bytes,
         ("Zamba2 2.7B", "bytes_of_a_page"): page.page_size_bytes,
         ("Zamba2 2.7B", "groups"): len(formed.groups),
+        ("Zamba2 2.7B", "blocks"): formed.num_blocks(2_915_421_184),
         ("Zamba2 2.7B", "blocks_for_0.1_of_the_card"): 0.1 * (12 << 30) / formed.bytes_per_block,
     }
 

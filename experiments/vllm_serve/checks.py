@@ -59,7 +59,8 @@ _BEFORE_HOPPER = ("a100", "l40s", "rtx-4090")
 
 def _no_kernels(launch: Launch) -> Refusal | None:
     """The failed choice of an attention backend; its message in vLLM lists every backend."""
-    if launch.model.indexer is None or launch.gpu.architecture not in _BEFORE_HOPPER:
+    sparse = launch.model.latent is not None and launch.model.indexer is not None
+    if not sparse or launch.gpu.architecture not in _BEFORE_HOPPER:
         return None
     needs = "sparse MLA has kernels for compute capabilities 9, 10 and 12"
     return Refusal("attention", f"No valid attention backend found for cuda: {needs}.")

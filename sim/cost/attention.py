@@ -11,10 +11,10 @@ calls, decoding takes
 
 which is piecewise linear in the context, with a knot at every ``decodes * W_g``.
 
-Sparse attention (``Indexer``) is two such groups: latent vectors with a window of ``top_k`` tokens, and the keys of the indexer, which
-scores all tokens in fp8 and writes and reads a logit of 32 bits for each. Prompts attend to latent vectors as decodes do, and ranks
-divide their rows in the indexer (``tp_prefill_row_sharding_supported`` of vLLM). vLLM
-computes short prompts densely; this is not modelled.
+Sparse attention (``Indexer``) is such groups too: latent vectors, or K and V of the layers with an indexer, with a window of ``top_k``
+tokens, and the keys of the indexer. It scores all tokens, in fp8 where it chooses single ones, and writes and reads the scores. Prompts
+attend to latent vectors as decodes do, and ranks divide their rows in the indexer (``tp_prefill_row_sharding_supported`` of vLLM); of an
+indexer that chooses blocks they divide the heads. vLLM computes short prompts densely; this is not modelled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from ..spec.attention import HeadAttention, Indexer, LatentAttention
+from ..spec.attention import HeadAttention, Indexer, KvGroup, LatentAttention
 from ..spec.gpu import GpuSpec
 from ..spec.shape import ModelSpec
 from ..types.ticks import PER_SECOND, PER_US
@@ -30,7 +30,7 @@ from . import shares
 from .base import coefficient
 from .envelope import Line
 
-ELEMENT_BYTES, LOGIT_BYTES = 2, 4
+ELEMENT_BYTES = 2
 
 
 class _Group(NamedTuple):
@@ -67,21 +67,24 @@ class AttentionCost:
         self._prefill_per_token = ticks(pairs * per_token, flops)
         self._groups = [
             _Group(
-                indexer.top_k if indexer else group.span.tokens,
-                read(shape.slot_bytes(group.num_layers, kv_dtype)),
-                ticks(group.num_layers * shape.decode_flops, flops * share.gemm_flops),
-                ticks(group.num_layers * _prefill_flops(shape, indexer) * per_pair, flops),
+                window,
+                read(shape.slot_bytes(number, kv_dtype)),
+                ticks(number * shape.decode_flops, flops * share.gemm_flops),
+                ticks(number * _prefill_flops(shape, indexer) * per_pair, flops),
             )
             for group, shape in shapes
+            for window, number in _windows(group, indexer)
         ]
         if indexer:
-            faster, scored = flops * shares.speedup(gpu, "fp8"), len(indexer.layers) * indexer.flops
+            by_token = not indexer.block_tokens
+            rate = flops * shares.speedup(gpu, "fp8") if by_token else flops
+            scored = len(indexer.layers) * indexer.flops(tensor_parallel)
             self._groups.append(
                 _Group(
                     0,
-                    read(len(indexer.layers) * (indexer.slot_bytes + 2 * LOGIT_BYTES)),
-                    ticks(scored, faster * share.gemm_flops),
-                    ticks(scored * per_pair / tensor_parallel, faster),
+                    read(len(indexer.layers) * (indexer.slot_bytes + indexer.score_bytes(tensor_parallel))),
+                    ticks(scored, rate * share.gemm_flops),
+                    ticks(scored * per_pair / (tensor_parallel if by_token else 1), rate),
                 )
             )
         self._lines: dict[int, list[tuple[int, list[Line]]]] = {}
@@ -136,6 +139,17 @@ class AttentionCost:
             terms[f"prefill_per_pair{where}"] = coefficient(group.pair, "ticks", published)
         terms["prefill_per_token"] = coefficient(self._prefill_per_token, "ticks", published)
         return terms | {"attention_floor": coefficient(self._floor, "ticks", floor)}
+
+
+def _windows(group: KvGroup, indexer: Indexer | None) -> list[tuple[int, int]]:
+    """Tokens that layers of a group read at most (0: all), and their number."""
+    if indexer is None:
+        return [(group.span.tokens, group.num_layers)]
+    if not indexer.block_tokens:
+        return [(indexer.top_k, group.num_layers)]
+    chosen = len(set(indexer.layers).intersection(group.layers))
+    parts = [(0, group.num_layers - chosen), (indexer.top_k, chosen)]
+    return [(window, number) for window, number in parts if number]
 
 
 def _prefill_flops(shape: HeadAttention | LatentAttention, indexer: Indexer | None) -> int:

@@ -219,6 +219,8 @@ class CalibratedCost:
         """Why a calibration does not cover a model; None if it does."""
         if model.latent and not latent_operations(calibration, model, quantization):
             return f"{model.name} keeps latent vectors, and {calibration.name} has no operation that attends to them"
+        if model.indexer:
+            return f"{model.name} attends to the tokens that an indexer chooses, which no calibrated operation computes"
         if model.mixer:
             return f"{model.name} has layers with a fixed-size state, which no calibrated operation computes"
         if model.window_heads or model.mlp_sizes:

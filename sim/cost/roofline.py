@@ -108,14 +108,21 @@ class RooflineCost:
     def _gemm_activations(self) -> int:
         """Elements that the GEMMs of all layers read and write for one token."""
         model, ranks, mixer = self.model, self.tensor_parallel, self.model.mixer
-        hidden = 2 * (model.num_mixers + model.num_mlps) * model.hidden_size
+        # Attention residuals read the outputs of earlier blocks before both parts of a layer.
+        blocks = sum(map(model.residual_blocks, range(model.num_layers)))
+        hidden = 2 * (model.num_mixers + model.num_mlps + blocks) * model.hidden_size
         attention = sum(
             group.num_layers * model.attention(ranks, group.span).gemm_elements
             for group in model.kv_groups()
             if group.span.keeps_tokens
         )
         if model.indexer:
-            attention += len(model.indexer.layers) * model.indexer.gemm_elements
+            attention += len(model.indexer.layers) * model.indexer.gemm_elements(ranks)
+        if model.shared_blocks:
+            # A call reads the embedding beside the hidden state, and has matrices of its own.
+            own = model.call_matrices(model.attention_layers[0], ranks)
+            call = model.hidden_size + sum(each.copies * (each.inputs + each.outputs_on_rank) for each in own)
+            attention += len(model.attention_layers) * call
         states = len(model.state_layers) * mixer.gemm_elements(ranks) if mixer else 0
         return hidden + attention + states + sum(model.mlp_width(layer, ranks) for layer in range(model.num_layers))
 

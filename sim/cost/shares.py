@@ -105,7 +105,7 @@ FOUR_BIT_SHARES = {"rtx-pro-6000": 0.694, "b200": 0.47, "b300": 0.303}
 def speedup(gpu: GpuSpec, quantization: str) -> float:
     """Flops of GEMMs with quantised weights over those in 16 bits.
 
-    1 for formats of the weights alone, which kernels unpack to 16 bits: awq, gptq and mxfp4, and fp8, int8 and nvfp4 on
+    1 for formats of the weights alone, which kernels unpack to 16 bits: awq, gptq and mxfp4, and fp8, mxfp8, int8 and nvfp4 on
     GPUs without such units (vLLM's Marlin kernels).
     """
     rate = gpu.quantized_flops_per_s(quantization)

@@ -14,7 +14,8 @@ Layers with the same span form one KV group. Tokens kept of a sequence of n toke
 Tensor-parallel ranks divide the heads. Every rank holds the whole latent vector.
 
 Sparse attention (DeepSeek V3.2, GLM 5) attends to at most ``top_k`` tokens, all of which are kept. An indexer scores the tokens of
-the context and chooses these; it has a cache of its own, one fp8 key a token with an fp32 scale.
+the context and chooses these; it has a cache of its own, one fp8 key a token with an fp32 scale. MiniMax M3 has it beside K and V: one
+16-bit key a token, and the indexer chooses whole blocks.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from .matrix import Matrix
 FP8_DS_MLA, FP8_DS_MLA_BYTES = "fp8_ds_mla", 656
 #: Elements of an indexer's key with one scale, and bytes of a scale.
 _INDEX_GROUP, _INDEX_SCALE_BYTES = 128, 4
+#: Blocks of the kernels of an indexer that chooses tokens (``DeepseekV32IndexerBackend``), and bytes of a score.
+_INDEX_KERNEL_TOKENS, _SCORE_BYTES = 64, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class HeadAttention(NamedTuple):
     Attributes:
         gated: Whether the query projection also computes a gate for the output.
         v_dim: Width of a head of V.
+        input_size: Width of the input of Q, K and V; 0 is ``hidden_size``.
+        head_gates: Whether a projection computes a gate for the output of each head.
     """
 
     hidden_size: int
@@ -101,6 +106,8 @@ class HeadAttention(NamedTuple):
     head_dim: int
     gated: bool
     v_dim: int
+    input_size: int = 0
+    head_gates: bool = False
 
     @property
     def _gate(self) -> int:
@@ -125,16 +132,18 @@ class HeadAttention(NamedTuple):
         """Q, K, V and the output projection; K and V are one entry if they have the same width."""
         query, key, value = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.v_dim
         kept = [(key, 2)] if key == value else [(key, 1), (value, 1)]
+        inputs = self.input_size or self.hidden_size
         return (
-            Matrix(self.hidden_size, query + self._gate, part="mixer"),
-            *(Matrix(self.hidden_size, width, copies=copies, part="mixer") for width, copies in kept),
+            Matrix(inputs, query + self._gate, part="mixer"),
+            *(Matrix(inputs, width, copies=copies, part="mixer") for width, copies in kept),
             Matrix(self.heads * self.v_dim, self.hidden_size, part="mixer"),
+            *((Matrix(self.hidden_size, self.heads, part="mixer"),) if self.head_gates else ()),
         )
 
     @property
     def projected(self) -> int:
         """Elements that the projections compute per token."""
-        return self.heads * self.head_dim + self.slot_elements + self._gate
+        return self.heads * (self.head_dim + self.head_gates) + self.slot_elements + self._gate
 
     @property
     def gemm_elements(self) -> int:
@@ -166,6 +175,7 @@ class Latent:
         rope_dim: Width of the rotary key that all heads share; cached together with the latent vector.
         nope_dim, v_dim: Width of K of a head without its rotary part, and of V.
         q_rank: Width of the latent vector from which queries are computed; 0 if they are projected directly.
+        gated: Whether a projection of the hidden state computes a gate for the output, as wide as V of all heads (Kimi K3).
     """
 
     kv_rank: int
@@ -173,19 +183,24 @@ class Latent:
     nope_dim: int
     v_dim: int
     q_rank: int = 0
+    gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """The indexer of sparse latent attention (DeepSeek-V3.2, arXiv 2512.02556), as ``Indexer`` in vLLM's ``deepseek_v2.py``.
+    """An indexer that chooses tokens (DeepSeek-V3.2, arXiv 2512.02556; ``Indexer`` in vLLM's ``deepseek_v2.py``) or blocks (MiniMax M3;
+    ``vllm/models/minimax_m3``).
 
-    Every rank holds all of it: ranks do not divide its heads.
+    One that chooses tokens is held whole by every rank. Of one that chooses blocks ranks divide the query heads, as they divide the KV
+    heads: each KV head has blocks of its own choice.
 
     Attributes:
         heads, head_dim: Number and width of its query heads. There is one key a token.
         top_k: Tokens that attention reads of each sequence, at most.
-        layers: Layers with an indexer. Other layers attend to the tokens that the last indexer before them has chosen.
+        layers: Layers with an indexer. Of latent attention the other layers attend to the tokens that the last indexer before them has
+            chosen, else to all tokens.
         fp8_on_b200: Whether vLLM's KV cache is fp8 by default on B200 and B300 (GLM).
+        block_tokens: Tokens of the blocks that are chosen; 0 chooses single tokens.
     """
 
     heads: int
@@ -193,28 +208,46 @@ class Indexer:
     top_k: int
     layers: tuple[int, ...]
     fp8_on_b200: bool = False
+    block_tokens: int = 0
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes kept per token in each of the layers: the key in fp8 and its scales."""
+        """Bytes kept per token in each of the layers: the key in fp8 and its scales, or in 16 bits where blocks are chosen."""
+        if self.block_tokens:
+            return 2 * self.head_dim
         return self.head_dim + self.head_dim // _INDEX_GROUP * _INDEX_SCALE_BYTES
 
-    def matrices(self, hidden_size: int, q_rank: int) -> tuple[Matrix, ...]:
-        """Queries, from the latent vector of queries; key and weights of the heads, which vLLM loads in 16 bits."""
+    @property
+    def kernel_block_size(self) -> int:
+        """Blocks of the KV cache are multiples of this number of tokens (``get_supported_kernel_block_sizes`` of vLLM's backends)."""
+        return self.block_tokens or _INDEX_KERNEL_TOKENS
+
+    def heads_on_rank(self, ranks: int = 1) -> int:
+        """Query heads on each rank."""
+        return max(1, self.heads // ranks) if self.block_tokens else self.heads
+
+    def matrices(self, hidden_size: int, q_rank: int, ranks: int = 1) -> tuple[Matrix, ...]:
+        """Queries, from the latent vector of queries; key and weights of the heads, which vLLM loads in 16 bits. Where blocks are chosen,
+        queries and key are of the hidden state, and multiplied with those of attention."""
+        if self.block_tokens:
+            width = self.heads_on_rank(ranks) * self.head_dim
+            return tuple(Matrix(hidden_size, each, part="mixer") for each in (width, self.head_dim))
         return (
             Matrix(q_rank, self.heads * self.head_dim, part="mixer"),
             Matrix(hidden_size, self.head_dim + self.heads, part="indexer"),
         )
 
-    @property
-    def gemm_elements(self) -> int:
+    def gemm_elements(self, ranks: int = 1) -> int:
         """Elements that the GEMMs read and write per token, without hidden states."""
-        return self.heads * self.head_dim + self.head_dim + self.heads
+        return (self.heads_on_rank(ranks) + 1) * self.head_dim + (0 if self.block_tokens else self.heads)
 
-    @property
-    def flops(self) -> int:
-        """Flops in fp8 of one (query, key) pair."""
-        return 2 * self.heads * self.head_dim
+    def flops(self, ranks: int = 1) -> int:
+        """Flops of one (query, key) pair, in fp8 where single tokens are chosen."""
+        return 2 * self.heads_on_rank(ranks) * self.head_dim
+
+    def score_bytes(self, ranks: int = 1) -> float:
+        """Bytes of a token's score, written and read: one for all heads, or of each head one for a block."""
+        return 2 * _SCORE_BYTES * (self.heads_on_rank(ranks) / self.block_tokens if self.block_tokens else 1)
 
 
 class LatentAttention(NamedTuple):
@@ -257,20 +290,22 @@ class LatentAttention(NamedTuple):
             (shape.kv_rank, heads * (shape.nope_dim + shape.v_dim)),
             (heads * shape.v_dim, self.hidden_size),
         ]
+        if shape.gated:
+            sizes.append((self.hidden_size, heads * shape.v_dim))
         return tuple(Matrix(inputs, outputs, part="mixer") for inputs, outputs in sizes)
 
     @property
     def projected(self) -> int:
         """Elements that the projections compute per token."""
         shape = self.latent
-        expanded = self.heads * (2 * shape.nope_dim + shape.rope_dim + shape.v_dim)
+        expanded = self.heads * (2 * shape.nope_dim + shape.rope_dim + (1 + shape.gated) * shape.v_dim)
         return shape.q_rank + self.slot_elements + expanded
 
     @property
     def gemm_elements(self) -> int:
         """Elements that the GEMMs read and write per token, without hidden states."""
         shape = self.latent
-        heads = self.heads * (shape.nope_dim + shape.rope_dim + shape.v_dim)
+        heads = self.heads * (shape.nope_dim + shape.rope_dim + (1 + shape.gated) * shape.v_dim)
         return 2 * shape.q_rank + self.slot_elements + heads
 
     @property

@@ -434,6 +434,93 @@ def minimax_m2(config: Config, name: str) -> ModelSpec:
     return llama(config, name, qk_norm=bool(config.get("use_qk_norm")), experts=experts)
 
 
+def minimax_m3(config: Config, name: str) -> ModelSpec:
+    """MiniMax M3: layers with an indexer attend to the blocks of tokens that it chooses (``vllm/models/minimax_m3``)."""
+    layers, width = num_layers(config, name), count(config, name, "intermediate_size")
+    sparse = config.get("sparse_attention_config")
+    if not isinstance(sparse, dict):
+        raise SettingError("sparse_attention_config", sparse, f"must describe the indexer of {name}, as vLLM reads it")
+    routed, chosen = numbers(config, name, "moe_layer_freq"), numbers(sparse, name, "sparse_attention_freq")
+    for key, listed in (("moe_layer_freq", routed), ("sparse_attention_config.sparse_attention_freq", chosen)):
+        if len(listed) != layers:
+            raise SettingError(key, listed, f"must have one number for each of the {layers} layers of {name}")
+    kv_heads, block = count(config, name, "num_key_value_heads"), count(sparse, name, "sparse_block_size")
+    for key, found, value in (
+        # vLLM takes the number of KV heads, and the width of an expert, in place of the first two.
+        ("sparse_attention_config.sparse_num_index_heads", sparse.get("sparse_num_index_heads"), kv_heads),
+        ("shared_intermediate_size", config.get("shared_intermediate_size", width), width),
+        ("attention_output_gate", bool(config.get("attention_output_gate")), False),
+    ):
+        if found != value:
+            raise SettingError(key, found, f"is not understood in {name}; MiniMax M3 has {value}")
+    experts = read_experts(
+        config,
+        name,
+        "num_local_experts",
+        "intermediate_size",
+        lambda layer: bool(routed[layer]),
+        shared_size=count(config, name, "n_shared_experts", 0, least=0) * width,
+        router_bias=bool(config.get("use_routing_bias")),
+    )
+    indexer = Indexer(
+        heads=kv_heads,
+        head_dim=count(sparse, name, "sparse_index_dim"),
+        top_k=count(sparse, name, "sparse_topk_blocks") * block,
+        layers=tuple(layer for layer, is_sparse in enumerate(chosen) if is_sparse),
+        block_tokens=block,
+    )
+    dense = count(config, name, "dense_intermediate_size")
+    return llama(config, name, intermediate_size=dense, qk_norm=True, experts=experts, indexer=indexer)
+
+
+def step(config: Config, name: str) -> ModelSpec:
+    """Step 3.5 and 3.7 Flash: layers with a window have more query heads (``step3p5.py`` of vLLM)."""
+    layers, other = num_layers(config, name), config.get("attention_other_setting")
+    other = other if isinstance(other, dict) else {"num_attention_heads": config.get("num_sliding_attention_heads")}
+    if other.get("num_attention_heads") is None:
+        remedy = f"must give the heads of layers with a window of {name}, as vLLM reads them"
+        raise SettingError("attention_other_setting", config.get("attention_other_setting"), remedy)
+    # Two generations of names; the kinds of further layers are those of layers for multi-token prediction.
+    renamed = {
+        "num_key_value_heads": config.get("num_attention_groups"),
+        "n_routed_experts": config.get("moe_num_experts"),
+        "num_experts_per_tok": config.get("moe_top_k"),
+    }
+    config = {**config, **given(renamed)}
+    kinds, routed = config.get("layer_types"), _step_experts(config, name)
+    config["layer_types"] = kinds[:layers] if isinstance(kinds, list) else kinds
+    kv_heads, head_dim = count(config, name, "num_key_value_heads"), count(config, name, "head_dim")
+    experts = read_experts(
+        config,
+        name,
+        "n_routed_experts",
+        "moe_intermediate_size",
+        lambda layer: layer in routed,
+        shared_size=count(config, name, "share_expert_dim"),
+        router_bias=bool(config.get("use_moe_router_bias")),
+    )
+    return llama(
+        config,
+        name,
+        spans=_windows(config, name),
+        window_heads=Heads(count(other, name, "num_attention_heads"), kv_heads, head_dim),
+        qk_norm=True,
+        output_bias=False,
+        head_gates=bool(config.get("use_head_wise_attn_gate")),
+        experts=experts,
+    )
+
+
+def _step_experts(config: Config, name: str) -> frozenset[int]:
+    """The layers with experts, which the file lists as text."""
+    listed = config.get("moe_layers_enum")
+    try:
+        return frozenset(map(int, str(listed).split(",")))
+    except ValueError:
+        remedy = f"must list the layers with experts of {name}, such as '3,4,5'"
+        raise SettingError("moe_layers_enum", listed, remedy) from None
+
+
 def given(config: Config) -> dict[str, object]:
     """The keys without null values: null counts as absent."""
     return {key: value for key, value in config.items() if value is not None}

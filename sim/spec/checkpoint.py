@@ -8,7 +8,11 @@ of its modules, under the names that families give it:
     mixer    layers.7.self_attn.o_proj, layers.7.linear_attn.out_proj, ...
     expert   layers.7.mlp.experts.0.down_proj, layers.7.block_sparse_moe.experts.0.w2, ...
 
-Sources: ``compressed_tensors.py``, ``modelopt.py`` and ``resolve_kv_cache_dtype_string`` of vLLM 0.33.
+ModelOpt up to 0.29 wrote a file of its own, ``hf_quant_config.json``, with the same keys under ``quantization``. vLLM reads it where
+``config.json`` has no ``quantization_config``, or none of the modules of a mixed checkpoint.
+
+Sources: ``get_config`` and ``get_quant_config`` for that file; ``compressed_tensors.py``, ``modelopt.py`` and
+``resolve_kv_cache_dtype_string`` of vLLM 0.33.
 """
 
 from __future__ import annotations
@@ -25,15 +29,18 @@ from .shape import ModelSpec
 
 _BY_ALGORITHM: dict[tuple[object, object], str] = {
     ("modelopt", "FP8"): "fp8",
+    ("modelopt", "FP8_PER_CHANNEL_PER_TOKEN"): "fp8",
+    ("modelopt", "FP8_PB_WO"): "fp8",
     ("modelopt", "NVFP4"): "nvfp4",
+    ("modelopt", "MXFP8"): "mxfp8",
     ("compressed-tensors", "float-quantized"): "fp8",
     ("compressed-tensors", "int-quantized"): "int8",
     ("compressed-tensors", "nvfp4-pack-quantized"): "nvfp4",
     ("compressed-tensors", "mxfp4-pack-quantized"): "mxfp4",
 }
 _PACKED = {(4, 128): "w4a16", (4, 32): "w4a16-g32"}
-_OF_LAYERS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4"}
-_KNOWN = "one of awq and gptq with 4 bits in groups of 128, w4a16, fp8, int8, mxfp4, nvfp4, or null for 16 bit"
+_OF_LAYERS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "MXFP8": "mxfp8"}
+_KNOWN = "one of awq and gptq with 4 bits in groups of 128, w4a16, fp8, int8, mxfp4, mxfp8, nvfp4, or null for 16 bit"
 _MODULES = {
     "mixer": ("self_attn.o_proj", "linear_attn.out_proj", "mixer.out_proj", "mixer.o_proj"),
     "mlp": ("mlp.down_proj", "feed_forward.down_proj", "mixer.down_proj"),
@@ -49,6 +56,40 @@ _MODULES = {
 _MODULES_OF_GEMMA4 = _MODULES | {"shared": ("mlp.down_proj",), "expert": ("experts.0.down_proj",)}
 
 
+#: The name of ModelOpt's own file, and what vLLM requires in it of NVFP4.
+QUANTIZATION_FILE = "hf_quant_config.json"
+_REQUIRED_OF_NVFP4 = ("group_size", "kv_cache_quant_algo", "exclude_modules")
+
+
+def needs_quantization_file(config: Config) -> bool:
+    """Whether vLLM looks for ``QUANTIZATION_FILE`` beside this ``config.json``."""
+    given = config.get("quantization_config")
+    if given is None:
+        return True
+    keys = given if isinstance(given, dict) else {}
+    return (
+        _method(keys) == "modelopt" and keys.get("quant_algo") == "MIXED_PRECISION" and "quantized_layers" not in keys
+    )
+
+
+def with_quantization_file(config: Config, found: Mapping[str, Any]) -> Config:
+    """A configuration that ``needs_quantization_file``, with the contents of that file.
+
+    Raises:
+        SettingError: vLLM requires a key that the file does not have.
+    """
+    inner = found.get("quantization")
+    inner = inner if isinstance(inner, dict) else {}
+    missing = [key for key in _REQUIRED_OF_NVFP4 if key not in inner]
+    if "NVFP4" in str(inner.get("quant_algo")).upper() and missing:
+        remedy = f"must be given in {QUANTIZATION_FILE} with NVFP4, as vLLM requires"
+        raise SettingError(f"quantization.{missing[0]}", None, remedy)
+    given = config.get("quantization_config")
+    if isinstance(given, dict):
+        return {**config, "quantization_config": {**given, "quantized_layers": inner.get("quantized_layers")}}
+    return {**config, "quantization_config": found}
+
+
 def with_formats(spec: ModelSpec, config: Config) -> ModelSpec:
     """The model with the number formats of its weights and of its KV cache.
 
@@ -59,20 +100,24 @@ def with_formats(spec: ModelSpec, config: Config) -> ModelSpec:
     if given is None:
         return spec
     keys: Mapping[str, Any] = given if isinstance(given, dict) else {}
+    method = _method(keys)
+    if isinstance(keys.get("quantization"), dict):
+        keys = {**keys, **keys["quantization"]}
     modules = _MODULES_OF_GEMMA4 if config.get("model_type") == "gemma4_text" else _MODULES
-    method = keys.get("quant_method")
-    if method is None and _producer(keys) == "modelopt":
-        method = "modelopt"
     if isinstance(keys.get("quantized_layers"), dict) and method == "modelopt":
         formats = _listed(spec, keys["quantized_layers"], modules)
     else:
         formats = _ignoring(spec, _format(spec, given, keys, method), keys, modules)
-    return replace(spec, quantization=quantization_name(formats), kv_dtype=_kv_dtype(keys))
+    return replace(spec, quantization=quantization_name(formats), kv_dtype=_kv_dtype(keys, method))
 
 
-def _producer(keys: Mapping[str, Any]) -> object:
-    producer = keys.get("producer")
-    return producer.get("name") if isinstance(producer, dict) else None
+def _method(keys: Mapping[str, Any]) -> object:
+    """The library of a format; "modelopt" for each of its own methods."""
+    method, producer = keys.get("quant_method"), keys.get("producer")
+    wrote = producer.get("name") if isinstance(producer, dict) else None
+    if str(method).startswith("modelopt") or (method is None and wrote == "modelopt"):
+        return "modelopt"
+    return method
 
 
 def _format(spec: ModelSpec, given: object, keys: Mapping[str, Any], method: object) -> str:
@@ -100,14 +145,19 @@ def _packed(keys: Mapping[str, Any]) -> str | None:
     return _PACKED.get(sizes.pop()) if len(sizes) == 1 else None
 
 
-def _kv_dtype(keys: Mapping[str, Any]) -> str | None:
-    """Format of the KV cache that vLLM takes from the checkpoint; None if it takes none."""
-    method = str(keys.get("quant_method"))
+def _kv_dtype(keys: Mapping[str, Any], method: object) -> str | None:
+    """Format of the KV cache that vLLM takes from the checkpoint; None if it takes none.
+
+    vLLM asks for a ``quant_method`` here, which it fills in for ModelOpt's own file alone.
+    """
     scheme = keys.get("kv_cache_scheme")
-    if method.startswith("modelopt"):
+    if method == "modelopt" and (keys.get("quant_method") or "quantization" in keys):
         scheme = scheme or keys.get("kv_cache_quant_algo")
-        eight = isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
-        return "fp8" if eight or str(scheme).upper() == "FP8" else None
+        if isinstance(scheme, dict):
+            bits = scheme.get("num_bits") if scheme.get("type") == "float" else None
+            eight = bits == 8 and scheme.get("dynamic") is False
+            scheme = "fp8" if eight else "nvfp4" if bits == 4 else None
+        return str(scheme).lower() if str(scheme).lower() in ("fp8", "nvfp4") else None
     return "fp8" if method == "compressed-tensors" and scheme else None
 
 
@@ -115,7 +165,8 @@ def _ignoring(
     spec: ModelSpec, form: str, keys: Mapping[str, Any], modules: Mapping[str, tuple[str, ...]]
 ) -> dict[str, str]:
     """One format for all parts that no pattern names."""
-    key = next((key for key in ("ignore", "modules_to_not_convert") if keys.get(key)), "ignore")
+    named = ("ignore", "exclude_modules", "modules_to_not_convert")
+    key = next((key for key in named if keys.get(key)), "ignore")
     patterns = keys.get(key) or []
     if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
         raise SettingError(f"quantization_config.{key}", patterns, f"must be a list of names of modules in {spec.name}")

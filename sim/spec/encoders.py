@@ -43,8 +43,12 @@ def encoder_of(config: Config, name: str) -> Encoder | None:
     vision = config.get("vision_config")
     if not isinstance(vision, dict):
         return None
-    # Kimi's own files leave the type out.
+    # Kimi's own files leave the type out, and those of MiniMax M3 have the one of CLIP.
     kind = vision.get("model_type") or ("kimi_k25_vision" if "vt_hidden_size" in vision else None)
+    if "img_token_compression_config" in vision:
+        kind = "minimax_m3_vl_vision"
+    elif config.get("model_type") in ("step3p5", "step3p7"):
+        kind = "step3p5_vision"
     read = _ENCODERS.get(kind) if isinstance(kind, str) else None
     return Encoder(is_known=False) if read is None else read(vision, config, name)
 
@@ -74,7 +78,9 @@ def _qwen3(vision: dict[str, Any], config: Config, name: str) -> Encoder:
 
 def _kimi(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     """Kimi K2.5 and 2.6: ``MoonViT3dPretrainedModel`` of ``kimi_k25_vit.py``; every rank holds the projector."""
-    if (projector := vision.get("mm_projector_type", "patchmerger")) != "patchmerger":
+    if (projector := vision.get("mm_projector_type", "patchmerger")) == "patchmergerv2":
+        return _kimi_k3(vision, name)
+    if projector != "patchmerger":
         raise SettingError("mm_projector_type", projector, f"is not understood in {name}; patchmerger is")
     hidden, width = count(vision, name, "vt_hidden_size"), count(vision, name, "vt_intermediate_size")
     depth, output = count(vision, name, "vt_num_hidden_layers"), count(vision, name, "text_hidden_size")
@@ -85,6 +91,24 @@ def _kimi(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     whole += depth * (repeated + 4 * hidden) + 2 * hidden
     whole += 2 * hidden + merged * merged + merged + merged * output + output
     return Encoder(depth * divided, whole)
+
+
+def _kimi_k3(vision: dict[str, Any], name: str) -> Encoder:
+    """Kimi K3: the same without biases, with RMSNorm and heads of other widths."""
+    biased = [key for key in ("attn_bias", "linear_bias", "patch_embed_proj_bias") if vision.get(key, True)]
+    if biased or vision.get("norm_type") != "rmsnorm":
+        key = biased[0] if biased else "norm_type"
+        raise SettingError(
+            key, vision.get(key), f"is not understood in {name}; the encoder of Kimi K3 has RMSNorm and no biases"
+        )
+    hidden, width = count(vision, name, "vt_hidden_size"), count(vision, name, "vt_intermediate_size")
+    depth, output = count(vision, name, "vt_num_hidden_layers"), count(vision, name, "text_hidden_size")
+    places = count(vision, name, "init_pos_emb_height") * count(vision, name, "init_pos_emb_width")
+    merged = 4 * hidden
+    whole = 3 * count(vision, name, "patch_size") ** 2 * hidden + places * hidden + (2 * depth + 1) * hidden
+    whole += merged * merged + merged * output + output
+    attention = 4 * hidden * count(vision, name, "qkv_hidden_size", hidden)
+    return Encoder(depth * (attention + 2 * hidden * width), whole)
 
 
 def _gemma4(vision: dict[str, Any], config: Config, name: str) -> Encoder:
@@ -100,6 +124,35 @@ def _gemma4(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     return Encoder(whole=whole)
 
 
+def _minimax_m3(vision: dict[str, Any], config: Config, name: str) -> Encoder:
+    """MiniMax M3: ``vision_tower.py`` in ``vllm/models/minimax_m3/common``."""
+    hidden, width = count(vision, name, "hidden_size"), count(vision, name, "intermediate_size")
+    depth, output = count(vision, name, "num_hidden_layers"), count(config, name, "hidden_size")
+    projected, compression = count(config, name, "projector_hidden_size"), vision["img_token_compression_config"]
+    compression = compression if isinstance(compression, dict) else {}
+    pixels = count(vision, name, "num_channels", 3) * count(compression, name, "temporal_patch_size")
+    merged = output * count(compression, name, "spatial_merge_size") ** 2
+    divided, repeated = _block(hidden, width)
+    # Two MLPs of two matrices, before and after patches are merged; the bias of the second is not divided.
+    mlps = (hidden + merged) * projected + 2 * projected + 2 * projected * output
+    whole = pixels * count(vision, name, "patch_size") ** 2 * hidden + 2 * hidden
+    return Encoder(depth * divided + mlps, whole + depth * (repeated + 4 * hidden) + 2 * output)
+
+
+def _step(vision: dict[str, Any], config: Config, name: str) -> Encoder:
+    """Step 3.7: ``PerceptionEncoder`` of ``step_vl.py``, and a projector of 4 patches that ranks divide."""
+    hidden, ratio = count(vision, name, "width"), vision.get("mlp_ratio")
+    if not isinstance(ratio, (int, float)) or not 0 < ratio < 100:
+        raise SettingError("mlp_ratio", ratio, f"must be a number above 0 in the encoder of {name}")
+    depth, patch = count(vision, name, "layers"), count(vision, name, "patch_size")
+    divided, repeated = _block(hidden, int(hidden * ratio))
+    places = (count(vision, name, "image_size") // patch) ** 2
+    # Patches, two convolutions of 3 x 3 that double the width, and of each layer two norms and two scales.
+    whole = (3 * patch**2 + places) * hidden + 2 * hidden + 9 * (2 + 8) * hidden * hidden + 6 * hidden
+    projector = 4 * hidden * count(config, name, "hidden_size")
+    return Encoder(depth * divided + projector, whole + depth * (repeated + 6 * hidden))
+
+
 _ENCODERS: dict[str, Callable[[dict[str, Any], Config, str], Encoder]] = {
     "qwen3_vl": _qwen3,
     "qwen3_vl_vision": _qwen3,
@@ -110,5 +163,7 @@ _ENCODERS: dict[str, Callable[[dict[str, Any], Config, str], Encoder]] = {
     "qwen3_5_moe": _qwen3,
     "qwen3_5_moe_vision": _qwen3,
     "kimi_k25_vision": _kimi,
+    "minimax_m3_vl_vision": _minimax_m3,
+    "step3p5_vision": _step,
     "gemma4_vision": _gemma4,
 }

@@ -50,6 +50,11 @@ _DEEPSEEK = _Family(attention_families.deepseek, frozenset({"kv_lora_rank", "n_r
 _SPARSE = _DEEPSEEK.reads | {"index_topk", "layer_types", "num_experts"}
 _QWEN3_NEXT = frozenset({"linear_num_key_heads", "layer_types", "num_experts"})
 _LLAMA4 = _Family(attention_families.llama4, frozenset({"attention_chunk_size", "layer_types", "num_local_experts"}))
+_MINIMAX_M3 = _Family(
+    attention_families.minimax_m3,
+    frozenset({"sparse_attention_config", "num_local_experts", "num_experts", "layer_types"}),
+)
+_STEP = _Family(attention_families.step, _WINDOWS | {"num_experts", "n_routed_experts"})
 
 _FAMILIES = {
     "opt": _Family(attention_families.opt),
@@ -83,8 +88,14 @@ _FAMILIES = {
     ),
     "nemotron-nas": _Family(attention_families.nemotron_nas, frozenset({"block_configs"})),
     "minimax_m2": _Family(attention_families.minimax_m2, frozenset({"num_local_experts"})),
+    "minimax_m3": _MINIMAX_M3,
+    "minimax_m3_text": _MINIMAX_M3,
+    "minimax_m3_vl": _MINIMAX_M3,
+    "minimax_m3_vl_text": _MINIMAX_M3,
     "llama4": _LLAMA4,
     "llama4_text": _LLAMA4,
+    "step3p5": _STEP,
+    "step3p7": _STEP,
     "qwen3_next": _Family(state_families.qwen3_next, _QWEN3_NEXT),
     "qwen3_5": _Family(state_families.qwen3_5, _QWEN3_NEXT),
     "qwen3_5_text": _Family(state_families.qwen3_5, _QWEN3_NEXT),
@@ -101,17 +112,14 @@ _FAMILIES = {
     "kimi_linear": _Family(
         state_families.kimi_linear, frozenset({"linear_attn_config", "kv_lora_rank", "num_experts"})
     ),
+    "zamba2": _Family(state_families.zamba2, frozenset({"mamba_d_state", "state_size", "layer_types"})),
     "mamba2": _Family(state_families.mamba2_alone, frozenset({"state_size"})),
 }
 
-# Known families with states that this package does not support.
+# Known families that this package does not support.
 _REFUSED = {
     "falcon_h1": "has attention and Mamba side by side in every layer",
-    "zamba2": "shares one block of attention among its layers",
-    "minimax_m3": "attends to blocks that an index of its own chooses",
-    "minimax_m3_vl": "attends to blocks that an index of its own chooses",
     "deepseek_v4": "attends to compressed tokens, in caches of several block sizes",
-    "step3p7": "has gates for each head and MLPs of several widths",
     "minimax_text_01": "has lightning attention",
     "minimax": "has lightning attention",
 }

@@ -68,6 +68,8 @@ class GpuSpec:
     def quantized_flops_per_s(self, quantization: str) -> int | None:
         """Dense throughput with weights in a number format; None if kernels of this format multiply in 16 bits."""
         rates = {"fp8": self.fp8_flops_per_s, "int8": self.int8_flops_per_s, "nvfp4": self.fp4_flops_per_s}
+        # Units for scales of small groups came with those for 4 bits; others run vLLM's Marlin kernels.
+        rates["mxfp8"] = self.fp8_flops_per_s if self.fp4_flops_per_s else None
         return rates.get(quantization)
 
     def field(self, name: str) -> str:

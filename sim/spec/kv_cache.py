@@ -17,8 +17,8 @@ vLLM's functions for these steps:
     3. ``get_kv_cache_groups``, ``_get_kv_cache_groups_uniform_page_size``
     4. ``get_kv_cache_configs``, ``resolve_kv_cache_block_sizes``
 
-The keys of an indexer (DeepSeek V3.2, GLM 5) are layers of their own, in one group with the latent vectors; these backends need blocks
-of a multiple of 64 tokens, so that pages have no padding.
+The keys of an indexer (DeepSeek V3.2, GLM 5, MiniMax M3) are layers of their own, in one group with the latent vectors or with K and V;
+these backends need blocks of a multiple of 64 tokens (MiniMax M3: 128), so that pages have no padding.
 
 Not modelled: backends that interleave the layers of a block ("packed" groups) or
 prefer other blocks (give ``block_size``), quantized caches with unquantized layers, cross attention, context
@@ -371,21 +371,21 @@ def attention_layers(model: ModelSpec, kv_dtype: str = "fp16", tensor_parallel: 
 def _kept_by(model: ModelSpec, layer: int, kv_dtype: str, tensor_parallel: int) -> tuple[AttentionLayer, ...]:
     if model.latent:
         width = model.latent.kv_rank + model.latent.rope_dim
-        latent = AttentionLayer(num_kv_heads=1, head_size=width, dtype=kv_dtype, latent=True)
-        if model.indexer is None or layer not in model.indexer.layers:
-            return (latent,)
-        keys = AttentionLayer(num_kv_heads=1, head_size=model.indexer.slot_bytes, dtype="fp8", latent=True)
-        return latent, keys
-    span = model.span(layer)
-    heads = model.heads(span)
-    kept = AttentionLayer(
-        num_kv_heads=model.kv_heads_per_rank(tensor_parallel, span),
-        head_size=heads.head_dim,
-        span=span,
-        head_size_v=heads.v_dim or None,
-        dtype=kv_dtype,
-    )
-    return (kept,)
+        kept = AttentionLayer(num_kv_heads=1, head_size=width, dtype=kv_dtype, latent=True)
+    else:
+        span = model.span(layer)
+        heads = model.heads(span)
+        kept = AttentionLayer(
+            num_kv_heads=model.kv_heads_per_rank(tensor_parallel, span),
+            head_size=heads.head_dim,
+            span=span,
+            head_size_v=heads.v_dim or None,
+            dtype=kv_dtype,
+        )
+    if model.indexer is None or layer not in model.indexer.layers:
+        return (kept,)
+    # A key is one vector, as latent vectors are; its bytes do not depend on the format of the KV cache.
+    return kept, AttentionLayer(num_kv_heads=1, head_size=model.indexer.slot_bytes, dtype="fp8", latent=True)
 
 
 def cache_layers(

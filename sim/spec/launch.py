@@ -10,13 +10,15 @@
 Weights, blocks and the check follow vLLM's arithmetic. The activations are estimated:
 
     expert workspace + max(forward, sampler)
-    forward   = 2 bytes * tokens * (5 hidden + outputs of the widest MLP, or of the projections of a state if these are wider)
+    forward   = 2 bytes * tokens * ((5 + blocks of attention residuals) hidden + outputs of the widest MLP, or of the projections of
+                a state if these are wider)
     sampler   = 14 bytes (38 up to 0.16) * sequences * vocabulary + two hidden states of all tokens
     workspace = 2 bytes * tokens of all engines that share the experts * experts per token * (max(2 width, hidden) + width),
                 as fused_moe.py allocates it
 
-Sparse attention adds its reserved buffers: 4 bytes * tokens * top_k, 512 MiB of logits in place of the MLP's outputs if these are
-less, and as workspace, if more than that of experts, keys of 40 (16 above 262,144) * max_model_len tokens.
+Sparse latent attention adds its reserved buffers: 4 bytes * tokens * top_k, 512 MiB of logits in place of the MLP's outputs if these
+are less, and as workspace, if more than that of experts, keys of 40 (16 above 262,144) * max_model_len tokens. An indexer of blocks
+has 4 bytes for each token, query head and chosen block.
 
 The 14 bytes are the slope between the peaks in logs of vLLM 0.19 with Llama 3.1 8B and Qwen2.5 7B on an H100. All other
 terms are sizes of tensors. docs/serve.md has the errors.
@@ -29,7 +31,7 @@ from dataclasses import dataclass, replace
 
 from ..types.errors import SettingError
 from .attention import FP8_DS_MLA
-from .deployment import CUDA_GRAPH_BYTES, Deployment, stages
+from .deployment import CUDA_GRAPH_BYTES, DTYPE_BITS, Deployment, stages
 from .gpu import GpuSpec
 from .hybrid import HybridLayout, formed_layout, hybrid_layout
 from .kv_cache import CacheSettings
@@ -43,14 +45,15 @@ BLOCK_SIZE = 16
 #: ``mxfp4.py``: of FlashInfer's kernels for compute capability 10, and of Marlin below 9. The Triton kernels of an H100 pad
 #: widths to 64, which gpt-oss has.
 _PADDED = {"b200": (256, 256), "b300": (256, 256), "a100": (256, 128), "l40s": (256, 128), "rtx-4090": (256, 128)}
+#: The same of experts on a latent vector (Kimi K3), which only releases run that pad less on B200 and B300
+#: (``mxfp4_round_up_hidden_size_and_intermediate_size`` of vLLM 0.33).
+_PADDED_LATENT = (256, 128)
 #: Used memory of an H100 before anything is loaded: 79.19 - 78.68 GiB.
 CONTEXT_BYTES = int(0.51 * GIB)
 #: From vLLM's `get_batch_defaults` for a server: (max_num_batched_tokens, max_num_seqs).
 _LARGEST, _LARGE, _OTHER = (16_384, 1024), (8192, 1024), (2048, 256)
 _LARGEST_BYTES, _LARGE_BYTES = 160 * GIB, 70 * GIB
 _VOCAB_PADDING = 64
-#: Blocks of the kernels of an indexer, in tokens (``DeepseekV32IndexerBackend``).
-INDEXER_BLOCK_SIZE = 64
 #: GPUs with NVIDIA's compute capabilities 10 and 12; others that have kernels for sparse attention are of 9.
 _BLACKWELL, _RTX_BLACKWELL = ("b200", "b300"), ("rtx-pro-6000",)
 _INDEXER_LOGITS_BYTES = 512 << 20
@@ -64,9 +67,10 @@ def checked_block_size(model: ModelSpec, given: int | None) -> int | None:
     """
     if model.indexer is None:
         return given
-    size = given or INDEXER_BLOCK_SIZE
-    if size % INDEXER_BLOCK_SIZE:
-        remedy = f"must be a multiple of {INDEXER_BLOCK_SIZE} tokens for the indexer of {model.name}"
+    multiple = model.indexer.kernel_block_size
+    size = given or multiple
+    if size % multiple:
+        remedy = f"must be a multiple of {multiple} tokens for the indexer of {model.name}"
         raise SettingError("block_size", size, remedy)
     return size
 
@@ -80,12 +84,23 @@ def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, sixteen_bit: s
     Args:
         given: ``--kv-cache-dtype`` by fragmeter's name, or "auto".
         sixteen_bit: The model's format.
+
+    Raises:
+        SettingError: The checkpoint asks for a format that is not simulated.
     """
     indexer = model.indexer
     if given == "auto":
         by_default = indexer is not None and indexer.fp8_on_b200 and gpu.architecture in _BLACKWELL
         given = model.kv_dtype or ("fp8" if by_default else sixteen_bit)
-    if indexer and gpu.architecture not in _BLACKWELL and (given == "fp8" or gpu.architecture in _RTX_BLACKWELL):
+        if given not in DTYPE_BITS:
+            remedy = f"which the checkpoint of {model.name} asks for, is not simulated; give another --kv-cache-dtype"
+            raise SettingError("kv_cache_dtype", given, remedy)
+    if (
+        model.latent
+        and indexer
+        and gpu.architecture not in _BLACKWELL
+        and (given == "fp8" or gpu.architecture in _RTX_BLACKWELL)
+    ):
         return FP8_DS_MLA
     return given
 
@@ -231,11 +246,11 @@ def _stage(launch: Launch, layers: range, weights: int, last: bool) -> StageMemo
 def _padding_bytes(launch: Launch, layers: range) -> int:
     """What vLLM adds to experts in mxfp4, so that its default kernels of a card can multiply them (``_PADDED``)."""
     model, deployment, experts = launch.model, launch.deployment, launch.model.experts
-    multiples = _PADDED.get(launch.gpu.architecture)
+    multiples = _PADDED_LATENT if experts and experts.latent_size else _PADDED.get(launch.gpu.architecture)
     if experts is None or deployment.quantization != "mxfp4" or multiples is None:
         return 0
     ranks = deployment.expert_ranks(launch.tensor_parallel)
-    hidden_size, width = model.hidden_size, experts.intermediate_size // ranks.slices
+    hidden_size, width = experts.latent_size or model.hidden_size, experts.intermediate_size // ranks.slices
     padded = (-(-size // multiple) * multiple for size, multiple in zip((hidden_size, width), multiples, strict=True))
     added = _expert_bytes(next(padded), next(padded), experts.bias) - _expert_bytes(hidden_size, width, experts.bias)
     return len(set(layers) & set(experts.layers)) * -(-experts.count // ranks.holders) * added
@@ -262,7 +277,8 @@ def activation_bytes(launch: Launch, layers: range, last: bool) -> int:
     widest, mixer = model.mlp_matrices * dense, model.state_mixer(launch.tensor_parallel)
     if mixer and set(layers) & set(model.state_layers):
         widest = max(widest, mixer.gemm_elements(launch.tensor_parallel))
-    forward = 2 * tokens * (5 * model.hidden_size + widest)
+    residuals = model.residual_blocks(model.num_layers) * model.hidden_size
+    forward = 2 * tokens * (5 * model.hidden_size + residuals + widest)
     sampled = min(launch.max_num_seqs, tokens)
     sampler = launch.profiling.sampler_bytes * sampled * model.vocab_size + 4 * tokens * model.hidden_size
     workspace = 0
@@ -271,7 +287,10 @@ def activation_bytes(launch: Launch, layers: range, last: bool) -> int:
         width, gathered = model.experts.intermediate_size // ranks.slices, tokens * ranks.engines
         hidden = model.experts.latent_size or model.hidden_size
         workspace = 2 * gathered * model.experts.used * (max(2 * width, hidden) + width)
-    if model.indexer:
+    if model.indexer and model.indexer.block_tokens:
+        chosen = model.indexer.top_k // model.indexer.block_tokens
+        workspace += 4 * tokens * model.indexer.heads_on_rank(launch.tensor_parallel) * chosen
+    elif model.indexer:
         factor = 40 if launch.max_model_len <= 1 << 18 else 16
         workspace = max(workspace, factor * launch.max_model_len * model.indexer.slot_bytes)
         workspace += 4 * tokens * model.indexer.top_k

@@ -2,7 +2,7 @@
 
 A quantised matrix has values of 4 or 8 bits, and scales: one for each group of inputs and each output
 (awq and gptq: groups of 128, and the same number of zero points of 4 bits; w4a16: groups of 128, w4a16-g32: of 32; mxfp4: groups
-of 32 with an exponent of 8 bits; nvfp4: groups of 16 with a scale of 8 bits), or one of 32 bits for each output (int8, fp8).
+of 32 with an exponent of 8 bits, and so has mxfp8; nvfp4: groups of 16 with a scale of 8 bits), or one of 32 bits for each output (int8, fp8).
 Sources: the parameters that vLLM's ``awq.py``, ``gptq.py``, ``fp8.py``, ``mxfp4.py``, ``modelopt.py`` and
 ``compressed_tensors`` create; OCP Microscaling Formats 1.0. Not counted: the
 order of inputs that gptq keeps for ``desc_act``, and the scales of 128 x 128 tiles of DeepSeek's fp8. Each
@@ -104,6 +104,7 @@ QUANTIZATIONS = {
     "int8": Quantization(bits=8, group=0, scale_bits=32),
     "fp8": Quantization(bits=8, group=0, scale_bits=32),
     "mxfp4": Quantization(bits=4, group=32, scale_bits=8, parts=("expert",)),
+    "mxfp8": Quantization(bits=8, group=32, scale_bits=8),
     "nvfp4": Quantization(bits=4, group=16, scale_bits=8),
 }
 _TERM = re.compile(r"([\w-]+)\[([\w,]+)\]")

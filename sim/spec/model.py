@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 
 from ..types.errors import SettingError
+from .checkpoint import QUANTIZATION_FILE, needs_quantization_file, with_quantization_file
 from .config import Config
 from .families import read_config
 from .repositories import Known, cached_config, config_file, preset_of
@@ -43,7 +44,10 @@ def model(name_or_path: str | Path) -> ModelSpec:
     name = str(name_or_path)
     found = _found(name)
     if isinstance(found, Path):
-        return read_config(_load(found), (found.parent.name or found.stem) if Path(name).exists() else name)
+        config = _load(found)
+        if (beside := _quantization_file(found, config)) is not None:
+            config = with_quantization_file(config, _load(beside))
+        return read_config(config, (found.parent.name or found.stem) if Path(name).exists() else name)
     spec = read_config(_presets()[found.preset], found.preset)
     return replace(spec, quantization=found.quantization or spec.quantization, kv_dtype=found.kv_dtype or spec.kv_dtype)
 
@@ -56,6 +60,8 @@ def origin(name: str) -> str | None:
     found = _found(name)
     if isinstance(found, Path):
         digest = f"config.json with SHA-256 {sha256(found.read_bytes()).hexdigest()}"
+        if (beside := _quantization_file(found, _load(found))) is not None:
+            digest += f", {QUANTIZATION_FILE} with SHA-256 {sha256(beside.read_bytes()).hexdigest()}"
         if Path(name).exists():
             return digest
         return f"{name} on the Hugging Face hub, revision {found.parent.name}, {digest}"
@@ -84,6 +90,12 @@ def _found(name: str) -> Known | Path:
         if (downloaded := config_file(name)) is not None:
             return downloaded
     raise SettingError("model", str(path), f"one of {', '.join(_presets())}, or a path to a config.json")
+
+
+def _quantization_file(path: Path, config: Config) -> Path | None:
+    """The file of ModelOpt that vLLM reads beside a ``config.json``."""
+    beside = path.with_name(QUANTIZATION_FILE)
+    return beside if path.name == "config.json" and needs_quantization_file(config) and beside.is_file() else None
 
 
 def _load(path: Path) -> Config:

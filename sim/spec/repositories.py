@@ -64,6 +64,7 @@ _MIXED = {
     "nvidia/kimi-k2.6-nvfp4": ("kimi-k2.5", "nvfp4[expert]", "fp8"),
     "nvidia/minimax-m2.5-nvfp4": ("minimax-m2.5", "nvfp4[expert]", "fp8"),
     "nvidia/minimax-m2.7-nvfp4": ("minimax-m2.5", "nvfp4[expert]", "fp8"),
+    "nvidia/minimax-m3-nvfp4": ("minimax-m3", "mxfp8[mixer,mlp,shared]+nvfp4[expert]", None),
 }
 #: Suffixes of quantised repositories' names, and the format of their weights.
 _QUANTIZED = (

@@ -9,6 +9,8 @@ from ..types.errors import SettingError
 from .attention import FULL, HeadAttention, Heads, Indexer, KvGroup, Latent, LatentAttention, Span
 from .deployment import dtype_bits, stages
 from .encoders import Encoder
+from .matrix import Matrix
+from .shared_blocks import SharedBlocks
 from .states import StateMixer
 from .weights import num_params
 
@@ -25,6 +27,7 @@ class Experts:
         shared_size: Total width of the shared experts, which compute every token.
         latent_size: Width of the vector that routed experts compute, to which every rank projects the hidden state; 0 if it is the
             hidden state.
+        latent_norm: Whether the output of routed experts is normalised before it is projected back.
         shared_gate: Whether a gate scales the output of the shared experts; it adds one output to the router.
         router_bias: Whether the router has a bias, or a score correction, for each expert.
         bias: Whether the experts' projections have biases.
@@ -36,6 +39,7 @@ class Experts:
     layers: tuple[int, ...]
     shared_size: int = 0
     latent_size: int = 0
+    latent_norm: bool = False
     shared_gate: bool = False
     router_bias: bool = False
     bias: bool = False
@@ -61,14 +65,19 @@ class ModelSpec:
         layer_norms: Normalisations per layer, without those of queries and keys.
         attention_sinks: Whether each head has a sink, one element.
         gated_attention: Whether the query projection also computes a gate of the output, as wide as the queries.
+        head_gates: Whether a projection computes a gate for the output of each head.
         spans: Span of each layer; empty if all layers keep all tokens.
         v_head_dim: Width of a head of V; 0 if it is ``head_dim``.
         window_heads: Heads of layers with a window, if other layers have others.
         values_are_keys: Whether K of layers that keep all tokens is also their V: the checkpoint has one matrix, and vLLM loads it
             as both.
         latent: Multi-head latent attention, instead of heads of K and V.
-        indexer: Choice of the tokens that latent attention attends to; None is all.
+        indexer: Choice of the tokens that attention attends to; None is all.
         mixer: State mixer of the layers with span "state", instead of attention.
+        residual_layers: Layers of a block of attention residuals (Kimi K3): each part of a layer reads a weighted sum of the outputs of all
+            blocks before it, with a norm and a projection to the weights; 0 without.
+        shared_blocks: Blocks of attention and MLP that the layers with attention share. Other layers have one norm. The layers are in
+            vLLM's order, those with attention first.
         mlp_layers: Layers with an MLP; None is all layers without experts.
         mlp_sizes: Width of the MLP of each layer, 0 without one, if layers differ. A layer then has a norm for each of its parts.
         experts: Mixture of experts, instead of the MLP of some layers.
@@ -98,6 +107,7 @@ class ModelSpec:
     layer_norms: int = 2
     attention_sinks: bool = False
     gated_attention: bool = False
+    head_gates: bool = False
     spans: tuple[Span, ...] = ()
     v_head_dim: int = 0
     window_heads: Heads | None = None
@@ -105,6 +115,8 @@ class ModelSpec:
     latent: Latent | None = None
     indexer: Indexer | None = None
     mixer: StateMixer | None = None
+    residual_layers: int = 0
+    shared_blocks: SharedBlocks | None = None
     mlp_layers: tuple[int, ...] | None = None
     mlp_sizes: tuple[int, ...] | None = None
     experts: Experts | None = None
@@ -158,6 +170,21 @@ class ModelSpec:
         """Number of layers with an MLP or experts."""
         return sum(self.has_mlp(layer) for layer in range(self.num_layers))
 
+    def shares_weights(self, layer: int) -> bool:
+        """Whether an earlier layer holds the weights of this layer's block."""
+        return self.shared_blocks is not None and layer in self.attention_layers[self.shared_blocks.count :]
+
+    def call_matrices(self, layer: int, tensor_parallel: int = 1) -> tuple[Matrix, ...]:
+        """The matrices that a call of a shared block has of its own; none for other layers."""
+        if self.shared_blocks is None or not self.span(layer).keeps_tokens:
+            return ()
+        width = self.num_heads * self.head_dim
+        return self.shared_blocks.own_matrices(self.hidden_size, width, self.intermediate_size, tensor_parallel)
+
+    def residual_blocks(self, layer: int) -> int:
+        """Blocks of attention residuals that a layer reads; 0 without."""
+        return -(-layer // self.residual_layers) if self.residual_layers else 0
+
     def heads_per_rank(self, tensor_parallel: int = 1) -> int:
         """Query heads on each of ``tensor_parallel`` ranks."""
         if tensor_parallel < 1 or self.num_heads % tensor_parallel:
@@ -200,6 +227,8 @@ class ModelSpec:
             heads.head_dim,
             self.gated_attention,
             heads.v_dim or heads.head_dim,
+            2 * self.hidden_size if self.shared_blocks else 0,
+            self.head_gates,
         )
 
     def state_mixer(self, tensor_parallel: int = 1) -> StateMixer | None:

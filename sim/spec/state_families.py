@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from ..types.errors import SettingError
-from .attention import STATE
+from .attention import FULL, STATE
 from .attention_families import deepseek, given, llama, read_experts
 from .config import Config, count, num_layers, numbers, shape, state_spans
 from .shape import Experts, ModelSpec
+from .shared_blocks import SharedBlocks
 from .states import GatedDelta, KimiDelta, Mamba, Mamba2
 
 
@@ -210,15 +211,9 @@ def _nemotron_experts(config: Config, name: str, layers: tuple[int, ...]) -> Exp
 
 
 def kimi_linear(config: Config, name: str) -> ModelSpec:
-    """Kimi Linear: Kimi delta attention, and latent attention in some layers."""
+    """Kimi Linear and the text part of Kimi K3: Kimi delta attention, and latent attention in some layers."""
     linear = config.get("linear_attn_config")
     linear = linear if isinstance(linear, dict) else {}
-    unknown = {
-        key: config.get(key) for key in ("attn_res_block_size", "mla_use_output_gate", "routed_expert_hidden_size")
-    }
-    for key, value in (unknown | {"use_full_rank_gate": linear.get("use_full_rank_gate")}).items():
-        if value:
-            raise SettingError(key, value, f"is not understood in {name}; Kimi Linear 48B has none")
     layers = num_layers(config, name)
     # Layer numbers of this file start at 1.
     kimi, full = (numbers(linear, name, key) for key in ("kda_layers", "full_attn_layers"))
@@ -237,11 +232,87 @@ def kimi_linear(config: Config, name: str) -> ModelSpec:
         heads=count(linear, name, "num_heads"),
         head_dim=count(linear, name, "head_dim"),
         conv_kernel=count(linear, name, "short_conv_kernel_size", 4),
+        full_rank_gate=bool(linear.get("use_full_rank_gate")),
     )
     spans = state_spans(name, layers, "linear_attn_config", kinds, "full_attention linear_attention")
-    # Neither transformers nor vLLM reads tie_word_embeddings here.
-    latent = deepseek(renamed | given(config), name)
-    return replace(latent, spans=spans, mixer=mixer, tied_embeddings=False)
+    spec = deepseek(renamed | given(config), name)
+    assert spec.latent
+    experts = spec.experts
+    if experts and config.get("routed_expert_hidden_size") is not None:
+        latent_size = count(config, name, "routed_expert_hidden_size")
+        experts = replace(experts, latent_size=latent_size, latent_norm=bool(config.get("latent_moe_use_norm")))
+    return replace(
+        spec,
+        latent=replace(spec.latent, gated=bool(config.get("mla_use_output_gate"))),
+        spans=spans,
+        mixer=mixer,
+        experts=experts,
+        residual_layers=count(config, name, "attn_res_block_size", 0, least=0),
+        # Neither transformers nor vLLM reads tie_word_embeddings here.
+        tied_embeddings=False,
+    )
+
+
+def zamba2(config: Config, name: str) -> ModelSpec:
+    """Zamba2: Mamba-2 in every layer of the file, and calls of shared blocks of attention and MLP before some of them.
+
+    A call counts as a layer of its own. Calls come first, as vLLM registers their KV caches first.
+    """
+    layers, hidden = num_layers(config, name), count(config, name, "hidden_size", 2560)
+    heads, expand = count(config, name, "num_attention_heads", 32), count(config, name, "mamba_expand", 2)
+    blocks = count(config, name, "num_mem_blocks", 1)
+    calls = _zamba2_calls(config, name, layers, blocks)
+    for key, value in (("num_key_value_heads", heads), ("quantization_config", None)):
+        if config.get(key) not in (None, value):
+            raise SettingError(key, config[key], f"is not understood in {name}; Zamba2 has {value or 'no such key'}")
+    if 2 * hidden % heads:
+        raise SettingError("num_attention_heads", heads, f"must divide twice the hidden size {hidden} of {name}")
+    mamba_heads = count(config, name, "n_mamba_heads", 8)
+    if expand * hidden % mamba_heads:
+        raise SettingError("n_mamba_heads", mamba_heads, f"must divide the {expand * hidden} channels of {name}")
+    defaults = {
+        "vocab_size": 32_000,
+        "max_position_embeddings": 4096,
+        "num_attention_heads": heads,
+        "hidden_size": hidden,
+    }
+    long = {"max_position_embeddings": 16_384} if config.get("use_long_context") else {}
+    sizes = {"head_dim": 2 * hidden // heads, "num_key_value_heads": heads, "num_hidden_layers": calls + layers}
+    biased = bool(config.get("add_bias_linear", False))
+    return ModelSpec(
+        **shape(defaults | given(config) | sizes | long, name),
+        intermediate_size=count(config, name, "intermediate_size", 4 * hidden),
+        gated_mlp=True,
+        tied_embeddings=True,
+        mlp_bias=biased,
+        spans=(FULL,) * calls + (STATE,) * layers,
+        mixer=Mamba2(
+            heads=mamba_heads,
+            head_dim=expand * hidden // mamba_heads,
+            groups=count(config, name, "mamba_ngroups", 1),
+            state_size=count(config, name, "mamba_d_state", 64),
+            conv_kernel=count(config, name, "mamba_d_conv", 4),
+            chunk=count(config, name, "chunk_size", 256),
+            conv_bias=bool(config.get("use_conv_bias", True)),
+            proj_bias=biased,
+        ),
+        shared_blocks=SharedBlocks(
+            blocks, count(config, name, "adapter_rank", 128), bool(config.get("use_shared_attention_adapter", False))
+        ),
+        mlp_layers=tuple(range(calls)),
+    )
+
+
+def _zamba2_calls(config: Config, name: str, layers: int, blocks: int) -> int:
+    """How many layers call a shared block, at least as many as there are blocks."""
+    key = "layers_block_type" if config.get("layers_block_type") is not None else "layer_types"
+    kinds = config.get(key)
+    known = ("mamba", "linear_attention", "hybrid")
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
+        raise SettingError(key, kinds, f"must say mamba or hybrid for each of the {layers} layers of {name}")
+    if (calls := kinds.count("hybrid")) < blocks:
+        raise SettingError("num_mem_blocks", blocks, f"must be at most the {calls} hybrid layers of {name}")
+    return calls
 
 
 def mamba2_alone(config: Config, name: str) -> ModelSpec:

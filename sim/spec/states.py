@@ -326,14 +326,17 @@ class GatedDelta(StateMixer):
 class KimiDelta(StateMixer):
     """Kimi delta attention: a gated delta net in which every channel decays at its own rate.
 
-    Every rank holds the down projections of both gates (output and decay).
+    Every rank holds the down projections of the gates.
 
     Attributes:
         heads, head_dim: Number and width of the heads of queries, keys and values.
+        full_rank_gate: Whether one matrix computes the gate of the output, as in Kimi K3, instead of a matrix down and one up, which the
+            gate of the decay has.
     """
 
     heads: int
     head_dim: int
+    full_rank_gate: bool = False
     state_dtype: str = "fp32"
 
     @property
@@ -350,16 +353,17 @@ class KimiDelta(StateMixer):
         return self.heads // ranks, self.head_dim, self.head_dim
 
     def projections(self, hidden_size: int, ranks: int = 1) -> tuple[Matrix, ...]:
-        inner = self.inner_size(ranks)
+        inner, gates = self.inner_size(ranks), 1 if self.full_rank_gate else 2
         return (
-            Matrix(hidden_size, self.conv_channels(ranks) + self.heads // ranks),
-            Matrix(hidden_size, self.head_dim, copies=2),
-            Matrix(self.head_dim, inner, copies=2),
+            Matrix(hidden_size, self.conv_channels(ranks) + self.heads // ranks + self.full_rank_gate * inner),
+            Matrix(hidden_size, self.head_dim, copies=gates),
+            Matrix(self.head_dim, inner, copies=gates),
             Matrix(inner, hidden_size),
         )
 
     def gemm_elements(self, ranks: int = 1) -> int:
-        return self.conv_channels(ranks) + self.heads // ranks + 4 * self.head_dim + 3 * self.inner_size(ranks)
+        low_rank = 2 * self.head_dim * (1 if self.full_rank_gate else 2)
+        return self.conv_channels(ranks) + self.heads // ranks + low_rank + 3 * self.inner_size(ranks)
 
     def vector_params(self, hidden_size: int, ranks: int = 1) -> int:
         # A of every head, the bias of every channel's step size; the norm of a head.

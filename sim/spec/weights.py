@@ -4,7 +4,7 @@ Tensor-parallel ranks divide the matrices; routed experts are divided as ``Exper
 matrices. Every rank holds all vectors (biases, norms), routers,
 down projections to a latent vector and the position table. ``states.py`` has the division of state mixers. A
 pipeline stage holds its layers; the first stage also holds the embedding and a vision encoder, and the last the output head, which is a
-copy of the embedding if the two are tied.
+copy of the embedding if the two are tied. Blocks that layers share (``shared_blocks.py``) are held once, and read by each layer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ..types.errors import SettingError
 from .attention import Span
 from .deployment import ExpertRanks, stages
 from .matrix import WEIGHT_BITS, Matrix, matrix_bytes
@@ -28,7 +29,7 @@ def layer_matrices(
     Args:
         expert_ranks: Division of the routed experts; None divides them like all matrices.
     """
-    mixer = _mixer_matrices(model, layer, tensor_parallel)
+    mixer = _mixer_matrices(model, layer, tensor_parallel) + model.call_matrices(layer, tensor_parallel)
     experts = model.experts
     if experts is None or layer not in experts.layers:
         return mixer + (_mlp(model, model.mlp_size(layer), tensor_parallel) if model.has_mlp(layer) else ())
@@ -46,12 +47,21 @@ def layer_matrices(
     return (*mixer, router, *routed, *shared)
 
 
+def _stored_matrices(
+    model: ModelSpec, layer: int, tensor_parallel: int, expert_ranks: ExpertRanks | None = None
+) -> tuple[Matrix, ...]:
+    """As ``layer_matrices``, without those that an earlier layer holds."""
+    if model.shares_weights(layer):
+        return model.call_matrices(layer, tensor_parallel)
+    return layer_matrices(model, layer, tensor_parallel, expert_ranks)
+
+
 def _mixer_matrices(model: ModelSpec, layer: int, ranks: int) -> tuple[Matrix, ...]:
     span = model.span(layer)
     if span.keeps_tokens:
         found = model.attention(ranks, span).matrices
-        if model.latent and model.indexer and layer in model.indexer.layers:
-            found += model.indexer.matrices(model.hidden_size, model.latent.q_rank)
+        if model.indexer and layer in model.indexer.layers:
+            found += model.indexer.matrices(model.hidden_size, model.latent.q_rank if model.latent else 0, ranks)
         return found
     mixer = model.state_mixer(ranks)
     return mixer.matrices(model.hidden_size, ranks) if mixer and span.kind == "state" else ()
@@ -79,13 +89,15 @@ def layer_vector_params(model: ModelSpec, layer: int, used: bool = False, tensor
     Args:
         used: Whether to leave out experts that do not compute a given token.
     """
+    if model.shares_weights(layer):
+        return 0
     return _mixer_vectors(model, layer, tensor_parallel) + _mlp_vectors(model, layer, used) + _norms(model, layer)
 
 
 def _mixer_vectors(model: ModelSpec, layer: int, ranks: int) -> int:
     span = model.span(layer)
     if span.keeps_tokens:
-        # The norm of an indexer's key has a weight and a bias.
+        # A norm of an indexer's key with a bias, or one of its queries and one of its key.
         indexes = model.indexer is not None and layer in model.indexer.layers
         return _attention_vectors(model, span) + (2 * model.indexer.head_dim if model.indexer and indexes else 0)
     return model.mixer.vector_params(model.hidden_size, ranks) if model.mixer and span.kind == "state" else 0
@@ -108,7 +120,7 @@ def _mlp_vectors(model: ModelSpec, layer: int, used: bool) -> int:
         return model.has_mlp(layer) * model.mlp_bias * _bias(model, model.mlp_size(layer))
     routed = experts.bias * (experts.used if used else experts.count) * _bias(model, experts.intermediate_size)
     shared = model.mlp_bias * _bias(model, experts.shared_size) if experts.shared_size else 0
-    return routed + shared + experts.router_bias * experts.count
+    return routed + shared + experts.router_bias * experts.count + experts.latent_norm * experts.latent_size
 
 
 def _bias(model: ModelSpec, width: int) -> int:
@@ -119,13 +131,23 @@ def _norms(model: ModelSpec, layer: int) -> int:
     norms = model.layer_norms
     if model.mlp_sizes:
         norms = (model.span(layer).kind != "none") + model.has_mlp(layer)
-    return norms * model.norm_vectors * model.hidden_size
+    if model.shared_blocks:
+        # The norm of the hidden state and the embedding side by side counts twice.
+        norms = 3 if model.span(layer).keeps_tokens else 1
+    # Attention residuals: a norm and a projection to one weight, before both parts of a layer.
+    residuals = 4 * model.hidden_size if model.residual_layers else 0
+    return norms * model.norm_vectors * model.hidden_size + residuals
+
+
+def _last_vectors(model: ModelSpec) -> int:
+    """Elements of the norm before the output head, and of the last attention residual."""
+    return (model.norm_vectors + (2 if model.residual_layers else 0)) * model.hidden_size
 
 
 def num_params(model: ModelSpec, tensor_parallel: int = 1, used: bool = False) -> int:
     """Parameters on each rank; ``used`` leaves out an encoder, and experts that do not compute a given token."""
     layers = sum(
-        sum(matrix.used_params if used else matrix.params for matrix in layer_matrices(model, layer, tensor_parallel))
+        sum(matrix.used_params if used else matrix.params for matrix in _stored_matrices(model, layer, tensor_parallel))
         + layer_vector_params(model, layer, used, tensor_parallel)
         for layer in range(model.num_layers)
     )
@@ -136,7 +158,7 @@ def num_params(model: ModelSpec, tensor_parallel: int = 1, used: bool = False) -
         attention = model.head_attention(tensor_parallel)
         full = sum(model.span(layer).kind == "full" for layer in range(model.num_layers))
         layers -= full * attention.kv_heads * attention.v_dim * model.hidden_size
-    return layers + heads + (model.learned_positions + model.norm_vectors) * model.hidden_size
+    return layers + heads + model.learned_positions * model.hidden_size + _last_vectors(model)
 
 
 # A search for the longest sequence that fits calls it a hundred times with the same layers.
@@ -151,7 +173,8 @@ def layers_bytes(
     """Bytes of complete layers on each rank, with vectors in 16 bits."""
     return sum(
         sum(
-            matrix_bytes(matrix, quantization) for matrix in layer_matrices(model, layer, tensor_parallel, expert_ranks)
+            matrix_bytes(matrix, quantization)
+            for matrix in _stored_matrices(model, layer, tensor_parallel, expert_ranks)
         )
         + layer_vector_params(model, layer, tensor_parallel=tensor_parallel) * WEIGHT_BITS // 8
         for layer in layers
@@ -169,11 +192,19 @@ def stage_bytes(
 
     Args:
         expert_ranks: As for ``layer_matrices``.
+
+    Raises:
+        SettingError: A stage would be empty, or layers of several stages would share weights.
     """
+    if model.shared_blocks and pipeline_parallel > 1:
+        remedy = (
+            f"must be 1 for {model.name}, which shares weights among its layers; vLLM does not divide it into stages"
+        )
+        raise SettingError("pipeline_parallel", pipeline_parallel, remedy)
     found = []
     for number, layers in enumerate(stages(model.num_layers, pipeline_parallel)):
         first, last = number == 0, number == pipeline_parallel - 1
-        params = first * model.head_params(tensor_parallel) + last * model.norm_vectors * model.hidden_size
+        params = first * model.head_params(tensor_parallel) + last * _last_vectors(model)
         params += first * model.learned_positions * model.hidden_size
         if first and model.encoder:
             params += model.encoder.params(tensor_parallel)

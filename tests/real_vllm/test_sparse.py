@@ -1,4 +1,5 @@
-"""The KV cache of sparse attention beside vLLM's own layers and groups: the key of an indexer, and blocks with latent vectors."""
+"""The KV cache of sparse attention beside vLLM's own layers and groups: the key of an indexer, and blocks with latent vectors or
+with K and V."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.models import deepseek_v2
 from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
-from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MLAAttentionSpec, SparseCacheRole
 
 from fragmeter.sim.spec import CacheSettings, ModelSpec, cache_layers, form_kv_cache, model
 
@@ -73,3 +74,33 @@ def test_blocks_are_those_of_vllm(name: str):
         assert (len(groups), len(groups[0].layer_names)) == (1, len(ours.groups[0].layers))
         assert theirs.num_blocks == ours.num_blocks(_MEMORY)
         assert ours.bytes_per_block == _BLOCK * spec.slot_bytes(dtype) == groups[0].kv_cache_spec.page_size_bytes
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+@pytest.mark.parametrize(("dtype", "theirs"), [("bf16", torch.bfloat16), ("fp8", torch.float8_e4m3fn)])
+def test_blocks_of_minimax_m3_are_those_of_vllm(ranks: int, dtype: str, theirs: torch.dtype):
+    """Of what ``get_kv_cache_spec`` of ``MiniMaxM3IndexerCache`` and ``MiniMaxM3SparseAttention`` return; the classes need torchvision."""
+    spec, block = model("minimax-m3"), 128
+    assert spec.indexer and spec.indexer.kernel_block_size == block
+    config = server.config_of(Setup((Layer("full", head_size=128),), block, 8192, 8, 8192, True, True))
+    config.cache_config.kv_cache_layout = "LBNHC"
+    key = MLAAttentionSpec(
+        block_size=block,
+        num_kv_heads=1,
+        head_size=spec.indexer.head_dim,
+        dtype=torch.bfloat16,
+        cache_role=SparseCacheRole.INDEXER,
+    )
+    specs: dict[str, KVCacheSpec] = {}
+    for layer in range(spec.num_layers):
+        if layer in spec.indexer.layers:
+            specs[f"{layer}.index_cache"] = key
+        heads = spec.kv_heads_per_rank(ranks)
+        specs[f"{layer}.attn"] = FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=128, dtype=theirs)
+    groups = get_global_kv_cache_groups(config, [specs])
+    (formed,) = get_kv_cache_configs(config, [specs], [_MEMORY], groups)
+    settings = CacheSettings(max_model_len=8192, max_num_batched_tokens=8192, block_size=block)
+    ours = form_kv_cache(cache_layers(spec, dtype, ranks), settings)
+    assert (len(groups), len(groups[0].layer_names)) == (1, len(ours.groups[0].layers)) == (1, 117)
+    assert formed.num_blocks == ours.num_blocks(_MEMORY)
+    assert ours.bytes_per_block == block * spec.slot_bytes(dtype, ranks) == groups[0].kv_cache_spec.page_size_bytes

@@ -15,8 +15,10 @@ import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.cost import CalibratedCost, RooflineCost, default_cost, profile
+from fragmeter.sim.cost.shares import speedup
 from fragmeter.sim.spec import CacheSettings, cache_layers, form_kv_cache, gpu, model, stage_bytes
 from fragmeter.sim.spec.launch import resolved_kv_dtype
+from fragmeter.sim.spec.model import origin
 from fragmeter.sim.spec.weights import layer_matrices
 from fragmeter.sim.types.errors import SettingError
 
@@ -34,6 +36,8 @@ PARAMETERS = {
     "nemotron-3-super": 120_668_687_360 + 40 * 512,
     "nemotron-3-ultra": 549_308_968_960 + 48 * 512,
     "mimo-v2-flash": 308_778_768_832 + 47 * 256,
+    "minimax-m3": 427_040_132_864 + 57 * 128,
+    "step-3.7-flash": 198_937_133_056 + 42 * 288,
 }
 
 
@@ -155,6 +159,58 @@ class TestSparseAttention:
         assert default_cost(model("deepseek-v3"), gpu("h200")) == "fitted"
 
 
+class TestSparseBlocks:
+    """MiniMax M3: 57 of 60 layers attend to 16 blocks of 128 tokens, chosen by 4 heads of 128 over a key a token."""
+
+    def test_a_token_is_keys_and_values_and_a_key_of_the_indexer(self):
+        """The key has 16 bits whatever the format of the cache, and every rank holds it."""
+        spec = model("minimax-m3")
+        for dtype, width in (("bf16", 2), ("fp8", 1)):
+            assert spec.slot_bytes(dtype) == 60 * 2 * 4 * 128 * width + 57 * 128 * 2
+            assert spec.slot_bytes(dtype, 4) == spec.slot_bytes(dtype, 8) == 60 * 2 * 128 * width + 57 * 128 * 2
+
+    def test_keys_share_the_blocks_of_keys_and_values(self):
+        layers = cache_layers(model("minimax-m3"), "bf16", 4)
+        (group,) = form_kv_cache(
+            layers, CacheSettings(max_model_len=8192, max_num_batched_tokens=8192, block_size=128)
+        ).groups
+        assert [spec.page_size_bytes for spec in group.specs[2:5]] == [128 * 512, 128 * 512, 128 * 256]
+        assert len(group.layers) == 60 + 57
+
+    def test_ranks_divide_the_heads_of_the_indexer_as_those_of_keys_and_values(self):
+        spec = model("minimax-m3")
+        shapes = {
+            ranks: [(each.inputs, each.outputs) for each in layer_matrices(spec, 3, ranks)[3:5]] for ranks in (1, 2, 8)
+        }
+        assert shapes == {1: [(6144, 512), (6144, 128)], 2: [(6144, 256), (6144, 128)], 8: [(6144, 128), (6144, 128)]}
+        assert len(layer_matrices(spec, 2, 1)) == 5
+
+    def test_a_decode_reads_all_keys_and_at_most_16_blocks(self):
+        """Past 2,048 tokens a sequence adds K and V of 3 layers, and of 57 a key and 4 scores of 8 bytes for a block."""
+        spec = model("minimax-m3")
+        step = RooflineCost(spec, gpu("h200"), 8)
+        below, above = (step.decode_line(64, 64 * tokens) for tokens in (2000, 10_000))
+        assert below[2] == 64 * 2048 and above[2] is None
+        keys = 57 * (256 + 8 / 128)
+        assert below[1] / above[1] == pytest.approx((60 * 512 + keys) / (3 * 512 + keys), rel=1e-3)
+        dense = RooflineCost(replace(spec, indexer=None), gpu("h200"), 8)
+        assert step.prefill_attention_ticks(4096, 4096 * 100_000) < dense.prefill_attention_ticks(4096, 4096 * 100_000)
+
+    def test_no_profile_covers_it(self):
+        spec = model("minimax-m3")
+        assert "an indexer chooses" in CalibratedCost.refusal(spec, profile("h200"))
+        assert default_cost(spec, gpu("h200")) == "roofline"
+
+    def test_it_starts_in_blocks_of_128(self, capsys):
+        line = "plan --gpu b200 --serve"
+        serve = "vllm serve MiniMaxAI/MiniMax-M3 -tp 8 --max-model-len 128K"
+        assert status([*line.split(), serve]) == DONE
+        assert "--block-size 128" in capsys.readouterr().out
+        assert status([*line.split(), f"{serve} --block-size 64"]) == MISTAKE
+        said = capsys.readouterr().err
+        assert said == "fragmeter: block_size = 64: must be a multiple of 128 tokens for the indexer of minimax-m3\n"
+
+
 class TestHeadsThatDiffer:
     def test_gemma_4_keeps_wide_heads_of_all_tokens(self):
         """26B: 25 layers of 8 heads of 256 with a window, 5 of 2 heads of 512."""
@@ -179,6 +235,17 @@ class TestHeadsThatDiffer:
         spec = model("mimo-v2-flash")
         kept = {group.span.kind: spec.group_slot_bytes(group, "bf16") for group in spec.kv_groups()}
         assert kept == {"full": 9 * 4 * 320 * 2, "sliding": 39 * 8 * 320 * 2}
+
+    def test_step_has_more_query_heads_in_layers_with_a_window(self):
+        """64 heads in 12 layers, 96 in 33, 8 of K and V in all; a gate for each head. Pages of all layers are alike."""
+        spec = model("step-3.7-flash")
+        full, sliding = (layer_matrices(spec, layer, 4)[:4] for layer in (0, 1))
+        assert [matrix.outputs for matrix in full] == [16 * 128, 2 * 128, 4096, 16]
+        assert [matrix.outputs for matrix in sliding] == [24 * 128, 2 * 128, 4096, 24]
+        layers = cache_layers(spec, "bf16", 4)
+        config = form_kv_cache(layers, CacheSettings(max_model_len=8192, max_num_batched_tokens=8192))
+        assert [(group.kind, len(group.layers)) for group in config.groups] == [("full", 12)] + [("sliding", 11)] * 3
+        assert {spec.page_size_bytes for group in config.groups for spec in group.specs} == {16 * 2 * 2 * 128 * 2}
 
     def test_nemotron_nas_has_layers_without_attention(self):
         spec = model("nemotron-super-49b")
@@ -260,6 +327,63 @@ class TestFormatsOfParts:
         spec = model(config(**self.MOE, quantization_config=given))
         assert (spec.quantization, spec.kv_dtype) == (weights, kv)
 
+    def test_mxfp8_has_an_exponent_for_32_values(self):
+        """NVIDIA's MiniMax M3: 33 bits for 4 values of attention, MLPs and shared experts; faster than 16 bits on Blackwell alone."""
+        spec = model("nvidia/MiniMax-M3-NVFP4")
+        attention = 60 * 6144 * (2 * 8192 + 2 * 512) + 57 * 6144 * (512 + 128)
+        eight = attention + 3 * 3 * 6144 * 12_288 + 57 * 3 * 6144 * 3072
+        experts = 57 * 128 * 3 * 6144 * 3072
+        saved = eight * 2 - eight * 33 // 32 + experts * 2 - experts * 9 // 16
+        assert stage_bytes(spec)[0] - stage_bytes(spec, quantization=spec.quantization)[0] == saved
+        assert [speedup(gpu(name), "mxfp8") > 1 for name in ("h200", "b200")] == [False, True]
+
+    LEGACY = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
+
+    @pytest.mark.parametrize(
+        ("changes", "weights", "kv"),
+        [
+            ({}, "fp8", None),
+            ({"kv_cache_quant_algo": "FP8"}, "fp8", "fp8"),
+            ({"quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": "FP8"}, "nvfp4", "fp8"),
+            ({"kv_cache_quant_algo": "NVFP4"}, "fp8", "nvfp4"),
+            ({"exclude_modules": ["lm_head", "model.layers.*.self_attn*"]}, "fp8[expert]", None),
+        ],
+    )
+    def test_the_file_of_modelopt_is_read_beside_the_configuration(self, config, changes, weights, kv):
+        """An fp8 KV cache only where the file asks for one, whatever the weights."""
+        path = config(**self.MOE)
+        written = {"producer": {"name": "modelopt"}, "quantization": self.LEGACY | changes}
+        path.with_name("hf_quant_config.json").write_text(json.dumps(written))
+        spec = model(path)
+        assert (spec.quantization, spec.kv_dtype) == (weights, kv)
+        assert "hf_quant_config.json with SHA-256" in origin(str(path))
+
+    def test_the_configuration_comes_before_the_file(self, config):
+        """But for the modules of a mixed checkpoint, where it does not list them."""
+        path = config(**self.MOE, quantization_config={"quant_method": "fp8"})
+        modules = {f"model.layers.{layer}.mlp.experts": {"quant_algo": "NVFP4"} for layer in range(4)}
+        written = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": modules}
+        path.with_name("hf_quant_config.json").write_text(json.dumps({"quantization": written}))
+        assert (model(path).quantization, model(path).kv_dtype) == ("fp8", None)
+        assert "hf_quant_config.json" not in origin(str(path))
+        config(**self.MOE, quantization_config={"quant_method": "modelopt_mixed", "quant_algo": "MIXED_PRECISION"})
+        assert (model(path).quantization, model(path).kv_dtype) == ("nvfp4[expert]", None)
+
+    def test_what_vllm_requires_of_the_file(self, config):
+        path = config(**self.MOE)
+        written = {"producer": {"name": "modelopt"}, "quantization": self.LEGACY | {"quant_algo": "NVFP4"}}
+        path.with_name("hf_quant_config.json").write_text(json.dumps(written))
+        with pytest.raises(
+            SettingError, match="^quantization.group_size = None: must be given in hf_quant_config.json"
+        ):
+            model(path)
+
+    def test_a_kv_cache_of_four_bits_needs_another_format(self):
+        spec = replace(model("qwen3-8b"), kv_dtype="nvfp4")
+        assert resolved_kv_dtype(spec, gpu("b200"), "fp8") == "fp8"
+        with pytest.raises(SettingError, match="^kv_cache_dtype = 'nvfp4': which the checkpoint of qwen3-8b asks for"):
+            resolved_kv_dtype(spec, gpu("b200"), "auto")
+
     def test_bytes_by_hand(self, config):
         """Only the experts have 4 bits, in groups of 32 with scales of 16 bits; attention and head stay as they are."""
         spec = model(config(**self.MOE))
@@ -282,10 +406,10 @@ class TestFormatsOfParts:
             (
                 {
                     "quant_method": "modelopt",
-                    "quantized_layers": {"model.layers.0.mlp.experts": {"quant_algo": "MXFP8"}},
+                    "quantized_layers": {"model.layers.0.mlp.experts": {"quant_algo": "MXFP6"}},
                 },
-                "quantization_config.quantized_layers = 'MXFP8': of expert of tiny is not understood; one of FP8, NVFP4, "
-                "W4A16_NVFP4 for all layers",
+                "quantization_config.quantized_layers = 'MXFP6': of expert of tiny is not understood; one of FP8, NVFP4, "
+                "W4A16_NVFP4, MXFP8 for all layers",
             ),
         ],
     )
@@ -317,6 +441,12 @@ def test_a_key_that_changes_the_cache_is_refused_by_its_name(config, key):
         model(config(**{key: UNREAD[key]}))
 
 
+STEP = {"model_type": "step3p5", "num_sliding_attention_heads": 8, "moe_num_experts": 4}
+MINIMAX_M3 = {
+    "model_type": "minimax_m3", "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "moe_layer_freq": [0, 1, 1, 1],
+    "sparse_attention_config": {"sparse_attention_freq": [0, 1, 1, 1], "sparse_num_index_heads": 2, "sparse_block_size": 128},
+}  # fmt: skip
 GEMMA_4 = {"model_type": "gemma4_text", "sliding_window": 64, "hidden_size_per_layer_input": 0}
 
 
@@ -329,10 +459,18 @@ GEMMA_4 = {"model_type": "gemma4_text", "sliding_window": 64, "hidden_size_per_l
             {"model_type": "gemma4_text", "sliding_window": 64},
             "hidden_size_per_layer_input = 256: an embedding for each layer",
         ),
-        ({"model_type": "minimax_m3"}, "model_type = 'minimax_m3': attends to blocks"),
+        ({"model_type": "minimax_m3"}, "sparse_attention_config = None: must describe the indexer of tiny"),
+        (
+            MINIMAX_M3 | {"shared_intermediate_size": 80},
+            "shared_intermediate_size = 80: is not understood in tiny; MiniMax M3 has 64",
+        ),
+        (MINIMAX_M3 | {"moe_layer_freq": [0, 1]}, "moe_layer_freq = [0, 1]: must have one number for each of the 4"),
         ({"model_type": "deepseek_v4"}, "model_type = 'deepseek_v4': attends to compressed tokens"),
-        ({"model_type": "step3p7"}, "model_type = 'step3p7': has gates"),
-        ({"model_type": "zamba2"}, "model_type = 'zamba2': shares one block"),
+        (
+            {"model_type": "step3p7"},
+            "attention_other_setting = None: must give the heads of layers with a window of tiny",
+        ),
+        (STEP | {"moe_layers_enum": "1,b"}, "moe_layers_enum = '1,b': must list the layers with experts of tiny"),
     ],
 )
 def test_what_is_not_simulated_is_refused_by_its_key(config, changes, text):

@@ -13,7 +13,7 @@ from fragmeter.sim.spec import GatedDelta, KimiDelta, Mamba, Mamba2, Span, model
 from fragmeter.sim.spec.gpu import gpu
 from fragmeter.sim.spec.kv_cache import CacheSettings, attention_layers, cache_layers, form_kv_cache
 from fragmeter.sim.spec.matrix import QUANTIZATIONS, format_of
-from fragmeter.sim.spec.weights import layer_matrices
+from fragmeter.sim.spec.weights import layer_matrices, streamed_bytes
 from fragmeter.sim.types.errors import SettingError
 
 PRESETS = (
@@ -179,6 +179,7 @@ def qwen3_next_predictor() -> int:
         ("nemotron-h-8b", 8_100_852_736, 8.1),
         ("jamba-1.5-mini", 51_570_323_328, 51.6),
         ("kimi-linear-48b-a3b", 49_122_681_728, 49.1),
+        ("zamba2-7b", 7_356_749_648, 7.36),
     ],
 )
 def test_parameters_are_near_the_rounded_ones(name, params, billions):
@@ -198,6 +199,99 @@ def test_a_layer_of_qwen3_next_by_hand():
     router, *experts = attention[3:]
     assert router.params == 2048 * (512 + 1)
     assert sum(matrix.params for matrix in experts) == (512 + 1) * 3 * 2048 * 512
+
+
+class TestSharedBlocks:
+    """Zamba2 2.7B: 54 layers of Mamba-2, and 9 calls of 2 blocks of 32 heads of 160 and an MLP of 10,240."""
+
+    #: Q, K, V and output of doubled inputs, MLP, norms.
+    BLOCK = 3 * 5120 * 5120 + 5120 * 2560 + 3 * 2560 * 10_240 + 5120 + 2560
+    #: A projection, and the two matrices of the MLP's adapter.
+    CALL = 2560 * 2560 + 128 * (2560 + 2 * 10_240)
+    STATE = 2560 * (2 * 5120 + 2 * 64 + 80) + 5120 * 2560 + (4 + 1) * (5120 + 128) + 3 * 80 + 5120 + 2560
+
+    def test_weights_by_hand(self):
+        spec = model("zamba2-2.7b")
+        embedding = 32_000 * 2560 + 2560
+        assert spec.num_params == 54 * self.STATE + 2 * self.BLOCK + 9 * self.CALL + embedding == 2_662_214_560
+        assert stage_bytes(spec) == [2 * spec.num_params]
+
+    def test_a_step_reads_a_block_at_each_call(self):
+        spec = model("zamba2-2.7b")
+        vectors = 9 * 3 * 2560
+        read = 54 * self.STATE + 9 * (self.BLOCK + self.CALL) + 32_000 * 2560
+        states = 54 * (spec.mixer.vector_params(2560) + 2560)
+        assert streamed_bytes(spec) == 2 * (read - vectors - states)
+
+    def test_each_call_has_its_own_kv_cache(self):
+        """A state of 686,848 bytes in a page of 48 tokens; vLLM registers the caches of attention first."""
+        layers = cache_layers(model("zamba2-2.7b"), "bf16", dtype="bf16")
+        assert [layer.kind for layer in layers] == ["full"] * 9 + ["state"] * 54
+        formed = form_kv_cache(layers, CacheSettings(max_model_len=4096, max_num_batched_tokens=2048))
+        assert [(group.kind, len(group.layers)) for group in formed.groups] == [("full", 9)] + [("state", 9)] * 6
+        page = formed.groups[1].spec
+        assert (page.unpadded_page_size_bytes, page.page_size_bytes) == (686_848, 48 * 2 * 32 * 160 * 2)
+
+    def test_adapters_of_attention(self, config):
+        """A call of Zamba2 1.2B has adapters of Q, K and V too, of doubled inputs."""
+        changes = ZAMBA | {"layers_block_type": ["hybrid"] * 4}
+        plain, adapted = (model(config(**changes, use_shared_attention_adapter=flag)) for flag in (False, True))
+        assert adapted.num_params - plain.num_params == 4 * 3 * 128 * (512 + 512)
+
+    def test_stages_are_refused(self):
+        with pytest.raises(
+            SettingError, match="^pipeline_parallel = 2: must be 1 for zamba2-2.7b, which shares weights"
+        ):
+            stage_bytes(model("zamba2-2.7b"), 1, 2)
+
+
+class TestKimiK3:
+    """69 layers of Kimi delta attention with a gate in one matrix, 24 of gated latent attention, experts on a latent vector and attention
+    residuals in blocks of 12 layers; sizes by ``vllm/models/kimi_k3``."""
+
+    INNER = 96 * 128
+
+    def test_parameters_by_hand(self):
+        """2.8 trillion, as the model card rounds them."""
+        state = 7168 * (4 * self.INNER + 128 + 96) + 128 * self.INNER + self.INNER * 7168
+        state += 4 * 3 * self.INNER + 96 + self.INNER + 128
+        full = 7168 * (1536 + 576 + self.INNER) + 1536 * 96 * 192 + 512 * 96 * 256 + self.INNER * 7168 + 1536 + 512
+        experts = 896 * 3 * 3584 * 3072 + 2 * 7168 * 3584 + 3584 + 3 * 7168 * 6144 + 7168 * 896 + 896
+        # Norms before both parts of a layer; for the residuals as many again, and as many projections to one weight.
+        layers = 69 * state + 24 * full + 92 * experts + 3 * 7168 * 33_792 + 93 * 6 * 7168
+        spec = model("kimi-k3")
+        assert spec.num_params - spec.encoder.params() == layers + 2 * 163_840 * 7168 + 3 * 7168
+        assert spec.num_params / 1e12 == pytest.approx(2.8, abs=0.05)
+
+    def test_encoder_by_hand(self):
+        """27 layers of 12 heads of 128 on 1,024, patches of 14 x 14, and a projector of 4 patches."""
+        layer = 4 * 1024 * 1536 + 2 * 1024 * 4096 + 2 * 1024
+        projector = 4096 * 4096 + 4096 * 7168 + 7168
+        whole = 3 * 14 * 14 * 1024 + 64 * 64 * 1024 + 1024
+        assert model("kimi-k3").encoder.params() == 27 * layer + projector + whole
+
+    def test_only_experts_have_four_bits(self):
+        """vLLM runs the checkpoint as mxfp4, in which linear layers keep 16 bits: 17 bits for 32 weights and their exponent."""
+        spec = model("kimi-k3")
+        experts = 92 * 896 * 3 * 3584 * 3072
+        assert spec.quantization == "mxfp4"
+        assert stage_bytes(spec, quantization="mxfp4")[0] == 2 * (spec.num_params - experts) + experts * 17 // 32
+
+    def test_blocks(self):
+        """On 8 ranks a state has 12 matrices of 128 x 128 in fp32 and 3 inputs of 3 x 1,536 channels; 768 latent vectors hold it."""
+        formed = form_kv_cache(
+            cache_layers(model("kimi-k3"), "bf16", 8, "bf16"),
+            CacheSettings(max_model_len=8192, max_num_batched_tokens=8192),
+        )
+        assert [(group.kind, len(group.layers)) for group in formed.groups] == [("state", 23)] * 3 + [("mla", 24)]
+        page = formed.groups[0].spec
+        assert page.unpadded_page_size_bytes == 4 * 12 * 128 * 128 + 2 * 3 * 3 * 1536 == 814_080
+        assert (page.page_size_bytes, formed.block_size) == (768 * 1152, 768)
+
+    def test_another_encoder_is_refused(self, config):
+        vision = {"vt_hidden_size": 64, "mm_projector_type": "patchmergerv2", "attn_bias": False, "linear_bias": True}
+        with pytest.raises(SettingError, match="^linear_bias = True: is not understood in tiny"):
+            model(config(**KIMI, vision_config=vision))
 
 
 def test_ranks_divide_what_vllm_divides():
@@ -243,6 +337,13 @@ KIMI = {
     "qk_rope_head_dim": 16,
     "qk_nope_head_dim": 32,
     "v_head_dim": 32,
+}
+ZAMBA = {
+    "model_type": "zamba2",
+    "layers_block_type": ["mamba", "hybrid"] * 2,
+    "num_mem_blocks": 2,
+    "n_mamba_heads": 8,
+    "num_key_value_heads": None,
 }
 
 
@@ -322,9 +423,16 @@ def test_a_model_of_states_alone_keeps_no_token(config):
             "model_type = 'falcon_h1': has attention and Mamba side by side in every layer, which is not understood in tiny",
         ),
         (
-            {"model_type": "zamba2", "mamba_d_state": 16},
-            "model_type = 'zamba2': shares one block of attention among its layers, which is not understood in tiny",
+            ZAMBA | {"layers_block_type": ["mamba"] * 3 + ["attention"]},
+            "layers_block_type = ['mamba', 'mamba', 'mamba', 'attention']: must say mamba or hybrid for each of the 4 layers of "
+            "tiny",
         ),
+        (
+            ZAMBA | {"layers_block_type": [{}] * 4},
+            "layers_block_type = [{}, {}, {}, {}]: must say mamba or hybrid for each of the 4 layers of tiny",
+        ),
+        (ZAMBA | {"num_mem_blocks": 3}, "num_mem_blocks = 3: must be at most the 2 hybrid layers of tiny"),
+        (ZAMBA | {"num_key_value_heads": 2}, "num_key_value_heads = 2: is not understood in tiny; Zamba2 has 8"),
         (
             {"model_type": "llama", "mamba_d_state": 16},
             "mamba_d_state = 16: a state-space layer of tiny keeps a state that is not a KV cache; "
@@ -371,14 +479,7 @@ def test_a_model_of_states_alone_keeps_no_token(config):
             KIMI | {"linear_attn_config": KIMI["linear_attn_config"] | {"kda_layers": [0, 1, 2]}},
             "kda_layers and full_attn_layers must name each of the 4 layers of tiny, from 1, once",
         ),
-        (
-            KIMI | {"linear_attn_config": KIMI["linear_attn_config"] | {"use_full_rank_gate": True}},
-            "use_full_rank_gate = True: is not understood in tiny; Kimi Linear 48B has none",
-        ),
-        (
-            KIMI | {"routed_expert_hidden_size": 128},
-            "routed_expert_hidden_size = 128: is not understood in tiny; Kimi Linear 48B has none",
-        ),
+        (KIMI | {"attn_res_block_size": -1}, "attn_res_block_size = -1: must be a whole number of at least 0 in tiny"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_its_key(config, changes, text):
