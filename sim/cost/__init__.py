@@ -17,7 +17,7 @@ from .calibrated import CalibratedCost
 from .calibration import Calibration, profile, profile_names, read
 from .paper import PaperCost
 from .roofline import RooflineCost
-from .server import OperationCost, ServedCost, Server, ServerConstants, read_server
+from .server import OperationCost, ServedCost, Server, ServerConstants, ServerFit, read_server
 from .steps import FittedSteps, is_steps, read_steps
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "ServedCost",
     "Server",
     "ServerConstants",
+    "ServerFit",
     "StepCost",
     "cost",
     "default_cost",

@@ -10,11 +10,13 @@ import pytest
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.runs import near_saturation
 from fragmeter.experiments.runs.inputs import Inputs, Requests
-from fragmeter.experiments.runs.near_saturation import latency_range
+from fragmeter.experiments.runs.near_saturation import ServedLoad, latency_range
 from fragmeter.experiments.runs.serving import prepare, serve
+from fragmeter.sim import simulate
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import Pacing
 
@@ -40,7 +42,7 @@ def test_its_ends_are_runs_with_other_step_times(cost, rate, tmp_path, capsys):
         scale = f"{factor * (1.125 if cost == 'paper' else 1):.6g}"
         assert status(["simulate", *BUSY, rate, "--cost", cost, "--step-scale", scale, "--json", str(target)]) == DONE
         summary = json.loads(target.read_text())
-        assert found[end] == {name: pytest.approx(summary[name]) for name in ("mean_ttft_ms", "mean_e2el_ms")}
+        assert found[end] == {name: pytest.approx(summary[name]) for name in near_saturation.METRICS}
     assert found["shorter"]["mean_ttft_ms"] < found["longer"]["mean_ttft_ms"]
 
 
@@ -78,3 +80,43 @@ def test_requests_that_come_together_have_none():
 def test_large_loads_are_not_served_again(monkeypatch):
     monkeypatch.setattr(near_saturation, "MOST_REQUESTS", 299)
     assert ranged(3.0) is None
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(0.5, "light"), (2.4, "busy"), (30.0, "overload")])
+def test_classes_of_load(rate, expected):
+    inputs = Inputs(settings=settings(), requests=Requests(num_prompts=300), pacing=Pacing(request_rate=rate))
+    load = prepare(inputs)
+    assert ServedLoad.of(serve(load)).load_class == expected
+
+
+def test_taken_places_make_a_load_busy():
+    """No request waits: at 0.1 requests/s of about 10 s each one of two places is taken, and with one place nearly all."""
+    gaps = np.arange(20) * 11 * PER_SECOND
+    work = Workload("evenly", gaps, np.full(20, 300), np.full(20, 400))
+    busy = {}
+    for places in (1, 2):
+        run = simulate(settings(max_num_seqs=places, max_num_batched_tokens=2048), work)
+        served = ServedLoad.of(run)
+        assert not served.waits
+        busy[places] = served.load_class
+    assert busy == {1: "busy", 2: "light"}
+
+
+def test_time_outside_of_the_engine_is_no_wait(tmp_path):
+    """It is most of TTFT here."""
+    own = {"gpu": "h100-80gb", "model": "llama-3.1-8b", "tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    own |= {"data_parallel_size": 1, "enable_expert_parallel": False, "quantization": None, "kv_cache_dtype": "auto"}
+    own |= {"enforce_eager": False, "async_scheduling": True, "vllm_release": "0.19", "cost": "fitted"}
+    server = tmp_path / "server.json"
+    constants = {
+        "schema_version": 1,
+        "kind": "server",
+        "source": "made up",
+        "server": own,
+        "constants": {"outside_ms": 500},
+    }
+    server.write_text(json.dumps(constants))
+    chosen = settings(policy="vllm-v1", model="llama-3.1-8b", gpu="h100-80gb", vllm_release="0.19", server=str(server))
+    work = Workload("few", np.arange(10) * PER_SECOND, np.full(10, 300), np.full(10, 20))
+    served = ServedLoad.of(simulate(chosen, work))
+    assert served.times.ttft_ms.mean() > 500 and not served.waits
