@@ -29,7 +29,7 @@ from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading, Trace
 from ..measured.evidence import evidence
 from ..runs.inputs import CLUSTER, PACING, READING, REQUESTS, Inputs, Requests, left_out_lines, named_files
-from ..runs.near_saturation import ServedLoad, latency_range
+from ..runs.near_saturation import saturation_of
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.serving import (
     DEFAULT_RATE,
@@ -346,13 +346,13 @@ def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
 
 def _print(load: Load, run: Run | ClusterRun, content: dict[str, Any], report: Report, out: Path | None) -> None:
     """Print the summary."""
-    near = latency_range(load, run)
+    kind, near = saturation_of(load, run)
     chosen, work = load.inputs.settings, load.work
     gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)
     report.print_line(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
     rate = f"; no arrivals are given, so {DEFAULT_RATE:g} request/s (--request-rate)" if load.unpaced else ""
     report.print_line(f"{work.name}, {len(work):,} requests{rate}")
-    known = evidence(chosen, ServedLoad.of(run).load_class)
+    known = evidence(chosen, kind)
     report.print_line(known.text())
     print_summary(content, report.console)
     for text in (

@@ -1,20 +1,22 @@
 """The load of a finished run, and its latency near saturation as a range.
 
     light      requests hardly wait, and fewer than 0.8 of the places of ``max_num_seqs`` are taken in the mean
-    busy       requests wait, before their first step, for a tenth of their time or more, or for half of mean TTFT; or more
-               places are taken. Where outputs are long, waiting multiplies TTFT and is a small part of the whole
+    busy       requests wait, before their first step, for a tenth of their time, or more places are taken, or latency is near
+               saturation
     overload   requests wait for more than 5 s in the mean
 
-Near saturation a small error of the step times moves latency out of proportion. If requests wait, as above, the load is
-served again with steps that are 5 % shorter and 5 % longer. If mean TTFT, TPOT or end-to-end latency differs by more than half
-of its value, both ends are reported. Loads of many requests are not served again.
+Near saturation a small error of the step times moves latency out of proportion. A load is checked where one in ten requests waits
+for more than two steps, and waiting is a tenth of the whole time or half of mean TTFT: where outputs are long, waiting multiplies TTFT
+and is a small part of the whole. It is served again with steps that are 5 % shorter and 5 % longer. If mean TTFT, TPOT or
+end-to-end latency differs by more than half of its value, both ends are reported. Loads of many requests are not served again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -31,8 +33,9 @@ from .slo_check import compiled_cost
 LoadClass = Literal["light", "busy", "overload"]
 #: Change of the step time, and relative difference from which latency is a range.
 CHANGE, _MOVED = 0.05, 0.5
-#: Waiting from which requests wait, as a share of mean end-to-end latency, and of mean TTFT.
-_OF_E2EL, _OF_TTFT = 0.1, 0.5
+#: Mean waiting from which a load is checked, as a share of mean end-to-end latency, and of mean TTFT; and mean TPOTs, as a
+#: request comes in the middle of a step.
+_OF_E2EL, _OF_TTFT, _STEPS = 0.1, 0.5, 2
 #: Share of the places from which a load is busy, and mean waiting from which it is overload.
 MANY_PLACES, LONG_MS = 0.8, 5_000
 #: Most requests of a load that is served again.
@@ -51,9 +54,22 @@ class LatencyRange:
     shorter: Mapping[str, float]
     longer: Mapping[str, float]
 
+    @classmethod
+    def mean(cls, summaries: Sequence[Mapping[str, Any]]) -> LatencyRange | None:
+        """The mean over the summaries of several runs; None if none has a range. A run without one counts with its own latency."""
+        if not any("near_saturation" in each for each in summaries):
+            return None
+        ends = [[each.get("near_saturation", {}).get(end, each) for each in summaries] for end in ("shorter", "longer")]
+        return cls(*({name: fmean(each[name] for each in of_runs) for name in METRICS} for of_runs in ends))
+
     def ends(self, metric: str) -> str:
         """Both ends of a metric as text, without the unit."""
         return " to ".join(f"{end[metric]:,.{0 if end[metric] >= 100 else 1}f}" for end in (self.shorter, self.longer))
+
+    def is_wide(self, metric: str) -> bool:
+        """Whether the ends of a metric differ by more than half of their mean."""
+        low, high = self.shorter[metric], self.longer[metric]
+        return abs(high - low) > _MOVED * (low + high) / 2
 
     def text(self) -> str:
         """One line."""
@@ -99,21 +115,27 @@ class ServedLoad:
         if self._waited_ms > LONG_MS:
             return "overload"
         full = self.work.users is None and self._running >= MANY_PLACES * self.places
-        return "busy" if full or self.waits else "light"
+        return "busy" if full or self._waited_ms >= _OF_E2EL * _means(self.times)["mean_e2el_ms"] else "light"
 
     @property
     def waits(self) -> bool:
-        """Whether requests wait."""
+        """Whether requests wait, so that latency may be near saturation."""
         if not len(self.times.index):
             return False
-        e2el_ms, ttft_ms = (float(each.mean()) for each in (self.times.e2el_ms, self.times.ttft_ms))
-        return self._waited_ms >= min(_OF_E2EL * e2el_ms, _OF_TTFT * ttft_ms)
+        mean = _means(self.times)
+        least_ms = min(_OF_E2EL * mean["mean_e2el_ms"], _OF_TTFT * mean["mean_ttft_ms"])
+        longest_ms = (float(np.percentile(self._waits, 90)) - self.outside_ticks) / PER_MS
+        return self._waited_ms >= least_ms and longest_ms >= _STEPS * mean["mean_tpot_ms"]
+
+    @property
+    def _waits(self) -> np.ndarray:
+        """Ticks before the first step, int64 [served]."""
+        return self.times.first_scheduled_ticks - self.times.arrival_ticks
 
     @property
     def _waited_ms(self) -> float:
         """Mean time in the engine before the first step."""
-        waited = float((self.times.first_scheduled_ticks - self.times.arrival_ticks).mean())
-        return (waited - self.outside_ticks) / PER_MS
+        return (float(self._waits.mean()) - self.outside_ticks) / PER_MS
 
     @property
     def _running(self) -> float:
@@ -123,21 +145,38 @@ class ServedLoad:
         return float(np.dot(times.e2el_ms, self.work.num_sequences[times.index]) / served_ms)
 
 
-def latency_range(load: Load, run: Run | ClusterRun) -> LatencyRange | None:
-    """``range_of`` a finished run."""
+class Saturation(NamedTuple):
+    """How near a served load is to saturation.
+
+    Attributes:
+        load: The class of the load; "busy" at least where latency is near saturation.
+        near: The range of latency near saturation; None elsewhere.
+    """
+
+    load: LoadClass
+    near: LatencyRange | None
+
+
+def saturation_of(load: Load, run: Run | ClusterRun) -> Saturation:
+    """``saturation`` of a finished run."""
 
     def again(settings: Settings) -> RequestTimes:
         return times_of(serve(replace(load, inputs=replace(load.inputs, settings=settings))))
 
-    return range_of(load.inputs.settings, ServedLoad.of(run), again)
+    return saturation(load.inputs.settings, ServedLoad.of(run), again)
 
 
-def range_of(settings: Settings, served: ServedLoad, again: Callable[[Settings], RequestTimes]) -> LatencyRange | None:
-    """The range of a served load; None where latency is not near saturation, or the load is too large to be served again.
+def saturation(settings: Settings, served: ServedLoad, again: Callable[[Settings], RequestTimes]) -> Saturation:
+    """How near a load is to saturation; a load that is too large to be served again has no range.
 
     Args:
         again: Serves the same load with other settings.
     """
+    near = _range(settings, served, again)
+    return Saturation("busy" if near and served.load_class == "light" else served.load_class, near)
+
+
+def _range(settings: Settings, served: ServedLoad, again: Callable[[Settings], RequestTimes]) -> LatencyRange | None:
     if len(served.work) > MOST_REQUESTS or not served.work.arrival_ticks.any() or not served.waits:
         return None
     found = _means(served.times)
