@@ -166,19 +166,21 @@ def saturation_of(load: Load, run: Run | ClusterRun) -> Saturation:
     return saturation(load.inputs.settings, ServedLoad.of(run), again)
 
 
-def saturation(settings: Settings, served: ServedLoad, again: Callable[[Settings], RequestTimes]) -> Saturation:
+def saturation(
+    settings: Settings, served: ServedLoad, again: Callable[[Settings], RequestTimes], most: int | None = None
+) -> Saturation:
     """How near a load is to saturation; a load that is too large to be served again has no range.
 
     Args:
         again: Serves the same load with other settings.
+        most: Requests of a load that is served again, by default ``MOST_REQUESTS``.
     """
-    near = _range(settings, served, again)
+    fits = len(served.work) <= (MOST_REQUESTS if most is None else most)
+    near = _range(settings, served, again) if fits and served.work.arrival_ticks.any() and served.waits else None
     return Saturation("busy" if near and served.load_class == "light" else served.load_class, near)
 
 
 def _range(settings: Settings, served: ServedLoad, again: Callable[[Settings], RequestTimes]) -> LatencyRange | None:
-    if len(served.work) > MOST_REQUESTS or not served.work.arrival_ticks.any() or not served.waits:
-        return None
     found = _means(served.times)
     shorter, longer = (_means(again(with_steps(settings, factor))) for factor in (1 - CHANGE, 1 + CHANGE))
     if all(abs(longer[name] - shorter[name]) <= _MOVED * found[name] for name in METRICS):
