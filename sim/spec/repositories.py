@@ -193,7 +193,8 @@ def _downloaded(name: str, namesake: str | None) -> Path:
     if namesake is not None:
         where = f"is not the repository of the preset {namesake}, which --model {namesake} names, and not in the local cache of the Hugging Face hub"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise SettingError("model", name, f"{where}; HF_HUB_OFFLINE forbids to download it")
+        remedy = "unset it, or name a config.json, of which model_type and the sizes of the layers are read"
+        raise SettingError("model", name, f"{where}; HF_HUB_OFFLINE forbids to download it: {remedy}")
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:

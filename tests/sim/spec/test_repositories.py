@@ -121,7 +121,10 @@ def test_offline(cache, capsys):
     assert status(["simulate", "--model", "org/other", "--num-prompts", "2"]) == MISTAKE
     said = capsys.readouterr().err
     assert "model = 'org/other': is no preset, and not in the local cache of the Hugging Face hub" in said
-    assert "HF_HUB_OFFLINE forbids to download it" in said and said.count("\n") == 1
+    assert (
+        "HF_HUB_OFFLINE forbids to download it: unset it, or name a config.json, of which model_type" in said
+        and said.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize("name", ["foobar/llama-3.1-8b", "foobar/Llama-3.1-8B-Instruct-FP8", "Qwen/gpt-oss-120b"])
@@ -146,6 +149,15 @@ def test_every_preset_is_found_by_its_repository():
     assert len(named) > 50 and {preset: model(name).name for preset, name in named.items()} == {
         name: name for name in named
     }
+
+
+def test_an_architecture_that_is_not_understood_names_the_field(cache, capsys):
+    snapshot = cache / "models--org--tiny" / "snapshots" / REVISION
+    (snapshot / "config.json").write_text(json.dumps(TINY | {"model_type": "foo_moe"}))
+    assert status(["simulate", "--model", "org/tiny", "--num-prompts", "2"]) == MISTAKE
+    said = capsys.readouterr().err
+    assert said.startswith("fragmeter: model_type = 'foo_moe': is not understood in org/tiny; one of ")
+    assert said.count("\n") == 1
 
 
 def test_a_name_that_is_no_repository_lists_the_presets():
