@@ -84,7 +84,7 @@ def detail(
 
 def _saturation(settings: Settings, work: Workload, served: Served, cluster: Cluster) -> Saturation:
     """How near a served load is to saturation. Fleets serve in proportion more requests again than a replica."""
-    found = replace(ServedLoad.of(served.run, cluster.size), work=work, times=served.times)
+    found = replace(ServedLoad.of(served.run, work, cluster.size), times=served.times)
     return saturation(
         settings, found, lambda changed: serve(changed, work, cluster).times, most=MOST_REQUESTS * cluster.size
     )

@@ -340,8 +340,8 @@ class _SearchOutput:
 
 
 def _load_of(answer: Answer) -> LoadClass | None:
-    """The class of the load at the wanted or recommended rate."""
-    return None if answer.detail is None else answer.detail["load"]
+    """The class of the load at the wanted or recommended rate; None without one."""
+    return None if answer.detail is None or answer.every_rate_meets else answer.detail["load"]
 
 
 def _finite(rate: float) -> float | None:

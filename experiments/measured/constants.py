@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from math import expm1, log
+from math import expm1, isfinite, log
 from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
@@ -136,18 +136,15 @@ def server_fit(
 
     Args:
         sha256: Of the benchmark's file.
-        before, after: Rows of ``compared``, without the constants and with them.
+        before, after: Rows of ``compared``, without the constants and with them; errors without a value are left out.
     """
-    before_and_after = (
-        {
-            row["metric"]: round(row["error"], 6)
-            for row in rows
-            if row["metric"] in _RECORDED and row["error"] is not None
-        }
+    of_metrics = (
+        {row["metric"]: row["error"] for row in rows if row["metric"] in _RECORDED and row["error"] is not None}
         for rows in (before, after)
     )
+    errors = ({name: round(error, 6) for name, error in each.items() if isfinite(error)} for each in of_metrics)
     seen = benchmark.measured
-    return ServerFit(sha256, len(benchmark.trace), benchmark.sent_rate, seen.max_concurrency, *before_and_after)
+    return ServerFit(sha256, len(benchmark.trace), benchmark.sent_rate, seen.max_concurrency, *errors)
 
 
 def server_document(settings: Settings, constants: ServerConstants, source: str, fit: ServerFit) -> dict[str, Any]:

@@ -97,15 +97,16 @@ class ServedLoad:
     outside_ticks: int
 
     @classmethod
-    def of(cls, run: Run | ClusterRun, replicas: int = 1) -> ServedLoad:
+    def of(cls, run: Run | ClusterRun, work: Workload, replicas: int = 1) -> ServedLoad:
         """That of a finished run.
 
         Args:
+            work: The requests as they were given: those of a run in a closed loop have the times at which they were sent.
             replicas: Replicas that served like this one, each a part of the requests.
         """
         one, replicas = (run.runs[0], len(run.runs)) if isinstance(run, ClusterRun) else (run, replicas)
         places = replicas * one.replica.policy.limits.max_num_seqs
-        return cls(run.workload, times_of(run), places, outside_ticks(one.replica.cost))
+        return cls(work, times_of(run), places, outside_ticks(one.replica.cost))
 
     @property
     def load_class(self) -> LoadClass:
@@ -163,7 +164,7 @@ def saturation_of(load: Load, run: Run | ClusterRun) -> Saturation:
     def again(settings: Settings) -> RequestTimes:
         return times_of(serve(replace(load, inputs=replace(load.inputs, settings=settings))))
 
-    return saturation(load.inputs.settings, ServedLoad.of(run), again)
+    return saturation(load.inputs.settings, ServedLoad.of(run, load.work), again)
 
 
 def saturation(

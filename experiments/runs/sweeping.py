@@ -115,5 +115,5 @@ def run_point(name: str, settings: Settings, work: Workload, goal: Objectives | 
 
 
 def _load(run: Run, work: Workload) -> dict[str, Any]:
-    load, near = saturation(run.settings, ServedLoad.of(run), lambda changed: times_of(simulate(changed, work)))
+    load, near = saturation(run.settings, ServedLoad.of(run, work), lambda changed: times_of(simulate(changed, work)))
     return {"load": load} | ({} if near is None else {"near_saturation": asdict(near)})

@@ -79,6 +79,18 @@ def test_requests_that_come_together_have_none():
     assert saturation_of(load, serve(load)).near is None
 
 
+def test_users_of_a_closed_loop_may_take_all_places():
+    """Their requests come when others are answered, and do not wait; more users than places wait, and only that is a load."""
+    found = {}
+    for users in (4, 8):
+        pacing = Pacing(max_concurrency=users)
+        inputs = Inputs(settings=settings(max_num_seqs=4), requests=Requests(num_prompts=40), pacing=pacing)
+        load = prepare(inputs)
+        found[users] = saturation_of(load, serve(load))
+    assert found[4] == ("light", None)
+    assert found[8].load in ("busy", "overload") and found[8].near is None
+
+
 def test_large_loads_are_not_served_again(monkeypatch):
     monkeypatch.setattr(near_saturation, "MOST_REQUESTS", 299)
     assert ranged(3.0) is None
@@ -88,7 +100,7 @@ def test_large_loads_are_not_served_again(monkeypatch):
 def test_classes_of_load(rate, expected):
     inputs = Inputs(settings=settings(), requests=Requests(num_prompts=300), pacing=Pacing(request_rate=rate))
     load = prepare(inputs)
-    assert ServedLoad.of(serve(load)).load_class == expected
+    assert ServedLoad.of(serve(load), load.work).load_class == expected
 
 
 def test_taken_places_make_a_load_busy():
@@ -98,7 +110,7 @@ def test_taken_places_make_a_load_busy():
     busy = {}
     for places in (1, 2):
         run = simulate(settings(max_num_seqs=places, max_num_batched_tokens=2048), work)
-        served = ServedLoad.of(run)
+        served = ServedLoad.of(run, work)
         assert not served.waits
         busy[places] = served.load_class
     assert busy == {1: "busy", 2: "light"}
@@ -120,7 +132,7 @@ def test_time_outside_of_the_engine_is_no_wait(tmp_path):
     server.write_text(json.dumps(constants))
     chosen = settings(policy="vllm-v1", model="llama-3.1-8b", gpu="h100-80gb", vllm_release="0.19", server=str(server))
     work = Workload("few", np.arange(10) * PER_SECOND, np.full(10, 300), np.full(10, 20))
-    served = ServedLoad.of(simulate(chosen, work))
+    served = ServedLoad.of(simulate(chosen, work), work)
     assert served.times.ttft_ms.mean() > 500 and not served.waits
 
 
