@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fragmeter.experiments.reproduce.servers import facts
+from fragmeter.experiments.reproduce.servers import ServerRun, facts
+from fragmeter.experiments.runs.near_saturation import LONG_MS, MANY_PLACES
 from fragmeter.sim.cost.calibrated import MIXED_FACTOR
 from fragmeter.sim.spec import model
 
@@ -116,8 +117,6 @@ LLMServingSim publishes its own simulation of the two RTX runs (its error is in 
 11.8 % and TTFT 22.8 % over 38 runs, AISimulate TPOT 2.8 to 5.2 % and TTFT 13.5 to 15.7 %. Those are mean absolute errors over other sets of
 runs.
 """
-#: Mean TTFT above which a run counts as overload: no prompt of these runs takes as long by itself.
-_LONG_MS = 5_000
 #: Measured over simulated p99 of TTFT from which a held-out run is named.
 _LONG_TAIL = 10
 #: Runs that led to a correction: which, and their errors in the first simulation of all held-out runs, before it.
@@ -304,15 +303,16 @@ def _sources(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def errors(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The errors of the means of each run without constants, rounded to 0.1 %. In overload are runs with requests that waited,
-    measured or simulated, for longer than ``_LONG_MS`` in the mean."""
+    """The errors of the means of each run without constants, rounded to 0.1 %, and the class of its load (``near_saturation``). In
+    overload are runs with a mean TTFT, measured or simulated, of more than ``LONG_MS``: no prompt of these runs takes as long by
+    itself."""
     by_run: dict[str, dict[str, float]] = {}
     for row in found["rows"]:
         if row["constants"] == "nothing" and not row["metric"].startswith(("median", "p99")):
             by_run.setdefault(row["run"], {})[row["metric"]] = round(row["error"], 3)
     settings = {fact["name"]: fact["settings"] for fact in facts()["runs"]}
     waits = {
-        row["run"]: max(row["measured"], row["simulated"]) > _LONG_MS
+        row["run"]: max(row["measured"], row["simulated"]) > LONG_MS
         for row in found["rows"]
         if row["metric"] == "mean_ttft_ms" and row["constants"] == "nothing"
     }
@@ -325,11 +325,23 @@ def errors(found: Mapping[str, Any]) -> list[dict[str, Any]]:
             "data_parallel_size": settings[name].get("data_parallel_size", 1),
             "quantization": settings[name].get("quantization"),
             "mixture_of_experts": model(settings[name]["model"]).experts is not None,
-            "overload": waits[name],
+            "load": "overload" if waits[name] else measured_load(name),
             "errors": of_run,
         }
         for name, of_run in by_run.items()
     ]
+
+
+def measured_load(name: str) -> str:
+    """Whether a run outside of overload is "light" or "busy": by the places taken in the mean, by Little's law.
+
+    In a closed loop requests do not wait, although its users may take all places.
+    """
+    fact = next(fact for fact in facts()["runs"] if fact["name"] == name)
+    rate = next((fact[load]["request_rate"] for load in ("shared_prefix", "poisson") if load in fact), 0.0)
+    e2e_s = ServerRun(fact).measured.get("mean_e2el_ms", 0.0) / 1e3
+    places = fact["settings"]["max_num_seqs"] * fact["settings"].get("data_parallel_size", 1)
+    return "busy" if rate * e2e_s >= MANY_PLACES * places else "light"
 
 
 def _number(value: float) -> str:

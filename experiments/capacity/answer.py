@@ -13,7 +13,7 @@ from .fleet import Fleet
 from .load import Load
 from .max_rate import MaxRate
 from .prices import HOUR_S, MILLION, Prices
-from .sensitivity import Influence
+from .sensitivity import Effect, Influence
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Answer:
         prefill_replicas: Replicas of the fleet that only prefill; None if every replica does both.
         detail: Results at the wanted or the recommended rate; None if no fleet or no rate meets the goal.
         verified: Results of other seeds.
+        longer_steps: The effect of steps that take a tenth longer on the fleet of the recommendation; None for other candidates.
         influences: The inputs that the bill depends on most, largest first.
     """
 
@@ -48,6 +49,7 @@ class Answer:
     prefill_replicas: int | None = None
     detail: dict[str, Any] | None = None
     verified: tuple[Verified, ...] = ()
+    longer_steps: Effect | None = None
     influences: tuple[Influence, ...] = ()
 
     @property

@@ -9,6 +9,7 @@ limits it: TTFT is of the prefill replicas, TPOT and the end-to-end latency are 
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from math import inf
 from typing import Any
 
@@ -17,6 +18,7 @@ from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings
 from ...sim.metrics.summary import summary
 from ...sim.workload.workload import Workload
+from ..runs.near_saturation import MOST_REQUESTS, Saturation, ServedLoad, saturation
 from ..runs.slo_check import Goal, check_run, check_times, compiled_cost
 from .fleet import Served, serve
 from .load import Load
@@ -60,11 +62,14 @@ def detail(
     served = serve(settings, work, cluster)
     summaries[1.0] = whole = served.summary()
     ledger = whole["waste"]["mean_over_time_pct"]
+    load_class, near = _saturation(settings, work, served, cluster)
     return {
         "attained": check_times(work, served.times, goal).attained,
         **{name: whole[name] for name in (*_RATES, *_TIMES)},
         "preemptions": sum(whole["preemptions"].values()),
         "refused": whole["refused"],
+        "load": load_class,
+        "near_saturation": None if near is None else asdict(near),
         "kv_cache_pct": 100 - ledger["buckets"]["free"] - ledger["buckets"]["cached"],
         "buckets_pct": ledger["buckets"],
         "paper_view_pct": ledger["paper_view"],
@@ -75,6 +80,14 @@ def detail(
         if shares
         else [],
     }
+
+
+def _saturation(settings: Settings, work: Workload, served: Served, cluster: Cluster) -> Saturation:
+    """How near a served load is to saturation. Fleets serve in proportion more requests again than a replica."""
+    found = replace(ServedLoad.of(served.run, work, cluster.size), times=served.times)
+    return saturation(
+        settings, found, lambda changed: serve(changed, work, cluster).times, most=MOST_REQUESTS * cluster.size
+    )
 
 
 def _point(rate: float, metrics: dict[str, Any]) -> dict[str, float]:

@@ -9,7 +9,7 @@
     2. follow    every candidate that meets the goal, with every other seed and one replica
     4. detail    results of each candidate at the wanted or the recommended rate, and its limit
     5. verify    on request, other seeds: the fleet, and one replica fewer; or the recommended rate, and 1.15 times it
-    6. sensitivity   on request: the inputs that the recommendation's bill depends on most (``sensitivity``)
+    6. sensitivity   of the recommendation to steps that take a tenth longer; on request, to all inputs (``sensitivity``)
 
 The jobs of a step are independent and run on all cores or on a cluster. Finished jobs are stored, so an interrupted
 plan continues from there. The plan recommends the cheapest candidate for the wanted rate, then fewer GPUs, then the
@@ -59,7 +59,7 @@ from .fleet import (
 )
 from .load import Load
 from .max_rate import Ahead, MaxRate, SeedRate, follow, go_ahead
-from .sensitivity import changed_rate, changes, influences
+from .sensitivity import LONGER_STEPS, STEP_TIME, changed_rate, changes, effect_of, influences, relative_bill
 from .split import AUTO, best_share, divided, fewest_replicas
 
 
@@ -289,23 +289,43 @@ class Planner:
         sizes = [size for size in (answer.replicas, smaller) if size >= fewest]
         return tuple(self._share(answer, size, 1.0, not_none(self._wanted), seeds) for size in sizes)
 
+    def with_longer_steps(self, answer: Answer) -> Answer:
+        """The answer with the replicas that it needs if steps take a tenth longer; the same answer without a fleet, or if every
+        rate meets the goal."""
+        job = self._sensitivity_job(answer)
+        if job is None or answer.fleet is None:
+            return answer
+        rate = _rate_of(self._run("sensitivity", {LONGER_STEPS: job.with_more(LONGER_STEPS)})[LONGER_STEPS])
+        relative, margin = relative_bill(answer.fleet.rates[0], rate), answer.fleet.sure_rate / not_none(self._wanted)
+        effect = effect_of(LONGER_STEPS.factor, relative, margin, answer.replicas, answer.candidate.engines)
+        return replace(answer, longer_steps=effect)
+
     def influenced(self, answer: Answer) -> Answer:
         """The answer with the inputs that its bill depends on most; the same answer if every rate meets the goal, with one
         seed or all."""
-        fleet, saturated = answer.fleet, answer.rates.saturated
-        if not answer.rate or answer.fleet_rate == inf or (fleet is not None and fleet.rates[0] == inf):
+        job, fleet = self._sensitivity_job(answer), answer.fleet
+        if job is None:
             return answer
-        wanted = answer.rate if fleet is None else not_none(self._wanted)
-        cluster = self._cluster(_service(answer.candidate), answer.replicas)
-        most = None if saturated is None else saturated * answer.replicas
-        job = Job(not_none(answer.candidate.settings), self._seeds[0], (cluster, wanted, most))
         jobs = {change: job.with_more(change) for change in changes(self._goal)}
         rates = {change: _rate_of(outcome) for change, outcome in self._run("sensitivity", jobs).items()}
         if fleet is None:
             unchanged, margin, replicas = _rate_of(self._run("headroom", {0: job})[0]), 1.0, None
         else:
-            unchanged, margin, replicas = fleet.rates[0], fleet.sure_rate / wanted, answer.replicas
-        return replace(answer, influences=influences(rates, unchanged, margin, replicas, answer.candidate.engines))
+            unchanged, margin, replicas = fleet.rates[0], fleet.sure_rate / not_none(self._wanted), answer.replicas
+        found = influences(rates, unchanged, margin, replicas, answer.candidate.engines)
+        steps = next(each for each in found if each.name == STEP_TIME).higher
+        return replace(answer, longer_steps=None if fleet is None else steps, influences=found)
+
+    def _sensitivity_job(self, answer: Answer) -> Job | None:
+        """The search of the highest rate of the answer's fleet with the first seed; None if every rate meets the goal, with one
+        seed or all."""
+        fleet, saturated = answer.fleet, answer.rates.saturated
+        if not answer.rate or answer.fleet_rate == inf or (fleet is not None and fleet.rates[0] == inf):
+            return None
+        wanted = answer.rate if fleet is None else not_none(self._wanted)
+        cluster = self._cluster(_service(answer.candidate), answer.replicas)
+        most = None if saturated is None else saturated * answer.replicas
+        return Job(not_none(answer.candidate.settings), self._seeds[0], (cluster, wanted, most))
 
     def over_day(self, answer: Answer, day: Day, startup_s: float, replica_hour: float) -> DayPlan:
         """The plan of a day for a candidate with a fleet for its busiest step.

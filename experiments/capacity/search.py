@@ -20,6 +20,7 @@ from ...sim.types.optional import not_none
 from ...traces.arrivals.pacing import read_curve
 from ..measured.evidence import evidence, evidence_lines
 from ..runs.inputs import Inputs
+from ..runs.near_saturation import LoadClass
 from ..runs.output import Report
 from ..runs.parallel import Workers
 from ..runs.points import Store
@@ -155,9 +156,9 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     answers = planner.answers(found)
     if aims.verify_seeds:
         answers = planner.verified(answers, aims.verify_seeds)
-    if aims.sensitivity and (ranks := ranked(answers, load, priced, wanted)):
-        best = ranks[0][0]
-        answers = [planner.influenced(each) if each is best else each for each in answers]
+    if ranks := ranked(answers, load, priced, wanted):
+        best, look = ranks[0][0], planner.influenced if aims.sensitivity else planner.with_longer_steps
+        answers = [look(each) if each is best else each for each in answers]
     plan_of_day = None
     if day is not None and (ranks := ranked(answers, load, priced, wanted)):
         best, bill = ranks[0]
@@ -288,7 +289,7 @@ class _SearchOutput:
     def _assumptions(self) -> list[str]:
         load, aims = self._load, self._aims
         wanted = "no rate is asked for" if self._wanted is None else f"{self._wanted:.3g} requests/s wanted"
-        chosen = [answer.candidate.settings for answer in self._answers if answer.candidate.settings]
+        chosen = [(each.candidate.settings, _load_of(each)) for each in self._answers if each.candidate.settings]
         most = max((answer.replicas for answer, _ in self._ranks), default=1)
         runs = " to ".join(f"{count:,}" for count in dict.fromkeys((load.num_prompts(), load.num_prompts(most))))
         return [
@@ -338,6 +339,11 @@ class _SearchOutput:
         return [answer for answer, _ in self._ranks] + self._others
 
 
+def _load_of(answer: Answer) -> LoadClass | None:
+    """The class of the load at the wanted or recommended rate; None without one."""
+    return None if answer.detail is None or answer.every_rate_meets else answer.detail["load"]
+
+
 def _finite(rate: float) -> float | None:
     """A rate as JSON data: None if it is infinite."""
     return None if rate == inf else rate
@@ -351,7 +357,7 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
         pool = capacity(candidate.started.launch)
         data |= {
             "settings": candidate.settings.as_dict(),
-            "evidence": evidence(candidate.settings).as_dict(),
+            "evidence": evidence(candidate.settings, _load_of(answer)).as_dict(),
             "memory": asdict(pool.stage),
             "kv_cache_tokens": pool.num_tokens,
         }
@@ -373,6 +379,8 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
     data |= (answer.detail or {}) | ({} if bill is None else {"bill": asdict(bill)})
     if answer.verified:
         data["verified"] = [asdict(each) for each in answer.verified]
+    if answer.longer_steps is not None:
+        data["longer_steps"] = asdict(answer.longer_steps)
     if answer.influences:
         data["sensitivity"] = [asdict(each) for each in answer.influences]
     return data

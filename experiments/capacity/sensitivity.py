@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -75,6 +76,15 @@ class Influence:
         return abs(self.higher.bill - self.lower.bill)
 
 
+#: Steps that take a tenth longer.
+LONGER_STEPS = Change(STEP_TIME, 1 + CHANGE)
+
+
+def relative_bill(unchanged: float, rate: float) -> float:
+    """The bill at the highest rate with a change, over that without it; infinite if no rate meets the goal."""
+    return unchanged / rate if rate else inf
+
+
 def changes(goal: Goal) -> list[Change]:
     """The changes that have to be simulated."""
     names = STEP_TIME, *goal.objectives.limits
@@ -104,6 +114,24 @@ def changed_rate(
     return found if most is None else min(found, most)
 
 
+def effect_of(
+    factor: float, relative: float, margin: float, replicas: int | None, engines: int = 1, *, price: bool = False
+) -> Effect:
+    """The effect of an input times a factor.
+
+    Args:
+        relative: The highest rate without the change, over that with it; infinite if no rate meets the goal.
+        margin, replicas, engines: As ``influences`` has them.
+        price: Whether the input is the price, which does not change the fleet.
+    """
+    if relative == inf:
+        return Effect(factor, None, None)
+    needed = replicas
+    if replicas is not None and not price:
+        needed = engines * max(1, ceil(round(replicas * relative / margin / engines, 9)))
+    return Effect(factor, relative, needed)
+
+
 def influences(
     found: Mapping[Change, float], unchanged: float, margin: float, replicas: int | None, engines: int = 1
 ) -> tuple[Influence, ...]:
@@ -117,22 +145,13 @@ def influences(
         engines: Fleets are multiples of so many replicas, which share experts.
     """
 
-    def effect(factor: float, relative: float, *, price: bool = False) -> Effect:
-        """The effect of a bill for so many times the wanted rate over the fleet's."""
-        if relative == inf:
-            return Effect(factor, None, None)
-        needed = None
-        if replicas is not None:
-            # A changed price does not change the fleet.
-            needed = replicas if price else engines * max(1, ceil(round(replicas * relative / margin / engines, 9)))
-        return Effect(factor, relative, needed)
-
+    effect = partial(effect_of, margin=margin, replicas=replicas, engines=engines)
     low, high = 1 - CHANGE, 1 + CHANGE
     listed = [Influence(PRICE, effect(low, low, price=True), effect(high, high, price=True))]
     if replicas is not None:
         listed.append(Influence(WANTED, effect(low, low), effect(high, high)))
     for name in dict.fromkeys(change.name for change in found):
         of_name = [found[Change(name, factor)] for factor in (low, high)]
-        relative = [unchanged / rate if rate else inf for rate in of_name]
+        relative = [relative_bill(unchanged, rate) for rate in of_name]
         listed.append(Influence(name, effect(low, relative[0]), effect(high, relative[1])))
     return tuple(sorted(listed, key=lambda each: -each.range))

@@ -12,6 +12,7 @@ from rich.table import Table
 from ...sim.spec.launch import capacity
 from ...sim.types.optional import not_none
 from ..measured.evidence import evidence
+from ..runs.near_saturation import LatencyRange
 from ..runs.slo_check import Goal
 from ..vllm_serve.checks import gib
 from .answer import Answer, Bill
@@ -70,12 +71,16 @@ EVERY_RATE = "every rate meets the objectives: all requests at once do"
 
 def rate_text(answer: Answer) -> str:
     """The highest rate of one replica as text."""
-    return "every rate" if answer.every_rate_meets else f"{answer.full_rate:.3g} requests/s"
+    return "every rate" if answer.full_rate == inf else f"{answer.full_rate:.3g} requests/s"
 
 
 def headroom_text(answer: Answer) -> str:
     """The highest rate of the fleet, relative to the wanted rate."""
-    return "every rate" if answer.every_rate_meets else f"{answer.fleet_rate / not_none(answer.wanted) - 1:+.0%}"
+    return "every rate" if answer.fleet_rate == inf else f"{answer.fleet_rate / not_none(answer.wanted) - 1:+.0%}"
+
+
+def _headroom_part(answer: Answer) -> str:
+    return "it meets the goal at every rate" if answer.fleet_rate == inf else f"headroom {headroom_text(answer)}"
 
 
 def range_text(answer: Answer, bill: Bill) -> str:
@@ -92,7 +97,7 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
     need = "" if wanted is None else f" for {wanted:.3g} requests/s"
     parts = [f"{bill.per_hour:,.2f} {currency}/h ({bill.per_hour * HOURS_A_MONTH:,.0f} {currency} a month)"]
     if not answer.every_rate_meets:
-        parts.append(f"{rate_text(answer)} a replica" if wanted is None else f"headroom {headroom_text(answer)}")
+        parts.append(f"{rate_text(answer)} a replica" if wanted is None else _headroom_part(answer))
     objective = limit["objective"]
     parts.append(
         "no objective limits it" if objective is None else f"{objective.upper()} limits it: {CAUSES[limit['cause']]}"
@@ -100,7 +105,18 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
     if len(answer.rates.seed_rates if answer.fleet is None else answer.fleet.rates) > 1:
         parts.append(f"{CONTENT:.0%} of seeds meet the goal with {CONFIDENCE:.0%} confidence")
     parts.append(f"step times from {evidence(not_none(answer.candidate.settings)).basis}")
-    return f"Buy {bill.gpus:,} x {launch.gpu.name}{need}: {'; '.join(parts)}."
+    return f"Buy {bill.gpus:,} x {launch.gpu.name}{need}{_longer_steps_text(answer, bill)}: {'; '.join(parts)}."
+
+
+def _longer_steps_text(answer: Answer, bill: Bill) -> str:
+    """The GPUs that are needed if steps take longer than predicted."""
+    effect = answer.longer_steps
+    if effect is None:
+        return ""
+    if effect.replicas is None:
+        return f" (no rate meets the goal if steps are {CHANGE:.0%} longer)"
+    gpus = effect.replicas * bill.gpus // bill.replicas
+    return f" ({'still ' * (gpus == bill.gpus)}{gpus:,} if steps are {CHANGE:.0%} longer)"
 
 
 def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | None, currency: str) -> list[str]:
@@ -117,6 +133,7 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
         _sure(answer),
         f"At the rate {at['attained']:.1%} of the requests meet {goal.objectives} ({goal.attainment:.0%} are asked for), the"
         f" median TTFT is {at['median_ttft_ms']:,.0f} ms and the median TPOT {at['median_tpot_ms']:,.1f} ms.",
+        *([] if at["near_saturation"] is None else [LatencyRange(**at["near_saturation"]).text()]),
         limit_text(answer),
         *_neighbour(ranks, wanted),
         *_sensitivity_text(answer),
@@ -288,7 +305,7 @@ def _values(candidate: Candidate, names: Sequence[str]) -> str:
 
 
 def _rate_cell(answer: Answer) -> str:
-    if answer.every_rate_meets:
+    if answer.fleet_rate == inf:
         return "every"
     return f"{answer.full_rate:,.3g}" if answer.wanted is None else headroom_text(answer)
 

@@ -46,6 +46,7 @@ from ...sim.output.interrupts import handle, message_of, status_of
 from ...sim.policy.registry import installed, policy
 from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
 from ..runs.output import Terminal
+from ..vllm_serve.line import SHORT
 
 _WHOLE = re.compile("-?[0-9]+")
 
@@ -185,7 +186,8 @@ def _one_line(error: CycloptsError) -> str:
             near = get_close_matches(
                 flag, [name for each in error.argument_collection for name in each.names], n=1, cutoff=0.7
             )
-            return f"{flag}: {verb} has no such flag; {f'did you mean {near[0]}?' if near else f'see {verb} --help'}"
+            named = [f"--{SHORT[flag[1:]]}"] if flag[:1] == "-" and flag[1:] in SHORT else near
+            return f"{flag}: {verb} has no such flag; {f'did you mean {named[0]}?' if named else f'see {verb} --help'}"
         case MissingArgumentError(argument=Argument() as argument):
             wanted = argument.token_count()[0]
             number = "a value" if wanted == 1 else f"{wanted} values"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ from ...traces import Pacing, Reading
 from ..measured.evidence import evidence_lines
 from ..runs.grid import Point, changed, known_name
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
+from ..runs.near_saturation import CHANGE, METRICS, LatencyRange
 from ..runs.output import RESULT_FILE, JsonTarget, Report
 from ..runs.parallel import Workers
 from ..runs.points import flat
@@ -60,6 +61,7 @@ class Side:
     Attributes:
         replica: Pool, CUDA graphs and step cost, which differ between policies by default.
         settings: Of its runs; None for result folders.
+        summaries: Of its runs, with the classes of their loads; empty for result folders.
     """
 
     name: str
@@ -67,6 +69,17 @@ class Side:
     works: list[str]
     replica: dict[str, Any]
     settings: Settings | None = None
+    summaries: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def near(self) -> LatencyRange | None:
+        """The mean range of its runs, if some are near saturation."""
+        return LatencyRange.mean(self.summaries)
+
+    @property
+    def num_near(self) -> int:
+        """Number of runs near saturation."""
+        return sum("near_saturation" in each for each in self.summaries)
 
 
 def compare(
@@ -129,13 +142,18 @@ def compare(
         report.print_line()
         for text in _remarks(base, other):
             report.print_line(text)
-    for text in evidence_lines(side.settings for side in sides if side.settings is not None):
+    for text in _steps_text(sides):
         report.print_line(text)
     report.data(
         {
             "base": base.name,
             "runs": len(base.runs),
             "confidence": confidence,
+            "near_saturation": [
+                {"side": side.name, "runs": side.num_near} | asdict(near)
+                for side in sides
+                if (near := side.near) is not None
+            ],
             "compared": [
                 {"other": other.name, "same_requests": base.works == other.works, "metrics": _described(moved)}
                 for other, moved in found
@@ -203,11 +221,12 @@ def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> l
     sides = []
     for place, text in enumerate(sets):
         runs = swept[place * seeds : (place + 1) * seeds]
-        metrics = [_metrics(not_none(each.outcome.summary)) for each in runs]
+        summaries = [not_none(each.outcome.summary) for each in runs]
         chosen = runs[0].point.inputs.settings
         built = build(chosen)
         replica = _compared(built.describe() | {"cost": built.cost.name})
-        sides.append(Side(text, metrics, [each.work_sha256 for each in runs], replica, chosen))
+        works = [each.work_sha256 for each in runs]
+        sides.append(Side(text, [*map(_metrics, summaries)], works, replica, chosen, summaries))
     return sides
 
 
@@ -231,11 +250,22 @@ def _values(text: str) -> dict[str, str]:
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Every number of a summary, by path."""
-    numbers = {name: value for name, value in summary.items() if name != "refused_requests"}
+    """Every number of a summary, by path; ranges of latency have a place of their own."""
+    numbers = {name: value for name, value in summary.items() if name not in ("refused_requests", "near_saturation")}
     return {
         name: value for name, value in flat(numbers) if isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def _steps_text(sides: Sequence[Side]) -> Iterator[str]:
+    """How latency depends on the step times where it is near saturation, and what the step times rest on."""
+    for side in sides:
+        if side.num_near:
+            runs = f"{side.num_near} of {len(side.summaries)} runs"
+            yield f"{side.name}: latency is near saturation in {runs}, which ran also with steps {CHANGE:.0%} shorter and longer."
+    yield from evidence_lines(
+        (side.settings, each["load"]) for side in sides if side.settings is not None for each in side.summaries
+    )
 
 
 def _described(moved: Sequence[Difference]) -> list[dict[str, Any]]:
@@ -251,7 +281,18 @@ def _table(base: Side, other: Side, moved: Sequence[Difference], confidence: flo
     for each in moved:
         if each.metric in _SHOWN and (each.base or each.other):
             table.add_row(_SHOWN[each.metric], *_cells(each))
+            for end, sign in (("shorter", "-"), ("longer", "+")):
+                cells = [_end(side.near, end, each.metric) for side in (base, other)]
+                if any(cells):
+                    table.add_row(f"  steps {sign}{CHANGE:.0%}", *cells)
     return table
+
+
+def _end(near: LatencyRange | None, end: str, metric: str) -> str:
+    """One end of a range, if it is wide."""
+    return (
+        "" if near is None or metric not in METRICS or not near.is_wide(metric) else _short(getattr(near, end)[metric])
+    )
 
 
 def _cells(moved: Difference) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading, Trace
 from ..measured.evidence import evidence
 from ..runs.inputs import CLUSTER, PACING, READING, REQUESTS, Inputs, Requests, left_out_lines, named_files
-from ..runs.near_saturation import LatencyRange, latency_range
+from ..runs.near_saturation import saturation_of
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.serving import (
     DEFAULT_RATE,
@@ -273,7 +273,7 @@ def simulate(
         write_whole(openmetrics, "".join(metrics_text(runs, settings.model, interval_s)))
     content = summarize(run)
     _keep(partial(write_result, run, request=load.described, recordings=recordings, content=content), out)
-    _print(load, content, latency_range(load, run), report, out)
+    _print(load, run, content, report, out)
     if plan is not None and wanted is not None:
         report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
     if openmetrics is not None:
@@ -344,14 +344,15 @@ def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
         yield lambda arrived: bar.update(task, completed=arrived)
 
 
-def _print(load: Load, content: dict[str, Any], near: LatencyRange | None, report: Report, out: Path | None) -> None:
+def _print(load: Load, run: Run | ClusterRun, content: dict[str, Any], report: Report, out: Path | None) -> None:
     """Print the summary."""
+    kind, near = saturation_of(load, run)
     chosen, work = load.inputs.settings, load.work
     gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)
     report.print_line(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
     rate = f"; no arrivals are given, so {DEFAULT_RATE:g} request/s (--request-rate)" if load.unpaced else ""
     report.print_line(f"{work.name}, {len(work):,} requests{rate}")
-    known = evidence(chosen)
+    known = evidence(chosen, kind)
     report.print_line(known.text())
     print_summary(content, report.console)
     for text in (

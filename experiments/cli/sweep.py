@@ -19,6 +19,7 @@ from ...traces import Pacing, Reading
 from ..measured.evidence import evidence_lines
 from ..runs.grid import axes, points
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
+from ..runs.near_saturation import CHANGE, LatencyRange
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
 from ..runs.points import SWEEP as SWEEP_FOLDER
@@ -102,7 +103,7 @@ def sweep(
     rows = [_row(each) for each in swept]
     path = folder.write(TABLE, as_parquet(rows))
     report.console.print(_table(names, swept))
-    for text in (*_failure_lines(failed), *evidence_lines(each.point.inputs.settings for each in swept)):
+    for text in (*_failure_lines(failed), *_steps_text(swept)):
         report.print_line(text)
     report.point_to(f"Sweep of {len(swept):,} points", path)
     data = {"grid": names, "points": len(swept), "failed": len(failed)}
@@ -128,7 +129,7 @@ def _print_search(
     else:
         report.print_line("No trial is within the limits; raise them, search wider, or try more.")
     failed = [each for each in found if each.outcome.error]
-    for text in (*_failure_lines(failed), *evidence_lines(each.point.inputs.settings for each in found)):
+    for text in (*_failure_lines(failed), *_steps_text(found)):
         report.print_line(text)
     report.point_to(f"Search of {len(found):,} trials", path)
     report.data(
@@ -170,14 +171,31 @@ def _plain(cells: dict[str, Any]) -> dict[str, Any]:
 
 def _table(names: Iterable[str], swept: Sequence[Swept]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in (*names, *_SHOWN.values()):
+    shown = swept[:_MOST_SHOWN]
+    ranges = [LatencyRange.mean([each.outcome.summary] if each.outcome.summary else []) for each in shown]
+    near = [f"mean TTFT, ms,\nsteps ±{CHANGE:.0%}"] * any(ranges)
+    for heading in (*names, *_SHOWN.values(), *near):
         table.add_column(heading, justify="right", no_wrap=True)
-    for each in swept[:_MOST_SHOWN]:
+    for each, ends in zip(shown, ranges, strict=True):
         results = each.outcome.summary
+        cells = (f"{results[name]:,.2f}" if results else "-" for name in _SHOWN)
         table.add_row(
-            *each.point.axis_values.values(), *(f"{results[name]:,.2f}" if results else "-" for name in _SHOWN)
+            *each.point.axis_values.values(), *cells, *[ends.ends("mean_ttft_ms") if ends else ""] * len(near)
         )
     return table
+
+
+def _steps_text(swept: Sequence[Swept]) -> Iterable[str]:
+    """How many points are near saturation, and what the step times rest on."""
+    done = [(each.point.inputs.settings, each.outcome.summary) for each in swept if each.outcome.summary]
+    near = sum("near_saturation" in summary for _, summary in done)
+    if near:
+        points = "1 point" if near == 1 else f"{near} points"
+        yield (
+            f"Near saturation: {points}, served again with steps {CHANGE:.0%} shorter and longer (columns"
+            " near_saturation.shorter and near_saturation.longer)."
+        )
+    yield from evidence_lines((settings, summary["load"]) for settings, summary in done)
 
 
 def _failure_lines(failed: Sequence[Swept]) -> Iterable[str]:

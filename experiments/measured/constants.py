@@ -6,17 +6,17 @@ host's work is hidden, else ``host_us``. The time outside of the engine then is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
-from math import expm1, log
-from typing import Any, NamedTuple, cast
+from math import expm1, isfinite, log
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
 from ...sim import Settings, simulate
-from ...sim.cost import ServedCost, Server, ServerConstants, outside_ticks
-from ...sim.cost.server import OperationCost
+from ...sim.cost import ServedCost, Server, ServerConstants, ServerFit, outside_ticks
+from ...sim.cost.server import Metric, OperationCost
 from ...sim.engine.replica import build, server_settings
 from ...sim.engine.unread import only_read
 from ...sim.types import ticks
@@ -28,6 +28,7 @@ from .replay import Benchmark, Replayed
 MOST_RUNS, LEAST_MS = 8, 0.05
 #: Least share of requests that hardly waited, for a time outside of the engine.
 LEAST_SHARE = 0.1
+_RECORDED = get_args(Metric)
 
 
 class Deviation(NamedTuple):
@@ -128,7 +129,25 @@ def _late_ms(benchmark: Benchmark, replayed: Replayed, tpot_ms: float) -> float 
     return float(np.median(late_s[soon])) * 1e3
 
 
-def server_document(settings: Settings, constants: ServerConstants, source: str) -> dict[str, Any]:
+def server_fit(
+    benchmark: Benchmark, sha256: str, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+) -> ServerFit:
+    """The record of a fit.
+
+    Args:
+        sha256: Of the benchmark's file.
+        before, after: Rows of ``compared``, without the constants and with them; errors without a value are left out.
+    """
+    of_metrics = (
+        {row["metric"]: row["error"] for row in rows if row["metric"] in _RECORDED and row["error"] is not None}
+        for rows in (before, after)
+    )
+    errors = ({name: round(error, 6) for name, error in each.items() if isfinite(error)} for each in of_metrics)
+    seen = benchmark.measured
+    return ServerFit(sha256, len(benchmark.trace), benchmark.sent_rate, seen.max_concurrency, *errors)
+
+
+def server_document(settings: Settings, constants: ServerConstants, source: str, fit: ServerFit) -> dict[str, Any]:
     """The content of a file of constants."""
     server = served(settings, constants, source).server
     return {
@@ -136,5 +155,6 @@ def server_document(settings: Settings, constants: ServerConstants, source: str)
         "kind": server.kind,
         "source": source,
         "server": server.server,
-        "constants": vars(constants),
+        "constants": asdict(constants),
+        "fit": asdict(fit),
     }

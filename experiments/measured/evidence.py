@@ -3,9 +3,11 @@
 Runs of real servers (``experiments.reproduce.servers``) were simulated with the step times of their card and without
 constants of the server. ``facts/server_errors.json`` has their signed errors, by card, model, parallelism, number format and load;
 ``make servers`` writes it. Of the runs on the simulated card those count that share more of the following with the
-simulation, in this order: dense or mixture of experts, one or several engines, tensor parallelism, model. What none of
-them has is named. TTFT of runs in overload is queueing, which multiplies the errors of step times; its error is stated
-apart.
+simulation, in this order: dense or mixture of experts, one or several engines, tensor parallelism, load
+(``experiments.runs.near_saturation``), model. What none of them has is named. TTFT of runs in overload is queueing, which multiplies
+the errors of step times; its error is stated apart. Runs of the same model on other cards are named where the simulated card has none.
+
+With constants of a server the errors are those of the benchmark that they were fitted to.
 """
 
 from __future__ import annotations
@@ -16,18 +18,27 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from ...sim.cost import COST_NAMES, default_cost, profile, read_server
+from ...sim.cost import COST_NAMES, Server, ServerFit, default_cost, profile, read_server
+from ...sim.cost.calibrated import experts_model
 from ...sim.engine.settings import Settings
 from ...sim.spec import gpu, model
+from ...sim.spec.shape import ModelSpec
+from ..runs.near_saturation import LoadClass
 
 #: Most lines that are printed.
 _MOST_LINES = 4
 #: Names of the errors in text.
 _LATENCIES = {"mean_ttft_ms": "TTFT", "mean_tpot_ms": "TPOT"}
+_OF_FIT = {"output_throughput": "throughput", **_LATENCIES, "mean_e2el_ms": "E2E"}
 #: Errors that are those of step times in overload, too.
 _OF_STEPS = ("output_throughput", "mean_tpot_ms")
+_LOADS: tuple[LoadClass, ...] = get_args(LoadClass)
+_LOAD_TEXT = {"light": "light load", "busy": "busy", "overload": "overload"}
+
+Errors = Mapping[str, tuple[float, float]]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,7 @@ class Nearest:
 
     Attributes:
         runs: Their number.
-        model, tensor_parallel_size: Of these runs; several models are separated by commas.
+        model, tensor_parallel_size, load: Of these runs; several values are separated by commas.
         same_kind: Whether they are dense, or mixtures of experts, as the simulated model is.
         lacking: What the simulation has and none of them.
         errors: Lowest and highest simulated value over the measured one, less one, by metric; without TTFT and E2E of runs in
@@ -47,10 +58,67 @@ class Nearest:
     runs: int
     model: str
     tensor_parallel_size: str
+    load: str
     same_kind: bool
     lacking: tuple[str, ...]
-    errors: Mapping[str, tuple[float, float]]
+    errors: Errors
     overload_ttft: tuple[float, float] | None
+
+    def text(self) -> str:
+        """One sentence."""
+        ranks = f" on {self.tensor_parallel_size} GPUs" if self.tensor_parallel_size != "1" else ""
+        number = "measured run" if self.runs == 1 else f"{self.runs} measured runs"
+        lacking = f"; none has {' or '.join(self.lacking)}" if self.lacking else ""
+        about = f"{self.model}{ranks}; {self.load}"
+        return (
+            f"Errors in the {number} most like it ({about}): {_errors_text(self.errors, self.overload_ttft)}{lacking}."
+        )
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The measured runs of the simulated model on other cards.
+
+    Attributes:
+        gpus: The cards; several are separated by commas.
+        runs, load, errors, overload_ttft: As ``Nearest`` has them.
+    """
+
+    gpus: str
+    runs: int
+    load: str
+    errors: Errors
+    overload_ttft: tuple[float, float] | None
+
+    def text(self) -> str:
+        """One sentence."""
+        number = "one run" if self.runs == 1 else f"{self.runs} runs"
+        errors = _errors_text(self.errors, self.overload_ttft)
+        return f"The same model was measured on {self.gpus} ({number}; {self.load}): {errors}."
+
+
+@dataclass(frozen=True)
+class UnknownExperts:
+    """Experts of a shape that no table of the card has.
+
+    Attributes:
+        operation: Their operation in the profile; None if they count as GEMMs.
+        median_error, p90_error: Of whole shapes that were left out of its fit, interpolated or extrapolated, the larger; None if
+            not known.
+    """
+
+    operation: str | None
+    median_error: float | None = None
+    p90_error: float | None = None
+
+    def text(self) -> str:
+        """One sentence."""
+        if self.operation is None:
+            return "No table of this GPU has such experts: they count as GEMMs."
+        known = "with an error that is not known"
+        if self.median_error is not None:
+            known = f"which misses shapes outside of the fit by {self.median_error:.0%} in the median and by {self.p90_error:.0%} for one in ten"
+        return f"No table has experts of this shape: their time is that of a fit over all shapes, {known}."
 
 
 @dataclass(frozen=True)
@@ -61,30 +129,32 @@ class Evidence:
         cost: The cost model.
         basis: "a measured server", "a measured device", "kernel tables", "a data sheet" or "the paper".
         origin: The source, in words.
+        load: Class of the simulated load, ``LoadClass``; None if it is not known.
         nearest: The measured runs most like the simulation; None if there are none on its GPU, or if the step times
             are not those that the runs were simulated with.
+        elsewhere: The measured runs of the model on other GPUs, if this one has none.
+        experts: Experts of a shape without a table; None for all others.
+        fit: The benchmark that the server's constants were fitted to; None without constants, or if their file does not record it.
     """
 
     cost: str
     basis: str
     origin: str
-    nearest: Nearest | None
+    load: LoadClass | None = None
+    nearest: Nearest | None = None
+    elsewhere: Elsewhere | None = None
+    experts: UnknownExperts | None = None
+    fit: ServerFit | None = None
 
     def text(self) -> str:
         """One line."""
-        line = f"Step times: {self.origin} (--cost {self.cost})."
-        found = self.nearest
-        if found is None:
-            return line if self.basis == "a measured server" else f"{line} No measured run was simulated with them."
-        errors = ", ".join(
-            f"{_LATENCIES[name]} {_range(*found.errors[name])}" for name in _LATENCIES if name in found.errors
-        )
-        if found.overload_ttft is not None:
-            errors += f"; TTFT in overload {_range(*found.overload_ttft)}"
-        ranks = f" on {found.tensor_parallel_size} GPUs" if found.tensor_parallel_size != "1" else ""
-        number = "measured run" if found.runs == 1 else f"{found.runs} measured runs"
-        lacking = f"; none has {' or '.join(found.lacking)}" if found.lacking else ""
-        return f"{line} Errors in the {number} most like it, {found.model}{ranks}: mean {errors}{lacking}."
+        parts = [f"Step times: {self.origin} (--cost {self.cost})."]
+        if self.basis == "a measured server":
+            parts.append(_fit_text(self.fit))
+        else:
+            parts.append("No measured run was simulated with them." if self.nearest is None else self.nearest.text())
+        parts += [each.text() for each in (self.elsewhere, self.experts) if each is not None]
+        return " ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON data."""
@@ -99,66 +169,120 @@ def _measured() -> Sequence[Mapping[str, Any]]:
     return rows
 
 
-def evidence(settings: Settings) -> Evidence:
-    """The evidence for the step times of these settings."""
+def evidence(settings: Settings, load: LoadClass | None = None) -> Evidence:
+    """The evidence for the step times of these settings.
+
+    Args:
+        load: Class of the simulated load, if it is known.
+    """
     shape, card = model(settings.model), gpu(settings.gpu)
     server = None if settings.server is None else read_server(settings.server)
     name = settings.cost or (server.cost if server else default_cost(shape, card, settings.quantization))
     if server is not None:
-        return Evidence(
-            name, "a measured server", f"operations of {card.name}, and constants of the server {server.name}", None
-        )
+        return _of_server(name, card.name, load, server)
     if name not in COST_NAMES:
-        return Evidence(name, "a measured device", f"the calibration {Path(name).name}", None)
+        return Evidence(name, "a measured device", f"the calibration {Path(name).name}", load)
     if name == "paper":
-        return Evidence(name, "the paper", "measurements of OPT-13B on an A100 40 GB in the paper of 2023", None)
+        return Evidence(name, "the paper", "measurements of OPT-13B on an A100 40 GB in the paper of 2023", load)
     if name == "roofline":
-        return Evidence(name, "a data sheet", f"a roofline from the data sheet of {card.name}", None)
+        return Evidence(name, "a data sheet", f"a roofline from the data sheet of {card.name}", load)
     if card.profile is not None:
-        return Evidence(name, "a measured device", f"the profile {Path(card.profile).name} of {card.name}", None)
+        return Evidence(name, "a measured device", f"the profile {Path(card.profile).name} of {card.name}", load)
     scaled = " (scaled from another card)" if "bandwidth times" in profile(card.name).source else ""
     origin = f"kernel times of {card.name} from published tables{scaled}"
-    return Evidence(name, "kernel tables", origin, _nearest(settings))
+    nearest, elsewhere = _nearest(settings, load), _elsewhere(settings, load)
+    experts = _unknown_experts(card.name, shape, settings.quantization or shape.quantization)
+    return Evidence(name, "kernel tables", origin, load, nearest, elsewhere, experts)
 
 
-def evidence_lines(runs: Iterable[Settings]) -> list[str]:
-    """The distinct lines of several runs; of more than a few, their number."""
-    lines = list(dict.fromkeys(evidence(settings).text() for settings in runs))
+def _of_server(cost: str, card: str, load: LoadClass | None, server: Server) -> Evidence:
+    origin = f"operations of {card}, and constants of the server {server.name}"
+    return Evidence(cost, "a measured server", origin, load, fit=server.fit)
+
+
+def _fit_text(fit: ServerFit | None) -> str:
+    """The errors of a server's constants on their own benchmark."""
+    if fit is None:
+        return (
+            "This server calibrated; its file does not record the errors of the fit: write it anew with fragmeter validate"
+            " --against FILE --save-server FILE."
+        )
+    rate = "" if fit.request_rate is None else f" at {fit.request_rate:.3g} requests/s"
+    clients = "" if fit.max_concurrency is None else f" from {fit.max_concurrency} clients"
+    sent = rate + clients or " at once"
+    after, before = (
+        ", ".join(f"{label} {errors[name]:+.1%}" for name, label in _OF_FIT.items() if name in errors)
+        for errors in (fit.errors, fit.errors_before)
+    )
+    return f"This server calibrated: fitted to {fit.requests:,} requests{sent}, there mean {after} (before: {before}). Another rate was not measured."
+
+
+def _unknown_experts(card: str, shape: ModelSpec, quantization: str | None) -> UnknownExperts | None:
+    if shape.experts is None:
+        return None
+    operations = profile(card)
+    found = experts_model(operations, shape, quantization)
+    if found is None:
+        return UnknownExperts(None)
+    operation, fitted = found
+    if fitted is not operations.ops[operation]:
+        return None
+    held_out = fitted.fit.get("held_out_shapes", {}).values()
+    return UnknownExperts(
+        operation,
+        *(max((each[name] for each in held_out), default=None) for name in ("median_error", "p90")),
+    )
+
+
+def evidence_lines(runs: Iterable[Settings | tuple[Settings, LoadClass | None]]) -> list[str]:
+    """The distinct lines of several runs; of more than a few, their number.
+
+    Args:
+        runs: Settings of each run, and the class of its load, if it is known.
+    """
+    each = dict.fromkeys(run if isinstance(run, tuple) else (run, None) for run in runs)
+    lines = list(dict.fromkeys(evidence(*run).text() for run in each))
     if len(lines) <= _MOST_LINES:
         return lines
     return [*lines[:_MOST_LINES], f"There are {len(lines) - _MOST_LINES} other kinds of step times."]
 
 
-def _nearest(settings: Settings) -> Nearest | None:
+def _nearest(settings: Settings, load: LoadClass | None) -> Nearest | None:
     found = [row for row in _measured() if row["gpu"] == settings.gpu]
     if not found:
         return None
     shape = model(settings.model)
 
-    def likeness(row: Mapping[str, Any]) -> tuple[bool, bool, bool, bool]:
+    def likeness(row: Row) -> tuple[bool, bool, bool, int, bool]:
         same_engines = (row["data_parallel_size"] > 1) == (settings.data_parallel_size > 1)
         same_ranks = row["tensor_parallel_size"] == settings.tensor_parallel_size
         same_kind = row["mixture_of_experts"] == (shape.experts is not None)
-        return same_kind, same_engines, same_ranks, row["model"] == shape.name
+        apart = 0 if load is None else abs(_LOADS.index(row["load"]) - _LOADS.index(load))
+        return same_kind, same_engines, same_ranks, -apart, row["model"] == shape.name
 
     most = max(map(likeness, found))
     alike = [row for row in found if likeness(row) == most]
-    calm = [row["errors"] if not row["overload"] else _only(row["errors"], *_OF_STEPS) for row in alike]
-    queued = [_only(row["errors"], "mean_ttft_ms") for row in alike if row["overload"]]
-    overload_ttft = _ranges(queued).get("mean_ttft_ms")
-    models, ranks = ({row[key]: None for row in alike} for key in ("model", "tensor_parallel_size"))
     return Nearest(
         len(alike),
-        ", ".join(models),
-        ", ".join(map(str, ranks)),
+        _values(alike, "model"),
+        _values(alike, "tensor_parallel_size"),
+        _loads(alike),
         most[0],
-        tuple(_lacking(settings, alike)),
-        _ranges(calm),
-        overload_ttft,
+        tuple(_lacking(settings, load, alike)),
+        *_errors_of(alike),
     )
 
 
-def _lacking(settings: Settings, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _elsewhere(settings: Settings, load: LoadClass | None) -> Elsewhere | None:
+    """The runs of the model on other cards, those with the same load if there are some; None if the card itself has some."""
+    found = [row for row in _measured() if row["model"] == model(settings.model).name]
+    if not found or any(row["gpu"] == settings.gpu for row in found):
+        return None
+    found = [row for row in found if row["load"] == load] or found
+    return Elsewhere(_values(found, "gpu"), len(found), _loads(found), *_errors_of(found))
+
+
+def _lacking(settings: Settings, load: LoadClass | None, rows: Sequence[Row]) -> Iterator[str]:
     """What these settings have and none of the measured runs."""
     shape, shapes = model(settings.model), [model(row["model"]) for row in rows]
     if all((other.experts is None) != (shape.experts is None) for other in shapes):
@@ -170,6 +294,33 @@ def _lacking(settings: Settings, rows: Sequence[Mapping[str, Any]]) -> Iterator[
     own = settings.quantization or shape.quantization
     if own and all((row["quantization"] or other.quantization) != own for row, other in zip(rows, shapes, strict=True)):
         yield f"weights in {own}"
+    if load is not None and all(row["load"] != load for row in rows):
+        yield f"this load ({_LOAD_TEXT[load]})"
+
+
+def _errors_of(rows: Sequence[Row]) -> tuple[Errors, tuple[float, float] | None]:
+    """Ranges of the errors, and that of TTFT in overload."""
+    overload = [row["load"] == "overload" for row in rows]
+    calm = [
+        _only(row["errors"], *_OF_STEPS) if over else row["errors"] for row, over in zip(rows, overload, strict=True)
+    ]
+    queued = [_only(row["errors"], "mean_ttft_ms") for row, over in zip(rows, overload, strict=True) if over]
+    return _ranges(calm), _ranges(queued).get("mean_ttft_ms")
+
+
+def _values(rows: Sequence[Row], key: str) -> str:
+    return ", ".join(dict.fromkeys(str(row[key]) for row in rows))
+
+
+def _loads(rows: Sequence[Row]) -> str:
+    """The loads of the runs, the lightest first."""
+    return ", ".join(_LOAD_TEXT[load] for load in _LOADS if any(row["load"] == load for row in rows))
+
+
+def _errors_text(errors: Errors, overload_ttft: tuple[float, float] | None) -> str:
+    parts = [f"{label} {_range(*errors[name])}" for name, label in _LATENCIES.items() if name in errors]
+    queued = "" if overload_ttft is None else f"; TTFT in overload {_range(*overload_ttft)}"
+    return f"mean {', '.join(parts)}{queued}"
 
 
 def _only(errors: Mapping[str, float], *metrics: str) -> dict[str, float]:

@@ -103,6 +103,16 @@ class Benchmark:
             return self.measured.duration_s or float("nan")
         return float((self.trace.arrival_ticks / ticks.PER_SECOND + self.measured.e2el_s).max())
 
+    @property
+    def sent_rate(self) -> float | None:
+        """Requests/s that the client sent; None if it sent all at once, or a request whenever another one was answered."""
+        if self.unlimited:
+            return None
+        if self.trace.arrival_ticks is None:
+            return None if self.measured.request_rate == inf else self.measured.request_rate
+        span = int(self.trace.arrival_ticks.max() - self.trace.arrival_ticks.min())
+        return (len(self.trace) - 1) * ticks.PER_SECOND / span if span else None
+
     def under_way(self) -> np.ndarray:
         """Number of running requests when each request was sent, int64 [n]."""
         sent = self.trace if self.trace.arrival_ticks is not None else self.arrivals

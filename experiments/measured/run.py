@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...traces import measured, read
 from ..runs.output import Report, track
-from .constants import fitted_to, replay_served, served, server_document
+from .constants import fitted_to, replay_served, served, server_document, server_fit
 from .knobs import EXPLAINS, NO_ERROR, Knob, ranked, vary_knobs
 from .replay import LATENCIES, STATISTICS, Benchmark, Replayed, compared, replay, scatter, total_error
 from .start import Server, benchmark, replica
@@ -197,13 +198,13 @@ def validate_against(
     if save_server is not None:
         # Before any output, because the settings may be refused.
         served(chosen, ServerConstants())
-    report.print_line(f"{chosen.policy}: {chosen.model} on {chosen.gpu}, held against", style="bold")
+    report.print_line(f"{chosen.policy}: {chosen.model} on {chosen.gpu}, compared with the benchmark", style="bold")
     base = replay(bench, chosen)
     rows = compared(bench, base)
     error = total_error(rows)
     knobs = list(track(vary_knobs(bench, chosen, base), "Trying what to calibrate", _MOST_KNOBS))
     print_comparison(bench, base, rows, knobs, error, report)
-    kept = None if save_server is None else _saved(bench, chosen, path, save_server, error, report)
+    kept = None if save_server is None else _saved(bench, chosen, path, save_server, rows, report)
     pairs = scatter(bench, base)
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -227,20 +228,21 @@ def validate_against(
 
 
 def _saved(
-    bench: Benchmark, chosen: Settings, path: Path, target: Path, error: float, report: Report
+    bench: Benchmark, chosen: Settings, path: Path, target: Path, before: Sequence[dict[str, Any]], report: Report
 ) -> dict[str, Any]:
-    """Fit the server's constants, write and print them."""
+    """Fit the server's constants, write and print them; ``before`` are the rows of ``compared`` without them."""
     constants = fitted_to(bench, chosen)
     source = f"fitted to {path.name}: {len(bench.trace):,} requests in {bench.duration_s:,.1f} s"
-    document = server_document(chosen, constants, source)
+    after = compared(bench, replay_served(bench, chosen, constants))
+    fit = server_fit(bench, sha256(path.read_bytes()).hexdigest(), before, after)
+    document = server_document(chosen, constants, source, fit)
     write_whole(target, as_json(document))
-    left = total_error(compared(bench, replay_served(bench, chosen, constants)))
     steps = f"{constants.step_us:,.0f} us a step beside the operations"
     if constants.host_us is not None:
         steps = f"{constants.host_us:,.0f} us of host work a step"
     report.print_line(
         f"This server: {constants.outside_ms:.3g} ms a request outside of the engine, {steps}."
-        f" With them the error is {left:.1%} instead of {error:.1%}, on this benchmark."
+        f" With them the error is {total_error(after):.1%} instead of {total_error(before):.1%}, on this benchmark."
     )
     report.point_to("Constants (--server)", target)
     return document

@@ -1,31 +1,46 @@
-"""Latency near saturation, as a range: there a small error of the step times moves it out of proportion.
+"""The load of a finished run, and its latency near saturation as a range.
 
-A load is checked where its requests wait, before their first step, for a tenth of their time or more, or for half of mean TTFT:
-where outputs are long, waiting multiplies TTFT and is a small part of the whole. It is served again with steps that are 5 %
-shorter and 5 % longer. If mean TTFT or mean end-to-end latency differs by more than half of its value,
-both ends are reported. Loads of many requests are not served again.
+    light      requests hardly wait, and fewer than 0.8 of the places of ``max_num_seqs`` are taken in the mean
+    busy       requests wait, before their first step, for a tenth of their time, or more places are taken, or latency is near
+               saturation
+    overload   requests wait for more than 5 s in the mean
+
+Near saturation a small error of the step times moves latency out of proportion. A load is checked where one in ten requests waits
+for more than two steps, and waiting is a tenth of the whole time or half of mean TTFT: where outputs are long, waiting multiplies TTFT
+and is a small part of the whole. It is served again with steps that are 5 % shorter and 5 % longer. If mean TTFT, TPOT or
+end-to-end latency differs by more than half of its value, both ends are reported. Loads of many requests are not served again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from ...sim.cluster import ClusterRun, cluster_times
+from ...sim.cost import outside_ticks
 from ...sim.engine.run import Run
+from ...sim.engine.settings import Settings
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.types.ticks import PER_MS
+from ...sim.workload.workload import Workload
 from .serving import Load, serve
 from .slo_check import compiled_cost
 
+LoadClass = Literal["light", "busy", "overload"]
 #: Change of the step time, and relative difference from which latency is a range.
 CHANGE, _MOVED = 0.05, 0.5
-#: Waiting from which a load is checked, as a share of mean end-to-end latency, and of mean TTFT.
-_OF_E2EL, _OF_TTFT = 0.1, 0.5
+#: Mean waiting from which a load is checked, as a share of mean end-to-end latency, and of mean TTFT; and mean TPOTs, as a
+#: request comes in the middle of a step.
+_OF_E2EL, _OF_TTFT, _STEPS = 0.1, 0.5, 2
+#: Share of the places from which a load is busy, and mean waiting from which it is overload.
+MANY_PLACES, LONG_MS = 0.8, 5_000
 #: Most requests of a load that is served again.
 MOST_REQUESTS = 5_000
-_METRICS = {"mean_ttft_ms": "mean TTFT", "mean_e2el_ms": "mean end-to-end latency"}
+METRICS = {"mean_ttft_ms": "mean TTFT", "mean_tpot_ms": "mean TPOT", "mean_e2el_ms": "mean end-to-end latency"}
 
 
 @dataclass(frozen=True)
@@ -33,17 +48,32 @@ class LatencyRange:
     """Latencies with steps that are 5 % shorter, and 5 % longer, in ms.
 
     Attributes:
-        shorter, longer: By ``mean_ttft_ms`` and ``mean_e2el_ms``.
+        shorter, longer: By the names of ``METRICS``.
     """
 
     shorter: Mapping[str, float]
     longer: Mapping[str, float]
 
+    @classmethod
+    def mean(cls, summaries: Sequence[Mapping[str, Any]]) -> LatencyRange | None:
+        """The mean over the summaries of several runs; None if none has a range. A run without one counts with its own latency."""
+        if not any("near_saturation" in each for each in summaries):
+            return None
+        ends = [[each.get("near_saturation", {}).get(end, each) for each in summaries] for end in ("shorter", "longer")]
+        return cls(*({name: fmean(each[name] for each in of_runs) for name in METRICS} for of_runs in ends))
+
+    def ends(self, metric: str) -> str:
+        """Both ends of a metric as text, without the unit."""
+        return " to ".join(f"{end[metric]:,.{0 if end[metric] >= 100 else 1}f}" for end in (self.shorter, self.longer))
+
+    def is_wide(self, metric: str) -> bool:
+        """Whether the ends of a metric differ by more than half of their mean."""
+        low, high = self.shorter[metric], self.longer[metric]
+        return abs(high - low) > _MOVED * (low + high) / 2
+
     def text(self) -> str:
         """One line."""
-        ranges = ", ".join(
-            f"{label} {self.shorter[name]:,.0f} to {self.longer[name]:,.0f} ms" for name, label in _METRICS.items()
-        )
+        ranges = ", ".join(f"{label} {self.ends(name)} ms" for name, label in METRICS.items())
         return f"Near saturation: with steps {CHANGE:.0%} shorter and longer, {ranges}."
 
     def as_dict(self) -> dict[str, Any]:
@@ -51,36 +81,125 @@ class LatencyRange:
         return {"step_time_change": CHANGE, "shorter": dict(self.shorter), "longer": dict(self.longer)}
 
 
-def latency_range(load: Load, run: Run | ClusterRun) -> LatencyRange | None:
-    """The range of a finished run; None where latency is not near saturation, or the load is too large to be served again."""
-    if len(load.work) > MOST_REQUESTS or not load.work.arrival_ticks.any() or not _waits(run):
-        return None
-    found = _means(run)
-    shorter, longer = (_means(serve(_with_steps(load, factor))) for factor in (1 - CHANGE, 1 + CHANGE))
-    if all(abs(longer[name] - shorter[name]) <= _MOVED * found[name] for name in _METRICS):
+@dataclass(frozen=True, eq=False)
+class ServedLoad:
+    """A served workload.
+
+    Attributes:
+        work, times: The requests, and the times of those that were served.
+        places: Sequences that run at once, at most.
+        outside_ticks: Time of a request outside of the engine.
+    """
+
+    work: Workload
+    times: RequestTimes
+    places: int
+    outside_ticks: int
+
+    @classmethod
+    def of(cls, run: Run | ClusterRun, work: Workload, replicas: int = 1) -> ServedLoad:
+        """That of a finished run.
+
+        Args:
+            work: The requests as they were given: those of a run in a closed loop have the times at which they were sent.
+            replicas: Replicas that served like this one, each a part of the requests.
+        """
+        one, replicas = (run.runs[0], len(run.runs)) if isinstance(run, ClusterRun) else (run, replicas)
+        places = replicas * one.replica.policy.limits.max_num_seqs
+        return cls(work, times_of(run), places, outside_ticks(one.replica.cost))
+
+    @property
+    def load_class(self) -> LoadClass:
+        """The class of the load. The users of a closed loop may take all places without a wait."""
+        if not len(self.times.index):
+            return "light"
+        if self._waited_ms > LONG_MS:
+            return "overload"
+        full = self.work.users is None and self._running >= MANY_PLACES * self.places
+        return "busy" if full or self._waited_ms >= _OF_E2EL * _means(self.times)["mean_e2el_ms"] else "light"
+
+    @property
+    def waits(self) -> bool:
+        """Whether requests wait, so that latency may be near saturation."""
+        if not len(self.times.index):
+            return False
+        mean = _means(self.times)
+        least_ms = min(_OF_E2EL * mean["mean_e2el_ms"], _OF_TTFT * mean["mean_ttft_ms"])
+        longest_ms = (float(np.percentile(self._waits, 90)) - self.outside_ticks) / PER_MS
+        return self._waited_ms >= least_ms and longest_ms >= _STEPS * mean["mean_tpot_ms"]
+
+    @property
+    def _waits(self) -> np.ndarray:
+        """Ticks before the first step, int64 [served]."""
+        return self.times.first_scheduled_ticks - self.times.arrival_ticks
+
+    @property
+    def _waited_ms(self) -> float:
+        """Mean time in the engine before the first step."""
+        return (float(self._waits.mean()) - self.outside_ticks) / PER_MS
+
+    @property
+    def _running(self) -> float:
+        """Sequences in the server, in the mean, by Little's law."""
+        times = self.times
+        served_ms = (times.finish_ticks.max() - times.arrival_ticks.min()) / PER_MS
+        return float(np.dot(times.e2el_ms, self.work.num_sequences[times.index]) / served_ms)
+
+
+class Saturation(NamedTuple):
+    """How near a served load is to saturation.
+
+    Attributes:
+        load: The class of the load; "busy" at least where latency is near saturation.
+        near: The range of latency near saturation; None elsewhere.
+    """
+
+    load: LoadClass
+    near: LatencyRange | None
+
+
+def saturation_of(load: Load, run: Run | ClusterRun) -> Saturation:
+    """``saturation`` of a finished run."""
+
+    def again(settings: Settings) -> RequestTimes:
+        return times_of(serve(replace(load, inputs=replace(load.inputs, settings=settings))))
+
+    return saturation(load.inputs.settings, ServedLoad.of(run, load.work), again)
+
+
+def saturation(
+    settings: Settings, served: ServedLoad, again: Callable[[Settings], RequestTimes], most: int | None = None
+) -> Saturation:
+    """How near a load is to saturation; a load that is too large to be served again has no range.
+
+    Args:
+        again: Serves the same load with other settings.
+        most: Requests of a load that is served again, by default ``MOST_REQUESTS``.
+    """
+    fits = len(served.work) <= (MOST_REQUESTS if most is None else most)
+    near = _range(settings, served, again) if fits and served.work.arrival_ticks.any() and served.waits else None
+    return Saturation("busy" if near and served.load_class == "light" else served.load_class, near)
+
+
+def _range(settings: Settings, served: ServedLoad, again: Callable[[Settings], RequestTimes]) -> LatencyRange | None:
+    found = _means(served.times)
+    shorter, longer = (_means(again(with_steps(settings, factor))) for factor in (1 - CHANGE, 1 + CHANGE))
+    if all(abs(longer[name] - shorter[name]) <= _MOVED * found[name] for name in METRICS):
         return None
     return LatencyRange(shorter, longer)
 
 
-def _waits(run: Run | ClusterRun) -> bool:
-    times = _times(run)
-    if not len(times.index):
-        return False
-    waited_ms = (times.first_scheduled_ticks - times.arrival_ticks).mean() / PER_MS
-    return bool(waited_ms >= min(_OF_E2EL * times.e2el_ms.mean(), _OF_TTFT * times.ttft_ms.mean()))
-
-
-def _means(run: Run | ClusterRun) -> dict[str, float]:
-    times = _times(run)
-    return {"mean_ttft_ms": float(times.ttft_ms.mean()), "mean_e2el_ms": float(times.e2el_ms.mean())}
-
-
-def _times(run: Run | ClusterRun) -> RequestTimes:
+def times_of(run: Run | ClusterRun) -> RequestTimes:
+    """Times of the served requests."""
     return cluster_times(run) if isinstance(run, ClusterRun) else request_times(run)
 
 
-def _with_steps(load: Load, factor: float) -> Load:
-    settings = load.inputs.settings
+def with_steps(settings: Settings, factor: float) -> Settings:
+    """The settings with a factor on all step times."""
     scale = getattr(compiled_cost(settings), "scale", 1.0)
-    changed = replace(settings, step_scale=round(scale * factor, 6))
-    return replace(load, inputs=replace(load.inputs, settings=changed))
+    return replace(settings, step_scale=round(scale * factor, 6))
+
+
+def _means(times: RequestTimes) -> dict[str, float]:
+    values = {"mean_ttft_ms": times.ttft_ms, "mean_tpot_ms": times.tpot_ms, "mean_e2el_ms": times.e2el_ms}
+    return {name: float(each.mean()) if len(each) else 0.0 for name, each in values.items()}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...sim.engine.run import simulate
+from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings
 from ...sim.engine.unread import only_read
 from ...sim.metrics.objectives import Objectives
@@ -15,6 +15,7 @@ from ...sim.metrics.summary import summary
 from ...sim.types.errors import SettingError, SimulationFault, UserError
 from ...sim.workload.workload import Workload
 from .grid import Point
+from .near_saturation import ServedLoad, saturation, times_of
 from .output import track
 from .parallel import Workers, as_they_finish
 from .points import Store, Workloads, key
@@ -97,13 +98,22 @@ def _run(
 
 
 def run_point(name: str, settings: Settings, work: Workload, goal: Objectives | None = None) -> Outcome:
-    """Serve a workload to its end and summarize it. Unread settings are not refused; errors are returned, never raised."""
+    """Serve a workload to its end and summarize it, with the class of its load, and the range of its latency near saturation.
+
+    Unread settings are not refused; errors are returned, never raised.
+    """
     try:
         if settings.data_parallel_size > 1:
             remedy = "a sweep simulates one replica; use fragmeter simulate or plan"
             raise SettingError("data_parallel_size", settings.data_parallel_size, remedy)
-        return Outcome(name, summary(simulate(only_read(settings, work), work), goal))
+        run = simulate(only_read(settings, work), work)
+        return Outcome(name, summary(run, goal) | _load(run, work))
     except UserError as error:
         return Outcome(name, error=str(error))
     except Exception:
         return Outcome(name, fault=traceback.format_exc())
+
+
+def _load(run: Run, work: Workload) -> dict[str, Any]:
+    load, near = saturation(run.settings, ServedLoad.of(run, work), lambda changed: times_of(simulate(changed, work)))
+    return {"load": load} | ({} if near is None else {"near_saturation": asdict(near)})

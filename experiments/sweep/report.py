@@ -22,6 +22,8 @@ MOST_SERIES = 12
 _NO_AXES = ("request_rate", "seed")
 _RESULTS = ("request_throughput", "output_throughput", "p99_ttft_ms", "p99_tpot_ms", "median_tpot_ms")
 _GOAL = "goodput."
+#: Mean TTFT with shorter and longer steps, of points near saturation.
+_NEAR = tuple(f"near_saturation.{end}.mean_ttft_ms" for end in ("shorter", "longer"))
 #: Columns that a page needs. Other settings and limits may hold any single value.
 _TABLE = Declaration(
     {
@@ -30,6 +32,8 @@ _TABLE = Declaration(
         "seed": Column(most=MOST_TICKS),
         **dict.fromkeys(_RESULTS, Column("number", most=MOST_NUMBER, nulls=True)),
         "request_goodput": Column("number", most=MOST_NUMBER, optional=True, nulls=True),
+        "load": Column("text", optional=True, nulls=True),
+        **dict.fromkeys(_NEAR, Column("number", most=MOST_NUMBER, optional=True, nulls=True)),
         "request_rate": Column("number", most=inf, optional=True, nulls=True),
         **{f"{_GOAL}{name}": Column("number", most=MOST_NUMBER, optional=True, nulls=True) for name in NAMES},
         "error": Column("text", optional=True, nulls=True),
@@ -108,6 +112,11 @@ def _points(rows: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
     }
     if "request_goodput" in rows:
         columns["request_goodput"] = rows["request_goodput"]
+    if "load" in rows:
+        columns["load"] = rows["load"]
+    if set(_NEAR) <= set(rows):
+        ends = zip(*(rows[name] for name in _NEAR), strict=True)
+        columns["near_saturation"] = ["" if low != low else f"{low:,.0f} to {high:,.0f}" for low, high in ends]
     return pd.DataFrame(columns)
 
 

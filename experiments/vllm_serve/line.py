@@ -105,49 +105,67 @@ NOT_SIMULATED = {
     "enable-eplb": (False, "copies of experts take memory"),
     "num-redundant-experts": (True, "copies of experts take memory"),
     "enable-sleep-mode": (False, "an allocator of its own"),
+    "revision": (True, "the facts are those of the preset, or of the repository's main branch"),
+    "attention-backend": (True, "kernels are those that vLLM chooses"),
+    "attention-config": (True, "kernels are those that vLLM chooses"),
+    "kernel-config": (True, "kernels are those that vLLM chooses"),
+    "moe-backend": (True, "kernels are those that vLLM chooses"),
+    "all2all-backend": (True, "kernels are those that vLLM chooses"),
+    "model-impl": (True, "kernels are those that vLLM chooses"),
+    "override-attention-dtype": (True, "kernels are those that vLLM chooses"),
+    "flashinfer-autotune": (False, "kernels are those that vLLM chooses"),
+    "enable-flashinfer-autotune": (False, "kernels are those that vLLM chooses"),
+    "disable-custom-all-reduce": (False, "all-reduces are vLLM's own"),
+    "disable-nccl-for-dp-synchronization": (False, "engines that wait for each other"),
+    "nnodes": (True, "more than 8 GPUs are several nodes, fewer are one"),
+    "distributed-executor-backend": (True, "the host's time is that of vLLM's default"),
+    "api-server-count": (True, "time outside of the engine"),
+    "stream-interval": (True, "every token is sent by itself"),
+    "disable-sliding-window": (False, "sequences of up to the window alone"),
+    "mamba-block-size": (True, "states kept at other ends of blocks"),
+    "mamba-cache-mode": (True, "states kept at other ends of blocks"),
+    "prefix-match-unit": (True, "hits of the prefix cache in other units"),
+    "scheduler-cls": (True, "a scheduler of its own"),
+    "skip-mm-profiling": (False, "an encoder takes memory"),
+    "ngram-prompt-lookup-max": (True, "speculative decoding"),
     "scheduling-policy": (True, "priorities of requests"),
     "max-num-queued-reqs": (True, "requests that the API server rejects"),
     "max-num-queued-tokens": (True, "requests that the API server rejects"),
 }
 
-#: Flags with a value and no effect on memory or scheduling.
+#: Flags with a value and no effect on memory, scheduling or step times.
 IGNORED = set(
     """
     additional-config allowed-headers allowed-local-media-path allowed-media-domains allowed-methods allowed-origins
-    api-key api-server-count attention-backend attention-config block-log-stats-interval chat-template
-    chat-template-content-format code-revision collect-detailed-traces config-format data-parallel-address
-    data-parallel-backend data-parallel-rank data-parallel-rpc-port data-parallel-size-local
-    data-parallel-start-rank default-chat-template-kwargs default-mm-loras device distributed-executor-backend
-    download-dir all2all-backend expert-placement-strategy generation-config grace-period guided-decoding-backend
-    hf-token host ignore-patterns kernel-config kv-events-config load-format log-config-file logits-processor-pattern
-    logits-processors logprobs-mode mamba-block-size
-    mamba-cache-mode master-addr master-port max-log-len max-logprobs
+    api-key block-log-stats-interval chat-template chat-template-content-format code-revision
+    collect-detailed-traces config-format data-parallel-address data-parallel-backend data-parallel-rank
+    data-parallel-rpc-port data-parallel-size-local data-parallel-start-rank default-chat-template-kwargs
+    default-mm-loras device download-dir expert-placement-strategy generation-config grace-period
+    guided-decoding-backend hf-token host ignore-patterns kv-events-config load-format log-config-file
+    logits-processor-pattern logits-processors logprobs-mode master-addr master-port max-log-len max-logprobs
     max-long-partial-prefills max-num-partial-prefills max-parallel-loading-workers max-seq-len-to-capture
-    middleware model-impl model-loader-extra-config moe-backend nnodes node-rank ngram-prompt-lookup-max
-    num-scheduler-steps observability-config otlp-traces-endpoint override-attention-dtype
-    override-generation-config port preemption-mode prefix-caching-hash-algo prefix-match-unit pt-load-map-location
-    ray-workers-use-nsight reasoning-config reasoning-parser reasoning-parser-plugin response-role revision root-path
-    safetensors-load-strategy scheduler-cls seed served-model-name show-hidden-metrics-for-version
-    shutdown-timeout ssl-ca-certs ssl-cert-reqs ssl-certfile ssl-ciphers ssl-keyfile stream-interval
-    structured-outputs-config swap-space tokenizer tokenizer-mode tokenizer-revision tool-call-parser
-    tool-parser-plugin tool-server uds uvicorn-log-level v1-scheduler worker-cls worker-extension-cls
+    middleware model-loader-extra-config node-rank num-scheduler-steps observability-config otlp-traces-endpoint
+    override-generation-config port preemption-mode prefix-caching-hash-algo pt-load-map-location
+    ray-workers-use-nsight reasoning-config reasoning-parser reasoning-parser-plugin response-role root-path
+    safetensors-load-strategy seed served-model-name show-hidden-metrics-for-version shutdown-timeout ssl-ca-certs
+    ssl-cert-reqs ssl-certfile ssl-ciphers ssl-keyfile structured-outputs-config swap-space tokenizer tokenizer-mode
+    tokenizer-revision tool-call-parser tool-parser-plugin tool-server uds uvicorn-log-level v1-scheduler worker-cls
+    worker-extension-cls
     """.split()
 )
 
-#: Flags without a value and without an effect on either.
+#: Flags without a value and without an effect on any of them.
 IGNORED_SWITCHES = set(
     """
     allow-credentials allow-deprecated-quantization calculate-kv-scales data-parallel-external-lb
     data-parallel-hybrid-lb disable-access-log-for-endpoints disable-cascade-attn disable-chunked-mm-input
-    disable-custom-all-reduce disable-fastapi-docs disable-frontend-multiprocessing disable-log-requests
-    disable-log-stats disable-nccl-for-dp-synchronization disable-sliding-window disable-uvicorn-access-log
-    enable-auto-tool-choice enable-force-include-usage enable-log-outputs enable-log-requests
-    enable-logging-iteration-details enable-mfu-metrics enable-offline-docs enable-prompt-embeds
+    disable-fastapi-docs disable-frontend-multiprocessing disable-log-requests disable-log-stats
+    disable-uvicorn-access-log enable-auto-tool-choice enable-force-include-usage enable-log-outputs
+    enable-log-requests enable-logging-iteration-details enable-mfu-metrics enable-offline-docs enable-prompt-embeds
     enable-prompt-tokens-details enable-request-id-headers enable-response-messages enable-return-routed-experts
     enable-server-load-tracking enable-ssl-refresh enable-tokenizer-info-endpoint
-    exclude-tools-when-tool-choice-none flashinfer-autotune enable-flashinfer-autotune headless
-    interleave-mm-strings kv-cache-metrics log-error-stack return-tokens-as-token-ids
-    skip-mm-profiling skip-tokenizer-init trust-remote-code trust-request-chat-template use-tqdm-on-load
+    exclude-tools-when-tool-choice-none headless interleave-mm-strings kv-cache-metrics log-error-stack
+    return-tokens-as-token-ids skip-tokenizer-init trust-remote-code trust-request-chat-template use-tqdm-on-load
     use-v2-block-manager
     """.split()
 )
@@ -189,7 +207,7 @@ class ServeLine:
     Attributes:
         model: As written, a repository or a path.
         flags: Values of the flags that are read, by name; switches are booleans.
-        ignored: Flags that change neither memory nor scheduling.
+        ignored: Flags that change neither memory, nor scheduling, nor step times.
         not_simulated: Flags without an effect in the simulation.
         environment: Variables assigned in front of the program, or passed to the container.
         version: Major and minor number of vLLM, from a container's tag.

@@ -25,6 +25,8 @@ _LISTED = {
     "request_goodput": "Goodput (requests/s)",
     "p99_ttft_ms": "p99 TTFT (ms)",
     "p99_tpot_ms": "p99 TPOT (ms)",
+    "load": "Load",
+    "near_saturation": "Mean TTFT with steps 5 % shorter and longer (ms)",
     "tokens_per_s_per_user": "Tokens/s per user",
     "tokens_per_s_per_gpu": "Tokens/s per GPU",
 }
@@ -39,7 +41,8 @@ class Sweep:
         name: Its title.
         points: One row per point: ``series``, ``request_rate`` (inf for all at once, NaN if none was set), ``seed``,
             ``request_throughput``, ``p99_ttft_ms``, ``p99_tpot_ms``, ``tokens_per_s_per_user`` and
-            ``tokens_per_s_per_gpu``; and ``request_goodput`` if objectives were given.
+            ``tokens_per_s_per_gpu``; ``request_goodput`` if objectives were given; ``load``, the class of the load; and
+            ``near_saturation``, a range as text, if the sweep has one.
         axes: The settings in which the series differ.
         objectives: As given to the sweep, or empty.
         failed: Points that could not be run.

@@ -18,7 +18,7 @@ from .calibrated import CalibratedCost
 from .calibration import Calibration, parsed, profile, profile_names, read
 from .paper import PaperCost
 from .roofline import RooflineCost
-from .server import OperationCost, ServedCost, Server, ServerConstants, read_server
+from .server import OperationCost, ServedCost, Server, ServerConstants, ServerFit, read_server
 from .steps import FittedSteps, is_steps, read_steps
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "ServedCost",
     "Server",
     "ServerConstants",
+    "ServerFit",
     "StepCost",
     "cost",
     "default_cost",

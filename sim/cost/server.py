@@ -28,6 +28,9 @@ from .base import StepCost, coefficient
 #: A minute, and a second: larger values are in another unit.
 OutsideMs = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
 StepUs = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+#: Metrics with an error in a file, and a relative error.
+Metric = Literal["output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"]
+Error = Annotated[float, Field(ge=-1, allow_inf_nan=False)]
 #: Settings that a file has, all of them: constants of a server that is not described fit none.
 SERVER_SETTINGS = (
     "gpu", "model", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
@@ -52,6 +55,26 @@ class ServerConstants:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class ServerFit:
+    """The benchmark that constants were fitted to, and the errors of its simulation: simulated over measured, less one.
+
+    Attributes:
+        benchmark_sha256: Hash of the benchmark's file.
+        requests: Number of answered requests.
+        request_rate: Requests/s that the client sent; None if all were sent at once, or whenever one was answered.
+        max_concurrency: Requests in flight at the client, at most; None for no limit.
+        errors_before, errors: Without the constants, and with them, by metric, as far as the benchmark has it.
+    """
+
+    benchmark_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    requests: Annotated[int, Field(ge=1)]
+    request_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
+    max_concurrency: Annotated[int, Field(ge=1)] | None
+    errors_before: dict[Metric, Error]
+    errors: dict[Metric, Error]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Server:
     """A file of constants.
 
@@ -59,6 +82,7 @@ class Server:
         source: What they were fitted on.
         server: Settings that a run must share with that server, by name.
         constants: The constants.
+        fit: Their benchmark; None in a file that does not record it.
         name, sha256: Name of the file, and hash of its bytes.
     """
 
@@ -67,6 +91,7 @@ class Server:
     source: str
     server: dict[str, str | bool | int | None]
     constants: ServerConstants
+    fit: ServerFit | None = None
     name: str = ""
     sha256: str = ""
 

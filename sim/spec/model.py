@@ -17,7 +17,7 @@ from ..types.errors import SettingError
 from .checkpoint import QUANTIZATION_FILE, needs_quantization_file, with_quantization_file
 from .config import Config
 from .families import read_config
-from .repositories import Known, cached_config, config_file, preset_of
+from .repositories import Known, cached_config, config_file, namesake, preset_of
 from .shape import ModelSpec
 
 
@@ -87,8 +87,13 @@ def _found(name: str) -> Known | Path:
         known = preset_of(name, _presets())
         if known is not None and not (known.is_guess and cached_config(name)):
             return known
-        if (downloaded := config_file(name)) is not None:
+        alike = namesake(name, _presets())
+        if (downloaded := config_file(name, alike)) is not None:
             return downloaded
+        if alike is not None:
+            raise SettingError(
+                "model", name, f"is no file or folder here; give one, or the preset of that name: --model {alike}"
+            )
     raise SettingError("model", str(path), f"one of {', '.join(_presets())}, or a path to a config.json")
 
 

@@ -1,6 +1,6 @@
 """Models by the name of their Hugging Face repository: presets, the local cache of the hub, and the hub.
 
-    meta-llama/Llama-3.1-8B-Instruct     the preset llama-3.1-8b, by the name without suffixes of tuning
+    meta-llama/Llama-3.1-8B-Instruct     the preset llama-3.1-8b, by the name without suffixes of tuning, of its publisher
     nvidia/Qwen3.6-27B-NVFP4             a preset with the number formats of this checkpoint
     org/name-FP8                         its config.json in the local cache; without one the preset with fp8 weights, by the suffix
     any other org/name                   its config.json in the local cache, or from the hub (extra ``hub``)
@@ -75,6 +75,31 @@ _QUANTIZED = (
     (re.compile(r"-fp8(-dynamic|-kv|-static-pertensor)?$"), "fp8"),
     (re.compile(r"-(nv)?fp4$"), "nvfp4"),
 )
+#: Organisations that publish the models with names that begin like this, and those that publish quantised copies of any.
+_PUBLISHERS = {
+    "opt-": "facebook",
+    "llama-2-": "meta-llama",
+    "llama-3": "meta-llama",
+    "llama-4-": "meta-llama",
+    "llama-13b": "huggyllama",
+    "llama-65b": "huggyllama",
+    "codellama-": "codellama",
+    "mistral-": "mistralai",
+    "mixtral-": "mistralai",
+    "falcon-": "tiiuae",
+    "qwen": "qwen",
+    "gemma-": "google",
+    "gpt-oss-": "openai",
+    "deepseek-": "deepseek-ai",
+    "nemotron-": "nvidia",
+    "granite-": "ibm-granite",
+    "kimi-": "moonshotai",
+    "minimax-": "minimaxai",
+    "phi-": "microsoft",
+    "glm-": "zai-org",
+    "mimo-": "xiaomimimo",
+}
+_QUANTIZERS = ("nvidia", "redhatai", "neuralmagic", "hugging-quants")
 _TUNED = re.compile(r"-(instruct|thinking|chat|hf|it|base|bf16)(?=-|$)")
 _TIMEOUT_S = 10
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -95,9 +120,27 @@ class Known(NamedTuple):
 
 
 def preset_of(name: str, presets: Mapping[str, Any]) -> Known | None:
-    """The preset with the shape of a repository; None if there is none."""
+    """The preset with the shape of a repository, if its publisher or a known quantiser has it; None if there is none."""
     if (mixed := _MIXED.get(name.rstrip("/").lower())) is not None:
         return Known(*mixed)
+    known = _alike(name, presets)
+    if known is not None and _is_published(name):
+        return known
+    own = (preset for preset, config in presets.items() if config.get("_name_or_path", "").lower() == name.lower())
+    return next(map(Known, own), None)
+
+
+def _is_published(name: str) -> bool:
+    """Whether a repository's organisation publishes models of that name; a name alone says nothing of one."""
+    organisation, slash, bare = name.rstrip("/").lower().rpartition("/")
+    if not slash or organisation in _QUANTIZERS:
+        return True
+    bare = bare.removeprefix("meta-")
+    return any(bare.startswith(start) and organisation == own for start, own in _PUBLISHERS.items())
+
+
+def _alike(name: str, presets: Mapping[str, Any]) -> Known | None:
+    """The preset with the last part of a name, without the organisation."""
     bare = name.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-").removeprefix("nvidia-")
     quantization = None
     for pattern, form in _QUANTIZED:
@@ -108,15 +151,24 @@ def preset_of(name: str, presets: Mapping[str, Any]) -> Known | None:
     return Known(bare, quantization, is_guess=quantization is not None) if bare in presets else None
 
 
-def config_file(name: str) -> Path | None:
+def namesake(name: str, presets: Mapping[str, Any]) -> str | None:
+    """The preset with the name of a repository of an organisation that does not publish it."""
+    known = _alike(name, presets)
+    return None if known is None else known.preset
+
+
+def config_file(name: str, namesake: str | None = None) -> Path | None:
     """The ``config.json`` of a repository, from the cache, or downloaded into it; None if the name is of no repository.
+
+    Args:
+        namesake: The preset of that name, for the error.
 
     Raises:
         SettingError: It is in neither.
     """
     if not _REPOSITORY.fullmatch(name):
         return None
-    return cached_config(name) or _downloaded(name)
+    return cached_config(name) or _downloaded(name, namesake)
 
 
 def _cache() -> Path:
@@ -137,10 +189,13 @@ def cached_config(name: str) -> Path | None:
     return found if found.is_file() else None
 
 
-def _downloaded(name: str) -> Path:
+def _downloaded(name: str, namesake: str | None) -> Path:
     where = "is no preset, and not in the local cache of the Hugging Face hub"
+    if namesake is not None:
+        where = f"is not the repository of the preset {namesake}, which --model {namesake} names, and not in the local cache of the Hugging Face hub"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise SettingError("model", name, f"{where}; HF_HUB_OFFLINE forbids to download it")
+        remedy = "unset it, or name a config.json, of which model_type and the sizes of the layers are read"
+        raise SettingError("model", name, f"{where}; HF_HUB_OFFLINE forbids to download it: {remedy}")
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:

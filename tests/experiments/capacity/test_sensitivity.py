@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from math import inf
 
 import pytest
 
-from fragmeter.experiments.capacity.fleet import highest_rate
+from fragmeter.experiments.capacity.answer import Answer
+from fragmeter.experiments.capacity.detail import detail
+from fragmeter.experiments.capacity.fleet import Decision, Fleet, Tried, highest_rate, serve
 from fragmeter.experiments.capacity.load import Load
+from fragmeter.experiments.capacity.max_rate import MaxRate
 from fragmeter.experiments.capacity.sensitivity import (
     PRICE,
     STEP_TIME,
@@ -19,9 +23,11 @@ from fragmeter.experiments.capacity.sensitivity import (
     changes,
     influences,
 )
+from fragmeter.experiments.capacity.text import headroom_text, rate_text
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
-from fragmeter.experiments.runs.slo_check import Goal
+from fragmeter.experiments.runs.near_saturation import with_steps
+from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.metrics.objectives import Objectives
@@ -101,6 +107,14 @@ def test_a_plan_says_what_its_bill_depends_on(tmp_path, capsys):
     best, other = document["candidates"]
     assert {each["name"] for each in best["sensitivity"]} == {STEP_TIME, PRICE, WANTED, "ttft", "tpot"}
     assert "sensitivity" not in other
+    (steps,) = (each["higher"] for each in best["sensitivity"] if each["name"] == STEP_TIME)
+    assert best["longer_steps"] == steps and "longer_steps" not in other
+    gpus, needed = best["bill"]["gpus"], steps["replicas"]
+    still = "still " if needed == gpus else ""
+    assert (
+        f"Buy {gpus} x {best['candidate']['gpu']} for 12 requests/s ({still}{needed} if steps are 10% longer): "
+        in printed
+    )
     assert "Sensitivity of the bill" in (out / "plan.html").read_text()
 
     with (out / "plan.csv").open() as file:
@@ -114,3 +128,36 @@ def test_a_plan_says_what_its_bill_depends_on(tmp_path, capsys):
     assert rows[0].startswith(f"| {best['candidate']['gpu']} |") and rows[1].startswith(
         f"| {other['candidate']['gpu']} |"
     )
+
+
+def test_the_first_line_has_the_gpus_for_longer_steps(tmp_path, capsys):
+    """One replica takes 4 % more than the wanted rate, and 9 % less with steps a tenth longer."""
+    line = ["plan", "--model", "opt-13b", "--gpu", "a100-40gb", "--goodput", "ttft:5000", "--jobs", "1"]
+    load = ["--num-prompts", "150", "--seeds", "1", "--request-rate", "1.6"]
+    assert status([*line, *load, "--json", str(tmp_path / "plan.json")]) == DONE
+    (best,) = json.loads((tmp_path / "plan.json").read_text())["candidates"]
+    assert (best["fleet"]["replicas"], best["longer_steps"]["replicas"]) == (1, 2)
+    # The saturated rate limits it, and is inverse to the step time.
+    assert best["longer_steps"]["bill"] == pytest.approx(1.1, rel=0.01)
+    assert capsys.readouterr().out.startswith("Buy 1 x a100-40gb for 1.6 requests/s (2 if steps are 10% longer): ")
+
+
+def test_a_plan_has_the_range_of_its_fleet():
+    """The ends are the fleet's runs with other step times; in half of the load latency is no range."""
+    chosen = settings(cost="paper")
+    load, fleet = Load(Inputs(settings=chosen, requests=Requests(num_prompts=300))), Cluster(num_replicas=2)
+    goal = Goal(Objectives(ttft=60_000))
+    found = {rate: detail(chosen, load, goal, 0, fleet, rate, rate) for rate in (2.0, 3.8)}
+    assert (found[2.0]["load"], found[2.0]["near_saturation"]) == ("light", None)
+    near, work = found[3.8]["near_saturation"], load.draw(0, 2).at(3.8)
+    for end, factor in (("shorter", 0.95), ("longer", 1.05)):
+        times = serve(with_steps(chosen, factor), work, fleet).times
+        assert near[end]["mean_ttft_ms"] == times.ttft_ms.mean()
+    assert near["longer"]["mean_ttft_ms"] > 1.5 * near["shorter"]["mean_ttft_ms"] and found[3.8]["load"] == "busy"
+
+
+def test_a_fleet_that_meets_the_goal_at_every_rate_has_no_number():
+    fleet = Fleet(2, 2, (Tried(2, (1.0, 1.0), Decision.ENOUGH),), (inf, inf))
+    found = MaxRate(SloCheck(True, 80, 80, {}), 3.0, (2.0,), 5)
+    answer = Answer(None, found=found, wanted=4.0, fleet=fleet, detail={})
+    assert (headroom_text(answer), rate_text(answer)) == ("every rate", "every rate")

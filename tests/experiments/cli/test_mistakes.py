@@ -206,6 +206,10 @@ def test_a_seed_is_checked_also_where_nothing_is_drawn(tmp_path, capsys):
 
 
 PARSING = {
+    "short flag": (
+        ["simulate", "-dp", "2"],
+        ["-dp: fragmeter simulate has no such flag; did you mean --data-parallel-size?"],
+    ),
     "flag": (["simulate", "--polcy", "orca"], ["--polcy: fragmeter simulate has no such flag; did you mean --policy?"]),
     "number": (["simulate", "--request-rate", "x"], ["request_rate = 'x': must be a number"]),
     "share": (["compare", "--confidence", "x"], ["confidence = 'x': must be a number"]),

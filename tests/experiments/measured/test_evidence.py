@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from importlib import resources
 from pathlib import Path
 
@@ -11,18 +12,20 @@ import pytest
 
 from fragmeter.experiments.measured.evidence import evidence, evidence_lines
 from fragmeter.experiments.reproduce.servers import facts
-from fragmeter.sim.cost import default_cost
+from fragmeter.sim.cost import default_cost, profile
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import gpu, model
 
-PAGE = Path(__file__).parents[3] / "docs" / "servers.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = DOCS / "servers.md"
+measured_load = runpy.run_path(str(DOCS / "servers.py"))["measured_load"]
 ROWS = json.loads(
     resources.files("fragmeter.experiments.measured").joinpath("facts/server_errors.json").read_text("utf-8")
 )
 
 
-def of(**fields):
-    return evidence(settings(policy="vllm-v1", **fields))
+def of(load=None, **fields):
+    return evidence(settings(policy="vllm-v1", **fields), load)
 
 
 def test_the_errors_are_those_of_the_page():
@@ -83,7 +86,7 @@ def test_ttft_of_overload_is_stated_apart():
     """Two runs of Qwen3 32B in overload have no other TTFT; of Mixtral on two A100 one is in overload."""
     found = of(gpu="rtx-pro-6000", model="qwen3-32b", tensor_parallel_size=2)
     rows = [row for row in ROWS if row["model"] == "qwen3-32b"]
-    assert all(row["overload"] for row in rows) and "mean_ttft_ms" not in found.nearest.errors
+    assert {row["load"] for row in rows} == {"overload"} and "mean_ttft_ms" not in found.nearest.errors
     ttft = [row["errors"]["mean_ttft_ms"] for row in rows]
     assert found.nearest.overload_ttft == (min(ttft), max(ttft))
     assert f"mean TPOT {min(r['errors']['mean_tpot_ms'] for r in rows):+.0%}" in found.text()
@@ -95,8 +98,57 @@ def test_ttft_of_overload_is_stated_apart():
 
 def test_gpus_without_measured_runs_say_so():
     for name in ("b300", "gb200", "l4"):
-        found = of(gpu=name, model="llama-3.1-8b")
+        found = of(gpu=name, model="qwen2.5-7b")
         assert found.nearest is None and found.text().endswith("No measured run was simulated with them.")
+
+
+def test_load_counts_after_parallelism_and_before_the_model():
+    of_four = {"gpu": "h100-80gb", "model": "llama-3.1-70b", "tensor_parallel_size": 4}
+    busy, light = of("busy", **of_four), of("light", **of_four)
+    assert (busy.nearest.runs, busy.nearest.load, busy.nearest.lacking) == (1, "busy", ())
+    assert (light.nearest.runs, light.nearest.load) == (4, "light load")
+    only = next(row for row in ROWS if row["run"] == "h100-80gb llama-2-70b general 20/s")
+    assert busy.nearest.errors["mean_tpot_ms"] == (only["errors"]["mean_tpot_ms"],) * 2
+    assert "the measured run most like it (llama-2-70b on 4 GPUs; busy): mean" in busy.text()
+    nowhere = of("busy", gpu="h100-80gb", model="qwen3-14b")
+    assert (nowhere.nearest.model, nowhere.nearest.load) == ("qwen3-14b", "light load")
+    assert "; none has this load (busy)." in nowhere.text()
+
+
+def test_loads_of_the_measured_runs():
+    """By Little's law from the published figures: 6 requests/s of 18.0 s take 108 of 128 places; 20 of 5.58 s 112, of 4.16 s 83."""
+    loads = {row["run"]: row["load"] for row in ROWS}
+    assert (loads["l40s qwen3-14b general 6/s"], loads["h100-80gb llama-2-70b general 20/s"]) == ("busy", "busy")
+    assert loads["h100-80gb llama-2-7b general 20/s"] == "light"
+    assert loads["h100-80gb gpt-oss-120b x2 1k1k 64 users"] == "light"
+    names = {fact["name"] for fact in facts()["runs"] if "requests_file" not in fact}
+    assert {name: measured_load(name) for name in names if loads[name] != "overload"} == {
+        name: loads[name] for name in names if loads[name] != "overload"
+    }
+
+
+def test_the_same_model_on_another_card_is_named():
+    """With the runs of the same load, if there are some; never where the card itself has some."""
+    found = of("busy", gpu="h200", model="qwen3-14b").elsewhere
+    assert (found.gpus, found.runs, found.load) == ("l40s", 1, "busy")
+    assert found.errors["mean_ttft_ms"] == (-0.682, -0.682)
+    line = of("light", gpu="b300", model="qwen3-14b").text()
+    assert (
+        "No measured run was simulated with them. The same model was measured on h100-80gb, a100-80gb, l40s (10 runs"
+        in line
+    )
+    assert of("light", gpu="l40s", model="qwen3-14b").elsewhere is None
+    assert of("light", gpu="mi300x", model="qwen3-14b").elsewhere is None
+
+
+def test_experts_of_an_unknown_shape_are_named():
+    """With the errors of whole shapes that were held out of the profile's fit; docs/profiles.md has them, too."""
+    found = of(gpu="h100-80gb", model="glm-4.5-air", tensor_parallel_size=4)
+    held_out = profile("h100-80gb").ops["moe"].fit["held_out_shapes"].values()
+    assert found.experts.median_error == max(each["median_error"] for each in held_out)
+    assert found.text().endswith("misses shapes outside of the fit by 8% in the median and by 41% for one in ten.")
+    assert of(gpu="h100-80gb", model="gpt-oss-120b").experts is None
+    assert of(gpu="rtx-4090", model="gpt-oss-20b").text().endswith("such experts: they count as GEMMs.")
 
 
 def test_a_line_of_each_cost_model():

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from bench_files import benchmark
 from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.measured.evidence import evidence
+from fragmeter.sim.cost import read_server
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.types.errors import UserError
 
 MODEL, GPU = "llama-3.1-8b", "h100-80gb"
 REPLICA = ["--policy", "vllm-v1", "--model", MODEL, "--gpu", GPU]
@@ -69,6 +75,57 @@ def test_planted_constants_are_saved(loop):
     assert document["constants"]["step_us"] == pytest.approx(PLANTED["step_us"], rel=0.03)
     assert document["server"] == OWN
     assert "bench-5.json: 120 requests" in document["source"]
+
+
+def test_the_fit_is_recorded(loop, tmp_path):
+    """Its errors are those of ``validate`` with the constants, on the benchmark that it names."""
+    fit = json.loads(loop[0].read_text())["fit"]
+    assert fit["benchmark_sha256"] == sha256(loop[1].read_bytes()).hexdigest()
+    assert (fit["requests"], fit["max_concurrency"]) == (120, None)
+    sent = np.array(json.loads(loop[1].read_text())["start_times"])
+    assert fit["request_rate"] == pytest.approx(119 / np.ptp(sent), rel=1e-6)
+    after = error_of(tmp_path, loop[1], "--server", str(loop[0]))
+    assert {name: abs(error) for name, error in fit["errors"].items()} == pytest.approx(after, abs=2e-6)
+    assert max(after.values()) < 0.01 and set(fit["errors_before"]) == JUDGED
+    assert fit["errors_before"]["mean_ttft_ms"] < -0.15 and fit["errors_before"]["mean_tpot_ms"] < -0.01
+
+
+def test_the_evidence_has_the_errors_of_the_fit(loop):
+    fit = json.loads(loop[0].read_text())["fit"]
+    chosen = {"policy": "vllm-v1", "model": MODEL, "gpu": GPU, "vllm_release": "0.19"}
+    line = evidence(settings(**chosen, server=str(loop[0]))).text()
+    before = fit["errors_before"]
+    assert f"fitted to 120 requests at {fit['request_rate']:.3g} requests/s, there mean throughput " in line
+    assert f"(before: throughput {before['output_throughput']:+.1%}, TTFT {before['mean_ttft_ms']:+.1%}" in line
+    assert line.endswith(" Another rate was not measured.")
+
+
+def test_a_file_without_a_record_says_so(loop, tmp_path):
+    old = json.loads(loop[0].read_text())
+    del old["fit"]
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    chosen = {"policy": "vllm-v1", "model": MODEL, "gpu": GPU, "vllm_release": "0.19"}
+    line = evidence(settings(**chosen, server=str(tmp_path / "old.json"))).text()
+    assert "its file does not record the errors of the fit: write it anew with fragmeter validate" in line
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("errors", {"mean_ttft": 0.1}, "fit.errors.mean_ttft"),
+        ("errors", {"mean_ttft_ms": -2.0}, "fit.errors.mean_ttft_ms = -2.0: must be at least -1"),
+        ("benchmark_sha256", "abc", "fit.benchmark_sha256 = 'abc'"),
+        ("requests", 0, "fit.requests = 0: must be at least 1"),
+        ("rate", 5, "fit.rate = 5: is not a known field"),
+    ],
+)
+def test_a_damaged_record_is_one_line(field, value, message, loop, tmp_path):
+    document = json.loads(loop[0].read_text())
+    document["fit"][field] = value
+    (tmp_path / "bad.json").write_text(json.dumps(document))
+    with pytest.raises(UserError) as error:
+        read_server(str(tmp_path / "bad.json"))
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_they_predict_a_benchmark_at_another_rate(loop, tmp_path):

@@ -56,6 +56,18 @@ def test_what_has_no_effect_and_what_is_not_simulated_is_named():
     assert line.environment == {"HF_TOKEN": "x"}
 
 
+def test_a_revision_and_other_kernels_are_not_simulated():
+    line = parse_serve(
+        "vllm serve Qwen/Qwen3-8B --revision abc --attention-backend FLASHINFER --disable-custom-all-reduce --seed 3"
+    )
+    assert line.ignored == ["--seed"]
+    assert line.not_simulated == [
+        "--revision (the facts are those of the preset, or of the repository's main branch)",
+        "--attention-backend (kernels are those that vLLM chooses)",
+        "--disable-custom-all-reduce (all-reduces are vLLM's own)",
+    ]
+
+
 def test_flags_of_the_scheduler_are_settings_of_the_simulation():
     line = "vllm serve llama-3.1-8b --max-model-len 8192 --no-scheduler-reserve-full-isl --max-num-active-seqs 64"
     line += " --long-prefill-token-threshold 1k --long-prefill-token-threshold-adaptive --prefill-schedule-interval 2"

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,43 @@ def test_offline(cache, capsys):
     assert status(["simulate", "--model", "org/other", "--num-prompts", "2"]) == MISTAKE
     said = capsys.readouterr().err
     assert "model = 'org/other': is no preset, and not in the local cache of the Hugging Face hub" in said
-    assert "HF_HUB_OFFLINE forbids to download it" in said and said.count("\n") == 1
+    assert (
+        "HF_HUB_OFFLINE forbids to download it: unset it, or name a config.json, of which model_type" in said
+        and said.count("\n") == 1
+    )
+
+
+@pytest.mark.parametrize("name", ["foobar/llama-3.1-8b", "foobar/Llama-3.1-8B-Instruct-FP8", "Qwen/gpt-oss-120b"])
+def test_a_repository_of_another_publisher_is_no_preset(name, cache, capsys):
+    """Its config.json counts, and without one it is refused: it may have any shape."""
+    assert status(["simulate", "--model", name, "--num-prompts", "2"]) == MISTAKE
+    said, preset = capsys.readouterr().err, "gpt-oss-120b" if "gpt" in name else "llama-3.1-8b"
+    assert f"model = '{name}': is not the repository of the preset {preset}, which --model {preset} names" in said
+    assert said.count("\n") == 1
+    (cache / "models--org--tiny").rename(cache / f"models--{name.replace('/', '--')}")
+    assert (model(name).name, model(name).num_layers) == (name, 3)
+
+
+def test_a_path_that_is_not_here_is_no_preset():
+    with pytest.raises(SettingError, match="is no file or folder here; .* --model llama-3.1-8b$"):
+        model("/models/Llama-3.1-8B-Instruct")
+
+
+def test_every_preset_is_found_by_its_repository():
+    presets = json.loads(resources.files("fragmeter.sim.spec").joinpath("data/models.json").read_text("utf-8"))
+    named = {preset: config["_name_or_path"] for preset, config in presets.items() if "_name_or_path" in config}
+    assert len(named) > 50 and {preset: model(name).name for preset, name in named.items()} == {
+        name: name for name in named
+    }
+
+
+def test_an_architecture_that_is_not_understood_names_the_field(cache, capsys):
+    snapshot = cache / "models--org--tiny" / "snapshots" / REVISION
+    (snapshot / "config.json").write_text(json.dumps(TINY | {"model_type": "foo_moe"}))
+    assert status(["simulate", "--model", "org/tiny", "--num-prompts", "2"]) == MISTAKE
+    said = capsys.readouterr().err
+    assert said.startswith("fragmeter: model_type = 'foo_moe': is not understood in org/tiny; one of ")
+    assert said.count("\n") == 1
 
 
 def test_a_name_that_is_no_repository_lists_the_presets():
