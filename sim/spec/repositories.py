@@ -98,8 +98,10 @@ _PUBLISHERS = {
     "phi-": "microsoft",
     "glm-": "zai-org",
     "mimo-": "xiaomimimo",
+    "step-": "stepfun-ai",
+    "zamba2-": "zyphra",
 }
-_QUANTIZERS = ("nvidia", "redhatai", "neuralmagic", "hugging-quants")
+_QUANTIZERS = ("nvidia", "redhatai", "neuralmagic", "hugging-quants", "amd", "unsloth")
 _TUNED = re.compile(r"-(instruct|thinking|chat|hf|it|base|bf16)(?=-|$)")
 _TIMEOUT_S = 10
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
