@@ -18,9 +18,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ...sim.cost import COST_NAMES, default_cost, profile, read_server
+from ...sim.cost import COST_NAMES, default_cost, profile, profile_names, read_server
 from ...sim.engine.settings import Settings
 from ...sim.spec import gpu, model
+from ...sim.spec.gpu import GpuSpec
 
 #: Most lines that are printed.
 _MOST_LINES = 4
@@ -109,16 +110,32 @@ def evidence(settings: Settings) -> Evidence:
             name, "a measured server", f"operations of {card.name}, and constants of the server {server.name}", None
         )
     if name not in COST_NAMES:
-        return Evidence(name, "a measured device", f"the calibration {Path(name).name}", None)
+        return Evidence(name, *_of_file(name), None)
     if name == "paper":
         return Evidence(name, "the paper", "measurements of OPT-13B on an A100 40 GB in the paper of 2023", None)
     if name == "roofline":
         return Evidence(name, "a data sheet", f"a roofline from the data sheet of {card.name}", None)
     if card.profile is not None:
-        return Evidence(name, "a measured device", f"the profile {Path(card.profile).name} of {card.name}", None)
+        basis, origin = _of_file(card.profile)
+        return Evidence(name, basis, f"{origin} of {card.name}", None)
     scaled = " (scaled from another card)" if "bandwidth times" in profile(card.name).source else ""
     origin = f"kernel times of {card.name} from published tables{scaled}"
     return Evidence(name, "kernel tables", origin, _nearest(settings))
+
+
+def _of_file(path: str) -> tuple[str, str]:
+    """Basis and origin of step times from a file: a profile is fitted to tables, a calibration is measured."""
+    content = json.loads(Path(path).read_bytes())
+    if content.get("kind") == "profile":
+        return "kernel tables", f"the profile {Path(path).name}"
+    return "a measured device", f"the calibration {Path(path).name}"
+
+
+def basis_of(card: GpuSpec) -> str:
+    """What step times on a card rest on by default, with a model that its profile covers, as ``Evidence.basis`` has it."""
+    if card.profile is not None:
+        return _of_file(card.profile)[0]
+    return "kernel tables" if card.name in profile_names() else "a data sheet"
 
 
 def evidence_lines(runs: Iterable[Settings]) -> list[str]:
