@@ -10,7 +10,6 @@ skewed rows alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +17,8 @@ import numpy as np
 from ...sim.cost.operations import OpName, experts_name
 from ...sim.output import frames as pd
 from ...sim.spec.gpu import GpuSpec
-from ...sim.types.errors import UserError
-from .fitting import Points, describe, errors, fit_model, is_possible
-from .published import newest_table
+from .fitting import Points, Say, describe, errors, fit_model, is_possible, silent
+from .tables import OperationTables
 
 #: Number formats in the tables, of which the first one that a table has is fitted.
 FORMATS: dict[OpName, tuple[str, ...]] = {
@@ -47,25 +45,28 @@ class _Experts(NamedTuple):
     names: np.ndarray
 
 
-def fitted_experts(tables: Path, system: str, sheet: GpuSpec) -> dict[str, dict[str, Any]]:
-    """The entries of all number formats that a system's table has; none if there is no table.
+def fitted_experts(tables: OperationTables, sheet: GpuSpec, say: Say = silent) -> dict[str, dict[str, Any]]:
+    """The entries of all number formats that a card's table has; none if there is no table.
+
+    Args:
+        say: Is called with one line before each fit.
 
     Raises:
-        UserError: The table lacks a column.
+        UserError: The table lacks a column, or a row is wrong.
     """
-    found = newest_table(tables, system, "moe", "moe_perf")
+    found = tables.read("moe_perf")
     if found is None:
         return {}
     path, frame = found
     entries: dict[str, dict[str, Any]] = {}
     for operation, formats in FORMATS.items():
-        try:
-            chosen = next((form for form in formats if (frame.moe_dtype == form).any()), None)
-            experts = None if chosen is None else _points(operation, frame[frame.moe_dtype == chosen])
-        except AttributeError as error:
-            raise UserError(f"{path}: {error.name} is missing") from None
-        if experts is not None:
-            entries[operation] = _entry(experts, sheet, {"table": path, "format": chosen})
+        chosen = next((form for form in formats if (frame.moe_dtype == form).any()), None)
+        if chosen is None:
+            continue
+        experts = _points(operation, frame[frame.moe_dtype == chosen])
+        shapes = len(np.unique(experts.names))
+        say(f"{sheet.name}: {operation}, {len(experts.names):,} rows of {path}, {shapes} shapes of experts")
+        entries[operation] = _entry(experts, sheet, {"table": path, "format": chosen})
     return entries
 
 
