@@ -39,10 +39,15 @@ _FOLDS = 3
 
 
 class _Experts(NamedTuple):
-    """Points, and the name of the shape of each."""
+    """Points, the name of the shape of each, and how far the two routings are from their mean.
+
+    Attributes:
+        spread: e^(|ln(skewed / balanced)| / 2) - 1, the median; None if the table has one routing.
+    """
 
     points: Points
     names: np.ndarray
+    spread: float | None
 
 
 def fitted_experts(tables: OperationTables, sheet: GpuSpec, say: Say = silent) -> dict[str, dict[str, Any]]:
@@ -76,7 +81,10 @@ def _points(operation: OpName, frame: pd.DataFrame) -> _Experts:
     if operation == "moe_mxfp4":
         frame = frame[frame.kernel_source.str.contains(_GPT_OSS)]
     sizes = ["num_tokens", "topk", "num_experts", "moe_ep_size", "moe_tp_size", "hidden_size", "inter_size"]
-    rows = frame.assign(log=np.log(frame.latency * 1e3)).groupby(sizes).log.mean().reset_index()
+    logs = frame.assign(log=np.log(frame.latency * 1e3)).groupby(sizes)
+    far = (logs.log.max() - logs.log.min())[logs.distribution.nunique() == len(_ROUTINGS)]
+    spread = float(np.expm1(far.median() / 2)) if len(far) else None
+    rows = logs.log.mean().reset_index()
     rows = rows[rows.inter_size // rows.moe_tp_size >= _LEAST_WIDTH]
     arguments = {
         "tokens": rows.num_tokens,
@@ -89,11 +97,11 @@ def _points(operation: OpName, frame: pd.DataFrame) -> _Experts:
     shapes = zip(rows.num_experts, rows.topk, rows.hidden_size, rows.inter_size, strict=True)
     names = np.array([experts_name(*shape) for shape in shapes])
     columns = {name: column.to_numpy(float) for name, column in arguments.items()}
-    return _Experts(Points(operation, columns, np.exp(rows.log.to_numpy(float))), names)
+    return _Experts(Points(operation, columns, np.exp(rows.log.to_numpy(float))), names, spread)
 
 
 def _entry(experts: _Experts, sheet: GpuSpec, about: dict[str, object]) -> dict[str, Any]:
-    points, names = experts
+    points, names, spread = experts
     faster = sheet.quantized_flops_per_s(points.operation.removeprefix("moe").removeprefix("_"))
     limits = {"flops_per_s": faster or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
     possible = is_possible(points, limits)
@@ -106,7 +114,8 @@ def _entry(experts: _Experts, sheet: GpuSpec, about: dict[str, object]) -> dict[
         described = describe(own, limits)
         shapes[str(name)] = {part: value for part, value in described.items() if part != "fit"}
         known[of_shape] = _held_out_tokens(own, limits)
-    fit = about | {"rows_above_data_sheet": int((~possible).sum())} | entry["fit"]
+    far = {} if spread is None else {"routing_spread": round(spread, 4)}
+    fit = about | {"rows_above_data_sheet": int((~possible).sum())} | far | entry["fit"]
     fit["held_out"] = {"tokens of a known shape": {"points": len(known), **errors(points, known)}}
     return entry | {"fit": fit, "shapes": shapes}
 

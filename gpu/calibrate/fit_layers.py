@@ -32,8 +32,8 @@ from ...sim.spec import model as model_spec
 from ...sim.spec.gpu import GpuSpec, gpu
 from ...sim.types.errors import UserError
 from . import points
-from .fit_profiles import MOST_BIAS, MOST_MEDIAN_ERROR, as_text, assumed, print_rows, to_stderr
-from .fitting import Points, Say, describe, silent
+from .fit_profiles import as_text, assumed, print_rows, to_stderr
+from .fitting import Points, Say, describe, limit_of, silent
 from .tables import checked
 
 #: Layers of one transformer layer that are no GEMM, and how often each runs.
@@ -187,8 +187,9 @@ def report(name: str, ops: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for operation, entry in ops.items():
         fit = entry.get("fit", {})
         for column, found in (fit.get("held_out", {}) | fit.get("held_out_shapes", {})).items():
-            met = found["median_error"] <= MOST_MEDIAN_ERROR and abs(found["bias"]) <= MOST_BIAS
-            yield {"gpu": name, "op": operation, "held_out": column, **found, "met": met}
+            limit = limit_of(fit)
+            met = {"limit": limit, "met": found["median_error"] <= limit}
+            yield {"gpu": name, "op": operation, "held_out": column, **found, **met}
 
 
 def _table(prefix: Path, name: str, columns: Mapping[str, int | None]) -> pd.DataFrame:

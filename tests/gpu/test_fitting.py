@@ -181,6 +181,29 @@ class TestErrors:
         one = [point for point in gemms(OpModel(GEMM)) if point["n"] == point["k"] == 1024]
         assert "held_out_shapes" not in fitting.fit(one)["gemm"]["fit"]
 
+    def test_a_single_number_of_gpus_between_two_others_is_left_out(self):
+        """Four GPUs that take twice as long as two and eight say: with the limit of all operations a failure."""
+        points = [
+            {"op": "all_reduce", "message_bytes": size, "ranks": ranks, "us": slow * float(REDUCED.us(work))}
+            for size, (ranks, slow) in product((1e3, 1e5, 1e6, 1e7, 1e8), ((2, 1), (4, 2), (8, 1)))
+            for work in [OPERATIONS["all_reduce"](size, ranks)]
+        ]
+        found = fitting.fit(points)["all_reduce"]["fit"]["held_out_shapes"]
+        assert (found["interpolated"]["points"], found["extrapolated"]["points"]) == (5, 5)
+        assert found["interpolated"]["median_error"] == pytest.approx(0.5, abs=0.05)
+        assert found["interpolated"]["median_error"] > fitting.limit_of({}) == 0.05
+
+    def test_experts_that_are_divided_one_way_or_the_other_have_a_largest_shape(self):
+        """Every slice has all experts or whole ones: the largest has both, and slices between it and the smallest are inner."""
+        slices = [(held, 2048) for held in (6, 24, 96, 384)] + [(384, width) for width in (64, 256, 1024)]
+        points = [
+            {"op": "moe", "tokens": tokens, "used": 8, "count": 384, "held": held, "hidden_size": 7168, "width": width}
+            | {"us": float(GEMM.us(OPERATIONS["moe"](tokens, 8, 384, held, 7168, width)))}
+            for (held, width), tokens in product(slices, (1, 16, 256, 4096))
+        ]
+        found = fitting.fit(points)["moe"]["fit"]["held_out_shapes"]
+        assert (found["extrapolated"]["points"], found["interpolated"]["points"]) == (4, 4 * 4)
+
     def test_points_above_the_data_sheet_are_left_out_and_counted(self):
         points = gemms(OpModel(GEMM))
         for point in points[-4:]:
@@ -351,6 +374,10 @@ class TestProfiles:
         assert four["fit"]["rows_nvfp4"] == 180
         # The made-up wheel has no experts: those of the profile stay.
         refitted = ("gemm_fp8", "gemm_nvfp4", "all_reduce")
+        for name in ("gemm", "decode_attention", "prefill_attention"):
+            # Other kernels than those of the profile, which are compared with it and not fitted.
+            compared, known = (ops[name]["fit"]["held_out_shapes"].pop("other table") for ops in (found, shipped))
+            assert compared != known and compared["median_error"] > 0
         assert found == {name: entry for name, entry in shipped.items() if name not in refitted}
         # Twice the flops are all of the data sheet's ratio, less what both take to start.
         printed = capsys.readouterr().out
@@ -365,6 +392,8 @@ class TestProfiles:
         found = fit_experts.fitted_experts(OperationTables(tmp_path, "h100_sxm"), gpu("h100-80gb"))
         assert set(found) == {"moe", "moe_fp8"} and found["moe_fp8"]["fit"]["format"] == "fp8"
         entry = found["moe"]
+        # Balanced and skewed calls are 1.21 apart: each is 1.1 from their mean.
+        assert fitting.limit_of(entry["fit"]) == entry["fit"]["routing_spread"] == pytest.approx(0.1)
         assert set(entry["shapes"]) == {"8x2x4096x14336", "64x4x4096x14336"}
         assert entry["fit"]["held_out"]["tokens of a known shape"]["p90"] < 0.05 < entry["fit"]["p90"]
         ops = Calibration(_file({"moe": entry}), "made-up.json").ops["moe"]
