@@ -17,7 +17,7 @@ import numpy as np
 from ...sim.cost.operations import OpName, experts_name
 from ...sim.output import frames as pd
 from ...sim.spec.gpu import GpuSpec
-from .fitting import Points, Say, describe, errors, fit_model, is_possible, silent
+from .fitting import Points, Say, describe, errors, fit_model, is_possible, require_rows, silent
 from .tables import OperationTables
 
 #: Number formats in the tables, of which the first one that a table has is fitted.
@@ -57,18 +57,20 @@ def fitted_experts(tables: OperationTables, sheet: GpuSpec, say: Say = silent) -
         say: Is called with one line before each fit.
 
     Raises:
-        UserError: The table lacks a column, or a row is wrong.
+        UserError: A row is wrong, or there are too few rows.
     """
-    found = tables.read("moe_perf")
-    if found is None:
+    table = tables.read("moe_perf")
+    if table is None:
         return {}
-    path, frame = found
+    path, frame = table
     entries: dict[str, dict[str, Any]] = {}
     for operation, formats in FORMATS.items():
         chosen = next((form for form in formats if (frame.moe_dtype == form).any()), None)
         if chosen is None:
             continue
         experts = _points(operation, frame[frame.moe_dtype == chosen])
+        sizes = f"{chosen}, {' or '.join(_ROUTINGS)} routing and slices from {_LEAST_WIDTH}"
+        require_rows(path, experts.points, _limits(experts.points, sheet), sizes, sheet.setting)
         shapes = len(np.unique(experts.names))
         say(f"{sheet.name}: {operation}, {len(experts.names):,} rows of {path}, {shapes} shapes of experts")
         entries[operation] = _entry(experts, sheet, {"table": path, "format": chosen})
@@ -100,10 +102,14 @@ def _points(operation: OpName, frame: pd.DataFrame) -> _Experts:
     return _Experts(Points(operation, columns, np.exp(rows.log.to_numpy(float))), names, spread)
 
 
+def _limits(points: Points, sheet: GpuSpec) -> dict[str, float]:
+    faster = sheet.quantized_flops_per_s(points.operation.removeprefix("moe").removeprefix("_"))
+    return {"flops_per_s": faster or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
+
+
 def _entry(experts: _Experts, sheet: GpuSpec, about: dict[str, object]) -> dict[str, Any]:
     points, names, spread = experts
-    faster = sheet.quantized_flops_per_s(points.operation.removeprefix("moe").removeprefix("_"))
-    limits = {"flops_per_s": faster or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
+    limits = _limits(points, sheet)
     possible = is_possible(points, limits)
     points, names = points.take(possible), names[possible]
     entry = describe(points, limits)

@@ -36,7 +36,7 @@ from ...sim.output.files import require_apart, require_writable_file, write_whol
 from ...sim.spec.gpu import GpuSpec, gpu
 from ...sim.types.errors import UserError
 from .fit_experts import FORMATS, fitted_experts
-from .fitting import LEAST_POINTS_FOR_RESIDUALS, Points, Say, describe, errors, is_possible, limit_of, silent
+from .fitting import Points, Say, describe, errors, is_possible, limit_of, require_rows, silent
 from .tables import FRAMEWORK, OperationTables
 
 _TABLES: dict[OpName, str] = {
@@ -195,12 +195,15 @@ def profile(described: Card, say: Say = silent) -> dict[str, Any]:
 
 
 def _found(described: Card, say: Say) -> Iterator[tuple[OpName, OperationRows]]:
-    """The tables of the operations to fit, all read and checked before the first fit."""
+    """The tables of the operations to fit; all are read and checked before the first fit."""
     sheet, tables, base = described
     for operation in FITTED if base is None else _ADDED:
         if operation.startswith("gemm_") and sheet.quantized_flops_per_s(operation.removeprefix("gemm_")) is None:
             continue
         if (table := read_table(tables, operation)) is not None and len(table.points.us):
+            points = _selected(table.points, sheet)
+            sizes = _FITTED_SIZES.get(operation, "any sizes")
+            require_rows(table.path, points, _limits(sheet, operation), sizes, sheet.setting)
             yield operation, table
         elif operation in _REQUIRED:
             what = "has no rows in bfloat16 and without a window" if table else f"is not in {tables.place}"
@@ -234,11 +237,7 @@ def _fitted(table: OperationRows, sheet: GpuSpec, say: Say) -> dict[str, Any]:
     operation = table.points.operation
     form, limits = operation.rpartition("_")[2], _limits(sheet, operation)
     possible = is_possible(table.points, limits)
-    points = table.points.take(FITTED[operation](table.points))
-    if operation == "decode_attention" and sheet.l2_bytes is not None:
-        read = np.asarray(points.work.bytes)
-        points = points.take((read <= sheet.l2_bytes / 50) | (read >= 2 * sheet.l2_bytes))
-    _require_rows(table, points, limits, sheet)
+    points = _selected(table.points, sheet)
     say(f"{sheet.name}: {operation}, {len(points.us):,} rows of {table.path}")
     domain, reported = REPORTED[operation]
     entry = describe(points, limits, reported)
@@ -256,18 +255,13 @@ def _limits(sheet: GpuSpec, operation: OpName) -> dict[str, float]:
     return {"flops_per_s": faster or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
 
 
-def _require_rows(table: OperationRows, points: Points, limits: Mapping[str, float], sheet: GpuSpec) -> None:
-    operation, least = points.operation, LEAST_POINTS_FOR_RESIDUALS
-    if len(points.us) < least:
-        sizes = _FITTED_SIZES.get(operation, "any size")
-        remedy = f"has {len(points.us)} rows of {operation} with {sizes}; measure {least} or more"
-        raise UserError(f"{table.path}: {remedy}")
-    if (left := int(is_possible(points, limits).sum())) < least:
-        remedy = f"latency is in milliseconds; check fp16_tflops and memory_gb_per_s of {sheet.setting}"
-        faster = (
-            f"{len(points.us) - left} of {len(points.us)} rows of {operation} are faster than the data sheet allows"
-        )
-        raise UserError(f"{table.path}: {faster}; {remedy}")
+def _selected(points: Points, sheet: GpuSpec) -> Points:
+    """The points of an operation that are fitted."""
+    points = points.take(FITTED[points.operation](points))
+    if points.operation != "decode_attention" or sheet.l2_bytes is None:
+        return points
+    read = np.asarray(points.work.bytes)
+    return points.take((read <= sheet.l2_bytes / 50) | (read >= 2 * sheet.l2_bytes))
 
 
 def assumed(sheet: GpuSpec) -> dict[str, Any]:

@@ -179,6 +179,27 @@ def is_possible(points: Points, limits: Mapping[str, float] | None) -> np.ndarra
     return (np.asarray(work.flops) <= most_flops) & (np.asarray(work.bytes) <= most_bytes)
 
 
+def require_rows(path: str, points: Points, limits: Mapping[str, float], sizes: str, card: str) -> None:
+    """Refuse too few points for a fit.
+
+    Args:
+        path: Of their table.
+        sizes: Which rows were selected, in words.
+        card: Where the data sheet is from.
+
+    Raises:
+        UserError: There are too few, or too few that the data sheet allows.
+    """
+    operation, count, least = points.operation, len(points.us), LEAST_POINTS_FOR_RESIDUALS
+    if count < least:
+        raise UserError(f"{path}: has {count} rows of {operation} with {sizes}; measure {least} or more")
+    if count - (faster := int((~is_possible(points, limits)).sum())) < least:
+        remedy = f"latency is in milliseconds; check fp16_tflops and memory_gb_per_s of {card}"
+        raise UserError(
+            f"{path}: {faster} of {count} rows of {operation} are faster than the data sheet allows; {remedy}"
+        )
+
+
 def fit_model(points: Points, limits: Mapping[str, float] | None = None) -> OpModel:
     """The coefficients, and residuals if there are enough points."""
     coefficients = fit_coefficients(points, limits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pandas as pd
@@ -70,9 +71,15 @@ def prefix(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fitted(prefix):
-    arguments = [str(prefix), "--gpu", "rtx-4090", "--model", SPEC.name, "--source", "made up"]
-    assert fit_layers.main([*arguments, "--out", str(prefix.parent / "rtx-4090.json")]) == 0
-    return Calibration((prefix.parent / "rtx-4090.json").read_bytes(), "rtx-4090.json")
+    card = prefix.parent / "my-gpu.json"
+    figures = {"memory_bytes": 25_250_627_584, "memory_gb_per_s": 1008, "fp16_tflops": 165.2, "pcie_gb_per_s": 32}
+    card.write_text(json.dumps({"name": "my-gpu", "source": "made up", **figures}))
+    arguments = [str(prefix), "--gpu", str(card), "--model", SPEC.name, "--source", "made up"]
+    assert fit_layers.main([*arguments, "--out", str(prefix.parent / "profile.json")]) == 0
+    text = (prefix.parent / "profile.json").read_bytes()
+    # The notice is that of the tables of the package's profiles.
+    assert "licence" not in json.loads(text)
+    return Calibration(text, "profile.json")
 
 
 @pytest.mark.parametrize(("operation", "planted"), [("gemm", GEMM), ("prefill_attention", PREFILL)])

@@ -212,6 +212,15 @@ def test_tables_that_cannot_be_fitted_are_refused(name, table, message, card, ca
     assert not (card.parent / "profile.json").exists()
 
 
+def test_experts_in_too_few_rows_are_refused(card, capsys):
+    row = {"moe_dtype": "bfloat16", "distribution": "balanced", "kernel_source": "x", "latency": 1.0}
+    sizes = dict.fromkeys(("num_tokens", "topk", "moe_ep_size", "moe_tp_size"), 1)
+    row |= sizes | {"num_experts": 8, "hidden_size": 4096, "inter_size": 14_336}
+    pd.DataFrame([row]).to_csv(card.parent / "tables" / "moe_perf.csv", index=False)
+    assert fit(card) == 2
+    assert "moe_perf.csv: has 1 rows of moe with bfloat16, balanced or power" in capsys.readouterr().err
+
+
 def test_tables_of_two_cards_are_refused(card, capsys):
     other = card.parent / "tables" / "b"
     other.mkdir()
