@@ -57,6 +57,9 @@ within the range of the others, a third at a time; *extrapolated* are all shapes
 the smaller ones. *Other table*: a profile that is fitted to the layers of one model (LLMServingSim, RTX PRO 6000 Workstation, vLLM 0.19) predicts
 NVIDIA's table of the Server Edition in vLLM 0.24, so that the two cards and versions differ, too.
 
+All-reduces of 2, 4 and 8 GPUs are in all of their tables but that of the GB200 (2 and 4). On L40S, RTX PRO 6000 and GB300 four GPUs do not lie between two
+and eight, so a number of GPUs without a table is a guess.
+
 | GPU | operation | shapes | points | median | 90 % | bias | median within |
 |---|---|---|---|---|---|---|---|
 """
@@ -139,7 +142,6 @@ def page() -> str:
 
 
 def _packed_kib() -> str:
-
     packed = sum(len(zlib.compress(path.read_bytes(), 6)) for path in PROFILES.glob("*.json"))
     return f"{round(packed / 1024, -1):.0f}"
 
