@@ -69,6 +69,9 @@ def fitted_experts(tables: OperationTables, sheet: GpuSpec, say: Say = silent) -
         if chosen is None:
             continue
         experts = _points(operation, frame[frame.moe_dtype == chosen])
+        if not len(experts.names):
+            say(f"{sheet.name}: {operation}, no rows in {path}")
+            continue
         sizes = f"{chosen}, {' or '.join(_ROUTINGS)} routing and slices from {_LEAST_WIDTH}"
         require_rows(path, experts.points, _limits(experts.points, sheet), sizes, sheet.setting)
         shapes = len(np.unique(experts.names))

@@ -208,6 +208,8 @@ def _found(described: Card, say: Say) -> Iterator[tuple[OpName, OperationRows]]:
         elif operation in _REQUIRED:
             what = "has no rows in bfloat16 and without a window" if table else f"is not in {tables.place}"
             raise UserError(f"{table.path if table else _TABLES[operation]}: {what}; {operation} is fitted to them")
+        elif table is not None:
+            say(f"{sheet.name}: {operation}, no rows in {table.path}")
     for name in (name for name in _INSTEAD if base is None and tables.read(name) is None):
         say(f"{sheet.name}: no {name}: {_INSTEAD[name]}")
 

@@ -219,6 +219,10 @@ def test_experts_in_too_few_rows_are_refused(card, capsys):
     pd.DataFrame([row]).to_csv(card.parent / "tables" / "moe_perf.csv", index=False)
     assert fit(card) == 2
     assert "moe_perf.csv: has 1 rows of moe with bfloat16, balanced or power" in capsys.readouterr().err
+    # Without a row that is read the format is left out.
+    pd.DataFrame([row | {"distribution": "uniform"}]).to_csv(card.parent / "tables" / "moe_perf.csv", index=False)
+    assert fit(card) == 0
+    assert "my-gpu: moe, no rows in moe_perf.csv" in capsys.readouterr().err
 
 
 def test_tables_of_two_cards_are_refused(card, capsys):
