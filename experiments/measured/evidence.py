@@ -127,8 +127,8 @@ def _of_file(path: str) -> tuple[str, str]:
     """Basis and origin of step times from a file: a profile is fitted to tables, a calibration is measured."""
     content = json.loads(Path(path).read_bytes())
     if content.get("kind") == "profile":
-        return "kernel tables", f"the profile {Path(path).name}"
-    return "a measured device", f"the calibration {Path(path).name}"
+        return "kernel tables", f"kernel times from tables, the profile {Path(path).name}"
+    return "a measured device", f"kernels measured on a device, the calibration {Path(path).name}"
 
 
 def basis_of(card: GpuSpec) -> str:
