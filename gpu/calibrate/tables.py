@@ -45,6 +45,8 @@ COLUMNS: dict[str, dict[str, int | None]] = {
     "custom_allreduce_perf": {"backend": None, "num_gpus": 2, "message_size": 1},
     "moe_perf": {"moe_dtype": None, "distribution": None, "kernel_source": None, **dict.fromkeys(_EXPERTS, 1)},
 }
+#: Read if a table has it.
+_WINDOW = "window_size"
 TIME = "latency"
 
 
@@ -169,6 +171,7 @@ def checked(content: bytes, path: str, columns: Mapping[str, int | None], time: 
         if column not in frame:
             raise UserError(f"{path}: {column} is missing; the columns are {', '.join(map(str, frame.columns))}")
     numbers = {name: least for name, least in columns.items() if least is not None}
+    numbers |= {_WINDOW: 0} if _WINDOW in frame else {}
     values = {name: pd.to_numeric(frame[name], errors="coerce") for name in (*numbers, time)}
     good = {name: (values[name] >= least) & (values[name] % 1 == 0) for name, least in numbers.items()}
     good[time] = (values[time] > 0) & np.isfinite(values[time])
