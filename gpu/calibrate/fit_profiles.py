@@ -416,8 +416,9 @@ def _fit_one(setting: str, tables: Path, out: Path) -> list[dict[str, Any]]:
     require_apart({"--out": out}, {"--gpu": [] if path is None else [path], "--tables": [tables]})
     fitted = profile(described, to_stderr)
     write_whole(out, as_text(fitted))
-    rows = list(report(described.sheet.name, fitted))
-    print_rows(rows)
+    # A table of a single size has nothing to hold out.
+    if rows := list(report(described.sheet.name, fitted)):
+        print_rows(rows)
     used = f'"profile": "{out.name}" in {path}, beside it' if path else f"--cost {out}"
     print(f"Profile: {out}. To use it: {used}.")
     return rows

@@ -227,6 +227,14 @@ def test_experts_in_too_few_rows_are_refused(card, capsys):
     assert "my-gpu: moe, no rows in moe_perf.csv" in capsys.readouterr().err
 
 
+def test_a_single_size_has_nothing_to_hold_out(card, capsys):
+    for path in (card.parent / "tables").iterdir():
+        table = pd.read_csv(path)
+        pd.concat([table.head(1)] * 12).to_csv(path, index=False)
+    assert fit(card) == 0
+    assert capsys.readouterr().out.startswith("Profile: ")
+
+
 def test_tables_of_two_cards_are_refused(card, capsys):
     other = card.parent / "tables" / "b"
     other.mkdir()
