@@ -9,11 +9,11 @@ from typing import Any, Literal
 from rich import box
 from rich.table import Table
 
-from ...sim.cost.calibration import PROFILES
 from ...sim.policy import policies
 from ...sim.spec import gpu, model
 from ...sim.spec.gpu import gpu_names
 from ...sim.spec.model import model_names
+from ..measured.evidence import basis_of
 from ..runs.output import JsonTarget, Report
 from ..story.reading import story, story_names
 
@@ -79,7 +79,7 @@ def _gpus() -> Sequence[dict[str, Any]]:
             "memory_gib": round(spec.memory_bytes / _GIB, 2),
             "memory_gb_per_s": spec.memory_bytes_per_s / 1e9,
             "fp16_tflops": spec.fp16_flops_per_s / 1e12,
-            "fitted_profile": (PROFILES / f"{spec.name}.json").is_file(),
+            "basis": basis_of(spec),
         }
         for spec in specs
     ]
@@ -99,6 +99,7 @@ _HEADINGS = {
     "memory_gib": "memory, GiB",
     "memory_gb_per_s": "memory, GB/s",
     "fp16_tflops": "fp16, TFLOP/s",
+    "basis": "step times rest on",
 }
 _BY_GPU = (
     "vllm-v1 and vllm-real have vLLM's larger defaults on larger GPUs: 1,024 sequences and 8,192 tokens from 70 GiB on "

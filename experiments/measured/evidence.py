@@ -20,10 +20,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
 
-from ...sim.cost import COST_NAMES, Server, ServerFit, default_cost, profile, read_server
+from ...sim.cost import COST_NAMES, Server, ServerFit, default_cost, profile, profile_names, read_server
 from ...sim.cost.calibrated import experts_model
 from ...sim.engine.settings import Settings
 from ...sim.spec import gpu, model
+from ...sim.spec.gpu import GpuSpec
 from ...sim.spec.shape import ModelSpec
 from ..runs.near_saturation import LoadClass
 
@@ -181,13 +182,14 @@ def evidence(settings: Settings, load: LoadClass | None = None) -> Evidence:
     if server is not None:
         return _of_server(name, card.name, load, server)
     if name not in COST_NAMES:
-        return Evidence(name, "a measured device", f"the calibration {Path(name).name}", load)
+        return Evidence(name, *_of_file(name), load)
     if name == "paper":
         return Evidence(name, "the paper", "measurements of OPT-13B on an A100 40 GB in the paper of 2023", load)
     if name == "roofline":
         return Evidence(name, "a data sheet", f"a roofline from the data sheet of {card.name}", load)
     if card.profile is not None:
-        return Evidence(name, "a measured device", f"the profile {Path(card.profile).name} of {card.name}", load)
+        basis, origin = _of_file(card.profile)
+        return Evidence(name, basis, f"{origin} of {card.name}", load)
     scaled = " (scaled from another card)" if "bandwidth times" in profile(card.name).source else ""
     origin = f"kernel times of {card.name} from published tables{scaled}"
     nearest, elsewhere = _nearest(settings, load), _elsewhere(settings, load)
@@ -232,6 +234,21 @@ def _unknown_experts(card: str, shape: ModelSpec, quantization: str | None) -> U
         operation,
         *(max((each[name] for each in held_out), default=None) for name in ("median_error", "p90")),
     )
+
+
+def _of_file(path: str) -> tuple[str, str]:
+    """Basis and origin of step times from a file: a profile is fitted to tables, a calibration is measured."""
+    content = json.loads(Path(path).read_bytes())
+    if content.get("kind") == "profile":
+        return "kernel tables", f"kernel times from tables, the profile {Path(path).name}"
+    return "a measured device", f"kernels measured on a device, the calibration {Path(path).name}"
+
+
+def basis_of(card: GpuSpec) -> str:
+    """What step times on a card rest on by default, with a model that its profile covers, as ``Evidence.basis`` has it."""
+    if card.profile is not None:
+        return _of_file(card.profile)[0]
+    return "kernel tables" if card.name in profile_names() else "a data sheet"
 
 
 def evidence_lines(runs: Iterable[Settings | tuple[Settings, LoadClass | None]]) -> list[str]:

@@ -10,7 +10,6 @@ skewed rows alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +17,8 @@ import numpy as np
 from ...sim.cost.operations import OpName, experts_name
 from ...sim.output import frames as pd
 from ...sim.spec.gpu import GpuSpec
-from ...sim.types.errors import UserError
-from .fitting import Points, describe, errors, fit_model, is_possible
-from .published import newest_table
+from .fitting import Points, Say, describe, errors, fit_model, is_possible, require_rows, silent
+from .tables import OperationTables
 
 #: Number formats in the tables, of which the first one that a table has is fitted.
 FORMATS: dict[OpName, tuple[str, ...]] = {
@@ -41,31 +39,44 @@ _FOLDS = 3
 
 
 class _Experts(NamedTuple):
-    """Points, and the name of the shape of each."""
+    """Points, the name of the shape of each, and how far the two routings are from their mean.
+
+    Attributes:
+        spread: e^(|ln(skewed / balanced)| / 2) - 1, the median; None if the table has one routing.
+    """
 
     points: Points
     names: np.ndarray
+    spread: float | None
 
 
-def fitted_experts(tables: Path, system: str, sheet: GpuSpec) -> dict[str, dict[str, Any]]:
-    """The entries of all number formats that a system's table has; none if there is no table.
+def fitted_experts(tables: OperationTables, sheet: GpuSpec, say: Say = silent) -> dict[str, dict[str, Any]]:
+    """The entries of all number formats that a card's table has; none if there is no table.
+
+    Args:
+        say: Is called with one line before each fit.
 
     Raises:
-        UserError: The table lacks a column.
+        UserError: A row is wrong, or there are too few rows.
     """
-    found = newest_table(tables, system, "moe", "moe_perf")
-    if found is None:
+    table = tables.read("moe_perf")
+    if table is None:
         return {}
-    path, frame = found
+    path, frame = table
     entries: dict[str, dict[str, Any]] = {}
     for operation, formats in FORMATS.items():
-        try:
-            chosen = next((form for form in formats if (frame.moe_dtype == form).any()), None)
-            experts = None if chosen is None else _points(operation, frame[frame.moe_dtype == chosen])
-        except AttributeError as error:
-            raise UserError(f"{path}: {error.name} is missing") from None
-        if experts is not None:
-            entries[operation] = _entry(experts, sheet, {"table": path, "format": chosen})
+        chosen = next((form for form in formats if (frame.moe_dtype == form).any()), None)
+        if chosen is None:
+            continue
+        experts = _points(operation, frame[frame.moe_dtype == chosen])
+        if not len(experts.names):
+            say(f"{sheet.name}: {operation}, no rows in {path}")
+            continue
+        sizes = f"{chosen}, {' or '.join(_ROUTINGS)} routing and slices from {_LEAST_WIDTH}"
+        require_rows(path, experts.points, _limits(experts.points, sheet), sizes, sheet.setting)
+        shapes = len(np.unique(experts.names))
+        say(f"{sheet.name}: {operation}, {len(experts.names):,} rows of {path}, {shapes} shapes of experts")
+        entries[operation] = _entry(experts, sheet, {"table": path, "format": chosen})
     return entries
 
 
@@ -75,7 +86,10 @@ def _points(operation: OpName, frame: pd.DataFrame) -> _Experts:
     if operation == "moe_mxfp4":
         frame = frame[frame.kernel_source.str.contains(_GPT_OSS)]
     sizes = ["num_tokens", "topk", "num_experts", "moe_ep_size", "moe_tp_size", "hidden_size", "inter_size"]
-    rows = frame.assign(log=np.log(frame.latency * 1e3)).groupby(sizes).log.mean().reset_index()
+    logs = frame.assign(log=np.log(frame.latency * 1e3)).groupby(sizes)
+    far = (logs.log.max() - logs.log.min())[logs.distribution.nunique() == len(_ROUTINGS)]
+    spread = float(np.expm1(far.median() / 2)) if len(far) else None
+    rows = logs.log.mean().reset_index()
     rows = rows[rows.inter_size // rows.moe_tp_size >= _LEAST_WIDTH]
     arguments = {
         "tokens": rows.num_tokens,
@@ -88,13 +102,17 @@ def _points(operation: OpName, frame: pd.DataFrame) -> _Experts:
     shapes = zip(rows.num_experts, rows.topk, rows.hidden_size, rows.inter_size, strict=True)
     names = np.array([experts_name(*shape) for shape in shapes])
     columns = {name: column.to_numpy(float) for name, column in arguments.items()}
-    return _Experts(Points(operation, columns, np.exp(rows.log.to_numpy(float))), names)
+    return _Experts(Points(operation, columns, np.exp(rows.log.to_numpy(float))), names, spread)
+
+
+def _limits(points: Points, sheet: GpuSpec) -> dict[str, float]:
+    faster = sheet.quantized_flops_per_s(points.operation.removeprefix("moe").removeprefix("_"))
+    return {"flops_per_s": faster or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
 
 
 def _entry(experts: _Experts, sheet: GpuSpec, about: dict[str, object]) -> dict[str, Any]:
-    points, names = experts
-    faster = sheet.quantized_flops_per_s(points.operation.removeprefix("moe").removeprefix("_"))
-    limits = {"flops_per_s": faster or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
+    points, names, spread = experts
+    limits = _limits(points, sheet)
     possible = is_possible(points, limits)
     points, names = points.take(possible), names[possible]
     entry = describe(points, limits)
@@ -105,7 +123,8 @@ def _entry(experts: _Experts, sheet: GpuSpec, about: dict[str, object]) -> dict[
         described = describe(own, limits)
         shapes[str(name)] = {part: value for part, value in described.items() if part != "fit"}
         known[of_shape] = _held_out_tokens(own, limits)
-    fit = about | {"rows_above_data_sheet": int((~possible).sum())} | entry["fit"]
+    far = {} if spread is None else {"routing_spread": round(spread, 4)}
+    fit = about | {"rows_above_data_sheet": int((~possible).sum())} | far | entry["fit"]
     fit["held_out"] = {"tokens of a known shape": {"points": len(known), **errors(points, known)}}
     return entry | {"fit": fit, "shapes": shapes}
 

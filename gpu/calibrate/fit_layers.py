@@ -1,38 +1,40 @@
 """Fit the profile of a GPU to tables of the layers of one model, as LLMServingSim's profiler writes them.
 
-``python -m fragmeter.gpu.calibrate.fit_layers PREFIX --gpu NAME --model MODEL --source TEXT`` reads ``PREFIX_attention``,
-``PREFIX_dense`` and ``PREFIX_per_sequence`` (``.csv`` or ``.csv.gz``), fits the operations of a step, prints the prediction
-error of held-out columns, and writes ``sim/cost/profiles/NAME.json``. Columns, with times in microseconds of one layer:
+    python -m fragmeter.gpu.calibrate.fit_layers PREFIX --gpu CARD.json --model MODEL --source TEXT --out profile.json
+
+reads ``PREFIX_attention``, ``PREFIX_dense`` and ``PREFIX_per_sequence`` (``.csv`` or ``.csv.gz``), fits the operations of a
+step, writes the profile, and prints the prediction error of held-out columns. Columns, with times in microseconds of one layer:
 
     attention     prefill_chunk, kv_prefill, n_decode, kv_decode, time_us: ``prefill_chunk`` tokens after ``kv_prefill``,
                   together with ``n_decode`` sequences of ``kv_decode`` tokens; the KV write is part of it
     dense         layer, tokens, time_us
     per_sequence  layer (``lm_head`` or ``sampler``), sequences, time_us
 
-The tables are neither a dependency nor part of the package.
+The profiles of the RTX cards are fitted to such tables, which are neither a dependency nor part of the package.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...sim.cost import shares
-from ...sim.cost.calibration import MOST_PER_S, PROFILES
+from ...sim.cost.calibration import MOST_PER_S
 from ...sim.output import frames as pd
-from ...sim.output.files import write_whole
+from ...sim.output.files import require_writable_file, write_whole
 from ...sim.spec import ModelSpec
 from ...sim.spec import model as model_spec
 from ...sim.spec.gpu import GpuSpec, gpu
 from ...sim.types.errors import UserError
 from . import points
-from .fit_profiles import MOST_BIAS, MOST_MEDIAN_ERROR, as_text, assumed, print_rows
-from .fitting import Points, describe
+from .fit_profiles import as_text, assumed, print_rows, to_stderr
+from .fitting import Points, Say, describe, limit_of, silent
+from .tables import checked
 
 #: Layers of one transformer layer that are no GEMM, and how often each runs.
 _ELEMENTWISE = {"layernorm": 2, "rotary_emb": 1, "act_fn": 1}
@@ -47,14 +49,15 @@ class LayerTables:
         model: Shapes of the layers; a dense model on one GPU.
 
     Raises:
-        UserError: A table is missing, or lacks a column.
+        UserError: A table is missing, lacks a column, or has a wrong row.
     """
 
     def __init__(self, prefix: Path, model: ModelSpec) -> None:
         self.model = model
-        self._attention = _table(prefix, "attention", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-        self._dense = _table(prefix, "dense", "layer", "tokens")
-        self._rows = _table(prefix, "per_sequence", "layer", "sequences")
+        sizes = dict.fromkeys(("prefill_chunk", "kv_prefill", "n_decode", "kv_decode"), 0)
+        self._attention = _table(prefix, "attention", sizes)
+        self._dense = _table(prefix, "dense", {"layer": None, "tokens": 1})
+        self._rows = _table(prefix, "per_sequence", {"layer": None, "sequences": 1})
 
     def gemm(self) -> Points:
         """Projections over tokens, and the output head over sequences."""
@@ -123,10 +126,18 @@ class LayerTables:
         return _filled(rows, sizes)
 
 
-def profile(tables: LayerTables, sheet: GpuSpec, source: str) -> dict[str, Any]:
-    """The content of a profile."""
+def profile(tables: LayerTables, sheet: GpuSpec, source: str, say: Say = silent) -> dict[str, Any]:
+    """The content of a profile.
+
+    Args:
+        say: Is called with one line before each fit; that of ``mixed_attention`` may take minutes.
+    """
+    ops = assumed(sheet)
     measured = ("gemm", "decode_attention", "prefill_attention", "mixed_attention", "elementwise", "embedding")
-    ops = assumed(sheet) | {name: describe(getattr(tables, name)()) for name in measured}
+    for name in measured:
+        found = getattr(tables, name)()
+        say(f"{sheet.name}: {name}, {len(found.us):,} rows")
+        ops[name] = describe(found)
     ops["kv_write"] = {"coefficients": {"bytes_per_s": MOST_PER_S}, "source": _IN_ATTENTION}
     sampler = describe(tables.step())
     host = ops["step"]["coefficients"]["t0_us"]
@@ -137,7 +148,8 @@ def profile(tables: LayerTables, sheet: GpuSpec, source: str) -> dict[str, Any]:
         "kind": "profile",
         "device": {"name": sheet.name, "gpu": sheet.name, "data_sheet": sheet.source},
         "source": source,
-        "licence": "derived from tables under the MIT licence; see NOTICE",
+        # The tables of the package's profiles.
+        **({"licence": "derived from tables under the MIT licence; see NOTICE"} if sheet.path is None else {}),
         "dtype": "bf16",
         "ops": ops,
     }
@@ -175,19 +187,16 @@ def report(name: str, ops: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for operation, entry in ops.items():
         fit = entry.get("fit", {})
         for column, found in (fit.get("held_out", {}) | fit.get("held_out_shapes", {})).items():
-            met = found["median_error"] <= MOST_MEDIAN_ERROR and abs(found["bias"]) <= MOST_BIAS
-            yield {"gpu": name, "op": operation, "held_out": column, **found, "met": met}
+            limit = limit_of(fit)
+            met = {"limit": limit, "met": found["median_error"] <= limit}
+            yield {"gpu": name, "op": operation, "held_out": column, **found, **met}
 
 
-def _table(prefix: Path, name: str, *columns: str) -> pd.DataFrame:
+def _table(prefix: Path, name: str, columns: Mapping[str, int | None]) -> pd.DataFrame:
     found = next((path for end in (".csv", ".csv.gz") if (path := Path(f"{prefix}_{name}{end}")).is_file()), None)
     if found is None:
         raise UserError(f"{prefix}_{name}.csv: there is no such file, and no {prefix.name}_{name}.csv.gz")
-    table = pd.read_csv(found)
-    for column in (*columns, "time_us"):
-        if column not in table:
-            raise UserError(f"{found}: {column} is missing")
-    return table
+    return checked(found.read_bytes(), str(found), columns, "time_us")
 
 
 def _of(table: pd.DataFrame, size: str, layer: str) -> tuple[np.ndarray, np.ndarray]:
@@ -216,16 +225,17 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m fragmeter.gpu.calibrate.fit_layers", description=__doc__.splitlines()[0]
     )
     parser.add_argument("prefix", type=Path, help="path of the tables up to _attention.csv.gz")
-    parser.add_argument("--gpu", required=True, help="preset of the GPU")
+    parser.add_argument("--gpu", required=True, help="GPU: a preset, or its JSON file")
     parser.add_argument("--model", required=True, help="preset of the model, or its config.json")
     parser.add_argument("--source", required=True, help="origin of the tables, for the profile")
-    parser.add_argument("--out", type=Path, default=PROFILES, help="folder of the profile")
+    parser.add_argument("--out", type=Path, default=Path("profile.json"), help="profile, by default profile.json")
     options = parser.parse_args(arguments)
     try:
+        require_writable_file(options.out)
         sheet = gpu(options.gpu)
         tables = LayerTables(options.prefix, model_spec(options.model))
-        found = profile(tables, sheet, options.source)
-        write_whole(options.out / f"{sheet.name}.json", as_text(found))
+        found = profile(tables, sheet, options.source, to_stderr)
+        write_whole(options.out, as_text(found))
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,15 +1,16 @@
-"""Fit the GPU profiles of the package again.
+"""Fit the profile of a GPU to operation tables.
 
-``python -m fragmeter.gpu.calibrate.fit_profiles --tables WHEEL_OR_FOLDER`` reads published kernel times, fits the operations
-that dominate a step, prints the prediction error of held-out columns and of held-out shapes, and writes
-``sim/cost/profiles``. The tables are neither a dependency nor part of the package:
-``pip download aiconfigurator-core==0.12.0 --no-deps``.
+    python -m fragmeter.gpu.calibrate.fit_profiles --gpu CARD.json --tables FOLDER --out profile.json
 
-The tables' path is ``systems/data/<system>/<kind>/<framework>/<version>/<table>.parquet``. A row is one call, with
-``latency`` in milliseconds. bf16 rows are read, and fp8 rows of GEMMs with a scale a tensor, quantising the activations
-included; rows of other number formats and of sliding windows are skipped.
+reads the tables of one card (``tables``), fits the operations that dominate a step, writes the profile, and prints the
+prediction error of held-out columns and of held-out shapes. Without ``--gpu`` it fits the profiles of the package again, to the
+tables that NVIDIA publishes: ``pip download aiconfigurator-core==0.12.0 --no-deps``, ``--tables WHEEL``. These are neither a
+dependency nor part of the package.
 
-Experts have tables and models of their own (``fit_experts``).
+bf16 rows are read, fp8 and nvfp4 rows of GEMMs with a scale a tensor, quantising the activations included, and bf16 and
+block-scaled fp8 rows of latent attention; rows of other number formats and of sliding windows are skipped.
+
+Experts have models of their own (``fit_experts``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,46 +29,52 @@ from rich.console import Console
 from rich.table import Table
 
 from ...sim.cost import operations, shares
-from ...sim.cost.calibration import PROFILES
+from ...sim.cost.calibration import PROFILES, Calibration
 from ...sim.cost.operations import OpName
 from ...sim.output import frames as pd
-from ...sim.output.files import write_whole
+from ...sim.output.files import require_apart, require_writable_file, write_whole
 from ...sim.spec.gpu import GpuSpec, gpu
 from ...sim.types.errors import UserError
 from .fit_experts import FORMATS, fitted_experts
-from .fitting import Points, describe, is_possible
-from .published import FRAMEWORK, newest_table
+from .fitting import Points, Say, describe, errors, is_possible, limit_of, require_rows, silent
+from .tables import FRAMEWORK, OperationTables
 
-_PLACES: dict[OpName, tuple[str, str]] = {
-    "gemm": ("gemm", "gemm_perf"),
-    "gemm_fp8": ("gemm", "gemm_perf"),
-    "gemm_nvfp4": ("gemm", "gemm_perf"),
-    "decode_attention": ("attention", "generation_attention_perf"),
-    "prefill_attention": ("attention", "context_attention_perf"),
-    **dict.fromkeys(("mla_decode", "mla_decode_fp8"), ("mla", "mla_generation_module_perf")),
-    **dict.fromkeys(("mla_prefill", "mla_prefill_fp8"), ("mla", "mla_context_module_perf")),
-    "all_reduce": ("comm", "custom_allreduce_perf"),
+_TABLES: dict[OpName, str] = {
+    "gemm": "gemm_perf",
+    "gemm_fp8": "gemm_perf",
+    "gemm_nvfp4": "gemm_perf",
+    "decode_attention": "generation_attention_perf",
+    "prefill_attention": "context_attention_perf",
+    **dict.fromkeys(("mla_decode", "mla_decode_fp8"), "mla_generation_module_perf"),
+    **dict.fromkeys(("mla_prefill", "mla_prefill_fp8"), "mla_context_module_perf"),
+    "all_reduce": "custom_allreduce_perf",
+}
+#: Without these no step can be simulated.
+_REQUIRED: tuple[OpName, ...] = ("gemm", "decode_attention", "prefill_attention")
+#: What stands in for a table that a card lacks.
+_INSTEAD = {
+    "custom_allreduce_perf": "all-reduces are assumed from the links of the data sheet",
+    "moe_perf": "experts count as GEMMs",
+    "mla_generation_module_perf": "models with latent attention need --cost roofline",
+    "mla_context_module_perf": "models with latent attention need --cost roofline",
 }
 _GEMM_FORMATS: dict[OpName, str] = {"gemm": "bfloat16", "gemm_fp8": "fp8", "gemm_nvfp4": "nvfp4"}
 _LATENT: tuple[OpName, ...] = ("mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8")
+#: Presets with profiles that are fitted to published tables, and their systems there.
 SYSTEMS = {
     "a100-80gb": "a100_sxm", "h100-80gb": "h100_sxm", "h200": "h200_sxm",
     "b200": "b200_sxm", "b300": "b300_sxm", "gb200": "gb200", "gb300": "gb300", "l40s": "l40s",
 }  # fmt: skip
-#: L2 caches of cards with slow memory. Calls are timed over and over, so that a KV cache of this size stays in it; in a step
-#: the KV of the other layers comes between. Calls that read from a fiftieth to twice as much are left out.
-_L2_BYTES = {"l40s": 96 << 20}
 #: All-reduces of more GPUs cross nodes.
 _MOST_RANKS = 8
 #: Newer tables have other models with latent attention, too.
 _LATENT_MODEL = "deepseek-ai/DeepSeek-V3"
 #: Profiles of other tables (``fit_layers``) to which fp8 GEMMs, experts and all-reduces are added.
 ADDED = {"rtx-pro-6000": "rtx_pro_6000_server"}
+_ADDED: tuple[OpName, ...] = ("gemm_fp8", "gemm_nvfp4", "all_reduce")
 #: Profiles without tables: scaled from a chip with another memory, by the bandwidths of the data sheets.
 SCALED = {"a100-40gb": "a100-80gb"}
 LICENCE = "derived from tables under Apache-2.0, Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES; see NOTICE"
-#: Limits on held-out errors: median absolute error and mean error.
-MOST_MEDIAN_ERROR, MOST_BIAS = 0.10, 0.05
 
 Which = Callable[[Points], np.ndarray]
 #: Rows that are fitted. Smaller calls occur in no layer; all tables have head_dim 128.
@@ -79,6 +86,12 @@ FITTED: dict[OpName, Which] = {
     "prefill_attention": lambda points: (points.column("head_dim") <= 256) & (points.column("keys") >= 8),
     **dict.fromkeys(_LATENT, lambda points: points.us > 0),
     "all_reduce": lambda points: points.us > 0,
+}
+#: The same in words.
+_FITTED_SIZES = {
+    **dict.fromkeys(("gemm", "gemm_fp8", "gemm_nvfp4"), "n and k from 256"),
+    "decode_attention": "head_dim 128 and 64 tokens or more",
+    "prefill_attention": "head_dim up to 256 and prompts from 15 tokens",
 }
 #: Domain of the held-out errors of an operation: a description, and the rows in it.
 REPORTED: dict[OpName, tuple[str, Which]] = {
@@ -102,81 +115,155 @@ _RULE = (
 )
 
 
-def profiles(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and profiles; a scaled profile follows the profile that it is scaled from.
+class Card(NamedTuple):
+    """A GPU and the tables that its profile is fitted to.
+
+    Attributes:
+        base: Profile that keeps its operations; only those of ``_ADDED`` are fitted. None: all are.
+    """
+
+    sheet: GpuSpec
+    tables: OperationTables
+    base: dict[str, Any] | None = None
+
+
+def card(setting: str, tables: Path) -> Card:
+    """A preset with its published tables, or any GPU with the tables of a folder.
 
     Args:
-        folder: The tables, as an unpacked folder or a wheel.
+        setting: Preset, or path of the JSON file of a GPU.
+        tables: The published tables, as a wheel or an unpacked folder, or a folder with the tables of this card.
 
     Raises:
-        UserError: The folder has no tables.
+        UserError: There is no such GPU, or no such folder.
     """
-    for name in SYSTEMS:
-        fitted = _profile(gpu(name), folder)
+    sheet = gpu(setting)
+    system = (SYSTEMS | ADDED).get(sheet.name)
+    if system is None or not OperationTables(tables).has(system):
+        return Card(sheet, OperationTables(tables))
+    base = json.loads((PROFILES / f"{sheet.name}.json").read_text("utf-8")) if sheet.name in ADDED else None
+    return Card(sheet, OperationTables(tables, system), base)
+
+
+def profiles(folder: Path, say: Say = silent) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and profiles of the package; a scaled profile follows the profile that it is scaled from.
+
+    Args:
+        folder: The published tables, as a wheel or an unpacked folder.
+
+    Raises:
+        UserError: A preset has no tables there.
+    """
+    for name in (*SYSTEMS, *ADDED):
+        described = card(name, folder)
+        if described.tables.system is None:
+            system = (SYSTEMS | ADDED)[name]
+            raise UserError(f"{folder}: has no tables of {system}; give the published wheel, or its unpacked folder")
+        fitted = profile(described, say)
         yield name, fitted
         for other in (other for other, measured in SCALED.items() if measured == name):
-            yield other, _scaled(fitted, gpu(name), gpu(other))
-    for name, system in ADDED.items():
-        yield name, _added(gpu(name), system, folder)
+            yield other, _scaled(fitted, described.sheet, gpu(other))
 
 
-def _profile(sheet: GpuSpec, folder: Path) -> dict[str, Any]:
-    system = SYSTEMS[sheet.name]
-    found = {operation: read_table(folder, system, operation) for operation in _fitted_on(sheet)}
-    ops = {operation: _fitted(table, sheet) for operation, table in found.items()}
+def profile(described: Card, say: Say = silent) -> dict[str, Any]:
+    """The content of a profile.
+
+    Args:
+        say: Is called with one line before each fit, which may take a minute.
+
+    Raises:
+        UserError: A table is missing, a row is wrong, or there are too few rows.
+    """
+    sheet, tables, base = described
+    found = dict(_found(described, say))
+    ops = {operation: _fitted(table, sheet, say) for operation, table in found.items()}
+    experts = fitted_experts(tables, sheet, say)
+    if base is not None:
+        return _added(described, base, ops | experts)
     faster = [str(operation).removeprefix("gemm_") for operation in ops if operation.startswith("gemm_")]
+    formats = f"bf16, GEMMs in {' and '.join(faster)}, too" if faster else "bf16"
+    licence = {} if tables.system is None else {"licence": LICENCE}
     return {
         "schema_version": 1,
         "kind": "profile",
         "device": {"name": found["gemm"].device, "gpu": sheet.name, "data_sheet": sheet.source},
-        "source": _source(system, f"bf16, GEMMs in {' and '.join(faster)}, too" if faster else "bf16"),
-        "licence": LICENCE,
+        "source": _source(tables, formats, found["gemm"]),
+        **licence,
         "dtype": "bf16",
-        "ops": ops | fitted_experts(folder, system, sheet) | assumed(sheet),
+        "ops": ops | experts | assumed(sheet),
     }
 
 
-def _added(sheet: GpuSpec, system: str, folder: Path) -> dict[str, Any]:
-    """The profile of the package with fp8 GEMMs, experts and all-reduces."""
-    found: dict[str, Any] = json.loads((PROFILES / f"{sheet.name}.json").read_text("utf-8"))
-    of_tables: tuple[OpName, ...] = ("gemm_fp8", "gemm_nvfp4", "all_reduce")
-    added = {str(operation): _fitted(read_table(folder, system, operation), sheet) for operation in of_tables}
-    added |= fitted_experts(folder, system, sheet)
-    source = f"{_source(system, 'fp8 and nvfp4 GEMMs, experts, all-reduces')}; {LICENCE}"
-    return found | {"ops": found["ops"] | {name: each | {"source": source} for name, each in added.items()}}
+def _found(described: Card, say: Say) -> Iterator[tuple[OpName, OperationRows]]:
+    """The tables of the operations to fit; all are read and checked before the first fit."""
+    sheet, tables, base = described
+    for operation in FITTED if base is None else _ADDED:
+        if operation.startswith("gemm_") and sheet.quantized_flops_per_s(operation.removeprefix("gemm_")) is None:
+            continue
+        if (table := read_table(tables, operation)) is not None and len(table.points.us):
+            points = _selected(table.points, sheet)
+            sizes = _FITTED_SIZES.get(operation, "any sizes")
+            require_rows(table.path, points, _limits(sheet, operation), sizes, sheet.setting)
+            yield operation, table
+        elif operation in _REQUIRED:
+            what = "has no rows in bfloat16 and without a window" if table else f"is not in {tables.place}"
+            raise UserError(f"{table.path if table else _TABLES[operation]}: {what}; {operation} is fitted to them")
+        elif table is not None:
+            say(f"{sheet.name}: {operation}, no rows in {table.path}")
+    for name in (name for name in _INSTEAD if base is None and tables.read(name) is None):
+        say(f"{sheet.name}: no {name}: {_INSTEAD[name]}")
 
 
-def _fitted_on(sheet: GpuSpec) -> list[OpName]:
-    """The operations that a card's tables are fitted for: cards with fp8 have those of latent attention, too."""
-    lacking = {"gemm_fp8", *_LATENT} if sheet.fp8_flops_per_s is None else set[OpName]()
-    lacking |= {"gemm_nvfp4"} if sheet.fp4_flops_per_s is None else set()
-    return [operation for operation in FITTED if operation not in lacking]
+def _added(described: Card, base: dict[str, Any], added: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """A profile with some operations of other tables; those that stay are compared with these tables."""
+    sheet, tables = described.sheet, described.tables
+    model = Calibration(json.dumps(base).encode(), sheet.name).ops
+    for operation in _REQUIRED:
+        points = _points_of(tables, operation)
+        points = points.take(FITTED[operation](points) & is_possible(points, _limits(sheet, operation)))
+        points = points.take(REPORTED[operation][1](points))
+        found = {"points": len(points.us), **errors(points, model[operation].us(points.work))}
+        base["ops"][operation]["fit"].setdefault("held_out_shapes", {})["other table"] = found
+    source = f"{_source(tables, 'fp8 and nvfp4 GEMMs, experts, all-reduces')}; {LICENCE}"
+    return base | {"ops": base["ops"] | {name: each | {"source": source} for name, each in added.items()}}
 
 
-def _source(system: str, formats: str) -> str:
-    return f"fitted to aiconfigurator-core's tables for {system} (vLLM's kernels, {formats})"
+def _source(tables: OperationTables, formats: str, own: OperationRows | None = None) -> str:
+    if tables.system is not None or own is None:
+        return f"fitted to aiconfigurator-core's tables for {tables.system} (vLLM's kernels, {formats})"
+    return f"fitted to tables of {own.device} ({own.framework}; {formats})"
 
 
-def _fitted(table: PublishedTable, sheet: GpuSpec) -> dict[str, Any]:
+def _fitted(table: OperationRows, sheet: GpuSpec, say: Say) -> dict[str, Any]:
     """An operation's entry: model, number of fitted rows, errors in total and held out."""
     operation = table.points.operation
-    form = operation.rpartition("_")[2]
-    flops_per_s = sheet.quantized_flops_per_s(form)
-    limits = {"flops_per_s": flops_per_s or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
-    impossible = int((~is_possible(table.points, limits)).sum())
-    points = table.points.take(FITTED[operation](table.points))
-    if operation == "decode_attention" and (cache := _L2_BYTES.get(sheet.name)):
-        read = np.asarray(points.work.bytes)
-        points = points.take((read <= cache / 50) | (read >= 2 * cache))
+    form, limits = operation.rpartition("_")[2], _limits(sheet, operation)
+    possible = is_possible(table.points, limits)
+    points = _selected(table.points, sheet)
+    say(f"{sheet.name}: {operation}, {len(points.us):,} rows of {table.path}")
     domain, reported = REPORTED[operation]
     entry = describe(points, limits, reported)
     rows = {
         "table": table.path,
         "rows": table.rows,
-        f"rows_{form if flops_per_s else 'bf16'}": len(table.points.us),
-        "rows_above_data_sheet": impossible,
+        f"rows_{form if sheet.quantized_flops_per_s(form) else 'bf16'}": len(table.points.us),
+        "rows_above_data_sheet": int((~possible).sum()),
     }
     return entry | {"fit": rows | entry["fit"] | {"held_out_domain": domain}}
+
+
+def _limits(sheet: GpuSpec, operation: OpName) -> dict[str, float]:
+    faster = sheet.quantized_flops_per_s(operation.rpartition("_")[2])
+    return {"flops_per_s": faster or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
+
+
+def _selected(points: Points, sheet: GpuSpec) -> Points:
+    """The points of an operation that are fitted."""
+    points = points.take(FITTED[points.operation](points))
+    if points.operation != "decode_attention" or sheet.l2_bytes is None:
+        return points
+    read = np.asarray(points.work.bytes)
+    return points.take((read <= sheet.l2_bytes / 50) | (read >= 2 * sheet.l2_bytes))
 
 
 def assumed(sheet: GpuSpec) -> dict[str, Any]:
@@ -206,7 +293,7 @@ def _scaled(fitted: dict[str, Any], measured: GpuSpec, wanted: GpuSpec) -> dict[
     source = f"that of {measured.name} with bandwidth times {share:.4f}, as the data sheets have it; not measured"
     ops = {name: dict(entry) for name, entry in fitted["ops"].items()} | assumed(wanted)
     # All-reduces are bound by the links, which are the same.
-    bound = [name for name in _fitted_on(measured) if name != "all_reduce"]
+    bound = [name for name in FITTED if name in ops and name != "all_reduce"]
     for name in (*bound, *(name for name in FORMATS if name in ops)):
         ops[name] = _with_bandwidth(ops[name], share)
         if "shapes" in ops[name]:
@@ -227,17 +314,16 @@ def report(name: str, fitted: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for operation in (operation for operation in operations if "table" in fitted["ops"][operation].get("fit", {})):
         fit = fitted["ops"][operation]["fit"]
         for column, found in (fit["held_out"] | fit.get("held_out_shapes", {})).items():
-            met = found["median_error"] <= MOST_MEDIAN_ERROR and abs(found["bias"]) <= MOST_BIAS
-            skipped = fit["rows_above_data_sheet"]
-            yield {"gpu": name, "op": operation, "held_out": column, **found, "above_data_sheet": skipped, "met": met}
+            limit, skipped = limit_of(fit), fit["rows_above_data_sheet"]
+            met = {"limit": limit, "met": found["median_error"] <= limit}
+            yield {"gpu": name, "op": operation, "held_out": column, **found, "above_data_sheet": skipped, **met}
 
 
-def reached(folder: Path, sheet: GpuSpec, system: str) -> shares.Shares:
+def reached(described: Card) -> shares.Shares:
     """Shares of the data sheet that the tables' kernels reach, as ``sim.cost.shares`` defines them: medians of GEMMs, of 64 MB
     of weights or more where these bound them, and attention with 32 heads and 8 KV heads of 128."""
-    gemm, decode, prefill = (
-        read_table(folder, system, name).points for name in ("gemm", "decode_attention", "prefill_attention")
-    )
+    sheet = described.sheet
+    gemm, decode, prefill = (_points_of(described.tables, name) for name in _REQUIRED)
     weights = operations.ELEMENT_BYTES * gemm.column("n") * gemm.column("k")
     few, many = (gemm.column("m") <= 64) & (weights >= 64e6), _large(gemm)
     read = np.asarray(decode.work.bytes) / decode.us * 1e6 / sheet.memory_bytes_per_s
@@ -269,7 +355,7 @@ def _flops_share(points: Points, sheet: GpuSpec) -> np.ndarray:
     return np.asarray(points.work.flops) / points.us * 1e6 / sheet.fp16_flops_per_s
 
 
-def quantized_share(folder: Path, sheet: GpuSpec, system: str, form: str) -> float:
+def quantized_share(described: Card, form: str) -> float:
     """Share of a number format's flops over share of the 16-bit flops that the same GEMMs reach: the median over GEMMs of 1,024
     tokens or more with n and k from 1,024 (``sim.cost.shares``).
 
@@ -277,13 +363,14 @@ def quantized_share(folder: Path, sheet: GpuSpec, system: str, form: str) -> flo
         form: "fp8" or "nvfp4", which the GPU has.
     """
     names: tuple[OpName, OpName] = ("gemm_fp8" if form == "fp8" else "gemm_nvfp4", "gemm")
-    quantized, sixteen = (_large_gemms(folder, system, name) for name in names)
+    quantized, sixteen = (_large_gemms(described.tables, name) for name in names)
     ratios = [sixteen[shape] / us for shape, us in quantized.items() if shape in sixteen]
+    sheet = described.sheet
     return float(np.median(ratios)) * sheet.fp16_flops_per_s / (sheet.quantized_flops_per_s(form) or 1)
 
 
-def _large_gemms(folder: Path, system: str, operation: OpName) -> dict[tuple[float, ...], float]:
-    points = read_table(folder, system, operation).points
+def _large_gemms(tables: OperationTables, operation: OpName) -> dict[tuple[float, ...], float]:
+    points = _points_of(tables, operation)
     sizes = np.stack([points.column(name) for name in ("m", "n", "k")], axis=1)
     large = _large(points)
     return {tuple(shape): us for shape, us in zip(sizes[large].tolist(), points.us[large].tolist(), strict=True)}
@@ -300,29 +387,61 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m fragmeter.gpu.calibrate.fit_profiles", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--tables", type=Path, required=True, help="wheel of aiconfigurator-core, or its folder")
-    parser.add_argument("--out", type=Path, default=PROFILES, help="folder of the profiles")
+    parser.add_argument("--gpu", help="GPU: a preset, or its JSON file; without it the presets of the published tables")
+    parser.add_argument(
+        "--tables", type=Path, required=True, help="folder of the card's tables, or the published wheel"
+    )
+    parser.add_argument("--out", type=Path, help="profile, by default profile.json; without --gpu a folder")
     parser.add_argument("--json", type=Path, help="write the printed table there")
     options = parser.parse_args(arguments)
     try:
-        rows: list[dict[str, Any]] = []
-        for name, fitted in profiles(options.tables):
-            write_whole(options.out / f"{name}.json", as_text(fitted))
-            # The held-out errors of a scaled profile are those of its source.
-            rows += () if name in SCALED else report(name, fitted)
+        if options.json:
+            require_writable_file(options.json)
+        if options.gpu is None:
+            rows = _fit_presets(options.tables, options.out or PROFILES)
+        else:
+            rows = _fit_one(options.gpu, options.tables, options.out or Path("profile.json"))
         if options.json:
             write_whole(options.json, json.dumps(rows, indent=2) + "\n")
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    print_rows(rows)
-    for name, system in (SYSTEMS | ADDED).items():
-        sheet = gpu(name)
-        print(f"{name}: {reached(options.tables, sheet, system)}")
-        for form in (form for form in ("fp8", "nvfp4") if sheet.quantized_flops_per_s(form)):
-            share = quantized_share(options.tables, sheet, system, form)
-            print(f"{name}: {form} GEMMs reach {share:.3f} of the share of 16 bits")
     return 0
+
+
+def _fit_one(setting: str, tables: Path, out: Path) -> list[dict[str, Any]]:
+    require_writable_file(out)
+    described = card(setting, tables)
+    path = described.sheet.path
+    require_apart({"--out": out}, {"--gpu": [] if path is None else [path], "--tables": [tables]})
+    fitted = profile(described, to_stderr)
+    write_whole(out, as_text(fitted))
+    # A table of a single size has nothing to hold out.
+    if rows := list(report(described.sheet.name, fitted)):
+        print_rows(rows)
+    used = f'"profile": "{out.name}" in {path}, beside it' if path else f"--cost {out}"
+    print(f"Profile: {out}. To use it: {used}.")
+    return rows
+
+
+def _fit_presets(tables: Path, out: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name, fitted in profiles(tables, to_stderr):
+        write_whole(out / f"{name}.json", as_text(fitted))
+        # The held-out errors of a scaled profile are those of its source.
+        rows += () if name in SCALED else report(name, fitted)
+    print_rows(rows)
+    for name in (*SYSTEMS, *ADDED):
+        described = card(name, tables)
+        print(f"{name}: {reached(described)}")
+        for form in (form for form in ("fp8", "nvfp4") if described.sheet.quantized_flops_per_s(form)):
+            print(f"{name}: {form} GEMMs reach {quantized_share(described, form):.3f} of the share of 16 bits")
+    return rows
+
+
+def to_stderr(line: str) -> None:
+    """Report progress."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
@@ -333,37 +452,42 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
     Console(width=140).print(table)
 
 
-class PublishedTable(NamedTuple):
+class OperationRows(NamedTuple):
     """The rows of one table that describe an operation.
 
     Attributes:
-        path: Path below ``systems/data``.
-        device: Device name in the rows.
+        path: As ``OperationTable`` has it.
+        device, framework: Name and version in the rows.
         rows: Number of rows of the whole table, including other formats and windows.
     """
 
     path: str
     device: str
+    framework: str
     rows: int
     points: Points
 
 
-def read_table(tables: Path, system: str, operation: OpName) -> PublishedTable:
-    """The newest table of vLLM's kernels for an operation on a system, e.g. ``h100_sxm``.
+def read_table(tables: OperationTables, operation: OpName) -> OperationRows | None:
+    """The table of an operation; None if there is none.
 
     Raises:
-        UserError: There is no table, or it lacks a column.
+        UserError: There are several, or a row is wrong.
     """
-    kind, name = _PLACES[operation]
-    found = newest_table(tables, system, kind, name)
+    found = tables.read(_TABLES[operation])
     if found is None:
-        raise UserError(f"{tables}: has no {name} of {FRAMEWORK} for {system}; give the wheel or its unpacked folder")
-    path, frame = found
-    try:
-        points = _points(operation, frame)
-    except AttributeError as error:
-        raise UserError(f"{path}: {error.name} is missing") from None
-    return PublishedTable(path, str(frame.device.iloc[0]), len(frame), points)
+        return None
+    points = _points(operation, found.frame)
+    framework = " ".join(filter(None, (found.said("framework"), found.said("version"))))
+    device = found.said("device") or "a device without a name"
+    return OperationRows(found.path, device, framework or "unknown framework", len(found.frame), points)
+
+
+def _points_of(tables: OperationTables, operation: OpName) -> Points:
+    found = read_table(tables, operation)
+    if found is None:
+        raise UserError(f"{tables.place}: has no {_TABLES[operation]} of {FRAMEWORK} for {tables.system}")
+    return found.points
 
 
 def _points(operation: OpName, frame: pd.DataFrame) -> Points:

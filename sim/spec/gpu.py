@@ -1,7 +1,7 @@
 """GPUs by the figures of their data sheets, not measured: presets, and GPUs that a user describes in a JSON file.
 
     {"name": "my-gpu", "memory_bytes": 25250627584, "memory_gb_per_s": 1008, "fp16_tflops": 165.2, "fp8_tflops": 330.3,
-     "int8_tops": 660.6, "fp4_tflops": null, "pcie_gb_per_s": 32, "nvlink_gb_per_s": null, "architecture": null, "profile": null,
+     "int8_tops": 660.6, "fp4_tflops": null, "pcie_gb_per_s": 32, "nvlink_gb_per_s": null, "l2_mib": null, "architecture": null, "profile": null,
      "source": "data sheet of ..."}
 
 The presets (``data/gpus.json``) are a list of such objects.
@@ -28,6 +28,7 @@ Memory = Annotated[int, Field(ge=2**30, le=2**44, strict=True)]
 Bandwidth = Annotated[float, Field(ge=50, le=1e6, strict=True, allow_inf_nan=False)]
 Link = Annotated[float, Field(ge=1, le=1e5, strict=True, allow_inf_nan=False)]
 Tflops = Annotated[float, Field(ge=1, le=1e6, strict=True, allow_inf_nan=False)]
+CacheMib = Annotated[int, Field(ge=1, le=4096, strict=True)]
 #: The achieved shares of an architecture that is not known (``sim.cost.shares``).
 UNKNOWN = "unknown"
 
@@ -46,6 +47,8 @@ class GpuSpec:
         source: Source of the figures.
         fp8_flops_per_s, int8_flops_per_s, fp4_flops_per_s: Dense tensor-core throughput in these formats; None if the GPU
             has none.
+        l2_bytes: L2 cache, of cards on which it is much faster than the memory. Kernels are timed by repeating a call, which
+            finds a smaller KV cache in it; in a step the KV of the other layers comes between.
         path: File that describes it; None for a preset.
         profile: Path of a file with its operations, as ``fragmeter calibrate`` writes it; None for the profile of the
             package, if it has one.
@@ -62,6 +65,7 @@ class GpuSpec:
     fp8_flops_per_s: int | None = None
     int8_flops_per_s: int | None = None
     fp4_flops_per_s: int | None = None
+    l2_bytes: int | None = None
     path: str | None = None
     profile: str | None = None
 
@@ -95,6 +99,7 @@ class _Sheet:
     fp4_tflops: Tflops | None = None
     pcie_gb_per_s: Link
     nvlink_gb_per_s: Link | None = None
+    l2_mib: CacheMib | None = None
     architecture: str | None = None
     profile: str | None = None
     source: Annotated[str, Field(min_length=1)]
@@ -115,6 +120,7 @@ class _Sheet:
             fp8_flops_per_s=None if self.fp8_tflops is None else round(self.fp8_tflops * TFLOPS),
             int8_flops_per_s=None if self.int8_tops is None else round(self.int8_tops * TFLOPS),
             fp4_flops_per_s=None if self.fp4_tflops is None else round(self.fp4_tflops * TFLOPS),
+            l2_bytes=None if self.l2_mib is None else self.l2_mib * 2**20,
             path=path,
             profile=None if self.profile is None else join(folder, self.profile),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pandas as pd
@@ -70,9 +71,15 @@ def prefix(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fitted(prefix):
-    arguments = [str(prefix), "--gpu", "rtx-4090", "--model", SPEC.name, "--source", "made up"]
-    assert fit_layers.main([*arguments, "--out", str(prefix.parent)]) == 0
-    return Calibration((prefix.parent / "rtx-4090.json").read_bytes(), "rtx-4090.json")
+    card = prefix.parent / "my-gpu.json"
+    figures = {"memory_bytes": 25_250_627_584, "memory_gb_per_s": 1008, "fp16_tflops": 165.2, "pcie_gb_per_s": 32}
+    card.write_text(json.dumps({"name": "my-gpu", "source": "made up", **figures}))
+    arguments = [str(prefix), "--gpu", str(card), "--model", SPEC.name, "--source", "made up"]
+    assert fit_layers.main([*arguments, "--out", str(prefix.parent / "profile.json")]) == 0
+    text = (prefix.parent / "profile.json").read_bytes()
+    # The notice is that of the tables of the package's profiles.
+    assert "licence" not in json.loads(text)
+    return Calibration(text, "profile.json")
 
 
 @pytest.mark.parametrize(("operation", "planted"), [("gemm", GEMM), ("prefill_attention", PREFILL)])
@@ -105,9 +112,15 @@ def test_the_sampler_and_the_assumed_host_are_a_steps(fitted):
 
 
 def test_errors_name_the_file_and_the_column(prefix, tmp_path, capsys):
-    arguments = ["--gpu", "rtx-4090", "--model", SPEC.name, "--source", "x", "--out", str(tmp_path)]
+    arguments = ["--gpu", "rtx-4090", "--model", SPEC.name, "--source", "x", "--out", str(tmp_path / "x.json")]
     assert fit_layers.main([str(tmp_path / "none"), *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     (tmp_path / "card_attention.csv").write_text("prefill_chunk,time_us\n1,2\n")
     assert fit_layers.main([str(tmp_path / "card"), *arguments]) == 2
     assert "kv_prefill is missing" in capsys.readouterr().err
+    (tmp_path / "card_attention.csv").write_text(
+        "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n1,0,0,0,2\n1,0,0,0,-3\n"
+    )
+    assert fit_layers.main([str(tmp_path / "card"), *arguments]) == 2
+    assert "card_attention.csv, line 3: time_us = '-3': must be a positive number" in capsys.readouterr().err
+    assert not (tmp_path / "x.json").exists()

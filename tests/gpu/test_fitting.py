@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 from fragmeter.gpu.calibrate import fit_experts, fit_profiles, fitting
+from fragmeter.gpu.calibrate.tables import OperationTables
 from fragmeter.sim.cost.calibration import Calibration
 from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals
 from fragmeter.sim.spec import gpu
@@ -180,6 +181,29 @@ class TestErrors:
         one = [point for point in gemms(OpModel(GEMM)) if point["n"] == point["k"] == 1024]
         assert "held_out_shapes" not in fitting.fit(one)["gemm"]["fit"]
 
+    def test_a_single_number_of_gpus_between_two_others_is_left_out(self):
+        """Four GPUs that take twice as long as two and eight say: with the limit of all operations a failure."""
+        points = [
+            {"op": "all_reduce", "message_bytes": size, "ranks": ranks, "us": slow * float(REDUCED.us(work))}
+            for size, (ranks, slow) in product((1e3, 1e5, 1e6, 1e7, 1e8), ((2, 1), (4, 2), (8, 1)))
+            for work in [OPERATIONS["all_reduce"](size, ranks)]
+        ]
+        found = fitting.fit(points)["all_reduce"]["fit"]["held_out_shapes"]
+        assert (found["interpolated"]["points"], found["extrapolated"]["points"]) == (5, 5)
+        assert found["interpolated"]["median_error"] == pytest.approx(0.5, abs=0.05)
+        assert found["interpolated"]["median_error"] > fitting.limit_of({}) == 0.05
+
+    def test_experts_that_are_divided_one_way_or_the_other_have_a_largest_shape(self):
+        """Every slice has all experts or whole ones: the largest has both, and slices between it and the smallest are inner."""
+        slices = [(held, 2048) for held in (6, 24, 96, 384)] + [(384, width) for width in (64, 256, 1024)]
+        points = [
+            {"op": "moe", "tokens": tokens, "used": 8, "count": 384, "held": held, "hidden_size": 7168, "width": width}
+            | {"us": float(GEMM.us(OPERATIONS["moe"](tokens, 8, 384, held, 7168, width)))}
+            for (held, width), tokens in product(slices, (1, 16, 256, 4096))
+        ]
+        found = fitting.fit(points)["moe"]["fit"]["held_out_shapes"]
+        assert (found["extrapolated"]["points"], found["interpolated"]["points"]) == (4, 4 * 4)
+
     def test_points_above_the_data_sheet_are_left_out_and_counted(self):
         points = gemms(OpModel(GEMM))
         for point in points[-4:]:
@@ -265,9 +289,11 @@ def published(folder: Path) -> Path:
     for kind, rows in latent.items():
         tables[f"mla/vllm/0.9.9/mla_{kind}_module_perf"] = pd.DataFrame(rows).assign(**common)
     tables["comm/vllm/0.9.9/custom_allreduce_perf"] = pd.DataFrame(reduced).assign(**common)
+    without_latent = {path: table for path, table in tables.items() if not path.startswith("mla")}
     with zipfile.ZipFile(folder / "tables.whl", "w") as wheel:
         for system in ("a100_sxm", "h100_sxm", "h200_sxm"):
-            for path, table in tables.items():
+            # The published tables of the A100 have no latent attention.
+            for path, table in tables.items() if system != "a100_sxm" else without_latent.items():
                 wheel.writestr(f"core/systems/data/{system}/{path}.parquet", table.to_parquet())
         # An older version, which is not read.
         old = "core/systems/data/a100_sxm/gemm/vllm/0.9.8/gemm_perf.parquet"
@@ -348,6 +374,10 @@ class TestProfiles:
         assert four["fit"]["rows_nvfp4"] == 180
         # The made-up wheel has no experts: those of the profile stay.
         refitted = ("gemm_fp8", "gemm_nvfp4", "all_reduce")
+        for name in ("gemm", "decode_attention", "prefill_attention"):
+            # Other kernels than those of the profile, which are compared with it and not fitted.
+            compared, known = (ops[name]["fit"]["held_out_shapes"].pop("other table") for ops in (found, shipped))
+            assert compared != known and compared["median_error"] > 0
         assert found == {name: entry for name, entry in shipped.items() if name not in refitted}
         # Twice the flops are all of the data sheet's ratio, less what both take to start.
         printed = capsys.readouterr().out
@@ -359,9 +389,11 @@ class TestProfiles:
         tables = tmp_path / "systems/data/h100_sxm/moe/vllm/0.9.9"
         tables.mkdir(parents=True)
         experts_table({"8x2x4096x14336": 1.0, "64x4x4096x14336": 3.0}).to_parquet(tables / "moe_perf.parquet")
-        found = fit_experts.fitted_experts(tmp_path, "h100_sxm", gpu("h100-80gb"))
+        found = fit_experts.fitted_experts(OperationTables(tmp_path, "h100_sxm"), gpu("h100-80gb"))
         assert set(found) == {"moe", "moe_fp8"} and found["moe_fp8"]["fit"]["format"] == "fp8"
         entry = found["moe"]
+        # Balanced and skewed calls are 1.21 apart: each is 1.1 from their mean.
+        assert fitting.limit_of(entry["fit"]) == entry["fit"]["routing_spread"] == pytest.approx(0.1)
         assert set(entry["shapes"]) == {"8x2x4096x14336", "64x4x4096x14336"}
         assert entry["fit"]["held_out"]["tokens of a known shape"]["p90"] < 0.05 < entry["fit"]["p90"]
         ops = Calibration(_file({"moe": entry}), "made-up.json").ops["moe"]
@@ -374,7 +406,7 @@ class TestProfiles:
         tables.mkdir(parents=True)
         experts_table({"8x2x4096x14336": 1.0}).drop(columns="latency").to_parquet(tables / "moe_perf.parquet")
         with pytest.raises(UserError, match=r"moe_perf.parquet: latency is missing"):
-            fit_experts.fitted_experts(tmp_path, "h100_sxm", gpu("h100-80gb"))
+            fit_experts.fitted_experts(OperationTables(tmp_path, "h100_sxm"), gpu("h100-80gb"))
 
     def test_a_folder_holds_what_the_wheel_holds(self, tmp_path):
         wheel = published(tmp_path)
@@ -382,9 +414,10 @@ class TestProfiles:
             content.extractall(tmp_path / "unpacked")
         for operation in fit_profiles.FITTED:
             one, other = (
-                fit_profiles.read_table(place, "h200_sxm", operation) for place in (wheel, tmp_path / "unpacked")
+                fit_profiles.read_table(OperationTables(place, "h200_sxm"), operation)
+                for place in (wheel, tmp_path / "unpacked")
             )
-            assert one[:3] == other[:3]
+            assert one[:4] == other[:4]
             assert one.points.us.tolist() == other.points.us.tolist()
 
     @pytest.mark.parametrize("place", ["none", "empty"])

@@ -86,7 +86,11 @@ def test_the_profile_of_a_file_is_its_default_cost(path):
     run = {"policy": "vllm-v1", "model": "llama-3.1-8b", "max_model_len": 8192}
     mine, theirs = (build(settings(gpu=name, **run)).cost for name in (str(path), "rtx-4090"))
     assert mine.step_ticks(8, 8000, 100, 5050) == theirs.step_ticks(8, 8000, 100, 5050)
-    assert evidence(settings(gpu=str(path), **run)).origin == "the profile measured.json of my-gpu"
+    found = evidence(settings(gpu=str(path), **run))
+    assert (found.basis, found.origin) == (
+        "kernel tables",
+        "kernel times from tables, the profile measured.json of my-gpu",
+    )
 
 
 def test_without_a_profile_it_is_the_roofline_and_a_data_sheet(path):
@@ -109,6 +113,7 @@ def test_without_a_profile_it_is_the_roofline_and_a_data_sheet(path):
         ({"memory_gb_per_s": 1.008e12}, "my-gpu.json: memory_gb_per_s = 1008000000000.0: must be at most 1000000"),
         ({"fp16_tflops": "fast"}, "my-gpu.json: fp16_tflops = 'fast': must be a number"),
         ({"fp8_tflops": 0}, "my-gpu.json: fp8_tflops = 0: must be at least 1"),
+        ({"l2_mib": 100_663_296}, "my-gpu.json: l2_mib = 100663296: must be at most 4096"),
         ({"memory_bytes": 24}, "my-gpu.json: memory_bytes = 24: must be at least 1073741824"),
         ({"name": "h200"}, "my-gpu.json: name = 'h200': is a preset of the package; give the GPU another name"),
         ({"flops": 1}, "my-gpu.json: flops"),
