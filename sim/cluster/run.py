@@ -2,7 +2,8 @@
 
 All replicas share one clock. If the router reads the state of the replicas, one process delivers the arrivals to it,
 and arrivals end the engines' leaps (``routed``). If it does not, the replica of each request is known in advance, and
-each replica leaps as if it were alone. Each replica numbers its requests in their order of arrival there, so its
+each replica leaps as if it were alone. Engines that share experts compute their steps together (``lock_step``). Each
+replica numbers its requests in their order of arrival there, so its
 result is that of a single replica with these requests.
 """
 
@@ -36,6 +37,7 @@ from ..workload.users import Users
 from ..workload.workload import Workload
 from .config import Cluster
 from .disaggregated import TRANSFER, KVTransfers, Link, PrefillEngine
+from .lock_step import Barrier, LockStepEngine
 from .routed import Mailbox, RoutedEngine
 from .routing import Router, decode_router, router
 from .schedule import FleetSchedule, Lifetime
@@ -70,11 +72,11 @@ class Fleet:
         self._lengths = Lengths(workload, replicas[0].max_model_len)
         self._kv_transfers: KVTransfers | None = None
         self.engines: Sequence[Engine]
-        if not cluster.disaggregated and not choose.looks:
+        together = in_lock_step(settings, cluster)
+        if not cluster.disaggregated and not choose.looks and not together:
             self.engines = self._split(choose)
             return
-        every = range(len(replicas))
-        engines = self._disaggregated(cluster) if cluster.disaggregated else [*map(self._routed, every)]
+        engines = self._disaggregated(cluster) if cluster.disaggregated else self._routed_here(together)
         self.engines = engines
         self._arrive_at(engines[: cluster.num_arriving] if cluster.disaggregated else engines, choose)
 
@@ -85,6 +87,17 @@ class Fleet:
 
     def _routed(self, number: int) -> RoutedEngine:
         return RoutedEngine(self.env, number, Mailbox(), *self._parts(number))
+
+    def _routed_here(self, together: bool) -> list[RoutedEngine]:
+        """The engines of all replicas; those that share experts behind a barrier, if they run ``together``."""
+        count = len(self._replicas)
+        if not together:
+            return [self._routed(number) for number in range(count)]
+        size, cost = self._settings.data_parallel_size, self._replicas[0].cost
+        barriers = [Barrier(self.env, size, count, cost) for _ in range(count // size)]
+        return [
+            LockStepEngine(self.env, number, barriers[number // size], *self._parts(number)) for number in range(count)
+        ]
 
     def _split(self, choose: Router) -> list[Engine]:
         """Engines with requests that are assigned in advance."""
@@ -214,6 +227,12 @@ class ClusterRun:
     def end_ticks(self) -> int:
         """Finish of the last request."""
         return self.runs[0].log.end_ticks
+
+
+def in_lock_step(settings: Settings, cluster: Cluster) -> bool:
+    """Whether engines that share experts compute their steps together (``lock_step``); with disaggregated prefill they are
+    simulated by themselves."""
+    return settings.data_parallel_size > 1 and not cluster.disaggregated
 
 
 def simulate_cluster(
