@@ -89,7 +89,7 @@ def test_leap_and_step_are_the_same_bits_where_steps_are_scheduled_ahead(case, e
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
-@hypothesis_settings(max_examples=400)
+@hypothesis_settings(max_examples=150)
 @given(case=cases, engines=st.integers(2, 4), router=st.sampled_from(ROUTERS[:3]))
 def test_leap_and_step_are_the_same_bits_at_length(ahead, case, engines, router):
     leapt, stepped = (
