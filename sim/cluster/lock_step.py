@@ -14,7 +14,7 @@ Every layer with experts exchanges tokens between all engines, so none passes it
    highest, and no longer than the shortest leap proposed.
 5. A request that comes to an engine with a dummy batch in progress waits for the end of this step. The leap of all
    engines ends there.
-6. Engines stop together when none has work. Dummy batches that vLLM runs after that, until the engines next compare notes
+6. Engines stop together when none has work. Dummy batches that vLLM runs after that, until the engines next ask each other
    (every 32 steps), are left out: they could delay a request by part of a decode step.
 
 Steps start together, so the result is the same for leaps of any length.
@@ -31,7 +31,9 @@ from simpy.events import NORMAL, EventPriority
 from ..cost.base import StepCost, among
 from ..engine.engine import Alarm
 from ..engine.executor import Begun, FirstStep
+from ..memory import Memory
 from ..memory.accounting.ledger import Leap
+from ..policy.base import PairedPolicy
 from ..types.sequence import StepPlan
 from ..types.sums import steps_until, ticks_of
 from .routed import Mailbox, RoutedEngine
@@ -134,8 +136,8 @@ class LockStepEngine(RoutedEngine):
         env: simpy.Environment,
         number: int,
         barrier: Barrier,
-        policy: Any,
-        memory: Any,
+        policy: PairedPolicy,
+        memory: Memory,
         cost: StepCost,
         *others: Any,
     ) -> None:
@@ -272,7 +274,7 @@ class Barrier:
             base, slope, until = cost.decode_line(batch_size, context)
             most = None if until is None else 1 + (until - 1 - context) // batch_size
             lines.append(_Line(base + slope * context, slope * batch_size, most))
-        highest = max(lines)
+        highest = max(lines, key=lambda line: line[:2])
         steps = min([steps, *(1 + line.steps for line in lines if line.steps is not None)])
         for line in lines:
             if line.growth > highest.growth:

@@ -2,9 +2,10 @@
 
 All replicas share one clock. If the router reads the state of the replicas, one process delivers the arrivals to it,
 and arrivals end the engines' leaps (``routed``). If it does not, the replica of each request is known in advance, and
-each replica leaps as if it were alone. Engines that share experts compute their steps together (``lock_step``). Each
-replica numbers its requests in their order of arrival there, so its
-result is that of a single replica with these requests.
+each replica leaps as if it were alone. Engines that share experts compute their steps together (``lock_step``).
+
+Each replica numbers its requests in their order of arrival there. Where replicas share nothing, the result of each is that
+of a single replica with these requests.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Fleet:
         if not cluster.disaggregated and not choose.looks and not together:
             self.engines = self._split(choose)
             return
-        engines = self._disaggregated(cluster) if cluster.disaggregated else self._routed_here(together)
+        engines = self._disaggregated(cluster) if cluster.disaggregated else self._routed_engines(together)
         self.engines = engines
         self._arrive_at(engines[: cluster.num_arriving] if cluster.disaggregated else engines, choose)
 
@@ -88,7 +89,7 @@ class Fleet:
     def _routed(self, number: int) -> RoutedEngine:
         return RoutedEngine(self.env, number, Mailbox(), *self._parts(number))
 
-    def _routed_here(self, together: bool) -> list[RoutedEngine]:
+    def _routed_engines(self, together: bool) -> list[RoutedEngine]:
         """The engines of all replicas; those that share experts behind a barrier, if they run ``together``."""
         count = len(self._replicas)
         if not together:

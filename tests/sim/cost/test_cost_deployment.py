@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragmeter.sim.cost import PipelinedCost, RooflineCost
+from fragmeter.sim.cost import PipelinedCost, RooflineCost, ScaledCost, ServedCost, Server, ServerConstants
+from fragmeter.sim.cost.base import among
 from fragmeter.sim.cost.envelope import stretches
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.links import Links
@@ -335,6 +336,16 @@ class TestSharedExperts:
         sent = 32 * 2 * (18_000 - 6006) * 4096 * 2 / (A100.nvlink_bytes_per_s * 0.8)
         less = seconds(shared.step_ticks(0, 0, 6000, 18_003_000) - apart.step_ticks(0, 0, 6000, 18_003_000))
         assert less == pytest.approx(fewer + sent, rel=1e-5)
+
+    def test_a_factor_and_a_server_change_steps_among_others(self):
+        """Twice as long, or without the assumed overhead, beside any other engine."""
+        shared = deployed("mixtral-8x7b", data_parallel=2)
+        server = Server(1, "server", "test", {}, ServerConstants())
+        for tokens in ([3, 3], [3, 600]):
+            own = shared.among(tokens).step_ticks(3, 300, 0, 0)
+            twice, served = (among(cost, tokens) for cost in (ScaledCost(shared, 2), ServedCost(shared, server, True)))
+            assert twice.step_ticks(3, 300, 0, 0) == 2 * own
+            assert served.step_ticks(3, 300, 0, 0) == own - shared.overhead_ticks()
 
     @pytest.mark.parametrize("eager", [False, True])
     def test_decodes_are_padded_to_the_engine_with_most(self, eager):
