@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,45 @@ def test_a_prefill_lengthens_the_decodes_of_the_other_engine():
         3: [1524, 1638],
         4: [5171],
     }
+
+
+@dataclass(frozen=True)
+class CompanyCost(LineCost):
+    """1,000 ticks more for each token that all engines compute together."""
+
+    more: int = 0
+
+    def among(self, tokens: Sequence[int]) -> CompanyCost:
+        return replace(self, more=1000 * sum(tokens))
+
+    def step_ticks(self, *work: int) -> int:
+        return self.more + super().step_ticks(*work)
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        base, slope, until = super().decode_line(decodes, context)
+        return self.more + base, slope, until
+
+
+def test_an_engine_without_work_computes_a_token():
+    """Three engines; 10 tokens and two dummies, then 1 and two; with request 1, which came at 13,000, 6 and a dummy."""
+    requests = [Request(0, 10, 4), Request(13_000, 5, 1)]
+    run = serve("vllm-v1", Case(requests, Pool(100, 4), Limits(128), CompanyCost()), engines=3)
+    first = 12_000 + 101 + 70
+    second = first + 3_000 + 114
+    # Its prompt of 5 tokens takes 101 + 35, longer than the decode.
+    third = second + 7_000 + 136
+    assert {row: times.tolist() for row, times in token_ticks(run).items()} == {
+        0: [first, second, third, third + 3_000 + 114],
+        1: [third],
+    }
+
+
+def test_a_measurement_begins_and_ends_within_leaps():
+    """Steps in company are longer than those that each engine expects."""
+    case = Case([Request(0, 10, 60) for _ in range(6)], Pool(200, 4), Limits(512), CompanyCost())
+    for start in range(90_000, 100_000, 2_000):
+        leapt, stepped = (serve("vllm-v1", case, window=(start, start + 60_000), leap=leap) for leap in (True, False))
+        same_cluster(leapt, stepped)
 
 
 @pytest.mark.parametrize("policy", KINDS)
