@@ -294,7 +294,7 @@ class _SearchOutput:
         return [
             f"Load: {load.description()}; {wanted}; {runs} requests a run, of which the middle 80% count; {self._seeds()}",
             *evidence_lines(chosen),
-            *dict.fromkeys(line for each in chosen for line in engines_lines(each, "planned")),
+            *dict.fromkeys(line for each in chosen for line in engines_lines(each, planned=True)),
             f"Prices: {self._priced.origin}{', to be edited (--prices)' if aims.prices is None else ''}.",
         ]
 

@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...sim.cluster import Cluster, ClusterRun, in_lock_step
+from ...sim.cluster import Cluster, ClusterRun
 from ...sim.engine.observer import Observer
 from ...sim.engine.run import Run
 from ...sim.metrics.openmetrics import DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOST_INTERVAL_S
@@ -352,7 +352,7 @@ def _print(load: Load, content: dict[str, Any], near: LatencyRange | None, repor
     rate = f"; no arrivals are given, so {DEFAULT_RATE:g} request/s (--request-rate)" if load.unpaced else ""
     report.print_line(f"{work.name}, {len(work):,} requests{rate}")
     known = evidence(chosen)
-    engines = engines_lines(chosen, "in lock step" if in_lock_step(chosen, load.cluster) else "apart")
+    engines = engines_lines(chosen)
     for text in (known.text(), *engines):
         report.print_line(text)
     print_summary(content, report.console)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...sim.cost import COST_NAMES, default_cost, profile, read_server
 from ...sim.engine.settings import Settings
@@ -129,18 +129,19 @@ def evidence_lines(runs: Iterable[Settings]) -> list[str]:
     return [*lines[:_MOST_LINES], f"There are {len(lines) - _MOST_LINES} other kinds of step times."]
 
 
-#: Of the ways in which engines that share experts are simulated, what each assumes.
-_ENGINES = {
-    "in lock step": "run in lock step: a step takes as long as that of the slowest engine",
-    "apart": "are simulated apart: each as if the others computed as many tokens, and without a wait for their prefills",
-    "planned": "run in lock step in fleets; the highest rate of one is found apart, as if the others computed as many tokens",
-}
+def engines_lines(settings: Settings, planned: bool = False) -> list[str]:
+    """The assumption about engines that share experts; empty for one engine.
 
-
-def engines_lines(settings: Settings, how: Literal["in lock step", "apart", "planned"]) -> list[str]:
-    """The assumption about engines that share experts, of a simulation of several; empty for one engine."""
+    Args:
+        planned: Whether the rate of one engine is found, too, as a plan does before it simulates fleets.
+    """
     engines = settings.data_parallel_size
-    return [f"The {engines} engines that share experts {_ENGINES[how]}."] if engines > 1 else []
+    if engines == 1:
+        return []
+    lock_step = f"The {engines} engines that share experts run in lock step"
+    if planned:
+        return [f"{lock_step} in fleets; the highest rate of one is found as if the others computed as many tokens."]
+    return [f"{lock_step}: a step takes as long as that of the slowest engine."]
 
 
 def _nearest(settings: Settings) -> Nearest | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .config import Cluster, cluster
 from .result import cluster_requests_table, cluster_table_of, write_cluster
-from .run import ClusterRun, in_lock_step, simulate_cluster
+from .run import ClusterRun, simulate_cluster
 from .schedule import FleetSchedule, Lifetime
 from .summary import cluster_summary, cluster_times
 
@@ -18,7 +18,6 @@ __all__ = [
     "cluster_summary",
     "cluster_table_of",
     "cluster_times",
-    "in_lock_step",
     "simulate_cluster",
     "write_cluster",
 ]

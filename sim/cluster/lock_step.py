@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import simpy
-from simpy.events import NORMAL, EventPriority
+from simpy.events import NORMAL, URGENT, EventPriority
 
 from ..cost.base import StepCost, among
 from ..engine.engine import Alarm
@@ -36,7 +36,8 @@ from ..memory.accounting.ledger import Leap
 from ..policy.base import PairedPolicy
 from ..types.sequence import StepPlan
 from ..types.sums import steps_until, ticks_of
-from .routed import Mailbox, RoutedEngine
+from .disaggregated import PrefillEngine
+from .routed import SOMEDAY, RoutedEngine
 
 #: Tokens of a dummy batch.
 DUMMY_TOKENS = 1
@@ -126,22 +127,24 @@ class LockStepEngine(RoutedEngine):
 
     Args:
         barrier: Of these engines.
-        others: As for ``RoutedEngine``; their cost is that of an engine alone.
+        source, cost, others: As for ``RoutedEngine``, or for the class that is combined with this one; the cost is that of
+            an engine alone.
     """
 
     cost: RecordedCost
 
     def __init__(
         self,
+        barrier: Barrier,
         env: simpy.Environment,
         number: int,
-        barrier: Barrier,
+        source: Any,
         policy: PairedPolicy,
         memory: Memory,
         cost: StepCost,
         *others: Any,
     ) -> None:
-        super().__init__(env, number, Mailbox(), policy, memory, RecordedCost(cost), *others)
+        super().__init__(env, number, source, policy, memory, RecordedCost(cost), *others)
         self._barrier = barrier
         self._proposal: Proposal | None = None
 
@@ -166,11 +169,27 @@ class LockStepEngine(RoutedEngine):
     def _wake(self, alarm: simpy.Event, priority: EventPriority, ticks: int) -> None:
         """See ``RoutedEngine``; the barrier sets the alarm of a step."""
         proposal, self._proposal = self._proposal, None
-        if proposal is None:
+        if proposal is not None:
+            self._alarm = alarm
+            self._barrier.propose(self, proposal)
+        elif self._resting:
+            self._sleep(alarm, self._until)
+        else:
             super()._wake(alarm, priority, ticks)
+
+    def _sleep(self, alarm: simpy.Event, until: int) -> None:
+        """Rest until a tick, and from then on until the other engines are between two steps."""
+        self._alarm, self._until, since = alarm, SOMEDAY, self._since
+        if until >= SOMEDAY:
             return
-        self._alarm = alarm
-        self._barrier.propose(self, proposal)
+
+        def end(_: simpy.Event) -> None:
+            if self._resting and self._since == since:
+                self._wake_up(until)
+
+        timer = Alarm(self.env)
+        timer.callbacks = [end]
+        self.env.schedule(timer, URGENT, until - since)
 
     def start(self, now: int, steps: int, ticks: int, leap: Leap) -> None:
         """Begin steps of lengths that the barrier has found."""
@@ -190,6 +209,10 @@ class LockStepEngine(RoutedEngine):
 
     def _wake_up(self, now: int) -> None:
         super()._wake_up(self._barrier.next_start(now))
+
+
+class LockStepPrefillEngine(LockStepEngine, PrefillEngine):
+    """A ``PrefillEngine`` in lock step with others; after ``barrier`` its arguments are those of that class."""
 
 
 class Barrier:

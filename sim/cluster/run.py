@@ -38,7 +38,7 @@ from ..workload.users import Users
 from ..workload.workload import Workload
 from .config import Cluster
 from .disaggregated import TRANSFER, KVTransfers, Link, PrefillEngine
-from .lock_step import Barrier, LockStepEngine
+from .lock_step import Barrier, LockStepEngine, LockStepPrefillEngine
 from .routed import Mailbox, RoutedEngine
 from .routing import Router, decode_router, router
 from .schedule import FleetSchedule, Lifetime
@@ -73,11 +73,12 @@ class Fleet:
         self._lengths = Lengths(workload, replicas[0].max_model_len)
         self._kv_transfers: KVTransfers | None = None
         self.engines: Sequence[Engine]
-        together = in_lock_step(settings, cluster)
-        if not cluster.disaggregated and not choose.looks and not together:
+        self._barriers = self._lock_steps()
+        if not (cluster.disaggregated or choose.looks or self._barriers):
             self.engines = self._split(choose)
             return
-        engines = self._disaggregated(cluster) if cluster.disaggregated else self._routed_engines(together)
+        every = range(len(replicas))
+        engines = self._disaggregated(cluster) if cluster.disaggregated else [*map(self._routed, every)]
         self.engines = engines
         self._arrive_at(engines[: cluster.num_arriving] if cluster.disaggregated else engines, choose)
 
@@ -86,19 +87,21 @@ class Fleet:
         replica = self._replicas[number]
         return replica.policy, replica.memory, replica.cost, edges(self._settings), self._settings.leap
 
-    def _routed(self, number: int) -> RoutedEngine:
-        return RoutedEngine(self.env, number, Mailbox(), *self._parts(number))
-
-    def _routed_engines(self, together: bool) -> list[RoutedEngine]:
-        """The engines of all replicas; those that share experts behind a barrier, if they run ``together``."""
-        count = len(self._replicas)
-        if not together:
-            return [self._routed(number) for number in range(count)]
-        size, cost = self._settings.data_parallel_size, self._replicas[0].cost
+    def _lock_steps(self) -> list[Barrier]:
+        """The barrier of each replica, one for all engines that share experts; none where engines share nothing."""
+        count, size, cost = len(self._replicas), self._settings.data_parallel_size, self._replicas[0].cost
+        if size == 1:
+            return []
         barriers = [Barrier(self.env, size, count, cost) for _ in range(count // size)]
-        return [
-            LockStepEngine(self.env, number, barriers[number // size], *self._parts(number)) for number in range(count)
-        ]
+        return [barriers[number // size] for number in range(count)]
+
+    def _routed(self, number: int) -> RoutedEngine:
+        parts = self.env, number, Mailbox(), *self._parts(number)
+        return LockStepEngine(self._barriers[number], *parts) if self._barriers else RoutedEngine(*parts)
+
+    def _prefilling(self, number: int, transfers: KVTransfers) -> PrefillEngine:
+        parts = self.env, number, transfers, *self._parts(number)
+        return LockStepPrefillEngine(self._barriers[number], *parts) if self._barriers else PrefillEngine(*parts)
 
     def _split(self, choose: Router) -> list[Engine]:
         """Engines with requests that are assigned in advance."""
@@ -131,8 +134,7 @@ class Fleet:
             shape.slot_bytes(dtype),
             remaining=int((self._workload.output_tokens[self._rows] > 1).sum()),
         )
-        prefill = [PrefillEngine(self.env, number, self._kv_transfers, *self._parts(number)) for number in range(first)]
-        return [*prefill, *decoders]
+        return [*(self._prefilling(number, self._kv_transfers) for number in range(first)), *decoders]
 
     def _arrive_at(self, engines: list[RoutedEngine], choose: Router) -> None:
         self.env.process(self._arrivals(engines, choose))
@@ -228,12 +230,6 @@ class ClusterRun:
     def end_ticks(self) -> int:
         """Finish of the last request."""
         return self.runs[0].log.end_ticks
-
-
-def in_lock_step(settings: Settings, cluster: Cluster) -> bool:
-    """Whether engines that share experts compute their steps together (``lock_step``); with disaggregated prefill they are
-    simulated by themselves."""
-    return settings.data_parallel_size > 1 and not cluster.disaggregated
 
 
 def simulate_cluster(

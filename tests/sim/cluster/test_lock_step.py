@@ -15,6 +15,8 @@ from cluster_runs import ROUTERS, same_cluster
 from engine_runs import settings_of, workload_of
 from fragmeter.sim import settings, simulate
 from fragmeter.sim.cluster import ClusterRun, cluster, simulate_cluster
+from fragmeter.sim.engine.run import Run
+from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool, Request
 from same_runs import same
@@ -33,12 +35,17 @@ def serve(
     deployments: int = 1,
     router: str = "round-robin",
     window: tuple[int, int] | None = None,
+    apart: bool = False,
     **switches,
 ) -> ClusterRun:
-    """Run a case on deployments of so many engines each."""
+    """Run a case on deployments of so many engines each; prefill and decode ``apart`` on as many engines each."""
     chosen = settings_of(policy, case.pool, case.limits, window, **switches)
     chosen = replace(chosen, model="mixtral-8x7b", gpu="h200", data_parallel_size=engines)
     work = workload_of(case.requests, case.limits.max_model_len, case.content)
+    if apart:
+        # A token takes 26 ticks.
+        apart_cluster = cluster(prefill_replicas=engines, decode_replicas=engines, kv_transfer_bandwidth=5e6)
+        return simulate_cluster(chosen, work, apart_cluster, case.cost)
     return simulate_cluster(chosen, work, cluster(num_replicas=engines * deployments, router=router), case.cost)
 
 
@@ -96,6 +103,31 @@ def test_an_engine_without_work_computes_a_token():
     }
 
 
+def test_blocks_that_are_sent_come_free_within_a_step_of_the_other_engine():
+    """Engine 0 prefills requests 0, 2 and 4, engine 1 the others, 20 tokens each: 241 ticks, and a pool has room for one.
+
+    241        the KV of request 0 goes out, and its blocks are taken until 766; engine 1 goes on with request 3
+    482        with request 5, and at 723 with 7, of one token more, up to 971
+    971        request 2 starts on engine 0
+    """
+    lengths = [(20, 2), (20, 1), (20, 1), (20, 1), (1, 1), (20, 1), (1, 1), (21, 1)]
+    case = Case([Request(0, *each) for each in lengths], Pool(7, 4), Limits(24), LineCost())
+    run = serve("vllm-v1", case, apart=True)
+    assert 760 < int(run.transfers["end_ticks"][0]) < 770
+    firsts = {
+        int(row): int(first)
+        for rows, part in zip(run.rows[:2], run.runs[:2])
+        for row, first in zip(rows, first_tokens(part))
+    }
+    assert [firsts[row] for row in (0, 1, 3, 5, 7)] == [241, 241, 482, 723, 971]
+    assert firsts[2] == 971 + 101 + 7 * 21
+
+
+def first_tokens(run: Run) -> list[int]:
+    """Of each request."""
+    return request_times(run).first_token_ticks.tolist()
+
+
 def test_a_measurement_begins_and_ends_within_leaps():
     """Steps in company are longer than those that each engine expects."""
     case = Case([Request(0, 10, 60) for _ in range(6)], Pool(200, 4), Limits(512), CompanyCost())
@@ -127,6 +159,16 @@ def test_leap_and_step_are_the_same_bits_where_steps_are_scheduled_ahead(case, e
     same_cluster(leapt, stepped)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@hypothesis_settings(max_examples=8)
+@given(case=cases, engines=st.integers(2, 3))
+def test_leap_and_step_are_the_same_bits_with_disaggregated_prefill(ahead, case, engines):
+    leapt, stepped = (
+        serve("vllm-v1", case, engines, apart=True, leap=leap, async_scheduling=ahead) for leap in (True, False)
+    )
+    same_cluster(leapt, stepped)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 @hypothesis_settings(max_examples=150)
@@ -142,23 +184,40 @@ def test_leap_and_step_are_the_same_bits_at_length(ahead, case, engines, router)
 @hypothesis_settings(max_examples=8)
 @given(case=cases, engines=st.integers(2, 3))
 def test_steps_coincide_and_are_as_long_as_the_longest(policy, case, engines):
-    """No two engines have steps that overlap in part. The length of a step is the largest that any engine needs for its own
-    work, so that no step is shorter than alone; every request gets all its tokens."""
     run = serve(policy, replace(case, cost=LineCost()), engines, leap=False)
+    coincide(run.runs)
+    served = [row for row in range(len(case.requests)) if not run.refused[row]]
+    assert sorted(row for rows in run.rows for row in rows.tolist()) == served
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@hypothesis_settings(max_examples=8)
+@given(case=cases, engines=st.integers(2, 3))
+def test_engines_that_prefill_and_those_that_decode_are_in_lock_step_apart(ahead, case, engines):
+    cost = replace(case, cost=LineCost())
+    run = serve("vllm-v1", cost, engines, apart=True, leap=False, async_scheduling=ahead)
+    coincide(run.runs[:engines], ahead)
+    coincide(run.runs[engines:], ahead)
+
+
+def coincide(runs: Sequence[Run], ahead: bool = False) -> None:
+    """No two engines have steps that overlap in part. The length of a step is the largest that any engine needs for its own
+    work, so that no step is shorter than alone.
+
+    Args:
+        ahead: Whether steps may be longer: rows do not count the tokens that are computed in vain.
+    """
     alone: dict[tuple[int, int], list[int]] = {}
-    for part in run.runs:
-        rows = part.log.rows
-        for start, ticks, decodes, prefill, swap in zip(
-            *(rows[name].tolist() for name in ("start_ticks", "first_ticks", "decodes", "prefill_tokens", "swap_ticks"))
-        ):
+    names = ("start_ticks", "first_ticks", "decodes", "prefill_tokens", "swap_ticks")
+    for run in runs:
+        for start, ticks, decodes, prefill, swap in zip(*(run.log.rows[name].tolist() for name in names)):
             own = LineCost().step_ticks(decodes, 0, prefill, 0) if decodes or prefill else 0
-            if ticks:
+            if own or swap:
                 alone.setdefault((start, start + ticks), []).append(own + swap)
     spans = sorted(alone)
     assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:]))
-    assert all(end - start == max(needed) for (start, end), needed in alone.items())
-    served = [row for row in range(len(case.requests)) if not run.refused[row]]
-    assert sorted(row for rows in run.rows for row in rows.tolist()) == served
+    for (start, end), needed in alone.items():
+        assert end - start == max(needed) or (ahead and end - start > max(needed))
 
 
 @pytest.mark.parametrize("cost", ["fitted", "roofline"])
