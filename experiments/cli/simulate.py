@@ -27,7 +27,7 @@ from ...sim.recording.plans import Plan, PlanRecording
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading, Trace
-from ..measured.evidence import evidence
+from ..measured.evidence import engines_lines, evidence
 from ..runs.inputs import CLUSTER, PACING, READING, REQUESTS, Inputs, Requests, left_out_lines, named_files
 from ..runs.near_saturation import saturation_of
 from ..runs.output import RESULTS, JsonTarget, Report
@@ -353,7 +353,9 @@ def _print(load: Load, run: Run | ClusterRun, content: dict[str, Any], report: R
     rate = f"; no arrivals are given, so {DEFAULT_RATE:g} request/s (--request-rate)" if load.unpaced else ""
     report.print_line(f"{work.name}, {len(work):,} requests{rate}")
     known = evidence(chosen, kind)
-    report.print_line(known.text())
+    engines = engines_lines(chosen)
+    for text in (known.text(), *engines):
+        report.print_line(text)
     print_summary(content, report.console)
     for text in (
         *([] if near is None else [near.text()]),
@@ -365,7 +367,8 @@ def _print(load: Load, run: Run | ClusterRun, content: dict[str, Any], report: R
     if out is not None:
         report.point_to("Results", out)
     ranges = {} if near is None else {"near_saturation": near.as_dict()}
-    report.data(content | {"evidence": known.as_dict()} | ranges)
+    assumed = {"engines": " ".join(engines)} if engines else {}
+    report.data(content | {"evidence": known.as_dict()} | assumed | ranges)
 
 
 def _thrashing_lines(work: dict[str, Any]) -> Iterator[str]:

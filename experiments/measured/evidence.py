@@ -264,6 +264,21 @@ def evidence_lines(runs: Iterable[Settings | tuple[Settings, LoadClass | None]])
     return [*lines[:_MOST_LINES], f"There are {len(lines) - _MOST_LINES} other kinds of step times."]
 
 
+def engines_lines(settings: Settings, planned: bool = False) -> list[str]:
+    """The assumption about engines that share experts; empty for one engine.
+
+    Args:
+        planned: Whether the rate of one engine is found, too, as a plan does before it simulates fleets.
+    """
+    engines = settings.data_parallel_size
+    if engines == 1:
+        return []
+    lock_step = f"The {engines} engines that share experts run in lock step"
+    if planned:
+        return [f"{lock_step} in fleets; the highest rate of one is found as if the others computed as many tokens."]
+    return [f"{lock_step}: a step takes as long as that of the slowest engine."]
+
+
 def _nearest(settings: Settings, load: LoadClass | None) -> Nearest | None:
     found = [row for row in _measured() if row["gpu"] == settings.gpu]
     if not found:

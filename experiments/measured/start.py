@@ -77,9 +77,14 @@ def replica(server: Server, model_id: str | None) -> Settings:
         raise UserError(
             f"serve: the estimated memory does not suffice to start: {refused.text} Paste its --startup-log."
         )
-    if answer.replicas > 1:
-        raise SettingError("--data-parallel-size", answer.replicas, "one replica is simulated; benchmark one")
+    _require_one(server.given.get("data_parallel_size") or answer.replicas)
     return settings(**{**with_release(answer.settings(), answer.line).as_dict(), **server.given})
+
+
+def _require_one(engines: int) -> None:
+    """Refuse several engines: those that share experts wait for each other, so that one alone is not the server."""
+    if engines > 1:
+        raise SettingError("--data-parallel-size", engines, "one replica is simulated; benchmark one")
 
 
 def _dated(line: ServeLine, vllm: str | None) -> ServeLine:
@@ -101,4 +106,6 @@ def _by_flags(server: Server, model_id: str | None) -> Settings:
         served = model(model_id)
         own = served.quantization == model(served.name).quantization
         shape = {"model": served.name, "quantization": None if own else served.quantization}
-    return settings(**{"policy": POLICY, **shape, **server.given})
+    found = settings(**{"policy": POLICY, **shape, **server.given})
+    _require_one(found.data_parallel_size)
+    return found

@@ -24,6 +24,7 @@ from rich import box
 from rich.table import Table
 
 from ...sim import Settings, Workload, settings, simulate
+from ...sim.cluster import Cluster, cluster_times, simulate_cluster
 from ...sim.cost import ServerConstants
 from ...sim.engine.unread import only_read
 from ...sim.metrics.requests import RequestTimes, request_times
@@ -126,9 +127,14 @@ class ServerRun:
 
     def simulated(self, constants: ServerConstants) -> Figures:
         """Simulated figures with these constants, by the names of the measured ones."""
-        work = self.workload
-        run = simulate(only_read(self.settings, work), work, served(self.settings, constants))
-        found = _figures(request_times(run), run.log.end_ticks)
+        work, cost = self.workload, served(self.settings, constants)
+        chosen, engines = only_read(self.settings, work), self.settings.data_parallel_size
+        if engines > 1:
+            together = simulate_cluster(chosen, work, Cluster(num_replicas=engines), cost)
+            found = _figures(cluster_times(together), together.end_ticks)
+        else:
+            run = simulate(chosen, work, cost)
+            found = _figures(request_times(run), run.log.end_ticks)
         return {name: found[name] for name in self.measured}
 
     def deviation(self, constants: ServerConstants) -> Deviation:

@@ -161,10 +161,8 @@ class RoutedEngine(Engine):
         if self._resting:
             self._wake_up(now)
         elif self._wakes and self._steps > 1 and self._leap is not None:
-            start, _, first, second, growth, *others = self._leap
-            steps = steps_until(now - start, first, second, growth) + self._ahead
-            until = start + ticks_of(steps, first, second, growth)
-            self._cut(until, steps, (start, steps, first, second, growth, *others))
+            start, _, first, second, growth, *_ = self._leap
+            self._end_after(steps_until(now - start, first, second, growth) + self._ahead)
 
     def close(self, now: int) -> None:
         """Announce that no more requests arrive."""
@@ -213,6 +211,13 @@ class RoutedEngine(Engine):
         start, _, first, second, growth, *_ = self._leap
         return steps_until(now - start, first, second, growth) - 1
 
+    def _end_after(self, steps: int) -> None:
+        """End the leap in progress after so many of its steps, if that is earlier than its end."""
+        if self._leap is not None:
+            start, _, first, second, growth, *others = self._leap
+            until = start + ticks_of(steps, first, second, growth)
+            self._cut(until, steps, (start, steps, first, second, growth, *others))
+
     def _wake_up(self, now: int) -> None:
         """Wake the engine: a request has arrived, or none will."""
         leap = self._leap and (*self._leap[:2], now - self._since, *self._leap[3:])
@@ -220,8 +225,11 @@ class RoutedEngine(Engine):
 
     def _cut(self, until: int, steps: int, leap: Leap | None) -> None:
         """End the leap or rest in progress at this tick, if that is earlier than its end."""
-        if until >= self._until:
-            return
+        if until < self._until:
+            self._ring_at(until, steps, leap)
+
+    def _ring_at(self, until: int, steps: int, leap: Leap | None) -> None:
+        """Make the engine's wait end at this tick, after so many steps."""
         ticks = until - self._since
         alarm = Alarm(self.env, (steps, ticks, leap))
         # Processes that wait for the old event wait for this one; no process waits for the old one.

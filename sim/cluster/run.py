@@ -2,8 +2,10 @@
 
 All replicas share one clock. If the router reads the state of the replicas, one process delivers the arrivals to it,
 and arrivals end the engines' leaps (``routed``). If it does not, the replica of each request is known in advance, and
-each replica leaps as if it were alone. Each replica numbers its requests in their order of arrival there, so its
-result is that of a single replica with these requests.
+each replica leaps as if it were alone. Engines that share experts compute their steps together (``lock_step``).
+
+Each replica numbers its requests in their order of arrival there. Where replicas share nothing, the result of each is that
+of a single replica with these requests.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from ..workload.users import Users
 from ..workload.workload import Workload
 from .config import Cluster
 from .disaggregated import TRANSFER, KVTransfers, Link, PrefillEngine
+from .lock_step import Barrier, LockStepEngine, LockStepPrefillEngine
 from .routed import Mailbox, RoutedEngine
 from .routing import Router, decode_router, router
 from .schedule import FleetSchedule, Lifetime
@@ -70,7 +73,8 @@ class Fleet:
         self._lengths = Lengths(workload, replicas[0].max_model_len)
         self._kv_transfers: KVTransfers | None = None
         self.engines: Sequence[Engine]
-        if not cluster.disaggregated and not choose.looks:
+        self._barriers = self._lock_steps()
+        if not (cluster.disaggregated or choose.looks or self._barriers):
             self.engines = self._split(choose)
             return
         every = range(len(replicas))
@@ -83,8 +87,21 @@ class Fleet:
         replica = self._replicas[number]
         return replica.policy, replica.memory, replica.cost, edges(self._settings), self._settings.leap
 
+    def _lock_steps(self) -> list[Barrier]:
+        """The barrier of each replica, one for all engines that share experts; none where engines share nothing."""
+        count, size, cost = len(self._replicas), self._settings.data_parallel_size, self._replicas[0].cost
+        if size == 1:
+            return []
+        barriers = [Barrier(self.env, size, count, cost) for _ in range(count // size)]
+        return [barriers[number // size] for number in range(count)]
+
     def _routed(self, number: int) -> RoutedEngine:
-        return RoutedEngine(self.env, number, Mailbox(), *self._parts(number))
+        parts = self.env, number, Mailbox(), *self._parts(number)
+        return LockStepEngine(self._barriers[number], *parts) if self._barriers else RoutedEngine(*parts)
+
+    def _prefilling(self, number: int, transfers: KVTransfers) -> PrefillEngine:
+        parts = self.env, number, transfers, *self._parts(number)
+        return LockStepPrefillEngine(self._barriers[number], *parts) if self._barriers else PrefillEngine(*parts)
 
     def _split(self, choose: Router) -> list[Engine]:
         """Engines with requests that are assigned in advance."""
@@ -117,8 +134,7 @@ class Fleet:
             shape.slot_bytes(dtype),
             remaining=int((self._workload.output_tokens[self._rows] > 1).sum()),
         )
-        prefill = [PrefillEngine(self.env, number, self._kv_transfers, *self._parts(number)) for number in range(first)]
-        return [*prefill, *decoders]
+        return [*(self._prefilling(number, self._kv_transfers) for number in range(first)), *decoders]
 
     def _arrive_at(self, engines: list[RoutedEngine], choose: Router) -> None:
         choose.watch(engines)

@@ -3,7 +3,11 @@ flight."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from ..spec.deployment import MAX_CAPTURED, padded_batch
 
 
 @runtime_checkable
@@ -44,6 +48,37 @@ class StepCost(Protocol):
 
     def describe(self) -> dict[str, object]:
         """Every coefficient as ``{"value", "unit", "source"}``, for ``run.json``."""
+
+
+def among(cost: StepCost, tokens: Sequence[int]) -> StepCost:
+    """The cost of an engine's steps while the engines that share its experts compute steps of so many tokens, one number for
+    each engine, its own included. A cost that does not know other engines keeps its times."""
+    found: Callable[[Sequence[int]], StepCost] | None = getattr(cost, "among", None)
+    return cost if found is None else found(tokens)
+
+
+class Peers(NamedTuple):
+    """What the engines that share experts compute together in a step.
+
+    Attributes:
+        rows: Tokens that go to the experts, of all engines.
+        received: Most of them that an engine receives from others.
+        padded: Tokens that every engine computes; None where each computes its own and no padding.
+    """
+
+    rows: int
+    received: int
+    padded: int | None
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], cuda_graphs: bool) -> Peers:
+        """Of steps of so many tokens, as vLLM's ``coordinate_batch_across_dp`` pads them: all engines to the largest, if
+        that is small enough for a graph; if one engine runs without a graph, so do all."""
+        most = max(tokens)
+        if not cuda_graphs or most > MAX_CAPTURED:
+            return cls(sum(tokens), sum(tokens) - min(tokens), None)
+        padded = padded_batch(most)
+        return cls(padded * len(tokens), padded * (len(tokens) - 1), padded)
 
 
 def outside_ticks(cost: StepCost) -> int:
@@ -114,6 +149,12 @@ class ScaledCost:
         self._factor = round(scale * _PARTS)
         self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
         self.copy_ticks, self.outside_ticks = inner.copy_ticks, outside_ticks(inner)
+
+    def among(self, tokens: Sequence[int]) -> StepCost:
+        """See ``among``."""
+        found = copy(self)
+        found.inner = among(self.inner, tokens)
+        return found
 
     def _scaled(self, ticks: int) -> int:
         return (ticks * self._factor + _PARTS // 2) // _PARTS

@@ -9,14 +9,15 @@ exact, and a leap gives the same bits as its steps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, replace
 from functools import partial
 from math import exp
 
 import numpy as np
 
-from ..spec.deployment import Deployment, dtype_bits, padded_batch
+from ..spec.deployment import Deployment, dtype_bits
 from ..spec.deployment import stages as layers_of_stages
 from ..spec.gpu import GpuSpec
 from ..spec.matrix import formats_by_part
@@ -24,7 +25,7 @@ from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
 from . import operations, shares
-from .base import coefficient
+from .base import Peers, StepCost, coefficient
 from .calibration import Calibration
 from .curves import Curve, RisingCurve, Surface, ticks_of
 from .gemms import layer_gemms
@@ -268,7 +269,11 @@ class CalibratedCost:
             self._gemms = Counter({gemm: count for gemm, count in self._gemms.items() if gemm.experts is None})
         formats = {gemm.quantization for gemm in self._gemms}
         self._gemm_models = {form: gemm_model(calibration, gpu, form) for form in formats}
+        self._engines = ranks.engines
+        self._peers: Peers | None = None
         self._by_token = Curve(self._token_us, MOST_TOKENS)
+        # Over the tokens of all engines.
+        self._by_row_of_experts = Curve(self._shared_us, MOST_TOKENS * self._engines) if self._engines > 1 else None
         self._by_row = Curve(self._row_us, MOST_TOKENS)
         self._by_head = Curve(self._head_us, MOST_TOKENS)
         self._dense: dict[int, int] = {}
@@ -300,12 +305,20 @@ class CalibratedCost:
         for layer in range(model.num_layers):
             layers.append(self._elementwise_us(tokens, self._activated(layer)))
         models = self._gemm_models
-        gemms = [count * models[gemm.quantization].us(gemm.work(tokens)) for gemm, count in self._gemms.items()]
+        own = [(gemm, count) for gemm, count in self._gemms.items() if gemm.experts is None or self._engines == 1]
+        gemms = [count * models[gemm.quantization].us(gemm.work(tokens)) for gemm, count in own]
         return (
             sum(layers + gemms)
-            + self._experts_us(tokens)
+            + (self._experts_us(tokens) if self._engines == 1 else 0.0)
             + us("embedding", operations.embedding(tokens, model.hidden_size))
         )
+
+    def _shared_us(self, rows: np.ndarray) -> np.ndarray:
+        """Experts of all layers, over ``rows`` tokens of all engines."""
+        each, models = np.maximum(rows, 1) / self._engines, self._gemm_models
+        shared = [(gemm, count) for gemm, count in self._gemms.items() if gemm.experts is not None]
+        gemms = [count * models[gemm.quantization].us(gemm.work(each)) for gemm, count in shared]
+        return np.zeros(rows.shape) + sum(gemms) + self._experts_us(each)
 
     def _elementwise_us(self, tokens: np.ndarray, width: int) -> np.ndarray:
         """Norms, rotary positions and activations of one layer; the two norms are part of an all-reduce where vLLM fuses them."""
@@ -364,15 +377,23 @@ class CalibratedCost:
             attended = attention.prefill(prefill_tokens, prefill_pairs)
         return self._without_attention(decodes, tokens, prefill=True) + attended
 
+    def among(self, tokens: Sequence[int]) -> StepCost:
+        """See ``base.among``."""
+        found = copy(self)
+        found._peers, found._dense = Peers.of(tokens, self.deployment.cuda_graphs), {}
+        return found
+
     def overhead_ticks(self) -> int:
         """What a step takes over no rows."""
         return ticks_of(self._us("step", operations.step(0)))
 
     def _without_attention(self, rows: int, tokens: int, prefill: bool = False) -> int:
-        computed = padded_batch(tokens) if self.deployment.cuda_graphs else tokens
-        sent = self._links.ticks(computed) if self._reduced is None else self._reduced(computed)
-        if self._reduced is not None:
-            sent += self._links.hop_ticks(computed) + self._links.exchange_ticks(computed)
+        peers = self._peers or Peers.of([tokens] * self._engines, self.deployment.cuda_graphs)
+        computed = tokens if peers.padded is None else peers.padded
+        reduced = self._links.all_reduce_ticks(computed) if self._reduced is None else self._reduced(computed)
+        sent = reduced + self._links.hop_ticks(computed) + self._links.exchange_ticks(peers.received)
+        if self._by_row_of_experts is not None:
+            sent += self._by_row_of_experts(peers.rows)
         if prefill and "prefill_step" in self.calibration.ops:
             # The number of prompts is unknown here: one at least.
             host = self._us("prefill_step", operations.prefill_step(rows + 1, tokens))

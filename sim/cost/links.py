@@ -46,8 +46,7 @@ class Links:
 
     Args:
         engines: Engines that share the experts. Each gathers the hidden states of all others before the experts of a layer,
-            and gets the sums of its own tokens back (``all2all_backend`` allgather_reducescatter, vLLM's default). All
-            are assumed to send as many tokens.
+            and gets the sums of its own tokens back (``all2all_backend`` allgather_reducescatter, vLLM's default).
 
     Attributes:
         any: Whether there is more than one GPU.
@@ -76,6 +75,7 @@ class Links:
         self._exchange, self._exchange_per_token = self._line(
             "exchange", link_between(gpu, gpus * engines), exchanges, (engines - 1) * state
         )
+        self._others = max(1, engines - 1)
         self.any = bool(self._sources)
         self._sources = {"all_reduce": link_between(gpu, tensor_parallel).source} | self._sources
 
@@ -94,13 +94,13 @@ class Links:
         """Handing ``tokens`` hidden states from stage to stage."""
         return self._hop + self._hop_per_token * tokens
 
-    def exchange_ticks(self, tokens: int) -> int:
-        """Sending ``tokens`` hidden states of each engine to the experts and back."""
-        return self._exchange + self._exchange_per_token * tokens
+    def exchange_ticks(self, received: int) -> int:
+        """Sending hidden states to the experts and back; the engine that receives most gets ``received`` from others."""
+        return self._exchange + self._exchange_per_token * received // self._others
 
-    def ticks(self, tokens: int) -> int:
-        """All communication of a step over ``tokens`` tokens."""
-        return self.all_reduce_ticks(tokens) + self.hop_ticks(tokens) + self.exchange_ticks(tokens)
+    def ticks(self, tokens: int, received: int) -> int:
+        """All communication of a step over ``tokens`` tokens, and ``received`` ones of other engines."""
+        return self.all_reduce_ticks(tokens) + self.hop_ticks(tokens) + self.exchange_ticks(received)
 
     def describe(self) -> dict[str, object]:
         """See ``StepCost``; hops and exchanges only where there are any."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from copy import copy
 from functools import partial
 
-from ..spec.deployment import Deployment, ExpertRanks, padded_batch
+from ..spec.deployment import Deployment, ExpertRanks
 from ..spec.gpu import GpuSpec
 from ..spec.matrix import Matrix, format_of, matrix_bytes
 from ..spec.pool import block_bytes
@@ -15,7 +17,7 @@ from ..types.errors import SettingError
 from ..types.ticks import PER_US
 from . import shares
 from .attention import ELEMENT_BYTES, AttentionCost, ticks
-from .base import coefficient
+from .base import Peers, StepCost, coefficient
 from .envelope import Segment, stretches
 from .links import LINK_SOURCE, Links
 from .shares import shares_of
@@ -29,7 +31,7 @@ class RooflineCost:
     states of fixed size (``StateCost``), all-reduces, launches and the host. Terms add up: nothing overlaps.
 
     Experts are read as far as the step's tokens reach them, see ``touched``; engines that share them (data parallelism) are
-    assumed to compute as many tokens each. Quantised weights are read
+    taken to compute as many tokens each, but for ``among``. Quantised weights are read
     in their bytes, and multiplied at the flops of their format (``shares.speedup``). Pipeline stages are passed one after the other,
     by one batch at a time (``PipelinedCost`` has several). With CUDA graphs GEMMs and
     all-reduces run over the rows that the batch is padded to, in every step that is small enough, as in
@@ -56,6 +58,7 @@ class RooflineCost:
             raise SettingError("dtype", dtype, "must be fp16 or bf16: the data sheets give the flops of these")
         self.model, self.gpu, self.tensor_parallel, self.deployment = model, gpu, tensor_parallel, deployment
         self._lines: dict[int, list[Segment]] = {}
+        self._peers: Peers | None = None
         share = shares_of(gpu.architecture, gpu.field("architecture"))
         self._ranks = deployment.expert_ranks(tensor_parallel)
         self._links = Links(model, gpu, tensor_parallel, self._stages, self._ranks.engines)
@@ -80,6 +83,7 @@ class RooflineCost:
         self._gemm_read = read(self._bytes(dense))
         self._gemm_read_per_token = read(self._gemm_activations() * ELEMENT_BYTES)
         self._gemm_flops_per_token = compute(2 * self._multiplied())
+        self._expert_flops_per_token = compute(2 * self._multiplied("expert"))
         self._head_read = read(head_bytes(model, ranks, self.deployment.quantization))
         self._head_read_per_row = read((model.hidden_size + model.vocab_size // ranks) * ELEMENT_BYTES)
         self._head_flops_per_row = compute(2 * head)
@@ -91,7 +95,7 @@ class RooflineCost:
         layers = range(model.num_layers)
         return [matrix for layer in layers for matrix in layer_matrices(model, layer, parallel, ranks)]
 
-    def _multiplied(self) -> float:
+    def _multiplied(self, part: str | None = None) -> float:
         """Parameters that a token is multiplied with; of faster formats as many as 16 bits take the time of.
 
         Where engines share experts they send each other as many tokens as they receive, so that the division of the experts
@@ -99,6 +103,8 @@ class RooflineCost:
         """
         params: Counter[str | None] = Counter()
         for matrix in self._matrices():
+            if part is not None and matrix.part != part:
+                continue
             params[format_of(matrix, self.deployment.quantization)] += matrix.used_params
         return sum(count / shares.speedup(self.gpu, form) if form else count for form, count in params.items())
 
@@ -151,17 +157,24 @@ class RooflineCost:
         """A copy reads and writes."""
         self._per_slot_copied = ticks(2 * bytes_per_slot, self.gpu.memory_bytes_per_s * share.gemm_bandwidth)
 
-    def gemm_ticks(self, tokens: int) -> int:
-        """All matrices of all layers over ``tokens`` tokens: the larger of reading and computing."""
-        read = self._gemm_read + self._expert_ticks(tokens) + self._gemm_read_per_token * tokens
-        return max(read, self._gemm_flops_per_token * tokens)
+    def gemm_ticks(self, tokens: int, rows: int | None = None) -> int:
+        """All matrices of all layers over ``tokens`` tokens: the larger of reading and computing.
+
+        Args:
+            rows: Tokens of all engines that share the experts; None takes as many of each.
+        """
+        engines = self._ranks.engines
+        rows = tokens * engines if rows is None else rows
+        read = self._gemm_read + self._expert_ticks(rows) + self._gemm_read_per_token * tokens
+        # Rows of the experts are divided evenly among the engines.
+        more = self._expert_flops_per_token * (rows - tokens * engines) // engines
+        return max(read, self._gemm_flops_per_token * tokens + more)
 
     def _expert_ticks(self, tokens: int) -> int:
-        """Reading the experts that ``tokens`` tokens of each engine reach, as ``touched`` has it."""
+        """Reading the experts that ``tokens`` tokens of all engines reach, as ``touched`` has it."""
         experts, found = self.model.experts, self._experts_read
         if experts is None:
             return 0
-        tokens *= self._ranks.engines
         while len(found) <= tokens and found[-1] < self._expert_read:
             left = self._expert_read - found[-1]
             found.append(self._expert_read - left * (experts.count - experts.used) // experts.count)
@@ -195,6 +208,12 @@ class RooflineCost:
         """Handing ``tokens`` hidden states from stage to stage; 0 with one stage."""
         return self._links.hop_ticks(tokens)
 
+    def among(self, tokens: Sequence[int]) -> StepCost:
+        """See ``base.among``."""
+        found = copy(self)
+        found._peers, found._lines = Peers.of(tokens, self.deployment.cuda_graphs), {}
+        return found
+
     def overhead_ticks(self) -> int:
         """Launches of all layers, and the host's work between two steps."""
         return self._launch + self._host
@@ -209,9 +228,10 @@ class RooflineCost:
     def _without_mixers(self, rows: int, tokens: int) -> int:
         if not tokens:
             return self.overhead_ticks()
-        computed = padded_batch(tokens) if self.deployment.cuda_graphs else tokens
-        dense = self.gemm_ticks(computed) + self.head_ticks(rows)
-        sent = self._links.ticks(computed)
+        peers = self._peers or Peers.of([tokens] * self._ranks.engines, self.deployment.cuda_graphs)
+        computed = tokens if peers.padded is None else peers.padded
+        dense = self.gemm_ticks(computed, peers.rows) + self.head_ticks(rows)
+        sent = self._links.ticks(computed, peers.received)
         return dense + self.kv_write_ticks(tokens) + sent + self.overhead_ticks()
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:

@@ -13,9 +13,10 @@ model, parallelism, release and cost model, and are refused for another one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from os.path import basename
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -23,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from ..types import ticks
 from ..types.errors import SettingError
 from ..types.validation import complaint, content_of
-from .base import StepCost, coefficient
+from .base import StepCost, among, coefficient
 
 #: A minute, and a second: larger values are in another unit.
 OutsideMs = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
@@ -177,6 +178,12 @@ class ServedCost:
             self._more += assumed if host is None else host
         self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
         self.copy_ticks = inner.copy_ticks
+
+    def among(self, tokens: Sequence[int]) -> StepCost:
+        """See ``base.among``."""
+        found = copy(self)
+        found.inner = cast(OperationCost, among(self.inner, tokens))
+        return found
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
         """See ``StepCost``."""

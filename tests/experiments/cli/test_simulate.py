@@ -226,6 +226,12 @@ def test_the_data_is_the_summary_that_is_printed(trace, tmp_path):
     assert f"Results: {tmp_path / 'out'}\n" in printed.stdout
 
 
+def test_what_is_assumed_about_engines_that_share_experts_is_stated(trace, capsys):
+    shared = ["--model", "qwen3-30b-a3b", "--gpu", "h200", "--policy", "vllm-v1", "--data-parallel-size", "2"]
+    assert status(["simulate", "--trace", str(trace), *shared]) == DONE
+    assert "The 2 engines that share experts run in lock step" in " ".join(capsys.readouterr().out.split())
+
+
 class TestRequestsThatThePoolNeverHolds:
     @staticmethod
     def printed_lines(capsys: pytest.CaptureFixture, *tokens: object) -> list[str]:

@@ -169,6 +169,10 @@ class TestReplica:
                 ["--gpu", "a100-80gb", "--serve", "vllm serve opt-13b -dp 2"],
                 "--data-parallel-size = 2: one replica is simulated",
             ),
+            (
+                ["--gpu", "h200", "--model", "qwen3-30b-a3b", "--data-parallel-size", "2"],
+                "--data-parallel-size = 2: one replica is simulated",
+            ),
             (["--gpu", "a100-40gb", "--device", "cpu"], "device = 'cpu': has no effect with --against; leave it out"),
             (["--gpu", "a100-40gb", "--quick"], "quick = True: has no effect with --against; leave it out"),
             (["--gpu", "a100-40gb", "--plan", "p.npz"], "plan = 'p.npz': has no effect with --against; leave it out"),

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragmeter.sim.cost import PipelinedCost, RooflineCost
+from fragmeter.sim.cost import PipelinedCost, RooflineCost, ScaledCost, ServedCost, Server, ServerConstants
+from fragmeter.sim.cost.base import among
 from fragmeter.sim.cost.envelope import stretches
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.links import Links
@@ -299,7 +300,7 @@ class TestNodes:
         assert self.links(4, 2).hop_ticks(100) == pytest.approx(near, rel=1e-5)
 
     def test_engines_on_two_nodes_exchange_tokens_over_the_network(self):
-        eight, sixteen = (self.links(1, 1, engines).exchange_ticks(50) for engines in (8, 16))
+        eight, sixteen = (self.links(1, 1, engines).exchange_ticks(50 * (engines - 1)) for engines in (8, 16))
         calls, state = 2 * 48, 2048 * 2
         assert eight == pytest.approx(calls * (10 * PER_US + 50 * 7 * state / 360e9 * PER_SECOND), rel=1e-6)
         assert sixteen == pytest.approx(calls * (20 * PER_US + 50 * 15 * state / 40e9 * PER_SECOND), rel=1e-6)
@@ -323,6 +324,41 @@ class TestSharedExperts:
         sent = 32 * 2 * (10e-6 + 3 * 3 * 4096 * 2 / (A100.nvlink_bytes_per_s * 0.8))
         exchange = seconds(shared.step_ticks(3, 300, 0, 0) - alone.step_ticks(3, 300, 0, 0)) - less
         assert exchange == pytest.approx(sent, rel=1e-5)
+
+    def test_a_prefill_beside_decodes_by_hand(self):
+        """Four engines with 6,000, 3, 3 and 1 tokens: experts multiply 6,007 rows and not 24,000, and an engine receives 6,006. A
+        quarter of the experts' flops is each GPU's."""
+        shared = deployed("mixtral-8x7b", data_parallel=4)
+        apart = shared.among([6000, 3, 3, 1])
+        expert_flops = 32 * 2 * 2 * 3 * 4096 * 14_336
+        fewer = seconds(shared.gemm_ticks(6000) - shared.gemm_ticks(6000, 6007))
+        assert fewer == pytest.approx(expert_flops * (6000 - 6007 / 4) / FLOPS_PER_S, rel=1e-5)
+        sent = 32 * 2 * (18_000 - 6006) * 4096 * 2 / (A100.nvlink_bytes_per_s * 0.8)
+        less = seconds(shared.step_ticks(0, 0, 6000, 18_003_000) - apart.step_ticks(0, 0, 6000, 18_003_000))
+        assert less == pytest.approx(fewer + sent, rel=1e-5)
+
+    def test_a_factor_and_a_server_change_steps_among_others(self):
+        """Twice as long, or without the assumed overhead, beside any other engine."""
+        shared = deployed("mixtral-8x7b", data_parallel=2)
+        server = Server(1, "server", "test", {}, ServerConstants())
+        for tokens in ([3, 3], [3, 600]):
+            own = shared.among(tokens).step_ticks(3, 300, 0, 0)
+            twice, served = (among(cost, tokens) for cost in (ScaledCost(shared, 2), ServedCost(shared, server, True)))
+            assert twice.step_ticks(3, 300, 0, 0) == 2 * own
+            assert served.step_ticks(3, 300, 0, 0) == own - shared.overhead_ticks()
+
+    @pytest.mark.parametrize("eager", [False, True])
+    def test_decodes_are_padded_to_the_engine_with_most(self, eager):
+        """Three sequences beside 40 compute 40 rows in a graph, and 3 without; beside 600 there is no graph."""
+        shared = deployed("mixtral-8x7b", data_parallel=2, cuda_graphs=not eager)
+        beside = [shared.among([3, other]).step_ticks(3, 300, 0, 0) for other in (3, 40, 600)]
+        alike = [shared.step_ticks(tokens, 300, 0, 0) for tokens in (3, 40)]
+        assert beside[0] == alike[0]
+        heads = shared.head_ticks(40) - shared.head_ticks(3)
+        writes = shared.kv_write_ticks(40 - 3)
+        attention = shared.decode_attention_ticks(40, 300) - shared.decode_attention_ticks(3, 300)
+        assert (beside[1] == alike[1] - heads - writes - attention) is not eager
+        assert beside[1] < beside[2]
 
     def test_without_experts_nothing_changes(self):
         step = (7, 7000, 100, 5050)

@@ -1,0 +1,306 @@
+"""Engines that share experts compute their steps together (data parallelism of vLLM, ``DPEngineCoreProc``).
+
+Every layer with experts exchanges tokens between all engines, so none passes it before the last one reaches it:
+
+    engine 0    |== prefill ==|-- decode --|-- decode --|
+    engine 1    |-- decode ...|-- decode --|-- decode --|       as long as the prefill of engine 0
+    engine 2    |.. dummy ....|.. dummy ...| request|== prefill ==
+
+1. Each engine decides its next step by itself, and proposes it to the ``Barrier`` in place of starting it.
+2. An engine without work takes part with a dummy batch of one token (``execute_dummy_batch``).
+3. Once all engines that act at a tick have proposed, the barrier asks the cost of each step, given the tokens of all
+   (``among``). The longest one is the length of the step on all engines.
+4. Later steps of a leap are lines over the steps, one for each engine. The leap goes on as long as one line is the
+   highest, and no longer than the shortest leap proposed.
+5. A request that comes to an engine with a dummy batch in progress waits for the end of this step. The leap of all
+   engines ends there.
+6. Engines stop together when none has work. Dummy batches that vLLM runs after that, until the engines next ask each other
+   (every 32 steps), are left out: they could delay a request by part of a decode step.
+
+Steps start together, so the result is the same for leaps of any length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import simpy
+from simpy.events import NORMAL, URGENT, EventPriority
+
+from ..cost.base import StepCost, among
+from ..engine.engine import Alarm
+from ..engine.executor import Begun, FirstStep
+from ..memory import Memory
+from ..memory.accounting.ledger import Leap
+from ..policy.base import PairedPolicy
+from ..types.sequence import StepPlan
+from ..types.sums import steps_until, ticks_of
+from .disaggregated import PrefillEngine
+from .routed import SOMEDAY, RoutedEngine
+
+#: Tokens of a dummy batch.
+DUMMY_TOKENS = 1
+
+
+class Work(NamedTuple):
+    """What a step computes; the arguments of ``StepCost.step_ticks``."""
+
+    decodes: int = 0
+    decode_context: int = 0
+    prefill_tokens: int = 0
+    prefill_pairs: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of a dummy batch, if the step computes nothing."""
+        return self.decodes + self.prefill_tokens or DUMMY_TOKENS
+
+
+class Proposal(NamedTuple):
+    """The next steps of an engine, before their lengths are known.
+
+    Attributes:
+        steps: Most steps for which the engine's decision stays the same; 0 for a step in which no sequence decodes.
+        leap: The ledger's columns, with the ticks of an engine alone.
+        first: Work of the first step.
+        moves: Ticks of copies and swaps before it.
+        later: Work of the second step.
+    """
+
+    steps: int
+    leap: Leap
+    first: Work
+    moves: int
+    later: Work
+
+
+class _Line(NamedTuple):
+    """Lengths of later steps: ``second``, ``second + growth``, ..., for ``steps`` steps; None: without end."""
+
+    second: int
+    growth: int
+    steps: int | None
+
+
+class RecordedCost:
+    """The cost of an engine, which keeps the last step that it was asked for. See ``StepCost``."""
+
+    def __init__(self, inner: StepCost) -> None:
+        self.inner, self.name = inner, inner.name
+        self._asked: Work | None = None
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        """See ``StepCost``."""
+        self._asked = Work(decodes, decode_context, prefill_tokens, prefill_pairs)
+        return self.inner.step_ticks(*self._asked)
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        """See ``StepCost``."""
+        self._asked = Work(decodes, context)
+        return self.inner.decode_line(decodes, context)
+
+    def swap_out_ticks(self, blocks: int) -> int:
+        """See ``StepCost``."""
+        return self.inner.swap_out_ticks(blocks)
+
+    def swap_in_ticks(self, blocks: int) -> int:
+        """See ``StepCost``."""
+        return self.inner.swap_in_ticks(blocks)
+
+    def copy_ticks(self, slots: int) -> int:
+        """See ``StepCost``."""
+        return self.inner.copy_ticks(slots)
+
+    def describe(self) -> dict[str, object]:
+        """See ``StepCost``."""
+        return self.inner.describe()
+
+    def take(self) -> Work | None:
+        """The last step asked for since the last call; None if there is none."""
+        asked, self._asked = self._asked, None
+        return asked
+
+
+class LockStepEngine(RoutedEngine):
+    """A ``RoutedEngine`` with steps that start and end together with those of other engines.
+
+    Args:
+        barrier: Of these engines.
+        source, cost, others: As for ``RoutedEngine``, or for the class that is combined with this one; the cost is that of
+            an engine alone.
+    """
+
+    cost: RecordedCost
+
+    def __init__(
+        self,
+        barrier: Barrier,
+        env: simpy.Environment,
+        number: int,
+        source: Any,
+        policy: PairedPolicy,
+        memory: Memory,
+        cost: StepCost,
+        *others: Any,
+    ) -> None:
+        super().__init__(env, number, source, policy, memory, RecordedCost(cost), *others)
+        self._barrier = barrier
+        self._proposal: Proposal | None = None
+
+    def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
+        asked = self.cost.take()
+        found = super()._leap_over(now, first_step)
+        self.cost.take()
+        state = self.state
+        batch_size, context = state.batch_size, state.batch_size * state.decode_step + state.lag_sum
+        first = asked or Work(batch_size, context)
+        moves = 0 if first_step is None else first_step[2]
+        self._proposal = Proposal(found[0], found[2], first, moves, Work(batch_size, context + batch_size))
+        return found
+
+    def _stand_still(self, now: int, first_step: Begun, plan: StepPlan) -> tuple[int, Leap]:
+        asked = self.cost.take()
+        found = super()._stand_still(now, first_step, plan)
+        if found[0]:
+            self._proposal = Proposal(0, found[1], asked or Work(), first_step[2], Work())
+        return found
+
+    def _wake(self, alarm: simpy.Event, priority: EventPriority, ticks: int) -> None:
+        """See ``RoutedEngine``; the barrier sets the alarm of a step."""
+        proposal, self._proposal = self._proposal, None
+        if proposal is not None:
+            self._alarm = alarm
+            self._barrier.propose(self, proposal)
+        elif self._resting:
+            self._sleep(alarm, self._until)
+        else:
+            super()._wake(alarm, priority, ticks)
+
+    def _sleep(self, alarm: simpy.Event, until: int) -> None:
+        """Rest until a tick, and from then on until the other engines are between two steps."""
+        self._alarm, self._until, since = alarm, SOMEDAY, self._since
+        if until >= SOMEDAY:
+            return
+
+        def end(_: simpy.Event) -> None:
+            if self._resting and self._since == since:
+                self._wake_up(until)
+
+        timer = Alarm(self.env)
+        timer.callbacks = [end]
+        self.env.schedule(timer, URGENT, until - since)
+
+    def start(self, now: int, steps: int, ticks: int, leap: Leap) -> None:
+        """Begin steps of lengths that the barrier has found."""
+        self._begin(now, steps, ticks, leap, self._wakes, starting=self._starting)
+        self._ring_at(now + ticks, steps, leap)
+
+    def stop_at_edge(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
+        """Steps, at most ``limit``, up to the last boundary at or before the next edge of a measurement."""
+        return self._stop_at_edge(limit, now, first, second, growth)
+
+    def end_after(self, steps: int) -> None:
+        """End the leap in progress after so many of its steps, if that is earlier than its end."""
+        super()._end_after(steps)
+
+    def _end_after(self, steps: int) -> None:
+        self._barrier.end_after(steps)
+
+    def _wake_up(self, now: int) -> None:
+        super()._wake_up(self._barrier.next_start(now))
+
+
+class LockStepPrefillEngine(LockStepEngine, PrefillEngine):
+    """A ``PrefillEngine`` in lock step with others; after ``barrier`` its arguments are those of that class."""
+
+
+class Barrier:
+    """Starts the steps of engines that share experts together.
+
+    Args:
+        env: Their environment.
+        engines: Their number.
+        priority: Later than those of all engines, at one tick.
+        cost: That of each engine.
+    """
+
+    def __init__(self, env: simpy.Environment, engines: int, priority: int, cost: StepCost) -> None:
+        self._env, self._engines, self._priority, self._cost = env, engines, EventPriority(NORMAL + priority), cost
+        self._proposed: dict[LockStepEngine, Proposal] = {}
+        # The leap in progress: its engines, start, steps, and the lengths of its steps.
+        self._stepping: list[LockStepEngine] = []
+        self._start = self._steps = self._first = self._second = self._growth = 0
+        self._until = 0
+
+    def propose(self, engine: LockStepEngine, proposal: Proposal) -> None:
+        """An engine is ready for its next step."""
+        if not self._proposed:
+            settle = Alarm(self._env)
+            settle.callbacks = [lambda _: self._settle()]
+            self._env.schedule(settle, self._priority, 0)
+        self._proposed[engine] = proposal
+
+    def end_after(self, steps: int) -> None:
+        """End the leap in progress after so many of its steps, if that is earlier than its end."""
+        if steps < self._steps:
+            self._steps = steps
+            self._until = self._start + ticks_of(steps, self._first, self._second, self._growth)
+            for engine in self._stepping:
+                engine.end_after(steps)
+
+    def next_start(self, now: int) -> int:
+        """When an engine without work can start a step: at once, or after the step that the others are in."""
+        if now >= self._until:
+            return now
+        if self._steps > 1:
+            self.end_after(steps_until(now - self._start, self._first, self._second, self._growth))
+        return self._until
+
+    def _settle(self) -> None:
+        """Start the steps that are proposed."""
+        proposed, self._proposed = self._proposed, {}
+        now, proposals = int(self._env.now), [*proposed.values()]
+        first = self._first_ticks(proposals)
+        steps, second, growth = self._later(proposals)
+        if steps > 1:
+            # All engines have the same edges.
+            steps = next(iter(proposed)).stop_at_edge(steps, now, first, second, growth)
+        if steps == 1:
+            second = growth = 0
+        ticks = ticks_of(steps, first, second, growth)
+        self._start, self._steps, self._until = now, steps, now + ticks
+        self._first, self._second, self._growth = first, second, growth
+        self._stepping = [*proposed]
+        for engine, proposal in proposed.items():
+            alone = proposal.leap
+            own = steps if proposal.steps else 0
+            engine.start(now, own, ticks, (now, own, first, second, growth, *alone[5:]))
+
+    def _among(self, works: Sequence[Work]) -> StepCost:
+        idle = self._engines - len(works)
+        return among(self._cost, [*(work.tokens for work in works), *[DUMMY_TOKENS] * idle])
+
+    def _first_ticks(self, proposals: Sequence[Proposal]) -> int:
+        cost = self._among([proposal.first for proposal in proposals])
+        return max(
+            proposal.moves + (cost.step_ticks(*proposal.first) if any(proposal.first) else 0) for proposal in proposals
+        )
+
+    def _later(self, proposals: Sequence[Proposal]) -> tuple[int, int, int]:
+        """Steps of the leap, ticks of the second one, and by how much each later one is longer."""
+        steps = min(proposal.steps or 1 for proposal in proposals)
+        if steps == 1:
+            return 1, 0, 0
+        cost, lines = self._among([proposal.later for proposal in proposals]), []
+        for batch_size, context, *_ in (proposal.later for proposal in proposals):
+            base, slope, until = cost.decode_line(batch_size, context)
+            most = None if until is None else 1 + (until - 1 - context) // batch_size
+            lines.append(_Line(base + slope * context, slope * batch_size, most))
+        highest = max(lines, key=lambda line: line[:2])
+        steps = min([steps, *(1 + line.steps for line in lines if line.steps is not None)])
+        for line in lines:
+            if line.growth > highest.growth:
+                # Up to the step in which this line passes the highest one.
+                steps = min(steps, 2 + (highest.second - line.second) // (line.growth - highest.growth))
+        return steps, highest.second, highest.growth
