@@ -54,8 +54,8 @@ class Answer:
 
     @property
     def replicas(self) -> int:
-        """Replicas for the wanted rate; one without a wanted rate."""
-        return 1 if self.fleet is None else not_none(self.fleet.replicas)
+        """Replicas for the wanted rate; without one a single replica, or the engines that share its experts."""
+        return self.candidate.engines if self.fleet is None else not_none(self.fleet.replicas)
 
     @property
     def rate(self) -> float:
@@ -71,7 +71,7 @@ class Answer:
     def fleet_rate(self) -> float:
         """The highest rate of the fleet or of the replica, requests/s: the mean of its seeds, or the recommended rate."""
         if self.fleet is None:
-            return self.rates.rate
+            return self.rates.rate * self.replicas
         return self.fleet.mean_rate
 
     @property
@@ -100,7 +100,7 @@ class Bill:
     """Cost of a candidate.
 
     Attributes:
-        replicas, gpus: Number needed for the wanted rate; one replica without a wanted rate.
+        replicas, gpus: Number needed for the wanted rate; without one a single replica, or the engines that share its experts.
         fewest_replicas: Replicas that may be enough, as far as the seeds say.
         per_hour, fewest_per_hour: Price of all GPUs for an hour.
         per_million: Price of a million tokens at the wanted rate, or at the full rate: the whole bill divided by prompt
@@ -128,7 +128,7 @@ def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None) -> Bi
     fewest = replicas if answer.fleet is None else answer.fleet.fewest
     replica_hour = launch.num_gpus * prices.of(launch.gpu.name)
     prompt, output = load.mean_tokens
-    served = HOUR_S / MILLION * (answer.rate if wanted is None else wanted)
+    served = HOUR_S / MILLION * (answer.rate * replicas if wanted is None else wanted)
     tokens = {"input": prompt, "output": output, "total": prompt + output}
     per_million = {name: replicas * replica_hour / (served * mean) for name, mean in tokens.items()}
     full = None

@@ -470,3 +470,10 @@ def test_fleets_of_engines_that_share_experts_are_bought_whole(capsys):
         assert sizes == [size for size in (each["bill"]["replicas"], each["bill"]["replicas"] - 4) if size]
     alone = planned(capsys, "--model", "mixtral-8x7b", "--gpu", "h100-80gb", *load)
     assert "CUDA out of memory" in alone["candidates"][0]["refused"]
+
+
+def test_without_a_wanted_rate_all_engines_that_share_experts_are_bought(capsys):
+    load = ["--goodput", "ttft:200", "tpot:12", "--num-prompts", "100", "--seeds", "1", "--jobs", "1"]
+    arguments = ["--model", "qwen3-30b-a3b", "--gpu", "h100-80gb", "--data-parallel-size", "2"]
+    found = planned(capsys, *arguments, *load)
+    assert found["recommendation"].startswith("Buy 2 x h100-80gb: 7.98 USD/h")
