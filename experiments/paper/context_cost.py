@@ -98,6 +98,7 @@ class ContextCost(PaperCost):
         step_ms, ms_per_decode, ms_per_prefill_token: As for ``PaperCost``; ``ms_per_decode`` at Fig 1's length.
         sequence_slope: Share of ``ms_per_decode``, without the reading, that a sequence takes.
         large_batches: Whether batches beyond Fig 1's take DistServe's longer steps.
+        copy_slowdown: How many times as long copies take as the data sheet's bandwidth allows.
     """
 
     name = "paper, by context"
@@ -113,6 +114,7 @@ class ContextCost(PaperCost):
         ms_per_prefill_token: float = MS_PER_PREFILL_TOKEN,
         sequence_slope: float = 1.0,
         large_batches: bool = False,
+        copy_slowdown: float = 1.0,
     ) -> None:
         super().__init__(
             scale,
@@ -125,6 +127,7 @@ class ContextCost(PaperCost):
         per_token_ms = server.reading_ms()
         self._per_decode = from_ms(scale * sequence_slope * (ms_per_decode - per_token_ms * usual_length()))
         self._per_context_token = from_ms(scale * (per_token_ms + extra_ms))
+        self._per_slot_copied = round(self._per_slot_copied * copy_slowdown)
         self._most_small = published_step_times()["large_batches"]["beyond_sequences"]
         longer_ms, per_sequence_ms = server.large_batch_ms() if large_batches else (0.0, 0.0)
         self._large_step, self._per_decode_of_large = (

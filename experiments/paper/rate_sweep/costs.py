@@ -33,6 +33,7 @@ class Steps:
         terms: What the step time depends on; only ``step-costs`` asks for others than those of all figures.
         sequence_slope: Share of the time per sequence, without the reading of its keys and values, that each sequence
             of a load takes.
+        copy_slowdown: How many times as long copies take as the data sheet's bandwidth allows; only ``markers`` asks for more.
     """
 
     model: str = "opt-13b"
@@ -41,6 +42,7 @@ class Steps:
     roofline: bool = False
     terms: Terms = ADOPTED
     sequence_slope: float = 1.0
+    copy_slowdown: float = 1.0
 
     def cost(self) -> StepCost:
         """The cost, at scale 1."""
@@ -62,6 +64,7 @@ class Steps:
             ms_per_prefill_token=prefill * MS_PER_PREFILL_TOKEN,
             sequence_slope=self.sequence_slope,
             large_batches=self.terms is Terms.CONTEXT_AND_BATCH,
+            copy_slowdown=self.copy_slowdown,
         )
 
     def ratios(self) -> tuple[float, float, float]:
