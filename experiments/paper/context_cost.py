@@ -151,9 +151,11 @@ class ContextCost(PaperCost):
     def describe(self) -> dict[str, object]:
         """See ``StepCost``."""
         source = "data sheet of the GPU, and what a kernel takes beyond"
+        described = super().describe() | {"per_context_token": coefficient(self._per_context_token, "ticks", source)}
+        if not self._per_decode_of_large:
+            return described
         distserve = f"DistServe's decode steps of more than {self._most_small} sequences, less those of fewer"
-        return super().describe() | {
-            "per_context_token": coefficient(self._per_context_token, "ticks", source),
+        return described | {
             "step_of_a_large_batch": coefficient(self._large_step, "ticks", distserve),
             "per_decode_of_a_large_batch": coefficient(self._per_decode_of_large, "ticks", distserve),
         }
