@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fragmeter.experiments.paper.figures.step_costs import GROUPS
-from fragmeter.reports.style.labels import metric_label, number
+from fragmeter.reports.style.labels import metric_label, number, signed
 
 HEAD = """\
 # Every figure under each step time
@@ -75,8 +75,8 @@ def _error(row: Mapping[str, Any]) -> str:
     if row["kind"] == "fitted":
         return "fitted"
     if row["metric"].endswith("_pct"):
-        return f"{row['error']:+.1f} points"
-    return f"{row['error'] / row['published']:+.1%}"
+        return f"{signed(row['error'])} points"
+    return f"{signed(100 * row['error'] / row['published'])}%"
 
 
 if __name__ == "__main__":
