@@ -17,7 +17,7 @@ test test-all test-vllm: export PYTHONDONTWRITEBYTECODE =
 # Every core has a worker of its own: threads of libraries would wait for each other.
 test test-all test-vllm: export OMP_NUM_THREADS = 1
 
-.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-lowest server-check smoke smoke-lowest release-check benchmark docs screenshots clean
+.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-lowest server-check smoke smoke-lowest release-check benchmark docs step-costs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
@@ -34,6 +34,7 @@ help:
 	@echo "make release-check  build wheel and sdist into dist, test both in clean environments outside the checkout"
 	@echo "make benchmark    measure the speed of the simulator on one core"
 	@echo "make docs         write docs/reproduction.md again; TRACE=FILE ALPACA=FILE add the paper's own length pairs"
+	@echo "make step-costs   compare step times over all figures, write docs/step-costs.md (half an hour); TRACE and ALPACA as for docs"
 	@echo "make screenshots  take the pictures of the README and docs/gallery.md from new pages"
 
 # A virtual environment of its own, installed anew when setup.cfg or the compiled core changes.
@@ -144,6 +145,11 @@ docs: $(VENV)/.core
 	$(BIN)/fragmeter reproduce all --out out/reproduction
 	$(if $(TRACE),$(BIN)/fragmeter reproduce all --trace $(TRACE) --alpaca-trace $(ALPACA) --out out/reproduction-exact)
 	$(BIN)/python docs/reproduction.py out/reproduction docs/reproduction.md $(if $(TRACE),out/reproduction-exact)
+
+step-costs: $(VENV)/.core
+	mkdir -p out
+	$(BIN)/fragmeter reproduce step-costs $(if $(TRACE),--trace $(TRACE) --alpaca-trace $(ALPACA)) --json out/step-costs.json
+	$(BIN)/python docs/step_costs.py out/step-costs.json
 
 screenshots: $(VENV)/.test
 	$(BIN)/fragmeter reproduce all --out out/reproduction

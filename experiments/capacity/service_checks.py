@@ -147,7 +147,7 @@ def _prepare(service: Service, path: Path, seed: int) -> tuple[Service, Candidat
         raise UserError(f"{path}: service {service.name}: {error}") from None
     wanted = service.request_rate or load.trace_rate
     if wanted is None:
-        raise UserError(f"{path}: service {service.name}: request_rate = None: its load has no arrivals; give a rate")
+        raise UserError(f"{path}: service {service.name}: request_rate: its load has no arrivals; give a rate")
     return service, candidate, load, goal, wanted
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...sim import Settings
 from ...sim.types import ticks
-from ...sim.types.errors import SettingError, UserError
+from ...sim.types.errors import MissingSetting, SettingError, UserError
 from ...sim.types.optional import not_none
 from ...sim.workload.content import PromptContent
 from ...sim.workload.users import Users
@@ -195,9 +195,7 @@ def _of_metrics(metrics: ServerMetrics, sources: Sources, served: Settings) -> S
             # Little's law.
             rate = (running + waiting) / metrics.e2el_s
         else:
-            raise SettingError(
-                "request_rate", None, "is missing, and the metrics have no times and no latencies; give it"
-            )
+            raise MissingSetting("request_rate", "is missing, and the metrics have no times and no latencies; give it")
     how = f"{users:,} requests in flight" if users else f"{rate:.3g} requests/s"
     return ServedLoad(trace, rate, users, sources.num_prompts, f"lengths by the server's histograms, {how}")
 

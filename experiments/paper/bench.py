@@ -14,7 +14,7 @@ from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ..runs.output import track
 from ..runs.parallel import in_parallel
-from .context_cost import ContextCost
+from .context_cost import ADOPTED, Terms, step_cost
 from .paper import Experiment, Source
 from .settings import paper_settings
 
@@ -28,7 +28,7 @@ class Case:
     """One run: a measurement under a policy, with a seed and a scale of the step time.
 
     Attributes:
-        by_context: Whether the step time depends on the context (``ContextCost``).
+        terms: What the step time depends on.
         to_the_end: Whether the run continues to the last request, for rates over the whole run.
     """
 
@@ -36,7 +36,7 @@ class Case:
     seed: int
     policy: str
     scale: float
-    by_context: bool = True
+    terms: Terms = ADOPTED
     to_the_end: bool = False
 
 
@@ -122,7 +122,7 @@ def _rates(run: Run) -> dict[str, float]:
 def _run(workload: Workload, case: Case) -> Run:
     chosen = paper_settings(policy=case.policy, step_scale=case.scale, window=case.experiment.window_s)
     serve = simulate if case.to_the_end else simulate_window
-    return serve(chosen, workload, ContextCost(case.scale) if case.by_context else None)
+    return serve(chosen, workload, step_cost(case.terms, case.scale))
 
 
 def _percentages(views: dict[str, dict[str, float]]) -> dict[str, float]:

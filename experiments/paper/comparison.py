@@ -26,7 +26,7 @@ def compare(experiment: Experiment, bench: Bench, fit: Fit, scales: Sequence[flo
     """
     source = bench.source
     rows = compared_rows(experiment, bench, fit)
-    one = bench.measure([Case(experiment, source.seeds[0], SERIES[FITTED_ON], fit.scale, fit.by_context)], "pool")[0]
+    one = bench.measure([Case(experiment, source.seeds[0], SERIES[FITTED_ON], fit.scale, fit.terms)], "pool")[0]
     sensitivity = {"sensitivity": _sensitivities(experiment, bench, scales)} if scales else {}
     return {
         "figure": experiment.figure,
@@ -66,8 +66,7 @@ def compared_rows(experiment: Experiment, bench: Bench, fit: Fit) -> list[Row]:
     groups |= {change: (few, change) for change in STEP_CHANGES}
     cases = {
         (name, what): [
-            Case(experiment, seed, policy, round(fit.scale * change, _SCALE_DECIMALS), fit.by_context)
-            for seed in chosen
+            Case(experiment, seed, policy, round(fit.scale * change, _SCALE_DECIMALS), fit.terms) for seed in chosen
         ]
         for name, policy in SERIES.items()
         for what, (chosen, change) in groups.items()

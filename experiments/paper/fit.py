@@ -14,6 +14,7 @@ from ...sim.engine.replica import FITTED_STEP_SCALE
 from ...sim.types.optional import not_none
 from ..runs.crossing import scan
 from .bench import Bench, Case
+from .context_cost import ADOPTED, Terms
 from .paper import FIG13A, SERIES
 
 FITTED_ON = "vLLM"
@@ -36,13 +37,13 @@ class Fit:
         scale: s.
         published: The value that it is fitted on.
         scan: (s, value) of every scanned point, sorted by s; empty for a scale fitted beforehand.
-        by_context: Whether it is the scale of ``ContextCost``; else that of ``PaperCost``.
+        terms: Terms of the step time that it is the scale of.
     """
 
     scale: float
     published: float
     scan: tuple[tuple[float, float], ...] = ()
-    by_context: bool = True
+    terms: Terms = ADOPTED
 
     def describe(self) -> dict[str, Any]:
         """As data."""
@@ -62,27 +63,28 @@ class Fit:
         return f"{start}; it comes to {dict(self.scan)[self.scale]:.2f}."
 
 
-def fitted_before(by_context: bool = True) -> Fit:
+def fitted_before(terms: Terms = ADOPTED) -> Fit:
     """The scale that was fitted beforehand, on the paper's own pairs of ShareGPT; the argument is that of ``fit``."""
     published = not_none(FIG13A.published()[FITTED_ON, METRIC])
-    return Fit(CONTEXT_STEP_SCALE if by_context else FITTED_STEP_SCALE, published, by_context=by_context)
+    scale = FITTED_STEP_SCALE if terms is Terms.NEITHER else CONTEXT_STEP_SCALE
+    return Fit(scale, published, terms=terms)
 
 
-def fit(bench: Bench, by_context: bool = True) -> Fit:
+def fit(bench: Bench, terms: Terms = ADOPTED) -> Fit:
     """The scale for the bench's source: scanned for a file of pairs, a constant for drawn pairs.
 
     Args:
-        by_context: Whether the step time depends on the context (``ContextCost``).
+        terms: What the step time depends on.
     """
     if bench.source.exact is None:
-        return fitted_before(by_context)
+        return fitted_before(terms)
     published = not_none(FIG13A.published()[FITTED_ON, METRIC])
-    best, values = scan(partial(_measure, bench, by_context), published, _COARSE, _FINE_STEP)
-    return Fit(best / 1000, published, tuple((at / 1000, value) for at, value in values.items()), by_context)
+    best, values = scan(partial(_measure, bench, terms), published, _COARSE, _FINE_STEP)
+    return Fit(best / 1000, published, tuple((at / 1000, value) for at, value in values.items()), terms)
 
 
-def _measure(bench: Bench, by_context: bool, thousandths: range) -> dict[int, float]:
+def _measure(bench: Bench, terms: Terms, thousandths: range) -> dict[int, float]:
     seed = bench.source.seeds[0]
-    cases = [Case(FIG13A, seed, SERIES[FITTED_ON], at / 1000, by_context) for at in thousandths]
+    cases = [Case(FIG13A, seed, SERIES[FITTED_ON], at / 1000, terms) for at in thousandths]
     measured = bench.measure(cases, "fitting the step time")
     return {at: result.values[METRIC] for at, result in zip(thousandths, measured, strict=True)}

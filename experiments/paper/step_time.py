@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from statistics import fmean
 from typing import Any
 
@@ -16,6 +14,7 @@ from ...sim.spec import gpu, model
 from ...sim.types.ticks import PER_MS
 from ..runs.output import Report
 from .comparison import Payload
+from .context_cost import published_step_times
 from .published import usual_length
 from .rows import Row
 
@@ -29,7 +28,7 @@ BATCHES, LENGTHS = (8, 32, 64), (256, 1024)
 
 def compare_step_times() -> Payload:
     """Every published value, with the value of each cost."""
-    facts = json.loads(resources.files(__package__).joinpath("facts/step_times.json").read_text("utf-8"))
+    facts = published_step_times()
     cards = {fact["gpu"] for fact in facts["series"]}
     costs = {(name, card): cost(name, model(MODEL), gpu(card)) for name in COSTS for card in cards}
     rows = [row for fact in facts["series"] for row in _rows(fact, costs)]

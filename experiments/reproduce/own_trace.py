@@ -8,7 +8,8 @@ arrivals is never the paper's. For any other trace
   3. each system serves the same requests with the pool that the model leaves on the GPU;
   4. means leave out as large a part of the span in which requests arrive as the figure does, a third or a sixth of it;
      requests that all arrive at once are measured from the first step to the last;
-  5. the step time is the paper's where it applies, else that of ``simulate``. No number is fitted;
+  5. the step time is the paper's by context where it applies (OPT-13B's layers and width on one A100-40GB), as in the
+     paper's figures, else that of ``simulate``. No number is fitted;
   6. the rate sweep scales the gaps of these arrivals until the mean normalised latency reaches 0.5 s/token.
 """
 
@@ -21,21 +22,23 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from ...sim.cost import PaperCost, default_cost
-from ...sim.engine.replica import FITTED_STEP_SCALE
+from ...sim.cost import PaperCost, StepCost, default_cost
 from ...sim.engine.run import Run, simulate, simulate_window
 from ...sim.engine.settings import Settings, settings
 from ...sim.policy import policy as policy_of
 from ...sim.spec import gpu, model
-from ...sim.types.errors import SettingError
+from ...sim.types.errors import MissingSetting, SettingError
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ...traces import LengthPairs, Trace, workload
 from ..paper.bench import Measured, measured
 from ..paper.comparison import Payload
+from ..paper.context_cost import ContextCost
 from ..paper.figures.fig12 import FT
 from ..paper.figures.waste import METRICS, NAMES
+from ..paper.fit import CONTEXT_STEP_SCALE
 from ..paper.paper import FIG2, FIG13A, MAX_MODEL_LEN, SERIES, Experiment
+from ..paper.rate_sweep.costs import Steps
 from ..paper.rate_sweep.panels import CROSSING, LATENCY, MAX, ORACLE, VLLM
 from ..paper.rate_sweep.rate_sweep import TARGET_S, Load, Search, System, find_rate
 from ..paper.rows import Row
@@ -108,12 +111,12 @@ class OwnTrace:
         return workload(self.trace, self.server.request_rate, seed)
 
     def settings(self, policy: str, window: tuple[float, float] | None = None) -> Settings:
-        """The replica of a policy. Its step time is the paper's where it applies, else that of ``simulate``."""
+        """The replica of a policy, with the step time of ``simulate``; where the paper's applies, see ``step_time``."""
         server = self.server
         place = {"model": server.model, "gpu": server.gpu, "tensor_parallel_size": server.tensor_parallel_size}
         if policy_of(policy).has_token_budget and self.budget > _BUDGET:
             place["max_num_batched_tokens"] = self.budget
-        return settings(policy=policy, window=window, cost=self.cost, step_scale=self.step_scale, **place)
+        return settings(policy=policy, window=window, cost=self.cost, **place)
 
     @property
     def budget(self) -> int:
@@ -133,7 +136,12 @@ class OwnTrace:
     @property
     def step_scale(self) -> float:
         """Factor on its step time."""
-        return FITTED_STEP_SCALE if self.cost == "paper" else 1.0
+        return CONTEXT_STEP_SCALE if self.cost == "paper" else 1.0
+
+    @property
+    def step_time(self) -> StepCost | None:
+        """The paper's step time by context where it applies; None takes that of the settings."""
+        return ContextCost(self.step_scale) if self.cost == "paper" else None
 
     def identity(self) -> str:
         """Text that determines the documents, apart from the lengths; of a model or GPU in a file its content counts."""
@@ -150,7 +158,7 @@ def own_trace(file: str, trace: Trace, server: OwnServer, seeds: int | None) -> 
     """
     longest = model(server.model).max_model_len
     if trace.arrival_ticks is None and server.request_rate is None:
-        raise SettingError("request_rate", None, f"{file} has no arrivals; give a request rate")
+        raise MissingSetting("request_rate", f"{file} has no arrivals; give a request rate")
     if seeds is not None and seeds < 1:
         raise SettingError("seeds", seeds, "must be 1 or more")
     if seeds is not None and server.request_rate is None:
@@ -262,7 +270,9 @@ def _search(own: OwnTrace, name: str, policy: str, seed: int) -> Search:
     if name == FT:
         # As in Fig 12: it is called with the number of tokens to generate.
         work = replace(work, max_tokens=work.output_tokens)
-    return Search((name, seed), System(own.settings(policy), None), Load(work, rate), scale=1.0)
+    # The search scales the steps.
+    steps = Steps() if own.cost == "paper" else None
+    return Search((name, seed), System(own.settings(policy), steps), Load(work, rate), own.step_scale)
 
 
 def _found(search: Search) -> tuple[tuple[Any, ...], Crossing | None]:
@@ -277,7 +287,7 @@ def _runs(
 ) -> dict[str, list[_Served]]:
     """The runs of each series, one a seed."""
     jobs = [
-        (own.settings(policy, _window_s(own.workload(seed), experiment)), own.workload(seed), to_the_end)
+        (own.settings(policy, _window_s(own.workload(seed), experiment)), own.workload(seed), to_the_end, own.step_time)
         for policy in policies.values()
         for seed in own.seeds
     ]
@@ -285,8 +295,8 @@ def _runs(
     return {name: [next(found) for _ in own.seeds] for name in policies}
 
 
-def _serve(chosen: Settings, work: Workload, to_the_end: bool) -> _Served:
-    run: Run = (simulate if to_the_end or chosen.window is None else simulate_window)(chosen, work)
+def _serve(chosen: Settings, work: Workload, to_the_end: bool, cost: StepCost | None) -> _Served:
+    run: Run = (simulate if to_the_end or chosen.window is None else simulate_window)(chosen, work, cost)
     return _Served(measured(run, to_the_end), int(run.refused.sum()))
 
 
@@ -379,10 +389,11 @@ def _pool_lines(own: OwnTrace, runs: dict[str, list[_Served]], experiment: Exper
 
 
 _COSTS = {
-    "paper": "the paper's measurements whatever the context (--cost paper), at the scale s = {scale:g} that was fitted on its"
-    " Fig 13a; the figures on the paper's own pairs take a step time by context",
-    "fitted": "the profile of the GPU (--cost fitted), unscaled",
-    "roofline": "the roofline (--cost roofline), unscaled",
+    "paper": "the paper's measurements, by context, at the scale s = {scale:g} that was fitted on its Fig 13a; as in the"
+    " figures on the paper's own pairs",
+    "fitted": "the profile of the GPU (--cost fitted), unscaled, as in simulate; the paper measured no step of this model"
+    " and GPU",
+    "roofline": "the roofline (--cost roofline), unscaled, as in simulate; the paper measured no step of this model and GPU",
 }
 
 

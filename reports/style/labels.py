@@ -86,11 +86,13 @@ def unit(metric: str) -> str:
 
 
 def number(metric: str, value: float | None) -> str:
-    """A value as text: percentages with one decimal, others with about four digits; ``-`` for None."""
+    """A value as text: percentages with one decimal, slots with none, others with about four digits; ``-`` for None."""
     if value is None:
         return "-"
     if is_percent(metric):
         return f"{value:.1f}"
+    if metric.endswith("_slots"):
+        return f"{value:,.0f}"
     decimals = next((decimals for below, decimals in _DECIMALS if abs(value) < below), 0)
     return f"{value:,.{decimals}f}"
 

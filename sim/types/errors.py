@@ -3,6 +3,7 @@
 FragmeterError
 ├── UserError             a mistake of the user: one line, exit status 2
 │   ├── SettingError      a flag or a setting
+│   │   └── MissingSetting
 │   ├── TraceError        a row or a column of a trace file
 │   └── MissingExtra      an optional package that the command needs
 ├── SimulationFault       a defect of fragmeter: exit status 1
@@ -34,6 +35,14 @@ class SettingError(UserError):
     def __init__(self, field: str, value: object, remedy: str) -> None:
         self.field, self.value, self.remedy = field, value, remedy
         super().__init__(f"{field} = {value!r}: {remedy}")
+
+
+class MissingSetting(SettingError):
+    """A setting that is necessary and was not given. The text has the field and the remedy."""
+
+    def __init__(self, field: str, remedy: str) -> None:
+        self.field, self.value, self.remedy = field, None, remedy
+        UserError.__init__(self, f"{field}: {remedy}")
 
 
 class TraceError(UserError):

@@ -59,7 +59,7 @@ def test_pow2_is_the_papers_formula_for_every_output():
 @pytest.mark.parametrize(
     ("arguments", "refused"),
     [
-        ({}, "request_rate = None: four has no arrivals; give a request rate"),
+        ({}, "request_rate: four has no arrivals; give a request rate"),
         ({"request_rate": 0}, "request_rate = 0: must be positive; inf lets all requests arrive at 0"),
         ({"request_rate": float("nan")}, "request_rate = nan: must be positive; inf lets all requests arrive at 0"),
         ({"request_rate": 1e-9}, "request_rate = 1e-09: spreads 4 requests over more than 8388608 s; raise it"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...sim.types.errors import SettingError
+from ...sim.types.errors import MissingSetting, SettingError
 from ...sim.workload.users import Users
 from ...sim.workload.workload import Workload
 from ..parsing.checks import MOST_SEQUENCES
@@ -84,5 +84,5 @@ def _arrival_ticks(trace: Trace, request_rate: float | None, seed: int) -> np.nd
     if request_rate is not None:
         return poisson(len(trace), request_rate, stream(seed, "arrivals"))
     if trace.arrival_ticks is None:
-        raise SettingError("request_rate", None, f"{trace.name} has no arrivals; give a request rate")
+        raise MissingSetting("request_rate", f"{trace.name} has no arrivals; give a request rate")
     return trace.arrival_ticks

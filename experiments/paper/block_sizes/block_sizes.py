@@ -30,7 +30,7 @@ from ...runs.output import track
 from ...runs.parallel import in_parallel
 from ..bench import Bench
 from ..comparison import Payload
-from ..context_cost import ContextCost, Server, reading_ms
+from ..context_cost import ADOPTED, ContextCost, Server, Terms, reading_ms
 from ..fit import CONTEXT_STEP_SCALE, ON
 from ..paper import FIG2, SERIES, Experiment, Source
 from ..published import paper_figures
@@ -117,7 +117,7 @@ class SizeCase:
         load: The requests, by the name in the figure.
         change: Factor on the load's scale of the step time.
         extra_ms: Kernel time per token of context in place of ``EXTRA_MS``.
-        by_context: Whether the step time depends on the context; without, ``extra_ms`` has no effect.
+        terms: What the step time depends on; without the context, ``extra_ms`` has no effect.
     """
 
     load: str
@@ -127,7 +127,7 @@ class SizeCase:
     change: float = 1.0
     duration_s: float = FIG2.duration_s
     extra_ms: float | None = None
-    by_context: bool = True
+    terms: Terms = ADOPTED
 
     @property
     def experiment(self) -> Experiment:
@@ -138,11 +138,12 @@ class SizeCase:
 def measure(workload: Workload, case: SizeCase) -> float:
     """Serve a workload to the last request; return the mean normalised latency in s/token."""
     scale = round(SCALES[case.load] * case.change, 6)
-    if case.by_context:
-        extra_ms = EXTRA_MS.get(case.block_size, 0.0) if case.extra_ms is None else case.extra_ms
-        cost: StepCost = ContextCost(scale, case.block_size, extra_ms)
+    if case.terms is Terms.NEITHER:
+        cost: StepCost = PaperCost(scale, Server().block_bytes(case.block_size), block_size=case.block_size)
     else:
-        cost = PaperCost(scale, Server().block_bytes(case.block_size), block_size=case.block_size)
+        extra_ms = EXTRA_MS.get(case.block_size, 0.0) if case.extra_ms is None else case.extra_ms
+        large = case.terms is Terms.CONTEXT_AND_BATCH
+        cost = ContextCost(scale, case.block_size, extra_ms, large_batches=large)
     chosen = paper_settings(policy=SERIES["vLLM"], block_size=case.block_size, preemption_mode=case.preemption_mode)
     return float(request_times(simulate(chosen, workload, cost)).normalized_latency_s.mean())
 

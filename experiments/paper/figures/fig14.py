@@ -49,7 +49,10 @@ from .fig12 import SCALE, load
 FIGURE = "fig14"
 SAMPLES, BEAMS = "parallel", "beam"
 PANELS = dict(zip("abcdef", ((kind, n) for kind in (SAMPLES, BEAMS) for n in (2, 4, 6)), strict=True))
-TITLES = {letter: f"{kind} {n}" for letter, (kind, n) in PANELS.items()}
+TITLES = {
+    letter: f"beam search, width {n}" if kind == BEAMS else f"parallel sampling, {n} outputs"
+    for letter, (kind, n) in PANELS.items()
+}
 #: Requests of a drawn trace, at most, and the maximum length of any in seconds.
 MOST_REQUESTS, DURATION_S = {SAMPLES: 6_000, BEAMS: 2_000}, 3600.0
 
@@ -96,7 +99,7 @@ def panel_of(letter: str, source: Source, most_requests: int | None) -> Payload:
             {"name": "part of a step for a request", "value": shares.request, "on": "Fig 14b's vLLM"},
             {"name": "part of a step for a beam", "value": shares.beam, "on": "Fig 14e's vLLM"},
         ][: 1 if kind == SAMPLES else 2],
-        "findings": [within(rows, _WITHIN, f"Fig 14{letter}: {kind} {n}"), ordered(rows)],
+        "findings": [within(rows, _WITHIN, f"Fig 14{letter}: {TITLES[letter]},"), ordered(rows)],
         "remarks": [
             *document["remarks"],
             ratio_text(rows, VLLM, ORACLE),
@@ -124,7 +127,7 @@ def build_panel(letter: str, source: Source, most_requests: int | None) -> Panel
         seeds=source.seeds,
         other_seeds=other_seeds,
         fitted=(VLLM,) if letter in (SAMPLES_FITTED_ON, BEAMS_FITTED_ON) else (),
-        workload=f"OPT-13B on 1 x a100-40gb, Alpaca ({lengths.name}), {kind} {n}, {_span_text(most_requests)}",
+        workload=f"OPT-13B on 1 x a100-40gb, Alpaca ({lengths.name}), {TITLES[letter]}, {_span_text(most_requests)}",
     )
 
 

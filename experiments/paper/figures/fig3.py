@@ -47,7 +47,8 @@ def _rows(name: str, printed: dict[str, int]) -> list[Row]:
         "reserved_slots": printed["reserved"],
         "internal_slots": printed["internal"],
     }
-    return [value_row(name, metric, published[metric], [slots[metric]]) for metric in published]
+    rows = [value_row(name, metric, published[metric], [slots[metric]]) for metric in published]
+    return [row | {"simulated": slots[row["metric"]]} for row in rows]
 
 
 def slots_in_second_iteration(prompt_tokens: int, output_tokens: int, max_model_len: int) -> dict[str, int]:

@@ -1,15 +1,16 @@
-"""Which step time of OPT-13B serves all figures of the paper: one whatever the context, or one that depends on it.
+"""Which step time of OPT-13B serves all figures of the paper: what it depends on beside sequences and prompt tokens.
 
-Both candidates have three coefficients from Figs 1 and 19a, and one fitted number, the scale of the whole step, on one
+All candidates have three coefficients from Figs 1 and 19a, and one fitted number, the scale of the whole step, on one
 value, vLLM's bar of Fig 13a. Nothing else is fitted: no scale for another model, load or figure, no share of a sample
 or a beam (Fig 14), no kernel of small blocks (Fig 18b).
 
 - ``constant``: ``PaperCost``, 0.42 ms for each sequence.
 - ``by context``: ``ContextCost``, 0.246 ms for each sequence and 0.53 us for each token of its context, the time in
   which the memory of the A100 reads its keys and values. At 330 tokens of context the two are equal.
+- ``by context and batch``: the same, and a step of more than 95 sequences takes as much longer as DistServe measured.
 
 The rule, stated before the runs: of each figure in ``GROUPS``, every published value on which no number is fitted is
-compared under both candidates. The error is the absolute logarithm of simulated over published; values printed as 0
+compared under all candidates. The error is the absolute logarithm of simulated over published; values printed as 0
 have none. Values of a figure share the figure's weight, and all figures have the same weight. The candidate with the
 smaller weighted median is adopted. Not among the figures: Figs 1 and 19a, which the coefficients are read from; Fig 15,
 which hardly depends on the step time; FasterTransformer, with steps of another kind.
@@ -36,6 +37,7 @@ from ..block_sizes.block_sizes import ALPACA as ALPACA_LOAD
 from ..block_sizes.block_sizes import METRIC as LATENCY_BY_SIZE
 from ..block_sizes.block_sizes import RECOMPUTE, SCALES, SHAREGPT, SWAP, SizeCase, latencies
 from ..comparison import Payload
+from ..context_cost import Terms
 from ..fit import Fit, fit
 from ..paper import FIG2, FIG13A, FIG13B, SERIES, Experiment, Source
 from ..published import paper_figures
@@ -45,8 +47,6 @@ from ..rows import Row, value_row
 from . import fig12, fig14, fig16, fig17
 
 FIGURE = "step-costs"
-CONSTANT, BY_CONTEXT = "constant", "by context"
-CANDIDATES = {CONSTANT: False, BY_CONTEXT: True}
 #: Figures with equal weights, and the documents that each consists of.
 GROUPS = {
     "Fig 2": ("fig2",),
@@ -64,26 +64,26 @@ Key = tuple[str, str, str, float | None]
 
 
 def compare_step_costs(bench: Bench, groups: Collection[str] = tuple(GROUPS)) -> Payload:
-    """Every value of the figures under both candidates, with the first seed, and the candidate that the rule adopts.
+    """Every value of the figures under all candidates, with the first seed, and the candidate that the rule adopts.
 
     Args:
         groups: The figures that are compared.
     """
     source = replace(bench.source, seeds=bench.source.seeds[:1])
     figures = [figure for group in groups for figure in GROUPS[group]]
-    fits = {name: fit(bench, by_context) for name, by_context in CANDIDATES.items()}
-    found = {name: dict(_simulated(figures, source, fits[name], CANDIDATES[name])) for name in CANDIDATES}
+    fits = {terms: fit(bench, terms) for terms in Terms}
+    found = {terms: dict(_simulated(figures, source, fits[terms])) for terms in Terms}
     published = dict(_published())
-    rows = [_row(name, key, published[key], value) for name in CANDIDATES for key, value in found[name].items()]
-    errors = {name: medians([row for row in rows if row["cost"] == name]) for name in CANDIDATES}
+    rows = [_row(terms, key, published[key], value) for terms in Terms for key, value in found[terms].items()]
+    errors = {str(terms): medians([row for row in rows if row["cost"] == terms]) for terms in Terms}
     return {
         "figure": FIGURE,
         "workload": f"{source.name}, and Alpaca ({source.alpaca.name}), seed {source.seeds[0]}",
         "rows": rows,
         "errors": errors,
         "adopted": min(errors, key=lambda name: errors[name]["all figures"]),
-        "fitted": {name: {"constants": 1, **found_fit.describe()} for name, found_fit in fits.items()},
-        "predicted_values": sum(row["log_error"] is not None for row in rows) // len(CANDIDATES),
+        "fitted": {str(terms): {"constants": 1, **fitted.describe()} for terms, fitted in fits.items()},
+        "predicted_values": sum(row["log_error"] is not None for row in rows) // len(Terms),
     }
 
 
@@ -109,13 +109,13 @@ def _weighted_median(weighted: Sequence[tuple[float, Fraction]]) -> float:
     raise ValueError("no values")
 
 
-def _row(cost: str, key: Key, published: float, simulated: float) -> Row:
+def _row(terms: Terms, key: Key, published: float, simulated: float) -> Row:
     figure, series, metric, x = key
     row = value_row(series, metric, published, [simulated], x=x, how="", decimals=4)
     error = None if key == _FITTED or not (published and simulated) else round(log(simulated / published), 4)
     return {
         "figure": figure,
-        "cost": cost,
+        "cost": str(terms),
         **row,
         "kind": "fitted" if key == _FITTED else "predicted",
         "log_error": error,
@@ -141,35 +141,35 @@ def _published() -> Iterator[tuple[Key, float]]:
             yield (figure, name, LATENCY_BY_SIZE, size), value
 
 
-def _simulated(figures: Collection[str], source: Source, found: Fit, by_context: bool) -> Iterator[tuple[Key, float]]:
+def _simulated(figures: Collection[str], source: Source, found: Fit) -> Iterator[tuple[Key, float]]:
     """The same values of these documents under a candidate with its fitted scale."""
     for experiment, lengths in ((FIG2, source), (FIG13A, source), (FIG13B, source.alpaca)):
         if experiment.figure in figures:
-            yield from _bars(experiment, Bench(lengths), found, by_context)
+            yield from _bars(experiment, Bench(lengths), found)
     searches = [
-        Search((figure, series), _with(system, by_context), load, found.scale)
+        Search((figure, series), _with(system, found.terms), load, found.scale)
         for figure, series, system, load in _searched(source)
         if figure in figures
     ]
-    for (figure, series), rate in crossings(searches, f"{FIGURE}, {found.scale:g}").items():
+    for (figure, series), rate in crossings(searches, f"{FIGURE}, {found.terms}").items():
         yield (figure, series, CROSSING, None), rate
     for figure, (name, load, mode) in _BY_SIZE:
         if figure in figures:
-            latency_by_size = _by_size(figure, SizeCase(load, source.seeds[0], 1, mode), source, found, by_context)
+            latency_by_size = _by_size(figure, SizeCase(load, source.seeds[0], 1, mode), source, found)
             yield from (((figure, name, LATENCY_BY_SIZE, size), value) for size, value in latency_by_size)
 
 
-def _bars(experiment: Experiment, bench: Bench, found: Fit, by_context: bool) -> Iterator[tuple[Key, float]]:
+def _bars(experiment: Experiment, bench: Bench, found: Fit) -> Iterator[tuple[Key, float]]:
     seed = bench.source.seeds[0]
-    cases = [Case(experiment, seed, policy, found.scale, by_context) for policy in SERIES.values()]
+    cases = [Case(experiment, seed, policy, found.scale, found.terms) for policy in SERIES.values()]
     for series, run in zip(SERIES, bench.measure(cases, experiment.figure), strict=True):
         for metric in experiment.metrics:
             if experiment.published()[series, metric] is not None:
                 yield (experiment.figure, series, metric, None), run.values[metric]
 
 
-def _with(system: System, by_context: bool) -> System:
-    return replace(system, steps=replace(not_none(system.steps), by_context=by_context))
+def _with(system: System, terms: Terms) -> System:
+    return replace(system, steps=replace(not_none(system.steps), terms=terms))
 
 
 def _panels() -> Iterator[tuple[str, str]]:
@@ -223,13 +223,11 @@ _BY_SIZE = (
 )
 
 
-def _by_size(
-    figure: str, case: SizeCase, source: Source, found: Fit, by_context: bool
-) -> Iterator[tuple[float, float]]:
+def _by_size(figure: str, case: SizeCase, source: Source, found: Fit) -> Iterator[tuple[float, float]]:
     """The latency of a load at each block size of a figure."""
     sizes = paper_figures()[figure]["block_sizes"]
     change = found.scale / SCALES[case.load]
-    cases = [replace(case, block_size=size, change=change, extra_ms=0.0, by_context=by_context) for size in sizes]
+    cases = [replace(case, block_size=size, change=change, extra_ms=0.0, terms=found.terms) for size in sizes]
     return zip(sizes, latencies(source).measure(cases, figure), strict=True)
 
 
@@ -240,7 +238,7 @@ def print_step_costs(payload: Payload, report: Report) -> None:
     table.add_column("median |log error|", no_wrap=True)
     for name in payload["errors"]:
         table.add_column(name, justify="right", no_wrap=True)
-    for group in payload["errors"][CONSTANT]:
+    for group in payload["errors"][Terms.NEITHER]:
         table.add_row(group, *(f"{errors[group]:.3f}" for errors in payload["errors"].values()))
     report.console.print(table)
     for name, constants in payload["fitted"].items():

@@ -155,7 +155,7 @@ class TestMistakes:
             ({"output_tokens": ["a", 1, 2]}, {}, "column = 'output_tokens': holds values of several types"),
             ({"prompt_tokens": [7, 9000, 3]}, {}, "DataFrame, iloc 1: prompt_tokens + output_tokens = 9001"),
             ({"output_tokens": None}, {}, "no column output_tokens"),
-            ({"arrival_s": None}, {}, "request_rate = None: DataFrame has no arrivals; give a request rate"),
+            ({"arrival_s": None}, {}, "request_rate: DataFrame has no arrivals; give a request rate"),
             ({}, {"num_prompts": 4}, "num_prompts = 4: the trace has no more than 3; ask for fewer"),
             ({}, {"num_prompts": -1}, "num_prompts = -1: must be 1 or more"),
             (

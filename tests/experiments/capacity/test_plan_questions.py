@@ -241,7 +241,7 @@ class TestCommand:
             (["--ask", "batch"], "ask = 'batch': one of max-num-seqs, preemption-mode, samples, or several"),
             (["--ask", "samples"], "ask = 'samples': needs a load; give --trace, or --dataset with --request-rate"),
             (["--request-rate", "4"], "ask = None: is missing: flags of a load are given without a question about it"),
-            (["--ask", "samples", "--dataset", "alpaca"], "request_rate = None: "),
+            (["--ask", "samples", "--dataset", "alpaca"], "request_rate: "),
         ],
     )
     def test_mistakes(self, flags, complaint, capsys):

@@ -82,7 +82,7 @@ def test_one_with_requests_longer_than_its_model(check):
         (service(gpu="h300"), "service good: gpu = 'h300': one of"),
         (service(router="best"), "service good: router = 'best': one of round-robin"),
         (service(goodput=["itl:5"]), "service good: goodput = 'itl:5': must be KEY:MILLISECONDS"),
-        (service(request_rate=None), "service good: request_rate = None: its load has no arrivals; give a rate"),
+        (service(request_rate=None), "service good: request_rate: its load has no arrivals; give a rate"),
         (service(request_rate=-1), "service good: request_rate = -1.0: must be above 0"),
         (service(trace="none.csv"), "service good: "),
     ],

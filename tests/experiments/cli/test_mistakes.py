@@ -99,7 +99,7 @@ MISTAKES = {
     ),
     "no arrivals": (
         ["compare", "--set", "block_size=8", "--set", "block_size=16", "--num-prompts", "5"],
-        "request_rate = None: Synthetic sharegpt has no arrivals; give a request rate",
+        "request_rate: Synthetic sharegpt has no arrivals; give a request rate",
     ),
     "rate": (
         ["simulate", "--request-rate", "nan"],

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fragmeter.experiments.paper.context_cost import ContextCost
+from fragmeter.experiments.paper.context_cost import ContextCost, Terms
 from fragmeter.experiments.paper.figures import fig12, fig14, fig16, fig17
 from fragmeter.experiments.paper.paper import ALPACA_SET, Source
 from fragmeter.experiments.paper.paper import source as paper_source
@@ -32,7 +32,9 @@ class TestSteps:
     def test_opt_13b_s_are_the_paper_s(self):
         assert Steps().ratios() == Steps("llama-13b").ratios() == (1, 1, 1)
         assert Steps().cost().step_ticks(10, 5000, 200, 0) == ContextCost().step_ticks(10, 5000, 200, 0)
-        assert Steps(by_context=False).cost().step_ticks(10, 5000, 200, 0) == PaperCost().step_ticks(10, 5000, 200, 0)
+        assert Steps(terms=Terms.NEITHER).cost().step_ticks(10, 5000, 200, 0) == PaperCost().step_ticks(
+            10, 5000, 200, 0
+        )
 
     def test_others_are_the_paper_s_times_what_the_roofline_says(self):
         ranks = {"opt-66b": 4, "opt-13b": 1}
