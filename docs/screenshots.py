@@ -85,7 +85,7 @@ def main(page: str, folder: str) -> None:
         driver.get(address)
         driver.execute_script(STYLE)
         for name, (title, part) in PICTURES[shown].items():
-            section = driver.find_element(By.XPATH, f"//section[h2[starts-with(., '{title}')]]")
+            section = driver.find_element(By.XPATH, f"//section[.//h2[starts-with(., '{title}')]]")
             WebDriverWait(driver, 60).until(lambda _, drawn=section: is_drawn(drawn))
             driver.execute_script(FIRST.get(name, ""))
             element = section.find_element(By.CSS_SELECTOR, part)

@@ -42,14 +42,14 @@ from ..rate_sweep.panels import (
     spare_seeds,
 )
 from ..rate_sweep.rate_sweep import TARGET_S, Load, System, latency_s
-from ..rows import ordered, within
+from ..rows import accuracy, ordered
 from ..settings import paper_settings
 from .fig12 import SCALE, load
 
 FIGURE = "fig14"
 SAMPLES, BEAMS = "parallel", "beam"
 PANELS = dict(zip("abcdef", ((kind, n) for kind in (SAMPLES, BEAMS) for n in (2, 4, 6)), strict=True))
-TITLES = {letter: f"{kind} {n}" for letter, (kind, n) in PANELS.items()}
+TITLES = {letter: f"{n} {'beams' if kind == BEAMS else 'parallel samples'}" for letter, (kind, n) in PANELS.items()}
 #: Requests of a drawn trace, at most, and the maximum length of any in seconds.
 MOST_REQUESTS, DURATION_S = {SAMPLES: 6_000, BEAMS: 2_000}, 3600.0
 
@@ -71,7 +71,6 @@ DRAWN, EXACT = Shares(0.445, 0.639), Shares(0.507, 0.558)
 #: Every sequence takes Fig 1's time, also those of one request.
 NO_SHARES = Shares(0.0, 0.0)
 SAMPLES_FITTED_ON, BEAMS_FITTED_ON = "b", "e"
-_WITHIN = 0.20
 _SLOPE_START = 0.5
 
 
@@ -96,7 +95,7 @@ def panel_of(letter: str, source: Source, most_requests: int | None) -> Payload:
             {"name": "part of a step for a request", "value": shares.request, "on": "Fig 14b's vLLM"},
             {"name": "part of a step for a beam", "value": shares.beam, "on": "Fig 14e's vLLM"},
         ][: 1 if kind == SAMPLES else 2],
-        "findings": [within(rows, _WITHIN, f"Fig 14{letter}: {kind} {n}"), ordered(rows)],
+        "findings": [accuracy(rows, f"Fig 14{letter}: {kind} {n}"), ordered(rows)],
         "remarks": [
             *document["remarks"],
             ratio_text(rows, VLLM, ORACLE),
