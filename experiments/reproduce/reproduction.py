@@ -162,9 +162,11 @@ class Page:
     Args:
         names: The wanted figures.
         with_stories: Whether the page ends with the textbook stories.
+        head: Title and first sentence.
     """
 
-    def __init__(self, names: Sequence[str], with_stories: bool) -> None:
+    def __init__(self, names: Sequence[str], with_stories: bool, head: tuple[str, str] | None = None) -> None:
+        self._title, self._lead = head or (TITLE, _LEAD)
         self._last = [stories()] if with_stories else []
         self._names = sorted(names, key=paper_order)
         self._done: dict[str, tuple[Payload, list[Section]]] = {}
@@ -189,9 +191,9 @@ class Page:
         shown = [section for name in self._names for section in self._sections(name, stopped)]
         unfinished = len(done) < len(self._names)
         at = f"Stopped at {len(done)} of {len(self._names)} figures; the same command goes on from there."
-        lead = f"{_LEAD}\n\n{at}" if stopped and unfinished else _LEAD
+        lead = f"{self._lead}\n\n{at}" if stopped and unfinished else self._lead
         refresh_s = _REFRESH_S if unfinished and not stopped else None
-        write_page(path, TITLE, lead, [*first, *shown, *self._last], refresh_s)
+        write_page(path, self._title, lead, [*first, *shown, *self._last], refresh_s)
 
     def _sections(self, name: str, stopped: bool) -> list[Section]:
         if name in self._done:
@@ -250,7 +252,7 @@ def reproduce(
 def _one(name: str, benches: Benches, report: Report, folder: OutputFolder | None, jobs: int | None) -> None:
     [(_, document)] = documents([name], benches, Kept(folder), jobs)
     FIGURES[name].print(document, report)
-    page = Page([name], with_stories=False)
+    page = Page([name], with_stories=False, head=FIGURES[name].page)
     _show(page, name, document, benches, folder)
     _point_to(page, report, folder)
     report.data(document)

@@ -51,7 +51,7 @@ def made(monkeypatch) -> list[tuple[str, tuple[int, ...], bool]]:
     both = {"one": figure("one", seeds=3), "two": figure("two", seeds=None, traced=False)}
     monkeypatch.setattr(reproduction, "FIGURES", both)
     # The page's stories are runs of seconds.
-    monkeypatch.setattr(reproduction, "Page", lambda names, with_stories: Pages())
+    monkeypatch.setattr(reproduction, "Page", lambda names, with_stories, head=None: Pages())
     return runs
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fragmeter.experiments.paper.rows import accuracy
 from fragmeter.experiments.reproduce import scorecard
+from fragmeter.experiments.reproduce.figures import FIGURES
 from fragmeter.experiments.reproduce.reproduction import Page
 from fragmeter.experiments.reproduce.sections import compared
 from fragmeter.experiments.reproduce.text import RULE
@@ -104,6 +107,18 @@ def test_values_that_are_the_published_ones_have_no_worst():
     assert scorecard.finding(document(row(10.0))).startswith(
         "1 predicted value is within 5.0\u00a0% of the published; the"
     )
+
+
+def test_a_page_of_no_figure_of_the_paper_has_a_title_of_its_own(tmp_path):
+    for name in ("fig2", "waste-today"):
+        page = Page([name], with_stories=False, head=FIGURES[name].page)
+        page.add(name, document(row(1.0), figure=name), [Section("One")])
+        page.write(tmp_path / f"{name}.html")
+    titles = [
+        re.search("<h1>(.*)</h1>", (tmp_path / f"{name}.html").read_text("utf-8"))[1]
+        for name in ("fig2", "waste-today")
+    ]
+    assert titles == ["The PagedAttention paper, rerun", "Waste of today&#39;s models"]
 
 
 def test_a_page_has_a_place_for_what_is_not_finished(tmp_path):
