@@ -44,10 +44,11 @@ FIRST = {
     "blocks.png": "const slider = document.querySelector('.time'); slider.value = slider.max / 4;"
     "slider.dispatchEvent(new Event('input', { bubbles: true }))",
 }
-#: Hides controls and folded text, which have no use in a picture.
+#: Hides controls and folded text, which have no use in a picture, and the scroll bar: a capture beyond the window has none,
+#: and its text would wrap otherwise.
 STYLE = """
 const style = document.createElement("style");
-style.textContent = ".player .controls, .story > :is(.controls, .keys), .chosen, .numbers, figcaption p { display: none }";
+style.textContent = "html { scrollbar-width: none } .player .controls, .story > :is(.controls, .keys), .chosen, .numbers, figcaption p { display: none }";
 document.head.append(style);
 """
 #: A page may be longer than the window; a clip is a place of the whole page.
@@ -56,6 +57,8 @@ arguments[0].scrollIntoView({ block: "center", behavior: "instant" });
 const place = arguments[0].getBoundingClientRect();
 return { x: place.x + scrollX, y: place.y + scrollY, width: place.width, height: place.height };
 """
+#: Whether all unfolded pictures are drawn, so that none moves what is below it.
+DRAWN = "return document.documentElement.dataset.drawn"
 MARGIN_PX = 12
 SCREEN_PX = {"width": 1400, "height": 900}
 #: First screens are smaller than on a screen, and so are pictures that would be large files.
@@ -87,6 +90,7 @@ def main(page: str, folder: str) -> None:
             (Path(folder) / name).write_bytes(first_screen(driver, address, SCALES.get(name, SMALLER)))
         driver.set_window_size(WIDE_PX.get(shown, WIDTH_PX), HEIGHT_PX)
         driver.get(address)
+        WebDriverWait(driver, 120).until(lambda _: driver.execute_script(DRAWN))
         driver.execute_script(STYLE)
         for name, (title, part) in PICTURES[shown].items():
             section = driver.find_element(By.XPATH, f"//section[.//h2[starts-with(., '{title}')]]")
@@ -102,8 +106,7 @@ def first_screen(driver: webdriver.Chrome, address: str, scale: float) -> bytes:
     """A PNG of what a laptop shows of the page when it is opened."""
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**SCREEN_PX, "deviceScaleFactor": 1, "mobile": False})
     driver.get(address)
-    drawn = "return document.documentElement.dataset.drawn"
-    WebDriverWait(driver, 120).until(lambda _: driver.execute_script(drawn))
+    WebDriverWait(driver, 120).until(lambda _: driver.execute_script(DRAWN))
     sections = driver.find_elements(By.TAG_NAME, "section")
     WebDriverWait(driver, 60).until(lambda _: all(map(is_drawn, sections[:2])))
     clip = {"x": 0, "y": 0, **SCREEN_PX, "scale": scale}
