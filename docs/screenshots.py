@@ -58,7 +58,7 @@ const place = arguments[0].getBoundingClientRect();
 return { x: place.x + scrollX, y: place.y + scrollY, width: place.width, height: place.height };
 """
 #: Whether all unfolded pictures are drawn, so that none moves what is below it.
-DRAWN = "return document.documentElement.dataset.drawn"
+DRAWN = "return !document.querySelector('.plot') || document.documentElement.dataset.drawn"
 MARGIN_PX = 12
 SCREEN_PX = {"width": 1400, "height": 900}
 #: First screens are smaller than on a screen, and so are pictures that would be large files.
