@@ -175,6 +175,9 @@ screenshots: $(VENV)/.test
 	$(BIN)/python docs/screenshots.py out/trace.html docs/images
 	$(BIN)/fragmeter reproduce waste --trace out/your_trace/trace.csv --out out/your-trace
 	$(BIN)/python docs/screenshots.py out/your-trace/your-trace.html docs/images
+	$(BIN)/fragmeter reproduce waste-today --out out/waste-today
+	cp out/waste-today/reproduction.html out/waste-today.html
+	$(BIN)/python docs/screenshots.py out/waste-today.html docs/images
 
 clean:
 	rm -rf .venv .venv-* out build dist *.egg-info

@@ -27,11 +27,15 @@ PICTURES = {
     "plan.html": {},
     "trace.html": {},
     "your-trace.html": {},
+    "waste-today.html": {},
     "tables.html": {"tables.png": ("Block tables", ".tables")},
     "story.html": {"story.png": ("Step by step", ".stages")},
 }
 #: The first screen of each of these pages is in the gallery as ``page-NAME.png``.
-FIRST_SCREENS = ("reproduction.html", "report.html", "sweep.html", "plan.html", "trace.html", "your-trace.html")
+FIRST_SCREENS = (
+    "reproduction.html", "report.html", "sweep.html", "plan.html", "trace.html", "your-trace.html", "story.html",
+    "waste-today.html",
+)  # fmt: skip
 #: Scripts that run before a picture is taken.
 FIRST = {
     "tables.png": "document.querySelector('.tables .copy').click()",
@@ -40,10 +44,11 @@ FIRST = {
     "blocks.png": "const slider = document.querySelector('.time'); slider.value = slider.max / 4;"
     "slider.dispatchEvent(new Event('input', { bubbles: true }))",
 }
-#: Hides controls and folded text, which have no use in a picture.
+#: Hides controls and folded text, which have no use in a picture, and the scroll bar: a capture beyond the window has none,
+#: and its text would wrap otherwise.
 STYLE = """
 const style = document.createElement("style");
-style.textContent = ".player .controls, .story > :is(.controls, .keys), .chosen, .numbers, figcaption p { display: none }";
+style.textContent = "html { scrollbar-width: none } .player .controls, .story > :is(.controls, .keys), .chosen, .numbers, figcaption p { display: none }";
 document.head.append(style);
 """
 #: A page may be longer than the window; a clip is a place of the whole page.
@@ -52,6 +57,8 @@ arguments[0].scrollIntoView({ block: "center", behavior: "instant" });
 const place = arguments[0].getBoundingClientRect();
 return { x: place.x + scrollX, y: place.y + scrollY, width: place.width, height: place.height };
 """
+#: Whether all unfolded pictures are drawn, so that none moves what is below it.
+DRAWN = "return !document.querySelector('.plot') || document.documentElement.dataset.drawn"
 MARGIN_PX = 12
 SCREEN_PX = {"width": 1400, "height": 900}
 #: First screens are smaller than on a screen, and so are pictures that would be large files.
@@ -83,9 +90,10 @@ def main(page: str, folder: str) -> None:
             (Path(folder) / name).write_bytes(first_screen(driver, address, SCALES.get(name, SMALLER)))
         driver.set_window_size(WIDE_PX.get(shown, WIDTH_PX), HEIGHT_PX)
         driver.get(address)
+        WebDriverWait(driver, 120).until(lambda _: driver.execute_script(DRAWN))
         driver.execute_script(STYLE)
         for name, (title, part) in PICTURES[shown].items():
-            section = driver.find_element(By.XPATH, f"//section[h2[starts-with(., '{title}')]]")
+            section = driver.find_element(By.XPATH, f"//section[.//h2[starts-with(., '{title}')]]")
             WebDriverWait(driver, 60).until(lambda _, drawn=section: is_drawn(drawn))
             driver.execute_script(FIRST.get(name, ""))
             element = section.find_element(By.CSS_SELECTOR, part)
@@ -98,8 +106,7 @@ def first_screen(driver: webdriver.Chrome, address: str, scale: float) -> bytes:
     """A PNG of what a laptop shows of the page when it is opened."""
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**SCREEN_PX, "deviceScaleFactor": 1, "mobile": False})
     driver.get(address)
-    drawn = "return document.documentElement.dataset.drawn"
-    WebDriverWait(driver, 120).until(lambda _: driver.execute_script(drawn))
+    WebDriverWait(driver, 120).until(lambda _: driver.execute_script(DRAWN))
     sections = driver.find_elements(By.TAG_NAME, "section")
     WebDriverWait(driver, 60).until(lambda _: all(map(is_drawn, sections[:2])))
     clip = {"x": 0, "y": 0, **SCREEN_PX, "scale": scale}
@@ -120,8 +127,8 @@ def picture_of(driver: webdriver.Chrome, element: WebElement, scale: float = 1) 
 
 
 def is_drawn(section: WebElement) -> bool:
-    """Whether plotly has filled the places that the page keeps for pictures, and what moves is ready to."""
-    plots = section.find_elements(By.CSS_SELECTOR, ".plot")
+    """Whether plotly has filled the places that the page keeps for unfolded pictures, and what moves is ready to."""
+    plots = section.find_elements(By.CSS_SELECTOR, ".plot:not(details:not([open]) .plot)")
     widgets = section.find_elements(By.CSS_SELECTOR, ".player, .tables, .story")
     return all(map(_is_filled, plots)) and all(widget.get_attribute("data-ready") for widget in widgets)
 

@@ -14,6 +14,7 @@ from fragmeter.experiments.story.reading import story
 from fragmeter.experiments.story.story import run_story
 from fragmeter.sim import settings
 
+print("Four requests, counted by hand")
 chunks = story("orca-chunks")
 LONGEST, POOL = 32, 64
 for request in chunks.requests:
@@ -23,12 +24,14 @@ for request in chunks.requests:
 print(f"a pool of {POOL} slots takes {POOL // LONGEST} of them at a time")
 
 # %% The simulator serves them. "over_estimate" is reserved for tokens that never come, "reserved" for tokens that will.
+print("\nThe same in the simulator, step by step")
 orca, blocks = run_story(chunks)
 for frame in orca.frames:
     waiting = [view.name for view in frame.sequences if view.state == "waiting"]
     print(f"step {frame.label}: {frame.buckets}, waiting: {' '.join(waiting) or '-'}")
 
 # %% Better guesses. orca-pow2 guesses the next power of two of the answer, orca-oracle knows the answer.
+print("\nBetter guesses of the longest answer")
 policies = ("orca-max", "orca-pow2", "orca-oracle")
 pool = {"model": "toy-opt", "block_size": 4, "num_gpu_blocks_override": 16, "max_model_len": 32}
 guesses = replace(chunks, runs={policy: settings(policy=policy, **pool) for policy in policies})
@@ -39,6 +42,7 @@ for run in run_story(guesses):
     )
 
 # %% Two hundred requests with ShareGPT's lengths, OPT-13B on an A100: the same three, and batches that start together.
+print("\nTwo hundred requests, OPT-13B on an A100")
 runs = [fm.simulate(policy=policy, request_rate=2, num_prompts=200) for policy in ("static", *policies)]
 print(fm.waste_bars(*runs))
 

@@ -12,6 +12,7 @@ import fragmeter as fm
 from fragmeter.experiments.story.reading import story
 from fragmeter.experiments.story.story import run_story
 
+print("Block tables, step by step")
 two = story("two-requests")
 (run,) = run_story(two)
 for frame in run.frames:
@@ -20,6 +21,7 @@ for frame in run.frames:
     )
 
 # %% From a position to a slot: what an attention kernel computes for every token that it reads.
+print("\nTokens read through the tables")
 SIZE = 4
 
 
@@ -36,6 +38,7 @@ for view in frame.sequences:
     assert read == list(view.words[: view.stored])
 
 # %% What is lost now: only slots of the last block, so fewer than a block a request, and nothing between requests.
+print("\nEmpty slots by block size")
 for size, blocks in ((1, 28), (2, 14), (4, 7), (8, 4)):
     sized = {
         name: replace(chosen, block_size=size, num_gpu_blocks_override=blocks) for name, chosen in two.runs.items()
@@ -45,12 +48,14 @@ for size, blocks in ((1, 28), (2, 14), (4, 7), (8, 4)):
     print(f"blocks of {size}: at most {most} empty slots a request, {len(run.frames) - 1} steps")
 
 # %% The load of lesson 1. vllm-sosp23 takes blocks on demand; the oracle of lesson 1 is the best that reservations can do.
+print("\nThe load of lesson 1")
 runs = {"reserved, answers known": fm.simulate(policy="orca-oracle", request_rate=2, num_prompts=200)}
 for size in (16, 128, 512):
     runs[f"blocks of {size}"] = fm.simulate(policy="vllm-sosp23", block_size=size, request_rate=2, num_prompts=200)
 print(fm.waste_bars(*runs.values(), labels=list(runs)))
 
 # %% More requests fit, so more run together, and the answers come sooner.
+print("\nBatches and waiting times")
 for name, run in runs.items():
     print(f"{name}: {run.summary['mean_batch']:.1f} requests in a step, p99 TTFT {run.summary['p99_ttft_ms']:,.0f} ms")
 

@@ -10,6 +10,7 @@ import fragmeter as fm
 from fragmeter.experiments.story.reading import story
 from fragmeter.experiments.story.story import run_story
 
+print("Two samples: block tables and reference counts")
 (samples,) = run_story(story("samples"))
 for frame in samples.frames:
     tables = ", ".join(f"{view.name} {list(view.table)}" for view in frame.sequences)
@@ -17,6 +18,7 @@ for frame in samples.frames:
     print(f"step {frame.label}: {tables or 'no tables'}; references {references}")
 
 # %% The reference count of a block is the number of table entries that name it: an invariant that can be checked anywhere.
+print("\nTable entries and blocks in use")
 for frame in samples.frames:
     named = [block for view in frame.sequences for block in view.table]
     assert all(named.count(block.number) == block.references for block in frame.blocks)
@@ -25,6 +27,7 @@ for frame in samples.frames:
         print(f"step {frame.label}: {len(named)} table entries, {len(set(named))} blocks in use")
 
 # %% Beams. A beam that dies releases its table and gets a copy of another: references change, and few tokens are copied.
+print("\nBeams that die, and copies")
 (beams,) = run_story(story("beams"))
 for frame in beams.frames:
     for event in frame.events:
@@ -32,6 +35,7 @@ for frame in beams.frames:
             print(f"step {frame.label}: {event}")
 
 # %% At scale: 20 requests with ShareGPT's lengths, and samples or beams of each.
+print("\nTwenty requests, samples and beams")
 for n in (2, 6):
     load = {"policy": "vllm-sosp23", "request_rate": 0.3, "num_prompts": 20, "n": n}
     for kind, beam in (("samples", {}), ("beams", {"use_beam_search": True})):

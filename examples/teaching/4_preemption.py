@@ -15,6 +15,7 @@ from fragmeter.experiments.story.reading import story
 from fragmeter.experiments.story.story import run_story
 from fragmeter.sim import settings
 
+print("Two requests in a pool of six blocks")
 two = story("two-requests")
 pool = {"model": "toy-opt", "block_size": 4, "num_gpu_blocks_override": 6, "max_model_len": 32}
 ways = {
@@ -32,6 +33,7 @@ for run in run_story(replace(two, runs=ways)):
 
 # %% The same choice under load: 150 requests on 300 blocks, OPT-13B on an A100. Their clients declare no longest answer, so
 # a scheduler that never preempts has to expect the longest that the model allows.
+print("\n150 requests on 300 blocks")
 load = {"num_gpu_blocks_override": 300, "request_rate": 1, "num_prompts": 150}
 runs = {
     "recompute": fm.simulate(policy="vllm-sosp23", **load),
@@ -52,6 +54,7 @@ table = pd.DataFrame([run.summary.reindex(columns) for run in runs.values()], in
 print(table.astype(float).round(1).T.to_string())
 
 # %% What the pool was used for.
+print("\nContents of the pool")
 print(fm.waste_bars(*runs.values(), labels=list(runs)))
 
 # %% To think about: a preemption costs work, and a reservation costs room. Which of the two does each row pay, and for which

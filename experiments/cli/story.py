@@ -15,12 +15,14 @@ from ..runs.output import RESULT_FILE, Report, make_folder_of
 from ..story.reading import story as find_story
 from ..story.reading import story_names
 from ..story.story import RunFrames, run_story
+from .list import list as list_values
 
-NAME = f"A story of the package ({', '.join(story_names())}), or a TOML file with one of your own."
+LIST = "list"
+NAME = f"A story of the package ({', '.join(story_names())}), or a TOML file with one of your own; {LIST} has their titles."
 
 
 def story(
-    name: Annotated[str, Parameter(help=NAME)],
+    name: Annotated[str, Parameter(help=NAME)] = LIST,
     /,
     *,
     out: Annotated[Path | None, RESULT_FILE] = None,
@@ -35,6 +37,9 @@ def story(
         out: File for the page, by default story.html; - for standard output.
         text: Print the steps as text, and write no page.
     """
+    if name == LIST:
+        _list(out, text)
+        return
     if text and out is not None:
         raise SettingError("out", str(out), "no page is written with --text; leave out one of the two")
     page = None if text else out or Path("story.html")
@@ -51,6 +56,13 @@ def story(
     write_story(page, chosen.title, chosen.text, [_played(run) for run in runs])
     report.print_line(chosen.title)
     report.point_to("Story", page)
+
+
+def _list(out: Path | None, text: bool) -> None:
+    for flag, value in (("out", None if out is None else str(out)), ("text", text or None)):
+        if value is not None:
+            raise SettingError(flag, value, "the stories are listed; name one, or leave it out")
+    list_values("stories")
 
 
 def _lines(run: RunFrames, is_named: bool) -> list[str]:

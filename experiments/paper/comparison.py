@@ -9,7 +9,7 @@ from typing import Any
 from ...reports.style.labels import metric_label
 from .bench import Bench, Case, Measured
 from .fit import FITTED_ON, SCALES, Fit
-from .paper import ALPACA_SET, FIG2, MAX_MODEL_LEN, SERIES, Experiment, Source
+from .paper import ALPACA_SET, FIG2, MAX_MODEL_LEN, SERIES, Experiment
 from .published import published_mean_tokens, published_slots
 from .rows import OTHER_SEEDS, STEP_CHANGES, Row, moved, value_row
 from .sharing import Saved
@@ -127,11 +127,6 @@ def pool_text(run: Measured) -> str:
     slots = run.num_blocks * run.block_size
     text = f"Pool: {run.num_blocks} blocks of {run.block_size} slots, {slots:,} in all"
     return f"{text}; the paper's Table 1 prints {published_slots():,.0f}."
-
-
-def asked_of_pairs(figure: str, source: Source) -> str:
-    """The subject of a finding with a limit for the exact pairs; for drawn lengths the text says so."""
-    return figure if source.exact is not None else f"{figure} (drawn lengths; the limit is for the exact pairs)"
 
 
 def lengths_lines(bench: Bench) -> Iterator[str]:

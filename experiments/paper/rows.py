@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from ...reports.style.labels import metric_label
+from .grades import PASS, PERCENT, grade
 
 Row = dict[str, Any]
 #: Factors on the step time for ``step_1pct``.
@@ -72,19 +73,19 @@ def passed(finding: Mapping[str, Any]) -> bool:
     return bool(finding["passes"])
 
 
-def within(rows: Iterable[Row], limit: float, text: str, relative: bool = True) -> dict[str, Any]:
-    """A finding: whether all predicted values of these rows are within a limit of the published ones.
+def accuracy(rows: Iterable[Row], subject: str, unit: str = PERCENT) -> dict[str, Any]:
+    """A finding with a ``grade``: how far the predicted values of these rows are from the published ones, by the worst.
 
     Args:
-        limit: A share of the published value; points with ``relative=False``.
-        text: The subject of the finding.
+        unit: Of the errors: ``POINTS``, or ``PERCENT`` of the published value.
     """
-    named = [(row, _distance(row, relative)) for row in rows if row["kind"] == "predicted" and row["error"] is not None]
+    named = [(row, _distance(row, unit)) for row in rows if row["kind"] == "predicted" and row["error"] is not None]
     worst, distance = max(named, key=lambda pair: abs(pair[1]))
-    passes = all(abs(distance) <= limit for _, distance in named)
     at = value_name(worst, with_metric=len({row["metric"] for row, _ in named}) > 1)
-    worst_text, bound = (f"{distance:+.1%}", f"{limit:.0%}") if relative else (f"{distance:+.2f}", f"{limit:g} points")
-    return as_finding(f"{text} within {bound}: worst {worst_text} ({at}), of {len(named)} predicted values.", passes)
+    error = f"{distance:+.1f} %" if unit == PERCENT else f"{distance:+.2f} points"
+    given = grade(distance, unit)
+    count = f"of {len(named)} predicted value{'s' if len(named) > 1 else ''}"
+    return as_finding(f"{subject}: worst {error} ({at}), {count}.", given == PASS) | {"grade": given}
 
 
 def ordered(rows: Sequence[Row], what: str = "") -> dict[str, Any]:
@@ -113,5 +114,5 @@ def value_name(row: Row, with_metric: bool = True) -> str:
     return ", ".join(filter(None, [*parts, "" if row.get("x") is None else f"{row['x']:g}"]))
 
 
-def _distance(row: Row, relative: bool) -> float:
-    return row["error"] / row["published"] if relative else row["error"]
+def _distance(row: Row, unit: str) -> float:
+    return 100 * row["error"] / row["published"] if unit == PERCENT else row["error"]

@@ -65,6 +65,7 @@ class Figure:
             continues.
         seconds: Approximate time on one core; figures with long times start first. None takes next to nothing.
         shares: Figures with the same value share runs; one process makes them one after another.
+        page: Title and first sentence of its page, if it is not of the paper.
     """
 
     make: Callable[..., Payload]
@@ -77,6 +78,7 @@ class Figure:
     in_parts: bool = False
     seconds: int | None = None
     shares: str | None = None
+    page: tuple[str, str] | None = None
 
     def document(self, bench: Bench, parts: Kept) -> Payload:
         """The document, made on a bench; stored parts of a document are not made again."""
@@ -162,9 +164,23 @@ FIGURES: dict[str, Figure] = {
         seeds=ANYSCALE_SEEDS,
         traced=False,
         in_all=False,
+        page=(
+            "Anyscale's workload, rerun",
+            "Throughput of static and continuous batching by output cap, published beside simulated; no GPU was used.",
+        ),
     ),
     "waste-today": Figure(
-        waste_today, show_waste_today, print_waste_today, seeds=1, traced=False, in_all=False, seconds=120
+        waste_today,
+        show_waste_today,
+        print_waste_today,
+        seeds=1,
+        traced=False,
+        in_all=False,
+        seconds=120,
+        page=(
+            "Waste of today's models",
+            "Today's models on today's cards under three allocators, and published figures of their waste; no GPU was used.",
+        ),
     ),
     "claims": Figure(
         lambda bench, parts: compare_claims(bench.source.seeds, parts),
@@ -174,5 +190,9 @@ FIGURES: dict[str, Figure] = {
         traced=False,
         in_all=False,
         in_parts=True,
+        page=(
+            "Claims about paged attention",
+            "Claims of texts and of other systems, tested by simulation; no GPU was used.",
+        ),
     ),
 }

@@ -133,6 +133,7 @@ def _waste(document: Payload) -> Section:
     return replace(
         compared("Waste of every policy", document),
         figures=[figures.waste(rows, view) for view in ("paper", "popular")],
+        is_half=False,
     )
 
 

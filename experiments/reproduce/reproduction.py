@@ -14,12 +14,13 @@ Workers store documents themselves. If this process dies, only unfinished figure
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from os import PathLike
 
 from ...reports.page.page import Section, write_page
 from ...sim.output.folders import FolderKind, OutputFolder
-from ...sim.types.errors import SettingError
+from ...sim.types.errors import SettingError, UserError
 from ..paper.bench import Bench
 from ..paper.comparison import Payload
 from ..paper.paper import Source, source
@@ -29,7 +30,7 @@ from ..runs.parallel import Workers, as_they_finish, at_most
 from .figures import FIGURES, Figure
 from .prefix_cache import FIGURE as PREFIX_CACHE
 from .scorecard import first_section, name_of, paper_order
-from .sections import joined, stories
+from .sections import stories
 from .servers import FIGURE as SERVERS
 from .text import print_summary, summary_rows
 
@@ -161,9 +162,11 @@ class Page:
     Args:
         names: The wanted figures.
         with_stories: Whether the page ends with the textbook stories.
+        head: Title and first sentence.
     """
 
-    def __init__(self, names: Sequence[str], with_stories: bool) -> None:
+    def __init__(self, names: Sequence[str], with_stories: bool, head: tuple[str, str] | None = None) -> None:
+        self._title, self._lead = head or (TITLE, _LEAD)
         self._last = [stories()] if with_stories else []
         self._names = sorted(names, key=paper_order)
         self._done: dict[str, tuple[Payload, list[Section]]] = {}
@@ -176,19 +179,26 @@ class Page:
         """Add a figure's document and its sections."""
         self._done[name] = document, _with_keys(name, sections)
 
-    def write(self, path: str | PathLike[str]) -> None:
-        """Write the finished sections, and a place for each of the others; the file appears whole or not at all."""
+    def write(self, path: str | PathLike[str], stopped: bool = False) -> None:
+        """Write the finished sections, and a place for each of the others; the file appears whole or not at all.
+
+        Args:
+            stopped: Whether the run ends before the page is finished, so that it does not load itself again.
+        """
         done = [name for name in self._names if name in self._done]
         documents = {name: self._done[name][0] for name in done}
         first = first_section(documents, {name: self._done[name][1][0].title for name in done})
-        shown = joined(section for name in self._names for section in self._sections(name))
-        refresh_s = None if len(done) == len(self._names) else _REFRESH_S
-        write_page(path, TITLE, _LEAD, [*first, *shown, *self._last], refresh_s)
+        shown = [section for name in self._names for section in self._sections(name, stopped)]
+        unfinished = len(done) < len(self._names)
+        at = f"Stopped at {len(done)} of {len(self._names)} figures; the same command goes on from there."
+        lead = f"{self._lead}\n\n{at}" if stopped and unfinished else self._lead
+        refresh_s = _REFRESH_S if unfinished and not stopped else None
+        write_page(path, self._title, lead, [*first, *shown, *self._last], refresh_s)
 
-    def _sections(self, name: str) -> list[Section]:
+    def _sections(self, name: str, stopped: bool) -> list[Section]:
         if name in self._done:
             return self._done[name][1]
-        return [Section(name_of(name), "Not finished yet. This page loads itself again.", key=name)]
+        return [Section(name_of(name), "Not run." if stopped else "Not finished yet.", is_half=True, key=name)]
 
 
 def _with_keys(name: str, sections: Iterable[Section]) -> list[Section]:
@@ -242,7 +252,7 @@ def reproduce(
 def _one(name: str, benches: Benches, report: Report, folder: OutputFolder | None, jobs: int | None) -> None:
     [(_, document)] = documents([name], benches, Kept(folder), jobs)
     FIGURES[name].print(document, report)
-    page = Page([name], with_stories=False)
+    page = Page([name], with_stories=False, head=FIGURES[name].page)
     _show(page, name, document, benches, folder)
     _point_to(page, report, folder)
     report.data(document)
@@ -255,7 +265,7 @@ def _all(_: str, benches: Benches, report: Report, folder: OutputFolder | None, 
     if folder is not None:
         folder.make()
         page.write(folder.path / PAGE)
-    with count.shown():
+    with _stopping(page, folder), count.shown():
         for name, document in documents(names, benches, Kept(folder), jobs):
             done.add(name, document)
             _show(page, name, document, benches, folder)
@@ -265,6 +275,18 @@ def _all(_: str, benches: Benches, report: Report, folder: OutputFolder | None, 
     print_summary(done.documents, report)
     _point_to(page, report, folder)
     report.data(done.data)
+
+
+@contextmanager
+def _stopping(page: Page, folder: OutputFolder | None) -> Iterator[None]:
+    """If this block ends by an error or an interrupt, say so on the page, which would wait for more figures."""
+    try:
+        yield
+    except BaseException:
+        if folder is not None:
+            with suppress(UserError):
+                page.write(folder.path / PAGE, stopped=True)
+        raise
 
 
 class Done:

@@ -10,19 +10,15 @@ from ...reports.figures import figures
 from ...reports.page.page import Section
 from ...reports.page.scorecard import Score, Scorecard
 from ..paper.comparison import Payload
+from ..paper.grades import GRADES, LIMITS, POINTS
 from ..paper.rows import Row
-from .text import POINTS, for_reports, predicted_errors, summary_rows
+from .text import RULE, for_reports, predicted_errors, summary_rows
 
 KEY, TITLE = "scorecard", "Does it reproduce?"
-#: Largest error of a pass and of "near", by the unit of the errors. The limits of single figures (``within``) are narrower or
-#: wider: they say what is expected of that figure.
-LIMITS = {"%": (20.0, 40.0), POINTS: (4.0, 8.0)}
-RULE = (
-    "Grades by the worst predicted value: pass within 20 % of the published value, near within 40 %, miss beyond; of"
-    " shares of the pool, 4 and 8 points. Dots are single values, the shaded band is a pass, and a coloured dot is more than"
-    " two and a half times as far off. Values on which a number was fitted are counted apart and have no grade."
+_NOTE = (
+    f"{RULE} Dots are single values, the shaded band is a pass, and a coloured dot is more than two and a half times as far"
+    " off. Values on which a number was fitted are counted apart and have no grade."
 )
-_GRADES = ("pass", "near", "miss")
 _LEAST_ROWS = 3
 #: Its published values are Fig 2's, which has a grade of its own.
 _AGAIN = "waste"
@@ -42,21 +38,20 @@ def paper_order(figure: str) -> tuple[int, str]:
     return (10, "") if figure == "table1" else (100, figure)
 
 
-def grade(row: Row) -> str:
-    """The grade of a row of ``summary_rows``."""
-    worst, limits = abs(row["worst_error"]), LIMITS[row["unit"]]
-    return next((name for name, limit in zip(_GRADES, limits) if worst <= limit), _GRADES[-1])
-
-
 def graded(document: Payload) -> list[Row]:
-    """The rows of ``summary_rows`` of one document with their grades, worst first."""
-    rows = [row | {"grade": grade(row)} for row in summary_rows([document])]
+    """The rows of ``summary_rows`` of one document, worst first."""
+    rows = summary_rows([document])
     return sorted(rows, key=lambda row: abs(row["worst_error"]) / LIMITS[row["unit"]][0], reverse=True)
 
 
 def badge(document: Payload) -> str:
     """The grade of a document: that of its worst value; empty without predicted values."""
     return graded(document)[0]["grade"] if graded(document) else ""
+
+
+def grades(document: Payload) -> list[tuple[str, str]]:
+    """The grade of a document with its reason, one pair for each unit; ``badge`` is the worst."""
+    return [(row["grade"], f"All of it: {_accuracy(row)}") for row in graded(document)]
 
 
 def finding(document: Payload) -> str:
@@ -90,11 +85,11 @@ def first_section(documents: Mapping[str, Payload], titles: Mapping[str, str]) -
     picture = figures.fig2(for_reports(documents["fig2"])) if "fig2" in documents else None
     known = constants(documents)
     counts = sum(row.fitted for row in rows), sum(row.predicted for row in rows)
-    fitted = (
-        f"Fitted on {counts[0]} values, for {counts[1]} predicted ones: {_listed(known)}. Details has their values."
-    )
-    card = Scorecard(picture, rows, [fitted, RULE] if known else [RULE])
-    return [Section(TITLE, _answer(documents, rows), widgets=[card], folded_rows=known, key=KEY)]
+    fitted = f"Fitted on {counts[0]} values, for {counts[1]} predicted ones: {_listed(known)}."
+    card = Scorecard(picture, rows, [fitted, _NOTE] if known else [_NOTE])
+    return [
+        Section(TITLE, _answer(documents, rows), widgets=[card], folded_rows=known, fold="Fitted constants", key=KEY)
+    ]
 
 
 def constants(documents: Mapping[str, Payload]) -> list[Row]:
@@ -149,7 +144,7 @@ def _score(name: str, document: Payload, titles: Mapping[str, str]) -> Score:
 def _answer(documents: Mapping[str, Payload], rows: Sequence[Score]) -> str:
     counts = Counter(row.grade for row in rows)
     worst = max(rows, key=lambda row: max(map(abs, row.errors)))
-    parts = [f"{counts[name]} {name}" for name in _GRADES if counts[name]]
+    parts = [f"{counts[name]} {name}" for name in GRADES if counts[name]]
     answer = (
         f"Of {len(rows)} figures with predicted values {', '.join(parts)}; the worst is {worst.name} ({worst.worst})."
     )

@@ -19,7 +19,7 @@ from ..paper.paper import FIG2
 from ..paper.rate_sweep.rate_sweep import TARGET_S
 from ..paper.rows import Row
 from ..paper.stories import all_stories
-from .scorecard import badge, finding
+from .scorecard import badge, finding, grades
 from .text import checks, for_reports
 
 _BETWEEN = "\n\n"
@@ -48,10 +48,12 @@ def rates(title: str) -> Callable[[Payload, Bench], list[Section]]:
 
 
 def tabled(title: str) -> Callable[[Payload, Bench], list[Section]]:
-    """One section with a table, for values without a common axis."""
+    """One section with a table, for values without a common axis; without the columns that are the same in each row."""
 
     def show(payload: Payload, _: Bench) -> list[Section]:
-        return [replace(compared(title, payload), rows=_table(for_reports(payload)["rows"]))]
+        rows = _table(for_reports(payload)["rows"])
+        differing = [name for name in rows[0] if len({row[name] for row in rows}) > 1]
+        return [replace(compared(title, payload), rows=[{name: row[name] for name in differing} for row in rows])]
 
     return show
 
@@ -66,28 +68,26 @@ def compared(title: str, payload: Payload) -> Section:
     return Section(
         title,
         finding=finding(payload),
-        checks=checks(payload),
+        checks=[*grades(payload), *checks(payload)],
         details=_BETWEEN.join((f"{payload['workload']}.", *payload["basis"], *payload.get("remarks", ()))),
         badge=badge(payload),
+        is_half=True,
     )
 
 
 def fig2(payload: Payload, bench: Bench) -> list[Section]:
-    """The bars, their sensitivity to the step time, their range over seeds, and the pool over time."""
+    """The bars; folded, their sensitivity to the step time, their range over seeds, and the pool over time."""
     sensitivity = payload["sensitivity"]
-    found = [
-        *shown("Fig 2: use of the KV pool", figures.fig2)(payload, bench),
-        Section(
-            "Fig 2: sensitivity of the bars to the step time",
-            f"One number is fitted, the scale s of the step time. These are the bars at other scales:"
-            f" {sensitivity['workload']}.",
-            [figures.scale_sensitivity(sensitivity["rows"], payload["step_scale"])],
-        ),
+    [section] = shown("Fig 2: use of the KV pool", figures.fig2)(payload, bench)
+    texts = [
+        f"One number is fitted, the scale s of the step time. The bars at other scales: {sensitivity['workload']}."
     ]
+    folded = [figures.scale_sensitivity(sensitivity["rows"], payload["step_scale"])]
     if len(payload["seeds"]) > 1:
-        text = f"{payload['remarks'][-1]} {payload['workload']}."
-        found.append(Section("Fig 2: range over seeds", text, [figures.seeds(payload["rows"])]))
-    return [*found, _ledgers(payload, bench)]
+        folded.append(figures.seeds(payload["rows"]))
+    over_time, ledgers = _ledgers(payload, bench)
+    details = _BETWEEN.join((section.details, *texts, over_time))
+    return [replace(section, details=details, folded_figures=[*folded, *ledgers])]
 
 
 def fig3(payload: Payload, _: Bench) -> list[Section]:
@@ -104,8 +104,10 @@ def fig3(payload: Payload, _: Bench) -> list[Section]:
     groups[f"both in<br>blocks of {_BLOCK_SIZE}:<br>{used} slots"] = [*blocks, ("free", pool - used)]
     title = "Slots of two requests, reserved whole and in blocks"
     subtitle = f"A square is a slot. The chunks leave none of {pool:,} to a third request, the blocks {pool - used:,}."
-    [section] = tabled("Fig 3: slots of two requests")(payload, _)
-    return [replace(section, figures=[figures.slot_grid(title, subtitle, groups)])]
+    section = compared("Fig 3: slots of two requests", payload)
+    table = _table(for_reports(payload)["rows"])
+    grid = figures.slot_grid(title, subtitle, groups)
+    return [replace(section, figures=[grid], folded_rows=table, is_half=False)]
 
 
 def fig13a(payload: Payload, bench: Bench) -> list[Section]:
@@ -118,24 +120,24 @@ def fig13a(payload: Payload, bench: Bench) -> list[Section]:
 
 
 def fig15(payload: Payload, bench: Bench) -> list[Section]:
-    """The bars, and a table of the beams' values at other survivals."""
+    """The bars; folded, a table of the beams' values at other survivals."""
     sensitivity = payload["sensitivity"]
-    return [
-        *shown("Fig 15: memory saved by sharing", figures.fig15)(payload, bench),
-        Section(
-            "Fig 15: sensitivity of the beams' values to their survival q",
-            f"The survival is fitted, on two beams. These are the values at others: {sensitivity['workload']}.",
-            rows=_by_parameter(sensitivity["rows"]),
-        ),
-    ]
+    text = f"The survival q is fitted, on two beams. The table shows the values at others: {sensitivity['workload']}."
+    [section] = shown("Fig 15: memory saved by sharing", figures.fig15)(payload, bench)
+    rows = _by_parameter(sensitivity["rows"])
+    return [replace(section, details=_BETWEEN.join((section.details, text)), folded_rows=rows)]
 
 
 def waste(payload: Payload, bench: Bench) -> list[Section]:
-    """Both views of every policy's waste, the change of each value over seeds and step times, and the pool over time."""
-    pictures = [figures.waste(for_reports(payload)["rows"], view) for view in ("paper", "popular")]
+    """Every policy's waste by the paper's categories; folded, by those of popular texts, the change of each value over seeds
+    and step times, and the pool over time."""
+    bars, popular = (figures.waste(for_reports(payload)["rows"], view) for view in ("paper", "popular"))
     moving = _table(row for row in payload["rows"] if "step_1pct" in row)
-    title = "The waste table: one trace, one pool, every policy"
-    return [replace(compared(title, payload), figures=pictures, folded_rows=moving), _ledgers(payload, bench)]
+    over_time, ledgers = _ledgers(payload, bench)
+    section = compared("The waste table: one trace, one pool, every policy", payload)
+    details = _BETWEEN.join((section.details, over_time))
+    folded = [popular, *ledgers]
+    return [replace(section, figures=[bars], folded_rows=moving, folded_figures=folded, details=details, is_half=False)]
 
 
 def stories() -> Section:
@@ -143,30 +145,24 @@ def stories() -> Section:
     stories = all_stories()
     return Section(
         "The textbook stories",
-        _BETWEEN.join(f"{story.title}. {story.text}" for story in stories),
-        [figures.story(story.rows, story.title) for story in stories],
+        figures=[figures.story(story.rows, story.title) for story in stories],
+        details=_BETWEEN.join(f"{story.title}. {story.text}" for story in stories),
     )
 
 
-def _ledgers(payload: Payload, bench: Bench) -> Section:
-    """The pool of every system of a document over time, on Fig 2's workload."""
+def _ledgers(payload: Payload, bench: Bench) -> tuple[str, list[go.Figure]]:
+    """The pool of every system of a document over time, on Fig 2's workload, and what the pictures show."""
     seed = payload["seeds"][0]
     text = (
-        f"Every slot of the pool over the {FIG2.duration_s:g} s in which requests arrive:"
+        f"The ledger over time: every slot of the pool over the {FIG2.duration_s:g} s in which requests arrive:"
         f" {bench.source.description(FIG2, (seed,))}. Fig 2 measures from {FIG2.window_s[0]:g} s to"
         f" {FIG2.window_s[1]:g} s."
     )
     systems = {row["series"] for row in payload["rows"]}
     cases = {name: Case(FIG2, seed, policy, payload["step_scale"]) for policy, name in NAMES.items() if name in systems}
-    drawn = [figures.ledger_over_time(bench.timeline(case), name) for name, case in cases.items()]
-    return Section("The ledger over time", text, drawn)
+    return text, [figures.ledger_over_time(bench.timeline(case), name) for name, case in cases.items()]
 
 
 def _by_parameter(rows: Sequence[Row]) -> list[dict[str, Any]]:
     table = sensitivity_numbers(rows)
     return [dict(zip(table["columns"], line, strict=True)) for line in table["rows"]]
-
-
-def joined(sections: Iterable[Section]) -> list[Section]:
-    """The sections in order; a later section replaces an earlier one of the same title."""
-    return list({section.title: section for section in sections}.values())

@@ -12,15 +12,20 @@ from ...reports.page.terminal_tables import print_payload
 from ...reports.style.labels import is_percent
 from ..paper.comparison import Payload
 from ..paper.figures.waste import by_policy
+from ..paper.grades import LIMITS, PERCENT, POINTS, grade
 from ..paper.rows import Row, passed, value_name
 from ..runs.output import Report
 
+#: The rule of the grades, for the scorecard and the summary.
+RULE = (
+    "Grades by the worst predicted value: pass within {:g} % of the published value, near within {:g} %, miss beyond; of"
+    " shares of the pool, {:g} and {:g} points."
+).format(*LIMITS[PERCENT], *LIMITS[POINTS])
 SUMMARY_NOTE = (
     "Errors are simulated - published, of predicted values only: in points where the value is itself a percentage, else"
-    " in percent of the published value. Values on which a number was fitted are counted apart, as they show no accuracy."
+    f" in percent of the published value. Values on which a number was fitted are counted apart, as they show no accuracy. {RULE}"
 )
 _NOTHING_PUBLISHED: Row = {"published": None, "how": None, "error": None}
-POINTS, _PERCENT = "points", "%"
 _DECIMALS = 3
 
 
@@ -46,37 +51,42 @@ def for_reports(payload: Payload) -> Payload:
 
 
 def finding_lines(payload: Payload) -> list[str]:
-    """The findings as lines that start with Pass or Fail."""
-    return [f"{grade.capitalize()}: {text}" for grade, text in checks(payload)]
+    """The findings as lines that start with their grade."""
+    return [f"{given.capitalize()}: {text}" for given, text in checks(payload)]
 
 
 def checks(payload: Payload) -> list[tuple[str, str]]:
-    """The findings, each with "pass" or "fail"."""
-    return [("pass" if passed(found) else "fail", found["finding"]) for found in payload.get("findings", ())]
+    """The findings, each with its grade; those without a published value pass or fail."""
+    return [
+        (found.get("grade", "pass" if passed(found) else "fail"), found["finding"])
+        for found in payload.get("findings", ())
+    ]
 
 
 def summary_rows(documents: Iterable[Payload]) -> list[Row]:
     """Accuracy of each figure with predicted and published values, one row per figure.
 
     ``predicted`` and ``fitted`` count values; ``mean_error`` and ``worst_error`` are of the predicted ones, in
-    ``unit``; ``findings`` counts the findings of the figure, and ``passed`` those that pass.
+    ``unit``, and ``grade`` is that of the worst; ``findings`` counts the findings of the figure, and ``passed`` those that
+    pass.
     """
     return [row for document in documents for row in _summary(document)]
 
 
 def _summary(document: Payload) -> Iterator[Row]:
     """One row for values in points, and one for other values."""
-    for unit in (POINTS, _PERCENT):
+    for unit in (POINTS, PERCENT):
         rows = _known(document, unit)
         predicted = [row for row in rows if row.get("kind") == "predicted"]
         if predicted:
-            findings = document.get("findings", ())
+            findings, errors = document.get("findings", ()), _errors(predicted)
             yield {
                 "figure": document["figure"],
                 "predicted": len(predicted),
                 "fitted": sum(row.get("kind") == "fitted" for row in rows),
                 "unit": unit,
-                **_errors(predicted),
+                **errors,
+                "grade": grade(errors["worst_error"], unit),
                 "findings": len(findings),
                 "passed": sum(passed(found) for found in findings),
             }
@@ -125,7 +135,7 @@ def summary_lines(rows: Iterable[Row]) -> list[dict[str, str | int]]:
             "mean error": f"{row['mean_error']:.1f} {row['unit']}",
             "worst": f"{row['worst_error']:+.1f} {row['unit']}",
             "at": row["worst_at"],
-            "findings that pass": f"{row['passed']} of {row['findings']}" if row["findings"] else "-",
+            "grade": row["grade"],
         }
         for row in rows
     ]

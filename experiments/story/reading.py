@@ -29,8 +29,9 @@ a prefix cache finds them.
 
 from __future__ import annotations
 
-import re
 import tomllib
+from dataclasses import fields
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,7 +41,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.engine.settings import Settings, settings
 from ...sim.types.errors import SettingError, UserError
-from ...sim.types.validation import requirement
+from .source import Source
 from .story import CONFIG, MOST_SLOTS, MOST_WORDS, Caption, Story, StoryRequest
 
 _TOY = {"model": "toy-opt", "policy": "vllm-sosp23"}
@@ -65,6 +66,11 @@ class _File:
     captions: list[Caption] = Field(default_factory=list)
 
 
+#: The fields of each table, and those of the file.
+_FIELDS = {
+    name: [field.name for field in fields(kind)]
+    for name, kind in (("", _File), ("requests", StoryRequest), ("captions", Caption))
+}
 #: The stories of the package, in reading order.
 _ORDER = (
     "first-prompt", "two-requests", "samples", "beams", "swap", "prefix-cache", "static-vs-continuous", "orca-chunks",
@@ -87,7 +93,9 @@ def story(name_or_path: str) -> Story:
         text = resources.files(__package__).joinpath(f"stories/{name_or_path}.toml").read_text("utf-8")
         return read_story(text, f"{name_or_path}.toml")
     if not name_or_path.endswith(".toml"):
-        raise SettingError("story", name_or_path, f"one of {', '.join(_ORDER)}, or a TOML file")
+        near = get_close_matches(name_or_path, _ORDER, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise SettingError("story", name_or_path, f"one of {', '.join(_ORDER)}, or a TOML file{meant}")
     try:
         return read_story(Path(name_or_path).read_text("utf-8"), name_or_path)
     except (OSError, UnicodeDecodeError) as error:
@@ -104,63 +112,24 @@ def read_story(text: str, file: str) -> Story:
     Raises:
         SettingError: See ``story``.
     """
-    source = _Source(file, text)
+    source = Source(file, text)
     try:
         found = TypeAdapter(_File).validate_python(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{file}: is no TOML ({error}); correct it") from None
+        # "Invalid value (at line 5, column 14)", or "(at end of document)".
+        what, _, at = str(error).rstrip(")").partition(" (at ")
+        raise UserError(f"{file}, {at}: is no TOML: {what}; correct it") from None
     except ValidationError as error:
-        raise source.complaint(error) from None
+        raise source.complaint(error, _FIELDS) from None
     runs = _runs(found, source)
     _check_requests(found.requests, source)
     for place, caption in enumerate(found.captions, start=1):
         if caption.run not in runs and not (caption.run is None and len(runs) == 1):
             raise source.error(f"captions[{place}].run", caption.run, f"one of {', '.join(runs)}")
-    return Story(found.title, found.text, runs, tuple(found.requests), tuple(found.captions), file)
+    return Story(found.title, found.text, runs, tuple(found.requests), tuple(found.captions), source)
 
 
-class _Source:
-    """A file, and where its fields are."""
-
-    def __init__(self, file: str, text: str) -> None:
-        self._file, self._lines = file, text.splitlines()
-
-    def error(self, field: str, value: object, remedy: str) -> SettingError:
-        """An error of a field such as "title", "settings.seed" or "requests[2].name"."""
-        return SettingError(f"{self._file}{self._line(field)}: {field}", value, remedy)
-
-    def complaint(self, error: ValidationError) -> SettingError:
-        """The first error of pydantic."""
-        first = error.errors()[0]
-        parts = (f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-        value, remedy = first["input"], requirement(first)
-        if first["type"] == "missing":
-            value = None
-        elif not isinstance(value, str | int | float):
-            value = f"a {type(value).__name__}"
-        leave_out = "; leave it out" if first["type"] == "unexpected_keyword_argument" else ""
-        return self.error("".join(parts).lstrip("."), value, remedy + leave_out)
-
-    def _line(self, field: str) -> str:
-        """The line of a field; empty where it is not written as a line of its own."""
-        found = re.fullmatch(r"(\w+)(?:\[(\d+)\])?(?:\.(\w+).*)?", field)
-        if found is None:
-            return ""
-        table, row, key = found[1], int(found[2] or 1), found[3]
-        if key is None:
-            table, key = "", table
-        inside, rows = not table, 0
-        for number, line in enumerate(map(str.strip, self._lines), start=1):
-            if line.startswith("["):
-                is_one = line.partition("#")[0].strip(" []") == table
-                rows += is_one
-                inside = is_one and rows == row
-            elif inside and line.partition("=")[0].strip() == key:
-                return f", line {number}"
-        return ""
-
-
-def _runs(found: _File, source: _Source) -> dict[str, Settings]:
+def _runs(found: _File, source: Source) -> dict[str, Settings]:
     runs: dict[str, Settings] = {}
     for place, own in enumerate(found.runs or [{}], start=1):
         where = {field: f"runs[{place}].{field}" for field in ("name", *own)}
@@ -184,7 +153,7 @@ def _runs(found: _File, source: _Source) -> dict[str, Settings]:
     return runs
 
 
-def _check_requests(requests: list[StoryRequest], source: _Source) -> None:
+def _check_requests(requests: list[StoryRequest], source: Source) -> None:
     for place, each in enumerate(requests):
         where, before = f"requests[{place + 1}]", requests[:place]
         if (each.output is None) == (each.outputs is None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Annotated
@@ -19,6 +20,7 @@ from ...sim.types.ticks import from_seconds
 from ...sim.workload.content import PromptContent
 from ...sim.workload.workload import Workload
 from ..paper.stories import OneSecondStep
+from .source import Source
 
 #: What a reader can follow: words of all requests, slots of a pool.
 MOST_WORDS, MOST_SLOTS = 1_000, 1_024
@@ -79,7 +81,7 @@ class Story:
         runs: Settings of each run by its name.
         requests: In order of arrival.
         captions: Sentences of the author.
-        file: Its file, for errors.
+        source: Its file, for errors.
     """
 
     title: str
@@ -87,7 +89,7 @@ class Story:
     runs: dict[str, Settings]
     requests: tuple[StoryRequest, ...]
     captions: tuple[Caption, ...] = ()
-    file: str = "story"
+    source: Source = Source("story")
 
     def cast(self) -> Cast:
         """Names and words of the sequences."""
@@ -138,25 +140,27 @@ def run_story(chosen: Story) -> list[RunFrames]:
     workload, cast = chosen.workload(), chosen.cast()
     found = []
     for name, own in chosen.runs.items():
-        where = f"{chosen.file}, run {name}" if len(chosen.runs) > 1 else chosen.file
+        of_run = f", run {name}" if len(chosen.runs) > 1 else ""
         try:
             run, steps = record(own, workload, OneSecondStep())
         except UserError as error:
-            raise UserError(f"{where}: {error}") from None
+            raise UserError(f"{chosen.source.place()}{of_run}: {error}") from None
         for row in np.flatnonzero(run.refused).tolist():
+            where = f"{chosen.source.place(f'requests[{row + 1}]')}{of_run}"
             needs = f"needs {run.smallest_pool_blocks[row]} blocks, and the pool has {run.replica.num_blocks}"
             raise UserError(f"{where}: request {chosen.requests[row].name} {needs}; take a larger pool")
         frames = frames_of(steps, cast, run.replica.block_size)
-        captions = [each for each in chosen.captions if each.run in (None, name)]
-        found.append(RunFrames(name, own, _with_captions(frames, captions, where)))
+        captions = {place: each for place, each in enumerate(chosen.captions, start=1) if each.run in (None, name)}
+        found.append(RunFrames(name, own, _with_captions(frames, captions, chosen.source)))
     return found
 
 
-def _with_captions(frames: list[Frame], captions: list[Caption], where: str) -> list[Frame]:
+def _with_captions(frames: list[Frame], captions: Mapping[int, Caption], source: Source) -> list[Frame]:
+    """The frames with the captions, which are by their place in the file, from 1."""
     labels = [frame.label for frame in frames]
-    for caption in captions:
+    for number, caption in captions.items():
         place = next((at for at, label in enumerate(labels) if label in (caption.step, f"{caption.step}a")), None)
         if place is None:
-            raise UserError(f"{where}: caption of step {caption.step!r}: the steps are {', '.join(labels)}")
+            raise source.error(f"captions[{number}].step", caption.step, f"the steps are {', '.join(labels)}; name one")
         frames[place] = replace(frames[place], events=(caption.text, *frames[place].events))
     return frames

@@ -197,7 +197,7 @@ def show_waste_today(payload: Payload, _: Bench) -> list[Section]:
 def _pictures(payload: Payload) -> Iterator[Section]:
     loads = list(dict.fromkeys(row["load"] for row in payload["kv_bytes"]))
     yield Section(
-        "Waste of today's models: the KV cache by allocator",
+        "The KV cache by allocator",
         "Bytes of the KV cache of one GPU by what they hold. A model in which all layers keep the same has one bar: its pages are"
         " alike under each allocator.",
         [figures.kv_bytes(of_load(payload["kv_bytes"], load), load) for load in loads],
@@ -206,13 +206,13 @@ def _pictures(payload: Payload) -> Iterator[Section]:
     )
     chosen = [row for row in payload["hbm"] if row["load"] == loads[0]]
     yield Section(
-        "Waste of today's models: every byte of a GPU",
+        "Every byte of a GPU",
         f"Under vLLM's defaults and the load {loads[0]}: what the engine takes beside the KV cache, the KV cache by bucket, and"
         " the share of the card that --gpu-memory-utilization leaves out.",
         [figures.hbm(chosen)],
     )
     yield Section(
-        "Waste of today's models: vLLM's slots",
+        "vLLM's slots",
         "Percent of the slots of the pool by bucket. A slot of a KV group is a token in its layers; page padding is bytes within"
         " slots, so only the bytes above show it.",
         rows=[dict(row) for row in payload["slots"]],
@@ -234,7 +234,7 @@ def _published(payload: Payload) -> Section:
     checks = [("pass" if found["passes"] else "fail", found["finding"]) for found in payload["findings"]]
     text = "Figures that threads and papers state, computed from the same settings. Limits were stated before the comparison."
     title, details = (
-        "Waste of today's models: published beside simulated",
+        "Published beside simulated",
         "\n\n".join(published.basis(payload["rows"])),
     )
     return Section(title, text, rows=table, checks=checks, details=details)

@@ -165,7 +165,7 @@ def fig15(comparison: Comparison) -> go.Figure:
     figure = blank(
         "Memory saved by sharing, published and simulated",
         "Percent of the blocks that sequences would hold if they shared none, mean over iterations.",
-        96 + 50 * len(rows),
+        96 + 40 * len(rows),
         comparison_numbers(comparison["rows"]),
         comparison_data(comparison["rows"]),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from ...sim.output import frames as pd
@@ -16,6 +17,11 @@ from ..style.palette import MUTED, PAPER, colour, dash, symbol
 #: Ratio of the largest to the smallest value above which an axis is logarithmic.
 _LOG_FROM = 30
 _FAINT = 0.35
+_BAND_TEXT = "A pale band: lines lie on each other."
+#: Values that differ by less lie on each other in a picture, as a share.
+_SAME = 0.01
+#: Lines over a line by which its band is wider, at most.
+_MOST_WIDER = 3
 
 
 def against_rate(points: pd.DataFrame, metric: str, title: str, unit: str) -> go.Figure:
@@ -27,15 +33,22 @@ def against_rate(points: pd.DataFrame, metric: str, title: str, unit: str) -> go
     """
     spread = points.groupby(["series", "request_rate"], sort=False)[metric].agg(["mean", "min", "max", "size"])
     seeds = int(spread["size"].max())
-    subtitle = f"Mean and range over {seeds} points each." if seeds > 1 else ""
-    figure = blank(title, subtitle, 400, _numbers(spread, unit))
+    figure = blank(title, "", 400, _numbers(spread, unit))
+    words = [f"Mean and range over {seeds} points each."] if seeds > 1 else []
     if unit == "requests/s":
         figure.add_trace(_request_rate_line(points["request_rate"].max()))
     # A series has one colour in every picture of a page, also where it shares a line with another.
     places = list(dict.fromkeys(spread.index.get_level_values("series")))
-    for names in _equal(spread):
-        rows = spread.loc[names[0]].sort_index()
-        figure.add_trace(_line(places.index(names[0]), " = ".join(names), rows, unit))
+    lines = [(" = ".join(names), spread.loc[names[0]].sort_index()) for names in _equal(spread)]
+    for at, (name, rows) in enumerate(lines):
+        place = places.index(name.split(" = ")[0])
+        # Where later lines run through the same points, they would hide this one.
+        above = sum((_meets(rows, other) for _, other in lines[at + 1 :]), np.zeros(len(rows), int))
+        if above.any():
+            words.append(_BAND_TEXT)
+            figure.add_trace(_halo(place, rows["mean"].where(above > 0), min(_MOST_WIDER, above.max())))
+        figure.add_trace(_line(place, name, rows, unit))
+    figure.update_layout(title_subtitle_text=" ".join(dict.fromkeys(words)))
     values = spread[["min", "max"]]
     # Beside the requested rate, a rate is drawn from 0.
     log = unit != "requests/s" and values["min"].min() > 0 and values["max"].max() / values["min"].min() > _LOG_FROM
@@ -53,6 +66,26 @@ def _equal(spread: pd.DataFrame) -> list[list[str]]:
         rows = spread.loc[name].sort_index()
         found.setdefault((tuple(rows.index), tuple(rows.to_numpy().ravel().tolist())), []).append(name)
     return list(found.values())
+
+
+def _meets(rows: pd.DataFrame, other: pd.DataFrame) -> np.ndarray:
+    """Of each point of a line, whether another line runs through it."""
+    return np.isclose(rows["mean"], other["mean"].reindex(rows.index), rtol=_SAME, atol=0)
+
+
+def _halo(place: int, values: pd.Series, lines: int) -> go.Scatter:
+    """A pale band of a line, which is seen on both sides of so many lines over it."""
+    hue = colour(place)
+    return go.Scatter(
+        mode="lines+markers",
+        x=values.index.to_numpy(),
+        y=values.to_numpy(),
+        line={"color": hue, "width": 4 + 4 * lines},
+        marker={"symbol": symbol(place), "size": 10 + 6 * lines, "color": hue, "opacity": 1},
+        opacity=_FAINT,
+        showlegend=False,
+        hoverinfo="skip",
+    )
 
 
 def _request_rate_line(highest: float) -> go.Scatter:

@@ -19,7 +19,7 @@ HELD: dict[str, tuple[str, Hue]] = {
     "block_tail": ("rest of the last block", BUCKETS["block_tail"]),
     "free": ("free", BUCKETS["free"]),
 }
-_COLUMNS, _CELL_PX, _GAP_ROWS = 64, 11, 2
+_COLUMNS, _CELL_PX, _GAP_ROWS = 128, 10, 2
 
 
 class _Run(NamedTuple):
@@ -32,7 +32,7 @@ class _Run(NamedTuple):
 
 
 def slot_grid(title: str, subtitle: str, groups: Mapping[str, Sequence[tuple[str, int]]]) -> go.Figure:
-    """A square for each slot, 64 in a row; a group begins a new row.
+    """A square for each slot, 128 in a row; a group begins a new row.
 
     Args:
         groups: By name, in which a <br> ends a line: what the group's slots hold, and how many of them, in order.
@@ -49,7 +49,13 @@ def slot_grid(title: str, subtitle: str, groups: Mapping[str, Sequence[tuple[str
         figure.add_trace(_squares([run for run in runs if run.kind == kind], *HELD[kind]))
     for column in range(1, _COLUMNS):
         figure.add_shape(
-            type="line", x0=column, x1=column, y0=-0.5, y1=rows - 0.5, layer="above", line={"color": PAPER, "width": 1}
+            type="line",
+            x0=column,
+            x1=column,
+            y0=-0.5,
+            y1=rows - 0.5,
+            layer="above",
+            line={"color": PAPER, "width": 0.7},
         )
     figure.update_layout(barmode="overlay", showlegend=True, legend_traceorder="normal")
     figure.update_xaxes(showticklabels=False, showgrid=False, range=[0, _COLUMNS])

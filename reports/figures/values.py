@@ -75,13 +75,16 @@ def curves(comparison: Comparison) -> go.Figure:
 
 
 def with_limit(figure: go.Figure, limit: float, name: str) -> go.Figure:
-    """The figure of ``curves`` with a horizontal line at ``limit``, drawn first."""
+    """The figure of ``curves`` with a horizontal line at ``limit``, which has a tick."""
     ends = [
         min(min(trace.x) for trace in figure.data if len(trace.x)),
         max(max(trace.x) for trace in figure.data if len(trace.x)),
     ]
     line = {"color": MUTED, "width": 1.5, "dash": "dash"}
     figure.add_trace(go.Scatter(name=name, mode="lines", x=ends, y=[limit, limit], line=line, hoverinfo="skip"))
+    ticks = figure.layout.yaxis.tickvals
+    if ticks is not None and limit not in ticks:
+        figure.update_yaxes(tickvals=[*ticks, limit], ticktext=[*figure.layout.yaxis.ticktext, f"{limit:g}"])
     return figure
 
 
@@ -121,8 +124,8 @@ def _axes(figure: go.Figure, rows: list[Row], metric: str) -> None:
     at = sorted({row["x"] for row in rows})
     values = [row[side] for row in rows for side in ("published", "simulated") if row[side] is not None]
     if at[0] > 0 and at[-1] / at[0] > _LOG_FROM:
-        ticks = {"tickvals": at, "ticktext": [f"{x:g}" for x in at]} if len(at) <= _MOST_TICKS else {}
-        figure.update_xaxes(type="log", **ticks)
+        few = {"type": "log", "tickvals": at, "ticktext": [f"{x:g}" for x in at]}
+        figure.update_xaxes(few if len(at) <= _MOST_TICKS else log_axis(at[0], at[-1]))
     figure.update_yaxes(title_text=unit(metric))
     if min(values) > 0 and max(values) / min(values) > _LOG_FROM:
         figure.update_yaxes(log_axis(min(values), max(values)))

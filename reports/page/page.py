@@ -72,7 +72,10 @@ class Section:
         finding: Paragraphs below the pictures.
         checks: Grade and text of each check, folded. Grades with colours are pass, near, miss and fail.
         details: Paragraphs, folded.
+        folded_figures: Folded pictures, drawn when they are unfolded.
+        fold: Name of all that is folded.
         badge: Grade of the whole section.
+        is_half: Whether two such cards stand side by side on a wide page.
         key: Anchor of the section; by default section-N.
     """
 
@@ -85,7 +88,10 @@ class Section:
     finding: str = ""
     checks: Sequence[tuple[str, str]] = ()
     details: str = ""
+    folded_figures: Sequence[go.Figure] = ()
+    fold: str = "Details"
     badge: str = ""
+    is_half: bool = False
     key: str = ""
 
 
@@ -97,7 +103,8 @@ def write_page(
     The file appears whole or not at all.
 
     Args:
-        refresh_s: Seconds after which a browser loads the page again, while it is not finished.
+        refresh_s: Seconds after which a browser loads the page again, while it is not finished. It stops when the file
+            has not changed for ten minutes.
 
     Raises:
         UserError: It cannot be written.
@@ -124,7 +131,8 @@ def render_page(title: str, lead: str, sections: Sequence[Section], refresh_s: i
     widgets = [widget for section in sections for widget in section.widgets]
     kinds = dict.fromkeys(widget.kind for widget in widgets)
     constants = {name: value for widget in widgets for name, value in widget.constants.items()}
-    has_pictures = any(section.figures for section in sections) or any(widget.figures for widget in widgets)
+    has_pictures = any(widget.figures for widget in widgets)
+    has_pictures |= any(section.figures or section.folded_figures for section in sections)
     return environment.get_template("page.html.j2").render(
         title=title,
         lead=_paragraphs(lead),
@@ -172,6 +180,9 @@ def _section(section: Section, at: int, counter: Iterator[int]) -> dict[str, Any
         "paragraphs": _paragraphs(section.text),
         "widgets": widgets,
         "picture_rows": [(small, list(row)) for small, row in groupby(pictures, key=itemgetter("is_small"))],
+        "folded_pictures": [_picture(figure, next(counter)) for figure in section.folded_figures],
+        "fold": section.fold,
+        "is_half": section.is_half,
         "table": _table(_rows_as_numbers(section.rows)) if section.rows else None,
         "folded_table": _table(_rows_as_numbers(section.folded_rows)) if section.folded_rows else None,
     }

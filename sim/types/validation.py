@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+#: Pydantic's types of errors for a field that there is not.
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 #: Requirement by pydantic's error type; {names} are those of the error's context.
 _REQUIREMENTS = {
     "greater_than": "must be above {gt}",
@@ -27,7 +28,7 @@ _REQUIREMENTS = {
     **dict.fromkeys(("string_type", "bytes_type"), "must be text"),
     **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
     **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "must be an object"),
-    **dict.fromkeys(_UNKNOWN, "is not a known field"),
+    **dict.fromkeys(UNKNOWN, "is not a known field"),
 }
 
 
@@ -46,7 +47,7 @@ def requirement(error: ErrorDetails) -> str:
 def complaint(name: str, error: ValidationError, what: str = "calibration file") -> UserError:
     """The first validation error of a file as one line; ``what`` the file should be."""
     # An unknown field is often a misspelled one: it explains a missing one.
-    first = min(error.errors(), key=lambda each: each["type"] not in _UNKNOWN)
+    first = min(error.errors(), key=lambda each: each["type"] not in UNKNOWN)
     message = requirement(first)
     where = ".".join(str(part) for part in first["loc"] if part != "[key]")
     if not where:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
-from paths import ROOT
-
-_spec = importlib.util.spec_from_file_location("starter", ROOT / "examples" / "teaching" / "exercise" / "starter.py")
+_STARTER = Path(__file__).parents[2] / "examples" / "teaching" / "exercise" / "starter.py"
+_spec = importlib.util.spec_from_file_location("starter", _STARTER)
 _starter = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_starter)
 

@@ -27,13 +27,13 @@ def check():
 
 def test_the_starter_fails_every_check(check):
     found = check.failures(EXERCISE / "starter.py")
-    assert len(found) == 11
+    assert len(found) == 12
     assert all("is not written yet" in failure for failure in found.values())
 
 
 def test_the_solution_passes_all(check, capsys):
     assert check.main([str(SOLUTION)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "11 of 11 checks pass"
+    assert capsys.readouterr().out.splitlines()[-1] == "12 of 12 checks pass"
 
 
 def test_each_gap_is_one_of_the_solution():
@@ -98,7 +98,8 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_fails_its_check(check, tmp_path, mistake):
     line, wrong, name = MISTAKES[mistake]
-    solution = SOLUTION.read_text()
+    # The solution finds the starter from its place.
+    solution = SOLUTION.read_text().replace("Path(__file__)", f"Path({str(SOLUTION)!r})")
     assert line in solution
     (tmp_path / "wrong.py").write_text(solution.replace(line, wrong))
     found = check.failures(tmp_path / "wrong.py")
@@ -112,8 +113,36 @@ def test_it_runs_where_the_documentation_says(tmp_path):
         [sys.executable, "check.py"], cwd=EXERCISE, capture_output=True, text=True, env={"PYTHONDONTWRITEBYTECODE": "1"}
     )
     assert (done.returncode, done.stderr) == (1, "")
-    lines = done.stdout.splitlines()
-    assert lines[-1] == "0 of 11 checks pass" and all(line.startswith("FAIL  ") for line in lines[:-1])
+    *lines, count, begin = done.stdout.splitlines()
+    assert (count, begin) == ("0 of 12 checks pass", "next in starter.py: gap 1 is not written yet")
+    assert all(line.startswith("FAIL  ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (None, ": is no Python file that is there; name one with a class Allocator"),
+        ("x = 1\n", ": has no class Allocator; begin with a copy of starter.py"),
+        ("x = 1\nclass Allocator\n", ", line 2: cannot be run: SyntaxError: expected ':'"),
+        (
+            "import starter_of_nothing\n",
+            ", line 1: cannot be run: ModuleNotFoundError: No module named 'starter_of_nothing'",
+        ),
+    ],
+)
+def test_a_file_without_an_allocator_is_one_line(check, tmp_path, capsys, text, shown):
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    assert check.main([str(path)]) == 2
+    assert capsys.readouterr().err == f"check.py: {path}{shown}\n"
+
+
+def test_the_solution_can_be_checked_from_anywhere(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(EXERCISE / "check.py"), str(SOLUTION)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_no_page_shows_the_solution():

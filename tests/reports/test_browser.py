@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -234,6 +235,54 @@ def test_what_is_folded_is_printed_on_white_paper(driver, tmp_path):
     wait(driver, "return document.documentElement.dataset.drawn === 'dark' && !document.querySelector('.more').open")
 
 
+def test_folded_pictures_are_drawn_when_they_unfold_as_wide_as_their_card(driver, tmp_path):
+    sections = [
+        Section("One", figures=figures()[:1], folded_figures=[seeds(comparison()["rows"])], fold="More"),
+        Section("Two", "No picture."),
+    ]
+    path = write_page(tmp_path / "page.html", "Folded", "", sections)
+    show(driver, path, "light")
+    marks = "return document.querySelectorAll('#plot-2 .scatterlayer .point').length"
+    assert driver.execute_script(marks) == 0
+    summary = driver.find_element("css selector", ".more > summary")
+    assert summary.text.startswith("More")
+    summary.click()
+    wait(driver, f"{marks} === 21")
+    assert (
+        driver.execute_script("return document.querySelector('#plot-2 .main-svg').getBoundingClientRect().width") > 800
+    )
+    paper = "document.querySelector('#plot-2 .main-svg').style.backgroundColor"
+    show(driver, path, "dark")
+    assert hexed(driver.execute_script(f"return {paper}")) == DARK[PAPER]
+    assert driver.get_log("browser") == []
+
+
+def test_half_cards_stand_side_by_side_on_a_wide_page_only(driver, tmp_path):
+    sections = [Section("Whole", "Text."), *(Section(name, "Text.", is_half=True) for name in ("One", "Two", "Three"))]
+    path = write_page(tmp_path / "page.html", "Cards", "", sections)
+    places = "return [...document.querySelectorAll('section')].map((card) => card.getBoundingClientRect()).map((box) => [box.x, box.y])"
+    show(driver, path, "light", 1400)
+    whole, one, two, three = driver.execute_script(places)
+    assert one[1] == two[1] > whole[1] and three[1] > one[1]
+    assert whole[0] == one[0] == three[0] < two[0]
+    show(driver, path, "light", 900)
+    wait(driver, "return !document.querySelector('.index details').open")
+    whole, one, two, three = driver.execute_script(places)
+    assert whole[1] < one[1] < two[1] < three[1] and one[0] == two[0]
+
+
+def test_an_unfinished_page_loads_itself_again_until_its_file_no_longer_changes(driver, tmp_path):
+    path = write_page(tmp_path / "page.html", "Unfinished", "", [Section("One", "Text.")], refresh_s=1)
+    driver.get(path.as_uri())
+    driver.execute_script("window.isOld = true")
+    wait(driver, "return window.isOld === undefined && document.readyState === 'complete'")
+    os.utime(path, (0, path.stat().st_mtime - 601))
+    driver.get(path.as_uri())
+    driver.execute_script("window.isOld = true")
+    wait(driver, "return document.querySelector('.reloading').textContent.includes('no longer loads itself again')")
+    assert driver.execute_script("return window.isOld")
+
+
 def test_a_scorecard_leads_to_its_sections(driver, tmp_path):
     scores = [
         Score("fig1", "Fig 1", "Fig 1: one", "pass", "+3.0 %", 3, 0, [0.1, -0.15, 0.0]),
@@ -256,6 +305,13 @@ def test_a_scorecard_leads_to_its_sections(driver, tmp_path):
         widths = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
         assert widths[0] <= widths[1] == width_px
         assert poor_texts(texts(driver)) == [] and driver.get_log("browser") == []
+        # All dots are in sight, also on a phone.
+        ends = "return [...document.querySelectorAll('.strip circle')].map((dot) => dot.getBoundingClientRect().right)"
+        assert max(driver.execute_script(ends)) < width_px - 20
+        scrolls = (
+            "const table = document.querySelector('.scorecard > .scroll'); return table.scrollWidth > table.clientWidth"
+        )
+        assert not driver.execute_script(scrolls)
 
 
 def test_a_csv_file_holds_all_digits_and_any_text(driver, page, tmp_path):

@@ -8,7 +8,17 @@ import plotly.io
 import pytest
 
 from fragmeter.reports.figures.figures import bars as bars_of
-from fragmeter.reports.figures.figures import curves, fig2, fig13a, fig15, scale_sensitivity, seeds, story, waste
+from fragmeter.reports.figures.figures import (
+    curves,
+    fig2,
+    fig13a,
+    fig15,
+    scale_sensitivity,
+    seeds,
+    story,
+    waste,
+    with_limit,
+)
 from fragmeter.reports.style.palette import BUCKETS, DARK, PARTS, STATES, contrast, dark
 
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
@@ -289,6 +299,16 @@ class TestCurves:
         meta = figure.layout.meta["numbers"]
         assert not {"Published", "How", "Error"} & set(meta["columns"])
         assert "published" not in f"{figure.layout.title.text} {figure.layout.title.subtitle.text}".lower()
+
+    def test_logarithmic_axes_have_whole_labels_and_the_limit_has_one(self):
+        """On 2 to 128 on either side: 20 points have ticks at 1, 2 and 5, and not at 6, 7, 8."""
+        rows = [("in", 2 * 64 ** (at / 19), None, 2 * 64 ** (at / 19)) for at in range(20)]
+        figure = with_limit(curves(along(*rows)), 30, "30 ms")
+        assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
+        assert [float(text) for text in figure.layout.xaxis.ticktext] == [1, 2, 5, 10, 20, 50, 100, 200]
+        assert [float(text) for text in figure.layout.yaxis.ticktext] == [1, 2, 5, 10, 20, 50, 100, 200, 30]
+        assert figure.data[-1].y == (30, 30)
+        assert len(with_limit(curves(along(*rows)), 50, "50 ms").layout.yaxis.tickvals) == 8
 
     def test_an_axis_that_does_not_reach_far_is_not_logarithmic(self):
         figure = curves(along(("in", 4, 9.0, 8.0), ("in", 40, 10.0, 7.0)))

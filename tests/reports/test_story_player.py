@@ -234,9 +234,7 @@ def test_paper_has_the_step_that_is_shown_and_all_steps_in_words(driver, pages):
             "return ['.controls', '.pool', '.requests'].map((name) => document.querySelector(name).checkVisibility())"
         )
         assert driver.execute_script(visible) == [False, True, True]
-        rows = (
-            "return [...document.querySelectorAll('#section-2 ~ .scroll tbody tr th')].map((cell) => cell.textContent)"
-        )
+        rows = "return [...document.querySelectorAll('section:has(#section-2) .scroll tbody tr th')].map((cell) => cell.textContent)"
         assert driver.execute_script(rows) == ["1", "2a", "2b", "3", "4", "5", "6", "end"]
     finally:
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -1,6 +1,6 @@
 """Checks an allocator: python check.py [FILE], by default starter.py beside this file.
 
-Every check prints a line; the exit status is 0 when all pass. The last checks replay runs of the simulator (the
+Every check prints a line, in the order of the gaps; the exit status is 0 when all pass, and 2 for a file that cannot be run. The last checks replay runs of the simulator (the
 stories of ``fragmeter story``): the allocator does what each step asks, and its tables and references must be the simulator's.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,16 @@ REPLAYED = (
     ("beams", "vllm-sosp23"),
     ("orca-chunks", "vLLM: blocks"),
 )
+
+
+def a_block_is_taken_and_dropped(make: Callable[[int, int], Any]) -> None:
+    pool = make(2, 4)
+    equal("the first block that is taken", pool.take(), 0)
+    equal("the references with block 0 taken", pool.references, [1, 0])
+    equal("the free blocks with block 0 taken", pool.free, [1])
+    pool.drop(0)
+    equal("the references with block 0 dropped", pool.references, [0, 0])
+    equal("the free blocks with block 0 dropped", sorted(pool.free), [0, 1])
 
 
 def a_prompt_takes_the_blocks_that_it_fills(make: Callable[[int, int], Any]) -> None:
@@ -135,6 +146,7 @@ def follow(pool: Any, step: Any, names: tuple[str, ...], done: list[str]) -> Non
 
 
 CHECKS = (
+    a_block_is_taken_and_dropped,
     a_prompt_takes_the_blocks_that_it_fills,
     a_prompt_without_room_changes_nothing,
     a_decode_takes_a_block_only_when_the_last_is_full,
@@ -151,15 +163,38 @@ def equal(what: str, found: object, expected: object) -> None:
         raise AssertionError(f"{what}: {found}, and should be {expected}")
 
 
+class NoAllocator(Exception):
+    """A file without an allocator that can be run; the text says why, in one line."""
+
+
+def allocator(path: Path) -> Callable[[int, int], Any]:
+    """The ``Allocator`` of a file.
+
+    Raises:
+        NoAllocator: There is none.
+    """
+    spec = importlib.util.spec_from_file_location("allocator", path)
+    if spec is None or not path.is_file():
+        raise NoAllocator(f"{path}: is no Python file that is there; name one with a class Allocator")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        inside = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = inside[-1] if inside else getattr(error, "lineno", 1)
+        reason = f"{type(error).__name__}: {getattr(error, 'msg', error)}"
+        raise NoAllocator(f"{path}, line {line}: cannot be run: {reason}") from None
+    if not hasattr(module, "Allocator"):
+        raise NoAllocator(f"{path}: has no class Allocator; begin with a copy of starter.py")
+    return module.Allocator
+
+
 def failures(path: Path) -> dict[str, str]:
     """What each check of the file's ``Allocator`` finds: empty where it passes."""
-    spec = importlib.util.spec_from_file_location("allocator", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = {}
+    made, found = allocator(path), {}
     for check in CHECKS:
         try:
-            check(module.Allocator)
+            check(made)
             found[check.__name__] = ""
         except NotImplementedError as error:
             found[check.__name__] = f"{error} is not written yet"
@@ -170,12 +205,19 @@ def failures(path: Path) -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     """Print the checks; the exit status."""
-    found = failures(Path(arguments[0]) if arguments else Path(__file__).with_name("starter.py"))
+    path = Path(arguments[0]) if arguments else Path(__file__).with_name("starter.py")
+    try:
+        found = failures(path)
+    except NoAllocator as error:
+        print(f"check.py: {error}", file=sys.stderr)
+        return 2
     for name, failure in found.items():
         print(f"{'FAIL' if failure else 'pass'}  {name.replace('_', ' ')}{f': {failure}' if failure else ''}")
-    missing = sum(map(bool, found.values()))
-    print(f"{len(found) - missing} of {len(found)} checks pass")
-    return int(missing > 0)
+    missing = [failure for failure in found.values() if failure]
+    print(f"{len(found) - len(missing)} of {len(found)} checks pass")
+    if missing:
+        print(f"next in {path.name}: {missing[0]}")
+    return int(bool(missing))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from ..context_cost import ADOPTED, ContextCost, Server, Terms, reading_ms
 from ..fit import CONTEXT_STEP_SCALE, ON
 from ..paper import FIG2, SERIES, Experiment, Source
 from ..published import paper_figures
-from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, as_finding, moved, value_row, within
+from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, accuracy, as_finding, moved, value_row
 from ..settings import paper_settings
 
 #: Approximate error of values read off a plot.
@@ -200,11 +200,11 @@ def findings(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Findings of Fig 18b: the error on either side, the best block size, and the cost of the largest."""
     right = _side(rows, SHAREGPT)
     return [
-        within(right, _WITHIN, "ShareGPT, block sizes 16 to 256, where memory decides,"),
+        accuracy(right, "ShareGPT, block sizes 16 to 256, where memory decides"),
         *(best_size([row for row in rows if row["series"] == load], _WITHIN) for load in SCALES),
         wasted(right, _WITHIN),
-        within(_side(rows, ALPACA, left=True), _WITHIN, "Alpaca, block sizes 1 to 8, by ShareGPT's fitted kernel,"),
-        within(_side(rows, ALPACA), _WITHIN, "Alpaca, block sizes 16 to 256, where memory decides,"),
+        accuracy(_side(rows, ALPACA, left=True), "Alpaca, block sizes 1 to 8, by ShareGPT's fitted kernel"),
+        accuracy(_side(rows, ALPACA), "Alpaca, block sizes 16 to 256, where memory decides"),
     ]
 
 
@@ -222,7 +222,7 @@ def fig19b(bench: Bench) -> Payload:
     return payload | {
         "findings": [
             quicker_series(rows, RECOMPUTE, SWAP),
-            within(right, _WITHIN, "Block sizes 16 to 256, where memory decides,"),
+            accuracy(right, "Block sizes 16 to 256, where memory decides"),
         ],
         "remarks": [step_change_text(right), _own_noise()],
     }

@@ -16,7 +16,7 @@ from ....sim.spec import gpu, model
 from ....sim.types.ticks import PER_SECOND
 from ..comparison import Payload
 from ..published import paper_figures, usual_length
-from ..rows import Row, value_row, within
+from ..rows import Row, accuracy, value_row
 from ..step_time import MODEL
 
 FIGURE, GPU = "fig1", "a100-40gb"
@@ -25,7 +25,6 @@ METRIC = "decode_tokens_per_s"
 SERIES = {"paper": ("the paper's step cost", "fitted"), "fitted": ("profile of the GPU", "predicted")} | {
     "roofline": ("roofline", "predicted")
 }
-_WITHIN = 0.25
 
 
 def fig1() -> Payload:
@@ -39,7 +38,7 @@ def fig1() -> Payload:
         "x_is": "sequences in a batch",
         "rows": rows,
         "findings": [
-            within((row for row in rows if row["series"] == name), _WITHIN, f"Throughput by the {name}")
+            accuracy((row for row in rows if row["series"] == name), f"Throughput by the {name}")
             for name, kind in SERIES.values()
             if kind == "predicted"
         ],

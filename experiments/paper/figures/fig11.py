@@ -13,11 +13,10 @@ from ..bench import Bench
 from ..comparison import Payload
 from ..paper import MAX_MODEL_LEN, Source
 from ..published import paper_figures
-from ..rows import Row, value_row, within
+from ..rows import Row, accuracy, value_row
 
 FIGURE = "fig11"
 _METRICS = {"mean_prompt_tokens": "input", "mean_output_tokens": "output"}
-_WITHIN = 0.03
 
 
 def fig11(bench: Bench) -> Payload:
@@ -30,7 +29,7 @@ def fig11(bench: Bench) -> Payload:
         "workload": ", ".join(lengths.name for lengths in sources.values()),
         "rows": rows,
         "seeds": list(source.seeds),
-        "findings": [within(rows, _WITHIN, "Mean lengths")],
+        "findings": [accuracy(rows, "Mean lengths")],
         "basis": [f"Pairs of at most {MAX_MODEL_LEN:,} tokens, prompt and output together."],
     }
 

@@ -40,7 +40,7 @@ from ..rate_sweep.panels import (
     spare_seeds,
 )
 from ..rate_sweep.rate_sweep import Load, System
-from ..rows import ordered, within
+from ..rows import accuracy, ordered
 from ..settings import paper_settings
 
 FIGURE, FT = "fig12", "FasterTransformer"
@@ -61,7 +61,6 @@ PANELS = {
     )
 }
 TITLES = {letter: f"{model}, {dataset}" for letter, (model, dataset) in PANELS.items()}
-_WITHIN = {SHAREGPT: 0.15, ALPACA: 0.20}
 
 
 @dataclass(frozen=True)
@@ -204,10 +203,9 @@ def _findings_and_remarks(document: Payload, letter: str) -> Payload:
     """Findings, and ratios of rates."""
     rows, dataset = document["rows"], PANELS[letter][1]
     served = [row for row in rows if row["series"] != FT]
-    limit = _WITHIN[dataset]
-    findings = [within(served, limit, f"Fig 12{letter}: Orcas and vLLM"), ordered(rows)]
+    findings = [accuracy(served, f"Fig 12{letter}: Orcas and vLLM"), ordered(rows)]
     if dataset == ALPACA:
-        findings.insert(1, within([row for row in rows if row["series"] == FT], limit, f"Fig 12{letter}: {FT}"))
+        findings.insert(1, accuracy([row for row in rows if row["series"] == FT], f"Fig 12{letter}: {FT}"))
     ratios = (ratio_text(rows, VLLM, below) for below in (ORACLE, MAX, FT))
     remarks = [*document["remarks"], *ratios, _published_text()]
     return {"findings": findings, "remarks": remarks}

@@ -16,16 +16,14 @@ from ..comparison import Payload, compare
 from ..context_cost import Terms
 from ..fit import FITTED_ON, METRIC, fitted_before
 from ..paper import FIG13B, SERIES
-from ..rows import ordered, within
-
-_WITHIN = 0.20
+from ..rows import accuracy, ordered
 
 
 def fig13b(bench: Bench) -> Payload:
     """The figure as a document."""
     alpaca = Bench(bench.source.alpaca)
     payload = compare(FIG13B, alpaca, fitted_before(), scales=())
-    findings = [within(payload["rows"], _WITHIN, "Batched requests"), ordered(payload["rows"])]
+    findings = [accuracy(payload["rows"], "Batched requests"), ordered(payload["rows"])]
     return payload | {"findings": findings, "remarks": [*_without_context(alpaca), *payload["remarks"]]}
 
 

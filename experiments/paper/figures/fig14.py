@@ -42,7 +42,7 @@ from ..rate_sweep.panels import (
     spare_seeds,
 )
 from ..rate_sweep.rate_sweep import TARGET_S, Load, System, latency_s
-from ..rows import ordered, within
+from ..rows import accuracy, ordered
 from ..settings import paper_settings
 from .fig12 import SCALE, load
 
@@ -74,7 +74,6 @@ DRAWN, EXACT = Shares(0.445, 0.639), Shares(0.507, 0.558)
 #: Every sequence takes Fig 1's time, also those of one request.
 NO_SHARES = Shares(0.0, 0.0)
 SAMPLES_FITTED_ON, BEAMS_FITTED_ON = "b", "e"
-_WITHIN = 0.20
 _SLOPE_START = 0.5
 
 
@@ -99,7 +98,7 @@ def panel_of(letter: str, source: Source, most_requests: int | None) -> Payload:
             {"name": "part of a step for a request", "value": shares.request, "on": "Fig 14b's vLLM"},
             {"name": "part of a step for a beam", "value": shares.beam, "on": "Fig 14e's vLLM"},
         ][: 1 if kind == SAMPLES else 2],
-        "findings": [within(rows, _WITHIN, f"Fig 14{letter}: {TITLES[letter]},"), ordered(rows)],
+        "findings": [accuracy(rows, f"Fig 14{letter}: {TITLES[letter]}"), ordered(rows)],
         "remarks": [
             *document["remarks"],
             ratio_text(rows, VLLM, ORACLE),

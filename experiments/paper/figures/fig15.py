@@ -22,9 +22,10 @@ from ....sim.policy.options import FITTED_BEAM_SURVIVAL
 from ....sim.types.optional import not_none
 from ...runs.crossing import scan
 from ..comparison import Payload, row
+from ..grades import POINTS
 from ..paper import ALPACA_SET, FIG15, FIG15_SHAREGPT, Experiment, Source
 from ..published import Published
-from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, as_finding, moved, within
+from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, accuracy, as_finding, moved
 from ..sharing import CLOSED_FORM, SAVED, Saved, SharingCase, measure_sharing
 
 BEAMS_ALPACA, FITTED_ON_BEAMS = "beam search, Alpaca", 2
@@ -96,9 +97,6 @@ _FITTED = {(BEAMS_ALPACA, FITTED_ON_BEAMS), (BEAMS_LIVING, FITTED_ON_BEAMS)}
 _SENSITIVITY = replace(FIG15, duration_s=300, window_s=(120, 300))
 #: Length of the traces for the change with 1 % of step time and with other seeds.
 _SHORT_S, _SHORT_WINDOW_S = 200, (100, 200)
-#: Limits on the error of a series' predicted values.
-_WITHIN_POINTS = {SAMPLES_ALPACA: (1.5, 1.5, 1.5), BEAMS_ALPACA: (3, 5), CLOSED: (1, 1, 1)}
-_LIVING_POINTS = 5
 _LIVING_TEXT = (
     f"ShareGPT's beams, with a survival of {SHAREGPT_BEAM_SURVIVAL:g} per step (fitted on the text's value for two beams),"
     " are predicted for six beams"
@@ -223,23 +221,16 @@ def _sensitivity(source: Source) -> Iterator[Row]:
 
 def findings(rows: list[Row]) -> Iterator[dict[str, Any]]:
     """Findings on the accuracy of these rows."""
-    predicted = [row for row in rows if row["kind"] == "predicted"]
-    errors = {series: [row["error"] for row in predicted if row["series"] == series] for series in _WITHIN_POINTS}
     texts = {
         SAMPLES_ALPACA: "Samples save what the paper printed for Alpaca",
         BEAMS_ALPACA: "Beams, fitted on two of them, save what the paper printed of four and six",
         CLOSED: "Samples save what the closed form makes of the requests that ran, on ShareGPT",
     }
     for series, text in texts.items():
-        # Adding zero turns -0.0 into 0.0.
-        points = ", ".join(f"{round(error, 2) + 0.0:+.2f}" for error in errors[series])
-        limits = _WITHIN_POINTS[series]
-        passes = all(abs(error) <= limit for error, limit in zip(errors[series], limits, strict=True))
-        bounds = "/".join(f"{limit:g}" for limit in dict.fromkeys(limits))
-        yield as_finding(f"{text}: {points} points, limit {bounds}.", passes)
+        yield accuracy((row for row in rows if row["series"] == series), text, POINTS)
     for series in (SAMPLES_SHAREGPT, BEAMS_SHAREGPT):
         yield _in_range(series, [row for row in rows if row["series"] == series])
-    yield within((row for row in rows if row["series"] == BEAMS_LIVING), _LIVING_POINTS, _LIVING_TEXT, relative=False)
+    yield accuracy((row for row in rows if row["series"] == BEAMS_LIVING), _LIVING_TEXT, POINTS)
 
 
 def _in_range(series: str, rows: list[Row]) -> dict[str, Any]:

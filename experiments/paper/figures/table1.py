@@ -16,7 +16,7 @@ from ....sim.spec.pool import GIB
 from ....sim.spec.weights import num_params
 from ..comparison import Payload
 from ..published import paper_figures
-from ..rows import Row, as_finding, value_row, within
+from ..rows import Row, accuracy, as_finding, value_row
 
 FIGURE = "table1"
 BLOCK_SIZE = 16
@@ -30,7 +30,6 @@ SERVERS = {
 }
 #: Printed values of the KV cache, and their decimals.
 _PRINTED = {"kv_slots_k": ("KV slots", 1), "kv_gb": ("The KV cache", 0)}
-_WEIGHTS_WITHIN = 0.02
 
 
 def table1() -> Payload:
@@ -72,4 +71,4 @@ def findings(rows: list[Row]) -> Iterator[dict[str, Any]]:
         mine = [row for row in rows if row["metric"] == metric]
         same = sum(round(row["simulated"], decimals) == row["published"] for row in mine)
         yield as_finding(f"{text}, rounded as printed: {same} of {len(mine)} the same.", same == len(mine))
-    yield within((row for row in rows if row["metric"] == "param_gb"), _WEIGHTS_WITHIN, "Weights")
+    yield accuracy((row for row in rows if row["metric"] == "param_gb"), "Weights")

@@ -84,6 +84,18 @@ def test_a_series_has_one_colour_also_where_others_are_one_line():
     assert colours[0]["a"] == colours[1]["a"] != colours[0]["c"] == colours[1]["c"]
 
 
+def test_a_line_under_others_has_a_band_where_they_meet():
+    """Series a and b are equal at the first rate only, and c lies elsewhere."""
+    columns = {"series": ["a", "b", "c"] * 2, "request_rate": [1.0] * 3 + [2.0] * 3, "ttft": [1.0, 1, 9, 2, 3, 8]}
+    figure = against_rate(pd.DataFrame(columns), "ttft", "TTFT", "ms")
+    band, *lines = figure.data
+    assert figure.layout.title.subtitle.text == "A pale band: lines lie on each other."
+    assert [line.name for line in lines] == ["a", "b", "c"] and not band.showlegend
+    assert band.x.tolist() == [1, 2] and band.y[0] == 1 and band.y[1] != band.y[1]
+    assert band.line.color == lines[0].line.color and band.line.width > lines[1].line.width
+    assert band.marker.size > lines[1].marker.size
+
+
 def table(**columns: object) -> pd.DataFrame:
     plain = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "seed": 0, "request_throughput": 1.0}
     plain |= {"output_throughput": 300.0, "p99_ttft_ms": 9.0, "p99_tpot_ms": 9.0, "median_tpot_ms": 20.0}

@@ -282,7 +282,7 @@ class TestPanels:
 @pytest.mark.parametrize("letter", "abcdef")
 def test_the_panels_of_fig_12_are_as_near_as_they_are_said_to_be(letter):
     panel = fig12.panel_of(letter, Source((0,)))
-    assert passed(panel["findings"][0]), panel["findings"]
+    assert panel["findings"][0]["grade"] == ("near" if letter in "adf" else "pass"), panel["findings"]
 
 
 @pytest.mark.slow
@@ -292,8 +292,8 @@ def test_the_panels_of_fig_14_are_as_near_as_they_are_said_to_be(letter):
     near, order = panel["findings"]
     assert (panel["rows"][-1]["kind"] == "fitted") == (letter in "be")
     assert passed(order), order
-    # Orca (Max) of six beams is reported as a miss.
-    assert passed(near) == (letter != "f"), near
+    # Orca (Max) of four and of six beams is reported as far off.
+    assert near["grade"] == {"e": "near", "f": "miss"}.get(letter, "pass"), near
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def made(monkeypatch) -> list[tuple[str, tuple[int, ...], bool]]:
     both = {"one": figure("one", seeds=3), "two": figure("two", seeds=None, traced=False)}
     monkeypatch.setattr(reproduction, "FIGURES", both)
     # The page's stories are runs of seconds.
-    monkeypatch.setattr(reproduction, "Page", lambda names, with_stories: Pages())
+    monkeypatch.setattr(reproduction, "Page", lambda names, with_stories, head=None: Pages())
     return runs
 
 
@@ -61,8 +61,8 @@ class Pages(list):
     def add(self, _: str, document: Payload, sections: list) -> None:
         self.extend(section.title for section in sections)
 
-    def write(self, path: Path) -> None:
-        path.write_text("\n".join(self))
+    def write(self, path: Path, stopped: bool = False) -> None:
+        path.write_text("\n".join([*self, *(["stopped"] if stopped else [])]))
 
 
 def rerun(wanted: str, trace: Path | None, seeds: int | None, out: Path, alpaca: Path | None = None) -> None:
@@ -197,7 +197,7 @@ def test_an_interruption_keeps_what_is_finished(made, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         rerun("all", None, None, out=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [MARKER, "one.json", "reproduction.html"]
-    assert (tmp_path / "reproduction.html").read_text() == "Figure one"
+    assert (tmp_path / "reproduction.html").read_text() == "Figure one\nstopped"
 
 
 def test_nothing_is_left_where_no_folder_is_named(made, tmp_path, monkeypatch):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from fragmeter.experiments.paper.rows import accuracy
 from fragmeter.experiments.reproduce import scorecard
+from fragmeter.experiments.reproduce.figures import FIGURES
 from fragmeter.experiments.reproduce.reproduction import Page
+from fragmeter.experiments.reproduce.sections import compared
+from fragmeter.experiments.reproduce.text import RULE
 from fragmeter.reports.page.page import Section
 
 
@@ -34,6 +40,15 @@ def document(*rows: dict, figure: str = "fig12a") -> dict:
 def test_the_worst_predicted_value_decides(error, metric, grade):
     rows = [row(1.0, metric), row(error, metric), row(199.0, metric, "fitted")]
     assert scorecard.badge(document(*rows)) == grade
+
+
+def test_a_card_gives_the_reason_of_its_grade_by_the_same_limits():
+    """Its accuracy of all values is a check of its own, and no check can have a better grade than its values."""
+    rows = [row(90.0), row(2.0)]
+    shown = compared("Fig 12a: x", document(*rows) | {"findings": [accuracy(rows[1:], "A part")]})
+    assert (shown.badge, [given for given, _ in shown.checks]) == ("miss", ["miss", "pass"])
+    assert shown.checks[0][1].startswith("All of it: 2 predicted values are within 45.0\u00a0% of the published")
+    assert "pass within 20 % of the published value, near within 40 %" in RULE and "4 and 8 points" in RULE
 
 
 def test_without_predicted_values_there_is_no_grade():
@@ -82,8 +97,8 @@ def test_each_constant_is_named_once_with_its_value_and_where_it_is_used():
     [section] = scorecard.first_section(without, dict.fromkeys(without, "title"))
     assert section.widgets[0].notes[0] == (
         "Fitted on 3 values, for 4 predicted ones: step-time scale, beam survival, constants of Fig 19a."
-        " Details has their values."
     )
+    assert section.fold == "Fitted constants"
     assert len(section.folded_rows) == 3
 
 
@@ -94,15 +109,32 @@ def test_values_that_are_the_published_ones_have_no_worst():
     )
 
 
+def test_a_page_of_no_figure_of_the_paper_has_a_title_of_its_own(tmp_path):
+    for name in ("fig2", "waste-today"):
+        page = Page([name], with_stories=False, head=FIGURES[name].page)
+        page.add(name, document(row(1.0), figure=name), [Section("One")])
+        page.write(tmp_path / f"{name}.html")
+    titles = [
+        re.search("<h1>(.*)</h1>", (tmp_path / f"{name}.html").read_text("utf-8"))[1]
+        for name in ("fig2", "waste-today")
+    ]
+    assert titles == ["The PagedAttention paper, rerun", "Waste of today&#39;s models"]
+
+
 def test_a_page_has_a_place_for_what_is_not_finished(tmp_path):
     page = Page(["waste", "fig12a"], with_stories=False)
     page.write(tmp_path / "page.html")
     begun = (tmp_path / "page.html").read_text("utf-8")
     assert begun.index('<h2 id="fig12a">Fig 12a</h2>') < begun.index('<h2 id="waste">Waste</h2>')
-    assert '<meta http-equiv="refresh"' in begun and not page
+    assert "location.reload" in begun and not page
+    page.write(tmp_path / "page.html", stopped=True)
+    stopped = (tmp_path / "page.html").read_text("utf-8")
+    assert "location.reload" not in stopped and "Not finished yet" not in stopped
+    assert "Stopped at 0 of 2 figures; the same command goes on from there." in stopped
     for name in ("fig12a", "waste"):
         page.add(name, document(row(1.0), figure=name), [Section(f"{name}: done"), Section("More of it")])
-    page.write(tmp_path / "page.html")
+    # The last figure may be there before an error is.
+    page.write(tmp_path / "page.html", stopped=True)
     done = (tmp_path / "page.html").read_text("utf-8")
-    assert '<meta http-equiv="refresh"' not in done and "Not finished yet" not in done
+    assert "location.reload" not in done and "Stopped at" not in done
     assert '<h2 id="fig12a">fig12a: done</h2>' in done

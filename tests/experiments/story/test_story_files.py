@@ -106,9 +106,25 @@ def changed(old: str, new: str) -> str:
 MISTAKES = {
     "an unknown field": (
         changed("output", "outptu"),
-        "own.toml, line 11: requests[1].outptu = 'three four': is not a known field; leave it out",
+        "own.toml, line 11: requests[1].outptu = 'three four': is not a known field; did you mean output?",
     ),
-    "an unknown table": ("x = 1\n" + OWN, "own.toml, line 1: x = 1: is not a known field; leave it out"),
+    "an unknown table": (
+        "x = 1\n" + OWN,
+        "own.toml, line 1: x = 1: is not a known field; leave it out; the fields are title, text, settings, runs,"
+        " requests, captions",
+    ),
+    "a misspelled table": (
+        changed("[[captions]]", "[[caption]]"),
+        "own.toml, line 13: caption = 'a list': is not a known field; did you mean captions?",
+    ),
+    "a misspelled prompt, which is missing then": (
+        changed("prompt =", "promt ="),
+        "own.toml, line 10: requests[1].promt = 'one two': is not a known field; did you mean prompt?",
+    ),
+    "a misspelled field of a caption": (
+        changed("step = 2", "stpe = 2"),
+        "own.toml, line 14: captions[1].stpe = 2: is not a known field; did you mean step?",
+    ),
     "an unknown setting": (
         changed("block_size", "blok_size"),
         "own.toml, line 5: settings.blok_size = 2: there is no such setting; did you mean block_size?",
@@ -121,10 +137,13 @@ MISTAKES = {
         changed('"three four"', '" "'),
         "own.toml, line 11: requests[1].output = ' ': must be text with a word or more",
     ),
-    "no prompt": (changed('prompt = "one two"\n', ""), "own.toml: requests[1].prompt = None: is missing"),
+    "no prompt": (
+        changed('prompt = "one two"\n', ""),
+        "own.toml, line 8: requests[1].prompt = None: is missing; give it",
+    ),
     "no output": (
         changed('output = "three four"\n', ""),
-        "own.toml: requests[1].output = None: give output or outputs, one of both",
+        "own.toml, line 8: requests[1].output = None: give output or outputs, one of both",
     ),
     "samples of two lengths": (
         changed('output = "three four"', 'outputs = ["a", "b c"]'),
@@ -145,7 +164,7 @@ MISTAKES = {
     ),
     "no pool": (
         changed("num_gpu_blocks_override = 4", ""),
-        "own.toml: settings.num_gpu_blocks_override = None: give block_size and num_gpu_blocks_override, together at"
+        "own.toml, line 4: settings.num_gpu_blocks_override = None: give block_size and num_gpu_blocks_override, together at"
         " most 1,024 slots",
     ),
     "too large a pool": (
@@ -155,7 +174,7 @@ MISTAKES = {
     ),
     "too many words": (
         changed("three four", "three " * 1001),
-        "own.toml: requests = 1003: must have at most 1,000 words together",
+        "own.toml, line 8: requests = 1003: must have at most 1,000 words together",
     ),
     "a cost": (
         changed("= 4", '= 4\ncost = "roofline"'),
@@ -167,7 +186,7 @@ MISTAKES = {
     ),
     "a run twice": (
         OWN + '[[runs]]\npolicy = "orca"\n' * 2,
-        "own.toml: runs[2].name = 'orca': must be text that no other run has",
+        "own.toml, line 18: runs[2].name = 'orca': must be text that no other run has",
     ),
     "a caption of no run": (
         OWN + 'run = "x"\n',
@@ -175,7 +194,7 @@ MISTAKES = {
     ),
     "a caption of no step": (
         changed("step = 2", "step = 7"),
-        "own.toml: caption of step '7': the steps are 1, 2, end",
+        "own.toml, line 14: captions[1].step = '7': the steps are 1, 2, end; name one",
     ),
     "a setting that is not read": (
         OWN + '[[runs]]\npolicy = "orca"\npreemption_mode = "swap"\n',
@@ -183,9 +202,10 @@ MISTAKES = {
     ),
     "too small a pool": (
         changed("= 4", "= 1"),
-        "own.toml: request A needs 2 blocks, and the pool has 1; take a larger pool",
+        "own.toml, line 8: request A needs 2 blocks, and the pool has 1; take a larger pool",
     ),
-    "no TOML": (changed("= 2", "= = 2"), "own.toml: is no TOML (Invalid value (at line 5, column 14)); correct it"),
+    "no TOML": (changed("= 2", "= = 2"), "own.toml, line 5, column 14: is no TOML: Invalid value; correct it"),
+    "half a TOML": (OWN + 'run = "x', "own.toml, "),
 }
 
 
@@ -202,6 +222,7 @@ def test_a_mistake_is_one_line_with_its_place_and_a_remedy(here, capsys, mistake
 def test_a_story_that_is_not_there(here, capsys):
     for name, shown in (
         ("frist", "story = 'frist': one of first-prompt, two-requests,"),
+        ("sampels", f"story = 'sampels': one of {', '.join(story_names())}, or a TOML file; did you mean samples?"),
         ("no.toml", "story = 'no.toml': cannot be read (No such file or directory); name a TOML file"),
     ):
         assert status(["story", name]) == MISTAKE
@@ -209,6 +230,20 @@ def test_a_story_that_is_not_there(here, capsys):
     (here / "latin.toml").write_bytes(b"title = '\xe9'")
     assert status(["story", "latin.toml"]) == MISTAKE
     assert "cannot be read (is not UTF-8)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [[], ["list"]])
+def test_without_a_name_the_stories_are_listed(here, capsys, name):
+    assert status(["story", *name]) == DONE
+    listed = capsys.readouterr().out
+    assert [
+        line.split()[0] for line in listed.splitlines() if line.split()[:1] and line.split()[0] in story_names()
+    ] == story_names()
+    assert "Two samples of one prompt, and copy on write" in listed
+    assert [path.name for path in here.iterdir()] == ["own.toml"]
+    for flag in (["--text"], ["--out", "own.html"]):
+        assert status(["story", *name, *flag]) == MISTAKE
+        assert "the stories are listed; name one, or leave it out" in capsys.readouterr().err
 
 
 def test_a_page_does_not_replace_its_story(here, capsys):
