@@ -18,7 +18,7 @@ HEAD = """\
 # Errors of the GPU profiles
 
 `--cost fitted` takes step times from the profile of the card, a file of `sim/cost/profiles` ([docs/gpu.md](gpu.md) says how they are
-fitted, [docs/extending.md](extending.md#profile-of-a-card) how to make one for another card). This page is written by `python docs/profiles.py`
+fitted, [docs/extending.md](extending.md#profile-of-a-card) how to fit one to another card). This page is written by `python docs/profiles.py`
 from these files and is not edited by hand. An error is predicted time over measured time, less one. Predicted points were left out of the fit.
 
 Together the profiles take {kib} KiB, compressed {packed} KiB.
