@@ -111,6 +111,7 @@ def test_each_candidate_has_one_fitted_constant_and_its_own_values(document):
     assert document["adopted"] == min(document["errors"], key=lambda name: document["errors"][name]["all figures"])
 
 
+@pytest.mark.slow
 def test_the_value_that_is_fitted_on_has_no_error():
     published = [figure for figures in GROUPS.values() for figure in figures]
     assert len(published) == len(set(published)) == 19
