@@ -187,6 +187,23 @@ def test_the_index_follows_the_page(driver, page):
         wait(driver, f"{scroll} {CURRENT} === '{title}'")
 
 
+def test_the_index_marks_the_cards_of_a_row_and_the_one_that_is_asked_for(driver, tmp_path):
+    """Two cards a row, in rows higher than what the last of them could scroll past."""
+    text = "\n\n".join(["Text."] * 40)
+    titles = ("Top", "Fig 1", "Fig 2", "Fig 3", "Fig 4")
+    card = Scorecard(fig2(comparison()), [Score("fig1", "Fig 1", "Fig 1", "pass", "+3.0 %", 3, 0, [0.1])], ["The rule."])
+    cards = [Section(title, text, key=title.lower().replace(" ", ""), badge="pass") for title in titles[1:]]
+    path = write_page(tmp_path / "cards.html", "Cards", "", [Section(titles[0], widgets=[card]), *cards])
+    show(driver, path, "light", 1400)
+    marked = "[...document.querySelectorAll('.index [aria-current]')].map((entry) => entry.textContent).join()"
+    top = "document.querySelector('main > section:nth-of-type({})').scrollIntoView({{ behavior: 'instant' }});"
+    wait(driver, f"{top.format(2)} return {marked} === 'Fig 1,Fig 2'")
+    for title in titles[1:]:
+        entry = f"[...document.querySelectorAll('.index li a')].find((a) => a.textContent === '{title}')"
+        driver.execute_script(f"{entry}.click()")
+        wait(driver, f"return {marked} === '{title}'")
+
+
 def test_the_search_leaves_the_sections_with_all_its_words(driver, page):
     show(driver, page, "light", 1400)
     search = driver.find_element("css selector", ".tools input")
