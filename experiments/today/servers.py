@@ -63,6 +63,7 @@ class Server:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             tensor_parallel=self.tensor_parallel_size,
             block_size=checked_block_size(shape, None) or BLOCK_SIZE,
+            enable_prefix_caching=run.replica.caches_prefixes,
             deployment=Deployment(
                 quantization=shape.quantization,
                 kv_dtype=resolved_kv_dtype(shape, gpu(self.gpu), "auto"),

@@ -57,7 +57,7 @@ class Started:
         """The line as settings of ``fragmeter simulate``, with the computed pool."""
         launch, deployment = self.launch, self.launch.deployment
         own = deployment.quantization == model(launch.model.name).quantization
-        return settings(
+        found = settings(
             policy="vllm-v1",
             model=launch.model.name,
             gpu=launch.gpu.setting,
@@ -79,6 +79,8 @@ class Started:
             watermark=self.line.text("watermark", "0"),
             **self._scheduling(),
         )
+        # Blocks for states depend on the release.
+        return with_release(found, self.line) if launch.model.mixer else found
 
     def _scheduling(self) -> dict[str, object]:
         """Options of the scheduler that the line names."""

@@ -12,15 +12,25 @@ from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
 from ..policy import SHARING, Limits, Pool, Server, policy
 from ..policy.base import AnyPolicy, PairedPolicy
-from ..policy.options import KvGroupOptions, Options, VllmServeOptions, VllmV0Options, WatermarkOptions, option_names
+from ..policy.options import (
+    KvGroupOptions,
+    Options,
+    VllmServeOptions,
+    VllmV0Options,
+    VllmV1Options,
+    WatermarkOptions,
+    minor_version,
+    option_names,
+)
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
 from ..spec.hybrid import formed_layout, require_one_block_size
 from ..spec.kv_cache import CacheSettings
 from ..spec.launch import checked_block_size, resolved_kv_dtype
 from ..spec.model import origin
+from ..spec.releases import LAST_ORDERED
 from ..types.errors import SettingError
-from ..workload.content import PromptSource, Tokens
+from ..workload.content import PromptSource
 from ..workload.dialogue import Dialogue
 from .settings import Settings
 
@@ -124,10 +134,11 @@ def build(
     shape, card = model(settings.model), gpu(settings.gpu)
     deployment = _deployment(settings, shape, card)
     max_model_len = _max_model_len(settings, shape)
-    runs = None if workload is None else _runs_to_cache(settings, workload, shape)
+    caches = _caches_prefixes(settings, workload, shape)
+    runs = workload.token_runs() if workload is not None and caches else None
     layout: HybridLayout | None = None
     if shape.mixer or not grouped:
-        layout = _layout(settings, kind, shape, deployment, max_model_len, runs is not None)
+        layout = _layout(settings, kind, shape, deployment, max_model_len, caches)
     asked_size = (
         layout.config.block_size if layout and layout.config else checked_block_size(shape, settings.block_size)
     )
@@ -216,8 +227,8 @@ def _own_memory(settings: Settings, pool: Pool, layout: HybridLayout | None) -> 
     return cast(Memory, memory)
 
 
-def _runs_to_cache(settings: Settings, workload: PromptSource, shape: ModelSpec) -> Tokens | None:
-    """The tokens of a workload, if prefixes of them are to be cached: asked for, or possible and of use.
+def _caches_prefixes(settings: Settings, workload: PromptSource | None, shape: ModelSpec) -> bool:
+    """Whether prefixes are to be cached: asked for, or possible and the default, or of use for a workload.
 
     vLLM does not cache prefixes of models without attention by default.
     """
@@ -225,8 +236,9 @@ def _runs_to_cache(settings: Settings, workload: PromptSource, shape: ModelSpec)
     if wanted is None:
         kind = policy(settings.policy)
         possible = kind.caches_prefixes and bool(shape.attention_layers)
-        wanted = possible and (kind.caches_by_default or workload.may_share_prefixes)
-    return workload.token_runs() if wanted else None
+        of_use = workload is not None and workload.may_share_prefixes
+        wanted = possible and (kind.caches_by_default or of_use)
+    return wanted
 
 
 def _max_model_len(settings: Settings, shape: ModelSpec) -> int:
@@ -260,9 +272,15 @@ def _layout(
         block_size=settings.block_size,
         enable_prefix_caching=caches,
     )
-    layout = formed_layout(shape, cache, deployment.kv_dtype, settings.tensor_parallel_size)
+    exports = shape.mixer.export_tokens(gpu(settings.gpu).architecture, _minor(options)) if shape.mixer else 0
+    layout = formed_layout(shape, cache, deployment.kv_dtype, settings.tensor_parallel_size, exports)
     require_one_block_size(shape, layout)
     return layout
+
+
+def _minor(options: Options) -> int:
+    """Minor version of vLLM, of a policy that serves states."""
+    return minor_version(options.vllm_release) if isinstance(options, VllmV1Options) else LAST_ORDERED
 
 
 def _require_states(settings: Settings, kind: type[AnyPolicy], shape: ModelSpec, disabled: bool) -> None:
@@ -290,6 +308,7 @@ def _page_groups(
         window_tokens=window,
         states_by_block=layout.config is not None and layout.config.mamba_cache_mode == "align",
         ahead=isinstance(options, VllmServeOptions) and options.async_scheduling,
+        exports_states=layout.config is not None and layout.config.exports_states,
         most_prompt_blocks=window
         and most_prompt_blocks(window, kind.in_flight_tokens(limits, options), limits.max_model_len, size),
     )

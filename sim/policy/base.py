@@ -246,9 +246,10 @@ class Policy(Generic[MemoryT, TransactionT]):
         blocks = blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size)
         groups = self.groups
         windows = groups.sliding * np.minimum(blocks, groups.most_prompt_blocks)
-        # A step that continues from a state at the end of a block holds that state and the new one. Where steps are
-        # scheduled ahead a state is released a step later: only blocks of one token end in that step, too.
-        held = 2 + (groups.ahead and block_size == 1) if groups.states_by_block else 1
+        # A step that continues from a state at the end of a block holds that state and the new one, and perhaps one exported
+        # from within. Where steps are scheduled ahead a state is released a step later: only blocks of one token end in that
+        # step, too.
+        held = 2 + groups.exports_states + (groups.ahead and block_size == 1) if groups.states_by_block else 1
         states = groups.states * np.minimum(blocks, held)
         return groups.full * blocks + windows + states + self.null_blocks
 

@@ -246,7 +246,8 @@ class VllmV1Options(VllmServeOptions):
         AfterValidator(_is_release),
         Field(
             description=f"Release, 0.{FIRST_ORDERED} to 0.{LAST_ORDERED}, that orders the free queue; until 0.23 blocks without a"
-            " hash are freed to its tail, not to its head. Everything else is as in the latest."
+            " hash are freed to its tail, not to its head. It also decides whether prefills export states for prefix hits."
+            " Everything else is as in the latest."
         ),
     ] = f"0.{LAST_ORDERED}"
 

@@ -104,6 +104,7 @@ class VllmV1(TokenBudget):
             block_size=block_size or cls.default_block_size,
             hybrid=server.layout is not None,
             enable_prefix_caching=config is None or config.settings.enable_prefix_caching,
+            export_tokens=config.export_tokens if config else None,
         )
         if not fits(launch):
             longest = longest_model_len(launch)
@@ -315,12 +316,13 @@ class VllmV1(TokenBudget):
 
     def _chunk(self, sequence: Sequence, computed: int, tokens: int, transaction: PagedTransaction) -> int:
         """Chunks are no longer than ``long_prefill_token_threshold``. With states at the ends of blocks, they end on block
-        boundaries (vLLM's ``_mamba_block_aligned_split``)."""
+        boundaries (vLLM's ``_mamba_block_aligned_split``), and a prefill on the last one, unless its kernels export the state
+        there from within the chunk."""
         if self._defers and sequence.start_tokens - computed > 1:
             return 0
         tokens = min(tokens, self._longest_chunk)
         known, size = sequence.start_tokens, transaction.block_size
-        prompt_end = max(sequence.prompt_tokens, known - 1)
+        prompt_end = sequence.prefill_end
         if not self.groups.states_by_block or computed >= prompt_end:
             return tokens
         end = computed + tokens
@@ -329,9 +331,10 @@ class VllmV1(TokenBudget):
             if aligned > computed or size <= self._cap.least:
                 end = aligned
         junction = transaction.junction(sequence)
+        exports = end >= prompt_end and self.groups.exports(computed, prompt_end, prompt_end, size)
         stops = [
             -(-computed // size) * size,
-            (known - 1) // size * size,
+            end if exports else (known - 1) // size * size,
             computed + (junction - computed) // size * size if computed < junction < end else end,
         ]
         return max(0, min([stop for stop in stops if computed < stop < end], default=end) - computed)

@@ -354,5 +354,7 @@ def _specs_of(groups: PageGroups, config: VllmConfig) -> list[KVCacheSpec]:
         block_size=cache.block_size if groups.states_by_block else config.model_config.max_model_len,
         page_size_padded=full.page_size_bytes,
         mamba_cache_mode=cache.mamba_cache_mode,
+        num_prefill_checkpoint_blocks=int(groups.exports_states),
+        prefill_checkpoint_alignment=1 if groups.exports_states else None,
     )
     return [specs.get(kind, state) for kind in groups.kinds]

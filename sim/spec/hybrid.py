@@ -100,10 +100,16 @@ def _formed(model: ModelSpec) -> tuple[KvGroup, ...]:
     return tuple(KvGroup(group.span, group.layers) for group in form_kv_cache(attention_layers(model), settings).groups)
 
 
-def formed_layout(model: ModelSpec, settings: CacheSettings, kv_dtype: str, tensor_parallel: int) -> HybridLayout:
+def formed_layout(
+    model: ModelSpec, settings: CacheSettings, kv_dtype: str, tensor_parallel: int, export_tokens: int = 0
+) -> HybridLayout:
     """The groups of a model with pages of several sizes, as ``form_kv_cache`` forms them: with states, or with other heads in
-    layers with a window."""
-    config = form_kv_cache(cache_layers(model, kv_dtype, tensor_parallel), settings)
+    layers with a window.
+
+    Args:
+        export_tokens: See ``StateLayer``.
+    """
+    config = form_kv_cache(cache_layers(model, kv_dtype, tensor_parallel, export_tokens=export_tokens), settings)
     kept = [layer for layer in range(model.num_layers) if model.span(layer) != NONE]
     groups = []
     for group in config.groups:

@@ -5,7 +5,7 @@ group at a time and has a *page* for each of the group's layers. Blocks of all g
 pages get the same size and all groups about the same number of layers. Qwen3-Next, 36 gated delta nets and 12 full layers:
 
     layers in model order   D D D F  D D D F ...
-    1. align                attention blocks grow from 16 to 544 tokens: a page >= a state
+    1. align                attention blocks grow from 16 to 544 tokens: a page >= a state (576 where kernels export states)
     2. unify                every page 1,114,112 bytes; a state's page ends in 16,384 bytes of padding
     3. group                12 layers per group: D.0  D.1  D.2  F
     4. size                 block = 12 pages; num_blocks = available bytes // bytes of a block, the null block included
@@ -94,10 +94,13 @@ class StateLayer:
     Attributes:
         shapes: Shapes of the tensors.
         dtypes: Number format of each tensor.
+        export_tokens: Tokens of which blocks are a multiple so that a prefill's kernel exports states from within its chunk; 0
+            if it exports none (``StateMixer.export_tokens``).
     """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
+    export_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not self.shapes or len(self.shapes) != len(self.dtypes):
@@ -275,6 +278,17 @@ class KvCacheConfig:
         return "align" if aligned else "none"
 
     @property
+    def export_tokens(self) -> int:
+        """See ``StateLayer``; 0 for a model without states."""
+        layers = (spec.layer for group in self.groups for spec in group.specs)
+        return max((layer.export_tokens for layer in layers if isinstance(layer, StateLayer)), default=0)
+
+    @property
+    def exports_states(self) -> bool:
+        """Whether prefills export states for prefix hits from within their last chunk."""
+        return self.mamba_cache_mode == "align" and self.export_tokens > 0
+
+    @property
     def bytes_per_block(self) -> int:
         """Bytes of a block of the pool: the bytes of the largest group; 0 for a model without a cache."""
         return max((group.page_size_bytes for group in self.groups), default=0)
@@ -304,7 +318,7 @@ class KvCacheConfig:
     def _group_blocks(self, group: KvCacheGroup, tokens: int) -> int:
         window, in_flight = group.span.tokens, self.settings.max_in_flight_tokens
         if group.kind == "state":
-            return 2 if self.mamba_cache_mode == "align" else 1
+            return 2 + self.exports_states if self.mamba_cache_mode == "align" else 1
         if group.kind == "sliding":
             # The start of a window may lie within a block.
             return -(-min(window - 1 + in_flight, tokens) // group.block_size) + 1
@@ -389,7 +403,7 @@ def _kept_by(model: ModelSpec, layer: int, kv_dtype: str, tensor_parallel: int) 
 
 
 def cache_layers(
-    model: ModelSpec, kv_dtype: str = "fp16", tensor_parallel: int = 1, dtype: str = "fp16"
+    model: ModelSpec, kv_dtype: str = "fp16", tensor_parallel: int = 1, dtype: str = "fp16", export_tokens: int = 0
 ) -> tuple[Layer, ...]:
     """The layers of a model with a KV cache or a state, in model order, on one of ``tensor_parallel`` ranks.
 
@@ -398,6 +412,7 @@ def cache_layers(
 
     Args:
         dtype: Number format of the model and its states; the KV cache may have another.
+        export_tokens: See ``StateLayer``.
 
     Raises:
         SettingError: The ranks cannot divide the heads of attention or state, or a dtype is unknown.
@@ -405,7 +420,8 @@ def cache_layers(
     mixer = model.state_mixer(tensor_parallel)
     if mixer is None:
         return attention_layers(model, kv_dtype, tensor_parallel)
-    state = StateLayer(shapes=mixer.state_shapes(tensor_parallel), dtypes=mixer.state_dtypes(dtype))
+    shapes, dtypes = mixer.state_shapes(tensor_parallel), mixer.state_dtypes(dtype)
+    state = StateLayer(shapes=shapes, dtypes=dtypes, export_tokens=export_tokens)
     found: list[Layer] = []
     for layer in range(model.num_layers):
         if model.span(layer).keeps_tokens:
@@ -464,12 +480,16 @@ def _align(layers: Sequence[Layer], settings: CacheSettings) -> _Blocks:
     vLLM computes the bytes of a token from the model's configuration; here they are those of the first attention layer.
     """
     block_size, kernel = settings.block_size or BLOCK_SIZE, settings.kernel_block_size
-    state_bytes = max((layer.state_bytes for layer in layers if isinstance(layer, StateLayer)), default=0)
+    states = [layer for layer in layers if isinstance(layer, StateLayer)]
+    state_bytes = max((layer.state_bytes for layer in states), default=0)
     first = next((layer for layer in layers if isinstance(layer, AttentionLayer)), None)
     padded = None
     if state_bytes and first:
         token_bytes = replace(first, head_size_v=None).page_bytes(1)
         step = max(kernel, block_size, _MLA_ALIGNMENT_TOKENS if first.latent else 0)
+        if settings.enable_prefix_caching:
+            # Exported states are those at ends of blocks.
+            step = lcm(step, *(layer.export_tokens or 1 for layer in states))
         raised = step * -(-state_bytes // (step * token_bytes))
         block_size = max(block_size, _round_down(raised + kernel - 1, kernel))
         padded = block_size * token_bytes

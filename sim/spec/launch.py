@@ -122,6 +122,7 @@ class Launch:
         hybrid: Whether layers with a window keep only the tokens within it.
         enable_prefix_caching: Whether states at ends of blocks are kept; of no effect on models without states.
         release: Release of vLLM.
+        export_tokens: Of the layers with a state (``StateMixer.export_tokens``); None is that of the GPU and the release.
         kv_cache_memory_bytes: KV cache of a GPU, set by the user; None computes it.
         correction_bytes: Added to the computed KV cache memory, from an engine's log.
         num_gpu_blocks_override: Number of blocks, independent of the memory.
@@ -139,6 +140,7 @@ class Launch:
     hybrid: bool = True
     enable_prefix_caching: bool = True
     release: Release = LATEST
+    export_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     correction_bytes: int = 0
     num_gpu_blocks_override: int | None = None
@@ -162,7 +164,10 @@ class Launch:
                 block_size=self.block_size,
                 enable_prefix_caching=self.enable_prefix_caching,
             )
-            return formed_layout(self.model, settings, self.deployment.kv_dtype, self.tensor_parallel)
+            exports, mixer = self.export_tokens or 0, self.model.mixer
+            if mixer and self.export_tokens is None:
+                exports = mixer.export_tokens(self.gpu.architecture, self.release.since[1])
+            return formed_layout(self.model, settings, self.deployment.kv_dtype, self.tensor_parallel, exports)
         return hybrid_layout(self.model, self.max_model_len) if self.hybrid else None
 
     @property

@@ -22,6 +22,9 @@ The order of the free queue is ``BlockPool.free_blocks`` in the wheels of 0.9, 0
 0.22 every freed block goes to the tail. 0.23 puts blocks without a hash first that leave a window, and other blocks last.
 Since 0.24 (pull request 42656) blocks without a hash go to the head; with prefix caching off 0.27 put all blocks last
 (pull request 48017), which 0.28 undid (pull request 51482). Releases before 0.9 free tables in another order.
+
+Kernels export states from within a prefill (``StateMixer.export_tokens``) since 0.29 in Kimi K3, 0.32 in Mamba-2 and 0.33 in
+gated delta nets, as the wheels of 0.28 to 0.33 say; entries that differ in nothing else are there for it.
 """
 
 from __future__ import annotations
@@ -80,7 +83,9 @@ _RELEASES = (
     Release((0, 23), 14, GIB // 4, int(2.1 * GIB), True, 0.92, v2_model_types=_DENSE),
     Release((0, 24), 14, GIB // 4, int(2.1 * GIB), True, 0.92, v2_model_types=_WITH_EXPERTS, v2_quantized=True),
     Release((0, 25), 14, GIB // 4, int(2.1 * GIB), True, 0.92, True, _WITH_EXPERTS, v2_quantized=True, v2_dense=True),
+    Release((0, 29), 14, GIB // 4, int(2.1 * GIB), True, 0.92, True, _WITH_EXPERTS, v2_quantized=True, v2_dense=True),
     Release((0, 30), _V2_SAMPLER_BYTES, GIB // 4, int(2.1 * GIB), True, 0.92),
+    Release((0, 32), _V2_SAMPLER_BYTES, GIB // 4, int(2.1 * GIB), True, 0.92),
     Release((0, 33), 14, GIB // 4, int(2.1 * GIB), True, 0.92),
 )
 LATEST = _RELEASES[-1]

@@ -233,6 +233,7 @@ def kimi_linear(config: Config, name: str) -> ModelSpec:
         head_dim=count(linear, name, "head_dim"),
         conv_kernel=count(linear, name, "short_conv_kernel_size", 4),
         full_rank_gate=bool(linear.get("use_full_rank_gate")),
+        bounded_gate=linear.get("gate_lower_bound") is not None,
     )
     spans = state_spans(name, layers, "linear_attn_config", kinds, "full_attention linear_attention")
     spec = deepseek(renamed | given(config), name)

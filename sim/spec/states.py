@@ -24,6 +24,9 @@ from .matrix import Matrix
 
 #: Tokens of a chunk in the kernels of the delta rule, ``FLA_CHUNK_SIZE`` in vLLM.
 DELTA_CHUNK_TOKENS = 64
+#: Alignment of the states that FlashKDA's kernel for prefills exports.
+_FLASH_KDA_TOKENS = 16
+_HOPPER, _BLACKWELL = ("h100", "h200"), ("b200", "b300", "rtx-pro-6000")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,16 @@ class StateMixer(ABC):
     @abstractmethod
     def prefill_flops(self, ranks: int = 1) -> int:
         """Flops of the recurrence per token of a prompt on each rank, in chunks, without projections."""
+
+    def export_tokens(self, architecture: str, minor: int) -> int:
+        """Tokens of which blocks must be a multiple so that a prefill's kernel exports the state at an end of a block within its
+        chunk, for prefix hits (``prefill_checkpoint_alignment`` of vLLM's ``MambaSpec``). 0 if it exports none.
+
+        Args:
+            architecture: Of the GPU (``GpuSpec``), which decides the kernel.
+            minor: Minor version of vLLM, 0.``minor``.
+        """
+        return 0
 
     def conv_shape(self, ranks: int = 1) -> tuple[int, int]:
         """Shape of the kept inputs of the convolution on each rank."""
@@ -243,6 +256,10 @@ class Mamba2(StateMixer):
         biases = self.conv_bias * self.conv_channels(ranks)
         return recurrence + biases + self.proj_bias * (self._projected(ranks) + hidden_size)
 
+    def export_tokens(self, architecture: str, minor: int) -> int:
+        """See ``StateMixer``: on every GPU, at any token (pull request 57329)."""
+        return int(minor >= 32)
+
     @property
     def chunk_tokens(self) -> int:
         return self.chunk
@@ -307,6 +324,11 @@ class GatedDelta(StateMixer):
         # A and the bias of the step size of every head; the norm of a head.
         return 2 * self.value_heads // ranks + self.value_dim
 
+    def export_tokens(self, architecture: str, minor: int) -> int:
+        """See ``StateMixer``: FlashInfer's kernel does, which vLLM takes on Hopper, and on Blackwell for keys of width 128."""
+        flashinfer = architecture in _HOPPER or (architecture in _BLACKWELL and self.key_dim == 128)
+        return DELTA_CHUNK_TOKENS if flashinfer and minor >= 33 else 0
+
     @property
     def chunk_tokens(self) -> int:
         return DELTA_CHUNK_TOKENS
@@ -332,11 +354,13 @@ class KimiDelta(StateMixer):
         heads, head_dim: Number and width of the heads of queries, keys and values.
         full_rank_gate: Whether one matrix computes the gate of the output, as in Kimi K3, instead of a matrix down and one up, which the
             gate of the decay has.
+        bounded_gate: Whether the decay has a lower bound, as in Kimi K3.
     """
 
     heads: int
     head_dim: int
     full_rank_gate: bool = False
+    bounded_gate: bool = False
     state_dtype: str = "fp32"
 
     @property
@@ -368,6 +392,11 @@ class KimiDelta(StateMixer):
     def vector_params(self, hidden_size: int, ranks: int = 1) -> int:
         # A of every head, the bias of every channel's step size; the norm of a head.
         return self.heads // ranks + self.inner_size(ranks) + self.head_dim
+
+    def export_tokens(self, architecture: str, minor: int) -> int:
+        """See ``StateMixer``: FlashKDA does, which vLLM takes for Kimi K3 from Hopper on (pull request 52789)."""
+        flash = self.bounded_gate and self.head_dim == 128 and architecture in _HOPPER + _BLACKWELL
+        return _FLASH_KDA_TOKENS if flash and minor >= 29 else 0
 
     @property
     def chunk_tokens(self) -> int:

@@ -67,6 +67,11 @@ class Sequence:
         """Tokens of prompt and true output together (F in the ledger's definitions)."""
         return self.prompt_tokens + self.output_tokens
 
+    @property
+    def prefill_end(self) -> int:
+        """Tokens at which a prefill may end: the prompt, or after a preemption all of ``start_tokens`` but the last."""
+        return max(self.prompt_tokens, self.start_tokens - 1)
+
     def held_tokens(self, decode_step: int) -> int:
         """Tokens with KV before ``decode_step``."""
         return decode_step - 1 + self.lag

@@ -26,11 +26,10 @@ def _folder() -> tempfile.TemporaryDirectory:
 
 @cache
 def model_of(kinds: str) -> str:
-    """Path of a ``config.json``: a letter a layer, f for full attention, s for a gated delta net."""
+    """Path of a ``config.json``: a letter a layer, f for full attention, s for a gated delta net; or m for Mamba-2, with states
+    as large, which prefills export."""
     names = {"f": "full_attention", "s": "linear_attention"}
     config = {
-        "model_type": "qwen3_5_text",
-        "layer_types": [names[kind] for kind in kinds],
         "num_hidden_layers": len(kinds),
         "hidden_size": 64,
         "num_attention_heads": 4,
@@ -39,13 +38,27 @@ def model_of(kinds: str) -> str:
         "intermediate_size": 128,
         "vocab_size": 1000,
         "max_position_embeddings": 4096,
-        "linear_num_key_heads": 1,
-        "linear_num_value_heads": 1,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 40,
-        "linear_conv_kernel_dim": 4,
-        "mamba_ssm_dtype": "float32",
     }
+    if "m" in kinds:
+        config |= {
+            "model_type": "nemotron_h",
+            "hybrid_override_pattern": kinds.replace("m", "M").replace("f", "*"),
+            "mamba_num_heads": 1,
+            "mamba_head_dim": 40,
+            "n_groups": 1,
+            "ssm_state_size": 8,
+        }
+    else:
+        config |= {
+            "model_type": "qwen3_5_text",
+            "layer_types": [names[kind] for kind in kinds],
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 1,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 40,
+            "linear_conv_kernel_dim": 4,
+            "mamba_ssm_dtype": "float32",
+        }
     path = Path(_folder().name) / kinds / "config.json"
     path.parent.mkdir()
     path.write_text(json.dumps(config))

@@ -143,7 +143,8 @@ class PolicyMachine(RuleBasedStateMachine):
         size = kind.default_block_size if kind.default_block_size == 1 else size
         most = most_prompt_blocks(window, kind.in_flight_tokens(limits, options), LONGEST, size)
         ahead = getattr(options, "async_scheduling", False)
-        groups = PageGroups(kinds, window, most, STATE in kinds and self.caches, ahead)
+        by_block = STATE in kinds and self.caches
+        groups = PageGroups(kinds, window, most, by_block, ahead, exports_states=by_block and bool(host_blocks % 2))
         self.policy = kind(limits, options, groups if kind.serves_kv_groups else None)
         self.contents = Contents()
         self.memory = self.policy.memory(

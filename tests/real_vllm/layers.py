@@ -6,6 +6,7 @@ blocks of any multiple of 16 tokens (FlashAttention, Triton).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from types import SimpleNamespace
 from unittest import mock
@@ -13,6 +14,8 @@ from unittest import mock
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention.attention import _largest_kernel_block_within
+from vllm.model_executor.layers.mamba.abstract import MambaBase, get_mamba_prefill_checkpoint_grid
+from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.config import MambaModelConfig
 from vllm.platforms.interface import UnspecifiedPlatform
@@ -22,7 +25,6 @@ from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
-    MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
@@ -40,6 +42,50 @@ class Backend:
     @staticmethod
     def customize_spec(spec: AttentionSpec) -> AttentionSpec:
         return spec
+
+
+class _State(MambaBase):
+    """A layer with a state, without weights."""
+
+    mamba_type = MambaMixer2.mamba_type
+
+    def __init__(self, layer: Layer) -> None:
+        self._shapes, self._dtypes = layer.state_shapes, tuple(getattr(torch, name) for name in layer.state_dtypes)
+
+    def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
+        return self._shapes
+
+    def get_state_dtype(self) -> tuple[torch.dtype, ...]:
+        return self._dtypes
+
+
+class _Mamba2(_State, MambaMixer2):
+    """A layer of Mamba-2, without weights."""
+
+    __new__ = object.__new__
+
+
+class _Delta(_State):
+    """A gated delta net with FlashInfer's kernel for prefills: what ``QwenGatedDeltaNetAttention`` does then."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__(layer)
+        self._export_tokens = layer.export_tokens
+
+    def get_prefill_checkpoint_alignment(self) -> int:
+        return self._export_tokens
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
+        spec = super().get_kv_cache_spec(vllm_config)
+        if vllm_config.cache_config.mamba_cache_mode != "align":
+            return spec
+        with mock.patch.dict(vllm_config.compilation_config.static_forward_context, {"state": self}):
+            grid = get_mamba_prefill_checkpoint_grid(vllm_config)
+        return replace(spec, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=grid)
+
+
+def _state(layer: Layer) -> MambaBase:
+    return {0: _State, 1: _Mamba2}.get(layer.export_tokens, _Delta)(layer)
 
 
 def _state_bytes(layer: Layer) -> int:
@@ -78,7 +124,9 @@ def align_block_size(config: VllmConfig, layers: tuple[Layer, ...]) -> None:
         cache_config=config.cache_config,
         model_config=model,
         parallel_config=config.parallel_config,
-        compilation_config=SimpleNamespace(static_forward_context={}),
+        compilation_config=SimpleNamespace(
+            static_forward_context={str(n): _state(one) for n, one in enumerate(states)}
+        ),
     )
     with (
         mock.patch.object(ModelRegistry, "resolve_model_cls", lambda *names, **keywords: (state, "")),
@@ -92,13 +140,7 @@ def spec_of(layer: Layer, config: VllmConfig) -> KVCacheSpec:
     """The spec that vLLM's layer of this kind returns."""
     cache = config.cache_config
     if layer.kind == "state":
-        return MambaSpec(
-            shapes=layer.state_shapes,
-            dtypes=tuple(getattr(torch, dtype) for dtype in layer.state_dtypes),
-            block_size=cache.mamba_block_size,
-            page_size_padded=cache.mamba_page_size_padded,
-            mamba_cache_mode=cache.mamba_cache_mode,
-        )
+        return _state(layer).get_kv_cache_spec(config)
     shape = {"head_size": layer.head_size, "dtype": getattr(torch, layer.dtype)}
     if layer.kind == "mla":
         return MLAAttentionSpec(block_size=cache.block_size, num_kv_heads=1, **shape)

@@ -70,6 +70,17 @@ def _model_of(layers: tuple[Layer, ...]) -> str:
     states = [layer for layer in layers if layer.kind == "state"]
     if states:
         _, (_, values, keys) = states[0].state_shapes
+    if states and states[0].export_tokens:
+        config |= {
+            "model_type": "nemotron_h",
+            "head_dim": 16,
+            "hybrid_override_pattern": "".join("M" if layer in states else "*" for layer in layers),
+            "mamba_num_heads": 1,
+            "mamba_head_dim": values,
+            "n_groups": 1,
+            "ssm_state_size": keys,
+        }
+    elif states:
         config |= {
             "model_type": "qwen3_5_text",
             "head_dim": 16,

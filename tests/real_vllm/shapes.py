@@ -15,6 +15,7 @@ class Layer:
         kv_heads, head_size: Of K and V; of ``mla`` the width of the latent vector with its rotary key, one head.
         state_shapes, state_dtypes: Tensors of a fixed-size state (Mamba, gated delta net).
         dtype: Of K and V, or of the latent vector.
+        export_tokens: Alignment of states that a prefill exports: 0 for none, 1 of Mamba-2, 64 of gated delta nets.
     """
 
     kind: str = "full"
@@ -24,3 +25,4 @@ class Layer:
     state_shapes: tuple[tuple[int, ...], ...] = ()
     state_dtypes: tuple[str, ...] = ()
     dtype: str = "float16"
+    export_tokens: int = 0

@@ -29,6 +29,7 @@ from fragmeter.sim.spec import (
     AttentionLayer,
     CacheSettings,
     KvCacheConfig,
+    ModelSpec,
     Span,
     StateLayer,
     cache_layers,
@@ -113,7 +114,8 @@ def _spec_of(layer: Layer, config: object) -> KVCacheSpec:
 
 def _vllm_layer(layer: kv_cache.Layer) -> Layer:
     if isinstance(layer, StateLayer):
-        return Layer("state", state_shapes=layer.shapes, state_dtypes=tuple(_DTYPES[dtype] for dtype in layer.dtypes))
+        dtypes = tuple(_DTYPES[dtype] for dtype in layer.dtypes)
+        return Layer("state", state_shapes=layer.shapes, state_dtypes=dtypes, export_tokens=layer.export_tokens)
     shape = (layer.kind, layer.span.tokens, layer.num_kv_heads, layer.head_size)
     if layer.head_size_v is None:
         return Layer(*shape, dtype=_DTYPES[layer.dtype])
@@ -216,6 +218,10 @@ def _our_groups(config: KvCacheConfig) -> tuple[Group, ...]:
 # Models.
 
 
+def _export_tokens(spec: ModelSpec) -> int:
+    return spec.mixer.export_tokens("h200", 33) if spec.mixer else 0
+
+
 def _preset_cases() -> Iterable[tuple[str, Case]]:
     for name in model_names():
         spec = model(name)
@@ -223,7 +229,7 @@ def _preset_cases() -> Iterable[tuple[str, Case]]:
             for dtype in ("fp16", "fp8"):
                 for disable in (False, True):
                     try:
-                        layers = cache_layers(spec, dtype, ranks, "bf16")
+                        layers = cache_layers(spec, dtype, ranks, "bf16", _export_tokens(spec))
                     except SettingError:
                         continue
                     settings = CacheSettings(
@@ -288,12 +294,17 @@ def _pattern(draw: random.Random, ranks: int) -> list[kv_cache.Layer]:
     return many
 
 
+def _exporting(layers: list[kv_cache.Layer], export_tokens: int) -> list[kv_cache.Layer]:
+    """The same, if prefills export all states."""
+    return [replace(layer, export_tokens=export_tokens) if isinstance(layer, StateLayer) else layer for layer in layers]
+
+
 @cache
 def random_case(seed: int) -> Case:
     """A model, a server, and memory."""
     draw = random.Random(seed)
     ranks = draw.choice([1, 1, 2, 4, 8])
-    layers = tuple(_pattern(draw, ranks))
+    layers = tuple(_exporting(_pattern(draw, ranks), draw.choice([0, 0, 1, 64])))
     settings = CacheSettings(
         max_model_len=draw.choice([17, 512, 4096, 8192, 40_000, 131_072, 262_144]),
         max_num_batched_tokens=draw.choice([64, 2048, 8192, 16_384]),
@@ -448,7 +459,8 @@ def test_launches_with_states_have_the_blocks_of_vllm(record_property):
     compared, differing = 0, []
     for launch in _launches():
         found, config = capacity(launch), launch.layout.config
-        layers = cache_layers(launch.model, launch.deployment.kv_dtype, launch.tensor_parallel)
+        dtype, exports = launch.deployment.kv_dtype, _export_tokens(launch.model)
+        layers = cache_layers(launch.model, dtype, launch.tensor_parallel, export_tokens=exports)
         theirs = real(Case(layers, config.settings, found.stage.kv_cache_bytes))
         mine = found.num_blocks if fits(launch) else Refusal(longest_model_len(launch) or None)
         compared += 1

@@ -14,6 +14,7 @@ from vllm import __version__
 
 from fragmeter.experiments.live.step_log import Difference, first_difference
 from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.memory import PageGroups
 from fragmeter.sim.policy.token_budget import TokenBudget
 from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.types.sequence import Sequence
@@ -100,6 +101,12 @@ def test_an_eos_that_is_known_too_early_is_noticed(monkeypatch):
     note_finished = State.note_finished
     monkeypatch.setattr(State, "note_finished", lambda state, max_model_len: note_finished(state, 0))
     assert len(_differing_ahead("mixed")) > 3
+
+
+def test_states_that_are_not_exported_are_noticed(monkeypatch):
+    """Layers of Mamba-2 that end a chunk at the last block end of a prompt, as before 0.32."""
+    monkeypatch.setattr(PageGroups, "exports", lambda *given: False)
+    assert len(_differing_ahead("states")) > 2
 
 
 def _differing_ahead(kind: str) -> list[str]:

@@ -233,7 +233,8 @@ def _in_windows(draw: random.Random, case: Case) -> Case:
 
 
 def states(seed: int) -> Case:
-    """Layers with a fixed-size state (gated delta nets) beside layers that keep every token, with and without a cache."""
+    """Layers with a fixed-size state beside layers that keep every token, with and without a cache: gated delta nets, which
+    export no states from within a prefill, or Mamba-2, which does."""
     draw = random.Random(f"states/{seed}")
     case = draw.choice([prefixes, turns, chunks, mixed, tight])(seed)
     # Of 8 key elements a head and so many value elements: blocks of 16 tokens hold a state, or are raised to 32.
@@ -246,6 +247,9 @@ def states(seed: int) -> Case:
     pages = [-(-layers.count(kind) // number) for kind in kinds.values()]
     least = pages[0] * -(-case.max_model_len // size) + 2 * pages[1] + 1
     num_blocks = least + draw.choice([0, 0, 2, 5, 20, 100])
+    if draw.random() < 0.5:
+        layers = tuple(replace(layer, export_tokens=1) if layer is state else layer for layer in layers)
+        num_blocks += pages[1]
     return replace(case, name=f"states/{seed}", layers=layers, block_size=16, num_blocks=num_blocks)
 
 

@@ -4,7 +4,8 @@ full       every block
 sliding    the blocks that the window of the next token needs
 state      a page for the fixed-size state of its layers (Mamba, linear attention), however long the sequence. Where
            prefixes are cached, states at ends of blocks are kept for look-ups (``mamba_cache_mode`` align of vLLM):
-           a sequence takes a page with every block, and gives back the one before in the next step
+           a sequence takes a page with every block, and gives back the one before in the next step. Where kernels export
+           states from within a prefill, its last chunk takes two: one for the end of the last block before its end
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class PageGroups(NamedTuple):
         most_prompt_blocks: Blocks that an admission asks for in a sliding group at the most, however long the prompt.
         states_by_block: Whether states at ends of blocks are kept for look-ups.
         ahead: Whether a step is decided while the step before it runs; blocks are then released a step later.
+        exports_states: Whether a prefill's last chunk also keeps the state at the last end of a block before its end
+            (``num_prefill_checkpoint_blocks`` of vLLM's ``MambaSpec``).
     """
 
     kinds: tuple[str, ...] = (FULL,)
@@ -32,6 +35,7 @@ class PageGroups(NamedTuple):
     most_prompt_blocks: int = 0
     states_by_block: bool = False
     ahead: bool = False
+    exports_states: bool = False
 
     @classmethod
     def of(cls, full: int = 1, sliding: int = 0, window_tokens: int = 0, most_prompt_blocks: int = 0) -> PageGroups:
@@ -64,7 +68,22 @@ class PageGroups(NamedTuple):
 
     def wanted_blocks(self, blocks: int) -> int:
         """Blocks that an admission asks for in all groups, where it asks for ``blocks`` in a full one."""
-        return self.full * blocks + self.sliding * min(blocks, self.most_prompt_blocks) + self.states * min(blocks, 1)
+        states = self.states * min(blocks, 1 + self.exports_states)
+        return self.full * blocks + self.sliding * min(blocks, self.most_prompt_blocks) + states
+
+    def exports(self, computed: int, tokens: int, prefill_end: int, block_size: int) -> bool:
+        """Whether a chunk from ``computed`` up to ``tokens`` tokens takes two blocks in a group of states.
+
+        The first one is for the state at the last end of a block before ``tokens``, which the kernel exports from within the
+        chunk; the second one for the state at its end. Source: ``is_mamba_prefill_checkpoint_valid`` of vLLM 0.33, with hashes
+        of whole blocks, and ``MambaManager._needs_internal_checkpoint``.
+
+        Args:
+            prefill_end: See ``Sequence``; no chunk before it exports.
+        """
+        if not self.exports_states or tokens < prefill_end or computed % block_size:
+            return False
+        return -(-tokens // block_size) - computed // block_size > 1
 
 
 def skipped_blocks(tokens: int, window_tokens: int, block_size: int) -> int:

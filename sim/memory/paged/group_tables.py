@@ -88,10 +88,12 @@ class GroupTables:
         for kind, table in zip(self._groups.kinds, tables, strict=True):
             missing = blocks - len(table)
             if kind == STATE:
-                # Only the state at the end of the step is kept; blocks before it within the step get null entries.
+                # Only the state at the end of the step is kept, and one that a prefill exports; the blocks before it within
+                # the step get null entries.
                 missing = missing if self._groups.states_by_block else 1 - len(table)
-                table += [NULL_BLOCK] * (missing - 1)
-                missing = min(missing, 1)
+                kept = 1 + (self._groups.exports_states and tokens >= sequence.prefill_end)
+                table += [NULL_BLOCK] * (missing - kept)
+                missing = min(missing, kept)
             if missing > 0:
                 table += self.pool.take_many(missing)
         if self._cache:

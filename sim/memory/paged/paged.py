@@ -164,7 +164,7 @@ class PagedMemory(MemoryDefaults):
             self.giving.append(SkippedBlocks(groups.window_tokens, size, groups.sliding, groups.ahead))
             self.meter += ("skipped",)
         if groups.states_by_block:
-            self.giving.append(SkippedStates(size, groups.states, groups.ahead))
+            self.giving.append(SkippedStates(size, groups))
             self.meter += ("skipped_states",)
         elif groups.states:
             self.meter += ("states",)
@@ -230,14 +230,15 @@ class PagedMemory(MemoryDefaults):
         """Blocks of all groups that a sequence with ``tokens`` needs for its next token; the host pool has room for these."""
         return self.pages(-(-tokens // self.block_size), [kind.of(tokens) for kind in self.giving]) + self.fixed
 
-    def skipped_in_prefill(self, holding: Partial, computed: int, tokens: int) -> list[int]:
+    def skipped_in_prefill(self, sequence: Sequence, holding: Partial, computed: int, tokens: int) -> list[int]:
         """Blocks that each kind releases in a step that computes a prompt from ``computed`` up to ``tokens`` tokens.
 
         Args:
             holding: What the sequence held before the step.
         """
         kinds = zip(self.giving, holding.skipped, strict=True)
-        return [kind.in_chunk(holding.known_tokens, computed, tokens) - back for kind, back in kinds]
+        known, end = holding.known_tokens, sequence.prefill_end
+        return [kind.in_chunk(known, computed, tokens, end) - back for kind, back in kinds]
 
     def skipped_by(self, sequence: Sequence, decode_step: int) -> list[int]:
         """Blocks that a decoding sequence has released before ``decode_step``, for each kind."""
@@ -275,7 +276,7 @@ class PagedMemory(MemoryDefaults):
         if known_tokens:
             blocks = known_tokens // self.block_size
             nothing = self._nothing._replace(known_tokens=known_tokens)
-            skipped = self.skipped_in_prefill(nothing, known_tokens, known_tokens)
+            skipped = self.skipped_in_prefill(sequence, nothing, known_tokens, known_tokens)
             self._hold(blocks, skipped)
             self.partial[sequence] = Partial(blocks, tuple(skipped), known_tokens, known_tokens)
 
@@ -286,7 +287,7 @@ class PagedMemory(MemoryDefaults):
         if before is self._nothing:
             self.free -= self.fixed
         blocks = -(-tokens // self.block_size)
-        more = self.skipped_in_prefill(before, start, computed)
+        more = self.skipped_in_prefill(sequence, before, start, computed)
         self._hold(blocks - before.blocks, more)
         skipped = tuple(back + again for back, again in zip(before.skipped, more, strict=True))
         self.partial[sequence] = Partial(blocks, skipped, computed, start if self.groups.ahead else computed)
@@ -321,7 +322,7 @@ class PagedMemory(MemoryDefaults):
         if sequence not in self.partial:
             self.free -= self.fixed
         held, tokens = self.partial.pop(sequence, self._nothing), sequence.start_tokens
-        more = self.skipped_in_prefill(held, held.computed_tokens, tokens)
+        more = self.skipped_in_prefill(sequence, held, held.computed_tokens, tokens)
         self._hold(blocks - held.blocks, more)
         for kind, back, again in zip(self.giving, held.skipped, more, strict=True):
             kind.join(sequence, tokens - decode_step, back + again)

@@ -24,7 +24,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from ...types.sequence import Sequence
-from ..accounting.kv_groups import STATE_WINDOW, skipped_blocks
+from ..accounting.kv_groups import STATE_WINDOW, PageGroups, skipped_blocks
 
 #: More steps than in any leap.
 _FOR_EVER = 1 << 40
@@ -63,18 +63,19 @@ class SkippedBlocks:
         """Number of blocks skipped by a step with ``tokens`` computed tokens."""
         return skipped_blocks(tokens, self._window_tokens, self._size)
 
-    def in_chunk(self, known: int, computed: int, tokens: int) -> int:
+    def in_chunk(self, known: int, computed: int, tokens: int, prefill_end: int) -> int:
         """Number of blocks skipped in a step that computes a prompt from ``computed`` up to ``tokens`` tokens.
 
         Args:
             known: Tokens that are known to be computed when the step is decided.
+            prefill_end: See ``Sequence``.
         """
         return self.of(known)
 
     def in_decode(self, sequence: Sequence, decode_step: int) -> int:
         """Number of blocks that a decoding sequence has released after it was scheduled for ``decode_step``."""
         known, held = known_tokens(sequence, decode_step, self._ahead), sequence.held_tokens(decode_step)
-        return self.in_chunk(known, held, held + 1)
+        return self.in_chunk(known, held, held + 1, sequence.prefill_end)
 
     def join(self, sequence: Sequence, lag: int, skipped: int) -> None:
         """Add a sequence that ends its prefill, with ``skipped`` released blocks; it then decodes."""
@@ -169,18 +170,29 @@ class SkippedStates(SkippedBlocks):
     """As ``SkippedBlocks``, for a group that keeps the state at the end of a block until the next state exists.
 
     A prefill keeps no states within its chunks: only the state at the end of a chunk, and the states before it that the chunk
-    starts from, or may yet start from as it is not known to be computed.
+    starts from, or may yet start from as it is not known to be computed. The last chunk may export one more from within
+    (``PageGroups.exports``), which is kept until the chunk is known to be computed:
+
+        block size 4, prompt 11     chunk to 11     decodes
+        steps in turn               . x x           . . x
+        steps ahead                 . x x           . x x    . . x
     """
 
-    __slots__ = ()
+    __slots__ = ("_groups",)
 
-    def __init__(self, block_size: int, number: int, ahead: bool = False) -> None:
-        super().__init__(STATE_WINDOW, block_size, number, ahead)
+    def __init__(self, block_size: int, groups: PageGroups) -> None:
+        super().__init__(STATE_WINDOW, block_size, groups.states, groups.ahead)
+        self._groups = groups
 
-    def in_chunk(self, known: int, computed: int, tokens: int) -> int:
+    def in_chunk(self, known: int, computed: int, tokens: int, prefill_end: int) -> int:
         """See ``SkippedBlocks``."""
-        ends = {-(-at // self._size) for at in (known, computed, tokens)}
-        return -(-tokens // self._size) - len(ends - {0})
+        size, exports = self._size, self._groups.exports
+        ends = {-(-at // size) for at in (known, computed, tokens)}
+        # Of the chunk in flight, and of this one.
+        for start, end in ((known, computed), (computed, tokens)):
+            if exports(start, end, prefill_end, size):
+                ends.add(-(-end // size) - 1)
+        return -(-tokens // size) - len(ends - {0})
 
 
 def known_tokens(sequence: Sequence, decode_step: int, ahead: bool) -> int:

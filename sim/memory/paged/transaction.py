@@ -64,8 +64,9 @@ class PagedTransaction:
         if memory.cache:
             # Released blocks may still be in tables of other sequences.
             self.free = memory.cache.pool.num_free
-            return (memory.groups.full + memory.groups.sliding) * more + memory.groups.states * min(more, 1)
-        return memory.pages(more, memory.skipped_in_prefill(held, computed, computed + tokens))
+            states = self._new_states(sequence, computed, computed + tokens)
+            return (memory.groups.full + memory.groups.sliding) * more + min(more * memory.groups.states, states)
+        return memory.pages(more, memory.skipped_in_prefill(sequence, held, computed, computed + tokens))
 
     def take_for_running(self) -> None:
         """The running sequences take their blocks for the step."""
@@ -96,8 +97,9 @@ class PagedTransaction:
             return memory.num_blocks + 1
         now = -(-(found * size + tokens) // size)
         windows = max(0, min(blocks, groups.most_prompt_blocks) - found)
-        states = groups.states * min(blocks - found, 1)
+        states = self._new_states(sequence, found * size, start)
         most = groups.full * (blocks - found) + groups.sliding * windows + states
+        states = self._new_states(sequence, found * size, found * size + tokens)
         at_once = (groups.full + groups.sliding) * (now - found) + states
         return max(most, at_once) + memory.cache.to_take(self.group_found)
 
@@ -109,10 +111,14 @@ class PagedTransaction:
         if memory.cache.computes_now(self.group_found):
             return 0
         found = self.group_found.blocks
-        at_once = (
-            (groups.full + groups.sliding) * (now - found) + groups.states + memory.cache.to_take(self.group_found)
-        )
+        states = self._new_states(sequence, found * self.block_size, tokens)
+        at_once = (groups.full + groups.sliding) * (now - found) + states + memory.cache.to_take(self.group_found)
         return self.lacking(sequence, tokens - found * self.block_size) - at_once
+
+    def _new_states(self, sequence: Sequence, computed: int, tokens: int) -> int:
+        """Blocks that a chunk from ``computed`` up to ``tokens`` tokens, with a new block at its end, takes for states."""
+        groups = self.memory.groups
+        return groups.states * (1 + groups.exports(computed, tokens, sequence.prefill_end, self.block_size))
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """Grant the sequence that was looked up last the blocks to compute ``tokens``, after those that it found.

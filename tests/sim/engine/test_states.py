@@ -27,7 +27,7 @@ from state_runs import PAGE_BYTES, STATE_BYTES, model_of, workload, workloads
 from strategies import LineCost
 
 SIZE = 16
-KINDS = ("sf", "sssf", "fs", "ffs", "ssfssf")
+KINDS = ("sf", "sssf", "fs", "ffs", "ssfssf", "mf", "fmm")
 
 
 def chosen(kinds: str, blocks: int, **more) -> Settings:
@@ -123,9 +123,10 @@ cases = st.tuples(
 def settings_of(case, **more) -> Settings:
     work, kinds, spare, caching, budget = case
     longest = int((work.prompt_tokens + work.output_tokens).max())
-    fewer = min(kinds.count("s"), kinds.count("f"))
-    full, states = -(-kinds.count("f") // fewer), -(-kinds.count("s") // fewer)
-    blocks = full * -(-longest // SIZE) + 2 * states + 1 + spare
+    exports, layers = "m" in kinds, len(kinds) - kinds.count("f")
+    fewer = min(layers, kinds.count("f"))
+    full, states = -(-kinds.count("f") // fewer), -(-layers // fewer)
+    blocks = full * -(-longest // SIZE) + (2 + exports) * states + 1 + spare
     return chosen(kinds, blocks, enable_prefix_caching=caching, max_num_batched_tokens=budget, max_num_seqs=8, **more)
 
 
