@@ -28,7 +28,7 @@ from simpy.events import NORMAL, EventPriority
 from ..cost.base import StepCost
 from ..engine.engine import Alarm, Engine
 from ..engine.executor import Begun, FirstStep
-from ..memory import Memory, PagedMemory
+from ..memory import Memory
 from ..memory.accounting.ledger import Leap
 from ..policy.base import PairedPolicy
 from ..types.sequence import Sequence, StepPlan
@@ -194,7 +194,7 @@ class RoutedEngine(Engine):
     @property
     def kv_rises(self) -> bool:
         """See ``routing.Seen``."""
-        return not (isinstance(self.memory, PagedMemory) and self.memory.giving)
+        return self.memory.room_only_falls()
 
     def kv_tokens(self, now: int) -> int:
         """Slots of the pool that are taken, by the last boundary before ``now``, and the tokens that are to be

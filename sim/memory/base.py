@@ -270,6 +270,9 @@ class Memory(Protocol):
     def room_after(self, state: State, steps: int) -> int:
         """Slots that are free, or can be reclaimed, after so many decode steps more. Changes nothing."""
 
+    def room_only_falls(self) -> bool:
+        """Whether ``room_after`` never rises over the steps, as no sequence gives room back while it decodes."""
+
     # --- Requests that go on from others ---
 
     def expect(self, children: np.ndarray) -> None:

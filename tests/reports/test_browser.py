@@ -191,7 +191,9 @@ def test_the_index_marks_the_cards_of_a_row_and_the_one_that_is_asked_for(driver
     """Two cards a row, in rows higher than what the last of them could scroll past."""
     text = "\n\n".join(["Text."] * 40)
     titles = ("Top", "Fig 1", "Fig 2", "Fig 3", "Fig 4")
-    card = Scorecard(fig2(comparison()), [Score("fig1", "Fig 1", "Fig 1", "pass", "+3.0 %", 3, 0, [0.1])], ["The rule."])
+    card = Scorecard(
+        fig2(comparison()), [Score("fig1", "Fig 1", "Fig 1", "pass", "+3.0 %", 3, 0, [0.1])], ["The rule."]
+    )
     cards = [Section(title, text, key=title.lower().replace(" ", ""), badge="pass") for title in titles[1:]]
     path = write_page(tmp_path / "cards.html", "Cards", "", [Section(titles[0], widgets=[card]), *cards])
     show(driver, path, "light", 1400)

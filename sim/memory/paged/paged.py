@@ -591,6 +591,10 @@ class PagedMemory(MemoryDefaults):
             taken = cycles * sum(exchanges) + sum(exchanges[:rest])
         return (self.free - taken) * self.block_size
 
+    def room_only_falls(self) -> bool:
+        """See ``Memory``; layers with windows or states give blocks back."""
+        return not self.giving
+
     def advance(self, state: State, steps: int) -> Meter:
         """Let the running sequences grow through the steps of a leap.
 
