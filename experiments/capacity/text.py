@@ -457,7 +457,15 @@ def _label(name: str) -> str:
 def day_table(plan: DayPlan) -> Table:
     """A row for each step of the day, and the attainment of the constant fleet beside that of the changing one."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    headings = ("from", "requests/s", "replicas", "meet the\nobjectives", "constant\nfleet", "in flight\na replica")
+    headings = (
+        "from",
+        "requests/s",
+        "replicas",
+        "meet the\nobjectives",
+        "constant\nfleet",
+        "in flight\na replica",
+        "KV cache\nmean, peak",
+    )
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     steps, constant = plan.following["steps"], plan.constant["steps"]
@@ -465,7 +473,8 @@ def day_table(plan: DayPlan) -> Table:
         minutes = round(start / 60)
         cells = (_share(each["attained"][place]) for each in (steps, constant))
         clock, number = f"{minutes // 60:02}:{minutes % 60:02}", f"{steps['concurrency'][place]:,.1f}"
-        table.add_row(clock, f"{rate:,.3g}", f"{size:,}", *cells, number)
+        use = f"{steps['kv_cache_usage'][place]:.0%}, {steps['peak_kv_cache_usage'][place]:.0%}"
+        table.add_row(clock, f"{rate:,.3g}", f"{size:,}", *cells, number, use)
     return table
 
 
