@@ -9,7 +9,7 @@ from typing import Any
 
 from ...sim.types.optional import not_none
 from .candidates import Candidate
-from .fleet import Fleet
+from .fleet import Fleet, mean_rate
 from .load import Load
 from .max_rate import MaxRate
 from .prices import HOUR_S, MILLION, Prices
@@ -34,6 +34,7 @@ class Answer:
         found: The rates of one replica; None if it does not start or cannot be simulated.
         wanted: The wanted rate, requests/s.
         fleet: The fleet for the wanted rate; None without one, or if every rate meets the goal.
+        known_rates: ``known_rate`` by seed, of the fleet or of one replica, requests/s; None if they are its highest rates.
         prefill_replicas: Replicas of the fleet that only prefill; None if every replica does both.
         detail: Results at the wanted or the recommended rate; None if no fleet or no rate meets the goal.
         verified: Results of other seeds.
@@ -46,6 +47,7 @@ class Answer:
     found: MaxRate | None = None
     wanted: float | None = None
     fleet: Fleet | None = None
+    known_rates: tuple[float, ...] | None = None
     prefill_replicas: int | None = None
     detail: dict[str, Any] | None = None
     verified: tuple[Verified, ...] = ()
@@ -69,9 +71,14 @@ class Answer:
 
     @property
     def fleet_rate(self) -> float:
-        """The highest rate of the fleet or of the replica, requests/s: the mean of its seeds, or the recommended rate."""
+        """The highest rate of the fleet or of the replica, requests/s: the mean of its seeds, or the recommended rate.
+
+        It is a lower bound where only ``known_rates`` are known.
+        """
         if self.fleet is None:
             return self.rates.rate * self.replicas
+        if self.known_rates is not None:
+            return max(not_none(self.wanted), mean_rate(self.known_rates))
         return self.fleet.mean_rate
 
     @property

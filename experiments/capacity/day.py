@@ -27,7 +27,7 @@ from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.types import ticks
 from ...sim.types.errors import SettingError
 from ...traces.arrivals.pacing import RateCurve
-from ..runs.pool_use import pool_use
+from ..runs.pool_use import pool_use, usage_over_spans
 from ..runs.slo_check import Goal, compiled_cost
 from .fleet import serve
 from .load import Load
@@ -116,7 +116,7 @@ def served_day(
     replicas: tuple[int, ...],
     startup_s: float,
 ) -> dict[str, Any]:
-    """Serve a whole day: attainment and concurrency of every step, and the replica time that is paid for.
+    """Serve a whole day: attainment, concurrency and KV cache use of every step, and the replica time that is paid for.
 
     Args:
         cluster: Its router counts; the fleet is of ``replicas`` in each step.
@@ -139,6 +139,8 @@ def served_day(
     in_system = [
         float(ticks_held) / (late - early) for ticks_held, (early, late) in zip(held, pairwise(edges), strict=True)
     ]
+    usage = [usage_over_spans(part, edges) for part in run.runs if len(part.log.rows["ticks"])]
+    used, busy = (np.sum(ticks_of, axis=0) for ticks_of in zip(*((each.used_ticks, each.busy_ticks) for each in usage)))
     return {
         "requests": len(work),
         "attained": float(met.mean()),
@@ -146,6 +148,8 @@ def served_day(
             "requests": np.diff(first).tolist(),
             "attained": attained,
             "concurrency": [number / size for number, size in zip(in_system, replicas, strict=True)],
+            "kv_cache_usage": (used / np.maximum(busy, 1)).tolist(),
+            "peak_kv_cache_usage": np.max([each.peak for each in usage], axis=0).tolist(),
         },
         "replica_hours": _paid(run, schedule, edges[-1]) / ticks.PER_SECOND / 3600,
     }

@@ -16,6 +16,9 @@ The search begins with the given seeds, near the wanted rate over the highest ra
 further below the size than ``PRECISION``, the seeds are doubled, to at most ``MOST_SEEDS``. The budget is a number of seeds
 and not a time, so that the answer does not depend on the machine. No fleet counts with replicas that would have to
 serve more than their saturated rate (``slo_check``).
+
+Too few requests to fill a replica have no saturated rate. At a high rate all of them arrive before the first has finished:
+a burst, and not a load. ``known_rate`` is the rate up to which their runs are a load.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from ...sim.engine.settings import Settings
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.metrics.summary import summary
 from ...sim.types import ticks
+from ...sim.types.optional import not_none
 from ...sim.workload.workload import Workload
 from ..runs.slo_check import Goal, SloCheck, check_times, compiled_cost
 from .load import Load
@@ -50,6 +54,9 @@ DEFAULT_FLEET_SEEDS = 4
 PRECISION = 0.025
 #: Ratio of neighbouring rates, and the first stride of their search.
 FINE, _FINE_STRIDE = 1.005, 8
+#: Least time in which the requests of a load arrive, relative to their mean time in the system. A fleet is empty at first. If
+#: times in the system are exponential, it has 95 % of its steady number of requests in the mean over the counted ones.
+TURNOVERS = 10
 #: Tolerance by which a quotient of rates may exceed a whole number of replicas, for the rounding of floats.
 _ROUNDING = 1e-9
 
@@ -99,11 +106,13 @@ class Tested(NamedTuple):
         decision: Whether it is enough.
         shares: Share of the counted requests that meet the objectives, by seed.
         rates: Highest rates by seed, requests/s.
+        known_rates: As ``Answer`` has them.
     """
 
     decision: Decision
     shares: tuple[float, ...]
     rates: tuple[float, ...]
+    known_rates: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -406,6 +415,39 @@ def highest_rate(
     if found == MOST:
         return inf
     return 0.0 if found is None else wanted * FINE**found
+
+
+def known_rate(
+    settings: Settings, load: Load, seed: int, cluster: Cluster, wanted: float, highest_found: float
+) -> float:
+    """The highest rate at which a seed's run is a load, requests/s: requests arrive for ``TURNOVERS`` times their mean time in
+    the system.
+
+    Args:
+        wanted: Rate to begin with, requests/s.
+        highest_found: ``highest_rate`` of the seed; no higher rate is tried.
+
+    Returns:
+        ``highest_found`` if its run is a load or the fleet has a saturated rate, and 0 if the run at the wanted rate is none.
+    """
+    drawn = load.draw(seed, cluster.size)
+    if cluster.disaggregated and saturated_split_rate(settings, drawn.at(inf), cluster) is not None:
+        return highest_found
+
+    def is_load(rate: float) -> bool:
+        work = drawn.at(rate)
+        times = serve(settings, work, cluster).times
+        span = int(work.arrival_ticks[-1] - work.arrival_ticks[0])
+        return span >= TURNOVERS * float((times.finish_ticks - times.arrival_ticks).mean())
+
+    def known(power: int) -> bool:
+        return wanted * FINE**power <= highest_found and is_load(wanted * FINE**power)
+
+    if not highest_found or (highest_found < inf and is_load(highest_found)):
+        return highest_found
+    if not known(0):
+        return 0.0
+    return wanted * FINE ** not_none(highest(known, 0, _FINE_STRIDE))
 
 
 def saturated_split_rate(settings: Settings, at_once: Workload, cluster: Cluster) -> float | None:

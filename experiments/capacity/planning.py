@@ -5,6 +5,7 @@
     2. share     with --prefill-replicas auto, the best share of the fleet that prefills (``split``)
        fleets    the smallest fleet of every candidate that meets the goal, simulated behind its router (``fleet``)
     3. headroom  its highest rate, which confirms its size
+       known     where runs have too few requests to fill a replica, the rate up to which they are a load
        without:
     2. follow    every candidate that meets the goal, with every other seed and one replica
     4. detail    results of each candidate at the wanted or the recommended rate, and its limit
@@ -55,6 +56,7 @@ from .fleet import (
     check_fleet,
     first_fleet,
     highest_rate,
+    known_rate,
     sure_rate,
 )
 from .load import Load
@@ -147,6 +149,17 @@ class Planner:
             error = next((each.error for each in outcomes if each.error), None)
             rates = None if error else MaxRate.of(found, [SeedRate(**not_none(each.summary)) for each in outcomes])
             rated[service] = replace(answers[service], error=error, found=rates)
+        bursts = {
+            service: [
+                Job(service.settings, seed, (Cluster(), rate, rate))
+                for seed, rate in enumerate(answer.found.seed_rates, start=self._seeds[0])
+                if 0 < rate < inf
+            ]
+            for service, answer in rated.items()
+            if answer.found is not None and answer.found.saturated is None
+        }
+        for service, known in self._known(bursts).items():
+            rated[service] = replace(rated[service], known_rates=known)
         return rated
 
     def _sized(self, answers: dict[Service, Answer], begun: dict[Service, Ahead]) -> dict[Service, Answer]:
@@ -173,7 +186,36 @@ class Planner:
             else:
                 prefill = self._cluster(service, fleet.replicas).prefill_replicas
                 sized[service] = replace(sized[service], fleet=fleet, prefill_replicas=prefill)
+        of_fleets = {
+            service: self._known_jobs(service, answer.fleet.replicas, answer.rates.saturated, answer.fleet.rates)
+            for service, answer in sized.items()
+            if answer.fleet is not None and answer.fleet.replicas is not None
+        }
+        for service, known in self._known(of_fleets).items():
+            sized[service] = replace(sized[service], known_rates=known)
         return sized
+
+    def _known_jobs(
+        self, service: Service, replicas: int, saturated: float | None, highest: Sequence[float]
+    ) -> list[Job]:
+        """The searches of the rates of a fleet that its runs tell, by seed; none if its saturated rate limits its highest rates."""
+        if saturated is not None and not self._cluster(service, replicas).disaggregated:
+            return []
+        return [
+            self._fleet_job(service, replicas, seed).with_more(rate)
+            for seed, rate in enumerate(highest, start=self._seeds[0])
+        ]
+
+    def _known(self, jobs: Mapping[Service, Sequence[Job]]) -> dict[Service, tuple[float, ...]]:
+        """The rates that runs tell by seed, of the fleets with a seed of which the highest rate is unknown."""
+        numbered = {(service, place): job for service, some in jobs.items() for place, job in enumerate(some)}
+        found = {name: _rate_of(outcome) for name, outcome in self._run("known", numbered).items()}
+        rates = {service: tuple(found[service, place] for place in range(len(some))) for service, some in jobs.items()}
+        return {
+            service: known
+            for service, known in rates.items()
+            if any(rate < job.more[-1] for rate, job in zip(known, jobs[service], strict=True))
+        }
 
     def _find_shares(self, near: Mapping[Service, int]) -> dict[Service, str]:
         """Find the best share of replicas that prefill, where it is asked for; and the errors."""
@@ -206,7 +248,11 @@ class Planner:
         begun = _ahead(outcome.summary)
         steps = self._search(service, begun, replicas).of_size(replicas)
         found, error = self._drive({service: steps}, {service: begun})[service]
-        return error or not_none(found)
+        if error:
+            return error
+        tested = not_none(found)
+        known = self._known({service: self._known_jobs(service, replicas, begun.saturated, tested.rates)})
+        return tested._replace(known_rates=known.get(service))
 
     def _search(self, service: Service, begun: Ahead, near: int) -> FleetSearch:
         wanted, least = not_none(self._wanted), fewest_replicas(service.prefill_replicas)
@@ -290,10 +336,10 @@ class Planner:
         return tuple(self._share(answer, size, 1.0, not_none(self._wanted), seeds) for size in sizes)
 
     def with_longer_steps(self, answer: Answer) -> Answer:
-        """The answer with the replicas that it needs if steps take a tenth longer; the same answer without a fleet, or if every
-        rate meets the goal."""
+        """The answer with the replicas that it needs if steps take a tenth longer; the same answer without a fleet, if every rate
+        meets the goal, or if the highest rate is unknown."""
         job = self._sensitivity_job(answer)
-        if job is None or answer.fleet is None:
+        if job is None or answer.fleet is None or answer.known_rates is not None:
             return answer
         rate = _rate_of(self._run("sensitivity", {LONGER_STEPS: job.with_more(LONGER_STEPS)})[LONGER_STEPS])
         relative, margin = relative_bill(answer.fleet.rates[0], rate), answer.fleet.sure_rate / not_none(self._wanted)
@@ -439,6 +485,10 @@ def _headroom(*arguments: Any) -> dict[str, Any]:
     return _rate_data(highest_rate(*arguments))
 
 
+def _known_rate(chosen: Settings, load: Load, goal: Goal, seed: int, *more: Any) -> dict[str, Any]:
+    return _rate_data(known_rate(chosen, load, seed, *more))
+
+
 def _sensitivity(*arguments: Any) -> dict[str, Any]:
     return _rate_data(changed_rate(*arguments))
 
@@ -460,6 +510,7 @@ _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     "prefill share": lambda *arguments: {"share": best_share(*arguments)},
     "fleets": _fleet,
     "headroom": _headroom,
+    "known": _known_rate,
     "detail": detail,
     "sensitivity": _sensitivity,
     "day": served_day,

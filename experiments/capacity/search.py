@@ -377,6 +377,8 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
     if answer.fleet is not None:
         rates = [_finite(each) for each in answer.fleet.rates]
         data["fleet"] = asdict(answer.fleet) | {"seeds": answer.fleet.seeds, "rates": rates}
+    if answer.known_rates is not None:
+        data["known_rates"] = [_finite(each) for each in answer.known_rates]
     data |= (answer.detail or {}) | ({} if bill is None else {"bill": asdict(bill)})
     if answer.verified:
         data["verified"] = [asdict(each) for each in answer.verified]

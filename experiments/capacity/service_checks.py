@@ -28,7 +28,7 @@ from ..runs.parallel import Workers
 from ..runs.slo_check import Goal
 from ..vllm_serve.line import parse_serve
 from .candidates import Candidate, candidates
-from .fleet import DEFAULT_FLEET_SEEDS, Decision, mean_rate
+from .fleet import DEFAULT_FLEET_SEEDS, Decision, mean_rate, sure_rate
 from .load import Load
 from .planning import Planner
 
@@ -75,18 +75,35 @@ class Checked:
     Attributes:
         result: "meets", "misses", "open" (the seeds do not decide it), or why it cannot be simulated.
         shares: Share of the requests that meet the objectives, by seed.
-        headroom: Highest rate over the wanted rate; None if it has none.
+        sure_rate: The rate that 90 % of other seeds take with 95 % confidence, requests/s; None if every rate meets them.
+        highest_rate: Mean of the seeds, requests/s; None if every rate meets the objectives.
+        is_bound: Whether ``highest_rate`` is a lower bound, because the runs have too few requests to fill a replica.
     """
 
     service: Service
     request_rate: float
     result: str
     shares: tuple[float, ...] = ()
-    headroom: float | None = None
+    sure_rate: float | None = None
+    highest_rate: float | None = None
+    is_bound: bool = False
 
     @property
     def meets(self) -> bool:
         return self.result == _RESULTS[Decision.ENOUGH]
+
+    @property
+    def takes(self) -> str:
+        """The highest rate as text: the headroom of a fleet that meets its objectives, or the rates that another takes."""
+        rate = self.highest_rate
+        if rate is None:
+            return "-"
+        if not self.meets:
+            return f"takes {self.sure_rate:.3g} to {rate:.3g} requests/s" if self.sure_rate else "takes no rate"
+        number = f"{rate / self.request_rate - 1:+.0%}"
+        if not self.is_bound:
+            return number
+        return f">{number}" if rate > self.request_rate else "unknown"
 
 
 _RESULTS = {Decision.ENOUGH: "meets", Decision.TOO_FEW: "misses", Decision.OPEN: "open"}
@@ -160,9 +177,18 @@ def _check(
     found = Planner(load, goal, seeds, workers, None, wanted).tested(candidate, service.replicas)
     if isinstance(found, str):
         return Checked(service, wanted, f"cannot be simulated: {found}")
-    highest = mean_rate(found.rates)
-    headroom = None if highest == inf else highest / wanted
-    return Checked(service, wanted, _RESULTS[found.decision], found.shares, headroom)
+    known, sure, highest = found.known_rates, sure_rate(found.rates), mean_rate(found.rates)
+    if known is not None and found.decision is Decision.ENOUGH:
+        highest = max(wanted, mean_rate(known))
+    return Checked(
+        service,
+        wanted,
+        _RESULTS[found.decision],
+        found.shares,
+        sure_rate=None if sure == inf else sure,
+        highest_rate=None if highest == inf else highest,
+        is_bound=known is not None,
+    )
 
 
 def table(checked: Sequence[Checked]) -> list[str]:
@@ -174,12 +200,11 @@ def table(checked: Sequence[Checked]) -> list[str]:
     for each in checked:
         service = each.service
         shares = f"{100 * min(each.shares):.1f} to {100 * max(each.shares):.1f}" if each.shares else "-"
-        headroom = f"{each.headroom - 1:+.0%}" if each.headroom is not None and each.shares else "-"
         goal = f"{' '.join(service.goodput)}, {service.attainment:.0%}"
         fleet = f"{service.replicas} x {service.gpu}"
         result = each.result if each.meets else f"**{each.result}**"
         lines.append(
-            f"| {service.name} | {fleet} | {each.request_rate:.3g} | {goal} | {shares} | {headroom} | {result} |"
+            f"| {service.name} | {fleet} | {each.request_rate:.3g} | {goal} | {shares} | {each.takes} | {result} |"
         )
     return lines
 
@@ -191,7 +216,10 @@ def _data(each: Checked) -> dict[str, Any]:
         "replicas": each.service.replicas,
         "request_rate": each.request_rate,
         "shares": list(each.shares),
-        "headroom": each.headroom,
+        "sure_rate": each.sure_rate,
+        "highest_rate": each.highest_rate,
+        "highest_rate_is_bound": each.is_bound,
+        "headroom": None if each.highest_rate is None else each.highest_rate / each.request_rate,
         "result": each.result,
         "meets": each.meets,
     }

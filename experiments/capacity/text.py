@@ -64,23 +64,41 @@ def _flag_text(name: str, value: object) -> str:
 HOURS_A_MONTH = 730
 #: Times the wanted rate from which on a fleet is called idle.
 _IDLE = 2.0
-#: Times the rate for the money from which on another candidate is mentioned.
-_WORTH = 1.5
+#: Times the rate for the money from which on another candidate is mentioned; or so many times the rate above the wanted one, for
+#: at most so much more money, where a request costs no more.
+_WORTH, _LITTLE_MORE = 1.5, 1.25
 EVERY_RATE = "every rate meets the objectives: all requests at once do"
 
 
 def rate_text(answer: Answer) -> str:
     """The highest rate of one replica as text."""
-    return "every rate" if answer.full_rate == inf else f"{answer.full_rate:.3g} requests/s"
+    more = "more than " if answer.fleet is not None and answer.known_rates is not None else ""
+    return "every rate" if answer.full_rate == inf else f"{more}{answer.full_rate:.3g} requests/s"
 
 
 def headroom_text(answer: Answer) -> str:
     """The highest rate of the fleet, relative to the wanted rate."""
-    return "every rate" if answer.fleet_rate == inf else f"{answer.fleet_rate / not_none(answer.wanted) - 1:+.0%}"
+    if answer.fleet_rate == inf:
+        return "every rate"
+    wanted = not_none(answer.wanted)
+    number = f"{answer.fleet_rate / wanted - 1:+.0%}"
+    if answer.known_rates is None:
+        return number
+    return "unknown" if answer.fleet_rate <= wanted else f">{number}"
+
+
+#: Why a highest rate is unknown, and the remedy.
+_TOO_FEW = "too few requests to fill a replica: raise --num-prompts"
 
 
 def _headroom_part(answer: Answer) -> str:
-    return "it meets the goal at every rate" if answer.fleet_rate == inf else f"headroom {headroom_text(answer)}"
+    if answer.every_rate_meets:
+        return f"headroom unknown ({_TOO_FEW})"
+    if answer.fleet_rate == inf:
+        return "it meets the goal at every rate"
+    if answer.known_rates is None:
+        return f"headroom {headroom_text(answer)}"
+    return f"headroom {headroom_text(answer).replace('>+', 'more than ')} ({_TOO_FEW})"
 
 
 def range_text(answer: Answer, bill: Bill) -> str:
@@ -91,13 +109,28 @@ def range_text(answer: Answer, bill: Bill) -> str:
     )
 
 
+def bill_text(bill: Bill, separator: str = " to ") -> str:
+    """The price of an hour with the fewest replicas that may be enough and with those that are, where the seeds leave that open."""
+    low, high = f"{bill.fewest_per_hour:,.2f}", f"{bill.per_hour:,.2f}"
+    return high if bill.fewest_replicas == bill.replicas else f"{low}{separator}{high}"
+
+
+def _month_text(bill: Bill) -> str:
+    low, high = (f"{each * HOURS_A_MONTH:,.0f}" for each in (bill.fewest_per_hour, bill.per_hour))
+    return high if bill.fewest_replicas == bill.replicas else f"{low} to {high}"
+
+
 def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) -> str:
     """The recommendation in a sentence: what to buy, its price, its headroom or rate, its limit, and the confidence."""
     launch, limit = answer.candidate.started.launch, answer.at_rate["limit"]
     need = "" if wanted is None else f" for {wanted:.3g} requests/s"
-    parts = [f"{bill.per_hour:,.2f} {currency}/h ({bill.per_hour * HOURS_A_MONTH:,.0f} {currency} a month)"]
-    if not answer.every_rate_meets:
-        parts.append(f"{rate_text(answer)} a replica" if wanted is None else _headroom_part(answer))
+    parts = [f"{bill_text(bill)} {currency}/h ({_month_text(bill)} {currency} a month)"]
+    if wanted is not None:
+        parts.append(_headroom_part(answer))
+    elif answer.known_rates is not None:
+        parts.append(f"{rate_text(answer)} a replica, in bursts ({_TOO_FEW})")
+    else:
+        parts.append(f"{rate_text(answer)} a replica")
     objective = limit["objective"]
     parts.append(
         "no objective limits it" if objective is None else f"{objective.upper()} limits it: {CAUSES[limit['cause']]}"
@@ -184,6 +217,13 @@ def _headroom(answer: Answer) -> str:
     wanted = not_none(answer.wanted)
     if answer.fleet_rate == inf:
         return "It meets the goal at every rate."
+    if answer.known_rates is not None:
+        known = (
+            f"it takes more than {answer.fleet_rate:.3g} requests/s"
+            if answer.fleet_rate > wanted
+            else "at the wanted rate, too, they are bursts, and a longer load may need more replicas"
+        )
+        return f"Its highest rate is unknown, because its runs have {_TOO_FEW}; {known}."
     takes = f"It takes {answer.fleet_rate:.3g} requests/s before it misses the goal, {answer.fleet_rate / wanted - 1:.0%} more."
     idles = answer.replicas == 1 and answer.fleet_rate >= _IDLE * wanted
     return (
@@ -194,22 +234,28 @@ def _headroom(answer: Answer) -> str:
 
 
 def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> list[str]:
-    """The other candidate with the largest gain in headroom for the money, if it is worth a sentence."""
+    """The other candidate with the largest gain in the highest rate for the money, if it is worth a sentence."""
     (best, cheapest), *others = ranks
-    if wanted is None or best.fleet_rate == inf:
+    if wanted is None or best.fleet_rate == inf or best.known_rates is not None:
         return []
     gains = [
         (answer.fleet_rate / best.fleet_rate, bill.per_hour / cheapest.per_hour, answer)
         for answer, bill in others
-        if answer.fleet_rate < inf
+        if answer.fleet_rate < inf and answer.known_rates is None
     ]
-    gains = [each for each in gains if each[0] >= _WORTH * each[1]]
+    spare = max(best.fleet_rate - wanted, 0.0)
+    gains = [
+        (rate, price, answer)
+        for rate, price, answer in gains
+        if rate >= _WORTH * price
+        or (rate >= price and price <= _LITTLE_MORE and answer.fleet_rate - wanted >= _WORTH * spare)
+    ]
     if not gains:
         return []
     rate, price, answer = max(gains, key=lambda each: each[0] / each[1])
     return [
         f"For {price - 1:.0%} more money, {answer.candidate.name} takes {rate:.1f} times as many requests:"
-        f" {answer.fleet_rate:.3g} requests/s."
+        f" {answer.fleet_rate:.3g} requests/s (headroom {headroom_text(answer)} in place of {headroom_text(best)})."
     ]
 
 
@@ -282,7 +328,7 @@ def candidates_table(
             _values(answer.candidate, differ),
             _rate_cell(answer),
             range_text(answer, bill),
-            f"{bill.per_hour:,.2f}",
+            bill_text(bill, "-\n"),
             f"{bill.per_million['total']:,.3g}",
             f"{at['p90_ttft_ms']:,.0f}",
             f"{at['p90_tpot_ms']:,.1f}",
@@ -353,7 +399,9 @@ def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: flo
     limited = _limit_in_short(answer.at_rate["limit"])
     rates = f"a replica takes {rate_text(answer)} ({rate_text(winner)} there), limited by {limited}"
     if wanted is not None and bill.per_hour > cheapest.per_hour:
-        return f"{bill.per_hour:,.2f} {currency}/h against {cheapest.per_hour:,.2f}: {_gpus(bill)}{_split_text(answer)}; {rates}"
+        return (
+            f"{bill_text(bill)} {currency}/h against {bill_text(cheapest)}: {_gpus(bill)}{_split_text(answer)}; {rates}"
+        )
     if wanted is not None and bill.gpus > cheapest.gpus:
         return f"as cheap, but {_gpus(bill)}{_split_text(answer)} against {cheapest.gpus}; {rates}"
     if cheapest.full_per_million is None:
@@ -409,7 +457,15 @@ def _label(name: str) -> str:
 def day_table(plan: DayPlan) -> Table:
     """A row for each step of the day, and the attainment of the constant fleet beside that of the changing one."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    headings = ("from", "requests/s", "replicas", "meet the\nobjectives", "constant\nfleet", "in flight\na replica")
+    headings = (
+        "from",
+        "requests/s",
+        "replicas",
+        "meet the\nobjectives",
+        "constant\nfleet",
+        "in flight\na replica",
+        "KV cache\nmean, peak",
+    )
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     steps, constant = plan.following["steps"], plan.constant["steps"]
@@ -417,7 +473,8 @@ def day_table(plan: DayPlan) -> Table:
         minutes = round(start / 60)
         cells = (_share(each["attained"][place]) for each in (steps, constant))
         clock, number = f"{minutes // 60:02}:{minutes % 60:02}", f"{steps['concurrency'][place]:,.1f}"
-        table.add_row(clock, f"{rate:,.3g}", f"{size:,}", *cells, number)
+        use = f"{steps['kv_cache_usage'][place]:.0%}, {steps['peak_kv_cache_usage'][place]:.0%}"
+        table.add_row(clock, f"{rate:,.3g}", f"{size:,}", *cells, number, use)
     return table
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,11 +40,7 @@ def pool_use(run: Run) -> PoolUse:
     busy = int(rows["ticks"].sum())
     over_time = run.accounts.window().slot_ticks
     used = sum(value for bucket, value in over_time.items() if bucket not in _FREE)
-    levels = run.accounts.at_rows()
-    at_rows = np.asarray(capacity - sum(levels[bucket] for bucket in _FREE))
-    if run.log.paged and not run.log.groups.sliding:
-        # In its last step a leap holds the blocks that its sequences have allocated on the way.
-        at_rows = at_rows + growth_moments(run.log)[0] * run.log.block_size
+    at_rows = np.add(*_used_slots(run))
     cache = prefix_cache(run)
     return PoolUse(
         mean_usage=used / (capacity * busy) if busy and capacity else 0.0,
@@ -52,6 +50,48 @@ def pool_use(run: Run) -> PoolUse:
         mean_waiting=_mean(rows["waiting"], rows["ticks"]),
         hit_rate=None if cache is None else cache["hit_rate"],
     )
+
+
+def _used_slots(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Slots in use in the first step of every row, and those allocated in its later steps, int64 [rows] each."""
+    levels = run.accounts.at_rows()
+    first = np.asarray(run.log.capacity_slots - sum(levels[bucket] for bucket in _FREE))
+    if not run.log.paged or run.log.groups.sliding:
+        return first, np.zeros_like(first)
+    # In its last step a leap holds the blocks that its sequences have allocated on the way.
+    return first, growth_moments(run.log)[0] * run.log.block_size
+
+
+class UsageOverSpans(NamedTuple):
+    """Use of a pool in successive spans of time, float64 [spans] each.
+
+    Attributes:
+        used_ticks: Share of the pool in use, integrated over time.
+        busy_ticks: Time in which requests run.
+        peak: Highest share, of the leaps that start in the span.
+    """
+
+    used_ticks: np.ndarray
+    busy_ticks: np.ndarray
+    peak: np.ndarray
+
+
+def usage_over_spans(run: Run, edges: Sequence[int]) -> UsageOverSpans:
+    """The use of a pool between successive edges, in rising ticks. Within a leap it is taken to grow evenly."""
+    rows, (first, grown), capacity = run.log.rows, _used_slots(run), max(run.log.capacity_slots, 1)
+    begin, ticks = rows["start_ticks"], rows["ticks"]
+    at = np.stack([begin, begin + ticks], axis=1).ravel()
+
+    def between(levels: np.ndarray) -> np.ndarray:
+        before = np.concatenate([[0.0], np.cumsum(levels * ticks)])
+        # The integral at the start and at the end of every row; between rows it stays.
+        return np.diff(np.interp(edges, at, np.repeat(before, 2)[1:-1]))
+
+    place = np.searchsorted(edges, begin, side="right") - 1
+    inside = (place >= 0) & (place < len(edges) - 1)
+    peak = np.zeros(len(edges) - 1)
+    np.maximum.at(peak, place[inside], (first + grown)[inside] / capacity)
+    return UsageOverSpans(between((first + grown / 2) / capacity), between(np.ones(len(begin))), peak)
 
 
 def _mean(values: np.ndarray, weights: np.ndarray) -> float:

@@ -102,6 +102,9 @@ def test_a_day_is_planned_and_served(tmp_path, capsys):
     # The constant fleet has as many replicas in the busy step, and more in the others.
     assert 0 < day["attained"] <= day["attained_by_constant_fleet"] + 0.02
     assert steps[0]["attained_by_constant_fleet"] >= steps[0]["attained"]
+    # The busy step uses more of the caches; no mean is above its peak.
+    means, peaks = ([step[name] for step in steps] for name in ("kv_cache_usage", "peak_kv_cache_usage"))
+    assert all(0 < mean < peak <= 1 for mean, peak in zip(means, peaks, strict=True)) and max(peaks) == peaks[1]
     assert day["autoscaler_targets"]["concurrency"] > 0 and 0 < day["autoscaler_targets"]["kv_cache_usage"] <= 1
     assert f"{day['replica_hours']:,.1f} replica-hours" in printed and "in flight" in printed
 

@@ -25,6 +25,7 @@ from fragmeter.experiments.capacity.fleet import (
     decide_by_rates,
     first_fleet,
     highest_rate,
+    known_rate,
     serve,
 )
 from fragmeter.experiments.capacity.load import Drawn
@@ -200,6 +201,35 @@ def test_the_highest_rate_of_a_fleet_lies_where_its_queues_say(even_cost):
 
     found = highest_rate(servers(), EvenLoad(), Goal(objectives), 3, Cluster(num_replicas=3), 20.0, None)
     assert attained(found) >= 0.9 > attained(found * FINE)
+
+
+class FewRequests(EvenLoad):
+    """The first 200 of them: at a high rate all arrive before the first has finished."""
+
+    def draw(self, seed: int, replicas: int = 1) -> Drawn:
+        return super().draw(seed).first(200)
+
+
+class TestKnownRate:
+    def known(self, wanted: float, highest: float) -> float:
+        return known_rate(servers(), FewRequests(), 3, Cluster(num_replicas=2), wanted, highest)
+
+    def is_load(self, rate: float) -> bool:
+        """Whether requests arrive for ten times their mean time in the system, by the recursion of the queues."""
+        arrivals = FewRequests().draw(3).at(rate).arrival_ticks
+        return arrivals[-1] - arrivals[0] >= 10 * (waits(arrivals, 2).mean() + ticks.from_seconds(SERVICE_S))
+
+    def test_it_is_where_requests_arrive_for_ten_times_their_time_in_the_system(self, even_cost):
+        found = self.known(10.0, inf)
+        assert found > 10 and self.is_load(found) and not self.is_load(found * FINE)
+        assert self.known(10.0, 1000.0) == found
+
+    def test_runs_that_are_loads_tell_the_highest_rate(self, even_cost):
+        assert self.known(10.0, 12.0) == 12.0
+
+    def test_nothing_is_known_where_the_wanted_rate_is_a_burst(self, even_cost):
+        assert self.known(500.0, inf) == 0
+        assert self.known(10.0, 0.0) == 0
 
 
 def test_requests_of_several_sequences_are_dealt_in_turn(even_cost):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import ceil, inf
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
 from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import Prices, prices
+from fragmeter.experiments.capacity.text import bill_text, details, headline, headroom_text, rate_text
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.parallel import Workers
@@ -115,6 +117,11 @@ class TestBill:
         # One replica at its full rate: 4 an hour for 14.4 M tokens.
         assert found.full_per_million == pytest.approx(4 / 14.4)
 
+    def test_the_bill_goes_from_the_fewest_replicas_to_those_that_are_enough(self):
+        open_, sure = answer_of("a100-80gb", 10.0, "2", 25.0), answer_of("a100-80gb", 10.0, "2", 5.0)
+        texts = [bill_text(bill(each, FixedLoad, PRICES, each.wanted)) for each in (open_, sure)]
+        assert texts == ["8.00 to 12.00", "4.00"]
+
     def test_the_cheapest_for_the_wanted_rate_comes_first(self):
         """An H200 takes 26 for 5, an A100 10 for 2: whole numbers decide, or else the price of a token."""
 
@@ -140,6 +147,62 @@ class TestBill:
     def test_a_gpu_without_a_price(self):
         with pytest.raises(SettingError, match="prices = 'here': has no price of h100-80gb; add it under per_gpu_hour"):
             bill(answer_of("h100-80gb", 1.0), FixedLoad, PRICES, None)
+
+
+class TestNeighbour:
+    """One H200 for 5 an hour, beside A100s for 2; they take so many requests/s, and 20 are wanted."""
+
+    def line(self, a100: float, h200: float, known: tuple[float, ...] | None = None) -> str | None:
+        at = {
+            "attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "near_saturation": None, "kv_cache_pct": 1.0,
+            "preemptions": 0, "limit": {"objective": None},
+        }  # fmt: skip
+        answers = [
+            replace(answer_of(gpu, rate, wanted=20.0), detail=at) for gpu, rate in (("a100-80gb", a100), ("h200", h200))
+        ]
+        answers[1] = replace(answers[1], known_rates=known)
+        ranks = ranked(answers, FixedLoad, PRICES, 20.0)
+        assert ranks[0][0].candidate.axis_values["gpu"] == "a100-80gb"
+        lines = details(ranks, Goal(Objectives(ttft=500)), 20.0, "EUR")
+        return next((line for line in lines if "more money" in line), None)
+
+    def test_a_little_more_money_for_half_as_much_again_above_the_wanted_rate(self):
+        """Two A100s take 26 for 4, an H200 38 for 5."""
+        assert self.line(13.0, 38.0) == (
+            "For 25% more money, h200 takes 1.5 times as many requests: 38 requests/s (headroom +90% in place of +30%)."
+        )
+
+    def test_neither_a_little_more_rate_nor_dearer_requests(self):
+        """From 26 requests/s to 28 is less than half as much again, and 32 cost more a request."""
+        assert self.line(13.0, 28.0) is self.line(13.0, 32.0) is None
+
+    def test_nothing_is_said_of_a_rate_that_is_unknown(self):
+        assert self.line(13.0, 38.0, (30.0,)) is None
+
+
+class TestUnknownRates:
+    """Runs that are too few to fill a replica tell rates up to 24 and 25 requests/s, or none."""
+
+    def answer(self, *known: float) -> Answer:
+        return replace(answer_of("a100-80gb", 300.0, wanted=20.0), known_rates=known)
+
+    def test_a_lower_bound_or_nothing_in_place_of_the_headroom(self):
+        bound, nothing = self.answer(24.0, 25.0), self.answer(24.0, 0.0)
+        assert (headroom_text(bound), rate_text(bound)) == (">+22%", "more than 24.5 requests/s")
+        assert headroom_text(nothing) == "unknown" and nothing.fleet_rate == 20
+        assert headroom_text(answer_of("a100-80gb", 300.0, wanted=20.0)) == "+1400%"
+
+    def test_the_first_line(self):
+        def first(answer: Answer, wanted: float | None = 20.0) -> str:
+            answer = replace(answer, detail={"limit": {"objective": None}})
+            return headline(answer, bill(answer, FixedLoad, PRICES, wanted), wanted, "EUR")
+
+        remedy = "(too few requests to fill a replica: raise --num-prompts)"
+        assert f"; headroom more than 22% {remedy};" in first(self.answer(24.0, 25.0))
+        assert f"; headroom unknown {remedy};" in first(self.answer(0.0))
+        assert f"; headroom unknown {remedy};" in first(answer_of("a100-80gb", inf, wanted=20.0))
+        one = replace(answer_of("a100-80gb", 300.0), known_rates=(0.0,))
+        assert f"; 300 requests/s a replica, in bursts {remedy};" in first(one, None)
 
 
 class TestPrices:
@@ -256,6 +319,9 @@ class TestCommand:
             smaller = [size for size in decisions if size < fleet["fewest"]]
             assert all(decisions[size] == "too few" for size in smaller)
             assert len(fleet["rates"]) >= 4 and all(each is None or each > 0 for each in fleet["rates"])
+            # 120 requests do not fill a replica: the rates that they bear are bursts.
+            pairs = zip(candidate["known_rates"], fleet["rates"], strict=True)
+            assert all(rate is None or known < rate for known, rate in pairs)
             assert candidate["attained"] >= 0.9
             assert sum(candidate["buckets_pct"].values()) == pytest.approx(100)
             sizes = [size for size in (fleet["replicas"], fleet["replicas"] - 1) if size]
@@ -364,7 +430,8 @@ class TestCommand:
         assert "every rate meets the objectives: all requests at once do" in page
         if wanted:
             assert printed.startswith(
-                "Buy 1 x h200 for 5 requests/s: 4.59 USD/h (3,351 USD a month); no objective limits it;"
+                "Buy 1 x h200 for 5 requests/s: 4.59 USD/h (3,351 USD a month); headroom unknown (too few requests to fill a"
+                " replica: raise --num-prompts); no objective limits it;"
             )
             assert "Here every rate meets" in printed
             assert candidate["bill"]["replicas"] == 1 and "at every rate" in printed

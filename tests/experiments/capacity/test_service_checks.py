@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from fragmeter.experiments.capacity.service_checks import Checked, Service, table
 from fragmeter.experiments.cli.app import DONE, MISSED, MISTAKE, status
 
 GOOD = """
@@ -47,18 +49,34 @@ def test_services_that_meet_their_objectives(check):
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| good", "| two"]
     assert "| 2 x h200 | 5 | ttft:500 tpot:50, 90% | 100.0 to 100.0 |" in lines[3]
     assert all(line.endswith("| meets |") for line in lines[2:])
+    # 100 requests do not fill a replica; it takes more than the rate at which they arrive for ten times their time in it.
+    assert all(re.search(r"\| >\+\d+% \| meets", line) for line in lines[2:])
 
 
 def test_one_that_misses_them_gives_the_status_of_its_own(check, tmp_path):
     """No replica prefills within a microsecond; the other service meets its objectives all the same."""
     code, text = check(GOOD, service(name="fast", goodput=["ttft:0.001"]))
     assert code == MISSED
-    assert "| meets |" in text and "| 0.0 to 0.0 |" in text and text.endswith("| **misses** |\n")
+    assert "| meets |" in text and text.endswith("| 0.0 to 0.0 | takes no rate | **misses** |\n")
     code, _ = check(service(goodput=["ttft:0.001"]))
     target = tmp_path / "checks.json"
     assert status(["plan", "--check", str(tmp_path / "services.toml"), "--json", str(target)]) == MISSED
     (found,) = json.loads(target.read_text())["services"]
     assert not found["meets"] and found["shares"] == [0.0] * 4 and found["headroom"] == 0
+
+
+@pytest.mark.parametrize(
+    ("result", "bound", "cell"),
+    [
+        ("misses", False, "takes 4 to 4.5 requests/s"),
+        ("open", True, "takes 4 to 4.5 requests/s"),
+        ("meets", False, "-10%"),
+    ],
+)
+def test_one_that_misses_them_has_the_rates_that_it_takes(result, bound, cell):
+    serving = Service(name="s", serve="vllm serve llama-3.1-8b", gpu="h200", request_rate=5, goodput=["ttft:500"])
+    found = Checked(serving, 5.0, result, (0.8,), 4.0, 4.5, is_bound=bound)
+    assert f"| {cell} |" in table([found])[2]
 
 
 def test_one_that_does_not_start(check):
