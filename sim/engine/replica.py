@@ -12,13 +12,22 @@ from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
 from ..policy import SHARING, Limits, Pool, Server, policy
 from ..policy.base import AnyPolicy, PairedPolicy
-from ..policy.options import KvGroupOptions, Options, VllmServeOptions, VllmV0Options, WatermarkOptions, option_names
+from ..policy.options import (
+    KvGroupOptions,
+    Options,
+    VllmServeOptions,
+    VllmV0Options,
+    VllmV1Options,
+    WatermarkOptions,
+    option_names,
+)
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
 from ..spec.hybrid import formed_layout, require_one_block_size
 from ..spec.kv_cache import CacheSettings
 from ..spec.launch import checked_block_size, resolved_kv_dtype
 from ..spec.model import origin
+from ..spec.pool import offloaded_blocks
 from ..types.errors import SettingError
 from ..workload.content import PromptSource, Tokens
 from ..workload.dialogue import Dialogue
@@ -158,6 +167,7 @@ def build(
         block_size=size,
         max_model_len=max_model_len,
         host_blocks=_host_blocks(options, shape, ranks, size, deployment, layout),
+        offloaded_blocks=_offloaded_blocks(settings, shape, size, deployment, layout, grouped),
         ids=settings.ids,
         token_runs=runs,
         caches_prefixes=settings.enable_prefix_caching is not False,
@@ -302,6 +312,40 @@ def _host_blocks(
     if not isinstance(options, VllmV0Options) or (layout and options.preemption_mode != "swap"):
         return 0
     return host_blocks(shape, ranks, size, int(options.swap_space * GIB), deployment, layout)
+
+
+def _offloaded_blocks(
+    settings: Settings,
+    shape: ModelSpec,
+    size: int,
+    deployment: Deployment,
+    layout: HybridLayout | None,
+    grouped: bool,
+) -> int:
+    """Blocks of the host memory of vLLM's native KV offloading, of a policy that has one.
+
+    Raises:
+        SettingError: What the run composes it with is not simulated, or it holds no block.
+    """
+    options = settings.policy_options
+    if not isinstance(options, VllmV1Options) or not options.kv_offloading_size:
+        return 0
+    given = options.kv_offloading_size
+    refused = {
+        "layers that do not all keep every token": layout is not None,
+        "pipeline parallelism": deployment.pipeline_parallel > 1,
+        "data parallelism": deployment.data_parallel > 1,
+        "requests that share memory": grouped,
+        "enable_prefix_caching = False": settings.enable_prefix_caching is False,
+        "block ids, which recordings need": settings.ids,
+    }
+    for what, applies in refused.items():
+        if applies:
+            raise SettingError("kv_offloading_size", given, f"is not simulated with {what}; leave out one of them")
+    blocks = offloaded_blocks(shape, settings.tensor_parallel_size, size, int(given * GIB), deployment)
+    if not blocks:
+        raise SettingError("kv_offloading_size", given, "holds no block; give more GiB")
+    return blocks
 
 
 def _eager(settings: Settings) -> bool:

@@ -15,6 +15,7 @@ from .kv_groups import PageGroups
 
 if TYPE_CHECKING:
     from ..base import Placement, Tables
+    from ..paged.offload import HostTier
 
 
 class MemoryDefaults:
@@ -31,6 +32,7 @@ class MemoryDefaults:
     tables: Tables | None = None
     cache_log: CacheLog | None = None
     cached_level: CacheLog | None = None
+    transfers: HostTier | None = None
 
     @property
     def placement(self) -> Placement | None:

@@ -71,8 +71,11 @@ class PagedTransaction:
         """The running sequences take their blocks for the step."""
         self._freed(-self.need)
 
-    def look_up(self, sequence: Sequence) -> int:
-        """Tokens of a sequence that waits that need not be computed: where nothing is cached, those that came with it."""
+    def look_up(self, sequence: Sequence) -> int | None:
+        """Tokens of a sequence that waits that need not be computed: where nothing is cached, those that came with it.
+
+        None if it waits for a copy, and sequences behind it may be admitted.
+        """
         cache, tables = self.memory.cache, self.memory.group_tables
         if cache is None or tables is None:
             return sequence.computed_tokens
