@@ -32,6 +32,8 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
     disaggregates = True
     #: Whether chunks may end before the end of the budget.
     splits_chunks = False
+    #: Whether sequences that load their blocks come first in the queue.
+    sorts_loads = False
     #: Whether the blocks of all known tokens must be free at an admission, not only those of the first chunk.
     reserves_whole = True
 
@@ -166,7 +168,7 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
             steady=steady,
             wakes=wakes,
             chunks=tuple(going_on),
-            order=_behind(state, admitted, going_on, passed) if passed else (),
+            order=_behind(state, admitted, going_on, passed) if passed or self.sorts_loads else (),
         )
 
     def _queue(self, state: State) -> Iterable[Sequence]:

@@ -69,7 +69,7 @@ class VllmV1(TokenBudget):
             self.most_running = chosen.max_num_active_seqs
         # Prefills overlap, so that sequences take their blocks in turn.
         self._by_priority, self._entered = chosen.scheduling_policy == "priority", 0
-        self._offloads = chosen.kv_offloading_size > 0
+        self._offloads = self.sorts_loads = chosen.kv_offloading_size > 0
         # Waiting sequences with blocks, which they load or have loaded from the host.
         self._loads: Mapping[Sequence, int] = {}
         overlaps = self._cap.tokens > 0 or self._cadence is not None or self._by_priority or self._offloads

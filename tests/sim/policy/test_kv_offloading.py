@@ -1,0 +1,373 @@
+"""KV offloading of vllm-v1: blocks that the GPU's prefix cache evicts are found on the host, and loaded beside the steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.engine.observer import Observer
+from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.settings import Settings, settings
+from fragmeter.sim.memory.accounting.ledger import Leap
+from fragmeter.sim.memory.paged.offload import HostTier, OffloadedMemory
+from fragmeter.sim.metrics.result import requests_table
+from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.types.sequence import Sequence, StepPlan
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.workload.workload import Workload
+from fragmeter.traces import read_with_content
+from engine_runs import LONG_MODEL
+from shared_prefixes import SharedCase, caching_settings, shared_cases
+from strategies import LineCost
+
+#: Bytes of a token of ``LONG_MODEL`` and of OPT-13B: 40 layers, keys and values of 5,120 numbers of 16 bit.
+_TOKEN_BYTES = 40 * 2 * 5120 * 2
+
+
+@dataclass(frozen=True)
+class _Costs(LineCost):
+    """Steps of 100 ticks; 250 ticks to load a block, and 30 to store one."""
+
+    load_ticks: int = 250
+    store_ticks: int = 30
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        return 100
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        return 100, 0, None
+
+    def swap_in_ticks(self, blocks: int) -> int:
+        return self.load_ticks * blocks
+
+    def swap_out_ticks(self, blocks: int) -> int:
+        return self.store_ticks * blocks
+
+
+class _Log(Observer):
+    """What happens, as (ticks, what)."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, str]] = []
+
+    def plan_decided(self, now: int, plan: StepPlan) -> None:
+        if plan.admitted:
+            self.lines.append((now, f"admit {[each.index for each in plan.admitted]}, {plan.prefill_tokens} tokens"))
+        elif plan.order:
+            self.lines.append((now, f"wait {[each.index for each in plan.order]}"))
+
+    def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
+        self.lines.append((now, f"step of {leap[5]}, {ticks} ticks"))
+
+    def idle_started(self, now: int, ticks: int) -> None:
+        self.lines.append((now, f"idle, {ticks} ticks"))
+
+
+def _settings(pool: int, host_blocks: float, block_size: int = 4, **chosen: object) -> Settings:
+    given = {"async_scheduling": False, "max_model_len": 64, "model": LONG_MODEL} | chosen
+    size = host_blocks * max(4096, block_size * _TOKEN_BYTES) / (1 << 30)
+    return settings(
+        policy="vllm-v1", num_gpu_blocks_override=pool, block_size=block_size, kv_offloading_size=size, **given
+    )
+
+
+def _tier(run: Run) -> HostTier:
+    memory = run.replica.memory
+    assert isinstance(memory, OffloadedMemory)
+    return memory.tier
+
+
+def test_a_story_of_a_prefix_that_is_loaded_while_another_request_runs():
+    """Six blocks of four tokens. Request 1 evicts the second block of request 0, which request 2 loads."""
+    pieces = PromptContent(np.array([0, 1, 2, 3, 3]), np.array([7, 8, 7]), np.array([8, 16, 8]))
+    work = Workload(
+        "story", np.array([0, 1000, 2000, 2010]), np.array([9, 17, 9, 3]), np.array([2, 2, 2, 5]), content=pieces
+    )
+    log = _Log()
+    run = simulate(_settings(7, 100), work, _Costs(), observers=[log])
+    assert log.lines == [
+        (0, "admit [0], 9 tokens"),
+        (0, "step of 1, 100 ticks"),
+        (100, "step of 1, 100 ticks"),
+        (200, "idle, 800 ticks"),
+        (1000, "admit [1], 17 tokens"),
+        (1000, "step of 1, 100 ticks"),
+        (1100, "step of 1, 100 ticks"),
+        (1200, "idle, 20 ticks"),
+        (1220, "idle, 780 ticks"),
+        # Four tokens are on the GPU, and four are loaded in 250 ticks.
+        (2000, "wait [2]"),
+        (2000, "idle, 10 ticks"),
+        (2010, "admit [3], 3 tokens"),
+        (2010, "step of 1, 100 ticks"),
+        (2110, "wait [2]"),
+        (2110, "step of 1, 100 ticks"),
+        (2210, "wait [2]"),
+        (2210, "step of 1, 100 ticks"),
+        # The load ended at 2250, within a step.
+        (2310, "admit [2], 1 tokens"),
+        (2310, "step of 2, 100 ticks"),
+        (2410, "step of 2, 100 ticks"),
+    ]
+    tier = _tier(run)
+    copies = tier.transfers.columns()
+    # Stores begin with the step after the one that computes their tokens.
+    names = ("index", "asked_ticks", "start_ticks", "end_ticks", "blocks", "is_store")
+    assert list(zip(*(copies[name].tolist() for name in names), strict=True)) == [
+        (0, 100, 100, 160, 2, 1),
+        (1, 1100, 1100, 1220, 4, 1),
+        (2, 2000, 2000, 2250, 1, 0),
+        (3, 2210, 2210, 2240, 1, 1),
+    ]
+    table = requests_table(run)
+    assert table["cached_tokens"].tolist() == [0, 0, 4, 0]
+    assert table["offloaded_tokens"].tolist() == [0, 0, 4, 0]
+    found = summary(run)["kv_offloading"]
+    assert (found["hit_tokens"], found["queried_tokens"], found["loaded_blocks"], found["stored_blocks"]) == (
+        4,
+        34,
+        1,
+        7,
+    )
+    assert (found["max_used_blocks"], found["evicted_blocks"], found["flush_seconds"]) == (7, 0, 0.0)
+
+
+class _Replay:
+    """The dictionaries of both tiers, written anew: fed with the look-ups, stores and ends of copies of a run.
+
+    Attributes:
+        differing: Look-ups with another answer than the run's.
+        hits: Tokens that each load found on the host, by request.
+        stored, evicted: Blocks that came to the host, and left it.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.size = num_blocks, block_size
+        self.readers: dict[int, int] = {}
+        self.order: dict[int, tuple[int, int]] = {}
+        self.used_by: dict[int, dict[int, int]] = {}
+        self.rank_of: dict[int, int] = {}
+        self.rank = self.stored = self.evicted = self.asked = 0
+        self.loading: set[int] = set()
+        self.stores: list[tuple[int, list[int]]] = []
+        self.differing: list[object] = []
+        self.hits: list[tuple[int, int]] = []
+        self.on_gpu: dict[int, set[int]] = {}
+        self.contents: dict[int, int] = {}
+
+    # The GPU's tier.
+
+    def publish(self, block: int, name: int) -> None:
+        self.contents[block] = name
+        self.on_gpu.setdefault(name, set()).add(block)
+
+    def take(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            name = self.contents.pop(block, None)
+            if name is not None:
+                self.on_gpu[name].discard(block)
+
+    def look_up_gpu(self, names: list[int], found: int) -> None:
+        expected = next((at for at, name in enumerate(names) if not self.on_gpu.get(name)), len(names))
+        self.asked += 1
+        if expected != found:
+            self.differing.append(("gpu", names, expected, found))
+
+    # The host's tier.
+
+    def look_up(self, request: int, names: list[int], found: int | None) -> None:
+        here = next((at for at, name in enumerate(names) if name not in self.readers), len(names))
+        waits = any(self.readers[name] < 0 or name in self.loading for name in names[:here])
+        # After a preemption its own stores go on.
+        waits = waits or any(owner == request for owner, _ in self.stores)
+        if (None if waits else here) != found:
+            self.differing.append(("host", names, here, found))
+
+    def start_load(self, request: int, blocks: list[tuple[int, int]]) -> None:
+        for name, _ in blocks:
+            self.readers[name] += 1
+            self.loading.add(name)
+        self.hits.append((request, len(blocks) * self.size))
+        self.use(request, blocks)
+
+    def start_store(self, request: int, blocks: list[tuple[int, int]], answer: list[int] | None) -> None:
+        offered = {name for name, _ in blocks}
+        missing = [name for name, _ in blocks if name not in self.readers]
+        self.use(request, [(name, at) for name, at in blocks if self.readers.get(name, 0) >= 0])
+        over = len(self.readers) + len(missing) - self.num_blocks
+        idle = [name for name, readers in self.readers.items() if not readers and name not in offered]
+        if over > len(idle):
+            if answer is not None:
+                self.differing.append(("refuse", request, blocks))
+            return
+        for name in nsmallest(over, idle, key=self.order.__getitem__) if over > 0 else ():
+            del self.readers[name], self.order[name]
+            self.evicted += 1
+        for name in missing:
+            self.readers[name] = -1
+            self.order[name] = self.rank_of[request], -self.used_by[request][name]
+        self.stored += len(missing)
+        if missing:
+            self.stores.append((request, missing))
+        if missing != answer:
+            self.differing.append(("store", missing, answer))
+
+    def use(self, request: int, blocks: list[tuple[int, int]]) -> None:
+        used = self.used_by.setdefault(request, {})
+        new = {name: at for name, at in blocks if name not in used}
+        used |= new
+        if new and request not in self.rank_of:
+            self.rank = self.rank_of[request] = self.rank + 1
+        for name, at in new.items():
+            if name in self.order:
+                self.order[name] = max(self.order[name], (self.rank_of[request], -at))
+
+    def end_load(self, names: list[int]) -> None:
+        for name in names:
+            self.readers[name] -= 1
+            self.loading.discard(name)
+
+    def end_store(self, names: list[int]) -> None:
+        self.readers |= dict.fromkeys(names, 0)
+        self.stores = [store for store in self.stores if store[1] != names]
+
+    def finish(self, request: int) -> None:
+        self.rank_of.pop(request, None)
+        used = self.used_by.pop(request, {})
+        for name in sorted(used, key=lambda name: -used[name]):
+            if name in self.readers:
+                self.rank += 1
+                self.order[name] = self.rank, 0
+
+
+class _Feed(Observer):
+    """Feeds a replay, and checks before every step what both tiers hold.
+
+    Args:
+        hides: Whether look-ups on the host find nothing.
+    """
+
+    def __init__(self, hides: bool = False) -> None:
+        self._hides = hides
+
+    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+        memory = engine.memory
+        assert isinstance(memory, OffloadedMemory) and memory.cache is not None
+        self.memory, self.state, tier = memory, engine.state, memory.tier
+        self.replay = replay = _Replay(tier.cache.num_blocks, memory.block_size)
+        for name in ("start_load", "end_load", "end_store", "finish"):
+            _follow(tier.cache, name, lambda answer, *given, to=getattr(replay, name): to(*given))
+        _follow(tier.cache, "start_store", lambda answer, request, blocks: replay.start_store(request, blocks, answer))
+        _follow(memory.cache.pool, "publish", lambda answer, *given: replay.publish(*given))
+        _follow(memory.cache.pool, "take_many", lambda answer, count: replay.take(answer))
+        _follow(memory.cache, "look_up", self._look_up_gpu)
+        if self._hides:
+            tier.look_up = lambda sequence, names: 0
+        else:
+            _follow(tier, "look_up", lambda answer, one, names: replay.look_up(one.index, names, answer))
+
+    def _look_up_gpu(self, found, sequence: Sequence) -> None:
+        assert self.memory.cache is not None
+        names = self.memory.cache.names_of(sequence)[: (sequence.start_tokens - 1) // self.memory.block_size]
+        self.replay.look_up_gpu(names, found.blocks)
+
+    def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
+        memory, tier = self.memory, self.memory.tier
+        assert memory.cache is not None and memory.group_tables is not None
+        tables = [table for (table,) in memory.group_tables.tables.values()]
+        held = {block for table in tables for block in table}
+        assert memory.cache.pool.num_free == memory.num_blocks - len(held)
+        assert tier.cache.used_blocks == self.replay.stored - self.replay.evicted <= tier.cache.num_blocks
+        # What waits is in the queue, and has its blocks; what runs has no load.
+        assert set(tier.loading) <= set(tier.loaded) <= set(self.state.waiting)
+        assert all(sequence in memory.group_tables.tables for sequence in tier.loaded)
+
+
+def _follow(owner: object, name: str, note) -> None:
+    """Call ``note`` with the answer and the arguments of each call of a method."""
+    inner = getattr(owner, name)
+
+    def followed(*given):
+        given = tuple(list(each) if isinstance(each, (list, tuple)) else each for each in given)
+        answer = inner(*given)
+        note(answer, *given)
+        return answer
+
+    setattr(owner, name, followed)
+
+
+def _offloading(case: SharedCase, host_blocks: float, **chosen: object) -> Settings:
+    size = host_blocks * max(4096, case.pool.block_size * _TOKEN_BYTES) / (1 << 30)
+    return caching_settings(case, kv_offloading_size=size, **chosen)
+
+
+def _check_replayed(feed: _Feed, run: Run) -> None:
+    replay, found = feed.replay, _tier(run).look_ups.columns()
+    assert not replay.differing
+    loads = found["hit_tokens"] > 0
+    assert list(zip(found["index"][loads].tolist(), found["hit_tokens"][loads].tolist(), strict=True)) == replay.hits
+    assert _tier(run).cache.evicted_blocks == replay.evicted
+    served = ~run.refused
+    assert len(run.log.residencies["index"]) and set(run.log.residencies["index"]) == set(np.flatnonzero(served))
+
+
+def _outcome(run: Run) -> dict[str, list[int]]:
+    look_ups = run.replica.cache_log.look_up_columns()
+    return {name: column.tolist() for name, column in run.log.residencies.items()} | {
+        "end": [run.log.end_ticks],
+        "look_ups": sorted(zip(*(column.tolist() for column in look_ups.values()), strict=True)),
+    }
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("host_blocks", [3, 1000])
+@given(case=shared_cases())
+def test_hits_by_tier_are_those_of_a_replay_and_leaps_change_nothing(case: SharedCase, host_blocks: int, ahead: bool):
+    feed, chosen = _Feed(), _offloading(case, host_blocks, async_scheduling=ahead)
+    run = simulate(chosen, case.workload, case.cost, observers=[feed])
+    if not len(run.log.residencies["index"]):
+        return
+    _check_replayed(feed, run)
+    stepped = simulate(replace(chosen, leap=False), case.workload, case.cost)
+    assert _outcome(stepped) == _outcome(run)
+    assert summary(stepped) == summary(run)
+    assert min(run.window.slot_ticks.values()) >= 0 <= min(run.window.slot_steps.values())
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@given(case=shared_cases())
+def test_without_hits_on_the_host_all_is_as_without_offloading(case: SharedCase, ahead: bool):
+    cost = _Costs(store_ticks=0)
+    run = simulate(_offloading(case, 1000, async_scheduling=ahead), case.workload, cost, observers=[_Feed(hides=True)])
+    without = simulate(caching_settings(case, async_scheduling=ahead), case.workload, cost)
+    assert _outcome(run) == _outcome(without)
+    assert run.window == without.window
+
+
+def test_size_0_is_no_offloading():
+    assert settings(policy="vllm-v1", kv_offloading_size=0) == settings(policy="vllm-v1")
+
+
+@given(case=shared_cases())
+def test_gpu_and_infinite_host_together_find_what_an_infinite_gpu_does(case: SharedCase):
+    """Requests that come one after the other, as stores and loads take time."""
+    work, size = case.workload, case.pool.block_size
+    work = replace(work, arrival_ticks=np.arange(len(work)) * 1_000_000)
+    run = simulate(_offloading(case, 10_000), work, case.cost)
+    infinite = simulate(replace(caching_settings(case), num_gpu_blocks_override=2000), work, case.cost)
+    gpu, found = run.replica.cache_log.look_up_columns(), _tier(run).look_ups.columns()
+    both = dict(zip(gpu["index"].tolist(), (gpu["hit_tokens"] + found["hit_tokens"]).tolist(), strict=True))
+    all_on_gpu = infinite.replica.cache_log.look_up_columns()
+    for index, tokens in zip(all_on_gpu["index"].tolist(), all_on_gpu["hit_tokens"].tolist(), strict=True):
+        if index in both and not run.refused[: index + 1].any() and not infinite.refused[index]:
+            # The host may have the block with the last token of the prompt as well.
+            assert min(both[index], (work.prompt_tokens[index] - 1) // size * size) == tokens
