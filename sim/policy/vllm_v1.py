@@ -9,7 +9,7 @@ from typing import ClassVar
 from ..memory import Memory
 from ..memory.accounting.kv_groups import FULL, PageGroups
 from ..memory.paged.cached import CachedMemory
-from ..memory.paged.offload import OffloadedMemory, OffloadTransaction
+from ..memory.paged.offload import OffloadedMemory
 from ..memory.paged.paged import PagedMemory
 from ..memory.paged.transaction import PagedTransaction
 from ..memory.prefix import Chains
@@ -175,7 +175,7 @@ class VllmV1(TokenBudget):
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """Schedule the running sequences, then the waiting sequences."""
-        if isinstance(transaction, OffloadTransaction):
+        if self._offloads:
             return self._schedule_offloaded(state, transaction)
         if self.splits_chunks:
             return self._schedule_split(state, transaction)
@@ -188,9 +188,10 @@ class VllmV1(TokenBudget):
             return super().schedule(state, transaction)
         return self._schedule_in_order(state, transaction)
 
-    def _schedule_offloaded(self, state: State, transaction: OffloadTransaction) -> StepPlan:
+    def _schedule_offloaded(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """As ``schedule``; then copies between GPU and host begin, for some of which the step may wait."""
-        self._loads = transaction.memory.tier.loaded
+        transfers = transaction.memory.transfers
+        self._loads = {} if transfers is None else transfers.loaded
         plan = self._schedule_split(state, transaction)
         flush = transaction.end_decision(idle=not (state.batch_size or plan.prefill_tokens))
         return plan._replace(flush_ticks=flush) if flush else plan
@@ -370,7 +371,7 @@ class VllmV1(TokenBudget):
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Steps until the running sequences need more blocks than are free, or the head of the queue may find its blocks."""
-        if isinstance(memory, OffloadedMemory):
+        if self._offloads:
             # Sequences offer blocks, and copies begin, in nearly every step.
             return 1
         if self._cadence is not None:

@@ -200,7 +200,8 @@ class HostTier:
         for offer in finished:
             self.cache.finish(offer.sequence.index)
             self._offered.pop(offer.sequence, None)
-        wait = max((job.end_ticks - now for job in self._to_flush), default=0)
+        # Copies that ended in the last step are not known to have ended.
+        wait = max((max(0, job.end_ticks - now) for job in self._to_flush), default=0)
         self._to_flush = []
         for job in self._new_loads:
             self._submit(job, now + wait)
@@ -344,7 +345,7 @@ class OffloadTransaction(PagedTransaction):
         super().preempt(sequence)
 
     def end_decision(self, idle: bool) -> int:
-        """The step is decided: take offers and submit copies. Returns the ticks that the step waits; see ``HostTier``."""
+        """See ``PagedTransaction``."""
         self.grow_tables(1)
         return self.memory.end_decision(idle)
 

@@ -245,6 +245,17 @@ class PagedTransaction:
         if tables and any_left:
             tables.grown(self.decode_step)
 
+    def end_decision(self, idle: bool) -> int:
+        """The step is decided: copies between GPU and host begin where blocks are offloaded.
+
+        Args:
+            idle: Whether the step computes nothing and so takes no time.
+
+        Returns:
+            Ticks that the step waits for copies.
+        """
+        return 0
+
     def _freed(self, blocks: int) -> None:
         """So many more blocks are free; a prefix cache of KV groups counts itself."""
         cache = self.memory.cache

@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
 
+from engine_runs import LONG_MODEL
+from fragmeter.sim.cluster import cluster, simulate_cluster
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.engine.run import Run, simulate
@@ -25,10 +28,11 @@ from fragmeter.sim.types.sequence import Sequence, StepPlan
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import read_with_content
-from engine_runs import LONG_MODEL
 from shared_prefixes import SharedCase, caching_settings, shared_cases
 from strategies import LineCost
 
+few = hypothesis.settings(max_examples=40)
+_V1: dict[str, object] = {"policy": "vllm-v1", "model": "llama-3.1-8b", "kv_offloading_size": 1}
 #: Bytes of a token of ``LONG_MODEL`` and of OPT-13B: 40 layers, keys and values of 5,120 numbers of 16 bit.
 _TOKEN_BYTES = 40 * 2 * 5120 * 2
 
@@ -330,6 +334,7 @@ def _outcome(run: Run) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("host_blocks", [3, 1000])
+@few
 @given(case=shared_cases())
 def test_hits_by_tier_are_those_of_a_replay_and_leaps_change_nothing(case: SharedCase, host_blocks: int, ahead: bool):
     feed, chosen = _Feed(), _offloading(case, host_blocks, async_scheduling=ahead)
@@ -340,10 +345,12 @@ def test_hits_by_tier_are_those_of_a_replay_and_leaps_change_nothing(case: Share
     stepped = simulate(replace(chosen, leap=False), case.workload, case.cost)
     assert _outcome(stepped) == _outcome(run)
     assert summary(stepped) == summary(run)
+    assert all(ticks > 0 for ticks in _tier(run).flushes.columns()["ticks"])
     assert min(run.window.slot_ticks.values()) >= 0 <= min(run.window.slot_steps.values())
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@few
 @given(case=shared_cases())
 def test_without_hits_on_the_host_all_is_as_without_offloading(case: SharedCase, ahead: bool):
     cost = _Costs(store_ticks=0)
@@ -357,6 +364,7 @@ def test_size_0_is_no_offloading():
     assert settings(policy="vllm-v1", kv_offloading_size=0) == settings(policy="vllm-v1")
 
 
+@few
 @given(case=shared_cases())
 def test_gpu_and_infinite_host_together_find_what_an_infinite_gpu_does(case: SharedCase):
     """Requests that come one after the other, as stores and loads take time."""
@@ -371,3 +379,65 @@ def test_gpu_and_infinite_host_together_find_what_an_infinite_gpu_does(case: Sha
         if index in both and not run.refused[: index + 1].any() and not infinite.refused[index]:
             # The host may have the block with the last token of the prompt as well.
             assert min(both[index], (work.prompt_tokens[index] - 1) // size * size) == tokens
+
+
+def test_a_step_waits_for_the_stores_of_blocks_that_are_taken_again():
+    """Two requests of five blocks in a pool of six; a store takes 1,000 ticks a block."""
+    work = Workload("two", np.array([0, 10]), np.array([17, 17]), np.array([2, 2]))
+    run = simulate(_settings(7, 100), work, _Costs(store_ticks=1000))
+    # The first request ends at 200, and the stores of its four full blocks run from 100 to 4100.
+    assert {name: column.tolist() for name, column in _tier(run).flushes.columns().items()} == {
+        "start_ticks": [200],
+        "ticks": [3900],
+    }
+    assert run.log.end_ticks == 4300
+    assert summary(run)["kv_offloading"]["flush_seconds"] == 3900 / 10**12
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"enable_prefix_caching": False},
+        {"pipeline_parallel_size": 2},
+        {"scheduling_policy": "priority"},
+        {"prefill_schedule_interval": 2},
+        {"model": "gpt-oss-120b", "gpu": "h200"},
+        {"ids": True},
+        {"kv_offloading_size": 1e-5},
+    ],
+    ids=lambda chosen: next(iter(chosen)),
+)
+def test_what_is_not_simulated_is_refused(chosen: dict[str, object]):
+    work = Workload("one", np.zeros(2), np.array([10, 10]), np.array([2, 2]), priority=np.arange(2))
+    with pytest.raises(SettingError, match=r"^kv_offloading_size = [^\n]+; (leave out one of them|give more GiB)$"):
+        simulate(settings(**_V1 | chosen), work)
+
+
+def test_a_cluster_is_refused():
+    work = Workload("one", np.zeros(2), np.array([10, 10]), np.array([2, 2]))
+    with pytest.raises(SettingError, match="^kv_offloading_size = 1.0: needs a single replica"):
+        simulate_cluster(settings(**_V1), work, cluster(num_replicas=2))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("FRAGMETER_TRACES" not in os.environ, reason="FRAGMETER_TRACES names no folder")
+@pytest.mark.parametrize("file", ["mooncake_conversation.jsonl.gz", "ragpulse.jsonl.gz"])
+def test_hits_by_tier_on_a_published_trace_are_those_of_a_replay(file: str):
+    """Its first 600 requests, over a pool that keeps few of their prefixes and a host that evicts others."""
+    trace = read_with_content(Path(os.environ["FRAGMETER_TRACES"]) / file).first(600)
+    assert trace.arrival_ticks is not None
+    work = Workload(file, trace.arrival_ticks, trace.prompt_tokens, trace.output_tokens, content=trace.content)
+    feed = _Feed()
+    run = simulate(
+        settings(
+            policy="vllm-v1",
+            model="llama-3.1-8b",
+            gpu="h100-80gb",
+            num_gpu_blocks_override=9000 if "mooncake" in file else 1000,
+            kv_offloading_size=16 if "mooncake" in file else 2,
+        ),
+        work,
+        observers=[feed],
+    )
+    _check_replayed(feed, run)
+    assert feed.replay.hits and feed.replay.evicted
