@@ -3,8 +3,8 @@
     look up    a waiting sequence finds its prefix in the GPU's cache, and the blocks that follow it in the host's
     load       it takes blocks for these, and waits while they are copied; the sequences after it go on without it
     publish    when the copy has ended, its blocks can be found on the GPU, and it is admitted as after a hit there
-    store      after each decision the sequences that it computes offer their full blocks; those that are not on the host
-               are copied there, from the start of the next step on
+    store      after each decision the sequences that it computes offer the full blocks of their prompts; those that are not
+               on the host are copied there, from the start of the next step on
 
 One link goes each way, and copies one job after the other. Copies overlap with steps. What they delay:
 
@@ -439,7 +439,9 @@ class OffloadedMemory(PagedMemory):
 
     def _offer_of(self, sequence: Sequence) -> Offer:
         assert self.cache is not None and self.group_tables is not None
-        first, full = self.tier.offered(sequence), self.cache.published(sequence)
+        # Blocks with generated tokens are not offered (``offload_prompt_only``, the default).
+        full = min(self.cache.published(sequence), sequence.prompt_tokens // self.block_size)
+        first = self.tier.offered(sequence)
         if full <= first:
             return Offer(sequence, first, [], [])
         names, table = self.cache.names_of(sequence), self.group_tables.tables[sequence][0]

@@ -124,25 +124,20 @@ def test_a_story_of_a_prefix_that_is_loaded_while_another_request_runs():
     ]
     tier = _tier(run)
     copies = tier.transfers.columns()
-    # Stores begin with the step after the one that computes their tokens.
+    # Stores begin with the step after the one that computes their tokens, and leave out generated tokens.
     names = ("index", "asked_ticks", "start_ticks", "end_ticks", "blocks", "is_store")
     assert list(zip(*(copies[name].tolist() for name in names), strict=True)) == [
         (0, 100, 100, 160, 2, 1),
         (1, 1100, 1100, 1220, 4, 1),
         (2, 2000, 2000, 2250, 1, 0),
-        (3, 2210, 2210, 2240, 1, 1),
     ]
     table = requests_table(run)
     assert table["cached_tokens"].tolist() == [0, 0, 4, 0]
     assert table["offloaded_tokens"].tolist() == [0, 0, 4, 0]
     found = summary(run)["kv_offloading"]
-    assert (found["hit_tokens"], found["queried_tokens"], found["loaded_blocks"], found["stored_blocks"]) == (
-        4,
-        34,
-        1,
-        7,
-    )
-    assert (found["max_used_blocks"], found["evicted_blocks"], found["flush_seconds"]) == (7, 0, 0.0)
+    counts = ("hit_tokens", "queried_tokens", "loaded_blocks", "stored_blocks", "max_used_blocks", "evicted_blocks")
+    assert [found[name] for name in counts] == [4, 34, 1, 6, 6, 0]
+    assert found["flush_seconds"] == 0.0
 
 
 class _Replay:
@@ -377,8 +372,9 @@ def test_gpu_and_infinite_host_together_find_what_an_infinite_gpu_does(case: Sha
     all_on_gpu = infinite.replica.cache_log.look_up_columns()
     for index, tokens in zip(all_on_gpu["index"].tolist(), all_on_gpu["hit_tokens"].tolist(), strict=True):
         if index in both and not run.refused[: index + 1].any() and not infinite.refused[index]:
-            # The host may have the block with the last token of the prompt as well.
-            assert min(both[index], (work.prompt_tokens[index] - 1) // size * size) == tokens
+            # The host may have the block with the last token of the prompt as well, and has no generated tokens.
+            found_at_all = min(both[index], (work.prompt_tokens[index] - 1) // size * size)
+            assert found_at_all == tokens or (case.content.session_id is not None and found_at_all < tokens)
 
 
 def test_a_step_waits_for_the_stores_of_blocks_that_are_taken_again():
