@@ -7,8 +7,7 @@ orders them: stores begin with the step after the one that asks, a step waits fo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -16,7 +15,6 @@ from unittest import mock
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.engine import core
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from fragmeter.experiments.live.step_log import Served, StepLog
@@ -151,6 +149,16 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
         mock.patch.object(server, "Recorder", partial(OffloadingRecorder, copies)),
     ):
         engine = server.start(setup)
+    connector = engine.scheduler.connector.connector_scheduler
+    build = connector._build_connector_meta
+
+    def in_order(output: SchedulerOutput) -> Any:
+        # A set, whose order differs from process to process.
+        ended = {str(index): place for place, (_, index) in enumerate(finished)}
+        output.finished_req_ids = dict.fromkeys(sorted(output.finished_req_ids, key=lambda name: ended.get(name, -1)))
+        return build(output)
+
+    connector._build_connector_meta = in_order
     clock, recorder = _Clock(case.step_ticks), engine.model_executor
     prompts, outputs = server.tokens_of(case.workload)
     recorder.attach(engine, outputs, clock)
@@ -204,5 +212,9 @@ def serve_ours(case: Case, copies: Copies, asynchronous: bool = False) -> Served
 
 
 def comparable(served: Served) -> Served:
-    """The steps without what both logs note at another time: hits, and evictions by loads. Cached blocks show both."""
-    return Served([step._replace(hits=(), evicted=0) for step in served.steps], served.finished)
+    """The steps without what both logs note at another time: hits, evictions by loads, and steps that only wait for stores.
+
+    Block tables, cached blocks and times show all of them.
+    """
+    steps = [step._replace(hits=(), evicted=0) for step in served.steps if step.scheduled or step.preempted]
+    return Served(steps, served.finished)

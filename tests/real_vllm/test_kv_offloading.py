@@ -1,4 +1,4 @@
-"""The dictionary of KV offloading beside vLLM's own manager of host blocks, operation by operation."""
+"""KV offloading beside vLLM's own: the dictionary of host blocks operation by operation, and the scheduler step by step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import pytest
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
+from fragmeter.experiments.live.step_log import first_difference
 from fragmeter.sim.memory.prefix.host_cache import HostCache
+
+from . import offloading
+from .workloads import KINDS
 
 #: Random runs, and operations of each.
 _SEEDS, _OPERATIONS = 60, 400
@@ -108,3 +112,24 @@ def test_every_answer_and_eviction_is_that_of_vllm(num_blocks: int):
             both.check(range(1500) if request % 50 == 0 else range(12))
         evicted += both.evicted
     assert evicted > 100
+
+
+@pytest.mark.parametrize("kind", ["prefixes", "turns"])
+@pytest.mark.parametrize("first", range(0, 25, 5))
+def test_every_step_is_that_of_the_scheduler_with_the_connector(kind: str, first: int, record_property):
+    """Steps one after the other, with hosts of few blocks and of many, and copies that are short and long beside a step."""
+    differing: dict[str, object] = {}
+    steps = loaded = 0
+    for seed in range(first, first + 5):
+        case, draw = KINDS[kind](seed), random.Random(seed)
+        sizes = draw.choice([3, 20, 200, 5000]), draw.choice([1, 30, 90, 400]), draw.choice([0, 1, 30, 200])
+        copies = offloading.Copies(*sizes)
+        real, recorder = offloading.serve(case, copies)
+        ours = offloading.serve_ours(case, copies)
+        steps += len(real.steps)
+        loaded += recorder.loaded
+        if difference := first_difference(offloading.comparable(real), offloading.comparable(ours)):
+            differing[case.name] = difference
+    record_property(f"compared/offloading {kind}", [5, steps, len(differing)])
+    assert not differing
+    assert loaded

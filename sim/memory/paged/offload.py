@@ -215,7 +215,7 @@ class HostTier:
 
     def _store_finished(self, offer: Offer, taken: set[int], now: int) -> None:
         """Take the offer of a finished sequence; the step waits for it if it takes one of the blocks."""
-        job = self._store(offer)
+        job = self._store(offer) if offer.names else None
         if job is None:
             return
         self._fence(job)
