@@ -153,7 +153,7 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
     build = connector._build_connector_meta
 
     def in_order(output: SchedulerOutput) -> Any:
-        # A set, whose order differs from process to process.
+        # A set: its order differs from process to process.
         ended = {str(index): place for place, (_, index) in enumerate(finished)}
         output.finished_req_ids = dict.fromkeys(sorted(output.finished_req_ids, key=lambda name: ended.get(name, -1)))
         return build(output)
