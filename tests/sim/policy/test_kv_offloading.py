@@ -437,3 +437,29 @@ def test_hits_by_tier_on_a_published_trace_are_those_of_a_replay(file: str):
     )
     _check_replayed(feed, run)
     assert feed.replay.hits and feed.replay.evicted
+
+
+@pytest.mark.parametrize(("host_blocks", "ahead"), [(12, False), (40, True)])
+def test_a_dense_load_is_that_of_a_replay(host_blocks: int, ahead: bool):
+    """Prefixes of six texts over a pool of 14 blocks: loads, evictions on the host, preemptions and waits for stores."""
+    draw = np.random.default_rng(5)
+    texts, lengths = draw.integers(0, 6, 120), draw.integers(4, 25, 120)
+    content = PromptContent(np.arange(121), texts, lengths)
+    arrivals, outputs = np.cumsum(draw.integers(0, 300, 120)), draw.integers(1, 25, 120)
+    work = Workload("dense", arrivals, lengths + draw.integers(1, 8, 120), outputs, content=content)
+    feed = _Feed()
+    chosen = _settings(15, host_blocks, async_scheduling=ahead)
+    run = simulate(chosen, work, _Costs(load_ticks=40, store_ticks=90), observers=[feed])
+    _check_replayed(feed, run)
+    found = summary(run)
+    assert found["preemptions"]["recompute"] and found["kv_offloading"]["flush_seconds"]
+    assert feed.replay.hits and feed.replay.evicted
+
+
+def test_what_was_loaded_is_found_on_the_gpu():
+    """The second block of a text is evicted, loaded by the third request, and found by the fourth."""
+    pieces = PromptContent(np.array([0, 1, 2, 3, 4]), np.array([7, 8, 7, 7]), np.array([8, 16, 8, 8]))
+    work = Workload("again", np.array([0, 1000, 2000, 3000]), np.array([9, 17, 9, 9]), np.full(4, 2), content=pieces)
+    table = requests_table(simulate(_settings(7, 100), work, _Costs()))
+    assert table["cached_tokens"].tolist() == [0, 0, 4, 8]
+    assert table["offloaded_tokens"].tolist() == [0, 0, 4, 0]
