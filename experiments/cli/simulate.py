@@ -152,6 +152,13 @@ def _throughput(content: Mapping[str, Any]) -> Table:
     if cache is not None:
         looked_up = f"of {cache['queried_tokens']:,} tokens looked up"
         table.add_row("prefix cache hits", f"{cache['hit_rate']:.1%}", looked_up)
+    offloaded = content.get("kv_offloading")
+    if offloaded is not None:
+        looked_up = f"of {offloaded['queried_tokens']:,} tokens that the GPU did not have"
+        table.add_row("hits on the host", f"{offloaded['hit_rate']:.1%}", looked_up)
+        table.add_row(
+            "blocks on the host", f"{offloaded['max_used_blocks']:,}", f"of {offloaded['num_blocks']:,} at most"
+        )
     return table
 
 

@@ -21,6 +21,7 @@ from ...sim.engine.replica import build, server_settings
 from ...sim.engine.unread import only_read
 from ...sim.types import ticks
 from ...sim.types.errors import SettingError
+from ...sim.types.optional import not_none
 from .knobs import CLOSE, MOST_CORRECTIONS, tpot_ratio
 from .replay import Benchmark, Replayed
 
@@ -91,12 +92,13 @@ def served(settings: Settings, constants: ServerConstants, source: str = "") -> 
         if getattr(settings, field) is not None:
             raise SettingError(field, getattr(settings, field), "is fitted anew; leave it out")
     replica = build(settings)
-    if not hasattr(replica.cost, "overhead_ticks"):
+    inner = replica.cost.inner if isinstance(replica.cost, ServedCost) else replica.cost
+    if not hasattr(inner, "overhead_ticks"):
         remedy = "has no operations beside which a server takes time; use --cost fitted, roofline or a calibration"
         raise SettingError("cost", settings.cost or replica.cost.name, remedy)
     about = server_settings(settings) | {"cost": settings.cost or replica.cost.name}
     server = Server(1, "server", source, cast(dict[str, Any], about), constants)
-    return ServedCost(cast(OperationCost, replica.cost), server, replica.policy.schedules_ahead)
+    return ServedCost(cast(OperationCost, inner), server, replica.policy.schedules_ahead)
 
 
 def replay_served(benchmark: Benchmark, settings: Settings, constants: ServerConstants) -> Replayed:
@@ -149,7 +151,7 @@ def server_fit(
 
 def server_document(settings: Settings, constants: ServerConstants, source: str, fit: ServerFit) -> dict[str, Any]:
     """The content of a file of constants."""
-    server = served(settings, constants, source).server
+    server = not_none(served(settings, constants, source).server)
     return {
         "schema_version": server.schema_version,
         "kind": server.kind,

@@ -49,6 +49,8 @@ READ = {
     "max-num-active-seqs": True,
     "prefill-schedule-interval": True,
     "scheduler-reserve-full-isl": False,
+    "kv-offloading-size": True,
+    "kv-offloading-backend": True,
     "disable-hybrid-kv-cache-manager": False,
     "language-model-only": False,
 }
@@ -79,8 +81,6 @@ NOT_SIMULATED = {
     "max-cpu-loras": (True, "adapters take memory"),
     "lora-modules": (True, "adapters take memory"),
     "cpu-offload-gb": (True, "weights on the host leave more for the KV cache"),
-    "kv-offloading-size": (True, "a KV cache on the host"),
-    "kv-offloading-backend": (True, "a KV cache on the host"),
     "kv-transfer-config": (True, "a KV cache that is moved or kept elsewhere"),
     "decode-context-parallel-size": (True, "ranks that divide the tokens of a sequence"),
     "prefill-context-parallel-size": (True, "ranks that divide the tokens of a sequence"),
@@ -359,6 +359,8 @@ class _Reader:
             self._not_simulated.append(f"--{name} ({NOT_SIMULATED[name][1]})")
         elif name in READ:
             self._flags[name] = found
+            if name == "kv-offloading-backend" and found != "native":
+                self._not_simulated.append(f"--{name} {found} (a KV cache that is kept elsewhere)")
         else:
             self._ignored.append(f"--{name}")
 

@@ -89,6 +89,8 @@ class Started:
         threshold = "long-prefill-token-threshold"
         if self.line.text(threshold, "0") != "0":
             found[threshold] = self.line.whole(threshold)
+        if self.line.text("kv-offloading-backend", "native") == "native" and "kv-offloading-size" in self.line.flags:
+            found["kv-offloading-size"] = self.line.text("kv-offloading-size", "0")
         for name, default in ((f"{threshold}-adaptive", False), ("scheduler-reserve-full-isl", True)):
             found[name] = self.line.switch(name, default)
         return {name.replace("-", "_"): value for name, value in found.items()}

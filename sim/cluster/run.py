@@ -308,6 +308,8 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
         raise SettingError("parent", "given", remedy)
     if settings.value("scheduling_policy") == "priority":
         raise SettingError("scheduling_policy", "priority", remedy)
+    if settings.value("kv_offloading_size"):
+        raise SettingError("kv_offloading_size", settings.value("kv_offloading_size"), remedy)
     for name, limit in zip(("max_num_queued_reqs", "max_num_queued_tokens"), queue_limits(settings), strict=True):
         if limit is not None:
             raise SettingError(name, limit, remedy)

@@ -90,7 +90,7 @@ def cost(
             found = fit
         else:
             found = _calibrated(fit, model, gpu, tensor_parallel, block_size, deployment)
-    if server is not None:
+    if server is not None or (asynchronous and hasattr(found, "host_ticks")):
         found = ServedCost(cast(OperationCost, found), server, asynchronous)
     if pipelined and deployment.pipeline_parallel > 1:
         found = PipelinedCost(found, deployment.pipeline_parallel)

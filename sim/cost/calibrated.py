@@ -387,6 +387,10 @@ class CalibratedCost:
         """What a step takes over no rows."""
         return ticks_of(self._us("step", operations.step(0)))
 
+    def host_ticks(self) -> int:
+        """The same, which a profile assumes; 0 if it was measured."""
+        return self.overhead_ticks() if self.calibration.kind == "profile" else 0
+
     def _without_attention(self, rows: int, tokens: int, prefill: bool = False) -> int:
         peers = self._peers or Peers.of([tokens] * self._engines, self.deployment.cuda_graphs)
         computed = tokens if peers.padded is None else peers.padded

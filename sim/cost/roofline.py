@@ -218,6 +218,10 @@ class RooflineCost:
         """Launches of all layers, and the host's work between two steps."""
         return self._launch + self._host
 
+    def host_ticks(self) -> int:
+        """The host's work between two steps."""
+        return self._host
+
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
         """See ``StepCost``. A step that computes no token costs the overhead alone."""
         attention = self.decode_attention_ticks(decodes, decode_context)

@@ -5,7 +5,8 @@
               max(operations + step_us, host_us)                asynchronous scheduling: the host works on the next step
                                                                 while the GPU computes this one
 
-``operations`` is the step of a cost model without what that assumes beside them (``overhead_ticks``). ``step_us`` is time
+``operations`` is the step of a cost model without what that assumes beside them (``overhead_ticks``). Where no constants are
+known, asynchronous scheduling hides the host work that it assumes (``host_ticks``). ``step_us`` is time
 that the GPU itself loses in a step: launches and gaps between kernels, inputs, sampling. The constants hold for one card,
 model, parallelism, release and cost model, and are refused for another one.
 """
@@ -155,29 +156,35 @@ class OperationCost(StepCost, Protocol):
     def overhead_ticks(self) -> int:
         """That part of every step."""
 
+    def host_ticks(self) -> int:
+        """Of it the work of the host, as far as it is an assumption and not a measurement of this device."""
+
 
 class ServedCost:
     """Step times of a cost model on a server with constants. See ``StepCost``; copies and swaps keep their times.
 
     Args:
-        server: The constants.
+        server: The constants; None if none are known.
         asynchronous: Whether the server decides a step while the one before it runs.
     """
 
-    def __init__(self, inner: OperationCost, server: Server, asynchronous: bool) -> None:
-        constants, assumed = server.constants, inner.overhead_ticks()
+    def __init__(self, inner: OperationCost, server: Server | None, asynchronous: bool) -> None:
         self.inner, self.server, self.name = inner, server, inner.name
+        self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
+        self.copy_ticks = inner.copy_ticks
+        self._least = 1
+        if server is None:
+            self.outside_ticks, self._more = 0, -inner.host_ticks() if asynchronous else 0
+            return
+        constants, assumed = server.constants, inner.overhead_ticks()
         self.outside_ticks = round(constants.outside_ms * ticks.PER_MS)
         host = None if constants.host_us is None else round(constants.host_us * ticks.PER_US)
         # What a step takes more than the inner one, and what it takes at least.
         self._more = round(constants.step_us * ticks.PER_US) - assumed
-        self._least = 1
         if asynchronous:
             self._least = max(1, host or 0)
         else:
             self._more += assumed if host is None else host
-        self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
-        self.copy_ticks = inner.copy_ticks
 
     def among(self, tokens: Sequence[int]) -> StepCost:
         """See ``base.among``."""
@@ -204,6 +211,9 @@ class ServedCost:
 
     def describe(self) -> dict[str, object]:
         """See ``StepCost``."""
+        if self.server is None:
+            hidden = coefficient(self.inner.host_ticks(), "ticks", "the cost model; hidden by asynchronous scheduling")
+            return {**self.inner.describe(), "host_hidden": hidden}
         source, constants = self.server.source, self.server.constants
         terms = {"outside_ms": (constants.outside_ms, "ms"), "step_us": (constants.step_us, "us")}
         if constants.host_us is not None:

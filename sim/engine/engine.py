@@ -42,6 +42,7 @@ from ..types.sums import whole_steps
 from ..workload.source import NEVER, Source
 from .executor import Begun, Executor, FirstStep
 from .observer import Observer
+from .transfers import TransferSource
 
 #: Steps of the longest leap: the ledger's sums over a row stay within 64 bits.
 _LONGEST_LEAP = 1 << 16
@@ -92,6 +93,11 @@ class Engine:
     ) -> None:
         self.env, self.source, self.policy, self.memory, self.cost = env, source, policy, memory, cost
         self.state = state or State(policy.preempted_first)
+        transfers = memory.transfers
+        if transfers is not None:
+            transfers.connect(lambda: int(env.now), cost.swap_in_ticks, cost.swap_out_ticks)
+            self.source = source = TransferSource(source, transfers, self.state)
+        self._transfers = transfers
         self.ledger = Ledger(memory.meter)
         self._executor = Executor(self.state, memory, cost, self.ledger)
         self.leap = self._may_leap = leap
@@ -193,9 +199,13 @@ class Engine:
         return self.env.schedule
 
     def _rest(self, now: int) -> tuple[int, Leap | None] | None:
-        """Ticks until the next arrival, and the ledger's columns for them; None if no request is to come."""
-        if self.source.next_ticks < NEVER and not self.state.waiting:
-            return self.source.next_ticks - now, None
+        """Ticks until the next arrival, or end of a copy, and the ledger's columns for them; None if there is none."""
+        until, waiting = self.source.next_ticks, len(self.state.waiting)
+        if until < NEVER and self._transfers is not None and self._transfers.loaded:
+            # They hold blocks, so the ledger has a row.
+            return until - now, (now, 0, until - now, 0, 0, 0, 0, 0, waiting)
+        if until < NEVER and (not waiting or self._transfers is not None):
+            return until - now, None
         return None
 
     def _carry_out(self, plan: StepPlan, now: int) -> FirstStep:

@@ -48,9 +48,9 @@ class Executor:
             Ticks and tokens of the step; 0 ticks if it neither computes nor moves anything.
         """
         state = self._state
-        decode_step, pairs, moves = state.decode_step, 0, 0
+        decode_step, pairs, moves = state.decode_step, 0, plan.flush_ticks
         if plan.preempted or plan.swapped_out or plan.swapped_in:
-            moves = self._displace(plan.preempted, plan.swapped_out, plan.swapped_in, now)
+            moves += self._displace(plan.preempted, plan.swapped_out, plan.swapped_in, now)
         if plan.order:
             state.waiting = deque(plan.order)
         if plan.stalls:

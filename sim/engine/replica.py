@@ -28,6 +28,7 @@ from ..spec.hybrid import formed_layout, require_one_block_size
 from ..spec.kv_cache import CacheSettings
 from ..spec.launch import checked_block_size, resolved_kv_dtype
 from ..spec.model import origin
+from ..spec.pool import offloaded_blocks
 from ..spec.releases import LAST_ORDERED
 from ..types.errors import SettingError
 from ..workload.content import PromptSource
@@ -169,6 +170,7 @@ def build(
         block_size=size,
         max_model_len=max_model_len,
         host_blocks=_host_blocks(options, shape, ranks, size, deployment, layout),
+        offloaded_blocks=_offloaded_blocks(settings, shape, size, deployment, layout, grouped),
         ids=settings.ids,
         token_runs=runs,
         caches_prefixes=settings.enable_prefix_caching is not False,
@@ -321,6 +323,40 @@ def _host_blocks(
     if not isinstance(options, VllmV0Options) or (layout and options.preemption_mode != "swap"):
         return 0
     return host_blocks(shape, ranks, size, int(options.swap_space * GIB), deployment, layout)
+
+
+def _offloaded_blocks(
+    settings: Settings,
+    shape: ModelSpec,
+    size: int,
+    deployment: Deployment,
+    layout: HybridLayout | None,
+    grouped: bool,
+) -> int:
+    """Blocks of the host memory of vLLM's native KV offloading, of a policy that has one.
+
+    Raises:
+        SettingError: What the run composes it with is not simulated, or it holds no block.
+    """
+    options = settings.policy_options
+    if not isinstance(options, VllmV1Options) or not options.kv_offloading_size:
+        return 0
+    given = options.kv_offloading_size
+    refused = {
+        "layers that do not all keep every token": layout is not None,
+        "pipeline parallelism": deployment.pipeline_parallel > 1,
+        "data parallelism": deployment.data_parallel > 1,
+        "requests that share memory": grouped,
+        "enable_prefix_caching = False": settings.enable_prefix_caching is False,
+        "block ids, which recordings need": settings.ids,
+    }
+    for what, applies in refused.items():
+        if applies:
+            raise SettingError("kv_offloading_size", given, f"is not simulated with {what}; leave out one of them")
+    blocks = offloaded_blocks(shape, settings.tensor_parallel_size, size, int(given * GIB), deployment)
+    if not blocks:
+        raise SettingError("kv_offloading_size", given, "holds no block; give more GiB")
+    return blocks
 
 
 def _eager(settings: Settings) -> bool:

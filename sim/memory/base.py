@@ -10,6 +10,7 @@ A memory says which sequence holds which slots of the pool on the device. It con
                          placement      addresses of contiguous pieces          read by recordings
                          cache_log      look-ups in a prefix cache              read by metrics
                          cached_level   changes of the ledger's cached bucket   read by the ledger
+                         transfers      copies beside the steps                 read by the engine
 
 One step of an engine calls it in this order:
 
@@ -44,6 +45,7 @@ from .accounting.ledger import Meter
 from .accounting.moves import Moves
 from .contiguous.arena import FirstFitArena
 from .contiguous.contiguous import Grant
+from .paged.offload import HostTier
 
 
 class Transaction(Protocol):
@@ -198,6 +200,10 @@ class Memory(Protocol):
     def cached_level(self) -> CacheLog | None:
         """When slots that no sequence holds became reclaimable with their contents, or their mapping, kept; the
         ``cache_log`` where there is one, None where there are no such slots."""
+
+    @property
+    def transfers(self) -> HostTier | None:
+        """Copies between device and host that go on beside steps; None where every copy is part of a step."""
 
     # --- The engine ---
 

@@ -55,10 +55,10 @@ def cached_tokens(run: Run, log: CacheLog) -> np.ndarray:
     _, hits, first = _look_ups(log)
     found = np.zeros(int(run.workload.num_sequences.sum()), dtype=np.int64)
     found[index[first]] = hits[first]
-    return found[_last_to_end(run)]
+    return found[last_to_end(run)]
 
 
-def _last_to_end(run: Run) -> np.ndarray:
+def last_to_end(run: Run) -> np.ndarray:
     """The sequence of each request that finishes last, int64 [n]."""
     counts, residencies = run.workload.num_sequences, run.log.residencies
     finish = np.zeros(int(counts.sum()), dtype=np.int64)
@@ -72,8 +72,12 @@ def _last_to_end(run: Run) -> np.ndarray:
 def _look_ups(log: CacheLog) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tokens known and tokens hit, one a look-up, and which of them are a sequence's first."""
     columns = log.look_up_columns()
-    _, first = np.unique(columns["index"], return_index=True)
-    return columns["known_tokens"], columns["hit_tokens"], first
+    return columns["known_tokens"], columns["hit_tokens"], first_look_ups(columns["index"])
+
+
+def first_look_ups(index: np.ndarray) -> np.ndarray:
+    """Rows of the first look-up of each sequence, int64, from the sequences of all look-ups."""
+    return np.unique(index, return_index=True)[1]
 
 
 def _histogram(ticks: np.ndarray, blocks: np.ndarray) -> dict[str, Any]:

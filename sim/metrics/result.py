@@ -35,6 +35,7 @@ from ..workload.workload import Workload
 from .gaps import Gaps
 from .host_pool import host_held_at_rows
 from .kv_groups import group_buckets_at_rows
+from .kv_offloading import offloaded_tokens
 from .prefix_cache import cached_tokens
 from .requests import RequestTimes, request_times
 from .residencies import preemptions_table, residencies_table
@@ -78,16 +79,17 @@ _STEP_COLUMNS = (
 def requests_table(run: Run) -> pd.DataFrame:
     """A row per request, in the workload's order; times in ticks, null for refused and rejected requests."""
     table = requested_and_served(run.workload, run.refused, request_times(run))
-    log = run.replica.cache_log
-    if log is not None:
-        table["cached_tokens"] = pd.array(cached_tokens(run, log), dtype="Int64")
-        table.loc[run.refused, "cached_tokens"] = pd.NA
+    log, tier = run.replica.cache_log, run.replica.memory.transfers
+    found = {} if log is None else {"cached_tokens": cached_tokens(run, log)}
+    if tier is not None:
+        found["offloaded_tokens"] = offloaded_tokens(run, tier)
+    for name, tokens in found.items():
+        table[name] = pd.array(tokens, dtype="Int64")
+        table.loc[run.refused if run.rejected is None else run.refused | run.rejected, name] = pd.NA
     # The smallest pool that could serve it says why a request was refused.
     table["smallest_pool_blocks"] = run.smallest_pool_blocks
     if run.rejected is not None:
         table["rejected"] = run.rejected
-        if log is not None:
-            table.loc[run.rejected, "cached_tokens"] = pd.NA
     return table
 
 

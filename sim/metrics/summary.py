@@ -15,6 +15,7 @@ from ..workload.workload import Workload
 from .gaps import Gaps
 from .host_pool import host_pool
 from .kv_groups import kv_groups
+from .kv_offloading import kv_offloading
 from .objectives import Objectives
 from .prefix_cache import prefix_cache
 from .requests import RequestTimes, request_times
@@ -56,6 +57,7 @@ def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
         "external_fragmentation_index": _external_fragmentation(run),
         "work": work_summary(work(run.log)),
         "prefix_cache": prefix_cache(run),
+        "kv_offloading": kv_offloading(run),
     }
 
 

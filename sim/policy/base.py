@@ -84,6 +84,7 @@ class Pool:
         num_blocks, block_size: Size of the pool, in blocks, and of a block, in tokens.
         max_model_len: Longest prompt + output in tokens.
         host_blocks: Blocks of the swap space on the host.
+        offloaded_blocks: Blocks of a second tier of the prefix cache on the host.
         ids: Whether physical block ids are allocated.
         token_runs: Contents of the prompts if prefixes are cached, else None.
         caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
@@ -95,6 +96,7 @@ class Pool:
     block_size: int
     max_model_len: int
     host_blocks: int = 0
+    offloaded_blocks: int = 0
     ids: bool = False
     token_runs: Tokens | None = None
     caches_prefixes: bool = True

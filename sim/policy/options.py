@@ -241,6 +241,13 @@ class VllmV1Options(VllmServeOptions):
             " default: no limit."
         ),
     ] = None
+    kv_offloading_size: Annotated[
+        Gibibytes,
+        Field(
+            description="Host memory for blocks of the prefix cache, in GiB over all tensor-parallel ranks, as vLLM's native"
+            " offloading uses it; 0 for none."
+        ),
+    ] = 0.0
     vllm_release: Annotated[
         str,
         AfterValidator(_is_release),

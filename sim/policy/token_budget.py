@@ -32,6 +32,8 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
     disaggregates = True
     #: Whether chunks may end before the end of the budget.
     splits_chunks = False
+    #: Whether sequences that load their blocks come first in the queue.
+    sorts_loads = False
     #: Whether the blocks of all known tokens must be free at an admission, not only those of the first chunk.
     reserves_whole = True
 
@@ -126,6 +128,7 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
             admitted += (sequence for sequence, _ in ended)
         held_seqs = state.batch_size + len(state.stalled) + len(state.prefilling) + len(state.finished)
         free_seqs = self.most_running - held_seqs
+        passed: list[Sequence] = []
         watermark = self.limits.watermark_blocks
         for sequence in self._queue(state):
             if not budget:
@@ -136,6 +139,9 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
                 wakes = False
                 break
             known = transaction.look_up(sequence)
+            if known is None:
+                passed.append(sequence)
+                continue
             left = sequence.start_tokens - known
             now = left if left < budget else budget
             if self.splits_chunks:
@@ -157,7 +163,12 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
             else:
                 admitted.append(sequence)
         return StepPlan(
-            admitted=tuple(admitted), prefill_tokens=tokens, steady=steady, wakes=wakes, chunks=tuple(going_on)
+            admitted=tuple(admitted),
+            prefill_tokens=tokens,
+            steady=steady,
+            wakes=wakes,
+            chunks=tuple(going_on),
+            order=_behind(state, admitted, going_on, passed) if passed or self.sorts_loads else (),
         )
 
     def _queue(self, state: State) -> Iterable[Sequence]:
@@ -172,3 +183,12 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
         """Steps until the running sequences need more blocks than are free, or publish a block that the head may hit."""
         steps = memory.steps_with(state, memory.free, limit)
         return memory.steps_before_admission(state, steps) if state.waiting else steps
+
+
+def _behind(
+    state: State, admitted: Iterable[Sequence], chunks: Iterable[Chunk], passed: Iterable[Sequence]
+) -> tuple[Sequence, ...]:
+    """The queue: those that leave it, those that wait for a copy, and the others behind them."""
+    leaving = [*admitted, *(sequence for sequence, _ in chunks)]
+    first = dict.fromkeys((*(sequence for sequence in leaving if sequence not in state.prefilling), *passed))
+    return (*first, *(sequence for sequence in state.waiting if sequence not in first))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import ClassVar
 
 from ..memory import Memory
 from ..memory.accounting.kv_groups import FULL, PageGroups
 from ..memory.paged.cached import CachedMemory
+from ..memory.paged.offload import OffloadedMemory
 from ..memory.paged.paged import PagedMemory
 from ..memory.paged.transaction import PagedTransaction
 from ..memory.prefix import Chains
@@ -68,9 +69,17 @@ class VllmV1(TokenBudget):
             self.most_running = chosen.max_num_active_seqs
         # Prefills overlap, so that sequences take their blocks in turn.
         self._by_priority, self._entered = chosen.scheduling_policy == "priority", 0
-        overlaps = self._cap.tokens > 0 or self._cadence is not None or self._by_priority
+        self._offloads = self.sorts_loads = chosen.kv_offloading_size > 0
+        # Waiting sequences with blocks, which they load or have loaded from the host.
+        self._loads: Mapping[Sequence, int] = {}
+        overlaps = self._cap.tokens > 0 or self._cadence is not None or self._by_priority or self._offloads
         self._is_plain = self.groups.kinds == (FULL,) and not overlaps
         self.splits_chunks = self.groups.states_by_block or overlaps
+        if self._offloads and (self._by_priority or self._cadence is not None):
+            remedy = (
+                "is simulated without scheduling_policy = priority and prefill_schedule_interval; leave out one of them"
+            )
+            raise SettingError("kv_offloading_size", chosen.kv_offloading_size, remedy)
 
     @staticmethod
     def in_flight_tokens(limits: Limits, options: Options) -> int:
@@ -129,6 +138,17 @@ class VllmV1(TokenBudget):
         """
         usable, size = pool.num_blocks - self.null_blocks, pool.block_size
         chains = None if pool.token_runs is None else Chains(pool.token_runs, size)
+        if chains is not None and pool.offloaded_blocks:
+            return OffloadedMemory(
+                usable,
+                size,
+                groups=self.groups,
+                chains=chains,
+                offloaded_blocks=pool.offloaded_blocks,
+                unnamed_first=self._unnamed_first(True),
+                watermark_blocks=self.limits.watermark_blocks,
+                reserves_whole=self.reserves_whole,
+            )
         if chains is not None and self._is_plain:
             first = self._unnamed_first(True)
             return CachedMemory(usable, size, chains, pool.ids, unnamed_first=first, ahead=self.schedules_ahead)
@@ -156,6 +176,8 @@ class VllmV1(TokenBudget):
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """Schedule the running sequences, then the waiting sequences."""
+        if self._offloads:
+            return self._schedule_offloaded(state, transaction)
         if self.splits_chunks:
             return self._schedule_split(state, transaction)
         if not state.stalled and transaction.free >= transaction.takes:
@@ -166,6 +188,14 @@ class VllmV1(TokenBudget):
             # Blocks without ids and contents only need counting.
             return super().schedule(state, transaction)
         return self._schedule_in_order(state, transaction)
+
+    def _schedule_offloaded(self, state: State, transaction: PagedTransaction) -> StepPlan:
+        """As ``schedule``; then copies between GPU and host begin, for some of which the step may wait."""
+        transfers = transaction.memory.transfers
+        self._loads = {} if transfers is None else transfers.loaded
+        plan = self._schedule_split(state, transaction)
+        flush = transaction.end_decision(idle=not (state.batch_size or plan.prefill_tokens))
+        return plan._replace(flush_ticks=flush) if flush else plan
 
     def _schedule_split(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """As ``schedule``, where chunks may end before the end of the budget, so that several prefills go on at once."""
@@ -255,9 +285,12 @@ class VllmV1(TokenBudget):
 
     def _queue(self, state: State) -> Iterable[Sequence]:
         """See ``TokenBudget``."""
-        if not self._by_priority:
-            return state.waiting
-        return self._numbered(sorted(state.waiting, key=_BY_URGENCY))
+        if self._by_priority:
+            return self._numbered(sorted(state.waiting, key=_BY_URGENCY))
+        if self._offloads:
+            # Those with blocks, which load or have loaded, come first.
+            return self._numbered(sorted(state.waiting, key=lambda sequence: sequence not in self._loads))
+        return state.waiting
 
     def _numbered(self, queue: Iterable[Sequence]) -> Iterator[Sequence]:
         """The sequences of a queue; those that enter are ordered by that, not by arrival."""
@@ -341,6 +374,9 @@ class VllmV1(TokenBudget):
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Steps until the running sequences need more blocks than are free, or the head of the queue may find its blocks."""
+        if self._offloads:
+            # Sequences offer blocks, and copies begin, in nearly every step.
+            return 1
         if self._cadence is not None:
             limit = min(limit, self._cadence.steps_deferred(state))
         if state.waiting and not self.reserves_whole and (memory.cache_log or not self._is_plain):

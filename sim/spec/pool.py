@@ -14,6 +14,8 @@ GIB = 1 << 30
 MAX_BATCHED_TOKENS = 2560
 WORKSPACE_BYTES = GIB
 SWAP_BYTES_PER_GPU = 20 * GIB
+#: Memory pages of a host with x86-64.
+HOST_PAGE_BYTES = 4096
 #: Maximum of blocks of a swap space: with ids, each takes memory of the simulating machine.
 MOST_HOST_BLOCKS = 1 << 26
 
@@ -138,6 +140,29 @@ def host_blocks(
     if blocks > MOST_HOST_BLOCKS:
         remedy = f"comes to {blocks:,} blocks, more than {MOST_HOST_BLOCKS:,}; lower it or take larger blocks"
         raise SettingError("swap_space", swap_bytes_per_gpu / GIB, remedy)
+    return blocks
+
+
+def offloaded_blocks(
+    model: ModelSpec, num_gpus: int, block_size: int, host_bytes: int, deployment: Deployment = Deployment()
+) -> int:
+    """Blocks of vLLM's native KV offloading (``CPUOffloadingSpec`` of vLLM 0.33, vllm/v1/kv_offload/cpu/spec.py).
+
+    A block has the bytes of all tensor-parallel ranks, and begins on a page of the host. Of latent attention all ranks have
+    the same bytes, which are kept once.
+
+    Args:
+        host_bytes: Over all ranks.
+
+    Raises:
+        SettingError: There are more than ``MOST_HOST_BLOCKS``.
+    """
+    copies = 1 if model.latent else num_gpus
+    whole = block_bytes(model, num_gpus, block_size, deployment.kv_dtype) * copies
+    blocks = host_bytes // (-(-whole // HOST_PAGE_BYTES) * HOST_PAGE_BYTES)
+    if blocks > MOST_HOST_BLOCKS:
+        remedy = f"comes to {blocks:,} blocks, more than {MOST_HOST_BLOCKS:,}; lower it or take larger blocks"
+        raise SettingError("kv_offloading_size", host_bytes / GIB, remedy)
     return blocks
 
 

@@ -97,6 +97,7 @@ class StepPlan(NamedTuple):
         pauses: Whether the running sequences do not decode in this step, which only computes prefills.
         order: The queue as the scheduler sorts it, with the admitted sequences first, and its victims; or empty.
         forked: Siblings of running sequences that decode from this step on, sharing the computed tokens.
+        flush_ticks: Time before the step computes, in which blocks that it takes finish their copy to the host.
     """
 
     admitted: tuple[Sequence, ...] = ()
@@ -112,6 +113,7 @@ class StepPlan(NamedTuple):
     stalls: tuple[tuple[Sequence, ...], tuple[Sequence, ...]] | tuple[()] = ()
     order: tuple[Sequence, ...] = ()
     forked: tuple[Sequence, ...] = ()
+    flush_ticks: int = 0
 
 
 #: All running sequences decode and none waits: the most frequent decision, created once.

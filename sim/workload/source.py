@@ -21,9 +21,12 @@ _CHUNK = 65_536
 class Source(Protocol):
     """Delivers requests to an engine."""
 
-    next_ticks: int
     #: Whether ``finish`` notifies it of finished requests.
     hears_of_finishes: bool
+
+    @property
+    def next_ticks(self) -> int:
+        """When the next request arrives, as far as is known, or ``NEVER``."""
 
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
         """Append to ``waiting`` the requests that have arrived by ``now``."""

@@ -15,6 +15,7 @@ from .kv_groups import PageGroups
 
 if TYPE_CHECKING:
     from ..base import Placement, Tables
+    from ..paged.offload import HostTier
 
 
 class MemoryDefaults:
@@ -31,6 +32,7 @@ class MemoryDefaults:
     tables: Tables | None = None
     cache_log: CacheLog | None = None
     cached_level: CacheLog | None = None
+    transfers: HostTier | None = None
 
     @property
     def placement(self) -> Placement | None:
@@ -77,6 +79,10 @@ class MemoryDefaults:
     def copied_slots(self, decodes: bool) -> int:
         """See ``Memory``."""
         return 0
+
+    def room_only_falls(self) -> bool:
+        """See ``Memory``."""
+        return True
 
     def expect(self, children: np.ndarray) -> None:
         """See ``Memory``; nothing is kept for requests that go on from others."""

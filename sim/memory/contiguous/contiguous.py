@@ -232,10 +232,6 @@ class ContiguousMemory(MemoryDefaults):
         """Free slots after this many steps: unchanged, since sequences grow within their reservations."""
         return self.capacity_slots - self.used_slots
 
-    def room_only_falls(self) -> bool:
-        """See ``Memory``."""
-        return True
-
     def advance(self, state: State, steps: int) -> Meter:
         """The levels that the ledger integrates, see ``meter``."""
         # Where no sequence decodes all is as after the last step.

@@ -85,7 +85,7 @@ class GroupCache:
 
     def look_up(self, sequence: Sequence) -> Found:
         """The longest cached prefix of a waiting sequence's tokens, without its last token, in all groups."""
-        names = self._names_of(sequence)
+        names = self.names_of(sequence)
         blocks = lookup_blocks(sequence.start_tokens, self._size)
         longest, before = 0, -1
         if FULL in self._places:
@@ -136,7 +136,8 @@ class GroupCache:
     def _hash(self, name: int, place: int) -> int:
         return name * self._groups.number + place
 
-    def _names_of(self, sequence: Sequence) -> list[int]:
+    def names_of(self, sequence: Sequence) -> list[int]:
+        """Names of the blocks that a sequence fills up to the end of its output."""
         names = self._names.get(sequence)
         if names is None:
             names = self._names[sequence] = self._chains.names(sequence.index)
@@ -177,7 +178,7 @@ class GroupCache:
         done, full = self._published.get(sequence, 0), tokens // self._size
         if full <= done:
             return
-        names, pool = self._names_of(sequence), self.pool
+        names, pool = self.names_of(sequence), self.pool
         ends = ((sequence.prompt_tokens - 1) // self._size, self._junction.get(sequence, 0))
         for place, (kind, table) in enumerate(zip(self._groups.kinds, tables, strict=True)):
             needed = self._needed.get(kind)
@@ -190,6 +191,10 @@ class GroupCache:
                 if kind == STATE:
                     self._computed_now.add(name)
         self._published[sequence] = full
+
+    def published(self, sequence: Sequence) -> int:
+        """Blocks of a sequence, from its first on, that it published or found."""
+        return self._published.get(sequence, 0)
 
     def leave(self, blocks: list[int], kind: str) -> None:
         """Update ``shared`` before a table of a group of this kind releases ``blocks``."""

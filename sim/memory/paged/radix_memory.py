@@ -213,10 +213,6 @@ class RadixMemory(MemoryDefaults):
         """Slots that are free or can be evicted when the running sequences have grown through so many steps."""
         return self.room - state.batch_size * steps
 
-    def room_only_falls(self) -> bool:
-        """See ``Memory``."""
-        return True
-
     def advance(self, state: State, steps: int) -> Meter:
         """Let the running sequences grow through the steps of a leap, or end a step that only prefills.
 

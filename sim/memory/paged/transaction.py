@@ -72,8 +72,11 @@ class PagedTransaction:
         """The running sequences take their blocks for the step."""
         self._freed(-self.need)
 
-    def look_up(self, sequence: Sequence) -> int:
-        """Tokens of a sequence that waits that need not be computed: where nothing is cached, those that came with it."""
+    def look_up(self, sequence: Sequence) -> int | None:
+        """Tokens of a sequence that waits that need not be computed: where nothing is cached, those that came with it.
+
+        None if it waits for a copy, and sequences behind it may be admitted.
+        """
         cache, tables = self.memory.cache, self.memory.group_tables
         if cache is None or tables is None:
             return sequence.computed_tokens
@@ -247,6 +250,17 @@ class PagedTransaction:
         tables = self.memory.tables or self.memory.group_tables
         if tables and any_left:
             tables.grown(self.decode_step)
+
+    def end_decision(self, idle: bool) -> int:
+        """The step is decided: copies between GPU and host begin where blocks are offloaded.
+
+        Args:
+            idle: Whether the step computes nothing and so takes no time.
+
+        Returns:
+            Ticks that the step waits for copies.
+        """
+        return 0
 
     def _freed(self, blocks: int) -> None:
         """So many more blocks are free; a prefix cache of KV groups counts itself."""

@@ -39,6 +39,7 @@ class HashedBlockPool:
         num_cached: Number of free blocks with a hash, which are reclaimable and keep their contents.
         num_entries: Number of table entries.
         evicted_blocks: Number of dropped hashes.
+        taken: Where blocks that are taken or hit are noted; None without need.
     """
 
     def __init__(self, num_blocks: int, unnamed_first: bool = True) -> None:
@@ -48,6 +49,7 @@ class HashedBlockPool:
         self.is_named = bytearray(num_blocks)
         self.num_cached = self.num_entries = 0
         self.evicted_blocks = 0
+        self.taken: set[int] | None = None
         # Not a dict: finding its first key skips all keys that were removed before.
         self._free = OrderedDict.fromkeys(range(num_blocks))
         # By hash: the block published first, and further blocks with the same hash, in the order of publication.
@@ -97,6 +99,8 @@ class HashedBlockPool:
                 self.num_cached -= 1
             references[block] += 1
         self.num_entries += len(blocks)
+        if self.taken is not None:
+            self.taken.update(blocks)
 
     def take_many(self, count: int) -> list[int]:
         """Take ``count`` blocks from the head of the free queue. They lose their hashes and have one reference.
@@ -114,6 +118,8 @@ class HashedBlockPool:
                 self._evict(block, name)
             references[block] = 1
         self.num_entries += count
+        if self.taken is not None:
+            self.taken.update(blocks)
         return blocks
 
     def _evict(self, block: int, name: int) -> None:

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.measured.constants import served
 from fragmeter.experiments.reproduce import servers
 from fragmeter.experiments.reproduce.server_loads import closed_loop, poisson, shared_prefix
 from fragmeter.experiments.reproduce.servers import TARGETS, ServerRun, facts, fit_constants
 from fragmeter.sim import simulate
 from fragmeter.sim.cost import ServerConstants
+from fragmeter.sim.engine.replica import build
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.summary import summary
 from paths import ROOT
@@ -61,6 +63,26 @@ def test_every_run_has_a_source_and_its_latencies():
 
 def held_out_runs() -> list[str]:
     return [fact["name"] for fact in facts()["runs"] if fact.get("class") == "held out"]
+
+
+def test_runs_without_constants_have_the_step_times_that_every_command_takes():
+    """Evidence prints their errors, so they are of the cost that a simulation without ``--server`` has."""
+    for settings in {ServerRun(fact).settings for fact in facts()["runs"]}:
+        shipped, without = build(settings).cost, served(settings, ServerConstants())
+        for step in ((1, 500, 0, 0), (64, 64_000, 0, 0), (16, 16_000, 512, 400_000), (0, 0, 2000, 2_000_000)):
+            assert shipped.step_ticks(*step) == without.step_ticks(*step)
+        assert shipped.decode_line(8, 8000) == without.decode_line(8, 8000)
+
+
+def test_the_front_page_has_the_errors_of_the_runs_that_are_held_out():
+    """By card and model: TPOT but for gpt-oss on B200, and TTFT but for Mixtral 8x22B, as rounded there."""
+    rows = re.findall(r"^\| ([\w.-]+ [\w.-]+) \(\d+\)[^|]*\|[^|]*\| ([\d.]+)%[^|]*\| ([\d.]+)%", WRITTEN, re.MULTILINE)
+    tpot, ttft = ({name: float(each[at]) for name, *each in rows} for at in (1, 0))
+    assert len(rows) == 15
+    apart = round(tpot.pop("b200 gpt-oss-120b")), round(ttft.pop("h100-80gb mixtral-8x22b"))
+    ends = [round(end) for errors in (tpot, ttft) for end in (min(errors.values()), max(errors.values()))]
+    line = f"TPOT {ends[0]} to {ends[1]} % by model and card, gpt-oss on B200 {apart[0]} %; TTFT {ends[2]} to {ends[3]} %, Mixtral 8x22B {apart[1]} %"
+    assert line in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_runs_are_held_out_and_targets_are_either():

@@ -298,3 +298,12 @@ def test_the_simulation_that_is_named_has_the_pool_that_was_computed(capsys):
     command = next(line for line in text.splitlines() if line.startswith("As a simulation: "))
     assert f"--num-gpu-blocks-override {blocks}" in command
     assert status([*command.split()[4:], "--request-rate", "1", "--num-prompts", "5"]) == DONE
+
+
+def test_the_size_of_native_kv_offloading_is_a_setting_and_another_backend_is_not_simulated():
+    line = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192 --kv-offloading-size 40"
+    native = started(parse_serve(line), "h100-80gb")
+    assert native.settings().value("kv_offloading_size") == 40 and not native.line.not_simulated
+    other = started(parse_serve(f"{line} --kv-offloading-backend lmcache"), "h100-80gb")
+    assert other.settings().value("kv_offloading_size") == 0
+    assert other.line.not_simulated == ["--kv-offloading-backend lmcache (a KV cache that is kept elsewhere)"]

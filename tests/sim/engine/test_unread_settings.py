@@ -60,6 +60,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "scheduler_reserve_full_isl": (False,),
     "prefill_schedule_interval": (4,),
     "scheduling_policy": ("priority",),
+    "kv_offloading_size": (0.5,),
     "vllm_release": ("0.22",),
     "max_num_queued_reqs": (2,),
     "max_num_queued_tokens": (100,),

@@ -31,6 +31,8 @@ OPERATIONS = 20_000
 OTHER: dict[str, Any] = {
     "beam_survival": 0.5,
     "gpu_memory_utilization": 0.8,
+    # Copies need the clock of an engine: test_kv_offloading.py serves it.
+    "kv_offloading_size": 0,
     "long_prefill_token_threshold": 16,
     "max_num_active_seqs": 2,
     "max_num_queued_reqs": 3,

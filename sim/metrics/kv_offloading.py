@@ -1,0 +1,67 @@
+"""Metrics of KV offloading: hits by tier, the blocks on the host, and the time of copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..engine.run import Run
+from ..memory.paged.offload import HostTier
+from ..types.sums import dot, total
+from ..types.ticks import PER_SECOND
+from .prefix_cache import first_look_ups, last_to_end
+
+
+def kv_offloading(run: Run) -> dict[str, Any] | None:
+    """Look-ups on the host, its blocks and copies; None without offloading.
+
+    As in vLLM, the host is asked for the tokens that the GPU's prefix cache does not have, and the look-ups of preempted
+    requests are counted separately. ``load_seconds`` and ``store_seconds`` are the times in which the link copies in a
+    direction, and ``mean_load_wait_ms`` is the time of a load from the step that asks for it, queued behind others, to its end.
+    """
+    tier = run.replica.memory.transfers
+    if tier is None:
+        return None
+    columns, used = tier.look_ups.columns(), tier.levels.columns()
+    first = first_look_ups(columns["index"])
+    queried, hits = total(columns["queried_tokens"][first]), total(columns["hit_tokens"][first])
+    until = np.append(used["ticks"][1:], run.log.end_ticks)
+    return {
+        "num_blocks": tier.cache.num_blocks,
+        "queried_tokens": queried,
+        "hit_tokens": hits,
+        "hit_rate": hits / queried if queried else 0.0,
+        "preempted_queried_tokens": total(columns["queried_tokens"]) - queried,
+        "preempted_hit_tokens": total(columns["hit_tokens"]) - hits,
+        "evicted_blocks": tier.cache.evicted_blocks,
+        "refused_stores": tier.cache.refused_stores,
+        "max_used_blocks": int(used["used_blocks"].max(initial=0)),
+        "mean_used_blocks": dot(used["used_blocks"], until - used["ticks"]) / max(1, run.log.end_ticks),
+        **_copies(tier),
+    }
+
+
+def _copies(tier: HostTier) -> dict[str, Any]:
+    """Blocks and seconds of loads and stores, and of steps that wait for stores."""
+    copies = tier.transfers.columns()
+    ticks, stores = copies["end_ticks"] - copies["start_ticks"], copies["is_store"] == 1
+    waits = (copies["end_ticks"] - copies["asked_ticks"])[~stores]
+    return {
+        "loaded_blocks": total(copies["blocks"][~stores]),
+        "stored_blocks": total(copies["blocks"][stores]),
+        "load_seconds": total(ticks[~stores]) / PER_SECOND,
+        "store_seconds": total(ticks[stores]) / PER_SECOND,
+        "mean_load_wait_ms": float(waits.mean()) * 1e3 / PER_SECOND if len(waits) else 0.0,
+        "flush_seconds": total(tier.flushes.columns()["ticks"]) / PER_SECOND,
+    }
+
+
+def offloaded_tokens(run: Run, tier: HostTier) -> np.ndarray:
+    """Prompt tokens of each request that its first admission loaded from the host, int64 [n]; of several samples those of
+    the sample that finishes last, as in ``cached_tokens``."""
+    columns = tier.look_ups.columns()
+    first = first_look_ups(columns["index"])
+    found = np.zeros(int(run.workload.num_sequences.sum()), dtype=np.int64)
+    found[columns["index"][first]] = columns["hit_tokens"][first]
+    return found[last_to_end(run)]

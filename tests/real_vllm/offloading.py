@@ -1,0 +1,220 @@
+"""vLLM's engine core with its native KV offloading: scheduler, connector and manager are vLLM's, copies take a stated time.
+
+In place of a worker, ``OffloadingRecorder`` carries out the copies that the connector's scheduler asks for, as vLLM's worker
+orders them: stores begin with the step after the one that asks, a step waits for the stores to flush, and then loads begin.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from fragmeter.experiments.live.step_log import Served, StepLog
+from fragmeter.sim import simulate
+from fragmeter.sim.real_vllm.core import vllm_config
+
+from . import ours, server
+from .workloads import Case
+
+#: Bytes of a token of the one layer of these cases (``layers``), and of a page of the host.
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Blocks of the host, and ticks to load and to store one."""
+
+    host_blocks: int
+    load_ticks: int
+    store_ticks: int
+
+
+class _Clock(server.Clock):
+    """As ``Clock`` for steps that wait before they compute."""
+
+    def __init__(self, step_ticks: int) -> None:
+        super().__init__(step_ticks)
+        self._durations: deque[int] = deque()
+
+    def reserve(self, runs: bool, wait: int = 0) -> int:
+        start = max(self.now, self._free_at)
+        if runs:
+            self._free_at = start + wait + self._step_ticks
+            self._durations.append(wait + self._step_ticks)
+        return start
+
+    def pass_step(self) -> None:
+        self.now += self._durations.popleft()
+
+
+class _Result(server.Result):
+    """What a step sampled, with the copies that have ended when it is fetched."""
+
+    recorder: OffloadingRecorder
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        output = super().result(timeout)
+        if output.kv_connector_output is None:
+            output.kv_connector_output = self.recorder.completed()
+        return output
+
+
+class OffloadingRecorder(server.Recorder):
+    """As ``Recorder``, with a link in each direction."""
+
+    def __init__(self, copies: Copies, setup: server.Setup, config: VllmConfig) -> None:
+        self.copies = copies
+        super().__init__(setup, config)
+
+    def _init_executor(self) -> None:
+        super()._init_executor()
+        self._unsubmitted: dict[int, int] = {}
+        self._link_free = {True: 0, False: 0}
+        #: Ends of jobs, and the requests that load.
+        self.ends: dict[int, int] = {}
+        self.loads: dict[int, str] = {}
+        self.flushes = self.loaded = 0
+        self.idle = False
+
+    def get_kv_connector_handshake_metadata(self) -> list[Any]:
+        return [None]
+
+    def _submit(self, job: int, blocks: int, store: bool, now: int) -> None:
+        each = self.copies.store_ticks if store else self.copies.load_ticks
+        self._link_free[store] = self.ends[job] = max(now, self._link_free[store]) + blocks * each
+
+    def _run(self, output: SchedulerOutput) -> Any:
+        meta, clock = output.kv_connector_metadata, self.clock
+        now = max(clock.now, clock._free_at)
+        asked = {job: len(each.src_spec.block_ids) for job, each in meta.store_jobs.items()}
+        flushed = meta.jobs_to_flush or set()
+        for job, blocks in (*self._unsubmitted.items(), *((job, asked[job]) for job in asked if job in flushed)):
+            self._submit(job, blocks, True, now)
+        self._unsubmitted = {job: blocks for job, blocks in asked.items() if job not in flushed}
+        wait = max((max(0, self.ends.get(job, 0) - now) for job in flushed), default=0)
+        self.flushes += wait > 0
+        for job, each in meta.load_jobs.items():
+            self._submit(job, len(each.src_spec.block_ids), False, now + wait)
+            self.loads[job] = each.req_id
+            self.loaded += len(each.src_spec.block_ids)
+        asks = output.total_num_scheduled_tokens or output.preempted_req_ids or meta.load_jobs or self._unsubmitted
+        self.idle = not asks
+        with (
+            mock.patch.object(clock, "reserve", partial(clock.reserve, wait=wait)),
+            mock.patch.object(server, "Result", _Result),
+        ):
+            result = super()._run(output)
+        result.recorder = self
+        return result
+
+    def completed(self) -> KVConnectorOutput:
+        """The copies that have ended by now."""
+        done = [job for job, end in self.ends.items() if end <= self.clock.now]
+        for job in done:
+            del self.ends[job]
+        received = {self.loads.pop(job) for job in done if job in self.loads}
+        meta = OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(done, 1))
+        return KVConnectorOutput(finished_recving=received or None, kv_connector_worker_meta=meta)
+
+
+def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Served, OffloadingRecorder]:
+    """What the installed vLLM does with a case."""
+    setup = server.Setup(
+        layers=case.layers,
+        block_size=case.block_size,
+        max_model_len=case.max_model_len,
+        max_num_seqs=case.max_num_seqs,
+        max_num_batched_tokens=case.max_num_batched_tokens,
+        prefix_caching=True,
+        asynchronous=asynchronous,
+        num_blocks=case.num_blocks,
+        options=case.options,
+    )
+    gib = copies.host_blocks * _host_bytes(case) / (1 << 30)
+    offloading = {"kv_offloading_size": gib}
+
+    def config_of(max_model_len: int, cache: dict[str, Any], scheduler: dict[str, Any]) -> VllmConfig:
+        return vllm_config(max_model_len, cache | offloading, scheduler)
+
+    with (
+        mock.patch.object(server, "vllm_config", config_of),
+        mock.patch.object(server, "Recorder", partial(OffloadingRecorder, copies)),
+    ):
+        engine = server.start(setup)
+    connector = engine.scheduler.connector.connector_scheduler
+    build = connector._build_connector_meta
+
+    def in_order(output: SchedulerOutput) -> Any:
+        # A set: its order differs from process to process.
+        ended = {str(index): place for place, (_, index) in enumerate(finished)}
+        output.finished_req_ids = dict.fromkeys(sorted(output.finished_req_ids, key=lambda name: ended.get(name, -1)))
+        return build(output)
+
+    connector._build_connector_meta = in_order
+    clock, recorder = _Clock(case.step_ticks), engine.model_executor
+    prompts, outputs = server.tokens_of(case.workload)
+    recorder.attach(engine, outputs, clock)
+    arrivals, finished, arrived = case.workload.arrival_ticks.tolist(), [], 0
+    while True:
+        while arrived < len(arrivals) and arrivals[arrived] <= clock.now:
+            engine.add_request(server._request(case, arrived, prompts[arrived], outputs[arrived], engine))
+            arrived += 1
+        events = [*recorder.ends.values(), *arrivals[arrived : arrived + 1]]
+        if not (engine.scheduler.requests or arrived < len(arrivals)):
+            return Served(recorder.steps, finished), recorder
+        if engine.scheduler.has_requests() or engine.batch_queue:
+            recorder.idle = False
+            answers, _ = engine.step_fn()
+            for answer in (answers or {}).values():
+                finished += [
+                    (clock.now, int(one.request_id)) for one in answer.outputs if one.finish_reason is not None
+                ]
+            if recorder.idle and not engine.batch_queue and events:
+                clock.wait_until(min(events))
+        else:
+            clock.wait_until(min(events))
+
+
+def _host_bytes(case: Case) -> int:
+    """Bytes of a block on the host."""
+    return -(-case.block_size * 2 * 2 * 16 * 2 // _PAGE) * _PAGE
+
+
+@dataclass(frozen=True)
+class _Cost(ours.ConstantCost):
+    """Every step takes as long, and every block."""
+
+    copies: Copies = Copies(1, 0, 0)
+
+    def swap_out_ticks(self, blocks: int) -> int:
+        return self.copies.store_ticks * blocks
+
+    def swap_in_ticks(self, blocks: int) -> int:
+        return self.copies.load_ticks * blocks
+
+
+def serve_ours(case: Case, copies: Copies, asynchronous: bool = False) -> Served:
+    """What our engine does with a case."""
+    log = StepLog()
+    gib = copies.host_blocks * _host_bytes(case) / (1 << 30)
+    chosen = ours.settings_of(case, asynchronous, enable_prefix_caching=True, kv_offloading_size=gib)
+    run = simulate(chosen, case.workload, _Cost(case.step_ticks, copies=copies), observers=[log])
+    log.idle_started(run.log.end_ticks, 0)
+    return Served(log.steps, log.finished)
+
+
+def comparable(served: Served) -> Served:
+    """The steps without what both logs note at another time: hits, evictions by loads, and steps that only wait for stores.
+
+    Block tables, cached blocks and times show all of them.
+    """
+    steps = [step._replace(hits=(), evicted=0) for step in served.steps if step.scheduled or step.preempted]
+    return Served(steps, served.finished)

@@ -1,0 +1,465 @@
+"""KV offloading of vllm-v1: blocks that the GPU's prefix cache evicts are found on the host, and loaded beside the steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import given
+
+from engine_runs import LONG_MODEL
+from fragmeter.sim.cluster import cluster, simulate_cluster
+from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.engine.observer import Observer
+from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.settings import Settings, settings
+from fragmeter.sim.memory.accounting.ledger import Leap
+from fragmeter.sim.memory.paged.offload import HostTier, OffloadedMemory
+from fragmeter.sim.metrics.result import requests_table
+from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.types.sequence import Sequence, StepPlan
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.workload.workload import Workload
+from fragmeter.traces import read_with_content
+from shared_prefixes import SharedCase, caching_settings, shared_cases
+from strategies import LineCost
+
+few = hypothesis.settings(max_examples=40)
+_V1: dict[str, object] = {"policy": "vllm-v1", "model": "llama-3.1-8b", "kv_offloading_size": 1}
+#: Bytes of a token of ``LONG_MODEL`` and of OPT-13B: 40 layers, keys and values of 5,120 numbers of 16 bit.
+_TOKEN_BYTES = 40 * 2 * 5120 * 2
+
+
+@dataclass(frozen=True)
+class _Costs(LineCost):
+    """Steps of 100 ticks; 250 ticks to load a block, and 30 to store one."""
+
+    load_ticks: int = 250
+    store_ticks: int = 30
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        return 100
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        return 100, 0, None
+
+    def swap_in_ticks(self, blocks: int) -> int:
+        return self.load_ticks * blocks
+
+    def swap_out_ticks(self, blocks: int) -> int:
+        return self.store_ticks * blocks
+
+
+class _Log(Observer):
+    """What happens, as (ticks, what)."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, str]] = []
+
+    def plan_decided(self, now: int, plan: StepPlan) -> None:
+        if plan.admitted:
+            self.lines.append((now, f"admit {[each.index for each in plan.admitted]}, {plan.prefill_tokens} tokens"))
+        elif plan.order:
+            self.lines.append((now, f"wait {[each.index for each in plan.order]}"))
+
+    def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
+        self.lines.append((now, f"step of {leap[5]}, {ticks} ticks"))
+
+    def idle_started(self, now: int, ticks: int) -> None:
+        self.lines.append((now, f"idle, {ticks} ticks"))
+
+
+def _settings(pool: int, host_blocks: float, block_size: int = 4, **chosen: object) -> Settings:
+    given = {"async_scheduling": False, "max_model_len": 64, "model": LONG_MODEL} | chosen
+    size = host_blocks * max(4096, block_size * _TOKEN_BYTES) / (1 << 30)
+    return settings(
+        policy="vllm-v1", num_gpu_blocks_override=pool, block_size=block_size, kv_offloading_size=size, **given
+    )
+
+
+def _tier(run: Run) -> HostTier:
+    memory = run.replica.memory
+    assert isinstance(memory, OffloadedMemory)
+    return memory.tier
+
+
+def test_a_story_of_a_prefix_that_is_loaded_while_another_request_runs():
+    """Six blocks of four tokens. Request 1 evicts the second block of request 0, which request 2 loads."""
+    pieces = PromptContent(np.array([0, 1, 2, 3, 3]), np.array([7, 8, 7]), np.array([8, 16, 8]))
+    work = Workload(
+        "story", np.array([0, 1000, 2000, 2010]), np.array([9, 17, 9, 3]), np.array([2, 2, 2, 5]), content=pieces
+    )
+    log = _Log()
+    run = simulate(_settings(7, 100), work, _Costs(), observers=[log])
+    assert log.lines == [
+        (0, "admit [0], 9 tokens"),
+        (0, "step of 1, 100 ticks"),
+        (100, "step of 1, 100 ticks"),
+        (200, "idle, 800 ticks"),
+        (1000, "admit [1], 17 tokens"),
+        (1000, "step of 1, 100 ticks"),
+        (1100, "step of 1, 100 ticks"),
+        (1200, "idle, 20 ticks"),
+        (1220, "idle, 780 ticks"),
+        # Four tokens are on the GPU, and four are loaded in 250 ticks.
+        (2000, "wait [2]"),
+        (2000, "idle, 10 ticks"),
+        (2010, "admit [3], 3 tokens"),
+        (2010, "step of 1, 100 ticks"),
+        (2110, "wait [2]"),
+        (2110, "step of 1, 100 ticks"),
+        (2210, "wait [2]"),
+        (2210, "step of 1, 100 ticks"),
+        # The load ended at 2250, within a step.
+        (2310, "admit [2], 1 tokens"),
+        (2310, "step of 2, 100 ticks"),
+        (2410, "step of 2, 100 ticks"),
+    ]
+    tier = _tier(run)
+    copies = tier.transfers.columns()
+    # Stores begin with the step after the one that computes their tokens, and leave out generated tokens.
+    names = ("index", "asked_ticks", "start_ticks", "end_ticks", "blocks", "is_store")
+    assert list(zip(*(copies[name].tolist() for name in names), strict=True)) == [
+        (0, 100, 100, 160, 2, 1),
+        (1, 1100, 1100, 1220, 4, 1),
+        (2, 2000, 2000, 2250, 1, 0),
+    ]
+    table = requests_table(run)
+    assert table["cached_tokens"].tolist() == [0, 0, 4, 0]
+    assert table["offloaded_tokens"].tolist() == [0, 0, 4, 0]
+    found = summary(run)["kv_offloading"]
+    counts = ("hit_tokens", "queried_tokens", "loaded_blocks", "stored_blocks", "max_used_blocks", "evicted_blocks")
+    assert [found[name] for name in counts] == [4, 34, 1, 6, 6, 0]
+    assert found["flush_seconds"] == 0.0
+
+
+class _Replay:
+    """The dictionaries of both tiers, written anew: fed with the look-ups, stores and ends of copies of a run.
+
+    Attributes:
+        differing: Look-ups with another answer than the run's.
+        hits: Tokens that each load found on the host, by request.
+        stored, evicted: Blocks that came to the host, and left it.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.size = num_blocks, block_size
+        self.readers: dict[int, int] = {}
+        self.order: dict[int, tuple[int, int]] = {}
+        self.used_by: dict[int, dict[int, int]] = {}
+        self.rank_of: dict[int, int] = {}
+        self.rank = self.stored = self.evicted = self.asked = 0
+        self.loading: set[int] = set()
+        self.stores: list[tuple[int, list[int]]] = []
+        self.differing: list[object] = []
+        self.hits: list[tuple[int, int]] = []
+        self.on_gpu: dict[int, set[int]] = {}
+        self.contents: dict[int, int] = {}
+
+    # The GPU's tier.
+
+    def publish(self, block: int, name: int) -> None:
+        self.contents[block] = name
+        self.on_gpu.setdefault(name, set()).add(block)
+
+    def take(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            name = self.contents.pop(block, None)
+            if name is not None:
+                self.on_gpu[name].discard(block)
+
+    def look_up_gpu(self, names: list[int], found: int) -> None:
+        expected = next((at for at, name in enumerate(names) if not self.on_gpu.get(name)), len(names))
+        self.asked += 1
+        if expected != found:
+            self.differing.append(("gpu", names, expected, found))
+
+    # The host's tier.
+
+    def look_up(self, request: int, names: list[int], found: int | None) -> None:
+        here = next((at for at, name in enumerate(names) if name not in self.readers), len(names))
+        waits = any(self.readers[name] < 0 or name in self.loading for name in names[:here])
+        # After a preemption its own stores go on.
+        waits = waits or any(owner == request for owner, _ in self.stores)
+        if (None if waits else here) != found:
+            self.differing.append(("host", names, here, found))
+
+    def start_load(self, request: int, blocks: list[tuple[int, int]]) -> None:
+        for name, _ in blocks:
+            self.readers[name] += 1
+            self.loading.add(name)
+        self.hits.append((request, len(blocks) * self.size))
+        self.use(request, blocks)
+
+    def start_store(self, request: int, blocks: list[tuple[int, int]], answer: list[int] | None) -> None:
+        offered = {name for name, _ in blocks}
+        missing = [name for name, _ in blocks if name not in self.readers]
+        self.use(request, [(name, at) for name, at in blocks if self.readers.get(name, 0) >= 0])
+        over = len(self.readers) + len(missing) - self.num_blocks
+        idle = [name for name, readers in self.readers.items() if not readers and name not in offered]
+        if over > len(idle):
+            if answer is not None:
+                self.differing.append(("refuse", request, blocks))
+            return
+        for name in nsmallest(over, idle, key=self.order.__getitem__) if over > 0 else ():
+            del self.readers[name], self.order[name]
+            self.evicted += 1
+        for name in missing:
+            self.readers[name] = -1
+            self.order[name] = self.rank_of[request], -self.used_by[request][name]
+        self.stored += len(missing)
+        if missing:
+            self.stores.append((request, missing))
+        if missing != answer:
+            self.differing.append(("store", missing, answer))
+
+    def use(self, request: int, blocks: list[tuple[int, int]]) -> None:
+        used = self.used_by.setdefault(request, {})
+        new = {name: at for name, at in blocks if name not in used}
+        used |= new
+        if new and request not in self.rank_of:
+            self.rank = self.rank_of[request] = self.rank + 1
+        for name, at in new.items():
+            if name in self.order:
+                self.order[name] = max(self.order[name], (self.rank_of[request], -at))
+
+    def end_load(self, names: list[int]) -> None:
+        for name in names:
+            self.readers[name] -= 1
+            self.loading.discard(name)
+
+    def end_store(self, names: list[int]) -> None:
+        self.readers |= dict.fromkeys(names, 0)
+        self.stores = [store for store in self.stores if store[1] != names]
+
+    def finish(self, request: int) -> None:
+        self.rank_of.pop(request, None)
+        used = self.used_by.pop(request, {})
+        for name in sorted(used, key=lambda name: -used[name]):
+            if name in self.readers:
+                self.rank += 1
+                self.order[name] = self.rank, 0
+
+
+class _Feed(Observer):
+    """Feeds a replay, and checks before every step what both tiers hold.
+
+    Args:
+        hides: Whether look-ups on the host find nothing.
+    """
+
+    def __init__(self, hides: bool = False) -> None:
+        self._hides = hides
+
+    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+        memory = engine.memory
+        assert isinstance(memory, OffloadedMemory) and memory.cache is not None
+        self.memory, self.state, tier = memory, engine.state, memory.tier
+        self.replay = replay = _Replay(tier.cache.num_blocks, memory.block_size)
+        for name in ("start_load", "end_load", "end_store", "finish"):
+            _follow(tier.cache, name, lambda answer, *given, to=getattr(replay, name): to(*given))
+        _follow(tier.cache, "start_store", lambda answer, request, blocks: replay.start_store(request, blocks, answer))
+        _follow(memory.cache.pool, "publish", lambda answer, *given: replay.publish(*given))
+        _follow(memory.cache.pool, "take_many", lambda answer, count: replay.take(answer))
+        _follow(memory.cache, "look_up", self._look_up_gpu)
+        if self._hides:
+            tier.look_up = lambda sequence, names: 0
+        else:
+            _follow(tier, "look_up", lambda answer, one, names: replay.look_up(one.index, names, answer))
+
+    def _look_up_gpu(self, found, sequence: Sequence) -> None:
+        assert self.memory.cache is not None
+        names = self.memory.cache.names_of(sequence)[: (sequence.start_tokens - 1) // self.memory.block_size]
+        self.replay.look_up_gpu(names, found.blocks)
+
+    def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
+        memory, tier = self.memory, self.memory.tier
+        assert memory.cache is not None and memory.group_tables is not None
+        tables = [table for (table,) in memory.group_tables.tables.values()]
+        held = {block for table in tables for block in table}
+        assert memory.cache.pool.num_free == memory.num_blocks - len(held)
+        assert tier.cache.used_blocks == self.replay.stored - self.replay.evicted <= tier.cache.num_blocks
+        # What waits is in the queue, and has its blocks; what runs has no load.
+        assert set(tier.loading) <= set(tier.loaded) <= set(self.state.waiting)
+        assert all(sequence in memory.group_tables.tables for sequence in tier.loaded)
+
+
+def _follow(owner: object, name: str, note) -> None:
+    """Call ``note`` with the answer and the arguments of each call of a method."""
+    inner = getattr(owner, name)
+
+    def followed(*given):
+        given = tuple(list(each) if isinstance(each, (list, tuple)) else each for each in given)
+        answer = inner(*given)
+        note(answer, *given)
+        return answer
+
+    setattr(owner, name, followed)
+
+
+def _offloading(case: SharedCase, host_blocks: float, **chosen: object) -> Settings:
+    size = host_blocks * max(4096, case.pool.block_size * _TOKEN_BYTES) / (1 << 30)
+    return caching_settings(case, kv_offloading_size=size, **chosen)
+
+
+def _check_replayed(feed: _Feed, run: Run) -> None:
+    replay, found = feed.replay, _tier(run).look_ups.columns()
+    assert not replay.differing
+    loads = found["hit_tokens"] > 0
+    assert list(zip(found["index"][loads].tolist(), found["hit_tokens"][loads].tolist(), strict=True)) == replay.hits
+    assert _tier(run).cache.evicted_blocks == replay.evicted
+    served = ~run.refused
+    assert len(run.log.residencies["index"]) and set(run.log.residencies["index"]) == set(np.flatnonzero(served))
+
+
+def _outcome(run: Run) -> dict[str, list[int]]:
+    look_ups = run.replica.cache_log.look_up_columns()
+    return {name: column.tolist() for name, column in run.log.residencies.items()} | {
+        "end": [run.log.end_ticks],
+        "look_ups": sorted(zip(*(column.tolist() for column in look_ups.values()), strict=True)),
+    }
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("host_blocks", [3, 1000])
+@few
+@given(case=shared_cases())
+def test_hits_by_tier_are_those_of_a_replay_and_leaps_change_nothing(case: SharedCase, host_blocks: int, ahead: bool):
+    feed, chosen = _Feed(), _offloading(case, host_blocks, async_scheduling=ahead)
+    run = simulate(chosen, case.workload, case.cost, observers=[feed])
+    if not len(run.log.residencies["index"]):
+        return
+    _check_replayed(feed, run)
+    stepped = simulate(replace(chosen, leap=False), case.workload, case.cost)
+    assert _outcome(stepped) == _outcome(run)
+    assert summary(stepped) == summary(run)
+    assert all(ticks > 0 for ticks in _tier(run).flushes.columns()["ticks"])
+    assert min(run.window.slot_ticks.values()) >= 0 <= min(run.window.slot_steps.values())
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@few
+@given(case=shared_cases())
+def test_without_hits_on_the_host_all_is_as_without_offloading(case: SharedCase, ahead: bool):
+    cost = _Costs(store_ticks=0)
+    run = simulate(_offloading(case, 1000, async_scheduling=ahead), case.workload, cost, observers=[_Feed(hides=True)])
+    without = simulate(caching_settings(case, async_scheduling=ahead), case.workload, cost)
+    assert _outcome(run) == _outcome(without)
+    assert run.window == without.window
+
+
+def test_size_0_is_no_offloading():
+    assert settings(policy="vllm-v1", kv_offloading_size=0) == settings(policy="vllm-v1")
+
+
+@few
+@given(case=shared_cases())
+def test_gpu_and_infinite_host_together_find_what_an_infinite_gpu_does(case: SharedCase):
+    """Requests that come one after the other, as stores and loads take time."""
+    work, size = case.workload, case.pool.block_size
+    work = replace(work, arrival_ticks=np.arange(len(work)) * 1_000_000)
+    run = simulate(_offloading(case, 10_000), work, case.cost)
+    infinite = simulate(replace(caching_settings(case), num_gpu_blocks_override=2000), work, case.cost)
+    gpu, found = run.replica.cache_log.look_up_columns(), _tier(run).look_ups.columns()
+    both = dict(zip(gpu["index"].tolist(), (gpu["hit_tokens"] + found["hit_tokens"]).tolist(), strict=True))
+    all_on_gpu = infinite.replica.cache_log.look_up_columns()
+    for index, tokens in zip(all_on_gpu["index"].tolist(), all_on_gpu["hit_tokens"].tolist(), strict=True):
+        if index in both and not run.refused[: index + 1].any() and not infinite.refused[index]:
+            # The host may have the block with the last token of the prompt as well, and has no generated tokens.
+            found_at_all = min(both[index], (work.prompt_tokens[index] - 1) // size * size)
+            assert found_at_all == tokens or (case.content.session_id is not None and found_at_all < tokens)
+
+
+def test_a_step_waits_for_the_stores_of_blocks_that_are_taken_again():
+    """Two requests of five blocks in a pool of six; a store takes 1,000 ticks a block."""
+    work = Workload("two", np.array([0, 10]), np.array([17, 17]), np.array([2, 2]))
+    run = simulate(_settings(7, 100), work, _Costs(store_ticks=1000))
+    # The first request ends at 200, and the stores of its four full blocks run from 100 to 4100.
+    assert {name: column.tolist() for name, column in _tier(run).flushes.columns().items()} == {
+        "start_ticks": [200],
+        "ticks": [3900],
+    }
+    assert run.log.end_ticks == 4300
+    assert summary(run)["kv_offloading"]["flush_seconds"] == 3900 / 10**12
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"enable_prefix_caching": False},
+        {"pipeline_parallel_size": 2},
+        {"scheduling_policy": "priority"},
+        {"prefill_schedule_interval": 2},
+        {"model": "gpt-oss-120b", "gpu": "h200"},
+        {"ids": True},
+        {"kv_offloading_size": 1e-5},
+    ],
+    ids=lambda chosen: next(iter(chosen)),
+)
+def test_what_is_not_simulated_is_refused(chosen: dict[str, object]):
+    work = Workload("one", np.zeros(2), np.array([10, 10]), np.array([2, 2]), priority=np.arange(2))
+    with pytest.raises(SettingError, match=r"^kv_offloading_size = [^\n]+; (leave out one of them|give more GiB)$"):
+        simulate(settings(**_V1 | chosen), work)
+
+
+def test_a_cluster_is_refused():
+    work = Workload("one", np.zeros(2), np.array([10, 10]), np.array([2, 2]))
+    with pytest.raises(SettingError, match="^kv_offloading_size = 1.0: needs a single replica"):
+        simulate_cluster(settings(**_V1), work, cluster(num_replicas=2))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("FRAGMETER_TRACES" not in os.environ, reason="FRAGMETER_TRACES names no folder")
+@pytest.mark.parametrize("file", ["mooncake_conversation.jsonl.gz", "ragpulse.jsonl.gz"])
+def test_hits_by_tier_on_a_published_trace_are_those_of_a_replay(file: str):
+    """Its first 600 requests, over a pool that keeps few of their prefixes and a host that evicts others."""
+    trace = read_with_content(Path(os.environ["FRAGMETER_TRACES"]) / file).first(600)
+    assert trace.arrival_ticks is not None
+    work = Workload(file, trace.arrival_ticks, trace.prompt_tokens, trace.output_tokens, content=trace.content)
+    feed = _Feed()
+    run = simulate(
+        settings(
+            policy="vllm-v1",
+            model="llama-3.1-8b",
+            gpu="h100-80gb",
+            num_gpu_blocks_override=9000 if "mooncake" in file else 1000,
+            kv_offloading_size=16 if "mooncake" in file else 2,
+        ),
+        work,
+        observers=[feed],
+    )
+    _check_replayed(feed, run)
+    assert feed.replay.hits and feed.replay.evicted
+
+
+@pytest.mark.parametrize(("host_blocks", "ahead"), [(12, False), (40, True)])
+def test_a_dense_load_is_that_of_a_replay(host_blocks: int, ahead: bool):
+    """Prefixes of six texts over a pool of 14 blocks: loads, evictions on the host, preemptions and waits for stores."""
+    draw = np.random.default_rng(5)
+    texts, lengths = draw.integers(0, 6, 120), draw.integers(4, 25, 120)
+    content = PromptContent(np.arange(121), texts, lengths)
+    arrivals, outputs = np.cumsum(draw.integers(0, 300, 120)), draw.integers(1, 25, 120)
+    work = Workload("dense", arrivals, lengths + draw.integers(1, 8, 120), outputs, content=content)
+    feed = _Feed()
+    chosen = _settings(15, host_blocks, async_scheduling=ahead)
+    run = simulate(chosen, work, _Costs(load_ticks=40, store_ticks=90), observers=[feed])
+    _check_replayed(feed, run)
+    found = summary(run)
+    assert found["preemptions"]["recompute"] and found["kv_offloading"]["flush_seconds"]
+    assert feed.replay.hits and feed.replay.evicted
+
+
+def test_what_was_loaded_is_found_on_the_gpu():
+    """The second block of a text is evicted, loaded by the third request, and found by the fourth."""
+    pieces = PromptContent(np.array([0, 1, 2, 3, 4]), np.array([7, 8, 7, 7]), np.array([8, 16, 8, 8]))
+    work = Workload("again", np.array([0, 1000, 2000, 3000]), np.array([9, 17, 9, 9]), np.full(4, 2), content=pieces)
+    table = requests_table(simulate(_settings(7, 100), work, _Costs()))
+    assert table["cached_tokens"].tolist() == [0, 0, 4, 8]
+    assert table["offloaded_tokens"].tolist() == [0, 0, 4, 0]
