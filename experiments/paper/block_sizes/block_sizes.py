@@ -6,9 +6,9 @@ results for 450 and 1,800 s. The step time depends on the context (``ContextCost
 fitted on Fig 13a.
 
 Two sets of numbers are fitted on Fig 18b. The first is the kernel time per token of context beyond the reading, one
-number each for blocks of 1, 2, 4 and 8 tokens, on ShareGPT. The paper gives the kernel as the reason for the left
+number each for blocks of 1, 2, 4 and 8 tokens, on ShareGPT's exact pairs. The paper gives the kernel as the reason for the left
 flank, and prints no curve of it by block size. The second is the scale for Alpaca, on block size 64, because the scale
-of Fig 13a leaves that server idle. All else is predicted: the right flank, which is memory; all of Alpaca's values but
+of Fig 13a leaves that server idle; one for drawn lengths and one for the exact pairs. All else is predicted: the right flank, which is memory; all of Alpaca's values but
 one point; and all of Fig 19b.
 
 Latencies of an overloaded server grow with the length of the trace. One percent of step time changes them by tens of
@@ -100,9 +100,8 @@ SHAREGPT, ALPACA = "ShareGPT 2.01 req/s", "Alpaca 30.1 req/s"
 _RATES = {SHAREGPT: 2.01, ALPACA: 30.1}
 #: ms per token of context beyond the reading, by block size: fitted on ShareGPT in Fig 18b.
 EXTRA_MS = {1: 0.00143, 2: 0.00126, 4: 0.00127, 8: 0.00063}
-#: Fitted on Alpaca in Fig 18b, at this block size.
-ALPACA_SCALE, ALPACA_FITTED_ON = 1.258, 64
-SCALES = {SHAREGPT: CONTEXT_STEP_SCALE, ALPACA: ALPACA_SCALE}
+#: Fitted on Alpaca in Fig 18b, at this block size: on drawn lengths, and on the exact pairs.
+ALPACA_SCALE, ALPACA_EXACT_SCALE, ALPACA_FITTED_ON = 1.258, 1.297, 64
 RECOMPUTE, SWAP = "recompute", "swap"
 #: Spans reported beside the 900 s, and their block sizes.
 _SPANS_S, _SPAN_SIZES = (450, 900, 1800), (16, 256)
@@ -135,9 +134,19 @@ class SizeCase:
         return replace(FIG2, request_rate=_RATES[self.load], duration_s=self.duration_s)
 
 
-def measure(workload: Workload, case: SizeCase) -> float:
-    """Serve a workload to the last request; return the mean normalised latency in s/token."""
-    scale = round(SCALES[case.load] * case.change, 6)
+def scales(source: Source) -> dict[str, float]:
+    """Scale of the step time of each load, given the source of ShareGPT's lengths."""
+    of_alpaca = ALPACA_SCALE if source.alpaca.exact is None else ALPACA_EXACT_SCALE
+    return {SHAREGPT: CONTEXT_STEP_SCALE, ALPACA: of_alpaca}
+
+
+def measure(workload: Workload, case: SizeCase, of_load: float) -> float:
+    """Serve a workload to the last request; return the mean normalised latency in s/token.
+
+    Args:
+        of_load: Scale of the step time of the load.
+    """
+    scale = round(of_load * case.change, 6)
     if case.terms is Terms.NEITHER:
         cost: StepCost = PaperCost(scale, Server().block_bytes(case.block_size), block_size=case.block_size)
     else:
@@ -153,13 +162,14 @@ class Latencies:
 
     def __init__(self, source: Source) -> None:
         self._sources = {SHAREGPT: source, ALPACA: source.alpaca}
+        self._scales = scales(source)
         self._found: dict[SizeCase, float] = {}
 
     def measure(self, cases: Sequence[SizeCase], subject: str) -> list[float]:
         """The results of the cases, in their order."""
         missing = [case for case in dict.fromkeys(cases) if case not in self._found]
         works = {key: self._sources[key[0]].workload(key[1], key[2]) for key in {_key(case) for case in missing}}
-        results = in_parallel(measure, [(works[_key(case)], case) for case in missing])
+        results = in_parallel(measure, [(works[_key(case)], case, self._scales[case.load]) for case in missing])
         for case, found in zip(missing, track(results, subject, len(missing)), strict=True):
             self._found[case] = found
         return [self._found[case] for case in cases]
@@ -183,17 +193,19 @@ def latencies(source: Source) -> Latencies:
 def fig18b(bench: Bench) -> Payload:
     """Fig 18b as a document."""
     modes = {SHAREGPT: (SHAREGPT, RECOMPUTE), ALPACA: (ALPACA, RECOMPUTE)}
-    payload = _document("fig18b", modes, bench.source) | {"constants": list(_constants())}
+    payload = _document("fig18b", modes, bench.source) | {"constants": list(_constants(bench.source))}
     rows = payload["rows"]
     remarks = [step_change_text(_side(rows, SHAREGPT)), *_spans(bench.source), _idle_text(bench.source), _curve_text()]
     return payload | {"findings": findings(rows), "remarks": remarks}
 
 
-def _constants() -> Iterator[dict[str, Any]]:
+def _constants(source: Source) -> Iterator[dict[str, Any]]:
+    on = f"Fig 18b's Alpaca at block size {ALPACA_FITTED_ON}"
     yield {"name": "step-time scale", "value": CONTEXT_STEP_SCALE, "on": ON}
-    yield {"name": "step-time scale", "value": ALPACA_SCALE, "on": f"Fig 18b's Alpaca at block size {ALPACA_FITTED_ON}"}
+    yield {"name": "step-time scale", "value": scales(source)[ALPACA], "on": on}
     for size, ms in EXTRA_MS.items():
-        yield {"name": "us a context token", "value": 1000 * ms, "on": f"Fig 18b's ShareGPT at block size {size}"}
+        of = f"Fig 18b's ShareGPT at block size {size}, exact pairs"
+        yield {"name": "us a context token", "value": 1000 * ms, "on": of}
 
 
 def findings(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -201,7 +213,7 @@ def findings(rows: Sequence[Row]) -> list[dict[str, Any]]:
     right = _side(rows, SHAREGPT)
     return [
         accuracy(right, "ShareGPT, block sizes 16 to 256, where memory decides"),
-        *(best_size([row for row in rows if row["series"] == load], _WITHIN) for load in SCALES),
+        *(best_size([row for row in rows if row["series"] == load], _WITHIN) for load in (SHAREGPT, ALPACA)),
         wasted(right, _WITHIN),
         accuracy(_side(rows, ALPACA, left=True), "Alpaca, block sizes 1 to 8, by ShareGPT's fitted kernel"),
         accuracy(_side(rows, ALPACA), "Alpaca, block sizes 16 to 256, where memory decides"),
@@ -248,7 +260,7 @@ def _document(figure: str, series: Mapping[str, tuple[str, str]], source: Source
         "x_is": "block size, tokens",
         "rows": rows,
         "seeds": list(source.seeds),
-        "basis": [_scales_text(loads), _extra_text()],
+        "basis": [_scales_text(loads, scales(source)), _extra_text()],
     }
 
 
@@ -286,7 +298,7 @@ def step_change_text(rows: Sequence[Row]) -> str:
         (row["published"] / row["simulated"]) ** (row["simulated"] / (100 * row["step_1pct"])) - 1 for row in rows
     ]
     return (
-        f"How steep this is: steps by {min(changes):+.1%} to {max(changes):+.1%} longer would meet the values at block"
+        f"How steep this is: step times changed by {min(changes):+.1%} to {max(changes):+.1%} would meet the values at block"
         f" sizes {min(row['x'] for row in rows)} and more, each by itself and to first order."
     )
 
@@ -313,7 +325,8 @@ def _spans(source: Source) -> Iterator[str]:
 
 def _idle_text(source: Source) -> str:
     """Alpaca with the step-time scale of ShareGPT."""
-    change = SCALES[SHAREGPT] / SCALES[ALPACA]
+    of_load = scales(source)
+    change = of_load[SHAREGPT] / of_load[ALPACA]
     cases = [SizeCase(ALPACA, source.seeds[0], size, change=change) for size in (16, ALPACA_FITTED_ON)]
     found = latencies(source).measure(cases, "Alpaca, ShareGPT's scale")
     values = " and ".join(f"{value:.3f} at {case.block_size}" for case, value in zip(cases, found, strict=True))
@@ -331,15 +344,14 @@ def _curve_text() -> str:
     )
 
 
-def _scales_text(loads: Iterable[str]) -> str:
+def _scales_text(loads: Iterable[str], of_load: Mapping[str, float]) -> str:
     origin = {SHAREGPT: "fitted on Fig 13a", ALPACA: f"fitted here on block size {ALPACA_FITTED_ON}"}
-    return (
-        "Step time, by context: " + "; ".join(f"{load}: s = {SCALES[load]:g}, {origin[load]}" for load in loads) + "."
-    )
+    texts = (f"{load}: s = {of_load[load]:g}, {origin[load]}" for load in loads)
+    return f"Step time, by context: {'; '.join(texts)}."
 
 
 def _extra_text() -> str:
     return (
         f"Block sizes {', '.join(map(str, EXTRA_MS))}: the kernel's inefficiency is fitted on Fig 18b's ShareGPT"
-        " values, one number each."
+        " values with the exact pairs, one number each."
     )

@@ -35,7 +35,7 @@ from ...runs.output import Report
 from ..bench import Bench, Case
 from ..block_sizes.block_sizes import ALPACA as ALPACA_LOAD
 from ..block_sizes.block_sizes import METRIC as LATENCY_BY_SIZE
-from ..block_sizes.block_sizes import RECOMPUTE, SCALES, SHAREGPT, SWAP, SizeCase, latencies
+from ..block_sizes.block_sizes import RECOMPUTE, SHAREGPT, SWAP, SizeCase, latencies, scales
 from ..comparison import Payload
 from ..context_cost import Terms
 from ..fit import Fit, fit
@@ -226,7 +226,7 @@ _BY_SIZE = (
 def _by_size(figure: str, case: SizeCase, source: Source, found: Fit) -> Iterator[tuple[float, float]]:
     """The latency of a load at each block size of a figure."""
     sizes = paper_figures()[figure]["block_sizes"]
-    change = found.scale / SCALES[case.load]
+    change = found.scale / scales(source)[case.load]
     cases = [replace(case, block_size=size, change=change, extra_ms=0.0, terms=found.terms) for size in sizes]
     return zip(sizes, latencies(source).measure(cases, figure), strict=True)
 

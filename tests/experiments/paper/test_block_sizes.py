@@ -17,15 +17,16 @@ from fragmeter.experiments.paper.block_sizes import block_sizes
 from fragmeter.experiments.paper.block_sizes.block_sizes import (
     ALPACA,
     EXTRA_MS,
-    SCALES,
     SHAREGPT,
     SWAP,
     SizeCase,
     fig18b,
     fig19b,
     measure,
+    scales,
 )
 from fragmeter.experiments.paper.context_cost import ContextCost, reading_ms
+from fragmeter.experiments.paper.fit import CONTEXT_STEP_SCALE as SCALE
 from fragmeter.experiments.paper.paper import Source, source
 from fragmeter.experiments.paper.published import paper_figures, usual_length
 from fragmeter.experiments.paper.rows import passed, value_row
@@ -73,9 +74,9 @@ def test_leaps_and_steps_agree_under_it():
 def test_small_blocks_are_slow_and_swapping_is_not_recomputing():
     quick = source(seeds=1)
     work = quick.workload(SizeCase(SHAREGPT, 0, 1, duration_s=60).experiment, 0)
-    by_size = {size: measure(work, SizeCase(SHAREGPT, 0, size, duration_s=60)) for size in (1, 16)}
+    by_size = {size: measure(work, SizeCase(SHAREGPT, 0, size, duration_s=60), SCALE) for size in (1, 16)}
     assert by_size[1] > 1.3 * by_size[16]
-    without = measure(work, SizeCase(SHAREGPT, 0, 1, duration_s=60, extra_ms=0.0))
+    without = measure(work, SizeCase(SHAREGPT, 0, 1, duration_s=60, extra_ms=0.0), SCALE)
     assert without == pytest.approx(by_size[16], rel=0.02)
 
 
@@ -83,7 +84,7 @@ def test_small_blocks_are_slow_and_swapping_is_not_recomputing():
 def made_up(monkeypatch):
     """Predictable latencies in place of runs: by block size, with 1 % of step time and the seed."""
 
-    def latency(_, case: SizeCase) -> float:
+    def latency(_, case: SizeCase, of_load: float) -> float:
         published = paper_figures()["fig18b"][case.load][SIZES.index(case.block_size)]
         swap = 0.1 if case.preemption_mode == SWAP else 0
         return published * (1 + 10 * (case.change - 1)) + case.seed * 0.001 + swap
@@ -140,7 +141,7 @@ class TestFig18b:
         """1 % of step time moves these by 10 %, so that twice the latency asks for 2 ** (1 / 10) of it."""
         rows = [{"x": x, "published": y, "simulated": 2.0, "step_1pct": 0.2} for x, y in ((16, 4.0), (32, 2.0))]
         text = block_sizes.step_change_text(rows)
-        assert "steps by +0.0% to +7.2% longer" in text and " 16 and more" in text
+        assert "step times changed by +0.0% to +7.2%" in text and " 16 and more" in text
 
 
 class TestFig19b:
@@ -157,17 +158,25 @@ class TestFig19b:
         assert "quicker at 4 of the 6 block sizes" in found["finding"] and "5%: 1, 2, 4, 8." in found["finding"]
 
 
+needs_traces = pytest.mark.skipif(not TRACES, reason="FRAGMETER_TRACES names no folder with the exact pairs")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not TRACES, reason="FRAGMETER_TRACES names no folder with the exact pairs")
+@needs_traces
 class TestTheFits:
     def test_the_kernel_meets_fig_18b_where_it_was_fitted(self):
         exact = source(Path(TRACES) / "sosp23_sharegpt_opt.csv.gz")
         work = exact.workload(SizeCase(SHAREGPT, 0, 1).experiment, 0)
         published = dict(zip(SIZES, paper_figures()["fig18b"][SHAREGPT]))
         for size in EXTRA_MS:
-            assert measure(work, SizeCase(SHAREGPT, 0, size)) == pytest.approx(published[size], rel=0.05)
+            assert measure(work, SizeCase(SHAREGPT, 0, size), SCALE) == pytest.approx(published[size], rel=0.05)
 
-    def test_alpaca_s_scale_meets_it_at_64(self):
-        work = Source((0,), drawn_from="alpaca52k_opt").workload(SizeCase(ALPACA, 0, 64).experiment, 0)
-        assert measure(work, SizeCase(ALPACA, 0, 64)) == pytest.approx(1.95, rel=0.03)
-        assert SCALES[ALPACA] > SCALES[SHAREGPT]
+
+@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=needs_traces)])
+def test_alpaca_s_scale_meets_it_at_64_on_drawn_lengths_and_on_the_exact_pairs(exact):
+    paths = [Path(TRACES) / f"sosp23_{name}_opt.csv.gz" for name in ("sharegpt", "alpaca")] if exact else [None, None]
+    known = source(*paths)
+    of_load = scales(known)
+    work = known.alpaca.workload(SizeCase(ALPACA, 0, 64).experiment, 0)
+    assert measure(work, SizeCase(ALPACA, 0, 64), of_load[ALPACA]) == pytest.approx(1.95, rel=0.03)
+    assert of_load[ALPACA] > of_load[SHAREGPT] == SCALE
