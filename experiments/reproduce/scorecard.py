@@ -123,7 +123,7 @@ def _constants(document: Payload) -> Iterator[tuple[str, str, str]]:
 def _listed(known: Sequence[Row]) -> str:
     """The kinds of constants with their numbers."""
     counts = Counter(row["Constant"].replace("see ", "constants of ") for row in known)
-    return ", ".join(f"{count} {name}s" if count > 1 else name for name, count in counts.items())
+    return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
 
 
 def _score(name: str, document: Payload, titles: Mapping[str, str]) -> Score:

@@ -194,7 +194,9 @@ def test_the_index_marks_the_cards_of_a_row_and_the_one_that_is_asked_for(driver
     card = Scorecard(
         fig2(comparison()), [Score("fig1", "Fig 1", "Fig 1", "pass", "+3.0 %", 3, 0, [0.1])], ["The rule."]
     )
-    cards = [Section(title, text, key=title.lower().replace(" ", ""), badge="pass") for title in titles[1:]]
+    cards = [
+        Section(title, text, key=title.lower().replace(" ", ""), badge="pass", is_half=True) for title in titles[1:]
+    ]
     path = write_page(tmp_path / "cards.html", "Cards", "", [Section(titles[0], widgets=[card]), *cards])
     show(driver, path, "light", 1400)
     marked = "[...document.querySelectorAll('.index [aria-current]')].map((entry) => entry.textContent).join()"

@@ -205,7 +205,7 @@ def _constants(source: Source) -> Iterator[dict[str, Any]]:
     yield {"name": "step-time scale", "value": scales(source)[ALPACA], "on": on}
     for size, ms in EXTRA_MS.items():
         of = f"Fig 18b's ShareGPT at block size {size}, exact pairs"
-        yield {"name": "us a context token", "value": 1000 * ms, "on": of}
+        yield {"name": "kernel time (us a context token)", "value": 1000 * ms, "on": of}
 
 
 def findings(rows: Sequence[Row]) -> list[dict[str, Any]]:
