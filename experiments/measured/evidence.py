@@ -321,6 +321,10 @@ def _lacking(settings: Settings, load: LoadClass | None, rows: Sequence[Row]) ->
         yield "the same kind of layers (dense, or experts)"
     if settings.data_parallel_size > 1 and all(row["data_parallel_size"] == 1 for row in rows):
         yield "several engines"
+    if settings.pipeline_parallel_size > 1:
+        yield "several pipeline stages"
+    if settings.enforce_eager:
+        yield "steps without CUDA graphs"
     if shape.latent and not any(other.latent for other in shapes):
         yield "latent attention"
     own = settings.quantization or shape.quantization

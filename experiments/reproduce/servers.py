@@ -323,17 +323,18 @@ def reproduce_servers(folder: Path | None, report: Report, out: OutputFolder | N
 
 
 #: Figures on the terminal.
-_SHOWN = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "median_ttft_ms", "p99_ttft_ms")
-_HEADINGS = ("tokens/s", "TTFT", "TPOT", "E2E", "median TTFT", "p99 TTFT")
+_SHOWN = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
+_HEADINGS = ("tokens/s", "TTFT", "TPOT", "E2E")
 
 
 def print_servers(payload: Payload, report: Report) -> None:
     """Print the signed errors of every run, their means, and the constants."""
-    report.print_line("Simulated over measured, less one; means unless stated", style="bold")
+    report.print_line("Simulated over measured, less one; means", style="bold")
     by_run: dict[tuple[str, str, str], Figures] = {}
     for row in payload["rows"]:
         by_run.setdefault((row["run"], row["constants"], row["kind"]), {})[row["metric"]] = row["error"]
     report.console.print(_error_table(by_run))
+    report.print_line("Medians and 99th percentiles are in the JSON document (--json).")
     report.print_line()
     report.print_line("Mean absolute error and bias over the runs of a card and model", style="bold")
     means: dict[tuple[str, str, str], Figures] = {}
@@ -359,7 +360,7 @@ def print_servers(payload: Payload, report: Report) -> None:
 def _error_table(rows: Mapping[tuple[str, str, str], Figures]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for place, heading in enumerate(("run", "constants of", "", *_HEADINGS)):
-        table.add_column(heading, justify="left" if place < 3 else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if place < 3 else "right", no_wrap=place >= 2)
     for names, figures in rows.items():
         cells = (f"{figures[metric]:+.1%}" if metric in figures else "-" for metric in _SHOWN)
         table.add_row(*names, *cells)
