@@ -20,7 +20,7 @@ Document = dict[str, Any]
 _HEAD = """# The paper, rerun
 
 Every figure of the PagedAttention paper (Kwon et al., SOSP 2023) that a simulation can rerun, published beside
-simulated, and tests of claims about paged attention. This file is written by `make docs`;
+simulated. This file is written by `make docs`;
 `fragmeter reproduce all --out out/reproduction` makes the same as a page with pictures, out/reproduction/reproduction.html.
 
 "how" is how the published value is known: a label in the paper, digitised from its plot (1 to 2 % accurate), or its

@@ -28,14 +28,13 @@ class Settings:
             vllm-v0 and vllm-v1, layers with a sliding window shorter than ``max_model_len`` keep only the tokens of
             the window. All layers keep every token under the other policies, with shared blocks, and with chunked
             attention (Llama 4).
-        gpu: Preset (``fragmeter list gpus``).
+        gpu: Preset (``fragmeter list gpus``), or a FILE.json that describes one.
         tensor_parallel_size: GPUs that share the model and the pool.
         pipeline_parallel_size: Pipeline stages, each on ``tensor_parallel_size`` GPUs.
         data_parallel_size: Engines that share the experts of a model: each holds all other weights, and serves requests of
             its own. A replica is one engine.
         enable_expert_parallel: Whether each GPU holds whole experts, instead of a slice of every expert.
-        quantization: Number format of the weights; default: the checkpoint's, which is 16 bit for all presets except
-            deepseek-v3 (fp8) and gpt-oss-120b (mxfp4).
+        quantization: Number format of the weights; default: the checkpoint's (``fragmeter list models``).
         kv_cache_dtype: Number format of the KV cache; "auto" is 16 bit.
         enforce_eager: Run without CUDA graphs. With them, batches are padded to captured sizes, and the graphs take memory
             from the pool. Default: with CUDA graphs under vllm-v1, without them under the other policies, as the systems
