@@ -90,7 +90,8 @@ def cost(
             found = fit
         else:
             found = _calibrated(fit, model, gpu, tensor_parallel, block_size, deployment)
-    if server is not None or (asynchronous and hasattr(found, "host_ticks")):
+    # A file that is named as the cost is taken as it stands: its steps may be compared with those of a device, one by one.
+    if server is not None or (asynchronous and name in COST_NAMES and hasattr(found, "host_ticks")):
         found = ServedCost(cast(OperationCost, found), server, asynchronous)
     if pipelined and deployment.pipeline_parallel > 1:
         found = PipelinedCost(found, deployment.pipeline_parallel)

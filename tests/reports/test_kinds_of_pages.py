@@ -90,7 +90,7 @@ def test_a_page_has_an_index_a_search_and_two_schemes(kind, driver, tmp_path):
     wait(
         driver,
         f"{last}.scrollIntoView({{ behavior: 'instant' }});"
-        f" return document.querySelector('.index [aria-current]').textContent === {last}.textContent",
+        f" return [...document.querySelectorAll('.index [aria-current]')].at(-1).textContent === {last}.textContent",
     )
     search = driver.find_element("css selector", ".tools input")
     search.send_keys(headings[-1])

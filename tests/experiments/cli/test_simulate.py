@@ -66,6 +66,10 @@ FLAGS = {
     ),
     "quantization": (["--quantization", "awq"], "awq"),
     "kv_cache_dtype": (["--kv-cache-dtype", "fp8"], "fp8"),
+    "kv_offloading_size": (
+        ["--policy", "vllm-v1", "--enable-prefix-caching", "--kv-offloading-size", "2"],
+        2.0,
+    ),
     "enforce_eager": (["--no-enforce-eager"], False),
     "async_scheduling": (["--policy", "vllm-v1", "--no-async-scheduling"], False),
     "max_num_active_seqs": (["--policy", "vllm-v1", "--max-num-active-seqs", "2"], 2),

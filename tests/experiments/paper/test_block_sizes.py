@@ -175,7 +175,7 @@ class TestTheFits:
 @pytest.mark.parametrize("exact", [False, pytest.param(True, marks=needs_traces)])
 def test_alpaca_s_scale_meets_it_at_64_on_drawn_lengths_and_on_the_exact_pairs(exact):
     paths = [Path(TRACES) / f"sosp23_{name}_opt.csv.gz" for name in ("sharegpt", "alpaca")] if exact else [None, None]
-    known = source(*paths)
+    known = source(paths[0], alpaca_trace=paths[1])
     of_load = scales(known)
     work = known.alpaca.workload(SizeCase(ALPACA, 0, 64).experiment, 0)
     assert measure(work, SizeCase(ALPACA, 0, 64), of_load[ALPACA]) == pytest.approx(1.95, rel=0.03)
