@@ -269,7 +269,8 @@ class Validation:
         """The calibration as step times of the model."""
         deployment = Deployment(cuda_graphs=self._device.torch_device.type == "cuda")
         # No link and no speedup of a GPU enters: one GPU, 16 bits.
-        return cost(self._cost, model_spec(self._scale.model), gpu("a100-80gb"), deployment=deployment)
+        spec = model_spec(self._scale.model)
+        return cost(self._cost, spec, gpu("a100-80gb"), block_size=BLOCK_SIZE, deployment=deployment)
 
     @cached_property
     def served(self) -> dict[str, Served]:
@@ -309,7 +310,8 @@ class Validation:
             # The skeleton pads batches where it captures them, and only there.
             "enforce_eager": self._device.torch_device.type != "cuda",
         }
-        return record(Settings(**common, **fields), workload, shuffle_ids=shuffle_ids)[1]
+        # The skeleton computes step after step: no host work is hidden behind the step before it.
+        return record(Settings(**common, **fields), workload, shuffle_ids=shuffle_ids, step_cost=self.cost)[1]
 
     @cached_property
     def skeleton(self) -> Skeleton:

@@ -104,8 +104,12 @@ class RoundRobin:
         return place
 
 
-class _Lowest:
+class Lowest:
     """The replica with the lowest value.
+
+    Args:
+        value: Value of a replica, at a time.
+        rises: Whether a replica's value only rises between two reports; else every choice reads all replicas.
 
     1. Between two reports of a replica its value only rises, so the last value read is a lower bound of the present one.
     2. A heap has the bounds, with the numbers of the replicas. A choice first reads the replicas that reported.
@@ -115,7 +119,8 @@ class _Lowest:
 
     looks = True
 
-    def __init__(self) -> None:
+    def __init__(self, value: Callable[[Seen, int], int], rises: Callable[[Seen], bool]) -> None:
+        self._value, self._rises = value, rises
         self._replicas: Sequence[Seen] = ()
         self._among: Sequence[int] | None = None
         self._changed: set[int] = set()
@@ -135,7 +140,8 @@ class _Lowest:
         if among is not self._among:
             self._take(among)
         bounds, heap = self._bounds, self._heap
-        for number in self._to_read():
+        # Sequences may give blocks back as they decode, under all replicas or none.
+        for number in self._changed if self._rises(self._replicas[0]) else range(len(bounds)):
             if bounds[number] is not None:
                 self._read(number, now)
         self._changed.clear()
@@ -162,30 +168,6 @@ class _Lowest:
                 self._heap[:] = [(bound, place) for place, bound in enumerate(self._bounds) if bound is not None]
                 heapify(self._heap)
         return value
-
-    def _to_read(self) -> set[int]:
-        return self._changed
-
-    def _value(self, replica: Seen, now: int) -> int:
-        raise NotImplementedError
-
-
-class LeastOutstandingTokens(_Lowest):
-    """The replica with the fewest outstanding tokens."""
-
-    def _value(self, replica: Seen, now: int) -> int:
-        return replica.outstanding_tokens(now)
-
-
-class KvAware(_Lowest):
-    """The replica with the most room in its KV cache."""
-
-    def _value(self, replica: Seen, now: int) -> int:
-        return replica.kv_tokens(now)
-
-    def _to_read(self) -> set[int]:
-        # Sequences may give blocks back as they decode, under all replicas or none.
-        return self._changed if self._replicas[0].kv_rises else {*range(len(self._replicas))}
 
 
 class PrefixAffine:
@@ -283,5 +265,6 @@ def decode_router(cluster: Cluster) -> Router:
 def _plain(name: str, count: int) -> Router:
     if name == "round-robin":
         return RoundRobin(count)
-    looking: dict[str, Callable[[], Router]] = {"least-outstanding-tokens": LeastOutstandingTokens, "kv-aware": KvAware}
-    return looking[name]()
+    if name == "kv-aware":
+        return Lowest(lambda replica, now: replica.kv_tokens(now), lambda replica: replica.kv_rises)
+    return Lowest(lambda replica, now: replica.outstanding_tokens(now), lambda replica: True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from os import sep
 from os.path import basename
-from typing import cast
 
 from ..spec.deployment import Deployment
 from ..spec.gpu import GpuSpec
@@ -77,22 +76,20 @@ def cost(
         if server is not None:
             raise SettingError("cost", name, f"knows no server; leave --server {server.name} or --cost out")
         return _paper(model, gpu, tensor_parallel, block_size, scale, deployment)
+    fit = None if name == "roofline" else _profile(gpu) if name == "fitted" else _file(name)
     found: StepCost
-    if name == "roofline":
-        found = RooflineCost(model, gpu, tensor_parallel, block_size=block_size, deployment=deployment)
+    if isinstance(fit, FittedSteps):
+        if server is not None:
+            raise SettingError("cost", name, f"has constants of its own; leave --server {server.name} or --cost out")
+        found = fit
     else:
-        fit = _profile(gpu) if name == "fitted" else _file(name)
-        if isinstance(fit, FittedSteps):
-            if server is not None:
-                raise SettingError(
-                    "cost", name, f"has constants of its own; leave --server {server.name} or --cost out"
-                )
-            found = fit
-        else:
-            found = _calibrated(fit, model, gpu, tensor_parallel, block_size, deployment)
-    # A file that is named as the cost is taken as it stands: its steps may be compared with those of a device, one by one.
-    if server is not None or (asynchronous and name in COST_NAMES and hasattr(found, "host_ticks")):
-        found = ServedCost(cast(OperationCost, found), server, asynchronous)
+        operations: OperationCost = (
+            RooflineCost(model, gpu, tensor_parallel, block_size=block_size, deployment=deployment)
+            if fit is None
+            else _calibrated(fit, model, gpu, tensor_parallel, block_size, deployment)
+        )
+        hides = asynchronous and operations.host_ticks() > 0
+        found = operations if server is None and not hides else ServedCost(operations, server, asynchronous)
     if pipelined and deployment.pipeline_parallel > 1:
         found = PipelinedCost(found, deployment.pipeline_parallel)
     return found if scale == 1 else ScaledCost(found, scale)

@@ -6,7 +6,7 @@
                                                                 while the GPU computes this one
 
 ``operations`` is the step of a cost model without what that assumes beside them (``overhead_ticks``). Where no constants are
-known, asynchronous scheduling hides the host work that "fitted" and "roofline" assume (``host_ticks``). ``step_us`` is time
+known, asynchronous scheduling hides the host work that it assumes (``host_ticks``). ``step_us`` is time
 that the GPU itself loses in a step: launches and gaps between kernels, inputs, sampling. The constants hold for one card,
 model, parallelism, release and cost model, and are refused for another one.
 """
