@@ -108,6 +108,15 @@ def test_a_prompt_follows_its_prefix_where_enough_of_it_is_known():
     assert choices("prefix-affine", [Fake(), Fake()], [first, [100], three], cache_threshold=0.2) == [0, 1, 0]
 
 
+def test_a_prompt_follows_its_prefix_only_to_a_replica_that_takes_requests():
+    """0 has all of it and drains, and 2 has a part."""
+    prompts = [[1, 2, 3, 4], [90], [1, 2, 8], [1, 2, 3, 4]]
+    chooser = router("prefix-affine", 3, cluster(num_replicas=3), prompts.__getitem__, 100)
+    chooser.watch([Fake(), Fake(), Fake()])
+    among = [(0,), (1,), (2,), (1, 2)]
+    assert [chooser.choose(row, 0, able) for row, able in enumerate(among)] == [0, 1, 2, 2]
+
+
 def test_what_matters_is_the_beginning():
     """Blocks on record behind one that is not are no prefix."""
     assert choices("prefix-affine", [Fake(), Fake()], [[1, 2, 3, 4], [9], [8, 2, 3, 4]]) == [0, 1, 1]
