@@ -28,11 +28,10 @@ def test_leaps_and_block_ids_change_nothing(kind: str, asynchronous: bool):
 @pytest.mark.parametrize("option", OPTIONS)
 def test_leaps_and_block_ids_change_nothing_under_an_option(option: str, asynchronous: bool):
     for kind in KINDS:
-        for seed in (1, 3):
-            case = OPTIONS[option](KINDS[kind](seed))
-            leaps = ours.summary(case, asynchronous, leap=True, ids=False)
-            assert leaps == ours.summary(case, asynchronous, leap=False, ids=False)
-            assert leaps == ours.summary(case, asynchronous, leap=True, ids=True)
+        case = OPTIONS[option](KINDS[kind](3))
+        leaps = ours.summary(case, asynchronous, leap=True, ids=False)
+        assert leaps == ours.summary(case, asynchronous, leap=False, ids=False)
+        assert leaps == ours.summary(case, asynchronous, leap=True, ids=True)
 
 
 def test_a_step_with_another_number_of_tokens_has_another_digest():

@@ -49,7 +49,7 @@ def test_values_that_are_none(value):
         fewest_replicas(value)
 
 
-@pytest.mark.parametrize("dataset", ["sharegpt", "alpaca"])
+@pytest.mark.parametrize("dataset", [pytest.param("sharegpt", marks=pytest.mark.slow), "alpaca"])
 def test_the_best_share_is_that_of_the_highest_rate(dataset):
     """Beside every division of five replicas. Prompts of Alpaca are short: one replica prefills for four."""
     requests = Load(Inputs(settings=CHOSEN, requests=Requests(num_prompts=600, dataset=dataset)))

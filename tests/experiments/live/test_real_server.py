@@ -41,7 +41,7 @@ def test_every_decision_of_the_server_is_the_simulators(found):
     "changed",
     [
         pytest.param({"num_gpu_blocks_override": 129}, id="blocks"),
-        pytest.param({"max_num_seqs": 31}, id="sequences"),
+        pytest.param({"max_num_seqs": 31}, id="sequences", marks=pytest.mark.slow),
         pytest.param({"max_num_batched_tokens": 511}, id="budget", marks=pytest.mark.slow),
         pytest.param({"enable_prefix_caching": False}, id="no caching", marks=pytest.mark.slow),
         pytest.param({"vllm_release": "0.20"}, id="release", marks=pytest.mark.slow),
