@@ -16,8 +16,17 @@ from pathlib import Path
 from ..types.errors import SettingError
 from .checkpoint import named_format, needs_quantization_file, with_quantization_file
 from .config import Config
-from .families import read_config
-from .repositories import QUANTIZATION_FILE, Known, cached_config, config_file, download, namesake, preset_of
+from .families import read_config, refuse_unsupported
+from .repositories import (
+    QUANTIZATION_FILE,
+    Known,
+    cached_config,
+    config_file,
+    download,
+    namesake,
+    preset_of,
+    unsupported,
+)
 from .shape import ModelSpec
 
 
@@ -88,6 +97,8 @@ def _found(name: str) -> Known | Path:
         known = preset_of(name, _presets())
         if known is not None and not (known.is_guess and cached_config(name)):
             return known
+        if (kind := unsupported(name)) is not None:
+            refuse_unsupported(kind, name)
         alike = namesake(name, _presets())
         if (downloaded := config_file(name, alike)) is not None:
             return downloaded

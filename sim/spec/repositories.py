@@ -104,6 +104,8 @@ _PUBLISHERS = {
 }
 _QUANTIZERS = ("nvidia", "redhatai", "neuralmagic", "hugging-quants", "amd", "unsloth")
 _TUNED = re.compile(r"-(instruct|thinking|chat|hf|it|base|bf16)(?=-|$)")
+#: Models that are not simulated, by the beginning of their names, and their ``model_type``.
+_UNSUPPORTED = {"deepseek-v4": "deepseek_v4", "falcon-h1": "falcon_h1", "minimax-text-01": "minimax_text_01"}
 _TIMEOUT_S = 10
 #: ModelOpt's own file of number formats.
 QUANTIZATION_FILE = "hf_quant_config.json"
@@ -135,6 +137,13 @@ def preset_of(name: str, presets: Mapping[str, Any]) -> Known | None:
         return known
     own = (preset for preset, config in presets.items() if config.get("_name_or_path", "").lower() == name.lower())
     return next(map(Known, own), None)
+
+
+def unsupported(name: str) -> str | None:
+    """The ``model_type`` of a model that is not simulated, by the name of its publisher's repository; None for all others."""
+    bare = name.rstrip("/").lower().rpartition("/")[2]
+    found = next((kind for start, kind in _UNSUPPORTED.items() if bare.startswith(start)), None)
+    return found if _is_published(name) else None
 
 
 def _is_published(name: str) -> bool:

@@ -148,6 +148,17 @@ def test_a_repository_of_another_publisher_is_no_preset(name, cache, capsys):
     assert (model(name).name, model(name).num_layers) == (name, 3)
 
 
+@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V4", "nvidia/DeepSeek-V4-Pro-NVFP4", "deepseek-v4-flash"])
+def test_a_model_that_is_not_simulated_says_why_without_a_network(name, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert status(["plan", "--gpu", "h200", "--serve", f"vllm serve {name}"]) == MISTAKE
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "fragmeter: model_type = 'deepseek_v4': attends to compressed tokens, with pages of several sizes in a block"
+    )
+    assert name in said and said.count("\n") == 1
+
+
 def test_a_path_that_is_not_here_is_no_preset():
     with pytest.raises(SettingError, match="is no file or folder here; .* --model llama-3.1-8b$"):
         model("/models/Llama-3.1-8B-Instruct")
