@@ -339,6 +339,7 @@ def errors(found: Mapping[str, Any]) -> list[dict[str, Any]]:
             "tensor_parallel_size": settings[name].get("tensor_parallel_size", 1),
             "data_parallel_size": settings[name].get("data_parallel_size", 1),
             "quantization": settings[name].get("quantization"),
+            "kv_cache_dtype": settings[name].get("kv_cache_dtype"),
             "mixture_of_experts": model(settings[name]["model"]).experts is not None,
             "load": "overload" if waits[name] else measured_load(name),
             "errors": of_run,

@@ -46,6 +46,8 @@ READ = (
     "policy", "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "quantization",
     "kv_cache_dtype", "enforce_eager", "cost", "server",
 )  # fmt: skip
+#: Policies of the measured runs; the second is vLLM's own scheduler.
+_MEASURED_POLICIES = ("vllm-v1", "vllm-real")
 #: The source of a profile that is scaled from that of another card.
 _SCALED = re.compile(r"; that of (\S+) with bandwidth times")
 
@@ -222,8 +224,8 @@ def recorded_text(settings: Mapping[str, Any], cost: object = None) -> str:
     """
     found = {name: settings[name] for name in READ if settings.get(name) is not None}
     if found.get("policy") not in POLICIES:
-        # Other packages are not imported; step times do not depend on the policy.
-        found.pop("policy", None)
+        # Other packages are not imported, so their policies are not named.
+        found["policy"] = _MEASURED_POLICIES[0]
     try:
         return evidence(settings_of(**found)).text()
     except (UserError, OSError, ValueError):
@@ -373,13 +375,24 @@ def _lacking(settings: Settings, load: LoadClass | None, rows: Sequence[Row]) ->
         yield "several pipeline stages"
     if settings.enforce_eager:
         yield "steps without CUDA graphs"
+    if settings.policy not in _MEASURED_POLICIES:
+        yield f"the policy {settings.policy}"
     if shape.latent and not any(other.latent for other in shapes):
         yield "latent attention"
     own = settings.quantization or shape.quantization
-    if own and all((row["quantization"] or other.quantization) != own for row, other in zip(rows, shapes, strict=True)):
-        yield f"weights in {own}"
+    if all((row["quantization"] or other.quantization) != own for row, other in zip(rows, shapes, strict=True)):
+        yield f"weights in {own or '16 bits'}"
+    kept = _kv_format(settings.kv_cache_dtype, shape)
+    if all(_kv_format(row["kv_cache_dtype"], other) != kept for row, other in zip(rows, shapes, strict=True)):
+        yield f"a KV cache in {kept}"
     if load is not None and all(row["load"] != load for row in rows):
         yield f"this load ({_LOAD_TEXT[load]})"
+
+
+def _kv_format(given: str | None, shape: ModelSpec) -> str:
+    """Number format of a KV cache; both formats of 16 bits are one."""
+    found = shape.kv_dtype if given in (None, "auto") else given
+    return "16 bits" if found in (None, "fp16", "bf16") else found
 
 
 def _errors_of(rows: Sequence[Row]) -> tuple[Errors, tuple[float, float] | None]:
