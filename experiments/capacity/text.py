@@ -156,11 +156,8 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
     """The recommendation's settings, the seeds, its expected results, its limit, and a neighbour, a line each."""
     answer, bill = ranks[0]
     at, launch = answer.at_rate, answer.candidate.started.launch
-    gpus = f"{launch.num_gpus} GPU{'s' if launch.num_gpus > 1 else ''}"
-    engines = answer.candidate.engines
-    shared = f", each {engines} of them with experts in common" if engines > 1 else ""
     return [
-        f"{_replicas(bill.replicas)}{_split_text(answer)} of {gpus} of {launch.model.name}{shared}; {bill.per_million['total']:.3g} {currency} a million"
+        f"{_servers_text(answer, bill)} of {launch.model.name}; {bill.per_million['total']:.3g} {currency} a million"
         f" tokens ({bill.per_million['output']:.3g} if outputs alone are charged).",
         f"Set: {flags_text(answer)}",
         _sure(answer),
@@ -171,6 +168,17 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
         *_neighbour(ranks, wanted),
         *_sensitivity_text(answer),
     ]
+
+
+def _servers_text(answer: Answer, bill: Bill) -> str:
+    """Replicas and their GPUs; data-parallel engines by the deployment that shares its experts."""
+    gpus = answer.candidate.started.launch.num_gpus
+    of_gpus, engines = f"{gpus} GPU{'s' if gpus > 1 else ''}", answer.candidate.engines
+    if engines == 1:
+        return f"{_replicas(bill.replicas)}{_split_text(answer)} of {of_gpus}"
+    count = bill.replicas // engines
+    deployments = f"{count:,} deployment{'s' if count > 1 else ''}"
+    return f"{deployments} of {engines} data-parallel engines{_split_text(answer)}, each on {of_gpus}, that share the experts"
 
 
 def _split_text(answer: Answer) -> str:

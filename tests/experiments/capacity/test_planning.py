@@ -473,7 +473,7 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
     ("tokens", "message"),
     [
         ([*LLAMA, "--gpu", "h300"], "gpu = 'h300': one of a100-40gb"),
-        (["--gpu", "h200", "--goodput", "ttft:500"], "plan needs a model: --model a preset or config.json"),
+        (["--gpu", "h200", "--goodput", "ttft:500"], "plan needs a model: --model a preset, org/name or config.json"),
         (["--model", "gpt-9", "--gpu", "h200", "--goodput", "ttft:500"], "model = 'gpt-9': one of opt-13b"),
         (
             ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "itl:5"],
@@ -544,3 +544,5 @@ def test_without_a_wanted_rate_all_engines_that_share_experts_are_bought(capsys)
     arguments = ["--model", "qwen3-30b-a3b", "--gpu", "h100-80gb", "--data-parallel-size", "2"]
     found = planned(capsys, *arguments, *load)
     assert found["recommendation"].startswith("Buy 2 x h100-80gb: 7.98 USD/h")
+    engines = "1 deployment of 2 data-parallel engines, each on 1 GPU, that share the experts of qwen3-30b-a3b; "
+    assert found["details"][0].startswith(engines)
