@@ -21,7 +21,7 @@ from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
 from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import Prices, prices
-from fragmeter.experiments.capacity.text import bill_text, details, headline, headroom_text, rate_text
+from fragmeter.experiments.capacity.text import bill_text, details, headline, headroom_text, rate_text, tokens_text
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.parallel import Workers
@@ -202,7 +202,16 @@ class TestUnknownRates:
         assert f"; headroom unknown {remedy};" in first(self.answer(0.0))
         assert f"; headroom unknown {remedy};" in first(answer_of("a100-80gb", inf, wanted=20.0))
         one = replace(answer_of("a100-80gb", 300.0), known_rates=(0.0,))
-        assert f"; 300 requests/s a replica, in bursts {remedy};" in first(one, None)
+        assert f"; a replica sustains less than 300 requests/s, the rate of a burst {remedy};" in first(one, None)
+
+    def test_the_rate_of_a_burst_is_not_sold_as_one_that_lasts(self):
+        """Bounds on both sides: of the rate from above, of the price of tokens from below."""
+        one = replace(answer_of("a100-80gb", 300.0), known_rates=(0.0,))
+        price = bill(one, FixedLoad, PRICES, None)
+        assert rate_text(one) == "less than 300 requests/s"
+        assert tokens_text(one, price) == f"more than {price.per_million['total']:.3g}"
+        filled = answer_of("a100-80gb", 300.0)
+        assert (rate_text(filled), tokens_text(filled, price)[0]) == ("300 requests/s", "0")
 
 
 class TestPrices:
