@@ -259,17 +259,23 @@ def _reason(name: str, error: Exception) -> str:
     """Why the hub does not give the ``config.json`` of a repository, and the remedy."""
     from urllib.error import URLError
 
-    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     page, log_in = f"{_endpoint()}/{name}", "log in by hf auth login or HF_TOKEN"
     if isinstance(error, GatedRepoError):
         return f"its repository is gated: accept its terms at {page} and {log_in}, or name a config.json"
     if isinstance(error, RepositoryNotFoundError):
         return f"the hub has no such repository, or it is private: check the name, {log_in}, or name a config.json"
-    if isinstance(error, EntryNotFoundError):
+    # The second is of a network that was lost after the first answer, and of a kind with the first.
+    if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
         return "its repository has no config.json: name one"
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    if isinstance(error, URLError | TimeoutError | ConnectionError):
+    if isinstance(error, URLError | TimeoutError | ConnectionError | LocalEntryNotFoundError):
         said = str(error.reason) if isinstance(error, URLError) else said
         return f"{_endpoint()} does not answer ({said}): connect to a network, or name a config.json"
     return f"the hub does not give it ({said}): name a config.json"
