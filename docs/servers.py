@@ -145,8 +145,8 @@ to 5 %, those of all other cards less than 4 %. Nothing was fitted. All runs of 
 +22.3% to {b200_4}, with 64 users from -8.6% to {b200_64}.
 
 **Experts in mxfp4 are padded on some cards.** Engine logs of gpt-oss-120b in InferenceX have the size of the KV cache. On one B200 2,543,846 tokens were
-logged and 2,784,534 computed. Of the 8.3 GiB between them 7.8 are the padding of 2,880 inputs and outputs to 3,072, which `mxfp4.py` of vLLM creates for its default
-kernels on B200 to GB300, and for Marlin below compute capability 9. With it the computation is within 0.7 % of three logs on B200. On H100 the computed cache of two,
+logged and 2,784,534 computed. Of the 8.3 GiB between them 7.8 are the padding of 2,880 inputs and outputs to 3,072, which `mxfp4.py` of vLLM 0.22 creates for its default
+kernels on B200 to GB300 (0.33 pads inputs to 3,072 and widths to 2,944 there), and for Marlin below compute capability 9. With it the computation is within 0.7 % of three logs on B200. On H100 the computed cache of two,
 four and eight GPUs is 14, 5 and 3 % larger than logged: these servers set Marlin, which pads as much; the default does not.
 
 **Engines that share experts did not wait for each other.** One of the two engines of Qwen3 30B A3B was simulated, with half of the requests, as if the other computed
@@ -339,6 +339,7 @@ def errors(found: Mapping[str, Any]) -> list[dict[str, Any]]:
             "tensor_parallel_size": settings[name].get("tensor_parallel_size", 1),
             "data_parallel_size": settings[name].get("data_parallel_size", 1),
             "quantization": settings[name].get("quantization"),
+            "kv_cache_dtype": settings[name].get("kv_cache_dtype"),
             "mixture_of_experts": model(settings[name]["model"]).experts is not None,
             "load": "overload" if waits[name] else measured_load(name),
             "errors": of_run,

@@ -18,7 +18,7 @@ from ..runs.points import FINISHED, as_parquet, flat
 from .answer import Answer, Bill
 from .fleet import capped
 from .sensitivity import CHANGE
-from .text import bill_text, billed, headroom_text, memory_rows, range_text, rate_text, view_rows
+from .text import bill_text, billed, headroom_text, memory_rows, range_text, rate_text, tokens_text, view_rows
 
 PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
 SUMMARY, CSV = "plan.md", "plan.csv"
@@ -141,7 +141,7 @@ def _row(answer: Answer, bill: Bill, currency: str) -> dict[str, Any]:
         "Candidate": answer.candidate.name,
         "GPUs": range_text(answer, bill),
         f"{currency}/h": bill.per_hour if bill.fewest_replicas == bill.replicas else bill_text(bill),
-        f"{currency}/M tokens": f"{bill.per_million['total']:.3g}",
+        f"{currency}/M tokens": tokens_text(answer, bill),
         **(
             {"Requests/s a replica": rate_text(answer)}
             if answer.wanted is None

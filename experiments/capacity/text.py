@@ -71,9 +71,21 @@ EVERY_RATE = "every rate meets the objectives: all requests at once do"
 
 
 def rate_text(answer: Answer) -> str:
-    """The highest rate of one replica as text."""
-    more = "more than " if answer.fleet is not None and answer.known_rates is not None else ""
-    return "every rate" if answer.full_rate == inf else f"{more}{answer.full_rate:.3g} requests/s"
+    """The highest rate of one replica as text. That of a burst is above, that of a load below the rate that is not known."""
+    if answer.full_rate == inf:
+        return "every rate"
+    bound = "" if answer.known_rates is None else "less than " if answer.fleet is None else "more than "
+    return f"{bound}{answer.full_rate:.3g} requests/s"
+
+
+def is_burst(answer: Answer) -> bool:
+    """Whether the rate of the recommendation is that of bursts, which no replica sustains."""
+    return answer.fleet is None and answer.known_rates is not None
+
+
+def tokens_text(answer: Answer, bill: Bill, kind: str = "total", bound: str = "more than ") -> str:
+    """The price of a million tokens; at the rate of bursts a lower bound."""
+    return f"{bound * is_burst(answer)}{bill.per_million[kind]:,.3g}"
 
 
 def headroom_text(answer: Answer) -> str:
@@ -128,7 +140,7 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
     if wanted is not None:
         parts.append(_headroom_part(answer))
     elif answer.known_rates is not None:
-        parts.append(f"{rate_text(answer)} a replica, in bursts ({_TOO_FEW})")
+        parts.append(f"a replica sustains {rate_text(answer)}, the rate of a burst ({_TOO_FEW})")
     else:
         parts.append(f"{rate_text(answer)} a replica")
     objective = limit["objective"]
@@ -156,12 +168,9 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
     """The recommendation's settings, the seeds, its expected results, its limit, and a neighbour, a line each."""
     answer, bill = ranks[0]
     at, launch = answer.at_rate, answer.candidate.started.launch
-    gpus = f"{launch.num_gpus} GPU{'s' if launch.num_gpus > 1 else ''}"
-    engines = answer.candidate.engines
-    shared = f", each {engines} of them with experts in common" if engines > 1 else ""
     return [
-        f"{_replicas(bill.replicas)}{_split_text(answer)} of {gpus} of {launch.model.name}{shared}; {bill.per_million['total']:.3g} {currency} a million"
-        f" tokens ({bill.per_million['output']:.3g} if outputs alone are charged).",
+        f"{_servers_text(answer, bill)} of {launch.model.name}; {tokens_text(answer, bill)} {currency} a million"
+        f" tokens ({tokens_text(answer, bill, 'output')} if outputs alone are charged).",
         f"Set: {flags_text(answer)}",
         _sure(answer),
         f"At the rate {at['attained']:.1%} of the requests meet {goal.objectives} ({goal.attainment:.0%} are asked for), the"
@@ -171,6 +180,17 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
         *_neighbour(ranks, wanted),
         *_sensitivity_text(answer),
     ]
+
+
+def _servers_text(answer: Answer, bill: Bill) -> str:
+    """Replicas and their GPUs; data-parallel engines by the deployment that shares its experts."""
+    gpus = answer.candidate.started.launch.num_gpus
+    of_gpus, engines = f"{gpus} GPU{'s' if gpus > 1 else ''}", answer.candidate.engines
+    if engines == 1:
+        return f"{_replicas(bill.replicas)}{_split_text(answer)} of {of_gpus}"
+    count = bill.replicas // engines
+    deployments = f"{count:,} deployment{'s' if count > 1 else ''}"
+    return f"{deployments} of {engines} data-parallel engines{_split_text(answer)}, each on {of_gpus}, that share the experts"
 
 
 def _split_text(answer: Answer) -> str:
@@ -185,6 +205,11 @@ def _sure(answer: Answer) -> str:
     if answer.fleet is not None:
         return f"{_fleet_text(answer, answer.fleet)} {_headroom(answer)}"
     found = answer.rates
+    if is_burst(answer):
+        seeds = f", of single seeds at {min(found.seed_rates):.3g} to {max(found.seed_rates):.3g}"
+        if len(found.seed_rates) == 1:
+            seeds = ", measured with a single seed"
+        return f"Bursts of these requests meet the goal at {found.rate:.3g} requests/s{seeds}. The rate that a replica sustains is lower and unknown, because its runs have {_TOO_FEW}."
     takes = f"A replica takes {found.rate:.3g} requests/s,"
     if len(found.seed_rates) == 1:
         return f"{takes} measured with a single seed."
@@ -329,7 +354,7 @@ def candidates_table(
             _rate_cell(answer),
             range_text(answer, bill),
             bill_text(bill, "-\n"),
-            f"{bill.per_million['total']:,.3g}",
+            tokens_text(answer, bill, bound=">"),
             f"{at['p90_ttft_ms']:,.0f}",
             f"{at['p90_tpot_ms']:,.1f}",
             f"{at['kv_cache_pct']:.0f}%",
@@ -353,7 +378,9 @@ def _values(candidate: Candidate, names: Sequence[str]) -> str:
 def _rate_cell(answer: Answer) -> str:
     if answer.fleet_rate == inf:
         return "every"
-    return f"{answer.full_rate:,.3g}" if answer.wanted is None else headroom_text(answer)
+    if answer.wanted is not None:
+        return headroom_text(answer)
+    return f"{'<' * is_burst(answer)}{answer.full_rate:,.3g}"
 
 
 def _none_in_short(answer: Answer) -> str:

@@ -35,8 +35,8 @@ def calibrate(
 
     Args:
         device: cpu, cuda, or cuda:N.
-        model: Preset, or path to a config.json of an OPT- or Llama-like model; its shapes are measured. toy-llama and
-            toy-opt are small enough for a CPU.
+        model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder, of an OPT- or
+            Llama-like model; its shapes are measured. toy-llama and toy-opt are small enough for a CPU.
         dtype: Number format of weights, activations and KV. By default fp32 on a CPU and fp16 on a GPU.
         block_size: Tokens per KV block.
         quick: Few points, for a first try.

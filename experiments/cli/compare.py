@@ -18,7 +18,7 @@ from ...sim.output.files import require_apart
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
-from ..measured.evidence import evidence_lines
+from ..measured.evidence import evidence_lines, recorded_text
 from ..runs.grid import Point, changed, known_name
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.near_saturation import CHANGE, METRICS, LatencyRange
@@ -61,6 +61,7 @@ class Side:
     Attributes:
         replica: Pool, CUDA graphs and step cost, which differ between policies by default.
         settings: Of its runs; None for result folders.
+        step_times: What those of a result folder rest on; empty for settings.
         summaries: Of its runs, with the classes of their loads; empty for result folders.
     """
 
@@ -69,6 +70,7 @@ class Side:
     works: list[str]
     replica: dict[str, Any]
     settings: Settings | None = None
+    step_times: str = ""
     summaries: Sequence[Mapping[str, Any]] = ()
 
     @property
@@ -196,7 +198,9 @@ def _read(folder: Path) -> Side:
     """The one run of a result folder."""
     summary, about = read_documents(folder)
     replica = about["replica"] | {"cost": about["cost"].get("name")}
-    return Side(str(folder), [_metrics(summary)], [about["workload"]["sha256"]], _compared(replica))
+    step_times = recorded_text(about["settings"], about["cost"])
+    works = [about["workload"]["sha256"]]
+    return Side(str(folder), [_metrics(summary)], works, _compared(replica), step_times=step_times)
 
 
 def _refuse_flags_of_runs(inputs: Inputs, seeds: int, confidence: float) -> None:
@@ -226,7 +230,7 @@ def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> l
         built = build(chosen)
         replica = _compared(built.describe() | {"cost": built.cost.name})
         works = [each.work_sha256 for each in runs]
-        sides.append(Side(text, [*map(_metrics, summaries)], works, replica, chosen, summaries))
+        sides.append(Side(text, [*map(_metrics, summaries)], works, replica, chosen, summaries=summaries))
     return sides
 
 
@@ -263,6 +267,7 @@ def _steps_text(sides: Sequence[Side]) -> Iterator[str]:
         if side.num_near:
             runs = f"{side.num_near} of {len(side.summaries)} runs"
             yield f"{side.name}: latency is near saturation in {runs}, which ran also with steps {CHANGE:.0%} shorter and longer."
+    yield from dict.fromkeys(side.step_times for side in sides if side.step_times)
     yield from evidence_lines(
         (side.settings, each["load"]) for side in sides if side.settings is not None for each in side.summaries
     )

@@ -91,7 +91,8 @@ def diagnose(
     Args:
         serve: Command line of the server as pasted into a shell, or a file with it.
         gpu: Its GPU: a preset, or a file (fragmeter list gpus).
-        model: Preset or config.json, if the line names a model that is no preset.
+        model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder, if the line names a model by another
+            name.
         vllm: Release of vLLM, such as 0.16. By default the one in the container's tag, or the latest known release.
         startup_log: Start-up log of the server, or a file with it; sets the size of the KV cache.
         metrics: File with the server's /metrics: one scrape, or several in sequence with their times.

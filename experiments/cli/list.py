@@ -96,9 +96,9 @@ _HEADINGS = {
     "kv_kib_per_token": "KV KiB\n/token",
     "state_mib": "state\nMiB",
     "quantization": "quant",
-    "memory_gib": "memory, GiB",
-    "memory_gb_per_s": "memory, GB/s",
-    "fp16_tflops": "fp16, TFLOP/s",
+    "memory_gib": "memory\nGiB",
+    "memory_gb_per_s": "memory\nGB/s",
+    "fp16_tflops": "fp16\nTFLOP/s",
     "basis": "step times rest on",
 }
 _BY_GPU = (

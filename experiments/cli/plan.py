@@ -68,8 +68,9 @@ def plan(
         serve: Command line as pasted into a shell, or a file with it: vllm serve, python -m
             vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai. With --goodput: the base line of all
             candidates.
-        gpu: Presets, separated by commas or repeated.
-        model: Preset or config.json; needed without --serve, and if the line names a model that is no preset.
+        gpu: Presets, or FILE.json of GPUs of your own, separated by commas or repeated.
+        model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder; needed without --serve, and if the
+            line names a model by another name.
         vllm: Release of vLLM, such as 0.16. By default the one in the container's tag, or the latest known release.
         startup_log: vLLM's start-up log, its lines with the size of the KV cache, or a file with them; replaces the
             computed size.
@@ -138,7 +139,7 @@ def _line(serve: str | None, model: str | None) -> ServeLine:
     if serve is not None:
         return parse_serve(pasted(serve))
     if model is None:
-        raise UserError("plan needs a model: --model a preset or config.json, or --serve a vllm serve line")
+        raise UserError("plan needs a model: --model a preset, org/name or config.json, or --serve a vllm serve line")
     return ServeLine(model, {})
 
 

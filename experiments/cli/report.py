@@ -17,6 +17,7 @@ from ...sim.metrics.objectives import objectives
 from ...sim.output.files import as_utf8, require_apart
 from ...sim.output.folders import check_folder
 from ...sim.types.errors import MissingExtra, SettingError
+from ..measured.evidence import recorded_text
 from ..measured.report import is_against, read_measured, write_against_report
 from ..runs.inputs import named_files
 from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report, make_folder_of
@@ -86,12 +87,22 @@ def report(
         for folder, name in zip(folders, _names(folders), strict=True)
     ]
     _check_request(request, results)
-    inputs = PageInputs(results, request, goal, None if measured is None else read_measured(measured, results))
+    beside = None if measured is None else read_measured(measured, results)
+    inputs = PageInputs(results, request, goal, beside, _step_times(results))
     pictures = write_images(images, figures(inputs), image_format) if images is not None else []
     if perfetto is not None and write_timeline is not None:
         write_timeline(perfetto, results)
     write_report(out, inputs)
     _write_output(output, folders, inputs, out, perfetto, pictures)
+
+
+def _step_times(results: Sequence[Result]) -> list[str]:
+    """What the step times of the simulated runs rest on; after the names of the runs where they differ."""
+    simulated = [result for result in results if not result.is_probed]
+    found = {each.name: recorded_text(each.about["settings"], each.about.get("cost")) for each in simulated}
+    if len(set(found.values())) < 2:
+        return list(found.values())[:1]
+    return [f"{name}: {text}" for name, text in found.items()]
 
 
 def _write_output(
@@ -105,6 +116,8 @@ def _write_output(
     """Print the content and the path of the output."""
     for result in inputs.results:
         output.print_line(_result_text(result))
+    for text in inputs.step_times:
+        output.print_line(text)
     for folder, result in zip(folders, inputs.results, strict=True):
         if result.is_probed:
             output.print_line(_probed_text(folder, result))
@@ -158,6 +171,8 @@ def _sweep(folder: Path, out: Path, output: Report) -> None:
     output.print_line(
         f"{sweep.name}: {len(sweep.points):,} points of a sweep, {sweep.failed:,} more that could not be run"
     )
+    for text in sweep.step_times:
+        output.print_line(text)
     output.point_to("Report", out)
     output.data({"report": str(out), "points": len(sweep.points), "failed": sweep.failed, "axes": list(sweep.axes)})
 

@@ -67,8 +67,9 @@ def validate(
         device: cpu (default), cuda, or cuda:N. To check a plan also shim: the CPU build of the kernels, slow.
         calibration: Calibration that predicts the step times, from fragmeter calibrate. By default the device is
             calibrated first.
-        model: Preset, or path to a config.json. By default toy-llama; on a GPU llama-3.1-8b; for timing a plan the
-            plan's model; for checking a plan toy-llama; for a server the model that the benchmark names.
+        model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder. By default toy-llama; on a
+            GPU llama-3.1-8b; for timing a plan the plan's model; for checking a plan toy-llama; for a server the model that
+            the benchmark names.
         dtype: Number format of weights and KV. By default the calibration's; fp16 on a GPU, fp32 elsewhere.
         quick: Short runs, for a first try.
         seed: Seed of requests, block tables and weights, by default 1. It does not affect the calibration.

@@ -13,6 +13,7 @@ With constants of a server the errors are those of the benchmark that they were 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -23,9 +24,12 @@ from typing import Any, get_args
 from ...sim.cost import COST_NAMES, Server, ServerFit, default_cost, profile, profile_names, read_server
 from ...sim.cost.calibrated import experts_model
 from ...sim.engine.settings import Settings
+from ...sim.engine.settings import settings as settings_of
+from ...sim.policy.registry import POLICIES
 from ...sim.spec import gpu, model
 from ...sim.spec.gpu import GpuSpec
 from ...sim.spec.shape import ModelSpec
+from ...sim.types.errors import UserError
 from ..runs.near_saturation import LoadClass
 
 #: Most lines that are printed.
@@ -37,6 +41,15 @@ _OF_FIT = {"output_throughput": "throughput", **_LATENCIES, "mean_e2el_ms": "E2E
 _OF_STEPS = ("output_throughput", "mean_tpot_ms")
 _LOADS: tuple[LoadClass, ...] = get_args(LoadClass)
 _LOAD_TEXT = {"light": "light load", "busy": "busy", "overload": "overload"}
+#: Settings of a finished run that its evidence depends on.
+READ = (
+    "policy", "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "quantization",
+    "kv_cache_dtype", "enforce_eager", "cost", "server",
+)  # fmt: skip
+#: Policies of the measured runs; the second is vLLM's own scheduler.
+_MEASURED_POLICIES = ("vllm-v1", "vllm-real")
+#: The source of a profile that is scaled from that of another card.
+_SCALED = re.compile(r"; that of (\S+) with bandwidth times")
 
 Errors = Mapping[str, tuple[float, float]]
 Row = Mapping[str, Any]
@@ -128,7 +141,8 @@ class Evidence:
 
     Attributes:
         cost: The cost model.
-        basis: "a measured server", "a measured device", "kernel tables", "a data sheet" or "the paper".
+        basis: "a measured server", "a measured device", "kernel tables", "kernel tables of" another card, "a data sheet" or
+            "the paper".
         origin: The source, in words.
         load: Class of the simulated load, ``LoadClass``; None if it is not known.
         nearest: The measured runs most like the simulation; None if there are none on its GPU, or if the step times
@@ -190,11 +204,33 @@ def evidence(settings: Settings, load: LoadClass | None = None) -> Evidence:
     if card.profile is not None:
         basis, origin = _of_file(card.profile)
         return Evidence(name, basis, f"{origin} of {card.name}", load)
-    scaled = " (scaled from another card)" if "bandwidth times" in profile(card.name).source else ""
-    origin = f"kernel times of {card.name} from published tables{scaled}"
+    scaled = _scaled_from(card.name)
+    origin = f"kernel times of {card.name} from published tables"
+    if scaled:
+        origin = f"kernel times of {scaled} from published tables, scaled to {card.name} by the bandwidths of the data sheets"
     nearest, elsewhere = _nearest(settings, load), _elsewhere(settings, load)
     experts = _unknown_experts(card.name, shape, settings.quantization or shape.quantization)
-    return Evidence(name, "kernel tables", origin, load, nearest, elsewhere, experts)
+    return Evidence(name, basis_of(card), origin, load, nearest, elsewhere, experts)
+
+
+def recorded_text(settings: Mapping[str, Any], cost: object = None) -> str:
+    """The line of a finished run over all loads, from its recorded settings.
+
+    Files that they name may be gone, and another version may have had other settings: then it has the cost model alone.
+
+    Args:
+        settings: As ``run.json`` has them; null stands for the default.
+        cost: The description of the cost model in ``run.json``, if there is one.
+    """
+    found = {name: settings[name] for name in READ if settings.get(name) is not None}
+    if found.get("policy") not in POLICIES:
+        # Other packages are not imported, so their policies are not named.
+        found["policy"] = _MEASURED_POLICIES[0]
+    try:
+        return evidence(settings_of(**found)).text()
+    except (UserError, OSError, ValueError):
+        named = cost.get("name") if isinstance(cost, Mapping) else found.get("cost", "by default")
+        return f"Step times: --cost {named}. The files that the settings name cannot be read, so their evidence is not known."
 
 
 def _of_server(cost: str, card: str, load: LoadClass | None, server: Server) -> Evidence:
@@ -248,7 +284,16 @@ def basis_of(card: GpuSpec) -> str:
     """What step times on a card rest on by default, with a model that its profile covers, as ``Evidence.basis`` has it."""
     if card.profile is not None:
         return _of_file(card.profile)[0]
-    return "kernel tables" if card.name in profile_names() else "a data sheet"
+    if card.name not in profile_names():
+        return "a data sheet"
+    scaled = _scaled_from(card.name)
+    return f"kernel tables of {scaled}, scaled" if scaled else "kernel tables"
+
+
+def _scaled_from(card: str) -> str | None:
+    """The card with the tables, if the profile of this one is scaled from it (``gpu.calibrate.fit_profiles``)."""
+    found = _SCALED.search(profile(card).source)
+    return found and found[1]
 
 
 def evidence_lines(runs: Iterable[Settings | tuple[Settings, LoadClass | None]]) -> list[str]:
@@ -258,7 +303,12 @@ def evidence_lines(runs: Iterable[Settings | tuple[Settings, LoadClass | None]])
         runs: Settings of each run, and the class of its load, if it is known.
     """
     each = dict.fromkeys(run if isinstance(run, tuple) else (run, None) for run in runs)
-    lines = list(dict.fromkeys(evidence(*run).text() for run in each))
+    return distinct(evidence(*run).text() for run in each)
+
+
+def distinct(texts: Iterable[str]) -> list[str]:
+    """The distinct lines; of more than a few, their number."""
+    lines = list(dict.fromkeys(texts))
     if len(lines) <= _MOST_LINES:
         return lines
     return [*lines[:_MOST_LINES], f"There are {len(lines) - _MOST_LINES} other kinds of step times."]
@@ -325,13 +375,24 @@ def _lacking(settings: Settings, load: LoadClass | None, rows: Sequence[Row]) ->
         yield "several pipeline stages"
     if settings.enforce_eager:
         yield "steps without CUDA graphs"
+    if settings.policy not in _MEASURED_POLICIES:
+        yield f"the policy {settings.policy}"
     if shape.latent and not any(other.latent for other in shapes):
         yield "latent attention"
     own = settings.quantization or shape.quantization
-    if own and all((row["quantization"] or other.quantization) != own for row, other in zip(rows, shapes, strict=True)):
-        yield f"weights in {own}"
+    if all((row["quantization"] or other.quantization) != own for row, other in zip(rows, shapes, strict=True)):
+        yield f"weights in {own or '16 bits'}"
+    kept = _kv_format(settings.kv_cache_dtype, shape)
+    if all(_kv_format(row["kv_cache_dtype"], other) != kept for row, other in zip(rows, shapes, strict=True)):
+        yield f"a KV cache in {kept}"
     if load is not None and all(row["load"] != load for row in rows):
         yield f"this load ({_LOAD_TEXT[load]})"
+
+
+def _kv_format(given: str | None, shape: ModelSpec) -> str:
+    """Number format of a KV cache; both formats of 16 bits are one."""
+    found = shape.kv_dtype if given in (None, "auto") else given
+    return "16 bits" if found in (None, "fp16", "bf16") else found
 
 
 def _errors_of(rows: Sequence[Row]) -> tuple[Errors, tuple[float, float] | None]:

@@ -31,6 +31,7 @@ from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...sim.types.ticks import PER_US
 from ...traces import measured, read
+from .evidence import recorded_text
 from .replay import Benchmark, Served, scatter
 from .run import REQUESTS, RESULT
 
@@ -109,6 +110,7 @@ def write_against_report(folder: Path, page: Path) -> dict[str, Any]:
     lead = (
         f"{settings['policy']}: {settings['model']} on {settings['gpu']}, {document['requests']:,} requests of"
         f" {document['benchmark']}. Over throughput, TTFT, TPOT, ITL and E2EL the error is {document['error']:.1%}."
+        f"\n\n{recorded_text(settings)}"
     )
     sections = [section, Section("All metrics", rows=rows)]
     write_page(page, f"{document['benchmark']}: simulated against measured", lead, sections)

@@ -17,8 +17,10 @@ from ...sim.output import frames as pd
 from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...traces import measured, read
+from ..runs.near_saturation import ServedLoad
 from ..runs.output import Report, track
 from .constants import fitted_to, replay_served, served, server_document, server_fit
+from .evidence import evidence
 from .knobs import EXPLAINS, NO_ERROR, Knob, ranked, vary_knobs
 from .replay import LATENCIES, STATISTICS, Benchmark, Replayed, compared, replay, scatter, total_error
 from .start import Server, benchmark, replica
@@ -200,6 +202,8 @@ def validate_against(
         served(chosen, ServerConstants())
     report.print_line(f"{chosen.policy}: {chosen.model} on {chosen.gpu}, compared with the benchmark", style="bold")
     base = replay(bench, chosen)
+    known = evidence(chosen, ServedLoad.of(base.run, bench.workload(0)).load_class)
+    report.print_line(known.text())
     rows = compared(bench, base)
     error = total_error(rows)
     knobs = list(track(vary_knobs(bench, chosen, base), "Trying what to calibrate", _MOST_KNOBS))
@@ -209,6 +213,7 @@ def validate_against(
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "settings": chosen.as_dict(),
+        "evidence": known.as_dict(),
         "benchmark": path.name,
         "requests": len(bench.trace),
         "failed": bench.trace.left_out.failed,

@@ -59,7 +59,8 @@ class OwnServer:
     """The server and the arrivals of a trace of your own.
 
     Attributes:
-        model: Model of a trace of your own: preset, or path to a Hugging Face config.json. By default the paper's OPT-13B.
+        model: Model of a trace of your own: preset, org/name on the Hugging Face hub, or path of a config.json or its folder. By
+            default the paper's OPT-13B.
         gpu: Its GPU: preset, or JSON file. By default the paper's A100-40GB.
         tensor_parallel_size: GPUs that share the model and the pool.
         request_rate: Poisson arrivals at this rate, in requests/s, in place of the trace's own.

@@ -325,25 +325,31 @@ def reproduce_servers(folder: Path | None, report: Report, out: OutputFolder | N
 #: Figures on the terminal.
 _SHOWN = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 _HEADINGS = ("tokens/s", "TTFT", "TPOT", "E2E")
+#: Cells by metric, name, and constants and kind of the runs.
+_Groups = dict[tuple[str, str], dict[str, dict[str, str]]]
 
 
 def print_servers(payload: Payload, report: Report) -> None:
     """Print the signed errors of every run, their means, and the constants."""
     report.print_line("Simulated over measured, less one; means", style="bold")
-    by_run: dict[tuple[str, str, str], Figures] = {}
+    errors: _Groups = {}
     for row in payload["rows"]:
-        by_run.setdefault((row["run"], row["constants"], row["kind"]), {})[row["metric"]] = row["error"]
-    report.console.print(_error_table(by_run))
+        found = errors.setdefault((row["constants"], row["kind"]), {}).setdefault(row["run"], {})
+        found[row["metric"]] = f"{row['error']:+.1%}"
+    _print_groups("run", errors, report)
     report.print_line("Medians and 99th percentiles are in the JSON document (--json).")
     report.print_line()
-    report.print_line("Mean absolute error and bias over the runs of a card and model", style="bold")
-    means: dict[tuple[str, str, str], Figures] = {}
+    report.print_line("Mean absolute error, and bias, in percent over the runs of a card and model", style="bold")
+    means: _Groups = {}
+    counts: dict[str, int] = {}
     for row in payload["summary"]:
-        for part in ("mean_absolute_error", "bias"):
-            name = f"{row['runs']} ({row['num_runs']}), {part.replace('_', ' ')}"
-            means.setdefault((name, row["constants"], row["kind"]), {})[row["metric"]] = row[part]
-    report.console.print(_error_table(means))
-    report.print_line()
+        # Not every run has every metric.
+        counts[row["runs"]] = max(row["num_runs"], counts.get(row["runs"], 0))
+    for row in payload["summary"]:
+        name = f"{row['runs']} ({counts[row['runs']]})"
+        found = means.setdefault((row["constants"], row["kind"]), {}).setdefault(name, {})
+        found[row["metric"]] = f"{row['mean_absolute_error'] * 100:.1f} {row['bias'] * 100:+.1f}"
+    _print_groups("card and model (runs)", means, report)
     for row in payload["targets"]:
         report.print_line(
             f"{row['outcome']}: {row['runs']}, constants of {row['constants']} ({row['kind']}), {row['metric']}:"
@@ -357,11 +363,17 @@ def print_servers(payload: Payload, report: Report) -> None:
         report.print_line(f"Left out without --runs: {', '.join(payload['left_out'])}.")
 
 
-def _error_table(rows: Mapping[tuple[str, str, str], Figures]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for place, heading in enumerate(("run", "constants of", "", *_HEADINGS)):
-        table.add_column(heading, justify="left" if place < 3 else "right", no_wrap=place >= 2)
-    for names, figures in rows.items():
-        cells = (f"{figures[metric]:+.1%}" if metric in figures else "-" for metric in _SHOWN)
-        table.add_row(*names, *cells)
-    return table
+def _print_groups(heading: str, groups: _Groups, report: Report) -> None:
+    """A table for each group, after a line with its constants and its kind."""
+    width = max(len(name) for rows in groups.values() for name in rows)
+    for (constants, kind), rows in groups.items():
+        fitted = "No constants" if constants == "nothing" else f"Constants of {constants}"
+        report.print_line(f"{fitted}, {kind}:")
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column(heading, no_wrap=True, min_width=width)
+        for name in _HEADINGS:
+            table.add_column(name, justify="right", no_wrap=True)
+        for name, cells in rows.items():
+            table.add_row(name, *(cells.get(metric, "-") for metric in _SHOWN))
+        report.console.print(table)
+        report.print_line()

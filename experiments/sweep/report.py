@@ -13,6 +13,7 @@ from ...sim.metrics.objectives import NAMES
 from ...sim.output import frames as pd
 from ...sim.output.files import as_utf8
 from ...sim.types.errors import UserError
+from ..measured.evidence import READ, distinct, recorded_text
 from ..runs.grid import PART_OF
 from ..runs.points import POINTS, TABLE
 
@@ -68,7 +69,15 @@ def read_sweep(folder: Path) -> Sweep:
     if done.empty:
         raise UserError(f"{path}: no point could be run; its column error says why")
     axes = _axes(done)
-    return Sweep(as_utf8(folder.resolve().name), _points(done, axes), axes, _objectives(done), len(rows) - len(done))
+    name, failed = as_utf8(folder.resolve().name), len(rows) - len(done)
+    return Sweep(name, _points(done, axes), axes, _objectives(done), failed, _step_times(done))
+
+
+def _step_times(rows: pd.DataFrame) -> list[str]:
+    """What the step times of the points rest on."""
+    settings = rows[[name for name in READ if name in rows]].drop_duplicates()
+    points = ({name: value for name, value in row.items() if value == value} for row in settings.to_dict("records"))
+    return distinct(map(recorded_text, points))
 
 
 def _axes(rows: pd.DataFrame) -> list[str]:

@@ -21,6 +21,7 @@ from ...sim.spec.launch import (
     stage_memories,
 )
 from ...sim.spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST, Release, release
+from ...sim.spec.weights import weights_format
 from ...sim.types.errors import SettingError
 from .checks import refusal, undivided
 from .line import ServeLine
@@ -178,7 +179,8 @@ def _batch(line: ServeLine, card: GpuSpec) -> tuple[int, int]:
 
 def _weights(line: ServeLine, shape: ModelSpec) -> str | None:
     """Number format of the weights; None is 16 bit."""
-    own, given = shape.quantization, line.text("quantization", "")
+    given = line.text("quantization", "")
+    own = weights_format(shape) if given in ("", "none") else shape.quantization
     form = _WEIGHTS.get(given, given)
     if not form or own and (form in _OWN or form == own.split("[")[0]):
         return own

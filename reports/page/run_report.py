@@ -36,12 +36,14 @@ class PageInputs(NamedTuple):
         request: The request with the block tables to show; None selects one, see ``chosen_request``.
         goal: Objectives of every request.
         measured: The requests beside those of a real server; None without a measurement.
+        step_times: What the step times of the runs rest on, a line each.
     """
 
     results: Sequence[Result]
     request: int | None = None
     goal: Objectives | None = None
     measured: Measured | None = None
+    step_times: Sequence[str] = ()
 
 
 #: Policies that admit no request below the watermark.
@@ -97,7 +99,7 @@ def _lead(inputs: PageInputs) -> str:
     loads = dict.fromkeys(_load_text(result) for result in inputs.results)
     if len({result.about["workload"]["sha256"] for result in inputs.results}) > 1:
         loads["These runs served different requests; compare them with care."] = None
-    return "\n\n".join(loads)
+    return "\n\n".join((*loads, *inputs.step_times))
 
 
 def _load_text(result: Result) -> str:

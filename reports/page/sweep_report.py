@@ -46,6 +46,7 @@ class Sweep:
         axes: The settings in which the series differ.
         objectives: As given to the sweep, or empty.
         failed: Points that could not be run.
+        step_times: What the step times of the points rest on, a line each.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Sweep:
     axes: Sequence[str]
     objectives: str
     failed: int
+    step_times: Sequence[str] = ()
 
 
 def write_sweep_report(path: str | PathLike[str], sweep: Sweep) -> Path:
@@ -70,7 +72,8 @@ def _lead(sweep: Sweep) -> str:
     by = f", by {', '.join(name.replace('_', ' ') for name in sweep.axes)}" if sweep.axes else ""
     failed = f" {sweep.failed:,} more could not be run; the column error says why." if sweep.failed else ""
     many = f" The first {COLOURED} series have colours." if series > COLOURED else ""
-    return f"{len(sweep.points):,} points in {series:,} series{by}.{failed}{many}"
+    points = f"{len(sweep.points):,} points in {series:,} series{by}.{failed}{many}"
+    return "\n\n".join((points, *sweep.step_times))
 
 
 def _rates(sweep: Sweep) -> Section:

@@ -30,6 +30,7 @@ from ..spec.launch import checked_block_size, resolved_kv_dtype
 from ..spec.model import origin
 from ..spec.pool import offloaded_blocks
 from ..spec.releases import LAST_ORDERED
+from ..spec.weights import weights_format
 from ..types.errors import SettingError
 from ..workload.content import PromptSource
 from ..workload.dialogue import Dialogue
@@ -367,7 +368,7 @@ def _deployment(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deployme
     return Deployment(
         pipeline_parallel=settings.pipeline_parallel_size,
         kv_dtype=resolved_kv_dtype(shape, card, settings.kv_cache_dtype),
-        quantization=settings.quantization or shape.quantization,
+        quantization=weights_format(shape, settings.quantization),
         cuda_graphs=not _eager(settings),
         data_parallel=settings.data_parallel_size,
         expert_parallel=settings.enable_expert_parallel,
@@ -397,7 +398,7 @@ def server_settings(settings: Settings) -> dict[str, object]:
         "pipeline_parallel_size": settings.pipeline_parallel_size,
         "data_parallel_size": settings.data_parallel_size,
         "enable_expert_parallel": settings.enable_expert_parallel,
-        "quantization": settings.quantization or shape.quantization,
+        "quantization": weights_format(shape, settings.quantization),
         "kv_cache_dtype": settings.kv_cache_dtype,
         "enforce_eager": _eager(settings),
     }

@@ -24,8 +24,8 @@ class Settings:
 
     Attributes:
         policy: Scheduler and its memory, by the name of a system; ``fragmeter list policies`` lists them.
-        model: Preset (``fragmeter list models``), or path to a Hugging Face ``config.json``. Under vllm-sosp23,
-            vllm-v0 and vllm-v1, layers with a sliding window shorter than ``max_model_len`` keep only the tokens of
+        model: Preset (``fragmeter list models``), ``org/name`` of a repository on the Hugging Face hub, or path of a ``config.json``
+            or of the folder with it. Under vllm-sosp23, vllm-v0 and vllm-v1, layers with a sliding window shorter than ``max_model_len`` keep only the tokens of
             the window. All layers keep every token under the other policies, with shared blocks, and with chunked
             attention (Llama 4).
         gpu: Preset (``fragmeter list gpus``), or a FILE.json that describes one.

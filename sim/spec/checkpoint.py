@@ -25,6 +25,7 @@ from typing import Any
 from ..types.errors import SettingError
 from .config import Config
 from .matrix import PARTS, QUANTIZATIONS, quantization_name
+from .repositories import QUANTIZATION_FILE
 from .shape import ModelSpec
 
 _BY_ALGORITHM: dict[tuple[object, object], str] = {
@@ -56,9 +57,21 @@ _MODULES = {
 _MODULES_OF_GEMMA4 = _MODULES | {"shared": ("mlp.down_proj",), "expert": ("experts.0.down_proj",)}
 
 
-#: The name of ModelOpt's own file, and what vLLM requires in it of NVFP4.
-QUANTIZATION_FILE = "hf_quant_config.json"
+#: Formats in the names of quantised checkpoints.
+_IN_NAMES = re.compile(
+    r"(?:^|[-_./])(nvfp4|mxfp4|fp4|mxfp8|fp8|awq|gptq|int[48]|w[48]a(?:4|8|16)|[48]-?bit)(?=$|[-_.])", re.IGNORECASE
+)
+#: What vLLM requires of NVFP4 in ModelOpt's own file.
 _REQUIRED_OF_NVFP4 = ("group_size", "kv_cache_quant_algo", "exclude_modules")
+
+
+def named_format(name: str, config: Config) -> str | None:
+    """The format in the name of a checkpoint with a ``config.json`` that says nothing of one, such as "NVFP4"; None without."""
+    text = config.get("text_config")
+    if "quantization_config" in {**config, **(text if isinstance(text, dict) else {})}:
+        return None
+    found = _IN_NAMES.search(name)
+    return found and found[1]
 
 
 def needs_quantization_file(config: Config) -> bool:

@@ -24,14 +24,22 @@ def read_config(config: Config, name: str) -> ModelSpec:
     if isinstance(text, dict):
         config = {**config, **text}
     kind = config.get("model_type")
-    if isinstance(kind, str) and kind in _REFUSED:
-        raise SettingError("model_type", kind, f"{_REFUSED[kind]}, which is not understood in {name}")
+    if isinstance(kind, str):
+        refuse_unsupported(kind, name)
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None
     refuse_unread(config, name, family.reads if family else frozenset())
     if family is None:
         raise SettingError("model_type", kind, f"is not understood in {name}; one of {', '.join(_FAMILIES)}")
     spec = with_formats(family.read(config, name), config)
     return replace(spec, encoder=encoder_of(config, name), model_type=outer if isinstance(outer, str) else None)
+
+
+def refuse_unsupported(kind: str, name: str) -> None:
+    """Raise SettingError for a ``model_type`` that is known and not supported."""
+    if kind in _REFUSED:
+        raise SettingError(
+            "model_type", kind, f"{_REFUSED[kind]}, which is not understood in {name}; take another model"
+        )
 
 
 class _Family(NamedTuple):
@@ -119,7 +127,7 @@ _FAMILIES = {
 # Known families that this package does not support.
 _REFUSED = {
     "falcon_h1": "has attention and Mamba side by side in every layer",
-    "deepseek_v4": "attends to compressed tokens, in caches of several block sizes",
+    "deepseek_v4": "attends to compressed tokens, with pages of several sizes in a block of the KV cache",
     "minimax_text_01": "has lightning attention",
     "minimax": "has lightning attention",
 }

@@ -124,7 +124,13 @@ def require_one_block_size(model: ModelSpec, layout: HybridLayout) -> None:
     assert config is not None
     for group in config.groups:
         if group.kind == "chunked" or (group.kind != "state" and group.block_size != config.block_size):
-            remedy = (
+            sizes = (
                 f"needs blocks of {group.block_size} tokens beside those of {config.block_size}, which is not simulated"
             )
-            raise SettingError("model", model.name, remedy)
+            remedy = "another --tensor-parallel-size may give one size"
+            if not model.mixer:
+                remedy = (
+                    "--disable-hybrid-kv-cache-manager gives one size (layers with a window then keep all tokens), and so may"
+                    " another --tensor-parallel-size"
+                )
+            raise SettingError("model", model.name, f"{sizes}: {remedy}")

@@ -41,13 +41,10 @@ from .shape import ModelSpec
 from .weights import stage_bytes
 
 BLOCK_SIZE = 16
-#: Multiples of the hidden size and of a rank's width of mxfp4 experts, by ``Mxfp4MoEMethod.create_weights`` of vLLM's
-#: ``mxfp4.py``: of FlashInfer's kernels for compute capability 10, and of Marlin below 9. The Triton kernels of an H100 pad
-#: widths to 64, which gpt-oss has.
-_PADDED = {"b200": (256, 256), "b300": (256, 256), "a100": (256, 128), "l40s": (256, 128), "rtx-4090": (256, 128)}
-#: The same of experts on a latent vector (Kimi K3), which only releases run that pad less on B200 and B300
-#: (``mxfp4_round_up_hidden_size_and_intermediate_size`` of vLLM 0.33).
-_PADDED_LATENT = (256, 128)
+#: Multiples of the hidden size and of a rank's width of mxfp4 experts: of Marlin below compute capability 9, by
+#: ``Mxfp4MoEMethod.create_weights`` of vLLM's ``mxfp4.py``. The Triton kernels of an H100 pad widths to 64, which gpt-oss has.
+_PADDED = (256, 128)
+_MARLIN = ("a100", "l40s", "rtx-4090")
 #: Used memory of an H100 before anything is loaded: 79.19 - 78.68 GiB.
 CONTEXT_BYTES = int(0.51 * GIB)
 #: From vLLM's `get_batch_defaults` for a server: (max_num_batched_tokens, max_num_seqs).
@@ -249,10 +246,15 @@ def _stage(launch: Launch, layers: range, weights: int, last: bool) -> StageMemo
 
 
 def _padding_bytes(launch: Launch, layers: range) -> int:
-    """What vLLM adds to experts in mxfp4, so that its default kernels of a card can multiply them (``_PADDED``)."""
+    """What vLLM adds to experts in mxfp4, so that its default kernels of a card can multiply them."""
     model, deployment, experts = launch.model, launch.deployment, launch.model.experts
-    multiples = _PADDED_LATENT if experts and experts.latent_size else _PADDED.get(launch.gpu.architecture)
-    if experts is None or deployment.quantization != "mxfp4" or multiples is None:
+    if experts is None or deployment.quantization != "mxfp4":
+        return 0
+    multiples = _PADDED
+    # Experts on a latent vector (Kimi K3) run in later releases alone.
+    if not experts.latent_size and launch.gpu.architecture in _BLACKWELL:
+        multiples = (_PADDED[0], launch.release.mxfp4_width)
+    elif not experts.latent_size and launch.gpu.architecture not in _MARLIN:
         return 0
     ranks = deployment.expert_ranks(launch.tensor_parallel)
     hidden_size, width = experts.latent_size or model.hidden_size, experts.intermediate_size // ranks.slices

@@ -14,10 +14,19 @@ from importlib import resources
 from pathlib import Path
 
 from ..types.errors import SettingError
-from .checkpoint import QUANTIZATION_FILE, needs_quantization_file, with_quantization_file
+from .checkpoint import named_format, needs_quantization_file, with_quantization_file
 from .config import Config
-from .families import read_config
-from .repositories import Known, cached_config, config_file, namesake, preset_of
+from .families import read_config, refuse_unsupported
+from .repositories import (
+    QUANTIZATION_FILE,
+    Known,
+    cached_config,
+    config_file,
+    download,
+    namesake,
+    preset_of,
+    unsupported,
+)
 from .shape import ModelSpec
 
 
@@ -45,9 +54,10 @@ def model(name_or_path: str | Path) -> ModelSpec:
     found = _found(name)
     if isinstance(found, Path):
         config = _load(found)
-        if (beside := _quantization_file(found, config)) is not None:
+        if (beside := _quantization_file(name, found, config)) is not None:
             config = with_quantization_file(config, _load(beside))
-        return read_config(config, (found.parent.name or found.stem) if Path(name).exists() else name)
+        spec = read_config(config, (found.parent.name or found.stem) if Path(name).exists() else name)
+        return replace(spec, named_format=_named_format(name, found, config))
     spec = read_config(_presets()[found.preset], found.preset)
     return replace(spec, quantization=found.quantization or spec.quantization, kv_dtype=found.kv_dtype or spec.kv_dtype)
 
@@ -60,7 +70,7 @@ def origin(name: str) -> str | None:
     found = _found(name)
     if isinstance(found, Path):
         digest = f"config.json with SHA-256 {sha256(found.read_bytes()).hexdigest()}"
-        if (beside := _quantization_file(found, _load(found))) is not None:
+        if (beside := _quantization_file(name, found, _load(found))) is not None:
             digest += f", {QUANTIZATION_FILE} with SHA-256 {sha256(beside.read_bytes()).hexdigest()}"
         if Path(name).exists():
             return digest
@@ -87,6 +97,8 @@ def _found(name: str) -> Known | Path:
         known = preset_of(name, _presets())
         if known is not None and not (known.is_guess and cached_config(name)):
             return known
+        if (kind := unsupported(name)) is not None:
+            refuse_unsupported(kind, name)
         alike = namesake(name, _presets())
         if (downloaded := config_file(name, alike)) is not None:
             return downloaded
@@ -97,10 +109,22 @@ def _found(name: str) -> Known | Path:
     raise SettingError("model", str(path), f"one of {', '.join(_presets())}, or a path to a config.json")
 
 
-def _quantization_file(path: Path, config: Config) -> Path | None:
-    """The file of ModelOpt that vLLM reads beside a ``config.json``."""
+def _quantization_file(name: str, path: Path, config: Config) -> Path | None:
+    """The file of ModelOpt that vLLM reads beside a ``config.json``; of a repository that says a format by its name, from the hub, too."""
+    if path.name != "config.json" or not needs_quantization_file(config):
+        return None
     beside = path.with_name(QUANTIZATION_FILE)
-    return beside if path.name == "config.json" and needs_quantization_file(config) and beside.is_file() else None
+    if not beside.is_file() and not Path(name).exists() and _named_format(name, path, config):
+        download(name, QUANTIZATION_FILE, path.parent.name)
+    return beside if beside.is_file() else None
+
+
+def _named_format(name: str, path: Path, config: Config) -> str | None:
+    """``named_format`` of a repository, or of a local folder or file."""
+    if not Path(name).exists():
+        return named_format(name, config)
+    path = path.resolve()
+    return named_format(path.parent.name if path.name == "config.json" else path.stem, config)
 
 
 def _load(path: Path) -> Config:

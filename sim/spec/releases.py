@@ -25,6 +25,10 @@ Since 0.24 (pull request 42656) blocks without a hash go to the head; with prefi
 
 Kernels export states from within a prefill (``StateMixer.export_tokens``) since 0.29 in Kimi K3, 0.32 in Mamba-2 and 0.33 in
 gated delta nets, as the wheels of 0.28 to 0.33 say; entries that differ in nothing else are there for it.
+
+FlashInfer's kernels for mxfp4 experts on Blackwell take a rank's width in multiples of 256 in 0.22 (its logs, and
+``mxfp4_round_up_hidden_size_and_intermediate_size`` before it) and of 128 in 0.33 (the same function). 256 is taken for the releases
+between, which were not read.
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ class Release:
         v2_model_types: Model types that run on the second model runner, while that does not count CUDA graphs.
         v2_quantized: Whether these do so if their weights are quantized.
         v2_dense: Whether so do all models with attention alone and without experts.
+        mxfp4_width: Multiple to which a rank's width of mxfp4 experts is padded for FlashInfer's kernels on Blackwell.
     """
 
     since: tuple[int, int]
@@ -61,6 +66,7 @@ class Release:
     v2_model_types: frozenset[str] = frozenset()
     v2_quantized: bool = False
     v2_dense: bool = False
+    mxfp4_width: int = 256
 
     def profiling(self, model: ModelSpec, quantized: bool) -> Release:
         """The release as it profiles a model, with the model runner that it takes for it."""
@@ -86,7 +92,7 @@ _RELEASES = (
     Release((0, 29), 14, GIB // 4, int(2.1 * GIB), True, 0.92, True, _WITH_EXPERTS, v2_quantized=True, v2_dense=True),
     Release((0, 30), _V2_SAMPLER_BYTES, GIB // 4, int(2.1 * GIB), True, 0.92),
     Release((0, 32), _V2_SAMPLER_BYTES, GIB // 4, int(2.1 * GIB), True, 0.92),
-    Release((0, 33), 14, GIB // 4, int(2.1 * GIB), True, 0.92),
+    Release((0, 33), 14, GIB // 4, int(2.1 * GIB), True, 0.92, mxfp4_width=128),
 )
 LATEST = _RELEASES[-1]
 #: Minor versions of the first and the last release with a known order of the free queue.

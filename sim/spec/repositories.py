@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,7 +104,13 @@ _PUBLISHERS = {
 }
 _QUANTIZERS = ("nvidia", "redhatai", "neuralmagic", "hugging-quants", "amd", "unsloth")
 _TUNED = re.compile(r"-(instruct|thinking|chat|hf|it|base|bf16)(?=-|$)")
+#: Models that are not simulated, by the beginning of their names, and their ``model_type``.
+_UNSUPPORTED = {"deepseek-v4": "deepseek_v4", "falcon-h1": "falcon_h1", "minimax-text-01": "minimax_text_01"}
 _TIMEOUT_S = 10
+#: ModelOpt's own file of number formats.
+QUANTIZATION_FILE = "hf_quant_config.json"
+#: Errors of the network, of a repository that is gated or does not exist, and of a name that cannot be.
+_REFUSALS = (OSError, ValueError, RuntimeError)
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -130,6 +137,13 @@ def preset_of(name: str, presets: Mapping[str, Any]) -> Known | None:
         return known
     own = (preset for preset, config in presets.items() if config.get("_name_or_path", "").lower() == name.lower())
     return next(map(Known, own), None)
+
+
+def unsupported(name: str) -> str | None:
+    """The ``model_type`` of a model that is not simulated, by the name of its publisher's repository; None for all others."""
+    bare = name.rstrip("/").lower().rpartition("/")[2]
+    found = next((kind for start, kind in _UNSUPPORTED.items() if bare.startswith(start)), None)
+    return found if _is_published(name) else None
 
 
 def _is_published(name: str) -> bool:
@@ -195,25 +209,76 @@ def _downloaded(name: str, namesake: str | None) -> Path:
     where = "is no preset, and not in the local cache of the Hugging Face hub"
     if namesake is not None:
         where = f"is not the repository of the preset {namesake}, which --model {namesake} names, and not in the local cache of the Hugging Face hub"
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    if _is_offline():
         remedy = "unset it, or name a config.json, of which model_type and the sizes of the layers are read"
         raise SettingError("model", name, f"{where}; HF_HUB_OFFLINE forbids to download it: {remedy}")
     try:
-        from huggingface_hub import hf_hub_download
+        found = _download(name, "config.json")
     except ImportError:
         remedy = "pip install 'fragmeter[hub]' to download its config.json, or name a config.json"
         raise SettingError("model", name, f"{where}; {remedy}") from None
+    except _REFUSALS as error:
+        raise SettingError("model", name, f"{where}; {_reason(name, error)}") from None
+    download(name, QUANTIZATION_FILE, found.parent.name)
+    return found
+
+
+@cache
+def download(name: str, file: str, revision: str) -> None:
+    """Put a file of a repository beside its ``config.json`` of that revision in the cache, if the hub has it and may be asked."""
+    if not _is_offline():
+        with suppress(ImportError, *_REFUSALS):
+            _download(name, file, revision)
+
+
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+def _download(name: str, file: str, revision: str | None = None) -> Path:
+    """A file of a repository in the cache, downloaded if it is not there.
+
+    Raises:
+        ImportError: The extra is not installed.
+        OSError, ValueError, RuntimeError: The hub does not answer, or does not give the file.
+    """
+    from huggingface_hub import hf_hub_download
+
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    try:
-        timeout_s = float(os.environ.get("HF_HUB_ETAG_TIMEOUT", _TIMEOUT_S))
-        # Without a network, or with a hub that does not answer, huggingface_hub tries for a minute.
-        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        _require_answer(f"{endpoint}/{name}/resolve/main/config.json", timeout_s)
-        return Path(hf_hub_download(name, "config.json", etag_timeout=timeout_s))
-    # Of the network, of a repository that is gated or does not exist, and of a name that cannot be.
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise SettingError("model", name, f"{where}, and the hub does not give it: {reason}") from None
+    timeout_s = float(os.environ.get("HF_HUB_ETAG_TIMEOUT", _TIMEOUT_S))
+    # Without a network, or with a hub that does not answer, huggingface_hub tries for a minute.
+    _require_answer(f"{_endpoint()}/{name}/resolve/{revision or 'main'}/{file}", timeout_s)
+    return Path(hf_hub_download(name, file, revision=revision, etag_timeout=timeout_s))
+
+
+def _reason(name: str, error: Exception) -> str:
+    """Why the hub does not give the ``config.json`` of a repository, and the remedy."""
+    from urllib.error import URLError
+
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    page, log_in = f"{_endpoint()}/{name}", "log in by hf auth login or HF_TOKEN"
+    if isinstance(error, GatedRepoError):
+        return f"its repository is gated: accept its terms at {page} and {log_in}, or name a config.json"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"the hub has no such repository, or it is private: check the name, {log_in}, or name a config.json"
+    # The second is of a network that was lost after the first answer, and of a kind with the first.
+    if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+        return "its repository has no config.json: name one"
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    if isinstance(error, URLError | TimeoutError | ConnectionError | LocalEntryNotFoundError):
+        said = str(error.reason) if isinstance(error, URLError) else said
+        return f"{_endpoint()} does not answer ({said}): connect to a network, or name a config.json"
+    return f"the hub does not give it ({said}): name a config.json"
 
 
 def _require_answer(url: str, timeout_s: float) -> None:

@@ -82,6 +82,7 @@ class ModelSpec:
         mlp_sizes: Width of the MLP of each layer, 0 without one, if layers differ. A layer then has a norm for each of its parts.
         experts: Mixture of experts, instead of the MLP of some layers.
         quantization: Number format of the checkpoint's matrices; None is 16 bit.
+        named_format: Number format of weights that the checkpoint's name has and its files lack; the real one is not known then.
         kv_dtype: Number format of the KV cache that the checkpoint asks for; None is 16 bit.
         encoder: Vision encoder that is loaded beside the text model, if any.
         model_type: ``model_type`` of the configuration; None is unknown. It chooses vLLM's model runner, no bytes.
@@ -121,6 +122,7 @@ class ModelSpec:
     mlp_sizes: tuple[int, ...] | None = None
     experts: Experts | None = None
     quantization: str | None = None
+    named_format: str | None = None
     kv_dtype: str | None = None
     encoder: Encoder | None = None
     model_type: str | None = None

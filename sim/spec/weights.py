@@ -21,6 +21,22 @@ if TYPE_CHECKING:
     from .shape import ModelSpec
 
 
+def weights_format(model: ModelSpec, given: str | None = None) -> str | None:
+    """The number format of a model's weights: the given one, or the checkpoint's; None is 16 bits.
+
+    Raises:
+        SettingError: None is given, and the checkpoint's name has a format that its files do not have.
+    """
+    if given is None and model.named_format is not None:
+        remedy = (
+            f"{model.name} says {model.named_format} by its name, and has neither quantization_config in config.json nor"
+            " hf_quant_config.json: give one of them, or --quantization (awq, gptq, int8, fp8, nvfp4); if its weights have 16 bits,"
+            ' "quantization_config": null'
+        )
+        raise SettingError("quantization", None, remedy)
+    return given or model.quantization
+
+
 def layer_matrices(
     model: ModelSpec, layer: int, tensor_parallel: int = 1, expert_ranks: ExpertRanks | None = None
 ) -> tuple[Matrix, ...]:

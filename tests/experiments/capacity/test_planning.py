@@ -21,7 +21,7 @@ from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
 from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import Prices, prices
-from fragmeter.experiments.capacity.text import bill_text, details, headline, headroom_text, rate_text
+from fragmeter.experiments.capacity.text import bill_text, details, headline, headroom_text, rate_text, tokens_text
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.parallel import Workers
@@ -202,7 +202,16 @@ class TestUnknownRates:
         assert f"; headroom unknown {remedy};" in first(self.answer(0.0))
         assert f"; headroom unknown {remedy};" in first(answer_of("a100-80gb", inf, wanted=20.0))
         one = replace(answer_of("a100-80gb", 300.0), known_rates=(0.0,))
-        assert f"; 300 requests/s a replica, in bursts {remedy};" in first(one, None)
+        assert f"; a replica sustains less than 300 requests/s, the rate of a burst {remedy};" in first(one, None)
+
+    def test_the_rate_of_a_burst_is_not_sold_as_one_that_lasts(self):
+        """Bounds on both sides: of the rate from above, of the price of tokens from below."""
+        one = replace(answer_of("a100-80gb", 300.0), known_rates=(0.0,))
+        price = bill(one, FixedLoad, PRICES, None)
+        assert rate_text(one) == "less than 300 requests/s"
+        assert tokens_text(one, price) == f"more than {price.per_million['total']:.3g}"
+        filled = answer_of("a100-80gb", 300.0)
+        assert (rate_text(filled), tokens_text(filled, price)[0]) == ("300 requests/s", "0")
 
 
 class TestPrices:
@@ -473,7 +482,7 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
     ("tokens", "message"),
     [
         ([*LLAMA, "--gpu", "h300"], "gpu = 'h300': one of a100-40gb"),
-        (["--gpu", "h200", "--goodput", "ttft:500"], "plan needs a model: --model a preset or config.json"),
+        (["--gpu", "h200", "--goodput", "ttft:500"], "plan needs a model: --model a preset, org/name or config.json"),
         (["--model", "gpt-9", "--gpu", "h200", "--goodput", "ttft:500"], "model = 'gpt-9': one of opt-13b"),
         (
             ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "itl:5"],
@@ -544,3 +553,5 @@ def test_without_a_wanted_rate_all_engines_that_share_experts_are_bought(capsys)
     arguments = ["--model", "qwen3-30b-a3b", "--gpu", "h100-80gb", "--data-parallel-size", "2"]
     found = planned(capsys, *arguments, *load)
     assert found["recommendation"].startswith("Buy 2 x h100-80gb: 7.98 USD/h")
+    engines = "1 deployment of 2 data-parallel engines, each on 1 GPU, that share the experts of qwen3-30b-a3b; "
+    assert found["details"][0].startswith(engines)

@@ -78,8 +78,24 @@ def test_what_no_measured_run_has_is_named():
     assert found.text().endswith("; none has several engines or latent attention or weights in fp8.")
     engines = of(gpu="rtx-pro-6000", model="qwen3-30b-a3b", data_parallel_size=2, enable_expert_parallel=True)
     assert (engines.nearest.runs, engines.nearest.lacking) == (1, ())
-    fp8 = of(gpu="h100-80gb", model="llama-3.1-70b", tensor_parallel_size=2, quantization="fp8")
+    of_two = {"gpu": "h100-80gb", "model": "llama-3.1-70b", "tensor_parallel_size": 2}
+    fp8 = of(**of_two, quantization="fp8", kv_cache_dtype="fp8")
     assert (fp8.nearest.model, fp8.nearest.lacking) == ("llama-3.1-70b", ())
+    assert of(**of_two).nearest.lacking == ("weights in 16 bits", "a KV cache in 16 bits")
+
+
+@pytest.mark.parametrize(
+    ("fields", "lacking"),
+    [
+        ({"kv_cache_dtype": "fp8"}, ("a KV cache in fp8",)),
+        ({"kv_cache_dtype": "bf16"}, ()),
+        ({"policy": "vllm-real"}, ()),
+        ({"policy": "tgi", "kv_cache_dtype": "int8"}, ("the policy tgi", "a KV cache in int8")),
+    ],
+)
+def test_the_kv_cache_and_the_policy_are_named(fields, lacking):
+    chosen = {"policy": "vllm-v1", "gpu": "h100-80gb", "model": "qwen3-14b"} | fields
+    assert evidence(settings(**chosen)).nearest.lacking == lacking
 
 
 def test_ttft_of_overload_is_stated_apart():
@@ -161,7 +177,8 @@ def test_a_line_of_each_cost_model():
     )
     paper = evidence(settings(policy="vllm-sosp23", cost="paper"))
     assert (paper.basis, paper.cost) == ("the paper", "paper")
-    assert "(scaled from another card)" in evidence(settings(policy="vllm-sosp23")).text()
+    scaled = "kernel times of a100-80gb from published tables, scaled to a100-40gb by the bandwidths of the data sheets"
+    assert scaled in evidence(settings(policy="vllm-sosp23")).text()
 
 
 def test_the_default_is_the_profile_where_it_covers_the_model():

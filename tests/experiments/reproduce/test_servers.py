@@ -14,6 +14,7 @@ from fragmeter.experiments.measured.constants import served
 from fragmeter.experiments.reproduce import servers
 from fragmeter.experiments.reproduce.server_loads import closed_loop, poisson, shared_prefix
 from fragmeter.experiments.reproduce.servers import TARGETS, ServerRun, facts, fit_constants
+from fragmeter.experiments.runs.output import Report
 from fragmeter.sim import simulate
 from fragmeter.sim.cost import ServerConstants
 from fragmeter.sim.engine.replica import build
@@ -168,6 +169,20 @@ def as_read(document: dict) -> dict:
 def whole_document():
     """Of all runs that need no file."""
     return as_read(servers.compare_servers(None))
+
+
+def test_every_run_and_every_card_is_one_row_of_80_columns(whole_document, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    servers.print_servers(whole_document, Report(None))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and not any("\u2026" in line for line in lines)
+    no_constants = lines[lines.index("No constants, predicted:") :]
+    for row in whole_document["rows"]:
+        if row["constants"] == "nothing" and row["metric"] == "mean_tpot_ms":
+            shown = next(line for line in no_constants if line.startswith(f"{row['run']}  "))
+            assert f"{row['error']:+.1%}" in shown
+    means = lines[lines.index("Mean absolute error, and bias, in percent over the runs of a card and model") :]
+    assert sum(line.startswith("h200 gpt-oss-120b (4)") for line in means) == 1
 
 
 @pytest.fixture(scope="module")

@@ -210,6 +210,9 @@ def test_mxfp4_experts_are_padded_on_b200(ranks, max_model_len, logged_tokens):
     width, plain = 2880 // ranks, experts(2880, 2880 // ranks)
     assert weights["b200"] - weights["h100-80gb"] == experts(3072, 3072 // ranks) - plain
     assert weights["gb300"] == weights["b200"]
+    # 0.33 takes multiples of 128 (``mxfp4_round_up_hidden_size_and_intermediate_size``), as Marlin does.
+    later = capacity(replace(found, release=release((0, 33)))).stage.weight_bytes
+    assert later - weights["h100-80gb"] == weights["a100-80gb"] - weights["h100-80gb"]
     assert weights["a100-80gb"] - weights["h100-80gb"] == experts(3072, -(-width // 128) * 128) - plain
     sixteen = replace(found, deployment=replace(found.deployment, quantization=None), tensor_parallel=8)
     assert len({capacity(replace(sixteen, gpu=gpu(name))).stage.weight_bytes for name in ("b200", "h100-80gb")}) == 1

@@ -31,6 +31,16 @@ TINY = {
     "vocab_size": 1000,
     "max_position_embeddings": 512,
 }
+#: As ModelOpt 0.29 wrote ``hf_quant_config.json``.
+MODELOPT = {
+    "producer": {"name": "modelopt", "version": "0.29"},
+    "quantization": {
+        "quant_algo": "NVFP4",
+        "group_size": 16,
+        "kv_cache_quant_algo": "FP8",
+        "exclude_modules": ["lm_head"],
+    },
+}
 #: Parameters of published checkpoints in billions, without encoders and without layers for multi-token prediction.
 PUBLISHED = {
     "qwen2.5-0.5b": 0.494, "qwen2.5-1.5b": 1.544, "qwen2.5-7b": 7.616, "qwen2.5-14b": 14.770, "qwen2.5-32b": 32.764,
@@ -138,6 +148,17 @@ def test_a_repository_of_another_publisher_is_no_preset(name, cache, capsys):
     assert (model(name).name, model(name).num_layers) == (name, 3)
 
 
+@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V4", "nvidia/DeepSeek-V4-Pro-NVFP4", "deepseek-v4-flash"])
+def test_a_model_that_is_not_simulated_says_why_without_a_network(name, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert status(["plan", "--gpu", "h200", "--serve", f"vllm serve {name}"]) == MISTAKE
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "fragmeter: model_type = 'deepseek_v4': attends to compressed tokens, with pages of several sizes in a block"
+    )
+    assert name in said and said.count("\n") == 1
+
+
 def test_a_path_that_is_not_here_is_no_preset():
     with pytest.raises(SettingError, match="is no file or folder here; .* --model llama-3.1-8b$"):
         model("/models/Llama-3.1-8B-Instruct")
@@ -179,10 +200,13 @@ class Hub(BaseHTTPRequestHandler):
         self._answer(head=False)
 
     def _answer(self, head: bool) -> None:
-        body = json.dumps(TINY).encode()
+        file = self.path.rpartition("/")[2]
+        body = json.dumps(TINY if file == "config.json" else MODELOPT).encode()
         if self.path.startswith("/org/stuck"):
             ANSWER.wait(30)
         errors = {"/org/gated": (403, "GatedRepo"), "/org/missing": (404, "RepoNotFound")}
+        if file == "hf_quant_config.json" and not self.path.startswith("/org/tiny-NVFP4"):
+            errors |= {"/": (404, "EntryNotFound")}
         for path, (code, error) in errors.items():
             if self.path.startswith(path):
                 self.send_response(code)
@@ -192,7 +216,11 @@ class Hub(BaseHTTPRequestHandler):
                 self.end_headers()
                 return
         self.send_response(200)
-        for name, value in {"ETag": '"abc"', "X-Repo-Commit": REVISION, "Content-Length": str(len(body))}.items():
+        for name, value in {
+            "ETag": f'"{hashlib.sha256(body).hexdigest()}"',
+            "X-Repo-Commit": REVISION,
+            "Content-Length": str(len(body)),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         if not head:
@@ -230,17 +258,55 @@ def test_a_download_and_then_the_cache(hub, tmp_path):
     assert code == 0 and "It starts: org/tiny" in printed
 
 
-@pytest.mark.parametrize("name", ["org/gated", "org/missing"])
-def test_what_the_hub_refuses_is_one_line(name, hub, tmp_path):
+@pytest.mark.parametrize("name", ["tiny-NVFP4", "tiny-NVFP4-in-the-cache"])
+def test_the_file_of_modelopt_is_downloaded(name, hub, tmp_path):
+    """Also beside a ``config.json`` that another program put into the cache, where the name says a format."""
+    snapshot = tmp_path / "hub" / f"models--org--{name}" / "snapshots" / REVISION
+    if name.endswith("cache"):
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text(json.dumps(TINY))
+        (refs := snapshot.parents[1] / "refs").mkdir()
+        (refs / "main").write_text(REVISION)
+    code, printed = asked(hub, tmp_path, f"org/{name}")
+    assert code == 0 and f"It starts: org/{name} on 1 x h200" in printed
+    # The file asks for a KV cache of 8 bits, which holds twice the tokens of 16.
+    assert "22,249,558 blocks" in printed
+    assert json.loads((snapshot / "hf_quant_config.json").read_text()) == MODELOPT
+
+
+def test_a_format_that_only_the_name_says_is_refused(hub, tmp_path):
+    code, printed = asked(hub, tmp_path, "org/other-W4A16")
+    assert code == 2 and printed.count("\n") == 1
+    assert printed.startswith(
+        "fragmeter: quantization = None: org/other-W4A16 says W4A16 by its name, and has neither quantization_config in config.json"
+        " nor hf_quant_config.json: give one of them, or --quantization"
+    )
+    code, printed = asked(hub, tmp_path, "org/other-W4A16 --quantization awq")
+    assert code == 0 and "--model org/other-W4A16 --gpu h200 --quantization awq" in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "org/gated",
+            "its repository is gated: accept its terms at HUB/org/gated and log in by hf auth login or HF_TOKEN",
+        ),
+        ("org/missing", "the hub has no such repository, or it is private: check the name"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_line(name, reason, hub, tmp_path):
     code, printed = asked(hub, tmp_path, name)
     assert code == 2 and printed.count("\n") == 1
-    assert f"model = '{name}': is no preset" in printed and "and the hub does not give it: " in printed
+    assert f"model = '{name}': is no preset" in printed and reason.replace("HUB", hub) in printed
+    assert printed.endswith(", or name a config.json\n")
 
 
 def test_a_hub_that_does_not_answer_is_one_line(hub, tmp_path):
     code, printed = asked(hub, tmp_path, "org/stuck", HF_HUB_ETAG_TIMEOUT="1")
     assert code == 2 and printed.count("\n") == 1
-    assert "model = 'org/stuck': is no preset" in printed and "timed out" in printed
+    assert "model = 'org/stuck': is no preset" in printed
+    assert f"{hub} does not answer (timed out): connect to a network, or name a config.json" in printed
 
 
 def test_the_cache_says_more_than_the_suffix_of_a_name(cache):
@@ -251,6 +317,29 @@ def test_the_cache_says_more_than_the_suffix_of_a_name(cache):
     found = model("nvidia/Llama-3.1-8B-Instruct-FP8")
     assert (found.num_layers, found.quantization, found.kv_dtype) == (3, "fp8", "fp8")
     assert model("nvidia/Llama-3.1-8B-Instruct-FP4").num_layers == 32
+
+
+@pytest.mark.parametrize("name", ["tiny-FP8", "tiny.w8a8", "org/tiny-gptq-int4", "tiny_mxfp4", "tiny-NVFP4-v2"])
+def test_a_folder_with_a_format_in_its_name(name, tmp_path, capsys):
+    """Refused, unless the files or a flag say the format; null says 16 bits."""
+    path = tmp_path / name / "config.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(TINY))
+    run = ["simulate", "--policy", "vllm-v1", "--model", str(path.parent), "--gpu", "h200", "--num-prompts", "2"]
+    assert status(run) == MISTAKE
+    said = capsys.readouterr().err
+    assert "quantization = None: " in said and " by its name" in said and said.count("\n") == 1
+    assert status([*run, "--quantization", "fp8"]) == DONE
+    path.write_text(json.dumps(TINY | {"quantization_config": None}))
+    assert status(run) == DONE and model(path.parent).quantization is None
+
+
+@pytest.mark.parametrize("name", ["tiny-BF16", "fp8ish", "w4a16x", "tiny-14b-it", "qwen-4bx"])
+def test_other_names_say_no_format(name, tmp_path):
+    path = tmp_path / name / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(TINY))
+    assert model(path).named_format is None
 
 
 def test_sources_of_shapes(cache, tmp_path):
@@ -268,4 +357,5 @@ def test_sources_of_shapes(cache, tmp_path):
 
 def test_no_network_is_one_line(hub, tmp_path):
     code, printed = asked("http://127.0.0.1:9", tmp_path, "org/tiny")
-    assert code == 2 and printed.count("\n") == 1 and "and the hub does not give it: " in printed
+    assert code == 2 and printed.count("\n") == 1 and "urlopen" not in printed
+    assert "http://127.0.0.1:9 does not answer ([Errno 111] Connection refused): connect to a network" in printed

@@ -8,6 +8,7 @@ which transformers does not have, they are the counts of the model cards, rounde
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from importlib import resources
 
@@ -486,7 +487,10 @@ def test_simulated_blocks_of_two_sizes_are_refused(capsys):
     line = "simulate --model gemma-4-26b-a4b --gpu h200 --policy vllm-v1 --num-prompts 2 --max-model-len 4096"
     assert status(line.split()) == MISTAKE
     said = capsys.readouterr().err
-    assert "needs blocks of 32 tokens beside those of 16, which is not simulated" in said and said.count("\n") == 1
+    assert "needs blocks of 32 tokens beside those of 16, which is not simulated: --disable-hybrid" in said
+    assert said.count("\n") == 1
+    remedy = re.search(r"--disable\S+", said)[0]
+    assert status([*line.split(), remedy]) == DONE
 
 
 def test_presets_have_sources():

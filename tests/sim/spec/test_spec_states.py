@@ -420,7 +420,7 @@ def test_a_model_of_states_alone_keeps_no_token(config):
     [
         (
             {"model_type": "falcon_h1", "mamba_d_state": 16},
-            "model_type = 'falcon_h1': has attention and Mamba side by side in every layer, which is not understood in tiny",
+            "model_type = 'falcon_h1': has attention and Mamba side by side in every layer, which is not understood in tiny; take another model",
         ),
         (
             ZAMBA | {"layers_block_type": ["mamba"] * 3 + ["attention"]},
