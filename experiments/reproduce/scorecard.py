@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ...reports.figures import figures
 from ...reports.page.page import Section
@@ -93,31 +93,16 @@ def first_section(documents: Mapping[str, Payload], titles: Mapping[str, str]) -
 
 
 def constants(documents: Mapping[str, Payload]) -> list[Row]:
-    """The fitted numbers of the documents, one row each: its name, its value, on what it was fitted, and where it is used.
-
-    Of a figure with fitted values and no such number in its document, the details of its section have the numbers.
-    """
+    """The fitted numbers of the documents, one row each: its name, its value, on what it was fitted, and where it is used."""
     used: dict[tuple[str, str, str], list[str]] = {}
     for name, document in documents.items():
-        found = list(_constants(document))
-        count = sum(row.get("kind") == "fitted" for row in document["rows"])
-        if count and not found:
-            found = [(f"see {name_of(name)}", "", f"{count} values of {name_of(name)}")]
-        for constant in found:
-            used.setdefault(constant, []).append(name_of(name))
+        for constant in document.get("constants", ()):
+            key = constant["name"], f"{constant['value']:.4g}", constant["on"]
+            used.setdefault(key, []).append(name_of(name))
     return [
         {"Constant": constant, "Value": value, "Fitted on": on, "Used by": ", ".join(dict.fromkeys(names))}
         for (constant, value, on), names in used.items()
     ]
-
-
-def _constants(document: Payload) -> Iterator[tuple[str, str, str]]:
-    if "fit" in document:
-        yield "step-time scale", f"{document['fit']['step_scale']:.3f}", document["fit"]["on"].replace("_", " ")
-    for scale in document.get("scales", {}).values():
-        yield "step-time scale", f"{scale['step_scale']:.3f}", scale["fitted_on"]
-    for constant in document.get("constants", ()):
-        yield constant["name"], f"{constant['value']:.3f}", constant["on"]
 
 
 def _listed(known: Sequence[Row]) -> str:
