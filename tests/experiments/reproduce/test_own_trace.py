@@ -181,7 +181,7 @@ class TestNothingIsComparedWithThePaper:
         assert not re.search(r'publish|\bfail|class="badge|class="scores', page, re.IGNORECASE)
         assert re.findall(r'<h2 id="(\w+)"', page) == [*FIGURES]
 
-    def test_the_page_is_written_at_once_and_filled(self, tmp_path, monkeypatch):
+    def test_the_page_is_written_at_once_and_filled(self, tmp_path, monkeypatch, capsys):
         trace, page, seen = put(tmp_path, rows_of(2, 0.1)), tmp_path / "out" / "your-trace.html", []
 
         def watched(name, make):
@@ -200,6 +200,15 @@ class TestNothingIsComparedWithThePaper:
         left = page.read_text("utf-8")
         assert '<h2 id="fig13a">Mean batch</h2>' in left and left.count(">Not run.<") == 2
         assert "Stopped at 2 of 4 figures" in left and "location.reload" not in left
+        assert capsys.readouterr().err.endswith("fragmeter: interrupted; finished results are kept\n")
+
+    def test_an_interrupt_without_files_promises_none(self, tmp_path, monkeypatch, capsys):
+        def interrupt(_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(own_page, "FIGURES", {"fig2": interrupt})
+        assert status(["reproduce", "fig2", "--trace", str(put(tmp_path, rows_of(2, 0.1)))]) == INTERRUPTED
+        assert capsys.readouterr().err == "fragmeter: interrupted\n"
 
     def test_a_page_made_again_is_the_same_bytes(self, made, tmp_path):
         tokens = ["reproduce", "all", "--trace", made / "mine.csv", "--out", tmp_path / "again", "--jobs", 1]
