@@ -72,7 +72,17 @@ def _accuracy(document: Payload, of_unit: Row) -> str:
     found = f"{number(metric, worst['simulated'])}{quantity}, published {number(metric, worst['published'])}"
     which = f"The worst of the {values}" if count > 1 else f"The {values}"
     mean = f"; the mean error is {of_unit['mean_error']:.1f}{points}" if count > 1 else ""
-    return f"{which} is {of_unit['worst_at']}: {found} ({of_unit['worst_error']:+.1f}{points}){mean}."
+    return f"{which} is {_place(document, worst)}: {found} ({of_unit['worst_error']:+.1f}{points}){mean}."
+
+
+def _place(document: Payload, row: Row) -> str:
+    """The name of a value in a sentence."""
+    name = f"{row['series']}, {metric_label(row['metric'])}"
+    if row.get("x") is None:
+        return name
+    return (
+        f"{name} at {document['x_is'].split(',')[0]} {row['x']:g}" if "x_is" in document else f"{name} at {row['x']:g}"
+    )
 
 
 def _unit(metric: str) -> str:
