@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from string import ascii_lowercase
 
 from ...reports.figures import figures
 from ...reports.page.page import Section
@@ -117,11 +118,28 @@ def constants(documents: Mapping[str, Payload]) -> list[Row]:
     for name, document in documents.items():
         for constant in document.get("constants", ()):
             key = constant["name"], f"{constant['value']:.4g}", constant["on"]
-            used.setdefault(key, []).append(name_of(name))
+            used.setdefault(key, []).append(name)
     return [
-        {"Constant": constant, "Value": value, "Fitted on": on, "Used by": ", ".join(dict.fromkeys(names))}
+        {"Value": value, "Constant": constant, "Fitted on": on, "Used by": _together(names)}
         for (constant, value, on), names in sorted(used.items(), key=lambda one: _figure_number(one[0][2]))
     ]
+
+
+def _together(figures: Sequence[str]) -> str:
+    """Names of figures, with the panels of one together: "Fig 2, Figs 12a to f, Waste"."""
+    panels: dict[str, list[str]] = {}
+    for name in figures:
+        panel = re.fullmatch(r"(Fig \d+)([a-z])", name_of(name))
+        panels.setdefault(panel[1] if panel else name_of(name), []).append(panel[2] if panel else "")
+    return ", ".join(_panels(figure, letters) for figure, letters in panels.items())
+
+
+def _panels(figure: str, letters: Sequence[str]) -> str:
+    if len(letters) == 1:
+        return f"{figure}{letters[0]}"
+    in_a_row = len(letters) > 2 and "".join(letters) in ascii_lowercase
+    named = f"{letters[0]} to {letters[-1]}" if in_a_row else ", ".join(letters)
+    return f"{figure.replace('Fig', 'Figs')}{named}"
 
 
 def _figure_number(fitted_on: str) -> int:

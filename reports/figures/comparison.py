@@ -188,7 +188,7 @@ def side_by_side(figure: go.Figure, rows: list[Row], grouped: bool = False) -> g
     lanes = [at + _GROUP_HEADING * sum(start <= at for start in starts) for at in range(len(rows))]
     for start in starts:
         heading = {"x": 0, "y": lanes[start] - 0.5, "xanchor": "left", "yanchor": "bottom", "bgcolor": PAPER}
-        note(figure, f"<b>{rows[start]['series']}</b>", **heading)
+        note(figure, _group_name(rows[start]["series"]), **heading)
     for side in sides:
         figure.add_trace(_bars(rows, lanes, side, hues[side], sides))
         for lane, row in zip(lanes, rows, strict=True):
@@ -205,6 +205,13 @@ def side_by_side(figure: go.Figure, rows: list[Row], grouped: bool = False) -> g
         showgrid=False,
     )
     return figure
+
+
+def _group_name(series: str) -> str:
+    """A name with its first two parts in bold; a third one in smaller letters, which fit a narrow window."""
+    first, second, third = (*series.split(", ", 2), "", "")[:3]
+    name = ", ".join(filter(None, (first, second)))
+    return f"<b>{name}</b>" + (f"<span style='color:{MUTED};font-size:11px'> {third}</span>" if third else "")
 
 
 def _lane(at: float, side: str, sides: tuple[str, ...]) -> float:

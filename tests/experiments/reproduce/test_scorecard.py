@@ -83,18 +83,19 @@ def test_each_constant_is_named_once_with_its_value_and_where_it_is_used():
     documents = {
         "fig15": document(row(1.0)) | {"constants": [step, beams]},
         "fig12a": document(row(0.0, kind="fitted"), row(1.0)) | {"constants": [step, scale]},
-        "fig12d": document(row(1.0)) | {"constants": [step, scale]},
+        "fig12b": document(row(1.0)) | {"constants": [step, scale]},
+        "fig12c": document(row(1.0)) | {"constants": [step]},
     }
     known = scorecard.constants(documents)
     assert [tuple(line.values()) for line in known] == [
-        ("step (ms)", "25.7", "Fig 1, ten points", "Fig 15, Fig 12a, Fig 12d"),
-        ("step-time scale", "1.234", "Fig 12a's vLLM crossing", "Fig 12a, Fig 12d"),
-        ("survival of a beam", "0.92", "Fig 15, two beams on Alpaca", "Fig 15"),
+        ("25.7", "step (ms)", "Fig 1, ten points", "Fig 15, Figs 12a to c"),
+        ("1.234", "step-time scale", "Fig 12a's vLLM crossing", "Figs 12a, b"),
+        ("0.92", "survival of a beam", "Fig 15, two beams on Alpaca", "Fig 15"),
     ]
     [section] = scorecard.first_section(documents, dict.fromkeys(documents, "title"))
     assert section.widgets[0].notes[0] == (
         "3 constants are fitted: 1 on Fig 1, 1 on Fig 12, 1 on Fig 15. The 1 published value that they were fitted on has"
-        " no grade; the other 3 are predicted. Each is named below."
+        " no grade; the other 4 are predicted. Each is named below."
     )
     assert section.fold == "The 3 fitted constants"
     assert section.folded_rows == known
