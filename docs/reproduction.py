@@ -9,10 +9,13 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from fragmeter.experiments.reproduce.figures import FIGURES
+from fragmeter.experiments.reproduce.headlines import headline
+from fragmeter.experiments.reproduce.scorecard import constants, counts_text, paper_order
 from fragmeter.experiments.reproduce.text import SUMMARY_NOTE, finding_lines, summary_lines, summary_rows
 from fragmeter.reports.style.labels import difference, metric_label, number, origin, step_text
 
@@ -32,7 +35,23 @@ are run for this column. Both are empty where no requests are drawn and no steps
 """
 _EXACT = """
 Where a column says "exact pairs", it was simulated on the paper's own length pairs of ShareGPT and Alpaca, which are not redistributed
-(`--trace`, `--alpaca-trace`); the others drew lengths from the summaries that come with the package.
+(`--trace`, `--alpaca-trace`); the others drew lengths from the summaries that come with the package. A sentence that differs between the two
+is there twice, once for each.
+"""
+_LIMITS = """
+The limits are a choice. The paper's text puts vLLM at least 1.7 times ahead of Orca (Oracle) on ShareGPT; if the two rates are 20 % off in opposite
+directions a lead of 1.7 is still one (1.7 x 0.8 / 1.2 = 1.13), so a pass keeps the paper's order. Near is twice as far. 4 points
+are 20 % of the smallest share of token states in Fig 2 (20.4 %).
+"""
+_CONSTANTS = """
+## Fitted constants
+
+A constant is fitted if published values of the paper decide it; those of data sheets and of kernel tables are not. With drawn lengths (on the exact
+pairs the scales of Fig 12, the shares of Fig 14 and Alpaca's scale in Fig 18b have other values, fitted on the same published ones):
+
+{counts} Three are coefficients of OPT-13B's step, which nearly every figure takes, four are of copies, in runs that swap, and five belong to Fig 19a
+alone. The other 16 are one constant for one published value: the scale on Fig 13a, with and without context (only Fig 15 has the latter), 5 on Fig 12,
+2 on Fig 14, 2 on Fig 15 and 5 on Fig 18b. They serve the figures from Fig 12 on and Fig 2. [rates.md](rates.md#fitted-numbers) explains them.
 """
 
 
@@ -45,16 +64,23 @@ def main(folder: str, target: str, exact: str | None = None) -> None:
     )
     if not drawn:
         sys.exit(f"{folder}: has no figures; run fragmeter reproduce all --out {folder}")
-    parts = [_HEAD, _EXACT if on_pairs else "", _missing(drawn), *_summary("Accuracy against the paper", drawn)]
+    parts = [
+        _HEAD,
+        _EXACT if on_pairs else "",
+        _missing(drawn),
+        *_summary("Accuracy against the paper", drawn),
+        _LIMITS,
+    ]
     parts += _summary("Accuracy against the paper on the exact pairs", on_pairs) if on_pairs else []
+    parts += _constants(drawn)
     for name, document in drawn.items():
         parts += _figure(name, document, on_pairs.get(name))
     Path(target).write_text("\n".join(filter(None, parts)), "utf-8")
 
 
 def _documents(folder: str, names: Sequence[str]) -> dict[str, Document]:
-    """Those that are there, in the registry's order."""
-    paths = {name: Path(folder) / f"{name}.json" for name in names}
+    """Those that are there, in the paper's order."""
+    paths = {name: Path(folder) / f"{name}.json" for name in sorted(names, key=paper_order)}
     return {name: json.loads(path.read_text("utf-8")) for name, path in paths.items() if path.exists()}
 
 
@@ -70,15 +96,35 @@ def _summary(title: str, documents: dict[str, Document]) -> Iterator[str]:
     yield table(list(lines[0]), [list(line.values()) for line in lines])
 
 
+def _constants(documents: dict[str, Document]) -> Iterator[str]:
+    known = constants(documents)
+    if known:
+        yield _CONSTANTS.format(counts=counts_text(known, documents))
+        yield table(list(known[0]), [list(row.values()) for row in known])
+
+
 def _figure(name: str, document: Document, on_pairs: Document | None) -> Iterator[str]:
     yield f"\n## {heading(name)}\n"
     yield f"{document['workload']}.\n"
     yield f"{_rows(document['rows'], on_pairs['rows'] if on_pairs else [])}\n"
-    # Findings of the pairs are of more worth than those of drawn lengths.
-    shown = on_pairs or document
-    kind = "On the exact pairs: " if on_pairs else ""
-    yield from (f"- {kind}{text}" for text in finding_lines(shown))
-    yield from (f"- {text}" for text in [*shown["basis"], *shown.get("remarks", ())])
+    yield from (f"- {text}" for text in _merged(_sentences(document), _sentences(on_pairs) if on_pairs else None))
+
+
+def _sentences(document: Document) -> list[str]:
+    found = [headline(document), *finding_lines(document), *document["basis"], *document.get("remarks", ())]
+    return list(filter(None, found))
+
+
+def _merged(drawn: Sequence[str], exact: Sequence[str] | None) -> Iterator[str]:
+    """Sentences of both lengths: equal ones once, others side by side where they have the same place."""
+    if exact is None or drawn == exact:
+        yield from drawn
+        return
+    for one, other in zip_longest(
+        [text for text in drawn if text not in exact], [text for text in exact if text not in drawn]
+    ):
+        yield from (f"{kind}: {text}" for kind, text in (("Drawn lengths", one), ("Exact pairs", other)) if text)
+    yield from (text for text in drawn if text in exact)
 
 
 def heading(name: str) -> str:

@@ -19,9 +19,10 @@ This page is its result on {workload}, written by `make step-costs`; nothing in 
 
 {candidates}
 
-Each has one fitted constant, its scale s, on vLLM's bar of Fig 13a. The {predicted} other values are predicted: nothing else is fitted, neither a scale
-for another model, load or figure, nor a part of a sample or beam (Fig 14), nor a kernel of small blocks (Fig 18b). So these values differ from those of
-[reproduction.md](reproduction.md), which has 15 fitted constants for 116 predicted values that depend on the step time or on beams.
+Each has one fitted constant beside the coefficients above, its scale s, on vLLM's bar of Fig 13a. The {predicted} other values are predicted: nothing else
+is fitted, neither a scale for another model, load or figure, nor a part of a sample or beam (Fig 14), nor a kernel of small blocks (Fig 18b). So these values
+differ from those of [reproduction.md](reproduction.md#fitted-constants), which fits 16 constants, each on one published value, for the 116 predicted values that
+depend on the step time or on beams (of 28 constants and 179 predicted values in all).
 [rates.md](rates.md#step-time) explains the terms and the rule.
 """
 MEANINGS = {

@@ -152,7 +152,7 @@ def status(tokens: Sequence[str]) -> int:
     except UserError as error:
         return _refuse(str(error))
     except KeyboardInterrupt as interrupt:
-        _complain(message_of(interrupt))
+        _complain(message_of(interrupt, keeps=any(token.startswith(("--out", "--json", "--save")) for token in tokens)))
         return status_of(interrupt)
     except BrokenPipeError:
         # Without this, Python reports the error again when it flushes standard output at exit.

@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 
 from ...reports.figures import figures
-from ...reports.page.page import Section, write_page
+from ...reports.page.page import Section, page_title, write_page
 from ...sim.output.files import require_apart, require_writable
 from ...sim.types import ticks
 from ...sim.types.optional import not_none
@@ -59,7 +59,8 @@ def write_trace_page(trace: Trace, found: dict[str, Any], path: str | PathLike[s
             f" {found['reuse']['by']}: so much an endless prefix cache would hit."
         )
         sections.append(Section("Reuse", text))
-    return write_page(path, f"Trace {trace.name}", f"{len(trace):,} requests.", sections)
+    count = f"{len(trace):,} request{'' if len(trace) == 1 else 's'}."
+    return write_page(path, page_title("Trace", trace.name), count, sections)
 
 
 def length_rows(trace: Trace) -> list[dict[str, float]]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from ...reports.style.labels import metric_label
 from .bench import Bench, Case, Measured
-from .fit import FITTED_ON, SCALES, Fit
+from .constants import STEP, scale
+from .fit import FITTED_ON, ON, SCALES, Fit
 from .paper import ALPACA_SET, FIG2, MAX_MODEL_LEN, SERIES, Experiment
 from .published import published_mean_tokens, published_slots
 from .rows import OTHER_SEEDS, STEP_CHANGES, Row, moved, value_row
@@ -36,6 +37,7 @@ def compare(experiment: Experiment, bench: Bench, fit: Fit, scales: Sequence[flo
         "block_size": one.block_size,
         "step_scale": fit.scale,
         "fit": fit.describe(),
+        "constants": [*STEP, scale(fit.scale, ON)],
         "seeds": list(source.seeds),
         **sensitivity,
         "basis": [pool_text(one), fit.description()],

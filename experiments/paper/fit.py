@@ -1,7 +1,7 @@
 """The fit of the scale s of the step time of OPT-13B, which all of its figures share.
 
-The step time depends on the context (``ContextCost``). The scale is fitted on the vLLM value of Fig 13a alone. The mean batch rises with s up to about 1.23, where vLLM
-saturates. The scan tries s = 1.00, 1.05 ... 1.25, then steps of 0.005 where the published value is first crossed.
+The step time depends on the context (``ContextCost``). The scale is fitted on vLLM's mean batch in Fig 13a alone, with the
+paper's own length pairs. The mean batch rises with s up to about 1.23, where vLLM saturates. The scan tries s = 1.00, 1.05 ... 1.25, then steps of 0.005 where the published value is first crossed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .paper import FIG13A, SERIES
 FITTED_ON = "vLLM"
 METRIC = "batched_requests"
 #: The value, in documents.
-ON = f"Fig 13a's {FITTED_ON}, batched requests"
+ON = f"Fig 13a's {FITTED_ON} mean batch, exact pairs"
 #: The fit on the paper's own pairs; ``FITTED_STEP_SCALE`` is the same with a step time whatever the context.
 CONTEXT_STEP_SCALE = 1.07
 #: Scanned scales, in thousandths.
@@ -57,10 +57,10 @@ class Fit:
 
     def description(self) -> str:
         """As a sentence."""
-        start = f"Step time: s = {self.scale:g}, fitted on Fig 13a's {FITTED_ON} value ({self.published:g}) alone"
+        start = f"Step time: s = {self.scale:g}, fitted on {ON}, alone: {self.published:g} requests"
         if not self.scan:
-            return f"{start}, beforehand and on the paper's own length pairs, not on these."
-        return f"{start}; it comes to {dict(self.scan)[self.scale]:.2f}."
+            return f"{start}. These lengths took no part in the fit."
+        return f"{start} published, {dict(self.scan)[self.scale]:.2f} simulated."
 
 
 def fitted_before(terms: Terms = ADOPTED) -> Fit:

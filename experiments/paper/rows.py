@@ -96,8 +96,8 @@ def ordered(rows: Sequence[Row], what: str = "") -> dict[str, Any]:
     """
     found, published = (_order(rows, side) for side in ("simulated", "published"))
     of = f" by {what}" if what else ""
-    beside = "" if found == published else f"; published {published}"
-    return as_finding(f"The order{of} is the published one: {found}{beside}.", found == published)
+    beside = ", as published" if found == published else f"; published {published}"
+    return as_finding(f"Order{of}: {found}{beside}.", found == published)
 
 
 def _order(rows: Sequence[Row], side: str) -> str:

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from ...reports.figures import figures
-from ...reports.page.page import Section, write_page
+from ...reports.page.page import Section
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.types.errors import SettingError
 from ...traces import read
@@ -26,9 +26,10 @@ from .own_trace import (
     OwnTrace,
     is_papers,
     own_trace,
+    requests_text,
     require_gaps,
 )
-from .reproduction import ALL, Traces
+from .reproduction import ALL, Page, Traces, stopping
 from .sections import compared
 from .text import for_reports, print_figure
 
@@ -92,32 +93,52 @@ def reproduce_own(
     documents: list[Payload] = []
     report.print_line(f"{TITLE}: {own.file}", style="bold")
     report.print_line()
-    with at_most(jobs):
+    page = Page(names, with_stories=False, head=(f"{TITLE}: {own.file}", _lead(own)), headings=_HEADINGS)
+    path = None
+    if folder is not None:
+        folder.make()
+        path = folder.path / PAGE
+        page.write(path)
+    with at_most(jobs), stopping(page, path):
         for name in names:
             found_by = key(f"{name} {identity}", (own.pairs,), own.seeds)
             document = kept.find(name, found_by) or kept.keep(name, found_by, FIGURES[name](own))
             documents.append(document)
+            if path is not None:
+                page.add(name, document, [_section(document)])
+                page.write(path)
             print_figure(document | {"basis": [document["finding"], *document["basis"]]}, report)
-    if folder is not None:
-        sections = [_section(document) for document in documents]
-        report.point_to("Page", write_page(folder.path / PAGE, f"{TITLE}: {own.file}", _lead(own), sections))
+    if path is not None:
+        report.point_to("Page", path)
     report.data({"figures": documents} if wanted == ALL else documents[0])
 
 
 def _lead(own: OwnTrace) -> str:
     server = own.server
     return (
-        f"{len(own.trace):,} requests under the systems of the PagedAttention paper (Kwon et al., SOSP 2023), with"
+        f"{requests_text(len(own.trace))} under the systems of the PagedAttention paper (Kwon et al., SOSP 2023), with"
         f" {server.model} on {server.tensor_parallel_size} x {server.gpu}. All values are simulated; no GPU was used."
     )
 
 
+_HEADINGS = {
+    "fig2": "Use of the KV pool",
+    "fig12a": "Latency by request rate",
+    "fig13a": "Mean batch",
+    "waste": "Waste of every policy",
+}
+
+
+def _compared(document: Payload) -> Section:
+    return compared(_HEADINGS[document["figure"]], document)
+
+
 def _pool(document: Payload) -> Section:
-    return replace(compared("Use of the KV pool", document), figures=[figures.fig2(for_reports(document))])
+    return replace(_compared(document), figures=[figures.fig2(for_reports(document))])
 
 
 def _rates(document: Payload) -> Section:
-    section = compared("Latency by request rate", document)
+    section = _compared(document)
     if not document["curves"]:
         return section
     drawn = figures.curves(for_reports(document | {"rows": document["curves"]}))
@@ -125,13 +146,13 @@ def _rates(document: Payload) -> Section:
 
 
 def _batch(document: Payload) -> Section:
-    return replace(compared("Mean batch", document), figures=[figures.fig13a(for_reports(document))])
+    return replace(_compared(document), figures=[figures.fig13a(for_reports(document))])
 
 
 def _waste(document: Payload) -> Section:
     rows = for_reports(document)["rows"]
     return replace(
-        compared("Waste of every policy", document),
+        _compared(document),
         figures=[figures.waste(rows, view) for view in ("paper", "popular")],
         is_half=False,
     )
@@ -147,4 +168,4 @@ _SECTIONS: dict[str, Callable[[Payload], Section]] = {
 
 def _section(document: Payload) -> Section:
     section = _SECTIONS[document["figure"]](document)
-    return replace(section, finding=document["finding"], key=document["figure"])
+    return replace(section, finding=document["finding"])

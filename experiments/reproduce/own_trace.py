@@ -372,7 +372,12 @@ def _description(own: OwnTrace) -> str:
         arrivals = "all at once"
     place = f"{server.model} on {server.tensor_parallel_size} x {server.gpu}"
     which = "" if len(own.seeds) == 1 else f", mean of seeds {own.seeds[0]} to {own.seeds[-1]}"
-    return f"{own.file}, {len(work):,} requests, {arrivals}{which}; {place}"
+    return f"{own.file}, {requests_text(len(work))}, {arrivals}{which}; {place}"
+
+
+def requests_text(count: int) -> str:
+    """A number of requests as text."""
+    return f"{count:,} request{'' if count == 1 else 's'}"
 
 
 def _pool_lines(own: OwnTrace, runs: dict[str, list[_Served]], experiment: Experiment) -> Iterator[str]:
@@ -417,13 +422,14 @@ def _left_out_lines(own: OwnTrace) -> Iterator[str]:
 def _refused_lines(runs: dict[str, list[_Served]]) -> Iterator[str]:
     for name, found in runs.items():
         if found[0].refused:
-            yield f"Not served under {name}: {found[0].refused:,} requests that its pool can never hold."
+            yield f"Not served under {name}: {requests_text(found[0].refused)}, which would need more slots than its pool has."
 
 
 def _used_text(rows: Sequence[Row]) -> str:
     used = {row["series"]: row["simulated"] for row in rows if row["metric"] == "token_states_pct"}
     least = min(used, key=lambda name: used[name])
-    return f"Token states fill {used[VLLM]:.1f} % of the pool under {VLLM} and {used[least]:.1f} % under {least}, the least."
+    lowest = f"the lowest share is {used[least]:.1f} %, under {least}"
+    return f"Token states fill {used[VLLM]:.1f} % of the pool under {VLLM}; {lowest}."
 
 
 def _rates_text(rows: Sequence[Row]) -> Iterator[str]:
@@ -439,6 +445,6 @@ def _never_text(rows: Sequence[Row]) -> Iterator[str]:
     names = [row["series"] for row in rows if row["simulated"] is None]
     if names:
         yield (
-            f"No rate for {', '.join(names)}: with these requests the mean latency is on one side of {TARGET_S:g} s/token"
-            " at every rate. More requests, or requests with longer outputs, have one."
+            f"No request rate gives {' or '.join(names)} a mean latency of {TARGET_S:g} s/token: at every rate it stays on one"
+            " side. A trace with more requests, or with longer outputs, has such a rate."
         )

@@ -13,10 +13,12 @@ Workers store documents themselves. If this process dies, only unfinished figure
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from os import PathLike
+from pathlib import Path
+from types import MappingProxyType
 
 from ...reports.page.page import Section, write_page
 from ...sim.output.folders import FolderKind, OutputFolder
@@ -163,10 +165,18 @@ class Page:
         names: The wanted figures.
         with_stories: Whether the page ends with the textbook stories.
         head: Title and first sentence.
+        headings: Headings of the places of figures that are not finished; by default their short names.
     """
 
-    def __init__(self, names: Sequence[str], with_stories: bool, head: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        with_stories: bool,
+        head: tuple[str, str] | None = None,
+        headings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._title, self._lead = head or (TITLE, _LEAD)
+        self._headings = headings
         self._last = [stories()] if with_stories else []
         self._names = sorted(names, key=paper_order)
         self._done: dict[str, tuple[Payload, list[Section]]] = {}
@@ -198,7 +208,8 @@ class Page:
     def _sections(self, name: str, stopped: bool) -> list[Section]:
         if name in self._done:
             return self._done[name][1]
-        return [Section(name_of(name), "Not run." if stopped else "Not finished yet.", is_half=True, key=name)]
+        heading = self._headings.get(name, name_of(name))
+        return [Section(heading, "Not run." if stopped else "Not finished yet.", is_half=True, key=name)]
 
 
 def _with_keys(name: str, sections: Iterable[Section]) -> list[Section]:
@@ -265,7 +276,7 @@ def _all(_: str, benches: Benches, report: Report, folder: OutputFolder | None, 
     if folder is not None:
         folder.make()
         page.write(folder.path / PAGE)
-    with _stopping(page, folder), count.shown():
+    with stopping(page, None if folder is None else folder.path / PAGE), count.shown():
         for name, document in documents(names, benches, Kept(folder), jobs):
             done.add(name, document)
             _show(page, name, document, benches, folder)
@@ -278,14 +289,14 @@ def _all(_: str, benches: Benches, report: Report, folder: OutputFolder | None, 
 
 
 @contextmanager
-def _stopping(page: Page, folder: OutputFolder | None) -> Iterator[None]:
+def stopping(page: Page, path: Path | None) -> Iterator[None]:
     """If this block ends by an error or an interrupt, say so on the page, which would wait for more figures."""
     try:
         yield
     except BaseException:
-        if folder is not None:
+        if path is not None:
             with suppress(UserError):
-                page.write(folder.path / PAGE, stopped=True)
+                page.write(path, stopped=True)
         raise
 
 

@@ -19,7 +19,7 @@ from ..runs.output import Report
 #: The rule of the grades, for the scorecard and the summary.
 RULE = (
     "Grades by the worst predicted value: pass within {:g} % of the published value, near within {:g} %, miss beyond; of"
-    " shares of the pool, {:g} and {:g} points."
+    " percentages, {:g} and {:g} points."
 ).format(*LIMITS[PERCENT], *LIMITS[POINTS])
 SUMMARY_NOTE = (
     "Errors are simulated - published, of predicted values only: in points where the value is itself a percentage, else"
@@ -76,7 +76,7 @@ def summary_rows(documents: Iterable[Payload]) -> list[Row]:
 def _summary(document: Payload) -> Iterator[Row]:
     """One row for values in points, and one for other values."""
     for unit in (POINTS, PERCENT):
-        rows = _known(document, unit)
+        rows = known_values(document, unit)
         predicted = [row for row in rows if row.get("kind") == "predicted"]
         if predicted:
             findings, errors = document.get("findings", ()), _errors(predicted)
@@ -92,7 +92,7 @@ def _summary(document: Payload) -> Iterator[Row]:
             }
 
 
-def _known(document: Payload, unit: str) -> list[Row]:
+def known_values(document: Payload, unit: str) -> list[Row]:
     """The rows of a unit with an error that measures accuracy."""
     return [
         row
@@ -103,7 +103,16 @@ def _known(document: Payload, unit: str) -> list[Row]:
 
 def predicted_errors(document: Payload, unit: str) -> list[float]:
     """The errors of all predicted values of a unit."""
-    return [_error(row) for row in _known(document, unit) if row.get("kind") == "predicted"]
+    return [_error(row) for row in known_values(document, unit) if row.get("kind") == "predicted"]
+
+
+def worst_value(document: Payload, unit: str) -> Row:
+    """The row of the predicted value of a unit with the largest error."""
+    return _worst(row for row in known_values(document, unit) if row.get("kind") == "predicted")
+
+
+def _worst(rows: Iterable[Row]) -> Row:
+    return max(rows, key=lambda row: abs(_error(row)))
 
 
 def _error(row: Row) -> float:
@@ -116,12 +125,11 @@ def _comparable(row: Row) -> bool:
 
 
 def _errors(rows: list[Row]) -> Row:
-    errors = [_error(row) for row in rows]
-    worst = max(range(len(errors)), key=lambda place: abs(errors[place]))
+    worst = _worst(rows)
     return {
-        "mean_error": round(fmean(map(abs, errors)), _DECIMALS),
-        "worst_error": round(errors[worst], _DECIMALS),
-        "worst_at": value_name(rows[worst]),
+        "mean_error": round(fmean(abs(_error(row)) for row in rows), _DECIMALS),
+        "worst_error": round(_error(worst), _DECIMALS),
+        "worst_at": value_name(worst),
     }
 
 

@@ -158,43 +158,63 @@ def fig13a(comparison: Comparison) -> go.Figure:
 def fig15(comparison: Comparison) -> go.Figure:
     """SOSP'23 Fig 15: percent of the blocks that sharing saves, published beside simulated.
 
-    Bars are grouped by series and number of sequences (``x``). Rows of a formula have no bars; the figure's numbers
-    include them.
+    Each series is a group with a heading, and has a pair of bars for each number of sequences (``x``). Rows of a formula
+    have no bars; the figure's numbers include them.
     """
     rows = [row for row in comparison["rows"] if row["how"] != "formula"]
     figure = blank(
         "Memory saved by sharing, published and simulated",
-        "Percent of the blocks that sequences would hold if they shared none, mean over iterations.",
-        96 + 40 * len(rows),
+        "Percent of the blocks that sequences would hold if they shared none, mean over iterations, by sequences a request.",
+        96 + 40 * len(rows) + 32 * len(series_of(rows)),
         comparison_numbers(comparison["rows"]),
         comparison_data(comparison["rows"]),
     )
     figure.update_xaxes(ticksuffix=" %")
-    return side_by_side(figure, rows)
+    return side_by_side(figure, rows, grouped=True)
 
 
-def side_by_side(figure: go.Figure, rows: list[Row]) -> go.Figure:
-    """A published and a simulated bar for each row; without any published value one bar a row."""
+#: Height of a group's heading, in lanes.
+_GROUP_HEADING = 0.8
+
+
+def side_by_side(figure: go.Figure, rows: list[Row], grouped: bool = False) -> go.Figure:
+    """A published and a simulated bar for each row; without any published value one bar a row.
+
+    Args:
+        grouped: Whether each series has a heading and its lanes are named by ``x``; by default lanes have whole names.
+    """
     sides, hues = _sides(rows), dict(zip(SIDES, (REFERENCE, BUCKETS["live"])))
+    starts = [at for at, row in enumerate(rows) if not at or row["series"] != rows[at - 1]["series"]] if grouped else []
+    lanes = [at + _GROUP_HEADING * sum(start <= at for start in starts) for at in range(len(rows))]
+    for start in starts:
+        heading = {"x": 0, "y": lanes[start] - 0.5, "xanchor": "left", "yanchor": "bottom", "bgcolor": PAPER}
+        note(figure, _group_name(rows[start]["series"]), **heading)
     for side in sides:
-        figure.add_trace(_bars(rows, side, hues[side], sides))
-        for at, row in enumerate(rows):
+        figure.add_trace(_bars(rows, lanes, side, hues[side], sides))
+        for lane, row in zip(lanes, rows, strict=True):
             if row[side] is not None:
-                place = {"x": _end(row, side), "y": _lane(at, side, sides), "xanchor": "left", "xshift": 4}
+                place = {"x": _end(row, side), "y": _lane(lane, side, sides), "xanchor": "left", "xshift": 4}
                 note(figure, number(row["metric"], row[side]), **place, font={"size": 12})
     figure.update_layout(barmode="overlay", legend_traceorder="normal", showlegend=len(sides) > 1)
     figure.update_xaxes(rangemode="tozero")
     figure.update_yaxes(
-        range=[len(rows) - 0.5, -0.5],
-        tickvals=list(range(len(rows))),
-        ticktext=[_lane_name(row) for row in rows],
+        range=[lanes[-1] + 0.5, -0.5],
+        tickvals=lanes,
+        ticktext=[_lane_name(row, f"{row['x']:g}" if grouped else _value_name(row)) for row in rows],
         tickfont={"color": INK, "size": 13},
         showgrid=False,
     )
     return figure
 
 
-def _lane(at: int, side: str, sides: tuple[str, ...]) -> float:
+def _group_name(series: str) -> str:
+    """A name with its first two parts in bold; a third one in smaller letters, which fit a narrow window."""
+    first, second, third = (*series.split(", ", 2), "", "")[:3]
+    name = ", ".join(filter(None, (first, second)))
+    return f"<b>{name}</b>" + (f"<span style='color:{MUTED};font-size:11px'> {third}</span>" if third else "")
+
+
+def _lane(at: float, side: str, sides: tuple[str, ...]) -> float:
     return at + (0.4 * sides.index(side) - 0.2 * (len(sides) - 1))
 
 
@@ -203,8 +223,8 @@ def _end(row: Row, side: str) -> float:
     return row[side] if whisker is None else max(row[side], whisker)
 
 
-def _bars(rows: list[Row], side: str, hue: Hue, sides: tuple[str, ...]) -> go.Bar:
-    bars = [(at, row) for at, row in enumerate(rows) if row[side] is not None]
+def _bars(rows: list[Row], lanes: list[float], side: str, hue: Hue, sides: tuple[str, ...]) -> go.Bar:
+    bars = [(at, row) for at, row in zip(lanes, rows, strict=True) if row[side] is not None]
     return go.Bar(
         name=side,
         orientation="h",
@@ -226,10 +246,9 @@ def _unit(row: Row) -> str:
     return "%" if is_percent(row["metric"]) else unit(row["metric"])
 
 
-def _lane_name(row: Row) -> str:
+def _lane_name(row: Row, name: str) -> str:
     error = difference(row) if row.get("error") is not None else ""
     note_text = ", ".join(filter(None, [error, "fitted" if row.get("fitted") else ""]))
-    name = _value_name(row)
     return f"{name}<br><span style='color:{MUTED};font-size:11px'>{note_text}</span>" if note_text else name
 
 

@@ -152,6 +152,11 @@ def render_page(title: str, lead: str, sections: Sequence[Section], refresh_s: i
     )
 
 
+def page_title(kind: str, name: str) -> str:
+    """The title of a page on something with a name; a name that only repeats the kind is left out."""
+    return kind if name.lower() == kind.lower() else f"{kind} {name}"
+
+
 def as_script(value: Any) -> str:
     """A value as JSON inside a script. "<" is escaped, because "</script>" or "<!--" would end the script."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")

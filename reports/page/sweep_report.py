@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from ...sim.output import frames as pd
 from ..figures.rates import against_rate, throughput_pareto
 from ..style.palette import COLOURED
-from .page import Section, write_page
+from .page import Section, page_title, write_page
 
 #: Points in the list.
 MOST_LISTED = 200
@@ -64,7 +64,7 @@ def write_sweep_report(path: str | PathLike[str], sweep: Sweep) -> Path:
         UserError: It cannot be written.
     """
     sections = [_rates(sweep), _pareto(sweep), _list(sweep)]
-    return write_page(path, f"{sweep.name}: a sweep", _lead(sweep), sections)
+    return write_page(path, page_title("Sweep", sweep.name), _lead(sweep), sections)
 
 
 def _lead(sweep: Sweep) -> str:

@@ -21,9 +21,14 @@ def status_of(interrupt: KeyboardInterrupt) -> int:
     return TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED
 
 
-def message_of(interrupt: KeyboardInterrupt) -> str:
-    """Message of a program that is ended by an interrupt."""
-    return f"{'terminated' if isinstance(interrupt, Terminated) else 'interrupted'}; finished results are kept"
+def message_of(interrupt: KeyboardInterrupt, keeps: bool = True) -> str:
+    """Message of a program that is ended by an interrupt.
+
+    Args:
+        keeps: Whether it writes results to files.
+    """
+    ended = "terminated" if isinstance(interrupt, Terminated) else "interrupted"
+    return f"{ended}; finished results are kept" if keeps else ended
 
 
 def handle(on_first: Callable[[int], object] = lambda status: None) -> None:

@@ -130,8 +130,9 @@ class TestFig15:
     def test_a_lane_says_how_many_sequences_and_what_was_fitted(self):
         figure = fig15({"rows": self.ROWS, "workload": "made up"})
         first, second = figure.layout.yaxis.ticktext
-        assert first.startswith("beam search, 2<br>") and "+0.5, fitted" in first
-        assert second == "beam search, 4"
+        assert first.startswith("2<br>") and "+0.5, fitted" in first
+        assert second == "4"
+        assert "<b>beam search</b>" in [note.text for note in figure.layout.annotations]
         assert figure.data[1].customdata[0] == ["beam search, 2", "53.0 %"]
 
     def test_what_is_not_published_or_stands_beside_a_formula_has_no_bar(self):

@@ -11,8 +11,11 @@ from browser import offline_browser, poor_texts, show, texts, wait
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.cli.traces import write_trace_page
 from fragmeter.experiments.paper.paper import source
+from fragmeter.experiments.paper.published import published_fig2
+from fragmeter.experiments.paper.rows import value_row
 from fragmeter.experiments.reproduce.figures import FIGURES
 from fragmeter.experiments.reproduce.reproduction import Benches, Page
+from fragmeter.reports.page.page import Section
 from fragmeter.reports.page.sweep_report import Sweep, write_sweep_report
 from fragmeter.traces import read, stats
 
@@ -23,16 +26,27 @@ ENTRIES = (
 HEADINGS = "return [...document.querySelectorAll('main > section:not([hidden]) h2')].map((title) => title.textContent)"
 
 
-def reproduction(folder: Path) -> Path:
-    """Figures that take next to nothing, with a scorecard."""
+def reproduction(folder: Path, fig2: dict | None = None) -> Path:
+    """Figures that take next to nothing, with a scorecard; and a Fig 2 if there is a document of it."""
     names, benches = ["fig1", "fig3", "table1", "fig19a"], Benches(source(), None)
-    page = Page(names, with_stories=False)
+    page = Page([*names, *(["fig2"] if fig2 else [])], with_stories=False)
     for name in names:
         bench = benches.of(FIGURES[name])
         document = FIGURES[name].make(bench)
         page.add(name, document, FIGURES[name].show(document, bench))
+    if fig2:
+        page.add("fig2", fig2, [Section("Fig 2")])
     page.write(folder / "reproduction.html")
     return folder / "reproduction.html"
+
+
+def fig2_document() -> dict:
+    """Every bar is the published one, but those called internal, which are three points more."""
+    rows = [
+        value_row(series, metric, value, [(value or 0.0) + (3.0 if metric == "internal_pct" else 0.0)])
+        for (series, metric), value in published_fig2().items()
+    ]
+    return {"figure": "fig2", "workload": "made up", "rows": rows}
 
 
 def own_trace(folder: Path) -> Path:
@@ -123,3 +137,31 @@ def test_the_scorecard_is_on_the_first_screen_and_leads_to_each_figure(driver, t
     driver.execute_script("document.querySelector('.more').open = true")
     constants = "return [...document.querySelectorAll('.more th')].map((cell) => cell.textContent)"
     assert "Constant" in driver.execute_script(constants)
+
+
+#: The text that is on the screen as it is opened, of 900 px.
+FIRST_SCREEN = """
+return [...document.querySelectorAll('main p, main summary')]
+  .filter((part) => part.checkVisibility() && part.getBoundingClientRect().bottom + scrollY <= 900)
+  .map((part) => part.textContent).join(' ')
+"""
+
+
+def test_a_new_reader_has_three_answers_within_no_and_one_click(driver, tmp_path):
+    """Is Fig 2 reproduced? Which figure is worst? Which constants were fitted?"""
+    path = reproduction(tmp_path, fig2_document())
+    for scheme, width_px in (("light", 1400), ("dark", 900), ("light", 420)):
+        show(driver, path, scheme, width_px)
+        driver.refresh()
+        wait(driver, f"return document.documentElement.dataset.drawn === '{scheme}'")
+        seen = driver.execute_script(FIRST_SCREEN)
+        assert (
+            "Fig 2, the waste of the KV cache, has grade pass: all 13 shares of the pool are within 3.0 points" in seen
+        )
+        assert "the worst is Fig 19a (-29.5\u00a0%)" in seen
+        constants = "return [...document.querySelectorAll('.more tbody tr')].filter((row) => row.checkVisibility())"
+        assert driver.execute_script(constants) == []
+        [fold] = [each for each in driver.find_elements("css selector", "summary") if "fitted constants" in each.text]
+        driver.execute_script("arguments[0].click()", fold)
+        names = driver.execute_script(f"{constants}.map((row) => row.cells[1].textContent)")
+        assert f"The {len(names)} fitted constants" in fold.text and "step (ms)" in names

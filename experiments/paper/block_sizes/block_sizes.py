@@ -30,6 +30,7 @@ from ...runs.output import track
 from ...runs.parallel import in_parallel
 from ..bench import Bench
 from ..comparison import Payload
+from ..constants import STEP, SWAPS, Constant, constant, scale
 from ..context_cost import ADOPTED, ContextCost, Server, Terms, reading_ms
 from ..fit import CONTEXT_STEP_SCALE, ON
 from ..paper import FIG2, SERIES, Experiment, Source
@@ -193,19 +194,26 @@ def latencies(source: Source) -> Latencies:
 def fig18b(bench: Bench) -> Payload:
     """Fig 18b as a document."""
     modes = {SHAREGPT: (SHAREGPT, RECOMPUTE), ALPACA: (ALPACA, RECOMPUTE)}
-    payload = _document("fig18b", modes, bench.source) | {"constants": list(_constants(bench.source))}
+    payload = _document("fig18b", modes, bench.source)
     rows = payload["rows"]
     remarks = [step_change_text(_side(rows, SHAREGPT)), *_spans(bench.source), _idle_text(bench.source), _curve_text()]
     return payload | {"findings": findings(rows), "remarks": remarks}
 
 
-def _constants(source: Source) -> Iterator[dict[str, Any]]:
-    on = f"Fig 18b's Alpaca at block size {ALPACA_FITTED_ON}"
-    yield {"name": "step-time scale", "value": CONTEXT_STEP_SCALE, "on": ON}
-    yield {"name": "step-time scale", "value": scales(source)[ALPACA], "on": on}
+#: What the scale of each load is fitted on.
+_SCALED_ON = {SHAREGPT: ON, ALPACA: f"Fig 18b's Alpaca at block size {ALPACA_FITTED_ON}"}
+
+
+def _constants(runs: Iterable[tuple[str, str]], source: Source) -> Iterator[Constant]:
+    """The constants of runs, given by load and handling of preempted sequences."""
+    loads, modes = map(set, zip(*runs, strict=True))
+    yield from STEP
+    yield from (scale(value, _SCALED_ON[load]) for load, value in scales(source).items() if load in loads)
     for size, ms in EXTRA_MS.items():
-        of = f"Fig 18b's ShareGPT at block size {size}, exact pairs"
-        yield {"name": "kernel time (us a context token)", "value": 1000 * ms, "on": of}
+        on = f"Fig 18b's ShareGPT at block size {size}, exact pairs"
+        yield constant("kernel, context token (us)", 1000 * ms, on)
+    if SWAP in modes:
+        yield from SWAPS
 
 
 def findings(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -260,6 +268,7 @@ def _document(figure: str, series: Mapping[str, tuple[str, str]], source: Source
         "x_is": "block size, tokens",
         "rows": rows,
         "seeds": list(source.seeds),
+        "constants": list(_constants(series.values(), source)),
         "basis": [_scales_text(loads, scales(source)), _extra_text()],
     }
 
@@ -345,8 +354,7 @@ def _curve_text() -> str:
 
 
 def _scales_text(loads: Iterable[str], of_load: Mapping[str, float]) -> str:
-    origin = {SHAREGPT: "fitted on Fig 13a", ALPACA: f"fitted here on block size {ALPACA_FITTED_ON}"}
-    texts = (f"{load}: s = {of_load[load]:g}, {origin[load]}" for load in loads)
+    texts = (f"{load}: s = {of_load[load]:g}, fitted on {_SCALED_ON[load]}" for load in loads)
     return f"Step time, by context: {'; '.join(texts)}."
 
 

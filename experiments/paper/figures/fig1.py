@@ -15,6 +15,7 @@ from ....sim.cost.paper import MS_PER_DECODE
 from ....sim.spec import gpu, model
 from ....sim.types.ticks import PER_SECOND
 from ..comparison import Payload
+from ..constants import STEP_LINE
 from ..published import paper_figures, usual_length
 from ..rows import Row, accuracy, value_row
 from ..step_time import MODEL
@@ -37,6 +38,7 @@ def fig1() -> Payload:
         "workload": f"{MODEL} on one {GPU}, steps that only decode, {usual_length()} tokens a sequence",
         "x_is": "sequences in a batch",
         "rows": rows,
+        "constants": list(STEP_LINE),
         "findings": [
             accuracy((row for row in rows if row["series"] == name), f"Throughput by the {name}")
             for name, kind in SERIES.values()

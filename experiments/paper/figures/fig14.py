@@ -27,6 +27,7 @@ from typing import NamedTuple
 from ...runs.crossing import crossing
 from ..bench import Bench
 from ..comparison import Payload
+from ..constants import SWAPS, Constant, constant
 from ..paper import SERIES, Source
 from ..published import paper_figures
 from ..rate_sweep.costs import Steps
@@ -94,10 +95,7 @@ def panel_of(letter: str, source: Source, most_requests: int | None) -> Payload:
     rows = document["rows"]
     shares = shares_of(source)
     return document | {
-        "constants": [
-            {"name": "part of a step for a request", "value": shares.request, "on": "Fig 14b's vLLM"},
-            {"name": "part of a step for a beam", "value": shares.beam, "on": "Fig 14e's vLLM"},
-        ][: 1 if kind == SAMPLES else 2],
+        "constants": [*document["constants"], *SWAPS, *_shares(kind, shares)],
         "findings": [accuracy(rows, f"Fig 14{letter}: {TITLES[letter]}"), ordered(rows)],
         "remarks": [
             *document["remarks"],
@@ -106,6 +104,12 @@ def panel_of(letter: str, source: Source, most_requests: int | None) -> Payload:
             _slope_text(kind, shares),
         ],
     }
+
+
+def _shares(kind: str, shares: Shares) -> list[Constant]:
+    samples = constant("share of a sequence's time spent once a request", shares.request, "Fig 14b's vLLM")
+    beams = constant("share of a sequence's time that a beam adds", shares.beam, "Fig 14e's vLLM")
+    return [samples] if kind == SAMPLES else [samples, beams]
 
 
 def build_panel(letter: str, source: Source, most_requests: int | None) -> Panel:

@@ -22,6 +22,8 @@ from ....sim.policy.options import FITTED_BEAM_SURVIVAL
 from ....sim.types.optional import not_none
 from ...runs.crossing import scan
 from ..comparison import Payload, row
+from ..constants import STEP, SWAPS, constant
+from ..fit import ON
 from ..grades import POINTS
 from ..paper import ALPACA_SET, FIG15, FIG15_SHAREGPT, Experiment, Source
 from ..published import Published
@@ -131,12 +133,11 @@ def compare_sharing(source: Source) -> Payload:
         "rows": rows,
         "beam_survival": FITTED_BEAM_SURVIVAL,
         "constants": [
-            {"name": "beam survival", "value": FITTED_BEAM_SURVIVAL, "on": "Fig 15, two beams on Alpaca"},
-            {
-                "name": "beam survival",
-                "value": SHAREGPT_BEAM_SURVIVAL,
-                "on": "the text of Fig 15, two beams on ShareGPT",
-            },
+            *STEP,
+            constant("step-time scale, without context", FITTED_STEP_SCALE, ON),
+            *SWAPS,
+            constant("survival of a beam", FITTED_BEAM_SURVIVAL, "Fig 15, two beams on Alpaca"),
+            constant("survival of a beam", SHAREGPT_BEAM_SURVIVAL, "Fig 15's text, two beams on ShareGPT"),
         ],
         "seeds": list(source.seeds),
         "sensitivity": {"workload": short.description(_SENSITIVITY), "rows": list(_sensitivity(short))},
@@ -237,7 +238,7 @@ def _in_range(series: str, rows: list[Row]) -> dict[str, Any]:
     low, high = (rows[end]["published"] for end in (0, -1))
     values = [row["simulated"] for row in rows]
     percents = ", ".join(f"{value:.1f}" for value in values)
-    finding = f"{series}: {percents} %, within the range in the paper's text, {low} to {high} %."
+    finding = f"{series}: {percents} %; the paper's text gives {low} to {high} %."
     return as_finding(finding, low <= min(values) and max(values) <= high)
 
 

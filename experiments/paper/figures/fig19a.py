@@ -18,6 +18,7 @@ from ....sim.cost.paper import STEP_MS
 from ....sim.spec import block_bytes, gpu, model
 from ....sim.types.ticks import PER_MS
 from ..comparison import Payload
+from ..constants import STEP_LINE, Constant, constant
 from ..published import paper_figures
 from ..rows import Row, accuracy, as_finding, value_row
 
@@ -40,6 +41,7 @@ def fig19a() -> Payload:
         "workload": f"{TOKENS} tokens of {_MODEL}, one {_GPU}",
         "x_is": "block size, tokens",
         "rows": rows,
+        "constants": [STEP_LINE[0], *_constants()],
         "findings": [
             accuracy(aimed, f"Swaps and the fitted recomputing, block sizes {_AIM[0]} to {_AIM[-1]}"),
             accuracy([row for row in rows if row["series"] in _names()], "All swaps, down to block size 1"),
@@ -120,9 +122,23 @@ def _names() -> list[str]:
     return [_name(direction) for direction in SWAPS]
 
 
+def _constants() -> Iterator[Constant]:
+    recompute_on = f"Fig 19a, recomputing at block size {RECOMPUTE_FITTED_ON}"
+    yield constant("prompt token of a recomputed step (ms)", recompute_slope_ms(), recompute_on)
+    on = f"Fig 19a, block sizes {FITTED_ON[0]} and {FITTED_ON[1]}"
+    for direction in SWAPS:
+        bytes_ms, block_ms = fitted_swap(direction)
+        yield constant(f"{_name(direction)} (GB/s)", _moved_bytes() / bytes_ms / 1e6, on)
+        yield constant(f"block of a {_name(direction)} (ms)", block_ms, on)
+
+
+def _moved_bytes() -> int:
+    return TOKENS * block_bytes(model(_MODEL), block_size=1)
+
+
 def _fit_text(direction: str) -> str:
     bytes_ms, block_ms = fitted_swap(direction)
-    moved = TOKENS * block_bytes(model(_MODEL), block_size=1)
+    moved = _moved_bytes()
     return (
         f"{_name(direction).capitalize()}: {moved / 1e6:,.1f} MB at {moved / bytes_ms / 1e6:.2f} GB/s + {block_ms:.3f}"
         f" ms a block, through block sizes {FITTED_ON[0]} and {FITTED_ON[1]}."

@@ -10,7 +10,8 @@ from typing import Any
 from ....sim.types.optional import not_none
 from ..bench import Bench, Case, Measured
 from ..comparison import Payload, pool_text, row
-from ..fit import Fit
+from ..constants import STEP, scale
+from ..fit import ON, Fit
 from ..paper import FIG2, SERIES
 from ..published import published_fig2
 from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, as_finding, moved
@@ -69,6 +70,7 @@ def waste_table(bench: Bench, fit: Fit) -> Payload:
         "block_size": one.block_size,
         "step_scale": fit.scale,
         "fit": fit.describe(),
+        "constants": [*STEP, scale(fit.scale, ON)],
         "seeds": [seed],
         "findings": findings(rows),
         "basis": [pool_text(one), fit.description()],

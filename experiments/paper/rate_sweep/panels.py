@@ -9,6 +9,8 @@ from typing import Any
 
 from ...runs.crossing import Crossing
 from ..comparison import Payload
+from ..constants import STEP
+from ..constants import scale as scale_constant
 from ..paper import SERIES, Source
 from ..published import paper_figures
 from ..rows import OTHER_SEEDS, Row, value_row
@@ -116,6 +118,10 @@ def panel_document(panel: Panel) -> Payload:
             series: {"step_scale": round(scale.value, 4), "fitted_on": scale.on}
             for series, scale in panel.scales.items()
         },
+        "constants": [
+            *STEP,
+            *(scale_constant(round(own.value, 4), own.on) for own in dict.fromkeys(panel.scales.values())),
+        ],
         "basis": list(_basis(panel)),
         "remarks": list(_remarks(panel)),
     }
@@ -170,7 +176,7 @@ def _basis(panel: Panel) -> Iterator[str]:
     )
     for scale in dict.fromkeys(panel.scales.values()):
         series_names = ", ".join(series for series, own in panel.scales.items() if own == scale)
-        yield f"Step time: s = {scale.value:.3f} for {series_names}, fitted on {scale.on} alone."
+        yield f"Step time: s = {scale.value:.3f} for {series_names}, fitted on {scale.on}, alone."
 
 
 def _remarks(panel: Panel) -> Iterator[str]:

@@ -95,7 +95,8 @@ class TestTheDocumentOfFig2:
         assert fig2["fit"]["scan"] == []
 
     def test_reports_the_range_over_seeds(self, fig2):
-        assert fig2["remarks"][-1].startswith("Single seeds vary: ")
+        assert fig2["remarks"][-2].startswith("Single seeds vary: ")
+        assert fig2["remarks"][-1].startswith("The worst bar of a single seed is ")
 
 
 class TestTheFolder:

@@ -100,6 +100,16 @@ def rows_of(payload: dict) -> dict:
     return {(row["series"], row["x"]): row for row in payload["rows"]}
 
 
+def test_each_figure_lists_the_fitted_constants_of_its_runs(made_up):
+    """Fig 19b takes all of Fig 18b but Alpaca's scale, and the times of copies as it swaps."""
+    one, other = (
+        {(each["name"], each["on"]) for each in figure(Bench(Source((0,))))["constants"]} for figure in (fig18b, fig19b)
+    )
+    assert {name for name, _ in one - other} == {"step-time scale"} and len(one - other) == 1
+    assert {on for _, on in other - one} == {"Fig 19a, swaps of all block sizes"} and len(other - one) == 4
+    assert sum("Fig 18b's ShareGPT" in on for _, on in one & other) == len(EXTRA_MS)
+
+
 class TestFig18b:
     def test_what_was_fitted_on_it_is_marked_and_the_rest_is_predicted(self, made_up):
         rows = rows_of(fig18b(Bench(Source((0,)))))

@@ -60,7 +60,10 @@ def test_a_tie_takes_the_smaller_scale():
 def test_a_value_that_is_never_reached_takes_the_nearest_of_the_coarse_scan():
     found = fit(Response(lambda s: 10 + s))
     assert (found.scale, [s for s, _ in found.scan]) == (1.25, list(SCALES))
-    assert "fitted on Fig 13a's vLLM value (30.42) alone; it comes to 11.25." in found.description()
+    assert (
+        "Fig 13a's vLLM mean batch, exact pairs, alone: 30.42 requests published, 11.25 simulated."
+        in found.description()
+    )
 
 
 def test_drawn_lengths_are_not_fitted_on():
@@ -69,4 +72,4 @@ def test_drawn_lengths_are_not_fitted_on():
     found = fit(bench)
     assert (found.scale, found.scan) == (CONTEXT_STEP_SCALE, ())
     assert fit(bench, Terms.NEITHER).scale == FITTED_STEP_SCALE
-    assert "beforehand and on the paper's own length pairs" in found.description()
+    assert "These lengths took no part in the fit." in found.description()

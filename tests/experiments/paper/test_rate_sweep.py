@@ -271,9 +271,9 @@ class TestPanels:
             {"series": VLLM, "published": 3.0, "simulated": 4.0},
             {"series": ORACLE, "published": 2.0, "simulated": 1.0},
         ]
-        assert ordered(rows) == as_finding("The order is the published one: Orca (Oracle) < vLLM.", True)
+        assert ordered(rows) == as_finding("Order: Orca (Oracle) < vLLM, as published.", True)
         assert ordered([rows[0], rows[1] | {"simulated": 5.0}]) == as_finding(
-            "The order is the published one: vLLM < Orca (Oracle); published Orca (Oracle) < vLLM.", False
+            "Order: vLLM < Orca (Oracle); published Orca (Oracle) < vLLM.", False
         )
         assert ratio_text(rows, VLLM, ORACLE) == "vLLM takes 4.00 times the rate of Orca (Oracle); published 1.50."
 

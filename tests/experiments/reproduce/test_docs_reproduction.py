@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from fragmeter.experiments.reproduce.figures import FIGURES
+from fragmeter.experiments.reproduce.scorecard import paper_order
 from fragmeter.experiments.reproduce.text import summary_rows
 from fragmeter.reports.style.labels import comparison_numbers
 from paths import ROOT
@@ -79,10 +81,56 @@ def test_headings(script, name, expected):
 
 def test_the_document_has_figures_that_there_are_in_their_order(script):
     text = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
-    known = [script.heading(name) for name in IN_ALL]
+    known = [script.heading(name) for name in sorted(IN_ALL, key=paper_order)]
     headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
-    figures = [heading for heading in headings if not heading.startswith("Accuracy")]
+    figures = [heading for heading in headings if not heading.startswith(("Accuracy", "Fitted"))]
     assert figures == [heading for heading in known if heading in figures] and len(figures) > 10
+
+
+def cells_of(text: str, heading: str) -> list[list[str]]:
+    """The rows of the table under a heading."""
+    lines = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")][2:]
+
+
+def test_pages_agree_on_how_many_constants_are_fitted_and_values_predicted():
+    """28 and 179 in all; 16 and 116 of what depends on step times and beams; 8 of Figs 12 and 14; 30 values fitted on."""
+    pages = {
+        name: " ".join((ROOT / "docs" / f"{name}.md").read_text("utf-8").split()) for name in ("rates", "step-costs")
+    }
+    text = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
+    constants = cells_of(text, "Fitted constants")
+    accuracy = [line for line in cells_of(text, "Accuracy against the paper") if line[0] != "waste"]
+    predicted, fitted = ({line[0]: int(line[at]) for line in accuracy} for at in (1, 2))
+    without_steps = ("table1", "fig1", "fig3", "fig11", "fig19a")
+    of_steps = [line for line in constants if not line[2].startswith(("Fig 1,", "Fig 19a"))]
+    dependent = sum(count for name, count in predicted.items() if name not in without_steps)
+    assert (len(constants), sum(predicted.values()), sum(fitted.values())) == (28, 179, 30)
+    assert (len(of_steps), dependent) == (16, 116)
+    assert f"{len(constants)} constants are fitted" in text
+    assert "fits 16 constants, each on one published value, for the 116 predicted values" in pages["step-costs"]
+    assert "of 28 constants and 179 predicted values in all" in pages["step-costs"]
+    assert "the 8 constants of Figs 12 and 14" in pages["rates"] and "30 fitted values" in pages["rates"]
+    eight = [line for line in of_steps if re.match("Fig 1[24]", line[2]) or line[0] == "1.07"]
+    assert len(eight) == 8
+
+
+def test_a_finding_that_fails_on_drawn_lengths_stands_beside_one_that_passes(script, tmp_path):
+    target = tmp_path / "reproduction.md"
+    drawn, exact = made_up(tmp_path / "drawn", 12.0), made_up(tmp_path / "exact", 9.0)
+    for folder, passes in ((drawn, False), (exact, True)):
+        path = folder / "fig19b.json"
+        finding = {"finding": f"A limit is {'met' if passes else 'missed'}.", "passes": passes}
+        both = {"finding": "Both alike.", "passes": True}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"findings": [finding, both]}))
+    script.main(str(drawn), str(target), str(exact))
+    section = target.read_text().partition("\n## Fig 19b\n")[2].partition("\n## ")[0]
+    assert [line for line in section.splitlines() if line.startswith("- ")] == [
+        "- Drawn lengths: Fail: A limit is missed.",
+        "- Exact pairs: Pass: A limit is met.",
+        "- Pass: Both alike.",
+        "- Basis of fig19b.",
+    ]
 
 
 def test_the_summary_counts_what_the_paper_published_and_no_formula():

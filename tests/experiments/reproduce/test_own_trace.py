@@ -21,6 +21,7 @@ from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.summary import waste
+from fragmeter.sim.output.interrupts import INTERRUPTED
 from fragmeter.traces import Trace, read, workload
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
@@ -146,7 +147,7 @@ class TestTheFigures:
     def test_few_short_requests_have_no_rate_and_say_so(self, tmp_path, capsys):
         found = run(capsys, "fig12a", "--trace", put(tmp_path, ["0,100,300\n", "1,100,300\n"]))
         assert [row["simulated"] for row in found["rows"]] == [None] * 5
-        assert found["finding"].startswith("No rate for FasterTransformer, Orca (Max)")
+        assert found["finding"].startswith("No request rate gives FasterTransformer or Orca (Max)")
 
     def test_a_kept_figure_follows_from_the_content_of_a_model_file(self, tmp_path, capsys):
         config = tmp_path / "config.json"
@@ -179,6 +180,35 @@ class TestNothingIsComparedWithThePaper:
         assert "<h1>Your trace, the paper&#39;s systems: mine.csv</h1>" in page
         assert not re.search(r'publish|\bfail|class="badge|class="scores', page, re.IGNORECASE)
         assert re.findall(r'<h2 id="(\w+)"', page) == [*FIGURES]
+
+    def test_the_page_is_written_at_once_and_filled(self, tmp_path, monkeypatch, capsys):
+        trace, page, seen = put(tmp_path, rows_of(2, 0.1)), tmp_path / "out" / "your-trace.html", []
+
+        def watched(name, make):
+            def made(own):
+                seen.append(re.findall(">(Not [^<]*)<", page.read_text("utf-8")))
+                if name == "fig13a":
+                    raise KeyboardInterrupt
+                return make(own)
+
+            return made
+
+        monkeypatch.setattr(own_page, "FIGURES", {name: watched(name, make) for name, make in own.FIGURES.items()})
+        tokens = ["reproduce", "all", "--trace", trace, "--out", tmp_path / "out", "--jobs", 1]
+        assert status([*map(str, tokens)]) == INTERRUPTED
+        assert [len(unfinished) for unfinished in seen] == [4, 3, 2]
+        left = page.read_text("utf-8")
+        assert '<h2 id="fig13a">Mean batch</h2>' in left and left.count(">Not run.<") == 2
+        assert "Stopped at 2 of 4 figures" in left and "location.reload" not in left
+        assert capsys.readouterr().err.endswith("fragmeter: interrupted; finished results are kept\n")
+
+    def test_an_interrupt_without_files_promises_none(self, tmp_path, monkeypatch, capsys):
+        def interrupt(_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(own_page, "FIGURES", {"fig2": interrupt})
+        assert status(["reproduce", "fig2", "--trace", str(put(tmp_path, rows_of(2, 0.1)))]) == INTERRUPTED
+        assert capsys.readouterr().err == "fragmeter: interrupted\n"
 
     def test_a_page_made_again_is_the_same_bytes(self, made, tmp_path):
         tokens = ["reproduce", "all", "--trace", made / "mine.csv", "--out", tmp_path / "again", "--jobs", 1]

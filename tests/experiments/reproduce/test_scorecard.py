@@ -47,7 +47,10 @@ def test_a_card_gives_the_reason_of_its_grade_by_the_same_limits():
     rows = [row(90.0), row(2.0)]
     shown = compared("Fig 12a: x", document(*rows) | {"findings": [accuracy(rows[1:], "A part")]})
     assert (shown.badge, [given for given, _ in shown.checks]) == ("miss", ["miss", "pass"])
-    assert shown.checks[0][1].startswith("All of it: 2 predicted values are within 45.0\u00a0% of the published")
+    assert shown.checks[0][1] == (
+        "All of it: The worst of the 2 predicted values is vLLM, rate at 0.5 s/token: 290.0\u00a0req/s, published 200.0"
+        " (+45.0\u00a0%); the mean error is 23.0\u00a0%."
+    )
     assert "pass within 20 % of the published value, near within 40 %" in RULE and "4 and 8 points" in RULE
 
 
@@ -67,46 +70,47 @@ def test_figures_are_in_the_order_of_the_paper():
 def test_the_answer_counts_the_grades_and_names_the_worst():
     documents = {f"fig12{letter}": document(row(error)) for letter, error in zip("abc", (2.0, 60.0, 200.0))}
     [section] = scorecard.first_section(documents, dict.fromkeys(documents, "title"))
-    assert (
-        section.text
-        == "Of 3 figures with predicted values 1 pass, 1 near, 1 miss; the worst is Fig 12c (+100.0\u00a0%)."
-    )
+    assert section.text == "Grades of 3 figures: 1 pass, 1 near, 1 miss; the worst is Fig 12c (+100.0\u00a0%)."
     [card] = section.widgets
     assert [score.grade for score in card.rows] == ["pass", "near", "miss"]
     assert [score.dots[0][1] for score in card.rows] == [False, False, True]
 
 
 def test_each_constant_is_named_once_with_its_value_and_where_it_is_used():
-    scales = {"vLLM": {"step_scale": 1.23, "fitted_on": "Fig 12a's vLLM crossing"}}
+    step = {"name": "step (ms)", "value": 25.7, "on": "Fig 1, ten points"}
+    scale = {"name": "step-time scale", "value": 1.2345, "on": "Fig 12a's vLLM crossing"}
+    beams = {"name": "survival of a beam", "value": 0.92, "on": "Fig 15, two beams on Alpaca"}
     documents = {
-        "fig12a": document(row(0.0, kind="fitted"), row(1.0)) | {"scales": scales},
-        "fig12d": document(row(1.0)) | {"scales": scales | {"Orca (Max)": scales["vLLM"]}},
-        "fig2": document(row(1.0)) | {"fit": {"step_scale": 1.125, "on": "Fig 13a, vLLM, batched_requests, alone"}},
-        "fig15": document(row(1.0))
-        | {"constants": [{"name": "beam survival", "value": 0.92, "on": "Fig 15, two beams on Alpaca"}]},
-        "fig19a": document(row(0.0, kind="fitted"), row(0.0, kind="fitted"), row(1.0)),
+        "fig15": document(row(1.0)) | {"constants": [step, beams]},
+        "fig12a": document(row(0.0, kind="fitted"), row(1.0)) | {"constants": [step, scale]},
+        "fig12b": document(row(1.0)) | {"constants": [step, scale]},
+        "fig12c": document(row(1.0)) | {"constants": [step]},
     }
-    lines = [tuple(line.values()) for line in scorecard.constants(documents)]
-    assert lines == [
-        ("step-time scale", "1.230", "Fig 12a's vLLM crossing", "Fig 12a, Fig 12d"),
-        ("step-time scale", "1.125", "Fig 13a, vLLM, batched requests, alone", "Fig 2"),
-        ("beam survival", "0.920", "Fig 15, two beams on Alpaca", "Fig 15"),
-        ("see Fig 19a", "", "2 values of Fig 19a", "Fig 19a"),
+    known = scorecard.constants(documents)
+    assert [tuple(line.values()) for line in known] == [
+        ("25.7", "step (ms)", "Fig 1, ten points", "Fig 15, Figs 12a to c"),
+        ("1.234", "step-time scale", "Fig 12a's vLLM crossing", "Figs 12a, b"),
+        ("0.92", "survival of a beam", "Fig 15, two beams on Alpaca", "Fig 15"),
     ]
-    without = {name: one for name, one in documents.items() if name != "fig2"}
-    [section] = scorecard.first_section(without, dict.fromkeys(without, "title"))
+    [section] = scorecard.first_section(documents, dict.fromkeys(documents, "title"))
     assert section.widgets[0].notes[0] == (
-        "Fitted on 3 values, for 4 predicted ones: step-time scale, beam survival, constants of Fig 19a."
+        "3 constants are fitted: 1 on Fig 1, 1 on Fig 12, 1 on Fig 15. The 1 published value that they were fitted on has"
+        " no grade; the other 4 are predicted. Each is named below."
     )
-    assert section.fold == "Fitted constants"
-    assert len(section.folded_rows) == 3
+    assert section.fold == "The 3 fitted constants"
+    assert section.folded_rows == known
+
+
+def test_figures_without_requests_list_their_constants():
+    used = {
+        name: {each["on"] for each in FIGURES[name].document(None, None)["constants"]} for name in ("fig1", "fig19a")
+    }
+    assert used["fig1"] == {"Fig 1, ten points"} and "Fig 19a, block sizes 8 and 256" in used["fig19a"]
 
 
 def test_values_that_are_the_published_ones_have_no_worst():
-    assert scorecard.finding(document(row(0.0), row(0.0))) == "2 predicted values are equal to the published."
-    assert scorecard.finding(document(row(10.0))).startswith(
-        "1 predicted value is within 5.0\u00a0% of the published; the"
-    )
+    assert scorecard.finding(document(row(0.0), row(0.0))) == "The 2 predicted values equal the published."
+    assert scorecard.finding(document(row(10.0))).startswith("The predicted value is vLLM, rate at 0.5 s/token: 210.0")
 
 
 def test_a_page_of_no_figure_of_the_paper_has_a_title_of_its_own(tmp_path):
