@@ -325,6 +325,8 @@ def _lacking(settings: Settings, load: LoadClass | None, rows: Sequence[Row]) ->
         yield "several pipeline stages"
     if settings.enforce_eager:
         yield "steps without CUDA graphs"
+    if settings.value("speculative_config") is not None:
+        yield "speculative decoding"
     if shape.latent and not any(other.latent for other in shapes):
         yield "latent attention"
     own = settings.quantization or shape.quantization

@@ -372,6 +372,7 @@ def _refuse_speculation(settings: Settings, deployment: Deployment, grouped: boo
         "requests that share memory": grouped,
         "--cost paper": settings.cost == "paper",
         "an allocator": settings.allocator is not None,
+        "constants of a server": settings.server is not None,
     }
     for what, applies in refused.items():
         if applies:

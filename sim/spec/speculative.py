@@ -35,6 +35,12 @@ _KEYS = (
     "method", "model", "num_speculative_tokens", "rejection_sample_method", "synthetic_acceptance_rates",
     "synthetic_acceptance_length", "prompt_lookup_max", "prompt_lookup_min",
 )  # fmt: skip
+#: What is to be done where a configuration has no acceptance rates, as those of most servers.
+UNKNOWN_RATES = (
+    'does not say how many drafts are accepted; add "rejection_sample_method": "synthetic" and either'
+    ' "synthetic_acceptance_rates" (for each place, accepted_per_pos / num_drafts of a server) or'
+    ' "synthetic_acceptance_length" (mean tokens of a step)'
+)
 #: Drafts of a step, at most: of a block of the paper's size.
 _MOST_DRAFTS = 64
 #: Hidden states that the first projection of a drafter takes, beside its own width: the embedding and the target's state, and of
@@ -51,7 +57,7 @@ class SpeculativeConfig:
         num_speculative_tokens: Drafts of a sequence and step.
         model: The drafter as vLLM names it; for draft_model a preset or the path of a ``config.json``.
         acceptance_rates: For each place, the probability that the drafts up to it are all accepted (vLLM's
-            ``synthetic_acceptance_rates``; accepted_per_pos / num_drafts in the metrics of a server).
+            ``synthetic_acceptance_rates``; accepted_per_pos / num_drafts in the metrics of a server). Empty if not known.
     """
 
     method: str
@@ -142,8 +148,11 @@ def one_layer(target: ModelSpec, with_experts: bool) -> ModelSpec:
     )
 
 
-def parse_speculative(text: str) -> SpeculativeConfig:
+def parse_speculative(text: str, needs_rates: bool = True) -> SpeculativeConfig:
     """Read vLLM's JSON.
+
+    Args:
+        needs_rates: Whether it has to say how many drafts are accepted, which the memory does not depend on.
 
     Raises:
         SettingError: It is no object of that kind, or does not say how many drafts are accepted.
@@ -165,7 +174,8 @@ def parse_speculative(text: str) -> SpeculativeConfig:
         raise SettingError(
             f"{_FIELD}.model", None, "must name the draft model: a preset, or the path of its config.json"
         )
-    return SpeculativeConfig(method, drafts, name, _rates(given, drafts))
+    says_rates = needs_rates or given.get("rejection_sample_method", "standard") != "standard"
+    return SpeculativeConfig(method, drafts, name, _rates(given, drafts) if says_rates else ())
 
 
 def _drafts(given: Mapping[str, Any]) -> int:
@@ -191,12 +201,7 @@ def _rates(given: Mapping[str, Any], drafts: int) -> tuple[float, ...]:
     """Acceptance rates by place; from a mean length with the smallest variance, as in vLLM."""
     rates, length = given.get("synthetic_acceptance_rates"), given.get("synthetic_acceptance_length")
     if given.get("rejection_sample_method") != "synthetic" or (rates is None) == (length is None):
-        remedy = (
-            'does not say how many drafts are accepted; add "rejection_sample_method": "synthetic" and either'
-            ' "synthetic_acceptance_rates" (for each place, accepted_per_pos / num_drafts of a server) or'
-            ' "synthetic_acceptance_length" (mean tokens of a step)'
-        )
-        raise SettingError(_FIELD, json.dumps(given), remedy)
+        raise SettingError(_FIELD, json.dumps(given), UNKNOWN_RATES)
     if length is not None:
         if not _is_number(length) or not 1 <= length <= drafts + 1:
             raise SettingError(f"{_FIELD}.synthetic_acceptance_length", length, f"must be from 1 to {drafts + 1}")

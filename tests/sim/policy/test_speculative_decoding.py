@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_runs import LONG_MODEL
+from fragmeter.sim.cluster import cluster, simulate_cluster
+from fragmeter.sim.cluster.summary import cluster_summary
 from fragmeter.sim.cost import cost as cost_of
 from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.engine.replica import build
@@ -19,9 +21,12 @@ from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import Settings, settings
 from fragmeter.sim.memory.accounting.ledger import DRAFT, Leap
 from fragmeter.sim.memory.paged.speculative import Speculation, SpeculativeMemory
+from fragmeter.sim.metrics.openmetrics import openmetrics
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.result import memory_table
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.recording.blocks.recording import BlockRecording
+from fragmeter.sim.recording.plans.recording import PlanRecording
 from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.spec.launch import Launch, capacity
 from fragmeter.sim.spec.speculative import one_layer, parse_speculative
@@ -307,3 +312,39 @@ def test_what_it_is_not_simulated_with_is_refused(beside: dict[str, object]):
     given = {"model": "llama-3.1-8b", "gpu": "h100-80gb"} | beside
     with pytest.raises(SettingError, match=r"^speculative_config = [^\n]+$"):
         build(settings(policy="vllm-v1", speculative_config=config("eagle", 2, 0.5), **given))
+
+
+def test_a_cluster_counts_the_drafts_of_its_replicas():
+    work = Workload("many", np.arange(12) * 1000, np.full(12, 9), np.full(12, 20))
+    drafting = chosen(config("eagle", 3, 0.6))
+    served = simulate_cluster(drafting, work, cluster(num_replicas=2))
+    drafts = [part.log.drafts for part in served.runs]
+    found = cluster_summary(served)
+    pooled = found["speculative_decoding"]
+    assert pooled["spec_decode_num_drafts"] == sum(len(each["index"]) for each in drafts)
+    assert pooled["spec_decode_accepted_tokens"] == sum(int(each["accepted"].sum()) for each in drafts)
+    with pytest.raises(SettingError, match="^speculative_config = .*leave out prefill_replicas"):
+        simulate_cluster(drafting, work, cluster(prefill_replicas=1, decode_replicas=1))
+
+
+def test_metrics_are_vllms():
+    run = simulate(chosen(config("eagle", 2, [1.0, 0.0])), one_request(6), Flat())
+    last = {}
+    for line in "".join(openmetrics([run], "m")).splitlines():
+        if line.startswith("vllm:spec_decode"):
+            name, value, _ = line.rsplit(" ", 2)
+            last[name.replace('engine="0",model_name="m"', "")] = int(value)
+    assert last == {
+        "vllm:spec_decode_num_drafts_total{}": 3,
+        "vllm:spec_decode_num_draft_tokens_total{}": 6,
+        "vllm:spec_decode_num_accepted_tokens_total{}": 3,
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{,position="0"}': 3,
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{,position="1"}': 0,
+    }
+
+
+@pytest.mark.parametrize("observer", [BlockRecording, PlanRecording])
+def test_recordings_know_nothing_of_drafts(observer):
+    work, drafting = one_request(6), chosen(config("eagle", 2, 0.5), ids=True)
+    with pytest.raises(SettingError, match="verifies drafts, of which a recording knows nothing"):
+        simulate(drafting, work, Flat(), observers=[observer(drafting, work)])
