@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..types.errors import SettingError
+from .attention import FULL
 from .deployment import Deployment
 from .matrix import WEIGHT_BITS
 from .model import model as model_of
@@ -93,15 +94,12 @@ class SpeculativeConfig:
         """
         if not self.has_layers:
             return None
-        if self.method == "draft_model":
-            assert self.model is not None
-            drafter = model_of(self.model)
-        else:
-            drafter = one_layer(target, with_experts=self.method == "mtp")
-        if target.mixer or drafter.mixer or target.window_heads or drafter.window_heads:
-            raise SettingError(
-                _FIELD, self.method, f"is not simulated for layers of several kinds, as {target.name} has"
-            )
+        _require_one_kind(target)
+        if self.method != "draft_model":
+            return one_layer(target, with_experts=self.method == "mtp")
+        assert self.model is not None
+        drafter = model_of(self.model)
+        _require_one_kind(drafter)
         return drafter
 
     def quantization(self, drafter: ModelSpec, deployment: Deployment) -> str | None:
@@ -125,6 +123,15 @@ class SpeculativeConfig:
         """Bytes that the drafter's layers keep of a token on each rank, in the blocks of the target's."""
         drafter = self.drafter(target)
         return 0 if drafter is None else drafter.slot_bytes(deployment.kv_dtype, tensor_parallel)
+
+
+def _require_one_kind(shape: ModelSpec) -> None:
+    """Raise SettingError for a model with windows or states, which would share blocks with the drafter's layers."""
+    if any(shape.span(layer) != FULL for layer in range(shape.num_layers)):
+        remedy = (
+            "has layers with windows or states, beside which drafts are not simulated; leave out speculative_config"
+        )
+        raise SettingError("model", shape.name, remedy)
 
 
 def one_layer(target: ModelSpec, with_experts: bool) -> ModelSpec:

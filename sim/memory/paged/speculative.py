@@ -313,12 +313,14 @@ class SpeculativeMemory(PagedMemory):
         """Blocks of the first ``tokens``, of ``known`` ones, can be found from now on."""
         if self._chains is None:
             return
-        names, table = self._names_of(sequence), self.tables.tables[sequence]
-        hashed = (known - self.speculation.config.hash_lookahead_tokens) // self.block_size
-        full, done = min(tokens // self.block_size, hashed, len(names)), self._published[sequence]
-        for place in range(done, full):
+        hashed = known - self.speculation.config.hash_lookahead_tokens
+        done, full = self._published[sequence], min(tokens, hashed) // self.block_size
+        if full <= done:
+            return
+        names, table = self._names_of(sequence)[:full], self.tables.tables[sequence]
+        for place in range(done, len(names)):
             self.pool.publish(table[place], names[place])
-        self._published[sequence] = max(done, full)
+        self._published[sequence] = len(names)
 
     def _names_of(self, sequence: Sequence) -> list[int]:
         assert self._chains is not None
