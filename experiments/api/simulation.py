@@ -22,7 +22,7 @@ from ...sim.cluster import Cluster, ClusterRun, cluster_table_of
 from ...sim.engine.run import Run
 from ...sim.engine.settings import Settings, default_of, setting_error
 from ...sim.metrics.result import table_of
-from ...sim.metrics.views import HELD_VIEW, with_states
+from ...sim.metrics.views import HELD_VIEW, nine_buckets
 from ...sim.output import frames as pd
 from ...sim.policy.registry import declaring, options_by_policy, policy
 from ...sim.recording.blocks import BlockMap, BlockRecording
@@ -271,7 +271,7 @@ class Simulation:
 
         Reservation and internal fragmentation are counted as in the paper; external fragmentation excludes free slots here.
         """
-        buckets = with_states(self._summary["waste"]["mean_over_iterations_pct"]["buckets"])
+        buckets = nine_buckets(self._summary["waste"]["mean_over_iterations_pct"]["buckets"])
         return {group: sum(buckets[bucket] for bucket in parts) for group, parts in HELD_VIEW.items()}
 
     def save(self, folder: str | PathLike[str]) -> Path:

@@ -19,7 +19,7 @@ from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
 from ..measured.evidence import evidence_lines, recorded_text
-from ..runs.grid import Point, changed, known_name
+from ..runs.grid import Point, changed, known_name, listed
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.near_saturation import CHANGE, METRICS, LatencyRange
 from ..runs.output import RESULT_FILE, JsonTarget, Report
@@ -50,6 +50,8 @@ _SHOWN = {
     "preemptions.recompute": "recomputed",
     "preemptions.swap": "swapped",
     "refused": "refused",
+    "speculative_decoding.spec_decode_acceptance_length": "acceptance length",
+    "speculative_decoding.spec_decode_acceptance_rate": "acceptance, %",
     "waste.mean_over_time_pct.buckets.live": "live, % of pool",
 }
 
@@ -242,7 +244,7 @@ def _check_twice(sets: Sequence[str]) -> None:
 def _values(text: str) -> dict[str, str]:
     """The settings of a side."""
     values = {}
-    for part in text.split(","):
+    for part in listed(text):
         name, equals, value = part.partition("=")
         if not equals or not value:
             raise SettingError("set", text, "must be NAME=VALUE, such as block_size=8, or several with commas between")

@@ -159,6 +159,12 @@ def _throughput(content: Mapping[str, Any]) -> Table:
         table.add_row(
             "blocks on the host", f"{offloaded['max_used_blocks']:,}", f"of {offloaded['num_blocks']:,} at most"
         )
+    drafted = content.get("speculative_decoding")
+    if drafted is not None:
+        tokens = f"of {drafted['spec_decode_draft_tokens']:,} draft tokens"
+        table.add_row("acceptance rate", f"{drafted['spec_decode_acceptance_rate']:.1f} %", tokens)
+        steps = f"tokens a draft, of {drafted['spec_decode_num_drafts']:,} drafts"
+        table.add_row("acceptance length", f"{drafted['spec_decode_acceptance_length']:.2f}", steps)
     return table
 
 

@@ -174,7 +174,10 @@ def _table(names: Iterable[str], swept: Sequence[Swept]) -> Table:
     shown = swept[:_MOST_SHOWN]
     ranges = [LatencyRange.mean([each.outcome.summary] if each.outcome.summary else []) for each in shown]
     near = [f"mean TTFT, ms,\nsteps ±{CHANGE:.0%}"] * any(ranges)
-    for heading in (*names, *_SHOWN.values(), *near):
+    for name in names:
+        # A long value, as of JSON, is folded, so that the metrics stay whole.
+        table.add_column(name, justify="right", overflow="fold")
+    for heading in (*_SHOWN.values(), *near):
         table.add_column(heading, justify="right", no_wrap=True)
     for each, ends in zip(shown, ranges, strict=True):
         results = each.outcome.summary

@@ -110,8 +110,8 @@ class StepLog(Observer):
         #: Requests of the last step, and when it ends.
         self._known: set[Sequence] = set()
         self._end = 0
-        #: What finished requests held when the plan was carried out: block tables, hashed blocks, and one token each.
-        self._before: tuple[tuple[tuple[Any, ...], ...], tuple[int, ...], list[tuple[Sequence, int]]] | None = None
+        #: What finished requests held when the plan was carried out: block tables, hashed blocks, and those that compute in vain.
+        self._before: tuple[tuple[tuple[Any, ...], ...], tuple[int, ...], list[Sequence]] | None = None
 
     def run_started(self, engine: Engine, refused: np.ndarray) -> None:
         if refused.any():
@@ -121,12 +121,15 @@ class StepLog(Observer):
     def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
         state, memory = self._engine.state, self._engine.memory
         memory.settle(state, min(1, leap[_STEPS]))
-        tables, cached, in_vain = self._before or (self._tables(), self._cached(), [])
+        tables, cached, vain = self._before or (self._tables(), self._cached(), [])
         self._before = None
         new = {sequence: sequence.start_tokens - sequence.computed_tokens for sequence in plan.admitted}
-        computed = [*((sequence, new.get(sequence, 1)) for sequence in state.running), *plan.chunks]
+        drafts = plan.drafts or {}
+        decoded = ((sequence, new.get(sequence, 1) + drafts.get(sequence, 0)) for sequence in state.running)
+        computed = [*decoded, *plan.chunks]
         self._note_finished(now)
         self._known, self._end = {sequence for sequence, _ in computed}, now + ticks
+        in_vain = [(sequence, 1 + drafts.get(sequence, 0)) for sequence in vain]
         # vLLM goes through them in order of admission.
         scheduled = [
             (each.index, tokens) for each, tokens in sorted([*computed, *in_vain], key=lambda chunk: chunk[0].order)
@@ -156,7 +159,7 @@ class StepLog(Observer):
 
     def requests_finished(self, now: int, finished: Iterable[Sequence], in_vain: Iterable[Sequence]) -> None:
         self._engine.memory.settle(self._engine.state, 1)
-        self._before = self._tables(), self._cached(), [(sequence, 1) for sequence in in_vain]
+        self._before = self._tables(), self._cached(), list(in_vain)
 
     def idle_started(self, now: int, ticks: int) -> None:
         self._note_finished(now)

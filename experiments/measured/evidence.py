@@ -377,6 +377,8 @@ def _lacking(settings: Settings, load: LoadClass | None, rows: Sequence[Row]) ->
         yield "steps without CUDA graphs"
     if settings.policy not in _MEASURED_POLICIES:
         yield f"the policy {settings.policy}"
+    if settings.value("speculative_config") is not None:
+        yield "speculative decoding"
     if shape.latent and not any(other.latent for other in shapes):
         yield "latent attention"
     own = settings.quantization or shape.quantization

@@ -65,7 +65,19 @@ def axis_values(values: str, text: str) -> list[str]:
     Raises:
         SettingError: A range without values.
     """
-    return [value for part in values.split(",") for value in _values(part, text)]
+    return [value for part in listed(values) for value in _values(part, text)]
+
+
+def listed(text: str) -> list[str]:
+    """The parts of a text between its commas, those within an object or a list of JSON apart."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "{[") - (letter in "}]")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def known_name(name: str, flag: str, text: str) -> str:

@@ -24,7 +24,7 @@ from warnings import catch_warnings, simplefilter
 from ...sim.metrics.objectives import Objectives
 from ...sim.types.errors import MissingExtra, SettingError, UserError
 from ...sim.types.optional import not_none
-from ..runs.grid import PART_OF, Point, changed, known_name
+from ..runs.grid import PART_OF, Point, changed, known_name, listed
 from ..runs.inputs import Inputs
 from ..runs.parallel import Workers
 from ..runs.points import Store, Workloads, flat
@@ -154,7 +154,7 @@ def search_axes(texts: Sequence[str]) -> dict[str, Axis]:
 def _axis(values: str, text: str) -> Axis:
     parts = values.split(":")
     if "," in values or not 2 <= len(parts) <= 3 or not _is_number(parts[0]):
-        return Axis(text, choices=tuple(part.strip() for part in values.split(",")))
+        return Axis(text, choices=tuple(part.strip() for part in listed(values)))
     log = parts[2:] == ["log"]
     numbers = parts[:2] if log else parts
     if not all(map(_is_number, numbers)):

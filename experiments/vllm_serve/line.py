@@ -11,6 +11,7 @@ Flags are classified by their effect on memory and scheduling. The list is as of
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import overload
 
+from ...sim.spec.speculative import UNKNOWN_RATES, parse_speculative
 from ...sim.types.errors import SettingError, UserError
 
 #: Flags that are read, and whether they take a value.
@@ -50,6 +52,7 @@ READ = {
     "prefill-schedule-interval": True,
     "scheduler-reserve-full-isl": False,
     "kv-offloading-size": True,
+    "speculative-config": True,
     "kv-offloading-backend": True,
     "disable-hybrid-kv-cache-manager": False,
     "language-model-only": False,
@@ -72,7 +75,6 @@ SHORT = {
 
 #: Flags without a simulated effect: name, whether a value follows, description.
 NOT_SIMULATED = {
-    "speculative-config": (True, "a draft model takes memory and slots"),
     "speculative-model": (True, "a draft model takes memory and slots"),
     "num-speculative-tokens": (True, "a draft model takes memory and slots"),
     "enable-lora": (False, "adapters take memory"),
@@ -343,6 +345,8 @@ class _Reader:
         model = self._flags.pop("model", None) or self._model
         if not model:
             raise SettingError("serve", None, "names no model; paste a line with vllm serve MODEL")
+        if "speculative-config" in self._flags:
+            self._check_drafts(str(self._flags["speculative-config"]))
         return ServeLine(str(model), self._flags, self._ignored, self._not_simulated, environment)
 
     def _flag(self, word: str) -> None:
@@ -357,12 +361,35 @@ class _Reader:
             found = value if joined else self._value(written, name)
         if name in NOT_SIMULATED:
             self._not_simulated.append(f"--{name} ({NOT_SIMULATED[name][1]})")
+        elif name == "speculative-config":
+            self._speculate(written, str(found))
         elif name in READ:
             self._flags[name] = found
             if name == "kv-offloading-backend" and found != "native":
                 self._not_simulated.append(f"--{name} {found} (a KV cache that is kept elsewhere)")
         else:
             self._ignored.append(f"--{name}")
+
+    def _speculate(self, written: str, value: str) -> None:
+        """Drafts: as one JSON object, or key by key (``--speculative-config.method eagle3``)."""
+        _, _, key = written.partition(".")
+        if key:
+            known = json.loads(str(self._flags.get("speculative-config", "{}")))
+            value = json.dumps(known | {key: _json_or_text(value)})
+        self._flags["speculative-config"] = value
+
+    def _check_drafts(self, text: str) -> None:
+        """Name drafts that are not simulated: those of other methods, and those of which the line does not say how many are
+        accepted, which count for the memory alone."""
+        try:
+            if not parse_speculative(text, needs_rates=False).acceptance_rates:
+                self._not_simulated.append(f"--speculative-config ({UNKNOWN_RATES}; its memory is counted)")
+        except SettingError as error:
+            _, _, key = error.field.partition(".")
+            if not key:
+                raise
+            del self._flags["speculative-config"]
+            self._not_simulated.append(f"--speculative-config ({key} {error.value!r} {error.remedy})")
 
     def _truth(self, value: str, joined: str) -> bool:
         if not joined and self._left and self._left[-1].lower() in ("true", "false"):
@@ -378,6 +405,13 @@ class _Reader:
         if not values:
             raise SettingError("serve", written, "needs a value")
         return " ".join(values)
+
+
+def _json_or_text(value: str) -> object:
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
 
 
 def _resolved(written: str) -> tuple[str, bool]:

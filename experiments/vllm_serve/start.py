@@ -21,6 +21,7 @@ from ...sim.spec.launch import (
     stage_memories,
 )
 from ...sim.spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST, Release, release
+from ...sim.spec.speculative import SpeculativeConfig, parse_speculative
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import SettingError
 from .checks import refusal, undivided
@@ -90,6 +91,8 @@ class Started:
         threshold = "long-prefill-token-threshold"
         if self.line.text(threshold, "0") != "0":
             found[threshold] = self.line.whole(threshold)
+        if self.launch.speculative is not None and self.launch.speculative.acceptance_rates:
+            found["speculative-config"] = self.line.text("speculative-config", "")
         if self.line.text("kv-offloading-backend", "native") == "native" and "kv-offloading-size" in self.line.flags:
             found["kv-offloading-size"] = self.line.text("kv-offloading-size", "0")
         for name, default in ((f"{threshold}-adaptive", False), ("scheduler-reserve-full-isl", True)):
@@ -139,6 +142,7 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
         release=vllm,
         kv_cache_memory_bytes=line.whole("kv-cache-memory-bytes"),
         num_gpu_blocks_override=line.whole("num-gpu-blocks-override"),
+        speculative=_speculative(line),
     )
     if log is not None and undivided(launch) is None:
         measured = log.kv_cache_bytes(launch) - min(memory.kv_cache_bytes for memory in stage_memories(launch))
@@ -146,6 +150,12 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
     if fits_length and refusal(launch, True) is None:
         launch = replace(launch, max_model_len=longest_model_len(launch))
     return Started(line, launch, fits_length, line.whole("data-parallel-size", 1))
+
+
+def _speculative(line: ServeLine) -> SpeculativeConfig | None:
+    """The drafter; the KV cache does not depend on how many drafts are accepted."""
+    text = line.text("speculative-config", "")
+    return parse_speculative(text, needs_rates=False) if text else None
 
 
 def _kv_setting(launch: Launch) -> str:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ...sim.memory import BUCKETS
+from ...sim.memory.accounting.integrals import OPTIONAL_BUCKETS
 from ...sim.metrics.residencies import BEGINS, ENDS, KINDS
 from ...sim.output import frames as pd
 
@@ -228,7 +229,7 @@ TABLES = {
     "memory": Declaration({
         "start_ticks": _TICKS,
         **dict.fromkeys(BUCKETS, _SLOTS),
-        "state": Column(most=MOST_SLOTS, optional=True),
+        **dict.fromkeys(OPTIONAL_BUCKETS, Column(most=MOST_SLOTS, optional=True)),
         "replica": _REPLICA,
     }),
     "preemptions": Declaration({

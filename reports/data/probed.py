@@ -20,7 +20,7 @@ from ...sim.metrics.requests import RequestTimes
 from ...sim.metrics.residencies import BEGINS, ENDS, KINDS
 from ...sim.metrics.result import requested_and_served
 from ...sim.metrics.summary import serving, waste
-from ...sim.metrics.views import with_states
+from ...sim.metrics.views import nine_buckets
 from ...sim.output import frames as pd
 from ...sim.output.files import as_utf8
 from ...sim.recording.probe import ProbedRequest, ProbedRun, read_probe
@@ -81,7 +81,7 @@ class _Tables:
             "waste": waste(window),
         }
         for mean in ("mean_over_time_pct", "mean_over_iterations_pct"):
-            summary["waste"][mean]["buckets"] = with_states(summary["waste"][mean]["buckets"])
+            summary["waste"][mean]["buckets"] = nine_buckets(summary["waste"][mean]["buckets"])
         limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "async_scheduling")
         about: dict[str, Any] = {
             "settings": {"policy": release, "model": header["model"], "gpu": "a live server"},

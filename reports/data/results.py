@@ -14,7 +14,7 @@ import numpy as np
 
 from ...sim.memory import BUCKETS
 from ...sim.metrics.result import FORMER_COLUMNS, FORMER_TABLES, READABLE_VERSIONS, SCHEMA_VERSION
-from ...sim.metrics.views import with_states
+from ...sim.metrics.views import nine_buckets
 from ...sim.output import frames as pd
 from ...sim.output.files import as_utf8
 from ...sim.output.folders import restore
@@ -122,8 +122,8 @@ def read_documents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         summary, about = read_json(folder / "summary.json", SUMMARY), read_json(folder / "run.json", RUN)
         _check_replicas(about)
         for mean in summary["waste"].values():
-            if isinstance(mean, dict) and "state" in mean["buckets"]:
-                mean["buckets"] = with_states(mean["buckets"])
+            if isinstance(mean, dict):
+                mean["buckets"] = nine_buckets(mean["buckets"])
         return summary, about
 
 
@@ -180,9 +180,11 @@ def _tables(place: Path, about: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
         if name in _LATER and not path.is_file():
             continue
         tables[name] = declared.read(path, sizes, FORMER_COLUMNS)
-        if name == "memory" and "state" in tables[name]:
-            # Pages draw nine buckets: states of fixed size are live, too.
-            tables[name]["live"] += tables[name].pop("state")
+        if name == "memory":
+            # Pages draw nine buckets.
+            for bucket, drawn in (("state", "live"), ("rejected", "reserved")):
+                if bucket in tables[name]:
+                    tables[name][drawn] += tables[name].pop(bucket)
         if name == "requests":
             if len(tables[name]) != sizes["requests"]:
                 raise Damaged(f"{path.name}: has {len(tables[name])} rows, and run.json {sizes['requests']} requests")

@@ -334,6 +334,10 @@ def _check_disaggregated(settings: Settings, cluster: Cluster) -> None:
         able = either(name for name, kind in POLICIES.items() if kind.disaggregates)
         remedy = f"{settings.policy} cannot go on from a prompt computed elsewhere; take {able}"
         raise SettingError("prefill_replicas", cluster.prefill_replicas, remedy)
+    speculative = settings.value("speculative_config")
+    if cluster.disaggregated and speculative is not None:
+        remedy = "is not simulated where prompts are computed elsewhere; leave out prefill_replicas and decode_replicas"
+        raise SettingError("speculative_config", speculative, remedy)
 
 
 def _check_engines(settings: Settings, cluster: Cluster, schedule: FleetSchedule | None) -> None:

@@ -12,6 +12,7 @@ from ..memory.accounting.integrals import Window
 from ..metrics.gaps import Gaps
 from ..metrics.prefix_cache import prefix_cache
 from ..metrics.requests import RequestTimes, request_times
+from ..metrics.speculative_decoding import most_drafts, speculative_decoding
 from ..metrics.summary import refused_requests, serving, waste, work_summary
 from ..metrics.work import Work, work
 from ..types.sums import total
@@ -48,6 +49,7 @@ def cluster_summary(run: ClusterRun) -> dict[str, Any]:
         "waste": waste(window),
         "work": work_summary(_work(run)),
         "prefix_cache": _prefix_cache(run),
+        "speculative_decoding": _speculative_decoding(run),
         "replicas": [_replica(number, run.role(number), part) for number, part in enumerate(run.runs)],
     }
 
@@ -131,6 +133,15 @@ def _prefix_cache(run: ClusterRun) -> dict[str, Any] | None:
         return None
     sums = {name: sum(cache[name] for cache in caches) for name in _HITS}
     return sums | {"hit_rate": sums["hit_tokens"] / sums["queried_tokens"] if sums["queried_tokens"] else 0.0}
+
+
+def _speculative_decoding(run: ClusterRun) -> dict[str, Any] | None:
+    """Drafts of all replicas; None without speculative decoding."""
+    drafts = [part.log.drafts for part in run.runs if part.log.drafts is not None]
+    if not drafts:
+        return None
+    together = {name: np.concatenate([each[name] for each in drafts]) for name in drafts[0]}
+    return speculative_decoding(together, most_drafts(run.runs[0]))
 
 
 def _replica(number: int, role: str, part: Run) -> dict[str, Any]:

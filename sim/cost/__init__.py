@@ -18,6 +18,7 @@ from .calibration import Calibration, parsed, profile, profile_names, read
 from .paper import PaperCost
 from .roofline import RooflineCost
 from .server import OperationCost, ServedCost, Server, ServerConstants, ServerFit, read_server
+from .speculative import SpeculativeCost
 from .steps import FittedSteps, is_steps, read_steps
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Server",
     "ServerConstants",
     "ServerFit",
+    "SpeculativeCost",
     "StepCost",
     "cost",
     "default_cost",

@@ -86,6 +86,17 @@ def outside_ticks(cost: StepCost) -> int:
     return getattr(cost, "outside_ticks", 0)
 
 
+def draft_ticks(cost: StepCost, rows: tuple[int, int, int, int], sampled: tuple[int, int]) -> int:
+    """Time of the drafts of a step, of a cost that knows a drafter; else 0.
+
+    Args:
+        rows: What the step computes; the arguments of ``StepCost.step_ticks``.
+        sampled: Sequences that a token is sampled for, which drafts follow, and the sum of their contexts.
+    """
+    found: Callable[[tuple[int, int, int, int], tuple[int, int]], int] | None = getattr(cost, "draft_ticks", None)
+    return 0 if found is None else found(rows, sampled)
+
+
 def coefficient(value: float, unit: str, source: str) -> dict[str, object]:
     """One entry of ``describe``."""
     return {"value": value, "unit": unit, "source": source}

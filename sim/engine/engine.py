@@ -98,6 +98,7 @@ class Engine:
             transfers.connect(lambda: int(env.now), cost.swap_in_ticks, cost.swap_out_ticks)
             self.source = source = TransferSource(source, transfers, self.state)
         self._transfers = transfers
+        self.state.speculates = memory.speculation is not None
         self.ledger = Ledger(memory.meter)
         self._executor = Executor(self.state, memory, cost, self.ledger)
         self.leap = self._may_leap = leap
@@ -126,6 +127,7 @@ class Engine:
         take_finished = state.take_ended if policy.leaves_together else state.take_finished
         release = self._release_and_notify if source.hears_of_finishes else memory.release
         ahead, finish = self._ahead, self._finish
+        verify = memory.verify if state.speculates else None
         ended: list[Sequence] = []
         carry_out, leap_over, stand_still, rest = self._actions()
         alarm = Alarm(self.env)
@@ -173,6 +175,8 @@ class Engine:
             if ahead:
                 ended = []
             if leap:
+                if verify and steps:
+                    verify(state)
                 enter(leap + advance(state, steps))
                 state.decode_step = decode_step = state.decode_step + steps
                 if ahead:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..cost.base import StepCost
+from ..cost.base import StepCost, draft_ticks
 from ..memory import Memory
 from ..memory.accounting.ledger import Ledger
 from ..types.sequence import Sequence, StepPlan
@@ -71,9 +71,20 @@ class Executor:
             moves += self._copy(now, not plan.pauses)
         prefill = plan.prefill_tokens
         if decodes or prefill:
-            ticks = moves + self._cost.step_ticks(decodes, context if decodes else 0, prefill, pairs)
+            work = decodes, context if decodes else 0, prefill, pairs
+            ticks = moves + (self._cost.step_ticks(*work) if plan.drafts is None else self._verify_ticks(plan, *work))
             return ticks, prefill, moves, plan.steady, plan.wakes
         return moves, 0, moves, False, plan.wakes
+
+    def _verify_ticks(self, plan: StepPlan, decodes: int, context: int, prefill: int, pairs: int) -> int:
+        """Ticks of a step that verifies drafts, and of the drafts for the next step.
+
+        A sequence with drafts is as many rows as it computes tokens, which read its keys and values once.
+        """
+        drafts = sum((plan.drafts or {}).values())
+        rows = decodes + drafts, context + drafts, prefill, pairs
+        sampled = decodes + len(plan.admitted), context + sum(sequence.start_tokens for sequence in plan.admitted)
+        return self._cost.step_ticks(*rows) + draft_ticks(self._cost, rows, sampled)
 
     def _displace(
         self,

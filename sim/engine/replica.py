@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import cast
 
-from ..cost import StepCost, cost, default_cost, read_server
+from ..cost import SpeculativeCost, StepCost, cost, default_cost, read_server
 from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
 from ..policy import SHARING, Limits, Pool, Server, policy
@@ -21,6 +21,7 @@ from ..policy.options import (
     WatermarkOptions,
     minor_version,
     option_names,
+    speculative_of,
 )
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
@@ -144,6 +145,7 @@ def build(
     asked_size = (
         layout.config.block_size if layout and layout.config else checked_block_size(shape, settings.block_size)
     )
+    _refuse_speculation(settings, deployment, grouped)
     if grouped:
         kind = SHARING.get(kind, kind)
     server = Server(
@@ -177,6 +179,7 @@ def build(
         caches_prefixes=settings.enable_prefix_caching is not False,
         grouped=grouped,
         dialogue=dialogue,
+        seed=settings.seed,
     )
     memory = scheduler.memory(pool) if settings.allocator is None else _own_memory(settings, pool, layout)
     return Replica(
@@ -360,6 +363,24 @@ def _offloaded_blocks(
     return blocks
 
 
+def _refuse_speculation(settings: Settings, deployment: Deployment, grouped: bool) -> None:
+    """Raise SettingError where speculative decoding is composed with what is not simulated beside it."""
+    if speculative_of(settings.policy_options) is None:
+        return
+    refused = {
+        "pipeline parallelism": deployment.pipeline_parallel > 1,
+        "data parallelism": deployment.data_parallel > 1,
+        "requests that share memory": grouped,
+        "--cost paper": settings.cost == "paper",
+        "an allocator": settings.allocator is not None,
+        "constants of a server": settings.server is not None,
+    }
+    for what, applies in refused.items():
+        if applies:
+            given = settings.value("speculative_config")
+            raise SettingError("speculative_config", given, f"is not simulated with {what}; leave out one of them")
+
+
 def _eager(settings: Settings) -> bool:
     return policy(settings.policy).default_enforce_eager if settings.enforce_eager is None else settings.enforce_eager
 
@@ -385,7 +406,17 @@ def _cost(
     name = settings.cost or (server.cost if server else default_cost(shape, card, deployment.quantization))
     scale = settings.step_scale or (FITTED_STEP_SCALE if name == "paper" else 1.0)
     ahead, pipelined = scheduler.schedules_ahead, scheduler.pipelines
-    return cost(name, shape, card, ranks, size, scale, deployment, server, ahead, pipelined)
+    found = cost(name, shape, card, ranks, size, scale, deployment, server, ahead, pipelined)
+    speculative = speculative_of(settings.policy_options)
+    if speculative is None:
+        return found
+    drafter, drafts_cost = speculative.drafter(shape), None
+    if drafter is not None:
+        # The host's time is that of the target's step, and a server's constants are those of the whole.
+        own = replace(deployment, quantization=speculative.quantization(drafter, deployment))
+        covered = name if name == "roofline" else default_cost(drafter, card, own.quantization)
+        drafts_cost = cost(covered, drafter, card, ranks, size, scale, own, None, True, False)
+    return SpeculativeCost(found, drafts_cost, speculative.num_speculative_tokens)
 
 
 def server_settings(settings: Settings) -> dict[str, object]:

@@ -147,6 +147,7 @@ def run_log_of(ledger: Ledger, memory: Memory, workload: Workload, grouped: bool
         end_ticks=end_ticks,
         groups=memory.groups,
         cached_level=memory.cached_level,
+        drafts=None if memory.speculation is None else memory.speculation.log.columns(),
     )
 
 

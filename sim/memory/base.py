@@ -11,6 +11,7 @@ A memory says which sequence holds which slots of the pool on the device. It con
                          cache_log      look-ups in a prefix cache              read by metrics
                          cached_level   changes of the ledger's cached bucket   read by the ledger
                          transfers      copies beside the steps                 read by the engine
+                         speculation    drafts, and which are accepted          read by the engine and by metrics
 
 One step of an engine calls it in this order:
 
@@ -18,6 +19,7 @@ One step of an engine calls it in this order:
     evict, swap_in, stall       the executor: sequences leave the device, come back, stand still
     admit, prefill              the executor: sequences start to decode, prefills go on
     copied_slots                the executor: what the step copies before it writes
+    verify                      the engine, when a step is over that verified drafts
     advance                     the engine, when a leap is over: decoding sequences grow
     release                     the engine: finished sequences leave
 
@@ -46,6 +48,7 @@ from .accounting.moves import Moves
 from .contiguous.arena import FirstFitArena
 from .contiguous.contiguous import Grant
 from .paged.offload import HostTier
+from .paged.speculative import Speculation
 
 
 class Transaction(Protocol):
@@ -205,10 +208,17 @@ class Memory(Protocol):
     def transfers(self) -> HostTier | None:
         """Copies between device and host that go on beside steps; None where every copy is part of a step."""
 
+    @property
+    def speculation(self) -> Speculation | None:
+        """Drafts that steps verify, and which are accepted; None without speculative decoding."""
+
     # --- The engine ---
 
     def transaction(self, decode_step: int) -> Transaction:
         """Open the tentative grants of ``decode_step``; the last ones are void."""
+
+    def verify(self, state: State) -> None:
+        """The step that is over verified drafts: its sequences gain those that are accepted (``State.accept``)."""
 
     def advance(self, state: State, steps: int) -> Meter:
         """Let the running sequences grow by ``steps`` tokens each, from step ``state.decode_step`` on.

@@ -1,7 +1,9 @@
 """A run as the metrics of vLLM's ``/metrics`` endpoint, scraped at regular times of the simulation.
 
     gauges      vllm:num_requests_running, vllm:num_requests_waiting, vllm:kv_cache_usage_perc
-    counters    vllm:prompt_tokens_total, vllm:generation_tokens_total, vllm:request_success_total, vllm:num_preemptions_total
+    counters    vllm:prompt_tokens_total, vllm:generation_tokens_total, vllm:request_success_total, vllm:num_preemptions_total;
+                with speculative decoding vllm:spec_decode_num_drafts_total, vllm:spec_decode_num_draft_tokens_total,
+                vllm:spec_decode_num_accepted_tokens_total, vllm:spec_decode_num_accepted_tokens_per_pos_total
     histograms  vllm:time_to_first_token_seconds, vllm:request_time_per_output_token_seconds,
                 vllm:e2e_request_latency_seconds, vllm:request_queue_time_seconds
 
@@ -21,6 +23,7 @@ from ..engine.run import Run
 from ..memory.accounting.growth import growth_moments
 from ..types.ticks import PER_MS, PER_SECOND
 from .requests import RequestTimes, preemptions, request_times
+from .speculative_decoding import most_drafts
 
 _LATENCY = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
@@ -116,7 +119,31 @@ def _families(run: Run, at: np.ndarray) -> list[_Family]:
             "vllm:e2e_request_latency_seconds", "End-to-end request latency in seconds.", finish, _seconds(finish - times.arrival_ticks), _LATENCY, at
         ),
         _histogram("vllm:request_queue_time_seconds", "Time in the waiting phase in seconds.", finish, queued, _LATENCY, at),
+        *_drafts(run, at),
     ]  # fmt: skip
+
+
+def _drafts(run: Run, at: np.ndarray) -> list[_Family]:
+    """Drafts, their tokens, and those that were accepted; none without speculative decoding."""
+    drafts = run.log.drafts
+    if drafts is None:
+        return []
+    ticks, ones = run.log.end_of(drafts["decode_step"] + 1), np.ones(len(drafts["index"]), dtype=np.int64)
+    counted = (
+        ("drafts", "Number of spec decoding drafts.", ones),
+        ("draft_tokens", "Number of draft tokens.", drafts["drafts"]),
+        ("accepted_tokens", "Number of accepted tokens.", drafts["accepted"]),
+    )
+    found = [
+        _counter(f"vllm:spec_decode_num_{name}", about, {("_total", ""): _cumulative(ticks, values, at)})
+        for name, about, values in counted
+    ]
+    by_place = [
+        {("_total", f'position="{place}"'): _cumulative(ticks, drafts["accepted"] > place, at)}
+        for place in range(most_drafts(run))
+    ]
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+    return [*found, _Family(name, "counter", "Accepted tokens per draft position.", by_place)]
 
 
 def _gauges(run: Run, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.run import Run
-from ..memory.accounting.integrals import BUCKETS, Window
-from ..memory.accounting.kv_groups import STATE
+from ..memory.accounting.integrals import BUCKETS, OPTIONAL_BUCKETS, Window
 from ..types.ticks import PER_SECOND
 from ..workload.workload import Workload
 from .gaps import Gaps
@@ -20,7 +19,8 @@ from .objectives import Objectives
 from .prefix_cache import prefix_cache
 from .requests import RequestTimes, request_times
 from .sharing import sharing
-from .views import PAPER_VIEW, POPULAR_VIEW, USAGE_VIEW, percent, with_states
+from .speculative_decoding import most_drafts, speculative_decoding
+from .views import PAPER_VIEW, POPULAR_VIEW, USAGE_VIEW, nine_buckets, percent
 from .work import Work, work
 
 PERCENTILES = (50, 90, 95, 99)
@@ -58,6 +58,7 @@ def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
         "work": work_summary(work(run.log)),
         "prefix_cache": prefix_cache(run),
         "kv_offloading": kv_offloading(run),
+        "speculative_decoding": speculative_decoding(run.log.drafts, most_drafts(run)),
     }
 
 
@@ -89,13 +90,13 @@ def waste(window: Window) -> dict[str, Any]:
         "num_steps": window.num_steps,
     }
     for name, share in means.items():
-        states = [STATE] if STATE in window.slot_steps else []
-        shares = {bucket: share(bucket) for bucket in (*BUCKETS, *states)}
+        others = [bucket for bucket in OPTIONAL_BUCKETS if bucket in window.slot_steps]
+        shares = {bucket: share(bucket) for bucket in (*BUCKETS, *others)}
         result[f"mean_over_{name}_pct"] = {
             "buckets": {bucket: 100 * value for bucket, value in shares.items()},
-            "paper_view": percent(with_states(shares), PAPER_VIEW),
-            "popular_view": percent(with_states(shares), POPULAR_VIEW),
-            "usage": percent(with_states(shares), USAGE_VIEW),
+            "paper_view": percent(nine_buckets(shares), PAPER_VIEW),
+            "popular_view": percent(nine_buckets(shares), POPULAR_VIEW),
+            "usage": percent(nine_buckets(shares), USAGE_VIEW),
         }
     return result
 

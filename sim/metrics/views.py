@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..memory.accounting.kv_groups import STATE
-
 #: SOSP'23, Fig 2: their sum is the whole pool.
 PAPER_VIEW = {
     "token_states": ("live",),
@@ -42,8 +40,10 @@ def percent(shares: Mapping[str, float], view: Mapping[str, tuple[str, ...]]) ->
     return {group: 100 * sum(shares[bucket] for bucket in buckets) for group, buckets in view.items()}
 
 
-def with_states(buckets: Mapping[str, float]) -> dict[str, float]:
-    """The nine buckets that views know: states of fixed size are live."""
+def nine_buckets(buckets: Mapping[str, float]) -> dict[str, float]:
+    """The nine buckets that views know: states of fixed size are live, and slots of rejected drafts, which the next step writes
+    again, are reserved."""
     nine = dict(buckets)
-    nine["live"] += nine.pop(STATE, 0)
+    nine["live"] += nine.pop("state", 0)
+    nine["reserved"] += nine.pop("rejected", 0)
     return nine

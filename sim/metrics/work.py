@@ -1,7 +1,7 @@
 """The time ledger: a replica's time, and the tokens that it computed, by purpose.
 
-Every token is useful, recomputed (lost to a preemption and computed again) or padding (in a static batch: padded
-prompts, and rows computed after their sequence finished). Every tick is idle, swapping or computing; the computing
+Every token is useful, recomputed (lost to a preemption and computed again), padding (in a static batch: padded
+prompts, and rows computed after their sequence finished) or, where steps verify drafts, rejected. Every tick is idle, swapping or computing; the computing
 time of a step is divided among its tokens.
 """
 
@@ -28,13 +28,17 @@ def work(run_log: RunLog) -> Work:
     rows = run_log.rows
     recomputed, padding = _prefill_extras(run_log)
     prefills = rows["prefill_tokens"] > 0
-    tokens_then = rows["decodes"] + rows["prefill_tokens"]
+    drafted, kept = _drafts(run_log)
+    tokens_then = rows["decodes"] + rows["prefill_tokens"] + drafted
     compute = rows["first_ticks"] - rows["swap_ticks"]
     # A static batch computes a row for every sequence until the last is done.
     ended = rows["batch_size"] - rows["growing"]
     steps = rows["iterations"] - prefills
     tokens = {"recomputed": total(recomputed), "padding": total(padding) + total(ended * steps)}
-    tokens["useful"] = total(tokens_then[prefills]) + total(rows["batch_size"] * steps) - sum(tokens.values())
+    if run_log.drafts is not None:
+        tokens["rejected"] = total(drafted) - total(kept)
+    computed = total(tokens_then[prefills]) + total(rows["batch_size"] * steps) + total(drafted[~prefills])
+    tokens["useful"] = computed - sum(tokens.values())
     decoding = rows["ticks"] - rows["swap_ticks"] - np.where(prefills, compute, 0)
     ticks = {
         "recomputed": total(_share(compute, recomputed, tokens_then)),
@@ -44,6 +48,9 @@ def work(run_log: RunLog) -> Work:
         # Also rows in which nothing is computed nor moved: blocks are only held.
         "idle": run_log.end_ticks - total(rows["ticks"][(rows["iterations"] > 0) | (rows["swap_ticks"] > 0)]),
     }
+    if run_log.drafts is not None:
+        batch = np.where(prefills, tokens_then, rows["batch_size"] + drafted)
+        ticks["rejected"] = total(_share(compute, drafted - kept, batch))
     ticks["useful"] = run_log.end_ticks - sum(ticks.values())
     return Work(tokens, ticks)
 
@@ -60,6 +67,16 @@ def _prefill_extras(run_log: RunLog) -> tuple[np.ndarray, np.ndarray]:
         np.add.at(prompts, run_log.residency_row, residencies["tokens"])
         padding = rows["prefill_tokens"] - prompts
     return recomputed, padding
+
+
+def _drafts(run_log: RunLog) -> tuple[np.ndarray, np.ndarray]:
+    """Drafts that each row verifies, and those that outputs keep, int64 [rows]; every row is a step, or has no drafts."""
+    drafted, kept = np.zeros((2, len(run_log.row_step)), dtype=np.int64)
+    if run_log.drafts is not None:
+        row = np.searchsorted(run_log.row_step, run_log.drafts["decode_step"], side="right") - 1
+        np.add.at(drafted, row, run_log.drafts["drafts"])
+        np.add.at(kept, row, run_log.drafts["kept"])
+    return drafted, kept
 
 
 def _share(ticks: np.ndarray, part: np.ndarray, whole: np.ndarray) -> np.ndarray:

@@ -90,6 +90,7 @@ class Pool:
         caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
         grouped: Whether sequences share blocks, or copy the tokens that paged memory would share.
         dialogue: Parents of requests, if any.
+        seed: Of random draws.
     """
 
     num_blocks: int
@@ -102,6 +103,7 @@ class Pool:
     caches_prefixes: bool = True
     grouped: bool = False
     dialogue: Dialogue | None = None
+    seed: int = 0
 
 
 #: Kinds of memory and of transaction that a policy reads.

@@ -9,17 +9,19 @@ Policies with an option of the same name share the dataclass that declares it, o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Annotated, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from ..spec import hybrid_layout, model
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
+from ..spec.speculative import SpeculativeConfig, parse_speculative
 from ..types.bounds import Count, Gibibytes
 from ..types.errors import SettingError
 from ..workload.workload import Workload
@@ -180,6 +182,17 @@ def _is_release(text: str) -> str:
     return text
 
 
+def _as_json(given: object) -> object:
+    """An object as its text, with sorted keys, so that equal ones are equal."""
+    return json.dumps(given, sort_keys=True) if isinstance(given, Mapping) else given
+
+
+def _is_speculative(text: str | None) -> str | None:
+    if text is not None:
+        parse_speculative(text)
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class VllmV1Options(VllmServeOptions):
     """Of vLLM V1."""
@@ -248,6 +261,16 @@ class VllmV1Options(VllmServeOptions):
             " offloading uses it; 0 for none."
         ),
     ] = 0.0
+    speculative_config: Annotated[
+        str | None,
+        BeforeValidator(_as_json),
+        AfterValidator(_is_speculative),
+        Field(
+            description="Speculative decoding, as vLLM's JSON: method (draft_model, eagle, eagle3, mtp or ngram), model,"
+            " num_speculative_tokens, and how many drafts are accepted: rejection_sample_method synthetic with"
+            " synthetic_acceptance_rates or synthetic_acceptance_length."
+        ),
+    ] = None
     vllm_release: Annotated[
         str,
         AfterValidator(_is_release),
@@ -273,6 +296,12 @@ class VllmV1Options(VllmServeOptions):
         if name == "long_prefill_token_threshold_adaptive" and not self.long_prefill_token_threshold:
             return f"raises long_prefill_token_threshold, which is 0; give that, {LEAVE_OUT}"
         return super().why_unread(name, replica, workload)
+
+
+def speculative_of(options: Options) -> SpeculativeConfig | None:
+    """The drafter of a policy's options, if they name one."""
+    text = options.speculative_config if isinstance(options, VllmV1Options) else None
+    return None if text is None else parse_speculative(text)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,8 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
     splits_chunks = False
     #: Whether sequences that load their blocks come first in the queue.
     sorts_loads = False
+    #: Tokens of the budget that a scheduled sequence takes beside those that it computes.
+    extra_slots = 0
     #: Whether the blocks of all known tokens must be free at an admission, not only those of the first chunk.
     reserves_whole = True
 
@@ -131,7 +133,7 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
         passed: list[Sequence] = []
         watermark = self.limits.watermark_blocks
         for sequence in self._queue(state):
-            if not budget:
+            if budget <= 0:
                 # If this step also computed prompts, the next step has more budget for this one.
                 steady, wakes = steady and not tokens, False
                 break
@@ -146,6 +148,8 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
             now = left if left < budget else budget
             if self.splits_chunks:
                 now = self._chunk(sequence, known, now, transaction)
+                if now > budget:
+                    now = 0
             blocks = transaction.lacking(sequence, now)
             later = transaction.beyond(sequence, known + now) if left > now else 0
             required = blocks if self.reserves_whole else blocks - later
@@ -156,7 +160,7 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
             free_seqs -= 1
             transaction.enter(sequence, now, blocks - later)
             tokens += now
-            budget -= now
+            budget -= now + self.extra_slots
             if left > now:
                 going_on.append((sequence, now))
                 steady = False

@@ -6,20 +6,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import ClassVar
 
+import numpy as np
+
 from ..memory import Memory
 from ..memory.accounting.kv_groups import FULL, PageGroups
 from ..memory.paged.cached import CachedMemory
 from ..memory.paged.offload import OffloadedMemory
 from ..memory.paged.paged import PagedMemory
+from ..memory.paged.speculative import Speculation, SpeculativeMemory, SpeculativeTransaction
 from ..memory.paged.transaction import PagedTransaction
 from ..memory.prefix import Chains
 from ..spec.launch import Launch, batch_defaults, capacity, fits, longest_model_len
 from ..spec.releases import unhashed_first
+from ..spec.speculative import SpeculativeConfig
 from ..types.errors import SettingError
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
-from .base import Limits, Pool, Server
-from .options import Options, VllmServeOptions, VllmV1Options, minor_version
+from ..workload.workload import Workload
+from .base import Limits, Pool, Server, blocks_of
+from .options import Options, VllmServeOptions, VllmV1Options, minor_version, speculative_of
 from .token_budget import TokenBudget
 
 #: More steps than in any leap.
@@ -75,11 +80,36 @@ class VllmV1(TokenBudget):
         overlaps = self._cap.tokens > 0 or self._cadence is not None or self._by_priority or self._offloads
         self._is_plain = self.groups.kinds == (FULL,) and not overlaps
         self.splits_chunks = self.groups.states_by_block or overlaps
+        self._speculative = speculative_of(chosen)
+        if self._speculative is not None:
+            self._speculate(self._speculative, chosen)
         if self._offloads and (self._by_priority or self._cadence is not None):
             remedy = (
                 "is simulated without scheduling_policy = priority and prefill_schedule_interval; leave out one of them"
             )
             raise SettingError("kv_offloading_size", chosen.kv_offloading_size, remedy)
+
+    def _speculate(self, found: SpeculativeConfig, chosen: VllmV1Options) -> None:
+        """Set up speculative decoding.
+
+        Raises:
+            SettingError: It is composed with what is not simulated beside it.
+        """
+        refused = {
+            "layers of several kinds": self.groups.kinds != (FULL,),
+            "long_prefill_token_threshold": self._cap.tokens > 0,
+            "prefill_schedule_interval": self._cadence is not None,
+            "scheduling_policy = priority": self._by_priority,
+            "kv_offloading_size": self._offloads,
+        }
+        for what, applies in refused.items():
+            if applies:
+                remedy = f"is not simulated with {what}; leave out one of them"
+                raise SettingError("speculative_config", chosen.speculative_config, remedy)
+        if self.limits.max_num_batched_tokens <= found.lookahead_tokens:
+            remedy = f"must be more than the {found.lookahead_tokens} drafts of a sequence"
+            raise SettingError("max_num_batched_tokens", self.limits.max_num_batched_tokens, remedy)
+        self.splits_chunks, self.extra_slots = True, found.extra_slots
 
     @staticmethod
     def in_flight_tokens(limits: Limits, options: Options) -> int:
@@ -114,6 +144,7 @@ class VllmV1(TokenBudget):
             hybrid=server.layout is not None,
             enable_prefix_caching=config is None or config.settings.enable_prefix_caching,
             export_tokens=config.export_tokens if config else None,
+            speculative=speculative_of(options),
         )
         if not fits(launch):
             longest = longest_model_len(launch)
@@ -137,6 +168,8 @@ class VllmV1(TokenBudget):
             SettingError: ``vllm_release`` has an order of its own for the model's layers.
         """
         usable, size = pool.num_blocks - self.null_blocks, pool.block_size
+        if self._speculative is not None:
+            return self._speculative_memory(self._speculative, pool, usable)
         chains = None if pool.token_runs is None else Chains(pool.token_runs, size)
         if chains is not None and pool.offloaded_blocks:
             return OffloadedMemory(
@@ -162,6 +195,26 @@ class VllmV1(TokenBudget):
             unnamed_first=self._unnamed_first(chains is not None),
         )
 
+    def _speculative_memory(self, config: SpeculativeConfig, pool: Pool, usable: int) -> SpeculativeMemory:
+        runs, size = pool.token_runs, pool.block_size
+        return SpeculativeMemory(
+            usable,
+            size,
+            Speculation(config, pool.seed),
+            None if runs is None else Chains(runs, size, config.hash_lookahead_tokens),
+            max_model_len=self.limits.max_model_len,
+            unnamed_first=self._unnamed_first(runs is not None),
+            ahead=self.schedules_ahead,
+        )
+
+    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+        """See ``Policy``; drafts, and the slots that a drafter looks ahead, are reserved up to ``max_model_len``."""
+        if self._speculative is None:
+            return super().smallest_pool_blocks(workload, block_size)
+        drafts, steps = self._speculative.num_speculative_tokens, 1 + self.schedules_ahead
+        most = workload.prompt_tokens + workload.output_tokens - 1 + steps * drafts + self._speculative.lookahead_tokens
+        return blocks_of(np.minimum(most, self.limits.max_model_len), block_size) + self.null_blocks
+
     def _unnamed_first(self, caching: bool) -> bool:
         """Whether blocks without a hash are freed to the head of the free queue.
 
@@ -178,6 +231,8 @@ class VllmV1(TokenBudget):
         """Schedule the running sequences, then the waiting sequences."""
         if self._offloads:
             return self._schedule_offloaded(state, transaction)
+        if isinstance(transaction, SpeculativeTransaction):
+            return self._schedule_drafts(state, transaction)
         if self.splits_chunks:
             return self._schedule_split(state, transaction)
         if not state.stalled and transaction.free >= transaction.takes:
@@ -196,6 +251,15 @@ class VllmV1(TokenBudget):
         plan = self._schedule_split(state, transaction)
         flush = transaction.end_decision(idle=not (state.batch_size or plan.prefill_tokens))
         return plan._replace(flush_ticks=flush) if flush else plan
+
+    def _schedule_drafts(self, state: State, transaction: SpeculativeTransaction) -> StepPlan:
+        """As ``schedule``, where sequences that decode also verify drafts: each step is decided anew, sequence by sequence."""
+        plan, memory = self._one_by_one(state, transaction), transaction.memory
+        return plan._replace(
+            drafts={**memory.drafts, **memory.padding},
+            prefill_tokens=plan.prefill_tokens - sum(memory.padding.values()),
+            steady=False,
+        )
 
     def _schedule_split(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """As ``schedule``, where chunks may end before the end of the budget, so that several prefills go on at once."""
@@ -242,11 +306,11 @@ class VllmV1(TokenBudget):
         transaction.grow_tables(0)
         kept = [*state.running, *state.prefilling, *state.stalled, *state.finished]
         kept.sort(key=lambda sequence: sequence.order)
-        budget, place = self.limits.max_num_batched_tokens, 0
+        budget, place = self.limits.max_num_batched_tokens - self.extra_slots, 0
         preempted: list[Sequence] = []
         # Tokens of each scheduled sequence, and the blocks that it took for them, less those that it gave back.
         scheduled: dict[Sequence, tuple[int, int]] = {}
-        while place < len(kept) and budget:
+        while place < len(kept) and budget > 0:
             sequence = kept[place]
             tokens = self._next_tokens(sequence, state, budget, transaction)
             if tokens:
@@ -271,7 +335,7 @@ class VllmV1(TokenBudget):
                 free = transaction.free
                 transaction.take(sequence, tokens, needed)
                 scheduled[sequence] = tokens, free - transaction.free - given_back
-                budget -= tokens
+                budget -= tokens + self.extra_slots
                 if self._cadence is not None and sequence in state.prefilling:
                     self._cadence.prefills = True
             place += 1
@@ -302,6 +366,8 @@ class VllmV1(TokenBudget):
     def _next_tokens(self, sequence: Sequence, state: State, budget: int, transaction: PagedTransaction) -> int:
         """Tokens that a running sequence computes in the step."""
         if sequence not in state.prefilling:
+            if isinstance(transaction, SpeculativeTransaction) and sequence not in state.finished:
+                return transaction.tokens_of(sequence, budget)
             return int(sequence not in state.finished)
         if self._defers:
             return 0
@@ -353,6 +419,8 @@ class VllmV1(TokenBudget):
         there from within the chunk."""
         if self._defers and sequence.start_tokens - computed > 1:
             return 0
+        if isinstance(transaction, SpeculativeTransaction):
+            return transaction.padded(sequence, computed, tokens)
         tokens = min(tokens, self._longest_chunk)
         known, size = sequence.start_tokens, transaction.block_size
         prompt_end = sequence.prefill_end
@@ -374,6 +442,9 @@ class VllmV1(TokenBudget):
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Steps until the running sequences need more blocks than are free, or the head of the queue may find its blocks."""
+        if self._speculative is not None:
+            # How far a step gets is drawn.
+            return 1
         if self._offloads:
             # Sequences offer blocks, and copies begin, in nearly every step.
             return 1

@@ -31,6 +31,7 @@ from vllm.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     VllmConfig,
 )
 from vllm.distributed.kv_events import BlockRemoved
@@ -93,16 +94,23 @@ def _checkpoint() -> str:
     return folder
 
 
-def vllm_config(max_model_len: int, cache: Mapping[str, Any], scheduler: Mapping[str, Any]) -> VllmConfig:
+def vllm_config(
+    max_model_len: int,
+    cache: Mapping[str, Any],
+    scheduler: Mapping[str, Any],
+    speculative: SpeculativeConfig | None = None,
+) -> VllmConfig:
     """vLLM's own configuration of a server, checked by vLLM, which refuses what it does not know.
 
     Args:
         cache, scheduler: Fields of vLLM's ``CacheConfig`` and ``SchedulerConfig``.
+        speculative: Drafter, if any.
 
     Raises:
         ValueError: vLLM refuses the configuration.
     """
     return VllmConfig(
+        speculative_config=speculative,
         model_config=model_config(max_model_len),
         cache_config=CacheConfig(**cache),
         scheduler_config=SchedulerConfig(max_model_len=max_model_len, is_encoder_decoder=False, **scheduler),

@@ -38,6 +38,7 @@ from .kv_cache import CacheSettings
 from .pool import GIB
 from .releases import LATEST, Release
 from .shape import ModelSpec
+from .speculative import SpeculativeConfig
 from .weights import stage_bytes
 
 BLOCK_SIZE = 16
@@ -123,6 +124,7 @@ class Launch:
         kv_cache_memory_bytes: KV cache of a GPU, set by the user; None computes it.
         correction_bytes: Added to the computed KV cache memory, from an engine's log.
         num_gpu_blocks_override: Number of blocks, independent of the memory.
+        speculative: The drafter, if any: its weights take memory, and its layers are in the blocks.
     """
 
     model: ModelSpec
@@ -141,6 +143,7 @@ class Launch:
     kv_cache_memory_bytes: int | None = None
     correction_bytes: int = 0
     num_gpu_blocks_override: int | None = None
+    speculative: SpeculativeConfig | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -226,6 +229,8 @@ def stage_memories(launch: Launch) -> list[StageMemory]:
 def _stage(launch: Launch, layers: range, weights: int, last: bool) -> StageMemory:
     requested = int(launch.gpu.memory_bytes * launch.gpu_memory_utilization)
     weights += _rotary_bytes(launch.model) + _padding_bytes(launch, layers)
+    if launch.speculative is not None:
+        weights += launch.speculative.drafter_bytes(launch.model, launch.tensor_parallel, launch.deployment)
     activations = activation_bytes(launch, layers, last)
     alone = launch.num_gpus == launch.deployment.data_parallel == 1
     non_torch = launch.release.alone_bytes if alone else launch.release.together_bytes
@@ -274,7 +279,10 @@ def _block_bytes(launch: Launch, layers: range) -> int:
         return layout.block_bytes(launch.model, layers)
     groups = (layout.largest(layers),) if layout else launch.model.kv_groups(layers)
     dtype, ranks = launch.deployment.kv_dtype, launch.tensor_parallel
-    return launch.block_size * sum(launch.model.group_slot_bytes(group, dtype, ranks) for group in groups)
+    kept = sum(launch.model.group_slot_bytes(group, dtype, ranks) for group in groups)
+    if launch.speculative is not None:
+        kept += launch.speculative.drafter_slot_bytes(launch.model, ranks, launch.deployment)
+    return launch.block_size * kept
 
 
 def activation_bytes(launch: Launch, layers: range, last: bool) -> int:

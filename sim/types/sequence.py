@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class Sequence:
         generated_tokens: Output tokens at its last admission.
         start_step: Decode step of the step in which its last prefill ended, or ``NOT_DECODING``.
         kind: Start of its next (or last) residency, by the ledger's name.
-        lag: ``start_tokens - start_step``: ``decode_step + lag`` tokens are computed after ``decode_step``.
+        lag: ``start_tokens - start_step``, and the drafts accepted since: ``decode_step + lag`` tokens are computed after
+            ``decode_step``.
         finish_step: Decode step that generates its last token.
         grant: Slots reserved for it, in memories with reservations.
         group: The sequences of its request that share the prompt; None for a single sequence.
@@ -98,6 +100,7 @@ class StepPlan(NamedTuple):
         order: The queue as the scheduler sorts it, with the admitted sequences first, and its victims; or empty.
         forked: Siblings of running sequences that decode from this step on, sharing the computed tokens.
         flush_ticks: Time before the step computes, in which blocks that it takes finish their copy to the host.
+        drafts: Drafts that the step verifies, by sequence; None without speculative decoding.
     """
 
     admitted: tuple[Sequence, ...] = ()
@@ -114,6 +117,7 @@ class StepPlan(NamedTuple):
     order: tuple[Sequence, ...] = ()
     forked: tuple[Sequence, ...] = ()
     flush_ticks: int = 0
+    drafts: Mapping[Sequence, int] | None = None
 
 
 #: All running sequences decode and none waits: the most frequent decision, created once.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -38,12 +38,13 @@ class State:
         swapped: Sequences in host memory, in the order of their return.
         batch_size: Sequences that a step computes. In static batching, ended sequences count until the batch ends.
         lag_sum: Sum of the lags of these sequences; in a static batch with every prompt padded.
+        speculates: Whether steps verify drafts, so that a decision does not know how many tokens the step before it generates.
         forking: Groups with siblings that start in the next decoding step; empty without groups.
     """
 
     __slots__ = (
         "_preempted_first", "batch_size", "calendar", "decode_step", "finished", "in_vain", "lag_sum", "prefilling",
-        "running", "stalled", "swapped", "waiting",
+        "running", "speculates", "stalled", "swapped", "waiting",
     )  # fmt: skip
     forking: Iterable[Group] = ()
     #: Whether requests may have several sequences.
@@ -52,6 +53,7 @@ class State:
     def __init__(self, preempted_first: bool = False) -> None:
         self._preempted_first = preempted_first
         self.decode_step = self.batch_size = self.lag_sum = 0
+        self.speculates = False
         self.waiting: deque[Sequence] = deque()
         self.swapped: deque[Sequence] = deque()
         self.prefilling: dict[Sequence, None] = {}
@@ -77,6 +79,17 @@ class State:
         self.lag_sum += lag
         self.running[sequence] = None
         heappush(self.calendar, (finish, sequence.order, sequence))
+
+    def accept(self, drafts: Mapping[Sequence, int]) -> None:
+        """Running sequences gain so many tokens in this step beside the one that each step computes."""
+        if not drafts:
+            return
+        for sequence, tokens in drafts.items():
+            sequence.lag += tokens
+            sequence.finish_step -= tokens
+            self.lag_sum += tokens
+        self.calendar[:] = [(sequence.finish_step, sequence.order, sequence) for _, _, sequence in self.calendar]
+        heapify(self.calendar)
 
     def fork(self, sibling: Sequence, decode_step: int) -> None:
         """Start a sibling that decodes from ``decode_step`` on.
@@ -129,7 +142,7 @@ class State:
         self.calendar.remove((sequence.finish_step, sequence.order, sequence))
         sequence.kind = RECOMPUTED
         sequence.lost_tokens = sequence.held_tokens(self.decode_step)
-        sequence.generated_tokens += self.decode_step - sequence.start_step
+        sequence.generated_tokens += self.decode_step + sequence.lag - sequence.start_tokens
         sequence.start_tokens = sequence.prompt_tokens + sequence.generated_tokens
         sequence.start_step = NOT_DECODING
 
@@ -149,14 +162,15 @@ class State:
         """The finished sequences, in order of arrival; they become ``finished`` or ``in_vain``.
 
         A decision that is taken before the last token is known expects an end at ``max_tokens`` and at the model's
-        length, but not an EOS.
+        length, but not an EOS; where steps verify drafts it expects none.
         """
         ended: list[Sequence] = []
         calendar, decode_step = self.calendar, self.decode_step
         while calendar and calendar[0][0] == decode_step:
             sequence = heappop(calendar)[2]
             ended.append(sequence)
-            if sequence.output_tokens < sequence.max_tokens and sequence.target_tokens < max_model_len:
+            expected = sequence.output_tokens == sequence.max_tokens or sequence.target_tokens >= max_model_len
+            if self.speculates or not expected:
                 self.in_vain[sequence] = None
             else:
                 self._end(sequence)

@@ -16,6 +16,7 @@ from .kv_groups import PageGroups
 if TYPE_CHECKING:
     from ..base import Placement, Tables
     from ..paged.offload import HostTier
+    from ..paged.speculative import Speculation
 
 
 class MemoryDefaults:
@@ -33,6 +34,7 @@ class MemoryDefaults:
     cache_log: CacheLog | None = None
     cached_level: CacheLog | None = None
     transfers: HostTier | None = None
+    speculation: Speculation | None = None
 
     @property
     def placement(self) -> Placement | None:
@@ -83,6 +85,10 @@ class MemoryDefaults:
     def room_only_falls(self) -> bool:
         """See ``Memory``."""
         return True
+
+    def verify(self, state: State) -> None:
+        """See ``Memory``."""
+        raise self._cannot("verify drafts")
 
     def expect(self, children: np.ndarray) -> None:
         """See ``Memory``; nothing is kept for requests that go on from others."""

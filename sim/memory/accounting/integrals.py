@@ -12,6 +12,10 @@ Every slot of the pool is in exactly one bucket (semantics: first match wins)
     cached          reclaimable with its contents kept
     free            free
 
+and, where steps verify drafts,
+
+    rejected        written in this step for a draft that the output does not keep; written again in the next one
+
 A row of the run log says where the buckets stand in its first step; in step j of it
 
     live(j) = live + growing * j                    held(j) = held + block_size * (blocks taken in 1..j)
@@ -96,10 +100,13 @@ BUCKETS = (
 )  # fmt: skip
 
 
+#: Buckets that only some runs have: states of fixed size, and slots of rejected drafts.
+OPTIONAL_BUCKETS = ("state", "rejected")
+
 #: Columns of a row that stay as they are through it, but for the growth of the first two.
 _LEVELS = (
     "live", "held", "target", "requested", "finished_hold", "stranded", "prefill_tail", "skipped", "skipped_states", "states",
-    "shared", "shared_in_windows", "shared_states",
+    "shared", "shared_in_windows", "shared_states", "rejected",
 )  # fmt: skip
 #: Rows that are integrated at a time, to bound what intermediate columns take.
 _CHUNK_ROWS = 1 << 15
@@ -211,11 +218,12 @@ class Accounts:
         if self.log.paged:
             # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
             target = requested = held - tail
+        rejected = sums["rejected"]
         past = held - tail - requested - sums["finished_hold"]
         in_block = self.log.residue == "block_tail"
         return {
             "live": live,
-            "reserved": target - live,
+            "reserved": target - live - rejected,
             "over_estimate": requested - target,
             "block_tail": tail + past * in_block,
             "round_up": past * (not in_block),
@@ -224,6 +232,7 @@ class Accounts:
             "cached": sums["cached"],
             "free": slots - held - state - sums["stranded"] - sums["cached"],
             **({"state": state} if self.log.groups.states else {}),
+            **({"rejected": rejected} if self.log.drafts is not None else {}),
         }
 
     def external_fragmentation(self, start_ticks: int = 0, end_ticks: int | None = None) -> tuple[float, float]:

@@ -43,6 +43,7 @@ METER = (
     "shared_in_windows",  # the same, of the sliding groups
     "shared_states",  # the same, of the state groups
     "saved",  # slots that tables name again, after a first table or a pin
+    "rejected",  # slots that a step writes for drafts that no output keeps
 )
 #: Columns that follow from the others.
 DERIVED = (
@@ -64,6 +65,9 @@ COPY = ("start_ticks", "slots", "ticks")
 HOST = ("ticks", "held_blocks")
 #: Columns of a change of the cached slots: when (``moments``), and how many came (went, below 0).
 CACHE_CHANGE = ("moment", "slots")
+
+#: Columns of the drafts of a sequence in a step: how many were accepted, and how many of these are tokens of its output.
+DRAFT = ("index", "decode_step", "drafts", "accepted", "kept")
 
 #: A span of steps with the same running sequences: the columns of ``LEAP``. A bare tuple, as one is
 #: made for every event.

@@ -35,6 +35,8 @@ class RunLog:
         pinned_slots: Slots that are live whether a sequence runs or not.
         end_ticks: When the run was over.
         groups: KV groups that share the pool.
+        drafts: Columns of ``DRAFT``; None where no step verifies drafts. Then every row is a step, and its memory has counted all
+            ``block_tail``.
         cached_level: When slots in no table came to keep their contents or their mapping, or ceased to; None where none do.
     """
 
@@ -56,6 +58,7 @@ class RunLog:
     end_ticks: int
     groups: PageGroups = PageGroups()
     cached_level: CacheLog | None = None
+    drafts: dict[str, np.ndarray] | None = None
 
     @classmethod
     def of(cls, ledger: Ledger, **facts: Any) -> RunLog:
@@ -100,7 +103,20 @@ class RunLog:
         """Decode step after the last step in which each residency computes a token."""
         residencies = self.residencies
         end = residencies["start_step"] + self.output_tokens[residencies["index"]] - residencies["generated_tokens"]
+        if self.drafts is not None:
+            end = end - self._kept_drafts(self.drafts)
         return self._with_evictions(end, self.evictions["decode_step"])
+
+    def _kept_drafts(self, drafts: dict[str, np.ndarray]) -> np.ndarray:
+        """Tokens that each residency gained beside those that its steps computed, int64 [residencies]."""
+        index, start = self.residencies["index"], self.residencies["start_step"]
+        steps = self.num_steps + 1
+        order = np.argsort(index * steps + start, kind="stable")
+        places = index[order] * steps + start[order]
+        found = np.searchsorted(places, drafts["index"] * steps + drafts["decode_step"], side="right") - 1
+        kept = np.zeros(len(index), dtype=np.int64)
+        np.add.at(kept, order[found], drafts["kept"])
+        return kept
 
     def _with_evictions(self, ends: np.ndarray, evicted: np.ndarray) -> np.ndarray:
         """One value a residency: ``evicted`` where an eviction ended it."""
@@ -183,7 +199,7 @@ class RunLog:
     @cached_property
     def tails(self) -> Tails:
         """The residencies that enter a last block which their sequence will not fill."""
-        if not self.paged:
+        if not self.paged or self.drafts is not None:
             nothing = np.zeros(0, dtype=np.int64)
             return Tails(nothing, nothing, nothing, nothing, nothing)
         residencies, size = self.residencies, self.block_size

@@ -79,10 +79,11 @@ class Chains:
     Args:
         tokens: Tokens of the requests.
         block_size: Tokens per block.
+        lookahead_tokens: Tokens after a block for which its name stands, too; a block without them has no name.
     """
 
-    def __init__(self, tokens: Tokens, block_size: int) -> None:
-        self._tokens, self._block_size = tokens, block_size
+    def __init__(self, tokens: Tokens, block_size: int, lookahead_tokens: int = 0) -> None:
+        self._tokens, self._block_size, self._lookahead = tokens, block_size, lookahead_tokens
         #: Chains by number of the parent chain, token at which they begin, and their first token (stream, start).
         self._children: dict[tuple[int, int, int, int], Chain] = {}
         #: For each request, whether no other request begins with the same token.
@@ -118,8 +119,9 @@ class Chains:
                 common, left = chain.follow(left)
                 token += common
             number = chain.number
-            if token // size > blocks:
-                blocks = token // size
+            whole = max(0, token - self._lookahead) // size
+            if whole > blocks:
+                blocks = whole
                 path.append((chain, blocks))
         return path
 

@@ -162,6 +162,9 @@ def layout_of(memory: Memory, policy: str) -> Layout:
     if memory.groups.sliding:
         remedy = "a plan has one table a sequence, and KV groups have several; give --disable-hybrid-kv-cache-manager"
         raise SettingError("record_plan", policy, remedy)
+    if memory.speculation is not None:
+        remedy = "verifies drafts, of which a recording knows nothing; leave out speculative_config"
+        raise SettingError("policy", policy, remedy)
     if memory.placement is not None:
         return ContiguousLayout(memory, memory.placement)
     if memory.tables is None:

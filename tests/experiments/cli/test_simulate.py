@@ -53,6 +53,10 @@ def test_a_trace_is_served_with_its_own_arrivals_and_max_tokens(trace, tmp_path)
     assert rerun["workload"]["trace"] == "three.csv" and "dataset" not in rerun["workload"]
 
 
+SPECULATIVE = (
+    '{"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic",'
+    ' "synthetic_acceptance_length": 2}'
+)
 FLAGS = {
     "policy": (["--policy", "orca"], "orca"),
     "model": (["--model", "llama-13b"], "llama-13b"),
@@ -70,6 +74,7 @@ FLAGS = {
         ["--policy", "vllm-v1", "--enable-prefix-caching", "--kv-offloading-size", "2"],
         2.0,
     ),
+    "speculative_config": (["--policy", "vllm-v1", "--speculative-config", SPECULATIVE], SPECULATIVE),
     "enforce_eager": (["--no-enforce-eager"], False),
     "async_scheduling": (["--policy", "vllm-v1", "--no-async-scheduling"], False),
     "max_num_active_seqs": (["--policy", "vllm-v1", "--max-num-active-seqs", "2"], 2),

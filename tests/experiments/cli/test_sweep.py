@@ -34,6 +34,10 @@ def swept(folder: Path, *tokens: object) -> pd.DataFrame:
 
 
 class TestGrid:
+    def test_an_object_of_json_is_one_value(self):
+        drafts = '{"method": "ngram", "synthetic_acceptance_rates": [0.7, 0.4], "num_speculative_tokens": 2}'
+        assert axes([f"speculative_config=none,{drafts}"]) == {"speculative_config": ["none", drafts]}
+
     def test_values_and_ranges(self):
         texts = ["block_size=8,16,32", "--request-rate=0.1:0.5:0.1", "seed=0:2,7", "model=opt-13b, a:b"]
         assert axes(texts) == {

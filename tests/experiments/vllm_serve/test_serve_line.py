@@ -15,7 +15,8 @@ from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import model, model_names
 from fragmeter.sim.spec.launch import capacity, longest_model_len, users
-from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.spec.speculative import UNKNOWN_RATES
+from fragmeter.sim.types.errors import SettingError, UserError
 
 READS_THE_SAME = [
     "vllm serve opt-13b --tensor-parallel-size 2 --max-model-len 2048 --enforce-eager",
@@ -50,11 +51,14 @@ def test_what_has_no_effect_and_what_is_not_simulated_is_named():
     assert line.ignored == ["--port", "--served-model-name", "--enable-log-requests"]
     assert line.not_simulated == [
         "--optimization-level (other CUDA graphs)",
-        "--speculative-config (a draft model takes memory and slots)",
         "--enable-lora (adapters take memory)",
         "--compilation-config (other CUDA graphs)",
+        f"--speculative-config ({UNKNOWN_RATES}; its memory is counted)",
     ]
-    assert line.flags == {"enable-prefix-caching": False}
+    assert line.flags == {
+        "enable-prefix-caching": False,
+        "speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}',
+    }
     assert line.environment == {"HF_TOKEN": "x"}
 
 
@@ -298,6 +302,35 @@ def test_the_simulation_that_is_named_has_the_pool_that_was_computed(capsys):
     command = next(line for line in text.splitlines() if line.startswith("As a simulation: "))
     assert f"--num-gpu-blocks-override {blocks}" in command
     assert status([*command.split()[4:], "--request-rate", "1", "--num-prompts", "5"]) == DONE
+
+
+def test_drafts_are_settings_where_a_line_says_how_many_are_accepted():
+    line = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192"
+    plain = started(parse_serve(line), "h100-80gb")
+    head = f"{line} --speculative-config.method eagle3 --speculative-config.num_speculative_tokens 3"
+    counted = started(parse_serve(head), "h100-80gb")
+    assert capacity(counted.launch).num_blocks < capacity(plain.launch).num_blocks
+    assert counted.settings().value("speculative_config") is None and len(counted.line.not_simulated) == 1
+    rates = '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5'
+    drafts = f'{rates}, "method": "eagle3", "num_speculative_tokens": 3}}'
+    found = started(parse_serve(f"{line} -sc '{drafts}'"), "h100-80gb")
+    assert found.settings().value("speculative_config") == drafts and not found.line.not_simulated
+    assert found.launch.num_gpus == 1 and capacity(found.launch) == capacity(counted.launch)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "error"),
+    [
+        ('{"method": "suffix", "num_speculative_tokens": 3}', "(method 'suffix' must be one of "),
+        ('{"method": "mtp", "quantization": "fp8"}', "(quantization 'fp8' is not simulated; leave it out)"),
+    ],
+)
+def test_drafts_of_other_methods_are_not_simulated(drafts: str, error: str):
+    line = parse_serve(f"vllm serve opt-13b --speculative-config '{drafts}'")
+    assert [each.startswith(f"--speculative-config {error}") for each in line.not_simulated] == [True]
+    assert not line.flags
+    with pytest.raises(SettingError, match="is no JSON"):
+        parse_serve("vllm serve opt-13b --speculative-config '{'")
 
 
 def test_the_size_of_native_kv_offloading_is_a_setting_and_another_backend_is_not_simulated():

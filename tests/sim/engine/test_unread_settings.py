@@ -61,6 +61,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "prefill_schedule_interval": (4,),
     "scheduling_policy": ("priority",),
     "kv_offloading_size": (0.5,),
+    "speculative_config": (
+        '{"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic",'
+        ' "synthetic_acceptance_length": 2}',
+    ),
     "vllm_release": ("0.22",),
     "max_num_queued_reqs": (2,),
     "max_num_queued_tokens": (100,),

@@ -42,6 +42,8 @@ OTHER: dict[str, Any] = {
     "page_size": 2048,
     "prefill_schedule_interval": 3,
     "shared_prefix_tokens": 16,
+    # Which drafts are accepted is drawn while an engine runs: test_speculative_decoding.py serves them.
+    "speculative_config": None,
     "swap_space": 1,
     "vllm_release": "0.22",
     "waiting_served_ratio": 1.2,

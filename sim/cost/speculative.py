@@ -1,0 +1,43 @@
+"""Step times under speculative decoding: the target's step, which verifies drafts, and the passes of the drafter after it."""
+
+from __future__ import annotations
+
+from .base import StepCost, coefficient, outside_ticks
+
+
+class SpeculativeCost:
+    """Adds the time of drafting to another cost. See ``StepCost``.
+
+    After a step the drafter computes all tokens of it in one pass, and so many tokens less one for each sequence, one by one: vLLM's
+    ``SpecDecodeBaseProposer.propose``. A step that only goes on with prompts has the first pass alone. Its host works on a step and its
+    drafts at once, so no host time is added.
+
+    Args:
+        inner: The target's cost.
+        drafter: The cost of the drafter; None if drafts take no time on the GPU.
+        drafts: Of a sequence.
+    """
+
+    def __init__(self, inner: StepCost, drafter: StepCost | None, drafts: int) -> None:
+        self.inner, self.drafter, self.drafts, self.name = inner, drafter, drafts, inner.name
+        self.step_ticks, self.decode_line = inner.step_ticks, inner.decode_line
+        self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
+        self.copy_ticks, self.outside_ticks = inner.copy_ticks, outside_ticks(inner)
+
+    def draft_ticks(self, rows: tuple[int, int, int, int], sampled: tuple[int, int]) -> int:
+        """See ``base.draft_ticks``."""
+        if self.drafter is None:
+            return 0
+        sequences, context = sampled
+        first = self.drafter.step_ticks(*rows)
+        if not sequences:
+            return first
+        return first + sum(
+            self.drafter.step_ticks(sequences, context + place * sequences, 0, 0) for place in range(1, self.drafts)
+        )
+
+    def describe(self) -> dict[str, object]:
+        """See ``StepCost``; the drafter's coefficients are apart."""
+        drafts = coefficient(self.drafts, "1", "setting speculative_config")
+        found = {**self.inner.describe(), "drafts": drafts}
+        return found if self.drafter is None else found | {"drafter": self.drafter.describe()}
