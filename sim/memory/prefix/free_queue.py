@@ -19,7 +19,7 @@ Source: vLLM V1, vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue) and bloc
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from struct import Struct
 
@@ -133,6 +133,26 @@ class FreeQueue:
                 stop, named = named, stop
             append(pack(0, stop, named, grown_from, born, lag, ALONE - index, moment, known))
             self.end += stop
+
+    def take_over(
+        self,
+        freed: bytes,
+        hits: bytes,
+        unstacked: bytes,
+        end: int,
+        head: int,
+        passed: int,
+        hit: int,
+        pushed: int,
+        holes: Iterable[tuple[int, ...]],
+        stack: Iterable[tuple[int, ...]],
+    ) -> None:
+        """Take over the state of the compiled core's queue, with its records since the last time."""
+        for log, records in ((self._freed, freed), (self.hits, hits), (self.unstacked, unstacked)):
+            log.append(records)
+        self.end, self.head, self._passed, self._hit, self.pushed = end, head, passed, hit, pushed
+        self._holes = [(place, blocks) for place, blocks in holes]
+        self.stack = [(place, grown_from, born, lag) for place, grown_from, born, lag in stack]
 
     @property
     def num_free(self) -> int:
