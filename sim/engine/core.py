@@ -18,7 +18,6 @@ from functools import cache
 from pathlib import Path
 from struct import Struct
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import simpy
@@ -178,7 +177,7 @@ class _Cache:
         ledger: Takes the chunks of prefills.
     """
 
-    def __init__(self, memory: CachedMemory, core: ModuleType, handle: Any, ledger: Ledger) -> None:
+    def __init__(self, memory: CachedMemory, core: ModuleType, handle: object, ledger: Ledger) -> None:
         self._memory, self._core, self._handle, self._ledger = memory, core, handle, ledger
         history = memory.pool.history
         history.growing = lambda: ((first, stop, lag) for first, stop, lag in _records(core.held(handle)[0], 3))
