@@ -192,8 +192,7 @@ class _Cache:
             log.append(records)
         for count, *moments in _records(touches, 5):
             queue.touches.append(tuple(moments[:count]))
-        end, head, passed, hit, pushed, holes, stack = self._core.queue(self._handle)
-        queue.take_over(freed, hits, unstacked, end, head, passed, hit, pushed, _records(holes, 2), _records(stack, 4))
+        queue.take_over((freed, hits, unstacked), self._core.queue(self._handle))
 
 
 def _records(found: bytes, length: int) -> Iterator[tuple[int, ...]]:

@@ -19,7 +19,7 @@ Source: vLLM V1, vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue) and bloc
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from struct import Struct
 
@@ -41,6 +41,8 @@ UNSTACKED = ("before", "first", "grown_from", "born", "lag")
 #: ``tokens`` in so many ``blocks``: the request, and the number of free blocks before its release; else as in ``FREED``.
 LEFT = ("tokens", "blocks", "lag", "index", "known_tokens", "born", "moment", "free")
 UNTOUCHED, ALONE = -1, -2
+#: Records of the compiled core.
+_HOLE, _STACKED = Struct("=2q"), Struct("=4q")
 
 
 class Log:
@@ -135,24 +137,19 @@ class FreeQueue:
             self.end += stop
 
     def take_over(
-        self,
-        freed: bytes,
-        hits: bytes,
-        unstacked: bytes,
-        end: int,
-        head: int,
-        passed: int,
-        hit: int,
-        pushed: int,
-        holes: Iterable[tuple[int, ...]],
-        stack: Iterable[tuple[int, ...]],
+        self, records: tuple[bytes, bytes, bytes], state: tuple[int, int, int, int, int, bytes, bytes]
     ) -> None:
-        """Take over the state of the compiled core's queue, with its records since the last time."""
-        for log, records in ((self._freed, freed), (self.hits, hits), (self.unstacked, unstacked)):
-            log.append(records)
-        self.end, self.head, self._passed, self._hit, self.pushed = end, head, passed, hit, pushed
-        self._holes = [(place, blocks) for place, blocks in holes]
-        self.stack = [(place, grown_from, born, lag) for place, grown_from, born, lag in stack]
+        """Take over the state of the compiled core's queue (``engine._core``).
+
+        Args:
+            records: Of ``freed``, ``hits`` and ``unstacked``, those since the last time.
+            state: ``end``, ``head``, blocks in the holes that the head has passed, blocks in all holes, ``pushed``, and the
+                holes and the stack as records.
+        """
+        for log, more in zip((self._freed, self.hits, self.unstacked), records, strict=True):
+            log.append(more)
+        self.end, self.head, self._passed, self._hit, self.pushed, holes, stack = state
+        self._holes, self.stack = [*_HOLE.iter_unpack(holes)], [*_STACKED.iter_unpack(stack)]
 
     @property
     def num_free(self) -> int:

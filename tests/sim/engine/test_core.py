@@ -151,7 +151,7 @@ def compare(load: Load) -> Run:
 
 
 @needs_core
-@hypothesis_settings(max_examples=80)
+@hypothesis_settings(max_examples=60)
 @given(seed=st.integers(0, 1 << 40), policy=st.sampled_from(POLICIES))
 def test_core_python_and_stepping_are_the_same_bits(seed, policy):
     compare(Load(seed, policy))
