@@ -38,7 +38,7 @@ help:
 	@echo "make screenshots  take the pictures of the README and docs/gallery.md from new pages"
 
 # A virtual environment of its own, installed anew when setup.cfg or the compiled core changes.
-$(VENV)/.core: setup.cfg pyproject.toml setup.py sim/engine/_core.c
+$(VENV)/.core: setup.cfg pyproject.toml setup.py $(wildcard sim/engine/_core*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python tests/helpers/lowest_bounds.py > $(VENV)/lowest.txt
 	$(PIP_INSTALL) $(CONSTRAINTS) --editable .

@@ -5,7 +5,11 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-SOURCE = "sim/engine/_core.c"
+FOLDER = Path("sim/engine")
+SOURCE = FOLDER / "_core.c"
+HEADERS = sorted(FOLDER.glob("_core_*.h"))
+#: As ``source_sha256`` of core.py.
+SHA256 = hashlib.sha256(b"".join(path.read_bytes() for path in (SOURCE, *HEADERS))).hexdigest()
 
 setup(
     # The repository is the package: this file would be a module of it.
@@ -13,9 +17,10 @@ setup(
     ext_modules=[
         Extension(
             "fragmeter.sim.engine._core",
-            [SOURCE],
+            [str(SOURCE)],
+            depends=[str(path) for path in HEADERS],
             # The loader refuses a core that was compiled from another source than the one beside it.
-            define_macros=[("SOURCE_SHA256", f'"{hashlib.sha256(Path(SOURCE).read_bytes()).hexdigest()}"')],
+            define_macros=[("SOURCE_SHA256", f'"{SHA256}"')],
             # Without debugging symbols, which have the path of the folder: the same source gives the same bytes.
             extra_compile_args=["-O2", "-g0"],
             py_limited_api=True,

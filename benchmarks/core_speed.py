@@ -2,8 +2,10 @@
 
     python benchmarks/core_speed.py                       100,000 requests, five turns
     python benchmarks/core_speed.py --count 1000000 --turns 1
+    python benchmarks/core_speed.py --policy vllm-v1 --cost fitted
 
-ShareGPT-like requests (embedded set), OPT-13B on an A100-40GB, policy vllm-sosp23 at 1.5 requests/s. Each measurement runs in a
+ShareGPT-like requests (embedded set), OPT-13B on an A100-40GB at 1.5 requests/s, for each policy that the core has and each
+cost model that the policy takes. Each measurement runs in a
 process of its own; both sides alternate, so that what else the machine does falls on both. Times are CPU seconds of that
 process, without imports and without drawing the workload: of the run, and of the run with the ledger's integrals.
 """
@@ -26,38 +28,42 @@ from fragmeter.traces import synthetic_pairs, workload
 DATASET = "vllm_sosp23_sharegpt_opt"
 MODEL_TOKENS = 2048
 RATE = 1.5
-COSTS = ("paper", "roofline", "fitted")
+COSTS = {"vllm-sosp23": ("paper", "roofline", "fitted"), "vllm-v1": ("roofline", "fitted")}
 
 
-def measure(core: bool, cost: str, count: int) -> dict[str, float | str]:
-    """One measurement, in this process; the digest is of all columns of the ledger."""
-    work, chosen = workload(synthetic_pairs(DATASET, count, 0, MODEL_TOKENS), RATE), settings(cost=cost, core=core)
+def measure(core: bool, policy: str, cost: str, count: int) -> dict[str, float | str]:
+    """One measurement, in this process; the digest is of all columns of the ledger, and of what a prefix cache did."""
+    work = workload(synthetic_pairs(DATASET, count, 0, MODEL_TOKENS), RATE)
+    chosen = settings(policy=policy, cost=cost, core=core)
     start = time.process_time()
     run = simulate(chosen, work)
     served = time.process_time()
     assert run.window.num_steps == run.log.num_steps
     accounted = time.process_time()
     digest = hashlib.sha256()
-    for table in (run.log.rows, run.log.residencies, run.log.evictions):
+    cache = run.replica.cache_log
+    cached = (cache.look_up_columns(), cache.change_columns()) if cache else ()
+    for table in (run.log.rows, run.log.residencies, run.log.evictions, run.log.chunks, *cached):
         for name, column in table.items():
             digest.update(name.encode() + column.tobytes())
     return {"run": served - start, "run and integrals": accounted - start, "digest": digest.hexdigest()}
 
 
-def apart(core: bool, cost: str, count: int) -> dict[str, float | str]:
+def apart(core: bool, policy: str, cost: str, count: int) -> dict[str, float | str]:
     """One measurement in a process of its own."""
-    command = [sys.executable, __file__, "--measure", str(int(core)), "--cost", cost, "--count", str(count)]
+    options = ["--measure", str(int(core)), "--policy", policy, "--cost", cost, "--count", str(count)]
+    command = [sys.executable, __file__, *options]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def compare(cost: str, count: int, turns: int) -> None:
+def compare(policy: str, cost: str, count: int, turns: int) -> None:
     """Print both sides and their ratio, turn by turn, and the median ratio."""
-    pairs = [(apart(False, cost, count), apart(True, cost, count)) for _ in range(turns)]
+    pairs = [(apart(False, policy, cost, count), apart(True, policy, cost, count)) for _ in range(turns)]
     assert all(python["digest"] == core["digest"] for python, core in pairs), "the two sides differ"
     for what in ("run", "run and integrals"):
         ratios = [python[what] / core[what] for python, core in pairs]
         print(
-            f"{cost:<9}{what:<18} python {median(python[what] for python, _ in pairs):7.3f} s   core"
+            f"{policy:<12}{cost:<9}{what:<18} python {median(python[what] for python, _ in pairs):7.3f} s   core"
             f" {median(core[what] for _, core in pairs):7.3f} s   {median(ratios):5.1f} times"
             f" ({min(ratios):.1f} to {max(ratios):.1f} in {turns} turns)"
         )
@@ -68,17 +74,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--cost", choices=COSTS, action="append")
+    parser.add_argument("--policy", choices=COSTS, action="append")
+    parser.add_argument("--cost", choices=COSTS["vllm-sosp23"], action="append")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    costs = options.cost or COSTS
+    policies = options.policy or [*COSTS]
     if options.measure is not None:
-        print(json.dumps(measure(bool(options.measure), costs[0], options.count)))
+        print(json.dumps(measure(bool(options.measure), policies[0], options.cost[0], options.count)))
         return
     if compiled()[0] is None:
         sys.exit(f"the core is {compiled()[1]}")
-    for cost in costs:
-        compare(cost, options.count, options.turns)
+    for policy in policies:
+        for cost in COSTS[policy]:
+            if not options.cost or cost in options.cost:
+                compare(policy, cost, options.count, options.turns)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from .base import PipelinedCost, ScaledCost, StepCost, outside_ticks
 from .calibrated import CalibratedCost
 from .calibration import Calibration, parsed, profile, profile_names, read
 from .paper import PaperCost
+from .parts import step_parts
 from .roofline import RooflineCost
 from .server import OperationCost, ServedCost, Server, ServerConstants, ServerFit, read_server
 from .speculative import SpeculativeCost
@@ -42,6 +43,7 @@ __all__ = [
     "profile",
     "profile_names",
     "read_server",
+    "step_parts",
 ]
 
 COST_NAMES = ("paper", "roofline", "fitted")

@@ -28,7 +28,7 @@ from ..spec.shape import ModelSpec
 from ..types.ticks import PER_SECOND, PER_US
 from . import shares
 from .base import coefficient
-from .envelope import Line
+from .envelope import Line, Segment, segment_at, stretches
 
 ELEMENT_BYTES = 2
 
@@ -126,6 +126,14 @@ class AttentionCost:
         for group in self._groups:
             ticks += group.pair * (min(pairs, group.window * tokens) if group.window else pairs)
         return ticks
+
+    def decode_segment(self, decodes: int, context: int) -> Segment:
+        """``decode_ticks`` as a line around a context."""
+        return segment_at(stretches(self.decode_lines(decodes)), context)
+
+    def prefill_line(self) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """``prefill_ticks`` as ticks of a token, and (window, ticks of a pair) for each group."""
+        return self._prefill_per_token, tuple((group.window, group.pair) for group in self._groups)
 
     def describe(self) -> dict[str, object]:
         """See ``StepCost``; a group with a window has it in the name of its coefficients."""

@@ -50,6 +50,39 @@ class StepCost(Protocol):
         """Every coefficient as ``{"value", "unit", "source"}``, for ``run.json``."""
 
 
+#: Resolution of ``StepParts.factor``.
+FACTOR_PARTS = 1_000_000
+
+
+class StepParts(NamedTuple):
+    """A step with prompts as a sum of parts, each over one or two counts, so that the compiled core computes it without a call:
+
+        step_ticks(decodes, context, tokens, pairs)
+            = max(least, of_tokens(decodes + tokens) + of_rows(decodes) + attention + more)
+
+    Where sequences decode too, attention is ``(decode + prefill) * factor // FACTOR_PARTS - shared``, and no less than either.
+
+    Attributes:
+        of_tokens, of_rows: Ticks by a count.
+        decode_attention: Attention of the decodes, as ``decode_line`` gives it.
+        prefill_node: Attention of the prompts as the nodes of a ``Surface`` over tokens and pairs; None for a line.
+        per_token, per_pair: The line: ticks of a token; and of a pair, for each window of layers (0: none), which bounds the
+            pairs to the window times the tokens.
+        factor, shared, more, least: See above.
+    """
+
+    of_tokens: Callable[[int], int]
+    of_rows: Callable[[int], int]
+    decode_attention: Callable[[int, int], tuple[int, int, int | None]]
+    prefill_node: Callable[[int, int], int] | None = None
+    per_token: int = 0
+    per_pair: tuple[tuple[int, int], ...] = ()
+    factor: int = FACTOR_PARTS
+    shared: int = 0
+    more: int = 0
+    least: int = 0
+
+
 def among(cost: StepCost, tokens: Sequence[int]) -> StepCost:
     """The cost of an engine's steps while the engines that share its experts compute steps of so many tokens, one number for
     each engine, its own included. A cost that does not know other engines keeps its times."""

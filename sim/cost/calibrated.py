@@ -25,7 +25,7 @@ from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
 from . import operations, shares
-from .base import Peers, StepCost, coefficient
+from .base import FACTOR_PARTS, Peers, StepCost, StepParts, coefficient
 from .calibration import Calibration
 from .curves import Curve, RisingCurve, Surface, ticks_of
 from .gemms import layer_gemms
@@ -53,8 +53,6 @@ _FUSED_BYTES = {
 }
 #: Tables have all-reduces of up to as many GPUs.
 _MOST_RANKS = 8
-#: Resolution of such factors.
-_FACTOR_PARTS = 1_000_000
 
 
 class AttentionCurves:
@@ -94,9 +92,15 @@ class AttentionCurves:
         factor = self.mixed_model.coefficients.each_us
         if self.mixed_model.residuals is not None:
             factor *= exp(self.mixed_model.residuals.single(self._mixed_at(batch, context, tokens, pairs)))
-        together = (decode + prefill) * round(factor * _FACTOR_PARTS) // _FACTOR_PARTS
+        together = (decode + prefill) * round(factor * FACTOR_PARTS) // FACTOR_PARTS
         # A fitted table may fall below that a little, as the launch of one call is saved.
         return max(together, decode, prefill)
+
+    def parts(self) -> tuple[int, int] | None:
+        """``factor`` and ``shared`` of ``StepParts``, by which ``mixed`` adds up; None where the factor changes with the call."""
+        if self.mixed_model.residuals is not None:
+            return None
+        return round(self.mixed_model.coefficients.each_us * FACTOR_PARTS), 0
 
     def _mixed_at(self, batch: int, context: int, tokens: int, pairs: int) -> Mapping[str, Amount]:
         """Where a call of all layers is on the axes of the residuals: a window shortens its layers' part of the mean."""
@@ -376,6 +380,22 @@ class CalibratedCost:
         else:
             attended = attention.prefill(prefill_tokens, prefill_pairs)
         return self._without_attention(decodes, tokens, prefill=True) + attended
+
+    def parts(self) -> StepParts | None:
+        """See ``StepParts``; None where a part is over more counts: measured steps with prompts, factors that are fitted."""
+        attention = self._attention
+        mixed = attention.parts()
+        if mixed is None or "prefill_step" in self.calibration.ops:
+            return None
+        head, (factor, shared) = self._by_row(0), mixed
+        return StepParts(
+            of_tokens=lambda tokens: self._without_attention(0, tokens, prefill=True) - head,
+            of_rows=self._by_row,
+            decode_attention=lambda decodes, context: attention.decode(decodes).segment(context),
+            prefill_node=attention.prefill.node,
+            factor=factor,
+            shared=shared,
+        )
 
     def among(self, tokens: Sequence[int]) -> StepCost:
         """See ``base.among``."""

@@ -125,16 +125,17 @@ class Surface:
         width, height = 1 << max(0, x.bit_length() - 4), 1 << max(0, y.bit_length() - 4)
         left, low = x // width * width, y // height * height
         along, up = x - left, y - low
-        time = self._node(left, low) * (width - along) * (height - up)
+        time = self.node(left, low) * (width - along) * (height - up)
         if along:
-            time += self._node(left + width, low) * along * (height - up)
+            time += self.node(left + width, low) * along * (height - up)
         if up:
-            time += self._node(left, low + height) * (width - along) * up
+            time += self.node(left, low + height) * (width - along) * up
             if along:
-                time += self._node(left + width, low + height) * along * up
+                time += self.node(left + width, low + height) * along * up
         return time // (width * height)
 
-    def _node(self, x: int, y: int) -> int:
+    def node(self, x: int, y: int) -> int:
+        """Ticks at a corner of a patch."""
         ticks = self._nodes.get((x, y))
         if ticks is None:
             ticks = self._nodes[x, y] = round(self._us(x, y) * 1e3) * TICKS_PER_NS

@@ -24,6 +24,14 @@ def upper_envelope(lines: Sequence[Line]) -> list[Segment]:
     return segments
 
 
+def segment_at(segments: Sequence[Segment], x: int) -> Segment:
+    """The segment that is valid at ``x``."""
+    for segment in segments:
+        if segment[2] is None or x < segment[2]:
+            break
+    return segment
+
+
 def stretches(starts: Sequence[tuple[int, Sequence[Line]]]) -> list[Segment]:
     """Segments, as ``upper_envelope`` gives them, where the lines change on the way.
 

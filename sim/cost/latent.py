@@ -13,6 +13,7 @@ import numpy as np
 from ..spec.attention import Latent
 from ..spec.matrix import formats_by_part
 from ..spec.shape import ModelSpec
+from .base import FACTOR_PARTS
 from .calibration import Calibration
 from .curves import RisingCurve, Surface
 from .operations import MLA_HIDDEN_SIZE, MLA_LATENT, OPERATIONS, OpModel, OpName
@@ -65,6 +66,10 @@ class LatentCurves:
         """Ticks of ``batch`` sequences, one or more, that decode in a step with ``tokens`` prompt tokens, one or more."""
         decode, prefill = self.decode(batch)(context), self.prefill(tokens, pairs)
         return max(decode + prefill - self._shared, decode, prefill)
+
+    def parts(self) -> tuple[int, int] | None:
+        """``factor`` and ``shared`` of ``StepParts``, by which ``mixed`` adds up."""
+        return FACTOR_PARTS, self._shared
 
     def _decode(self, batch: int, context: np.ndarray) -> np.ndarray:
         name, model = self._decode_op

@@ -17,8 +17,8 @@ from ..types.errors import SettingError
 from ..types.ticks import PER_US
 from . import shares
 from .attention import ELEMENT_BYTES, AttentionCost, ticks
-from .base import Peers, StepCost, coefficient
-from .envelope import Segment, stretches
+from .base import Peers, StepCost, StepParts, coefficient
+from .envelope import Segment, segment_at, stretches
 from .links import LINK_SOURCE, Links
 from .shares import shares_of
 
@@ -243,14 +243,25 @@ class RooflineCost:
         segments = self._lines.get(decodes)
         if segments is None:
             segments = self._lines[decodes] = self._decode_segments(decodes)
-        for segment in segments:
-            if segment[2] is None or context < segment[2]:
-                break
-        return segment
+        return segment_at(segments, context)
 
     def _decode_segments(self, decodes: int) -> list[Segment]:
         dense = self._without_mixers(decodes, decodes) + self.state_ticks(decodes, 0)
         return [(dense + base, slope, until) for base, slope, until in stretches(self._attention.decode_lines(decodes))]
+
+    def parts(self) -> StepParts | None:
+        """See ``StepParts``; None for models with states."""
+        if self.model.mixer:
+            return None
+        per_token, per_pair = self._attention.prefill_line()
+        head = self.head_ticks(0)
+        return StepParts(
+            of_tokens=lambda tokens: self._without_mixers(0, tokens) - head,
+            of_rows=self.head_ticks,
+            decode_attention=self._attention.decode_segment,
+            per_token=per_token,
+            per_pair=per_pair,
+        )
 
     def swap_out_ticks(self, blocks: int) -> int:
         """See ``StepCost``."""

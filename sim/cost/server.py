@@ -25,7 +25,7 @@ from pydantic.dataclasses import dataclass
 from ..types import ticks
 from ..types.errors import SettingError
 from ..types.validation import complaint, content_of
-from .base import StepCost, among, coefficient
+from .base import StepCost, StepParts, among, coefficient
 
 #: A minute, and a second: larger values are in another unit.
 OutsideMs = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
@@ -208,6 +208,10 @@ class ServedCost:
             reached = -(-(self._least - base) // slope)
             until = reached if until is None else min(until, reached)
         return self._least, 0, until
+
+    def parts(self, inner: StepParts) -> StepParts:
+        """``StepParts`` of this cost, from those of the inner one."""
+        return inner._replace(more=self._more, least=self._least)
 
     def describe(self) -> dict[str, object]:
         """See ``StepCost``."""

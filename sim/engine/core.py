@@ -13,30 +13,58 @@ buffers hold.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from struct import Struct
 from types import ModuleType
 
 import numpy as np
 import simpy
 
-from ..cost import PaperCost
-from ..memory.accounting.ledger import Ledger
+from ..cost import PaperCost, step_parts
+from ..memory import Memory
+from ..memory.accounting.ledger import Ledger, Table
+from ..memory.paged.cached import CachedMemory
 from ..memory.paged.paged import PagedMemory
-from ..policy.options import VllmV0Options
+from ..policy.base import AnyPolicy
 from ..policy.vllm_sosp23 import VllmSosp23
+from ..policy.vllm_v1 import VllmV1
 from ..types.errors import SimulationFault
 from ..workload.workload import Workload
 from .replica import Replica
 from .settings import Settings
 
-_SOURCE = Path(__file__).with_name("_core.c")
+_FOLDER = Path(__file__).parent
 #: Leaps that a buffer holds.
 _LEAPS = 1 << 15
 _FOREVER = (1 << 63) - 1
 #: What ``_core.serve`` says first.
 _ENDED, _STUCK = 1, 2
+#: Settings that may have another value than their default. The core reads them, or the sizes, limits and step times that
+#: follow from them. A run with any other setting, such as one that is added later, is served in Python.
+SETTINGS = frozenset(
+    (
+        "policy", "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+        "enable_expert_parallel", "quantization", "kv_cache_dtype", "enforce_eager", "block_size", "num_gpu_blocks_override",
+        "enable_prefix_caching", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "cost", "server", "step_scale",
+        "window", "seed",
+    )
+)  # fmt: skip
+#: The policies that the core has: the memory of each, and its options that may have another value than their default.
+POLICIES: dict[type[AnyPolicy], tuple[type[Memory], frozenset[str]]] = {
+    VllmSosp23: (PagedMemory, frozenset(("watermark", "swap_space", "disable_hybrid_kv_cache_manager"))),
+    VllmV1: (
+        CachedMemory,
+        frozenset(("watermark", "gpu_memory_utilization", "vllm_release", "disable_hybrid_kv_cache_manager")),
+    ),
+}
+
+
+def source_sha256(folder: Path) -> str | None:
+    """The hash of the core's sources in a folder; None without them."""
+    paths = [folder / "_core.c", *sorted(folder.glob("_core_*.h"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest() if paths[0].is_file() else None
 
 
 @cache
@@ -46,23 +74,23 @@ def compiled() -> tuple[ModuleType | None, str]:
         from . import _core
     except ImportError:
         return None, "not built"
-    if _SOURCE.is_file() and hashlib.sha256(_SOURCE.read_bytes()).hexdigest() != _core.SOURCE_SHA256:
-        return None, f"built from another {_SOURCE.name} than the one beside it"
-    return _core, f"built from {_SOURCE.name} with SHA-256 {_core.SOURCE_SHA256[:12]}"
+    if source_sha256(_FOLDER) not in (None, _core.SOURCE_SHA256):
+        return None, "built from another _core.c, or other headers, than those beside it"
+    return _core, f"built from _core.c and its headers with SHA-256 {_core.SOURCE_SHA256[:12]}"
 
 
 def serves(settings: Settings, replica: Replica) -> bool:
     """Whether the core serves an open loop of single sequences, without observers, on this replica.
 
-    It has vllm-sosp23 over one KV group without block ids, where preempted sequences are recomputed.
+    It has the policies of ``POLICIES`` over one KV group without block ids, where preempted sequences are recomputed. A prefix
+    cache has hits only of preempted sequences: no two requests share tokens.
     """
-    policy, memory = replica.policy, replica.memory
-    if type(policy) is not VllmSosp23 or type(memory) is not PagedMemory:
+    memory = replica.memory
+    kind, options = POLICIES.get(type(replica.policy), (None, frozenset[str]()))
+    if type(memory) is not kind or not SETTINGS | options >= settings.given().keys() or compiled()[0] is None:
         return False
-    options = policy.options
-    recomputes = isinstance(options, VllmV0Options) and options.preemption_mode == "recompute"
-    plain = recomputes and memory.is_plain and memory.tables is None
-    return settings.core and settings.leap and plain and compiled()[0] is not None
+    assert isinstance(memory, PagedMemory)
+    return memory.is_plain and memory.tables is None and (not isinstance(memory, CachedMemory) or all(memory.unshared))
 
 
 class CoreEngine:
@@ -97,14 +125,20 @@ class CoreEngine:
         self._name, self._edges = replica.policy.name, tuple(edges)
         rows = np.flatnonzero(~refused).astype(np.int64)
         columns = (column[rows] for column in (workload.arrival_ticks, workload.prompt_tokens, workload.output_tokens))
-        limits = replica.policy.limits
+        limits, memory = replica.policy.limits, replica.memory
+        assert isinstance(memory, PagedMemory)
         self._most = min(limits.max_num_seqs, max(1, len(rows)))
-        pool = replica.num_blocks, replica.block_size
+        pool = memory.num_blocks, memory.block_size
         numbers = *pool, self._most, limits.max_num_batched_tokens, limits.watermark_blocks
         cost = replica.cost
         # A subclass may have other step times.
         terms = cost.terms if type(cost) is PaperCost else None
-        self._handle = core.start(rows, *columns, numbers, self._edges, cost.step_ticks, cost.decode_line, terms)
+        costs = cost.step_ticks, cost.decode_line, terms, step_parts(cost)
+        cached = memory if isinstance(memory, CachedMemory) else None
+        ahead, unnamed_first = cached is not None, cached is not None and cached.pool.queue.unnamed_first
+        vain = _ends_early(workload, limits.max_model_len)[rows]
+        self._handle = core.start(rows, *columns, vain, numbers, self._edges, costs, ahead, unnamed_first)
+        self._cache = None if cached is None else _Cache(cached, core, self._handle, self.ledger)
         self.process = env.process(self._serve())
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
@@ -120,6 +154,51 @@ class CoreEngine:
                 raise SimulationFault(f"policy {self._name} is stuck: nothing runs and {waiting} requests wait")
             for table, records, count in zip(tables, buffers, counts, strict=True):
                 table.extend(records[:count])
+            if self._cache is not None:
+                self._cache.read()
             yield self.env.timeout(end - now)
             now = end
         self.end_ticks = now
+
+
+def _ends_early(workload: Workload, max_model_len: int) -> np.ndarray:
+    """bool [n]: requests with an EOS before ``max_tokens`` and the model's length, as ``State.note_finished`` expects none."""
+    longest = max_model_len - workload.prompt_tokens
+    declared = longest if workload.max_tokens is None else workload.max_tokens
+    return (workload.output_tokens < declared) & (workload.output_tokens < longest)
+
+
+class _Cache:
+    """What the core computes of a prefix cache, as the memory in Python would have it.
+
+    Args:
+        memory: Its logs and its free queue take what the core has.
+        core, handle: The core and its replica.
+        ledger: Takes the chunks of prefills.
+    """
+
+    def __init__(self, memory: CachedMemory, core: ModuleType, handle: object, ledger: Ledger) -> None:
+        self._memory, self._core, self._handle, self._ledger = memory, core, handle, ledger
+        history = memory.pool.history
+        history.growing = lambda: ((first, stop, lag) for first, stop, lag in _records(core.held(handle)[0], 3))
+        history.alone = lambda: _records(core.held(handle)[1], 6)
+
+    def read(self) -> None:
+        """Take what the core has computed since the last time."""
+        history, queue = self._memory.pool.history, self._memory.pool.queue
+        chunks, freed, hits, unstacked, touches, takes, growths = self._core.logs(self._handle)
+        _extend(self._ledger.chunks, chunks)
+        for log, records in ((history.takes, takes), (history.growths, growths)):
+            log.append(records)
+        for count, *moments in _records(touches, 5):
+            queue.touches.append(tuple(moments[:count]))
+        queue.take_over((freed, hits, unstacked), self._core.queue(self._handle))
+
+
+def _records(found: bytes, length: int) -> Iterator[tuple[int, ...]]:
+    """Records of ``length`` integers."""
+    return Struct(f"={length}q").iter_unpack(found)
+
+
+def _extend(table: Table, records: bytes) -> None:
+    table.extend(np.frombuffer(records, dtype=np.int64).reshape(-1, len(table.fields)))

@@ -41,6 +41,8 @@ UNSTACKED = ("before", "first", "grown_from", "born", "lag")
 #: ``tokens`` in so many ``blocks``: the request, and the number of free blocks before its release; else as in ``FREED``.
 LEFT = ("tokens", "blocks", "lag", "index", "known_tokens", "born", "moment", "free")
 UNTOUCHED, ALONE = -1, -2
+#: Records of the compiled core.
+_HOLE, _STACKED = Struct("=2q"), Struct("=4q")
 
 
 class Log:
@@ -133,6 +135,21 @@ class FreeQueue:
                 stop, named = named, stop
             append(pack(0, stop, named, grown_from, born, lag, ALONE - index, moment, known))
             self.end += stop
+
+    def take_over(
+        self, records: tuple[bytes, bytes, bytes], state: tuple[int, int, int, int, int, bytes, bytes]
+    ) -> None:
+        """Take over the state of the compiled core's queue (``engine._core``).
+
+        Args:
+            records: Of ``freed``, ``hits`` and ``unstacked``, those since the last time.
+            state: ``end``, ``head``, blocks in the holes that the head has passed, blocks in all holes, ``pushed``, and the
+                holes and the stack as records.
+        """
+        for log, more in zip((self._freed, self.hits, self.unstacked), records, strict=True):
+            log.append(more)
+        self.end, self.head, self._passed, self._hit, self.pushed, holes, stack = state
+        self._holes, self.stack = [*_HOLE.iter_unpack(holes)], [*_STACKED.iter_unpack(stack)]
 
     @property
     def num_free(self) -> int:

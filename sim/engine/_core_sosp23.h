@@ -1,0 +1,97 @@
+/* vllm-sosp23: the decision of vllm_sosp23.py, carried out as executor.py does, and the loop around it. */
+
+/* ``VllmSosp23._make_room``: preempts last arrivals until the last one that is left finds a free block. */
+static bool make_room(struct replica *r, int64_t *need)
+{
+    bool preempts = false;
+    while (r->last != NONE) {
+        int64_t own = held_tokens(r, &r->slots[r->last]) % r->block_size == 0;
+        if (r->free > *need - own)
+            break;
+        *need -= own;
+        to_queue(r, &r->slots[r->last], NULL);
+        leave(r, r->last);
+        preempts = true;
+    }
+    return preempts;
+}
+
+/* ``VllmSosp23._admit``; returns the pairs of query and key that the prefills compute. */
+static int64_t admit(struct replica *r, int64_t free, struct step *step)
+{
+    int64_t pairs = 0, budget = r->max_num_batched_tokens - r->batch_size;
+    bool any = false;
+    for (; num_waiting(r) > 0; any = true) {
+        const struct preempted *head = r->num_preempted ? &r->preempted[r->num_preempted - 1] : NULL;
+        int64_t prefill = r->prompt_tokens[head ? head->request : r->fresh] + (head ? head->generated_tokens : 0);
+        free -= ceil_div(prefill, r->block_size);
+        if (free < (r->batch_size ? r->watermark_blocks : 0) || r->batch_size == r->max_num_seqs) {
+            step->wakes = false;
+            break;
+        }
+        if (r->batch_size && prefill > budget) {
+            step->steady = step->steady && !any;
+            step->wakes = false;
+            break;
+        }
+        budget -= prefill;
+        step->prefill_tokens += prefill;
+        pairs += causal_pairs(prefill);
+        struct chain *own;
+        start(r, leave_queue(r, &own));
+    }
+    return pairs;
+}
+
+/* Decide the coming step and carry it out. ``begins``: whether the decision is another than CARRY_ON. */
+static bool decide(struct replica *r, struct step *step, bool *begins)
+{
+    int64_t need = r->phases[r->decode_step % r->block_size], pairs = 0;
+    *step = (struct step){.steady = true, .wakes = true};
+    *begins = true;
+    if (r->free - need < 1 && r->batch_size) {
+        step->preempts = make_room(r, &need);
+        step->steady = !step->preempts;
+    } else if (!num_waiting(r)) {
+        *begins = false;
+        return true;
+    }
+    r->holds_until = 0;
+    int64_t decodes = r->batch_size, context = decodes ? decodes * r->decode_step + r->lag_sum : 0;
+    if (!step->preempts)
+        /* Else all that wait arrived after the preempted sequences. */
+        pairs = admit(r, r->free - need, step);
+    if (decodes || step->prefill_tokens)
+        return step_ticks(&r->cost, decodes, context, step->prefill_tokens, pairs, &step->ticks);
+    step->steady = false;
+    return true;
+}
+
+/* ``Engine._serve``, until a buffer is full, the clock has passed ``until``, or the run is over. */
+static enum status serve_sosp23(struct replica *r, int64_t until)
+{
+    while (has_room(r) && r->now < until) {
+        struct step step;
+        bool begins = false;
+        int64_t last;
+        if ((deliver(r, r->now) || r->decode_step >= r->holds_until) && !decide(r, &step, &begins))
+            return FAILED;
+        if (r->batch_size) {
+            if (!leap_over(r, begins ? &step : NULL, &last))
+                return FAILED;
+            while (one_ends(r))
+                leave(r, r->calendar[0]);
+        } else if (begins && step.preempts) {
+            step.ticks = 0;
+            if (!stand_still(r, &step, 0))
+                return FAILED;
+        } else if (num_waiting(r)) {
+            return STUCK;
+        } else if (r->arrived < r->num_requests) {
+            r->now = r->arrival_ticks[r->arrived];
+        } else {
+            return ENDED;
+        }
+    }
+    return GOES_ON;
+}
