@@ -65,6 +65,8 @@ class GroupTables:
 
     def skip(self, sequence: Sequence, known: int) -> None:
         """Release the blocks of each kind of group that it does not need for the token after the first ``known`` tokens."""
+        if not self._windows:
+            return
         before, size = self._skipped.get(sequence, {}), self._size
         until = {kind: skipped_blocks(known, window, size) for kind, window in self._windows.items()}
         if until == before:
