@@ -85,6 +85,7 @@ class HostTier:
 
     Args:
         num_blocks: Blocks of the host memory.
+        block_size: Tokens a block.
 
     Attributes:
         cache: Names of the blocks on the host.
@@ -93,8 +94,8 @@ class HostTier:
         loaded: Sequences that load or have loaded and are not admitted yet, with their blocks, those that the GPU had included.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self.cache = HostCache(num_blocks)
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.cache, self._block_size = HostCache(num_blocks), block_size
         self.look_ups, self.transfers = Table(HOST_LOOK_UP), Table(TRANSFER)
         self.levels, self.flushes = Table(HOST_LEVEL), Table(FLUSH)
         self.loading: dict[Sequence, _Job] = {}
@@ -125,6 +126,11 @@ class HostTier:
     def next_ticks(self) -> int:
         """When the next copy ends, or ``NEVER``."""
         return self._running[0][0] if self._running else NEVER
+
+    @property
+    def loaded_tokens(self) -> int:
+        """Tokens that waiting sequences have blocks for."""
+        return sum(self.loaded.values()) * self._block_size
 
     def complete(self, until: int) -> None:
         """Note the copies that have ended by ``until``."""
@@ -397,7 +403,7 @@ class OffloadedMemory(PagedMemory):
             num_blocks, block_size, groups=groups, chains=chains, in_turn=True, unnamed_first=unnamed_first
         )
         self.watermark_blocks, self.reserves_whole = watermark_blocks, reserves_whole
-        self.tier = self.transfers = HostTier(offloaded_blocks)
+        self.tier = self.transfers = HostTier(offloaded_blocks, block_size)
         assert self.cache is not None
         self._taken: set[int] = set()
         self.cache.pool.taken = self._taken

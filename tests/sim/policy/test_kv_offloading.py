@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 
 from engine_runs import LONG_MODEL
-from fragmeter.sim.cluster import cluster, simulate_cluster
+from fragmeter.sim.cluster import cluster, cluster_summary, simulate_cluster
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.engine.run import Run, simulate
@@ -444,10 +444,28 @@ def test_what_is_not_simulated_is_refused(chosen: dict[str, object]):
         simulate(settings(**_V1 | chosen), work)
 
 
-def test_a_cluster_is_refused():
+def test_replicas_that_only_prefill_are_refused():
     work = Workload("one", np.zeros(2), np.array([10, 10]), np.array([2, 2]))
-    with pytest.raises(SettingError, match="^kv_offloading_size = 1.0: needs a single replica"):
-        simulate_cluster(settings(**_V1), work, cluster(num_replicas=2))
+    with pytest.raises(SettingError, match="^kv_offloading_size = 1.0: is not simulated where replicas only prefill"):
+        simulate_cluster(settings(**_V1), work, cluster(prefill_replicas=1, decode_replicas=1))
+
+
+@pytest.mark.parametrize("router", ["round-robin", "kv-aware"])
+def test_each_replica_of_a_fleet_is_a_server_with_a_host_of_its_own(router: str):
+    """What a replica did equals a run of its requests alone, also where a request arrives within a leap."""
+    work = _dense(7)
+    chosen = _settings(15, 40, async_scheduling=True)
+    cost = _Costs(load_ticks=40, store_ticks=90)
+    fleet = simulate_cluster(chosen, work, cluster(num_replicas=2, router=router), cost)
+    hits = 0
+    assert work.content is not None
+    for run, rows in zip(fleet.runs, fleet.rows, strict=True):
+        pieces = PromptContent(np.arange(len(rows) + 1), work.content.ids[rows], work.content.tokens[rows])
+        alone = simulate(chosen, replace(run.workload, content=pieces), cost)
+        table = requests_table(run)
+        assert table.equals(requests_table(alone))
+        hits += table["offloaded_tokens"].sum()
+    assert cluster_summary(fleet)["kv_offloading"]["hit_tokens"] == hits > 0
 
 
 @pytest.mark.slow
@@ -474,15 +492,19 @@ def test_hits_by_tier_on_a_published_trace_are_those_of_a_replay(file: str):
     assert feed.replay.hits and feed.replay.evicted
 
 
-@pytest.mark.parametrize(("host_blocks", "ahead"), [(12, False), (40, True)])
-def test_a_dense_load_is_that_of_a_replay(host_blocks: int, ahead: bool):
-    """Prefixes of six texts over a pool of 14 blocks: loads, evictions on the host, preemptions and waits for stores."""
-    draw = np.random.default_rng(5)
+def _dense(seed: int) -> Workload:
+    """Prefixes of six texts, and requests that arrive faster than they are served."""
+    draw = np.random.default_rng(seed)
     texts, lengths = draw.integers(0, 6, 120), draw.integers(4, 25, 120)
     content = PromptContent(np.arange(121), texts, lengths)
     arrivals, outputs = np.cumsum(draw.integers(0, 300, 120)), draw.integers(1, 25, 120)
-    work = Workload("dense", arrivals, lengths + draw.integers(1, 8, 120), outputs, content=content)
-    feed = _Feed()
+    return Workload("dense", arrivals, lengths + draw.integers(1, 8, 120), outputs, content=content)
+
+
+@pytest.mark.parametrize(("host_blocks", "ahead"), [(12, False), (40, True)])
+def test_a_dense_load_is_that_of_a_replay(host_blocks: int, ahead: bool):
+    """Over a pool of 14 blocks: loads, evictions on the host, preemptions and waits for stores."""
+    work, feed = _dense(5), _Feed()
     chosen = _settings(15, host_blocks, async_scheduling=ahead)
     run = simulate(chosen, work, _Costs(load_ticks=40, store_ticks=90), observers=[feed])
     _check_replayed(feed, run)
