@@ -383,7 +383,11 @@ class VllmV1(TokenBudget):
         """Steps until the running sequences need more blocks than are free, or the head of the queue may find its blocks."""
         if isinstance(memory, OffloadedMemory):
             held_seqs = state.batch_size + len(state.stalled) + len(state.prefilling) + len(state.finished)
-            if not memory.is_settled() or (state.waiting and held_seqs < self.most_running):
+            asks = state.waiting and held_seqs < self.most_running
+            # An eviction on the GPU lets a load begin that needs fewer blocks, unless those of all tokens must be free.
+            if asks and (not self.reserves_whole or memory.may_admit(state.waiting[0], state.running)):
+                return 1
+            if not memory.is_settled():
                 return 1
             return max(1, min(limit, memory.steps_with(state, memory.free, limit)))
         if self._cadence is not None:

@@ -189,6 +189,10 @@ class HostTier:
         """Whether no store is to begin, and no step can take a block that is still stored."""
         return not (self._unsubmitted or self._fenced or self._finished)
 
+    def is_at_rest(self) -> bool:
+        """Whether no copy goes on, and nothing that was loaded waits."""
+        return not (self._running or self.loaded)
+
     def offered(self, sequence: Sequence) -> int:
         """Blocks of a sequence that it has offered, from its first on."""
         return self._offered.get(sequence, 0)
@@ -409,6 +413,8 @@ class OffloadedMemory(PagedMemory):
         self.cache.pool.taken = self._taken
         self.offering: dict[Sequence, None] = {}
         self.deferred: dict[Sequence, list[int]] = {}
+        # Whether blocks came free after the last decision.
+        self._has_freed = False
         # Sequences that the last decision stalled while a step ran, with the tokens that they have after it.
         self._stalled: dict[Sequence, int] = {}
         self._transaction = OffloadTransaction(self)
@@ -469,6 +475,20 @@ class OffloadedMemory(PagedMemory):
     def is_settled(self) -> bool:
         """Whether steps without admissions, finishes and preemptions change nothing on the host and wait for nothing."""
         return not self.offering and self.tier.is_settled()
+
+    def may_admit(self, waiting: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether a sequence that lacked blocks may find them, or more of its prefix, before a sequence leaves.
+
+        Running sequences may fill the next block of its prefix, which has the same place in theirs.
+        """
+        cache = self.cache
+        assert cache is not None
+        names, place = cache.names_of(waiting), cache.look_up(waiting).blocks
+        return (
+            self._has_freed
+            or not self.tier.is_at_rest()
+            or any(cache.names_of(sequence)[place : place + 1] == names[place : place + 1] for sequence in running)
+        )
 
     def _offer_of(self, sequence: Sequence) -> Offer:
         assert self.cache is not None and self.group_tables is not None
@@ -544,6 +564,7 @@ class OffloadedMemory(PagedMemory):
 
     def _free_deferred(self) -> None:
         """The step that computed finished sequences in vain is over."""
+        self._has_freed = bool(self.deferred)
         if not self.deferred:
             return
         assert self.group_tables is not None
