@@ -381,7 +381,7 @@ class VllmV1(TokenBudget):
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Steps until the running sequences need more blocks than are free, or the head of the queue may find its blocks."""
-        if isinstance(memory, OffloadedMemory):
+        if self._offloads:
             held_seqs = state.batch_size + len(state.stalled) + len(state.prefilling) + len(state.finished)
             asks = state.waiting and held_seqs < self.most_running
             # An eviction on the GPU lets a load begin that needs fewer blocks, unless those of all tokens must be free.

@@ -473,11 +473,11 @@ class OffloadedMemory(PagedMemory):
         return wait
 
     def is_settled(self) -> bool:
-        """Whether steps without admissions, finishes and preemptions change nothing on the host and wait for nothing."""
+        """See ``PagedMemory``."""
         return not self.offering and self.tier.is_settled()
 
     def may_admit(self, waiting: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether a sequence that lacked blocks may find them, or more of its prefix, before a sequence leaves.
+        """See ``PagedMemory``.
 
         Running sequences may fill the next block of its prefix, which has the same place in theirs.
         """
