@@ -55,6 +55,7 @@ class Choices:
         max_model_len: Longest prompt and output; by default the longest that fits.
         gpu_memory_utilization: Share of the GPU's memory.
         enable_prefix_caching: Whether prefixes are cached: true, false.
+        kv_offloading_size: Host memory for blocks of the prefix cache, GiB.
         watermark: Share of the KV cache that stays free when a request is admitted.
         policy: Scheduler and its memory, by the name of a system; by default vllm-v1.
         router: Choice of the replica for a request, as for simulate; by default round-robin.
@@ -74,6 +75,7 @@ class Choices:
     max_model_len: list[str] | None = None
     gpu_memory_utilization: list[str] | None = None
     enable_prefix_caching: list[str] | None = None
+    kv_offloading_size: list[str] | None = None
     watermark: list[str] | None = None
     policy: list[str] | None = None
     router: list[str] | None = None

@@ -34,7 +34,7 @@ CAUSES = {
 _FLAGS = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "quantization",
     "kv_cache_dtype", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching",
-    "watermark",
+    "kv_offloading_size", "watermark",
 )  # fmt: skip
 #: Default values that the text omits.
 _PLAIN = {
@@ -43,6 +43,7 @@ _PLAIN = {
     "data_parallel_size": (1,),
     "enable_expert_parallel": (False,),
     "block_size": (None, 16),
+    "kv_offloading_size": (None, 0),
     "watermark": (None, 0),
 }
 

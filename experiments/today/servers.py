@@ -82,6 +82,7 @@ SERVERS = (
     Server("Nemotron-H 8B", "nemotron-h-8b", "h100-80gb"),
     Server("Nemotron 3 Nano", "nemotron-3-nano-30b-a3b", "h200"),
     Server("Jamba 1.5 Mini", "jamba-1.5-mini", "h100-80gb", 2),
+    Server("Zamba2 7B", "zamba2-7b", "h100-80gb"),
     Server("Kimi Linear 48B", "kimi-linear-48b-a3b", "b200"),
     Server("DeepSeek V3.2", "deepseek-v3.2", "h200", 8),
     Server("Nemotron 3 Super", "nemotron-3-super", "h200", 2),

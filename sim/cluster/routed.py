@@ -118,7 +118,6 @@ class RoutedEngine(Engine):
         policy, memory, cost, edges, leap: See ``Engine``.
     """
 
-    source: Mailbox
     state: RoutedState
 
     def __init__(
@@ -133,6 +132,8 @@ class RoutedEngine(Engine):
         leap: bool = True,
     ) -> None:
         super().__init__(env, source, policy, memory, cost, edges, leap, RoutedState(policy.preempted_first))
+        # ``source`` delivers its requests beside the ends of copies where blocks are offloaded.
+        self._mailbox = source
         self.number, self.priority = number, EventPriority(NORMAL + number)
         # What is under way: since when, until when, how many steps, the ledger's columns if it has any, whether it is
         # a rest, whether an arrival ends it, and how many start in a step in which the others pause.
@@ -157,7 +158,7 @@ class RoutedEngine(Engine):
     def send(self, now: int, sequence: Sequence) -> None:
         """Deliver an announced request."""
         self._expected -= 1
-        self.source.send(now, sequence)
+        self._mailbox.send(now, sequence)
         if self._resting:
             self._wake_up(now)
         elif self._wakes and self._steps > 1 and self._leap is not None:
@@ -166,7 +167,7 @@ class RoutedEngine(Engine):
 
     def close(self, now: int) -> None:
         """Announce that no more requests arrive."""
-        self.source.close()
+        self._mailbox.close()
         if self._resting:
             self._wake_up(now)
 
@@ -175,7 +176,7 @@ class RoutedEngine(Engine):
         """Number of unfinished requests; in a static batch finished requests count until the batch ends."""
         state = self.state
         queues: tuple[Sized, ...] = (
-            self.source,
+            self._mailbox,
             state.waiting,
             state.swapped,
             state.prefilling,
@@ -201,6 +202,8 @@ class RoutedEngine(Engine):
         computed before waiting sequences decode."""
         state, memory = self.state, self.memory
         computed = sum(sequence.computed_tokens for sequence in state.prefilling)
+        if memory.transfers is not None:
+            computed += memory.transfers.loaded_tokens
         room = memory.room_after(state, self._steps_over(now))
         return memory.capacity_slots - room + state.queued_tokens - computed
 

@@ -308,8 +308,6 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
         raise SettingError("parent", "given", remedy)
     if settings.value("scheduling_policy") == "priority":
         raise SettingError("scheduling_policy", "priority", remedy)
-    if settings.value("kv_offloading_size"):
-        raise SettingError("kv_offloading_size", settings.value("kv_offloading_size"), remedy)
     for name, limit in zip(("max_num_queued_reqs", "max_num_queued_tokens"), queue_limits(settings), strict=True):
         if limit is not None:
             raise SettingError(name, limit, remedy)
@@ -329,7 +327,10 @@ def _refuse(users: Users) -> None:
 
 
 def _check_disaggregated(settings: Settings, cluster: Cluster) -> None:
-    """Refuse a policy that cannot continue a prefill on another replica."""
+    """Refuse what cannot continue a prefill on another replica."""
+    if cluster.disaggregated and settings.value("kv_offloading_size"):
+        remedy = "is not simulated where replicas only prefill or only decode; leave out one of them"
+        raise SettingError("kv_offloading_size", settings.value("kv_offloading_size"), remedy)
     if cluster.disaggregated and not policy(settings.policy).disaggregates:
         able = either(name for name, kind in POLICIES.items() if kind.disaggregates)
         remedy = f"{settings.policy} cannot go on from a prompt computed elsewhere; take {able}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from ..engine.run import Run
 from ..memory.accounting.integrals import Window
 from ..metrics.gaps import Gaps
+from ..metrics.kv_offloading import kv_offloading
 from ..metrics.prefix_cache import prefix_cache
 from ..metrics.requests import RequestTimes, request_times
 from ..metrics.speculative_decoding import most_drafts, speculative_decoding
@@ -24,6 +26,7 @@ _BEGIN = ("first_scheduled_ticks", "first_token_ticks")
 _END = ("finish_ticks", "recomputed", "swapped")
 _COUNTS = _END[1:]
 _HITS = ("queried_tokens", "hit_tokens", "preempted_queried_tokens", "preempted_hit_tokens", "evicted_blocks")
+_HOST_HITS = (*_HITS, "num_blocks", "max_used_blocks", "loaded_blocks", "stored_blocks")
 
 
 def cluster_summary(run: ClusterRun) -> dict[str, Any]:
@@ -48,7 +51,8 @@ def cluster_summary(run: ClusterRun) -> dict[str, Any]:
         "mean_batch": window.mean_batch,
         "waste": waste(window),
         "work": work_summary(_work(run)),
-        "prefix_cache": _prefix_cache(run),
+        "prefix_cache": _hits(map(prefix_cache, run.runs), _HITS),
+        "kv_offloading": _hits(map(kv_offloading, run.runs), _HOST_HITS),
         "speculative_decoding": _speculative_decoding(run),
         "replicas": [_replica(number, run.role(number), part) for number, part in enumerate(run.runs)],
     }
@@ -126,12 +130,12 @@ def _work(run: ClusterRun) -> Work:
     return Work(dict(tokens), dict(ticks))
 
 
-def _prefix_cache(run: ClusterRun) -> dict[str, Any] | None:
-    """Queries, hits and evictions of all replicas; None without prefix caches."""
-    caches = [cache for cache in map(prefix_cache, run.runs) if cache is not None]
+def _hits(found: Iterable[dict[str, Any] | None], names: Iterable[str]) -> dict[str, Any] | None:
+    """Sums over all replicas of one tier of the prefix cache; None without it."""
+    caches = [cache for cache in found if cache is not None]
     if not caches:
         return None
-    sums = {name: sum(cache[name] for cache in caches) for name in _HITS}
+    sums = {name: sum(cache[name] for cache in caches) for name in names}
     return sums | {"hit_rate": sums["hit_tokens"] / sums["queried_tokens"] if sums["queried_tokens"] else 0.0}
 
 

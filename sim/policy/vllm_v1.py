@@ -74,7 +74,7 @@ class VllmV1(TokenBudget):
             self.most_running = chosen.max_num_active_seqs
         # Prefills overlap, so that sequences take their blocks in turn.
         self._by_priority, self._entered = chosen.scheduling_policy == "priority", 0
-        self._offloads = self.sorts_loads = chosen.kv_offloading_size > 0
+        self._offloads = chosen.kv_offloading_size > 0
         # Waiting sequences with blocks, which they load or have loaded from the host.
         self._loads: Mapping[Sequence, int] = {}
         overlaps = self._cap.tokens > 0 or self._cadence is not None or self._by_priority or self._offloads
@@ -248,8 +248,9 @@ class VllmV1(TokenBudget):
         """As ``schedule``; then copies between GPU and host begin, for some of which the step may wait."""
         transfers = transaction.memory.transfers
         self._loads = {} if transfers is None else transfers.loaded
+        self.sorts_loads = bool(self._loads)
         plan = self._schedule_split(state, transaction)
-        flush = transaction.end_decision(idle=not (state.batch_size or plan.prefill_tokens))
+        flush = transaction.end_decision(_computed(state, plan))
         return plan._replace(flush_ticks=flush) if flush else plan
 
     def _schedule_drafts(self, state: State, transaction: SpeculativeTransaction) -> StepPlan:
@@ -319,6 +320,8 @@ class VllmV1(TokenBudget):
                 given_back = transaction.free - before
                 while transaction.free < needed and sequence in kept[place : place + 1]:
                     victim = self._victim(kept)
+                    if self._offloads and self.schedules_ahead and _in_flight(victim, state, transaction.memory):
+                        break
                     if victim in scheduled:
                         more, taken = scheduled.pop(victim)
                         budget += more
@@ -331,6 +334,8 @@ class VllmV1(TokenBudget):
                 if sequence not in kept[place : place + 1]:
                     if self._by_priority:
                         continue
+                    break
+                if transaction.free < needed:
                     break
                 free = transaction.free
                 transaction.take(sequence, tokens, needed)
@@ -351,9 +356,11 @@ class VllmV1(TokenBudget):
         """See ``TokenBudget``."""
         if self._by_priority:
             return self._numbered(sorted(state.waiting, key=_BY_URGENCY))
-        if self._offloads:
+        if self._loads:
             # Those with blocks, which load or have loaded, come first.
             return self._numbered(sorted(state.waiting, key=lambda sequence: sequence not in self._loads))
+        if self._offloads:
+            return self._numbered(state.waiting)
         return state.waiting
 
     def _numbered(self, queue: Iterable[Sequence]) -> Iterator[Sequence]:
@@ -446,8 +453,14 @@ class VllmV1(TokenBudget):
             # How far a step gets is drawn.
             return 1
         if self._offloads:
-            # Sequences offer blocks, and copies begin, in nearly every step.
-            return 1
+            held_seqs = state.batch_size + len(state.stalled) + len(state.prefilling) + len(state.finished)
+            asks = state.waiting and held_seqs < self.most_running
+            # An eviction on the GPU lets a load begin that needs fewer blocks, unless those of all tokens must be free.
+            if asks and (not self.reserves_whole or memory.may_admit(state.waiting[0], state.running)):
+                return 1
+            if not memory.is_settled():
+                return 1
+            return max(1, min(limit, memory.steps_with(state, memory.free, limit)))
         if self._cadence is not None:
             limit = min(limit, self._cadence.steps_deferred(state))
         if state.waiting and not self.reserves_whole and (memory.cache_log or not self._is_plain):
@@ -459,6 +472,22 @@ class VllmV1(TokenBudget):
             return 1
         limit = self.steps_until_head_fits(state, memory, limit)
         return max(1, min(limit, memory.steps_with(state, memory.free, limit)))
+
+
+def _computed(state: State, plan: StepPlan) -> set[Sequence]:
+    """The sequences that compute a token in a step."""
+    stalls, resumes = plan.stalls or ((), ())
+    computed = {*state.running, *resumes, *plan.admitted, *(sequence for sequence, _ in plan.chunks)}
+    return computed.difference(stalls, plan.preempted)
+
+
+def _in_flight(sequence: Sequence, state: State, memory: PagedMemory) -> bool:
+    """Whether the step that runs while the next one is decided computes a sequence. With a connector vLLM preempts none of these,
+    as a load could then write blocks that the step still writes (``Scheduler._request_blocks_can_be_freed``)."""
+    if sequence in state.prefilling:
+        held = memory.partial[sequence]
+        return held.known_tokens < held.computed_tokens
+    return sequence not in state.stalled
 
 
 #: vLLM's order of requests with a priority: by that, then by arrival.

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Offlo
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from fragmeter.experiments.live.step_log import Served, StepLog
+from fragmeter.experiments.live.step_log import Served, Step, StepLog
 from fragmeter.sim import simulate
 from fragmeter.sim.real_vllm.core import vllm_config
 
@@ -46,9 +46,9 @@ class _Clock(server.Clock):
 
     def reserve(self, runs: bool, wait: int = 0) -> int:
         start = max(self.now, self._free_at)
-        if runs:
-            self._free_at = start + wait + self._step_ticks
-            self._durations.append(wait + self._step_ticks)
+        if runs or wait:
+            self._durations.append(wait + runs * self._step_ticks)
+            self._free_at = start + self._durations[-1]
         return start
 
     def pass_step(self) -> None:
@@ -113,7 +113,15 @@ class OffloadingRecorder(server.Recorder):
         ):
             result = super()._run(output)
         result.recorder = self
+        result._runs |= wait > 0
         return result
+
+    def _step(self, *given: Any) -> Step:
+        """See ``Recorder``; blocks that only wait for the running step count as free, as no table has them."""
+        step = super()._step(*given)
+        waiting = {block.block_id for _, blocks in self.scheduler.deferred_frees for block in blocks}
+        in_tables = {block for _, *groups in step.tables for table in groups for block in table}
+        return step._replace(free=step.free + len(waiting - in_tables))
 
     def completed(self) -> KVConnectorOutput:
         """The copies that have ended by now."""
@@ -171,13 +179,14 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
         if not (engine.scheduler.requests or arrived < len(arrivals)):
             return Served(recorder.steps, finished), recorder
         if engine.scheduler.has_requests() or engine.batch_queue:
-            recorder.idle = False
+            recorder.idle, before = False, clock.now
             answers, _ = engine.step_fn()
             for answer in (answers or {}).values():
                 finished += [
                     (clock.now, int(one.request_id)) for one in answer.outputs if one.finish_reason is not None
                 ]
-            if recorder.idle and not engine.batch_queue and events:
+            if recorder.idle and events and clock.now == before:
+                # No step runs, and the scheduler knows all that has ended by now.
                 clock.wait_until(min(events))
         else:
             clock.wait_until(min(events))

@@ -114,22 +114,26 @@ def test_every_answer_and_eviction_is_that_of_vllm(num_blocks: int):
     assert evicted > 100
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", ["prefixes", "turns"])
 @pytest.mark.parametrize("first", range(0, 25, 5))
-def test_every_step_is_that_of_the_scheduler_with_the_connector(kind: str, first: int, record_property):
-    """Steps one after the other, with hosts of few blocks and of many, and copies that are short and long beside a step."""
+def test_every_step_is_that_of_the_scheduler_with_the_connector(
+    kind: str, first: int, asynchronous: bool, record_property
+):
+    """With hosts of few blocks and of many, and copies that are short and long beside a step."""
     differing: dict[str, object] = {}
     steps = loaded = 0
     for seed in range(first, first + 5):
         case, draw = KINDS[kind](seed), random.Random(seed)
         sizes = draw.choice([3, 20, 200, 5000]), draw.choice([1, 30, 90, 400]), draw.choice([0, 1, 30, 200])
         copies = offloading.Copies(*sizes)
-        real, recorder = offloading.serve(case, copies)
-        ours = offloading.serve_ours(case, copies)
+        real, recorder = offloading.serve(case, copies, asynchronous)
+        ours = offloading.serve_ours(case, copies, asynchronous)
         steps += len(real.steps)
         loaded += recorder.loaded
         if difference := first_difference(offloading.comparable(real), offloading.comparable(ours)):
             differing[case.name] = difference
-    record_property(f"compared/offloading {kind}", [5, steps, len(differing)])
+    mode = "async" if asynchronous else "sync"
+    record_property(f"compared/offloading {kind} {mode}", [5, steps, len(differing)])
     assert not differing
     assert loaded

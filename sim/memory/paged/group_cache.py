@@ -70,6 +70,7 @@ class GroupCache:
         self.shared = {FULL: 0, SLIDING: 0, STATE: 0}
         self.pool = HashedBlockPool(num_blocks, unnamed_first)
         self._groups, self._size, self._chains = groups, block_size, chains
+        self._number = groups.number
         self._places = {kind: [at for at, one in enumerate(groups.kinds) if one == kind] for kind in groups.kinds}
         # Number of blocks needed before a token: for the window, and for a state.
         self._needed = {SLIDING: -(-(groups.window_tokens - 1) // block_size), STATE: 1}
@@ -87,6 +88,11 @@ class GroupCache:
         """The longest cached prefix of a waiting sequence's tokens, without its last token, in all groups."""
         names = self.names_of(sequence)
         blocks = lookup_blocks(sequence.start_tokens, self._size)
+        if self._groups.kinds == (FULL,):
+            # As below, for the most frequent case; a block's hash is its name.
+            self._junction[sequence] = 0
+            found: Table = [*self.pool.lookup(names[:blocks])]
+            return Found((found,), len(found))
         longest, before = 0, -1
         if FULL in self._places:
             blocks = longest = self._prefix(names[:blocks])
@@ -134,7 +140,7 @@ class GroupCache:
         return all(self.pool.lookup((self._hash(name, place),)) for place in self._places[kind])
 
     def _hash(self, name: int, place: int) -> int:
-        return name * self._groups.number + place
+        return name * self._number + place
 
     def names_of(self, sequence: Sequence) -> list[int]:
         """Names of the blocks that a sequence fills up to the end of its output."""

@@ -65,6 +65,8 @@ class GroupTables:
 
     def skip(self, sequence: Sequence, known: int) -> None:
         """Release the blocks of each kind of group that it does not need for the token after the first ``known`` tokens."""
+        if not self._windows:
+            return
         before, size = self._skipped.get(sequence, {}), self._size
         until = {kind: skipped_blocks(known, window, size) for kind, window in self._windows.items()}
         if until == before:
@@ -74,7 +76,7 @@ class GroupTables:
                 places = slice(before.get(kind, 0), until[kind])
                 passed = [block for block in table[places] if block is not NULL_BLOCK]
                 if passed:
-                    self._give_back(passed, kind)
+                    self.give_back(passed, kind)
                     table[places] = [NULL_BLOCK] * len(table[places])
         self._skipped[sequence] = until
 
@@ -109,7 +111,7 @@ class GroupTables:
             tables = self.tables[sequence] = tuple([] for _ in range(self._groups.number))
         return tables
 
-    def _give_back(self, blocks: list[int], kind: str) -> None:
+    def give_back(self, blocks: list[int], kind: str) -> None:
         """Release blocks of one table; the last of them is taken again first."""
         if self._cache:
             self._cache.leave(blocks, kind)
@@ -163,15 +165,17 @@ class GroupTables:
 
     def drop(self, sequence: Sequence) -> None:
         """Release all blocks of a sequence; does nothing if they were already released."""
-        tables = self.tables.pop(sequence, None)
-        if tables is None:
-            return
+        if sequence in self.tables:
+            for kind, table in zip(self._groups.kinds, self.detach(sequence), strict=True):
+                self.give_back([block for block in table if block is not NULL_BLOCK], kind)
+
+    def detach(self, sequence: Sequence) -> tuple[Table, ...]:
+        """Remove the tables of a sequence, the blocks of which stay taken until they are given back."""
         self._skipped.pop(sequence, None)
-        for kind, table in zip(self._groups.kinds, tables, strict=True):
-            self._give_back([block for block in table if block is not NULL_BLOCK], kind)
         if self._cache:
             self._cache.forget(sequence)
         self.park(sequence)
+        return self.tables.pop(sequence)
 
     def swap_out(self, sequence: Sequence, computed: int) -> None:
         """Move the blocks that the token after ``computed`` tokens needs to the host, and release the others."""

@@ -15,6 +15,10 @@ One link goes each way, and copies one job after the other. Copies overlap with 
 
 A sequence that waits for a copy keeps its place in the queue, without a slot in the batch.
 
+With asynchronous scheduling a decision is taken while a step runs, and a load must not write what that step may still write.
+So blocks of a sequence that the running step computes come free only after it: the sequence is not preempted, and if it has
+finished, unknown to the step, its blocks stay taken for one more decision.
+
 Source: vLLM 0.33, vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py and worker.py,
 vllm/v1/core/sched/scheduler.py, vllm/v1/kv_offload/cpu/gpu_worker.py.
 """
@@ -22,15 +26,18 @@ vllm/v1/core/sched/scheduler.py, vllm/v1/kv_offload/cpu/gpu_worker.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import NamedTuple
 
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...workload.source import NEVER
-from ..accounting.kv_groups import PageGroups
+from ..accounting.kv_groups import FULL, PageGroups
 from ..accounting.ledger import Table
+from ..accounting.moments import after_step
 from ..prefix import Chains
 from ..prefix.host_cache import HostCache
 from .group_cache import Found
@@ -78,6 +85,7 @@ class HostTier:
 
     Args:
         num_blocks: Blocks of the host memory.
+        block_size: Tokens a block.
 
     Attributes:
         cache: Names of the blocks on the host.
@@ -86,8 +94,8 @@ class HostTier:
         loaded: Sequences that load or have loaded and are not admitted yet, with their blocks, those that the GPU had included.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self.cache = HostCache(num_blocks)
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.cache, self._block_size = HostCache(num_blocks), block_size
         self.look_ups, self.transfers = Table(HOST_LOOK_UP), Table(TRANSFER)
         self.levels, self.flushes = Table(HOST_LEVEL), Table(FLUSH)
         self.loading: dict[Sequence, _Job] = {}
@@ -118,6 +126,11 @@ class HostTier:
     def next_ticks(self) -> int:
         """When the next copy ends, or ``NEVER``."""
         return self._running[0][0] if self._running else NEVER
+
+    @property
+    def loaded_tokens(self) -> int:
+        """Tokens that waiting sequences have blocks for."""
+        return sum(self.loaded.values()) * self._block_size
 
     def complete(self, until: int) -> None:
         """Note the copies that have ended by ``until``."""
@@ -171,6 +184,14 @@ class HostTier:
         for job in self._stores.get(offer.sequence, ()):
             self._fence(job)
         self._finished.append(offer)
+
+    def is_settled(self) -> bool:
+        """Whether no store is to begin, and no step can take a block that is still stored."""
+        return not (self._unsubmitted or self._fenced or self._finished)
+
+    def is_at_rest(self) -> bool:
+        """Whether no copy goes on, and nothing that was loaded waits."""
+        return not (self._running or self.loaded)
 
     def offered(self, sequence: Sequence) -> int:
         """Blocks of a sequence that it has offered, from its first on."""
@@ -332,22 +353,25 @@ class OffloadTransaction(PagedTransaction):
         assert memory.cache is not None and memory.group_tables is not None
         if sequence in memory.tier.loaded:
             del memory.tier.loaded[sequence]
+            memory.offering[sequence] = None
             known = sequence.computed_tokens
             memory.group_tables.reach(sequence, known, known + tokens, known + tokens)
             self.free = memory.cache.pool.num_free
             return
         super().enter(sequence, tokens, blocks)
+        memory.offering[sequence] = None
         memory.tier.look_ups.append((sequence.index, sequence.start_tokens - sequence.computed_tokens, 0))
 
     def preempt(self, sequence: Sequence) -> None:
         """See ``PagedTransaction``."""
         self.memory.tier.preempt(sequence)
+        self.memory.offering.pop(sequence, None)
         super().preempt(sequence)
 
-    def end_decision(self, idle: bool) -> int:
+    def end_decision(self, computed: AbstractSet[Sequence]) -> int:
         """See ``PagedTransaction``."""
         self.grow_tables(1)
-        return self.memory.end_decision(idle)
+        return self.memory.end_decision(computed)
 
 
 class OffloadedMemory(PagedMemory):
@@ -362,6 +386,8 @@ class OffloadedMemory(PagedMemory):
 
     Attributes:
         tier: The blocks on the host, and the copies.
+        deferred: Finished sequences that the running step computes in vain, with their blocks, which come free after it.
+        offering: Sequences with blocks of their prompts that they have not offered.
     """
 
     _transaction: OffloadTransaction
@@ -381,10 +407,16 @@ class OffloadedMemory(PagedMemory):
             num_blocks, block_size, groups=groups, chains=chains, in_turn=True, unnamed_first=unnamed_first
         )
         self.watermark_blocks, self.reserves_whole = watermark_blocks, reserves_whole
-        self.tier = self.transfers = HostTier(offloaded_blocks)
+        self.tier = self.transfers = HostTier(offloaded_blocks, block_size)
         assert self.cache is not None
         self._taken: set[int] = set()
         self.cache.pool.taken = self._taken
+        self.offering: dict[Sequence, None] = {}
+        self.deferred: dict[Sequence, list[int]] = {}
+        # Whether blocks came free after the last decision.
+        self._has_freed = False
+        # Sequences that the last decision stalled while a step ran, with the tokens that they have after it.
+        self._stalled: dict[Sequence, int] = {}
         self._transaction = OffloadTransaction(self)
 
     @property
@@ -428,14 +460,35 @@ class OffloadedMemory(PagedMemory):
         self.partial[sequence] = held._replace(computed_tokens=computed, known_tokens=computed)
         return computed
 
-    def end_decision(self, idle: bool) -> int:
+    def end_decision(self, computed: AbstractSet[Sequence]) -> int:
         """See ``OffloadTransaction``."""
-        assert self.group_tables is not None
-        offers = [offer for sequence in self.group_tables.tables if (offer := self._offer_of(sequence)).names]
-        offers.sort(key=lambda offer: offer.sequence.order)
-        wait = self.tier.end_decision(offers, self._taken, idle)
+        offering = sorted((each for each in self.offering if each in computed), key=attrgetter("order"))
+        offers = [offer for sequence in offering if (offer := self._offer_of(sequence)).names]
+        wait = self.tier.end_decision(offers, self._taken, not computed)
+        for sequence in offering:
+            if self.tier.offered(sequence) >= sequence.prompt_tokens // self.block_size:
+                del self.offering[sequence]
         self._taken.clear()
+        self._free_deferred()
         return wait
+
+    def is_settled(self) -> bool:
+        """See ``PagedMemory``."""
+        return not self.offering and self.tier.is_settled()
+
+    def may_admit(self, waiting: Sequence, running: Iterable[Sequence]) -> bool:
+        """See ``PagedMemory``.
+
+        Running sequences may fill the next block of its prefix, which has the same place in theirs.
+        """
+        cache = self.cache
+        assert cache is not None
+        names, place = cache.names_of(waiting), cache.look_up(waiting).blocks
+        return (
+            self._has_freed
+            or not self.tier.is_at_rest()
+            or any(cache.names_of(sequence)[place : place + 1] == names[place : place + 1] for sequence in running)
+        )
 
     def _offer_of(self, sequence: Sequence) -> Offer:
         assert self.cache is not None and self.group_tables is not None
@@ -457,11 +510,66 @@ class OffloadedMemory(PagedMemory):
         self.group_tables.grow_until(decode_step)
         for sequence in leaving:
             if sequence in self.group_tables.tables:
-                self.tier.finish(self._offer_of(sequence))
+                self._finish(sequence)
         super().release(leaving, decode_step)
 
     def _release_partial(self, sequence: Sequence, decode_step: int) -> None:
         assert self.group_tables is not None
         if sequence in self.group_tables.tables:
-            self.tier.finish(self._offer_of(sequence))
+            self._finish(sequence)
         super()._release_partial(sequence, decode_step)
+
+    def _finish(self, sequence: Sequence) -> None:
+        self.tier.finish(self._offer_of(sequence))
+        self.offering.pop(sequence, None)
+
+    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``; the blocks of sequences that the coming step computes in vain come free after it."""
+        leaving = tuple(leaving)
+        in_vain = [sequence for sequence in leaving if sequence not in self.partial]
+        super().release_finished((sequence for sequence in leaving if sequence in self.partial), decode_step)
+        for sequence in in_vain:
+            self._defer(sequence, decode_step)
+        self._settle_cache(after_step(decode_step))
+
+    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        for sequence in finished:
+            super().stall(sequence, decode_step)
+
+    def stall(self, sequence: Sequence, decode_step: int) -> None:
+        """See ``Memory``; a block that the running step fills is found from the next decision on."""
+        super().stall(sequence, decode_step)
+        self._stalled[sequence] = sequence.held_tokens(decode_step)
+
+    def _open_groups(self, decode_step: int, takes: int) -> int:
+        assert self.cache is not None and self.group_tables is not None
+        for sequence, tokens in self._stalled.items():
+            self.cache.publish(sequence, self.group_tables.tables[sequence], tokens)
+        self._stalled = {}
+        return super()._open_groups(decode_step, takes)
+
+    def _defer(self, sequence: Sequence, decode_step: int) -> None:
+        cache, tables = self.cache, self.group_tables
+        assert cache is not None and tables is not None
+        cache.publish(sequence, tables.tables[sequence], sequence.held_tokens(decode_step))
+        self._finish(sequence)
+        super().stall(sequence, decode_step)
+        (blocks,) = tables.detach(sequence)
+        held = self.partial[sequence]
+        self._hold(len(blocks) - held.blocks, ())
+        tokens = held.computed_tokens + 1
+        self.partial[sequence] = Partial(len(blocks), (), tokens, tokens)
+        self.deferred[sequence] = [block for block in blocks if block is not None]
+
+    def _free_deferred(self) -> None:
+        """The step that computed finished sequences in vain is over."""
+        self._has_freed = bool(self.deferred)
+        if not self.deferred:
+            return
+        assert self.group_tables is not None
+        for sequence, blocks in self.deferred.items():
+            self._hold(-self.partial.pop(sequence).blocks, ())
+            self.group_tables.give_back(blocks, FULL)
+        self.deferred = {}
+        self._settle_cache()

@@ -561,6 +561,14 @@ class PagedMemory(MemoryDefaults):
         """Whether what is found for a waiting sequence may be more in a later step."""
         return False
 
+    def is_settled(self) -> bool:
+        """Whether steps without admissions, finishes and preemptions change nothing on the host and wait for nothing."""
+        return True
+
+    def may_admit(self, waiting: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether a sequence that lacked blocks may find them, or more of its prefix, before a sequence leaves."""
+        return True
+
     def promise(self, sequence: Sequence) -> None:
         """The sequence is admitted in this step: what was looked up for it stays until then."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from ...types.sequence import NOT_DECODING, Sequence
@@ -251,11 +252,11 @@ class PagedTransaction:
         if tables and any_left:
             tables.grown(self.decode_step)
 
-    def end_decision(self, idle: bool) -> int:
+    def end_decision(self, computed: AbstractSet[Sequence]) -> int:
         """The step is decided: copies between GPU and host begin where blocks are offloaded.
 
         Args:
-            idle: Whether the step computes nothing and so takes no time.
+            computed: Sequences that compute a token in the step, which takes no time if there are none.
 
         Returns:
             Ticks that the step waits for copies.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 #: A name, and its place among the blocks of a request.
 Placed = tuple[int, int]
@@ -26,8 +26,6 @@ Placed = tuple[int, int]
 Rank = tuple[int, int]
 
 _WRITTEN = -1
-#: Stale entries of the heap are removed when they are more than the others, but not below this.
-_FEW = 64
 
 
 @dataclass(slots=True)
@@ -56,8 +54,9 @@ class HostCache:
         self._readers: dict[int, int] = {}
         self._ranks: dict[int, Rank] = {}
         self._evictable: set[int] = set()
-        # Entries are valid if the block is evictable and still has this rank.
+        # One entry a name, with a rank that it has or had: ranks only rise, so that a stale one is no later than its turn.
         self._heap: list[tuple[Rank, int]] = []
+        self._in_heap: set[int] = set()
         self._last_rank = 0
         self._uses: dict[int, _Use] = {}
 
@@ -126,7 +125,7 @@ class HostCache:
         for name in sorted(use.places, key=use.places.__getitem__, reverse=True):
             if name in self._readers:
                 self._last_rank += 1
-                self._rerank(name, (self._last_rank, 0))
+                self._ranks[name] = self._last_rank, 0
 
     def _rank_of(self, use: _Use) -> int:
         if not use.rank:
@@ -144,22 +143,13 @@ class HostCache:
         for name, place in new:
             use.places[name] = place
             if name in self._readers and self._ranks[name] < (rank, -place):
-                self._rerank(name, (rank, -place))
-
-    def _rerank(self, name: int, rank: Rank) -> None:
-        self._ranks[name] = rank
-        if name in self._evictable:
-            self._push(name)
+                self._ranks[name] = rank, -place
 
     def _make_evictable(self, name: int) -> None:
         self._evictable.add(name)
-        self._push(name)
-
-    def _push(self, name: int) -> None:
-        heappush(self._heap, (self._ranks[name], name))
-        if len(self._heap) > max(_FEW, 2 * len(self._evictable)):
-            self._heap = [(self._ranks[each], each) for each in self._evictable]
-            heapify(self._heap)
+        if name not in self._in_heap:
+            self._in_heap.add(name)
+            heappush(self._heap, (self._ranks[name], name))
 
     def _make_room(self, blocks: int, kept: set[int]) -> bool:
         """Evict until ``blocks`` places are free, but none of ``kept``. Returns whether there are so many; else nothing changes."""
@@ -170,12 +160,15 @@ class HostCache:
             return False
         passed = []
         while missing:
-            entry = heappop(self._heap)
-            rank, name = entry
-            if name not in self._evictable or self._ranks[name] != rank:
+            rank, name = heappop(self._heap)
+            if name in self._evictable and self._ranks[name] != rank:
+                heappush(self._heap, (self._ranks[name], name))
                 continue
-            if name in kept:
-                passed.append(entry)
+            if name in kept and name in self._evictable:
+                passed.append((rank, name))
+                continue
+            self._in_heap.remove(name)
+            if name not in self._evictable:
                 continue
             self._evictable.remove(name)
             del self._readers[name], self._ranks[name]

@@ -50,6 +50,12 @@ def planned(capsys: pytest.CaptureFixture, *tokens: str) -> dict:
 
 
 class TestCandidates:
+    def test_host_memory_is_an_axis_over_the_size_of_the_line(self):
+        line = parse_serve("vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 --kv-offloading-size 8")
+        found = candidates(line, ["h200"], Choices(kv_offloading_size=["none,40"]).axes())
+        assert [each.settings and each.settings.value("kv_offloading_size") for each in found] == [0, 40]
+        assert [each.name for each in found] == ["h200, kv_offloading_size=none", "h200, kv_offloading_size=40"]
+
     def test_every_combination_is_a_serve_line_with_other_flags(self):
         axes = Choices(tensor_parallel_size=["1,2"], kv_cache_dtype=["none", "fp8"]).axes()
         line = parse_serve("vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64 --kv-cache-dtype fp8")

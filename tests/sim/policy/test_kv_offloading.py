@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 
 from engine_runs import LONG_MODEL
-from fragmeter.sim.cluster import cluster, simulate_cluster
+from fragmeter.sim.cluster import cluster, cluster_summary, simulate_cluster
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.engine.run import Run, simulate
@@ -64,6 +64,10 @@ class _Log(Observer):
         self.lines: list[tuple[int, str]] = []
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:
+        if plan.preempted:
+            self.lines.append((now, f"preempt {[each.index for each in plan.preempted]}"))
+        elif plan.stalls:
+            self.lines.append((now, f"stall {[each.index for each in plan.stalls[0]]}"))
         if plan.admitted:
             self.lines.append((now, f"admit {[each.index for each in plan.admitted]}, {plan.prefill_tokens} tokens"))
         elif plan.order:
@@ -119,8 +123,8 @@ def test_a_story_of_a_prefix_that_is_loaded_while_another_request_runs():
         (2210, "step of 1, 100 ticks"),
         # The load ended at 2250, within a step.
         (2310, "admit [2], 1 tokens"),
-        (2310, "step of 2, 100 ticks"),
-        (2410, "step of 2, 100 ticks"),
+        # No copy goes on, so nothing is decided before the end.
+        (2310, "step of 2, 200 ticks"),
     ]
     tier = _tier(run)
     copies = tier.transfers.columns()
@@ -269,10 +273,17 @@ class _Feed(Observer):
         _follow(memory.cache.pool, "publish", lambda answer, *given: replay.publish(*given))
         _follow(memory.cache.pool, "take_many", lambda answer, count: replay.take(answer))
         _follow(memory.cache, "look_up", self._look_up_gpu)
+        _follow(memory, "end_load", self._end_load)
         if self._hides:
             tier.look_up = lambda sequence, names: 0
         else:
             _follow(tier, "look_up", lambda answer, one, names: replay.look_up(one.index, names, answer))
+
+    def _end_load(self, computed: int, sequence: Sequence) -> None:
+        """From now on the GPU has what was loaded, even if the sequence cannot be admitted yet."""
+        assert self.memory.cache is not None
+        names = self.memory.cache.names_of(sequence)[: self.memory.tier.loaded[sequence]]
+        assert names and all(self.replay.on_gpu.get(name) for name in names)
 
     def _look_up_gpu(self, found, sequence: Sequence) -> None:
         assert self.memory.cache is not None
@@ -283,7 +294,7 @@ class _Feed(Observer):
         memory, tier = self.memory, self.memory.tier
         assert memory.cache is not None and memory.group_tables is not None
         tables = [table for (table,) in memory.group_tables.tables.values()]
-        held = {block for table in tables for block in table}
+        held = {block for table in (*tables, *memory.deferred.values()) for block in table}
         assert memory.cache.pool.num_free == memory.num_blocks - len(held)
         assert tier.cache.used_blocks == self.replay.stored - self.replay.evicted <= tier.cache.num_blocks
         # What waits is in the queue, and has its blocks; what runs has no load.
@@ -344,15 +355,39 @@ def test_hits_by_tier_are_those_of_a_replay_and_leaps_change_nothing(case: Share
     assert min(run.window.slot_ticks.values()) >= 0 <= min(run.window.slot_steps.values())
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @few
 @given(case=shared_cases())
-def test_without_hits_on_the_host_all_is_as_without_offloading(case: SharedCase, ahead: bool):
+def test_without_hits_on_the_host_all_is_as_without_offloading(case: SharedCase):
+    """With synchronous scheduling; otherwise blocks come free later."""
     cost = _Costs(store_ticks=0)
-    run = simulate(_offloading(case, 1000, async_scheduling=ahead), case.workload, cost, observers=[_Feed(hides=True)])
-    without = simulate(caching_settings(case, async_scheduling=ahead), case.workload, cost)
+    run = simulate(_offloading(case, 1000, async_scheduling=False), case.workload, cost, observers=[_Feed(hides=True)])
+    without = simulate(caching_settings(case, async_scheduling=False), case.workload, cost)
     assert _outcome(run) == _outcome(without)
     assert run.window == without.window
+
+
+def _admissions(work: Workload, pool: int, host_blocks: int) -> list[tuple[int, str]]:
+    """What happens with asynchronous scheduling, without the steps."""
+    log = _Log()
+    simulate(_settings(pool, host_blocks, async_scheduling=True), work, _Costs(), observers=[log])
+    return [line for line in log.lines if not line[1].startswith("step")]
+
+
+def test_what_the_running_step_computes_in_vain_keeps_its_blocks_until_then():
+    """Request 0 ends at an EOS at 200, which the decision for that step does not know. Request 2 needs its blocks."""
+    work = Workload("vain", np.array([0, 0, 50]), np.array([9, 4, 21]), np.array([2, 8, 2]), np.array([9, 8, 2]))
+    first = (0, "admit [0, 1], 13 tokens")
+    # Freed after the decision at 200, or after the one at 300.
+    assert _admissions(work, 10, 0) == [first, (300, "admit [2], 21 tokens")]
+    assert _admissions(work, 10, 100) == [first, (400, "admit [2], 21 tokens")]
+
+
+def test_a_sequence_in_the_running_step_is_not_preempted():
+    """At 200 request 0 needs a sixth block. Request 1 may be written by the step from 100 on, so it only stalls at first."""
+    work = Workload("full", np.array([0, 0]), np.array([7, 7]), np.array([9, 9]), np.array([9, 9]))
+    first, last = (0, "admit [0, 1], 14 tokens"), (900, "admit [1], 5 tokens")
+    assert _admissions(work, 6, 0) == [first, (200, "preempt [1]"), last]
+    assert _admissions(work, 6, 100) == [first, (200, "stall [1]"), (300, "preempt [1]"), last]
 
 
 def test_size_0_is_no_offloading():
@@ -409,10 +444,28 @@ def test_what_is_not_simulated_is_refused(chosen: dict[str, object]):
         simulate(settings(**_V1 | chosen), work)
 
 
-def test_a_cluster_is_refused():
+def test_replicas_that_only_prefill_are_refused():
     work = Workload("one", np.zeros(2), np.array([10, 10]), np.array([2, 2]))
-    with pytest.raises(SettingError, match="^kv_offloading_size = 1.0: needs a single replica"):
-        simulate_cluster(settings(**_V1), work, cluster(num_replicas=2))
+    with pytest.raises(SettingError, match="^kv_offloading_size = 1.0: is not simulated where replicas only prefill"):
+        simulate_cluster(settings(**_V1), work, cluster(prefill_replicas=1, decode_replicas=1))
+
+
+@pytest.mark.parametrize("router", ["round-robin", "kv-aware"])
+def test_each_replica_of_a_fleet_is_a_server_with_a_host_of_its_own(router: str):
+    """What a replica did equals a run of its requests alone, also where a request arrives within a leap."""
+    work = _dense(7)
+    chosen = _settings(15, 40, async_scheduling=True)
+    cost = _Costs(load_ticks=40, store_ticks=90)
+    fleet = simulate_cluster(chosen, work, cluster(num_replicas=2, router=router), cost)
+    hits = 0
+    assert work.content is not None
+    for run, rows in zip(fleet.runs, fleet.rows, strict=True):
+        pieces = PromptContent(np.arange(len(rows) + 1), work.content.ids[rows], work.content.tokens[rows])
+        alone = simulate(chosen, replace(run.workload, content=pieces), cost)
+        table = requests_table(run)
+        assert table.equals(requests_table(alone))
+        hits += table["offloaded_tokens"].sum()
+    assert cluster_summary(fleet)["kv_offloading"]["hit_tokens"] == hits > 0
 
 
 @pytest.mark.slow
@@ -439,15 +492,19 @@ def test_hits_by_tier_on_a_published_trace_are_those_of_a_replay(file: str):
     assert feed.replay.hits and feed.replay.evicted
 
 
-@pytest.mark.parametrize(("host_blocks", "ahead"), [(12, False), (40, True)])
-def test_a_dense_load_is_that_of_a_replay(host_blocks: int, ahead: bool):
-    """Prefixes of six texts over a pool of 14 blocks: loads, evictions on the host, preemptions and waits for stores."""
-    draw = np.random.default_rng(5)
+def _dense(seed: int) -> Workload:
+    """Prefixes of six texts, and requests that arrive faster than they are served."""
+    draw = np.random.default_rng(seed)
     texts, lengths = draw.integers(0, 6, 120), draw.integers(4, 25, 120)
     content = PromptContent(np.arange(121), texts, lengths)
     arrivals, outputs = np.cumsum(draw.integers(0, 300, 120)), draw.integers(1, 25, 120)
-    work = Workload("dense", arrivals, lengths + draw.integers(1, 8, 120), outputs, content=content)
-    feed = _Feed()
+    return Workload("dense", arrivals, lengths + draw.integers(1, 8, 120), outputs, content=content)
+
+
+@pytest.mark.parametrize(("host_blocks", "ahead"), [(12, False), (40, True)])
+def test_a_dense_load_is_that_of_a_replay(host_blocks: int, ahead: bool):
+    """Over a pool of 14 blocks: loads, evictions on the host, preemptions and waits for stores."""
+    work, feed = _dense(5), _Feed()
     chosen = _settings(15, host_blocks, async_scheduling=ahead)
     run = simulate(chosen, work, _Costs(load_ticks=40, store_ticks=90), observers=[feed])
     _check_replayed(feed, run)
