@@ -7,6 +7,7 @@ warm. On a CPU the code is cold as well: the GEMMs of a layer run, untimed, betw
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from bisect import bisect_right
@@ -19,9 +20,10 @@ from torch import Tensor
 
 from ..devices.timing import Stopwatch, Work
 from ..model.batch import Batch, Rows
+from ..model.calls import Attention
 from ..model.graphs import captured_size
 from ..model.layers import Matrix, multiply
-from ..model.skeleton import Skeleton, attend
+from ..model.skeleton import Skeleton
 from . import points
 from .grid import Grid
 from .points import Point
@@ -239,10 +241,16 @@ class Probes:
             for table in (self._table(contexts, block_size, split) for _ in range(self._turns(read * layers)))
         ]
 
+        @functools.lru_cache(
+            maxsize=1
+        )  # as in a step, one call for all layers; only one has buffers of partial results
+        def attention(turn: int) -> Attention:
+            return Attention(self._device, _turn(rows, turn))
+
         def work(number: int) -> None:
             self._pass(self._between, query)
-            layer = number % layers
-            attend(self._device, _turn(rows, number // layers), out, query, keys[layer], self._pool.values[layer])
+            turn, layer = divmod(number, layers)
+            attention(turn)(out, query, keys[layer], self._pool.values[layer])
 
         return work
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...sim.types.errors import SettingError
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(NamedTuple):
     """A contiguous array of numpy, torch or CuPy.
 
     Attributes:
@@ -58,8 +58,8 @@ def view(field: str, array: Any) -> Array:
         found = Array(field, array.ctypes.data, array.shape, array.dtype.name, array.nbytes, "cpu", array)
         contiguous = array.flags.c_contiguous
     elif library == "torch":
-        dtype, size = str(array.dtype).removeprefix("torch."), array.numel() * array.element_size()
-        found = Array(field, array.data_ptr(), tuple(array.shape), dtype, size, str(array.device), array)
+        place = array.data_ptr(), tuple(array.shape), _dtype_of_torch(array.dtype), array.nbytes
+        found = Array(field, *place, _device_of_torch(array.device), array)
         contiguous = array.is_contiguous()
     elif library == "cupy":
         device = f"cuda:{array.device.id}"
@@ -70,6 +70,43 @@ def view(field: str, array: Any) -> Array:
     if not contiguous:
         raise SettingError(field, f"strides of {found.shape}", "must be contiguous (C order)")
     return found
+
+
+@functools.cache
+def _dtype_of_torch(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.cache
+def _device_of_torch(device: Any) -> str:
+    return str(device)
+
+
+def recognise(like: Array) -> Callable[[Any], int | None]:
+    """A cheap function that gives the address of an array with the type, shape, dtype, device and layout of ``like``.
+
+    The function returns None for any other array.
+    """
+    owner = like.owner
+    kind, shape, dtype = type(owner), owner.shape, owner.dtype
+    library = kind.__module__.partition(".")[0]
+
+    def of_numpy(array: Any) -> int | None:
+        same = type(array) is kind and array.shape == shape and array.dtype == dtype
+        return array.ctypes.data if same and array.flags.c_contiguous else None
+
+    def of_torch(array: Any) -> int | None:
+        same = type(array) is kind and array.shape == shape and array.dtype is dtype and array.device == device
+        return array.data_ptr() if same and array.is_contiguous() else None
+
+    def of_cupy(array: Any) -> int | None:
+        same = type(array) is kind and array.shape == shape and array.dtype == dtype and array.device.id == device.id
+        return array.data.ptr if same and array.flags.c_contiguous else None
+
+    if isinstance(owner, np.ndarray):
+        return of_numpy
+    device = owner.device
+    return of_torch if library == "torch" else of_cupy
 
 
 def views(**arrays: Any) -> tuple[Array, ...]:

@@ -73,7 +73,12 @@ def decode_attention(
     kernel = attention(f"decode_attention<{SCALARS[dtype]}, {head_dim}, {group_tile(dtype, group)}, {slots}>")
     if ring == RING_BYTES or not _on_tensor_cores(dtype, group):
         return kernel
-    return Kernel(f"#define FRAGMETER_RING_BYTES {ring}\n{kernel.text}", kernel.expression)
+    return Kernel(_with_ring(kernel.text, ring), kernel.expression)
+
+
+@functools.cache  # one object per text, so that a look-up of a compiled kernel compares no characters
+def _with_ring(text: str, ring: int) -> str:
+    return f"#define FRAGMETER_RING_BYTES {ring}\n{text}"
 
 
 def _on_tensor_cores(dtype: str, group: int) -> bool:
@@ -104,19 +109,24 @@ def merge_partitions(dtype: str, head_dim: int) -> Kernel:
 
 def prefill_attention(dtype: str, head_dim: int) -> Kernel:
     """Causal attention of new tokens over a paged cache."""
-    return Kernel(inlined(KERNELS / "prefill.cu"), f"prefill_attention<{SCALARS[dtype]}, {head_dim}>")
+    return Kernel(_kernel_text("prefill"), f"prefill_attention<{SCALARS[dtype]}, {head_dim}>")
 
 
 def merge_prefill(dtype: str, head_dim: int) -> Kernel:
     """The kernel that merges the partitions of :func:`prefill_attention`."""
-    return Kernel(inlined(KERNELS / "prefill.cu"), f"merge_prefill<{SCALARS[dtype]}, {head_dim}>")
+    return Kernel(_kernel_text("prefill"), f"merge_prefill<{SCALARS[dtype]}, {head_dim}>")
 
 
 def plain(name: str) -> Kernel:
     """A kernel without templates, in the file of its name."""
-    return Kernel(inlined(KERNELS / f"{name}.cu"), name)
+    return Kernel(_kernel_text(name), name)
 
 
 def attention(expression: str) -> Kernel:
     """An instance of the attention kernels, by its name in C++."""
-    return Kernel(inlined(KERNELS / "paged_attention.cu"), expression)
+    return Kernel(_kernel_text("paged_attention"), expression)
+
+
+@functools.cache
+def _kernel_text(name: str) -> str:
+    return inlined(KERNELS / f"{name}.cu")

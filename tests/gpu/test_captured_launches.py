@@ -37,12 +37,16 @@ class Launches:
     def places(self, kernel, threads, shared_bytes) -> int:
         return 396
 
-    def launch(self, kernel, grid, block, arguments, touched=(), shared_bytes=0) -> None:
+    def prepared(self, kernel, grid, block, arguments, changing=(), touched=(), shared_bytes=0):
         name = kernel.expression.partition("<")[0]
-        if name == "decode_attention":
-            self.seen.append((name, grid, int(arguments[-2])))
-        elif name == "merge_partitions":
-            self.seen.append((name, grid, int(arguments[-1])))
+
+        def launch(pointers=()) -> None:
+            if name == "decode_attention":
+                self.seen.append((name, grid, int(arguments[-2])))
+            elif name == "merge_partitions":
+                self.seen.append((name, grid, int(arguments[-1])))
+
+        return launch
 
 
 class Stopwatch:

@@ -121,7 +121,7 @@ def test_tensor_cores_read_shared_memory_without_bank_conflicts():
     out = np.full(16 * sum(rows), -1, np.int32)
     expression = f"places<{', '.join(map(str, source.HEAD_DIMS))}>"
     kernel = Kernel(inlined(KERNELS / "mma_decoder.cuh") + SWIZZLED, expression)
-    CpuKernels().launch(kernel, (1, 1, 1), (16, 1, 1), (arrays.view("out", out),))
+    CpuKernels().prepared(kernel, (1, 1, 1), (16, 1, 1), (arrays.view("out", out),))()
     for places in np.split(out, 16 * np.cumsum(rows)[:-1]):
         assert sorted(places) == list(range(places.size))
         for eight in places.reshape(2, 8, -1):

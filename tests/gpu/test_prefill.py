@@ -39,7 +39,7 @@ def run(given: dict, seed: int = 0, partition_tokens: int | None = None) -> np.n
     views = {name: arrays.view(name, one) if isinstance(one, np.ndarray) else one for name, one in named.items()}
     call = prefill.Call(**views)
     call.check()
-    call.run(CpuKernels(seed), partition_tokens)
+    call.prepared(CpuKernels(seed), partition_tokens).launch()
     return named["out"]
 
 
@@ -146,7 +146,7 @@ def run_far_away() -> tuple[np.ndarray, np.ndarray]:
     views = {name: arrays.view(name, one) if isinstance(one, np.ndarray) else one for name, one in named.items()}
     for name in ("query", "out", "key_cache", "value_cache"):
         views[name] = far_away(views[name])
-    prefill.Call(**views).run(CpuKernels())
+    prefill.Call(**views).prepared(CpuKernels()).launch()
     return named["out"], run(near)
 
 
