@@ -43,7 +43,12 @@ def prepare_reshape_and_cache(
 ) -> Prepared:
     """The checked call of :func:`reshape_and_cache`, without its launch; it takes the first four arguments of any layer."""
     key, value, key_cache, value_cache, slot_mapping = views(
-        key=key, value=value, key_cache=key_cache, value_cache=value_cache, slot_mapping=slot_mapping
+        *("key_cache", "value_cache"),
+        key=key,
+        value=value,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        slot_mapping=slot_mapping,
     )
     key.expect((None, None, None), *source.SCALARS)
     tokens, kv_heads, head_dim = key.shape
@@ -82,7 +87,7 @@ def copy_blocks(
         raise SettingError("key_caches", len(key_caches), f"one a layer, as value_caches ({len(value_caches)})")
     named = {f"key_caches[{layer}]": cache for layer, cache in enumerate(key_caches)}
     named |= {f"value_caches[{layer}]": cache for layer, cache in enumerate(value_caches)}
-    *caches, mapping = views(**named, block_mapping=block_mapping)
+    *caches, mapping = views(*named, **named, block_mapping=block_mapping)
     for cache in caches:
         cache.expect(caches[0].shape, caches[0].dtype)
     mapping.expect((None, 2), "int64")
@@ -113,7 +118,7 @@ def swap_blocks(source_cache: Any, destination_cache: Any, block_mapping: Any) -
         SettingError: A shape, dtype, device or block id does not fit, or host memory is not pinned.
     """
     source_cache = view("source_cache", source_cache)
-    destination_cache = view("destination_cache", destination_cache)
+    destination_cache = view("destination_cache", destination_cache, written=True)
     mapping = view("block_mapping", block_mapping)
     destination_cache.expect((None, *source_cache.shape[1:]), source_cache.dtype)
     mapping.expect((None, 2), "int64")

@@ -85,6 +85,7 @@ def prepare(
     Args and errors are those of :func:`forward`, with ``out`` as in :func:`forward_into`.
     """
     query, out, key_cache, value_cache, slot_starts, context_lens = views(
+        "out",
         query=query,
         out=out,
         key_cache=key_cache,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ...sim.types.errors import MissingExtra, SettingError
+from ...sim.types.errors import SettingError
 from .arguments import Argument, Arguments, Extent
 from .arrays import Array
 from .cpu_kernels import Span
+from .interop import cupy, is_of_torch
 from .source import Kernel
 
 #: Dynamic shared memory that a kernel may use without an opt-in (CUDA's cudaFuncAttributeMaxDynamicSharedMemorySize).
@@ -26,10 +26,7 @@ class CudaKernels:
     """
 
     def __init__(self, device: int) -> None:
-        try:
-            self._cupy = importlib.import_module("cupy")
-        except ModuleNotFoundError as error:
-            raise MissingExtra("arrays on a GPU need CuPy: pip install 'fragmeter[gpu]'") from error
+        self._cupy = cupy()
         self._device = device
         attributes = self._cupy.cuda.Device(device).attributes
         self._multiprocessors: int = attributes["MultiProcessorCount"]
@@ -116,9 +113,7 @@ class CudaKernels:
 
     def _current_stream(self, arguments: Iterable[Argument]) -> Callable[[], int]:
         """Gives the handle of the stream that is current when it is called: torch's for torch arrays, else CuPy's."""
-        torch = sys.modules.get("torch")
-        owners = (argument.owner for argument in arguments if isinstance(argument, Array))
-        if torch is not None and any(isinstance(owner, torch.Tensor) for owner in owners):
-            of_torch = torch.cuda.current_stream
+        if any(is_of_torch(argument.owner) for argument in arguments if isinstance(argument, Array)):
+            of_torch = sys.modules["torch"].cuda.current_stream
             return lambda: of_torch(self._device).cuda_stream
         return lambda: self._cupy.cuda.get_current_stream().ptr

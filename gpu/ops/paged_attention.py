@@ -110,6 +110,7 @@ def prepare(
     Args and errors are those of :func:`forward`, with ``out`` as in :func:`paged_attention_cuda_forward`.
     """
     query, out, key_cache, value_cache, block_tables, context_lens = views(
+        "out",
         query=query,
         out=out,
         key_cache=key_cache,

@@ -68,7 +68,7 @@ def _checked(wanted: Array, array: Any) -> int:
     Raises:
         SettingError: It is not; names the field, its value and the expected one.
     """
-    found = view(wanted.field, array)
+    found = view(wanted.field, array, wanted.written)
     for attribute in ("shape", "dtype", "device"):
         value, expected = getattr(found, attribute), getattr(wanted, attribute)
         if value != expected:

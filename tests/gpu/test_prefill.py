@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -135,7 +134,7 @@ def test_blocks_may_be_larger_than_any_context():
 def far_away(array: arrays.Array, scalars: int = 2**31) -> arrays.Array:
     """As if so many scalars came first, without their memory."""
     extra_bytes = scalars * np.dtype(array.dtype).itemsize
-    return replace(array, pointer=array.pointer - extra_bytes, nbytes=array.nbytes + extra_bytes)
+    return array._replace(pointer=array.pointer - extra_bytes, nbytes=array.nbytes + extra_bytes)
 
 
 def run_far_away() -> tuple[np.ndarray, np.ndarray]:
