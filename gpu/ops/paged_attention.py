@@ -146,7 +146,7 @@ def checked(
     checks.limit("max_context_len", max_context_len)
     checks.tables(block_tables, query.shape[0], block_size, max_context_len)
     context_lens.expect((query.shape[0],), "int32")
-    slots = Slots("PagedSlots", block_tables, block_size)
+    slots = Slots("PagedSlots" if block_size % source.TILE_TOKENS else "PagedTiles", block_tables, block_size)
     return Decode(query, out, key_cache, value_cache, slots, context_lens, max_context_len)
 
 
@@ -191,7 +191,7 @@ class Decode:
         return self.query.shape[1] // self.kv_heads
 
     def prepared(self, kernels: Kernels, partition_tokens: int | None = None) -> Prepared:
-        """The call without its launch; ``partition_tokens`` overrides the split of :func:`partition_size`."""
+        """The call without its launch; ``partition_tokens``, a multiple of 16, overrides the split of :func:`partition_size`."""
         batch, heads, head_dim = self.query.shape
         ring = source.ring_bytes(kernels.multiprocessor_shared_bytes)
         decode = source.decode_attention(self.query.dtype, head_dim, self.group, self.slots.rule, ring)

@@ -16,8 +16,10 @@ _INCLUDE = re.compile(r'^#include "(?P<name>[\w./]+)"$')
 #: The C++ type of each cache dtype.
 SCALARS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 HEAD_DIMS = (64, 80, 96, 112, 128, 256)
-#: Rules for a token's slot: from a block table, or relative to the sequence's first slot.
-SLOT_RULES = ("PagedSlots", "ContiguousSlots")
+#: Rules for a token's slot: from a block table, the same with one look-up a tile, or relative to the sequence's first slot.
+SLOT_RULES = ("PagedSlots", "PagedTiles", "ContiguousSlots")
+#: ``PagedTiles`` needs blocks and partitions of a multiple of so many tokens.
+TILE_TOKENS = 16
 #: Warps of a block of the decode kernel.
 DECODE_WARPS = 4
 #: Shared memory of the rings of a block on tensor cores: by default, and where a multiprocessor has less than this.

@@ -154,7 +154,7 @@ def test_device_arrays_are_launched_on_their_device_and_the_current_stream(cupy)
     assert gpu_cases.error(out.get(), gpu_cases.expected(given)) <= 1e-3
     # 6 columns for the 8 places of 4 multiprocessors: 4 partitions of 320 tokens fill them three times.
     assert cupy.launched == [
-        ("decode_attention<__half, 64, 8, PagedSlots>", (2, 4, 3), 3, 0),
+        ("decode_attention<__half, 64, 8, PagedTiles>", (2, 4, 3), 3, 0),
         ("merge_partitions<__half, 64>", (8, 3, 1), 3, 0),
     ]
 
