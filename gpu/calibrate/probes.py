@@ -7,7 +7,6 @@ warm. On a CPU the code is cold as well: the GEMMs of a layer run, untimed, betw
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from bisect import bisect_right
@@ -240,17 +239,16 @@ class Probes:
             Rows(slice(0, len(query)), held, split, block_size, table, None, starts, max(lens, default=1))
             for table in (self._table(contexts, block_size, split) for _ in range(self._turns(read * layers)))
         ]
-
-        @functools.lru_cache(
-            maxsize=1
-        )  # as in a step, one call for all layers; only one has buffers of partial results
-        def attention(turn: int) -> Attention:
-            return Attention(self._device, _turn(rows, turn))
+        attention: Attention | None = None
 
         def work(number: int) -> None:
             self._pass(self._between, query)
+            nonlocal attention
             turn, layer = divmod(number, layers)
-            attention(turn)(out, query, keys[layer], self._pool.values[layer])
+            # As in a step, one call for all layers. A capture begins with number 0, so that its buffers are its own.
+            if layer == 0 or attention is None:
+                attention = Attention(self._device, _turn(rows, turn))
+            attention(out, query, keys[layer], self._pool.values[layer])
 
         return work
 

@@ -108,6 +108,22 @@ def test_captured_steps_split_other_than_eager_ones(launches):
     assert eager[2] == paged_attention.partition_size(2100, 16, 396)
 
 
+def test_a_capture_shares_no_buffers_with_the_calls_before_it(launches, monkeypatch):
+    """Buffers from before a capture would be free for other tensors while its graph still writes to them."""
+    made = []
+    empty = paged_attention.empty
+    monkeypatch.setattr(paged_attention, "empty", lambda *how: made.append(how[0]) or empty(*how))
+    known = {**NO_SIZES, "batches": (8,), "contexts": (2300,)}
+    probes = Probes(skeleton(True), replace(calibrate_grid.QUICK, **known), Stopwatch(), seed=3)
+    with torch.inference_mode():
+        work = next(probe.work for probe in probes.operations() if probe.point["op"] == "decode_attention")
+        for _ in range(2):  # a warm-up, and a capture
+            made.clear()
+            for number in range(2 * SPEC.num_layers):
+                work(number)
+            assert made == ["partial_states", "partial_values"] * 2
+
+
 def test_beside_a_prompt_decodes_are_timed_as_they_run_eager(launches):
     """A step with a prompt is not captured."""
     found = of_a_probe(launches, 5, 1500, chunks=(64,), prefixes=(0,), mixed=((5, 1500, 64, 0),))
