@@ -42,9 +42,11 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
     };
     static constexpr int kFitting = FRAGMETER_RING_BYTES / (kWarps * 2 * (int)sizeof(Piece));
     static constexpr int kStages = kFitting > 1 ? kFitting : 1;
-    // Copies that a lane issues at once; more would use registers that 16 heads of 256 dimensions need, most on sm_120.
+    // Copies that a lane issues at once; more would use registers that 16 heads of 256 dimensions need, most on sm_120, and 16 of
+    // 80 on sm_90a, where the assembler gives them no more than 128.
     static constexpr bool kTight = kHeadDim == 256 && kGroup == 16 && FRAGMETER_RING_BYTES < 72 * 1024;
-    static constexpr int kFetches = kTight ? (Slots::kConsecutive ? 4 : 2) : 8;
+    static constexpr bool kCapped = kHeadDim == 80 && kGroup == 16;
+    static constexpr int kFetches = kTight ? (Slots::kConsecutive ? 4 : 2) : kCapped ? 2 : 8;
     struct Ring {  // per warp
         Piece keys[kStages], values[kStages];
     };

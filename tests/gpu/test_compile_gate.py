@@ -27,7 +27,7 @@ TIGHTEST = source.prefill_attention("float32", 256)
 #: The widest and the plainest instances, each dtype once.
 SOME = [
     source.decode_attention("float16", 128, 8, "PagedTiles"),
-    source.decode_attention("bfloat16", 80, 16),
+    source.decode_attention("bfloat16", 80, 16, "PagedTiles"),
     source.decode_attention("float16", 256, 16, "PagedTiles"),
     source.decode_attention("float32", 256, 1),
     source.decode_attention("float16", 128, 8, "ContiguousSlots"),
