@@ -27,13 +27,13 @@ def ours(device: Device, caches: Caches) -> Work:
     """The device's own implementation: our kernel on a GPU."""
     if caches.shape.latent_dim is not None:
         raise Unable("no kernel for latent attention yet")
-    out, context = torch.empty_like(caches.query), caches.shape.context
-    held = caches.keys, caches.values
+    layer = torch.empty_like(caches.query), caches.query, caches.keys, caches.values
+    sizes = caches.context_lens, BLOCK_SIZE, caches.shape.context
+    calls = [device.prepared("decode_attention", *layer, tables, *sizes) for tables in caches.block_tables]
 
     def work(number: int) -> torch.Tensor:
-        tables = caches.block_tables[number % caches.sets]
-        device.decode_attention(out, caches.query, *held, tables, caches.context_lens, BLOCK_SIZE, context)
-        return out
+        calls[number % caches.sets](*layer)
+        return layer[0]
 
     return work
 

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from ..devices.timing import Stopwatch, Work
 from ..model.batch import Batch, Rows
+from ..model.calls import Attention
 from ..model.graphs import captured_size
 from ..model.layers import Matrix, multiply
-from ..model.skeleton import Skeleton, attend
+from ..model.skeleton import Skeleton
 from . import points
 from .grid import Grid
 from .points import Point
@@ -238,11 +239,16 @@ class Probes:
             Rows(slice(0, len(query)), held, split, block_size, table, None, starts, max(lens, default=1))
             for table in (self._table(contexts, block_size, split) for _ in range(self._turns(read * layers)))
         ]
+        attention: Attention | None = None
 
         def work(number: int) -> None:
             self._pass(self._between, query)
-            layer = number % layers
-            attend(self._device, _turn(rows, number // layers), out, query, keys[layer], self._pool.values[layer])
+            nonlocal attention
+            turn, layer = divmod(number, layers)
+            # As in a step, one call for all layers. A capture begins with number 0, so that its buffers are its own.
+            if layer == 0 or attention is None:
+                attention = Attention(self._device, _turn(rows, turn))
+            attention(out, query, keys[layer], self._pool.values[layer])
 
         return work
 

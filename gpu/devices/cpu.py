@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from ..ops.prepared import LayerCall, Operation
+
 #: Options of glibc's ``malloc.h``: minimum size of separately mapped arrays, and amount of free memory to give back.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _LARGE = 1 << 30
@@ -123,6 +125,11 @@ class CpuDevice:
             key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
         for new, cache in ((key, key_cache), (value, value_cache)):
             cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new)
+
+    def prepared(self, operation: Operation, *arguments: Any) -> LayerCall:
+        """As :meth:`devices.Device.prepared`: torch checks every call anyway."""
+        call, rest = getattr(self, operation), arguments[4:]
+        return lambda *tensors: call(*tensors, *rest)
 
     def copy_blocks(self, key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any) -> None:
         """Copy whole blocks within each cache."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
 from ...sim.types.errors import MissingExtra, SettingError, UserError
 from ..ops import cache, contiguous, paged_attention, prefill
+from ..ops.prepared import LayerCall, Operation
 from .cpu import CpuDevice
 from .probe import probe
 
@@ -30,6 +31,14 @@ _LIMITS = {
 }
 
 
+_PREPARE: dict[Operation, Callable[..., LayerCall]] = {
+    "decode_attention": paged_attention.prepare,
+    "prefill_attention": prefill.prepare,
+    "contiguous_attention": contiguous.prepare,
+    "reshape_and_cache": cache.prepare_reshape_and_cache,
+}
+
+
 class _KernelDevice:
     """The calls that run kernels; the location of the tensors selects the build."""
 
@@ -39,6 +48,10 @@ class _KernelDevice:
     reshape_and_cache = staticmethod(cache.reshape_and_cache)
     copy_blocks = staticmethod(cache.copy_blocks)
     swap_blocks = staticmethod(cache.swap_blocks)
+
+    def prepared(self, operation: Operation, *arguments: Any) -> LayerCall:
+        """As :meth:`Device.prepared`."""
+        return _PREPARE[operation](*arguments)
 
 
 class ShimDevice(_KernelDevice, CpuDevice):
@@ -167,6 +180,13 @@ class Device(Protocol):
 
     def reshape_and_cache(self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> None:
         """:func:`cache.reshape_and_cache`."""
+
+    def prepared(self, operation: Operation, *arguments: Any) -> LayerCall:
+        """A call of an operation with its positional arguments, checked once for all layers of a step.
+
+        The result takes the first four arguments, the tensors of a layer: ``out``, ``query`` and the caches, or ``key``,
+        ``value`` and the caches. The others are its own, so it is valid for one step.
+        """
 
     def copy_blocks(self, key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any) -> None:
         """:func:`cache.copy_blocks`."""

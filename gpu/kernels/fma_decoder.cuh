@@ -55,6 +55,8 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder
         uint4 values[kStages][kSteps][kLoads][32];
     };
 
+    using Rows = typename Tokens<Scalar, Slots>::Rows;
+
     const Tokens<Scalar, Slots> tokens;
     Ring &ring;
     const int warp = threadIdx.x / 32, row = threadIdx.x % 32 / kLanes, lane = threadIdx.x % kLanes;
@@ -84,24 +86,23 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder
         return tokens.start + (tile * kWarps + warp) * kTile;
     }
 
-    // Lane l computes the offset of the tile's token l.
-    __device__ __forceinline__ long long find_rows(int tile) const {
-        return tokens.template row<kHeadDim>(first_token(tile) + (int)threadIdx.x % kTile);
+    __device__ __forceinline__ Rows find_rows(int tile) const {
+        return tokens.template rows<kHeadDim, kTile>(first_token(tile));
     }
 
     // Lanes past the head's end and tokens past the sequence's end get zeros.
-    __device__ __forceinline__ void fetch(int tile, long long rows) {
+    __device__ __forceinline__ void fetch(int tile, const Rows &rows) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-            const long long first = __shfl_sync(kFullWarp, rows, step * kRows + row);
+            const Row token = tokens.template row_of<kHeadDim>(rows, step * kRows + row);
 #pragma unroll
             for (int load = 0; load < kLoads; ++load) {
                 const int part = dimension(load * kEach);
-                const bool valid = first != kNoRow && part < kHeadDim;
-                const long long offset = valid ? first + part : 0;
+                const bool valid = token.valid && part < kHeadDim;
+                const int within = part < kHeadDim ? token.within + part : 0;
                 const int stage = tile % kStages, own = threadIdx.x % 32;
-                ptx::cp_async16(&ring.keys[stage][step][load][own], tokens.keys + offset, valid);
-                ptx::cp_async16(&ring.values[stage][step][load][own], tokens.values + offset, valid);
+                ptx::cp_async16(&ring.keys[stage][step][load][own], tokens.keys + token.first + within, valid);
+                ptx::cp_async16(&ring.values[stage][step][load][own], tokens.values + token.first + within, valid);
             }
         }
         ptx::cp_async_commit();
@@ -163,10 +164,10 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder
     }
 
     __device__ __forceinline__ void run() {
-        long long rows[kStages];
+        Rows rows[kStages];
 #pragma unroll
         for (int tile = 0; tile < kStages; ++tile) rows[tile] = find_rows(tile);
-        long long ahead = find_rows(kStages);  // a tile before they are needed: a block table lookup takes long
+        Rows ahead = find_rows(kStages);  // a tile before they are needed: a block table lookup takes long
 #pragma unroll
         for (int tile = 0; tile < kStages; ++tile) fetch(tile, rows[tile]);
         for (int tile = 0; first_token(tile) < tokens.end; ++tile) {

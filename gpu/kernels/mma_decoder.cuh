@@ -42,11 +42,16 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
     };
     static constexpr int kFitting = FRAGMETER_RING_BYTES / (kWarps * 2 * (int)sizeof(Piece));
     static constexpr int kStages = kFitting > 1 ? kFitting : 1;
-    // Copies that a lane issues at once; more would use registers that 16 heads of 256 dimensions need, most on sm_120.
-    static constexpr int kFetches = kHeadDim == 256 && kGroup == 16 && FRAGMETER_RING_BYTES < 72 * 1024 ? 2 : 8;
+    // Copies that a lane issues at once; more would use registers that 16 heads of 256 dimensions need, most on sm_120, and 16 of
+    // 80 on sm_90a, where the assembler gives them no more than 128.
+    static constexpr bool kTight = kHeadDim == 256 && kGroup == 16 && FRAGMETER_RING_BYTES < 72 * 1024;
+    static constexpr bool kCapped = kHeadDim == 80 && kGroup == 16;
+    static constexpr int kFetches = kTight ? (Slots::kConsecutive ? 4 : 2) : kCapped ? 2 : 8;
     struct Ring {  // per warp
         Piece keys[kStages], values[kStages];
     };
+
+    using Rows = typename Tokens<Scalar, Slots>::Rows;
 
     const Tokens<Scalar, Slots> tokens;
     Ring &ring;
@@ -86,20 +91,33 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
         return tokens.start + (tile * kWarps + warp) * kTile;
     }
 
-    // Lane l computes the offset of the tile's token l % 16.
-    __device__ __forceinline__ long long find_rows(int tile) const {
-        return tokens.template row<kHeadDim>(first_token(tile) + lane % kTile);
+    __device__ __forceinline__ Rows find_rows(int tile) const {
+        return tokens.template rows<kHeadDim, kTile>(first_token(tile));
+    }
+
+    // What a lane copies in a step of a tile: 16 bytes of a token, and their place. Where 32 lanes copy whole rows, steps differ by
+    // constants: kRows tokens, and in their places an xor, since lane / kRowLoads has only bits below kRows, a power of two.
+    static constexpr bool kWholeRows = 32 % kRowLoads == 0;
+    static constexpr int kRows = 32 / kRowLoads;
+
+    __device__ __forceinline__ int token_of(int step) const {
+        return kWholeRows ? step * kRows + lane / kRowLoads : (step * 32 + lane) / kRowLoads;
+    }
+    __device__ __forceinline__ int load_of(int step) const {
+        return (kWholeRows ? lane : step * 32 + lane) % kRowLoads;
+    }
+    __device__ __forceinline__ int place_of(int step) const {
+        if (!kWholeRows) return swizzled(token_of(step), load_of(step));
+        return step * 32 + (swizzled(lane / kRowLoads, lane % kRowLoads) ^ step * kRows % 8);
     }
 
     // Tokens past the sequence's end get zeros: a weight of zero does not cancel a NaN or infinity in stale memory.
-    __device__ __forceinline__ void fetch(Piece &piece, const Scalar *cache, long long rows) {
+    __device__ __forceinline__ void fetch(Piece &piece, const Scalar *cache, const Rows &rows) {
 #pragma unroll kFetches
         for (int step = 0; step < kTile * kRowLoads / 32; ++step) {
-            const int row = (step * 32 + lane) / kRowLoads, load = (step * 32 + lane) % kRowLoads;
-            const long long first = __shfl_sync(kFullWarp, rows, row);
-            const bool valid = first != kNoRow;
-            const long long offset = valid ? first + load * kPerLoad<Scalar> : 0;
-            ptx::cp_async16(&piece.loads[swizzled(row, load)], cache + offset, valid);
+            const Row row = tokens.template row_of<kHeadDim>(rows, token_of(step));
+            ptx::cp_async16(&piece.loads[place_of(step)],
+                            cache + row.first + (row.within + load_of(step) * kPerLoad<Scalar>), row.valid);
         }
         ptx::cp_async_commit();
     }
@@ -168,10 +186,10 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
     }
 
     __device__ __forceinline__ void run() {
-        long long rows[kStages];
+        Rows rows[kStages];
 #pragma unroll
         for (int tile = 0; tile < kStages; ++tile) rows[tile] = find_rows(tile);
-        long long ahead = find_rows(kStages);  // a tile before they are needed: a block table lookup takes long
+        Rows ahead = find_rows(kStages);  // a tile before they are needed: a block table lookup takes long
 #pragma unroll
         for (int tile = 0; tile < kStages; ++tile) {
             fetch(ring.keys[tile], tokens.keys, rows[tile]);

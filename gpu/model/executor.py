@@ -19,8 +19,9 @@ from ...sim.spec import ModelSpec
 from ...sim.types.errors import SettingError
 from ..devices.devices import Device
 from .batch import Batch, Inputs, Stager
+from .calls import StepCalls
 from .pool import KvPool
-from .skeleton import DTYPES, attend
+from .skeleton import DTYPES
 
 #: Increment and multipliers of SplitMix64 (Steele, Lea and Flood 2014), as signed integers.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -136,16 +137,17 @@ class Executor:
         """Execute the moves and writes of the next step; returns the inputs of :meth:`attention`."""
         move(self.pool, self.plan, self.plan.step(step))
         inputs = self._stager.inputs(batch(self.plan, step), self.place)
+        calls = StepCalls(self._device, inputs)
         for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
             key, value = (self.drawn(kind, layer, inputs.token_ids, inputs.positions) for kind in (KEY, VALUE))
-            self._device.reshape_and_cache(key, value, keys, values, inputs.slot_mapping)
+            calls.write(key, value, keys, values)
         return inputs
 
     @torch.inference_mode()
     def attention(self, step: int, inputs: Inputs) -> list[Tensor]:
         """Attention of the step that :meth:`advance` has just written, one layer at a time: ``[new tokens, heads, head_dim]``."""
-        order = _order(self.plan.step(step).query_tokens)
-        return [self._attend(layer, inputs)[order] for layer in range(self.model.num_layers)]
+        order, calls = _order(self.plan.step(step).query_tokens), StepCalls(self._device, inputs)
+        return [self._attend(layer, inputs, calls)[order] for layer in range(self.model.num_layers)]
 
     def drawn(self, kind: int, layer: int, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Keys, values or queries of tokens, in the dtype of the caches."""
@@ -172,12 +174,10 @@ class Executor:
                 cache.fill_(torch.nan)
                 cache.flatten(0, 1)[slots] = self.drawn(kind, layer, token_ids, positions)
 
-    def _attend(self, layer: int, inputs: Inputs) -> Tensor:
+    def _attend(self, layer: int, inputs: Inputs, calls: StepCalls) -> Tensor:
         query = self.drawn(QUERY, layer, inputs.token_ids, inputs.positions)
         out = torch.full_like(query, torch.nan)
-        for rows in filter(None, (inputs.decodes, inputs.prefills)):
-            held = self.pool.keys[layer], self.pool.values[layer]
-            attend(self._device, rows, out[rows.tokens], query[rows.tokens], *held)
+        calls.attend(out, query, self.pool.keys[layer], self.pool.values[layer])
         return out
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from ...sim.spec import ModelSpec
 from ...sim.types.errors import SettingError
 from ..devices.devices import Device
-from .batch import Batch, Inputs, Rows, Stager
+from .batch import Batch, Inputs, Stager
+from .calls import StepCalls
 from .graphs import DecodeGraphs
 from .layers import check_shape, draw_weights
 from .pool import KvPool, require_room
@@ -95,31 +96,15 @@ class Skeleton:
     def forward(self, inputs: Inputs) -> Tensor:
         """A step with its inputs on the device."""
         hidden, rotary = self.weights.embed(inputs.token_ids, inputs.positions)
+        calls = StepCalls(self.device, inputs)
         for number, layer in enumerate(self.weights.layers):
-            hidden = layer.forward(hidden, rotary, functools.partial(self.attend, number, inputs))
+            hidden = layer.forward(hidden, rotary, functools.partial(self.attend, number, calls))
         return self.weights.logits(hidden[inputs.last_tokens])
 
-    def attend(self, layer: int, inputs: Inputs, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(self, layer: int, calls: StepCalls, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write keys and values of a layer, and attend to all tokens of the rows."""
         keys, values = self.pool.keys[layer], self.pool.values[layer]
-        self.device.reshape_and_cache(key, value, keys, values, inputs.slot_mapping)
+        calls.write(key, value, keys, values)
         out = torch.empty_like(query)
-        for rows in filter(None, (inputs.decodes, inputs.prefills)):
-            attend(self.device, rows, out[rows.tokens], query[rows.tokens], keys, values)
+        calls.attend(out, query, keys, values)
         return out
-
-
-def attend(device: Device, rows: Rows, out: Tensor, query: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Attention of ``rows`` over one layer's caches; layout and lengths of the rows select the operation."""
-    shape = keys.shape[2:]
-    if rows.block_tables is None:
-        slots = (keys.view(-1, *shape), values.view(-1, *shape))
-        device.contiguous_attention(out, query, *slots, rows.slot_starts, rows.context_lens, rows.max_context_len)
-        return
-    blocks = (keys.view(-1, rows.block_size, *shape), values.view(-1, rows.block_size, *shape))
-    held = (rows.block_size, rows.max_context_len)
-    if rows.query_start_loc is None:
-        device.decode_attention(out, query, *blocks, rows.block_tables, rows.context_lens, *held)
-        return
-    lens = (rows.block_size, rows.max_query_len, rows.max_context_len)
-    device.prefill_attention(out, query, *blocks, rows.block_tables, rows.query_start_loc, rows.context_lens, *lens)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...sim.types.errors import SettingError
+from .interop import adopted, is_of_cupy, is_of_torch
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
-    """A contiguous array of numpy, torch or CuPy.
+class Array(NamedTuple):
+    """A contiguous array.
 
     Attributes:
         field: The caller's name of the array, for errors.
@@ -22,7 +23,8 @@ class Array:
         dtype: Its element type by the name that all three libraries use: ``float16``, ``bfloat16``, ``int32``, ...
         nbytes: Its size in bytes.
         device: ``cpu``, or ``cuda:`` and a number.
-        owner: The array itself, which keeps the memory alive.
+        owner: The array itself, of numpy, torch or CuPy, which keeps the memory alive.
+        written: Whether kernels write to it.
     """
 
     field: str
@@ -32,6 +34,7 @@ class Array:
     nbytes: int
     device: str
     owner: Any
+    written: bool = False
 
     def expect(self, shape: tuple[int | None, ...], *dtypes: str) -> None:
         """Check shape (``None`` matches any extent) and dtype.
@@ -47,38 +50,81 @@ class Array:
             raise SettingError(f"{self.field}.dtype", self.dtype, f"must be {' or '.join(dtypes)}")
 
 
-def view(field: str, array: Any) -> Array:
+def view(field: str, array: Any, written: bool = False) -> Array:
     """The array's address, shape, dtype and device, without a copy.
 
+    Args:
+        field: The caller's name of the array, for errors.
+        array: An array of numpy, torch or CuPy, or of a library with an interface of :mod:`interop`.
+        written: Whether kernels write to it.
+
     Raises:
-        SettingError: ``array`` is not an array, or is not contiguous.
+        SettingError: ``array`` is not an array, is not contiguous, or is read-only and written.
     """
-    library = type(array).__module__.partition(".")[0]
     if isinstance(array, np.ndarray):
-        found = Array(field, array.ctypes.data, array.shape, array.dtype.name, array.nbytes, "cpu", array)
+        place = array.ctypes.data, array.shape, array.dtype.name, array.nbytes
+        found = Array(field, *place, "cpu", array, written)
         contiguous = array.flags.c_contiguous
-    elif library == "torch":
-        dtype, size = str(array.dtype).removeprefix("torch."), array.numel() * array.element_size()
-        found = Array(field, array.data_ptr(), tuple(array.shape), dtype, size, str(array.device), array)
+        if written and not array.flags.writeable:
+            raise SettingError(field, "read-only memory", "is written: must be writable")
+    elif is_of_torch(array):
+        place = array.data_ptr(), tuple(array.shape), _dtype_of_torch(array.dtype), array.nbytes
+        found = Array(field, *place, _device_of_torch(array.device), array, written)
         contiguous = array.is_contiguous()
-    elif library == "cupy":
-        device = f"cuda:{array.device.id}"
-        found = Array(field, array.data.ptr, array.shape, array.dtype.name, array.nbytes, device, array)
+    elif is_of_cupy(array):
+        place = array.data.ptr, array.shape, array.dtype.name, array.nbytes
+        found = Array(field, *place, f"cuda:{array.device.id}", array, written)
         contiguous = array.flags.c_contiguous
     else:
-        raise SettingError(field, type(array).__name__, "must be a numpy array, a torch tensor or a CuPy array")
+        return view(field, adopted(field, array, written), written)
     if not contiguous:
         raise SettingError(field, f"strides of {found.shape}", "must be contiguous (C order)")
     return found
 
 
-def views(**arrays: Any) -> tuple[Array, ...]:
-    """:func:`view` of each array; all must be on one device.
+@functools.cache
+def _dtype_of_torch(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.cache
+def _device_of_torch(device: Any) -> str:
+    return str(device)
+
+
+def recognise(like: Array) -> Callable[[Any], int | None]:
+    """A cheap function that gives the address of an array with the type, shape, dtype, device and layout of ``like``.
+
+    The function returns None for any other array.
+    """
+    owner, written = like.owner, like.written
+    kind, shape, dtype = type(owner), owner.shape, owner.dtype
+
+    def of_numpy(array: Any) -> int | None:
+        same = type(array) is kind and array.shape == shape and array.dtype == dtype and array.flags.c_contiguous
+        return array.ctypes.data if same and (array.flags.writeable or not written) else None
+
+    def of_torch(array: Any) -> int | None:
+        same = type(array) is kind and array.shape == shape and array.dtype is dtype and array.device == device
+        return array.data_ptr() if same and array.is_contiguous() else None
+
+    def of_cupy(array: Any) -> int | None:
+        same = type(array) is kind and array.shape == shape and array.dtype == dtype and array.device.id == device.id
+        return array.data.ptr if same and array.flags.c_contiguous else None
+
+    if isinstance(owner, np.ndarray):
+        return of_numpy
+    device = owner.device
+    return of_torch if is_of_torch(owner) else of_cupy
+
+
+def views(*written: str, **arrays: Any) -> tuple[Array, ...]:
+    """:func:`view` of each array, of which kernels write to those named in ``written``; all must be on one device.
 
     Raises:
         SettingError: As :func:`view`; or the devices differ.
     """
-    found = tuple(view(field, array) for field, array in arrays.items())
+    found = tuple(view(field, array, field in written) for field, array in arrays.items())
     for other in found[1:]:
         if other.device != found[0].device:
             raise SettingError(other.field, other.device, f"must be on {found[0].device}, as {found[0].field} is")
@@ -89,7 +135,7 @@ def empty(field: str, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
     """A new array of the library and on the device of ``like``."""
     if isinstance(like.owner, np.ndarray):
         made = np.empty(shape, like.owner.dtype if dtype == like.dtype else dtype)
-    elif type(like.owner).__module__.partition(".")[0] == "torch":
+    elif is_of_torch(like.owner):
         torch = importlib.import_module("torch")
         made = torch.empty(shape, dtype=getattr(torch, dtype), device=like.owner.device)
     else:
@@ -102,7 +148,7 @@ def from_host(field: str, values: np.ndarray, like: Array) -> Array:
     """``values`` in a new array of the library and on the device of ``like``."""
     if isinstance(like.owner, np.ndarray):
         made = values
-    elif type(like.owner).__module__.partition(".")[0] == "torch":
+    elif is_of_torch(like.owner):
         made = importlib.import_module("torch").from_numpy(values).to(like.owner.device)
     else:
         with like.owner.device:

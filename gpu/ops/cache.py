@@ -12,6 +12,7 @@ from . import source
 from .arrays import Array, from_host, on_host, view, views
 from .cpu_kernels import Span
 from .launching import kernels_for
+from .prepared import Prepared, require_aligned
 
 #: Threads of a block; together they copy a row of 4,096 bytes in one iteration.
 THREADS = 256
@@ -34,8 +35,20 @@ def reshape_and_cache(
     Raises:
         SettingError: A shape, dtype, device or (if checked) slot does not fit.
     """
+    prepare_reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, check_ids=check_ids).launch()
+
+
+def prepare_reshape_and_cache(
+    key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, *, check_ids: bool = False
+) -> Prepared:
+    """The checked call of :func:`reshape_and_cache`, without its launch; it takes the first four arguments of any layer."""
     key, value, key_cache, value_cache, slot_mapping = views(
-        key=key, value=value, key_cache=key_cache, value_cache=value_cache, slot_mapping=slot_mapping
+        *("key_cache", "value_cache"),
+        key=key,
+        value=value,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        slot_mapping=slot_mapping,
     )
     key.expect((None, None, None), *source.SCALARS)
     tokens, kv_heads, head_dim = key.shape
@@ -46,12 +59,13 @@ def reshape_and_cache(
     row_loads = _loads("head_dim", key_cache, key_cache.shape[0] * key_cache.shape[1])
     if check_ids:
         _check_range("slot_mapping", on_host(slot_mapping), -1, key_cache.shape[0] * key_cache.shape[1])
-    kernels_for(key).launch(
-        source.plain("reshape_and_cache"),
-        (tokens, 1, 1),
-        (THREADS, 1, 1),
-        (key, value, key_cache, value_cache, slot_mapping, np.int32(row_loads)),
-    )
+    layer = (key, value, key_cache, value_cache)
+    for array in layer:
+        require_aligned(array)
+    kernel, grid, block = source.plain("reshape_and_cache"), (tokens, 1, 1), (THREADS, 1, 1)
+    arguments = (*layer, slot_mapping, np.int32(row_loads))
+    launch = kernels_for(key).prepared(kernel, grid, block, arguments, range(len(layer)))
+    return Prepared(layer, [launch], (slot_mapping,))
 
 
 def copy_blocks(
@@ -73,7 +87,7 @@ def copy_blocks(
         raise SettingError("key_caches", len(key_caches), f"one a layer, as value_caches ({len(value_caches)})")
     named = {f"key_caches[{layer}]": cache for layer, cache in enumerate(key_caches)}
     named |= {f"value_caches[{layer}]": cache for layer, cache in enumerate(value_caches)}
-    *caches, mapping = views(**named, block_mapping=block_mapping)
+    *caches, mapping = views(*named, **named, block_mapping=block_mapping)
     for cache in caches:
         cache.expect(caches[0].shape, caches[0].dtype)
     mapping.expect((None, 2), "int64")
@@ -83,13 +97,9 @@ def copy_blocks(
         _check_pairs(on_host(mapping), blocks)
     pointers = np.array([cache.pointer for cache in caches], np.int64)
     keys, values = (from_host("pointers", half, mapping) for half in np.split(pointers, 2))
-    kernels_for(mapping).launch(
-        source.plain("copy_blocks"),
-        (mapping.shape[0], len(key_caches), 1),
-        (THREADS, 1, 1),
-        (keys, values, mapping, np.int64(block_loads)),
-        touched=caches,
-    )
+    kernel, grid = source.plain("copy_blocks"), (mapping.shape[0], len(key_caches), 1)
+    arguments = (keys, values, mapping, np.int64(block_loads))
+    kernels_for(mapping).prepared(kernel, grid, (THREADS, 1, 1), arguments, touched=caches)()
 
 
 def swap_blocks(source_cache: Any, destination_cache: Any, block_mapping: Any) -> None:
@@ -108,7 +118,7 @@ def swap_blocks(source_cache: Any, destination_cache: Any, block_mapping: Any) -
         SettingError: A shape, dtype, device or block id does not fit, or host memory is not pinned.
     """
     source_cache = view("source_cache", source_cache)
-    destination_cache = view("destination_cache", destination_cache)
+    destination_cache = view("destination_cache", destination_cache, written=True)
     mapping = view("block_mapping", block_mapping)
     destination_cache.expect((None, *source_cache.shape[1:]), source_cache.dtype)
     mapping.expect((None, 2), "int64")

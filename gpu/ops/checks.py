@@ -7,6 +7,7 @@ import numpy as np
 from ...sim.types.errors import SettingError
 from . import source
 from .arrays import Array, on_host
+from .prepared import require_aligned
 
 MAX_BLOCK_SIZE = 4096
 
@@ -26,8 +27,7 @@ def heads(query: Array, out: Array, key_cache: Array, value_cache: Array, *slots
     key_cache.expect((*slots, None, head_dim), query.dtype)
     value_cache.expect(key_cache.shape, query.dtype)
     for array in (query, out, key_cache, value_cache):
-        if array.pointer % 16:
-            raise SettingError(array.field, "misaligned memory", "must begin at a multiple of 16 bytes")
+        require_aligned(array)
     kv_heads = key_cache.shape[-2]
     if kv_heads == 0 or num_heads % kv_heads:
         raise SettingError("num_heads", num_heads, f"must be a multiple of the cache's {kv_heads} KV heads")

@@ -15,6 +15,7 @@ from . import checks
 from .arrays import Array, empty, on_host, views
 from .launching import kernels_for
 from .paged_attention import Decode, Slots
+from .prepared import Prepared
 
 
 def forward(
@@ -64,7 +65,27 @@ def forward_into(
     check_ids: bool = False,
 ) -> None:
     """:func:`forward` into ``out``, an array like ``query``."""
+    rest = (slot_starts, context_lens, max_context_len)
+    prepare(out, query, key_cache, value_cache, *rest, check_ids=check_ids).launch()
+
+
+def prepare(
+    out: Any,
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slot_starts: Any,
+    context_lens: Any,
+    max_context_len: int,
+    *,
+    check_ids: bool = False,
+) -> Prepared:
+    """The checked call, without its launch; it takes ``out``, ``query``, ``key_cache`` and ``value_cache`` of any layer.
+
+    Args and errors are those of :func:`forward`, with ``out`` as in :func:`forward_into`.
+    """
     query, out, key_cache, value_cache, slot_starts, context_lens = views(
+        "out",
         query=query,
         out=out,
         key_cache=key_cache,
@@ -75,7 +96,7 @@ def forward_into(
     call = checked(query, out, key_cache, value_cache, slot_starts, context_lens, max_context_len)
     if check_ids:
         _check_slots(call)
-    call.run(kernels_for(call.query))
+    return call.prepared(kernels_for(call.query))
 
 
 def checked(

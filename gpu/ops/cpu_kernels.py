@@ -17,16 +17,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from ...sim.output.files import write_whole
 from ...sim.types.errors import KernelFault, UserError
+from .arguments import Argument, Arguments, Extent
 from .arrays import Array
 from .source import KERNELS, Kernel, inlined
 
-#: A kernel argument: an array, or a numpy scalar of the parameter's size.
-Argument = Array | np.generic
-Extent = tuple[int, int, int]
 #: Bytes to copy: source offset, destination offset, and size.
 Span = tuple[int, int, int]
 
@@ -60,7 +56,7 @@ class _Launch(ctypes.Structure):
         ("shared_bytes", ctypes.c_uint),
         ("range_count", ctypes.c_uint),
         ("ranges", ctypes.POINTER(_Range)),
-        ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+        ("arguments", ctypes.c_void_p),
         ("message", ctypes.c_char_p),
         ("message_bytes", ctypes.c_uint64),
     ]
@@ -81,53 +77,74 @@ class CpuKernels:
         """The capacity of an A100 by threads and shared memory, so that work is split into the same partitions."""
         return 108 * min(2048 // threads, self.multiprocessor_shared_bytes // (shared_bytes + 1024))
 
-    def launch(
+    def prepared(
         self,
         kernel: Kernel,
         grid: Extent,
         block: Extent,
         arguments: Sequence[Argument],
+        changing: Sequence[int] = (),
         touched: Sequence[Array] = (),
         shared_bytes: int = 0,
-    ) -> None:
-        """Run the grid to completion.
-
-        Args:
-            kernel: The kernel, built at first use.
-            grid: Blocks, x y z.
-            block: Threads of a block, x y z.
-            arguments: In the kernel's order.
-            touched: Arrays that the kernel reaches by addresses in memory.
-            shared_bytes: Dynamic shared memory.
-
-        Raises:
-            KernelFault: A deadlock, or a 16-byte access that would fault on a GPU.
-            UserError: There is no compiler.
-        """
-        arrays = [argument for argument in (*arguments, *touched) if isinstance(argument, Array)]
-        ranges = (_Range * len(arrays))(*(_Range(array.pointer, array.nbytes) for array in arrays))
-        values = [np.uint64(one.pointer) if isinstance(one, Array) else one for one in arguments]
-        cells = [ctypes.create_string_buffer(value.tobytes()) for value in values]
-        places = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cell) for cell in cells))
-        message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-        settings = _Launch(
-            grid,
-            block,
-            self.seed * 2 + 1,
-            shared_bytes,
-            len(arrays),
-            ranges,
-            places,
-            ctypes.addressof(message),
-            _MESSAGE_BYTES,
-        )
-        if 0 not in grid and _function(kernel)(ctypes.byref(settings)):
-            raise KernelFault(f"{kernel.expression}: {message.value.decode()}")
+    ) -> CpuLaunch:
+        """A launch that runs the grid to completion; the kernel is built at first use."""
+        return CpuLaunch(kernel, grid, block, arguments, changing, touched, shared_bytes, self.seed * 2 + 1)
 
     def copy(self, source: Array, destination: Array, spans: Iterable[Span]) -> None:
         """Copy bytes between two arrays."""
         for origin, target, nbytes in spans:
             ctypes.memmove(destination.pointer + target, source.pointer + origin, nbytes)
+
+
+class CpuLaunch:
+    """:class:`launching.Launch` of a kernel's CPU build.
+
+    Args:
+        kernel, grid, block, arguments, changing, touched, shared_bytes: As for :meth:`launching.Kernels.prepared`.
+        seed: Seed of the order of threads, not 0.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        grid: Extent,
+        block: Extent,
+        arguments: Sequence[Argument],
+        changing: Sequence[int],
+        touched: Sequence[Array],
+        shared_bytes: int,
+        seed: int,
+    ) -> None:
+        self._kernel, self._runs = kernel, 0 not in grid
+        self._arguments, self._changing = Arguments(arguments), tuple(changing)
+        arrays = [argument for argument in (*arguments, *touched) if isinstance(argument, Array)]
+        self._ranges = (_Range * len(arrays))(*(_Range(array.pointer, array.nbytes) for array in arrays))
+        self._range_of = [sum(isinstance(one, Array) for one in arguments[:number]) for number in changing]
+        self._message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        self._settings = _Launch(
+            grid,
+            block,
+            seed,
+            shared_bytes,
+            len(arrays),
+            self._ranges,
+            self._arguments.address,
+            ctypes.addressof(self._message),
+            _MESSAGE_BYTES,
+        )
+
+    def __call__(self, pointers: Sequence[int] = ()) -> None:
+        """Run the grid to completion, with ``pointers`` in place of the first changing arguments.
+
+        Raises:
+            KernelFault: A deadlock, or a 16-byte access that would fault on a GPU.
+            UserError: There is no compiler.
+        """
+        for number, place, pointer in zip(self._changing, self._range_of, pointers, strict=False):
+            self._arguments.place(number, pointer)
+            self._ranges[place].begin = pointer
+        if self._runs and _function(self._kernel)(ctypes.byref(self._settings)):
+            raise KernelFault(f"{self._kernel.expression}: {self._message.value.decode()}")
 
 
 @functools.cache

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
-from ...sim.types.errors import MissingExtra, SettingError
+from ...sim.types.errors import SettingError
+from .arguments import Argument, Arguments, Extent
 from .arrays import Array
-from .cpu_kernels import Argument, Extent, Span
+from .cpu_kernels import Span
+from .interop import cupy, is_of_torch
 from .source import Kernel
 
 #: Dynamic shared memory that a kernel may use without an opt-in (CUDA's cudaFuncAttributeMaxDynamicSharedMemorySize).
 DEFAULT_SHARED_BYTES = 48 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _Stream:
-    """A stream of another library, by its handle, under CUDA's stream protocol."""
-
-    handle: int
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle
 
 
 class CudaKernels:
@@ -38,10 +26,7 @@ class CudaKernels:
     """
 
     def __init__(self, device: int) -> None:
-        try:
-            self._cupy = importlib.import_module("cupy")
-        except ModuleNotFoundError as error:
-            raise MissingExtra("arrays on a GPU need CuPy: pip install 'fragmeter[gpu]'") from error
+        self._cupy = cupy()
         self._device = device
         attributes = self._cupy.cuda.Device(device).attributes
         self._multiprocessors: int = attributes["MultiProcessorCount"]
@@ -49,21 +34,34 @@ class CudaKernels:
         self._function = functools.cache(self._compiled)
         self.places = functools.cache(self._places)
 
-    def launch(
+    def prepared(
         self,
         kernel: Kernel,
         grid: Extent,
         block: Extent,
         arguments: Sequence[Argument],
+        changing: Sequence[int] = (),
         touched: Sequence[Array] = (),
         shared_bytes: int = 0,
-    ) -> None:
-        """Start the grid. The first launch of a kernel compiles it, so launch it once before a graph capture."""
-        values = tuple(np.uint64(one.pointer) if isinstance(one, Array) else one for one in arguments)
+    ) -> Callable[..., None]:
+        """A launch. The first one of a kernel compiles it, so prepare it once before a graph capture."""
         if 0 in grid:
-            return
-        with self._cupy.cuda.Device(self._device), self._stream(arguments):
-            self._function(kernel, shared_bytes)(grid, block, values, shared_mem=shared_bytes)
+            return lambda pointers=(): None
+        cuda, number = self._cupy.cuda, self._device
+        with cuda.Device(number):
+            # Makes the device's context current to this thread, which the driver's launch needs.
+            cuda.runtime.setDevice(number)
+            function = self._function(kernel, shared_bytes).kernel.ptr
+        packed, stream = Arguments(arguments), self._current_stream(arguments)
+        fixed, start, place = (function, *grid, *block, shared_bytes), cuda.driver.launchKernel, packed.place
+
+        def launch(pointers: Sequence[int] = ()) -> None:
+            for argument, pointer in zip(changing, pointers, strict=False):
+                place(argument, pointer)
+            with cuda.Device(number):
+                start(*fixed, stream(), packed.address, 0)
+
+        return launch
 
     def load(self, kernel: Kernel) -> Any:
         """The kernel as CuPy's function, compiled if needed."""
@@ -80,7 +78,7 @@ class CudaKernels:
         with self._cupy.cuda.Device(self._device):
             for array in (source, destination):
                 self._check_reach(array)
-            stream = self._stream((source, destination)).ptr
+            stream = self._current_stream((source, destination))()
             for origin, target, nbytes in spans:
                 addresses = destination.pointer + target, source.pointer + origin
                 runtime.memcpyAsync(*addresses, nbytes, runtime.memcpyDefault, stream)
@@ -113,10 +111,9 @@ class CudaKernels:
             occupancy = self._cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
             return self._multiprocessors * occupancy(function, threads, shared_bytes)
 
-    def _stream(self, arguments: Iterable[Argument]) -> Any:
-        """torch's current stream for torch arrays, since CuPy knows only its own streams."""
-        torch = sys.modules.get("torch")
-        owners = (argument.owner for argument in arguments if isinstance(argument, Array))
-        if torch is not None and any(isinstance(owner, torch.Tensor) for owner in owners):
-            return self._cupy.cuda.Stream.from_external(_Stream(torch.cuda.current_stream(self._device).cuda_stream))
-        return self._cupy.cuda.get_current_stream()
+    def _current_stream(self, arguments: Iterable[Argument]) -> Callable[[], int]:
+        """Gives the handle of the stream that is current when it is called: torch's for torch arrays, else CuPy's."""
+        if any(is_of_torch(argument.owner) for argument in arguments if isinstance(argument, Array)):
+            of_torch = sys.modules["torch"].cuda.current_stream
+            return lambda: of_torch(self._device).cuda_stream
+        return lambda: self._cupy.cuda.get_current_stream().ptr

@@ -7,10 +7,18 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ...sim.types.errors import SettingError
+from .arguments import Argument, Extent
 from .arrays import Array
-from .cpu_kernels import Argument, CpuKernels, Extent, Span
+from .cpu_kernels import CpuKernels, Span
 from .cuda_kernels import CudaKernels
 from .source import Kernel
+
+
+class Launch(Protocol):
+    """A prepared launch of one kernel."""
+
+    def __call__(self, pointers: Sequence[int] = ()) -> None:
+        """Start the grid on the caller's stream, with ``pointers`` in place of the first changing arguments."""
 
 
 class Kernels(Protocol):
@@ -26,22 +34,24 @@ class Kernels(Protocol):
     def places(self, kernel: Kernel, threads: int, shared_bytes: int) -> int:
         """Number of resident blocks of a kernel on the device, given threads and dynamic shared memory of a block."""
 
-    def launch(
+    def prepared(
         self,
         kernel: Kernel,
         grid: Extent,
         block: Extent,
         arguments: Sequence[Argument],
+        changing: Sequence[int] = (),
         touched: Sequence[Array] = (),
         shared_bytes: int = 0,
-    ) -> None:
-        """Start the grid on the caller's stream.
+    ) -> Launch:
+        """A launch, without its start.
 
         Args:
             kernel: The kernel.
             grid: Blocks, x y z; nothing runs if an extent is zero.
             block: Threads of a block, x y z.
             arguments: In the kernel's order.
+            changing: Numbers of the arguments, all of them arrays, that each start may replace.
             touched: Arrays that the kernel reaches by addresses in memory.
             shared_bytes: Dynamic shared memory.
         """

@@ -13,14 +13,19 @@ from typing import Any
 import numpy as np
 
 from . import checks, source
+from .arguments import Argument
 from .arrays import Array, empty, on_host, views
 from .launching import Kernels, kernels_for
+from .prepared import Prepared
 
 #: Threads of a block.
 THREADS = 32 * source.DECODE_WARPS
 #: Size limits of a partition: below the minimum its merge costs too much, and above the maximum one long sequence would
 #: occupy a block alone.
 MIN_PARTITION_TOKENS, MAX_PARTITION_TOKENS = 256, 2048
+#: Numbers of the attention kernels' arguments that are tensors of a layer: output, queries, keys and values. The kernels that
+#: merge partitions take the output alone.
+LAYER_ARGUMENTS = (0, 3, 4, 5)
 #: Fixed cost of a block, in tokens: the first block table lookup, the first copies, the merge.
 PARTITION_OVERHEAD_TOKENS = 64
 
@@ -84,7 +89,28 @@ def paged_attention_cuda_forward(
     check_ids: bool = False,
 ) -> None:
     """:func:`forward` into ``out``, an array like ``query``."""
+    rest = (block_tables, context_lens, block_size, max_context_len)
+    prepare(out, query, key_cache, value_cache, *rest, check_ids=check_ids).launch()
+
+
+def prepare(
+    out: Any,
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_tables: Any,
+    context_lens: Any,
+    block_size: int,
+    max_context_len: int,
+    *,
+    check_ids: bool = False,
+) -> Prepared:
+    """The checked call, without its launch; it takes ``out``, ``query``, ``key_cache`` and ``value_cache`` of any layer.
+
+    Args and errors are those of :func:`forward`, with ``out`` as in :func:`paged_attention_cuda_forward`.
+    """
     query, out, key_cache, value_cache, block_tables, context_lens = views(
+        "out",
         query=query,
         out=out,
         key_cache=key_cache,
@@ -97,7 +123,7 @@ def paged_attention_cuda_forward(
         lengths = on_host(call.context_lens)
         checks.lengths("context_lens", lengths, "max_context_len", max_context_len)
         checks.block_ids(call.slots.ids, lengths, block_size, call.key_cache.shape[0])
-    call.run(kernels_for(call.query))
+    return call.prepared(kernels_for(call.query))
 
 
 def checked(
@@ -120,7 +146,7 @@ def checked(
     checks.limit("max_context_len", max_context_len)
     checks.tables(block_tables, query.shape[0], block_size, max_context_len)
     context_lens.expect((query.shape[0],), "int32")
-    slots = Slots("PagedSlots", block_tables, block_size)
+    slots = Slots("PagedSlots" if block_size % source.TILE_TOKENS else "PagedTiles", block_tables, block_size)
     return Decode(query, out, key_cache, value_cache, slots, context_lens, max_context_len)
 
 
@@ -164,8 +190,8 @@ class Decode:
         """Query heads per KV head."""
         return self.query.shape[1] // self.kv_heads
 
-    def run(self, kernels: Kernels, partition_tokens: int | None = None) -> None:
-        """Launch the kernels; ``partition_tokens`` overrides the split of :func:`partition_size`."""
+    def prepared(self, kernels: Kernels, partition_tokens: int | None = None) -> Prepared:
+        """The call without its launch; ``partition_tokens``, a multiple of 16, overrides the split of :func:`partition_size`."""
         batch, heads, head_dim = self.query.shape
         ring = source.ring_bytes(kernels.multiprocessor_shared_bytes)
         decode = source.decode_attention(self.query.dtype, head_dim, self.group, self.slots.rule, ring)
@@ -174,36 +200,38 @@ class Decode:
         places = kernels.places(decode, THREADS, shared_bytes)
         tokens = partition_tokens or partition_size(self.max_context_len, batch * columns, places)
         partitions = max(1, -(-self.max_context_len // tokens))
-        # One partition needs no buffers for partial results.
-        rows = batch * heads * partitions if partitions > 1 else 0
-        states = empty("partial_states", (rows, 2), "float32", self.query)
-        values = empty("partial_values", (rows, head_dim), "float32", self.query)
-        kernels.launch(
-            decode,
-            (columns, partitions, batch),
-            (THREADS, 1, 1),
-            (
-                self.out,
-                states,
-                values,
-                self.query,
-                self.key_cache,
-                self.value_cache,
-                self.slots.ids,
-                self.context_lens,
-                *map(np.int32, (self.kv_heads, self.group)),
-                *map(np.int32, (self.slots.block_size, self.slots.ids_per_sequence, tokens)),
-                np.float32(math.log2(math.e) / math.sqrt(head_dim)),
-            ),
-            shared_bytes=shared_bytes,
+        states, values = partial_results(batch * heads * partitions, head_dim, partitions, self.query)
+        arguments: tuple[Argument, ...] = (
+            self.out,
+            states,
+            values,
+            self.query,
+            self.key_cache,
+            self.value_cache,
+            self.slots.ids,
+            self.context_lens,
+            *map(np.int32, (self.kv_heads, self.group)),
+            *map(np.int32, (self.slots.block_size, self.slots.ids_per_sequence, tokens)),
+            np.float32(math.log2(math.e) / math.sqrt(head_dim)),
         )
+        grid, block = (columns, partitions, batch), (THREADS, 1, 1)
+        launches = [kernels.prepared(decode, grid, block, arguments, LAYER_ARGUMENTS, shared_bytes=shared_bytes)]
         if partitions > 1:
-            kernels.launch(
-                source.merge_partitions(self.query.dtype, head_dim),
-                (heads, batch, 1),
-                (-(-head_dim // 32) * 32, 1, 1),
-                (self.out, states, values, self.context_lens, np.int32(partitions), np.int32(tokens)),
-            )
+            merge = source.merge_partitions(self.query.dtype, head_dim)
+            merged = (self.out, states, values, self.context_lens, np.int32(partitions), np.int32(tokens))
+            block = (-(-head_dim // 32) * 32, 1, 1)
+            launches.append(kernels.prepared(merge, (heads, batch, 1), block, merged, LAYER_ARGUMENTS[:1]))
+        layer = (self.out, self.query, self.key_cache, self.value_cache)
+        return Prepared(layer, launches, (self.slots.ids, self.context_lens, states, values))
+
+
+def partial_results(rows: int, head_dim: int, partitions: int, like: Array) -> tuple[Array, Array]:
+    """Buffers for the maximum and sum, and for the values, of each row and partition; empty for one partition."""
+    if partitions == 1:
+        nothing = empty("partial_results", (0,), "float32", like)
+        return nothing, nothing
+    states = empty("partial_states", (rows, 2), "float32", like)
+    return states, empty("partial_values", (rows, head_dim), "float32", like)
 
 
 @functools.lru_cache(256)  # all layers of a step have the same arguments

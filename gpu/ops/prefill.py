@@ -13,8 +13,11 @@ import numpy as np
 
 from ...sim.types.errors import SettingError
 from . import checks, paged_attention, source
+from .arguments import Argument
 from .arrays import Array, empty, on_host, views
 from .launching import Kernels, kernels_for
+from .paged_attention import LAYER_ARGUMENTS, partial_results
+from .prepared import Prepared
 
 THREADS = 128
 
@@ -81,7 +84,30 @@ def forward_into(
     check_ids: bool = False,
 ) -> None:
     """:func:`forward` into ``out``, an array like ``query``."""
+    rest = (block_tables, query_start_loc, context_lens, block_size, max_query_len, max_context_len)
+    prepare(out, query, key_cache, value_cache, *rest, check_ids=check_ids).launch()
+
+
+def prepare(
+    out: Any,
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_tables: Any,
+    query_start_loc: Any,
+    context_lens: Any,
+    block_size: int,
+    max_query_len: int,
+    max_context_len: int,
+    *,
+    check_ids: bool = False,
+) -> Prepared:
+    """The checked call, without its launch; it takes ``out``, ``query``, ``key_cache`` and ``value_cache`` of any layer.
+
+    Args and errors are those of :func:`forward`, with ``out`` as in :func:`forward_into`.
+    """
     query, out, key_cache, value_cache, block_tables, query_start_loc, context_lens = views(
+        "out",
         query=query,
         out=out,
         key_cache=key_cache,
@@ -105,7 +131,7 @@ def forward_into(
     call.check()
     if check_ids:
         call.check_ids()
-    call.run(kernels_for(call.query))
+    return call.prepared(kernels_for(call.query))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +182,8 @@ class Call:
             raise SettingError(f"context_lens[{sequence}]", int(contexts[sequence]), remedy)
         checks.block_ids(self.block_tables, contexts, self.block_size, self.key_cache.shape[0])
 
-    def run(self, kernels: Kernels, partition_tokens: int | None = None) -> None:
-        """Launch the kernels; ``partition_tokens`` overrides the split."""
+    def prepared(self, kernels: Kernels, partition_tokens: int | None = None) -> Prepared:
+        """The call without its launch; ``partition_tokens`` overrides the split."""
         tokens, heads, head_dim = self.query.shape
         kv_heads, batch = self.key_cache.shape[2], self.block_tables.shape[0]
         attention, tile = source.prefill_attention(self.query.dtype, head_dim), tile_of(self.query.dtype, head_dim)
@@ -166,44 +192,39 @@ class Call:
             places = kernels.places(attention, THREADS, tile.shared_bytes)
             partition_tokens = partition_size(self.max_context_len, batch * columns, places)
         partitions = max(1, -(-self.max_context_len // partition_tokens))
-        # One partition needs no buffers for partial results.
-        rows = tokens * heads * partitions if partitions > 1 else 0
-        states = empty("partial_states", (rows, 2), "float32", self.query)
-        values = empty("partial_values", (rows, head_dim), "float32", self.query)
-        kernels.launch(
-            attention,
-            (columns, batch, partitions),
-            (THREADS, 1, 1),
-            (
+        states, values = partial_results(tokens * heads * partitions, head_dim, partitions, self.query)
+        arguments: tuple[Argument, ...] = (
+            self.out,
+            states,
+            values,
+            self.query,
+            self.key_cache,
+            self.value_cache,
+            self.block_tables,
+            self.query_start_loc,
+            self.context_lens,
+            *map(np.int32, (kv_heads, heads // kv_heads, self.block_size, self.block_tables.shape[1])),
+            np.int32(partition_tokens),
+            np.float32(math.log2(math.e) / math.sqrt(head_dim)),
+        )
+        grid, block = (columns, batch, partitions), (THREADS, 1, 1)
+        launches = [
+            kernels.prepared(attention, grid, block, arguments, LAYER_ARGUMENTS, shared_bytes=tile.shared_bytes)
+        ]
+        lengths = self.query_start_loc, self.context_lens
+        if partitions > 1:
+            merge = source.merge_prefill(self.query.dtype, head_dim)
+            merged: tuple[Argument, ...] = (
                 self.out,
                 states,
                 values,
-                self.query,
-                self.key_cache,
-                self.value_cache,
-                self.block_tables,
-                self.query_start_loc,
-                self.context_lens,
-                *map(np.int32, (kv_heads, heads // kv_heads, self.block_size, self.block_tables.shape[1])),
-                np.int32(partition_tokens),
-                np.float32(math.log2(math.e) / math.sqrt(head_dim)),
-            ),
-            shared_bytes=tile.shared_bytes,
-        )
-        if partitions > 1:
-            kernels.launch(
-                source.merge_prefill(self.query.dtype, head_dim),
-                (self.max_query_len, heads, batch),
-                (-(-head_dim // 32) * 32, 1, 1),
-                (
-                    self.out,
-                    states,
-                    values,
-                    self.query_start_loc,
-                    self.context_lens,
-                    *map(np.int32, (partitions, partition_tokens)),
-                ),
+                *lengths,
+                *map(np.int32, (partitions, partition_tokens)),
             )
+            grid, block = (self.max_query_len, heads, batch), (-(-head_dim // 32) * 32, 1, 1)
+            launches.append(kernels.prepared(merge, grid, block, merged, LAYER_ARGUMENTS[:1]))
+        layer = (self.out, self.query, self.key_cache, self.value_cache)
+        return Prepared(layer, launches, (self.block_tables, *lengths, states, values))
 
 
 def partition_size(max_context_len: int, columns: int, places: int) -> int:

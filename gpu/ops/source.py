@@ -16,8 +16,10 @@ _INCLUDE = re.compile(r'^#include "(?P<name>[\w./]+)"$')
 #: The C++ type of each cache dtype.
 SCALARS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 HEAD_DIMS = (64, 80, 96, 112, 128, 256)
-#: Rules for a token's slot: from a block table, or relative to the sequence's first slot.
-SLOT_RULES = ("PagedSlots", "ContiguousSlots")
+#: Rules for a token's slot: from a block table, the same with one look-up a tile, or relative to the sequence's first slot.
+SLOT_RULES = ("PagedSlots", "PagedTiles", "ContiguousSlots")
+#: ``PagedTiles`` needs blocks and partitions of a multiple of so many tokens.
+TILE_TOKENS = 16
 #: Warps of a block of the decode kernel.
 DECODE_WARPS = 4
 #: Shared memory of the rings of a block on tensor cores: by default, and where a multiprocessor has less than this.
@@ -73,7 +75,12 @@ def decode_attention(
     kernel = attention(f"decode_attention<{SCALARS[dtype]}, {head_dim}, {group_tile(dtype, group)}, {slots}>")
     if ring == RING_BYTES or not _on_tensor_cores(dtype, group):
         return kernel
-    return Kernel(f"#define FRAGMETER_RING_BYTES {ring}\n{kernel.text}", kernel.expression)
+    return Kernel(_with_ring(kernel.text, ring), kernel.expression)
+
+
+@functools.cache  # one object per text, so that a look-up of a compiled kernel compares no characters
+def _with_ring(text: str, ring: int) -> str:
+    return f"#define FRAGMETER_RING_BYTES {ring}\n{text}"
 
 
 def _on_tensor_cores(dtype: str, group: int) -> bool:
@@ -104,19 +111,24 @@ def merge_partitions(dtype: str, head_dim: int) -> Kernel:
 
 def prefill_attention(dtype: str, head_dim: int) -> Kernel:
     """Causal attention of new tokens over a paged cache."""
-    return Kernel(inlined(KERNELS / "prefill.cu"), f"prefill_attention<{SCALARS[dtype]}, {head_dim}>")
+    return Kernel(_kernel_text("prefill"), f"prefill_attention<{SCALARS[dtype]}, {head_dim}>")
 
 
 def merge_prefill(dtype: str, head_dim: int) -> Kernel:
     """The kernel that merges the partitions of :func:`prefill_attention`."""
-    return Kernel(inlined(KERNELS / "prefill.cu"), f"merge_prefill<{SCALARS[dtype]}, {head_dim}>")
+    return Kernel(_kernel_text("prefill"), f"merge_prefill<{SCALARS[dtype]}, {head_dim}>")
 
 
 def plain(name: str) -> Kernel:
     """A kernel without templates, in the file of its name."""
-    return Kernel(inlined(KERNELS / f"{name}.cu"), name)
+    return Kernel(_kernel_text(name), name)
 
 
 def attention(expression: str) -> Kernel:
     """An instance of the attention kernels, by its name in C++."""
-    return Kernel(inlined(KERNELS / "paged_attention.cu"), expression)
+    return Kernel(_kernel_text("paged_attention"), expression)
+
+
+@functools.cache
+def _kernel_text(name: str) -> str:
+    return inlined(KERNELS / f"{name}.cu")

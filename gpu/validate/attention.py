@@ -15,7 +15,8 @@ import torch
 from ..devices import timing
 from ..devices.timing import Work
 from ..model.batch import Rows
-from ..model.skeleton import Skeleton, attend
+from ..model.calls import Attention
+from ..model.skeleton import Skeleton
 
 #: Numbers of sequences, and tokens of each sequence.
 SHAPES = {
@@ -74,10 +75,10 @@ def _both(skeleton: Skeleton, batch: int, context: int, rng: np.random.Generator
 
 def _attending(skeleton: Skeleton, query: torch.Tensor, rows: Rows) -> Work:
     """A call that rotates through the caches of all layers, so that its data are as cold as in a step."""
-    out, pool = torch.empty_like(query), skeleton.pool
+    out, pool, attention = torch.empty_like(query), skeleton.pool, Attention(skeleton.device, rows)
 
     def work(number: int) -> None:
         layer = number % skeleton.model.num_layers
-        attend(skeleton.device, rows, out, query, pool.keys[layer], pool.values[layer])
+        attention(out, query, pool.keys[layer], pool.values[layer])
 
     return work

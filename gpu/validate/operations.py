@@ -25,9 +25,10 @@ from ..calibrate import points
 from ..calibrate.points import Point
 from ..devices import timing
 from ..model.batch import Inputs
+from ..model.calls import StepCalls
 from ..model.executor import MOVES, moves_of
 from ..model.layers import Matrix, multiply
-from ..model.skeleton import Skeleton, attend
+from ..model.skeleton import Skeleton
 from .validate import batch_of, compared
 
 #: The short operations: all except GEMMs, attention and moves. A calibration assigns the overhead of a step beyond its
@@ -127,22 +128,23 @@ class TimedStep:
     def _forward(self, inputs: Inputs) -> Tensor:
         weights, timed = self._skeleton.weights, self._clock.timed
         hidden, rotary = timed("embedding", weights.embed, inputs.token_ids, inputs.positions)
+        calls = StepCalls(self._skeleton.device, inputs)
         for number, layer in enumerate(weights.layers):
-            attending = functools.partial(self._attend, number, inputs)
+            attending = functools.partial(self._attend, number, calls)
             hidden = timed("layer", layer.forward, hidden, rotary, attending, self._multiply)
         return timed("head", weights.logits, hidden[inputs.last_tokens])
 
     def _multiply(self, hidden: Tensor, matrix: Matrix) -> Tensor:
         return self._clock.timed("gemm", multiply, hidden, matrix)
 
-    def _attend(self, layer: int, inputs: Inputs, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        device, pool, timed = self._skeleton.device, self._skeleton.pool, self._clock.timed
+    def _attend(self, layer: int, calls: StepCalls, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        pool, timed = self._skeleton.pool, self._clock.timed
         keys, values = pool.keys[layer], pool.values[layer]
-        timed("kv_write", device.reshape_and_cache, key, value, keys, values, inputs.slot_mapping)
+        timed("kv_write", calls.write, key, value, keys, values)
         out = torch.empty_like(query)
-        for name, rows in (("decode_attention", inputs.decodes), ("prefill_attention", inputs.prefills)):
-            if rows:
-                timed(name, attend, device, rows, out[rows.tokens], query[rows.tokens], keys, values)
+        for name, attention in (("decode_attention", calls.decodes), ("prefill_attention", calls.prefills)):
+            if attention is not None:
+                timed(name, attention, out[attention.tokens], query[attention.tokens], keys, values)
         return out
 
 

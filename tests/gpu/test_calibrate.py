@@ -38,6 +38,8 @@ class Spy:
         self.host_empty, self.free_bytes = self._device.host_empty, self._device.free_bytes
         self.seen: list[dict] = []
 
+    prepared = devices.CpuDevice.prepared
+
     def reshape_and_cache(self, key, value, key_cache, value_cache, slots):
         assert key.shape == value.shape and len(set(slots.tolist())) == len(key)
         self.seen.append({"op": "kv_write", "tokens": len(key), "kv_heads": key.shape[1], "head_dim": key.shape[2]})

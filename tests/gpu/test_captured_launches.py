@@ -37,12 +37,16 @@ class Launches:
     def places(self, kernel, threads, shared_bytes) -> int:
         return 396
 
-    def launch(self, kernel, grid, block, arguments, touched=(), shared_bytes=0) -> None:
+    def prepared(self, kernel, grid, block, arguments, changing=(), touched=(), shared_bytes=0):
         name = kernel.expression.partition("<")[0]
-        if name == "decode_attention":
-            self.seen.append((name, grid, int(arguments[-2])))
-        elif name == "merge_partitions":
-            self.seen.append((name, grid, int(arguments[-1])))
+
+        def launch(pointers=()) -> None:
+            if name == "decode_attention":
+                self.seen.append((name, grid, int(arguments[-2])))
+            elif name == "merge_partitions":
+                self.seen.append((name, grid, int(arguments[-1])))
+
+        return launch
 
 
 class Stopwatch:
@@ -102,6 +106,22 @@ def test_captured_steps_split_other_than_eager_ones(launches):
     assert captured[1:] != eager[1:]
     assert captured[2] == paged_attention.partition_size(4096, 16, 396)
     assert eager[2] == paged_attention.partition_size(2100, 16, 396)
+
+
+def test_a_capture_shares_no_buffers_with_the_calls_before_it(launches, monkeypatch):
+    """Buffers from before a capture would be free for other tensors while its graph still writes to them."""
+    made = []
+    empty = paged_attention.empty
+    monkeypatch.setattr(paged_attention, "empty", lambda *how: made.append(how[0]) or empty(*how))
+    known = {**NO_SIZES, "batches": (8,), "contexts": (2300,)}
+    probes = Probes(skeleton(True), replace(calibrate_grid.QUICK, **known), Stopwatch(), seed=3)
+    with torch.inference_mode():
+        work = next(probe.work for probe in probes.operations() if probe.point["op"] == "decode_attention")
+        for _ in range(2):  # a warm-up, and a capture
+            made.clear()
+            for number in range(2 * SPEC.num_layers):
+                work(number)
+            assert made == ["partial_states", "partial_values"] * 2
 
 
 def test_beside_a_prompt_decodes_are_timed_as_they_run_eager(launches):

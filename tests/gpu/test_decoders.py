@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 CONTEXTS = [70, 130, 43, 0, 400]
 
 
-def check(heads: tuple[int, int], dtype: str = "float16", head_dim: int = 64) -> None:
+def check(heads: tuple[int, int], dtype: str = "float16", head_dim: int = 64, block_size: int = 16) -> None:
     for seed in range(3):
-        given = gpu_cases.case(dtype, heads, head_dim, 16, CONTEXTS, seed)
+        given = gpu_cases.case(dtype, heads, head_dim, block_size, CONTEXTS, seed)
         out = gpu_cases.run(given, partition_tokens=512, seed=seed)
         assert gpu_cases.error(out, gpu_cases.expected(given)) <= gpu_cases.TOLERANCE[dtype]
 
@@ -31,10 +32,19 @@ AHEAD = "            ahead = find_rows(tile + kStages + 1);\n"
 COMMON_BUGS = {
     "the rings are overwritten while they are read": ("__syncthreads();  // the rings' memory changes hands\n", ""),
     "warps are merged before all have come": ("(storage.results);\n    __syncthreads();", "(storage.results);"),
-    "one token too many is read": ("if (token >= end)", "if (token > end)"),
+    "tokens past the end are read": ("token < rows.left}", "true}"),
+    "a token lies a head behind the one before": ("token * (kv_heads * kHeadDim)", "token * kHeadDim"),
+    "every tile has the first block": ("row<kHeadDim>(first_token) : 0", "row<kHeadDim>(start) : 0"),
     "a head reads another KV head": ("kv_head, start, end}", "(kv_head + 1) % kv_heads, start, end}"),
     "all queries are of the first KV head": ("+ kv_head) * group + first_head", ") * group + first_head"),
     "block ids are taken for slots": ("* block_size + token % block_size", "+ token % block_size"),
+}
+#: In the look-up of every token, where blocks are not of a multiple of 16 tokens.
+SCATTERED_BUGS = {
+    "one token too many is read": ("if (token >= end)", "if (token > end)"),
+    "a tile's tokens are those of its first block": ("first_token + (int)threadIdx.x % kTile)", "first_token)"),
+    "what lies past the end is not zeroed": ("0, offset != kNoRow}", "0, true}"),
+    "block ids are taken for slots": COMMON_BUGS["block ids are taken for slots"],
 }
 FMA_BUGS = {
     "copies are read before they arrive": ("cp_async_wait<kStages - 1>();\n", "cp_async_wait<kStages>();\n"),
@@ -64,10 +74,11 @@ MMA_BUGS = {
         f"fetch(values, tokens.values, ahead);\n{AHEAD}",
         "fetch(values, tokens.values, ahead);\n            ahead = find_rows(tile + kStages);\n",
     ),
-    "what lies past the end is not zeroed": ("cache + offset, valid)", "cache + offset, true)"),
+    "what lies past the end is not zeroed": ("kPerLoad<Scalar>), row.valid)", "kPerLoad<Scalar>), true)"),
     "one token too many is weighed": ("second = left > 8", "second = left >= 8"),
     "the last token is left out": ("first = left > 0", "first = left > 1"),
-    "rows are swizzled on one side only": ("piece.loads[swizzled(row, load)]", "piece.loads[row * kRowLoads + load]"),
+    "rows are swizzled on one side only": ("piece.loads[place_of(step)]", "piece.loads[step * 32 + lane]"),
+    "every step is swizzled like the first": (" ^ step * kRows % 8)", ")"),
     "fragments of keys are in another order": (
         "swizzled(lane % 16, 2 * slice + lane / 16)",
         "swizzled(lane / 16 * 8 + lane % 8, 2 * slice + lane / 8 % 2)",
@@ -95,13 +106,32 @@ MMA_BUGS = {
 
 
 @pytest.mark.parametrize(
-    ("heads", "bug"),
-    [((4, 2), bug) for bug in (COMMON_BUGS | FMA_BUGS).items()] + [((16, 2), bug) for bug in MMA_BUGS.items()],
+    ("heads", "block_size", "bug"),
+    [((4, 2), 16, bug) for bug in (COMMON_BUGS | FMA_BUGS).items()]
+    + [((16, 2), 16, bug) for bug in MMA_BUGS.items()]
+    + [((4, 2), 8, bug) for bug in SCATTERED_BUGS.items()],
 )
-def test_a_planted_bug_is_caught(heads, bug, monkeypatch):
+def test_a_planted_bug_is_caught(heads, block_size, bug, monkeypatch):
     gpu_cases.plant_attention(monkeypatch, *bug[1])
     with pytest.raises((AssertionError, KernelFault)):
-        check(heads)
+        check(heads, block_size=block_size)
+
+
+@pytest.mark.parametrize(("dtype", "heads"), [("float16", (16, 2)), ("float16", (4, 2)), ("float32", (4, 2))])
+def test_one_look_up_a_tile_finds_the_tokens_that_one_a_token_finds(dtype, heads):
+    """The same cache as blocks of 48 tokens, and as three times as many of 16 or six times as many of 8: bit for bit the same."""
+    given = gpu_cases.case(dtype, heads, 64, 48, CONTEXTS)
+    wanted = gpu_cases.run(given)
+    assert gpu_cases.error(wanted, gpu_cases.expected(given)) <= gpu_cases.TOLERANCE[dtype]
+    for block_size in (16, 8):
+        assert (block_size % source.TILE_TOKENS > 0) == (block_size == 8)
+        parts = 48 // block_size
+        tables = (given.block_tables[..., None] * parts + np.arange(parts, dtype=np.int32)).reshape(len(CONTEXTS), -1)
+        caches = {
+            name: getattr(given, name).reshape(-1, block_size, heads[1], 64) for name in ("key_cache", "value_cache")
+        }
+        cut = replace(given, block_tables=tables.astype(np.int32), block_size=block_size, **caches)
+        assert gpu_cases.run(cut).tobytes() == wanted.tobytes()
 
 
 SWIZZLED = r"""
@@ -121,7 +151,7 @@ def test_tensor_cores_read_shared_memory_without_bank_conflicts():
     out = np.full(16 * sum(rows), -1, np.int32)
     expression = f"places<{', '.join(map(str, source.HEAD_DIMS))}>"
     kernel = Kernel(inlined(KERNELS / "mma_decoder.cuh") + SWIZZLED, expression)
-    CpuKernels().launch(kernel, (1, 1, 1), (16, 1, 1), (arrays.view("out", out),))
+    CpuKernels().prepared(kernel, (1, 1, 1), (16, 1, 1), (arrays.view("out", out),))()
     for places in np.split(out, 16 * np.cumsum(rows)[:-1]):
         assert sorted(places) == list(range(places.size))
         for eight in places.reshape(2, 8, -1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import sys
 from types import SimpleNamespace
@@ -63,9 +64,12 @@ class FakeFunction:
         self.cupy, self.source, self.max_dynamic_shared_size_bytes = cupy, kernel, 48 * 1024
         self.kernel = SimpleNamespace(ptr=self)
 
-    def __call__(self, grid, block, values, shared_mem: int) -> None:
-        assert shared_mem <= self.max_dynamic_shared_size_bytes
-        self.cupy.run(self.source, grid, block, values, shared_mem)
+    def values(self, parameters: int) -> list[np.uint64]:
+        """The 8 bytes at each address of a launch's parameters; a kernel reads as many of them as its type has."""
+        declared = re.search(rf"\b{self.source.expression.partition('<')[0]}\(([^)]*)\) {{", self.source.text)
+        count = declared[1].count(",") + 1
+        addresses = (ctypes.c_uint64 * count).from_address(parameters)
+        return [np.uint64(ctypes.c_uint64.from_address(address).value) for address in addresses]
 
 
 class FakeCupy:
@@ -82,9 +86,11 @@ class FakeCupy:
         self.cuda = SimpleNamespace(
             Device=lambda number: Current("device", number),
             get_current_stream=lambda: Current("stream", 0),
-            driver=SimpleNamespace(occupancyMaxActiveBlocksPerMultiprocessor=self._occupancy),
-            Stream=SimpleNamespace(from_external=lambda stream: Current("stream", stream.__cuda_stream__()[1])),
+            driver=SimpleNamespace(
+                occupancyMaxActiveBlocksPerMultiprocessor=self._occupancy, launchKernel=self._launch
+            ),
             runtime=SimpleNamespace(
+                setDevice=self._set_device,
                 memcpyAsync=self._copy,
                 memcpyDefault=4,
                 pointerGetAttributes=self._attributes,
@@ -105,10 +111,20 @@ class FakeCupy:
         known = [one.data.ptr for one in DeviceArray.made] + self.pinned
         return SimpleNamespace(type=int(pointer in known))
 
-    def run(self, kernel: Kernel, grid, block, values, shared_bytes: int) -> None:
-        self.launched.append((kernel.expression, grid, Current.now("device"), Current.now("stream")))
+    def _set_device(self, number: int) -> None:
+        """Makes the context of the current device current to the thread."""
+        assert number == Current.now("device")
+
+    def _launch(self, function: FakeFunction, *rest: int) -> None:
+        (*extents, shared_bytes, stream, parameters, extra) = rest
+        grid, block = tuple(extents[:3]), tuple(extents[3:])
+        assert shared_bytes <= function.max_dynamic_shared_size_bytes and extra == 0
+        self.launched.append((function.source.expression, grid, Current.now("device"), stream))
         touched = [arrays.view("array", one.values) for one in DeviceArray.made]
-        cpu_kernels.CpuKernels().launch(kernel, grid, block, values, touched, shared_bytes)
+        values = function.values(parameters)
+        cpu_kernels.CpuKernels().prepared(
+            function.source, grid, block, values, touched=touched, shared_bytes=shared_bytes
+        )()
 
 
 @pytest.fixture
@@ -138,9 +154,24 @@ def test_device_arrays_are_launched_on_their_device_and_the_current_stream(cupy)
     assert gpu_cases.error(out.get(), gpu_cases.expected(given)) <= 1e-3
     # 6 columns for the 8 places of 4 multiprocessors: 4 partitions of 320 tokens fill them three times.
     assert cupy.launched == [
-        ("decode_attention<__half, 64, 8, PagedSlots>", (2, 4, 3), 3, 0),
+        ("decode_attention<__half, 64, 8, PagedTiles>", (2, 4, 3), 3, 0),
         ("merge_partitions<__half, 64>", (8, 3, 1), 3, 0),
     ]
+
+
+@needs_compiler
+def test_a_prepared_call_takes_the_arrays_of_another_layer(cupy):
+    """All partitions of both kernels read and write the other layer's arrays, through the driver's parameters."""
+    first, other = (gpu_cases.case("float16", (8, 2), 64, 16, [1100, 1, 0], seed=0) for _ in range(2))
+    other.query[:], other.value_cache[:] = np.roll(other.query, 1, axis=0), 2 * other.value_cache
+    held = on_device(first, 3)
+    outs = [DeviceArray(np.full_like(first.query, np.nan), 3) for _ in range(2)]
+    call = paged_attention.prepare(outs[0], **held)
+    layer = {name: DeviceArray(getattr(other, name), 3) for name in ("query", "key_cache", "value_cache")}
+    call(outs[1], *layer.values())
+    assert np.isnan(outs[0].get()).all()
+    assert gpu_cases.error(outs[1].get(), gpu_cases.expected(other)) <= 1e-3
+    assert [name.partition("<")[0] for name, *_ in cupy.launched] == ["decode_attention", "merge_partitions"]
 
 
 @needs_compiler
@@ -201,12 +232,16 @@ def test_torch_tensors_take_torchs_current_stream(cupy, monkeypatch):
     class Tensor:
         pass
 
-    current = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=700 + device))
+    handles = iter((700, 800))
+    current = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=next(handles) + device))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=current))
     given = arrays.Array("query", 16, (0,), "int32", 0, "cuda:2", Tensor())
-    monkeypatch.setattr(cpu_kernels.CpuKernels, "launch", lambda *_: None)
-    launching.kernels_for(given).launch(Kernel("", "any"), (1, 1, 1), (1, 1, 1), (given,))
-    assert cupy.launched == [("any", (1, 1, 1), 2, 702)]
+    nothing = Kernel('extern "C" __global__ void nothing(const int *query) { (void)query; }', "nothing")
+    launch = launching.kernels_for(given).prepared(nothing, (1, 1, 1), (1, 1, 1), (given,))
+    # A launch takes the stream that is current then, not the one of its preparation.
+    launch()
+    launch()
+    assert cupy.launched == [("nothing", (1, 1, 1), 2, stream) for stream in (702, 802)]
 
 
 def test_arrays_of_two_devices_do_not_mix(cupy):

@@ -51,7 +51,8 @@ GROUP, IN_GROUP = THREAD[:, None] // 4, THREAD[:, None] % 4  # groupID, threadID
 
 def run(expression: str, *arguments, threads=32, seed=0) -> None:
     given = [arrays.view("array", one) if isinstance(one, np.ndarray) else one for one in arguments]
-    CpuKernels(seed).launch(Kernel(KERNEL_TEXT, expression), (1, 1, 1), (threads, 1, 1), given, shared_bytes=33 * 16)
+    kernel = Kernel(KERNEL_TEXT, expression)
+    CpuKernels(seed).prepared(kernel, (1, 1, 1), (threads, 1, 1), given, shared_bytes=33 * 16)()
 
 
 def fragment(matrix: np.ndarray) -> np.ndarray:

@@ -97,7 +97,7 @@ def test_a_planted_bug_of_the_merge_is_caught(bug, monkeypatch):
 def test_a_wild_block_id_is_a_fault():
     given = gpu_cases.case("float16", (8, 2), 64, 16, [40, 20])
     given.block_tables[1, 1] = 10**6
-    with pytest.raises(KernelFault, match=r"<__half, 64, 8, PagedSlots>: block \(\d, 0, 1\), .* outside every array"):
+    with pytest.raises(KernelFault, match=r"<__half, 64, 8, PagedTiles>: block \(\d, 0, 1\), .* outside every array"):
         gpu_cases.run(given)
 
 

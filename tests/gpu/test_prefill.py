@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,7 +38,7 @@ def run(given: dict, seed: int = 0, partition_tokens: int | None = None) -> np.n
     views = {name: arrays.view(name, one) if isinstance(one, np.ndarray) else one for name, one in named.items()}
     call = prefill.Call(**views)
     call.check()
-    call.run(CpuKernels(seed), partition_tokens)
+    call.prepared(CpuKernels(seed), partition_tokens).launch()
     return named["out"]
 
 
@@ -135,7 +134,7 @@ def test_blocks_may_be_larger_than_any_context():
 def far_away(array: arrays.Array, scalars: int = 2**31) -> arrays.Array:
     """As if so many scalars came first, without their memory."""
     extra_bytes = scalars * np.dtype(array.dtype).itemsize
-    return replace(array, pointer=array.pointer - extra_bytes, nbytes=array.nbytes + extra_bytes)
+    return array._replace(pointer=array.pointer - extra_bytes, nbytes=array.nbytes + extra_bytes)
 
 
 def run_far_away() -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +145,7 @@ def run_far_away() -> tuple[np.ndarray, np.ndarray]:
     views = {name: arrays.view(name, one) if isinstance(one, np.ndarray) else one for name, one in named.items()}
     for name in ("query", "out", "key_cache", "value_cache"):
         views[name] = far_away(views[name])
-    prefill.Call(**views).run(CpuKernels())
+    prefill.Call(**views).prepared(CpuKernels()).launch()
     return named["out"], run(near)
 
 

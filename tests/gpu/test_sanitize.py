@@ -57,7 +57,7 @@ import numpy as np
 from fragmeter.gpu.ops import arrays, cpu_kernels, source
 kernel = source.Kernel('#line 1 "small.cu"\\n__global__ void small(int *out, int size) {{ {body} }}', "small")
 out = np.arange(32, dtype=np.int32)
-cpu_kernels.CpuKernels().launch(kernel, (1, 1, 1), (32, 1, 1), (arrays.view("out", out), np.int32(32)))
+cpu_kernels.CpuKernels().prepared(kernel, (1, 1, 1), (32, 1, 1), (arrays.view("out", out), np.int32(32)))()
 """
 
 

@@ -82,7 +82,7 @@ __global__ void untouched(float *out) {
 
 def run(expression: str, *arguments, grid=(1, 1, 1), block=(32, 1, 1), seed=0, shared_bytes=0) -> None:
     given = [arrays.view("array", one) if isinstance(one, np.ndarray) else one for one in arguments]
-    CpuKernels(seed).launch(Kernel(KERNEL_TEXT, expression), grid, block, given, shared_bytes=shared_bytes)
+    CpuKernels(seed).prepared(Kernel(KERNEL_TEXT, expression), grid, block, given, shared_bytes=shared_bytes)()
 
 
 @needs_compiler

@@ -33,7 +33,7 @@ def run(
     sizes = {name: named.pop(name) for name in ("block_size", "max_context_len")}
     views = {name: arrays.view(name, array) for name, array in named.items()}
     call = paged_attention.checked(**views, **sizes)
-    call.run(CpuKernels(seed, multiprocessor_shared_bytes), partition_tokens)
+    call.prepared(CpuKernels(seed, multiprocessor_shared_bytes), partition_tokens).launch()
     return named["out"]
 
 

@@ -77,9 +77,9 @@ struct PagedAttention {
     }
 };
 
-template <class Scalar, int kHeadDim, int kGroup> void run(const PagedAttention &call) {
-    constexpr int kSharedBytes = sizeof(Storage<Scalar, kHeadDim, kGroup, PagedSlots>);
-    const auto decode = &decode_attention<Scalar, kHeadDim, kGroup, PagedSlots>;
+template <class Scalar, int kHeadDim, int kGroup, class Slots> void run(const PagedAttention &call) {
+    constexpr int kSharedBytes = sizeof(Storage<Scalar, kHeadDim, kGroup, Slots>);
+    const auto decode = &decode_attention<Scalar, kHeadDim, kGroup, Slots>;
     const auto scalars = [](const torch::Tensor &tensor) { return static_cast<Scalar *>(tensor.data_ptr()); };
     const int64_t columns = call.kv_heads() * ((call.group() + kGroup - 1) / kGroup);
     Launcher launcher({call.query, call.out, call.key_cache, call.value_cache, call.block_tables, call.context_lens});
@@ -108,13 +108,19 @@ template <class Scalar, int kHeadDim, int kGroup> void run(const PagedAttention 
                      partitions, tokens);
 }
 
+// As fragmeter.gpu.source.TILE_TOKENS.
+template <class Scalar, int kHeadDim, int kGroup> void run_of_slots(const PagedAttention &call) {
+    if (call.block_size % 16) return run<Scalar, kHeadDim, kGroup, PagedSlots>(call);
+    return run<Scalar, kHeadDim, kGroup, PagedTiles>(call);
+}
+
 // The group's tile, as fragmeter.gpu.source.GROUP_TILES has them.
 template <class Scalar, int kHeadDim> void run_of_group(const PagedAttention &call) {
     constexpr bool kMatrices = sizeof(Scalar) == 2;
-    if (call.group() <= 1) return run<Scalar, kHeadDim, 1>(call);
-    if (call.group() <= 2) return run<Scalar, kHeadDim, 2>(call);
-    if (call.group() <= (kMatrices ? 8 : 4)) return run<Scalar, kHeadDim, kMatrices ? 8 : 4>(call);
-    return run<Scalar, kHeadDim, kMatrices ? 16 : 8>(call);
+    if (call.group() <= 1) return run_of_slots<Scalar, kHeadDim, 1>(call);
+    if (call.group() <= 2) return run_of_slots<Scalar, kHeadDim, 2>(call);
+    if (call.group() <= (kMatrices ? 8 : 4)) return run_of_slots<Scalar, kHeadDim, kMatrices ? 8 : 4>(call);
+    return run_of_slots<Scalar, kHeadDim, kMatrices ? 16 : 8>(call);
 }
 
 template <class Scalar, int... kHeadDims>

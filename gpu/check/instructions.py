@@ -1,0 +1,155 @@
+"""Instructions of the decode kernel's main loop, from the machine code that NVRTC compiles, without a GPU.
+
+``python -m fragmeter.gpu.check.instructions --architecture sm_90a`` prints a row per instance: registers, resident blocks on a
+multiprocessor, and instructions and shuffles of a warp a tile. It needs NVIDIA's disassembler beside the extra ``kernels``: pip
+install nvidia-cuda-nvdisasm.
+
+The main loop is the shortest loop that copies keys and multiplies. All of its instructions count, also those of branches that
+an ordinary tile does not take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+
+from ...sim.types.errors import MissingExtra
+from ..devices import program
+from ..ops import source
+from ..ops.source import Kernel
+from .compile_gate import ARCHITECTURES, SHARED_BYTES, compiled, toolkit
+
+#: Instances of the report: dtype, head_dim, query heads of a block. In others some lanes copy nothing, or copies are a loop of
+#: their own.
+INSTANCES = tuple(product(("float16",), (64, 128), (1, 8, 16)))
+#: Copies of a warp, of 16 bytes a lane, that move a KiB.
+COPIES_A_KIB = 2
+_LABEL = re.compile(r"\s*(?P<name>\.L\w+):")
+_INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?P<text>.*?);")
+_BRANCH = re.compile(r"\bBRA(\.\w+)*\s.*`\((?P<label>\.L\w+)\)")
+#: Registers of a multiprocessor, given out to warps by 256 (compute capability 8.0 to 12.0).
+REGISTERS, REGISTER_UNIT = 65536, 256
+#: Shared memory that CUDA adds to every block.
+SYSTEM_SHARED_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The main loop of an instance.
+
+    Attributes:
+        instructions: Number of its instructions.
+        shuffles: Those that move values between lanes.
+        copies: Those that copy 16 bytes a lane to shared memory.
+    """
+
+    instructions: int
+    shuffles: int
+    copies: int
+
+
+def main_loop(sass: str) -> Loop:
+    """The shortest loop that has copies and products.
+
+    Args:
+        sass: One kernel, as ``nvdisasm -c`` prints it.
+    """
+    labels: dict[str, int] = {}
+    code: list[str] = []
+    loops: list[list[str]] = []
+    for line in sass.splitlines():
+        if label := _LABEL.match(line):
+            labels[label["name"]] = len(code)
+        elif instruction := _INSTRUCTION.match(line):
+            code.append(instruction["text"])
+            branch = _BRANCH.search(code[-1])
+            if branch and branch["label"] in labels:
+                loops.append(code[labels[branch["label"]] :])
+    loop = min((loop for loop in loops if _count(loop, "LDGSTS") and _count(loop, "HMMA", "FFMA")), key=len)
+    return Loop(len(loop), _count(loop, "SHFL"), _count(loop, "LDGSTS"))
+
+
+def _count(code: Sequence[str], *operations: str) -> int:
+    pattern = re.compile(rf"(@!?U?P\w+ )?\s*({'|'.join(operations)})\b")
+    return sum(pattern.match(text) is not None for text in code)
+
+
+def disassembled(kernel: Kernel, architecture: str) -> str:
+    """The machine code of an instance as text.
+
+    Raises:
+        MissingExtra: NVRTC, the CUDA headers or the disassembler are not installed.
+    """
+    nvrtc, include = toolkit()
+    made = nvrtc.createProgram(kernel.text, "kernel.cu", [], [])
+    try:
+        nvrtc.addNameExpression(made, kernel.expression)
+        nvrtc.compileProgram(made, [f"-arch={architecture}", "-std=c++17", f"-I{include}"])
+        # CuPy cuts the last byte, as it is a zero in PTX.
+        binary = nvrtc.getCUBIN(made) + b"\0"
+    finally:
+        nvrtc.destroyProgram(made)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.cubin")
+        file.write_bytes(binary)
+        return subprocess.run([_disassembler(), "-c", file], capture_output=True, text=True, check=True).stdout
+
+
+def _disassembler() -> str:
+    spec = find_spec("nvidia.cu13")
+    folders = [str(Path(folder, "bin")) for folder in (spec and spec.submodule_search_locations) or ()]
+    found = shutil.which("nvdisasm") or shutil.which("nvdisasm", path=":".join(folders))
+    if found is None:
+        raise MissingExtra("reading machine code needs NVIDIA's disassembler: pip install nvidia-cuda-nvdisasm")
+    return found
+
+
+def resident_blocks(registers: int, shared_bytes: int, architecture: str) -> int:
+    """Blocks of the decode kernel on a multiprocessor, by registers and shared memory."""
+    warp_registers = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
+    by_registers = REGISTERS // (warp_registers * source.DECODE_WARPS)
+    return min(by_registers, SHARED_BYTES[architecture] // (shared_bytes + SYSTEM_SHARED_BYTES))
+
+
+def rows(architecture: str) -> Iterator[str]:
+    """Lines of the report."""
+    yield f"{'instance':<50}{'registers':>10}{'blocks':>8}{'instructions':>14}{'shuffles':>10}{'a KiB of KV':>13}"
+    ring = source.ring_bytes(SHARED_BYTES[architecture])
+    for (dtype, head_dim, group), rule in product(INSTANCES, source.SLOT_RULES):
+        kernel = source.decode_attention(dtype, head_dim, group, rule, ring)
+        (found,) = compiled([kernel], architecture)
+        loop = main_loop(disassembled(kernel, architecture))
+        shared_bytes = source.decode_shared_bytes(dtype, head_dim, group, ring)
+        blocks = resident_blocks(found.registers, shared_bytes, architecture)
+        share = f"{loop.instructions * COPIES_A_KIB / loop.copies:.1f}"
+        counts = f"{found.registers:>10}{blocks:>8}{loop.instructions:>14}{loop.shuffles:>10}{share:>13}"
+        yield f"{kernel.expression:<50}{counts}"
+
+
+def main(tokens: list[str] | None = None) -> int:
+    """Entry point of the program."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fragmeter.gpu.check.instructions", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--architecture", default="sm_90a", choices=ARCHITECTURES)
+    given = parser.parse_args(tokens)
+
+    def report() -> bool:
+        for line in rows(given.architecture):
+            print(line, flush=True)
+        return True
+
+    return program.run(report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

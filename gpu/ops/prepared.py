@@ -1,0 +1,88 @@
+"""Calls that are checked and prepared once a step, and launched with the tensors of every layer.
+
+All layers of a step have the same block tables, lengths, shapes and dtypes. Most of the host's time of a call goes into
+checks, the choice of the split, the kernel and its grid, and buffers of partial results. :class:`Prepared` holds them. The
+first four arguments of an operation are the tensors of a layer: a launch compares their shape, dtype, device and layout with
+those that were checked, and writes their addresses into the kernels' arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from ...sim.types.errors import SettingError
+from .arrays import Array, recognise, view
+from .launching import Launch
+
+#: Operations that a step runs in every layer.
+Operation = Literal["decode_attention", "prefill_attention", "contiguous_attention", "reshape_and_cache"]
+#: A checked call of an operation, which takes the first four arguments of any layer.
+LayerCall = Callable[..., None]
+#: Bytes of the kernels' loads; the address of each tensor of a layer is a multiple.
+ALIGNMENT = 16
+
+
+class Prepared:
+    """A call of one operation with its checks done. Calling it with the tensors of a layer launches the kernels.
+
+    It is valid for the step that it was prepared for: block tables, lengths, slots and sizes are its own. It must be launched
+    by the thread that prepared it, on one stream at a time, since all launches share the buffers of partial results.
+
+    Args:
+        arrays: The tensors of a layer that it was prepared with, in the order in which a call takes them.
+        launches: One per kernel; each takes the addresses of ``arrays``.
+        held: Arrays that the kernels read or write besides, kept alive.
+    """
+
+    __slots__ = ("_arrays", "_held", "_launches", "_pointers_of")
+
+    def __init__(self, arrays: Sequence[Array], launches: Sequence[Launch], held: Sequence[Array]) -> None:
+        self._arrays, self._launches, self._held = tuple(arrays), tuple(launches), tuple(held)
+        self._pointers_of: tuple[Callable[[Any], int | None], ...] = ()
+
+    def launch(self) -> None:
+        """Launch with the tensors that it was prepared with; only before any other launch."""
+        for launch in self._launches:
+            launch()
+
+    def __call__(self, *arrays: Any) -> None:
+        """Launch with the tensors of a layer.
+
+        Raises:
+            SettingError: A tensor has another shape, dtype, device or layout than the one that the call was prepared with.
+        """
+        if not self._pointers_of:
+            self._pointers_of = tuple(recognise(array) for array in self._arrays)
+        found = [pointer_of(array) for pointer_of, array in zip(self._pointers_of, arrays, strict=True)]
+        pointers = [pointer for pointer in found if pointer is not None and not pointer % ALIGNMENT]
+        if len(pointers) < len(found):
+            pointers = [_checked(wanted, array) for wanted, array in zip(self._arrays, arrays, strict=True)]
+        for launch in self._launches:
+            launch(pointers)
+
+
+def _checked(wanted: Array, array: Any) -> int:
+    """The address of an array that must be as ``wanted``.
+
+    Raises:
+        SettingError: It is not; names the field, its value and the expected one.
+    """
+    found = view(wanted.field, array, wanted.written)
+    for attribute in ("shape", "dtype", "device"):
+        value, expected = getattr(found, attribute), getattr(wanted, attribute)
+        if value != expected:
+            remedy = f"must be {expected}, for which the call was prepared; prepare one for this step"
+            raise SettingError(f"{wanted.field}.{attribute}", value, remedy)
+    require_aligned(found)
+    return found.pointer
+
+
+def require_aligned(array: Array) -> None:
+    """Check that an array begins where the kernels can load it.
+
+    Raises:
+        SettingError: Its address is not a multiple of :data:`ALIGNMENT` bytes.
+    """
+    if array.pointer % ALIGNMENT:
+        raise SettingError(array.field, "misaligned memory", f"must begin at a multiple of {ALIGNMENT} bytes")
