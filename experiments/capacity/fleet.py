@@ -52,8 +52,8 @@ MOST_SEEDS, _MOST_RATE_SEEDS = 48, 16
 DEFAULT_FLEET_SEEDS = 4
 #: Share of the size by which ``fewest`` may be smaller at the end of the search.
 PRECISION = 0.025
-#: Ratio of neighbouring rates, and the first stride of their search.
-FINE, _FINE_STRIDE = 1.005, 8
+#: Ratio of neighbouring rates, and the first strides of their search: from the wanted rate, and from another seed's rate.
+FINE, _FINE_STRIDE, _NEAR_STRIDE = 1.005, 8, 2
 #: Least time in which the requests of a load arrive, relative to their mean time in the system. A fleet is empty at first. If
 #: times in the system are exponential, it has 95 % of its steady number of requests in the mean over the counted ones.
 TURNOVERS = 10
@@ -69,11 +69,12 @@ class Kind(StrEnum):
 
 
 class Trial(NamedTuple):
-    """The share or the rate of a fleet with a seed."""
+    """The share or the rate of a fleet with a seed; ``near`` is where to seek the rate (``highest_rate``)."""
 
     kind: Kind
     replicas: int
     seed: int
+    near: float | None = None
 
 
 class Decision(StrEnum):
@@ -328,10 +329,13 @@ class FleetSearch:
             self._count = min(2 * self._count, most)
 
     def _complete(self, kind: Kind, size: int) -> Generator[list[Trial], Results, None]:
-        """Ask for the trials of a fleet that are missing."""
+        """Ask for the trials of a fleet that are missing. The first seed's rate is where those of the others are sought."""
         known = self._found.setdefault((kind, size), [])
-        missing = [Trial(kind, size * self._engines, self._first + place) for place in range(len(known), self._count)]
-        if missing:
+        while len(known) < self._count:
+            first, near, many = len(known), None, self._count
+            if kind is Kind.RATE:
+                near, many = (near_rate(known[0]), many) if known else (None, 1)
+            missing = [Trial(kind, size * self._engines, self._first + place, near) for place in range(first, many)]
             results = yield missing
             known += [results[trial] for trial in missing]
 
@@ -388,17 +392,30 @@ def check_fleet(settings: Settings, work: Workload, cluster: Cluster, goal: Goal
     return check_times(work, serve(settings, work, cluster).times, goal)
 
 
+def near_rate(found: float) -> float | None:
+    """Where to seek the rates of other seeds (``highest_rate``), from that of one."""
+    return found if 0 < found < inf else None
+
+
 def highest_rate(
-    settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, wanted: float, most: float | None
+    settings: Settings,
+    load: Load,
+    goal: Goal,
+    seed: int,
+    cluster: Cluster,
+    wanted: float,
+    most: float | None,
+    near: float | None = None,
 ) -> float:
     """The highest rate at which a fleet meets the goal with a seed, requests/s, rounded down by at most 0.5 %.
 
     It is sought from about a sixth of the wanted rate to 33 times it.
 
     Args:
-        wanted: Rate to begin with, requests/s.
+        wanted: The rates that are tried are this one times powers of ``FINE``, requests/s.
         most: The saturated rate of the fleet, requests/s; None if it has none. Of replicas that only prefill or only
             decode it is found here.
+        near: The highest rate of another seed, to begin with; None begins with the wanted rate.
 
     Returns:
         0 if no rate meets the goal, and infinity if every rate does.
@@ -411,7 +428,8 @@ def highest_rate(
         tried = wanted * FINE**power
         return (most is None or tried <= most) and check_fleet(settings, drawn.at(tried), cluster, goal).meets
 
-    found = highest(meets, 0, _FINE_STRIDE)
+    start, stride = (0, _FINE_STRIDE) if near is None else (round(log(near / wanted) / log(FINE)), _NEAR_STRIDE)
+    found = highest(meets, start, stride)
     if found == MOST:
         return inf
     return 0.0 if found is None else wanted * FINE**found

@@ -57,6 +57,7 @@ from .fleet import (
     first_fleet,
     highest_rate,
     known_rate,
+    near_rate,
     sure_rate,
 )
 from .load import Load
@@ -295,7 +296,7 @@ class Planner:
                 job = self._fleet_job(service, trial.replicas, trial.seed)
                 if trial.kind is Kind.RATE:
                     saturated = begun[service].saturated
-                    job = job.with_more(None if saturated is None else saturated * trial.replicas)
+                    job = job.with_more(None if saturated is None else saturated * trial.replicas).with_more(trial.near)
                 jobs[trial.kind][service, trial] = job
         return self._run("fleets", jobs[Kind.SHARE]) | self._run("headroom", jobs[Kind.RATE])
 
@@ -399,23 +400,20 @@ class Planner:
     def _taken(self, answer: Answer, sizes: Sequence[int], count: int) -> dict[int, float]:
         """The rates that smaller fleets of a candidate take, requests/s."""
         service, saturated = _service(answer.candidate), answer.rates.saturated
-        jobs = {
-            (size, seed): Job(
-                service.settings,
-                seed,
-                (
-                    self._cluster(service, size),
-                    not_none(self._wanted) * size / answer.replicas,
-                    None if saturated is None else saturated * size,
-                ),
-            )
-            for size in sizes
-            for seed in range(self._seeds[0], self._seeds[0] + count)
-        }
-        found = self._run("headroom", jobs)
-        return {
-            size: sure_rate([_rate_of(outcome) for (of, _), outcome in found.items() if of == size]) for size in sizes
-        }
+        first, *others = range(self._seeds[0], self._seeds[0] + count)
+
+        def job(size: int, seed: int, near: float | None) -> Job:
+            wanted, most = not_none(self._wanted) * size / answer.replicas, saturated and saturated * size
+            return Job(service.settings, seed, (self._cluster(service, size), wanted, most, near))
+
+        begun = self._rates({size: job(size, first, None) for size in sizes})
+        jobs = {(size, seed): job(size, seed, near_rate(begun[size])) for size in sizes for seed in others}
+        found = self._rates(jobs)
+        return {size: sure_rate([begun[size], *(found[size, seed] for seed in others)]) for size in sizes}
+
+    def _rates(self, jobs: Mapping[_Name, Job]) -> dict[_Name, float]:
+        """The highest rates of fleets, requests/s."""
+        return {name: _rate_of(outcome) for name, outcome in self._run("headroom", jobs).items()}
 
     def _share(self, answer: Answer, replicas: int, factor: float, rate: float, seeds: Sequence[int]) -> Verified:
         service = _service(answer.candidate)

@@ -1,8 +1,9 @@
 """Runs a workload on several replicas to the last request, and returns the finished run.
 
-All replicas share one clock. If the router reads the state of the replicas, one process delivers the arrivals to it,
-and arrivals end the engines' leaps (``routed``). If it does not, the replica of each request is known in advance, and
-each replica leaps as if it were alone. Engines that share experts compute their steps together (``lock_step``).
+If the router reads the state of the replicas, all share one clock: one process delivers the arrivals to it, and arrivals
+end the engines' leaps (``routed``). If it does not, the replica of each request is known in advance, and the replicas run one
+after another, each as if it were alone; that is faster, because one replica's data fit the processor's caches. Engines that
+share experts compute their steps together (``lock_step``).
 
 Each replica numbers its requests in their order of arrival there. Where replicas share nothing, the result of each is that
 of a single replica with these requests.
@@ -32,6 +33,7 @@ from ..policy.registry import POLICIES, policy
 from ..spec import gpu, model
 from ..spec.launch import resolved_kv_dtype
 from ..types.errors import SettingError
+from ..types.optional import not_none
 from ..workload.content import TokenRuns
 from ..workload.source import OpenLoop
 from ..workload.users import Users
@@ -46,7 +48,7 @@ from .sent import Lengths, Sent, part_of
 
 
 class Fleet:
-    """The engines of a cluster, on one clock, before the run.
+    """The engines of a cluster, before the run.
 
     Args:
         rows: Rows of the workload that are served, int64.
@@ -112,7 +114,7 @@ class Fleet:
         for number, (part, replica) in enumerate(zip(self._sent, self._replicas, strict=True)):
             own = part_of(self._workload, np.array(part.rows, dtype=np.int64))
             source = OpenLoop(own, np.zeros(len(own), dtype=bool), replica.max_model_len)
-            engines.append(Engine(self.env, source, *self._parts(number)))
+            engines.append(Engine(simpy.Environment(initial_time=0), source, *self._parts(number)))
         return engines
 
     def _taking_requests(self, now: int) -> Sequence[int] | None:
@@ -175,6 +177,24 @@ class Fleet:
             *(part_of(self._workload, rows, output_tokens=np.ones_like(rows)) for rows in where[:first]),
             *(part_of(self._workload, rows, arrival_ticks=arrived[rows]) for rows in where[first:]),
         ]
+
+    def run(self, progress: Callable[[int], None] | None) -> None:
+        """Run all engines to their ends; see ``simulate_cluster``."""
+        workload, env = self._workload, self.env
+        if all(engine.env is not env for engine in self.engines):
+            served = 0
+            for engine, part in zip(self.engines, self._sent, strict=True):
+                if progress is not None:
+                    progress(served)
+                engine.env.run(until=engine.process)
+                served += len(part.rows)
+        else:
+            for tick in () if progress is None else milestones(workload):
+                env.run(until=tick)
+                not_none(progress)(int(np.searchsorted(workload.arrival_ticks, tick)))
+            env.run(until=simpy.AllOf(env, [engine.process for engine in self.engines]))
+        if progress is not None:
+            progress(len(workload))
 
 
 #: Tokens of the blocks that a router compares prompts by, where a replica's own hold fewer.
@@ -246,7 +266,8 @@ def simulate_cluster(
     Args:
         settings: Settings of every replica.
         step_cost: Replaces the cost model of the settings.
-        progress: Called now and then with the number of requests that have arrived.
+        progress: Called now and then with the number of requests that have arrived, or, of replicas that run one after another,
+            that are served.
         schedule: Sizes of the fleet over time; the cluster's size is then the first of them.
 
     Raises:
@@ -275,7 +296,7 @@ def simulate_cluster(
         settings, cluster, workload, rows, replicas, sent, _router(cluster, arriving, first, workload, whole), schedule
     )
     with no_cycle_collection():
-        _run(fleet.env, fleet.engines, workload, progress)
+        fleet.run(progress)
     end_ticks = int(max(engine.end_ticks for engine in fleet.engines))
     where = tuple(np.array(part.rows, dtype=np.int64) for part in sent)
     runs = tuple(
@@ -380,15 +401,3 @@ def _router(cluster: Cluster, count: int, replica: Replica, workload: Workload, 
 def _nameless(row: int) -> list[int]:
     """Names for a router that compares no prompts."""
     return []
-
-
-def _run(
-    env: simpy.Environment, engines: Sequence[Engine], workload: Workload, progress: Callable[[int], None] | None
-) -> None:
-    if progress is not None:
-        for tick in milestones(workload):
-            env.run(until=tick)
-            progress(int(np.searchsorted(workload.arrival_ticks, tick)))
-    env.run(until=simpy.AllOf(env, [engine.process for engine in engines]))
-    if progress is not None:
-        progress(len(workload))

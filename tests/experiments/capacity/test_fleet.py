@@ -132,6 +132,13 @@ class TestCliff:
             enough += NormalDist().cdf(np.log(found.replicas * of_one) / 0.04) >= 0.9
         assert enough >= 190 - 4 * (200 * 0.95 * 0.05) ** 0.5
 
+    def test_the_rates_of_seeds_are_sought_near_that_of_the_first(self):
+        rate = self.rate_of(0, 1.2 / 40)
+        _, asked = run(search(40), lambda *trial: float(rate(*trial) >= 1), rate)
+        begun = {(trial.replicas, trial.seed): trial.near for trial in asked if trial.kind is Kind.RATE}
+        assert len(begun) >= 4
+        assert begun == {(size, seed): rate(size, 0) if seed else None for size, seed in begun}
+
     def test_a_seed_without_a_rate_is_one_too_few(self):
         assert decide_by_rates([2.0, 0.0, 2.0, 2.0], 1.0) is Decision.TOO_FEW
         assert decide_by_rates([inf] * 4, 1.0) is Decision.ENOUGH
@@ -201,6 +208,24 @@ def test_the_highest_rate_of_a_fleet_lies_where_its_queues_say(even_cost):
 
     found = highest_rate(servers(), EvenLoad(), Goal(objectives), 3, Cluster(num_replicas=3), 20.0, None)
     assert attained(found) >= 0.9 > attained(found * FINE)
+
+
+@pytest.mark.parametrize("near", [12.0, 20 * FINE**3, 40.0])
+def test_the_rate_of_another_seed_is_where_the_search_begins_and_not_what_it_finds(near, even_cost, monkeypatch):
+    tried = []
+
+    def counting(settings, work, cluster, goal):
+        tried.append(work)
+        return check_fleet(settings, work, cluster, goal)
+
+    monkeypatch.setattr(fleet, "check_fleet", counting)
+    arguments = servers(), EvenLoad(), Goal(Objectives(ttft=250)), 3, Cluster(num_replicas=3), 20.0, None
+    found = highest_rate(*arguments)
+    of_a_far_one = len(tried)
+    assert highest_rate(*arguments, near) == found
+    tried.clear()
+    assert highest_rate(*arguments, found * FINE) == found
+    assert len(tried) == 3 < of_a_far_one
 
 
 class FewRequests(EvenLoad):
