@@ -34,6 +34,7 @@ import numpy as np
 
 from ...sim.cluster import Cluster, ClusterRun, cluster_summary, cluster_times, simulate_cluster
 from ...sim.cluster.sent import part_of
+from ...sim.engine.grouping import is_grouped
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings
 from ...sim.metrics.requests import RequestTimes, request_times
@@ -345,7 +346,7 @@ class Served(NamedTuple):
 
     Attributes:
         times: Of all requests.
-        run: Where requests have several sequences, that of the first replica.
+        run: Where sequences share blocks, that of the first replica.
     """
 
     times: RequestTimes
@@ -366,14 +367,15 @@ def serve(settings: Settings, work: Workload, cluster: Cluster) -> Served:
     if cluster.size == 1:
         run = simulate(settings, work, cost)
         return Served(request_times(run), run)
-    if work.shares and work.content is None and cluster == Cluster(num_replicas=cluster.num_replicas):
+    in_turn = work.shares and work.content is None and cluster == Cluster(num_replicas=cluster.num_replicas)
+    if in_turn and is_grouped(settings, work):
         return _in_turn(settings, work, cluster.num_replicas)
     fleet = simulate_cluster(settings, work, cluster, cost)
     return Served(cluster_times(fleet), fleet)
 
 
 def _in_turn(settings: Settings, work: Workload, replicas: int) -> Served:
-    """Requests of several sequences, which a cluster does not take, dealt in turn to replicas that run one by one."""
+    """Requests of sequences that share blocks, which a cluster does not take, dealt in turn to replicas that run one by one."""
     parts = [np.arange(first, len(work), replicas) for first in range(min(replicas, len(work)))]
     runs = [simulate(settings, part_of(work, rows), compiled_cost(settings)) for rows in parts]
     each = [

@@ -30,8 +30,11 @@ from fragmeter.experiments.capacity.fleet import (
 )
 from fragmeter.experiments.capacity.load import Drawn
 from fragmeter.experiments.runs.slo_check import Goal, counted
+from fragmeter.sim import simulate
 from fragmeter.sim.cluster import Cluster
+from fragmeter.sim.cluster.sent import part_of
 from fragmeter.sim.metrics.objectives import Objectives
+from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.types import ticks
 from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import Trace
@@ -257,12 +260,21 @@ class TestKnownRate:
         assert self.known(10.0, 0.0) == 0
 
 
-def test_requests_of_several_sequences_are_dealt_in_turn(even_cost):
+@pytest.mark.parametrize("policy", ["vllm-v0", "vllm-v1"])
+def test_requests_of_several_sequences_are_dealt_in_turn(policy, even_cost):
+    """With sequences that share blocks, which a cluster does not take, and with others."""
     ones = np.ones(40, dtype=np.int64)
-    work = Workload("pairs", np.arange(40) * ticks.PER_MS, 20 * ones, 3 * ones, n=2 * ones)
-    chosen = settings_of("vllm-v1", Pool(64, 16), Limits(64))
+    work = Workload("pairs", np.arange(40) * ticks.PER_MS, 32 * ones, 3 * ones, n=2 * ones)
+    chosen = settings_of(policy, Pool(64, 16), Limits(64))
     served = serve(chosen, work, Cluster(num_replicas=3))
-    assert served.times.index.tolist() == [*range(0, 40, 3), *range(1, 40, 3), *range(2, 40, 3)]
+    in_turn = [*range(0, 40, 3), *range(1, 40, 3), *range(2, 40, 3)]
+    assert served.times.index.tolist() == (in_turn if policy == "vllm-v0" else [*range(40)])
+    apart = [
+        simulate(chosen, part_of(work, np.arange(first, 40, 3)), RampCost(base_ticks=ticks.from_seconds(SERVICE_S)))
+        for first in range(3)
+    ]
+    finishes = np.concatenate([request_times(run).finish_ticks for run in apart])
+    assert served.times.finish_ticks.tolist() == finishes[np.argsort(in_turn)][served.times.index].tolist()
     assert (served.times.arrival_ticks == work.arrival_ticks[served.times.index]).all()
     alone = serve(chosen, work, Cluster())
     assert served.times.ttft_ms.mean() < alone.times.ttft_ms.mean()
