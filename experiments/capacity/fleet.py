@@ -40,7 +40,6 @@ from ...sim.engine.settings import Settings
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.metrics.summary import summary
 from ...sim.types import ticks
-from ...sim.types.optional import not_none
 from ...sim.workload.workload import Workload
 from ..runs.slo_check import Goal, SloCheck, check_times, compiled_cost
 from .load import Load
@@ -448,7 +447,8 @@ def known_rate(
         highest_found: ``highest_rate`` of the seed; no higher rate is tried.
 
     Returns:
-        ``highest_found`` if its run is a load or the fleet has a saturated rate, and 0 if the run at the wanted rate is none.
+        ``highest_found`` if its run is a load or the fleet has a saturated rate. It is below the wanted rate if the run at the
+        wanted rate is a burst, and 0 if no rate down to a sixth of it is known.
     """
     drawn = load.draw(seed, cluster.size)
     if cluster.disaggregated and saturated_split_rate(settings, drawn.at(inf), cluster) is not None:
@@ -465,9 +465,8 @@ def known_rate(
 
     if not highest_found or (highest_found < inf and is_load(highest_found)):
         return highest_found
-    if not known(0):
-        return 0.0
-    return wanted * FINE ** not_none(highest(known, 0, _FINE_STRIDE))
+    found = highest(known, 0, _FINE_STRIDE)
+    return 0.0 if found is None else wanted * FINE**found
 
 
 def saturated_split_rate(settings: Settings, at_once: Workload, cluster: Cluster) -> float | None:

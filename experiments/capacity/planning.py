@@ -381,39 +381,49 @@ class Planner:
             UserError: The day cannot be simulated.
         """
         fleet, service, most = not_none(answer.fleet), _service(answer.candidate), answer.replicas
-        takes = {most: max(fleet.sure_rate, day.busiest)} | self._taken(answer, sizes_below(most), len(fleet.rates))
+        smaller, short = self._taken(answer, sizes_below(most), len(fleet.rates))
+        takes = {most: max(fleet.sure_rate, day.busiest)} | smaller
         replicas = tuple(replicas_for(day.rates, takes, most))
         first, cluster = self._seeds[0], self._cluster(service, most)
         days = {
             name: Job(service.settings, first, (cluster, day, sizes, startup_s))
             for name, sizes in (("following", replicas), ("constant", (most,) * len(replicas)))
         }
-        rate = fleet.sure_rate if fleet.sure_rate < inf else day.busiest
+        known = fleet.sure_rate if answer.known_rates is None else max(sure_rate(answer.known_rates), day.busiest)
+        rate = known if known < inf else day.busiest
         full = {"targets": Job(service.settings, first, (cluster, rate))}
         found = self._run("day", days) | self._run("full load", full)
         for outcome in found.values():
             if outcome.error:
                 raise UserError(outcome.error)
         results = {name: not_none(outcome.summary) for name, outcome in found.items()}
-        return DayPlan(day, replicas, takes, startup_s, **results, replica_hour=replica_hour)
+        return DayPlan(
+            day, replicas, takes, startup_s, **results, replica_hour=replica_hour, short_runs=short, full_rate=rate
+        )
 
-    def _taken(self, answer: Answer, sizes: Sequence[int], count: int) -> dict[int, float]:
-        """The rates that smaller fleets of a candidate take, requests/s."""
+    def _taken(self, answer: Answer, sizes: Sequence[int], count: int) -> tuple[dict[int, float], bool]:
+        """The rates that smaller fleets of a candidate take, requests/s, and whether these are limited by ``known_rate``."""
         service, saturated = _service(answer.candidate), answer.rates.saturated
         first, *others = range(self._seeds[0], self._seeds[0] + count)
 
-        def job(size: int, seed: int, near: float | None) -> Job:
-            wanted, most = not_none(self._wanted) * size / answer.replicas, saturated and saturated * size
-            return Job(service.settings, seed, (self._cluster(service, size), wanted, most, near))
+        def job(size: int, seed: int, *more: float | None) -> Job:
+            wanted = not_none(self._wanted) * size / answer.replicas
+            return Job(service.settings, seed, (self._cluster(service, size), wanted, *more))
 
-        begun = self._rates({size: job(size, first, None) for size in sizes})
-        jobs = {(size, seed): job(size, seed, near_rate(begun[size])) for size in sizes for seed in others}
-        found = self._rates(jobs)
-        return {size: sure_rate([begun[size], *(found[size, seed] for seed in others)]) for size in sizes}
+        most = {size: saturated and saturated * size for size in sizes}
+        found = self._rates({(size, first): job(size, first, most[size], None) for size in sizes})
+        near = {size: near_rate(found[size, first]) for size in sizes}
+        found |= self._rates(
+            {(size, seed): job(size, seed, most[size], near[size]) for size in sizes for seed in others}
+        )
+        known = found
+        if saturated is None:
+            known = self._rates({(size, seed): job(size, seed, rate) for (size, seed), rate in found.items()}, "known")
+        return {size: sure_rate([known[size, seed] for seed in (first, *others)]) for size in sizes}, known != found
 
-    def _rates(self, jobs: Mapping[_Name, Job]) -> dict[_Name, float]:
+    def _rates(self, jobs: Mapping[_Name, Job], stage: str = "headroom") -> dict[_Name, float]:
         """The highest rates of fleets, requests/s."""
-        return {name: _rate_of(outcome) for name, outcome in self._run("headroom", jobs).items()}
+        return {name: _rate_of(outcome) for name, outcome in self._run(stage, jobs).items()}
 
     def _share(self, answer: Answer, replicas: int, factor: float, rate: float, seeds: Sequence[int]) -> Verified:
         service = _service(answer.candidate)

@@ -494,7 +494,14 @@ def day_lines(plan: DayPlan, currency: str) -> list[str]:
         f" {plan.constant['attained']:.1%} with the constant fleet.",
         f"Replicas are ordered {plan.startup_s:,.0f} s (--startup-seconds) before a busier step and paid for from then on, until"
         " they have drained.",
-        f"Targets of autoscalers, a replica at its full rate: {plan.targets['concurrency']:,.1f} requests in flight"
+        *(
+            [
+                f"Steps may need fewer replicas: the rates that smaller fleets take are lower bounds, because their runs have {_TOO_FEW}."
+            ]
+            if plan.short_runs
+            else []
+        ),
+        f"Targets of autoscalers, a replica with its share of {plan.full_rate:,.3g} requests/s: {plan.targets['concurrency']:,.1f} requests in flight"
         f" (vllm:num_requests_running + vllm:num_requests_waiting), {plan.targets['kv_cache_usage']:.0%} of the KV cache in use"
         " (vllm:kv_cache_usage_perc).",
     ]

@@ -213,8 +213,7 @@ def test_the_highest_rate_of_a_fleet_lies_where_its_queues_say(even_cost):
     assert attained(found) >= 0.9 > attained(found * FINE)
 
 
-@pytest.mark.parametrize("near", [12.0, 20 * FINE**3, 40.0])
-def test_the_rate_of_another_seed_is_where_the_search_begins_and_not_what_it_finds(near, even_cost, monkeypatch):
+def test_the_rate_of_another_seed_is_where_the_search_begins_and_not_what_it_finds(even_cost, monkeypatch):
     tried = []
 
     def counting(settings, work, cluster, goal):
@@ -225,7 +224,7 @@ def test_the_rate_of_another_seed_is_where_the_search_begins_and_not_what_it_fin
     arguments = servers(), EvenLoad(), Goal(Objectives(ttft=250)), 3, Cluster(num_replicas=3), 20.0, None
     found = highest_rate(*arguments)
     of_a_far_one = len(tried)
-    assert highest_rate(*arguments, near) == found
+    assert highest_rate(*arguments, 12.0) == found
     tried.clear()
     assert highest_rate(*arguments, found * FINE) == found
     assert len(tried) == 3 < of_a_far_one
