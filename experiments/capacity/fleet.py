@@ -42,7 +42,7 @@ from ...sim.metrics.summary import summary
 from ...sim.types import ticks
 from ...sim.workload.workload import Workload
 from ..runs.slo_check import Goal, SloCheck, check_times, compiled_cost
-from .load import Load
+from .load import TURNOVERS, Load
 from .max_rate import CONFIDENCE, CONTENT, MOST, highest, tolerance_factor
 
 #: Most replicas of a fleet (``Cluster.num_replicas``), and relative to the first fleet that is tried.
@@ -54,9 +54,6 @@ DEFAULT_FLEET_SEEDS = 4
 PRECISION = 0.025
 #: Ratio of neighbouring rates, and the first strides of their search: from the wanted rate, and from another seed's rate.
 FINE, _FINE_STRIDE, _NEAR_STRIDE = 1.005, 8, 2
-#: Least time in which the requests of a load arrive, relative to their mean time in the system. A fleet is empty at first. If
-#: times in the system are exponential, it has 95 % of its steady number of requests in the mean over the counted ones.
-TURNOVERS = 10
 #: Tolerance by which a quotient of rates may exceed a whole number of replicas, for the rounding of floats.
 _ROUNDING = 1e-9
 

@@ -1,7 +1,7 @@
 """Find the fleet and the cost of every candidate for a wanted rate, or the highest rate of a replica, and rank them.
 
     1. ahead     every candidate, with the first seed and one replica (``max_rate.go_ahead``)
-       with a wanted rate:
+       with a wanted rate (runs have as many requests as fill the replicas of any candidate, ``Load``):
     2. share     with --prefill-replicas auto, the best share of the fleet that prefills (``split``)
        fleets    the smallest fleet of every candidate that meets the goal, simulated behind its router (``fleet``)
     3. headroom  its highest rate, which confirms its size
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
 from math import inf
@@ -128,13 +128,28 @@ class Planner:
             service: Answer(candidate, ahead[service[0]].error, wanted=self._wanted)
             for service, candidate in services.items()
         }
-        answers |= self._rated(answers, begun) if self._wanted is None else self._sized(answers, begun)
+        if self._wanted is None:
+            answers |= self._rated(answers, begun)
+        else:
+            self._fill(begun.values())
+            answers |= self._sized(answers, begun)
         answers |= self._detailed(answers)
         of_none = Answer(candidates[0], wanted=self._wanted)
         return [
             replace(of_none if each.settings is None else answers[_service(each)], candidate=each)
             for each in candidates
         ]
+
+    @property
+    def load(self) -> Load:
+        """The load, with runs as long as the candidates that were simulated need."""
+        return self._load
+
+    def _fill(self, begun: Iterable[Ahead]) -> None:
+        """Make the runs of fleets long enough to fill the replicas of every candidate."""
+        self._load = self._load.filling(max((each.in_flight for each in begun), default=0.0))
+        self._works.clear()
+        self._hashes.clear()
 
     def _rated(self, answers: dict[Service, Answer], begun: dict[Service, Ahead]) -> dict[Service, Answer]:
         """The answers with the rates of one replica over all seeds."""
@@ -247,6 +262,7 @@ class Planner:
         if outcome.summary is None:
             return not_none(outcome.error)
         begun = _ahead(outcome.summary)
+        self._fill([begun])
         steps = self._search(service, begun, replicas).of_size(replicas)
         found, error = self._drive({service: steps}, {service: begun})[service]
         if error:
@@ -480,7 +496,7 @@ def _service(candidate: Candidate) -> Service:
 
 
 def _ahead(data: dict[str, Any]) -> Ahead:
-    return Ahead(SloCheck(**data["alone"]), data["saturated"], SeedRate(**data["found"]))
+    return Ahead(SloCheck(**data["alone"]), data["saturated"], SeedRate(**data["found"]), data["in_flight"])
 
 
 def _fleet(chosen: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float) -> dict[str, Any]:
