@@ -239,11 +239,11 @@ class Fleet:
         workload, env = self._workload, self.env
         if all(engine.env is not env for engine in self.engines):
             served = 0
-            for engine, part in zip(self.engines, self._sent, strict=True):
+            for engine, rows in zip(self.engines, self.where(), strict=True):
                 if progress is not None:
                     progress(served)
                 engine.env.run(until=engine.process)
-                served += len(part.rows)
+                served += len(rows)
         else:
             for tick in () if progress is None else milestones(workload):
                 env.run(until=tick)
