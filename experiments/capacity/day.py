@@ -7,7 +7,8 @@
     attainment     one simulated day, from the first request to the last, with the schedule and with the constant fleet
 
 The rates that up to ``_MOST_SIZES`` smaller fleets take are searched for, and those of sizes between them are interpolated:
-a replica of a larger fleet takes at least as much as one of a smaller fleet.
+a replica of a larger fleet takes at least as much as one of a smaller fleet. Where runs have too few requests to fill a replica, no
+rate counts at which they are bursts (``fleet.known_rate``), so that steps may have more replicas than they need.
 """
 
 from __future__ import annotations
@@ -199,6 +200,8 @@ class DayPlan:
         following, constant: ``served_day`` with the schedule, and with the fleet of the busiest step throughout.
         targets: ``full_load`` of the largest fleet.
         replica_hour: Price of a replica for an hour.
+        short_runs: Whether ``takes`` are lower bounds, because runs of smaller fleets are bursts at the rates that they take.
+        full_rate: Requests/s of ``targets``.
     """
 
     day: Day
@@ -209,6 +212,8 @@ class DayPlan:
     constant: Mapping[str, Any]
     targets: Mapping[str, float]
     replica_hour: float
+    short_runs: bool
+    full_rate: float
 
     @property
     def bills(self) -> tuple[float, float]:
@@ -245,5 +250,6 @@ class DayPlan:
             "price": followed,
             "constant_price": constant,
             "rate_by_replicas": {str(size): rate for size, rate in sorted(self.takes.items())},
-            "autoscaler_targets": dict(self.targets),
+            "rates_are_lower_bounds": self.short_runs,
+            "autoscaler_targets": dict(self.targets) | {"request_rate": self.full_rate},
         }

@@ -34,15 +34,15 @@ import numpy as np
 
 from ...sim.cluster import Cluster, ClusterRun, cluster_summary, cluster_times, simulate_cluster
 from ...sim.cluster.sent import part_of
+from ...sim.engine.grouping import is_grouped
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.metrics.summary import summary
 from ...sim.types import ticks
-from ...sim.types.optional import not_none
 from ...sim.workload.workload import Workload
 from ..runs.slo_check import Goal, SloCheck, check_times, compiled_cost
-from .load import Load
+from .load import TURNOVERS, Load
 from .max_rate import CONFIDENCE, CONTENT, MOST, highest, tolerance_factor
 
 #: Most replicas of a fleet (``Cluster.num_replicas``), and relative to the first fleet that is tried.
@@ -52,11 +52,8 @@ MOST_SEEDS, _MOST_RATE_SEEDS = 48, 16
 DEFAULT_FLEET_SEEDS = 4
 #: Share of the size by which ``fewest`` may be smaller at the end of the search.
 PRECISION = 0.025
-#: Ratio of neighbouring rates, and the first stride of their search.
-FINE, _FINE_STRIDE = 1.005, 8
-#: Least time in which the requests of a load arrive, relative to their mean time in the system. A fleet is empty at first. If
-#: times in the system are exponential, it has 95 % of its steady number of requests in the mean over the counted ones.
-TURNOVERS = 10
+#: Ratio of neighbouring rates, and the first strides of their search: from the wanted rate, and from another seed's rate.
+FINE, _FINE_STRIDE, _NEAR_STRIDE = 1.005, 8, 2
 #: Tolerance by which a quotient of rates may exceed a whole number of replicas, for the rounding of floats.
 _ROUNDING = 1e-9
 
@@ -69,11 +66,12 @@ class Kind(StrEnum):
 
 
 class Trial(NamedTuple):
-    """The share or the rate of a fleet with a seed."""
+    """The share or the rate of a fleet with a seed; ``near`` is where to seek the rate (``highest_rate``)."""
 
     kind: Kind
     replicas: int
     seed: int
+    near: float | None = None
 
 
 class Decision(StrEnum):
@@ -328,10 +326,13 @@ class FleetSearch:
             self._count = min(2 * self._count, most)
 
     def _complete(self, kind: Kind, size: int) -> Generator[list[Trial], Results, None]:
-        """Ask for the trials of a fleet that are missing."""
+        """Ask for the trials of a fleet that are missing. The first seed's rate is where those of the others are sought."""
         known = self._found.setdefault((kind, size), [])
-        missing = [Trial(kind, size * self._engines, self._first + place) for place in range(len(known), self._count)]
-        if missing:
+        while len(known) < self._count:
+            first, near, many = len(known), None, self._count
+            if kind is Kind.RATE:
+                near, many = (near_rate(known[0]), many) if known else (None, 1)
+            missing = [Trial(kind, size * self._engines, self._first + place, near) for place in range(first, many)]
             results = yield missing
             known += [results[trial] for trial in missing]
 
@@ -341,7 +342,7 @@ class Served(NamedTuple):
 
     Attributes:
         times: Of all requests.
-        run: Where requests have several sequences, that of the first replica.
+        run: Where sequences share blocks, that of the first replica.
     """
 
     times: RequestTimes
@@ -362,14 +363,15 @@ def serve(settings: Settings, work: Workload, cluster: Cluster) -> Served:
     if cluster.size == 1:
         run = simulate(settings, work, cost)
         return Served(request_times(run), run)
-    if work.shares and work.content is None and cluster == Cluster(num_replicas=cluster.num_replicas):
+    in_turn = work.shares and work.content is None and cluster == Cluster(num_replicas=cluster.num_replicas)
+    if in_turn and is_grouped(settings, work):
         return _in_turn(settings, work, cluster.num_replicas)
     fleet = simulate_cluster(settings, work, cluster, cost)
     return Served(cluster_times(fleet), fleet)
 
 
 def _in_turn(settings: Settings, work: Workload, replicas: int) -> Served:
-    """Requests of several sequences, which a cluster does not take, dealt in turn to replicas that run one by one."""
+    """Requests of sequences that share blocks, which a cluster does not take, dealt in turn to replicas that run one by one."""
     parts = [np.arange(first, len(work), replicas) for first in range(min(replicas, len(work)))]
     runs = [simulate(settings, part_of(work, rows), compiled_cost(settings)) for rows in parts]
     each = [
@@ -388,17 +390,30 @@ def check_fleet(settings: Settings, work: Workload, cluster: Cluster, goal: Goal
     return check_times(work, serve(settings, work, cluster).times, goal)
 
 
+def near_rate(found: float) -> float | None:
+    """Where to seek the rates of other seeds (``highest_rate``), from that of one."""
+    return found if 0 < found < inf else None
+
+
 def highest_rate(
-    settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, wanted: float, most: float | None
+    settings: Settings,
+    load: Load,
+    goal: Goal,
+    seed: int,
+    cluster: Cluster,
+    wanted: float,
+    most: float | None,
+    near: float | None = None,
 ) -> float:
     """The highest rate at which a fleet meets the goal with a seed, requests/s, rounded down by at most 0.5 %.
 
     It is sought from about a sixth of the wanted rate to 33 times it.
 
     Args:
-        wanted: Rate to begin with, requests/s.
+        wanted: The rates that are tried are this one times powers of ``FINE``, requests/s.
         most: The saturated rate of the fleet, requests/s; None if it has none. Of replicas that only prefill or only
             decode it is found here.
+        near: The highest rate of another seed, to begin with; None begins with the wanted rate.
 
     Returns:
         0 if no rate meets the goal, and infinity if every rate does.
@@ -411,7 +426,8 @@ def highest_rate(
         tried = wanted * FINE**power
         return (most is None or tried <= most) and check_fleet(settings, drawn.at(tried), cluster, goal).meets
 
-    found = highest(meets, 0, _FINE_STRIDE)
+    start, stride = (0, _FINE_STRIDE) if near is None else (round(log(near / wanted) / log(FINE)), _NEAR_STRIDE)
+    found = highest(meets, start, stride)
     if found == MOST:
         return inf
     return 0.0 if found is None else wanted * FINE**found
@@ -428,7 +444,8 @@ def known_rate(
         highest_found: ``highest_rate`` of the seed; no higher rate is tried.
 
     Returns:
-        ``highest_found`` if its run is a load or the fleet has a saturated rate, and 0 if the run at the wanted rate is none.
+        ``highest_found`` if its run is a load or the fleet has a saturated rate. It is below the wanted rate if the run at the
+        wanted rate is a burst, and 0 if no rate down to a sixth of it is known.
     """
     drawn = load.draw(seed, cluster.size)
     if cluster.disaggregated and saturated_split_rate(settings, drawn.at(inf), cluster) is not None:
@@ -445,9 +462,8 @@ def known_rate(
 
     if not highest_found or (highest_found < inf and is_load(highest_found)):
         return highest_found
-    if not known(0):
-        return 0.0
-    return wanted * FINE ** not_none(highest(known, 0, _FINE_STRIDE))
+    found = highest(known, 0, _FINE_STRIDE)
+    return 0.0 if found is None else wanted * FINE**found
 
 
 def saturated_split_rate(settings: Settings, at_once: Workload, cluster: Cluster) -> float | None:

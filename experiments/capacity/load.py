@@ -31,6 +31,9 @@ from ..runs.inputs import Inputs
 #: Requests per run, and at least so many for each replica of a fleet: with 300 a replica, the share that meets the
 #: objectives is up to a point above that of long runs, with 1,000 a quarter of a point.
 DEFAULT_PROMPTS, PROMPTS_A_REPLICA = 5000, 1000
+#: Least time in which the requests of a load arrive, relative to their mean time in the system. A fleet is empty at first. If
+#: times in the system are exponential, it has 95 % of its steady number of requests in the mean over the counted ones.
+TURNOVERS = 10
 #: Lower limit of the requests per run: with fewer, one request is more than a percent of the counted ones.
 FEWEST_PROMPTS = 100
 _BLOCK = 64
@@ -61,12 +64,15 @@ class Load:
     Args:
         inputs: As for ``simulate``. ``request_rate`` and ``burstiness`` draw gaps; ``rate_scale`` keeps the gaps of the
             trace.
+        in_flight: Requests in flight that a replica has at its highest rate, 0 if unknown: the requests of a run arrive by
+            default for ``TURNOVERS`` times their time in the system, so they are ``TURNOVERS`` times as many (Little's law).
 
     Raises:
         UserError: A trace that cannot be read, or arrivals without a rate.
     """
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, in_flight: float = 0.0) -> None:
+        self._given, self._a_replica = inputs, max(PROMPTS_A_REPLICA, ceil(TURNOVERS * in_flight))
         self.pacing = inputs.pacing
         for name in ("rate_curve", "max_concurrency"):
             if getattr(self.pacing, name) is not None:
@@ -99,7 +105,14 @@ class Load:
     def _asked(self, replicas: int = 1) -> int:
         """Requests per run, if the trace has as many."""
         given = self._inputs.requests.num_prompts
-        return default_prompts(replicas) if given is None else given
+        return self._default(replicas) if given is None else given
+
+    def _default(self, replicas: int) -> int:
+        return max(DEFAULT_PROMPTS, self._a_replica * replicas)
+
+    def filling(self, in_flight: float) -> Load:
+        """The same load with another ``in_flight``."""
+        return Load(self._given, in_flight)
 
     @property
     def name(self) -> str:
@@ -117,7 +130,7 @@ class Load:
 
     def is_short(self, replicas: int) -> bool:
         """Whether the runs of a fleet have fewer requests than by default."""
-        return self.num_prompts(replicas) < default_prompts(replicas)
+        return self.num_prompts(replicas) < self._default(replicas)
 
     @property
     def trace_rate(self) -> float | None:
@@ -198,11 +211,6 @@ class Load:
             return unit_gaps(len(rows), self.pacing.burstiness or 1.0, stream(seed, "arrivals"))
         own_s = traced_gaps_s(self._found)
         return (own_s / own_s[0])[rows]
-
-
-def default_prompts(replicas: int) -> int:
-    """Requests per run of a fleet by default."""
-    return max(DEFAULT_PROMPTS, PROMPTS_A_REPLICA * replicas)
 
 
 def drawn_rows(count: int, n: int, traced: bool, rng: np.random.Generator) -> np.ndarray:

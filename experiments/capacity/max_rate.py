@@ -9,10 +9,10 @@ it. The logarithms of the rates are taken to be normal. The limit is then mean -
 noncentral t distribution (Natrella, NBS Handbook 91, 2-5; NIST/SEMATECH e-Handbook 7.2.6.3). More seeds reduce k; more
 requests per run reduce the deviation.
 
-The first seed runs before the others, in three parts. Its requests are served one by one: a request that misses the
+The first seed runs before the others, in four parts. Its requests are served one by one: a request that misses the
 goal alone misses it at any rate. Its requests are served all at once: the recommended rate never exceeds that
 throughput. An eighth of its requests is served at rates a factor of two apart, so that the search of every seed starts
-near its result.
+near its result. At the end its requests in flight are counted at its own rate.
 
 If the requests of a seed meet the goal even when they all arrive at once, the seed has an infinite highest rate. Among seeds with
 finite rates it counts as the highest of those, which makes the recommended rate a conservative one.
@@ -30,6 +30,8 @@ from typing import Any
 from ...sim.cost import StepCost
 from ...sim.engine.run import simulate
 from ...sim.engine.settings import Settings
+from ...sim.metrics.requests import request_times
+from ...sim.types import ticks
 from ...sim.types.optional import not_none
 from ..runs.parallel import Workers, as_they_finish
 from ..runs.slo_check import Goal, SloCheck, check_run, check_slo, compiled_cost, saturated_rate
@@ -61,11 +63,13 @@ class Ahead:
         alone: The SLO check of its requests served one by one.
         saturated: Requests/s of a replica that always has requests waiting (``saturated_rate``).
         found: Its highest rate.
+        in_flight: Mean number of its requests in the system at that rate; 0 if no rate or every rate meets the goal.
     """
 
     alone: SloCheck
     saturated: float | None
     found: SeedRate
+    in_flight: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,12 @@ def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: S
     part = drawn.first(min(len(drawn.gaps), max(len(drawn.gaps) // _SCOUT_PART, _SCOUT_LEAST)))
     near = _search(settings, part, goal, saturated, 0, _SCOUT_STRIDE, step_cost)
     found = _search(settings, drawn, goal, saturated, near.power or 0, _STRIDE, step_cost)
-    return Ahead(alone, saturated, SeedRate(found.power, 2 + near.runs + found.runs))
+    runs = 2 + near.runs + found.runs
+    if found.power in (None, MOST):
+        return Ahead(alone, saturated, SeedRate(found.power, runs))
+    times = request_times(simulate(settings, drawn.at(found.rate), step_cost))
+    in_flight = float((times.finish_ticks - times.arrival_ticks).mean()) * found.rate / ticks.PER_SECOND
+    return Ahead(alone, saturated, SeedRate(found.power, runs + 1), in_flight)
 
 
 def follow(

@@ -41,7 +41,8 @@ def write_plan(
     cells = [dict(flat(row)) for row in rows]
     out.write(TABLE, as_parquet(cells))
     out.write(CSV, _csv(cells))
-    listed = [_row(*each, document["currency"]) for each in ranks]
+    preempts = any(answer.at_rate["preemptions"] for answer, _ in ranks)
+    listed = [_row(*each, document["currency"], preempts) for each in ranks]
     out.write(SUMMARY, _markdown(document, listed, assumptions))
     sections = [Section("Other candidates", "\n\n".join(document["explained"]))]
     if ranks:
@@ -135,7 +136,8 @@ def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
     ]
 
 
-def _row(answer: Answer, bill: Bill, currency: str) -> dict[str, Any]:
+def _row(answer: Answer, bill: Bill, currency: str, preempts: bool) -> dict[str, Any]:
+    """A row of the table of candidates; ``preempts`` is whether any of them preempts requests."""
     at, limit = answer.at_rate, answer.at_rate["limit"]
     return {
         "Candidate": answer.candidate.name,
@@ -147,10 +149,10 @@ def _row(answer: Answer, bill: Bill, currency: str) -> dict[str, Any]:
             if answer.wanted is None
             else {"Headroom": headroom_text(answer)}
         ),
-        "Meet the objectives, %": 100 * at["attained"],
-        "p90 TTFT, ms": at["p90_ttft_ms"],
-        "p90 TPOT, ms": at["p90_tpot_ms"],
-        "KV cache in use, %": at["kv_cache_pct"],
-        "Preemptions": at["preemptions"],
+        "Meet objectives, %": f"{100 * at['attained']:.1f}",
+        "p90 TTFT, ms": f"{at['p90_ttft_ms']:,.0f}",
+        "p90 TPOT, ms": f"{at['p90_tpot_ms']:,.1f}",
+        "KV in use, %": f"{at['kv_cache_pct']:.1f}",
+        **({"Preemptions": at["preemptions"]} if preempts else {}),
         "Limited by": f"{(limit['objective'] or 'throughput').upper()}, {limit['cause']}",
     }

@@ -1,7 +1,7 @@
 """Find the fleet and the cost of every candidate for a wanted rate, or the highest rate of a replica, and rank them.
 
     1. ahead     every candidate, with the first seed and one replica (``max_rate.go_ahead``)
-       with a wanted rate:
+       with a wanted rate (runs have as many requests as fill the replicas of any candidate, ``Load``):
     2. share     with --prefill-replicas auto, the best share of the fleet that prefills (``split``)
        fleets    the smallest fleet of every candidate that meets the goal, simulated behind its router (``fleet``)
     3. headroom  its highest rate, which confirms its size
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
 from math import inf
@@ -57,6 +57,7 @@ from .fleet import (
     first_fleet,
     highest_rate,
     known_rate,
+    near_rate,
     sure_rate,
 )
 from .load import Load
@@ -127,13 +128,28 @@ class Planner:
             service: Answer(candidate, ahead[service[0]].error, wanted=self._wanted)
             for service, candidate in services.items()
         }
-        answers |= self._rated(answers, begun) if self._wanted is None else self._sized(answers, begun)
+        if self._wanted is None:
+            answers |= self._rated(answers, begun)
+        else:
+            self._fill(begun.values())
+            answers |= self._sized(answers, begun)
         answers |= self._detailed(answers)
         of_none = Answer(candidates[0], wanted=self._wanted)
         return [
             replace(of_none if each.settings is None else answers[_service(each)], candidate=each)
             for each in candidates
         ]
+
+    @property
+    def load(self) -> Load:
+        """The load, with runs as long as the candidates that were simulated need."""
+        return self._load
+
+    def _fill(self, begun: Iterable[Ahead]) -> None:
+        """Make the runs of fleets long enough to fill the replicas of every candidate."""
+        self._load = self._load.filling(max((each.in_flight for each in begun), default=0.0))
+        self._works.clear()
+        self._hashes.clear()
 
     def _rated(self, answers: dict[Service, Answer], begun: dict[Service, Ahead]) -> dict[Service, Answer]:
         """The answers with the rates of one replica over all seeds."""
@@ -246,6 +262,7 @@ class Planner:
         if outcome.summary is None:
             return not_none(outcome.error)
         begun = _ahead(outcome.summary)
+        self._fill([begun])
         steps = self._search(service, begun, replicas).of_size(replicas)
         found, error = self._drive({service: steps}, {service: begun})[service]
         if error:
@@ -295,7 +312,7 @@ class Planner:
                 job = self._fleet_job(service, trial.replicas, trial.seed)
                 if trial.kind is Kind.RATE:
                     saturated = begun[service].saturated
-                    job = job.with_more(None if saturated is None else saturated * trial.replicas)
+                    job = job.with_more(None if saturated is None else saturated * trial.replicas).with_more(trial.near)
                 jobs[trial.kind][service, trial] = job
         return self._run("fleets", jobs[Kind.SHARE]) | self._run("headroom", jobs[Kind.RATE])
 
@@ -380,42 +397,49 @@ class Planner:
             UserError: The day cannot be simulated.
         """
         fleet, service, most = not_none(answer.fleet), _service(answer.candidate), answer.replicas
-        takes = {most: max(fleet.sure_rate, day.busiest)} | self._taken(answer, sizes_below(most), len(fleet.rates))
+        smaller, short = self._taken(answer, sizes_below(most), len(fleet.rates))
+        takes = {most: max(fleet.sure_rate, day.busiest)} | smaller
         replicas = tuple(replicas_for(day.rates, takes, most))
         first, cluster = self._seeds[0], self._cluster(service, most)
         days = {
             name: Job(service.settings, first, (cluster, day, sizes, startup_s))
             for name, sizes in (("following", replicas), ("constant", (most,) * len(replicas)))
         }
-        rate = fleet.sure_rate if fleet.sure_rate < inf else day.busiest
+        known = fleet.sure_rate if answer.known_rates is None else max(sure_rate(answer.known_rates), day.busiest)
+        rate = known if known < inf else day.busiest
         full = {"targets": Job(service.settings, first, (cluster, rate))}
         found = self._run("day", days) | self._run("full load", full)
         for outcome in found.values():
             if outcome.error:
                 raise UserError(outcome.error)
         results = {name: not_none(outcome.summary) for name, outcome in found.items()}
-        return DayPlan(day, replicas, takes, startup_s, **results, replica_hour=replica_hour)
+        return DayPlan(
+            day, replicas, takes, startup_s, **results, replica_hour=replica_hour, short_runs=short, full_rate=rate
+        )
 
-    def _taken(self, answer: Answer, sizes: Sequence[int], count: int) -> dict[int, float]:
-        """The rates that smaller fleets of a candidate take, requests/s."""
+    def _taken(self, answer: Answer, sizes: Sequence[int], count: int) -> tuple[dict[int, float], bool]:
+        """The rates that smaller fleets of a candidate take, requests/s, and whether these are limited by ``known_rate``."""
         service, saturated = _service(answer.candidate), answer.rates.saturated
-        jobs = {
-            (size, seed): Job(
-                service.settings,
-                seed,
-                (
-                    self._cluster(service, size),
-                    not_none(self._wanted) * size / answer.replicas,
-                    None if saturated is None else saturated * size,
-                ),
-            )
-            for size in sizes
-            for seed in range(self._seeds[0], self._seeds[0] + count)
-        }
-        found = self._run("headroom", jobs)
-        return {
-            size: sure_rate([_rate_of(outcome) for (of, _), outcome in found.items() if of == size]) for size in sizes
-        }
+        first, *others = range(self._seeds[0], self._seeds[0] + count)
+
+        def job(size: int, seed: int, *more: float | None) -> Job:
+            wanted = not_none(self._wanted) * size / answer.replicas
+            return Job(service.settings, seed, (self._cluster(service, size), wanted, *more))
+
+        most = {size: saturated and saturated * size for size in sizes}
+        found = self._rates({(size, first): job(size, first, most[size], None) for size in sizes})
+        near = {size: near_rate(found[size, first]) for size in sizes}
+        found |= self._rates(
+            {(size, seed): job(size, seed, most[size], near[size]) for size in sizes for seed in others}
+        )
+        known = found
+        if saturated is None:
+            known = self._rates({(size, seed): job(size, seed, rate) for (size, seed), rate in found.items()}, "known")
+        return {size: sure_rate([known[size, seed] for seed in (first, *others)]) for size in sizes}, known != found
+
+    def _rates(self, jobs: Mapping[_Name, Job], stage: str = "headroom") -> dict[_Name, float]:
+        """The highest rates of fleets, requests/s."""
+        return {name: _rate_of(outcome) for name, outcome in self._run(stage, jobs).items()}
 
     def _share(self, answer: Answer, replicas: int, factor: float, rate: float, seeds: Sequence[int]) -> Verified:
         service = _service(answer.candidate)
@@ -472,7 +496,7 @@ def _service(candidate: Candidate) -> Service:
 
 
 def _ahead(data: dict[str, Any]) -> Ahead:
-    return Ahead(SloCheck(**data["alone"]), data["saturated"], SeedRate(**data["found"]))
+    return Ahead(SloCheck(**data["alone"]), data["saturated"], SeedRate(**data["found"]), data["in_flight"])
 
 
 def _fleet(chosen: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float) -> dict[str, Any]:

@@ -154,6 +154,7 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         load, goal, range(aims.seed, aims.seed + count), workers, None if out is None else Store(out), wanted
     )
     answers = planner.answers(found)
+    load = planner.load
     if aims.verify_seeds:
         answers = planner.verified(answers, aims.verify_seeds)
     if ranks := ranked(answers, load, priced, wanted):

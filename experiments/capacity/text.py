@@ -65,6 +65,7 @@ def _flag_text(name: str, value: object) -> str:
 HOURS_A_MONTH = 730
 #: Times the wanted rate from which on a fleet is called idle.
 _IDLE = 2.0
+_IDLE_TEXT = " Most of it is idle at the wanted rate: consider a smaller GPU, or more load on it."
 #: Times the rate for the money from which on another candidate is mentioned; or so many times the rate above the wanted one, for
 #: at most so much more money, where a request costs no more.
 _WORTH, _LITTLE_MORE = 1.5, 1.25
@@ -243,20 +244,16 @@ def _headroom(answer: Answer) -> str:
     wanted = not_none(answer.wanted)
     if answer.fleet_rate == inf:
         return "It meets the goal at every rate."
+    idle = _IDLE_TEXT if answer.fleet_rate >= _IDLE * wanted else ""
     if answer.known_rates is not None:
         known = (
             f"it takes more than {answer.fleet_rate:.3g} requests/s"
             if answer.fleet_rate > wanted
             else "at the wanted rate, too, they are bursts, and a longer load may need more replicas"
         )
-        return f"Its highest rate is unknown, because its runs have {_TOO_FEW}; {known}."
-    takes = f"It takes {answer.fleet_rate:.3g} requests/s before it misses the goal, {answer.fleet_rate / wanted - 1:.0%} more."
-    idles = answer.replicas == 1 and answer.fleet_rate >= _IDLE * wanted
-    return (
-        f"{takes} Most of it is idle at the wanted rate: consider a smaller GPU, or more load on it."
-        if idles
-        else takes
-    )
+        return f"Its highest rate is unknown, because its runs have {_TOO_FEW}; {known}.{idle}"
+    more = answer.fleet_rate / wanted - 1
+    return f"It takes {answer.fleet_rate:.3g} requests/s before it misses the goal, {more:.0%} more.{idle}"
 
 
 def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> list[str]:
@@ -522,7 +519,14 @@ def day_lines(plan: DayPlan, currency: str) -> list[str]:
         f" {plan.constant['attained']:.1%} with the constant fleet.",
         f"Replicas are ordered {plan.startup_s:,.0f} s (--startup-seconds) before a busier step and paid for from then on, until"
         " they have drained.",
-        f"Targets of autoscalers, a replica at its full rate: {plan.targets['concurrency']:,.1f} requests in flight"
+        *(
+            [
+                f"Steps may need fewer replicas: the rates that smaller fleets take are lower bounds, because their runs have {_TOO_FEW}."
+            ]
+            if plan.short_runs
+            else []
+        ),
+        f"Targets of autoscalers, a replica with its share of {plan.full_rate:,.3g} requests/s: {plan.targets['concurrency']:,.1f} requests in flight"
         f" (vllm:num_requests_running + vllm:num_requests_waiting), {plan.targets['kv_cache_usage']:.0%} of the KV cache in use"
         " (vllm:kv_cache_usage_perc).",
     ]

@@ -64,10 +64,10 @@ def cluster_requests_table(run: ClusterRun) -> pd.DataFrame:
 def cluster_residencies_table(run: ClusterRun) -> pd.DataFrame:
     """As ``residencies_table``, of all replicas; requests are rows of the workload."""
     table = _of_each(run, residencies_table)
-    for name in ("request", "sequence"):
-        table[name] = np.concatenate(
-            [rows[residencies_table(part)[name]] for rows, part in zip(run.rows, run.runs, strict=True)]
-        )
+    tables = [residencies_table(part) for part in run.runs]
+    table["request"] = np.concatenate([rows[of["request"]] for rows, of in zip(run.rows, tables, strict=True)])
+    of_sequences = [run.sequence_rows(number)[of["sequence"]] for number, of in enumerate(tables)]
+    table["sequence"] = np.concatenate(of_sequences)
     return table
 
 

@@ -1,8 +1,9 @@
 """Runs a workload on several replicas to the last request, and returns the finished run.
 
-All replicas share one clock. If the router reads the state of the replicas, one process delivers the arrivals to it,
-and arrivals end the engines' leaps (``routed``). If it does not, the replica of each request is known in advance, and
-each replica leaps as if it were alone. Engines that share experts compute their steps together (``lock_step``).
+If the router reads the state of the replicas, all share one clock: one process delivers the arrivals to it, and arrivals
+end the engines' leaps (``routed``). If it does not, the replica of each request is known in advance, and the replicas run one
+after another, each as if it were alone; that is faster, because one replica's data fit the processor's caches. Engines that
+share experts compute their steps together (``lock_step``).
 
 Each replica numbers its requests in their order of arrival there. Where replicas share nothing, the result of each is that
 of a single replica with these requests.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,9 +34,11 @@ from ..policy.registry import POLICIES, policy
 from ..spec import gpu, model
 from ..spec.launch import resolved_kv_dtype
 from ..types.errors import SettingError
+from ..types.optional import not_none
+from ..types.sequence import Sequence as Prefilled
+from ..workload.closed_loop import ClosedLoop, Maker
 from ..workload.content import TokenRuns
 from ..workload.source import OpenLoop
-from ..workload.users import Users
 from ..workload.workload import Workload
 from .config import Cluster
 from .disaggregated import TRANSFER, KVTransfers, Link, PrefillEngine
@@ -43,10 +47,11 @@ from .routed import Mailbox, RoutedEngine
 from .routing import Router, decode_router, router
 from .schedule import FleetSchedule, Lifetime
 from .sent import Lengths, Sent, part_of
+from .users import AnsweredMailbox, UserRequests, thinking
 
 
 class Fleet:
-    """The engines of a cluster, on one clock, before the run.
+    """The engines of a cluster, before the run.
 
     Args:
         rows: Rows of the workload that are served, int64.
@@ -70,11 +75,14 @@ class Fleet:
         self.env = simpy.Environment(initial_time=0)
         self._settings, self._workload, self._rows = settings, workload, rows
         self._replicas, self._sent = replicas, sent
-        self._lengths = Lengths(workload, replicas[0].max_model_len)
+        self._lengths = Lengths(workload.sequences, replicas[0].max_model_len)
+        self._counts, self._first = workload.num_sequences.tolist(), workload.first_sequences.tolist()
+        self._request_of = np.repeat(np.arange(len(workload)), workload.num_sequences).tolist()
         self._kv_transfers: KVTransfers | None = None
+        self._users: UserRequests | None = None
         self.engines: Sequence[Engine]
         self._barriers = self._lock_steps()
-        if not (cluster.disaggregated or choose.looks or self._barriers):
+        if not (cluster.disaggregated or choose.looks or self._barriers or workload.users):
             self.engines = self._split(choose)
             return
         every = range(len(replicas))
@@ -96,23 +104,26 @@ class Fleet:
         return [barriers[number // size] for number in range(count)]
 
     def _routed(self, number: int) -> RoutedEngine:
-        parts = self.env, number, Mailbox(), *self._parts(number)
+        mailbox = Mailbox() if self._workload.users is None else AnsweredMailbox(partial(self._answered, number))
+        parts = self.env, number, mailbox, *self._parts(number)
         return LockStepEngine(self._barriers[number], *parts) if self._barriers else RoutedEngine(*parts)
 
     def _prefilling(self, number: int, transfers: KVTransfers) -> PrefillEngine:
-        parts = self.env, number, transfers, *self._parts(number)
+        parts = self.env, number, partial(self._prefilled, transfers), *self._parts(number)
         return LockStepPrefillEngine(self._barriers[number], *parts) if self._barriers else PrefillEngine(*parts)
 
     def _split(self, choose: Router) -> list[Engine]:
         """Engines with requests that are assigned in advance."""
         arrivals = self._workload.arrival_ticks[self._rows].tolist()
         for row, now in zip(self._rows.tolist(), arrivals, strict=True):
-            self._sent[choose.choose(row, now, self._taking_requests(now))].add(row)
-        engines = []
+            place = choose.choose(self._first[row], now, self._taking_requests(now))
+            for sequence in self._sequences_of(row):
+                self._sent[place].add(sequence)
+        engines, sequences = [], self._workload.sequences
         for number, (part, replica) in enumerate(zip(self._sent, self._replicas, strict=True)):
-            own = part_of(self._workload, np.array(part.rows, dtype=np.int64))
+            own = part_of(sequences, np.array(part.rows, dtype=np.int64))
             source = OpenLoop(own, np.zeros(len(own), dtype=bool), replica.max_model_len)
-            engines.append(Engine(self.env, source, *self._parts(number)))
+            engines.append(Engine(simpy.Environment(initial_time=0), source, *self._parts(number)))
         return engines
 
     def _taking_requests(self, now: int) -> Sequence[int] | None:
@@ -136,27 +147,61 @@ class Fleet:
         )
         return [*(self._prefilling(number, self._kv_transfers) for number in range(first)), *decoders]
 
+    def _sequences_of(self, row: int) -> range:
+        """Rows of a request's sequences among all sequences."""
+        return range(self._first[row], self._first[row] + self._counts[row])
+
     def _arrive_at(self, engines: list[RoutedEngine], choose: Router) -> None:
         choose.watch(engines)
-        self.env.process(self._arrivals(engines, choose))
+        if self._workload.users is None:
+            self.env.process(self._arrivals(engines, choose))
+            return
+        refused = np.ones(len(self._workload), dtype=bool)
+        refused[self._rows] = False
+        self._users = UserRequests(
+            self.env,
+            ClosedLoop(self._workload, refused, Maker(self._workload, self._replicas[0].max_model_len)),
+            len(self._rows),
+            partial(self._send, engines, choose),
+            partial(self._close, engines),
+        )
+
+    def _answered(self, replica: int, finished: list[int], now: int) -> None:
+        """Sequences of these numbers have finished on a replica."""
+        rows = self._sent[replica].rows
+        not_none(self._users).answer([self._request_of[rows[number]] for number in finished], now)
+
+    def _prefilled(self, transfers: KVTransfers, replica: int, sequence: Prefilled, now: int) -> int | None:
+        """See ``PrefillEngine``; an output of one token is an answer."""
+        until = transfers(replica, sequence, now)
+        if until is None and self._users is not None:
+            self._answered(replica, [sequence.index], now)
+        return until
 
     def _arrivals(self, engines: list[RoutedEngine], choose: Router) -> Generator[simpy.Event, None, None]:
         """Send each request to a replica at its arrival, before all other events of that tick."""
         env, alarm, now = self.env, Alarm(self.env), int(self.env.now)
         arrivals = self._workload.arrival_ticks[self._rows].tolist()
-        prefills = self._kv_transfers is not None
         for row, ticks in zip(self._rows.tolist(), arrivals, strict=True):
             if ticks > now:
                 alarm.callbacks = []
                 env.schedule(alarm, URGENT, ticks - now)
                 yield alarm
                 now = ticks
-            place = choose.choose(row, now, self._taking_requests(now))
-            sequence = self._sent[place].number(row, self._lengths.sequence(row))
-            if prefills:
+            self._send(engines, choose, row, now)
+        self._close(engines, now)
+
+    def _send(self, engines: list[RoutedEngine], choose: Router, row: int, now: int) -> None:
+        """Send all sequences of a request to a replica."""
+        place = choose.choose(self._first[row], now, self._taking_requests(now))
+        for number in self._sequences_of(row):
+            sequence = self._sent[place].number(number, self._lengths.sequence(number))
+            if self._kv_transfers is not None:
                 sequence.output_tokens = sequence.max_tokens = 1
             engines[place].expect(sequence)
             engines[place].send(now, sequence)
+
+    def _close(self, engines: list[RoutedEngine], now: int) -> None:
         for engine in engines:
             engine.close(now)
 
@@ -164,17 +209,48 @@ class Fleet:
         """See ``ClusterRun``."""
         return Table(TRANSFER).columns() if self._kv_transfers is None else self._kv_transfers.columns()
 
+    @property
+    def sent_ticks(self) -> np.ndarray:
+        """When each request was sent to the router, int64 [n]."""
+        return self._workload.arrival_ticks if self._users is None else self._users.sent()
+
+    def where(self) -> tuple[np.ndarray, ...]:
+        """Rows of the requests of each replica, in the order in which they came."""
+        request_of = np.array(self._request_of, dtype=np.int64)
+        rows = (request_of[np.array(part.rows, dtype=np.int64)] for part in self._sent)
+        # The sequences of a request come together.
+        return tuple(each[np.diff(each, prepend=-1) != 0] for each in rows)
+
     def parts(self, where: tuple[np.ndarray, ...]) -> list[Workload]:
         """The requests of every replica as they came to it, of rows ``where`` each."""
+        sent = self.sent_ticks
         if self._kv_transfers is None:
-            return [part_of(self._workload, rows) for rows in where]
+            return [part_of(self._workload, rows, sent[rows]) for rows in where]
         first, moved = len(where) - len(self._kv_transfers.decoders), self.transfers()
         arrived = np.zeros(len(self._workload), dtype=np.int64)
         arrived[moved["row"]] = moved["end_ticks"]
         return [
-            *(part_of(self._workload, rows, output_tokens=np.ones_like(rows)) for rows in where[:first]),
+            *(part_of(self._workload, rows, sent[rows], np.ones_like(rows)) for rows in where[:first]),
             *(part_of(self._workload, rows, arrival_ticks=arrived[rows]) for rows in where[first:]),
         ]
+
+    def run(self, progress: Callable[[int], None] | None) -> None:
+        """Run all engines to their ends; see ``simulate_cluster``."""
+        workload, env = self._workload, self.env
+        if all(engine.env is not env for engine in self.engines):
+            served = 0
+            for engine, rows in zip(self.engines, self.where(), strict=True):
+                if progress is not None:
+                    progress(served)
+                engine.env.run(until=engine.process)
+                served += len(rows)
+        else:
+            for tick in () if progress is None else milestones(workload):
+                env.run(until=tick)
+                not_none(progress)(int(np.searchsorted(workload.arrival_ticks, tick)))
+            env.run(until=simpy.AllOf(env, [engine.process for engine in self.engines]))
+        if progress is not None:
+            progress(len(workload))
 
 
 #: Tokens of the blocks that a router compares prompts by, where a replica's own hold fewer.
@@ -227,6 +303,14 @@ class ClusterRun:
             return "both"
         return "decode" if self.only_decodes(number) else "prefill"
 
+    def sequence_rows(self, number: int) -> np.ndarray:
+        """Rows of the sequences of a replica's requests, in the workload's ``sequences``, int64."""
+        rows = self.rows[number]
+        counts = self.workload.num_sequences[rows]
+        return np.repeat(self.workload.first_sequences[rows] - (np.cumsum(counts) - counts), counts) + np.arange(
+            counts.sum()
+        )
+
     @property
     def end_ticks(self) -> int:
         """Finish of the last request."""
@@ -246,16 +330,17 @@ def simulate_cluster(
     Args:
         settings: Settings of every replica.
         step_cost: Replaces the cost model of the settings.
-        progress: Called now and then with the number of requests that have arrived.
+        progress: Called now and then with the number of requests that have arrived, or, of replicas that run one after another,
+            that are served.
         schedule: Sizes of the fleet over time; the cluster's size is then the first of them.
 
     Raises:
-        UserError: A request is longer than the model, a setting cannot be or would not be read, or requests of
-            several sequences, with parents under a policy that shares, or in a closed loop.
+        UserError: A request is longer than the model, a setting cannot be or would not be read, or requests of several
+            sequences or with parents under a policy that shares blocks.
         SimulationFault: An invariant does not hold.
     """
     _check_separate(settings, workload)
-    _check_disaggregated(settings, cluster)
+    _check_disaggregated(settings, cluster, workload)
     _check_engines(settings, cluster, schedule)
     refuse_unread(settings, workload)
     refuse_unread_in_cluster(cluster, workload)
@@ -263,9 +348,10 @@ def simulate_cluster(
         schedule = _changing(cluster, schedule)
     arriving = cluster.num_arriving if schedule is None else len(schedule.lifetimes)
     step_cost = step_cost or build(settings).cost
-    asked, workload = workload, as_delivered(workload, outside_ticks(step_cost))
-    whole = workload.token_runs()
-    sent = [Sent(workload, whole) for _ in range(arriving + (cluster.decode_replicas or 0))]
+    outside = outside_ticks(step_cost)
+    asked, workload = workload, thinking(as_delivered(workload, outside))
+    whole = workload.sequences.token_runs()
+    sent = [Sent(workload.sequences, whole) for _ in range(arriving + (cluster.decode_replicas or 0))]
     replicas = _replicas(settings, cluster, step_cost, sent, arriving)
     first = replicas[0]
     check_fits(workload, first.max_model_len)
@@ -275,9 +361,11 @@ def simulate_cluster(
         settings, cluster, workload, rows, replicas, sent, _router(cluster, arriving, first, workload, whole), schedule
     )
     with no_cycle_collection():
-        _run(fleet.env, fleet.engines, workload, progress)
+        fleet.run(progress)
     end_ticks = int(max(engine.end_ticks for engine in fleet.engines))
-    where = tuple(np.array(part.rows, dtype=np.int64) for part in sent)
+    where = fleet.where()
+    if workload.users is not None:
+        asked = replace(asked, arrival_ticks=fleet.sent_ticks - outside)
     runs = tuple(
         finished(settings, part, False, replica, engine.ledger, end_ticks, needed[own])
         for own, part, replica, engine in zip(where, fleet.parts(where), replicas, fleet.engines, strict=True)
@@ -300,9 +388,8 @@ def _changing(cluster: Cluster, schedule: FleetSchedule) -> FleetSchedule | None
 def _check_separate(settings: Settings, workload: Workload) -> None:
     """Refuse workloads that need a single replica."""
     remedy = "needs a single replica; leave out num_replicas, prefill_replicas and decode_replicas"
-    if workload.users is not None:
-        _refuse(workload.users)
-    if workload.shares:
+    if is_grouped(settings, workload) and workload.shares:
+        remedy = f"samples share blocks under {settings.policy}, which {remedy}"
         raise SettingError("n", int(workload.num_sequences.max()), remedy)
     if is_grouped(settings, workload) and workload.dialogue is not None:
         raise SettingError("parent", "given", remedy)
@@ -315,19 +402,11 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
         raise SettingError("shared_prefix_tokens", prefix, remedy)
 
 
-def _refuse(users: Users) -> None:
-    """Refuse closed loops; the error names the flag that makes users wait."""
-    if users.max_concurrency is not None:
-        remedy = "closed loops need a single replica; leave it out"
-        raise SettingError("max_concurrency", users.max_concurrency, remedy)
-    remedy = (
-        "turns that wait for the previous response need a single replica; leave out think_time and the trace's delays"
-    )
-    raise SettingError("session_id", "given", remedy)
-
-
-def _check_disaggregated(settings: Settings, cluster: Cluster) -> None:
+def _check_disaggregated(settings: Settings, cluster: Cluster, workload: Workload) -> None:
     """Refuse what cannot continue a prefill on another replica."""
+    if cluster.disaggregated and workload.shares:
+        remedy = "cannot be combined with prefill_replicas and decode_replicas; leave it out"
+        raise SettingError("n", int(workload.num_sequences.max()), remedy)
     if cluster.disaggregated and settings.value("kv_offloading_size"):
         remedy = "is not simulated where replicas only prefill or only decode; leave out one of them"
         raise SettingError("kv_offloading_size", settings.value("kv_offloading_size"), remedy)
@@ -385,15 +464,3 @@ def _router(cluster: Cluster, count: int, replica: Replica, workload: Workload, 
 def _nameless(row: int) -> list[int]:
     """Names for a router that compares no prompts."""
     return []
-
-
-def _run(
-    env: simpy.Environment, engines: Sequence[Engine], workload: Workload, progress: Callable[[int], None] | None
-) -> None:
-    if progress is not None:
-        for tick in milestones(workload):
-            env.run(until=tick)
-            progress(int(np.searchsorted(workload.arrival_ticks, tick)))
-    env.run(until=simpy.AllOf(env, [engine.process for engine in engines]))
-    if progress is not None:
-        progress(len(workload))

@@ -156,7 +156,7 @@ def _replica(number: int, role: str, part: Run) -> dict[str, Any]:
         "role": role,
         "requests": len(part.workload),
         "input_tokens": int(part.workload.prompt_tokens.sum()),
-        "output_tokens": int(part.workload.output_tokens.sum()),
+        "output_tokens": int((part.workload.output_tokens * part.workload.num_sequences).sum()),
         "num_steps": part.log.num_steps,
         "mean_batch": window.mean_batch,
         "preemptions": int(np.isin(part.log.evictions["swapped"], (0, 1)).sum()),

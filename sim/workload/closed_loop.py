@@ -111,24 +111,32 @@ class ClosedLoop:
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
         """Append to ``waiting`` the requests that have been sent by ``now``."""
         while self.next_ticks <= now:
-            request = self._request
-            if self._due and self._due[0][1] == request:
-                heappop(self._due)
-            else:
-                self._first_turn = next(self._beginning, _NOTHING)
-                if self._ready is not None:
-                    heappop(self._ready)
-            self._sent_ticks[request] = self.next_ticks
+            request = self.send()
             made = self._maker.sequences(request, self._order)
             self._order += len(made)
-            self.delivered += 1
             waiting.extend(self._maker.arriving(request, made))
-            self._look()
+
+    def send(self) -> int:
+        """Send the next request, at ``next_ticks``; its row."""
+        request = self._request
+        if self._due and self._due[0][1] == request:
+            heappop(self._due)
+        else:
+            self._first_turn = next(self._beginning, _NOTHING)
+            if self._ready is not None:
+                heappop(self._ready)
+        self._sent_ticks[request] = self.next_ticks
+        self.delivered += 1
+        self._look()
+        return request
 
     def finish(self, leaving: Iterable[Sequence], now: int) -> None:
         """Notify of finished sequences; the user of an answered request starts to think."""
-        for sequence in leaving:
-            request = self._request_of[sequence.index]
+        self.answer((self._request_of[sequence.index] for sequence in leaving), now)
+
+    def answer(self, requests: Iterable[int], now: int) -> None:
+        """As ``finish``, by the row of the request of each sequence."""
+        for request in requests:
             self._left[request] -= 1
             if self._left[request]:
                 continue

@@ -9,7 +9,7 @@ import numpy as np
 from engine_runs import settings_of, times_of, workload_of
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.unread import only_read
-from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.metrics.requests import RequestTimes, request_times
 from fragmeter.sim.workload.content import NO_SESSION
 from fragmeter.sim.workload.users import Users
 from fragmeter.sim.workload.workload import Workload
@@ -40,7 +40,11 @@ def check_sent(run: Run, users: Users, arrivals: np.ndarray) -> int:
     A later turn follows the answer to the one before it; a first one is sent by the user that is ready first, if there
     are so few of them.
     """
-    times = request_times(run)
+    return check_times_sent(request_times(run), run.log.end_ticks, users, arrivals)
+
+
+def check_times_sent(times: RequestTimes, end_ticks: int, users: Users, arrivals: np.ndarray) -> int:
+    """As ``check_sent``, of the times of all requests and the end of the run."""
     columns = times.arrival_ticks, times.finish_ticks
     sent, done = (dict(zip(times.index.tolist(), column.tolist())) for column in columns)
     turns = turns_by_session(users, sent)
@@ -66,7 +70,7 @@ def check_sent(run: Run, users: Users, arrivals: np.ndarray) -> int:
         ready.remove(user)
         assert tick == max(user[0], arrivals[row])
         idle += tick - user[1]
-    return idle + sum(run.log.end_ticks - since for _, since in [*ready, *((then, done) for done, then in answers)])
+    return idle + sum(end_ticks - since for _, since in [*ready, *((then, done) for done, then in answers)])
 
 
 def check_replayed(run: Run, work: Workload, cost: object) -> None:

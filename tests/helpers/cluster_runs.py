@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ from fragmeter.sim.cluster import run as cluster_run
 from fragmeter.sim.cluster.routed import RoutedEngine
 from fragmeter.sim.cluster.routing import Router
 from fragmeter.sim.policy.static import FasterTransformer
+from fragmeter.sim.workload.users import Users
 from same_runs import same
 from strategies import Case
 
@@ -49,11 +51,12 @@ def serve_apart(
     decode_replicas: int = 1,
     window: tuple[int, int] | None = None,
     link: dict[str, float] | None = None,
+    users: Users | None = None,
     **switches: Any,
 ) -> ClusterRun:
     """Run a case with prefill and decode on different replicas; ``link`` and routers are settings of the cluster."""
     chosen = settings_of(policy, case.pool, case.limits, window, **(cached_if_known(policy, case) | switches))
-    work = workload_of(case.requests, case.limits.max_model_len, case.content)
+    work = replace(workload_of(case.requests, case.limits.max_model_len, case.content), users=users)
     chosen_cluster = cluster(
         prefill_replicas=prefill_replicas, decode_replicas=decode_replicas, **TIGHT, **(link or {})
     )

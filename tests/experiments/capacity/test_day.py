@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -84,11 +86,22 @@ PLAN = ["plan", "--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--goodput", "t
 LOAD = ["--dataset", "sharegpt", "--num-prompts", "200", "--seeds", "1"]
 
 
+def planned_day(load: list[str], curve: str, folder: Path, capsys) -> tuple[str, dict[str, Any]]:
+    """What the plan of a day prints, and its data."""
+    (folder / "day.csv").write_text(f"start_s,request_rate\n{curve}")
+    out, flags = folder / "day.json", ["--rate-curve", str(folder / "day.csv"), "--startup-seconds", "20"]
+    assert status([*PLAN, *load, *flags, "--json", str(out)]) == DONE
+    return " ".join(capsys.readouterr().out.split()), json.loads(out.read_text())["day"]
+
+
 def test_a_day_is_planned_and_served(tmp_path, capsys):
-    (tmp_path / "day.csv").write_text("start_s,request_rate\n0,20\n60,120\n120,20\n")
-    out, flags = tmp_path / "day.json", ["--rate-curve", str(tmp_path / "day.csv"), "--startup-seconds", "20"]
-    assert status([*PLAN, *LOAD, *flags, "--json", str(out)]) == DONE
-    printed, day = " ".join(capsys.readouterr().out.split()), json.loads(out.read_text())["day"]
+    """Requests of 10 tokens: 300 of them are no burst."""
+    (tmp_path / "short.csv").write_text(
+        "prompt_tokens,output_tokens\n" + "".join(f"{size},10\n" for size in range(600, 1000))
+    )
+    load = ["--trace", str(tmp_path / "short.csv"), "--num-prompts", "300", "--seeds", "1"]
+    printed, day = planned_day(load, "0,20\n60,120\n120,20\n", tmp_path, capsys)
+    assert not day["rates_are_lower_bounds"] and "lower bounds" not in printed
     steps = day["steps"]
     low, high, again = (step["replicas"] for step in steps)
     assert low == again < high
@@ -107,6 +120,16 @@ def test_a_day_is_planned_and_served(tmp_path, capsys):
     assert all(0 < mean < peak <= 1 for mean, peak in zip(means, peaks, strict=True)) and max(peaks) == peaks[1]
     assert day["autoscaler_targets"]["concurrency"] > 0 and 0 < day["autoscaler_targets"]["kv_cache_usage"] <= 1
     assert f"{day['replica_hours']:,.1f} replica-hours" in printed and "in flight" in printed
+
+
+def test_bursts_do_not_tell_how_many_replicas_a_step_needs(tmp_path, capsys):
+    """Of 200 requests of ShareGPT all arrive before many finish, at any rate that is asked for here."""
+    printed, day = planned_day(LOAD, "0,20\n20,200\n40,20\n", tmp_path, capsys)
+    sizes = [step["replicas"] for step in day["steps"]]
+    assert day["rates_are_lower_bounds"] and "rates that smaller fleets take are lower bounds" in printed
+    # A replica takes more than 20 requests/s, by runs of 10,000 requests; nothing here says so.
+    assert sizes == [max(sizes)] * 3 and max(sizes) > 1
+    assert max([0.0, *(rate for size, rate in day["rate_by_replicas"].items() if int(size) < max(sizes))]) < 20
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,11 @@ from fragmeter.experiments.capacity.fleet import (
 )
 from fragmeter.experiments.capacity.load import Drawn
 from fragmeter.experiments.runs.slo_check import Goal, counted
+from fragmeter.sim import simulate
 from fragmeter.sim.cluster import Cluster
+from fragmeter.sim.cluster.sent import part_of
 from fragmeter.sim.metrics.objectives import Objectives
+from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.types import ticks
 from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import Trace
@@ -132,6 +135,13 @@ class TestCliff:
             enough += NormalDist().cdf(np.log(found.replicas * of_one) / 0.04) >= 0.9
         assert enough >= 190 - 4 * (200 * 0.95 * 0.05) ** 0.5
 
+    def test_the_rates_of_seeds_are_sought_near_that_of_the_first(self):
+        rate = self.rate_of(0, 1.2 / 40)
+        _, asked = run(search(40), lambda *trial: float(rate(*trial) >= 1), rate)
+        begun = {(trial.replicas, trial.seed): trial.near for trial in asked if trial.kind is Kind.RATE}
+        assert len(begun) >= 4
+        assert begun == {(size, seed): rate(size, 0) if seed else None for size, seed in begun}
+
     def test_a_seed_without_a_rate_is_one_too_few(self):
         assert decide_by_rates([2.0, 0.0, 2.0, 2.0], 1.0) is Decision.TOO_FEW
         assert decide_by_rates([inf] * 4, 1.0) is Decision.ENOUGH
@@ -203,6 +213,23 @@ def test_the_highest_rate_of_a_fleet_lies_where_its_queues_say(even_cost):
     assert attained(found) >= 0.9 > attained(found * FINE)
 
 
+def test_the_rate_of_another_seed_is_where_the_search_begins_and_not_what_it_finds(even_cost, monkeypatch):
+    tried = []
+
+    def counting(settings, work, cluster, goal):
+        tried.append(work)
+        return check_fleet(settings, work, cluster, goal)
+
+    monkeypatch.setattr(fleet, "check_fleet", counting)
+    arguments = servers(), EvenLoad(), Goal(Objectives(ttft=250)), 3, Cluster(num_replicas=3), 20.0, None
+    found = highest_rate(*arguments)
+    of_a_far_one = len(tried)
+    assert highest_rate(*arguments, 12.0) == found
+    tried.clear()
+    assert highest_rate(*arguments, found * FINE) == found
+    assert len(tried) == 3 < of_a_far_one
+
+
 class FewRequests(EvenLoad):
     """The first 200 of them: at a high rate all arrive before the first has finished."""
 
@@ -232,12 +259,21 @@ class TestKnownRate:
         assert self.known(10.0, 0.0) == 0
 
 
-def test_requests_of_several_sequences_are_dealt_in_turn(even_cost):
+@pytest.mark.parametrize("policy", ["vllm-v0", "vllm-v1"])
+def test_requests_of_several_sequences_are_dealt_in_turn(policy, even_cost):
+    """With sequences that share blocks, which a cluster does not take, and with others."""
     ones = np.ones(40, dtype=np.int64)
-    work = Workload("pairs", np.arange(40) * ticks.PER_MS, 20 * ones, 3 * ones, n=2 * ones)
-    chosen = settings_of("vllm-v1", Pool(64, 16), Limits(64))
+    work = Workload("pairs", np.arange(40) * ticks.PER_MS, 32 * ones, 3 * ones, n=2 * ones)
+    chosen = settings_of(policy, Pool(64, 16), Limits(64))
     served = serve(chosen, work, Cluster(num_replicas=3))
-    assert served.times.index.tolist() == [*range(0, 40, 3), *range(1, 40, 3), *range(2, 40, 3)]
+    in_turn = [*range(0, 40, 3), *range(1, 40, 3), *range(2, 40, 3)]
+    assert served.times.index.tolist() == (in_turn if policy == "vllm-v0" else [*range(40)])
+    apart = [
+        simulate(chosen, part_of(work, np.arange(first, 40, 3)), RampCost(base_ticks=ticks.from_seconds(SERVICE_S)))
+        for first in range(3)
+    ]
+    finishes = np.concatenate([request_times(run).finish_ticks for run in apart])
+    assert served.times.finish_ticks.tolist() == finishes[np.argsort(in_turn)][served.times.index].tolist()
     assert (served.times.arrival_ticks == work.arrival_ticks[served.times.index]).all()
     alone = serve(chosen, work, Cluster())
     assert served.times.ttft_ms.mean() < alone.times.ttft_ms.mean()

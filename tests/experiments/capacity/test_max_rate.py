@@ -18,6 +18,7 @@ from fragmeter.experiments.capacity.max_rate import (
     Ahead,
     MaxRate,
     SeedRate,
+    go_ahead,
     highest,
     max_rate,
     tolerance_factor,
@@ -75,6 +76,26 @@ def test_one_server_bears_what_the_formula_says(ttft_s, share):
     assert abs(log(mean / low)) < 4 * found.spread / 6**0.5
     assert 0.01 < found.spread < 0.04
     assert found.rate < min(found.seed_rates)
+
+
+def test_requests_in_flight_at_the_highest_rate_are_those_of_the_queue():
+    """M/D/1 has u + u^2 / (2 (1 - u)) requests in the system at utilisation u (Pollaczek 1930)."""
+    chosen, cost = one_server()
+    ahead = go_ahead(chosen, EvenLoad(8000), Goal(Objectives(ttft=350)), 0, cost)
+    used = ahead.found.rate * SERVICE_S
+    assert ahead.in_flight == pytest.approx(used + used**2 / (2 * (1 - used)), rel=0.15)
+    assert go_ahead(chosen, EvenLoad(200), Goal(Objectives(ttft=99)), 0, cost).in_flight == 0
+
+
+def test_runs_of_fleets_fill_their_replicas():
+    """They last for ten times the time in the system, and never have fewer than 1,000 requests a replica."""
+    load = Load(Inputs(requests=Requests(dataset="sharegpt"), pacing=Pacing(request_rate=9.0)))
+    sizes = 1, 5, 20
+    assert [load.filling(470.0).num_prompts(size) for size in sizes] == [5000, 23_500, 94_000]
+    assert [load.filling(30.0).num_prompts(size) for size in sizes] == [5000, 5000, 20_000]
+    fixed = Load(Inputs(requests=Requests(dataset="sharegpt", num_prompts=6000), pacing=Pacing(request_rate=9.0)))
+    assert [fixed.filling(470.0).num_prompts(size) for size in sizes] == [6000] * 3
+    assert [fixed.filling(470.0).is_short(size) for size in sizes] == [False, True, True]
 
 
 def test_lenient_objectives_are_bounded_by_what_the_server_delivers():

@@ -198,6 +198,20 @@ class TestUnknownRates:
         assert headroom_text(nothing) == "unknown" and nothing.fleet_rate == 20
         assert headroom_text(answer_of("a100-80gb", 300.0, wanted=20.0)) == "+1400%"
 
+    @pytest.mark.parametrize(
+        ("rates", "known", "idle"),
+        [((39.0,), None, False), ((40.0,), None, True), ((90.0,), (41.0,), True), ((90.0,), (24.0,), False)],
+    )
+    def test_a_fleet_of_any_size_that_takes_twice_the_wanted_rate_is_called_idle(self, rates, known, idle):
+        """Eight replicas, the fewest of engines that share experts."""
+        fleet = Fleet(8, 8, (Tried(8, (1.0,), Decision.ENOUGH),), rates)
+        answer = replace(answer_of("a100-80gb", 300.0, wanted=20.0), fleet=fleet, known_rates=known)
+        at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "near_saturation": None, "kv_cache_pct": 1.0,
+              "preemptions": 0, "limit": {"objective": None}}  # fmt: skip
+        ranks = ranked([replace(answer, detail=at)], FixedLoad, PRICES, 20.0)
+        lines = details(ranks, Goal(Objectives(ttft=500)), 20.0, "EUR")
+        assert any("idle at the wanted rate" in line for line in lines) == idle
+
     def test_the_first_line(self):
         def first(answer: Answer, wanted: float | None = 20.0) -> str:
             answer = replace(answer, detail={"limit": {"objective": None}})

@@ -85,16 +85,19 @@ def test_requests_that_no_pool_holds_are_turned_away_and_named(tmp_path, capsys)
 MISTAKES = {
     "an unknown router": (["--router", "luck"], "router = 'luck': one of round-robin, least-outstanding-tokens"),
     "no replicas": (["--num-replicas", "0"], "num_replicas = '0'"),
-    "waiting users": (
-        ["--num-replicas", "2", "--max-concurrency", "3"],
-        "max_concurrency = 3: closed loops need a single replica",
-    ),
     "half of two kinds": (["--prefill-replicas", "2"], "decode_replicas = None: goes with prefill_replicas = 2"),
     "a policy that cannot": (
         ["--prefill-replicas", "1", "--decode-replicas", "1", "--policy", "orca"],
         "prefill_replicas = 1: orca cannot go on from a prompt computed elsewhere; take vllm-v1 or sarathi",
     ),
-    "samples": (["--num-replicas", "2", "--n", "2"], "n = 2: needs a single replica"),
+    "samples that share blocks": (
+        ["--num-replicas", "2", "--n", "2", "--policy", "vllm-v0"],
+        "n = 2: samples share blocks under vllm-v0, which needs a single replica",
+    ),
+    "samples that move": (
+        ["--prefill-replicas", "1", "--decode-replicas", "1", "--n", "2", "--policy", "vllm-v1"],
+        "n = 2: cannot be combined with prefill_replicas",
+    ),
     "a shared prefix": (
         ["--num-replicas", "2", "--policy", "vllm-v0", "--shared-prefix-tokens", "1"],
         "shared_prefix_tokens = 1: needs a single replica",
@@ -113,12 +116,19 @@ def test_what_cannot_be_is_refused_in_one_line(flags, message, capsys):
     assert message in error and error.count("\n") == 1
 
 
-def test_turns_that_wait_for_answers_are_refused_by_what_they_are(tmp_path, capsys):
-    trace = tmp_path / "turns.csv"
-    trace.write_text("arrival_s,prompt_tokens,output_tokens,session_id\n0,9,2,a\n1,30,3,a\n")
-    assert status(["simulate", "--num-replicas", "2", "--trace", str(trace), "--think-time", "1"]) == MISTAKE
-    message = "session_id = 'given': turns that wait for the previous response need a single replica; leave out think_time and the"
-    assert message in capsys.readouterr().err
+def test_turns_wait_for_answers_and_prefix_affine_sends_them_where_the_session_is(tmp_path):
+    """Six sessions of two turns each, on two replicas: the second turn a second after the answer to the first."""
+    trace, firsts = tmp_path / "turns.jsonl", [{"timestamp": 0, "input_length": 100}] * 6
+    rows = [*firsts, *([{"delay": 1000, "input_length": 300}] * 6)]
+    named = [row | {"session_id": name, "output_length": 30} for row, name in zip(rows, 2 * "abcdef")]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in named))
+    flags = ["--num-replicas", "2", "--router", "prefix-affine", "--policy", "vllm-v1"]
+    assert status(["simulate", *flags, "--trace", str(trace), "--out", str(tmp_path / "out")]) == DONE
+    requests = pd.read_parquet(tmp_path / "out" / "requests.parquet")
+    first, second = requests[:6].reset_index(), requests[6:].reset_index()
+    assert (second["arrival_ticks"] == first["finish_ticks"] + 10**12).all()
+    assert second["replica"].tolist() == first["replica"].tolist() and set(first["replica"]) == {0, 1}
+    assert (second["cached_tokens"] > 100).all()
 
 
 def test_prefill_and_decode_apart(tmp_path, capsys):

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from cluster_runs import ROUTERS, Views, all_times, same_cluster, serve_cluster, watched
-from engine_runs import serve
+from engine_runs import serve, settings_of, workload_of
 from fragmeter.experiments.runs.inputs import Inputs
 from fragmeter.experiments.runs.serving import prepare
 from fragmeter.experiments.runs.sweeping import run_point
@@ -124,6 +124,16 @@ def test_what_is_known_beforehand_is_what_is_sent_one_by_one(policy, case, repli
     same_cluster(split, sent)
     served = np.flatnonzero(~split.refused)
     assert [rows.tolist() for rows in split.rows] == [served[place::replicas].tolist() for place in range(replicas)]
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_progress_rises_to_the_number_of_requests_and_changes_nothing(router):
+    requests = [Request(1000 * place, 20, 5) for place in range(30)]
+    work, chosen = workload_of(requests, 40), settings_of("vllm-v1", Pool(100, 4), Limits(40))
+    counts: list[int] = []
+    arguments = chosen, work, cluster(num_replicas=3, router=router), LineCost()
+    same_cluster(simulate_cluster(*arguments, progress=counts.append), simulate_cluster(*arguments))
+    assert len(counts) > 3 and counts == sorted(counts) and counts[-1] == 30
 
 
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - set(STATIC)))
