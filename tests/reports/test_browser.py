@@ -39,8 +39,8 @@ def comparison() -> dict:
     return {"figure": "fig2", "workload": "made up", "rows": rows}
 
 
-def batches() -> dict:
-    row = {"series": "vLLM", "metric": "batched_requests", "x": None, "published": 30.42, "how": "label"}
+def batches(sequences: int | None = None) -> dict:
+    row = {"series": "vLLM", "metric": "batched_requests", "x": sequences, "published": 30.42, "how": "label"}
     return {"figure": "fig13a", "workload": "made up", "rows": [row | {"simulated": 30.5, "error": 0.08}]}
 
 
@@ -62,7 +62,7 @@ def figures() -> list[go.Figure]:
     cells = [{"sequence": "S1", "iteration": at, "state": state} for at, state in enumerate(states, start=1)]
     scales = [row | {"scale": scale} for row in rows for scale in (1.0, 1.25)]
     shown = [fig2(comparison()), fig13a(batches()), waste(policies()), waste(policies(), "popular"), ledger()]
-    return [*shown, scale_sensitivity(scales, 1.1), seeds(rows), story(cells, "A story"), fig15(batches())]
+    return [*shown, scale_sensitivity(scales, 1.1), seeds(rows), story(cells, "A story"), fig15(batches(2))]
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ segments_in_order, publish, cut, queue_hit = BlockTable.segments, SegmentPool._p
 skip, swap_out, give_back, drop_partial = (
     GroupTables.skip,
     GroupTables.swap_out,
-    GroupTables._give_back,
+    GroupTables.give_back,
     PagedMemory.drop,
 )
 split, drop = RadixTree._split, GroupTables.drop
@@ -298,7 +298,7 @@ PLANTED = [
         keeps_the_hash_of_a_block_that_is_taken,
     ),
     ("vllm-v1: PagedMemory, states, prefix cache, steps ahead", GroupTables, "skip", gives_the_last_state_back),
-    ("vllm-v1: PagedMemory, windows, states, prefix cache, steps ahead", GroupTables, "_give_back", keeps_every_state),
+    ("vllm-v1: PagedMemory, windows, states, prefix cache, steps ahead", GroupTables, "give_back", keeps_every_state),
     ("vllm-sosp23: PagedMemory, windows, host pool", PagedMemory, "pages_for", swaps_what_windows_have_passed),
     ("vllm-v0: PagedMemory, windows, host pool", GroupTables, "swap_out", leaves_its_window_behind),
     ("SharingMemory", SharingTables, "grow_until", never_copies),
