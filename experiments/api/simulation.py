@@ -26,6 +26,7 @@ from ...sim.metrics.views import HELD_VIEW, nine_buckets
 from ...sim.output import frames as pd
 from ...sim.policy.registry import declaring, options_by_policy, policy
 from ...sim.recording.blocks import BlockMap, BlockRecording
+from ...sim.spec import gpu
 from ...sim.types.errors import SettingError
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Reading, Trace, is_frame, trace_of_frame
@@ -296,7 +297,7 @@ class Simulation:
             for name in ("ttft", "tpot")
         )
         return (
-            f"{settings.policy}: {settings.model} on {gpus} x {settings.gpu}, {len(self.run.workload):,} requests{refused}\n"
+            f"{settings.policy}: {settings.model} on {gpus} x {gpu(settings.gpu).name}, {len(self.run.workload):,} requests{refused}\n"
             f"{throughput}; {latencies}; waste {wasted(self.waste):.1f} %"
         )
 

@@ -22,6 +22,8 @@ from ...sim.types.errors import SettingError
 HOUR_S, MILLION = 3600, 1_000_000
 #: Largest price of one GPU for an hour, in any currency.
 MOST_PRICE = 10**12
+#: Origin of the prices in the package.
+EXAMPLES = "examples"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,11 @@ class Prices:
     def of(self, gpu: str) -> float:
         """Price of one GPU for an hour; raises SettingError if it has none."""
         if gpu not in self.per_gpu_hour:
-            raise SettingError("prices", self.origin, f"has no price of {gpu}; add it under per_gpu_hour")
+            remedy = "add it under per_gpu_hour"
+            if self.origin == EXAMPLES:
+                content = json.dumps({"per_gpu_hour": {gpu: 2.5}})
+                remedy = f"write a price for an hour into a file, such as {content}, and give it with --prices"
+            raise SettingError("prices", self.origin, f"has no price of {gpu}; {remedy}")
         return self.per_gpu_hour[gpu]
 
 
@@ -53,7 +59,7 @@ def prices(path: Path | None) -> Prices:
     """
     if path is None:
         text = resources.files(__package__).joinpath("facts/prices.json").read_text("utf-8")
-        return _checked(json.loads(text), "examples")
+        return _checked(json.loads(text), EXAMPLES)
     try:
         text = path.read_text("utf-8")
         found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)

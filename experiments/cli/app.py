@@ -183,9 +183,7 @@ def _one_line(error: CycloptsError) -> str:
             return _unknown("command", name, (each for each in parent if not each.startswith("-")))
         case UnknownOptionError():
             flag = error.token.keyword or error.token.value
-            near = get_close_matches(
-                flag, [name for each in error.argument_collection for name in each.names], n=1, cutoff=0.7
-            )
+            near = _near_flags(flag, [name for each in error.argument_collection for name in each.names])
             named = [f"--{SHORT[flag[1:]]}"] if flag[:1] == "-" and flag[1:] in SHORT else near
             return f"{flag}: {verb} has no such flag; {f'did you mean {named[0]}?' if named else f'see {verb} --help'}"
         case MissingArgumentError(argument=Argument() as argument):
@@ -203,6 +201,15 @@ def _one_line(error: CycloptsError) -> str:
             if error.target_type in _REQUIREMENTS:
                 return str(SettingError(field, token.value, _REQUIREMENTS[error.target_type]))
     return " ".join(str(error).split())
+
+
+def _near_flags(flag: str, known: Sequence[str]) -> list[str]:
+    """At most one flag: one that has the words of ``flag``, rather at its end, where the noun is: --request-rate for --rate;
+    else one that is spelt nearly so."""
+    words = f"-{flag.strip('-')}-"
+    having = [name for name in known if words in f"{name}-"]
+    nearest = sorted(having, key=lambda name: (not f"{name}-".endswith(words), len(name)))
+    return nearest[:1] or get_close_matches(flag, known, n=1, cutoff=0.7)
 
 
 def _unknown(field: str, value: str, known: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, make_dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter
@@ -18,6 +19,8 @@ from ...sim.spec import gpu_names, model_names
 
 #: Settings with flags of their own on verbs that need to know which settings were given.
 OWN = ("model", "seed")
+#: Note of ``validate``, which refuses several engines.
+_OF_ONE = {"data_parallel_size": "Only 1: one engine is compared with its benchmark, and more are refused. "}
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,15 @@ def _defaults(name: str, readers: Sequence[str]) -> str:
     return "" if first is None and not others else f"The default is {first}{also}."
 
 
-def _flags(name: str, has_defaults: bool, without: tuple[str, ...] = ()) -> type:
+def _flags(
+    name: str, has_defaults: bool, without: tuple[str, ...] = (), notes: Mapping[str, str] = MappingProxyType({})
+) -> type:
     """A dataclass of all flags.
 
     Args:
         has_defaults: Whether the value of an absent flag of a shared setting is its default; otherwise it is None. An
             absent option of a policy is always None, because its default depends on the policy.
+        notes: Sentences in front of the help of a flag.
     """
     made: list[tuple[str, Any, Any]] = []
     for field, (kind, text) in _declared().items():
@@ -80,7 +86,7 @@ def _flags(name: str, has_defaults: bool, without: tuple[str, ...] = ()) -> type
             has_default = has_defaults and field in SHARED
             hint = kind if has_default else kind | None
             default = default_of(field) if has_default else None
-            made.append((field, Annotated[hint, Parameter(help=text)], default))
+            made.append((field, Annotated[hint, Parameter(help=notes.get(field, "") + text)], default))
     namespace = {"__doc__": "The replica.", "__module__": __name__}
     return make_dataclass(name, made, bases=(_Flags,), namespace=namespace, frozen=True)
 
@@ -92,7 +98,7 @@ if TYPE_CHECKING:
         gpu: str | None
 else:
     SettingsFlags = _flags("SettingsFlags", has_defaults=True)
-    ReplicaFlags = _flags("ReplicaFlags", has_defaults=False, without=OWN)
+    ReplicaFlags = _flags("ReplicaFlags", has_defaults=False, without=OWN, notes=_OF_ONE)
 SETTINGS = Annotated[SettingsFlags, Parameter(name="*", negative_iterable="", group=Group("Replica", sort_key=0))]
 REPLICA = Annotated[
     ReplicaFlags, Parameter(name="*", negative_iterable="", group=Group("Replica, with --against", sort_key=3))

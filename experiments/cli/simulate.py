@@ -24,6 +24,7 @@ from ...sim.metrics.result import check_target
 from ...sim.output.files import require_apart, require_writable_file, write_whole
 from ...sim.recording.blocks import BlockMap, BlockRecording
 from ...sim.recording.plans import Plan, PlanRecording
+from ...sim.spec import gpu
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading, Trace
@@ -362,7 +363,7 @@ def _print(load: Load, run: Run | ClusterRun, content: dict[str, Any], report: R
     kind, near = saturation_of(load, run)
     chosen, work = load.inputs.settings, load.work
     gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)
-    report.print_line(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
+    report.print_line(f"{chosen.policy}: {chosen.model} on {gpus} x {gpu(chosen.gpu).name}", style="bold")
     rate = f"; no arrivals are given, so {DEFAULT_RATE:g} request/s (--request-rate)" if load.unpaced else ""
     report.print_line(f"{work.name}, {len(work):,} requests{rate}")
     known = evidence(chosen, kind)

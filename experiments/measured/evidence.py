@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -28,6 +28,7 @@ from ...sim.engine.settings import settings as settings_of
 from ...sim.policy.registry import POLICIES
 from ...sim.spec import gpu, model
 from ...sim.spec.gpu import GpuSpec
+from ...sim.spec.matrix import PARTS, QUANTIZATIONS, formats_by_part
 from ...sim.spec.shape import ModelSpec
 from ...sim.types.errors import UserError
 from ..runs.near_saturation import LoadClass
@@ -48,6 +49,12 @@ READ = (
 )  # fmt: skip
 #: Policies of the measured runs; the second is vLLM's own scheduler.
 _MEASURED_POLICIES = ("vllm-v1", "vllm-real")
+#: Number formats of 4-bit integers, and the parts of a checkpoint, in words.
+_INT4 = {"awq": "4 bits (awq)", "gptq": "4 bits (gptq)", "w4a16": "4 bits", "w4a16-g32": "4 bits"}
+_PART_TEXT = dict(zip(PARTS, ("attention", "MLPs", "shared experts", "experts", "the output head"), strict=True))
+_INT4_GEMMS = (
+    "No table of vLLM has int4 GEMMs: those of these weights take the time of bf16 GEMMs that read 4 bits a weight."
+)
 #: The source of a profile that is scaled from that of another card.
 _SCALED = re.compile(r"; that of (\S+) with bandwidth times")
 
@@ -150,6 +157,7 @@ class Evidence:
         elsewhere: The measured runs of the model on other GPUs, if this one has none.
         experts: Experts of a shape without a table; None for all others.
         fit: The benchmark that the server's constants were fitted to; None without constants, or if their file does not record it.
+        int4_gemms: Whether weights of GEMMs are 4-bit integers, for which a profile has the model of bf16.
     """
 
     cost: str
@@ -160,6 +168,7 @@ class Evidence:
     elsewhere: Elsewhere | None = None
     experts: UnknownExperts | None = None
     fit: ServerFit | None = None
+    int4_gemms: bool = False
 
     def text(self) -> str:
         """One line."""
@@ -169,7 +178,7 @@ class Evidence:
         else:
             parts.append("No measured run was simulated with them." if self.nearest is None else self.nearest.text())
         parts += [each.text() for each in (self.elsewhere, self.experts) if each is not None]
-        return " ".join(parts)
+        return " ".join([*parts, _INT4_GEMMS] if self.int4_gemms else parts)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON data."""
@@ -190,6 +199,12 @@ def evidence(settings: Settings, load: LoadClass | None = None) -> Evidence:
     Args:
         load: Class of the simulated load, if it is known.
     """
+    found = _evidence(settings, load)
+    quantization = settings.quantization or model(settings.model).quantization
+    return replace(found, int4_gemms=found.cost == "fitted" and _has_int4_gemms(quantization))
+
+
+def _evidence(settings: Settings, load: LoadClass | None) -> Evidence:
     shape, card = model(settings.model), gpu(settings.gpu)
     server = None if settings.server is None else read_server(settings.server)
     name = settings.cost or (server.cost if server else default_cost(shape, card, settings.quantization))
@@ -383,12 +398,26 @@ def _lacking(settings: Settings, load: LoadClass | None, rows: Sequence[Row]) ->
         yield "latent attention"
     own = settings.quantization or shape.quantization
     if all((row["quantization"] or other.quantization) != own for row, other in zip(rows, shapes, strict=True)):
-        yield f"weights in {own or '16 bits'}"
+        yield _weights_text(own)
     kept = _kv_format(settings.kv_cache_dtype, shape)
     if all(_kv_format(row["kv_cache_dtype"], other) != kept for row, other in zip(rows, shapes, strict=True)):
         yield f"a KV cache in {kept}"
     if load is not None and all(row["load"] != load for row in rows):
         yield f"this load ({_LOAD_TEXT[load]})"
+
+
+def _weights_text(quantization: str | None) -> str:
+    """The number format of weights in words, such as "experts in 4 bits"."""
+    if quantization is None or quantization in QUANTIZATIONS:
+        return f"weights in {_INT4.get(quantization or '', quantization) or '16 bits'}"
+    by_part = formats_by_part(quantization)
+    return " and ".join(f"{_PART_TEXT[part]} in {_INT4.get(by_part[part], by_part[part])}" for part in by_part)
+
+
+def _has_int4_gemms(quantization: str | None) -> bool:
+    """Whether matrices other than experts, which have operations of their own, are of 4-bit integers."""
+    by_part = {} if quantization is None else formats_by_part(quantization)
+    return any(form in _INT4 for part, form in by_part.items() if part != "expert")
 
 
 def _kv_format(given: str | None, shape: ModelSpec) -> str:

@@ -16,6 +16,7 @@ from ...sim.cost import ServerConstants
 from ...sim.output import frames as pd
 from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import FolderKind, OutputFolder
+from ...sim.spec import gpu
 from ...traces import measured, read
 from ..runs.near_saturation import ServedLoad
 from ..runs.output import Report, track
@@ -200,7 +201,9 @@ def validate_against(
     if save_server is not None:
         # Before any output, because the settings may be refused.
         served(chosen, ServerConstants())
-    report.print_line(f"{chosen.policy}: {chosen.model} on {chosen.gpu}, compared with the benchmark", style="bold")
+    report.print_line(
+        f"{chosen.policy}: {chosen.model} on {gpu(chosen.gpu).name}, compared with the benchmark", style="bold"
+    )
     base = replay(bench, chosen)
     known = evidence(chosen, ServedLoad.of(base.run, bench.workload(0)).load_class)
     report.print_line(known.text())

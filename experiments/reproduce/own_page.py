@@ -10,6 +10,7 @@ from pathlib import Path
 from ...reports.figures import figures
 from ...reports.page.page import Section
 from ...sim.output.folders import FolderKind, OutputFolder
+from ...sim.spec import gpu
 from ...sim.types.errors import SettingError
 from ...traces import read
 from ..paper.comparison import Payload
@@ -117,7 +118,7 @@ def _lead(own: OwnTrace) -> str:
     server = own.server
     return (
         f"{requests_text(len(own.trace))} under the systems of the PagedAttention paper (Kwon et al., SOSP 2023), with"
-        f" {server.model} on {server.tensor_parallel_size} x {server.gpu}. All values are simulated; no GPU was used."
+        f" {server.model} on {server.tensor_parallel_size} x {gpu(server.gpu).name}. All values are simulated; no GPU was used."
     )
 
 

@@ -370,7 +370,7 @@ def _description(own: OwnTrace) -> str:
         arrivals = f"Poisson arrivals at {server.request_rate:g} req/s over {span_s:,.0f} s"
     else:
         arrivals = "all at once"
-    place = f"{server.model} on {server.tensor_parallel_size} x {server.gpu}"
+    place = f"{server.model} on {server.tensor_parallel_size} x {gpu(server.gpu).name}"
     which = "" if len(own.seeds) == 1 else f", mean of seeds {own.seeds[0]} to {own.seeds[-1]}"
     return f"{own.file}, {requests_text(len(work))}, {arrivals}{which}; {place}"
 

@@ -119,11 +119,12 @@ def default_cost(model: ModelSpec, gpu: GpuSpec, quantization: str | None = None
 def _paper(
     model: ModelSpec, gpu: GpuSpec, tensor_parallel: int, block_size: int, scale: float, deployment: Deployment
 ) -> PaperCost:
+    default = f"use {default_cost(model, gpu, deployment.quantization)}, the default,"
     if not PaperCost.fits(model, gpu, tensor_parallel):
         where = f"{model.name} on {tensor_parallel} x {gpu.name}"
-        raise SettingError("cost", "paper", f"is fitted to opt-13b on one a100-40gb; use roofline for {where}")
+        raise SettingError("cost", "paper", f"is fitted to opt-13b on one a100-40gb; {default} for {where}")
     if not deployment.is_default:
-        remedy = "is measured with 16-bit weights and KV, on one GPU, without CUDA graphs; use roofline"
+        remedy = f"is measured with 16-bit weights and KV, on one GPU, without CUDA graphs; {default} for others"
         raise SettingError("cost", "paper", remedy)
     return PaperCost(scale, block_bytes(model, block_size=block_size))
 

@@ -244,7 +244,9 @@ class CalibratedCost:
         calibration.require(name for name in OPERATIONS if name not in OPTIONAL)
         refusal = self.refusal(model, calibration, deployment.quantization)
         if refusal is not None:
-            raise SettingError("cost", calibration.name, f"{refusal}; use roofline")
+            raise SettingError(
+                "cost", calibration.name, f"{refusal}; leave --cost out for the default, which covers it"
+            )
         self.name = "fitted" if calibration.kind == "profile" else "calibrated"
         self.calibration, self.model, self.gpu = calibration, model, gpu
         self.tensor_parallel, self.deployment = tensor_parallel, deployment

@@ -79,7 +79,7 @@ class Calibration:
         """
         missing = [name for name in names if name not in self.ops]
         if missing:
-            remedy = f"has no model of {', '.join(missing)}; calibrate again with all operations, or use roofline"
+            remedy = f"has no model of {', '.join(missing)}; calibrate again with all operations, or leave --cost out"
             raise SettingError("cost", self.name, remedy)
 
 

@@ -211,6 +211,11 @@ PARSING = {
         ["-dp: fragmeter simulate has no such flag; did you mean --data-parallel-size?"],
     ),
     "flag": (["simulate", "--polcy", "orca"], ["--polcy: fragmeter simulate has no such flag; did you mean --policy?"]),
+    "flag by its noun": (
+        ["simulate", "--rate", "2"],
+        ["--rate: fragmeter simulate has no such flag; did you mean --request-rate?"],
+    ),
+    "flag by its first words": (["simulate", "--max-num", "2"], ["did you mean --max-num-seqs?"]),
     "number": (["simulate", "--request-rate", "x"], ["request_rate = 'x': must be a number"]),
     "share": (["compare", "--confidence", "x"], ["confidence = 'x': must be a number"]),
     "switch": (["simulate", "--ids=perhaps"], ["ids = 'perhaps': must be true or false"]),

@@ -85,6 +85,27 @@ def test_what_no_measured_run_has_is_named():
 
 
 @pytest.mark.parametrize(
+    ("fields", "lacking", "int4"),
+    [
+        ({"model": "kimi-k2.5", "gpu": "h200", "tensor_parallel_size": 8}, "experts in 4 bits", False),
+        ({"model": "llama-3.1-8b", "gpu": "h100-80gb", "quantization": "awq"}, "weights in 4 bits (awq)", True),
+        ({"model": "llama-3.1-8b", "gpu": "h100-80gb", "quantization": "awq", "cost": "roofline"}, None, False),
+    ],
+)
+def test_weights_of_4_bits_are_named_in_words(fields, lacking, int4):
+    """GEMMs of them have no table; experts have one."""
+    found = of(**fields)
+    assert lacking is None or lacking in found.nearest.lacking
+    assert (
+        found.int4_gemms
+        == int4
+        == found.text().endswith(
+            "No table of vLLM has int4 GEMMs: those of these weights take the time of bf16 GEMMs that read 4 bits a weight."
+        )
+    )
+
+
+@pytest.mark.parametrize(
     ("fields", "lacking"),
     [
         ({"kv_cache_dtype": "fp8"}, ("a KV cache in fp8",)),

@@ -187,6 +187,12 @@ class TestReplica:
         error = capsys.readouterr().err
         assert complaint in error and error.count("\n") == 1
 
+    def test_the_help_says_that_several_engines_are_refused(self, capsys):
+        assert validate("--help") == DONE
+        assert "--data-parallel-size INT Only 1: one engine" in " ".join(
+            capsys.readouterr().out.replace("│", " ").split()
+        )
+
     @pytest.mark.parametrize(
         ("flags", "field"),
         [(["--metrics", "m.txt"], "metrics"), (["--serve", "x"], "serve"), (["--policy", "vllm-v1"], "policy")],

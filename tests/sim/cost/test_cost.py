@@ -296,11 +296,15 @@ def test_every_gpu_has_its_shares(name):
         ),
         (
             lambda: cost("paper", model("opt-66b"), gpu("a100-40gb"), 4),
-            "cost = 'paper': is fitted to opt-13b on one a100-40gb; use roofline for opt-66b on 4 x a100-40gb",
+            "cost = 'paper': is fitted to opt-13b on one a100-40gb; use fitted, the default, for opt-66b on 4 x a100-40gb",
         ),
         (
             lambda: cost("paper", model("opt-13b"), gpu("h200")),
-            "cost = 'paper': is fitted to opt-13b on one a100-40gb; use roofline for opt-13b on 1 x h200",
+            "cost = 'paper': is fitted to opt-13b on one a100-40gb; use fitted, the default, for opt-13b on 1 x h200",
+        ),
+        (
+            lambda: cost("paper", model("opt-13b"), gpu("mi300x")),
+            "cost = 'paper': is fitted to opt-13b on one a100-40gb; use roofline, the default, for opt-13b on 1 x mi300x",
         ),
         (lambda: PaperCost(0.0), "scale = 0.0: must be a positive number"),
         (lambda: PaperCost(float("nan")), "scale = nan: must be a positive number"),

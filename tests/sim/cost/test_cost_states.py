@@ -145,7 +145,7 @@ def test_no_calibrated_operation_computes_a_state():
     with pytest.raises(SettingError) as error:
         CalibratedCost(profile("h200"), model("nemotron-h-8b"), H200)
     assert str(error.value).endswith(
-        "has layers with a fixed-size state, which no calibrated operation computes; use roofline"
+        "has layers with a fixed-size state, which no calibrated operation computes; leave --cost out for the default, which covers it"
     )
 
 

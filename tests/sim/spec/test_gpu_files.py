@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -54,6 +55,12 @@ def test_the_figures_of_a_preset_give_the_preset(path):
     mine, theirs = (build(settings(gpu=name, **run)) for name in (str(path), "rtx-4090"))
     assert mine.num_blocks == theirs.num_blocks
     assert mine.cost.step_ticks(8, 8000, 100, 5050) == theirs.cost.step_ticks(8, 8000, 100, 5050)
+
+
+def test_a_run_names_it_as_its_file_does(path, capsys):
+    load = ["--policy", "vllm-v1", "--model", "llama-3.1-8b", "--max-model-len", "8192", "--num-prompts", "2"]
+    assert status(["simulate", "--gpu", written(path), *load]) == DONE
+    assert capsys.readouterr().out.startswith("vllm-v1: llama-3.1-8b on 1 x my-gpu\n")
 
 
 def test_flops_by_number_format(path):
@@ -154,8 +161,10 @@ def test_a_plan_for_it_needs_its_price(path, tmp_path, capsys):
     load = ["--goodput", "ttft:2000", "tpot:200", "--num-prompts", "100", "--seeds", "1"]
     tokens = ["plan", "--serve", "vllm serve llama-3.1-8b --max-model-len 16384", "--gpu", written(path), *load]
     assert status(tokens) == MISTAKE
-    assert "has no price of my-gpu; add it under per_gpu_hour" in capsys.readouterr().err
-    (tmp_path / "prices.json").write_text(json.dumps({"per_gpu_hour": {"my-gpu": 0.5}}))
+    written_there = re.search(
+        r"has no price of my-gpu; write .* such as (.*), and give it with --prices", capsys.readouterr().err
+    )
+    (tmp_path / "prices.json").write_text(written_there[1])
     assert status([*tokens, "--prices", str(tmp_path / "prices.json")]) == DONE
     assert "my-gpu" in capsys.readouterr().out
 

@@ -150,7 +150,7 @@ class TestReplica:
             ),
             (
                 {"cost": "paper", "quantization": "awq"},
-                "cost = 'paper': is measured with 16-bit weights and KV, on one GPU, without CUDA graphs; use roofline",
+                "cost = 'paper': is measured with 16-bit weights and KV, on one GPU, without CUDA graphs; use fitted, the default, for others",
             ),
             ({"kv_cache_dtype": "fp6"}, None),
             ({"quantization": "nf4"}, None),
