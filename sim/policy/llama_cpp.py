@@ -102,6 +102,8 @@ class LlamaCpp(Policy[StreamMemory, StreamTransaction]):
 
 
 def _queue(state: State, leaving: list[Sequence]) -> tuple[Sequence, ...]:
-    """The queue, with those that leave it first."""
+    """The queue, with those that leave it first; empty where none leaves it."""
     first = dict.fromkeys(sequence for sequence in leaving if sequence not in state.prefilling)
+    if not first:
+        return ()
     return (*first, *(sequence for sequence in state.waiting if sequence not in first))
