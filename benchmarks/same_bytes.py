@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 POLICIES = (
     "static", "fastertransformer", "orca", "orca-max", "orca-pow2", "orca-oracle", "vllm-sosp23", "vllm-v0", "vllm-v1",
-    "sarathi", "tgi", "trtllm-no-evict", "trtllm-max-util", "lightllm", "fastgen", "vattention", "sglang",
+    "sarathi", "tgi", "trtllm-no-evict", "trtllm-max-util", "lightllm", "fastgen", "vattention", "sglang", "llama-cpp",
 )  # fmt: skip
 FIGURES = (
     "table1", "fig1", "fig3", "fig11", "fig19a", "waste", "fig2", "fig12a", "fig12b", "fig12c", "fig12d", "fig12e", "fig12f",

@@ -20,6 +20,7 @@ from ..types.errors import SettingError
 from .base import AnyPolicy, Policy, Pool
 from .fastgen import FastGen
 from .lightllm import LightLLM
+from .llama_cpp import LlamaCpp
 from .options import Options, option_names
 from .orca import OrcaMax, OrcaOracle, OrcaPaper, OrcaPow2
 from .sarathi import Sarathi
@@ -36,7 +37,7 @@ from .vllm_v1 import VllmV1
 
 _KINDS: tuple[type[AnyPolicy], ...] = (
     *(StaticBatching, FasterTransformer, OrcaPaper, OrcaMax, OrcaPow2, OrcaOracle, VllmSosp23),
-    *(VllmV0, VllmV1, Sarathi, Tgi, TrtllmNoEvict, TrtllmMaxUtil, LightLLM, FastGen, VAttention, SGLang),
+    *(VllmV0, VllmV1, Sarathi, Tgi, TrtllmNoEvict, TrtllmMaxUtil, LightLLM, FastGen, VAttention, SGLang, LlamaCpp),
 )
 #: Every policy of the package by its name on the command line: those of the SOSP'23 paper first, from the most wasteful
 #: kind to the least.

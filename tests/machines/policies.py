@@ -432,6 +432,7 @@ POLICY_MACHINES: dict[str, type[PolicyMachine]] = dict(
         composed("static", "BatchMemory"),
         composed("fastertransformer", "BatchMemory"),
         composed("tgi", "ReservedMemory"),
+        composed("llama-cpp", "StreamMemory"),
         composed("vattention", "DeferredMemory"),
         *(
             composed("sglang", memory, *parts, caches=bool(parts), ids=memory == "SlotRadixMemory", variants=ORDERS)

@@ -11,7 +11,7 @@ slot by slot, and leaps over nothing. Meant for a few hundred requests of some s
     orca      those three, and orca as its own paper has it
     batches   static and fastertransformer
     iteration what those below share: counts of tokens computed, chunks of prompts, real block tables
-    vllm_v0, vllm_v1, sarathi, tgi, trtllm, lightllm, fastgen, sglang (with trie)
+    vllm_v0, vllm_v1, sarathi, tgi, trtllm, lightllm, fastgen, llama_cpp, sglang (with trie)
     vllm_v1_caching  vllm-v1 with prefix caching
     hybrid    KV groups over one pool of pages, under vllm-v1, vllm-v0 and vllm-sosp23
     families  requests of several sequences, or with parents: what goes in and comes out, and a clock of their own
@@ -28,6 +28,7 @@ from .batches import FasterTransformer, StaticBatches
 from .decode_step import System, run
 from .fastgen import FastGen
 from .lightllm import LightLlm
+from .llama_cpp import LlamaCpp
 from .model import Limits, Outcome, Pool, Request, Step, check
 from .orca import BuddyOrca, CountedOrca, estimate_max, estimate_oracle, estimate_pow2
 from .paged import Paged
@@ -65,6 +66,7 @@ SCHEDULERS: dict[str, Callable[[Pool, Limits], System]] = {
     "lightllm": LightLlm,
     "fastgen": FastGen,
     "sglang": SgLang,
+    "llama-cpp": LlamaCpp,
 }
 
 

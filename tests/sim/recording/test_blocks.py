@@ -35,7 +35,7 @@ from walk import Moment, Walk
 
 PAGED = (
     "vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi", "tgi", "trtllm-no-evict", "trtllm-max-util", "fastgen", "lightllm",
-    "vattention",
+    "vattention", "llama-cpp",
 )  # fmt: skip
 BATCHES = ("static", "fastertransformer")
 CHUNKED = ("orca-max", "orca-pow2", "orca-oracle")

@@ -26,7 +26,7 @@ from radix_cases import shared_cases as radix_cases
 from shared_prefixes import caching_settings, shared_cases
 from strategies import Case, crowded_cases, medium_cases, small_cases
 
-SERVERS = ("tgi", "trtllm-no-evict", "trtllm-max-util", "fastgen", "lightllm", "vattention")
+SERVERS = ("tgi", "trtllm-no-evict", "trtllm-max-util", "fastgen", "lightllm", "vattention", "llama-cpp")
 PAGED = ("vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi", *SERVERS)
 cases = st.one_of(crowded_cases(), medium_cases(), small_cases())
 
