@@ -37,6 +37,7 @@ from fragmeter.sim.memory.paged.paged import Partial
 from fragmeter.sim.memory.paged.radix_slots import SlotTree
 from fragmeter.sim.memory.paged.sharing_tables import SharingTables
 from fragmeter.sim.memory.paged.skipped import SkippedBlocks
+from fragmeter.sim.memory.paged.streams import StreamMemory
 from fragmeter.sim.memory.prefix import BlockTable, FreeQueue, HashedBlockPool, RadixTree, Segment, SegmentPool
 from fragmeter.sim.types.errors import SimulationFault
 from machines import MACHINES, POLICY_MACHINES
@@ -53,6 +54,7 @@ skip, swap_out, give_back, drop_partial = (
     PagedMemory.drop,
 )
 split, drop = RadixTree._split, GroupTables.drop
+count_stream = StreamMemory._count
 
 
 def frees_what_two_more_tables_name(pool: BlockPool, block: int) -> bool:
@@ -241,6 +243,11 @@ def keeps_the_longest_run(memory: ContiguousMemory, grant) -> None:
         memory.arena.free(grant.start, grant.slots // memory.block_size)
 
 
+def counts_the_stream_of_a_prefill_twice(memory: StreamMemory, sequence, sign: int) -> None:
+    if sign > 0:
+        count_stream(memory, sequence, sign)
+
+
 def strands_nothing(memory: ContiguousMemory, blocked_blocks: int) -> int:
     return 0
 
@@ -318,6 +325,7 @@ PLANTED = [
     ("ContiguousMemory", ContiguousMemory, "stranded_slots", strands_nothing),
     ("ContiguousMemory", ContiguousMemory, "give_place", keeps_the_longest_run),
     ("BatchMemory", BatchMemory, "release", ContiguousMemory.release),
+    ("llama-cpp: StreamMemory", StreamMemory, "_count", counts_the_stream_of_a_prefill_twice),
 ]
 
 
