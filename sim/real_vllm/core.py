@@ -84,8 +84,9 @@ def _checkpoint() -> str:
         "model_type": "llama",
         "hidden_size": 64,
         "intermediate_size": 128,
+        # With one KV head up to four ranks may divide the tokens of a sequence.
         "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_key_value_heads": 1,
         "num_hidden_layers": 1,
         "vocab_size": 1000,
         "max_position_embeddings": _POSITIONS,
@@ -99,11 +100,12 @@ def vllm_config(
     cache: Mapping[str, Any],
     scheduler: Mapping[str, Any],
     speculative: SpeculativeConfig | None = None,
+    parallel: Mapping[str, Any] | None = None,
 ) -> VllmConfig:
     """vLLM's own configuration of a server, checked by vLLM, which refuses what it does not know.
 
     Args:
-        cache, scheduler: Fields of vLLM's ``CacheConfig`` and ``SchedulerConfig``.
+        cache, scheduler, parallel: Fields of vLLM's ``CacheConfig``, ``SchedulerConfig`` and ``ParallelConfig``.
         speculative: Drafter, if any.
 
     Raises:
@@ -114,7 +116,7 @@ def vllm_config(
         model_config=model_config(max_model_len),
         cache_config=CacheConfig(**cache),
         scheduler_config=SchedulerConfig(max_model_len=max_model_len, is_encoder_decoder=False, **scheduler),
-        parallel_config=ParallelConfig(),
+        parallel_config=ParallelConfig(**(parallel or {})),
         device_config=DeviceConfig("cpu"),
         kv_events_config=KVEventsConfig(enable_kv_cache_events=cache["enable_prefix_caching"], publisher="null"),
     )

@@ -149,8 +149,8 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
     gib = copies.host_blocks * _host_bytes(case) / (1 << 30)
     offloading = {"kv_offloading_size": gib}
 
-    def config_of(max_model_len: int, cache: dict[str, Any], scheduler: dict[str, Any]) -> VllmConfig:
-        return vllm_config(max_model_len, cache | offloading, scheduler)
+    def config_of(max_model_len: int, cache: dict[str, Any], scheduler: dict[str, Any], **others: Any) -> VllmConfig:
+        return vllm_config(max_model_len, cache | offloading, scheduler, **others)
 
     with (
         mock.patch.object(server, "vllm_config", config_of),

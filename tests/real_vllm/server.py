@@ -53,6 +53,7 @@ class Setup:
         asynchronous: Whether step k + 1 is scheduled while step k runs, as ``vllm serve`` does by default.
         available_bytes: Memory of the pool.
         options: Further options of vLLM's ``SchedulerConfig``, by name; it refuses what it does not know.
+        parallel: Options of its ``ParallelConfig``.
     """
 
     layers: tuple[Layer, ...]
@@ -66,6 +67,7 @@ class Setup:
     disable_hybrid: bool = False
     available_bytes: int = 1 << 40
     options: Mapping[str, Any] = field(default_factory=dict)
+    parallel: Mapping[str, Any] = field(default_factory=dict)
 
 
 def config_of(setup: Setup) -> VllmConfig:
@@ -84,6 +86,7 @@ def config_of(setup: Setup) -> VllmConfig:
             "disable_hybrid_kv_cache_manager": setup.disable_hybrid,
             **setup.options,
         },
+        parallel=setup.parallel,
     )
 
 
@@ -236,12 +239,17 @@ class Result(Future):
         return super().result(timeout)
 
 
-def serve(case: Case, asynchronous: bool = False, options: Mapping[str, Any] | None = None) -> Served:
+def serve(
+    case: Case,
+    asynchronous: bool = False,
+    options: Mapping[str, Any] | None = None,
+    parallel: Mapping[str, Any] | None = None,
+) -> Served:
     """What the installed vLLM does with a case.
 
     Args:
         asynchronous: Whether step k + 1 is scheduled while step k runs, as ``vllm serve`` does by default.
-        options: Further options; see ``Setup``.
+        options, parallel: Further options; see ``Setup``.
     """
     engine = start(
         Setup(
@@ -256,6 +264,7 @@ def serve(case: Case, asynchronous: bool = False, options: Mapping[str, Any] | N
             options={
                 _CONFIG_NAMES.get(name, name): value for name, value in {**case.options, **(options or {})}.items()
             },
+            parallel=parallel or {},
         )
     )
     clock, recorder = Clock(case.step_ticks), engine.model_executor

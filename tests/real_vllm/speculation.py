@@ -87,8 +87,8 @@ def serve(case: Case, asynchronous: bool = False) -> tuple[Served, SpeculativeRe
     ours_config = parse_speculative(case.options["speculative_config"])
     options = {name: value for name, value in case.options.items() if name != "speculative_config"}
 
-    def config_of(max_model_len: int, cache: dict[str, Any], scheduler: dict[str, Any]) -> VllmConfig:
-        return vllm_config(max_model_len, cache, scheduler, _vllms(ours_config, max_model_len))
+    def config_of(max_model_len: int, cache: dict[str, Any], scheduler: dict[str, Any], **others: Any) -> VllmConfig:
+        return vllm_config(max_model_len, cache, scheduler, _vllms(ours_config, max_model_len), **others)
 
     with (
         mock.patch.object(server, "vllm_config", config_of),

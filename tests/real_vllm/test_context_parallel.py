@@ -1,0 +1,134 @@
+"""Decode context parallelism of the installed vLLM: ranks that divide the tokens of a block decide as one rank does with blocks
+as many times larger, in a pool of as many blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fragmeter.experiments.live.step_log import Difference, Served, first_difference
+
+from . import ours, server
+from .shapes import Layer
+from .workloads import KINDS, OPTIONS, Case
+
+#: Workloads of a kind.
+_SEEDS = 15
+#: Kinds with layers that keep every token.
+_PLAIN = ("mixed", "bursts", "tight", "prefixes", "turns", "chunks")
+_RANKS = (2, 4)
+
+
+def _cases(kind: str, ranks: int, option: str | None = None) -> Iterator[Case]:
+    """Workloads in blocks of as many tokens as ``ranks`` can divide."""
+    for seed in range(_SEEDS):
+        case = KINDS[kind](seed)
+        whole = case.block_size if case.block_size % ranks == 0 else case.block_size * ranks
+        case = replace(case, block_size=whole)
+        yield case if option is None else OPTIONS[option](case)
+
+
+def _divided(case: Case, ranks: int, interleaved: int = 1) -> tuple[Case, dict[str, Any]]:
+    """The same pool in vLLM's terms: tokens of a block on a rank, and how many tokens in a row are on one rank."""
+    parallel = {
+        "tensor_parallel_size": ranks,
+        "decode_context_parallel_size": ranks,
+        "cp_kv_cache_interleave_size": interleaved,
+    }
+    return replace(case, block_size=case.block_size // ranks), parallel
+
+
+def _real(case: Case, ranks: int, asynchronous: bool = False, interleaved: int = 1) -> Served:
+    divided, parallel = _divided(case, ranks, interleaved)
+    return server.serve(divided, asynchronous, parallel=parallel)
+
+
+def _differing(cases: Iterator[Case], ranks: int, asynchronous: bool = False) -> tuple[int, dict[str, Difference]]:
+    """Steps of vLLM, and the workloads that differ."""
+    steps, differing = 0, {}
+    for case in cases:
+        real = _real(case, ranks, asynchronous)
+        steps += len(real.steps)
+        if difference := first_difference(real, ours.serve(case, asynchronous)):
+            differing[case.name] = difference
+    return steps, differing
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("kind", _PLAIN)
+@pytest.mark.parametrize("ranks", _RANKS)
+def test_ranks_that_divide_a_block_decide_as_one_with_larger_blocks(ranks, kind, asynchronous, record_property):
+    steps, differing = _differing(_cases(kind, ranks), ranks, asynchronous)
+    mode = "async" if asynchronous else "sync"
+    record_property(f"compared/{ranks} ranks {mode}", [_SEEDS, steps, len(differing)])
+    assert not differing, "\n".join(f"{name}: {difference}"[:400] for name, difference in differing.items())
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_so_they_do_under_the_options_of_the_scheduler(option, record_property):
+    steps, differing = _differing(_cases("tight", 2, option), 2)
+    record_property(f"compared/2 ranks {option}", [_SEEDS, steps, len(differing)])
+    assert not differing
+
+
+def test_latent_vectors_and_tokens_in_a_row_change_no_decision():
+    """Of latent vectors every rank has a copy that can be divided; the tokens of a block may go to ranks in any order."""
+    for case in (*_cases("prefixes", 4), *_cases("tight", 4)):
+        plain = _real(case, 4)
+        assert first_difference(_real(replace(case, layers=(Layer("mla"),)), 4), plain) is None
+        assert first_difference(_real(case, 4, interleaved=case.block_size // 4), plain) is None
+
+
+@pytest.mark.parametrize("kind", ["tight", "prefixes"])
+def test_blocks_of_the_tokens_of_one_rank_are_noticed(kind):
+    """As without context parallelism: the ``--block-size`` of the line is that of one rank."""
+    differing = []
+    for case in _cases(kind, 2):
+        # Room for the longest request in smaller blocks, too.
+        case = replace(case, num_blocks=2 * case.num_blocks)
+        one, _ = _divided(case, 2)
+        differing += [case.name] if first_difference(_real(case, 2), server.serve(one)) else []
+    assert len(differing) > 5
+
+
+def _block_sizes(layers: tuple[Layer, ...], ranks: int = 2, **others: Any) -> list[int]:
+    """Tokens of a block of each KV group."""
+    setup = server.Setup(
+        layers=layers,
+        block_size=16,
+        max_model_len=256,
+        max_num_seqs=4,
+        max_num_batched_tokens=256,
+        prefix_caching=True,
+        asynchronous=False,
+        num_blocks=200,
+        parallel={"tensor_parallel_size": ranks, "decode_context_parallel_size": ranks},
+        **others,
+    )
+    coordinator = server.start(setup).scheduler.kv_cache_manager.coordinator
+    return [manager.block_size for manager in coordinator.single_type_managers]
+
+
+@pytest.mark.parametrize("kind", ["sliding", "chunked"])
+def test_layers_that_forget_tokens_are_refused_beside_others(kind):
+    """Unless they keep every token, too."""
+    layers = (Layer(), Layer(kind, 16))
+    with pytest.raises(AssertionError, match="DCP"):
+        _block_sizes(layers)
+    assert _block_sizes(layers, disable_hybrid=True) == [32]
+
+
+def test_a_model_of_windows_alone_is_refused():
+    with pytest.raises(AssertionError, match="DCP not support sliding window"):
+        _block_sizes((Layer("sliding", 16),))
+
+
+def test_states_are_not_divided():
+    """A hybrid starts: the blocks of its attention are divided, those of its states are not. So no factor on all blocks gives
+    its decisions."""
+    state = Layer("state", state_shapes=((16, 3), (1, 8, 8)), state_dtypes=("float16", "float32"))
+    assert _block_sizes((Layer(), state)) == [32, 16]
+    assert _block_sizes((Layer(), state), ranks=4) == [64, 16]
