@@ -1,6 +1,7 @@
 """The diagnosis of a server: simulate it as it serves, test each cause, and simulate the flags that may remove it.
 
-1. The server serves draws of its load, one a seed. Their means show symptoms (``causes``).
+1. The server serves draws of its load, one a seed. Their means show symptoms (``causes``). Draws that are bursts are refused: fewer
+   than half of their requests finish before the last one starts, so that no time of the run has the server at a rate.
 2. The flags of each cause with a symptom are simulated on the first seed. The best of each cause go on.
 3. These are simulated on the other seeds: the same requests as served, so that differences are paired. A change helps if its
    gain is at least ``LEAST_GAIN`` and its confidence interval excludes 0.
@@ -23,6 +24,7 @@ from math import expm1, sqrt
 from statistics import fmean, stdev
 
 from ...sim import Settings
+from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from ..measured.server_metrics import ServerMetrics
 from ..runs.output import track
@@ -40,6 +42,8 @@ LEAST_GAIN, CONFIDENCE = 0.05, 0.95
 _AS_GOOD = 0.01
 #: Share of the gain of a change of the answers that another change must reach to come before it.
 _LOSSLESS_SHARE = 0.5
+#: Share of the requests that finish before the last one starts, below which a draw is a burst; as for ``saturated_rate``.
+_LEAST_TURNOVER = 0.5
 #: Seconds by which the wait grows per second, from which on the server does not keep up.
 _BEHIND = 0.1
 
@@ -133,11 +137,13 @@ class Diagnoser:
         """The diagnosis.
 
         Raises:
+            SettingError: The draws are bursts.
             UserError, SimulationFault: As ``simulate``.
         """
         served, toggled = self._server, self._toggled()
         self._simulate([served, *toggled], self._seeds)
         case = Case(served, self._load, self._mean(served), self._metrics)
+        self._require_no_burst(case.seen)
         caching = None
         if toggled:
             (other,) = toggled
@@ -152,6 +158,18 @@ class Diagnoser:
         behind = case.seen.behind > _BEHIND and not (helps and remedies[0].seen.behind <= _BEHIND)
         state = "overloaded" if behind else "remedy" if helps else "limited" if pressure(case) else "healthy"
         return Diagnosis(case, state, tuple(remedies), caching, len(self._seeds))
+
+    def _require_no_burst(self, seen: Observation) -> None:
+        if seen.turnover >= _LEAST_TURNOVER:
+            return
+        load = self._load
+        all_known = load.knows_contents and load.num_prompts >= len(load.trace)
+        remedy = "give a longer recording, or a lower --request-rate" if all_known else "give more requests"
+        raise SettingError(
+            "num_prompts",
+            load.num_prompts,
+            f"the draws are bursts: {seen.turnover:.0%} of the requests finish before the last one starts, and half must; {remedy}",
+        )
 
     def _toggled(self) -> list[Server]:
         """The server with prefix caching on instead of off, or off instead of on, where that can be simulated."""

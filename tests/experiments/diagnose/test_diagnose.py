@@ -100,7 +100,7 @@ class TestPlanted:
 
     def test_a_server_that_cannot_keep_up_is_overloaded(self, tmp_path, capsys):
         load = trace_of(tmp_path, 2000, 300, 200)
-        found = diagnose(tmp_path, LINE, "h100-80gb", "--trace", load)
+        found = diagnose(tmp_path, LINE, "h100-80gb", "--trace", load, count=1500)
         assert found["state"] == "overloaded"
         assert "fragmeter plan finds the replicas" in " ".join(capsys.readouterr().out.split())
 
@@ -111,6 +111,47 @@ class TestPlanted:
         assert strict["causes"] == ["small pool"] and 0 < strict["changes"][0]["gain"] <= 1
         lenient = diagnose(tmp_path, line, "h100-80gb", "--trace", load, "--goodput", "ttft:100000")
         assert (lenient["state"], lenient["changes"]) == ("healthy", [])
+
+
+class TestBursts:
+    """A draw is one where fewer than half of its requests finish before the last one starts."""
+
+    @pytest.mark.parametrize(
+        "tokens",
+        [
+            ("--request-rate", "1000"),
+            ("--max-concurrency", "100"),
+            ("--goodput", "ttft:1000", "--request-rate", "1000"),
+        ],
+    )
+    def test_they_are_refused(self, tokens, capsys):
+        draws = ("--num-prompts", "100", *SMALL)
+        assert status(["diagnose", "--serve", LINE, "--gpu", "h100-80gb", *tokens, *draws]) == MISTAKE
+        error = capsys.readouterr().err
+        assert "num_prompts = 100: the draws are bursts: " in error and error.count("\n") == 1
+
+    def test_a_server_that_serves_one_at_a_time_has_none(self, tmp_path):
+        """All requests wait, and each finishes before the next one starts."""
+        tokens = ("--request-rate", 1000)
+        found = diagnose(tmp_path, f"{LINE} --max-num-seqs 1", "h100-80gb", *tokens, count=50)
+        assert found["as_served"]["turnover"] == pytest.approx(49 / 50)
+
+    def test_known_contents_have_no_more_requests(self, tmp_path, capsys):
+        load = trace_of(tmp_path, 500, 150, 1000, shared=0.5, count=60)
+        tokens = [
+            "diagnose",
+            "--serve",
+            LINE,
+            "--gpu",
+            "h100-80gb",
+            "--trace",
+            str(load),
+            "--num-prompts",
+            "60",
+            *SMALL,
+        ]
+        assert status(tokens) == MISTAKE
+        assert "give a longer recording, or a lower --request-rate" in capsys.readouterr().err
 
 
 HISTOGRAM = {"100": 0, "200": 50, "500": 150, "1000": 200, "+Inf": 200}
@@ -213,9 +254,21 @@ class TestEvidence:
         assert found["as_served"]["median_itl_ms"] == pytest.approx(20, rel=0.1)
 
     def test_without_a_load_it_is_assumed(self, tmp_path, capsys):
-        found = diagnose(tmp_path, LINE, "h100-80gb")
+        found = diagnose(tmp_path, LINE, "h100-80gb", count=400)
         assert found["load"]["assumed"] is True
         assert "assumed: ShareGPT's lengths" in capsys.readouterr().out
+
+    def test_the_assumed_rate_does_not_depend_on_the_size_of_a_draw(self, tmp_path):
+        """1,024 sequences fit at once, so that only thousands of requests show what the server serves at most."""
+        rates = {
+            count: diagnose(tmp_path, LINE, "h100-80gb", count=count)["load"]["request_rate"] for count in (400, 1000)
+        }
+        assert rates[400] == rates[1000] > 10
+        # A load of that rate is served without a queue that grows, and one of twice it is not.
+        for factor, keeps_up in ((1, True), (2.5, False)):
+            rate = ("--request-rate", factor * rates[400])
+            served = diagnose(tmp_path, LINE, "h100-80gb", *rate, count=4000)["as_served"]
+            assert (served["behind"] < 0.1) == keeps_up
 
 
 @pytest.mark.parametrize(
