@@ -11,8 +11,9 @@
    gain ``LEAST_GAIN`` more.
 
 The objective of a run is the geometric mean of p90 TTFT, p99 ITL and mean E2EL, because each flag trades one of them for
-another; with ``--goodput`` it is the share of the requests that miss the objectives. A server is healthy if no change helps and its
-KV cache is large enough, and with ``--goodput`` already if it meets its goal. It is overloaded if its queue keeps growing and no
+another; with ``--goodput`` it is the share of the requests that miss the objectives. A server is healthy if no change gains
+``LEAST_GAIN`` in the mean and its KV cache is large enough, and with ``--goodput`` already if it meets its goal. It is undecided where a
+change gains as much in the mean, and the interval includes 0. It is overloaded if its queue keeps growing and no
 change stops that.
 """
 
@@ -63,7 +64,17 @@ class Gain:
     @property
     def helps(self) -> bool:
         """Whether it is large enough and sure."""
-        return self.value >= LEAST_GAIN and (self.interval is None or self.interval[0] > 0)
+        return self.is_large and self.is_certain
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the mean is at least ``LEAST_GAIN``."""
+        return self.value >= LEAST_GAIN
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the interval excludes 0; of a single seed nothing more is known."""
+        return self.interval is None or self.interval[0] > 0 or self.interval[1] < 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +110,8 @@ class Diagnosis:
 
     Attributes:
         case: The server as it serves.
-        state: "healthy", "remedy", "limited" if its KV cache is too small and no change helps, or "overloaded".
+        state: "healthy", "remedy", "limited" if its KV cache is too small and no change helps, "undecided" if a change may help, or
+            "overloaded".
         remedies: Changes that were simulated on all seeds, the advised one first; those that do not help last.
         caching: Effect of prefix caching, on against off, if the contents of prompts are known.
         seeds: Number of seeds.
@@ -115,6 +127,13 @@ class Diagnosis:
     def advised(self) -> Remedy | None:
         """The change to make; None if none helps."""
         return self.remedies[0] if self.remedies and self.remedies[0].gain.helps else None
+
+    @property
+    def uncertain(self) -> Remedy | None:
+        """The best change with a large gain that more draws have to confirm; None if a change helps, or none may."""
+        if self.advised is not None:
+            return None
+        return next((each for each in self.remedies if each.gain.is_large), None)
 
 
 class Diagnoser:
@@ -157,7 +176,8 @@ class Diagnoser:
         helps = bool(remedies) and remedies[0].gain.helps
         behind = case.seen.behind > _BEHIND and not (helps and remedies[0].seen.behind <= _BEHIND)
         state = "overloaded" if behind else "remedy" if helps else "limited" if pressure(case) else "healthy"
-        return Diagnosis(case, state, tuple(remedies), caching, len(self._seeds))
+        found = Diagnosis(case, state, tuple(remedies), caching, len(self._seeds))
+        return replace(found, state="undecided") if state == "healthy" and found.uncertain else found
 
     def _require_no_burst(self, seen: Observation) -> None:
         if seen.turnover >= _LEAST_TURNOVER:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.diagnose.diagnosis import Gain
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.traces import Trace, write
 from paths import ROOT
@@ -113,6 +114,49 @@ class TestPlanted:
         assert (lenient["state"], lenient["changes"]) == ("healthy", [])
 
 
+class TestCertainty:
+    """A large gain with an interval that includes 0 is neither advised nor called none."""
+
+    def test_more_draws_are_asked_for(self, tmp_path, capsys):
+        line, answers = f"{LINE} --gpu-memory-utilization 0.3", {}
+        for seeds in (2, 4):
+            out, load = tmp_path / f"{seeds}.json", ["--request-rate", 25, "--num-prompts", 400]
+            arguments = ["--serve", line, "--gpu", "h100-80gb", *load, "--seeds", seeds, "--jobs", 1, "--json", out]
+            assert status(["diagnose", *map(str, arguments)]) == DONE
+            answers[seeds] = json.loads(out.read_text()), " ".join(capsys.readouterr().out.split())
+        few, text = answers[2]
+        change = few["changes"][0]
+        assert change["gain"] > 0.05 and change["interval"][0] < 0 < change["interval"][1]
+        assert few["advised"] is None and few["state"] == "overloaded"
+        assert f"Not certain with 2 draws: with {change['flags']} latency index -" in text
+        assert "add draws (--seeds)" in text and "no flag that was tried gains" not in text
+        more, text = answers[4]
+        assert more["advised"] == change["change"] and "Not certain" not in text
+
+    @pytest.mark.parametrize(
+        ("value", "interval", "state"),
+        [
+            (0.41, (-0.15, 0.7), "undecided"),
+            (0.41, (0.05, 0.7), "remedy"),
+            (0.04, (-0.2, 0.3), "healthy"),
+            (0.41, None, "remedy"),
+        ],
+    )
+    def test_the_state_follows_from_mean_and_interval(self, value, interval, state):
+        gain = Gain(value, interval)
+        assert (gain.helps, gain.is_large and not gain.helps) == (state == "remedy", state == "undecided")
+
+    def test_caching_that_may_pay_is_not_said_to_pay(self, tmp_path, capsys):
+        """Two draws of a load with few shared tokens: the interval of their difference includes 0."""
+        load = trace_of(tmp_path, 2000, 100, 14, shared=0.1)
+        arguments = ["--serve", LINE, "--gpu", "h100-80gb", "--trace", load, "--num-prompts", 400, "--seeds", 2]
+        out = tmp_path / "d.json"
+        assert status(["diagnose", *map(str, [*arguments, "--jobs", 1, "--json", out])]) == DONE
+        caching, text = json.loads(out.read_text())["prefix_caching"], " ".join(capsys.readouterr().out.split())
+        assert caching["value"] > 0.05 and caching["interval"][0] < 0
+        assert "Prefix caching is on and may pay (not certain with 2 draws; add --seeds)" in text
+
+
 class TestBursts:
     """A draw is one where fewer than half of its requests finish before the last one starts."""
 
@@ -186,6 +230,7 @@ class TestEvidence:
         found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
         load = found["load"]
         assert load["request_rate"] == 2.0 and load["max_concurrency"] is None
+        assert found["kv_cache"]["origin"] == "computed"
         assert load["mean_tokens"] == pytest.approx([400, 400], rel=0.01)
         assert found["measured"]["server"]["preemptions"] == 60
 
@@ -208,7 +253,7 @@ class TestEvidence:
         found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
         assert found["as_served"]["hit_rate"] == pytest.approx(0.5, abs=0.05)
 
-    def test_the_server_s_own_pool_counts(self, tmp_path):
+    def test_the_server_s_own_pool_counts(self, tmp_path, capsys):
         """The log of another card, or other programs on it: 3,000 blocks where 28,000 are computed."""
         config = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="3000"} 1\n'
         (tmp_path / "metrics.txt").write_text(metrics() + config)
@@ -216,6 +261,7 @@ class TestEvidence:
             tmp_path, "vllm serve llama-3.1-8b --max-model-len 16K", "h100-80gb", "--metrics", tmp_path / "metrics.txt"
         )
         assert found["kv_cache"]["num_gpu_blocks"] == 3000
+        assert "48,000 tokens (by its metrics)" in capsys.readouterr().out
         log = diagnose(
             tmp_path,
             LINE,
@@ -226,6 +272,7 @@ class TestEvidence:
             "GPU KV cache size: 64,000 tokens",
         )
         assert log["kv_cache"]["num_gpu_blocks"] == 4000
+        assert "64,000 tokens (by the start-up log)" in capsys.readouterr().out
 
     def test_a_given_number_of_blocks_says_nothing_of_the_memory(self, tmp_path):
         config = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="1200"} 1\n'
@@ -233,13 +280,15 @@ class TestEvidence:
         load, line = trace_of(tmp_path, 1000, 300, 25), f"{LINE} --num-gpu-blocks-override 1200"
         found = diagnose(tmp_path, line, "h100-80gb", "--trace", load, "--metrics", tmp_path / "metrics.txt")
         assert found["advised"] == {"num-gpu-blocks-override": None}
+        assert found["kv_cache"]["origin"] == "flag"
 
-    def test_a_probe_has_requests_pool_and_preemptions(self, tmp_path):
+    def test_a_probe_has_requests_pool_and_preemptions(self, tmp_path, capsys):
         found = diagnose(tmp_path, "vllm serve llama-3.1-8b --max-model-len 1024", "h100-80gb", "--probe", PROBE)
         server = found["measured"]["server"]
         assert found["kv_cache"]["num_gpu_blocks"] * 16 == server["num_gpu_blocks"] * server["block_size"]
         assert found["measured"]["server"]["preemptions"] > 0
         assert found["load"]["origin"].endswith("requests of probe.jsonl.gz")
+        assert "tokens (an estimate, from the blocks of the probe)" in " ".join(capsys.readouterr().out.split())
 
     def test_a_benchmark_scales_steps(self, tmp_path):
         """TPOT of 20 ms, where the profile says about 6."""
@@ -256,7 +305,9 @@ class TestEvidence:
     def test_without_a_load_it_is_assumed(self, tmp_path, capsys):
         found = diagnose(tmp_path, LINE, "h100-80gb", count=400)
         assert found["load"]["assumed"] is True
-        assert "assumed: ShareGPT's lengths" in capsys.readouterr().out
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "assumed: ShareGPT's lengths" in printed
+        assert "tokens (an estimate, by vLLM's arithmetic at start)" in printed
 
     def test_the_assumed_rate_does_not_depend_on_the_size_of_a_draw(self, tmp_path):
         """1,024 sequences fit at once, so that only thousands of requests show what the server serves at most."""
