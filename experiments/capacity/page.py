@@ -16,13 +16,24 @@ from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
 from ..runs.points import FINISHED, as_parquet, flat
 from .answer import Answer, Bill
+from .day_page import day_cells, day_rows, day_section
 from .fleet import capped
 from .sensitivity import CHANGE
-from .text import bill_text, billed, headroom_text, memory_rows, range_text, rate_text, tokens_text, view_rows
+from .text import (
+    bill_text,
+    billed,
+    day_summary,
+    headroom_text,
+    memory_rows,
+    range_text,
+    rate_text,
+    tokens_text,
+    view_rows,
+)
 
 PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
-SUMMARY, CSV = "plan.md", "plan.csv"
-PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, FINISHED))
+SUMMARY, CSV, DAY = "plan.md", "plan.csv", "day.csv"
+PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, DAY, FINISHED))
 
 
 def write_plan(
@@ -31,7 +42,8 @@ def write_plan(
     ranks: Sequence[tuple[Answer, Bill]],
     assumptions: Sequence[str],
 ) -> Path:
-    """Write the data, the tables (one row per candidate), the summary and the page, and return the page's path.
+    """Write the data, the tables (a row for each candidate, and for each step of a day), the summary and the page, and return
+    the page's path.
 
     Raises:
         UserError: They cannot be written.
@@ -41,6 +53,9 @@ def write_plan(
     cells = [dict(flat(row)) for row in rows]
     out.write(TABLE, as_parquet(cells))
     out.write(CSV, _csv(cells))
+    day, currency = document.get("day"), document["currency"]
+    if day is not None:
+        out.write(DAY, _csv(day_cells(day, currency)))
     preempts = any(answer.at_rate["preemptions"] for answer, _ in ranks)
     listed = [_row(*each, document["currency"], preempts) for each in ranks]
     out.write(SUMMARY, _markdown(document, listed, assumptions))
@@ -55,6 +70,7 @@ def write_plan(
         sections = [
             Section("Candidates", rows=listed, figures=[figures.cost_bars(*_costs(ranks, document["currency"]))]),
             Section("The recommendation", "\n\n".join(document["details"]), figures=_sensitivity(ranks[0][0])),
+            *([] if day is None else [day_section(day, currency, document["goal"]["attainment"])]),
             Section("Price and speed", figures=drawn),
             *sections,
             Section("GPU memory", memory, rows=memory_rows(ranks)),
@@ -81,12 +97,21 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _markdown(document: dict[str, Any], rows: Sequence[Mapping[str, Any]], assumptions: Sequence[str]) -> str:
     """The answer, the table of candidates and the basis of the plan."""
-    lines = [f"**{document['recommendation']}**", ""]
-    if rows:
-        lines += [f"| {' | '.join(rows[0])} |", "|---" * len(rows[0]) + "|"]
-        lines += [f"| {' | '.join(map(_cell, row.values()))} |" for row in rows] + [""]
-    listed = *document["details"], *document["explained"], *assumptions
-    return "\n".join([*lines, *(f"- {line}" for line in listed), ""])
+    lines = [f"**{document['recommendation']}**", "", *_markdown_table(rows)]
+    listed = [*document["details"], *document["explained"]]
+    day, currency = document.get("day"), document["currency"]
+    if day is not None:
+        lines += _markdown_table(day_rows(day, currency))
+        listed += day_summary(day, currency)
+    return "\n".join([*lines, *(f"- {line}" for line in (*listed, *assumptions)), ""])
+
+
+def _markdown_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table and an empty line; nothing without rows."""
+    if not rows:
+        return []
+    head = [f"| {' | '.join(rows[0])} |", "|---" * len(rows[0]) + "|"]
+    return [*head, *(f"| {' | '.join(map(_cell, row.values()))} |" for row in rows), ""]
 
 
 def _cell(value: Any) -> str:
