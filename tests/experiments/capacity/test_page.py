@@ -62,3 +62,22 @@ def test_a_single_candidate_has_no_others(out, tmp_path):
     assert status([*PLAN, "--gpu", "h200", "--request-rate", "12", "--out", str(tmp_path / "out")]) == DONE
     assert "Other candidates" not in (tmp_path / "out" / "plan.html").read_text()
     assert "Other candidates" in (out / "plan.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("load", "source"),
+    [
+        ([], "drawn from a summary of 84,226 requests, vllm_sosp23_sharegpt_opt (sosp-ae-39/sosp-ae-astra, "),
+        (["--dataset", "alpaca"], "drawn from a summary of 52,002 requests, alpaca52k_opt (Stanford Alpaca, "),
+        (["--trace", "azure.csv"], "the file azure.csv (--trace), format: Azure LLM inference"),
+    ],
+)
+def test_the_source_of_the_requests_is_named(load, source, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"2023-11-16 18:15:{place % 60:02},{500 + place},50\n" for place in range(60))
+    Path("azure.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    assert status([*PLAN, "--gpu", "h200", *load, "--request-rate", "12", "--out", "out"]) == DONE
+    assert f"Requests: {source}" in " ".join(capsys.readouterr().out.split())
+    assert json.loads(Path("out/plan.json").read_text())["requests"].startswith(source)
+    for name in ("plan.md", "plan.html"):
+        assert f"Requests: {source.split(' (')[0]}" in Path("out", name).read_text()
