@@ -120,6 +120,9 @@ def _filling(found: Diagnosis) -> str:
 def _caching(found: Diagnosis) -> str:
     case, gain = found.case, found.caching
     state = "on" if case.server.launch.enable_prefix_caching else "off"
+    metrics = case.metrics
+    if gain is None and metrics is not None and metrics.hit_rate is not None:
+        return f"Prefix caching is {state}; the server found {metrics.hit_rate:.0%} of the prompt tokens in its cache."
     if gain is None:
         return (
             f"Prefix caching is {state}. What prompts have in common is not known: give --probe, a --trace with contents, or"

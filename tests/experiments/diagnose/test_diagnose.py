@@ -234,6 +234,13 @@ class TestEvidence:
         assert load["mean_tokens"] == pytest.approx([400, 400], rel=0.01)
         assert found["measured"]["server"]["preemptions"] == 60
 
+    def test_a_cache_without_hits_is_known(self, tmp_path, capsys):
+        (tmp_path / "metrics.txt").write_text(metrics(prefix_cache_queries_total=80_000, prefix_cache_hits_total=0))
+        diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "Prefix caching is on; the server found 0% of the prompt tokens in its cache." in printed
+        assert "is not known" not in printed
+
     def test_a_server_behind_its_load_has_as_many_in_flight(self, tmp_path):
         (tmp_path / "metrics.txt").write_text(metrics(num_requests_waiting=12))
         found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
