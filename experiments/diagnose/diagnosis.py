@@ -1,7 +1,9 @@
 """The diagnosis of a server: simulate it as it serves, test each cause, and simulate the flags that may remove it.
 
 1. The server serves draws of its load, one a seed. Their means show symptoms (``causes``). Draws that are bursts are refused: fewer
-   than half of their requests finish before the last one starts, so that no time of the run has the server at a rate.
+   than half of their requests finish before the last one starts, so that no time of the run has the server at a rate; or, where
+   arrivals are those of a file, all requests arrive within a tenth of the time that the server needs for them. A rate that the
+   user or the server states is taken, however slow the server is: a flag may be the reason.
 2. The flags of each cause with a symptom are simulated on the first seed. The best of each cause go on.
 3. These are simulated on the other seeds: the same requests as served, so that differences are paired. A change helps if its
    gain is at least ``LEAST_GAIN`` and its confidence interval excludes 0.
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import expm1, sqrt
+from math import expm1, inf, sqrt
 from statistics import fmean, stdev
 
 from ...sim import Settings
@@ -45,6 +47,8 @@ _AS_GOOD = 0.01
 _LOSSLESS_SHARE = 0.5
 #: Share of the requests that finish before the last one starts, below which a draw is a burst; as for ``saturated_rate``.
 _LEAST_TURNOVER = 0.5
+#: Share of the time to the last finish in which requests arrive, below which a draw is a burst, too.
+_LEAST_ARRIVING = 0.1
 #: Seconds by which the wait grows per second, from which on the server does not keep up.
 _BEHIND = 0.1
 
@@ -180,16 +184,17 @@ class Diagnoser:
         return replace(found, state="undecided") if state == "healthy" and found.uncertain else found
 
     def _require_no_burst(self, seen: Observation) -> None:
-        if seen.turnover >= _LEAST_TURNOVER:
-            return
         load = self._load
-        all_known = load.knows_contents and load.num_prompts >= len(load.trace)
-        remedy = "give a longer recording, or a lower --request-rate" if all_known else "give more requests"
-        raise SettingError(
-            "num_prompts",
-            load.num_prompts,
-            f"the draws are bursts: {seen.turnover:.0%} of the requests finish before the last one starts, and half must; {remedy}",
-        )
+        if seen.turnover < _LEAST_TURNOVER:
+            all_known = load.knows_contents and load.num_prompts >= len(load.trace)
+            remedy = "give a longer recording, or a lower --request-rate" if all_known else "give more requests"
+            what = f"{seen.turnover:.0%} of the requests finish before the last one starts, and half must"
+            raise SettingError("num_prompts", load.num_prompts, f"the draws are bursts: {what}; {remedy}")
+        stated = load.max_concurrency is not None or load.rate not in (None, inf)
+        if not stated and seen.arriving < _LEAST_ARRIVING:
+            what = f"all requests arrive within {seen.arriving:.1%} of the time that the server needs for them"
+            remedy = "give the rate of the server's clients, or --max-concurrency"
+            raise SettingError("request_rate", None, f"the draws are bursts: {what}; {remedy}")
 
     def _toggled(self) -> list[Server]:
         """The server with prefix caching on instead of off, or off instead of on, where that can be simulated."""

@@ -49,6 +49,7 @@ class Observation:
         wait_seqs, wait_memory, wait_steps: Shares of the time in which requests wait for ``max_num_seqs``, for the KV cache,
             and for the step to end.
         turnover: Share of the requests that finish before the last one starts.
+        arriving: Share of the time from the first arrival to the last finish in which requests arrive.
         behind: Seconds by which the wait before the first step grows per second of arrivals: 0 where the replica keeps up.
     """
 
@@ -72,6 +73,7 @@ class Observation:
     wait_memory: float
     wait_steps: float
     turnover: float
+    arriving: float
     behind: float
 
 
@@ -124,6 +126,7 @@ def observation(run: Run, goal: Goal | None) -> Observation:
         wait_memory=waits["memory"],
         wait_steps=waits["steps"],
         turnover=_turnover(times),
+        arriving=_arriving(times),
         behind=0.0 if run.workload.users is not None else _behind(times),
     )
 
@@ -140,6 +143,13 @@ def _turnover(times: RequestTimes) -> float:
     if not len(times.index):
         return 0.0
     return float((times.finish_ticks <= times.first_scheduled_ticks.max()).mean())
+
+
+def _arriving(times: RequestTimes) -> float:
+    if not len(times.index):
+        return 0.0
+    first, last = int(times.arrival_ticks.min()), int(times.arrival_ticks.max())
+    return (last - first) / max(1, int(times.finish_ticks.max()) - first)
 
 
 def _behind(times: RequestTimes) -> float:

@@ -100,8 +100,8 @@ class TestPlanted:
         assert found["changes"][0]["lossless"] is False
 
     def test_a_server_that_cannot_keep_up_is_overloaded(self, tmp_path, capsys):
-        load = trace_of(tmp_path, 2000, 300, 200)
-        found = diagnose(tmp_path, LINE, "h100-80gb", "--trace", load, count=1500)
+        load = trace_of(tmp_path, 2000, 300, 60)
+        found = diagnose(tmp_path, LINE, "h100-80gb", "--trace", load, count=1000)
         assert found["state"] == "overloaded"
         assert "fragmeter plan finds the replicas" in " ".join(capsys.readouterr().out.split())
 
@@ -158,7 +158,7 @@ class TestCertainty:
 
 
 class TestBursts:
-    """A draw is one where fewer than half of its requests finish before the last one starts."""
+    """A draw is one where fewer than half of its requests finish before the last one starts, or all arrive in no time."""
 
     @pytest.mark.parametrize(
         "tokens",
@@ -174,11 +174,29 @@ class TestBursts:
         error = capsys.readouterr().err
         assert "num_prompts = 100: the draws are bursts: " in error and error.count("\n") == 1
 
-    def test_a_server_that_serves_one_at_a_time_has_none(self, tmp_path):
-        """All requests wait, and each finishes before the next one starts."""
-        tokens = ("--request-rate", 1000)
-        found = diagnose(tmp_path, f"{LINE} --max-num-seqs 1", "h100-80gb", *tokens, count=50)
-        assert found["as_served"]["turnover"] == pytest.approx(49 / 50)
+    def test_a_stated_rate_is_taken_however_slow_the_server_is(self, tmp_path):
+        """The flag is the reason: each request takes more than a second, and 5 arrive every second."""
+        found = diagnose(tmp_path, f"{LINE} --max-num-seqs 1", "h100-80gb", "--request-rate", 5, count=50)
+        seen = found["as_served"]
+        assert seen["turnover"] == pytest.approx(49 / 50) and seen["arriving"] < 0.1
+        assert found["causes"] == ["max-num-seqs too low"]
+
+    def test_a_benchmark_that_sends_all_at_once_has_no_rate(self, tmp_path, capsys):
+        bench = ROOT / "tests" / "data" / "real_server" / "1" / "tight" / "sharegpt-saturated.json"
+        line = ["--serve", "vllm serve model --num-gpu-blocks-override 260 --max-model-len 1024", "--gpu", "h100-80gb"]
+        tokens = [
+            "diagnose",
+            *line,
+            "--model",
+            str(bench.parent / "model"),
+            "--bench",
+            str(bench),
+            "--num-prompts",
+            "200",
+        ]
+        assert status([*tokens, *SMALL]) == MISTAKE
+        assert "the draws are bursts: all requests arrive within 0.0% of the time" in capsys.readouterr().err
+        assert status([*tokens, *SMALL, "--max-concurrency", "20"]) == DONE
 
     def test_known_contents_have_no_more_requests(self, tmp_path, capsys):
         load = trace_of(tmp_path, 500, 150, 1000, shared=0.5, count=60)
