@@ -8,7 +8,16 @@ from .arrivals.streams import stream
 from .catalogue import catalogue, download
 from .parsing.reading import Reading
 from .readers.measured import Measured, measured
-from .readers.readers import HashedTrace, holds_load, is_frame, read, read_hashed, read_with_content, trace_of_frame
+from .readers.readers import (
+    HashedTrace,
+    format_of,
+    holds_load,
+    is_frame,
+    read,
+    read_hashed,
+    read_with_content,
+    trace_of_frame,
+)
 from .stats.stats import mean_rate, stats
 from .synthesis.fitting import draw, fit
 from .synthesis.load import Load, read_load, write_load
@@ -33,6 +42,7 @@ __all__ = [
     "download",
     "draw",
     "fit",
+    "format_of",
     "holds_load",
     "is_frame",
     "mean_rate",

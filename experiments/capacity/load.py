@@ -26,7 +26,7 @@ from ...sim.workload.workload import Workload
 from ...traces import Pacing, Trace, holds_load, stream, workload
 from ...traces.arrivals.pacing import RateCurve, at_rate, unit_gaps
 from ...traces.parsing.times import to_ticks
-from ..runs.inputs import Inputs
+from ..runs.inputs import Inputs, source_text
 
 #: Requests per run, and at least so many for each replica of a fleet: with 300 a replica, the share that meets the
 #: objectives is up to a point above that of long runs, with 1,000 a quarter of a point.
@@ -159,6 +159,10 @@ class Load:
             return f"{self.name}, its gaps as traced"
         shape = f"gamma gaps of burstiness {pacing.burstiness:g}" if pacing.burstiness else "Poisson arrivals"
         return f"{self.name}, {shape}"
+
+    def source(self) -> str:
+        """Name and source of the requests."""
+        return source_text(self._inputs.requests, self._inputs.reading)
 
     def draw(self, seed: int, replicas: int = 1) -> Drawn:
         """The requests of a seed, as many as a fleet of so many replicas serves.

@@ -257,7 +257,7 @@ class _SearchOutput:
             report.console.print(day_table(self._day))
             for line in day_lines(self._day, currency):
                 report.print_line(line)
-        assumptions = self._assumptions()
+        assumptions = [f"Requests: {self._load.source()}.", *self._assumptions()]
         report.print_line()
         for line in assumptions:
             report.print_line(line)
@@ -323,6 +323,7 @@ class _SearchOutput:
             "flags": flags_text(self._ranks[0][0]) if self._ranks else None,
             "goal": {"goodput": self._goal.objectives.limits, "attainment": self._goal.attainment},
             "load": self._load.description(),
+            "requests": self._load.source(),
             "wanted_request_rate": self._wanted,
             "num_prompts": self._load.num_prompts(),
             "seeds": self._aims.seeds,

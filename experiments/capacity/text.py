@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -494,13 +494,19 @@ def day_table(plan: DayPlan) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     steps, constant = plan.following["steps"], plan.constant["steps"]
-    for place, ((start, _), rate, size) in enumerate(zip(plan.day.spans_s, plan.day.rates, plan.replicas, strict=True)):
-        minutes = round(start / 60)
+    for place, (start, rate, size) in enumerate(zip(plan.day.start_s, plan.day.rates, plan.replicas, strict=True)):
         cells = (_share(each["attained"][place]) for each in (steps, constant))
-        clock, number = f"{minutes // 60:02}:{minutes % 60:02}", f"{steps['concurrency'][place]:,.1f}"
+        number = f"{steps['concurrency'][place]:,.1f}"
         use = f"{steps['kv_cache_usage'][place]:.0%}, {steps['peak_kv_cache_usage'][place]:.0%}"
-        table.add_row(clock, f"{rate:,.3g}", f"{size:,}", *cells, number, use)
+        table.add_row(clock(start, plan.day.start_s), f"{rate:,.3g}", f"{size:,}", *cells, number, use)
     return table
+
+
+def clock(start_s: float, starts_s: Sequence[float]) -> str:
+    """The start of a step as the time of the day; with seconds if any of the steps starts between two minutes."""
+    seconds = round(start_s)
+    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}"
+    return text if all(round(each) % 60 == 0 for each in starts_s) else f"{text}:{seconds % 60:02}"
 
 
 def _share(value: float | None) -> str:
@@ -509,24 +515,30 @@ def _share(value: float | None) -> str:
 
 def day_lines(plan: DayPlan, currency: str) -> list[str]:
     """The bill of the day, its attainment, and the targets of autoscalers."""
-    (followed, constant), following = plan.bills, plan.following
-    worst = min((each for each in following["steps"]["attained"] if each is not None), default=1.0)
+    return day_summary(plan.as_dict(), currency)
+
+
+def day_summary(day: Mapping[str, Any], currency: str) -> list[str]:
+    """As ``day_lines``, of the data of a ``DayPlan``."""
+    worst = min((step["attained"] for step in day["steps"] if step["attained"] is not None), default=1.0)
+    targets, saved = day["autoscaler_targets"], 1 - day["price"] / day["constant_price"]
+    beside = f"{saved:.0%} less than" if saved >= 0.005 else "as much as"
     return [
-        f"The day: following the curve takes {following['replica_hours']:,.1f} replica-hours, {followed:,.2f} {currency},"
-        f" {1 - followed / constant:.0%} less than {_replicas(max(plan.replicas))} throughout"
-        f" ({plan.constant['replica_hours']:,.1f} hours, {constant:,.2f} {currency}). {following['attained']:.1%} of"
-        f" {following['requests']:,} requests meet the objectives, {worst:.1%} in the worst step, and"
-        f" {plan.constant['attained']:.1%} with the constant fleet.",
-        f"Replicas are ordered {plan.startup_s:,.0f} s (--startup-seconds) before a busier step and paid for from then on, until"
-        " they have drained.",
+        f"The day: following the curve takes {day['replica_hours']:,.1f} replica-hours, {day['price']:,.2f} {currency},"
+        f" {beside} {_replicas(day['constant_replicas'])} throughout"
+        f" ({day['constant_replica_hours']:,.1f} hours, {day['constant_price']:,.2f} {currency}). {day['attained']:.1%} of"
+        f" {day['requests']:,} requests meet the objectives, {worst:.1%} in the worst step, and"
+        f" {day['attained_by_constant_fleet']:.1%} with the constant fleet.",
+        f"Replicas are ordered {day['startup_seconds']:,.0f} s (--startup-seconds) before a busier step and paid for from then on,"
+        " until they have drained.",
         *(
             [
                 f"Steps may need fewer replicas: the rates that smaller fleets take are lower bounds, because their runs have {_TOO_FEW}."
             ]
-            if plan.short_runs
+            if day["rates_are_lower_bounds"]
             else []
         ),
-        f"Targets of autoscalers, a replica with its share of {plan.full_rate:,.3g} requests/s: {plan.targets['concurrency']:,.1f} requests in flight"
-        f" (vllm:num_requests_running + vllm:num_requests_waiting), {plan.targets['kv_cache_usage']:.0%} of the KV cache in use"
+        f"Targets of autoscalers, a replica with its share of {targets['request_rate']:,.3g} requests/s: {targets['concurrency']:,.1f} requests in flight"
+        f" (vllm:num_requests_running + vllm:num_requests_waiting), {targets['kv_cache_usage']:.0%} of the KV cache in use"
         " (vllm:kv_cache_usage_perc).",
     ]

@@ -361,8 +361,8 @@ class TestCommand:
 
     def test_the_files(self, out):
         table = pd.read_parquet(out / "plan.parquet")
-        assert table["candidate.gpu"].tolist() == [each["candidate"]["gpu"] for each in _candidates(out)]
-        assert table["bill.gpus"].tolist() == [each["bill"]["gpus"] for each in _candidates(out)]
+        assert table["gpu"].tolist() == [each["candidate"]["gpu"] for each in _candidates(out)]
+        assert table["gpus_high"].tolist() == [each["bill"]["gpus"] for each in _candidates(out)]
         page = (out / "plan.html").read_text()
         for heading in (
             "Candidates",
