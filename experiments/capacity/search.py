@@ -285,7 +285,10 @@ class _SearchOutput:
             f"{answer.candidate.name}: {why_loses(answer, bill, self._ranks[0], self._wanted, self._priced.currency)}"
             for answer, bill in self._ranks[1:]
         ]
-        return lines + [f"{answer.candidate.name}: {why_none(answer, self._goal)}" for answer in self._others]
+        equal = [
+            f"{name}: the same fleet as {answer.candidate.name}" for answer, _ in self._ranks for name in answer.equal
+        ]
+        return lines + equal + [f"{answer.candidate.name}: {why_none(answer, self._goal)}" for answer in self._others]
 
     def _assumptions(self) -> list[str]:
         load, aims = self._load, self._aims

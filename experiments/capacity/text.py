@@ -106,8 +106,6 @@ _TOO_FEW = "too few requests to fill a replica: raise --num-prompts"
 
 
 def _headroom_part(answer: Answer) -> str:
-    if answer.every_rate_meets:
-        return f"headroom unknown ({_TOO_FEW})"
     if answer.fleet_rate == inf:
         return "it meets the goal at every rate"
     if answer.known_rates is None:
@@ -202,8 +200,6 @@ def _split_text(answer: Answer) -> str:
 
 def _sure(answer: Answer) -> str:
     """The rate of a replica or a fleet, and the statistical confidence for other seeds."""
-    if answer.every_rate_meets:
-        return f"Here {EVERY_RATE}."
     if answer.fleet is not None:
         return f"{_fleet_text(answer, answer.fleet)} {_headroom(answer)}"
     found = answer.rates

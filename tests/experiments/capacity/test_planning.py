@@ -220,7 +220,6 @@ class TestUnknownRates:
         remedy = "(too few requests to fill a replica: raise --num-prompts)"
         assert f"; headroom more than 22% {remedy};" in first(self.answer(24.0, 25.0))
         assert f"; headroom unknown {remedy};" in first(self.answer(0.0))
-        assert f"; headroom unknown {remedy};" in first(answer_of("a100-80gb", inf, wanted=20.0))
         one = replace(answer_of("a100-80gb", 300.0), known_rates=(0.0,))
         assert f"; a replica sustains less than 300 requests/s, the rate of a burst {remedy};" in first(one, None)
 
@@ -440,32 +439,47 @@ class TestCommand:
         plan = planned(capsys, *arguments)
         assert plan["recommended"] is None and plan["candidates"][0]["attained_alone"] < 0.9
 
-    @pytest.mark.parametrize("wanted", [[], ["--request-rate", "5"]])
-    def test_objectives_that_every_rate_meets(self, wanted, capsys, tmp_path):
-        """With an hour to wait it does not matter how fast 200 requests come: nothing of it is said to fail."""
-        lenient = ["--goodput", "ttft:3600000", *SMALL, "--verify-seeds", "1", "--explain"]
-        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", *lenient, *wanted, "--out", str(tmp_path / "out")]
-        assert status(["plan", *arguments]) == DONE
+    #: With an hour to wait it does not matter how fast 200 requests come: nothing of it is said to fail.
+    LENIENT = ["--goodput", "ttft:3600000", *SMALL, "--explain"]
+
+    def test_objectives_that_every_rate_meets(self, capsys, tmp_path):
+        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", *self.LENIENT, "--verify-seeds", "1"]
+        assert status(["plan", *arguments, "--out", str(tmp_path / "out")]) == DONE
         printed = " ".join(capsys.readouterr().out.split())
         assert "every rate meets the objectives: all requests at once do" in printed
         assert "no rate" not in printed.replace("no rate is asked for", "") and "none of these" not in printed
         document = json.loads((tmp_path / "out" / "plan.json").read_text())
         (candidate,) = document["candidates"]
         assert candidate["every_rate_meets"] and candidate["request_rate"] is None and candidate["error"] is None
-        assert candidate["seed_rates"] == [None] * (1 if wanted else 4) and candidate["attained"] == 1
-        said = " ".join([document["recommendation"], *document["details"]])
-        assert "every rate meets the objectives: all requests at once do" in said
+        assert candidate["seed_rates"] == [None] * 4 and candidate["attained"] == 1
+        assert "every rate meets the objectives: all requests at once do" in document["recommendation"]
         page = (tmp_path / "out" / "plan.html").read_text()
         assert "every rate meets the objectives: all requests at once do" in page
-        if wanted:
-            assert printed.startswith(
-                "Buy 1 x h200 for 5 requests/s: 4.59 USD/h (3,351 USD a month); headroom unknown (too few requests to fill a"
-                " replica: raise --num-prompts); no objective limits it;"
+        assert document["recommended"] is None and "give more requests" in printed
+
+    def test_a_rate_where_every_rate_meets_the_objectives(self, capsys):
+        """Its fleet is simulated as any other: with each seed, divided or not. Equal fleets are listed once."""
+        splits, routers = ["--prefill-replicas", "none,1,auto,2"], ["--router", "round-robin,kv-aware"]
+        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", *self.LENIENT, "--request-rate", "5"]
+        plan = planned(capsys, *arguments, *splits, *routers)
+        assert plan["recommendation"].startswith(
+            "Buy 1 x h200 for 5 requests/s: 4.59 USD/h (3,351 USD a month); headroom more than 11% (too few requests to fill a"
+            " replica: raise --num-prompts); no objective limits it; 90% of seeds meet the goal"
+        )
+        found = [(*list(each["candidate"].values())[1:], each["bill"]["replicas"]) for each in plan["candidates"]]
+        assert sorted(found) == [
+            ("kv-aware", "2", 3), ("round-robin", "1", 2), ("round-robin", "2", 3), ("round-robin", "none", 1),
+        ]  # fmt: skip
+        assert all(each["seed_rates"] == [None] for each in plan["candidates"])
+        assert all(each["fleet"]["rates"] == [None] * 4 for each in plan["candidates"])
+        name = "h200, router={}, prefill_replicas={}"
+        assert [line for line in plan["explained"] if "the same fleet" in line] == [
+            f"{name.format(*other)}: the same fleet as {name.format('round-robin', first)}"
+            for other, first in (
+                (("kv-aware", "none"), "none"),
+                (("round-robin", "auto"), "1"), (("kv-aware", "1"), "1"), (("kv-aware", "auto"), "1"),
             )
-            assert "Here every rate meets" in printed
-            assert candidate["bill"]["replicas"] == 1 and "at every rate" in printed
-        else:
-            assert document["recommended"] is None and "give more requests" in printed
+        ]  # fmt: skip
 
     def test_of_one_seed_nothing_is_sure(self, capsys):
         arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
