@@ -18,7 +18,7 @@ from ...sim.spec.launch import capacity
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from ...traces.arrivals.pacing import read_curve
-from ..measured.evidence import engines_lines, evidence, evidence_lines
+from ..measured.evidence import drafts_lines, engines_lines, evidence, evidence_lines
 from ..runs.inputs import Inputs
 from ..runs.near_saturation import LoadClass
 from ..runs.output import Report
@@ -299,7 +299,9 @@ class _SearchOutput:
         return [
             f"Load: {load.description()}; {wanted}; {runs} requests a run, of which the middle 80% count; {self._seeds()}",
             *evidence_lines(chosen),
-            *dict.fromkeys(line for each, _ in chosen for line in engines_lines(each, planned=True)),
+            *dict.fromkeys(
+                line for each, _ in chosen for line in (*engines_lines(each, planned=True), *drafts_lines(each))
+            ),
             f"Prices: {self._priced.origin}{', to be edited (--prices)' if aims.prices is None else ''}.",
         ]
 

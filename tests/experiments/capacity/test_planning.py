@@ -44,6 +44,15 @@ LLAMA = ["--model", "llama-3.1-8b", "--goodput", "ttft:500", "tpot:50", *SMALL]
 WANTED = ["--request-rate", "30"]
 
 
+#: Drafts of which 0.8 and 0.5 are accepted.
+DRAFTS = {
+    "method": "eagle3",
+    "num_speculative_tokens": 2,
+    "rejection_sample_method": "synthetic",
+    "synthetic_acceptance_rates": [0.8, 0.5],
+}
+
+
 def planned(capsys: pytest.CaptureFixture, *tokens: str) -> dict:
     assert status(["plan", *tokens, "--json", "-"]) == DONE
     return json.loads(capsys.readouterr().out)
@@ -55,6 +64,39 @@ class TestCandidates:
         found = candidates(line, ["h200"], Choices(kv_offloading_size=["none,40"]).axes())
         assert [each.settings and each.settings.value("kv_offloading_size") for each in found] == [0, 40]
         assert [each.name for each in found] == ["h200, kv_offloading_size=none", "h200, kv_offloading_size=40"]
+
+    def test_drafts_are_an_axis_over_those_of_the_line(self):
+        """Two texts of one object are one value. ``none`` takes the line's drafter from the memory, too."""
+        line = parse_serve(
+            f"vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 --speculative-config '{json.dumps(DRAFTS)}'"
+        )
+        given = [json.dumps(DRAFTS), json.dumps(dict(reversed(DRAFTS.items())), indent=1), "none"]
+        drafted, plain = candidates(
+            line, ["h200"], Choices(speculative_config=[*map(json.loads, given[:2]), "none"]).axes()
+        )
+        assert json.loads(drafted.settings.value("speculative_config")) == DRAFTS
+        assert plain.settings.value("speculative_config") is None
+        assert drafted.settings.num_gpu_blocks_override < plain.settings.num_gpu_blocks_override
+        assert (drafted.name, plain.name) == (
+            "h200, speculative_config=eagle3 0.8 0.5", "h200, speculative_config=none"
+        )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("given", "complaint"),
+        [
+            ('{"method": "ngram", "num_speculative_tokens": 2}', "how many drafts are accepted"),
+            ("eagle3", "speculative_config = 'eagle3': is no JSON"),
+            (
+                '{"method": "medusa", "num_speculative_tokens": 2}',
+                "speculative_config.method = 'medusa': must be one of",
+            ),
+        ],
+    )
+    def test_drafts_that_are_not_simulated_are_refused(self, given, complaint, capsys):
+        flags = ["--goodput", "tpot:20", "--speculative-config", "none", "--speculative-config", given]
+        assert status(["plan", "--model", "llama-3.1-8b", "--gpu", "h200", *flags]) == MISTAKE
+        error = capsys.readouterr().err
+        assert complaint in error and error.count("\n") == 1
 
     def test_every_combination_is_a_serve_line_with_other_flags(self):
         axes = Choices(tensor_parallel_size=["1,2"], kv_cache_dtype=["none", "fp8"]).axes()
@@ -480,6 +522,24 @@ class TestCommand:
                 (("round-robin", "auto"), "1"), (("kv-aware", "1"), "1"), (("kv-aware", "auto"), "1"),
             )
         ]  # fmt: skip
+
+    def test_candidates_with_and_without_drafts(self, capsys, tmp_path):
+        """A step has 2.3 tokens with them. Rejected drafts are in the table of one of the candidates, and 0 % in the other's."""
+        drafts, out = json.dumps(DRAFTS), tmp_path / "out"
+        flags = ["--dataset", "alpaca", "--num-prompts", "100", "--seeds", "1", "--request-rate", "5", "--explain"]
+        flags += ["--speculative-config", "none", "--speculative-config", drafts, "--out", str(out), "--jobs", "1"]
+        assert status(["plan", "--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--goodput", "tpot:7", *flags]) == DONE
+        printed = " ".join(capsys.readouterr().out.split())
+        plan = json.loads((out / "plan.json").read_text())
+        assert json.loads(plan["recommended"]["speculative_config"]) == DRAFTS
+        assert (
+            f"--speculative-config '{json.dumps(DRAFTS, sort_keys=True)}'" in plan["flags"] and plan["flags"] in printed
+        )
+        names = [line.partition(": ")[0] for line in plan["explained"]]
+        assert names == ["h100-80gb, speculative_config=none"]
+        assert "Steps with drafts are predicted" in printed and "none has speculative decoding" in printed
+        page = (out / "plan.html").read_text()
+        assert "Rejected" in page and "h100-80gb, speculative_config=eagle3 0.8 0.5" in page
 
     def test_of_one_seed_nothing_is_sure(self, capsys):
         arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
