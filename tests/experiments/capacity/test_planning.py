@@ -592,7 +592,10 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
             [*LLAMA, "--gpu", "h200", "--tensor-parallel-size", "two"],
             "--tensor-parallel-size = 'two': must be a whole number",
         ),
-        ([*LLAMA, "--gpu", "h200", "--max-concurrency", "4"], "max_concurrency = '4': has no rate to look for"),
+        (
+            [*LLAMA, "--gpu", "h200", "--max-concurrency", "4"],
+            "max_concurrency = '4': makes arrivals wait for responses (a closed loop)",
+        ),
         ([*LLAMA, "--gpu", "h200", "--request-rate", "0"], "request_rate = 0.0: must be above 0 and finite"),
         ([*LLAMA, "--gpu", "h200", "--request-rate", "-1"], "request_rate = -1.0: must be above 0 and finite"),
         ([*LLAMA, "--gpu", "h200", "--request-rate", "inf"], "request_rate = inf: must be above 0 and finite"),
