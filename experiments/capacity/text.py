@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from shlex import quote
 from typing import Any
 
 from rich import box
@@ -34,7 +35,7 @@ CAUSES = {
 _FLAGS = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "quantization",
     "kv_cache_dtype", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching",
-    "kv_offloading_size", "watermark",
+    "kv_offloading_size", "speculative_config", "watermark",
 )  # fmt: skip
 #: Default values that the text omits.
 _PLAIN = {
@@ -59,7 +60,7 @@ def flags_text(answer: Answer) -> str:
 
 def _flag_text(name: str, value: object) -> str:
     flag = name.replace("_", "-")
-    return f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag} {value}"
+    return f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag} {quote(str(value))}"
 
 
 HOURS_A_MONTH = 730
@@ -106,8 +107,6 @@ _TOO_FEW = "too few requests to fill a replica: raise --num-prompts"
 
 
 def _headroom_part(answer: Answer) -> str:
-    if answer.every_rate_meets:
-        return f"headroom unknown ({_TOO_FEW})"
     if answer.fleet_rate == inf:
         return "it meets the goal at every rate"
     if answer.known_rates is None:
@@ -202,8 +201,6 @@ def _split_text(answer: Answer) -> str:
 
 def _sure(answer: Answer) -> str:
     """The rate of a replica or a fleet, and the statistical confidence for other seeds."""
-    if answer.every_rate_meets:
-        return f"Here {EVERY_RATE}."
     if answer.fleet is not None:
         return f"{_fleet_text(answer, answer.fleet)} {_headroom(answer)}"
     found = answer.rates
@@ -370,7 +367,7 @@ def _differing(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _values(candidate: Candidate, names: Sequence[str]) -> str:
-    return ", ".join([candidate.started.launch.gpu.name, *(candidate.axis_values[name] for name in names)])
+    return ", ".join([candidate.started.launch.gpu.name, *map(candidate.value_text, names)])
 
 
 def _rate_cell(answer: Answer) -> str:
@@ -468,9 +465,10 @@ def memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
 
 
 def view_rows(ranks: Sequence[tuple[Answer, Bill]], view: str) -> list[dict[str, Any]]:
-    """The contents of the KV cache at the recommended rate, in percent."""
+    """The contents of the KV cache at the recommended rate, in percent. Some candidates alone have rejected drafts."""
+    names = list(dict.fromkeys(name for answer, _ in ranks for name in answer.at_rate[view]))
     return [
-        {"Candidate": answer.candidate.name} | {_label(name): share for name, share in answer.at_rate[view].items()}
+        {"Candidate": answer.candidate.name} | {_label(name): answer.at_rate[view].get(name, 0.0) for name in names}
         for answer, _ in ranks
     ]
 

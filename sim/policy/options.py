@@ -182,7 +182,7 @@ def _is_release(text: str) -> str:
     return text
 
 
-def _as_json(given: object) -> object:
+def as_json(given: object) -> object:
     """An object as its text, with sorted keys, so that equal ones are equal."""
     return json.dumps(given, sort_keys=True) if isinstance(given, Mapping) else given
 
@@ -263,7 +263,7 @@ class VllmV1Options(VllmServeOptions):
     ] = 0.0
     speculative_config: Annotated[
         str | None,
-        BeforeValidator(_as_json),
+        BeforeValidator(as_json),
         AfterValidator(_is_speculative),
         Field(
             description="Speculative decoding, as vLLM's JSON: method (draft_model, eagle, eagle3, mtp or ngram), model,"

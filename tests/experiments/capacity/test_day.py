@@ -217,6 +217,13 @@ def test_bursts_do_not_tell_how_many_replicas_a_step_needs(tmp_path, capsys):
     assert max([0.0, *(rate for size, rate in day["rate_by_replicas"].items() if int(size) < max(sizes))]) < 20
 
 
+def test_a_day_where_every_rate_meets_the_objectives(tmp_path, capsys):
+    """A tenth of 100 requests meet them even all at once: the fleet of the busiest step is simulated nevertheless."""
+    lenient = ["--attainment", "0.1", "--num-prompts", "100", "--seeds", "1"]
+    _, day = planned_day(lenient, "0,2\n60,1\n", tmp_path, capsys)
+    assert [step["replicas"] for step in day["steps"]] == [1, 1] and day["attained"] == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
