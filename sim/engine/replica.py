@@ -146,8 +146,7 @@ def build(
         layout.config.block_size if layout and layout.config else checked_block_size(shape, settings.block_size)
     )
     _refuse_speculation(settings, deployment, grouped)
-    if grouped:
-        kind = SHARING.get(kind, kind)
+    kind = SHARING.get(kind, kind) if grouped else kind.variant(options)
     server = Server(
         model=shape,
         gpu=card,

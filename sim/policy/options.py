@@ -392,6 +392,19 @@ class LightLLMOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LlamaCppOptions(Options):
+    """Of llama.cpp's server."""
+
+    kv_unified: Annotated[
+        bool,
+        Field(
+            description="One KV cache that all slots share, as llama.cpp has it where --parallel is not given (then with 4"
+            " slots). Without it, each slot has an equal part of the cache."
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class SGLangOptions(Options):
     """Of SGLang."""
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from oracle import Limits, Outcome, Pool, Request, simulate
 from oracle.decode_step import run
 from oracle.lightllm import LightLlm
+from oracle.llama_cpp import ContextExceededError
 from oracle.story import Cost, finishes, first_difference, log, serve, swap_in_ticks, swap_out_ticks
 
 
@@ -292,3 +293,20 @@ def test_llama_cpp_fills_a_batch_in_the_order_of_its_slots():
     assert calls == [(0, 0, 4, 10), (0, 0, 4, 14), (0, 0, 3, 6), (1, 4, 0, 0)]
     assert finishes(outcome) == [421, 208, 311]
     assert first_difference(outcome, "sarathi", requests, pool, limits) == 0
+
+
+def test_llama_cpp_purges_an_idle_slot_of_a_unified_cache_and_ends_where_none_has_cells():
+    """Two slots, 9 cells. 1 leaves 2 cells in slot 0. 0, in slot 1, takes the last free ones for its sixth and seventh tokens,
+    and one of slot 0 for its eighth. Beside a third request, which has slot 0, one cell is left for the two of the third step."""
+    requests = [Request(0, 5, 4), Request(0, 2, 1)]
+    pool, limits = Pool(9, 1), Limits(max_model_len=100, max_num_seqs=2, max_num_batched_tokens=8)
+    outcome, _ = serve("llama-cpp-unified", requests, pool, limits)
+    assert log(outcome) == [
+        "0+107 | run 1 0 | prefill 1:2 0:5 | live 7 free 2",
+        "107+110 | run 0 | decode 0 | live 6 cached 2 free 1",
+        "217+110 | run 0 | decode 0 | live 7 cached 2",
+        "327+110 | run 0 | decode 0 | live 8 free 1",
+    ]
+    with pytest.raises(ContextExceededError) as error:
+        serve("llama-cpp-unified", [*requests, Request(100, 2, 4)], pool, limits)
+    assert error.value.args == (2, 1)

@@ -29,6 +29,7 @@ from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.contiguous.dialogue_copies import DialogueTransaction
 from fragmeter.sim.memory.paged.block_tables import BlockTables
+from fragmeter.sim.memory.paged.cells import CellTransaction
 from fragmeter.sim.memory.paged.deferred import Regions
 from fragmeter.sim.memory.paged.dialogue import Start
 from fragmeter.sim.memory.paged.group_cache import GroupCache
@@ -248,6 +249,10 @@ def counts_the_stream_of_a_prefill_twice(memory: StreamMemory, sequence, sign: i
         count_stream(memory, sequence, sign)
 
 
+def begins_beside_what_the_slot_kept(transaction: CellTransaction, sequence, slot: int) -> None:
+    transaction.memory.slots[sequence] = slot
+
+
 def strands_nothing(memory: ContiguousMemory, blocked_blocks: int) -> int:
     return 0
 
@@ -326,6 +331,7 @@ PLANTED = [
     ("ContiguousMemory", ContiguousMemory, "give_place", keeps_the_longest_run),
     ("BatchMemory", BatchMemory, "release", ContiguousMemory.release),
     ("llama-cpp: StreamMemory", StreamMemory, "_count", counts_the_stream_of_a_prefill_twice),
+    ("llama-cpp: CellMemory", CellTransaction, "begin", begins_beside_what_the_slot_kept),
 ]
 
 
