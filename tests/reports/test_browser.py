@@ -228,6 +228,21 @@ def test_the_last_tick_of_a_percentage_is_shown_whole(driver, tmp_path):
     assert all(room >= 0 for _, room in rooms)
 
 
+def test_a_legend_on_a_phone_is_whole_and_above_the_bars(driver, tmp_path):
+    """One run's bars are lower than the legend of nine buckets."""
+    row = {"policy": "vLLM", "batched_requests": 1.0, "output_tokens_per_s": 1.0} | {
+        f"{name}_pct": 100 / 9 for name in BUCKETS
+    }
+    page = write_page(tmp_path / "legend.html", "Legend", "", [Section("Bars", figures=[waste([row], "buckets")])])
+    show(driver, page, "light", 420)
+    wait(
+        driver,
+        "const box = (one) => document.querySelector(one).getBoundingClientRect(); const legend = document.querySelector('.legend');"
+        " const items = [...legend.querySelectorAll('.legendtext')].map((text) => text.getBoundingClientRect().bottom);"
+        " return items.length === 9 && Math.max(...items) <= Math.min(box('.legend .bg').bottom, box('.bars path').top);",
+    )
+
+
 def test_the_search_leaves_the_sections_with_all_its_words(driver, page):
     show(driver, page, "light", 1400)
     search = driver.find_element("css selector", ".tools input")
