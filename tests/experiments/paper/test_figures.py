@@ -15,7 +15,7 @@ from fragmeter.experiments.paper.figures import fig1, fig3, fig11, fig13b, fig19
 from fragmeter.experiments.paper.fit import CONTEXT_STEP_SCALE
 from fragmeter.experiments.paper.grades import POINTS
 from fragmeter.experiments.paper.paper import FIG13B, SERIES, source
-from fragmeter.experiments.paper.rows import accuracy, as_finding, moved, passed, value_row
+from fragmeter.experiments.paper.rows import accuracy, as_finding, moved, passed, place_text, value_name, value_row
 from fragmeter.experiments.paper.settings import paper_settings
 from fragmeter.sim.cost import PaperCost
 from fragmeter.sim.engine.run import simulate
@@ -109,6 +109,15 @@ class TestFig1:
     def test_reading_the_cache_alone_takes_less_by_hand(self, figure_1):
         # 330 tokens of 819,200 bytes at 1,555 GB/s are 0.1738 ms; 0.42 is 2.416 times that.
         assert "is 2.4 times what" in figure_1["remarks"][0] and "(0.174 ms)" in figure_1["remarks"][0]
+
+
+@pytest.mark.parametrize(
+    ("x_is", "text"),
+    [("", "6"), ("sequences a request", "6 sequences a request"), ("block size, tokens", "block size 6")],
+)
+def test_a_place_on_an_axis_has_its_noun(x_is, text):
+    assert place_text(6, x_is) == text
+    assert value_name({"series": "A", "metric": "time_ms", "x": 6}, x_is=x_is) == f"A, time, {text}"
 
 
 def test_fig3_is_the_paper_s_to_the_slot():

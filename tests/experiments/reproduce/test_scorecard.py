@@ -49,7 +49,7 @@ def test_a_card_gives_the_reason_of_its_grade_by_the_same_limits():
     shown = compared("Fig 12a: x", document(*rows) | {"findings": [accuracy(rows[1:], "A part")]})
     assert (shown.badge, [given for given, _ in shown.checks]) == ("miss", ["miss", "pass"])
     assert shown.checks[0][1] == (
-        "All of it: The worst of the 2 predicted values is vLLM, rate at 0.5 s/token: 290.0\u00a0req/s, published 200.0"
+        "All of it: the worst of the 2 predicted values is vLLM, rate at 0.5 s/token: 290.0\u00a0req/s, published 200.0"
         " (+45.0\u00a0%); the mean error is 23.0\u00a0%."
     )
     assert "pass within 20 % of the published value, near within 40 %" in RULE and "4 and 8 points" in RULE
