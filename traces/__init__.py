@@ -10,7 +10,6 @@ from .parsing.reading import Reading
 from .readers.measured import Measured, measured
 from .readers.readers import (
     HashedTrace,
-    format_of,
     holds_load,
     is_frame,
     read,
@@ -42,7 +41,6 @@ __all__ = [
     "download",
     "draw",
     "fit",
-    "format_of",
     "holds_load",
     "is_frame",
     "mean_rate",

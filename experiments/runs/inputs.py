@@ -25,7 +25,6 @@ from ...traces import (
     catalogue,
     check_fits,
     draw,
-    format_of,
     holds_load,
     paced,
     read_load,
@@ -35,6 +34,7 @@ from ...traces import (
     users,
     workload,
 )
+from ...traces.readers.readers import format_of
 
 DATASETS = {"sharegpt": "vllm_sosp23_sharegpt_opt", "alpaca": "alpaca52k_opt"}
 DEFAULT_DATASET, DEFAULT_PROMPTS = "sharegpt", 1000
