@@ -21,8 +21,8 @@ from ..types.sequence import SWAPPED_IN
 from ..types.sums import dot, total
 from .requests import resumed_gap_ticks
 
-#: Rows that are Python ints at a time, which take eight times the room.
-_CHUNK_ROWS = 1 << 14
+#: Rows that are read at a time, to bound what intermediate columns take; and those that are Python ints, which take more.
+_CHUNK_ROWS, _CHUNK_OBJECTS = 1 << 17, 1 << 14
 _COLUMNS = ("first_ticks", "slope_ticks", "count", "weight")
 
 
@@ -50,9 +50,15 @@ class Gaps:
             _single(resumed_gap_ticks(run_log)),
             _single(_gaps_after_pauses(run_log)),
         )
-        first, slope, count, weight = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        some = (count > 0) & (weight > 0)
-        return cls(first[some], slope[some], count[some], weight[some]).merged()
+        return cls.pooled([found for columns in parts for found in cls._of_columns(columns)]).merged()
+
+    @classmethod
+    def _of_columns(cls, columns: tuple[np.ndarray, ...]) -> Iterator[Gaps]:
+        """The gaps of some rows at a time; a row may stand for none."""
+        for start in range(0, len(columns[0]), _CHUNK_ROWS):
+            first, slope, count, weight = (column[start : start + _CHUNK_ROWS] for column in columns)
+            some = (count > 0) & (weight > 0)
+            yield cls(first[some], slope[some], count[some], weight[some]).merged()
 
     @classmethod
     def single(cls, ticks: np.ndarray) -> Gaps:
@@ -63,7 +69,8 @@ class Gaps:
     def pooled(cls, parts: Sequence[Gaps]) -> Gaps:
         """The gaps of all of them."""
         names = ("first", "slope", "count", "weight")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        none = np.zeros(0, dtype=np.int64)
+        return cls(*(np.concatenate([none, *(getattr(part, name) for part in parts)]) for name in names))
 
     @classmethod
     def of_table(cls, table: pd.DataFrame) -> Gaps:
@@ -183,8 +190,8 @@ class Gaps:
 
 def _as_objects(columns: tuple[np.ndarray, ...]) -> Iterator[tuple[np.ndarray, ...]]:
     """Some rows of int64 columns at a time, as Python ints: squares of ticks leave int64."""
-    for start in range(0, len(columns[0]), _CHUNK_ROWS):
-        yield tuple(column[start : start + _CHUNK_ROWS].astype(object) for column in columns)
+    for start in range(0, len(columns[0]), _CHUNK_OBJECTS):
+        yield tuple(column[start : start + _CHUNK_OBJECTS].astype(object) for column in columns)
 
 
 def _squares(first: np.ndarray, slope: np.ndarray, count: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -220,8 +227,8 @@ def _first_steps(run_log: RunLog) -> tuple[np.ndarray, ...]:
     at_step = np.where(rows["steps"] > 0, so_far, 0)
     before = np.concatenate([[0], np.maximum.accumulate(at_step)[:-1]])
     gap = rows["first_ticks"] + so_far - before
-    ones = np.ones_like(decodes)
-    return gap, np.zeros_like(ones), ones, np.where(rows["steps"] > 0, decodes, 0)
+    slope, count = np.broadcast_to(np.int64(0), len(gap)), np.broadcast_to(np.int64(1), len(gap))
+    return gap, slope, count, np.where(rows["steps"] > 0, decodes, 0)
 
 
 def _gaps_after_pauses(run_log: RunLog) -> np.ndarray:

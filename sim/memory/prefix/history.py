@@ -40,8 +40,8 @@ GROWTH = ("first", "stop", "lag")
 NO_LOOK_UP = -1
 #: Values, and the number of blocks with each value.
 Observed = tuple[np.ndarray, np.ndarray]
-#: Parts of the tape with one life that are read at a time, to bound what intermediate columns take.
-_CHUNK_LIVES = 1 << 17
+#: Parts of the tape, or takings, that are read at a time, to bound what intermediate columns take.
+_CHUNK = 1 << 17
 
 
 class QueueHistory:
@@ -73,6 +73,10 @@ class QueueHistory:
             self._read = {lengths: _Past(self, growing, self._all_takes(alone))}
         return self._read[lengths]
 
+    def forget(self) -> None:
+        """Drop what is cached; it is computed anew when a metric needs it."""
+        self._read.clear()
+
     def look_ups(self) -> dict[str, np.ndarray]:
         """The look-ups that led to an admission, by row: int64 columns ``index``, ``known_tokens`` and ``hit_tokens``."""
         takes = self._all_takes([*self.alone()])
@@ -101,9 +105,14 @@ class QueueHistory:
         """Changes of the number of cached blocks: int64 columns ``moment`` and ``blocks``."""
         past = self._past()
         freed, hits = past.freed, past.hits
-        moment = np.concatenate([freed["moment"], hits["moment"], past.moment])
-        blocks = np.concatenate([past.named, -hits["blocks"], -np.diff(past.named_before(past.edges))])
-        return {"moment": moment[blocks != 0], "blocks": blocks[blocks != 0]}
+        taken = -np.diff(_in_parts(past.named_before, past.edges))
+        sides = (freed["moment"], past.named), (hits["moment"], -hits["blocks"]), (past.moment, taken)
+        some = [np.flatnonzero(blocks) for _, blocks in sides]
+        moments, blocks = zip(*sides, strict=True)
+        return {
+            name: np.concatenate([column[changed] for column, changed in zip(columns, some, strict=True)])
+            for name, columns in (("moment", moments), ("blocks", blocks))
+        }
 
     @property
     def evicted_blocks(self) -> int:
@@ -188,12 +197,16 @@ class _Past:
         stop = start + np.maximum(0, growths["stop"] - growths["first"]) * size
         lines = 1 + int(stop.max(initial=0)) // size
         # A sequence takes a block every ``size`` steps: in rows of ``size`` steps, these are sums down the columns.
-        marks = np.bincount(start, minlength=lines * size) - np.bincount(stop, minlength=lines * size)
-        grown = marks.reshape(lines, size).cumsum(axis=0).ravel()
+        grown = np.bincount(start, minlength=lines * size)
+        grown -= np.bincount(stop, minlength=lines * size)
+        np.cumsum(grown.reshape(lines, size), axis=0, out=grown.reshape(lines, size))
         steps = np.flatnonzero(grown)
+        blocks = np.concatenate([grown[steps], takes["blocks"]])
+        del grown
         order = np.argsort(np.concatenate([2 * steps, 2 * takes["decode_step"] + 1]), kind="stable")
-        blocks = np.concatenate([grown[steps], takes["blocks"]])[order]
-        return np.concatenate([self._in_step(steps), takes["moment"]])[order], np.concatenate([[0], np.cumsum(blocks)])
+        edges = np.concatenate([[0], np.cumsum(blocks[order])])
+        del blocks
+        return np.concatenate([self._in_step(steps), takes["moment"]])[order], edges
 
     @cached_property
     def _stacked(self) -> np.ndarray:
@@ -223,8 +236,8 @@ class _Past:
         """
         cuts, last = self._cuts(), np.array([0, *(touches[-1] for touches in self._touches)], dtype=np.int64)
         no_gaps, count = np.zeros((0, 3), dtype=np.int64), np.zeros(len(self._touches), dtype=np.int64)
-        for first in range(0, len(cuts) - 1, _CHUNK_LIVES):
-            part = cuts[first : first + _CHUNK_LIVES + 1]
+        for first in range(0, len(cuts) - 1, _CHUNK):
+            part = cuts[first : first + _CHUNK + 1]
             record, blocks, born, taken = self._lives_between(part)
             index = self.freed["touched"][record]
             hit = index >= 0
@@ -241,7 +254,7 @@ class _Past:
         grown = np.maximum(0, freed["stop"] - np.maximum(freed["first"], freed["grown_from"]))
         single = np.repeat(self._start - np.cumsum(grown) + grown, grown) + np.arange(grown.sum())
         bounds = (self._start, self._start + grown, single, hits["place"], hits["place"] + hits["blocks"])
-        cuts = np.concatenate([*bounds, self._place(self.edges), end])
+        cuts = np.concatenate([*bounds, _in_parts(self._place, self.edges), end])
         cuts.sort(kind="stable")
         return cuts[np.append(True, cuts[1:] > cuts[:-1]) & (cuts <= end)]
 
@@ -278,3 +291,11 @@ class _Past:
         """Moments at which the blocks at places of tables were taken."""
         grown_from, born, lag = (columns[name][record] for name in ("grown_from", "born", "lag"))
         return np.where(place >= grown_from, self._in_step(place * self._size + 1 - lag), born)
+
+
+def _in_parts(function: Callable[[np.ndarray], np.ndarray], values: np.ndarray) -> np.ndarray:
+    """An elementwise function of int64 values, computed for some at a time, to bound what intermediate columns take."""
+    found = np.empty(len(values), dtype=np.int64)
+    for start in range(0, len(values), _CHUNK):
+        found[start : start + _CHUNK] = function(values[start : start + _CHUNK])
+    return found
