@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+import schedulers
 from engine_runs import serve, times_of
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.settings import settings
@@ -154,6 +155,6 @@ def test_every_step_of_a_unified_cache_is_the_oracles_and_the_same_runs_lack_cel
         batch, lacking = error.args
         for leap in (False, True):
             with pytest.raises(SettingError, match=f"a batch of {batch} tokens lacks {lacking} of"):
-                serve("llama-cpp", case, kv_unified=True, leap=leap)
+                schedulers.served("llama-cpp-unified", case, leap=leap)
     else:
-        check("llama-cpp", case, "llama-cpp-unified", kv_unified=True)
+        check("llama-cpp-unified", case)
