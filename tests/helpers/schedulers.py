@@ -16,7 +16,14 @@ from oracle.story import swap_in_ticks, swap_out_ticks
 from strategies import Case, LineCost, crowded_cases, small_cases
 
 #: Policies of the oracle that are options of one.
-OPTIONS: dict[str, tuple[str, dict[str, bool]]] = {"llama-cpp-unified": ("llama-cpp", {"kv_unified": True})}
+OPTIONS: dict[str, tuple[str, dict[str, bool]]] = {
+    f"llama-cpp{'-unified' * unified}{'-caching' * caching}": (
+        "llama-cpp",
+        {"kv_unified": unified, "enable_prefix_caching": caching},
+    )
+    for unified in (False, True)
+    for caching in (False, True)
+}
 cases = st.one_of(small_cases(), crowded_cases())
 
 
