@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -12,8 +13,12 @@ from hypothesis import strategies as st
 import schedulers
 from engine_runs import serve, times_of
 from fragmeter.sim.engine.replica import build
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool, Request
 from oracle.llama_cpp import ContextExceededError
 from radix_cases import A, B, shared_cases, story
@@ -216,6 +221,20 @@ def test_the_lowest_idle_slot_is_purged_first():
     case = turns((0, 1, [(A, 2)]), (0, 1, [(B, 3)]), (400, 2, [(-1, 6)]), cells=10, slots=3, batch=99)
     run = held_to_the_oracle("llama-cpp-unified-caching", case)[0]
     assert [row[2]["cached"] for row in log_of(run)] == [0, 2, 2]
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_chats_find_all_that_was_computed_if_each_has_a_slot_and_nothing_if_one_more_takes_turns(unified):
+    """Prompts of 20, 60 and 100 tokens, outputs of 10, one request at a time: a turn finds all tokens of the one before but the
+    last. Of one chat more than slots, each takes the slot of the chat that comes next."""
+    for chats, hits in ((3, 3 * (29 + 69)), (4, 0)):
+        place = np.arange(3 * chats)
+        content = PromptContent.of_sessions(place % chats)
+        work = Workload("chats", place * 10**13, 20 + place // chats * 40, np.full(len(place), 10), content=content)
+        run = simulate(
+            settings(policy="llama-cpp", max_num_seqs=3, num_gpu_blocks_override=6, kv_unified=unified), work
+        )
+        assert summary(run)["prefix_cache"]["hit_tokens"] == hits
 
 
 def held_to_the_oracle(name: str, case: Case):
