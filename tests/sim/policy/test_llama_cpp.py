@@ -108,6 +108,14 @@ def test_idle_slots_keep_their_cells_until_a_request_is_given_a_slot_or_a_batch_
     assert leapt == [(0, 106), (106, 114), (220, 330), (550, 110)]
 
 
+@pytest.mark.parametrize(("caching", "cached"), [(False, 0), (True, 3)])
+def test_a_request_that_is_given_a_slot_frees_what_idle_slots_keep_unless_prefixes_are_cached(caching, cached):
+    """Slots 2 and 1 keep 2 cells and 1; the third request is given slot 0."""
+    requests = [Request(0, 2, 1), Request(0, 1, 1), Request(150, 4, 1)]
+    run = shared(requests, 20, 3, 9, leap=False, enable_prefix_caching=caching)
+    assert [row[2]["cached"] for row in log_of(run)] == [0, cached]
+
+
 def test_stale_cells_are_not_freed_before_the_prompt_begins():
     """Two slots, batches of 3. 0 leaves 3 cells in slot 1, which 2 is given next. Its prompt waits for two steps, as batches
     are full with the prompt of 1 in slot 0, and so long the cells are stale: of 10 cells 2 are left for the last 3 tokens."""
