@@ -29,7 +29,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from fragmeter.sim.engine.executor import Executor
 from fragmeter.sim.memory import (
     CachedMemory,
-    CellMemory,
     ContiguousMemory,
     DeferredMemory,
     Memory,
@@ -39,6 +38,7 @@ from fragmeter.sim.memory import (
 )
 from fragmeter.sim.memory.accounting.kv_groups import FULL, SLIDING, STATE
 from fragmeter.sim.memory.accounting.ledger import Ledger
+from fragmeter.sim.memory.paged.cells import CellMemory
 from fragmeter.sim.policy import Limits, Pool
 from fragmeter.sim.policy import policy as policy_of
 from fragmeter.sim.policy.base import AnyPolicy
