@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 
 from ..memory.accounting.kv_groups import PageGroups
 from ..memory.paged.cells import CellMemory, CellTransaction
 from ..memory.paged.streams import StreamMemory, StreamTransaction
+from ..memory.prefix import first_tokens, shared_tokens
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, NOT_DECODING, Sequence, StepPlan
 from ..types.state import State
+from ..workload.content import Run, Tokens
 from ..workload.workload import Workload
 from .base import AnyPolicy, Limits, MemoryT, Policy, Pool, Server, TransactionT, blocks_of
 from .options import LlamaCppOptions, Options
+
+#: ``--slot-prompt-similarity``: share of a prompt that a slot must keep to be chosen for it; more than this.
+SLOT_PROMPT_SIMILARITY = Fraction(1, 10)
 
 
 class LlamaServer(Policy[MemoryT, TransactionT]):
@@ -23,6 +30,9 @@ class LlamaServer(Policy[MemoryT, TransactionT]):
     slots, split where the batch is full. A waiting request takes the slot that is idle for longest; slots that were never used
     come first, the one with the highest number before the others. No sequence is preempted.
 
+    With prefix caching (``--cache-prompt --cache-ram 0``) a slot keeps the tokens of its last request, and a prompt is not computed
+    as far as it begins with them. A request takes the slot that keeps most of its prompt, if that is more than a tenth.
+
     A slot is taken by a request before the batch has room for its prompt. Until then the request stays in the queue here.
     """
 
@@ -31,12 +41,16 @@ class LlamaServer(Policy[MemoryT, TransactionT]):
     default_max_num_batched_tokens = 2048
     #: llama.cpp pads the context of a slot to a multiple of 256 cells.
     default_block_size = 256
+    caches_prefixes = True
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         super().__init__(limits, options, groups)
         self._slot_of: dict[Sequence, int] = {}
-        #: Idle slots: the step of their last finish and their number. The smallest was used least recently.
+        #: Idle slots: the step of their last finish and their number, negative before that. The smallest was used least recently.
         self._idle = [(NOT_DECODING, -slot) for slot in range(limits.max_num_seqs)]
+        #: Contents of requests, with prefix caching; and the tokens computed by the last request of each slot.
+        self._tokens: Tokens | None = None
+        self._last: dict[int, tuple[Run, ...]] = {}
 
     def schedule(self, state: State, transaction: TransactionT) -> StepPlan:
         """Give idle slots to waiting requests, and fill the batch with prompts in the order of the slots."""
@@ -51,13 +65,13 @@ class LlamaServer(Policy[MemoryT, TransactionT]):
         prefill_tokens, starved = 0, False
         prompts = (sequence for sequence in self._slot_of if sequence.start_step == NOT_DECODING)
         for sequence in sorted(prompts, key=self._slot_of.__getitem__):
-            left = sequence.start_tokens - sequence.computed_tokens
-            tokens = min(left, budget - prefill_tokens)
-            if tokens <= 0:
+            if prefill_tokens >= budget:
                 starved = True
                 break
             if sequence not in state.prefilling:
                 self._begin(sequence, transaction)
+            left = sequence.start_tokens - sequence.computed_tokens
+            tokens = min(left, budget - prefill_tokens)
             prefill_tokens += tokens
             if tokens == left:
                 admitted.append(sequence)
@@ -79,23 +93,55 @@ class LlamaServer(Policy[MemoryT, TransactionT]):
             if sequence.start_step != NOT_DECODING and sequence.finish_step <= decode_step:
                 del self._slot_of[sequence]
                 self._idle.append((sequence.finish_step, slot))
+                if self._tokens is not None:
+                    runs = self._tokens.runs(sequence.index), self._tokens.output_runs(sequence.index)
+                    self._last[slot] = first_tokens((*runs[0], *runs[1]), sequence.target_tokens - 1)
 
     def _give_slots(self, state: State, transaction: TransactionT) -> None:
-        """Waiting requests take idle slots in order of arrival, the least recently used one first."""
+        """Waiting requests take idle slots in order of arrival."""
         for sequence in state.waiting:
             if not self._idle:
                 break
             if sequence not in self._slot_of:
-                least = min(self._idle)
-                self._idle.remove(least)
-                self._slot_of[sequence] = abs(least[1])
-                self._give_slot(abs(least[1]), transaction)
+                chosen = self._choose(sequence, transaction)
+                self._idle.remove(chosen)
+                self._slot_of[sequence] = abs(chosen[1])
+                self._give_slot(abs(chosen[1]), transaction)
+
+    def _choose(self, sequence: Sequence, transaction: TransactionT) -> tuple[int, int]:
+        """The idle slot that keeps most of a prompt, if that is enough, else the least recently used one."""
+        if self._tokens is not None:
+            found = [(self._found(sequence, abs(idle[1]), transaction), -abs(idle[1]), idle) for idle in self._idle]
+            # Of slots that keep as much the one with the lowest number.
+            most, _, chosen = max(found)
+            if most > SLOT_PROMPT_SIMILARITY * sequence.prompt_tokens:
+                return chosen
+        return min(self._idle)
+
+    def _found(self, sequence: Sequence, slot: int, transaction: TransactionT) -> int:
+        """Tokens of a prompt that a slot keeps."""
+        kept = self._kept_tokens(slot, transaction) if self._tokens is not None else 0
+        if self._tokens is None or not kept:
+            return 0
+        return shared_tokens(self._tokens.runs(sequence.index), self._last[slot])
+
+    def _begin(self, sequence: Sequence, transaction: TransactionT) -> None:
+        """The first chunk of a sequence's prompt is part of the batch; the last token is always computed."""
+        slot = self._slot_of[sequence]
+        self._take(
+            sequence, slot, min(self._found(sequence, slot, transaction), sequence.prompt_tokens - 1), transaction
+        )
 
     def _give_slot(self, slot: int, transaction: TransactionT) -> None:
         """A slot was given to a request."""
 
-    def _begin(self, sequence: Sequence, transaction: TransactionT) -> None:
-        """The first chunk of a sequence's prompt is part of the batch."""
+    def _kept_tokens(self, slot: int, transaction: TransactionT) -> int:
+        """Tokens that a slot keeps of its last request."""
+        raise NotImplementedError
+
+    def _take(self, sequence: Sequence, slot: int, found: int, transaction: TransactionT) -> None:
+        """A sequence begins in a slot, of which it takes over the first ``found`` tokens."""
+        raise NotImplementedError
 
     def _find_cells(self, state: State, transaction: TransactionT, prefill_tokens: int) -> None:
         """Find cells for a batch of all decodes and so many tokens of prompts."""
@@ -121,10 +167,15 @@ class LlamaCpp(LlamaServer[StreamMemory, StreamTransaction]):
         return UnifiedLlamaCpp if options.kv_unified else cls
 
     def memory(self, pool: Pool) -> StreamMemory:
-        return StreamMemory(pool.num_blocks, pool.block_size, self.limits.max_num_seqs, pool.ids)
+        self._tokens = pool.token_runs
+        caches = pool.token_runs is not None
+        return StreamMemory(pool.num_blocks, pool.block_size, self.limits.max_num_seqs, pool.ids, caches)
 
-    def _begin(self, sequence: Sequence, transaction: StreamTransaction) -> None:
-        transaction.take_stream()
+    def _kept_tokens(self, slot: int, transaction: StreamTransaction) -> int:
+        return transaction.kept_tokens(slot)
+
+    def _take(self, sequence: Sequence, slot: int, found: int, transaction: StreamTransaction) -> None:
+        transaction.begin(sequence, slot, found)
 
     def horizon(self, state: State, memory: StreamMemory, limit: int) -> int:
         """Sequences grow within their slots: only finishes and arrivals change the decision."""
@@ -138,8 +189,8 @@ class LlamaCpp(LlamaServer[StreamMemory, StreamTransaction]):
 class UnifiedLlamaCpp(LlamaServer[CellMemory, CellTransaction]):
     """With ``--kv-unified``: one cache of ``--ctx-size`` cells that all slots share, a cell for each computed token.
 
-    An idle slot keeps the cells of its last request until a request is given a slot (``--cache-idle-slots``), or a batch lacks
-    cells. If cells are lacking when no idle slot keeps any, the run ends with an error: the server would compute smaller
+    An idle slot keeps the cells of its last request until a batch lacks cells; without prefix caching only until a request is given
+    a slot (``--cache-idle-slots``). If cells are lacking when no idle slot keeps any, the run ends with an error: the server would compute smaller
     batches as long as it finds cells, and then end all requests in slots with "Context size has been exceeded.".
     """
 
@@ -156,13 +207,17 @@ class UnifiedLlamaCpp(LlamaServer[CellMemory, CellTransaction]):
         return blocks * size, 1
 
     def memory(self, pool: Pool) -> CellMemory:
-        return CellMemory(pool.num_blocks, pool.ids)
+        self._tokens = pool.token_runs
+        return CellMemory(pool.num_blocks, pool.ids, caches=pool.token_runs is not None)
 
     def _give_slot(self, slot: int, transaction: CellTransaction) -> None:
         transaction.give_slot(slot)
 
-    def _begin(self, sequence: Sequence, transaction: CellTransaction) -> None:
-        transaction.begin(sequence, self._slot_of[sequence])
+    def _kept_tokens(self, slot: int, transaction: CellTransaction) -> int:
+        return transaction.kept_tokens(slot)
+
+    def _take(self, sequence: Sequence, slot: int, found: int, transaction: CellTransaction) -> None:
+        transaction.begin(sequence, slot, found)
 
     def _find_cells(self, state: State, transaction: CellTransaction, prefill_tokens: int) -> None:
         """See ``LlamaServer``.

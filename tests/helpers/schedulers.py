@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from engine_runs import buckets_at_rows, serve, times_of
+from fragmeter.sim.engine.run import Run
 from fragmeter.sim.metrics.gaps import Gaps
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.policy import POLICIES
@@ -14,6 +15,15 @@ from oracle import Outcome, Pool, simulate
 from oracle.story import swap_in_ticks, swap_out_ticks
 from strategies import Case, LineCost, crowded_cases, small_cases
 
+#: Policies of the oracle that are options of one.
+OPTIONS: dict[str, tuple[str, dict[str, bool]]] = {
+    f"llama-cpp{'-unified' * unified}{'-caching' * caching}": (
+        "llama-cpp",
+        {"kv_unified": unified, "enable_prefix_caching": caching},
+    )
+    for unified in (False, True)
+    for caching in (False, True)
+}
 cases = st.one_of(small_cases(), crowded_cases())
 
 
@@ -42,15 +52,17 @@ def log_of(run) -> list[tuple]:
     return [*zip(rows["start_ticks"].tolist(), rows["ticks"].tolist(), buckets_at_rows(run))]
 
 
-def check(policy: str, case: Case, oracle: str | None = None, **switches: bool) -> None:
-    """Stepping gives the oracle's log; stepping and leaping give its times, gaps and tokens.
+def served(policy: str, case: Case, **switches: bool) -> Run:
+    """The engine's run of a case, under the policy and its options that the oracle has by one name."""
+    name, options = OPTIONS.get(policy, (policy, {}))
+    return serve(name, case, **options, **switches)
 
-    ``switches`` are options of the policy, of which the oracle may have another name.
-    """
+
+def check(policy: str, case: Case) -> None:
+    """Stepping gives the oracle's log; stepping and leaping give its times, gaps and tokens."""
     case = fitted(policy, case)
-    outcome = expected(oracle or policy, case)
-    stepped = serve(policy, case, leap=False, **switches)
-    leapt = serve(policy, case, leap=True, ids=policy != "lightllm", **switches)
+    outcome = expected(policy, case)
+    stepped, leapt = served(policy, case, leap=False), served(policy, case, leap=True, ids=policy != "lightllm")
     assert log_of(stepped) == [(step.start_ticks, step.ticks, step.buckets) for step in outcome.steps]
     for run in (stepped, leapt):
         same_requests(run, outcome)

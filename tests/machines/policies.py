@@ -29,7 +29,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from fragmeter.sim.engine.executor import Executor
 from fragmeter.sim.memory import (
     CachedMemory,
-    CellMemory,
     ContiguousMemory,
     DeferredMemory,
     Memory,
@@ -39,6 +38,7 @@ from fragmeter.sim.memory import (
 )
 from fragmeter.sim.memory.accounting.kv_groups import FULL, SLIDING, STATE
 from fragmeter.sim.memory.accounting.ledger import Ledger
+from fragmeter.sim.memory.paged.cells import CellMemory
 from fragmeter.sim.policy import Limits, Pool
 from fragmeter.sim.policy import policy as policy_of
 from fragmeter.sim.policy.base import AnyPolicy
@@ -426,6 +426,7 @@ IN_TURN: tuple[dict[str, Any], ...] = (
 )
 SWAPS: dict[str, Any] = {"swaps": True, "variants": ({"preemption_mode": "swap"}, {"preemption_mode": "recompute"})}
 ORDERS: tuple[dict[str, Any], ...] = ({"schedule_policy": "lpm"}, {"schedule_policy": "fcfs"})
+UNIFIED: tuple[dict[str, Any], ...] = ({"kv_unified": True},)
 ARENAS = {"buddy": "BuddyArena", "first-fit": "FirstFitArena", "best-fit": "BestFitArena"}
 #: By the name that ``composition`` gives.
 POLICY_MACHINES: dict[str, type[PolicyMachine]] = dict(
@@ -458,8 +459,11 @@ POLICY_MACHINES: dict[str, type[PolicyMachine]] = dict(
         composed("static", "BatchMemory"),
         composed("fastertransformer", "BatchMemory"),
         composed("tgi", "ReservedMemory"),
-        composed("llama-cpp", "StreamMemory"),
-        composed("llama-cpp", "CellMemory", machine=CellMachine, variants=({"kv_unified": True},)),
+        *(composed("llama-cpp", "StreamMemory", *parts, caches=bool(parts)) for parts in ((), ("prefix cache",))),
+        *(
+            composed("llama-cpp", "CellMemory", *parts, machine=CellMachine, caches=bool(parts), variants=UNIFIED)
+            for parts in ((), ("prefix cache",))
+        ),
         composed("vattention", "DeferredMemory"),
         *(
             composed("sglang", memory, *parts, caches=bool(parts), ids=memory == "SlotRadixMemory", variants=ORDERS)

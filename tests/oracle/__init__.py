@@ -68,6 +68,8 @@ SCHEDULERS: dict[str, Callable[[Pool, Limits], System]] = {
     "sglang": SgLang,
     "llama-cpp": LlamaCpp,
     "llama-cpp-unified": UnifiedLlamaCpp,
+    "llama-cpp-caching": lambda pool, limits: LlamaCpp(pool, limits, caching=True),
+    "llama-cpp-unified-caching": lambda pool, limits: UnifiedLlamaCpp(pool, limits, caching=True),
 }
 
 

@@ -18,14 +18,17 @@ class ContextExceededError(Exception):
 class LlamaCpp(IterationSystem):
     """Walks over the slots, as the server does, once for decodes and once for prompts."""
 
-    def __init__(self, pool: Pool, limits: Limits) -> None:
+    def __init__(self, pool: Pool, limits: Limits, caching: bool = False) -> None:
         super().__init__(pool, limits)
+        self.caching = caching
         if limits.max_num_seqs is None:
             self.max_num_seqs = max(1, pool.num_blocks // self.blocks_for(limits.max_model_len))
         each = pool.num_blocks // self.max_num_seqs
         self.owned = [list(range(slot * each, (slot + 1) * each)) for slot in range(self.max_num_seqs)]
         self.slots: list[Sequence | None] = [None] * self.max_num_seqs
         self.last_used = [-1] * self.max_num_seqs
+        #: The tokens of which each slot has keys and values, where those of one request are of use to another.
+        self.texts: list[list[object]] = [[] for _ in self.slots]
         self.clock = 0
 
     def largest_tokens(self, sequence: Sequence) -> int:
@@ -52,15 +55,22 @@ class LlamaCpp(IterationSystem):
             if sequence is not None and sequence not in self.decoding and budget > 0:
                 if sequence in self.waiting:
                     self._begin(slot, sequence)
+                    self.free = [block for block in self.free if block not in self.owned[slot]]
                 self.computes[sequence] = min(known(sequence) - self.computed[sequence], budget)
                 budget -= self.computes[sequence]
 
     def _select_slot(self, sequence: Sequence) -> None:
-        """The server's loop for the least recently used: the last of those that are equally old."""
-        best = None
+        """The server's loops: for the longest common prefix, then for the least recently used: the last of those equally old."""
+        if sequence in self.slots:
+            return
+        best, most = None, len(prompt_of(sequence)) / 10
         for slot, inside in enumerate(self.slots):
-            if inside is sequence:
-                return
+            if inside is None and self._common(slot, sequence) > most:
+                best, most = slot, self._common(slot, sequence)
+        if best is not None:
+            self.slots[best] = sequence
+            return
+        for slot, inside in enumerate(self.slots):
             if inside is None and (best is None or self.last_used[slot] <= self.last_used[best]):
                 best = slot
         if best is not None:
@@ -69,8 +79,15 @@ class LlamaCpp(IterationSystem):
     def _begin(self, slot: int, sequence: Sequence) -> None:
         self.waiting.remove(sequence)
         self.running.append(sequence)
-        self.tables[sequence], self.computed[sequence] = self.owned[slot], 0
-        self.free = [block for block in self.free if block not in self.owned[slot]]
+        self.tables[sequence] = self.owned[slot]
+        self.computed[sequence] = min(self._common(slot, sequence), len(prompt_of(sequence)) - 1)
+
+    def _common(self, slot: int, sequence: Sequence) -> int:
+        """Tokens with which both the slot's and the prompt begin."""
+        prompt, tokens = prompt_of(sequence), 0
+        while tokens < min(len(prompt), len(self.texts[slot])) and prompt[tokens] == self.texts[slot][tokens]:
+            tokens += 1
+        return tokens
 
     def complete(self, now_ticks: int) -> None:
         super().complete(now_ticks)
@@ -78,13 +95,33 @@ class LlamaCpp(IterationSystem):
             if sequence is not None and sequence.done:
                 self.clock += 1
                 self.slots[slot], self.last_used[slot] = None, self.clock
+                self.texts[slot] = computed_of(sequence) if self.caching else []
+
+    def buckets(self) -> dict[str, int]:
+        """Tokens are cached in slots without a sequence, and in those of sequences that have not begun."""
+        found = super().buckets()
+        kept = sum(len(text) for text, inside in zip(self.texts, self.slots) if inside not in self.running)
+        return found | {CACHED: kept, FREE: found[FREE] - kept}
+
+
+def computed_of(sequence: Sequence) -> list[object]:
+    """Its prompt and its output without the last token."""
+    request = sequence.request
+    output = request.output_ids or tuple((sequence.index, "out", place) for place in range(request.output_tokens))
+    return [*prompt_of(sequence), *output][:-1]
+
+
+def prompt_of(sequence: Sequence) -> tuple[object, ...]:
+    """Its tokens; without contents no other has one of them."""
+    request = sequence.request
+    return request.prompt_ids or tuple((sequence.index, place) for place in range(request.prompt_tokens))
 
 
 class UnifiedLlamaCpp(LlamaCpp):
     """Every token of a batch takes the next free cell, and slots are purged one by one where there are too few."""
 
-    def __init__(self, pool: Pool, limits: Limits) -> None:
-        super().__init__(pool, limits)
+    def __init__(self, pool: Pool, limits: Limits, caching: bool = False) -> None:
+        super().__init__(pool, limits, caching)
         self.cells: list[int | None] = [None] * pool.slots
 
     def refusal(self, sequence: Sequence) -> str | None:
@@ -96,15 +133,15 @@ class UnifiedLlamaCpp(LlamaCpp):
             if sequence not in self.slots and None in self.slots:
                 self._select_slot(sequence)
                 for slot in range(len(self.slots)):
-                    if self.slots[slot] is None:
+                    if self.slots[slot] is None and not self.caching:
                         self._clear(slot)
         batch = [slot for slot, sequence in enumerate(self.slots) if sequence in self.decoding]
         for slot, sequence in enumerate(self.slots):
             if sequence is None or sequence in self.decoding or len(batch) >= self.limits.max_num_batched_tokens:
                 continue
             if sequence in self.waiting:
-                self._clear(slot)
                 self._begin(slot, sequence)
+                self._clear(slot, self.computed[sequence])
             for _ in range(self.computed[sequence], known(sequence)):
                 if len(batch) < self.limits.max_num_batched_tokens:
                     batch.append(slot)
@@ -114,9 +151,8 @@ class UnifiedLlamaCpp(LlamaCpp):
             self.computes[sequence] = self.computes.get(sequence, 0) + 1
 
     def _begin(self, slot: int, sequence: Sequence) -> None:
-        self.waiting.remove(sequence)
-        self.running.append(sequence)
-        self.tables[sequence], self.computed[sequence] = [], 0
+        super()._begin(slot, sequence)
+        self.tables[sequence] = []
 
     def _place(self, batch: list[int]) -> None:
         while self.cells.count(None) < len(batch):
@@ -127,8 +163,12 @@ class UnifiedLlamaCpp(LlamaCpp):
         for slot in batch:
             self.cells[self.cells.index(None)] = slot
 
-    def _clear(self, slot: int) -> None:
-        self.cells = [None if inside == slot else inside for inside in self.cells]
+    def _clear(self, slot: int, but: int = 0) -> None:
+        """Free all cells of a slot but so many."""
+        mine = [cell for cell, inside in enumerate(self.cells) if inside == slot]
+        for cell in mine[but:]:
+            self.cells[cell] = None
+        self.texts[slot] = self.texts[slot][:but]
 
     def buckets(self) -> dict[str, int]:
         """A cell is live if the sequence in its slot has begun, and so has removed what was there before."""

@@ -18,7 +18,7 @@ PREFILLS_BESIDE = ("trtllm-no-evict", "trtllm-max-util", "lightllm")
 ONE_BUDGET = ("vllm-v1", "sarathi", "fastgen")
 NEVER_PREEMPT = ("tgi", "trtllm-no-evict", "lightllm", "llama-cpp", "llama-cpp-unified")
 #: Policies under which a preempted sequence computes all again: not so SGLang, where it may find tokens in the tree.
-FORGETFUL = [policy for policy in SCHEDULERS if policy != "sglang"]
+FORGETFUL = [policy for policy in SCHEDULERS if policy != "sglang" and not policy.endswith("-caching")]
 
 
 class Walk:

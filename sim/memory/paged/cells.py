@@ -6,8 +6,10 @@ A cell holds one token of any sequence, wherever it lies. A sequence that finish
     u u u u            k k k           s s                                              . . . .
     used               kept            stale                                            unused
 
-    kept     freed when a request is given a slot, and where a batch lacks cells: slot by slot, the lowest number first
-    stale    kept before the slot was given to a request; freed with the first chunk of its prompt, not before
+    kept     freed where a batch lacks cells: slot by slot, the lowest number first; without prefix caching also when a request
+             is given a slot
+    stale    kept before the slot was given to a request; with the first chunk of its prompt, not before, the sequence takes over
+             those of the tokens with which its prompt begins, and the others are freed
 
 Kept and stale cells are *cached*: no table names them. ``free`` counts them in. They change with decisions and finishes alone:
 the policy's horizon ends before a step for which too few cells are unused.
@@ -36,24 +38,41 @@ class CellTransaction(PagedTransaction):
     memory: CellMemory
 
     def give_slot(self, slot: int) -> None:
-        """A request is given an idle slot: what other idle slots keep is freed, what this one keeps is stale."""
+        """A request is given an idle slot, and what the slot keeps is stale; without prefix caching what others keep is freed."""
         memory = self.memory
         if slot in memory.kept:
             memory.stale[slot] = memory.kept.pop(slot)
-        for other in list(memory.kept):
-            memory.forget(other, memory.kept, self.decode_step)
+        if memory.cache_log is None:
+            for other in list(memory.kept):
+                memory.forget(other, self.decode_step)
 
-    def begin(self, sequence: Sequence, slot: int) -> None:
-        """The first chunk of the prompt of the request in ``slot``."""
-        if slot in self.memory.stale:
-            self.memory.forget(slot, self.memory.stale, self.decode_step)
-        self.memory.slots[sequence] = slot
+    def begin(self, sequence: Sequence, slot: int, found: int) -> None:
+        """The first chunk of the prompt of the request in ``slot``.
+
+        Args:
+            found: The first tokens that the slot keeps and the sequence need not compute.
+        """
+        memory = self.memory
+        memory.stale.pop(slot, None)
+        memory.slots[sequence] = slot
+        if memory.tables:
+            memory.tables.grow_until(self.decode_step)
+            memory.tables.begin(sequence, slot, found)
+        if memory.cache_log:
+            sequence.computed_tokens = found
+            memory.begin(sequence, found)
+            memory.cache_log.look_ups.append((sequence.index, sequence.start_tokens, found))
+
+    def kept_tokens(self, slot: int) -> int:
+        """Tokens that a slot keeps of its last request."""
+        memory = self.memory
+        return memory.kept.get(slot, 0) or memory.stale.get(slot, 0)
 
     def find(self, tokens: int) -> int:
         """Make cells unused for all decodes and for ``tokens`` of prompts. Returns how many cells are lacking."""
         memory, wanted = self.memory, self.need + tokens
         while memory.kept and memory.unused < wanted:
-            memory.forget(min(memory.kept), memory.kept, self.decode_step)
+            memory.evicted += memory.forget(min(memory.kept), self.decode_step)
         return max(0, wanted - memory.unused)
 
 
@@ -63,19 +82,23 @@ class CellMemory(PagedMemory):
     Args:
         cells: Size of the cache.
         ids: Whether to keep a table of cells for each sequence.
+        caches: Whether prompts find tokens in their slots.
 
     Attributes:
         kept: Cells that each idle slot keeps of its last request, by the number of the slot.
         stale: The same of slots that are given to requests that have not begun.
         slots: The slot of each sequence that has begun.
+        evicted: Kept cells that were freed because a batch lacked cells.
     """
 
-    def __init__(self, cells: int, ids: bool = False) -> None:
+    def __init__(self, cells: int, ids: bool = False, caches: bool = False) -> None:
         super().__init__(cells, 1)
+        self.evicted = 0
         self.kept: dict[int, int] = {}
         self.stale: dict[int, int] = {}
         self.slots: dict[Sequence, int] = {}
         self.cached_level: CacheLog = CacheLog(1)
+        self.cache_log = self.cached_level if caches else None
         self.tables: CellTables | None = CellTables(cells) if ids else None
         self._transaction: CellTransaction = CellTransaction(self)
 
@@ -94,12 +117,17 @@ class CellMemory(PagedMemory):
         """Cells that neither a sequence holds nor a slot keeps."""
         return self.free - self.cached_blocks
 
-    def forget(self, slot: int, among: dict[int, int], decode_step: int) -> None:
-        """Free what a slot keeps, before ``decode_step``."""
-        del among[slot]
+    @property
+    def evicted_blocks(self) -> int:
+        """See ``Memory``."""
+        return self.evicted
+
+    def forget(self, slot: int, decode_step: int) -> int:
+        """Free what an idle slot keeps, before ``decode_step``. Returns how many cells these are."""
         if self.tables:
             self.tables.grow_until(decode_step)
             self.tables.forget(slot)
+        return self.kept.pop(slot)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``PagedMemory``; the slots of the sequences keep the cells."""
@@ -140,6 +168,12 @@ class CellTables(BlockTables):
     def keep(self, sequence: Sequence, slot: int) -> None:
         """The cells of a sequence that leaves stay with its slot."""
         self.kept[slot] = self.tables.pop(sequence)
+
+    def begin(self, sequence: Sequence, slot: int, found: int) -> None:
+        """A sequence takes over the first cells that its slot keeps; the others are free."""
+        kept = self.kept.pop(slot, [])
+        self.tables[sequence] = kept[:found]
+        self.pool.release(kept[found:])
 
     def forget(self, slot: int) -> None:
         """The cells that a slot keeps are free."""

@@ -2,15 +2,22 @@
 
     |<- stream 0 ->|<- stream 1 ->| ... |<- stream n - 1 ->|<- blocks that are left over ->|
 
-A stream holds one sequence at a time. It is taken whole with the first chunk of a prefill, and freed at the finish.
+A stream holds one sequence at a time. It is taken whole with the first chunk of a prefill, and given up at the finish. With
+prefix caching it then keeps its tokens, until the next sequence that takes it begins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
+
 from ...types.sequence import Sequence
 from ...types.state import State
+from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
 from ..contiguous.contiguous import ContiguousTransaction, Grant
+from .block_tables import BlockTables
 from .reserved import ReservedMemory
 
 
@@ -20,9 +27,23 @@ class StreamTransaction(ContiguousTransaction):
     __slots__ = ()
     memory: StreamMemory
 
-    def take_stream(self) -> None:
-        """Reserve an idle stream for the sequence that is admitted, or prefilled in chunks, next."""
-        self.reserve(self.memory.stream_tokens)
+    def begin(self, sequence: Sequence, slot: int, found: int) -> None:
+        """Reserve the stream of a slot for the sequence that is admitted, or prefilled in chunks, next.
+
+        Args:
+            found: The first tokens that the slot keeps and the sequence need not compute.
+        """
+        memory = self.memory
+        self.reserve(memory.stream_tokens)
+        memory.slots[sequence] = slot
+        memory.kept.pop(slot, None)
+        if memory.cache_log:
+            sequence.computed_tokens = found
+            memory.cache_log.look_ups.append((sequence.index, sequence.start_tokens, found))
+
+    def kept_tokens(self, slot: int) -> int:
+        """Tokens that a slot keeps of its last request."""
+        return self.memory.kept.get(slot, 0)
 
 
 class StreamMemory(ReservedMemory):
@@ -30,14 +51,21 @@ class StreamMemory(ReservedMemory):
 
     Args:
         streams: Number of streams.
+        caches: Whether streams keep the tokens of a sequence that finished.
 
     Attributes:
         stream_tokens: Cells of a stream.
+        slots: The slot of each sequence that has begun, which is the number of its stream.
+        kept: Tokens that streams without such a sequence keep, by slot.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, streams: int, ids: bool = False) -> None:
-        super().__init__(num_blocks, block_size, ids)
+    def __init__(self, num_blocks: int, block_size: int, streams: int, ids: bool = False, caches: bool = False) -> None:
+        super().__init__(num_blocks, block_size)
         self.stream_tokens = num_blocks // streams * block_size
+        self.tables: StreamTables | None = StreamTables(num_blocks, block_size, streams) if ids else None
+        self.cache_log = self.cached_level = CacheLog(1) if caches else None
+        self.slots: dict[Sequence, int] = {}
+        self.kept: dict[int, int] = {}
         #: Computed tokens of each sequence in a chunked prefill.
         self._prefills: dict[Sequence, int] = {}
 
@@ -53,7 +81,7 @@ class StreamMemory(ReservedMemory):
             sequence.grant = Grant(tokens, slots, 0, start)
             self._count(sequence, 1)
             if self.tables:
-                self.tables.hold(sequence, slots)
+                self.tables.take(sequence, self.slots[sequence])
         self._prefills[sequence] = sequence.computed_tokens
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
@@ -62,6 +90,8 @@ class StreamMemory(ReservedMemory):
             grant = sequence.grant
             self._count(sequence, -1)
             self._transaction.places.appendleft((grant.tokens, grant.slots, grant.start))
+        elif self.tables:
+            self.tables.take(sequence, self.slots[sequence])
         super().admit(sequence, decode_step, padded_tokens, past)
 
     def _count(self, sequence: Sequence, sign: int) -> None:
@@ -70,7 +100,51 @@ class StreamMemory(ReservedMemory):
         self._target += sign * self._final(sequence)
         self._asked += sign * self._requested_slots(sequence)
 
+    def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
+        """See ``ContiguousMemory``; with prefix caching the streams keep what was computed."""
+        finished = list(finished)
+        super().release(finished, decode_step)
+        for sequence in finished:
+            slot = self.slots.pop(sequence)
+            if self.cached_level:
+                self.kept[slot] = sequence.held_tokens(decode_step)
+        if self.cached_level:
+            self.cached_level.end_row(sum(self.kept.values()))
+
     def advance(self, state: State, steps: int) -> Meter:
         """See ``ContiguousMemory``: the computed tokens of chunked prefills are live, too."""
+        if self.cached_level:
+            self.cached_level.enter_row(sum(self.kept.values()))
         live, *others = super().advance(state, steps)
         return live + sum(self._prefills.values()), *others
+
+    def cached_block_ids(self) -> np.ndarray:
+        """See ``Memory``."""
+        if self.tables is None:
+            return super().cached_block_ids()
+        streams, size = self.tables.streams, self.block_size
+        kept = [streams[slot][: -(-tokens // size)] for slot, tokens in self.kept.items()]
+        return np.array([block for blocks in kept for block in blocks], dtype=np.int64)
+
+
+class StreamTables(BlockTables):
+    """Tables that are the blocks of a stream.
+
+    Attributes:
+        streams: Blocks of each stream, by slot.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, streams: int) -> None:
+        super().__init__(num_blocks, 0, block_size)
+        self.streams = [self.pool.take_many(num_blocks // streams) for _ in range(streams)]
+
+    def take(self, sequence: Sequence, slot: int) -> None:
+        """The table of a sequence that begins in a slot."""
+        self.tables[sequence] = list(self.streams[slot])
+
+    def hold(self, sequence: Sequence, tokens: int) -> None:
+        """See ``BlockTables``: a table is whole from the start."""
+
+    def drop(self, sequence: Sequence) -> None:
+        """See ``BlockTables``; the blocks stay with the stream."""
+        del self.tables[sequence]

@@ -6,7 +6,7 @@ from .chains import Chain, Chains, HashChain, Path, lookup_blocks
 from .free_queue import ALONE, FreeIds, FreeQueue
 from .hashed_pool import HashedBlockPool
 from .history import QueueHistory
-from .radix import RadixNode, RadixTree, all_but_last, first_tokens
+from .radix import RadixNode, RadixTree, all_but_last, first_tokens, shared_tokens
 from .segments import BlockTable, Found, Segment, SegmentPool
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "all_but_last",
     "first_tokens",
     "lookup_blocks",
+    "shared_tokens",
 ]

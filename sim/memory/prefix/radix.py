@@ -236,6 +236,11 @@ def first_tokens(runs: Sequence[Run], tokens: int) -> tuple[Run, ...]:
     return tuple(runs)
 
 
+def shared_tokens(runs: Sequence[Run], others: Sequence[Run]) -> int:
+    """Number of tokens with which two strings both begin."""
+    return _shared(runs, others, 0, 0)[0]
+
+
 def _shared(runs: Sequence[Run], key: Sequence[Run], place: int, into: int) -> tuple[int, int, int]:
     """Number of tokens that ``runs`` shares with ``key`` from ``into`` tokens into run ``place`` on, and their end."""
     shared = 0

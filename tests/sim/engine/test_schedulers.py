@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 
-from engine_runs import serve
 from fragmeter.sim.policy import POLICIES
 from oracle import SCHEDULERS, Outcome, simulate
 from oracle import story as oracle_story
 from paths import TESTS
-from schedulers import StoryCost, cases, check, log_of, same_requests
+from schedulers import StoryCost, cases, check, log_of, same_requests, served
 from strategies import Case
 
 NAMES = sorted(SCHEDULERS.keys() & POLICIES.keys())
@@ -69,7 +68,7 @@ def test_the_engine_tells_the_stories_that_were_worked_out_by_hand(story, monkey
         if not understated:
             max_num_seqs = limits.max_num_seqs or min(len(requests), limits.max_num_batched_tokens)
             limited = replace(limits, max_num_seqs=max_num_seqs)
-            run = serve(policy, Case(requests, pool, limited, StoryCost()), leap=False)
+            run = served(policy, Case(requests, pool, limited, StoryCost()), leap=False)
             assert log_of(run) == [(step.start_ticks, step.ticks, step.buckets) for step in outcome.steps]
             same_requests(run, outcome)
         return outcome

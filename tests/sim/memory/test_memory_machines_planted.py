@@ -249,7 +249,7 @@ def counts_the_stream_of_a_prefill_twice(memory: StreamMemory, sequence, sign: i
         count_stream(memory, sequence, sign)
 
 
-def begins_beside_what_the_slot_kept(transaction: CellTransaction, sequence, slot: int) -> None:
+def begins_beside_what_the_slot_kept(transaction: CellTransaction, sequence, slot: int, found: int) -> None:
     transaction.memory.slots[sequence] = slot
 
 

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+import schedulers
 from engine_runs import serve, times_of
 from fragmeter.sim.engine.replica import build
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool, Request
 from oracle.llama_cpp import ContextExceededError
-from schedulers import StoryCost, cases, check, expected, log_of
+from radix_cases import A, B, shared_cases, story
+from same_runs import same
+from schedulers import StoryCost, cases, check, expected, log_of, same_requests
 from strategies import Case
 
 
@@ -100,6 +108,14 @@ def test_idle_slots_keep_their_cells_until_a_request_is_given_a_slot_or_a_batch_
     assert leapt == [(0, 106), (106, 114), (220, 330), (550, 110)]
 
 
+@pytest.mark.parametrize(("caching", "cached"), [(False, 0), (True, 3)])
+def test_a_request_that_is_given_a_slot_frees_what_idle_slots_keep_unless_prefixes_are_cached(caching, cached):
+    """Slots 2 and 1 keep 2 cells and 1; the third request is given slot 0."""
+    requests = [Request(0, 2, 1), Request(0, 1, 1), Request(150, 4, 1)]
+    run = shared(requests, 20, 3, 9, leap=False, enable_prefix_caching=caching)
+    assert [row[2]["cached"] for row in log_of(run)] == [0, cached]
+
+
 def test_stale_cells_are_not_freed_before_the_prompt_begins():
     """Two slots, batches of 3. 0 leaves 3 cells in slot 1, which 2 is given next. Its prompt waits for two steps, as batches
     are full with the prompt of 1 in slot 0, and so long the cells are stale: of 10 cells 2 are left for the last 3 tokens."""
@@ -154,6 +170,111 @@ def test_every_step_of_a_unified_cache_is_the_oracles_and_the_same_runs_lack_cel
         batch, lacking = error.args
         for leap in (False, True):
             with pytest.raises(SettingError, match=f"a batch of {batch} tokens lacks {lacking} of"):
-                serve("llama-cpp", case, kv_unified=True, leap=leap)
+                schedulers.served("llama-cpp-unified", case, leap=leap)
     else:
-        check("llama-cpp", case, "llama-cpp-unified", kv_unified=True)
+        check("llama-cpp-unified", case)
+
+
+def turns(*requests: tuple[int, int, list[tuple[int, int]]], cells: int, slots: int, batch: int) -> Case:
+    """Requests as (arrival, output, pieces of the prompt as (kind, tokens))."""
+    return story(list(requests), cells, max_num_seqs=slots, max_num_batched_tokens=batch)
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_a_prompt_is_not_computed_as_far_as_its_slot_keeps_it(unified):
+    """Two slots. 0 leaves A A A A and a token of its output in slot 1, 1 leaves B B B in slot 0. 2 begins with A A A and goes to
+    slot 1, though slot 0 was released first, and computes its two other tokens. 3 is B B B, of which the last is computed
+    anyhow."""
+    case = turns(
+        (0, 2, [(A, 4)]), (0, 1, [(B, 3)]), (400, 1, [(A, 3), (-1, 2)]), (800, 1, [(B, 3)]), cells=24, slots=2, batch=9
+    )
+    name = "llama-cpp-unified-caching" if unified else "llama-cpp-caching"
+    runs = held_to_the_oracle(name, case)
+    rows = runs[0].log.rows
+    assert rows["prefill_tokens"].tolist() == [7, 0, 2, 1]
+    assert [row[2]["cached"] for row in log_of(runs[0])] == [0, 3, 3, 5]
+    hits = runs[0].replica.cache_log.look_up_columns()["hit_tokens"].tolist()
+    assert hits == [0, 0, 3, 2]
+
+
+def test_a_slot_is_chosen_for_its_tokens_only_if_they_are_more_than_a_tenth_of_the_prompt():
+    """Slot 1 keeps A and was released last. Of a prompt of 10 tokens A is a tenth, and slot 0 is taken; of 9 it is more."""
+    for rest, slot in ((9, 0), (8, 1)):
+        case = turns((0, 2, [(A, 1)]), (0, 1, [(B, 1)]), (400, 1, [(A, 1), (-1, rest)]), cells=40, slots=2, batch=99)
+        run = held_to_the_oracle("llama-cpp-caching", case)[0]
+        assert run.replica.cache_log.look_up_columns()["hit_tokens"].tolist() == [0, 0, slot]
+
+
+def test_a_unified_cache_keeps_what_idle_slots_have_until_a_batch_lacks_cells():
+    """With prefix caching (no prompt cache in host memory) a request that is given a slot frees nothing. 2 takes
+    over 3 cells of slot 1 and needs 8 more, of which 7 are free: slot 0 is purged, so that 3 finds nothing of B there."""
+    case = turns(
+        (0, 1, [(A, 3)]), (0, 1, [(B, 3)]), (400, 1, [(A, 3), (-1, 8)]), (800, 1, [(B, 2)]), cells=13, slots=2, batch=99
+    )
+    runs = held_to_the_oracle("llama-cpp-unified-caching", case)
+    assert [row[2]["cached"] for row in log_of(runs[0])] == [0, 0, 11]
+    assert runs[0].replica.memory.evicted_blocks == 3
+    assert runs[0].replica.cache_log.look_up_columns()["hit_tokens"].tolist() == [0, 0, 3, 0]
+
+
+def test_of_slots_that_keep_as_much_of_a_prompt_the_lowest_is_chosen():
+    """Slot 1 was released first, and both keep A A A."""
+    case = turns((0, 1, [(A, 3)]), (0, 3, [(A, 3)]), (900, 1, [(A, 3), (-1, 4)]), cells=20, slots=2, batch=99)
+    run = held_to_the_oracle("llama-cpp-unified-caching", case)[0]
+    assert run.replica.memory.kept == {0: 7, 1: 3}
+
+
+def test_the_lowest_idle_slot_is_purged_first():
+    """Slot 2 keeps 2 cells and slot 1 keeps 3. 2, in slot 0, needs 6 of 10 cells, of which 5 are free."""
+    case = turns((0, 1, [(A, 2)]), (0, 1, [(B, 3)]), (400, 2, [(-1, 6)]), cells=10, slots=3, batch=99)
+    run = held_to_the_oracle("llama-cpp-unified-caching", case)[0]
+    assert [row[2]["cached"] for row in log_of(run)] == [0, 2, 2]
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_chats_find_all_that_was_computed_if_each_has_a_slot_and_nothing_if_one_more_takes_turns(unified):
+    """Prompts of 20, 60 and 100 tokens, outputs of 10, one request at a time: a turn finds all tokens of the one before but the
+    last. Of one chat more than slots, each takes the slot of the chat that comes next."""
+    for chats, hits in ((3, 3 * (29 + 69)), (4, 0)):
+        place = np.arange(3 * chats)
+        content = PromptContent.of_sessions(place % chats)
+        work = Workload("chats", place * 10**13, 20 + place // chats * 40, np.full(len(place), 10), content=content)
+        run = simulate(
+            settings(policy="llama-cpp", max_num_seqs=3, num_gpu_blocks_override=6, kv_unified=unified), work
+        )
+        assert summary(run)["prefix_cache"]["hit_tokens"] == hits
+
+
+def held_to_the_oracle(name: str, case: Case):
+    """Runs step by step and in leaps, which are those of the oracle, and the same bits."""
+    outcome = expected(name, case)
+    stepped, leapt = (schedulers.served(name, case, leap=leap) for leap in (False, True))
+    assert log_of(stepped) == [(step.start_ticks, step.ticks, step.buckets) for step in outcome.steps]
+    for run in (stepped, leapt):
+        same_requests(run, outcome)
+    same(leapt, stepped)
+    return stepped, leapt
+
+
+@hypothesis_settings(max_examples=60)
+@given(
+    case=shared_cases(),
+    slots=st.sampled_from([1, 2, 3]),
+    size=st.sampled_from([1, 2, 5]),
+    unified=st.booleans(),
+    apart=st.sampled_from([0, 300, 2000]),
+)
+def test_every_step_with_prompts_that_begin_alike_is_the_oracles(case, slots, size, unified, apart):
+    """Also where requests come so far apart that several slots are idle."""
+    requests = [replace(each, arrival_ticks=each.arrival_ticks + i * apart) for i, each in enumerate(case.requests)]
+    case = replace(case, requests=requests, limits=replace(case.limits, max_num_seqs=slots))
+    name = "llama-cpp-unified-caching" if unified else "llama-cpp-caching"
+    if not unified:
+        case = replace(case, pool=Pool(slots * -(-case.pool.slots // size), size))
+    try:
+        expected(name, case)
+    except ContextExceededError:
+        with pytest.raises(SettingError, match="lacks"):
+            schedulers.served(name, case)
+    else:
+        held_to_the_oracle(name, case)
