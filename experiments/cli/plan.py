@@ -188,7 +188,7 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
     lengths = [launch.max_model_len] if mean_tokens is None else [launch.max_model_len, mean_tokens]
     held = {tokens: users(launch, found.num_blocks, tokens) for tokens in lengths}
     settings = answer.settings()
-    source = "by vLLM's own log" if log else "computed"
+    source = "by vLLM's own log" if log else "an estimate; --startup-log has vLLM's own"
     fitting = ", ".join(f"{number:,} with {tokens:,} tokens" for tokens, number in held.items())
     report.print_line(
         f"It starts: {_where(answer)} has a KV cache of {found.num_blocks:,} blocks ({found.num_tokens:,} tokens,"

@@ -10,30 +10,48 @@ The order of eviction is that of the last request that used a block, and within 
 that a prefix loses its end first. A request uses a block when it stores it, offers it although it is already there, or loads
 it. All its blocks become the most recently used ones when it finishes.
 
+So blocks lie in groups, one for each request that is served and for each one that has finished, in the order of these; within
+a group the block of the last place goes first. An eviction takes the first groups, whole or from their ends.
+
 Source: vLLM 0.33, vllm/v1/kv_offload/cpu/manager.py (CPUOffloadingManager) and policies/lru.py (LRUCachePolicy), for one KV
 group, with one block per chunk and without a store threshold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 
-#: A name, and its place among the blocks of a request.
+#: A name, and its place among the blocks of a request; names of one request have different places.
 Placed = tuple[int, int]
-#: Order of a block: rank of its last request, and place from the end, or 0 once that request has finished.
-Rank = tuple[int, int]
 
 _WRITTEN = -1
 
 
+@dataclass(eq=False, slots=True)
+class _Group:
+    """Blocks that were last used by the same request.
+
+    Attributes:
+        rank: Its turn of eviction, among groups.
+        places: By name.
+        in_turn: The names by place, those that have left the group included; None after a block came.
+        is_served: Whether the request may use blocks yet.
+    """
+
+    rank: int
+    places: dict[int, int] = field(default_factory=dict)
+    in_turn: list[int] | None = None
+    is_served: bool = True
+
+
 @dataclass(slots=True)
 class _Use:
-    """What one request has used: its rank, and the places of names."""
+    """What one request has used: the places of names, and the group of those that no other request used later."""
 
-    rank: int = 0
     places: dict[int, int] = field(default_factory=dict)
+    group: _Group | None = None
 
 
 class HostCache:
@@ -50,14 +68,12 @@ class HostCache:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.evicted_blocks = self.refused_stores = 0
-        # By name: number of copies that read the block, or ``_WRITTEN``.
+        # By name: number of copies that read the block, or ``_WRITTEN``; and its group.
         self._readers: dict[int, int] = {}
-        self._ranks: dict[int, Rank] = {}
-        self._evictable: set[int] = set()
-        # One entry a name, with a rank that it has or had: ranks only rise, so that a stale one is no later than its turn.
-        self._heap: list[tuple[Rank, int]] = []
-        self._in_heap: set[int] = set()
-        self._last_rank = 0
+        self._group_of: dict[int, _Group] = {}
+        #: Groups by rank, in the order of their ranks.
+        self._groups: OrderedDict[int, _Group] = OrderedDict()
+        self._evictable = self._last_rank = 0
         self._uses: dict[int, _Use] = {}
 
     @property
@@ -68,7 +84,7 @@ class HostCache:
     @property
     def evictable_blocks(self) -> int:
         """Blocks that are ready and that no copy reads."""
-        return len(self._evictable)
+        return self._evictable
 
     def has(self, name: int) -> bool:
         """Whether a block with this name is here, ready or on the way."""
@@ -80,17 +96,18 @@ class HostCache:
 
     def start_load(self, request: int, blocks: Sequence[Placed]) -> None:
         """A request begins to load blocks that are ready."""
+        readers = self._readers
         for name, _ in blocks:
-            self._evictable.discard(name)
-            self._readers[name] += 1
+            self._evictable -= not readers[name]
+            readers[name] += 1
         self._use(request, blocks)
 
     def end_load(self, names: Iterable[int]) -> None:
         """A load has ended."""
+        readers = self._readers
         for name in names:
-            self._readers[name] -= 1
-            if not self._readers[name]:
-                self._make_evictable(name)
+            readers[name] -= 1
+            self._evictable += not readers[name]
 
     def start_store(self, request: int, blocks: Sequence[Placed]) -> list[int] | None:
         """A request offers its blocks.
@@ -99,81 +116,105 @@ class HostCache:
             Names of those that are not here yet, for which there is now a place: they are to be copied. None if too few
             blocks can be evicted for all of them; then none is stored.
         """
-        missing = [name for name, _ in blocks if name not in self._readers]
-        wanted = set(missing)
-        self._use(request, [block for block in blocks if block[0] in wanted or self.is_ready(block[0])])
-        if not self._make_room(len(missing), {name for name, _ in blocks}):
+        readers = self._readers
+        missing = [name for name, _ in blocks if name not in readers]
+        # Blocks that are still written are not used.
+        use = self._use(request, [block for block in blocks if readers.get(block[0], 0) >= 0])
+        if not self._make_room(len(missing), blocks):
             self.refused_stores += 1
             return None
-        use = self._uses[request]
-        for name in missing:
-            self._readers[name] = _WRITTEN
-            self._ranks[name] = self._rank_of(use), -use.places[name]
+        readers.update(dict.fromkeys(missing, _WRITTEN))
+        if missing:
+            self._put(self._group(use), {name: use.places[name] for name in missing})
         return missing
 
-    def end_store(self, names: Iterable[int]) -> None:
+    def end_store(self, names: Collection[int]) -> None:
         """A store has ended: its blocks are ready."""
-        for name in names:
-            self._readers[name] = 0
-            self._make_evictable(name)
+        self._readers.update(dict.fromkeys(names, 0))
+        self._evictable += len(names)
 
     def finish(self, request: int) -> None:
         """A request has finished: what it used becomes the most recently used."""
         use = self._uses.pop(request, None)
         if use is None:
             return
-        for name in sorted(use.places, key=use.places.__getitem__, reverse=True):
-            if name in self._readers:
-                self._last_rank += 1
-                self._ranks[name] = self._last_rank, 0
+        if use.group is not None:
+            use.group.is_served = False
+        last, readers = self._new_group(), self._readers
+        last.is_served = False
+        self._move(last, {name: place for name, place in use.places.items() if name in readers})
 
-    def _rank_of(self, use: _Use) -> int:
-        if not use.rank:
-            self._last_rank += 1
-            use.rank = self._last_rank
-        return use.rank
+    def _new_group(self) -> _Group:
+        self._last_rank += 1
+        self._groups[self._last_rank] = group = _Group(self._last_rank)
+        return group
 
-    def _use(self, request: int, blocks: Iterable[Placed]) -> None:
+    def _group(self, use: _Use) -> _Group:
+        if use.group is None:
+            use.group = self._new_group()
+        return use.group
+
+    def _use(self, request: int, blocks: Iterable[Placed]) -> _Use:
         """A request uses blocks; only its first use of each counts."""
         use = self._uses.setdefault(request, _Use())
-        new = [block for block in blocks if block[0] not in use.places]
-        if not new:
-            return
-        rank = self._rank_of(use)
-        for name, place in new:
-            use.places[name] = place
-            if name in self._readers and self._ranks[name] < (rank, -place):
-                self._ranks[name] = rank, -place
+        places = use.places
+        new = {name: place for name, place in blocks if name not in places}
+        if new:
+            places.update(new)
+            group, group_of = self._group(use), self._group_of
+            earlier = {
+                name: place for name, place in new.items() if name in group_of and group_of[name].rank < group.rank
+            }
+            self._move(group, earlier)
+        return use
 
-    def _make_evictable(self, name: int) -> None:
-        self._evictable.add(name)
-        if name not in self._in_heap:
-            self._in_heap.add(name)
-            heappush(self._heap, (self._ranks[name], name))
+    def _move(self, group: _Group, places: dict[int, int]) -> None:
+        """Move blocks that are here to another group."""
+        group_of = self._group_of
+        for name in places:
+            del group_of[name].places[name]
+        self._put(group, places)
 
-    def _make_room(self, blocks: int, kept: set[int]) -> bool:
+    def _put(self, group: _Group, places: dict[int, int]) -> None:
+        group.places.update(places)
+        group.in_turn = None
+        self._group_of.update(dict.fromkeys(places, group))
+
+    def _make_room(self, blocks: int, kept: Iterable[Placed]) -> bool:
         """Evict until ``blocks`` places are free, but none of ``kept``. Returns whether there are so many; else nothing changes."""
         missing = blocks - (self.num_blocks - len(self._readers))
         if missing <= 0:
             return True
-        if missing > len(self._evictable) - len(self._evictable & kept):
+        kept_names = {name for name, _ in kept if not self._readers.get(name, _WRITTEN)}
+        if missing > self._evictable - len(kept_names):
             return False
-        passed = []
-        while missing:
-            rank, name = heappop(self._heap)
-            if name in self._evictable and self._ranks[name] != rank:
-                heappush(self._heap, (self._ranks[name], name))
-                continue
-            if name in kept and name in self._evictable:
-                passed.append((rank, name))
-                continue
-            self._in_heap.remove(name)
-            if name not in self._evictable:
-                continue
-            self._evictable.remove(name)
-            del self._readers[name], self._ranks[name]
-            self.evicted_blocks += 1
-            missing -= 1
-        for entry in passed:
-            heappush(self._heap, entry)
+        self.evicted_blocks += missing
+        self._evictable -= missing
+        over = []
+        for group in self._groups.values():
+            missing -= self._evict(group, missing, kept_names)
+            if not group.places and not group.is_served:
+                over.append(group.rank)
+            if not missing:
+                break
+        for rank in over:
+            del self._groups[rank]
         return True
+
+    def _evict(self, group: _Group, most: int, kept: set[int]) -> int:
+        """Evict up to ``most`` blocks of a group. Returns their number."""
+        places, readers, group_of, passed, evicted = group.places, self._readers, self._group_of, [], 0
+        if group.in_turn is None:
+            group.in_turn = sorted(places, key=places.__getitem__)
+        in_turn = group.in_turn
+        while in_turn and evicted < most:
+            name = in_turn.pop()
+            if name not in places:
+                continue
+            if readers[name] or name in kept:
+                passed.append(name)
+                continue
+            del places[name], readers[name], group_of[name]
+            evicted += 1
+        in_turn.extend(reversed(passed))
+        return evicted
