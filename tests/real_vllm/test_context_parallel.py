@@ -15,8 +15,9 @@ import pytest
 from vllm.config import ModelConfig, ParallelConfig
 
 from fragmeter.experiments.live.step_log import Difference, Served, first_difference
-from fragmeter.sim.spec import model
+from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.spec.context_parallel import broken_rule
+from fragmeter.sim.spec.launch import Launch, capacity
 
 from . import ours, server
 from .shapes import Layer
@@ -157,6 +158,42 @@ def test_states_are_not_divided():
     state = Layer("state", state_shapes=((16, 3), (1, 8, 8)), state_dtypes=("float16", "float32"))
     assert _block_sizes((Layer(), state)) == [32, 16]
     assert _block_sizes((Layer(), state), ranks=4) == [64, 16]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("max_model_len", [4096, 5001])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_the_pool_has_the_tokens_that_vllm_logs(ranks: int, max_model_len: int, block_size: int):
+    """Three layers of latent vectors in 16 bits, in 100 MB."""
+    setup = server.Setup(
+        layers=(Layer("mla", head_size=576, dtype="bfloat16"),) * 3,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=4,
+        max_num_batched_tokens=256,
+        prefix_caching=True,
+        asynchronous=False,
+        available_bytes=100 << 20,
+        parallel={"tensor_parallel_size": 4, "decode_context_parallel_size": ranks},
+    )
+    real = server.start(setup).vllm_config.cache_config
+    shape = model("deepseek-v3")
+    shape = replace(shape, num_layers=3, experts=None, intermediate_size=1024)
+    launch = Launch(
+        model=shape,
+        gpu=gpu("h200"),
+        max_model_len=max_model_len,
+        max_num_seqs=4,
+        max_num_batched_tokens=256,
+        tensor_parallel=4,
+        block_size=block_size,
+        kv_cache_memory_bytes=100 << 20,
+        deployment=Deployment(decode_context_parallel=ranks),
+    )
+    found = capacity(launch)
+    assert found.num_blocks == real.num_gpu_blocks
+    assert found.max_concurrency == pytest.approx(real.kv_cache_max_concurrency)
+    assert abs(found.num_tokens - real.kv_cache_size_tokens) <= 1
 
 
 #: Query heads and KV heads; None keeps latent vectors.
