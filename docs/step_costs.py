@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fragmeter.experiments.paper.figures.step_costs import GROUPS
+from fragmeter.experiments.paper.figures.step_costs import GROUPS, MEDIAN_NOTE
 from fragmeter.reports.style.labels import metric_label, number, signed
 
 HEAD = """\
@@ -50,7 +50,7 @@ def page(document: Mapping[str, Any]) -> str:
 
 
 def _medians(errors: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    yield "Median of abs(log(simulated / published)); figures have equal weights in the last line.\n"
+    yield f"Median of abs(log(simulated / published)), of each figure and, in the last line, of all. {MEDIAN_NOTE}\n"
     yield f"| | {' | '.join(errors)} |"
     yield "|---" * (len(errors) + 1) + "|"
     for group in next(iter(errors.values())):

@@ -8,8 +8,16 @@ from .arrivals.streams import stream
 from .catalogue import catalogue, download
 from .parsing.reading import Reading
 from .readers.measured import Measured, measured
-from .readers.readers import HashedTrace, holds_load, is_frame, read, read_hashed, read_with_content, trace_of_frame
-from .stats.stats import stats
+from .readers.readers import (
+    HashedTrace,
+    holds_load,
+    is_frame,
+    read,
+    read_hashed,
+    read_with_content,
+    trace_of_frame,
+)
+from .stats.stats import mean_rate, stats
 from .synthesis.fitting import draw, fit
 from .synthesis.load import Load, read_load, write_load
 from .synthesis.sosp23 import paper_workload
@@ -35,6 +43,7 @@ __all__ = [
     "fit",
     "holds_load",
     "is_frame",
+    "mean_rate",
     "measured",
     "paced",
     "paper_workload",

@@ -33,13 +33,14 @@ class Answer:
         error: Reason why it cannot be simulated.
         found: The rates of one replica; None if it does not start or cannot be simulated.
         wanted: The wanted rate, requests/s.
-        fleet: The fleet for the wanted rate; None without one, or if every rate meets the goal.
+        fleet: The fleet for the wanted rate; None without one.
         known_rates: ``known_rate`` by seed, of the fleet or of one replica, requests/s; None if they are its highest rates.
         prefill_replicas: Replicas of the fleet that only prefill; None if every replica does both.
         detail: Results at the wanted or the recommended rate; None if no fleet or no rate meets the goal.
         verified: Results of other seeds.
         longer_steps: The effect of steps that take a tenth longer on the fleet of the recommendation; None for other candidates.
         influences: The inputs that the bill depends on most, largest first.
+        equal: Names of the other candidates with the same settings and the same fleet for the wanted rate.
     """
 
     candidate: Candidate
@@ -53,6 +54,7 @@ class Answer:
     verified: tuple[Verified, ...] = ()
     longer_steps: Effect | None = None
     influences: tuple[Influence, ...] = ()
+    equal: tuple[str, ...] = ()
 
     @property
     def replicas(self) -> int:
@@ -98,7 +100,7 @@ class Answer:
 
     @property
     def every_rate_meets(self) -> bool:
-        """Whether the goal is met even if all requests arrive at once."""
+        """Whether, without a wanted rate, the goal is met even if all requests arrive at once."""
         return self.rate == inf
 
 

@@ -13,14 +13,16 @@ from itertools import product
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.cluster import Cluster, cluster
 from ...sim.cost import default_cost, read_server
 from ...sim.engine.replica import build
 from ...sim.engine.settings import Settings, settings
+from ...sim.policy.options import as_json
 from ...sim.spec.launch import capacity
+from ...sim.spec.speculative import parse_speculative
 from ...sim.types.errors import SettingError
 from ..runs.grid import MOST_POINTS, NONE, axis_values
 from ..vllm_serve.checks import refusal
@@ -30,7 +32,7 @@ from ..vllm_serve.remedies import remedies
 from ..vllm_serve.start import Started, started, with_release
 from .split import fewest_replicas
 
-_VLLM = "vllm-v1"
+_VLLM, _DRAFTS = "vllm-v1", "speculative_config"
 #: Values of axes that are flags without a value.
 _SWITCHES = {"true": True, "false": False}
 _SWITCHED = ("enable_prefix_caching", "enable_expert_parallel")
@@ -57,6 +59,7 @@ class Choices:
         gpu_memory_utilization: Share of the GPU's memory.
         enable_prefix_caching: Whether prefixes are cached: true, false.
         kv_offloading_size: Host memory for blocks of the prefix cache, GiB.
+        speculative_config: Speculative decoding, as JSON with acceptance rates as for simulate; none is without drafts.
         watermark: Share of the KV cache that stays free when a request is admitted.
         policy: Scheduler and its memory, by the name of a system; by default vllm-v1.
         router: Choice of the replica for a request, as for simulate; by default round-robin.
@@ -78,6 +81,7 @@ class Choices:
     gpu_memory_utilization: list[str] | None = None
     enable_prefix_caching: list[str] | None = None
     kv_offloading_size: list[str] | None = None
+    speculative_config: list[Annotated[str, BeforeValidator(as_json)]] | None = None
     watermark: list[str] | None = None
     policy: list[str] | None = None
     router: list[str] | None = None
@@ -130,6 +134,15 @@ class Candidate:
         """GPUs of one replica."""
         return self.started.launch.num_gpus
 
+    def value_text(self, name: str) -> str:
+        """The value on an axis, as the names of candidates and the table have it."""
+        value = self.axis_values[name]
+        if name != _DRAFTS or value == NONE:
+            return value
+        config = parse_speculative(value)
+        rates = " ".join(f"{rate:.4g}" for rate in config.acceptance_rates)
+        return " ".join(filter(None, (config.method, config.model, rates)))
+
 
 def values_of(name: str, texts: Iterable[str]) -> list[str]:
     """The distinct values of an axis that is given once or several times."""
@@ -173,8 +186,7 @@ def candidates(
 
 
 def _name(candidate: Candidate, differ: Sequence[str]) -> str:
-    values = candidate.axis_values
-    return ", ".join([candidate.started.launch.gpu.name, *(f"{name}={values[name]}" for name in differ)])
+    return ", ".join([candidate.started.launch.gpu.name, *(f"{name}={candidate.value_text(name)}" for name in differ)])
 
 
 def _candidate(
@@ -187,6 +199,9 @@ def _candidate(
 ) -> Candidate:
     cluster(router=axis_values.get("router", Cluster.router))
     fewest_replicas(axis_values.get("prefill_replicas", NONE))
+    if (drafts := axis_values.get(_DRAFTS, NONE)) != NONE:
+        # Without acceptance rates a line's drafter counts for the memory alone.
+        parse_speculative(drafts)
     flags = dict(line.flags)
     for name, value in axis_values.items():
         if name not in _NO_FLAGS:

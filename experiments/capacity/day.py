@@ -35,6 +35,7 @@ from .load import Load
 
 #: Smaller fleets with a search for their highest rates, at most.
 _MOST_SIZES = 8
+_PER_HOUR = 3600 * ticks.PER_SECOND
 
 
 class Day(NamedTuple):
@@ -117,7 +118,7 @@ def served_day(
     replicas: tuple[int, ...],
     startup_s: float,
 ) -> dict[str, Any]:
-    """Serve a whole day: attainment, concurrency and KV cache use of every step, and the replica time that is paid for.
+    """Serve a whole day: attainment, concurrency, KV cache use and paid replica time of every step, and of all of them.
 
     Args:
         cluster: Its router counts; the fleet is of ``replicas`` in each step.
@@ -141,6 +142,7 @@ def served_day(
         float(ticks_held) / (late - early) for ticks_held, (early, late) in zip(held, pairwise(edges), strict=True)
     ]
     usage = [usage_over_spans(part, edges) for part in run.runs if len(part.log.rows["ticks"])]
+    paid = _paid_ticks(run, schedule, edges)
     used, busy = (np.sum(ticks_of, axis=0) for ticks_of in zip(*((each.used_ticks, each.busy_ticks) for each in usage)))
     return {
         "requests": len(work),
@@ -151,8 +153,9 @@ def served_day(
             "concurrency": [number / size for number, size in zip(in_system, replicas, strict=True)],
             "kv_cache_usage": (used / np.maximum(busy, 1)).tolist(),
             "peak_kv_cache_usage": np.max([each.peak for each in usage], axis=0).tolist(),
+            "replica_hours": [each / _PER_HOUR for each in paid],
         },
-        "replica_hours": _paid(run, schedule, edges[-1]) / ticks.PER_SECOND / 3600,
+        "replica_hours": sum(paid) / _PER_HOUR,
     }
 
 
@@ -169,10 +172,15 @@ def _elapsed(ascending: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return count * edges.astype(np.float64) - before[count]
 
 
-def _paid(run: ClusterRun, schedule: FleetSchedule, end_ticks: int) -> int:
-    """Replica ticks from order to the end of the last request, at least to the end of the day."""
+def _paid_ticks(run: ClusterRun, schedule: FleetSchedule, edges: Sequence[int]) -> list[int]:
+    """Replica ticks of each step, from order to the end of the last request, at least to the end of the day. The last step has
+    what is served after it."""
     last = [int(request_times(part).finish_ticks.max(initial=0)) for part in run.runs]
-    return schedule.replica_ticks(last, max(end_ticks, run.end_ticks))
+    end = max(edges[-1], run.end_ticks)
+    spans = np.array(schedule.paid_spans(last, end), dtype=np.int64)
+    # Of all time before an edge; the last edge is the end.
+    before = [int((np.minimum(spans, edge)[:, 1] - np.minimum(spans, edge)[:, 0]).sum()) for edge in (*edges[:-1], end)]
+    return np.diff(before).tolist()
 
 
 def full_load(settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float) -> dict[str, float]:
@@ -236,12 +244,15 @@ class DayPlan:
                     "request_rate": rate,
                     "replicas": size,
                     **{name: steps[name][place] for name in steps},
+                    "price": steps["replica_hours"][place] * self.replica_hour,
                     "attained_by_constant_fleet": self.constant["steps"]["attained"][place],
+                    "constant_price": self.constant["steps"]["replica_hours"][place] * self.replica_hour,
                 }
                 for place, ((start, end), rate, size) in enumerate(
                     zip(self.day.spans_s, self.day.rates, self.replicas, strict=True)
                 )
             ],
+            "constant_replicas": max(self.takes),
             "requests": self.following["requests"],
             "attained": self.following["attained"],
             "attained_by_constant_fleet": self.constant["attained"],

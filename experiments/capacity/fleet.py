@@ -13,8 +13,9 @@ a share cannot exceed 1: where requests meet the objectives up to some rate and 
 seeds do not show how near that is. Rates do, so they confirm the size, or raise it.
 
 The search begins with the given seeds, near the wanted rate over the highest rate of one replica. While ``fewest`` lies
-further below the size than ``PRECISION``, the seeds are doubled, to at most ``MOST_SEEDS``. The budget is a number of seeds
-and not a time, so that the answer does not depend on the machine. No fleet counts with replicas that would have to
+further below the size than ``PRECISION``, the seeds are doubled, to at most ``MOST_SEEDS``. Rates that leave a size open are
+followed by those of more seeds in the same way while the next larger size lies so far above ``fewest``. The budget is a number
+of seeds and not a time, so that the answer does not depend on the machine. No fleet counts with replicas that would have to
 serve more than their saturated rate (``slo_check``).
 
 Too few requests to fill a replica have no saturated rate. At a high rate all of them arrive before the first has finished:
@@ -47,6 +48,7 @@ from .max_rate import CONFIDENCE, CONTENT, MOST, highest, tolerance_factor
 
 #: Most replicas of a fleet (``Cluster.num_replicas``), and relative to the first fleet that is tried.
 _MOST, _TIMES_FIRST = 1024, 8
+#: Most seeds of a fleet; and of its rates, which take some six runs a seed, where the next larger fleet is within ``PRECISION``.
 MOST_SEEDS, _MOST_RATE_SEEDS = 48, 16
 #: Seeds to begin with.
 DEFAULT_FLEET_SEEDS = 4
@@ -247,12 +249,13 @@ class FleetSearch:
         """
         size, fewest = yield from self._by_shares()
         while size is not None:
-            found = yield from self._of_rates(size)
+            larger = size + max(1, size // 50)
+            near = larger - fewest <= PRECISION * larger
+            found = yield from self._of_rates(size, _MOST_RATE_SEEDS if near else MOST_SEEDS)
             if found is Decision.ENOUGH:
                 return self._fleet(size, fewest)
             if found is Decision.TOO_FEW:
                 fewest = max(fewest, size + 1)
-            larger = size + max(1, size // 50)
             size = larger if larger <= self._most else None
             fewest = min(fewest, self._most)
         return self._fleet(None, fewest)
@@ -267,7 +270,7 @@ class FleetSearch:
                 break
             self._count = min(2 * self._count, MOST_SEEDS)
         self._count = begun
-        by_rates = yield from self._of_rates(size)
+        by_rates = yield from self._of_rates(size, MOST_SEEDS)
         decision = by_rates if found.decision is Decision.ENOUGH else found.decision
         return Tested(decision, found.shares, tuple(self._found[Kind.RATE, size]))
 
@@ -315,9 +318,8 @@ class FleetSearch:
             stride *= 2
         return high
 
-    def _of_rates(self, size: int) -> Generator[list[Trial], Results, Decision]:
-        """What the rates of a fleet say, with as many seeds as that takes."""
-        most = max(self._count, _MOST_RATE_SEEDS)
+    def _of_rates(self, size: int, most: int) -> Generator[list[Trial], Results, Decision]:
+        """What the rates of a fleet say, with as many seeds as that takes, of at most so many."""
         while True:
             yield from self._complete(Kind.RATE, size)
             found = decide_by_rates(self._found[Kind.RATE, size], self._wanted)

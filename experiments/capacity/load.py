@@ -26,7 +26,7 @@ from ...sim.workload.workload import Workload
 from ...traces import Pacing, Trace, holds_load, stream, workload
 from ...traces.arrivals.pacing import RateCurve, at_rate, unit_gaps
 from ...traces.parsing.times import to_ticks
-from ..runs.inputs import Inputs
+from ..runs.inputs import Inputs, source_text
 
 #: Requests per run, and at least so many for each replica of a fleet: with 300 a replica, the share that meets the
 #: objectives is up to a point above that of long runs, with 1,000 a quarter of a point.
@@ -37,6 +37,12 @@ TURNOVERS = 10
 #: Lower limit of the requests per run: with fewer, one request is more than a percent of the counted ones.
 FEWEST_PROMPTS = 100
 _BLOCK = 64
+#: Arrivals that have no rate to look for, with the reason and the remedy.
+_NO_RATE = {
+    "rate_curve": "has several rates, and fleets are found for one; give the highest as request_rate",
+    "max_concurrency": "makes arrivals wait for responses (a closed loop), so that there is no rate to look for; give"
+    " --request-rate in place of it",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +80,9 @@ class Load:
     def __init__(self, inputs: Inputs, in_flight: float = 0.0) -> None:
         self._given, self._a_replica = inputs, max(PROMPTS_A_REPLICA, ceil(TURNOVERS * in_flight))
         self.pacing = inputs.pacing
-        for name in ("rate_curve", "max_concurrency"):
+        for name, remedy in _NO_RATE.items():
             if getattr(self.pacing, name) is not None:
-                raise SettingError(
-                    name, str(getattr(self.pacing, name)), "has no rate to look for; give a request rate"
-                )
+                raise SettingError(name, str(getattr(self.pacing, name)), remedy)
         if self.pacing.think_time is not None:
             remedy = "needs a closed loop, and the requests of a plan arrive at a rate; leave it out"
             raise SettingError("think_time", self.pacing.think_time, remedy)
@@ -159,6 +163,10 @@ class Load:
             return f"{self.name}, its gaps as traced"
         shape = f"gamma gaps of burstiness {pacing.burstiness:g}" if pacing.burstiness else "Poisson arrivals"
         return f"{self.name}, {shape}"
+
+    def source(self) -> str:
+        """Name and source of the requests."""
+        return source_text(self._inputs.requests, self._inputs.reading)
 
     def draw(self, seed: int, replicas: int = 1) -> Drawn:
         """The requests of a seed, as many as a fleet of so many replicas serves.

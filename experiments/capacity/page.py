@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from io import StringIO
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,26 @@ from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
 from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
-from ..runs.points import FINISHED, as_parquet, flat
+from ..runs.points import FINISHED, as_parquet
 from .answer import Answer, Bill
+from .day_page import day_cells, day_rows, day_section
 from .fleet import capped
 from .sensitivity import CHANGE
-from .text import bill_text, billed, headroom_text, memory_rows, range_text, rate_text, tokens_text, view_rows
+from .text import (
+    bill_text,
+    billed,
+    day_summary,
+    headroom_text,
+    memory_rows,
+    range_text,
+    rate_text,
+    tokens_text,
+    view_rows,
+)
 
 PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
-SUMMARY, CSV = "plan.md", "plan.csv"
-PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, FINISHED))
+SUMMARY, CSV, DAY = "plan.md", "plan.csv", "day.csv"
+PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, DAY, FINISHED))
 
 
 def write_plan(
@@ -31,20 +43,24 @@ def write_plan(
     ranks: Sequence[tuple[Answer, Bill]],
     assumptions: Sequence[str],
 ) -> Path:
-    """Write the data, the tables (one row per candidate), the summary and the page, and return the page's path.
+    """Write the data, the tables (a row for each candidate, and for each step of a day), the summary and the page, and return
+    the page's path.
 
     Raises:
         UserError: They cannot be written.
     """
     out.write(DATA, as_json(document))
-    rows = [{name: value for name, value in each.items() if name not in _LONG} for each in document["candidates"]]
-    cells = [dict(flat(row)) for row in rows]
+    day, currency = document.get("day"), document["currency"]
+    cells = candidate_cells(document["candidates"], ranks, currency)
     out.write(TABLE, as_parquet(cells))
     out.write(CSV, _csv(cells))
+    if day is not None:
+        out.write(DAY, _csv(day_cells(day, currency)))
     preempts = any(answer.at_rate["preemptions"] for answer, _ in ranks)
     listed = [_row(*each, document["currency"], preempts) for each in ranks]
     out.write(SUMMARY, _markdown(document, listed, assumptions))
-    sections = [Section("Other candidates", "\n\n".join(document["explained"]))]
+    explained = "\n\n".join(document["explained"])
+    sections = [Section("Other candidates", explained)] if explained else []
     if ranks:
         points = pareto_rows(ranks)
         drawn = [figures.pareto(points, document["currency"])] if points else []
@@ -55,6 +71,7 @@ def write_plan(
         sections = [
             Section("Candidates", rows=listed, figures=[figures.cost_bars(*_costs(ranks, document["currency"]))]),
             Section("The recommendation", "\n\n".join(document["details"]), figures=_sensitivity(ranks[0][0])),
+            *([] if day is None else [day_section(day, currency, document["goal"]["attainment"])]),
             Section("Price and speed", figures=drawn),
             *sections,
             Section("GPU memory", memory, rows=memory_rows(ranks)),
@@ -65,8 +82,56 @@ def write_plan(
     return write_page(out.path / PAGE, f"A plan for {document['load']}", document["recommendation"], sections)
 
 
-#: Keys of a candidate's data that are not table cells.
-_LONG = ("curve", "seed_rates", "sensitivity", "evidence")
+def candidate_cells(
+    candidates: Sequence[Mapping[str, Any]], ranks: Sequence[tuple[Answer, Bill]], currency: str
+) -> list[dict[str, Any]]:
+    """A row for each candidate, as numbers: what a planner reads. All other results are in the data.
+
+    Args:
+        candidates: Their data, those of ``ranks`` first.
+    """
+    axes = [each["candidate"] for each in candidates]
+    differ = [name for name in axes[0] if name == "gpu" or len({values[name] for values in axes}) > 1]
+    known = [_known_cells(answer, bill, currency) for answer, bill in ranks]
+    none: dict[str, Any] = dict.fromkeys(known[0]) if known else {}
+    return [
+        {
+            **{name: each["candidate"][name] for name in differ},
+            **(known[place] if place < len(known) else none),
+            "error": None if place < len(known) else _why_none(each),
+        }
+        for place, each in enumerate(candidates)
+    ]
+
+
+def _known_cells(answer: Answer, bill: Bill, currency: str) -> dict[str, Any]:
+    at, limit, rate = answer.at_rate, answer.at_rate["limit"], answer.fleet_rate
+    headroom = None if answer.wanted is None or rate == inf else rate / answer.wanted - 1
+    return {
+        "replicas_low": bill.fewest_replicas,
+        "replicas_high": bill.replicas,
+        "gpus_high": bill.gpus,
+        "bill_low_per_hour": bill.fewest_per_hour,
+        "bill_high_per_hour": bill.per_hour,
+        "cost_per_million_tokens": bill.per_million["total"],
+        "currency": currency,
+        "request_rate_per_replica": None if answer.full_rate == inf else answer.full_rate,
+        "headroom": headroom,
+        "rate_is_known": answer.known_rates is None,
+        "limit": limit["objective"] or "throughput",
+        "limit_cause": limit["cause"],
+        "attainment": at["attained"],
+        "p90_ttft_ms": at["p90_ttft_ms"],
+        "p90_tpot_ms": at["p90_tpot_ms"],
+        "kv_cache_pct": at["kv_cache_pct"],
+    }
+
+
+def _why_none(candidate: Mapping[str, Any]) -> str:
+    """Why a candidate has no rate or no price."""
+    if candidate.get("every_rate_meets"):
+        return "every rate meets the objectives"
+    return candidate["refused"] or candidate["error"] or "no rate meets the objectives"
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -81,12 +146,21 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _markdown(document: dict[str, Any], rows: Sequence[Mapping[str, Any]], assumptions: Sequence[str]) -> str:
     """The answer, the table of candidates and the basis of the plan."""
-    lines = [f"**{document['recommendation']}**", ""]
-    if rows:
-        lines += [f"| {' | '.join(rows[0])} |", "|---" * len(rows[0]) + "|"]
-        lines += [f"| {' | '.join(map(_cell, row.values()))} |" for row in rows] + [""]
-    listed = *document["details"], *document["explained"], *assumptions
-    return "\n".join([*lines, *(f"- {line}" for line in listed), ""])
+    lines = [f"**{document['recommendation']}**", "", *_markdown_table(rows)]
+    listed = [*document["details"], *document["explained"]]
+    day, currency = document.get("day"), document["currency"]
+    if day is not None:
+        lines += _markdown_table(day_rows(day, currency))
+        listed += day_summary(day, currency)
+    return "\n".join([*lines, *(f"- {line}" for line in (*listed, *assumptions)), ""])
+
+
+def _markdown_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table and an empty line; nothing without rows."""
+    if not rows:
+        return []
+    head = [f"| {' | '.join(rows[0])} |", "|---" * len(rows[0]) + "|"]
+    return [*head, *(f"| {' | '.join(map(_cell, row.values()))} |" for row in rows), ""]
 
 
 def _cell(value: Any) -> str:

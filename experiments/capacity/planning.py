@@ -16,8 +16,8 @@ The jobs of a step are independent and run on all cores or on a cluster. Finishe
 plan continues from there. The plan recommends the cheapest candidate for the wanted rate, then fewer GPUs, then the
 lower price of a token at the full rate. Without a wanted rate it recommends the lowest price of a token.
 
-If all requests at once meet the goal, every rate does, and one replica is enough for the wanted rate. Such a candidate
-has no highest rate, so without a wanted rate its tokens have no price. It is listed after the candidates with a price.
+If all requests at once meet the goal, every rate does. Such a candidate has no highest rate, so without a wanted rate its
+tokens have no price. It is listed after the candidates with a price. For a wanted rate its smallest fleet is simulated.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Planner:
         self._shares: dict[Service, float] = {}
 
     def answers(self, candidates: Sequence[Candidate]) -> list[Answer]:
-        """The answer of each candidate, in their order.
+        """The answer of each candidate, in their order; of candidates with equal settings and fleets, that of the first.
 
         Raises:
             SimulationFault: An invariant of the simulator is violated.
@@ -135,10 +135,23 @@ class Planner:
             answers |= self._sized(answers, begun)
         answers |= self._detailed(answers)
         of_none = Answer(candidates[0], wanted=self._wanted)
-        return [
+        return self._distinct(
             replace(of_none if each.settings is None else answers[_service(each)], candidate=each)
             for each in candidates
-        ]
+        )
+
+    def _distinct(self, answers: Iterable[Answer]) -> list[Answer]:
+        """The answers, without those of fleets that another one has, too."""
+        distinct: dict[object, Answer] = {}
+        for place, answer in enumerate(answers):
+            same: object = place
+            if answer.detail is not None and answer.fleet is not None:
+                service = _service(answer.candidate)
+                same = service.settings, self._cluster(service, answer.replicas)
+            first = distinct.setdefault(same, answer)
+            if first is not answer:
+                distinct[same] = replace(first, equal=(*first.equal, answer.candidate.name))
+        return list(distinct.values())
 
     @property
     def load(self) -> Load:
@@ -185,7 +198,7 @@ class Planner:
         near = {
             service: max(first_fleet(wanted, found.found.rate), fewest_replicas(service.prefill_replicas))
             for service, found in begun.items()
-            if 0 < found.found.rate < inf
+            if found.found.rate
         }
         failed = self._find_shares(near)
         searches = {
@@ -398,15 +411,15 @@ class Planner:
         """
         fleet, service, most = not_none(answer.fleet), _service(answer.candidate), answer.replicas
         smaller, short = self._taken(answer, sizes_below(most), len(fleet.rates))
-        takes = {most: max(fleet.sure_rate, day.busiest)} | smaller
+        known = fleet.sure_rate if answer.known_rates is None else sure_rate(answer.known_rates)
+        rate = max(known, day.busiest) if known < inf else day.busiest
+        takes = {most: rate} | smaller
         replicas = tuple(replicas_for(day.rates, takes, most))
         first, cluster = self._seeds[0], self._cluster(service, most)
         days = {
             name: Job(service.settings, first, (cluster, day, sizes, startup_s))
             for name, sizes in (("following", replicas), ("constant", (most,) * len(replicas)))
         }
-        known = fleet.sure_rate if answer.known_rates is None else max(sure_rate(answer.known_rates), day.busiest)
-        rate = known if known < inf else day.busiest
         full = {"targets": Job(service.settings, first, (cluster, rate))}
         found = self._run("day", days) | self._run("full load", full)
         for outcome in found.values():

@@ -157,7 +157,20 @@ def _answer_max_num_seqs(subject: Subject, report: Report) -> Data:
     for row in rows:
         table.add_row(f"{row['max_num_seqs']:,}", f"{row['preemptions']:,}", *_serving(row))
     report.console.print(table)
+    if len(rows) > 1 and (text := _slower_text(*rows)):
+        report.print_line(text)
     return found.as_dict() | {"runs_of": rows}
+
+
+def _slower_text(own: Data, largest: Data) -> str:
+    """A warning where requests take longer with the largest value without preemption; empty where they do not."""
+    before, after = (row["mean_e2el_ms"] / 1e3 for row in (own, largest))
+    if after <= before:
+        return ""
+    return (
+        f"Do not set it for speed: without preemptions the mean E2EL of this load is {after:,.3g} s, in place of {before:,.3g} s."
+        " fragmeter diagnose tests other flags."
+    )
 
 
 def _max_num_seqs_text(found: plan_max_num_seqs.MaxNumSeqs) -> str:

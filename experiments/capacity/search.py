@@ -18,7 +18,7 @@ from ...sim.spec.launch import capacity
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from ...traces.arrivals.pacing import read_curve
-from ..measured.evidence import engines_lines, evidence, evidence_lines
+from ..measured.evidence import drafts_lines, engines_lines, evidence, evidence_lines
 from ..runs.inputs import Inputs
 from ..runs.near_saturation import LoadClass
 from ..runs.output import Report
@@ -257,7 +257,7 @@ class _SearchOutput:
             report.console.print(day_table(self._day))
             for line in day_lines(self._day, currency):
                 report.print_line(line)
-        assumptions = self._assumptions()
+        assumptions = [f"Requests: {self._load.source()}.", *self._assumptions()]
         report.print_line()
         for line in assumptions:
             report.print_line(line)
@@ -285,7 +285,10 @@ class _SearchOutput:
             f"{answer.candidate.name}: {why_loses(answer, bill, self._ranks[0], self._wanted, self._priced.currency)}"
             for answer, bill in self._ranks[1:]
         ]
-        return lines + [f"{answer.candidate.name}: {why_none(answer, self._goal)}" for answer in self._others]
+        equal = [
+            f"{name}: the same fleet as {answer.candidate.name}" for answer, _ in self._ranks for name in answer.equal
+        ]
+        return lines + equal + [f"{answer.candidate.name}: {why_none(answer, self._goal)}" for answer in self._others]
 
     def _assumptions(self) -> list[str]:
         load, aims = self._load, self._aims
@@ -296,7 +299,9 @@ class _SearchOutput:
         return [
             f"Load: {load.description()}; {wanted}; {runs} requests a run, of which the middle 80% count; {self._seeds()}",
             *evidence_lines(chosen),
-            *dict.fromkeys(line for each, _ in chosen for line in engines_lines(each, planned=True)),
+            *dict.fromkeys(
+                line for each, _ in chosen for line in (*engines_lines(each, planned=True), *drafts_lines(each))
+            ),
             f"Prices: {self._priced.origin}{', to be edited (--prices)' if aims.prices is None else ''}.",
         ]
 
@@ -323,6 +328,7 @@ class _SearchOutput:
             "flags": flags_text(self._ranks[0][0]) if self._ranks else None,
             "goal": {"goodput": self._goal.objectives.limits, "attainment": self._goal.attainment},
             "load": self._load.description(),
+            "requests": self._load.source(),
             "wanted_request_rate": self._wanted,
             "num_prompts": self._load.num_prompts(),
             "seeds": self._aims.seeds,

@@ -41,16 +41,17 @@ def fewest_replicas(prefill_replicas: str) -> int:
 
 
 def divided(replicas: int, router: str, prefill_replicas: str, share: float | None = None) -> Cluster:
-    """A fleet of so many replicas.
+    """A fleet of so many replicas. A router before one replica chooses nothing, so such a fleet has the default router.
 
     Args:
         prefill_replicas: As the flag.
         share: Share of the replicas that prefill, for auto.
     """
     if prefill_replicas == NONE:
-        return Cluster(num_replicas=replicas, router=router)
+        return Cluster(num_replicas=replicas, router=router if replicas > 1 else Cluster.router)
     prefill = floor((share or 0) * replicas + 0.5) if prefill_replicas == AUTO else int(prefill_replicas)
     prefill = min(max(1, prefill), replicas - 1)
+    router = router if prefill > 1 else Cluster.router
     return Cluster(prefill_replicas=prefill, decode_replicas=replicas - prefill, router=router)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
+from shlex import quote
 from typing import Any
 
 from rich import box
@@ -33,8 +34,8 @@ CAUSES = {
 #: The settings of a candidate that a user sets in vLLM.
 _FLAGS = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size",
-    "enable_expert_parallel", "quantization", "kv_cache_dtype", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching",
-    "kv_offloading_size", "watermark",
+    "enable_expert_parallel", "quantization", "kv_cache_dtype", "block_size", "max_num_seqs", "max_num_batched_tokens",
+    "max_model_len", "enable_prefix_caching", "kv_offloading_size", "speculative_config", "watermark",
 )  # fmt: skip
 #: Default values that the text omits.
 _PLAIN = {
@@ -60,7 +61,7 @@ def flags_text(answer: Answer) -> str:
 
 def _flag_text(name: str, value: object) -> str:
     flag = name.replace("_", "-")
-    return f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag} {value}"
+    return f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag} {quote(str(value))}"
 
 
 HOURS_A_MONTH = 730
@@ -107,8 +108,6 @@ _TOO_FEW = "too few requests to fill a replica: raise --num-prompts"
 
 
 def _headroom_part(answer: Answer) -> str:
-    if answer.every_rate_meets:
-        return f"headroom unknown ({_TOO_FEW})"
     if answer.fleet_rate == inf:
         return "it meets the goal at every rate"
     if answer.known_rates is None:
@@ -203,8 +202,6 @@ def _split_text(answer: Answer) -> str:
 
 def _sure(answer: Answer) -> str:
     """The rate of a replica or a fleet, and the statistical confidence for other seeds."""
-    if answer.every_rate_meets:
-        return f"Here {EVERY_RATE}."
     if answer.fleet is not None:
         return f"{_fleet_text(answer, answer.fleet)} {_headroom(answer)}"
     found = answer.rates
@@ -371,7 +368,7 @@ def _differing(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _values(candidate: Candidate, names: Sequence[str]) -> str:
-    return ", ".join([candidate.started.launch.gpu.name, *(candidate.axis_values[name] for name in names)])
+    return ", ".join([candidate.started.launch.gpu.name, *map(candidate.value_text, names)])
 
 
 def _rate_cell(answer: Answer) -> str:
@@ -469,9 +466,10 @@ def memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
 
 
 def view_rows(ranks: Sequence[tuple[Answer, Bill]], view: str) -> list[dict[str, Any]]:
-    """The contents of the KV cache at the recommended rate, in percent."""
+    """The contents of the KV cache at the recommended rate, in percent. Some candidates alone have rejected drafts."""
+    names = list(dict.fromkeys(name for answer, _ in ranks for name in answer.at_rate[view]))
     return [
-        {"Candidate": answer.candidate.name} | {_label(name): share for name, share in answer.at_rate[view].items()}
+        {"Candidate": answer.candidate.name} | {_label(name): answer.at_rate[view].get(name, 0.0) for name in names}
         for answer, _ in ranks
     ]
 
@@ -495,13 +493,19 @@ def day_table(plan: DayPlan) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     steps, constant = plan.following["steps"], plan.constant["steps"]
-    for place, ((start, _), rate, size) in enumerate(zip(plan.day.spans_s, plan.day.rates, plan.replicas, strict=True)):
-        minutes = round(start / 60)
+    for place, (start, rate, size) in enumerate(zip(plan.day.start_s, plan.day.rates, plan.replicas, strict=True)):
         cells = (_share(each["attained"][place]) for each in (steps, constant))
-        clock, number = f"{minutes // 60:02}:{minutes % 60:02}", f"{steps['concurrency'][place]:,.1f}"
+        number = f"{steps['concurrency'][place]:,.1f}"
         use = f"{steps['kv_cache_usage'][place]:.0%}, {steps['peak_kv_cache_usage'][place]:.0%}"
-        table.add_row(clock, f"{rate:,.3g}", f"{size:,}", *cells, number, use)
+        table.add_row(clock(start, plan.day.start_s), f"{rate:,.3g}", f"{size:,}", *cells, number, use)
     return table
+
+
+def clock(start_s: float, starts_s: Sequence[float]) -> str:
+    """The start of a step as the time of the day; with seconds if any of the steps starts between two minutes."""
+    seconds = round(start_s)
+    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}"
+    return text if all(round(each) % 60 == 0 for each in starts_s) else f"{text}:{seconds % 60:02}"
 
 
 def _share(value: float | None) -> str:
@@ -510,24 +514,30 @@ def _share(value: float | None) -> str:
 
 def day_lines(plan: DayPlan, currency: str) -> list[str]:
     """The bill of the day, its attainment, and the targets of autoscalers."""
-    (followed, constant), following = plan.bills, plan.following
-    worst = min((each for each in following["steps"]["attained"] if each is not None), default=1.0)
+    return day_summary(plan.as_dict(), currency)
+
+
+def day_summary(day: Mapping[str, Any], currency: str) -> list[str]:
+    """As ``day_lines``, of the data of a ``DayPlan``."""
+    worst = min((step["attained"] for step in day["steps"] if step["attained"] is not None), default=1.0)
+    targets, saved = day["autoscaler_targets"], 1 - day["price"] / day["constant_price"]
+    beside = f"{saved:.0%} less than" if saved >= 0.005 else "as much as"
     return [
-        f"The day: following the curve takes {following['replica_hours']:,.1f} replica-hours, {followed:,.2f} {currency},"
-        f" {1 - followed / constant:.0%} less than {_replicas(max(plan.replicas))} throughout"
-        f" ({plan.constant['replica_hours']:,.1f} hours, {constant:,.2f} {currency}). {following['attained']:.1%} of"
-        f" {following['requests']:,} requests meet the objectives, {worst:.1%} in the worst step, and"
-        f" {plan.constant['attained']:.1%} with the constant fleet.",
-        f"Replicas are ordered {plan.startup_s:,.0f} s (--startup-seconds) before a busier step and paid for from then on, until"
-        " they have drained.",
+        f"The day: following the curve takes {day['replica_hours']:,.1f} replica-hours, {day['price']:,.2f} {currency},"
+        f" {beside} {_replicas(day['constant_replicas'])} throughout"
+        f" ({day['constant_replica_hours']:,.1f} hours, {day['constant_price']:,.2f} {currency}). {day['attained']:.1%} of"
+        f" {day['requests']:,} requests meet the objectives, {worst:.1%} in the worst step, and"
+        f" {day['attained_by_constant_fleet']:.1%} with the constant fleet.",
+        f"Replicas are ordered {day['startup_seconds']:,.0f} s (--startup-seconds) before a busier step and paid for from then on,"
+        " until they have drained.",
         *(
             [
                 f"Steps may need fewer replicas: the rates that smaller fleets take are lower bounds, because their runs have {_TOO_FEW}."
             ]
-            if plan.short_runs
+            if day["rates_are_lower_bounds"]
             else []
         ),
-        f"Targets of autoscalers, a replica with its share of {plan.full_rate:,.3g} requests/s: {plan.targets['concurrency']:,.1f} requests in flight"
-        f" (vllm:num_requests_running + vllm:num_requests_waiting), {plan.targets['kv_cache_usage']:.0%} of the KV cache in use"
+        f"Targets of autoscalers, a replica with its share of {targets['request_rate']:,.3g} requests/s: {targets['concurrency']:,.1f} requests in flight"
+        f" (vllm:num_requests_running + vllm:num_requests_waiting), {targets['kv_cache_usage']:.0%} of the KV cache in use"
         " (vllm:kv_cache_usage_perc).",
     ]

@@ -15,7 +15,7 @@ from ...sim.output.files import require_apart
 from ...sim.types.errors import SettingError
 from ..diagnose.diagnosis import Diagnoser
 from ..diagnose.load import Sources, served_load
-from ..diagnose.measured import calibrated, pool_of, seen_by_server
+from ..diagnose.measured import calibrated, pool_of, pool_origin, seen_by_server
 from ..diagnose.server import server_of
 from ..diagnose.text import as_data, print_diagnosis
 from ..runs.inputs import named_files
@@ -119,6 +119,7 @@ def diagnose(
     # A given number of blocks says nothing of the memory that the server has.
     if log is None and "num-gpu-blocks-override" not in line.flags:
         server = server_of(line, gpu, model, pool_of(seen, server.launch.rank_block_tokens), cost)
+    server = replace(server, pool_origin=pool_origin(line, log, seen, metrics is not None))
     clients = None
     if bench is not None:
         server, clients = calibrated(server, bench)

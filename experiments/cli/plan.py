@@ -80,8 +80,8 @@ def plan(
             simulate, or for sequences of --mean-tokens.
         check: TOML file of services, each with its line, fleet, load and objectives: test whether every fleet meets its
             objectives. The exit status is 3 if one does not. Other flags are --seed, --jobs and --json.
-        out: Folder for plan.html, plan.json, plan.parquet and finished runs. The same command continues an interrupted
-            plan there.
+        out: Folder for plan.html, plan.md, plan.json, plan.csv, plan.parquet, day.csv (with --rate-curve) and finished runs. The
+            same command continues an interrupted plan there.
     """
     report = Report(json)
     if check is not None:

@@ -37,7 +37,9 @@ from ..runs.inputs import READING, left_out_lines, named_files
 from ..runs.output import RESULT_FILE, JsonTarget, Report
 
 _HEADINGS = {"prompt_tokens": "Prompt (tokens)", "output_tokens": "Output (tokens)", "total_tokens": "Both (tokens)"}
-_SHARES, _BINS = np.linspace(0, 1, 101), 120
+_SHARES = np.linspace(0, 1, 101)
+#: Most spans in which arrivals are counted, and the least mean number of requests in one: fewer would draw noise.
+_MOST_SPANS, _LEAST_REQUESTS = 120, 10
 
 
 def write_trace_page(trace: Trace, found: dict[str, Any], path: str | PathLike[str]) -> Path:
@@ -74,9 +76,10 @@ def length_rows(trace: Trace) -> list[dict[str, float]]:
 
 
 def arrival_rows(trace: Trace) -> list[dict[str, float]]:
-    """Requests per second in equal time spans."""
+    """Requests per second in equal time spans: at most 120, with ten requests or more on average, and at least one span."""
     times_s = not_none(trace.arrival_ticks) / ticks.PER_SECOND
-    counts, edges = np.histogram(times_s, bins=_BINS)
+    spans = min(max(len(times_s) // _LEAST_REQUESTS, 1), _MOST_SPANS)
+    counts, edges = np.histogram(times_s, bins=spans)
     return [
         {"start_s": float(start), "end_s": float(end), "requests_per_s": float(count / (end - start))}
         for count, start, end in zip(counts, edges, edges[1:])

@@ -1,6 +1,9 @@
 """The diagnosis of a server: simulate it as it serves, test each cause, and simulate the flags that may remove it.
 
-1. The server serves draws of its load, one a seed. Their means show symptoms (``causes``).
+1. The server serves draws of its load, one a seed. Their means show symptoms (``causes``). Draws that are bursts are refused: fewer
+   than half of their requests finish before the last one starts, so that no time of the run has the server at a rate; or, where
+   arrivals are those of a file, all requests arrive within a tenth of the time that the server needs for them. A rate that the
+   user or the server states is taken, however slow the server is: a flag may be the reason.
 2. The flags of each cause with a symptom are simulated on the first seed. The best of each cause go on.
 3. These are simulated on the other seeds: the same requests as served, so that differences are paired. A change helps if its
    gain is at least ``LEAST_GAIN`` and its confidence interval excludes 0.
@@ -10,8 +13,9 @@
    gain ``LEAST_GAIN`` more.
 
 The objective of a run is the geometric mean of p90 TTFT, p99 ITL and mean E2EL, because each flag trades one of them for
-another; with ``--goodput`` it is the share of the requests that miss the objectives. A server is healthy if no change helps and its
-KV cache is large enough, and with ``--goodput`` already if it meets its goal. It is overloaded if its queue keeps growing and no
+another; with ``--goodput`` it is the share of the requests that miss the objectives. A server is healthy if no change gains
+``LEAST_GAIN`` in the mean and its KV cache is large enough, and with ``--goodput`` already if it meets its goal. It is undecided where a
+change gains as much in the mean, and the interval includes 0. It is overloaded if its queue keeps growing and no
 change stops that.
 """
 
@@ -19,10 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import expm1, sqrt
+from math import expm1, inf, sqrt
 from statistics import fmean, stdev
 
 from ...sim import Settings
+from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from ..measured.server_metrics import ServerMetrics
 from ..runs.output import track
@@ -40,6 +45,10 @@ LEAST_GAIN, CONFIDENCE = 0.05, 0.95
 _AS_GOOD = 0.01
 #: Share of the gain of a change of the answers that another change must reach to come before it.
 _LOSSLESS_SHARE = 0.5
+#: Share of the requests that finish before the last one starts, below which a draw is a burst; as for ``saturated_rate``.
+_LEAST_TURNOVER = 0.5
+#: Share of the time to the last finish in which requests arrive, below which a draw is a burst, too.
+_LEAST_ARRIVING = 0.1
 #: Seconds by which the wait grows per second, from which on the server does not keep up.
 _BEHIND = 0.1
 
@@ -59,7 +68,17 @@ class Gain:
     @property
     def helps(self) -> bool:
         """Whether it is large enough and sure."""
-        return self.value >= LEAST_GAIN and (self.interval is None or self.interval[0] > 0)
+        return self.is_large and self.is_certain
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the mean is at least ``LEAST_GAIN``."""
+        return self.value >= LEAST_GAIN
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the interval excludes 0; of a single seed nothing more is known."""
+        return self.interval is None or self.interval[0] > 0 or self.interval[1] < 0
 
 
 @dataclass(frozen=True)
@@ -95,7 +114,8 @@ class Diagnosis:
 
     Attributes:
         case: The server as it serves.
-        state: "healthy", "remedy", "limited" if its KV cache is too small and no change helps, or "overloaded".
+        state: "healthy", "remedy", "limited" if its KV cache is too small and no change helps, "undecided" if a change may help, or
+            "overloaded".
         remedies: Changes that were simulated on all seeds, the advised one first; those that do not help last.
         caching: Effect of prefix caching, on against off, if the contents of prompts are known.
         seeds: Number of seeds.
@@ -111,6 +131,13 @@ class Diagnosis:
     def advised(self) -> Remedy | None:
         """The change to make; None if none helps."""
         return self.remedies[0] if self.remedies and self.remedies[0].gain.helps else None
+
+    @property
+    def uncertain(self) -> Remedy | None:
+        """The best change with a large gain that more draws have to confirm; None if a change helps, or none may."""
+        if self.advised is not None:
+            return None
+        return next((each for each in self.remedies if each.gain.is_large), None)
 
 
 class Diagnoser:
@@ -133,11 +160,13 @@ class Diagnoser:
         """The diagnosis.
 
         Raises:
+            SettingError: The draws are bursts.
             UserError, SimulationFault: As ``simulate``.
         """
         served, toggled = self._server, self._toggled()
         self._simulate([served, *toggled], self._seeds)
         case = Case(served, self._load, self._mean(served), self._metrics)
+        self._require_no_burst(case.seen)
         caching = None
         if toggled:
             (other,) = toggled
@@ -151,7 +180,21 @@ class Diagnoser:
         helps = bool(remedies) and remedies[0].gain.helps
         behind = case.seen.behind > _BEHIND and not (helps and remedies[0].seen.behind <= _BEHIND)
         state = "overloaded" if behind else "remedy" if helps else "limited" if pressure(case) else "healthy"
-        return Diagnosis(case, state, tuple(remedies), caching, len(self._seeds))
+        found = Diagnosis(case, state, tuple(remedies), caching, len(self._seeds))
+        return replace(found, state="undecided") if state == "healthy" and found.uncertain else found
+
+    def _require_no_burst(self, seen: Observation) -> None:
+        load = self._load
+        if seen.turnover < _LEAST_TURNOVER:
+            all_known = load.knows_contents and load.num_prompts >= len(load.trace)
+            remedy = "give a longer recording, or a lower --request-rate" if all_known else "give more requests"
+            what = f"{seen.turnover:.0%} of the requests finish before the last one starts, and half must"
+            raise SettingError("num_prompts", load.num_prompts, f"the draws are bursts: {what}; {remedy}")
+        stated = load.max_concurrency is not None or load.rate not in (None, inf)
+        if not stated and seen.arriving < _LEAST_ARRIVING:
+            what = f"all requests arrive within {seen.arriving:.1%} of the time that the server needs for them"
+            remedy = "give the rate of the server's clients, or --max-concurrency"
+            raise SettingError("request_rate", None, f"the draws are bursts: {what}; {remedy}")
 
     def _toggled(self) -> list[Server]:
         """The server with prefix caching on instead of off, or off instead of on, where that can be simulated."""

@@ -2,7 +2,8 @@
 
     benchmark, probe, trace   its requests; draws are blocks of consecutive requests with their gaps, as of a plan
     metrics                   the rate of finished requests; lengths drawn from the server's histograms
-    nothing                   ShareGPT lengths, at a share of the rate that the replica serves when requests always wait
+    nothing                   ShareGPT lengths, at a share of the rate that the replica serves when requests always wait;
+                              as many requests as that takes are sent at once, whatever the size of a draw
 
 Requests with known contents keep their order, and a draw has other gaps. Where the contents are unknown and the server found a
 share of its tokens in the prefix cache, so large a share of every prompt is taken as one prefix that all have in common.
@@ -37,6 +38,8 @@ _POOL = 5000
 _BEHIND = 0.1
 #: Share of the saturated rate that is taken where nothing is known of the load.
 ASSUMED_SHARE = 0.8
+#: Requests that are sent at once to find the saturated rate: at first, and at most.
+_FIRST_AT_ONCE, _MOST_AT_ONCE = 4096, 1 << 18
 #: Least hit rate that says that prompts have something in common.
 _SHARED = 0.01
 
@@ -214,11 +217,20 @@ def _assumed(sources: Sources, served: Settings) -> ServedLoad:
     rate, users = sources.request_rate, sources.max_concurrency
     how = f"{rate:g} requests/s, as given" if rate else f"{users} users, as given"
     if rate is None and users is None:
-        at_once = ServedLoad(trace, inf, None, sources.num_prompts, "").work(0)
-        saturated = saturated_rate(served, at_once)
-        rate = ASSUMED_SHARE * saturated if saturated else 1.0
+        rate = ASSUMED_SHARE * _saturated(served, trace)
         how = f"{rate:.3g} requests/s, {ASSUMED_SHARE:.0%} of what it serves at most"
     return ServedLoad(trace, rate, users, sources.num_prompts, f"assumed: ShareGPT's lengths, {how}", assumed=True)
+
+
+def _saturated(served: Settings, trace: Trace) -> float:
+    """The highest rate that the replica serves, requests/s: twice as many requests at once, until they fill it."""
+    count = _FIRST_AT_ONCE
+    while count <= _MOST_AT_ONCE:
+        if rate := saturated_rate(served, ServedLoad(trace, inf, None, count, "").work(0)):
+            return rate
+        count *= 2
+    remedy = f"is missing, and {_MOST_AT_ONCE:,} requests at once do not fill the server; give it"
+    raise MissingSetting("request_rate", remedy)
 
 
 def _with_prefix(trace: Trace, share: float) -> Trace:

@@ -13,6 +13,7 @@ from ...traces import measured, read
 from ..measured.knobs import fitted_scale
 from ..measured.replay import Benchmark, replay
 from ..measured.server_metrics import ServerMetrics, read_metrics
+from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
 from .server import Server
 
@@ -65,6 +66,22 @@ def pool_of(metrics: ServerMetrics | None, block_size: int) -> StartupLog | None
         return None
     blocks = metrics.num_gpu_blocks * (metrics.block_size or block_size) // block_size
     return StartupLog(blocks, None, None, None)
+
+
+def pool_origin(line: ServeLine, log: StartupLog | None, seen: ServerMetrics | None, has_metrics: bool) -> str:
+    """What says the size of the KV cache: a key of ``POOL_ORIGINS``.
+
+    Args:
+        seen: Metrics, or what a probe has of them.
+        has_metrics: Whether they are metrics.
+    """
+    if log is not None:
+        return "log"
+    if "num-gpu-blocks-override" in line.flags:
+        return "flag"
+    if seen is None or seen.num_gpu_blocks is None:
+        return "computed"
+    return "metrics" if has_metrics else "probe"
 
 
 def calibrated(server: Server, bench: Path) -> tuple[Server, ClientLatencies]:

@@ -48,6 +48,8 @@ class Observation:
         hit_rate: Share of the tokens looked up that the prefix cache has; 0 without a cache.
         wait_seqs, wait_memory, wait_steps: Shares of the time in which requests wait for ``max_num_seqs``, for the KV cache,
             and for the step to end.
+        turnover: Share of the requests that finish before the last one starts.
+        arriving: Share of the time from the first arrival to the last finish in which requests arrive.
         behind: Seconds by which the wait before the first step grows per second of arrivals: 0 where the replica keeps up.
     """
 
@@ -70,6 +72,8 @@ class Observation:
     wait_seqs: float
     wait_memory: float
     wait_steps: float
+    turnover: float
+    arriving: float
     behind: float
 
 
@@ -121,6 +125,8 @@ def observation(run: Run, goal: Goal | None) -> Observation:
         wait_seqs=waits["max_num_seqs"],
         wait_memory=waits["memory"],
         wait_steps=waits["steps"],
+        turnover=_turnover(times),
+        arriving=_arriving(times),
         behind=0.0 if run.workload.users is not None else _behind(times),
     )
 
@@ -131,6 +137,19 @@ def _prompt_share(work: Workload, times: RequestTimes) -> float:
     prompts = float(work.prompt_tokens[times.index] @ span)
     outputs = float(times.output_tokens @ span) / 2
     return prompts / (prompts + outputs) if prompts + outputs else 0.0
+
+
+def _turnover(times: RequestTimes) -> float:
+    if not len(times.index):
+        return 0.0
+    return float((times.finish_ticks <= times.first_scheduled_ticks.max()).mean())
+
+
+def _arriving(times: RequestTimes) -> float:
+    if not len(times.index):
+        return 0.0
+    first, last = int(times.arrival_ticks.min()), int(times.arrival_ticks.max())
+    return (last - first) / max(1, int(times.finish_ticks.max()) - first)
 
 
 def _behind(times: RequestTimes) -> float:

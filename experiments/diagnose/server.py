@@ -19,6 +19,16 @@ from ..vllm_serve.start import Started, started, with_release
 Change = Mapping[str, str | bool | None]
 
 
+#: What says the size of the KV cache of a server, as text; only the first three are the server's own word.
+POOL_ORIGINS = {
+    "log": "by the start-up log",
+    "metrics": "by its metrics",
+    "flag": "by its command line",
+    "probe": "an estimate, from the blocks of the probe",
+    "computed": "an estimate, by vLLM's arithmetic at start",
+}
+
+
 @dataclass(frozen=True)
 class Server:
     """A server that starts.
@@ -27,11 +37,13 @@ class Server:
         started: The line with vLLM's defaults, and a correction by the size of the KV cache that the server itself names.
         cost: Step time; None takes the GPU's profile if it covers the model, else the roofline.
         step_scale: Factor on the step time, fitted to a benchmark; None for 1.
+        pool_origin: Key of ``POOL_ORIGINS``.
     """
 
     started: Started
     cost: str | None = None
     step_scale: float | None = None
+    pool_origin: str = "computed"
 
     @property
     def launch(self) -> Launch:

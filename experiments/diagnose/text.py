@@ -18,6 +18,7 @@ from .causes import PREEMPTS, pressure
 from .diagnosis import CONFIDENCE, LEAST_GAIN, Diagnosis, Gain, Remedy
 from .measured import ClientLatencies
 from .run import Observation
+from .server import POOL_ORIGINS
 
 #: Changes in the table, at most.
 _MOST_ROWS = 6
@@ -46,11 +47,18 @@ def headline(found: Diagnosis, goal: Goal | None) -> str:
     if found.state == "healthy":
         if goal is not None and found.case.seen.cost <= 1 - goal.attainment:
             return f"Healthy: {1 - found.case.seen.cost:.1%} of the requests meet {goal.objectives}."
-        return f"Healthy: no flag that was tried gains {LEAST_GAIN:.0%} on this load."
+        return f"Healthy: no flag that was tried gains {LEAST_GAIN:.0%} {_in_draws(found)}."
+    uncertain = _uncertain(found, goal)
+    if found.state == "undecided":
+        return uncertain
     if found.state == "limited":
         lacks = "a larger GPU, more ranks, fp8 weights or more replicas give it more room"
-        return f"The KV cache is too small, and no flag that was tried gains {LEAST_GAIN:.0%}: {lacks}."
-    advice = "" if advised is None else f" {_advice(advised, goal)}"
+        if uncertain:
+            return f"The KV cache is too small. {uncertain} Otherwise {lacks}."
+        return (
+            f"The KV cache is too small, and no flag that was tried gains {LEAST_GAIN:.0%} {_in_draws(found)}: {lacks}."
+        )
+    advice = f" {uncertain}" * bool(uncertain) if advised is None else f" {_advice(advised, goal)}"
     if found.state == "overloaded":
         more = "fragmeter plan finds the replicas for the load (--goodput, --request-rate)"
         growth = found.case.seen.behind if advised is None else advised.seen.behind
@@ -58,6 +66,18 @@ def headline(found: Diagnosis, goal: Goal | None) -> str:
         return f"Overloaded: the wait grows by {found.case.seen.behind:.2g} s every second.{advice}{still} {more}."
     titles = "; ".join(each.cause.title for each in (advised.suspects if advised else ()))
     return f"{titles}.{advice}"
+
+
+def _in_draws(found: Diagnosis) -> str:
+    return "on this draw" if found.seeds == 1 else f"in the mean of {found.seeds} draws"
+
+
+def _uncertain(found: Diagnosis, goal: Goal | None) -> str:
+    """The change that may help, and the remedy; empty without one."""
+    change = found.uncertain
+    if change is None:
+        return ""
+    return f"Not certain with {found.seeds} draws: with {change.flags} {_gain_text(change.gain, goal)}; add draws (--seeds)."
 
 
 def _advice(advised: Remedy, goal: Goal | None) -> str:
@@ -91,7 +111,7 @@ def _filling(found: Diagnosis) -> str:
     pool, seen = found.case.server.pool, found.case.seen
     other = max(0.0, seen.mean_usage - seen.prompts - seen.outputs)
     return (
-        f"KV cache: {pool.num_tokens:,} tokens, {seen.mean_usage:.0%} in use in the mean and {seen.max_usage:.0%} at most:"
+        f"KV cache: {pool.num_tokens:,} tokens ({POOL_ORIGINS[found.case.server.pool_origin]}), {seen.mean_usage:.0%} in use in the mean and {seen.max_usage:.0%} at most:"
         f" prompts {seen.prompts:.0%}, outputs {seen.outputs:.0%}, empty slots {other:.0%}; beside them prefixes that no"
         f" request uses take {seen.cached:.0%}. On average {seen.running:.1f} requests run and {seen.waiting:.1f} wait."
     )
@@ -100,6 +120,9 @@ def _filling(found: Diagnosis) -> str:
 def _caching(found: Diagnosis) -> str:
     case, gain = found.case, found.caching
     state = "on" if case.server.launch.enable_prefix_caching else "off"
+    metrics = case.metrics
+    if gain is None and metrics is not None and metrics.hit_rate is not None:
+        return f"Prefix caching is {state}; the server found {metrics.hit_rate:.0%} of the prompt tokens in its cache."
     if gain is None:
         return (
             f"Prefix caching is {state}. What prompts have in common is not known: give --probe, a --trace with contents, or"
@@ -107,7 +130,11 @@ def _caching(found: Diagnosis) -> str:
         )
     hits = case.would_hit
     effect = f"the objective is {abs(gain.value):.0%} {'better' if gain.value >= 0 else 'worse'} with it"
-    pays = "pays" if gain.helps else "does not pay, and does no harm" if gain.value > -LEAST_GAIN else "does harm"
+    large = abs(gain.value) >= LEAST_GAIN
+    if large and not gain.is_certain:
+        pays = f"may {'pay' if gain.value > 0 else 'do harm'} (not certain with {found.seeds} draws; add --seeds)"
+    else:
+        pays = "does not pay, and does no harm" if not large else "pays" if gain.value > 0 else "does harm"
     return f"Prefix caching is {state} and {pays}: it finds {hits:.0%} of the prompt tokens, and {effect}."
 
 
@@ -210,7 +237,11 @@ def as_data(found: Diagnosis, goal: Goal | None, clients: ClientLatencies | None
             "server": None if case.metrics is None else asdict(case.metrics),
             "clients": None if clients is None else asdict(clients),
         },
-        "kv_cache": {"num_gpu_blocks": case.server.pool.num_blocks, "tokens": case.server.pool.num_tokens},
+        "kv_cache": {
+            "num_gpu_blocks": case.server.pool.num_blocks,
+            "tokens": case.server.pool.num_tokens,
+            "origin": case.server.pool_origin,
+        },
         "sequences_that_fit": case.fitting,
         "load": {
             "origin": case.load.origin,

@@ -344,6 +344,16 @@ def engines_lines(settings: Settings, planned: bool = False) -> list[str]:
     return [f"{lock_step}: a step takes as long as that of the slowest engine."]
 
 
+def drafts_lines(settings: Settings) -> list[str]:
+    """The assumption about drafts; empty without speculative decoding."""
+    if settings.value("speculative_config") is None:
+        return []
+    return [
+        "Steps with drafts are predicted, as a step of the target over all tokens and those of the drafter; no measured run has"
+        " drafts. How many are accepted is an input (--speculative-config)."
+    ]
+
+
 def _nearest(settings: Settings, load: LoadClass | None) -> Nearest | None:
     found = [row for row in _measured() if row["gpu"] == settings.gpu]
     if not found:

@@ -146,10 +146,10 @@ def first_knob_text(error: float, knobs: list[Knob]) -> str:
             return f"No knob alone explains the error of {error:.1%}. All together leave {together.error:.1%}: {together.advice}"
         rest = "the scheduler's limits, prefix caching or another load on the server may. Set none of them"
         return f"None of these explains the error of {error:.1%}; {rest}."
-    return (
-        f"Calibrate first: {_KNOBS[first.name]}, which removes {first.removed:.0%} of the error of {error:.1%}."
-        f" All together leave {together.error:.1%}: {together.advice}"
-    )
+    text = f"Calibrate first: {_KNOBS[first.name]}, which removes {first.removed:.0%} of the error of {error:.1%}."
+    if together.error >= first.error:
+        return f"{text} With the other knobs, too, no less is left: {together.error:.1%} against {first.error:.1%}."
+    return f"{text} All together leave {together.error:.1%}: {together.advice}"
 
 
 def _pointers(rows: Sequence[Mapping[str, Any]], error: float, knobs: list[Knob]) -> Iterator[str]:
@@ -159,8 +159,8 @@ def _pointers(rows: Sequence[Mapping[str, Any]], error: float, knobs: list[Knob]
     if preempted:
         yield (
             "Requests are preempted: fragmeter diagnose with the same --serve, --gpu and --metrics, and the benchmark as --bench,"
-            " finds the flags that end it; fragmeter plan --ask max-num-seqs with the benchmark as --trace finds the largest"
-            " --max-num-seqs without preemptions."
+            " finds flags that make requests faster; fragmeter plan --ask max-num-seqs with the benchmark as --trace finds the"
+            " largest --max-num-seqs without preemptions, and what that costs."
         )
     elif unexplained:
         yield "fragmeter diagnose, with the benchmark as --bench, tests the flags of the line."

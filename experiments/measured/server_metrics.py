@@ -1,9 +1,12 @@
 """Metrics of a server from its ``/metrics`` endpoint, saved in a file: one scrape, or several in sequence.
 
 A scrape ends where a series occurs a second time. Between scrapes a line may give the time as seconds since
-1970 or as a date; it is ignored, and scrapes are taken to be evenly spaced. This command makes such a file:
+1970 or as a date: the first and the last of them say how long the scrapes lasted. This command makes such a file:
 
     while sleep 1; do date +%s; curl -s localhost:8000/metrics; done > metrics.txt
+
+OpenMetrics text with timestamps, as ``simulate --openmetrics`` writes it, has the samples of a family together instead, so that
+a scrape is all samples of one time, in seconds. Such text ends with ``# EOF``. Timestamps of other text, which are in ms, are ignored.
 
 Gauges are averaged over the scrapes in which a request runs or waits. Counters and histograms count from the first
 scrape to the last, or from the server's start if there is only one scrape.
@@ -14,19 +17,20 @@ Names: vllm-project/vllm, vllm/v1/metrics/loggers.py; the second of two names is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
 from os import PathLike
 from pathlib import Path
+from typing import NamedTuple
 
 from ...sim.types.errors import UserError
 from ...sim.types.optional import not_none
 
-_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
+_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?))?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_SERVER = "vllm:"
+_SERVER, _END = "vllm:", "# EOF"
 RUNNING, WAITING = ("vllm:num_requests_running",), ("vllm:num_requests_waiting",)
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 PREEMPTIONS = ("vllm:num_preemptions_total",)
@@ -47,6 +51,14 @@ READ = (*RUNNING, *WAITING, *KV_USAGE, *PREEMPTIONS, *QUERIES, *HITS, CONFIG) + 
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 Scrape = dict[Series, float]
+
+
+class _Sample(NamedTuple):
+    """A line of the text; ``at_s`` is its timestamp, in seconds in OpenMetrics, or None."""
+
+    series: Series
+    value: float
+    at_s: float | None
 
 
 @dataclass(frozen=True)
@@ -108,11 +120,14 @@ def read_metrics(path: str | PathLike[str]) -> ServerMetrics:
             no metric.
     """
     text = _text(path)
-    scrapes = list(_scrapes(path, text))
-    if not scrapes:
+    samples = list(_samples(path, text))
+    if not samples:
         raise UserError(f"{path}: has no metrics of vLLM; give the server's response from /metrics")
-    times_s = [time_s for line in text.splitlines() if (time_s := _time_s(line.strip())) is not None]
-    return _Reader(path, scrapes).metrics(times_s[-1] - times_s[0] if len(times_s) > 1 else None)
+    if _END in text and any(sample.at_s is not None for sample in samples):
+        by_time = _by_time(path, samples)
+        return _Reader(path, list(by_time.values())).metrics(max(by_time) - min(by_time))
+    at_s = [time_s for line in text.splitlines() if (time_s := _time_s(line.strip())) is not None]
+    return _Reader(path, list(_scrapes(samples))).metrics(at_s[-1] - at_s[0] if len(at_s) > 1 else None)
 
 
 def kv_usage_over_time(path: str | PathLike[str]) -> list[tuple[float, float]]:
@@ -141,9 +156,8 @@ def _text(path: str | PathLike[str]) -> str:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the path") from None
 
 
-def _scrapes(path: str | PathLike[str], text: str) -> Iterator[Scrape]:
-    """The vLLM samples of each scrape."""
-    scrape: Scrape = {}
+def _samples(path: str | PathLike[str], text: str) -> Iterator[_Sample]:
+    """The vLLM samples, in order."""
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if not line or line.startswith("#") or _time_s(line) is not None:
@@ -153,15 +167,33 @@ def _scrapes(path: str | PathLike[str], text: str) -> Iterator[Scrape]:
         if found is None or value is None:
             remedy = "is not a metric; give the server's response from /metrics"
             raise UserError(f"{path}, line {number}: {line[:60]!r}: {remedy}")
-        if not found[1].startswith(_SERVER):
-            continue
-        series = found[1], tuple(_LABEL.findall(found[2] or ""))
+        if found[1].startswith(_SERVER):
+            yield _Sample((found[1], tuple(_LABEL.findall(found[2] or ""))), value, _number(found[4] or ""))
+
+
+def _scrapes(samples: Iterable[_Sample]) -> Iterator[Scrape]:
+    """Scrapes in sequence: each ends where a series occurs again."""
+    scrape: Scrape = {}
+    for series, value, _ in samples:
         if series in scrape:
             yield scrape
             scrape = {}
         scrape[series] = value
     if scrape:
         yield scrape
+
+
+def _by_time(path: str | PathLike[str], samples: Iterable[_Sample]) -> dict[float, Scrape]:
+    """The scrape of each timestamp, in order of time."""
+    found: dict[float, Scrape] = {}
+    for (name, labels), value, at_s in samples:
+        if at_s is None:
+            raise UserError(f"{path}: {name} has no timestamp, and others have; give all of them one, or none")
+        scrape = found.setdefault(at_s, {})
+        if (name, labels) in scrape:
+            raise UserError(f"{path}: {name} has two values at {at_s:g} s; give the metrics of one run")
+        scrape[name, labels] = value
+    return dict(sorted(found.items()))
 
 
 def _time_s(line: str) -> float | None:

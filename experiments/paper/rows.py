@@ -73,15 +73,16 @@ def passed(finding: Mapping[str, Any]) -> bool:
     return bool(finding["passes"])
 
 
-def accuracy(rows: Iterable[Row], subject: str, unit: str = PERCENT) -> dict[str, Any]:
+def accuracy(rows: Iterable[Row], subject: str, unit: str = PERCENT, x_is: str = "") -> dict[str, Any]:
     """A finding with a ``grade``: how far the predicted values of these rows are from the published ones, by the worst.
 
     Args:
         unit: Of the errors: ``POINTS``, or ``PERCENT`` of the published value.
+        x_is: See ``place_text``.
     """
     named = [(row, _distance(row, unit)) for row in rows if row["kind"] == "predicted" and row["error"] is not None]
     worst, distance = max(named, key=lambda pair: abs(pair[1]))
-    at = value_name(worst, with_metric=len({row["metric"] for row, _ in named}) > 1)
+    at = value_name(worst, with_metric=len({row["metric"] for row, _ in named}) > 1, x_is=x_is)
     error = f"{distance:+.1f} %" if unit == PERCENT else f"{distance:+.2f} points"
     given = grade(distance, unit)
     count = f"of {len(named)} predicted value{'s' if len(named) > 1 else ''}"
@@ -108,10 +109,24 @@ def _order(rows: Sequence[Row], side: str) -> str:
     return order
 
 
-def value_name(row: Row, with_metric: bool = True) -> str:
-    """The name of a value."""
+def value_name(row: Row, with_metric: bool = True, x_is: str = "") -> str:
+    """The name of a value.
+
+    Args:
+        x_is: See ``place_text``.
+    """
     parts = [row["series"], metric_label(row["metric"]) if with_metric else ""]
-    return ", ".join(filter(None, [*parts, "" if row.get("x") is None else f"{row['x']:g}"]))
+    return ", ".join(filter(None, [*parts, "" if row.get("x") is None else place_text(row["x"], x_is)]))
+
+
+def place_text(x: float, x_is: str) -> str:
+    """A place on an axis: "block size 8" of the axis "block size, tokens", "6 sequences a request" of one without a unit.
+
+    Args:
+        x_is: The document's ``x_is``; empty for an axis without a name.
+    """
+    name, _, unit = x_is.partition(", ")
+    return f"{name} {x:g}" if unit else f"{x:g} {x_is}".rstrip()
 
 
 def _distance(row: Row, unit: str) -> float:

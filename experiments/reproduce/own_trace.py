@@ -30,7 +30,7 @@ from ...sim.spec import gpu, model
 from ...sim.types.errors import MissingSetting, SettingError
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
-from ...traces import LengthPairs, Trace, workload
+from ...traces import LengthPairs, Trace, mean_rate, workload
 from ..paper.bench import Measured, measured
 from ..paper.comparison import Payload
 from ..paper.context_cost import ContextCost
@@ -267,7 +267,7 @@ def require_gaps(own: OwnTrace) -> None:
 
 def _search(own: OwnTrace, name: str, policy: str, seed: int) -> Search:
     work = own.workload(seed)
-    rate = len(work) / _span_s(work)
+    rate = mean_rate(work.arrival_ticks)
     if name == FT:
         # As in Fig 12: it is called with the number of tokens to generate.
         work = replace(work, max_tokens=work.output_tokens)
@@ -364,7 +364,7 @@ def _description(own: OwnTrace) -> str:
     server, work = own.server, own.workload(own.seeds[0])
     span_s = _span_s(work)
     if server.request_rate is None:
-        rate = f", {len(work) / span_s:.3g} req/s over {span_s:,.0f} s" if span_s else ""
+        rate = f", {mean_rate(work.arrival_ticks):,.3f} req/s over {span_s:,.1f} s" if span_s else ""
         arrivals = f"its own arrivals{rate}"
     elif isfinite(server.request_rate):
         arrivals = f"Poisson arrivals at {server.request_rate:g} req/s over {span_s:,.0f} s"

@@ -154,6 +154,10 @@ TITLE = "The PagedAttention paper, rerun"
 _LEAD = (
     "Every figure of Kwon et al., SOSP 2023, that a simulation can rerun, published beside simulated; no GPU was used."
 )
+_LEAD_OF_ONE = (
+    "One figure of Kwon et al., SOSP 2023, published beside simulated; no GPU was used. It does not answer for the others:"
+    " fragmeter reproduce all reruns every figure."
+)
 #: Seconds after which a page that is not finished loads itself again.
 _REFRESH_S = 15
 
@@ -263,7 +267,7 @@ def reproduce(
 def _one(name: str, benches: Benches, report: Report, folder: OutputFolder | None, jobs: int | None) -> None:
     [(_, document)] = documents([name], benches, Kept(folder), jobs)
     FIGURES[name].print(document, report)
-    page = Page([name], with_stories=False, head=FIGURES[name].page)
+    page = Page([name], with_stories=False, head=head_of(name))
     _show(page, name, document, benches, folder)
     _point_to(page, report, folder)
     report.data(document)
@@ -286,6 +290,11 @@ def _all(_: str, benches: Benches, report: Report, folder: OutputFolder | None, 
     print_summary(done.documents, report)
     _point_to(page, report, folder)
     report.data(done.data)
+
+
+def head_of(name: str) -> tuple[str, str]:
+    """Title and first sentence of the page of one figure."""
+    return FIGURES[name].page or (f"{name_of(name)} of the PagedAttention paper, rerun", _LEAD_OF_ONE)
 
 
 @contextmanager

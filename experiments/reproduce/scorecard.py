@@ -13,7 +13,7 @@ from ...reports.page.scorecard import Score, Scorecard
 from ...reports.style.labels import is_percent, metric_label, number, unit
 from ..paper.comparison import Payload
 from ..paper.grades import GRADES, LIMITS, PERCENT, POINTS
-from ..paper.rows import Row
+from ..paper.rows import Row, place_text
 from .headlines import headline
 from .text import RULE, for_reports, known_values, predicted_errors, summary_rows, worst_value
 
@@ -54,7 +54,12 @@ def badge(document: Payload) -> str:
 
 def grades(document: Payload) -> list[tuple[str, str]]:
     """The grade of a document with its reason, one pair for each unit; ``badge`` is the worst."""
-    return [(row["grade"], f"All of it: {_accuracy(document, row)}") for row in graded(document)]
+    return [(row["grade"], f"All of it: {_in_sentence(_accuracy(document, row))}") for row in graded(document)]
+
+
+def _in_sentence(text: str) -> str:
+    """A sentence behind a colon."""
+    return text[0].lower() + text[1:]
 
 
 def finding(document: Payload) -> str:
@@ -81,9 +86,7 @@ def _place(document: Payload, row: Row) -> str:
     name = f"{row['series']}, {metric_label(row['metric'])}"
     if row.get("x") is None:
         return name
-    return (
-        f"{name} at {document['x_is'].split(',')[0]} {row['x']:g}" if "x_is" in document else f"{name} at {row['x']:g}"
-    )
+    return f"{name} at {place_text(row['x'], document.get('x_is', ''))}"
 
 
 def _unit(metric: str) -> str:

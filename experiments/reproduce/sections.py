@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from ...reports.page.page import Section
 from ...reports.style.labels import comparison_numbers
 from ..paper.bench import Bench, Case
 from ..paper.comparison import Payload
+from ..paper.figures.fig3 import BLOCKS, free_slots
 from ..paper.figures.waste import NAMES
 from ..paper.paper import FIG2
 from ..paper.rate_sweep.rate_sweep import TARGET_S
@@ -23,8 +24,6 @@ from .scorecard import badge, finding, grades
 from .text import checks, for_reports
 
 _BETWEEN = "\n\n"
-#: vLLM's default, in which Fig 3's requests are drawn again.
-_BLOCK_SIZE = 16
 
 
 def shown(title: str, *pictures: Callable[[Payload], go.Figure]) -> Callable[[Payload, Bench], list[Section]]:
@@ -91,23 +90,38 @@ def fig2(payload: Payload, bench: Bench) -> list[Section]:
 
 
 def fig3(payload: Payload, _: Bench) -> list[Section]:
-    """The slots of both chunks, and of the same requests in blocks."""
-    groups = {}
-    for name in dict.fromkeys(row["series"] for row in payload["rows"]):
-        slots = {row["metric"]: int(row["simulated"]) for row in payload["rows"] if row["series"] == name}
-        held = [("live", slots["token_slots"]), ("reserved", slots["reserved_slots"])]
-        groups[f"{name},<br>room for<br>{sum(slots.values()):,}"] = [*held, ("over_estimate", slots["internal_slots"])]
-    pool = sum(count for runs in groups.values() for _, count in runs)
-    tokens = [runs[0][1] for runs in groups.values()]
-    blocks = [part for held in tokens for part in (("live", held), ("block_tail", -held % _BLOCK_SIZE))]
-    used = sum(count for _, count in blocks)
-    groups[f"both in<br>blocks of {_BLOCK_SIZE}:<br>{used} slots"] = [*blocks, ("free", pool - used)]
-    title = "Slots of two requests, reserved whole and in blocks"
-    subtitle = f"A square is a slot. The chunks leave none of {pool:,} to a third request, the blocks {pool - used:,}."
+    """Three requests in one pool, slot by slot: in chunks, and beside them in blocks."""
+    groups = {name: parts for pool in payload["pools"] for name, parts in _holdings(pool).items()}
+    chunks, blocks = payload["pools"]
+    title = "Slots of three requests, reserved whole and in blocks"
+    subtitle = (
+        f"A square is one of {chunks['slots']:,} slots. In chunks {_listed(chunks['running'])} run and"
+        f" {_listed(chunks['waiting'])} waits beside {free_slots(chunks):,} free slots. In blocks {_listed(blocks['running'])} run"
+        f" and {free_slots(blocks):,} slots are free."
+    )
     section = compared("Fig 3: slots of two requests", payload)
     table = _table(for_reports(payload)["rows"])
     grid = figures.slot_grid(title, subtitle, groups)
     return [replace(section, figures=[grid], folded_rows=table, is_half=False)]
+
+
+def _holdings(pool: Mapping[str, Any]) -> dict[str, list[tuple[str, int]]]:
+    """Name of a group of slots, and its parts: a group for each chunk and for what is free, or for all blocks."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for part in pool["parts"]:
+        if pool["policy"] == BLOCKS:
+            name = f"blocks of<br>{_listed(pool['running'])}"
+        elif part["holder"] is None:
+            name = f"free,<br>{_listed(pool['waiting'])} waits"
+        else:
+            name = f"chunk<br>of {_listed([part['holder']])}"
+        found.setdefault(name, []).append((part["contents"], part["slots"]))
+    return found
+
+
+def _listed(requests: Iterable[str]) -> str:
+    """The letters of "Request A" and others."""
+    return ", ".join(name.removeprefix("Request ") for name in requests)
 
 
 def fig13a(payload: Payload, bench: Bench) -> list[Section]:

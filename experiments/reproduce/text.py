@@ -79,7 +79,7 @@ def _summary(document: Payload) -> Iterator[Row]:
         rows = known_values(document, unit)
         predicted = [row for row in rows if row.get("kind") == "predicted"]
         if predicted:
-            findings, errors = document.get("findings", ()), _errors(predicted)
+            findings, errors = document.get("findings", ()), _errors(predicted, document.get("x_is", ""))
             yield {
                 "figure": document["figure"],
                 "predicted": len(predicted),
@@ -124,12 +124,12 @@ def _comparable(row: Row) -> bool:
     return row.get("how") != "formula" and (is_percent(row["metric"]) or bool(row["published"]))
 
 
-def _errors(rows: list[Row]) -> Row:
+def _errors(rows: list[Row], x_is: str) -> Row:
     worst = _worst(rows)
     return {
         "mean_error": round(fmean(abs(_error(row)) for row in rows), _DECIMALS),
         "worst_error": round(_error(worst), _DECIMALS),
-        "worst_at": value_name(worst),
+        "worst_at": value_name(worst, x_is=x_is),
     }
 
 

@@ -22,6 +22,7 @@ from ...traces import (
     Pacing,
     Reading,
     Trace,
+    catalogue,
     check_fits,
     draw,
     holds_load,
@@ -33,6 +34,7 @@ from ...traces import (
     users,
     workload,
 )
+from ...traces.readers.readers import format_of
 
 DATASETS = {"sharegpt": "vllm_sosp23_sharegpt_opt", "alpaca": "alpaca52k_opt"}
 DEFAULT_DATASET, DEFAULT_PROMPTS = "sharegpt", 1000
@@ -181,6 +183,21 @@ def _first(trace: Trace, num_prompts: int | None) -> Trace:
     if num_prompts > len(trace):
         raise SettingError("num_prompts", num_prompts, f"the trace has no more than {len(trace)}; ask for fewer")
     return trace.first(num_prompts)
+
+
+def source_text(requests: Requests, reading: Reading) -> str:
+    """Name and source of the requests: a file and its format, or the data set that they are drawn from.
+
+    Raises:
+        TraceError: The file cannot be read.
+    """
+    if requests.trace is None:
+        name = DATASETS[requests.dataset or DEFAULT_DATASET]
+        entry = next(each for each in catalogue.describe() if each.name == name)
+        return f"drawn from a summary of {entry.rows:,} requests, {name} ({entry.source})"
+    if holds_load(requests.trace):
+        return f"drawn from the load {requests.trace.name} (--trace)"
+    return f"the file {requests.trace.name} (--trace), format: {format_of(requests.trace, reading)}"
 
 
 def left_out_lines(trace: Trace | None) -> Iterator[str]:

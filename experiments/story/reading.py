@@ -74,6 +74,7 @@ _FIELDS = {
 #: The stories of the package, in reading order.
 _ORDER = (
     "first-prompt", "two-requests", "samples", "beams", "swap", "prefix-cache", "static-vs-continuous", "orca-chunks",
+    "fig3",
 )  # fmt: skip
 
 

@@ -301,12 +301,18 @@ def is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
+def is_span(value: Any) -> bool:
+    """Whether a value is a list of two numbers."""
+    return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
+
+
 _WANTED = {
     is_count: "a whole number, 0 or more",
     is_number: "a number",
     is_number_or_null: "a number or null",
     is_text: "a text",
     is_list: "a list",
+    is_span: "two numbers",
 }
 _SHARES = ("token_states", "reservation", "internal", "external_and_others")
 #: Keys of ``summary.json`` and of ``run.json`` that are read, and their types.
@@ -315,11 +321,11 @@ SUMMARY = {
     **dict.fromkeys(("duration", "request_throughput", "output_throughput", "mean_batch"), is_number),
     "preemptions": {"recompute": is_count, "swap": is_count},
     "waste": {
-        "mean_over_time_pct": {"paper_view": dict.fromkeys(_SHARES, is_number)},
-        "mean_over_iterations_pct": {
-            "paper_view": dict.fromkeys(_SHARES, is_number),
-            "buckets": dict.fromkeys(BUCKETS, is_number),
-        },
+        "window_s": is_span,
+        **dict.fromkeys(
+            ("mean_over_time_pct", "mean_over_iterations_pct"),
+            {"paper_view": dict.fromkeys(_SHARES, is_number), "buckets": dict.fromkeys(BUCKETS, is_number)},
+        ),
     },
 }
 RUN = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..blockmap.figure import block_map
 from ..style.look import data_of
 from .comparison import fig2, fig13a, fig15
+from .day import day_cost, day_fleet, day_service
 from .fragmentation import free_run_histogram, largest_free_run
 from .latency import latency_cdf
 from .ledger import ledger_over_time
@@ -35,6 +36,9 @@ __all__ = [
     "cost_bars",
     "curves",
     "data_of",
+    "day_cost",
+    "day_fleet",
+    "day_service",
     "fig13a",
     "fig15",
     "fig2",

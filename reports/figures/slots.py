@@ -17,6 +17,7 @@ HELD: dict[str, tuple[str, Hue]] = {
     "reserved": ("reserved: a token will come", BUCKETS["reserved"]),
     "over_estimate": ("never used", BUCKETS["over_estimate"]),
     "block_tail": ("rest of the last block", BUCKETS["block_tail"]),
+    "free_too_few": ("free, too few for the request that waits", BUCKETS["stranded"]),
     "free": ("free", BUCKETS["free"]),
 }
 _COLUMNS, _CELL_PX, _GAP_ROWS = 128, 10, 2

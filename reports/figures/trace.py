@@ -45,7 +45,9 @@ def arrivals(rows: Sequence[Row]) -> go.Figure:
     """
     numbers: Numbers = {"columns": ["From (s)", "To (s)", "Requests/s"], "rows": [list(row.values()) for row in rows]}
     width_s = rows[0]["end_s"] - rows[0]["start_s"]
-    figure = blank("Arrivals over time", f"Requests a second, counted over {width_s:,.3g} s each.", 300, numbers)
+    mean = sum(row["requests_per_s"] for row in rows) * width_s / len(rows)
+    subtitle = f"Requests a second, counted over {width_s:,.3g} s each: {mean:,.1f} requests on average."
+    figure = blank("Arrivals over time", subtitle, 300, numbers)
     figure.add_bar(
         x=[(row["start_s"] + row["end_s"]) / 2 for row in rows],
         y=[row["requests_per_s"] for row in rows],

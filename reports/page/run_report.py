@@ -15,7 +15,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ...sim.metrics.objectives import Objectives
-from ...sim.metrics.views import USAGE_VIEW, percent
+from ...sim.metrics.views import USAGE_VIEW, grouped
 from ...sim.recording.blocks import BlockMap
 from ...sim.types.ticks import PER_SECOND
 from ..blockmap.player import PlayedMap, Player
@@ -129,7 +129,7 @@ def _summary_row(result: Result) -> dict[str, Any]:
         "Time (s)": round(summary["duration"], 1),
         "Output tokens/s": round(summary["output_throughput"]),
         "Requests in a batch": round(summary["mean_batch"], 1),
-        "Tokens in the KV cache (%)": round(used, 1),
+        "Tokens in the KV cache (%, mean over time)": round(used, 1),
         "Preemptions": sum(summary["preemptions"].values()),
         "Saved by sharing (%)": round(summary["sharing"]["saved_pct"], 1) if summary.get("sharing") else None,
         "Refused (pool too small)": summary["refused"],
@@ -190,18 +190,32 @@ def _waste(inputs: PageInputs) -> Section | None:
     rows = [_waste_row(result) for result in _served(inputs)]
     if not rows:
         return None
-    text = "The same slots in the paper's four kinds (its Fig 2), and in all nine buckets."
-    usage = " ".join(_usage_text(result) for result in _served(inputs))
-    return Section("Use of the memory", f"{text} {usage}", [waste(rows), waste(rows, "buckets")])
-
-
-def _usage_text(result: Result) -> str:
-    """From the buckets, because older results have no ``usage``."""
-    usage = percent(result.summary["waste"]["mean_over_iterations_pct"]["buckets"], USAGE_VIEW)
-    return (
-        f"KV cache usage of {result.name}: {usage['by_blocks']:.1f} % by blocks, {usage['by_tokens']:.1f} % by tokens"
-        " (mean over iterations)."
+    text = (
+        "The same slots in the paper's four kinds (its Fig 2), and in all nine buckets. The table has the KV cache usage in"
+        " vLLM's two units: blocks in use (cached blocks without references are free), and slots that hold tokens. A mean"
+        " over iterations counts each step of the span once, a mean over time weights each moment of the span equally."
     )
+    usage = [row for result in _served(inputs) for row in _usage_rows(result)]
+    return Section("Use of the memory", text, [waste(rows), waste(rows, "buckets")], rows=usage)
+
+
+def _usage_rows(result: Result) -> list[dict[str, Any]]:
+    """From the buckets, because older results have no ``usage``."""
+    content = result.summary["waste"]
+    start_s, end_s = content["window_s"]
+    over_steps, over_time = (
+        grouped(content[f"mean_over_{of}_pct"]["buckets"], USAGE_VIEW) for of in ("iterations", "time")
+    )
+    return [
+        {
+            "Run": result.name,
+            "KV cache usage": unit.replace("_", " "),
+            "Mean over iterations (%)": round(over_steps[unit], 1),
+            "Mean over time (%)": round(over_time[unit], 1),
+            "Span": f"{start_s:g} to {end_s:,.1f} s",
+        }
+        for unit in USAGE_VIEW
+    ]
 
 
 def _waste_row(result: Result) -> dict[str, Any]:

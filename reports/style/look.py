@@ -40,7 +40,7 @@ def _template() -> go.layout.Template:
             "font": {"family": FONT, "size": 13, "color": INK},
             "paper_bgcolor": PAPER,
             "plot_bgcolor": PAPER,
-            "margin": {"l": 8, "r": 16, "t": 12, "b": 8},
+            "margin": {"l": 8, "r": 24, "t": 12, "b": 8},
             "title": _TITLE,
             "legend": _LEGEND,
             "hoverlabel": {"bgcolor": PAPER, "bordercolor": GRID, "font": {"color": INK, "family": FONT, "size": 12}},

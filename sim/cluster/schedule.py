@@ -100,15 +100,20 @@ class FleetSchedule:
         times, numbers = self._changes
         return numbers[bisect_right(times, now) - 1]
 
-    def replica_ticks(self, last_finish_ticks: Sequence[int], end_ticks: int) -> int:
-        """Time that is paid for: of each replica from its order until it has left and finished its last request.
+    def paid_spans(self, last_finish_ticks: Sequence[int], end_ticks: int) -> list[tuple[int, int]]:
+        """Start and end of the time that is paid for, of each replica: from its order until it has left and finished its last
+        request.
 
         Args:
             last_finish_ticks: Of each replica; 0 if it served nothing.
             end_ticks: The end, for replicas that stay.
         """
-        total = 0
+        spans = []
         for life, finish in zip(self.lifetimes, last_finish_ticks, strict=True):
             gone = end_ticks if life.leaves is None else min(max(life.leaves, finish), end_ticks)
-            total += max(0, gone - life.ordered)
-        return total
+            spans.append((life.ordered, max(life.ordered, gone)))
+        return spans
+
+    def replica_ticks(self, last_finish_ticks: Sequence[int], end_ticks: int) -> int:
+        """Time that is paid for, of all replicas; arguments are those of ``paid_spans``."""
+        return sum(gone - ordered for ordered, gone in self.paid_spans(last_finish_ticks, end_ticks))

@@ -149,8 +149,7 @@ def build(
     )
     _refuse_speculation(settings, deployment, grouped)
     _refuse_context_parallel(settings, shape)
-    if grouped:
-        kind = SHARING.get(kind, kind)
+    kind = SHARING.get(kind, kind) if grouped else kind.variant(options)
     server = Server(
         model=shape,
         gpu=card,

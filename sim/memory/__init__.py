@@ -11,6 +11,7 @@ from .contiguous.copies import CopyingMemory
 from .contiguous.dialogue_copies import DialogueContiguousMemory
 from .paged.block_pool import BlockPool
 from .paged.cached import CachedMemory
+from .paged.cells import CellMemory
 from .paged.deferred import DeferredMemory
 from .paged.dialogue import DialogueMemory
 from .paged.paged import PagedMemory
@@ -25,6 +26,7 @@ __all__ = [
     "BlockPool",
     "BuddyArena",
     "CachedMemory",
+    "CellMemory",
     "ContiguousMemory",
     "CopyingMemory",
     "DeferredMemory",

@@ -7,7 +7,7 @@ durations. Order statistics are found by bisection on the value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import floor, sqrt
@@ -21,6 +21,8 @@ from ..types.sequence import SWAPPED_IN
 from ..types.sums import dot, total
 from .requests import resumed_gap_ticks
 
+#: Rows that are read at a time, to bound what intermediate columns take; and those that are Python ints, which take more.
+_CHUNK_ROWS, _CHUNK_OBJECTS = 1 << 17, 1 << 14
 _COLUMNS = ("first_ticks", "slope_ticks", "count", "weight")
 
 
@@ -48,9 +50,15 @@ class Gaps:
             _single(resumed_gap_ticks(run_log)),
             _single(_gaps_after_pauses(run_log)),
         )
-        first, slope, count, weight = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        some = (count > 0) & (weight > 0)
-        return cls(first[some], slope[some], count[some], weight[some])
+        return cls.pooled([found for columns in parts for found in cls._of_columns(columns)]).merged()
+
+    @classmethod
+    def _of_columns(cls, columns: tuple[np.ndarray, ...]) -> Iterator[Gaps]:
+        """The gaps of some rows at a time; a row may stand for none."""
+        for start in range(0, len(columns[0]), _CHUNK_ROWS):
+            first, slope, count, weight = (column[start : start + _CHUNK_ROWS] for column in columns)
+            some = (count > 0) & (weight > 0)
+            yield cls(first[some], slope[some], count[some], weight[some]).merged()
 
     @classmethod
     def single(cls, ticks: np.ndarray) -> Gaps:
@@ -61,7 +69,8 @@ class Gaps:
     def pooled(cls, parts: Sequence[Gaps]) -> Gaps:
         """The gaps of all of them."""
         names = ("first", "slope", "count", "weight")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        none = np.zeros(0, dtype=np.int64)
+        return cls(*(np.concatenate([none, *(getattr(part, name) for part in parts)]) for name in names))
 
     @classmethod
     def of_table(cls, table: pd.DataFrame) -> Gaps:
@@ -70,8 +79,18 @@ class Gaps:
 
     def as_table(self) -> pd.DataFrame:
         """A row per progression, ascending, equal ones merged: columns first_ticks, slope_ticks, count and weight."""
-        table = pd.DataFrame(dict(zip(_COLUMNS, (self.first, self.slope, self.count, self.weight), strict=True)))
-        return table.groupby(list(_COLUMNS[:-1]), as_index=False).sum()
+        found = self.merged()
+        columns = dict(zip(_COLUMNS, (found.first, found.slope, found.count, found.weight), strict=True))
+        return pd.DataFrame(columns, copy=False)
+
+    def merged(self) -> Gaps:
+        """The same gaps, ascending, with equal progressions as one: most steps of a run take as long as others."""
+        order = np.lexsort((self.count, self.slope, self.first))
+        first, slope, count = self.first[order], self.slope[order], self.count[order]
+        others = [np.diff(column, prepend=-1) != 0 for column in (first, slope, count)]
+        starts = np.flatnonzero(np.logical_or.reduce(others))
+        weight = np.add.reduceat(self.weight[order], starts) if len(starts) else self.weight
+        return Gaps(first[starts], slope[starts], count[starts], weight)
 
     @property
     def number(self) -> int:
@@ -125,12 +144,8 @@ class Gaps:
         return dot(values, numbers) + dot(weight * count, first) + dot(weight * steps, slope)
 
     def _sum_of_squares(self) -> int:
-        level = sum(number * value * value for value, number in zip(*(x.tolist() for x in self._distinct), strict=True))
-        # Squares of ticks leave int64, and these rows are too many kinds to be counted: Python ints.
-        first, slope, count, weight = (column.astype(object) for column in self._rising)
-        linear = count * (count - 1) // 2
-        square = linear * (2 * count - 1) // 3
-        return level + int((weight * (count * first**2 + 2 * linear * first * slope + square * slope**2)).sum())
+        level = sum(int((number * value * value).sum()) for value, number in _as_objects(self._distinct))
+        return level + sum(int(_squares(*columns).sum()) for columns in _as_objects(self._rising))
 
     @cached_property
     def _distinct(self) -> tuple[np.ndarray, np.ndarray]:
@@ -173,6 +188,19 @@ class Gaps:
         return rising + (int(numbers[place - 1]) if place else 0)
 
 
+def _as_objects(columns: tuple[np.ndarray, ...]) -> Iterator[tuple[np.ndarray, ...]]:
+    """Some rows of int64 columns at a time, as Python ints: squares of ticks leave int64."""
+    for start in range(0, len(columns[0]), _CHUNK_OBJECTS):
+        yield tuple(column[start : start + _CHUNK_OBJECTS].astype(object) for column in columns)
+
+
+def _squares(first: np.ndarray, slope: np.ndarray, count: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Sums of the squares of progressions."""
+    linear = count * (count - 1) // 2
+    square = linear * (2 * count - 1) // 3
+    return weight * (count * first**2 + 2 * linear * first * slope + square * slope**2)
+
+
 @once
 def _gaps_of(run_log: RunLog) -> Gaps:
     return Gaps._of(run_log)
@@ -199,8 +227,8 @@ def _first_steps(run_log: RunLog) -> tuple[np.ndarray, ...]:
     at_step = np.where(rows["steps"] > 0, so_far, 0)
     before = np.concatenate([[0], np.maximum.accumulate(at_step)[:-1]])
     gap = rows["first_ticks"] + so_far - before
-    ones = np.ones_like(decodes)
-    return gap, np.zeros_like(ones), ones, np.where(rows["steps"] > 0, decodes, 0)
+    slope, count = np.broadcast_to(np.int64(0), len(gap)), np.broadcast_to(np.int64(1), len(gap))
+    return gap, slope, count, np.where(rows["steps"] > 0, decodes, 0)
 
 
 def _gaps_after_pauses(run_log: RunLog) -> np.ndarray:

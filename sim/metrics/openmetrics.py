@@ -3,13 +3,14 @@
     gauges      vllm:num_requests_running, vllm:num_requests_waiting, vllm:kv_cache_usage_perc
     counters    vllm:prompt_tokens_total, vllm:generation_tokens_total, vllm:request_success_total, vllm:num_preemptions_total;
                 with speculative decoding vllm:spec_decode_num_drafts_total, vllm:spec_decode_num_draft_tokens_total,
-                vllm:spec_decode_num_accepted_tokens_total, vllm:spec_decode_num_accepted_tokens_per_pos_total
-    histograms  vllm:time_to_first_token_seconds, vllm:request_time_per_output_token_seconds,
-                vllm:e2e_request_latency_seconds, vllm:request_queue_time_seconds
+                vllm:spec_decode_num_accepted_tokens_total, vllm:spec_decode_num_accepted_tokens_per_pos_total;
+                with a prefix cache vllm:prefix_cache_queries_total, vllm:prefix_cache_hits_total
+    histograms  vllm:request_prompt_tokens, vllm:request_generation_tokens, vllm:time_to_first_token_seconds,
+                vllm:request_time_per_output_token_seconds, vllm:e2e_request_latency_seconds, vllm:request_queue_time_seconds
 
-Names, labels and buckets are those of vLLM 0.33 (``vllm/v1/metrics``). The text is OpenMetrics 1.0, with the simulated time in
-seconds as timestamps, which begin at 0. Two values are interpolated: between a request's first and last token its tokens rise
-evenly, and within a leap the usage of the pool.
+Names, labels and buckets are those of vLLM 0.33 (``vllm/v1/metrics``). The text is OpenMetrics 1.0: the samples of a family
+stand together, those of a replica in order of time. Timestamps are the simulated time in seconds, which begins at 0. Two values
+are interpolated: between a request's first and last token its tokens rise evenly, and within a leap the usage of the pool.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from ..engine.run import Run
 from ..memory.accounting.growth import growth_moments
 from ..types.ticks import PER_MS, PER_SECOND
+from .prefix_cache import first_look_ups
 from .requests import RequestTimes, preemptions, request_times
 from .speculative_decoding import most_drafts
 
@@ -99,6 +101,7 @@ def _families(run: Run, at: np.ndarray) -> list[_Family]:
     per_token = _seconds(times.finish_ticks - times.first_token_ticks)[several] / (times.output_tokens[several] - 1)
     first, finish = times.first_token_ticks, times.finish_ticks
     queued = _seconds(times.first_scheduled_ticks - times.arrival_ticks)
+    lengths = _token_buckets(run.replica.max_model_len)
     return [
         _gauge("vllm:num_requests_running", "Number of requests in model execution batches.", running),
         _gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", waiting),
@@ -109,6 +112,11 @@ def _families(run: Run, at: np.ndarray) -> list[_Family]:
             "vllm:request_success", "counter", "Count of successfully processed requests.", [{key: value} for key, value in reasons.items()]
         ),
         _counter("vllm:num_preemptions", "Number of preemptions.", {("_total", ""): _count(preemptions(run).ticks, at)}),
+        *_prefix_cache(run, at),
+        _histogram(
+            "vllm:request_prompt_tokens", "Number of prefill tokens processed.", finish, work.prompt_tokens[times.index], lengths, at
+        ),
+        _histogram("vllm:request_generation_tokens", "Number of generation tokens processed.", finish, times.output_tokens, lengths, at),
         _histogram(
             "vllm:time_to_first_token_seconds", "Time to first token in seconds.", first, _seconds(first - times.arrival_ticks), _FIRST_TOKEN, at
         ),
@@ -121,6 +129,35 @@ def _families(run: Run, at: np.ndarray) -> list[_Family]:
         _histogram("vllm:request_queue_time_seconds", "Time in the waiting phase in seconds.", finish, queued, _LATENCY, at),
         *_drafts(run, at),
     ]  # fmt: skip
+
+
+def _token_buckets(longest: int) -> list[float]:
+    """1, 2 and 5 times the powers of 10, up to the longest sequence (``build_1_2_5_buckets``)."""
+    bounds = (float(digit * 10**power) for power in range(len(str(longest))) for digit in (1, 2, 5))
+    return [bound for bound in bounds if bound <= longest]
+
+
+def _prefix_cache(run: Run, at: np.ndarray) -> list[_Family]:
+    """Tokens that admissions asked for and found, without those of preempted requests; none without a prefix cache."""
+    log = run.replica.cache_log
+    if log is None:
+        return []
+    look_ups, residencies = log.look_up_columns(), run.log.residencies
+    first = first_look_ups(look_ups["index"])
+    admitted, row = np.unique(residencies["index"], return_index=True)
+    ticks = residencies["start_ticks"][row[np.searchsorted(admitted, look_ups["index"][first])]]
+    order = np.argsort(ticks, kind="stable")
+    return [
+        _counter(name, about, {("_total", ""): _cumulative(ticks[order], look_ups[column][first][order], at)})
+        for name, about, column in (
+            (
+                "vllm:prefix_cache_queries",
+                "Prefix cache queries, in terms of number of queried tokens.",
+                "known_tokens",
+            ),
+            ("vllm:prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", "hit_tokens"),
+        )
+    ]
 
 
 def _drafts(run: Run, at: np.ndarray) -> list[_Family]:

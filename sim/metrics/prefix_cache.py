@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from ..engine.run import Run
 from ..memory.accounting.cache_log import CacheLog
 from ..memory.accounting.moments import ticks_of
+from ..memory.prefix.history import Observed
 from ..types.sums import dot, total
 from ..types.ticks import PER_MS, PER_SECOND
 
@@ -18,6 +21,10 @@ RESIDENCY_BUCKETS_MS = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 30_000),
     *(60_000, 120_000, 300_000, 600_000, 1_200_000, 1_800_000),
 )
+#: Of a float64.
+_MANTISSA_BITS, _EXPONENT_OF_ONE = 52, 1023
+#: Ranges of ``_width`` of an int64.
+_WIDTHS = (63 << 8) + 2
 
 
 def prefix_cache(run: Run) -> dict[str, Any] | None:
@@ -31,7 +38,8 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
         return None
     known, hits, first = _look_ups(log)
     queried_tokens, hit_tokens = total(known[first]), total(hits[first])
-    observed = {} if log.history is None else log.history.observed_ticks(partial(ticks_of, run.log))
+    history = log.history
+    observed = {} if history is None else _histograms(lambda: history.observations(partial(ticks_of, run.log)))
     return {
         "queried_tokens": queried_tokens,
         "hit_tokens": hit_tokens,
@@ -39,7 +47,7 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
         "preempted_queried_tokens": total(known) - queried_tokens,
         "preempted_hit_tokens": total(hits) - hit_tokens,
         "evicted_blocks": run.replica.memory.evicted_blocks,
-        **{name: _histogram(*of) for name, of in observed.items()},
+        **observed,
     }
 
 
@@ -80,23 +88,78 @@ def first_look_ups(index: np.ndarray) -> np.ndarray:
     return np.unique(index, return_index=True)[1]
 
 
-def _histogram(ticks: np.ndarray, blocks: np.ndarray) -> dict[str, Any]:
-    """Counts up to each bound, as Prometheus has them, with mean and median in seconds.
+def _histograms(observations: Callable[[], Iterable[Mapping[str, Observed]]]) -> dict[str, dict[str, Any]]:
+    """Counts up to each bound, as Prometheus has them, with mean and median in seconds, by name.
 
     Args:
-        ticks: What was observed, int64.
-        blocks: Of how many blocks each, int64.
+        observations: Returns parts of what was observed: int64 ticks, and the number of blocks with each. Called twice: the
+            second reading finds the medians among the values near them, so that no list of all values is needed.
     """
-    order = np.argsort(ticks, kind="stable")
-    ordered, upto = ticks[order], np.append(0, np.cumsum(blocks[order]))
-    count = int(upto[-1])
-    counts = upto[np.searchsorted(ordered, np.array(RESIDENCY_BUCKETS_MS) * PER_MS, side="right")]
-    bounds = [f"{bound / 1_000:g}" for bound in RESIDENCY_BUCKETS_MS]
-    # Of an even number of blocks the two in the middle.
-    middle = ordered[np.searchsorted(upto, [(count - 1) // 2, count // 2], side="right") - 1] if count else ordered
-    return {
-        "count": count,
-        "mean": dot(ticks, blocks) / PER_SECOND / count if count else None,
-        "median": float(np.median(middle)) / PER_SECOND if count else None,
-        "buckets": dict(zip([*bounds, "+Inf"], [*counts.tolist(), count], strict=True)),
-    }
+    found: defaultdict[str, _Histogram] = defaultdict(_Histogram)
+    for read in (_Histogram.count, _Histogram.look_for_median):
+        for part in observations():
+            for name, observed in part.items():
+                read(found[name], *observed)
+    return {name: histogram.as_dict() for name, histogram in found.items()}
+
+
+class _Histogram:
+    """A histogram of values that are read in parts, twice: ``count`` of all parts, then ``look_for_median`` of all."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+        self._counts = np.zeros(len(RESIDENCY_BUCKETS_MS) + 1, dtype=np.int64)
+        self._by_width = np.zeros(_WIDTHS, dtype=np.int64)
+        #: The values in the widths of the two blocks in the middle, and the number of blocks with each.
+        self._near: Counter[int] = Counter()
+
+    def count(self, ticks: np.ndarray, blocks: np.ndarray) -> None:
+        """Read a part."""
+        self._sum += dot(ticks, blocks)
+        np.add.at(self._counts, np.searchsorted(np.array(RESIDENCY_BUCKETS_MS) * PER_MS, ticks), blocks)
+        np.add.at(self._by_width, _width(ticks), blocks)
+
+    def look_for_median(self, ticks: np.ndarray, blocks: np.ndarray) -> None:
+        """Read a part again, when all have been counted."""
+        first, last = self._middle_widths
+        width = _width(ticks)
+        near = (width >= first) & (width <= last)
+        values, place = np.unique(ticks[near], return_inverse=True)
+        counts = np.zeros(len(values), dtype=np.int64)
+        np.add.at(counts, place, blocks[near])
+        self._near.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+
+    @cached_property
+    def _ranks(self) -> np.ndarray:
+        """Of an even number of blocks the two in the middle."""
+        count = int(self._counts.sum())
+        return np.array([(count - 1) // 2, count // 2])
+
+    @cached_property
+    def _middle_widths(self) -> np.ndarray:
+        """The widths with the blocks in the middle."""
+        return np.searchsorted(np.cumsum(self._by_width), self._ranks, side="right")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts up to each bound, and mean and median in seconds."""
+        upto = np.cumsum(self._counts).tolist()
+        count = upto[-1]
+        bounds = [f"{bound / 1_000:g}" for bound in RESIDENCY_BUCKETS_MS]
+        return {
+            "count": count,
+            "mean": self._sum / PER_SECOND / count if count else None,
+            "median": self._median() / PER_SECOND if count else None,
+            "buckets": dict(zip([*bounds, "+Inf"], upto, strict=True)),
+        }
+
+    def _median(self) -> float:
+        values = np.array(sorted(self._near))
+        before = int(self._by_width[: self._middle_widths[0]].sum())
+        upto = before + np.cumsum([self._near[value] for value in values.tolist()])
+        return float(np.median(values[np.searchsorted(upto, self._ranks, side="right")]))
+
+
+def _width(ticks: np.ndarray) -> np.ndarray:
+    """Number of the narrow range that each value lies in, ascending: 256 ranges from each power of two to the next."""
+    bits = ticks.astype(np.float64).view(np.int64) >> (_MANTISSA_BITS - 8)
+    return np.maximum(0, bits - (_EXPONENT_OF_ONE << 8) + 1)

@@ -161,6 +161,15 @@ def table_of(run: Run, name: str) -> pd.DataFrame:
     return with_time_columns(name, tables[name](run))
 
 
+def _table_alone(run: Run, name: str) -> pd.DataFrame:
+    """As ``table_of``, in the room that columns of the summary and of other tables took."""
+    run.log.forget()
+    log = run.replica.cache_log
+    if log is not None and log.history is not None:
+        log.history.forget()
+    return table_of(run, name)
+
+
 def expand(steps: pd.DataFrame) -> pd.DataFrame:
     """A steps table with a row per step: start, duration and tokens."""
     count = steps["iterations"].to_numpy()
@@ -218,7 +227,7 @@ def write(
     """
     return write_whole_folder(
         directory,
-        {name: partial(table_of, run, name) for name in TABLES},
+        {name: partial(_table_alone, run, name) for name in TABLES},
         {"summary": content or summary(run), "run": describe(run.settings, run.replica, run.workload, request)},
         recordings,
     )

@@ -35,8 +35,9 @@ def with_time_columns(name: str, table: pd.DataFrame) -> pd.DataFrame:
         if renamed is not None:
             target, unit_ticks = renamed
             columns[target] = _floats(table[column]) / unit_ticks
-    found = pd.DataFrame(columns, index=table.index)
-    return found.assign(**_latencies(table)) if name == "requests" else found
+    if name == "requests":
+        columns |= _latencies(table)
+    return pd.DataFrame(columns, index=table.index, copy=False)
 
 
 def _renamed(table: str, column: str) -> tuple[str, int] | None:

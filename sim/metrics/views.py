@@ -35,9 +35,14 @@ USAGE_VIEW = {
 }
 
 
+def grouped(amounts: Mapping[str, float], view: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+    """Amounts by bucket, added up to a view's groups, in the unit of the amounts."""
+    return {group: sum(amounts[bucket] for bucket in buckets) for group, buckets in view.items()}
+
+
 def percent(shares: Mapping[str, float], view: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """Shares of the pool by bucket, added up to a view's groups, in percent."""
-    return {group: 100 * sum(shares[bucket] for bucket in buckets) for group, buckets in view.items()}
+    """Shares of the pool by bucket, as fractions of 1, added up to a view's groups, in percent."""
+    return {group: 100 * share for group, share in grouped(shares, view).items()}
 
 
 def nine_buckets(buckets: Mapping[str, float]) -> dict[str, float]:

@@ -185,6 +185,11 @@ class Policy(Generic[MemoryT, TransactionT]):
         self.groups = groups or PageGroups()
 
     @classmethod
+    def variant(cls, options: Options) -> type[AnyPolicy]:
+        """The class that serves with these options; another one where an option changes the memory and its defaults."""
+        return cls
+
+    @classmethod
     def pool_size(
         cls, server: Server, options: Options, num_blocks: int | None, block_size: int | None
     ) -> tuple[int, int]:

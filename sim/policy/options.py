@@ -182,7 +182,7 @@ def _is_release(text: str) -> str:
     return text
 
 
-def _as_json(given: object) -> object:
+def as_json(given: object) -> object:
     """An object as its text, with sorted keys, so that equal ones are equal."""
     return json.dumps(given, sort_keys=True) if isinstance(given, Mapping) else given
 
@@ -263,7 +263,7 @@ class VllmV1Options(VllmServeOptions):
     ] = 0.0
     speculative_config: Annotated[
         str | None,
-        BeforeValidator(_as_json),
+        BeforeValidator(as_json),
         AfterValidator(_is_speculative),
         Field(
             description="Speculative decoding, as vLLM's JSON: method (draft_model, eagle, eagle3, mtp or ngram), model,"
@@ -401,6 +401,19 @@ class LightLLMOptions(Options):
     output_estimate: Annotated[
         float, Field(gt=0, le=1e3, description="Estimated output length, as a share of max_tokens.")
     ] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaCppOptions(Options):
+    """Of llama.cpp's server."""
+
+    kv_unified: Annotated[
+        bool,
+        Field(
+            description="One KV cache that all slots share, as llama.cpp has it where --parallel is not given (then with 4"
+            " slots). Without it, each slot has an equal part of the cache."
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

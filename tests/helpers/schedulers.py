@@ -42,11 +42,15 @@ def log_of(run) -> list[tuple]:
     return [*zip(rows["start_ticks"].tolist(), rows["ticks"].tolist(), buckets_at_rows(run))]
 
 
-def check(policy: str, case: Case) -> None:
-    """Stepping gives the oracle's log; stepping and leaping give its times, gaps and tokens."""
+def check(policy: str, case: Case, oracle: str | None = None, **switches: bool) -> None:
+    """Stepping gives the oracle's log; stepping and leaping give its times, gaps and tokens.
+
+    ``switches`` are options of the policy, of which the oracle may have another name.
+    """
     case = fitted(policy, case)
-    outcome = expected(policy, case)
-    stepped, leapt = serve(policy, case, leap=False), serve(policy, case, leap=True, ids=policy != "lightllm")
+    outcome = expected(oracle or policy, case)
+    stepped = serve(policy, case, leap=False, **switches)
+    leapt = serve(policy, case, leap=True, ids=policy != "lightllm", **switches)
     assert log_of(stepped) == [(step.start_ticks, step.ticks, step.buckets) for step in outcome.steps]
     for run in (stepped, leapt):
         same_requests(run, outcome)

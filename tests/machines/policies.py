@@ -17,6 +17,7 @@ answer for the levels of the meter, and for what must never be stuck.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from itertools import product
 from typing import Any, ClassVar
@@ -28,6 +29,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from fragmeter.sim.engine.executor import Executor
 from fragmeter.sim.memory import (
     CachedMemory,
+    CellMemory,
     ContiguousMemory,
     DeferredMemory,
     Memory,
@@ -42,6 +44,7 @@ from fragmeter.sim.policy import policy as policy_of
 from fragmeter.sim.policy.base import AnyPolicy
 from fragmeter.sim.policy.options import VllmV1Options, minor_version
 from fragmeter.sim.spec.releases import unhashed_first
+from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
 from fragmeter.sim.workload.content import Run
@@ -135,11 +138,13 @@ class PolicyMachine(RuleBasedStateMachine):
         place=st.integers(0, 5),
     )
     def build(self, pool, host_blocks, place):
+        self.drawn = {"pool": pool, "host_blocks": host_blocks, "place": place}
         num_blocks, size, window, budget = pool
         kind = policy_of(self.policy_name)
         kinds = self.kinds[place % len(self.kinds)]
         chosen = self.variants[(place + host_blocks) % len(self.variants)]
         limits, options = Limits(LONGEST, 1 + place, max(budget, 1 + place)), kind.options_type(**chosen)
+        kind = kind.variant(options)
         size = kind.default_block_size if kind.default_block_size == 1 else size
         most = most_prompt_blocks(window, kind.in_flight_tokens(limits, options), LONGEST, size)
         ahead = getattr(options, "async_scheduling", False)
@@ -249,8 +254,12 @@ class PolicyMachine(RuleBasedStateMachine):
     def pool(self):
         return (self.memory.group_tables or self.memory.tables).pool
 
+    def kept(self) -> list[int]:
+        """Cells that slots keep, in no table."""
+        return self.memory.cached_block_ids().tolist() if isinstance(self.memory, CellMemory) else []
+
     def count_free(self) -> int:
-        return self.pool().num_free
+        return self.pool().num_free + len(self.kept())
 
     def computed(self, sequence: Sequence) -> int:
         if sequence in self.state.running:
@@ -297,9 +306,10 @@ class PolicyMachine(RuleBasedStateMachine):
             return
         named = Counter(block for tables in self.tables().values() for _, _, block in entries(tables))
         free = self.pool().free_ids
-        assert sorted([*named, *free]) == list(range(self.memory.num_blocks))
+        assert sorted([*named, *free, *self.kept()]) == list(range(self.memory.num_blocks))
         references = getattr(self.pool(), "reference_counts", None)
-        assert references is None or references == [named[block] for block in range(self.memory.num_blocks)]
+        held = named + Counter(self.kept())
+        assert references is None or references == [held[block] for block in range(self.memory.num_blocks)]
         for sequence, tables in self.tables().items():
             computed = self.computed(sequence)
             for group, (kind, table) in enumerate(zip(self.groups.kinds, tables, strict=True)):
@@ -363,11 +373,27 @@ def entries(tables: tuple[list[int | None], ...]):
                 yield group, place, block
 
 
-def composed(policy: str, memory: str, *parts: str, **facts: Any) -> tuple[str, type[PolicyMachine]]:
+class CellMachine(PolicyMachine):
+    """Slots that share one cache. A run ends where a batch lacks cells, and the next one begins."""
+
+    def decide(self, most: int) -> None:
+        try:
+            super().decide(most)
+        except SettingError as error:
+            batch, lacking = (int(word) for word in re.findall(r"\d+", str(error))[:2])
+            self.memory.settle(self.state, 0)
+            assert not self.memory.kept and lacking
+            assert self.pool().num_free == batch - lacking
+            self.build(**self.drawn)
+
+
+def composed(
+    policy: str, memory: str, *parts: str, machine: type[PolicyMachine] = PolicyMachine, **facts: Any
+) -> tuple[str, type[PolicyMachine]]:
     """A composition, and its machine."""
     label = ", ".join([f"{policy}: {memory}", *parts])
     words = "".join(character if character.isalnum() else " " for character in label).title()
-    return label, type("".join(words.split()) + "Machine", (PolicyMachine,), {"policy_name": policy} | facts)
+    return label, type("".join(words.split()) + "Machine", (machine,), {"policy_name": policy} | facts)
 
 
 def _of_vllm_v1() -> list[tuple[str, type[PolicyMachine]]]:
@@ -433,6 +459,7 @@ POLICY_MACHINES: dict[str, type[PolicyMachine]] = dict(
         composed("fastertransformer", "BatchMemory"),
         composed("tgi", "ReservedMemory"),
         composed("llama-cpp", "StreamMemory"),
+        composed("llama-cpp", "CellMemory", machine=CellMachine, variants=({"kv_unified": True},)),
         composed("vattention", "DeferredMemory"),
         *(
             composed("sglang", memory, *parts, caches=bool(parts), ids=memory == "SlotRadixMemory", variants=ORDERS)

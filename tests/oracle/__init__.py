@@ -28,7 +28,7 @@ from .batches import FasterTransformer, StaticBatches
 from .decode_step import System, run
 from .fastgen import FastGen
 from .lightllm import LightLlm
-from .llama_cpp import LlamaCpp
+from .llama_cpp import LlamaCpp, UnifiedLlamaCpp
 from .model import Limits, Outcome, Pool, Request, Step, check
 from .orca import BuddyOrca, CountedOrca, estimate_max, estimate_oracle, estimate_pow2
 from .paged import Paged
@@ -67,6 +67,7 @@ SCHEDULERS: dict[str, Callable[[Pool, Limits], System]] = {
     "fastgen": FastGen,
     "sglang": SgLang,
     "llama-cpp": LlamaCpp,
+    "llama-cpp-unified": UnifiedLlamaCpp,
 }
 
 

@@ -1,12 +1,18 @@
-"""llama.cpp's server with a KV cache that is split per slot.
+"""llama.cpp's server with a KV cache that is split per slot, and with a unified one.
 
-``slots`` is the server's array: the sequence in each. ``last_used`` orders their releases. A slot owns its blocks from the start.
+``slots`` is the server's array: the sequence in each. ``last_used`` orders their releases. In the split cache a slot owns its
+blocks from the start; in the unified one ``cells`` has the slot of the token in each cell, or None.
 """
 
 from __future__ import annotations
 
 from .iteration import IterationSystem, known
 from .model import Limits, Pool, Sequence
+from .slots import CACHED, FREE, LIVE, census
+
+
+class ContextExceededError(Exception):
+    """A batch lacks cells, and no idle slot has any: the tokens of the batch, and how many lack a cell."""
 
 
 class LlamaCpp(IterationSystem):
@@ -72,3 +78,62 @@ class LlamaCpp(IterationSystem):
             if sequence is not None and sequence.done:
                 self.clock += 1
                 self.slots[slot], self.last_used[slot] = None, self.clock
+
+
+class UnifiedLlamaCpp(LlamaCpp):
+    """Every token of a batch takes the next free cell, and slots are purged one by one where there are too few."""
+
+    def __init__(self, pool: Pool, limits: Limits) -> None:
+        super().__init__(pool, limits)
+        self.cells: list[int | None] = [None] * pool.slots
+
+    def refusal(self, sequence: Sequence) -> str | None:
+        tokens = self.largest_tokens(sequence)
+        return None if tokens <= len(self.cells) else f"needs {tokens} cells of {len(self.cells)}"
+
+    def decide(self) -> None:
+        for sequence in self.waiting:
+            if sequence not in self.slots and None in self.slots:
+                self._select_slot(sequence)
+                for slot in range(len(self.slots)):
+                    if self.slots[slot] is None:
+                        self._clear(slot)
+        batch = [slot for slot, sequence in enumerate(self.slots) if sequence in self.decoding]
+        for slot, sequence in enumerate(self.slots):
+            if sequence is None or sequence in self.decoding or len(batch) >= self.limits.max_num_batched_tokens:
+                continue
+            if sequence in self.waiting:
+                self._clear(slot)
+                self._begin(slot, sequence)
+            for _ in range(self.computed[sequence], known(sequence)):
+                if len(batch) < self.limits.max_num_batched_tokens:
+                    batch.append(slot)
+        self._place(batch)
+        for slot in batch:
+            sequence = self.slots[slot]
+            self.computes[sequence] = self.computes.get(sequence, 0) + 1
+
+    def _begin(self, slot: int, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        self.tables[sequence], self.computed[sequence] = [], 0
+
+    def _place(self, batch: list[int]) -> None:
+        while self.cells.count(None) < len(batch):
+            idle = [slot for slot, sequence in enumerate(self.slots) if sequence is None and slot in self.cells]
+            if not idle:
+                raise ContextExceededError(len(batch), len(batch) - self.cells.count(None))
+            self._clear(idle[0])
+        for slot in batch:
+            self.cells[self.cells.index(None)] = slot
+
+    def _clear(self, slot: int) -> None:
+        self.cells = [None if inside == slot else inside for inside in self.cells]
+
+    def buckets(self) -> dict[str, int]:
+        """A cell is live if the sequence in its slot has begun, and so has removed what was there before."""
+        for sequence in self.running:
+            if self.cells.count(self.slots.index(sequence)) != self.computed_now(sequence):
+                raise AssertionError(f"{sequence.index} does not have a cell for each token")
+        live = {slot for slot, sequence in enumerate(self.slots) if sequence in self.running}
+        return census(FREE if slot is None else LIVE if slot in live else CACHED for slot in self.cells)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from oracle import Limits, Outcome, Pool, Request, simulate
 from oracle.decode_step import run
 from oracle.lightllm import LightLlm
+from oracle.llama_cpp import ContextExceededError
 from oracle.story import Cost, finishes, first_difference, log, serve, swap_in_ticks, swap_out_ticks
 
 
@@ -275,3 +276,37 @@ def test_sglang_retracts_the_longest_prompt_of_those_with_the_fewest_generated_t
 def test_sglang_holds_single_tokens():
     with pytest.raises(ValueError, match="block_size = 2"):
         simulate("sglang", [], Pool(5, 2), Limits(max_model_len=9), Cost())
+
+
+def test_llama_cpp_fills_a_batch_in_the_order_of_its_slots():
+    """Two slots of 8 cells, batches of 4. 0 takes slot 1, the last of the unused ones, and 1 takes slot 0: its prompt goes
+    first, where sarathi would begin with 0. 2 follows it into slot 0, and so it comes before the rest of 0's prompt."""
+    requests = [Request(0, 3, 2), Request(0, 6, 1), Request(0, 2, 1)]
+    pool, limits = Pool(8, 2), Limits(max_model_len=100, max_num_seqs=2, max_num_batched_tokens=4)
+    outcome, calls = serve("llama-cpp", requests, pool, limits)
+    assert log(outcome) == [
+        "0+104 | run 1 | prefill 1:4 | live 4 reserved 3 over_estimate 1 free 8",
+        "104+104 | run 1 0 | prefill 1:2 0:2 | live 8 reserved 4 over_estimate 4",
+        "208+103 | run 0 2 | prefill 0:1 2:2 | live 5 reserved 3 over_estimate 8",
+        "311+110 | run 0 | decode 0 | live 4 reserved 1 over_estimate 3 free 8",
+    ]
+    assert calls == [(0, 0, 4, 10), (0, 0, 4, 14), (0, 0, 3, 6), (1, 4, 0, 0)]
+    assert finishes(outcome) == [421, 208, 311]
+    assert first_difference(outcome, "sarathi", requests, pool, limits) == 0
+
+
+def test_llama_cpp_purges_an_idle_slot_of_a_unified_cache_and_ends_where_none_has_cells():
+    """Two slots, 9 cells. 1 leaves 2 cells in slot 0. 0, in slot 1, takes the last free ones for its sixth and seventh tokens,
+    and one of slot 0 for its eighth. Beside a third request, which has slot 0, one cell is left for the two of the third step."""
+    requests = [Request(0, 5, 4), Request(0, 2, 1)]
+    pool, limits = Pool(9, 1), Limits(max_model_len=100, max_num_seqs=2, max_num_batched_tokens=8)
+    outcome, _ = serve("llama-cpp-unified", requests, pool, limits)
+    assert log(outcome) == [
+        "0+107 | run 1 0 | prefill 1:2 0:5 | live 7 free 2",
+        "107+110 | run 0 | decode 0 | live 6 cached 2 free 1",
+        "217+110 | run 0 | decode 0 | live 7 cached 2",
+        "327+110 | run 0 | decode 0 | live 8 free 1",
+    ]
+    with pytest.raises(ContextExceededError) as error:
+        serve("llama-cpp-unified", [*requests, Request(100, 2, 4)], pool, limits)
+    assert error.value.args == (2, 1)

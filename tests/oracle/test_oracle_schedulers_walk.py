@@ -16,7 +16,7 @@ from oracle.story import Cost, random_case, swap_in_ticks, swap_out_ticks
 PREFILLS_ALONE = ("vllm-v0", "tgi")
 PREFILLS_BESIDE = ("trtllm-no-evict", "trtllm-max-util", "lightllm")
 ONE_BUDGET = ("vllm-v1", "sarathi", "fastgen")
-NEVER_PREEMPT = ("tgi", "trtllm-no-evict", "lightllm", "llama-cpp")
+NEVER_PREEMPT = ("tgi", "trtllm-no-evict", "lightllm", "llama-cpp", "llama-cpp-unified")
 #: Policies under which a preempted sequence computes all again: not so SGLang, where it may find tokens in the tree.
 FORGETFUL = [policy for policy in SCHEDULERS if policy != "sglang"]
 
@@ -46,7 +46,7 @@ class Walk:
         served = [i for i in self.arrival_order() if i not in self.refused]
         started = [self.outcome.requests[i]["first_scheduled_ticks"] for i in served]
         # llama-cpp computes prompts in the order of their slots.
-        assert self.policy == "llama-cpp" or started == sorted(started)
+        assert self.policy.startswith("llama-cpp") or started == sorted(started)
         return self.outcome
 
     def step(self, step: Step) -> None:
@@ -115,11 +115,14 @@ class Walk:
 
 
 def fitted(policy: str, pool: Pool, limits: Limits) -> tuple[Pool, Limits]:
-    """What the policy accepts: blocks of one, or a budget of a token a sequence."""
+    """What the policy accepts: blocks of one, a budget of a token a sequence, or a cell for every token of every slot."""
     if policy == "lightllm":
         pool = replace(pool, num_blocks=pool.slots, block_size=1)
     if policy == "vllm-v1":
         limits = replace(limits, max_num_batched_tokens=max(limits.max_num_batched_tokens, limits.max_num_seqs))
+    if policy == "llama-cpp-unified":
+        limits = replace(limits, max_num_seqs=min(5, limits.max_num_seqs))
+        pool = replace(pool, num_blocks=limits.max_num_seqs * limits.max_model_len, block_size=1)
     return pool, limits
 
 
@@ -163,6 +166,7 @@ HAPPENS = {
     "trtllm-max-util": {"reserved", "block_tail", "preempted", "both"},
     "lightllm": {"both"},
     "llama-cpp": {"reserved", "over_estimate", "chunks", "both", "paused"},
+    "llama-cpp-unified": {"cached", "chunks", "both", "paused"},
     "fastgen": {"reserved", "block_tail", "preempted", "chunks", "both", "paused"},
 }
 

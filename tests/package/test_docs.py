@@ -20,7 +20,8 @@ from paths import ROOT
 
 #: What ``make server-check`` recorded.
 SERVER = ROOT / "tests" / "data" / "real_server"
-SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+#: The one that starts a cluster has a slow test of its own, in tests/examples.
+SCRIPTS = sorted(set((ROOT / "examples").glob("*.py")) - {ROOT / "examples" / "on_a_cluster.py"})
 LESSONS = sorted((ROOT / "examples" / "teaching").glob("*.py"))
 PAGES = [
     ROOT / "README.md",

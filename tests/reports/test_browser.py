@@ -208,6 +208,41 @@ def test_the_index_marks_the_cards_of_a_row_and_the_one_that_is_asked_for(driver
         wait(driver, f"return {marked} === '{title}'")
 
 
+def test_the_last_tick_of_a_percentage_is_shown_whole(driver, tmp_path):
+    """In the scorecard and in a card of half the width; plotly hides a label that does not fit beside the bars."""
+    card = Scorecard(
+        fig2(comparison()), [Score("fig2", "Fig 2", "Fig 2", "pass", "+0.0 pts", 3, 0, [0.1])], ["The rule."]
+    )
+    sections = [
+        Section("Top", widgets=[card]),
+        *(Section(name, figures=[fig2(comparison())], is_half=True) for name in "AB"),
+    ]
+    show(driver, write_page(tmp_path / "ticks.html", "Ticks", "", sections), "light", 1400)
+    rooms = driver.execute_script(
+        "return [...document.querySelectorAll('.plot')].map((plot) => { const box = plot.getBoundingClientRect();"
+        " const last = [...plot.querySelectorAll('.xtick text')].findLast((text) => text.checkVisibility()"
+        " && getComputedStyle(text).display !== 'none' && text.getBoundingClientRect().width > 0);"
+        " return [last.textContent, box.right - last.getBoundingClientRect().right]; })"
+    )
+    assert [text for text, _ in rooms] == ["100 %"] * 3
+    assert all(room >= 0 for _, room in rooms)
+
+
+def test_a_legend_on_a_phone_is_whole_and_above_the_bars(driver, tmp_path):
+    """One run's bars are lower than the legend of nine buckets."""
+    row = {"policy": "vLLM", "batched_requests": 1.0, "output_tokens_per_s": 1.0} | {
+        f"{name}_pct": 100 / 9 for name in BUCKETS
+    }
+    page = write_page(tmp_path / "legend.html", "Legend", "", [Section("Bars", figures=[waste([row], "buckets")])])
+    show(driver, page, "light", 420)
+    wait(
+        driver,
+        "const box = (one) => document.querySelector(one).getBoundingClientRect(); const legend = document.querySelector('.legend');"
+        " const items = [...legend.querySelectorAll('.legendtext')].map((text) => text.getBoundingClientRect().bottom);"
+        " return items.length === 9 && Math.max(...items) <= Math.min(box('.legend .bg').bottom, box('.bars path').top);",
+    )
+
+
 def test_the_search_leaves_the_sections_with_all_its_words(driver, page):
     show(driver, page, "light", 1400)
     search = driver.find_element("css selector", ".tools input")

@@ -226,6 +226,34 @@ def test_nothing_sticks_out_of_the_window(driver, pages, name, width_px):
     assert driver.execute_script(inside)
 
 
+def test_blocks_of_more_than_eight_slots_have_lines(driver, pages):
+    opened(driver, pages["fig3"])
+    lines = (
+        "return [...document.querySelectorAll('.pool > li:first-child .slots, .sequence:first-child tbody .slots')].map((slots) =>"
+        " Object.values(Object.groupBy(slots.children, (slot) => slot.offsetTop)).map((line) => line.length))"
+    )
+    assert driver.execute_script(lines) == [[4, 4, 4, 4], [4, 4, 4, 4]]
+    opened(driver, pages["samples"])
+    assert driver.execute_script(lines)[-1] == [4]
+
+
+@pytest.mark.parametrize("name", story_names())
+def test_paper_cuts_no_word(driver, pages, name):
+    """At the width of A4 with margins, in each step; a word as long as a line breaks, and none is hidden."""
+    opened(driver, pages[name], "light", 720)
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    cut = (
+        "return [...document.querySelectorAll('.slot, .scroll, .events li, .sequence, .pool > li')].filter((each) => each.checkVisibility()"
+        " && (getComputedStyle(each).overflow !== 'visible' || each.scrollWidth > each.clientWidth + 1)).map((each) => each.textContent)"
+    )
+    try:
+        for _ in range(int(driver.find_element("css selector", ".moment").get_attribute("max")) + 1):
+            assert driver.execute_script(cut) == []
+            driver.execute_script("document.querySelector('.story .next').click()")
+    finally:
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 def test_paper_has_the_step_that_is_shown_and_all_steps_in_words(driver, pages):
     opened(driver, pages["samples"])
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})

@@ -169,6 +169,17 @@ def test_the_page_of_a_trace(tmp_path, capsys):
     assert sum(row["requests_per_s"] * (row["end_s"] - row["start_s"]) for row in spans) == pytest.approx(len(FULL))
 
 
+@pytest.mark.parametrize(("count", "spans"), [(1, 1), (19, 1), (20, 2), (1_199, 119), (1_200, 120), (5_000, 120)])
+def test_arrivals_are_drawn_over_spans_of_ten_requests_or_more(count, spans):
+    rng = np.random.default_rng(0)
+    ones = np.ones(count, dtype=int)
+    rows = arrival_rows(Trace("poisson", ones, ones, np.sort(rng.integers(0, 10**15, count))))
+    assert len(rows) == spans
+    counts = [row["requests_per_s"] * (row["end_s"] - row["start_s"]) for row in rows]
+    assert sum(counts) == pytest.approx(count)
+    assert count < 10 or np.mean(counts) >= 10 - 1e-9
+
+
 def test_the_public_face():
     assert traces.__all__ == sorted(traces.__all__)
     assert all(hasattr(traces, name) for name in traces.__all__)

@@ -44,6 +44,16 @@ def holds_load(path: str | PathLike[str]) -> bool:
     return is_load(TraceFile(path, MOST_INFLATED_BYTES).head())
 
 
+def format_of(path: str | PathLike[str], reading: Reading = Reading()) -> str:
+    """Name of the format of a trace file.
+
+    Raises:
+        TraceError: The file cannot be read, or has an unknown format.
+    """
+    file = TraceFile(path, reading.max_inflated_bytes)
+    return "fragmeter.probe" if is_probe(file.head()) else recognise(file, reading, content=True).form.title
+
+
 def fields_read(path: str | PathLike[str]) -> frozenset[str]:
     """Fields of ``Reading`` that affect how this file is read.
 

@@ -58,6 +58,17 @@ def _by_sessions(trace: Trace, session_id: np.ndarray) -> np.ndarray:
     return reused
 
 
+def mean_rate(arrival_ticks: np.ndarray) -> float:
+    """Mean rate of arrivals in ascending order, in requests/s: gaps / (last - first arrival).
+
+    The first arrival is the start of the span that is measured, so n requests have n - 1 gaps.
+
+    Raises:
+        ZeroDivisionError: All requests arrive at once, or there is only one.
+    """
+    return (len(arrival_ticks) - 1) * ticks.PER_SECOND / int(arrival_ticks[-1] - arrival_ticks[0])
+
+
 _PERCENTILES = (50, 90, 95, 99)
 
 
@@ -65,9 +76,9 @@ def stats(trace: Trace) -> dict[str, Any]:
     """Number of rows, lengths and arrivals of ``trace``, as plain numbers.
 
     ``prompt_tokens``, ``output_tokens`` and ``total_tokens`` contain mean, standard deviation, extremes
-    and percentiles (linear, as numpy's). ``request_rate`` is gaps / (last - first arrival), and
-    ``gap_cv`` is the standard deviation of the gaps over their mean: 1 for a Poisson process. Both are
-    None if there are no times, or if all requests arrive at once. ``reuse`` is the prefix reuse of the prompts
+    and percentiles (linear, as numpy's). ``request_rate`` is that of ``mean_rate``, and ``gap_cv`` is the
+    standard deviation of the gaps over their mean: 1 for a Poisson process. Both are None if there are no times, or if all
+    requests arrive at once. ``reuse`` is the prefix reuse of the prompts
     (``traces.stats.stats``), None if the trace has no prompt contents.
     """
     return {
@@ -105,9 +116,8 @@ def _arrivals(arrival_ticks: np.ndarray | None) -> dict[str, float | None]:
     if arrival_ticks is None or arrival_ticks[-1] == arrival_ticks[0]:
         return {"duration_s": None, "request_rate": None, "gap_cv": None}
     gaps_s = np.diff(arrival_ticks) / ticks.PER_SECOND
-    duration_s = int(arrival_ticks[-1] - arrival_ticks[0]) / ticks.PER_SECOND
     return {
-        "duration_s": duration_s,
-        "request_rate": len(gaps_s) / duration_s,
+        "duration_s": int(arrival_ticks[-1] - arrival_ticks[0]) / ticks.PER_SECOND,
+        "request_rate": mean_rate(arrival_ticks),
         "gap_cv": float(gaps_s.std() / gaps_s.mean()),
     }

@@ -81,6 +81,7 @@ def _measure(experiment: Experiment, source: Source, thousandths: range) -> dict
 
 FIGURE = FIG15.figure
 SEQUENCES = (2, 4, 6)
+X_IS = "sequences a request"
 SAMPLES_ALPACA = "parallel sampling, Alpaca"
 SAMPLES_SHAREGPT, BEAMS_LIVING = "parallel sampling, ShareGPT", "beam search, ShareGPT, a survival of its own"
 CLOSED = "closed form, ShareGPT"
@@ -130,6 +131,7 @@ def compare_sharing(source: Source) -> Payload:
     return {
         "figure": FIGURE,
         "workload": "; ".join(lengths.description(experiment) for experiment, lengths in sources.items()),
+        "x_is": X_IS,
         "rows": rows,
         "beam_survival": FITTED_BEAM_SURVIVAL,
         "constants": [
@@ -228,10 +230,10 @@ def findings(rows: list[Row]) -> Iterator[dict[str, Any]]:
         CLOSED: "Samples save what the closed form makes of the requests that ran, on ShareGPT",
     }
     for series, text in texts.items():
-        yield accuracy((row for row in rows if row["series"] == series), text, POINTS)
+        yield accuracy((row for row in rows if row["series"] == series), text, POINTS, X_IS)
     for series in (SAMPLES_SHAREGPT, BEAMS_SHAREGPT):
         yield _in_range(series, [row for row in rows if row["series"] == series])
-    yield accuracy((row for row in rows if row["series"] == BEAMS_LIVING), _LIVING_TEXT, POINTS)
+    yield accuracy((row for row in rows if row["series"] == BEAMS_LIVING), _LIVING_TEXT, POINTS, X_IS)
 
 
 def _in_range(series: str, rows: list[Row]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ or a beam (Fig 14), no kernel of small blocks (Fig 18b).
 The rule, stated before the runs: of each figure in ``GROUPS``, every published value on which no number is fitted is
 compared under all candidates. The error is the absolute logarithm of simulated over published; values printed as 0
 have none. Values of a figure share the figure's weight, and all figures have the same weight. The candidate with the
-smaller weighted median is adopted. Not among the figures: Figs 1 and 19a, which the coefficients are read from; Fig 15,
+smaller weighted median (``MEDIAN_NOTE``) is adopted. Not among the figures: Figs 1 and 19a, which the coefficients are read from; Fig 15,
 which hardly depends on the step time; FasterTransformer, with steps of another kind.
 
 OPT-66B and OPT-175B have the coefficients of ``rate_sweep.costs``; the reading time of a context token is that of their
@@ -87,8 +87,14 @@ def compare_step_costs(bench: Bench, groups: Collection[str] = tuple(GROUPS)) ->
     }
 
 
+MEDIAN_NOTE = (
+    "The weighted median of all figures: each figure has the same weight, and its values share it equally; it is the smallest"
+    " error at which the values with an error no larger have half of the weight."
+)
+
+
 def medians(rows: Sequence[Row]) -> dict[str, float]:
-    """The median absolute log error of each figure, and of all with equal weights of the figures."""
+    """The median absolute log error of each figure, and the weighted median of all; see ``MEDIAN_NOTE``."""
     of: dict[str, list[float]] = {group: [] for group in GROUPS}
     for row in rows:
         if row["log_error"] is not None:
@@ -241,6 +247,7 @@ def print_step_costs(payload: Payload, report: Report) -> None:
     for group in payload["errors"][Terms.NEITHER]:
         table.add_row(group, *(f"{errors[group]:.3f}" for errors in payload["errors"].values()))
     report.console.print(table)
+    report.print_line(MEDIAN_NOTE)
     for name, constants in payload["fitted"].items():
         report.print_line(
             f"{name}: s = {constants['step_scale']:g}, {constants['constants']} constant fitted on {constants['on']};"

@@ -39,9 +39,8 @@ which holds also where no sequence runs, and the cache lies idle.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -64,29 +63,30 @@ class CachedSlots:
         self._run_log = run_log
         self._slots, self._moment = run_log.cache_changes["slots"], run_log.cache_changes["moment"]
 
-    @cached_property
-    def _ticks(self) -> np.ndarray:
-        return ticks_of(self._run_log, self._moment)
-
-    @cached_property
-    def _iteration(self) -> np.ndarray:
-        return iteration_of(self._run_log, self._moment)
+    def _parts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Slots and moments of some changes at a time: when they were takes several columns."""
+        for start in range(0, len(self._moment), _CHUNK_CHANGES):
+            yield self._slots[start : start + _CHUNK_CHANGES], self._moment[start : start + _CHUNK_CHANGES]
 
     def over_steps(self, first: int, stop: int) -> int:
         """Cached slots, summed over the iterations from ``first`` to before ``stop``."""
-        return total(self._slots * _left(self._iteration, first, stop))
+        run_log = self._run_log
+        return sum(total(slots * _left(iteration_of(run_log, when), first, stop)) for slots, when in self._parts())
 
     def over_time(self, start_ticks: int, end_ticks: int) -> int:
         """Cached slots, integrated over a span of time."""
-        left, slots = _left(self._ticks, start_ticks, end_ticks), self._slots
-        return dot(np.maximum(slots, 0), left) - dot(np.maximum(-slots, 0), left)
+        over = 0
+        for slots, moment in self._parts():
+            left = _left(ticks_of(self._run_log, moment), start_ticks, end_ticks)
+            over += dot(np.maximum(slots, 0), left) - dot(np.maximum(-slots, 0), left)
+        return over
 
     def at_rows(self) -> np.ndarray:
         """Cached slots in the first step of every row, int64 [rows]."""
         rows = len(self._run_log.row_step)
-        row = first_row_of(self._run_log, self._moment)
         changes = np.zeros(rows + 1, dtype=np.int64)
-        np.add.at(changes, np.minimum(row, rows), self._slots)
+        for slots, moment in self._parts():
+            np.add.at(changes, np.minimum(first_row_of(self._run_log, moment), rows), slots)
         return np.cumsum(changes)[:rows]
 
 
@@ -110,6 +110,8 @@ _LEVELS = (
 )  # fmt: skip
 #: Rows that are integrated at a time, to bound what intermediate columns take.
 _CHUNK_ROWS = 1 << 15
+#: Changes of the cached slots that are dated at a time.
+_CHUNK_CHANGES = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -156,11 +158,16 @@ class Accounts:
     def __init__(self, run_log: RunLog, groups: PageGroups | None = None) -> None:
         self.log, self._groups = run_log, groups or run_log.groups
         self._cached = CachedSlots(run_log)
+
+    def _growth(self) -> dict[str, Moments]:
+        """Growth of the columns of rows that grow by blocks, each as ``growth_moments``; most runs need it once."""
+        run_log = self.log
         nothing = (np.broadcast_to(0, len(run_log.row_step)),) * 3
-        self._growth = {"held": growth_moments(run_log) if run_log.paged else nothing}
+        growth = {"held": growth_moments(run_log) if run_log.paged else nothing}
         names = {SLIDING: "skipped", STATE: "skipped_states"}
         for kind, window_tokens in self._groups.windows().items():
-            self._growth[names[kind]] = skip_moments(run_log, window_tokens, self._groups.ahead)
+            growth[names[kind]] = skip_moments(run_log, window_tokens, self._groups.ahead)
+        return growth
 
     def window(self, start_ticks: int = 0, end_ticks: int | None = None) -> Window:
         """Sums over a span of time.
@@ -171,10 +178,12 @@ class Accounts:
         run_log, end_ticks = self.log, self.log.end_ticks if end_ticks is None else end_ticks
         over_steps: Counter[str] = Counter()
         over_time: Counter[str] = Counter()
+        growth = self._growth()
         for start in range(0, len(run_log.row_step), _CHUNK_ROWS):
-            rows = _Rows(run_log, self._growth, slice(start, start + _CHUNK_ROWS), start_ticks, end_ticks)
+            rows = _Rows(run_log, growth, slice(start, start + _CHUNK_ROWS), start_ticks, end_ticks)
             over_steps.update(rows.over_steps())
             over_time.update(rows.over_time())
+        del growth
         # A step belongs to the window in which it starts.
         first, stop = (int(run_log.first_iteration_from(edge)) for edge in (start_ticks, end_ticks))
         over_steps["cached"] += self._cached.over_steps(first, stop)

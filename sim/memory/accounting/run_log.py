@@ -69,6 +69,12 @@ class RunLog:
         others = {name: getattr(ledger, name).columns() for name in ("chunks", "copies", "host")}
         return cls(rows=_complete(rows, residencies), residencies=residencies, evictions=evictions, **others, **facts)
 
+    def forget(self) -> None:
+        """Drop the columns that are quickly computed again: in a long run they take more room than the log."""
+        for name, attribute in vars(type(self)).items():
+            if isinstance(attribute, cached_property) and name != "cache_changes":
+                vars(self).pop(name, None)
+
     @cached_property
     def cache_changes(self) -> dict[str, np.ndarray]:
         """Columns of ``cached_level``, of a run that goes on no more."""

@@ -24,7 +24,7 @@ Source: vLLM, vllm/v1/core/kv_cache_metrics.py (``--kv-cache-metrics``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
 
@@ -40,6 +40,8 @@ GROWTH = ("first", "stop", "lag")
 NO_LOOK_UP = -1
 #: Values, and the number of blocks with each value.
 Observed = tuple[np.ndarray, np.ndarray]
+#: Parts of the tape, or takings, that are read at a time, to bound what intermediate columns take.
+_CHUNK = 1 << 17
 
 
 class QueueHistory:
@@ -71,6 +73,10 @@ class QueueHistory:
             self._read = {lengths: _Past(self, growing, self._all_takes(alone))}
         return self._read[lengths]
 
+    def forget(self) -> None:
+        """Drop what is cached; it is computed anew when a metric needs it."""
+        self._read.clear()
+
     def look_ups(self) -> dict[str, np.ndarray]:
         """The look-ups that led to an admission, by row: int64 columns ``index``, ``known_tokens`` and ``hit_tokens``."""
         takes = self._all_takes([*self.alone()])
@@ -99,9 +105,14 @@ class QueueHistory:
         """Changes of the number of cached blocks: int64 columns ``moment`` and ``blocks``."""
         past = self._past()
         freed, hits = past.freed, past.hits
-        moment = np.concatenate([freed["moment"], hits["moment"], past.moment])
-        blocks = np.concatenate([past.named, -hits["blocks"], -np.diff(past.named_before(past.edges))])
-        return {"moment": moment[blocks != 0], "blocks": blocks[blocks != 0]}
+        taken = -np.diff(_in_parts(past.named_before, past.edges))
+        sides = (freed["moment"], past.named), (hits["moment"], -hits["blocks"]), (past.moment, taken)
+        some = [np.flatnonzero(blocks) for _, blocks in sides]
+        moments, blocks = zip(*sides, strict=True)
+        return {
+            name: np.concatenate([column[changed] for column, changed in zip(columns, some, strict=True)])
+            for name, columns in (("moment", moments), ("blocks", blocks))
+        }
 
     @property
     def evicted_blocks(self) -> int:
@@ -115,14 +126,26 @@ class QueueHistory:
         Args:
             ticks_of: Converts moments (int64) to ticks.
         """
-        born, touched, taken, blocks, gaps = self._past().lives()
-        born, touched, taken = (ticks_of(moments) for moments in (born, touched, taken))
-        since, until, of = gaps.T
+        parts = [*self.observations(ticks_of)]
         return {
-            "vllm:kv_block_lifetime_seconds": (taken - born, blocks),
-            "vllm:kv_block_idle_before_evict_seconds": (taken - touched, blocks),
-            "vllm:kv_block_reuse_gap_seconds": (ticks_of(until) - ticks_of(since), of),
+            name: (np.concatenate([part[name][0] for part in parts]), np.concatenate([part[name][1] for part in parts]))
+            for name in parts[0]
         }
+
+    def observations(self, ticks_of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Iterator[dict[str, Observed]]:
+        """``observed_ticks`` in parts, of a long run too many to be held at once."""
+        for born, touched, taken, blocks, gaps in self._past().lives():
+            born, touched, taken = (ticks_of(moments) for moments in (born, touched, taken))
+            since, until, of = gaps.T
+            yield {
+                "vllm:kv_block_lifetime_seconds": (taken - born, blocks),
+                "vllm:kv_block_idle_before_evict_seconds": (taken - touched, blocks),
+                "vllm:kv_block_reuse_gap_seconds": (ticks_of(until) - ticks_of(since), of),
+            }
+
+
+#: Moments of birth, last touch and next taking, the number of blocks, and gaps; see ``_Past.lives``.
+Lives = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class _Past:
@@ -174,12 +197,16 @@ class _Past:
         stop = start + np.maximum(0, growths["stop"] - growths["first"]) * size
         lines = 1 + int(stop.max(initial=0)) // size
         # A sequence takes a block every ``size`` steps: in rows of ``size`` steps, these are sums down the columns.
-        marks = np.bincount(start, minlength=lines * size) - np.bincount(stop, minlength=lines * size)
-        grown = marks.reshape(lines, size).cumsum(axis=0).ravel()
+        grown = np.bincount(start, minlength=lines * size)
+        grown -= np.bincount(stop, minlength=lines * size)
+        np.cumsum(grown.reshape(lines, size), axis=0, out=grown.reshape(lines, size))
         steps = np.flatnonzero(grown)
+        blocks = np.concatenate([grown[steps], takes["blocks"]])
+        del grown
         order = np.argsort(np.concatenate([2 * steps, 2 * takes["decode_step"] + 1]), kind="stable")
-        blocks = np.concatenate([grown[steps], takes["blocks"]])[order]
-        return np.concatenate([self._in_step(steps), takes["moment"]])[order], np.concatenate([[0], np.cumsum(blocks)])
+        edges = np.concatenate([[0], np.cumsum(blocks[order])])
+        del blocks
+        return np.concatenate([self._in_step(steps), takes["moment"]])[order], edges
 
     @cached_property
     def _stacked(self) -> np.ndarray:
@@ -201,21 +228,39 @@ class _Past:
         # A place is never in a hole, so each hole before it counts completely.
         return self._named_before[record] + np.minimum(named, self.named[record]) - holes
 
-    def lives(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Lives of blocks that were taken again.
+    def lives(self) -> Iterator[Lives]:
+        """Lives of blocks that were taken again, in parts.
 
-        Returns:
-            Moments of birth, of the last touch (or birth) and of the next taking, and the number of blocks with them; and
-            gaps as rows (touch, next touch, blocks).
+        A part has the moments of birth, of the last touch (or birth) and of the next taking, and the number of blocks with
+        them; and gaps as rows (touch, next touch, blocks), all in the last part.
         """
+        cuts, last = self._cuts(), np.array([0, *(touches[-1] for touches in self._touches)], dtype=np.int64)
+        no_gaps, count = np.zeros((0, 3), dtype=np.int64), np.zeros(len(self._touches), dtype=np.int64)
+        for first in range(0, len(cuts) - 1, _CHUNK):
+            part = cuts[first : first + _CHUNK + 1]
+            record, blocks, born, taken = self._lives_between(part)
+            index = self.freed["touched"][record]
+            hit = index >= 0
+            np.add.at(count, index[hit], blocks[hit])
+            yield born, np.where(hit, last[np.maximum(0, 1 + index)], born), taken, blocks, no_gaps
+        stacked = self._born(self.unstacked, slice(None), self.unstacked["first"])
+        yield stacked, stacked, self._taken(self._stacked), np.ones_like(stacked), self._gaps(count)
+
+    def _cuts(self) -> np.ndarray:
+        """Places on the tape between which the blocks have one life, or lie in a hole."""
         freed, hits = self.freed, self.hits
         end = self._place(self.edges[-1:])
         # Each block taken by a decoding sequence has its own moment of birth.
         grown = np.maximum(0, freed["stop"] - np.maximum(freed["first"], freed["grown_from"]))
         single = np.repeat(self._start - np.cumsum(grown) + grown, grown) + np.arange(grown.sum())
         bounds = (self._start, self._start + grown, single, hits["place"], hits["place"] + hits["blocks"])
-        cuts = np.sort(np.concatenate([*bounds, self._place(self.edges), end]), kind="stable")
-        cuts = cuts[np.append(True, np.diff(cuts) > 0) & (cuts <= end)]
+        cuts = np.concatenate([*bounds, _in_parts(self._place, self.edges), end])
+        cuts.sort(kind="stable")
+        return cuts[np.append(True, cuts[1:] > cuts[:-1]) & (cuts <= end)]
+
+    def _lives_between(self, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Records of ``freed``, number of blocks, and moments of birth and of the next taking, of the blocks between cuts."""
+        freed, hits = self.freed, self.hits
         blocks, place = np.diff(cuts), cuts[:-1]
         record = np.searchsorted(self._start, place, side="right") - 1
         hole = np.searchsorted(hits["place"], place, side="right")
@@ -226,33 +271,31 @@ class _Past:
         born = self._born(freed, record, freed["stop"][record] - 1 - place + self._start[record])
         from_tape = place - self._skipped[hole]
         position = from_tape + np.searchsorted(self.unstacked["before"], from_tape, side="right")
-        touched, gaps = self._touched(record, blocks, born)
-        stacked = self._born(self.unstacked, slice(None), self.unstacked["first"])
-        taken = self.moment[np.searchsorted(self.edges, np.append(position, self._stacked), side="right") - 1]
-        return (
-            np.append(born, stacked),
-            np.append(touched, stacked),
-            taken,
-            np.append(blocks, np.ones_like(stacked)),
-            gaps,
-        )
+        return record, blocks, born, self._taken(position)
 
-    def _touched(self, record: np.ndarray, blocks: np.ndarray, born: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Moments of the last touch, or of birth, of blocks of records; and the gaps before it, int64 [gaps, 3]."""
-        index = self.freed["touched"][record]
-        last = np.array([0, *(touches[-1] for touches in self._touches)], dtype=np.int64)
-        hit = index >= 0
-        count = np.zeros(len(self._touches), dtype=np.int64)
-        np.add.at(count, index[hit], blocks[hit])
+    def _taken(self, position: np.ndarray) -> np.ndarray:
+        """Moments of the takings of the blocks at positions."""
+        return self.moment[np.searchsorted(self.edges, position, side="right") - 1]
+
+    def _gaps(self, count: np.ndarray) -> np.ndarray:
+        """The gaps between touches, of so many blocks with each of the touches; int64 [gaps, 3]."""
         gaps = [
             (since, until, of)
             for touches, of in zip(self._touches, count.tolist(), strict=True)
             if of
             for since, until in pairwise(touches)
         ]
-        return np.where(hit, last[np.maximum(0, 1 + index)], born), np.array(gaps, dtype=np.int64).reshape(-1, 3)
+        return np.array(gaps, dtype=np.int64).reshape(-1, 3)
 
     def _born(self, columns: dict[str, np.ndarray], record: np.ndarray | slice, place: np.ndarray) -> np.ndarray:
         """Moments at which the blocks at places of tables were taken."""
         grown_from, born, lag = (columns[name][record] for name in ("grown_from", "born", "lag"))
         return np.where(place >= grown_from, self._in_step(place * self._size + 1 - lag), born)
+
+
+def _in_parts(function: Callable[[np.ndarray], np.ndarray], values: np.ndarray) -> np.ndarray:
+    """An elementwise function of int64 values, computed for some at a time, to bound what intermediate columns take."""
+    found = np.empty(len(values), dtype=np.int64)
+    for start in range(0, len(values), _CHUNK):
+        found[start : start + _CHUNK] = function(values[start : start + _CHUNK])
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragmeter.experiments.capacity.day import Day, replicas_for, schedule_of, sizes_below
+from fragmeter.experiments.capacity.text import clock
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.ticks import PER_SECOND
@@ -86,6 +89,16 @@ PLAN = ["plan", "--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--goodput", "t
 LOAD = ["--dataset", "sharegpt", "--num-prompts", "200", "--seeds", "1"]
 
 
+SHORT = [600 + place for place in range(400)]
+
+
+def short_requests(folder: Path) -> list[str]:
+    """Flags of a load of requests of 10 tokens: 300 of them are no burst."""
+    rows = "".join(f"{size},10\n" for size in SHORT)
+    (folder / "short.csv").write_text(f"prompt_tokens,output_tokens\n{rows}")
+    return ["--trace", str(folder / "short.csv"), "--num-prompts", "300", "--seeds", "1"]
+
+
 def planned_day(load: list[str], curve: str, folder: Path, capsys) -> tuple[str, dict[str, Any]]:
     """What the plan of a day prints, and its data."""
     (folder / "day.csv").write_text(f"start_s,request_rate\n{curve}")
@@ -95,12 +108,7 @@ def planned_day(load: list[str], curve: str, folder: Path, capsys) -> tuple[str,
 
 
 def test_a_day_is_planned_and_served(tmp_path, capsys):
-    """Requests of 10 tokens: 300 of them are no burst."""
-    (tmp_path / "short.csv").write_text(
-        "prompt_tokens,output_tokens\n" + "".join(f"{size},10\n" for size in range(600, 1000))
-    )
-    load = ["--trace", str(tmp_path / "short.csv"), "--num-prompts", "300", "--seeds", "1"]
-    printed, day = planned_day(load, "0,20\n60,120\n120,20\n", tmp_path, capsys)
+    printed, day = planned_day(short_requests(tmp_path), "0,20\n60,120\n120,20\n", tmp_path, capsys)
     assert not day["rates_are_lower_bounds"] and "lower bounds" not in printed
     steps = day["steps"]
     low, high, again = (step["replicas"] for step in steps)
@@ -122,6 +130,83 @@ def test_a_day_is_planned_and_served(tmp_path, capsys):
     assert f"{day['replica_hours']:,.1f} replica-hours" in printed and "in flight" in printed
 
 
+_PICTURE = re.compile(r'<script type="application/json" id="spec-\d+">(.*?)</script>', re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("day")
+    (folder / "day.csv").write_text("start_s,request_rate\n0,20\n60,120\n120,20\n")
+    flags = ["--rate-curve", str(folder / "day.csv"), "--startup-seconds", "20", "--out", str(folder / "out")]
+    assert status([*PLAN, *short_requests(folder), *flags]) == DONE
+    return folder / "out"
+
+
+class TestFiles:
+    """The day is on the page, in the summary and in ``day.csv``; all three have the numbers of ``plan.json``."""
+
+    def test_a_row_a_step(self, out):
+        day = json.loads((out / "plan.json").read_text())["day"]
+        with (out / "day.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert [float(row["start_s"]) for row in rows] == [0, 60, 120]
+        assert [float(row["request_rate"]) for row in rows] == [20, 120, 20]
+        for name in ("replicas", "attained", "kv_cache_usage", "peak_kv_cache_usage", "price"):
+            assert [float(row[name]) for row in rows] == [step[name] for step in day["steps"]]
+        # What steps cost is the whole bill.
+        for part, whole in (("price", day["price"]), ("constant_price", day["constant_price"])):
+            assert sum(float(row[part]) for row in rows) == pytest.approx(whole)
+        assert sum(float(row["replica_hours"]) for row in rows) == pytest.approx(day["replica_hours"])
+        # The busy step is paid for from its own start on; replicas that it needs were ordered 20 s before.
+        first, busy, _ = day["steps"]
+        more = busy["replicas"] - first["replicas"]
+        assert first["replica_hours"] == pytest.approx((60 * first["replicas"] + 20 * more) / 3600)
+        assert busy["replica_hours"] == pytest.approx(60 * busy["replicas"] / 3600)
+        assert {row["currency"] for row in rows} == {"USD"}
+
+    def test_the_summary_has_the_steps_and_the_bills(self, out):
+        day, lines = json.loads((out / "plan.json").read_text())["day"], (out / "plan.md").read_text().splitlines()
+        heading = next(place for place, line in enumerate(lines) if line.startswith("| From |"))
+        assert lines[heading].count("|") == lines[heading + 1].count("|")
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[heading + 2 : heading + 5]]
+        assert [row[0] for row in rows] == ["00:00", "00:01", "00:02"]
+        assert [row[2] for row in rows] == [str(step["replicas"]) for step in day["steps"]]
+        assert any(line.startswith("- The day: following the curve takes") for line in lines)
+
+    def test_the_page_has_pictures_of_it(self, out):
+        day, page = json.loads((out / "plan.json").read_text())["day"], (out / "plan.html").read_text()
+        assert "Load over a day" in page and "The day: following the curve takes" in page
+        section = page.split(">Load over a day</h2>")[1].split("</section>")[0]
+        for title in ("Load and fleet over the day", "Attainment and KV cache over the day", "Cost of the day"):
+            assert title in section
+        fleet, service, cost = (json.loads(spec)["data"] for spec in _PICTURE.findall(section))
+        sizes = [step["replicas"] for step in day["steps"]]
+        assert fleet[0]["x"] == [0, 1, 2, 3] and fleet[0]["y"] == [20, 120, 20, 20]
+        assert fleet[1]["y"] == [*sizes, sizes[-1]] and set(fleet[2]["y"]) == {day["constant_replicas"]}
+        assert service[0]["y"][:3] == [100 * step["attained"] for step in day["steps"]]
+        assert service[3]["y"][:3] == [100 * step["kv_cache_usage"] for step in day["steps"]]
+        assert cost[0]["x"] == [day["price"], day["constant_price"]]
+
+    def test_a_plan_without_a_day_has_none_of_it(self, tmp_path):
+        flags = ["--request-rate", "20", "--out", str(tmp_path / "out")]
+        assert status([*PLAN, *short_requests(tmp_path), *flags]) == DONE
+        assert not (tmp_path / "out" / "day.csv").exists()
+        assert "Load over a day" not in (tmp_path / "out" / "plan.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("start", "starts", "text"),
+    [
+        (3600 * 9, (0, 3600), "09:00"),
+        (90, (0, 90), "00:01:30"),
+        (60, (0, 60, 90), "00:01:00"),
+        (0, (0, 86400), "00:00"),
+    ],
+)
+def test_the_time_of_a_step(start, starts, text):
+    assert clock(start, starts) == text
+
+
 def test_bursts_do_not_tell_how_many_replicas_a_step_needs(tmp_path, capsys):
     """Of 200 requests of ShareGPT all arrive before many finish, at any rate that is asked for here."""
     printed, day = planned_day(LOAD, "0,20\n20,200\n40,20\n", tmp_path, capsys)
@@ -130,6 +215,13 @@ def test_bursts_do_not_tell_how_many_replicas_a_step_needs(tmp_path, capsys):
     # A replica takes more than 20 requests/s, by runs of 10,000 requests; nothing here says so.
     assert sizes == [max(sizes)] * 3 and max(sizes) > 1
     assert max([0.0, *(rate for size, rate in day["rate_by_replicas"].items() if int(size) < max(sizes))]) < 20
+
+
+def test_a_day_where_every_rate_meets_the_objectives(tmp_path, capsys):
+    """A tenth of 100 requests meet them even all at once: the fleet of the busiest step is simulated nevertheless."""
+    lenient = ["--attainment", "0.1", "--num-prompts", "100", "--seeds", "1"]
+    _, day = planned_day(lenient, "0,2\n60,1\n", tmp_path, capsys)
+    assert [step["replicas"] for step in day["steps"]] == [1, 1] and day["attained"] == 1
 
 
 @pytest.mark.parametrize(

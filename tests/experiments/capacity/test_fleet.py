@@ -142,6 +142,19 @@ class TestCliff:
         assert len(begun) >= 4
         assert begun == {(size, seed): rate(size, 0) if seed else None for size, seed in begun}
 
+    @pytest.mark.parametrize(("least", "size", "seeds"), [(1, 1, 32), (100, 102, 16)])
+    def test_seeds_are_added_until_a_larger_fleet_is_no_great_waste(self, least, size, seeds):
+        """16 seeds leave open whether the smallest fleet is enough, and 32 say that it is. Two are twice one, 102 are 2 % more than 100."""
+
+        def rate(replicas: int, seed: int) -> float:
+            place = NormalDist().inv_cdf((29 * seed % MOST_SEEDS + 0.5) / MOST_SEEDS)
+            return replicas / least * float(np.exp(0.04 * place + 0.08))
+
+        sixteen, more = ([rate(least, seed) for seed in range(count)] for count in (16, 32))
+        assert (decide_by_rates(sixteen, 1.0), decide_by_rates(more, 1.0)) == (Decision.OPEN, Decision.ENOUGH)
+        found, _ = run(search(least, least), lambda *_: 0.95, rate)
+        assert (found.replicas, found.fewest, len(found.rates)) == (size, least, seeds)
+
     def test_a_seed_without_a_rate_is_one_too_few(self):
         assert decide_by_rates([2.0, 0.0, 2.0, 2.0], 1.0) is Decision.TOO_FEW
         assert decide_by_rates([inf] * 4, 1.0) is Decision.ENOUGH

@@ -252,7 +252,8 @@ class TestLoad:
     @pytest.mark.parametrize(
         ("pacing", "prompts", "message"),
         [
-            ({"max_concurrency": 4}, 640, "max_concurrency = '4': has no rate to look for"),
+            ({"max_concurrency": 4}, 640, "max_concurrency = '4': makes arrivals wait .*; give --request-rate"),
+            ({"rate_curve": "day.csv"}, 640, "rate_curve = 'day.csv': has several rates.*; give the highest"),
             ({}, 99, "num_prompts = 99: must be 100 or more"),
         ],
     )

@@ -20,7 +20,7 @@ from fragmeter.experiments.capacity import (
 from fragmeter.experiments.capacity import (
     samples as plan_samples,
 )
-from fragmeter.experiments.capacity.questions import ANSWERS
+from fragmeter.experiments.capacity.questions import ANSWERS, _slower_text
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.pool_use import pool_use
 from fragmeter.sim import Settings, Workload, settings, simulate
@@ -211,8 +211,16 @@ class TestCommand:
         )
         own, best = answers["max-num-seqs"]["runs_of"]
         assert (best["max_num_seqs"], best["preemptions"]) == (largest, 0) and own["preemptions"] > 0
+        slower = best["mean_e2el_ms"] > own["mean_e2el_ms"]
+        assert ("Do not set it for speed: without preemptions the mean E2EL" in " ".join(printed.split())) == slower
         assert len(answers["preemption-mode"]["runs"]) == 5
         assert answers["samples"]["n"] == 3 and len(answers["samples"]["runs"]) == 3
+
+    @pytest.mark.parametrize(("after", "warns"), [(9_000.0, False), (9_490.0, False), (21_840.0, True)])
+    def test_a_value_that_makes_requests_slower_is_no_advice(self, after, warns):
+        text = _slower_text({"mean_e2el_ms": 9_490.0}, {"mean_e2el_ms": after})
+        assert bool(text) == warns
+        assert not warns or "is 21.8 s, in place of 9.49 s" in text
 
     def test_of_a_length_arithmetic_answers(self, tmp_path, capsys):
         assert self.plan("--ask", "max-num-seqs,samples,preemption-mode", "--mean-tokens", 321, "--json", "-") == DONE

@@ -44,6 +44,15 @@ LLAMA = ["--model", "llama-3.1-8b", "--goodput", "ttft:500", "tpot:50", *SMALL]
 WANTED = ["--request-rate", "30"]
 
 
+#: Drafts of which 0.8 and 0.5 are accepted.
+DRAFTS = {
+    "method": "eagle3",
+    "num_speculative_tokens": 2,
+    "rejection_sample_method": "synthetic",
+    "synthetic_acceptance_rates": [0.8, 0.5],
+}
+
+
 def planned(capsys: pytest.CaptureFixture, *tokens: str) -> dict:
     assert status(["plan", *tokens, "--json", "-"]) == DONE
     return json.loads(capsys.readouterr().out)
@@ -55,6 +64,39 @@ class TestCandidates:
         found = candidates(line, ["h200"], Choices(kv_offloading_size=["none,40"]).axes())
         assert [each.settings and each.settings.value("kv_offloading_size") for each in found] == [0, 40]
         assert [each.name for each in found] == ["h200, kv_offloading_size=none", "h200, kv_offloading_size=40"]
+
+    def test_drafts_are_an_axis_over_those_of_the_line(self):
+        """Two texts of one object are one value. ``none`` takes the line's drafter from the memory, too."""
+        line = parse_serve(
+            f"vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 --speculative-config '{json.dumps(DRAFTS)}'"
+        )
+        given = [json.dumps(DRAFTS), json.dumps(dict(reversed(DRAFTS.items())), indent=1), "none"]
+        drafted, plain = candidates(
+            line, ["h200"], Choices(speculative_config=[*map(json.loads, given[:2]), "none"]).axes()
+        )
+        assert json.loads(drafted.settings.value("speculative_config")) == DRAFTS
+        assert plain.settings.value("speculative_config") is None
+        assert drafted.settings.num_gpu_blocks_override < plain.settings.num_gpu_blocks_override
+        assert (drafted.name, plain.name) == (
+            "h200, speculative_config=eagle3 0.8 0.5", "h200, speculative_config=none"
+        )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("given", "complaint"),
+        [
+            ('{"method": "ngram", "num_speculative_tokens": 2}', "how many drafts are accepted"),
+            ("eagle3", "speculative_config = 'eagle3': is no JSON"),
+            (
+                '{"method": "medusa", "num_speculative_tokens": 2}',
+                "speculative_config.method = 'medusa': must be one of",
+            ),
+        ],
+    )
+    def test_drafts_that_are_not_simulated_are_refused(self, given, complaint, capsys):
+        flags = ["--goodput", "tpot:20", "--speculative-config", "none", "--speculative-config", given]
+        assert status(["plan", "--model", "llama-3.1-8b", "--gpu", "h200", *flags]) == MISTAKE
+        error = capsys.readouterr().err
+        assert complaint in error and error.count("\n") == 1
 
     def test_every_combination_is_a_serve_line_with_other_flags(self):
         axes = Choices(tensor_parallel_size=["1,2"], kv_cache_dtype=["none", "fp8"]).axes()
@@ -220,7 +262,6 @@ class TestUnknownRates:
         remedy = "(too few requests to fill a replica: raise --num-prompts)"
         assert f"; headroom more than 22% {remedy};" in first(self.answer(24.0, 25.0))
         assert f"; headroom unknown {remedy};" in first(self.answer(0.0))
-        assert f"; headroom unknown {remedy};" in first(answer_of("a100-80gb", inf, wanted=20.0))
         one = replace(answer_of("a100-80gb", 300.0), known_rates=(0.0,))
         assert f"; a replica sustains less than 300 requests/s, the rate of a burst {remedy};" in first(one, None)
 
@@ -361,8 +402,8 @@ class TestCommand:
 
     def test_the_files(self, out):
         table = pd.read_parquet(out / "plan.parquet")
-        assert table["candidate.gpu"].tolist() == [each["candidate"]["gpu"] for each in _candidates(out)]
-        assert table["bill.gpus"].tolist() == [each["bill"]["gpus"] for each in _candidates(out)]
+        assert table["gpu"].tolist() == [each["candidate"]["gpu"] for each in _candidates(out)]
+        assert table["gpus_high"].tolist() == [each["bill"]["gpus"] for each in _candidates(out)]
         page = (out / "plan.html").read_text()
         for heading in (
             "Candidates",
@@ -440,32 +481,65 @@ class TestCommand:
         plan = planned(capsys, *arguments)
         assert plan["recommended"] is None and plan["candidates"][0]["attained_alone"] < 0.9
 
-    @pytest.mark.parametrize("wanted", [[], ["--request-rate", "5"]])
-    def test_objectives_that_every_rate_meets(self, wanted, capsys, tmp_path):
-        """With an hour to wait it does not matter how fast 200 requests come: nothing of it is said to fail."""
-        lenient = ["--goodput", "ttft:3600000", *SMALL, "--verify-seeds", "1", "--explain"]
-        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", *lenient, *wanted, "--out", str(tmp_path / "out")]
-        assert status(["plan", *arguments]) == DONE
+    #: With an hour to wait it does not matter how fast 200 requests come: nothing of it is said to fail.
+    LENIENT = ["--goodput", "ttft:3600000", *SMALL, "--explain"]
+
+    def test_objectives_that_every_rate_meets(self, capsys, tmp_path):
+        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", *self.LENIENT, "--verify-seeds", "1"]
+        assert status(["plan", *arguments, "--out", str(tmp_path / "out")]) == DONE
         printed = " ".join(capsys.readouterr().out.split())
         assert "every rate meets the objectives: all requests at once do" in printed
         assert "no rate" not in printed.replace("no rate is asked for", "") and "none of these" not in printed
         document = json.loads((tmp_path / "out" / "plan.json").read_text())
         (candidate,) = document["candidates"]
         assert candidate["every_rate_meets"] and candidate["request_rate"] is None and candidate["error"] is None
-        assert candidate["seed_rates"] == [None] * (1 if wanted else 4) and candidate["attained"] == 1
-        said = " ".join([document["recommendation"], *document["details"]])
-        assert "every rate meets the objectives: all requests at once do" in said
+        assert candidate["seed_rates"] == [None] * 4 and candidate["attained"] == 1
+        assert "every rate meets the objectives: all requests at once do" in document["recommendation"]
         page = (tmp_path / "out" / "plan.html").read_text()
         assert "every rate meets the objectives: all requests at once do" in page
-        if wanted:
-            assert printed.startswith(
-                "Buy 1 x h200 for 5 requests/s: 4.59 USD/h (3,351 USD a month); headroom unknown (too few requests to fill a"
-                " replica: raise --num-prompts); no objective limits it;"
+        assert document["recommended"] is None and "give more requests" in printed
+
+    def test_a_rate_where_every_rate_meets_the_objectives(self, capsys):
+        """Its fleet is simulated as any other: with each seed, divided or not. Equal fleets are listed once."""
+        splits, routers = ["--prefill-replicas", "none,1,auto,2"], ["--router", "round-robin,kv-aware"]
+        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", *self.LENIENT, "--request-rate", "5"]
+        plan = planned(capsys, *arguments, *splits, *routers)
+        assert plan["recommendation"].startswith(
+            "Buy 1 x h200 for 5 requests/s: 4.59 USD/h (3,351 USD a month); headroom more than 11% (too few requests to fill a"
+            " replica: raise --num-prompts); no objective limits it; 90% of seeds meet the goal"
+        )
+        found = [(*list(each["candidate"].values())[1:], each["bill"]["replicas"]) for each in plan["candidates"]]
+        assert sorted(found) == [
+            ("kv-aware", "2", 3), ("round-robin", "1", 2), ("round-robin", "2", 3), ("round-robin", "none", 1),
+        ]  # fmt: skip
+        assert all(each["seed_rates"] == [None] for each in plan["candidates"])
+        assert all(each["fleet"]["rates"] == [None] * 4 for each in plan["candidates"])
+        name = "h200, router={}, prefill_replicas={}"
+        assert [line for line in plan["explained"] if "the same fleet" in line] == [
+            f"{name.format(*other)}: the same fleet as {name.format('round-robin', first)}"
+            for other, first in (
+                (("kv-aware", "none"), "none"),
+                (("round-robin", "auto"), "1"), (("kv-aware", "1"), "1"), (("kv-aware", "auto"), "1"),
             )
-            assert "Here every rate meets" in printed
-            assert candidate["bill"]["replicas"] == 1 and "at every rate" in printed
-        else:
-            assert document["recommended"] is None and "give more requests" in printed
+        ]  # fmt: skip
+
+    def test_candidates_with_and_without_drafts(self, capsys, tmp_path):
+        """A step has 2.3 tokens with them. Rejected drafts are in the table of one of the candidates, and 0 % in the other's."""
+        drafts, out = json.dumps(DRAFTS), tmp_path / "out"
+        flags = ["--dataset", "alpaca", "--num-prompts", "100", "--seeds", "1", "--request-rate", "5", "--explain"]
+        flags += ["--speculative-config", "none", "--speculative-config", drafts, "--out", str(out), "--jobs", "1"]
+        assert status(["plan", "--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--goodput", "tpot:7", *flags]) == DONE
+        printed = " ".join(capsys.readouterr().out.split())
+        plan = json.loads((out / "plan.json").read_text())
+        assert json.loads(plan["recommended"]["speculative_config"]) == DRAFTS
+        assert (
+            f"--speculative-config '{json.dumps(DRAFTS, sort_keys=True)}'" in plan["flags"] and plan["flags"] in printed
+        )
+        names = [line.partition(": ")[0] for line in plan["explained"]]
+        assert names == ["h100-80gb, speculative_config=none"]
+        assert "Steps with drafts are predicted" in printed and "none has speculative decoding" in printed
+        page = (out / "plan.html").read_text()
+        assert "Rejected" in page and "h100-80gb, speculative_config=eagle3 0.8 0.5" in page
 
     def test_of_one_seed_nothing_is_sure(self, capsys):
         arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
@@ -518,7 +592,10 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
             [*LLAMA, "--gpu", "h200", "--tensor-parallel-size", "two"],
             "--tensor-parallel-size = 'two': must be a whole number",
         ),
-        ([*LLAMA, "--gpu", "h200", "--max-concurrency", "4"], "max_concurrency = '4': has no rate to look for"),
+        (
+            [*LLAMA, "--gpu", "h200", "--max-concurrency", "4"],
+            "max_concurrency = '4': makes arrivals wait for responses (a closed loop)",
+        ),
         ([*LLAMA, "--gpu", "h200", "--request-rate", "0"], "request_rate = 0.0: must be above 0 and finite"),
         ([*LLAMA, "--gpu", "h200", "--request-rate", "-1"], "request_rate = -1.0: must be above 0 and finite"),
         ([*LLAMA, "--gpu", "h200", "--request-rate", "inf"], "request_rate = inf: must be above 0 and finite"),

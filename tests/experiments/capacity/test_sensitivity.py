@@ -118,7 +118,7 @@ def test_a_plan_says_what_its_bill_depends_on(tmp_path, capsys):
     assert "Sensitivity of the bill" in (out / "plan.html").read_text()
 
     with (out / "plan.csv").open() as file:
-        assert [row["candidate.gpu"] for row in csv.DictReader(file)] == [
+        assert [row["gpu"] for row in csv.DictReader(file)] == [
             best["candidate"]["gpu"],
             other["candidate"]["gpu"],
         ]

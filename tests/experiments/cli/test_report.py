@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from page_tables import table_with
 
 TRACE = "arrival_s,prompt_tokens,output_tokens\n0,7,5\n0,9,3\n0.1,30,4\n"
 
@@ -56,6 +57,27 @@ def test_one_page_of_two_runs(results, tmp_path, capsys):
     for title in ("The block map", "Memory over time", "External fragmentation", "Requests over time"):
         assert html.count(f">{title}</h2>") == 1
     assert "orca-max beside vllm-v1: use of the KV cache" in html
+
+
+def test_the_usage_on_the_page_is_that_of_the_summary(results, tmp_path):
+    """Each usage of the page, with its mean and its span, beside ``summary.json`` of the same run."""
+    page = tmp_path / "report.html"
+    assert report(results / "orca-max", results / "vllm-v1", "--out", page) == DONE
+    shown = table_with(page.read_text(), "KV cache usage")
+    totals = {row["Run"]: row for row in table_with(page.read_text(), "Run", "Model")}
+    assert len(shown) == 4
+    for run in ("orca-max", "vllm-v1"):
+        waste = json.loads((results / run / "summary.json").read_text())["waste"]
+        start_s, end_s = waste["window_s"]
+        for unit in ("by blocks", "by tokens"):
+            (row,) = (row for row in shown if (row["Run"], row["KV cache usage"]) == (run, unit))
+            for of in ("iterations", "time"):
+                wanted = waste[f"mean_over_{of}_pct"]["usage"][unit.replace(" ", "_")]
+                assert 0 < wanted <= 100
+                assert float(row[f"Mean over {of} (%)"]) == pytest.approx(wanted, abs=0.051)
+            assert row["Span"] == f"{start_s:g} to {end_s:,.1f} s"
+        live = waste["mean_over_time_pct"]["buckets"]["live"]
+        assert float(totals[run]["Tokens in the KV cache (%, mean over time)"]) == pytest.approx(live, abs=0.051)
 
 
 def test_a_run_without_a_map_has_the_other_sections(results, tmp_path):

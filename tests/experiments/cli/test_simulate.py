@@ -111,6 +111,7 @@ FLAGS = {
     "waiting_served_ratio": (["--policy", "tgi", "--waiting-served-ratio", "1.2"], 1.2),
     "max_waiting_tokens": (["--policy", "tgi", "--max-waiting-tokens", "10"], 10),
     "output_estimate": (["--policy", "lightllm", "--output-estimate", "0.5"], 0.5),
+    "kv_unified": (["--policy", "llama-cpp", "--kv-unified"], True),
     "schedule_policy": (["--policy", "sglang", "--schedule-policy", "fcfs"], "fcfs"),
     "use_beam_search": (["--n", "2", "--use-beam-search"], True),
     "beam_survival": (["--n", "2", "--use-beam-search", "--beam-survival", "0.5"], 0.5),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.diagnose.diagnosis import Gain
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.traces import Trace, write
 from paths import ROOT
@@ -99,8 +100,8 @@ class TestPlanted:
         assert found["changes"][0]["lossless"] is False
 
     def test_a_server_that_cannot_keep_up_is_overloaded(self, tmp_path, capsys):
-        load = trace_of(tmp_path, 2000, 300, 200)
-        found = diagnose(tmp_path, LINE, "h100-80gb", "--trace", load)
+        load = trace_of(tmp_path, 2000, 300, 60)
+        found = diagnose(tmp_path, LINE, "h100-80gb", "--trace", load, count=1000)
         assert found["state"] == "overloaded"
         assert "fragmeter plan finds the replicas" in " ".join(capsys.readouterr().out.split())
 
@@ -111,6 +112,108 @@ class TestPlanted:
         assert strict["causes"] == ["small pool"] and 0 < strict["changes"][0]["gain"] <= 1
         lenient = diagnose(tmp_path, line, "h100-80gb", "--trace", load, "--goodput", "ttft:100000")
         assert (lenient["state"], lenient["changes"]) == ("healthy", [])
+
+
+class TestCertainty:
+    """A large gain with an interval that includes 0 is neither advised nor called none."""
+
+    def test_more_draws_are_asked_for(self, tmp_path, capsys):
+        line, answers = f"{LINE} --gpu-memory-utilization 0.3", {}
+        for seeds in (2, 4):
+            out, load = tmp_path / f"{seeds}.json", ["--request-rate", 25, "--num-prompts", 400]
+            arguments = ["--serve", line, "--gpu", "h100-80gb", *load, "--seeds", seeds, "--jobs", 1, "--json", out]
+            assert status(["diagnose", *map(str, arguments)]) == DONE
+            answers[seeds] = json.loads(out.read_text()), " ".join(capsys.readouterr().out.split())
+        few, text = answers[2]
+        change = few["changes"][0]
+        assert change["gain"] > 0.05 and change["interval"][0] < 0 < change["interval"][1]
+        assert few["advised"] is None and few["state"] == "overloaded"
+        assert f"Not certain with 2 draws: with {change['flags']} latency index -" in text
+        assert "add draws (--seeds)" in text and "no flag that was tried gains" not in text
+        more, text = answers[4]
+        assert more["advised"] == change["change"] and "Not certain" not in text
+
+    @pytest.mark.parametrize(
+        ("value", "interval", "state"),
+        [
+            (0.41, (-0.15, 0.7), "undecided"),
+            (0.41, (0.05, 0.7), "remedy"),
+            (0.04, (-0.2, 0.3), "healthy"),
+            (0.41, None, "remedy"),
+        ],
+    )
+    def test_the_state_follows_from_mean_and_interval(self, value, interval, state):
+        gain = Gain(value, interval)
+        assert (gain.helps, gain.is_large and not gain.helps) == (state == "remedy", state == "undecided")
+
+    def test_caching_that_may_pay_is_not_said_to_pay(self, tmp_path, capsys):
+        """Two draws of a load with few shared tokens: the interval of their difference includes 0."""
+        load = trace_of(tmp_path, 2000, 100, 14, shared=0.1)
+        arguments = ["--serve", LINE, "--gpu", "h100-80gb", "--trace", load, "--num-prompts", 400, "--seeds", 2]
+        out = tmp_path / "d.json"
+        assert status(["diagnose", *map(str, [*arguments, "--jobs", 1, "--json", out])]) == DONE
+        caching, text = json.loads(out.read_text())["prefix_caching"], " ".join(capsys.readouterr().out.split())
+        assert caching["value"] > 0.05 and caching["interval"][0] < 0
+        assert "Prefix caching is on and may pay (not certain with 2 draws; add --seeds)" in text
+
+
+class TestBursts:
+    """A draw is one where fewer than half of its requests finish before the last one starts, or all arrive in no time."""
+
+    @pytest.mark.parametrize(
+        "tokens",
+        [
+            ("--request-rate", "1000"),
+            ("--max-concurrency", "100"),
+            ("--goodput", "ttft:1000", "--request-rate", "1000"),
+        ],
+    )
+    def test_they_are_refused(self, tokens, capsys):
+        draws = ("--num-prompts", "100", *SMALL)
+        assert status(["diagnose", "--serve", LINE, "--gpu", "h100-80gb", *tokens, *draws]) == MISTAKE
+        error = capsys.readouterr().err
+        assert "num_prompts = 100: the draws are bursts: " in error and error.count("\n") == 1
+
+    def test_a_stated_rate_is_taken_however_slow_the_server_is(self, tmp_path):
+        """The flag is the reason: each request takes more than a second, and 5 arrive every second."""
+        found = diagnose(tmp_path, f"{LINE} --max-num-seqs 1", "h100-80gb", "--request-rate", 5, count=50)
+        seen = found["as_served"]
+        assert seen["turnover"] == pytest.approx(49 / 50) and seen["arriving"] < 0.1
+        assert found["causes"] == ["max-num-seqs too low"]
+
+    def test_a_benchmark_that_sends_all_at_once_has_no_rate(self, tmp_path, capsys):
+        bench = ROOT / "tests" / "data" / "real_server" / "1" / "tight" / "sharegpt-saturated.json"
+        line = ["--serve", "vllm serve model --num-gpu-blocks-override 260 --max-model-len 1024", "--gpu", "h100-80gb"]
+        tokens = [
+            "diagnose",
+            *line,
+            "--model",
+            str(bench.parent / "model"),
+            "--bench",
+            str(bench),
+            "--num-prompts",
+            "200",
+        ]
+        assert status([*tokens, *SMALL]) == MISTAKE
+        assert "the draws are bursts: all requests arrive within 0.0% of the time" in capsys.readouterr().err
+        assert status([*tokens, *SMALL, "--max-concurrency", "20"]) == DONE
+
+    def test_known_contents_have_no_more_requests(self, tmp_path, capsys):
+        load = trace_of(tmp_path, 500, 150, 1000, shared=0.5, count=60)
+        tokens = [
+            "diagnose",
+            "--serve",
+            LINE,
+            "--gpu",
+            "h100-80gb",
+            "--trace",
+            str(load),
+            "--num-prompts",
+            "60",
+            *SMALL,
+        ]
+        assert status(tokens) == MISTAKE
+        assert "give a longer recording, or a lower --request-rate" in capsys.readouterr().err
 
 
 HISTOGRAM = {"100": 0, "200": 50, "500": 150, "1000": 200, "+Inf": 200}
@@ -145,8 +248,16 @@ class TestEvidence:
         found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
         load = found["load"]
         assert load["request_rate"] == 2.0 and load["max_concurrency"] is None
+        assert found["kv_cache"]["origin"] == "computed"
         assert load["mean_tokens"] == pytest.approx([400, 400], rel=0.01)
         assert found["measured"]["server"]["preemptions"] == 60
+
+    def test_a_cache_without_hits_is_known(self, tmp_path, capsys):
+        (tmp_path / "metrics.txt").write_text(metrics(prefix_cache_queries_total=80_000, prefix_cache_hits_total=0))
+        diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "Prefix caching is on; the server found 0% of the prompt tokens in its cache." in printed
+        assert "is not known" not in printed
 
     def test_a_server_behind_its_load_has_as_many_in_flight(self, tmp_path):
         (tmp_path / "metrics.txt").write_text(metrics(num_requests_waiting=12))
@@ -167,7 +278,7 @@ class TestEvidence:
         found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
         assert found["as_served"]["hit_rate"] == pytest.approx(0.5, abs=0.05)
 
-    def test_the_server_s_own_pool_counts(self, tmp_path):
+    def test_the_server_s_own_pool_counts(self, tmp_path, capsys):
         """The log of another card, or other programs on it: 3,000 blocks where 28,000 are computed."""
         config = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="3000"} 1\n'
         (tmp_path / "metrics.txt").write_text(metrics() + config)
@@ -175,6 +286,7 @@ class TestEvidence:
             tmp_path, "vllm serve llama-3.1-8b --max-model-len 16K", "h100-80gb", "--metrics", tmp_path / "metrics.txt"
         )
         assert found["kv_cache"]["num_gpu_blocks"] == 3000
+        assert "48,000 tokens (by its metrics)" in capsys.readouterr().out
         log = diagnose(
             tmp_path,
             LINE,
@@ -185,6 +297,7 @@ class TestEvidence:
             "GPU KV cache size: 64,000 tokens",
         )
         assert log["kv_cache"]["num_gpu_blocks"] == 4000
+        assert "64,000 tokens (by the start-up log)" in capsys.readouterr().out
 
     def test_a_given_number_of_blocks_says_nothing_of_the_memory(self, tmp_path):
         config = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="1200"} 1\n'
@@ -192,13 +305,15 @@ class TestEvidence:
         load, line = trace_of(tmp_path, 1000, 300, 25), f"{LINE} --num-gpu-blocks-override 1200"
         found = diagnose(tmp_path, line, "h100-80gb", "--trace", load, "--metrics", tmp_path / "metrics.txt")
         assert found["advised"] == {"num-gpu-blocks-override": None}
+        assert found["kv_cache"]["origin"] == "flag"
 
-    def test_a_probe_has_requests_pool_and_preemptions(self, tmp_path):
+    def test_a_probe_has_requests_pool_and_preemptions(self, tmp_path, capsys):
         found = diagnose(tmp_path, "vllm serve llama-3.1-8b --max-model-len 1024", "h100-80gb", "--probe", PROBE)
         server = found["measured"]["server"]
         assert found["kv_cache"]["num_gpu_blocks"] * 16 == server["num_gpu_blocks"] * server["block_size"]
         assert found["measured"]["server"]["preemptions"] > 0
         assert found["load"]["origin"].endswith("requests of probe.jsonl.gz")
+        assert "tokens (an estimate, from the blocks of the probe)" in " ".join(capsys.readouterr().out.split())
 
     def test_a_benchmark_scales_steps(self, tmp_path):
         """TPOT of 20 ms, where the profile says about 6."""
@@ -213,9 +328,23 @@ class TestEvidence:
         assert found["as_served"]["median_itl_ms"] == pytest.approx(20, rel=0.1)
 
     def test_without_a_load_it_is_assumed(self, tmp_path, capsys):
-        found = diagnose(tmp_path, LINE, "h100-80gb")
+        found = diagnose(tmp_path, LINE, "h100-80gb", count=400)
         assert found["load"]["assumed"] is True
-        assert "assumed: ShareGPT's lengths" in capsys.readouterr().out
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "assumed: ShareGPT's lengths" in printed
+        assert "tokens (an estimate, by vLLM's arithmetic at start)" in printed
+
+    def test_the_assumed_rate_does_not_depend_on_the_size_of_a_draw(self, tmp_path):
+        """1,024 sequences fit at once, so that only thousands of requests show what the server serves at most."""
+        rates = {
+            count: diagnose(tmp_path, LINE, "h100-80gb", count=count)["load"]["request_rate"] for count in (400, 1000)
+        }
+        assert rates[400] == rates[1000] > 10
+        # A load of that rate is served without a queue that grows, and one of twice it is not.
+        for factor, keeps_up in ((1, True), (2.5, False)):
+            rate = ("--request-rate", factor * rates[400])
+            served = diagnose(tmp_path, LINE, "h100-80gb", *rate, count=4000)["as_served"]
+            assert (served["behind"] < 0.1) == keeps_up
 
 
 @pytest.mark.parametrize(

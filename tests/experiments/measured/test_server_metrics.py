@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fragmeter.experiments.measured.server_metrics import ServerMetrics, _scrapes, kv_usage_over_time, read_metrics
+from fragmeter.experiments.measured.server_metrics import (
+    ServerMetrics,
+    _samples,
+    _scrapes,
+    kv_usage_over_time,
+    read_metrics,
+)
 from fragmeter.sim.types.errors import UserError
 from served_bench import Server, requests
 
@@ -57,6 +63,41 @@ def test_counters_and_histograms_count_from_the_first_scrape(tmp_path):
     assert metrics.first_tokens == 10
     alone = found(tmp_path, scrape(1, 0.5, 3, **last))
     assert (alone.hit_rate, alone.ttft_s, alone.preemptions) == (0.8, 0.2, 3)
+
+
+FAMILIES = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0"} 4 0.0
+vllm:num_requests_running{engine="0"} 2 2.5
+vllm:num_requests_running{engine="0"} 0 1e1
+# TYPE vllm:num_preemptions counter
+vllm:num_preemptions_total{engine="0"} 1 0.0
+vllm:num_preemptions_total{engine="0"} 3 2.5
+vllm:num_preemptions_total{engine="0"} 4 1e1
+# EOF
+"""
+
+
+def test_openmetrics_text_has_a_scrape_for_each_time(tmp_path):
+    """Its families follow each other; series of one time are a scrape, wherever they stand."""
+    assert found(tmp_path, FAMILIES) == ServerMetrics(num_scrapes=3, running=3.0, preemptions=3.0, elapsed_s=10.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("4 1e1", "4", "vllm:num_preemptions_total has no timestamp, and others have"),
+        ("4 1e1", "4 2.5", "vllm:num_preemptions_total has two values at 2.5 s"),
+    ],
+)
+def test_openmetrics_text_with_unclear_times_is_refused(old, new, complaint, tmp_path):
+    with pytest.raises(UserError, match=complaint):
+        found(tmp_path, FAMILIES.replace(old, new))
+
+
+def test_timestamps_without_the_end_of_openmetrics_are_ignored(tmp_path):
+    """A server's own text has them in ms, if at all, and the scrapes stand one after another."""
+    text = "vllm:num_requests_running 4 1763790000000\nvllm:num_requests_running 2 1763790000000\n"
+    assert found(tmp_path, text) == ServerMetrics(num_scrapes=2, running=3.0)
 
 
 def test_older_names_are_known(tmp_path):
@@ -118,7 +159,7 @@ def test_samples_are_those_of_prometheus_own_parser():
             for sample in family.samples
             if sample.name.startswith("vllm:")
         }
-        (ours,) = _scrapes("dump", text)
+        (ours,) = _scrapes(_samples("dump", text))
         unescaped = {
             (name, frozenset((key, value.replace('\\"', '"').replace("\\\\", "\\")) for key, value in labels)): value
             for (name, labels), value in ours.items()

@@ -235,7 +235,16 @@ def knob(name: str, removed: float) -> measured_knobs.Knob:
     [
         ((-0.3, 0.02, 0.05), "None of these explains the error of 20.0%"),
         ((-0.3, 0.02, 0.5), "No knob alone explains the error of 20.0%. All together leave 10.0%: Set all."),
-        ((0.4, 0.02, 0.5), "Calibrate first: --step-scale, which removes 40% of the error"),
+        (
+            (0.4, 0.02, 0.5),
+            "Calibrate first: --step-scale, which removes 40% of the error of 20.0%. All together leave 10.0%: Set all.",
+        ),
+        # All together are worse than the first alone, and not advised.
+        (
+            (0.4, 0.02, 0.3),
+            "Calibrate first: --step-scale, which removes 40% of the error of 20.0%. With the other knobs, too, no less is left:"
+            " 14.0% against 12.0%.",
+        ),
     ],
 )
 def test_advice_is_of_what_removes_the_error(removed, text):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fragmeter.experiments.paper.bench import Bench, Case, Measured
@@ -13,7 +15,11 @@ from fragmeter.experiments.paper.figures import fig1, fig3, fig11, fig13b, fig19
 from fragmeter.experiments.paper.fit import CONTEXT_STEP_SCALE
 from fragmeter.experiments.paper.grades import POINTS
 from fragmeter.experiments.paper.paper import FIG13B, SERIES, source
-from fragmeter.experiments.paper.rows import accuracy, as_finding, moved, passed, value_row
+from fragmeter.experiments.paper.rows import accuracy, as_finding, moved, passed, place_text, value_name, value_row
+from fragmeter.experiments.paper.settings import paper_settings
+from fragmeter.sim.cost import PaperCost
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.workload.workload import Workload
 
 TRACES = os.environ.get("FRAGMETER_TRACES")
 
@@ -105,11 +111,51 @@ class TestFig1:
         assert "is 2.4 times what" in figure_1["remarks"][0] and "(0.174 ms)" in figure_1["remarks"][0]
 
 
+@pytest.mark.parametrize(
+    ("x_is", "text"),
+    [("", "6"), ("sequences a request", "6 sequences a request"), ("block size, tokens", "block size 6")],
+)
+def test_a_place_on_an_axis_has_its_noun(x_is, text):
+    assert place_text(6, x_is) == text
+    assert value_name({"series": "A", "metric": "time_ms", "x": 6}, x_is=x_is) == f"A, time, {text}"
+
+
 def test_fig3_is_the_paper_s_to_the_slot():
     payload = fig3.fig3()
     assert [row["simulated"] for row in payload["rows"]] == [8, 2, 2038, 4, 1, 507]
     assert {row["kind"] for row in payload["rows"]} == {"predicted"}
     assert payload["findings"] == [as_finding("6 of 6 values are the paper's to the slot.", True)]
+
+
+class TestFig3Pools:
+    def test_the_slots_are_those_of_the_ledger(self):
+        """Each pool's parts, summed by bucket, beside the ledger of a run without block ids."""
+        for pool in fig3.fig3()["pools"]:
+            chosen = paper_settings(
+                policy=pool["policy"], block_size=16, num_gpu_blocks_override=224, max_model_len=2048, leap=False
+            )
+            columns = (np.array(column) for column in ([0, 0, 0], [7, 3, 7], [3, 2, 3], [2041, 509, 2041]))
+            run = simulate(chosen, Workload("three", *columns), PaperCost())
+            ledger = {name: int(slots[1]) for name, slots in run.accounts.at_rows().items() if slots[1]}
+            drawn = Counter()
+            for part in pool["parts"]:
+                drawn[part["contents"].removesuffix("_too_few")] += part["slots"]
+            assert drawn == ledger and sum(ledger.values()) == pool["slots"] == 2048 + 512 + 1024
+            assert len(pool["waiting"]) == run.log.rows["waiting"][1]
+
+    def test_the_third_request_waits_beside_free_slots_in_chunks_alone(self):
+        chunks, blocks = fig3.fig3()["pools"]
+        assert (chunks["running"], chunks["waiting"]) == (["Request A", "Request B"], ["Request C"])
+        assert chunks["parts"][-1] == {"holder": None, "contents": "free_too_few", "slots": 1024}
+        assert (blocks["running"], blocks["waiting"]) == (["Request A", "Request B", "Request C"], [])
+        # 8, 4 and 8 tokens in a block each.
+        assert fig3.free_slots(blocks) == 3584 - 3 * 16
+
+    def test_free_slots_that_are_enough_are_not_too_few(self):
+        three = {name: fig3.Request(7, 3, 2048) for name in "ABC"}
+        for slots, waiting, contents in ((3 * 2048 - 16, ["C"], "free_too_few"), (3 * 2048 + 16, [], "free")):
+            pool = fig3.pool("orca", three, slots)
+            assert (pool["waiting"], pool["parts"][-1]["contents"]) == (waiting, contents)
 
 
 def test_fig3_adds_up_to_the_chunk_for_any_request():

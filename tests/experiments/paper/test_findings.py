@@ -127,7 +127,7 @@ def test_fig_15_s_fitted_beams_are_no_agreement():
     ]  # fmt: skip
     beams = list(fig15.findings([*rows, *others]))[1]
     assert beams["finding"].endswith(
-        "four and six: worst -4.90 points (beam search, Alpaca, 6), of 2 predicted values."
+        "four and six: worst -4.90 points (beam search, Alpaca, 6 sequences a request), of 2 predicted values."
     )
     assert beams["grade"] == "near"
     rows[2] |= {"error": -3.9}

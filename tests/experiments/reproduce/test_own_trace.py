@@ -22,7 +22,7 @@ from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.summary import waste
 from fragmeter.sim.output.interrupts import INTERRUPTED
-from fragmeter.traces import Trace, read, workload
+from fragmeter.traces import Trace, mean_rate, read, workload
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 FIGURES = ("fig2", "fig12a", "fig13a", "waste")
@@ -92,7 +92,19 @@ class TestTheFigures:
         dense, sparse = (run(capsys, "fig13a", "--trace", path) for path in paces)
         assert value(dense, "vLLM", "batched_requests") > 2 * value(sparse, "vLLM", "batched_requests")
         assert (dense["arrivals"], dense["seeds"], dense["requests"]) == ("the trace's", [0], 30)
-        assert "30 requests, its own arrivals, 5.17 req/s over 6 s" in dense["workload"]
+        assert "30 requests, its own arrivals, 5.000 req/s over 5.8 s" in dense["workload"]
+
+    def test_the_rate_is_that_of_traces_stats(self, tmp_path, capsys):
+        """Gaps over the span between the first and the last arrival, in both commands and in the rate sweep."""
+        path = put(tmp_path, [f"{at},100,5\n" for at in (90, 90.5, 94)])
+        found = run(capsys, "fig2", "--trace", path)
+        assert status(["traces", "stats", str(path), "--json", str(tmp_path / "stats.json")]) == DONE
+        assert "0.500 requests/s over 4.0 s;" in capsys.readouterr().out
+        assert json.loads((tmp_path / "stats.json").read_text())["request_rate"] == 0.5
+        assert "3 requests, its own arrivals, 0.500 req/s over 4.0 s" in found["workload"]
+        trace = own.own_trace("mine.csv", read(path), own.OwnServer(), None)
+        search = own._search(trace, "vLLM", "vllm-sosp23", 0)
+        assert mean_rate(search.load.at(0.25).arrival_ticks) == pytest.approx(0.25, rel=1e-12)
 
     def test_a_stated_rate_draws_the_arrivals_anew_for_each_seed(self, tmp_path, capsys):
         path = put(tmp_path, rows_of(30, 0.2))
@@ -110,7 +122,7 @@ class TestTheFigures:
     def test_the_rate_of_a_system_is_where_its_latency_reaches_the_target(self, made):
         found = json.loads((made / "out" / "fig12a.json").read_text())
         trace = read(made / "mine.csv")
-        own_rate = len(trace) / (float(trace.arrival_ticks[-1]) / 1e12)
+        own_rate = (len(trace) - 1) / (float(trace.arrival_ticks[-1] - trace.arrival_ticks[0]) / 1e12)
         at = value(found, "Orca (Max)", "crossing_req_per_s")
         for rate, above in ((0.97 * at, False), (1.03 * at, True)):
             scaled = Trace(

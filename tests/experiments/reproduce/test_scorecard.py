@@ -6,10 +6,11 @@ import re
 
 import pytest
 
+from fragmeter.experiments.cli.app import status
 from fragmeter.experiments.paper.rows import accuracy
 from fragmeter.experiments.reproduce import scorecard
 from fragmeter.experiments.reproduce.figures import FIGURES
-from fragmeter.experiments.reproduce.reproduction import Page
+from fragmeter.experiments.reproduce.reproduction import Page, head_of
 from fragmeter.experiments.reproduce.sections import compared
 from fragmeter.experiments.reproduce.text import RULE
 from fragmeter.reports.page.page import Section
@@ -48,7 +49,7 @@ def test_a_card_gives_the_reason_of_its_grade_by_the_same_limits():
     shown = compared("Fig 12a: x", document(*rows) | {"findings": [accuracy(rows[1:], "A part")]})
     assert (shown.badge, [given for given, _ in shown.checks]) == ("miss", ["miss", "pass"])
     assert shown.checks[0][1] == (
-        "All of it: The worst of the 2 predicted values is vLLM, rate at 0.5 s/token: 290.0\u00a0req/s, published 200.0"
+        "All of it: the worst of the 2 predicted values is vLLM, rate at 0.5 s/token: 290.0\u00a0req/s, published 200.0"
         " (+45.0\u00a0%); the mean error is 23.0\u00a0%."
     )
     assert "pass within 20 % of the published value, near within 40 %" in RULE and "4 and 8 points" in RULE
@@ -113,16 +114,22 @@ def test_values_that_are_the_published_ones_have_no_worst():
     assert scorecard.finding(document(row(10.0))).startswith("The predicted value is vLLM, rate at 0.5 s/token: 210.0")
 
 
-def test_a_page_of_no_figure_of_the_paper_has_a_title_of_its_own(tmp_path):
-    for name in ("fig2", "waste-today"):
-        page = Page([name], with_stories=False, head=FIGURES[name].page)
-        page.add(name, document(row(1.0), figure=name), [Section("One")])
-        page.write(tmp_path / f"{name}.html")
-    titles = [
-        re.search("<h1>(.*)</h1>", (tmp_path / f"{name}.html").read_text("utf-8"))[1]
-        for name in ("fig2", "waste-today")
-    ]
-    assert titles == ["The PagedAttention paper, rerun", "Waste of today&#39;s models"]
+def test_a_page_of_one_figure_is_titled_by_it_and_answers_for_no_other(tmp_path):
+    assert status(["reproduce", "fig3", "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "reproduction.html").read_text("utf-8")
+    head = " ".join(re.search("<header>(.*?)</header>", text, re.DOTALL)[1].split())
+    assert "<h1>Fig 3 of the PagedAttention paper, rerun</h1>" in head
+    assert "One figure of Kwon et al., SOSP 2023" in head and "does not answer for the others" in head
+    # The claim of the page of all figures.
+    assert "Every figure" not in head and "Does it reproduce?" not in text
+
+
+def test_what_is_no_figure_of_the_paper_has_a_title_of_its_own():
+    shown = [name for name, figure in FIGURES.items() if figure.show is not None]
+    others = [name for name in shown if not re.match("fig|table", name)]
+    assert sorted(others) == ["anyscale", "claims", "waste", "waste-today"]
+    assert not any(head_of(name)[0].endswith("of the PagedAttention paper, rerun") for name in others)
+    assert head_of("fig12a")[0] == "Fig 12a of the PagedAttention paper, rerun"
 
 
 def test_a_page_has_a_place_for_what_is_not_finished(tmp_path):

@@ -171,18 +171,26 @@ def whole_document():
     return as_read(servers.compare_servers(None))
 
 
-def test_every_run_and_every_card_is_one_row_of_80_columns(whole_document, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("document", "card"),
+    [
+        ("some_document", "h200 gpt-oss-120b (1)"),
+        pytest.param("whole_document", "h200 gpt-oss-120b (4)", marks=pytest.mark.slow),
+    ],
+)
+def test_every_run_and_every_card_is_one_row_of_80_columns(document, card, request, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    servers.print_servers(whole_document, Report(None))
+    found = request.getfixturevalue(document)
+    servers.print_servers(found, Report(None))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and not any("\u2026" in line for line in lines)
-    no_constants = lines[lines.index("No constants, predicted:") :]
-    for row in whole_document["rows"]:
+    first = next(place for place, line in enumerate(lines) if line.startswith("No constants, "))
+    for row in found["rows"]:
         if row["constants"] == "nothing" and row["metric"] == "mean_tpot_ms":
-            shown = next(line for line in no_constants if line.startswith(f"{row['run']}  "))
+            shown = next(line for line in lines[first:] if line.startswith(f"{row['run']}  "))
             assert f"{row['error']:+.1%}" in shown
     means = lines[lines.index("Mean absolute error, and bias, in percent over the runs of a card and model") :]
-    assert sum(line.startswith("h200 gpt-oss-120b (4)") for line in means) == 1
+    assert sum(line.startswith(card) for line in means) == 1
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from fragmeter.experiments.paper.figures.fig3 import fig3
 from fragmeter.experiments.paper.stories import OneSecondStep, scenes
 from fragmeter.experiments.story.reading import story, story_names
 from fragmeter.experiments.story.story import Story, StoryRequest, run_story
@@ -130,6 +132,12 @@ LOGS = {
         "5: B decode 10 [2 3 5] | 2:1 3:1 5:1",
         "end: ",
     ),
+    ("fig3", "vllm-sosp23"): (
+        "1: A prefill 7 [0]; B prefill 3 [1]; C prefill 7 [2] | 0:1 1:1 2:1",
+        "2: A decode 8 [0]; B decode 4 [1]; C decode 8 [2] | 0:1 1:1 2:1",
+        "3: A decode 9 [0]; C decode 9 [2] | 0:1 2:1",
+        "end: ",
+    ),
 }
 
 
@@ -173,6 +181,15 @@ def test_the_seven_sequences_are_those_of_the_textbook_pictures():
             assert getattr(work, column).tolist() == getattr(scene.workload, column).tolist()
         for field in ("policy", "block_size", "num_gpu_blocks_override", "max_num_seqs", "max_model_len"):
             assert getattr(own, field) == getattr(scene.settings, field)
+
+
+def test_the_requests_of_fig_3_are_those_of_the_figure(runs):
+    """In the step of the paper's picture the blocks hold what the figure's document says, slot by slot."""
+    [frame] = [frame for frame in runs["fig3", "vllm-sosp23"].frames if frame.label == "2"]
+    _, blocks = fig3()["pools"]
+    held = [each for part in blocks["parts"] if part["holder"] for each in [part["contents"]] * part["slots"]]
+    assert [cell.bucket for block in frame.blocks for cell in block.cells][: len(held)] == held
+    assert len(held) == 48 and frame.buckets == Counter(held) + Counter(free=16)
 
 
 def test_events_of_a_copy_on_write_a_swap_and_a_dead_beam(runs):

@@ -74,6 +74,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "waiting_served_ratio": (4.0,),
     "max_waiting_tokens": (1,),
     "output_estimate": (0.2,),
+    "kv_unified": (True,),
     "schedule_policy": ("fcfs",),
     "use_beam_search": (True,),
     "beam_survival": (0.3,),

@@ -29,6 +29,7 @@ from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.contiguous.dialogue_copies import DialogueTransaction
 from fragmeter.sim.memory.paged.block_tables import BlockTables
+from fragmeter.sim.memory.paged.cells import CellTransaction
 from fragmeter.sim.memory.paged.deferred import Regions
 from fragmeter.sim.memory.paged.dialogue import Start
 from fragmeter.sim.memory.paged.group_cache import GroupCache
@@ -37,6 +38,7 @@ from fragmeter.sim.memory.paged.paged import Partial
 from fragmeter.sim.memory.paged.radix_slots import SlotTree
 from fragmeter.sim.memory.paged.sharing_tables import SharingTables
 from fragmeter.sim.memory.paged.skipped import SkippedBlocks
+from fragmeter.sim.memory.paged.streams import StreamMemory
 from fragmeter.sim.memory.prefix import BlockTable, FreeQueue, HashedBlockPool, RadixTree, Segment, SegmentPool
 from fragmeter.sim.types.errors import SimulationFault
 from machines import MACHINES, POLICY_MACHINES
@@ -53,6 +55,7 @@ skip, swap_out, give_back, drop_partial = (
     PagedMemory.drop,
 )
 split, drop = RadixTree._split, GroupTables.drop
+count_stream = StreamMemory._count
 
 
 def frees_what_two_more_tables_name(pool: BlockPool, block: int) -> bool:
@@ -241,6 +244,15 @@ def keeps_the_longest_run(memory: ContiguousMemory, grant) -> None:
         memory.arena.free(grant.start, grant.slots // memory.block_size)
 
 
+def counts_the_stream_of_a_prefill_twice(memory: StreamMemory, sequence, sign: int) -> None:
+    if sign > 0:
+        count_stream(memory, sequence, sign)
+
+
+def begins_beside_what_the_slot_kept(transaction: CellTransaction, sequence, slot: int) -> None:
+    transaction.memory.slots[sequence] = slot
+
+
 def strands_nothing(memory: ContiguousMemory, blocked_blocks: int) -> int:
     return 0
 
@@ -318,6 +330,8 @@ PLANTED = [
     ("ContiguousMemory", ContiguousMemory, "stranded_slots", strands_nothing),
     ("ContiguousMemory", ContiguousMemory, "give_place", keeps_the_longest_run),
     ("BatchMemory", BatchMemory, "release", ContiguousMemory.release),
+    ("llama-cpp: StreamMemory", StreamMemory, "_count", counts_the_stream_of_a_prefill_twice),
+    ("llama-cpp: CellMemory", CellTransaction, "begin", begins_beside_what_the_slot_kept),
 ]
 
 

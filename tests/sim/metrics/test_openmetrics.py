@@ -12,11 +12,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.measured.server_metrics import read_metrics
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.cluster import cluster, simulate_cluster
 from fragmeter.sim.metrics.openmetrics import openmetrics
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.workload.content import PromptContent
 from fragmeter.traces import synthetic_pairs, workload
 from paths import ROOT
 
@@ -100,7 +102,91 @@ def test_scrapes_rise_in_time_and_counters_never_fall(run):
             assert all(one <= other for (_, one), (_, other) in zip(series, series[1:]))
     usage = [value for _, value in found["kv_cache_usage_perc", "engine=0"]]
     assert 0.9 < max(usage) <= 1 and min(usage) == 0
-    assert text.endswith("# EOF\n") and text.count("# TYPE") == 11
+    assert text.endswith("# EOF\n") and text.count("# TYPE") == 15
+
+
+def test_a_family_stands_together_and_its_times_rise():
+    """Prometheus' parser refuses a file in which they do not; it reads histograms of a single time (see ``samples_of``)."""
+    fleet = simulate_cluster(settings(policy="vllm-v1"), workload(PAIRS, request_rate=6), cluster(num_replicas=2))
+    text = "".join(openmetrics(fleet.runs, "m", 5.0))
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(set(names)) == len(names)
+    kinds = {line.split()[2]: line.split()[3] for line in text.splitlines() if line.startswith("# TYPE")}
+    blocks = re.split("(?=# HELP )", text.removesuffix("# EOF\n"))[1:]
+    whole = "".join(block for block, name in zip(blocks, names, strict=True) if kinds[name] != "histogram")
+    read = {family.name: family.samples for family in text_string_to_metric_families(whole + "# EOF\n")}
+    for name, samples in read.items():
+        assert len(samples) == sum(line.startswith(f"{name}") for line in whole.splitlines())
+    for block, name in zip(blocks, names, strict=True):
+        data = [line for line in block.splitlines() if not line.startswith("#")]
+        assert data and all(line.startswith(name) for line in data)
+        if kinds[name] == "histogram":
+            for _, point in groupby(data, key=lambda line: (line.partition('engine="')[2][0], time_of(line))):
+                (family,) = text_string_to_metric_families("\n".join([*block.splitlines()[:2], *point, "# EOF", ""]))
+                assert family.samples[-1].name == f"{name}_sum"
+
+
+def test_lengths_have_the_buckets_of_the_longest_sequence(run):
+    found = samples_of("".join(openmetrics([run], "opt-13b", 7.0)))
+    times = request_times(run)
+    for name, values in (("prompt", run.workload.prompt_tokens[times.index]), ("generation", times.output_tokens)):
+        series = f"request_{name}_tokens"
+        assert found[f"{series}_count", "engine=0"][-1][1] == len(values)
+        assert found[f"{series}_sum", "engine=0"][-1][1] == values.sum()
+        bounds = [key[1].partition("le=")[2] for key in found if key[0] == f"{series}_bucket"]
+        assert bounds == [
+            "1.0",
+            "2.0",
+            "5.0",
+            "10.0",
+            "20.0",
+            "50.0",
+            "100.0",
+            "200.0",
+            "500.0",
+            "1000.0",
+            "2000.0",
+            "+Inf",
+        ]
+        for bound in bounds[:-1]:
+            assert found[f"{series}_bucket", f"engine=0,le={bound}"][-1][1] == (values <= float(bound)).sum()
+
+
+def test_a_prefix_cache_has_its_counters(run):
+    """Every prompt of 64 tokens begins with the same 48: all but the first find three blocks of 16, when they are admitted."""
+    count = 20
+    content = PromptContent(np.arange(count + 1), np.zeros(count, dtype=np.int64), np.full(count, 48))
+    work = Workload("shared", np.arange(count) * 10**12, np.full(count, 64), np.full(count, 4), content=content)
+    cached = simulate(settings(policy="vllm-v1", enable_prefix_caching=True, cost="roofline"), work)
+    whole = summary(cached)["prefix_cache"]
+    found = samples_of("".join(openmetrics([cached], "m", 1.0)))
+    queries, hits = (found[f"prefix_cache_{name}_total", "engine=0"] for name in ("queries", "hits"))
+    assert (
+        (queries[-1][1], hits[-1][1])
+        == (whole["queried_tokens"], whole["hit_tokens"])
+        == (count * 64, (count - 1) * 48)
+    )
+    # One request a second: at second n, n + 1 of them were admitted.
+    assert [value for at, value in queries if at == int(at)] == [64 * (place + 1) for place in range(count)]
+    # Look-ups of preempted requests are not counted again.
+    preempting = samples_of("".join(openmetrics([run], "opt-13b", 60.0)))
+    assert preempting["prefix_cache_queries_total", "engine=0"][-1][1] == run.workload.prompt_tokens.sum()
+    off = simulate(settings(policy="vllm-v1", enable_prefix_caching=False, cost="roofline"), work)
+    assert "prefix_cache" not in "".join(openmetrics([off], "m", 60.0))
+
+
+def test_what_is_written_is_read_as_the_run_s_own_metrics(run, tmp_path):
+    """Scrape by scrape: rate, lengths, preemptions and use of the pool are those of the run."""
+    (tmp_path / "metrics.txt").write_text("".join(openmetrics([run], "opt-13b", 2.5)))
+    found, times = read_metrics(tmp_path / "metrics.txt"), request_times(run)
+    end_s = -(-run.log.end_ticks // 10**9) / 1000
+    assert found.elapsed_s == end_s and found.num_scrapes == len({*np.arange(0, end_s, 2.5), end_s})
+    assert (found.finished, found.first_tokens) == (len(times.index),) * 2
+    assert found.preemptions == summary(run)["preemptions"]["recompute"]
+    assert found.prompts.mean == run.workload.prompt_tokens.mean()
+    assert found.outputs.mean == run.workload.output_tokens.mean()
+    assert found.e2el_s == pytest.approx(times.e2el_ms.mean() / 1e3)
+    assert 0.5 < found.kv_usage[0] < found.kv_usage[1] <= 1
 
 
 def test_gauges_by_hand():
@@ -155,7 +241,7 @@ def test_the_dashboard_asks_for_metrics_that_are_written(run):
     asked = {
         name for panel in dashboard["panels"] for target in panel["targets"] for name in _METRIC.findall(target["expr"])
     }
-    assert asked <= written and len(asked) == 8
+    assert asked <= written and len(asked) == 14
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 

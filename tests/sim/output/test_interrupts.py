@@ -12,12 +12,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli_runs import command, run_here
+from cli_runs import run_here
 from fragmeter.experiments.cli.app import DONE
 from fragmeter.sim.output.interrupts import INTERRUPTED, TERMINATED
 
-#: Step by step, so that the points are worth workers.
+#: Step by step, so that a signal comes between points.
 GRID = ["--num-prompts", "2000", "--no-leap", "--grid", "request_rate=1:3", "--grid", "seed=0:4", "--jobs", "2"]
+#: A sweep with workers on a machine of any speed; by default they must be worth their start.
+WITH_WORKERS = """
+from fragmeter.__main__ import main
+from fragmeter.experiments.runs import parallel
+
+parallel._WORTH_WORKERS_S = 0.0
+main()
+"""
 #: Workers that outlive the program that started them for longer are orphans.
 GRACE_S = 5
 
@@ -25,7 +33,7 @@ GRACE_S = 5
 def started_sweep(out: Path, finished: int) -> tuple[subprocess.Popen, list[psutil.Process]]:
     """A sweep with so many points finished, and its workers."""
     program = subprocess.Popen(
-        command("sweep", *GRID, "--out", out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", WITH_WORKERS, "sweep", *GRID, "--out", out], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
         env=os.environ | {"LOKY_MAX_CPU_COUNT": "2"},
     )  # fmt: skip

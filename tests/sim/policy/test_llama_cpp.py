@@ -1,4 +1,4 @@
-"""llama.cpp's slots: logs worked out by hand from its server's source, and the cells that a split cache wastes."""
+"""llama.cpp's slots: logs worked out by hand from its server's source, of a split cache and of one that slots share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine_runs import serve, times_of
+from fragmeter.sim.engine.replica import build
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.types.errors import SettingError
 from oracle import Limits, Pool, Request
-from schedulers import StoryCost, cases, check, log_of
+from oracle.llama_cpp import ContextExceededError
+from schedulers import StoryCost, cases, check, expected, log_of
 from strategies import Case
 
 
@@ -66,3 +70,90 @@ def test_every_step_and_slot_is_the_oracles_where_batches_are_small(case, slots,
     limits = replace(case.limits, max_num_seqs=slots, max_num_batched_tokens=tokens)
     pool = Pool(slots * more * case.pool.num_blocks, case.pool.block_size, case.pool.host_blocks)
     check("llama-cpp", replace(case, limits=limits, pool=pool))
+
+
+def shared(requests: list[Request], cells: int, max_num_seqs: int, max_num_batched_tokens: int, **switches):
+    """Served from a unified cache."""
+    limits = Limits(100, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+    return serve("llama-cpp", Case(requests, Pool(cells, 1), limits, StoryCost()), kv_unified=True, **switches)
+
+
+def cells(live: int, cached: int, free: int) -> dict[str, int]:
+    empty = dict.fromkeys(("reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded"), 0)
+    return {"live": live, **empty, "cached": cached, "free": free}
+
+
+def test_idle_slots_keep_their_cells_until_a_request_is_given_a_slot_or_a_batch_lacks_cells():
+    """Two slots, 12 cells, batches of 6. 0 has slot 1, 1 has slot 0. 1 finishes in step 0 and leaves 2 cells; 2 is given slot
+    0, and they are free as its prompt begins in that step. It leaves 4 cells. 0 takes the last unused ones for its seventh
+    and eighth tokens, and the cells of slot 0 are freed for its ninth."""
+    requests = [Request(0, 4, 6), Request(0, 2, 1), Request(50, 4, 1)]
+    assert log_of(shared(requests, 12, 2, 6, leap=False)) == [
+        (0, 106, cells(live=6, cached=0, free=6)),
+        (106, 114, cells(live=9, cached=0, free=3)),
+        (220, 110, cells(live=6, cached=4, free=2)),
+        (330, 110, cells(live=7, cached=4, free=1)),
+        (440, 110, cells(live=8, cached=4, free=0)),
+        (550, 110, cells(live=9, cached=0, free=3)),
+    ]
+    leapt = [(row[0], row[1]) for row in log_of(shared(requests, 12, 2, 6))]
+    assert leapt == [(0, 106), (106, 114), (220, 330), (550, 110)]
+
+
+def test_stale_cells_are_not_freed_before_the_prompt_begins():
+    """Two slots, batches of 3. 0 leaves 3 cells in slot 1, which 2 is given next. Its prompt waits for two steps, as batches
+    are full with the prompt of 1 in slot 0, and so long the cells are stale: of 10 cells 2 are left for the last 3 tokens."""
+    requests = [Request(0, 2, 2), Request(50, 8, 1), Request(150, 2, 1)]
+    assert log_of(shared(requests, 11, 2, 3, leap=False)) == [
+        (0, 102, cells(live=2, cached=0, free=9)),
+        (102, 112, cells(live=5, cached=0, free=6)),
+        (214, 103, cells(live=5, cached=3, free=3)),
+        (317, 103, cells(live=8, cached=3, free=0)),
+        (420, 102, cells(live=2, cached=8, free=1)),
+    ]
+    with pytest.raises(SettingError, match="a batch of 3 tokens lacks 1 of the 10 cells"):
+        shared(requests, 10, 2, 3)
+
+
+def test_a_run_ends_with_one_line_where_no_cell_is_left():
+    """12 cells: after four steps two sequences have six tokens each, and their next two find no cell."""
+    requests = [Request(0, 3, 9), Request(0, 3, 9)]
+    expected = (
+        "kv_unified = True: a batch of 2 tokens lacks 2 of the 12 cells in step 4, where llama.cpp's server would end all"
+        " running requests with an error, which is not simulated; give a larger pool, a smaller max_num_seqs or --no-kv-unified"
+    )
+    for leap in (False, True):
+        with pytest.raises(SettingError) as error:
+            shared(requests, 12, 2, 9, leap=leap)
+        assert str(error.value) == expected
+    assert not shared(requests, 23, 2, 9).refused.any()
+
+
+def test_a_request_may_have_the_whole_cache_and_longer_ones_are_refused():
+    run = shared([Request(0, 8, 4), Request(0, 8, 5)], 12, 2, 16)
+    assert run.refused.tolist() == [False, True]
+
+
+def test_the_unified_cache_has_the_cells_of_the_blocks_and_four_slots_by_default():
+    chosen = settings(policy="llama-cpp", kv_unified=True, num_gpu_blocks_override=3)
+    replica = build(chosen)
+    assert (replica.num_blocks, replica.block_size) == (768, 1)
+    assert replica.policy.limits.max_num_seqs == 4
+
+
+@hypothesis_settings(max_examples=60)
+@given(case=cases, slots=st.sampled_from([1, 2, 3]), tokens=st.sampled_from([1, 3, 5, 12]), spare=st.integers(0, 12))
+def test_every_step_of_a_unified_cache_is_the_oracles_and_the_same_runs_lack_cells(case, slots, tokens, spare):
+    """In a cache with little more room than for the longest request, so that idle slots are purged."""
+    limits = replace(case.limits, max_num_seqs=slots, max_num_batched_tokens=tokens)
+    longest = max(request.prompt_tokens + request.output_tokens for request in case.requests)
+    case = replace(case, limits=limits, pool=Pool(longest + spare, 1))
+    try:
+        expected("llama-cpp-unified", case)
+    except ContextExceededError as error:
+        batch, lacking = error.args
+        for leap in (False, True):
+            with pytest.raises(SettingError, match=f"a batch of {batch} tokens lacks {lacking} of"):
+                serve("llama-cpp", case, kv_unified=True, leap=leap)
+    else:
+        check("llama-cpp", case, "llama-cpp-unified", kv_unified=True)

@@ -1,0 +1,51 @@
+"""Columns of long runs are read in parts: parts of a few rows give what one part gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.memory.accounting import integrals
+from fragmeter.sim.memory.prefix import history
+from fragmeter.sim.metrics import gaps
+from fragmeter.sim.metrics.result import TABLES, table_of
+from fragmeter.sim.metrics.summary import summary
+from fragmeter.traces import synthetic_pairs, workload
+
+#: Every limit of rows that are read at a time.
+LIMITS = ((history, "_CHUNK"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"), (gaps, "_CHUNK_OBJECTS"))
+
+
+def served(policy: str) -> Run:
+    """Requests that arrive faster than they are served: some are preempted, and their blocks hit."""
+    work = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 150, 0, 2048), 8)
+    return simulate(settings(policy=policy, num_gpu_blocks_override=300), work)
+
+
+@pytest.mark.parametrize("policy", ["vllm-v1", "vllm-sosp23"])
+def test_parts_of_a_few_rows_give_what_one_part_gives(policy, monkeypatch):
+    whole = served(policy)
+    found, tables = summary(whole), {name: table_of(whole, name) for name in TABLES}
+    assert sum(found["preemptions"].values())
+    for module, name in LIMITS:
+        assert getattr(module, name) > len(whole.log.rows["steps"])
+        monkeypatch.setattr(module, name, 7)
+    parts = served(policy)
+    assert summary(parts) == found
+    for name, table in tables.items():
+        assert table.equals(table_of(parts, name)), name
+
+
+@pytest.mark.parametrize("policy", ["vllm-v1", "static"])
+def test_what_a_log_forgets_is_computed_again(policy):
+    run = served(policy)
+    before = {name: table_of(run, name) for name in TABLES}
+    derived = set(vars(run.log))
+    run.log.forget()
+    assert {"row_step", "residency_end", "tails"} <= derived - set(vars(run.log))
+    assert {field for field in vars(run.log) if isinstance(vars(run.log)[field], np.ndarray)} == {
+        "leader", "output_tokens", "prompt_tokens",
+    }  # fmt: skip
+    assert all(table.equals(table_of(run, name)) for name, table in before.items())
