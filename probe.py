@@ -70,6 +70,8 @@ class _Probe:
         self._shrinking = [at for at, spec in enumerate(specs) if type(spec).__name__ not in _KEEPS_ALL]
         if scheduler.connector is not None:
             raise NotImplementedError("KV connectors hold blocks of finished requests")
+        if getattr(config.parallel_config, "decode_context_parallel_size", 1) > 1:
+            raise NotImplementedError("with decode context parallelism a block has more tokens than its spec")
         if config.parallel_config.data_parallel_size > 1:
             root, extension = os.path.splitext(path)
             path = f"{root}.rank{config.parallel_config.data_parallel_rank}{extension}"

@@ -48,6 +48,7 @@ class Choices:
         tensor_parallel_size: GPUs that share each layer.
         pipeline_parallel_size: Pipeline stages.
         data_parallel_size: Replicas that share the experts of a model.
+        decode_context_parallel_size: Ranks that divide the tokens of every sequence among them.
         enable_expert_parallel: Whether each GPU holds whole experts: true, false.
         quantization: Number format of the weights: fp8, awq, gptq, int8; none is the checkpoint's.
         kv_cache_dtype: Number format of the KV cache: auto, fp8.
@@ -69,6 +70,7 @@ class Choices:
     tensor_parallel_size: list[str] | None = None
     pipeline_parallel_size: list[str] | None = None
     data_parallel_size: list[str] | None = None
+    decode_context_parallel_size: list[str] | None = None
     enable_expert_parallel: list[str] | None = None
     quantization: list[str] | None = None
     kv_cache_dtype: list[str] | None = None
@@ -239,7 +241,7 @@ def _under(policy: str, found: Started, flags: dict[str, Any]) -> Settings:
     own |= {} if "max-num-batched-tokens" in flags else {"max_num_batched_tokens": None}
     own |= {} if "block-size" in flags else {"block_size": None}
     base = settings(**found.settings().as_dict() | own | {"policy": policy})
-    slots = capacity(found.launch).num_blocks * found.launch.block_tokens
+    slots = capacity(found.launch).num_blocks * found.launch.rank_block_tokens
     return replace(base, num_gpu_blocks_override=slots // build(base).block_size)
 
 

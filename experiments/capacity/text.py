@@ -33,15 +33,16 @@ CAUSES = {
 }
 #: The settings of a candidate that a user sets in vLLM.
 _FLAGS = (
-    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "quantization",
-    "kv_cache_dtype", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching",
-    "kv_offloading_size", "speculative_config", "watermark",
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size",
+    "enable_expert_parallel", "quantization", "kv_cache_dtype", "block_size", "max_num_seqs", "max_num_batched_tokens",
+    "max_model_len", "enable_prefix_caching", "kv_offloading_size", "speculative_config", "watermark",
 )  # fmt: skip
 #: Default values that the text omits.
 _PLAIN = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
+    "decode_context_parallel_size": (None, 1),
     "enable_expert_parallel": (False,),
     "block_size": (None, 16),
     "kv_offloading_size": (None, 0),

@@ -118,7 +118,7 @@ def diagnose(
     server = server_of(line, gpu, model, log, cost)
     # A given number of blocks says nothing of the memory that the server has.
     if log is None and "num-gpu-blocks-override" not in line.flags:
-        server = server_of(line, gpu, model, pool_of(seen, server.launch.block_tokens), cost)
+        server = server_of(line, gpu, model, pool_of(seen, server.launch.rank_block_tokens), cost)
     server = replace(server, pool_origin=pool_origin(line, log, seen, metrics is not None))
     clients = None
     if bench is not None:

@@ -167,6 +167,7 @@ def _facts(answer: Started) -> dict[str, Any]:
         "replicas": answer.replicas,
         "tensor_parallel_size": launch.tensor_parallel,
         "pipeline_parallel_size": launch.deployment.pipeline_parallel,
+        "decode_context_parallel_size": launch.deployment.decode_context_parallel,
         "quantization": launch.deployment.quantization,
         "kv_cache_dtype": launch.deployment.kv_dtype,
         "gpu_memory_utilization": launch.gpu_memory_utilization,

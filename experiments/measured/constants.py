@@ -91,6 +91,11 @@ def served(settings: Settings, constants: ServerConstants, source: str = "") -> 
     for field in ("server", "step_scale"):
         if getattr(settings, field) is not None:
             raise SettingError(field, getattr(settings, field), "is fitted anew; leave it out")
+    ranks = settings.value("decode_context_parallel_size")
+    if ranks > 1:
+        raise SettingError(
+            "decode_context_parallel_size", ranks, "is not among the settings of constants; leave it out"
+        )
     replica = build(settings)
     inner = replica.cost.inner if isinstance(replica.cost, ServedCost) else replica.cost
     if not hasattr(inner, "overhead_ticks"):

@@ -45,7 +45,7 @@ _LOAD_TEXT = {"light": "light load", "busy": "busy", "overload": "overload"}
 #: Settings of a finished run that its evidence depends on.
 READ = (
     "policy", "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "quantization",
-    "kv_cache_dtype", "enforce_eager", "cost", "server",
+    "kv_cache_dtype", "enforce_eager", "cost", "server", "decode_context_parallel_size",
 )  # fmt: skip
 #: Policies of the measured runs; the second is vLLM's own scheduler.
 _MEASURED_POLICIES = ("vllm-v1", "vllm-real")
@@ -404,6 +404,8 @@ def _lacking(settings: Settings, load: LoadClass | None, rows: Sequence[Row]) ->
         yield f"the policy {settings.policy}"
     if settings.value("speculative_config") is not None:
         yield "speculative decoding"
+    if settings.value("decode_context_parallel_size") > 1:
+        yield "ranks that divide the tokens of a sequence"
     if shape.latent and not any(other.latent for other in shapes):
         yield "latent attention"
     own = settings.quantization or shape.quantization

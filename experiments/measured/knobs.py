@@ -189,13 +189,18 @@ def _own_pool(benchmark: Benchmark, settings: Settings, base: Replayed) -> Setti
     metrics = benchmark.metrics
     if metrics is None or metrics.num_gpu_blocks is None:
         return None
-    size = metrics.block_size or base.run.replica.block_size
+    size = metrics.block_size or _block_size(base)
     pool = {"num_gpu_blocks_override": metrics.num_gpu_blocks, "block_size": size}
     return checked(**settings.as_dict() | pool)
 
 
 def _is_pool_of(base: Replayed, own: Settings) -> bool:
-    return (base.run.replica.num_blocks, base.run.replica.block_size) == (own.num_gpu_blocks_override, own.block_size)
+    return (base.run.replica.num_blocks, _block_size(base)) == (own.num_gpu_blocks_override, own.block_size)
+
+
+def _block_size(base: Replayed) -> int:
+    """Tokens of a block on a rank, as servers state it."""
+    return base.run.replica.block_size // int(base.run.settings.value("decode_context_parallel_size"))
 
 
 def _base_scale(base: Replayed) -> float:
@@ -216,7 +221,7 @@ def _pool_advice(base: Replayed, own: Settings) -> str:
     if _is_pool_of(base, own):
         return "The pool is the server's."
     flags = f"--num-gpu-blocks-override {there}"
-    if base.run.replica.block_size != own.block_size:
+    if _block_size(base) != own.block_size:
         flags += f" --block-size {own.block_size}"
     sizes = f"The server has {there:,} KV blocks where {here:,} are simulated"
     return f"{sizes}: give {flags}, or its log as --startup-log."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ...sim.spec.context_parallel import broken_rule, has_windows
 from ...sim.spec.launch import (
     CONTEXT_BYTES,
     Launch,
@@ -45,6 +46,7 @@ def refusal(launch: Launch, any_length: bool = False, allow_long: bool = False) 
 def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[Refusal | None]:
     yield _no_kernels(launch)
     yield undivided(launch)
+    yield _undivided_sequences(launch)
     yield too_few_tokens(launch)
     if not allow_long:
         yield _too_long(launch)
@@ -77,6 +79,17 @@ def undivided(launch: Launch) -> Refusal | None:
         stage_memories(launch)
     except SettingError as error:
         return Refusal("parallel", str(error))
+    return None
+
+
+def _undivided_sequences(launch: Launch) -> Refusal | None:
+    """The failed check of ranks that cannot divide the tokens of a sequence."""
+    ranks = launch.deployment.decode_context_parallel
+    broken = broken_rule(launch.model, launch.tensor_parallel, ranks)
+    if broken is not None:
+        return Refusal("parallel", broken.text)
+    if ranks > 1 and launch.hybrid and has_windows(launch.model):
+        return Refusal("KV groups", "DCP not support sliding window.")
     return None
 
 

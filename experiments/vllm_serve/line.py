@@ -31,6 +31,7 @@ READ = {
     "tensor-parallel-size": True,
     "pipeline-parallel-size": True,
     "data-parallel-size": True,
+    "decode-context-parallel-size": True,
     "enable-expert-parallel": False,
     "dtype": True,
     "quantization": True,
@@ -84,8 +85,9 @@ NOT_SIMULATED = {
     "lora-modules": (True, "adapters take memory"),
     "cpu-offload-gb": (True, "weights on the host leave more for the KV cache"),
     "kv-transfer-config": (True, "a KV cache that is moved or kept elsewhere"),
-    "decode-context-parallel-size": (True, "ranks that divide the tokens of a sequence"),
-    "prefill-context-parallel-size": (True, "ranks that divide the tokens of a sequence"),
+    "prefill-context-parallel-size": (True, "ranks that divide the tokens of a prompt"),
+    "dcp-comm-backend": (True, "ranks that divide a sequence gather queries and add up outputs, as by default"),
+    "dcp-q-replicate": (False, "ranks that divide a sequence gather queries and add up outputs, as by default"),
     "hf-overrides": (True, "changes to the model's configuration"),
     "limit-mm-per-prompt": (True, "an encoder takes memory"),
     "mm-processor-kwargs": (True, "an encoder takes memory"),
@@ -140,9 +142,9 @@ IGNORED = set(
     """
     additional-config allowed-headers allowed-local-media-path allowed-media-domains allowed-methods allowed-origins
     api-key block-log-stats-interval chat-template chat-template-content-format code-revision
-    collect-detailed-traces config-format data-parallel-address data-parallel-backend data-parallel-rank
-    data-parallel-rpc-port data-parallel-size-local data-parallel-start-rank default-chat-template-kwargs
-    default-mm-loras device download-dir expert-placement-strategy generation-config grace-period
+    collect-detailed-traces config-format cp-kv-cache-interleave-size data-parallel-address data-parallel-backend data-parallel-rank
+    data-parallel-rpc-port data-parallel-size-local data-parallel-start-rank dcp-kv-cache-interleave-size
+    default-chat-template-kwargs default-mm-loras device download-dir expert-placement-strategy generation-config grace-period
     guided-decoding-backend hf-token host ignore-patterns kv-events-config load-format log-config-file
     logits-processor-pattern logits-processors logprobs-mode master-addr master-port max-log-len max-logprobs
     max-long-partial-prefills max-num-partial-prefills max-parallel-loading-workers max-seq-len-to-capture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ...sim.spec.context_parallel import is_simulated
 from ...sim.spec.launch import Launch, longest_model_len, resolved_kv_dtype
 from .checks import refusal, too_few_tokens, undivided
 
@@ -22,11 +23,12 @@ class Remedy:
 
 
 def remedies(launch: Launch, any_length: bool = False) -> list[Remedy]:
-    """Changes with which the line starts: fewest ranks, longest sequence, fp8 KV cache, fp8 weights, lowest
-    utilization, tokens.
+    """Changes with which the line starts: fewest ranks, fewest ranks that divide sequences, longest sequence, fp8 KV cache, fp8
+    weights, lowest utilization, tokens.
     """
     found = [
         _first("--tensor-parallel-size", _ranks(launch), any_length),
+        _first("--decode-context-parallel-size", _context_ranks(launch), any_length),
         _first("--max-model-len", _lengths(launch), any_length),
         _first("--kv-cache-dtype", _fp8_kv(launch), any_length),
         _first("--quantization", _fp8_weights(launch), any_length),
@@ -49,6 +51,16 @@ def _ranks(launch: Launch) -> Candidates:
     least = 1 if undivided(launch) else launch.tensor_parallel + 1
     for ranks in range(least, _MOST_RANKS + 1):
         yield ranks, replace(launch, tensor_parallel=ranks)
+
+
+def _context_ranks(launch: Launch) -> Candidates:
+    """Other numbers of ranks that divide sequences: fewer, the most first, and then more, where that is simulated."""
+    given, parallel = launch.deployment.decode_context_parallel, launch.tensor_parallel
+    simulated = launch.speculative is None and launch.layout is None
+    more = range(given + 1, parallel + 1) if simulated else range(0)
+    for ranks in (*range(min(given - 1, parallel), 0, -1), *more):
+        if ranks == 1 or is_simulated(launch.model, parallel, ranks):
+            yield ranks, replace(launch, deployment=replace(launch.deployment, decode_context_parallel=ranks))
 
 
 def _lengths(launch: Launch) -> Candidates:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...sim.engine.settings import Settings, settings
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
+from ...sim.spec.context_parallel import broken_rule, has_windows, require_context_parallel
 from ...sim.spec.launch import (
     BLOCK_SIZE,
     Launch,
@@ -34,6 +35,7 @@ _WEIGHTS = {
 #: Methods that read the format from the checkpoint.
 _OWN = ("compressed-tensors", "modelopt_mixed")
 _KV_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+_DIVIDED, _ONE_GROUP = "decode-context-parallel-size", "disable-hybrid-kv-cache-manager"
 _DTYPES = ("auto", "half", "float16", "bfloat16")
 
 
@@ -67,6 +69,7 @@ class Started:
             pipeline_parallel_size=deployment.pipeline_parallel,
             data_parallel_size=deployment.data_parallel,
             enable_expert_parallel=deployment.expert_parallel,
+            decode_context_parallel_size=deployment.decode_context_parallel,
             quantization=None if own else deployment.quantization,
             kv_cache_dtype=_kv_setting(launch),
             enforce_eager=not deployment.cuda_graphs,
@@ -126,6 +129,7 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
     if not line.switch("enable-chunked-prefill", True) and "max-num-batched-tokens" not in line.flags:
         tokens = max(tokens, longest)
     vllm = _release(line)
+    _require_divided(line, shape)
     launch = Launch(
         model=shape,
         gpu=card,
@@ -136,7 +140,7 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
         deployment=_deployment(line, shape, card),
         gpu_memory_utilization=line.share("gpu-memory-utilization", vllm.gpu_memory_utilization),
         block_size=checked_block_size(shape, line.whole("block-size")) or BLOCK_SIZE,
-        hybrid=not line.switch("disable-hybrid-kv-cache-manager"),
+        hybrid=not line.switch(_ONE_GROUP),
         # vLLM does not cache prefixes of models without attention by default.
         enable_prefix_caching=line.switch("enable-prefix-caching", bool(shape.attention_layers)),
         release=vllm,
@@ -150,6 +154,20 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
     if fits_length and refusal(launch, True) is None:
         launch = replace(launch, max_model_len=longest_model_len(launch))
     return Started(line, launch, fits_length, line.whole("data-parallel-size", 1))
+
+
+def _require_divided(line: ServeLine, shape: ModelSpec) -> None:
+    """Raise SettingError for ranks that divide the tokens of a sequence, and with which the memory is not known.
+
+    Where vLLM refuses them, that is the answer (``checks``).
+    """
+    ranks, parallel = line.whole(_DIVIDED, 1), line.whole("tensor-parallel-size", 1)
+    refused = broken_rule(shape, parallel, ranks) or (has_windows(shape) and not line.switch(_ONE_GROUP))
+    if ranks == 1 or refused:
+        return
+    require_context_parallel(shape, parallel, ranks)
+    if "speculative-config" in line.flags:
+        raise SettingError(f"--{_DIVIDED}", ranks, "is not simulated with --speculative-config; leave out one of them")
 
 
 def _speculative(line: ServeLine) -> SpeculativeConfig | None:
@@ -217,4 +235,5 @@ def _deployment(line: ServeLine, shape: ModelSpec, card: GpuSpec) -> Deployment:
         kv_dtype=resolved_kv_dtype(shape, card, kv, "bf16"),
         quantization=weights,
         cuda_graphs=not line.switch("enforce-eager"),
+        decode_context_parallel=line.whole(_DIVIDED, 1),
     )

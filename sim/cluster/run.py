@@ -419,6 +419,11 @@ def _check_disaggregated(settings: Settings, cluster: Cluster, workload: Workloa
         remedy = "is not simulated where prompts are computed elsewhere; leave out prefill_replicas and decode_replicas"
         raise SettingError("speculative_config", speculative, remedy)
 
+    ranks = settings.value("decode_context_parallel_size")
+    if cluster.disaggregated and ranks > 1:
+        remedy = "is not simulated where prompts are computed elsewhere; leave out prefill_replicas and decode_replicas"
+        raise SettingError("decode_context_parallel_size", ranks, remedy)
+
 
 def _check_engines(settings: Settings, cluster: Cluster, schedule: FleetSchedule | None) -> None:
     """Refuse a part of the engines that share experts."""

@@ -45,13 +45,23 @@ class _Group(NamedTuple):
 class AttentionCost:
     """Attention of all layers that have it on one rank, compiled to ticks.
 
+    Of ranks that divide the tokens of a sequence each attends with the query heads of all to its part: it reads as many times less of
+    the context, and as many times more queries and outputs, at the same flops.
+
     Args:
         kv_dtype: Number format of the KV cache.
         share: Share of the data-sheet throughput that kernels reach.
+        context_ranks: Ranks that divide the tokens of a sequence.
     """
 
     def __init__(
-        self, model: ModelSpec, gpu: GpuSpec, tensor_parallel: int, kv_dtype: str, share: shares.Shares
+        self,
+        model: ModelSpec,
+        gpu: GpuSpec,
+        tensor_parallel: int,
+        kv_dtype: str,
+        share: shares.Shares,
+        context_ranks: int = 1,
     ) -> None:
         layers, indexer = len(model.attention_layers), model.indexer
         kept = [group for group in model.kv_groups() if group.span.keeps_tokens]
@@ -62,13 +72,13 @@ class AttentionCost:
         self._origin = shares.origin(gpu.architecture)
         self._floor = round(layers * shares.ATTENTION_FLOOR_US * PER_US)
         elements = sum(group.num_layers * shape.decode_elements for group, shape in shapes)
-        self._read_per_decode = read(elements * ELEMENT_BYTES)
+        self._read_per_decode = read(context_ranks * elements * ELEMENT_BYTES)
         pairs = sum(group.num_layers * _prefill_flops(shape, indexer) for group, shape in shapes)
         self._prefill_per_token = ticks(pairs * per_token, flops)
         self._groups = [
             _Group(
                 window,
-                read(shape.slot_bytes(number, kv_dtype)),
+                read(shape.slot_bytes(number, kv_dtype) / context_ranks),
                 ticks(number * shape.decode_flops, flops * share.gemm_flops),
                 ticks(number * _prefill_flops(shape, indexer) * per_pair, flops),
             )

@@ -58,18 +58,32 @@ _MOST_RANKS = 8
 class AttentionCurves:
     """Attention of all layers on one rank: a curve for each batch size, computed on first use.
 
+    Of ranks that divide the tokens of a sequence each decodes with the query heads of all over its part of the context.
+
+    Args:
+        context_ranks: Ranks that divide the tokens of a sequence.
+
     Attributes:
         mixed_model: The model of ``mixed_attention``.
     """
 
     def __init__(
-        self, calibration: Calibration, model: ModelSpec, tensor_parallel: int, block_size: int, kv_dtype: str
+        self,
+        calibration: Calibration,
+        model: ModelSpec,
+        tensor_parallel: int,
+        block_size: int,
+        kv_dtype: str,
+        context_ranks: int = 1,
     ) -> None:
         shape = model.head_attention(tensor_parallel)
         heads, kv_element_bytes = (shape.heads, shape.kv_heads, shape.head_dim), dtype_bits(kv_dtype) / 8
-        self._decode_us = _operation_us(calibration, "decode_attention", *heads, block_size, kv_element_bytes)
+        gathered, self._ranks = context_ranks * shape.heads, context_ranks
+        self._decode_us = _operation_us(
+            calibration, "decode_attention", gathered, *heads[1:], block_size, kv_element_bytes
+        )
         self._prefill_us = _operation_us(calibration, "prefill_attention", *heads, kv_element_bytes)
-        self._heads, self.mixed_model = shape.heads, mixed_model(calibration, shape.heads // shape.kv_heads)
+        self._heads, self.mixed_model = shape.heads, mixed_model(calibration, gathered // shape.kv_heads)
         self._groups = [(group.num_layers, group.span.tokens or None) for group in model.kv_groups()]
         self._longest = model.max_model_len
         self._curves: dict[int, RisingCurve] = {}
@@ -113,7 +127,7 @@ class AttentionCurves:
         us = np.zeros(context.shape)
         for layers, window in self._groups:
             read = context if window is None else np.minimum(context, batch * window)
-            us += layers * self._decode_us(batch, np.maximum(read, batch))
+            us += layers * self._decode_us(batch, np.maximum(read / self._ranks, batch))
         return us
 
     def _prefill(self, tokens: int, pairs: int) -> float:
@@ -257,13 +271,16 @@ class CalibratedCost:
         self._block_bytes = block_bytes(model, tensor_parallel, block_size, deployment.kv_dtype, stages)
         self._slot_bytes = model.slot_bytes(deployment.kv_dtype, tensor_parallel, stages)
         ranks = deployment.expert_ranks(tensor_parallel)
-        self._links = Links(model, gpu, tensor_parallel, stages, ranks.engines)
+        divided = deployment.decode_context_parallel
+        self._links = Links(model, gpu, tensor_parallel, stages, ranks.engines, divided)
         self._latent = latent_operations(calibration, model, deployment.quantization)
         self._attention: AttentionCurves | LatentCurves
         if self._latent:
-            self._attention = LatentCurves(self._latent, model, tensor_parallel)
+            self._attention = LatentCurves(self._latent, model, tensor_parallel, divided)
         else:
-            self._attention = AttentionCurves(calibration, model, tensor_parallel, block_size, deployment.kv_dtype)
+            self._attention = AttentionCurves(
+                calibration, model, tensor_parallel, block_size, deployment.kv_dtype, divided
+            )
         self._gemms = Counter(
             gemm
             for layer in range(model.num_layers)
@@ -306,7 +323,8 @@ class CalibratedCost:
                 model.head_attention(self.tensor_parallel),
                 dtype_bits(self.deployment.kv_dtype) / 8,
             )
-            one = us("kv_write", operations.kv_write(tokens, shape.kv_heads, shape.head_dim, kv_element_bytes))
+            written = tokens / self.deployment.decode_context_parallel
+            one = us("kv_write", operations.kv_write(written, shape.kv_heads, shape.head_dim, kv_element_bytes))
             layers = [one] * model.num_layers
         for layer in range(model.num_layers):
             layers.append(self._elementwise_us(tokens, self._activated(layer)))
@@ -392,7 +410,7 @@ class CalibratedCost:
         head, (factor, shared) = self._by_row(0), mixed
         return StepParts(
             of_tokens=lambda tokens: self._without_attention(0, tokens, prefill=True) - head,
-            of_rows=self._by_row,
+            of_rows=lambda rows: self._by_row(rows) + self._links.context_ticks(rows),
             decode_attention=lambda decodes, context: attention.decode(decodes).segment(context),
             prefill_node=attention.prefill.node,
             factor=factor,
@@ -418,6 +436,7 @@ class CalibratedCost:
         computed = tokens if peers.padded is None else peers.padded
         reduced = self._links.all_reduce_ticks(computed) if self._reduced is None else self._reduced(computed)
         sent = reduced + self._links.hop_ticks(computed) + self._links.exchange_ticks(peers.received)
+        sent += self._links.context_ticks(rows)
         if self._by_row_of_experts is not None:
             sent += self._by_row_of_experts(peers.rows)
         if prefill and "prefill_step" in self.calibration.ops:

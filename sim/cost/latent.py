@@ -42,12 +42,21 @@ class LatentCurves:
     In a step with both, decodes and prefills attend in calls of their own and share the projections: together they take what they
     take apart, less the shortest call.
 
+    Of ranks that divide the tokens of a sequence each attends with the heads of all to its part of the context, and projects its
+    own heads:
+
+        call of all heads over its part - call of all heads without context + call of its heads without context
+
     Args:
         ops: As ``latent_operations`` returns them.
+        context_ranks: Ranks that divide the tokens of a sequence.
     """
 
-    def __init__(self, ops: dict[OpName, OpModel], model: ModelSpec, tensor_parallel: int) -> None:
+    def __init__(
+        self, ops: dict[OpName, OpModel], model: ModelSpec, tensor_parallel: int, context_ranks: int = 1
+    ) -> None:
         self._decode_op, self._prefill_op = ops.items()
+        self._ranks = context_ranks
         self._heads, self._layers = model.heads_per_rank(tensor_parallel), len(model.attention_layers)
         self._longest = model.max_model_len
         self._curves: dict[int, RisingCurve] = {}
@@ -72,8 +81,16 @@ class LatentCurves:
         return FACTOR_PARTS, self._shared
 
     def _decode(self, batch: int, context: np.ndarray) -> np.ndarray:
-        name, model = self._decode_op
-        return self._layers * model.us(OPERATIONS[name](batch, np.maximum(context, batch), self._heads))
+        (name, model), heads = self._decode_op, self._heads * self._ranks
+        us = model.us(OPERATIONS[name](batch, np.maximum(context / self._ranks, batch), heads))
+        if self._ranks > 1:
+            empty = np.array([batch])
+            us = (
+                us
+                - model.us(OPERATIONS[name](batch, empty, heads))
+                + model.us(OPERATIONS[name](batch, empty, self._heads))
+            )
+        return self._layers * us
 
     def _prefill(self, tokens: int, pairs: int) -> float:
         name, model = self._prefill_op

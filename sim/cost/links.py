@@ -1,5 +1,9 @@
-"""Communication between GPUs in a step: all-reduces of tensor parallelism, hops between pipeline stages, and exchanges of
-tokens between engines that share experts."""
+"""Communication between GPUs in a step: all-reduces of tensor parallelism, hops between pipeline stages, exchanges of tokens
+between engines that share experts, and of queries and outputs between ranks that divide the tokens of a sequence.
+
+Of the latter, every attention layer has three calls over the decoding rows (``ag_rs``, the default of vLLM's
+``dcp_comm_backend``): the queries of the group's heads are gathered, then the logarithms of their softmax sums, of 4 bytes, and
+the outputs are added up, each rank getting those of its own heads. In a ring each rank sends what it has, or gets, to all others."""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from . import shares
 from .attention import ELEMENT_BYTES, ticks
 from .base import coefficient
 
+#: Of the logarithm of a softmax sum.
+_LSE_BYTES = 4
 LINK_SOURCE = f"data sheet of the GPU; {shares.LINK_SHARE} of it {shares.ASSUMED}"
 
 
@@ -47,12 +53,21 @@ class Links:
     Args:
         engines: Engines that share the experts. Each gathers the hidden states of all others before the experts of a layer,
             and gets the sums of its own tokens back (``all2all_backend`` allgather_reducescatter, vLLM's default).
+        context_ranks: Ranks that divide the tokens of a sequence.
 
     Attributes:
         any: Whether there is more than one GPU.
     """
 
-    def __init__(self, model: ModelSpec, gpu: GpuSpec, tensor_parallel: int, stages: int, engines: int = 1) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        gpu: GpuSpec,
+        tensor_parallel: int,
+        stages: int,
+        engines: int = 1,
+        context_ranks: int = 1,
+    ) -> None:
         state, gpus = model.hidden_size * ELEMENT_BYTES, tensor_parallel * stages
         # One after every attention or state, one after every MLP: two a layer in most models. A ring sends each rank's
         # share 2 * (ranks - 1) times.
@@ -74,6 +89,12 @@ class Links:
         exchanges = 2 * len(model.experts.layers) if model.experts and engines > 1 else 0
         self._exchange, self._exchange_per_token = self._line(
             "exchange", link_between(gpu, gpus * engines), exchanges, (engines - 1) * state
+        )
+        self._context, self._context_per_token = self._line(
+            "context",
+            link_between(gpu, context_ranks),
+            3 * len(model.attention_layers) if context_ranks > 1 else 0,
+            _combined_bytes(model, tensor_parallel, context_ranks) / 3,
         )
         self._others = max(1, engines - 1)
         self.any = bool(self._sources)
@@ -98,14 +119,26 @@ class Links:
         """Sending hidden states to the experts and back; the engine that receives most gets ``received`` from others."""
         return self._exchange + self._exchange_per_token * received // self._others
 
+    def context_ticks(self, decodes: int) -> int:
+        """Gathering queries and adding up outputs of ``decodes`` rows, of ranks that divide the tokens of a sequence."""
+        return self._context + self._context_per_token * decodes if decodes else 0
+
     def ticks(self, tokens: int, received: int) -> int:
-        """All communication of a step over ``tokens`` tokens, and ``received`` ones of other engines."""
+        """Communication of a step over ``tokens`` tokens, and ``received`` ones of other engines, but for ``context_ticks``."""
         return self.all_reduce_ticks(tokens) + self.hop_ticks(tokens) + self.exchange_ticks(received)
 
     def describe(self) -> dict[str, object]:
-        """See ``StepCost``; hops and exchanges only where there are any."""
+        """See ``StepCost``; all but all-reduces only where there are any."""
         terms: dict[str, object] = {}
         for name, source in self._sources.items():
             terms[name] = coefficient(getattr(self, f"_{name}"), "ticks", shares.ASSUMED)
             terms[f"{name}_per_token"] = coefficient(getattr(self, f"_{name}_per_token"), "ticks", source)
         return terms
+
+
+def _combined_bytes(model: ModelSpec, tensor_parallel: int, ranks: int) -> int:
+    """What a rank sends in one attention layer for a decoding row."""
+    if ranks == 1:
+        return 0
+    heads = model.heads_per_rank(tensor_parallel)
+    return (ranks - 1) * (model.attention(tensor_parallel).decode_elements * ELEMENT_BYTES + ranks * heads * _LSE_BYTES)

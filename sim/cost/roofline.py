@@ -61,8 +61,9 @@ class RooflineCost:
         self._peers: Peers | None = None
         share = shares_of(gpu.architecture, gpu.field("architecture"))
         self._ranks = deployment.expert_ranks(tensor_parallel)
-        self._links = Links(model, gpu, tensor_parallel, self._stages, self._ranks.engines)
-        self._attention = AttentionCost(model, gpu, tensor_parallel, deployment.kv_dtype, share)
+        divided = deployment.decode_context_parallel
+        self._links = Links(model, gpu, tensor_parallel, self._stages, self._ranks.engines, divided)
+        self._attention = AttentionCost(model, gpu, tensor_parallel, deployment.kv_dtype, share, divided)
         self._states = StateCost(model, gpu, tensor_parallel, dtype, share)
         self._compile_gemms(share)
         self._compile_experts(share)
@@ -87,7 +88,8 @@ class RooflineCost:
         self._head_read = read(head_bytes(model, ranks, self.deployment.quantization))
         self._head_read_per_row = read((model.hidden_size + model.vocab_size // ranks) * ELEMENT_BYTES)
         self._head_flops_per_row = compute(2 * head)
-        self._kv_write_per_token = read(model.slot_bytes(self.deployment.kv_dtype, ranks))
+        kept = model.slot_bytes(self.deployment.kv_dtype, ranks) / self.deployment.decode_context_parallel
+        self._kv_write_per_token = read(kept)
 
     def _matrices(self, ranks: ExpertRanks | None = None) -> list[Matrix]:
         """Of all layers."""
@@ -204,6 +206,10 @@ class RooflineCost:
         """All-reduces of all layers over ``tokens`` hidden states; 0 on one GPU."""
         return self._links.all_reduce_ticks(tokens)
 
+    def context_ticks(self, decodes: int) -> int:
+        """Gathering queries and adding up outputs of ``decodes`` rows; 0 where no ranks divide the tokens of a sequence."""
+        return self._links.context_ticks(decodes)
+
     def hop_ticks(self, tokens: int) -> int:
         """Handing ``tokens`` hidden states from stage to stage; 0 with one stage."""
         return self._links.hop_ticks(tokens)
@@ -235,7 +241,7 @@ class RooflineCost:
         peers = self._peers or Peers.of([tokens] * self._ranks.engines, self.deployment.cuda_graphs)
         computed = tokens if peers.padded is None else peers.padded
         dense = self.gemm_ticks(computed, peers.rows) + self.head_ticks(rows)
-        sent = self._links.ticks(computed, peers.received)
+        sent = self._links.ticks(computed, peers.received) + self.context_ticks(rows)
         return dense + self.kv_write_ticks(tokens) + sent + self.overhead_ticks()
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
@@ -257,7 +263,7 @@ class RooflineCost:
         head = self.head_ticks(0)
         return StepParts(
             of_tokens=lambda tokens: self._without_mixers(0, tokens) - head,
-            of_rows=self.head_ticks,
+            of_rows=lambda rows: self.head_ticks(rows) + self.context_ticks(rows),
             decode_attention=self._attention.decode_segment,
             per_token=per_token,
             per_pair=per_pair,

@@ -56,7 +56,15 @@ POLICIES: dict[type[AnyPolicy], tuple[type[Memory], frozenset[str]]] = {
     VllmSosp23: (PagedMemory, frozenset(("watermark", "swap_space", "disable_hybrid_kv_cache_manager"))),
     VllmV1: (
         CachedMemory,
-        frozenset(("watermark", "gpu_memory_utilization", "vllm_release", "disable_hybrid_kv_cache_manager")),
+        frozenset(
+            (
+                "watermark",
+                "gpu_memory_utilization",
+                "vllm_release",
+                "disable_hybrid_kv_cache_manager",
+                "decode_context_parallel_size",
+            )
+        ),
     ),
 }
 

@@ -19,12 +19,14 @@ from ..policy.options import (
     VllmV0Options,
     VllmV1Options,
     WatermarkOptions,
+    context_parallel_of,
     minor_version,
     option_names,
     speculative_of,
 )
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
+from ..spec.context_parallel import require_context_parallel
 from ..spec.hybrid import formed_layout, require_one_block_size
 from ..spec.kv_cache import CacheSettings
 from ..spec.launch import checked_block_size, resolved_kv_dtype
@@ -50,7 +52,7 @@ class Replica:
 
     Attributes:
         policy, memory, cost: New objects for one run.
-        num_blocks, block_size: Size of the pool.
+        num_blocks, block_size: Size of the pool, in blocks, and of a block, in tokens on all ranks that divide them.
         max_model_len: Longest prompt + output in tokens.
         layout: The KV groups that share the pool; None if all layers keep every token.
         page_bytes: Bytes of a block of one KV group on each rank; 0 without KV groups.
@@ -146,6 +148,7 @@ def build(
         layout.config.block_size if layout and layout.config else checked_block_size(shape, settings.block_size)
     )
     _refuse_speculation(settings, deployment, grouped)
+    _refuse_context_parallel(settings, shape)
     kind = SHARING.get(kind, kind) if grouped else kind.variant(options)
     server = Server(
         model=shape,
@@ -185,7 +188,8 @@ def build(
         # It made the memory, or the allocator's derives from what it would make.
         policy=cast(PairedPolicy, scheduler),
         memory=memory,
-        cost=step_cost or _cost(settings, shape, card, size, deployment, scheduler),
+        cost=step_cost
+        or _cost(settings, shape, card, size // deployment.decode_context_parallel, deployment, scheduler),
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
@@ -380,6 +384,24 @@ def _refuse_speculation(settings: Settings, deployment: Deployment, grouped: boo
             raise SettingError("speculative_config", given, f"is not simulated with {what}; leave out one of them")
 
 
+def _refuse_context_parallel(settings: Settings, shape: ModelSpec) -> None:
+    """Raise SettingError where ranks cannot divide the tokens of a sequence, or where that is not simulated."""
+    options = settings.policy_options
+    ranks = context_parallel_of(options)
+    require_context_parallel(shape, settings.tensor_parallel_size, ranks)
+    if ranks == 1 or not isinstance(options, VllmV1Options):
+        return
+    refused = {
+        "speculative_config": options.speculative_config is not None,
+        "kv_offloading_size": options.kv_offloading_size > 0,
+        "constants of a server": settings.server is not None,
+    }
+    for what, applies in refused.items():
+        if applies:
+            remedy = f"is not simulated with {what}; leave out one of them"
+            raise SettingError("decode_context_parallel_size", ranks, remedy)
+
+
 def _eager(settings: Settings) -> bool:
     return policy(settings.policy).default_enforce_eager if settings.enforce_eager is None else settings.enforce_eager
 
@@ -392,6 +414,7 @@ def _deployment(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deployme
         cuda_graphs=not _eager(settings),
         data_parallel=settings.data_parallel_size,
         expert_parallel=settings.enable_expert_parallel,
+        decode_context_parallel=context_parallel_of(settings.policy_options),
     )
 
 

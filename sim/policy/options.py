@@ -271,6 +271,13 @@ class VllmV1Options(VllmServeOptions):
             " synthetic_acceptance_rates or synthetic_acceptance_length."
         ),
     ] = None
+    decode_context_parallel_size: Annotated[
+        Count,
+        Field(
+            description="Tensor-parallel ranks that divide the tokens of every sequence among them, where they would hold copies of"
+            " the same KV heads; a block has block_size tokens on each."
+        ),
+    ] = 1
     vllm_release: Annotated[
         str,
         AfterValidator(_is_release),
@@ -302,6 +309,11 @@ def speculative_of(options: Options) -> SpeculativeConfig | None:
     """The drafter of a policy's options, if they name one."""
     text = options.speculative_config if isinstance(options, VllmV1Options) else None
     return None if text is None else parse_speculative(text)
+
+
+def context_parallel_of(options: Options) -> int:
+    """The ranks of a policy's options that divide the tokens of a sequence; 1 without."""
+    return options.decode_context_parallel_size if isinstance(options, VllmV1Options) else 1
 
 
 @dataclass(frozen=True, kw_only=True)

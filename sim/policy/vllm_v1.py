@@ -127,7 +127,8 @@ class VllmV1(TokenBudget):
             SettingError: vLLM would not start, as the pool cannot hold one sequence of ``max_model_len``.
         """
         if num_blocks is not None:
-            return super().pool_size(server, options, num_blocks, block_size)
+            blocks, size = super().pool_size(server, options, num_blocks, block_size)
+            return blocks, size * server.deployment.decode_context_parallel
         assert isinstance(options, VllmServeOptions)
         lengths, config = (0, server.max_model_len), server.layout.config if server.layout else None
         seqs, tokens = cls.step_limits(server, lengths, server.max_num_seqs, server.max_num_batched_tokens)
@@ -150,7 +151,7 @@ class VllmV1(TokenBudget):
             longest = longest_model_len(launch)
             remedy = f"the KV cache holds a sequence of {longest} tokens; take a shorter one, or a larger GPU"
             raise SettingError("max_model_len", server.max_model_len, remedy)
-        return capacity(launch).num_blocks, launch.block_size
+        return capacity(launch).num_blocks, launch.block_size * server.deployment.decode_context_parallel
 
     @classmethod
     def step_limits(

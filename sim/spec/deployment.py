@@ -56,6 +56,7 @@ class Deployment:
         cuda_graphs: Whether steps are captured; see ``padded_batch``.
         data_parallel: Engines that share the experts.
         expert_parallel: Whether each GPU holds whole experts, instead of a slice of every expert.
+        decode_context_parallel: Tensor-parallel ranks that divide the tokens of a sequence (``context_parallel``).
     """
 
     pipeline_parallel: int = 1
@@ -64,11 +65,13 @@ class Deployment:
     cuda_graphs: bool = False
     data_parallel: int = 1
     expert_parallel: bool = False
+    decode_context_parallel: int = 1
 
     @property
     def is_default(self) -> bool:
         """Whether all bytes are those of SOSP'23's deployment; bf16 is as wide as fp16."""
-        wide, alone = dtype_bits(self.kv_dtype) == 16, self.data_parallel == self.pipeline_parallel == 1
+        wide = dtype_bits(self.kv_dtype) == 16
+        alone = self.data_parallel == self.pipeline_parallel == self.decode_context_parallel == 1
         return wide and alone and self.quantization is None and not (self.cuda_graphs or self.expert_parallel)
 
     def expert_ranks(self, tensor_parallel: int = 1) -> ExpertRanks:
@@ -77,12 +80,12 @@ class Deployment:
         return ExpertRanks(*((ranks, 1) if self.expert_parallel else (1, ranks)), self.data_parallel)
 
     def describe(self) -> dict[str, object]:
-        """The fields for ``run.json``; those of experts only where they are given."""
+        """The fields for ``run.json``; those of experts and of divided sequences only where they are given."""
         found = asdict(self)
-        return {name: value for name, value in found.items() if name not in _OF_EXPERTS or value != _OF_EXPERTS[name]}
+        return {name: value for name, value in found.items() if name not in _IF_GIVEN or value != _IF_GIVEN[name]}
 
 
-_OF_EXPERTS = {"data_parallel": 1, "expert_parallel": False}
+_IF_GIVEN = {"data_parallel": 1, "expert_parallel": False, "decode_context_parallel": 1}
 
 
 def stages(num_layers: int, pipeline_parallel: int = 1) -> list[range]:

@@ -21,8 +21,8 @@ The keys of an indexer (DeepSeek V3.2, GLM 5, MiniMax M3) are layers of their ow
 these backends need blocks of a multiple of 64 tokens (MiniMax M3: 128), so that pages have no padding.
 
 Not modelled: backends that interleave the layers of a block ("packed" groups) or
-prefer other blocks (give ``block_size``), quantized caches with unquantized layers, cross attention, context
-parallelism, and speculative decoding. Layers of encoder attention keep no KV cache: leave them out.
+prefer other blocks (give ``block_size``), quantized caches with unquantized layers, cross attention, and speculative
+decoding. Ranks that divide the tokens of a sequence are in ``context_parallel``. Layers of encoder attention keep no KV cache: leave them out.
 """
 
 from __future__ import annotations

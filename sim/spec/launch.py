@@ -116,7 +116,7 @@ class Launch:
 
     Attributes:
         deployment: Pipeline stages, number formats, CUDA graphs.
-        block_size: Tokens per block, before they are raised for states.
+        block_size: Tokens per block on a rank, before they are raised for states.
         hybrid: Whether layers with a window keep only the tokens within it.
         enable_prefix_caching: Whether states at ends of blocks are kept; of no effect on models without states.
         release: Release of vLLM.
@@ -172,7 +172,12 @@ class Launch:
 
     @property
     def block_tokens(self) -> int:
-        """Tokens per block of the pool: ``block_size``, or more in a model with states."""
+        """Tokens per block of the pool: on one rank, or on all that divide the tokens of a sequence."""
+        return self.rank_block_tokens * self.deployment.decode_context_parallel
+
+    @property
+    def rank_block_tokens(self) -> int:
+        """Tokens per block on one rank: ``block_size``, or more in a model with states."""
         layout = self.layout
         return layout.config.block_size if layout and layout.config else self.block_size
 
@@ -184,7 +189,7 @@ class Launch:
         """
         layout = self.layout
         if layout is None:
-            return -(-tokens // self.block_size)
+            return -(-tokens // self.block_tokens)
         if layout.config:
             return layout.config.sequence_blocks(tokens)
         within = min(layout.window_tokens - 1 + self.max_num_batched_tokens, tokens)

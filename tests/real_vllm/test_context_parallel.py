@@ -1,18 +1,27 @@
-"""Decode context parallelism of the installed vLLM: ranks that divide the tokens of a block decide as one rank does with blocks
-as many times larger, in a pool of as many blocks."""
+"""Decode context parallelism of the installed vLLM beside ours, step by step, and its rules of which ranks may divide a sequence.
+
+``tests/sim/engine/test_context_parallel.py`` compares ours with blocks as many times larger.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.config import ModelConfig, ParallelConfig
 
 from fragmeter.experiments.live.step_log import Difference, Served, first_difference
+from fragmeter.sim.spec import Deployment, gpu, model
+from fragmeter.sim.spec.context_parallel import broken_rule
+from fragmeter.sim.spec.launch import Launch, capacity
 
 from . import ours, server
 from .shapes import Layer
+from .test_probe import PROBE, recorded
 from .workloads import KINDS, OPTIONS, Case
 
 #: Workloads of a kind.
@@ -46,13 +55,20 @@ def _real(case: Case, ranks: int, asynchronous: bool = False, interleaved: int =
     return server.serve(divided, asynchronous, parallel=parallel)
 
 
+def _ours(case: Case, ranks: int, asynchronous: bool = False) -> Served:
+    """Ours with the same settings, on a model with latent vectors; its blocks are not computed from its memory."""
+    divided, _ = _divided(case, ranks)
+    server = {"model": "deepseek-v3", "gpu": "h200", "tensor_parallel_size": 8, "decode_context_parallel_size": ranks}
+    return ours.serve(replace(divided, options={**case.options, **server}), asynchronous)
+
+
 def _differing(cases: Iterator[Case], ranks: int, asynchronous: bool = False) -> tuple[int, dict[str, Difference]]:
     """Steps of vLLM, and the workloads that differ."""
     steps, differing = 0, {}
     for case in cases:
         real = _real(case, ranks, asynchronous)
         steps += len(real.steps)
-        if difference := first_difference(real, ours.serve(case, asynchronous)):
+        if difference := first_difference(real, _ours(case, ranks, asynchronous)):
             differing[case.name] = difference
     return steps, differing
 
@@ -60,7 +76,7 @@ def _differing(cases: Iterator[Case], ranks: int, asynchronous: bool = False) ->
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", _PLAIN)
 @pytest.mark.parametrize("ranks", _RANKS)
-def test_ranks_that_divide_a_block_decide_as_one_with_larger_blocks(ranks, kind, asynchronous, record_property):
+def test_every_step_is_that_of_the_real_scheduler(ranks, kind, asynchronous, record_property):
     steps, differing = _differing(_cases(kind, ranks), ranks, asynchronous)
     mode = "async" if asynchronous else "sync"
     record_property(f"compared/{ranks} ranks {mode}", [_SEEDS, steps, len(differing)])
@@ -92,6 +108,16 @@ def test_blocks_of_the_tokens_of_one_rank_are_noticed(kind):
         one, _ = _divided(case, 2)
         differing += [case.name] if first_difference(_real(case, 2), server.serve(one)) else []
     assert len(differing) > 5
+
+
+def test_a_probe_does_not_record_such_a_server(tmp_path: Path):
+    path, case = tmp_path / "probe.jsonl", next(_cases("mixed", 2))
+    divided, parallel = _divided(case, 2)
+    with recorded(path):
+        server.serve(divided, options=PROBE, parallel=parallel)
+        assert not path.exists()
+        server.serve(divided, options=PROBE)
+    assert path.exists()
 
 
 def _block_sizes(layers: tuple[Layer, ...], ranks: int = 2, **others: Any) -> list[int]:
@@ -132,3 +158,83 @@ def test_states_are_not_divided():
     state = Layer("state", state_shapes=((16, 3), (1, 8, 8)), state_dtypes=("float16", "float32"))
     assert _block_sizes((Layer(), state)) == [32, 16]
     assert _block_sizes((Layer(), state), ranks=4) == [64, 16]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("max_model_len", [4096, 5001])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_the_pool_has_the_tokens_that_vllm_logs(ranks: int, max_model_len: int, block_size: int):
+    """Three layers of latent vectors in 16 bits, in 100 MB."""
+    setup = server.Setup(
+        layers=(Layer("mla", head_size=576, dtype="bfloat16"),) * 3,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=4,
+        max_num_batched_tokens=256,
+        prefix_caching=True,
+        asynchronous=False,
+        available_bytes=100 << 20,
+        parallel={"tensor_parallel_size": 4, "decode_context_parallel_size": ranks},
+    )
+    real = server.start(setup).vllm_config.cache_config
+    shape = model("deepseek-v3")
+    shape = replace(shape, num_layers=3, experts=None, intermediate_size=1024)
+    launch = Launch(
+        model=shape,
+        gpu=gpu("h200"),
+        max_model_len=max_model_len,
+        max_num_seqs=4,
+        max_num_batched_tokens=256,
+        tensor_parallel=4,
+        block_size=block_size,
+        kv_cache_memory_bytes=100 << 20,
+        deployment=Deployment(decode_context_parallel=ranks),
+    )
+    found = capacity(launch)
+    assert found.num_blocks == real.num_gpu_blocks
+    assert found.max_concurrency == pytest.approx(real.kv_cache_max_concurrency)
+    assert abs(found.num_tokens - real.kv_cache_size_tokens) <= 1
+
+
+#: Query heads and KV heads; None keeps latent vectors.
+_HEADS = [(8, 1), (8, 2), (14, 2), (16, 8), (8, 8), (16, None)]
+
+
+def _config(heads: int, kv_heads: int | None) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64 * heads,
+        "intermediate_size": 128,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads or heads,
+        "num_hidden_layers": 1,
+        "vocab_size": 1000,
+        "max_position_embeddings": 1024,
+    }
+    if kv_heads is not None:
+        return config
+    widths = {"kv_lora_rank": 64, "q_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    return config | widths | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), _HEADS, ids=str)
+def test_the_same_ranks_may_divide_as_in_vllm(heads: int, kv_heads: int | None, tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(_config(heads, kv_heads)))
+    config = ModelConfig(model=str(tmp_path), skip_tokenizer_init=True, dtype="float16", max_model_len=512)
+    assert config.use_mla == (kv_heads is None)
+    shape = model("deepseek-v3" if kv_heads is None else "llama-3.1-8b")
+    shape = replace(shape, num_heads=heads, num_kv_heads=kv_heads or heads)
+    refused = 0
+    for tensor_parallel in (each for each in (1, 2, 4, 7, 8, 14, 16) if heads % each == 0):
+        for ranks in range(1, 17):
+            broken = broken_rule(shape, tensor_parallel, ranks)
+            try:
+                parallel = ParallelConfig(tensor_parallel_size=tensor_parallel, decode_context_parallel_size=ranks)
+                config.verify_with_parallel_config(parallel)
+            except ValueError as error:
+                refused += 1
+                assert broken is not None and broken.text in str(error)
+            else:
+                assert broken is None
+    assert refused

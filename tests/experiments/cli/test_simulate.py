@@ -75,6 +75,13 @@ FLAGS = {
         2.0,
     ),
     "speculative_config": (["--policy", "vllm-v1", "--speculative-config", SPECULATIVE], SPECULATIVE),
+    "decode_context_parallel_size": (
+        [
+            *("--policy", "vllm-v1", "--model", "deepseek-v3", "--gpu", "h200", "--tensor-parallel-size", "8"),
+            *("--decode-context-parallel-size", "2"),
+        ],
+        2,
+    ),
     "enforce_eager": (["--no-enforce-eager"], False),
     "async_scheduling": (["--policy", "vllm-v1", "--no-async-scheduling"], False),
     "max_num_active_seqs": (["--policy", "vllm-v1", "--max-num-active-seqs", "2"], 2),

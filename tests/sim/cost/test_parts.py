@@ -11,7 +11,7 @@ from fragmeter.sim.cost import CalibratedCost, PaperCost, Server, ServerConstant
 from fragmeter.sim.cost.base import FACTOR_PARTS, StepParts
 from fragmeter.sim.cost.curves import Surface
 from fragmeter.sim.cost.server import ServedCost
-from fragmeter.sim.spec import gpu, model
+from fragmeter.sim.spec import Deployment, gpu, model
 
 MADE_UP = CalibratedCost(calibration(), model("toy-llama"), gpu("a100-40gb"))
 HOSTED = ServedCost(
@@ -23,6 +23,15 @@ IN_PARTS = {
     "fitted": cost("fitted", model("opt-13b"), gpu("a100-40gb")),
     "mixed attention": cost("fitted", model("llama-3.1-8b"), gpu("h100-80gb"), asynchronous=True),
     "latent": cost("fitted", model("deepseek-v3"), gpu("h200"), tensor_parallel=8),
+    "divided latent vectors": cost(
+        "fitted", model("deepseek-v3"), gpu("h200"), 8, deployment=Deployment(decode_context_parallel=8)
+    ),
+    "divided heads": cost(
+        "fitted", model("qwen3-235b-a22b"), gpu("h100-80gb"), 8, deployment=Deployment(decode_context_parallel=2)
+    ),
+    "divided, by a data sheet": cost(
+        "roofline", model("deepseek-v3"), gpu("h200"), 8, deployment=Deployment(decode_context_parallel=4)
+    ),
     "experts": cost("roofline", model("mixtral-8x7b"), gpu("a100-80gb"), tensor_parallel=2),
     "windows": cost("roofline", model("gpt-oss-20b"), gpu("h100-80gb")),
 }

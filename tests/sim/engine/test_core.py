@@ -266,6 +266,16 @@ class Watcher(Observer):
         ({"policy": "vllm-v1", "prefill_schedule_interval": 2}, False),
         ({"policy": "vllm-v1", "scheduler_reserve_full_isl": False}, False),
         ({"policy": "vllm-v1", "kv_offloading_size": 1.0}, False),
+        (
+            {
+                "policy": "vllm-v1",
+                "model": "kimi-k2",
+                "gpu": "h200",
+                "tensor_parallel_size": 16,
+                "decode_context_parallel_size": 8,
+            },
+            True,
+        ),
         ({"policy": "vllm-v1", "model": "gemma-3-12b", "gpu": "a100-80gb"}, False),
         ({"model": "gemma-3-12b", "gpu": "a100-80gb"}, False),
         ({"shared_prefix_tokens": 16}, False),

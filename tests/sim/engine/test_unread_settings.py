@@ -65,6 +65,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
         '{"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic",'
         ' "synthetic_acceptance_length": 2}',
     ),
+    "decode_context_parallel_size": (2,),
     "vllm_release": ("0.22",),
     "max_num_queued_reqs": (2,),
     "max_num_queued_tokens": (100,),

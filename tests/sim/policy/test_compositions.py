@@ -30,6 +30,8 @@ OPERATIONS = 20_000
 #: Another value of each option that has neither two values nor a list of them.
 OTHER: dict[str, Any] = {
     "beam_survival": 0.5,
+    # Blocks of more tokens, in the same memory; a single rank is refused.
+    "decode_context_parallel_size": 2,
     "gpu_memory_utilization": 0.8,
     # Copies need the clock of an engine: test_kv_offloading.py serves it.
     "kv_offloading_size": 0,
