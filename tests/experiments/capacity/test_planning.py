@@ -392,7 +392,10 @@ class TestCommand:
             # 120 requests do not fill a replica: the rates that they bear are bursts.
             pairs = zip(candidate["known_rates"], fleet["rates"], strict=True)
             assert all(rate is None or known < rate for known, rate in pairs)
-            assert candidate["attained"] >= 0.9
+            # The detail is of the first seed, which may be one of the tenth that misses the goal.
+            shares = next(each["shares"] for each in fleet["tried"] if each["replicas"] == fleet["replicas"])
+            assert candidate["attained"] == shares[0] and sum(share >= 0.9 for share in shares) >= 0.9 * len(shares)
+            assert sum(rate is None or rate >= 30 for rate in fleet["rates"]) >= 0.9 * len(fleet["rates"])
             assert sum(candidate["buckets_pct"].values()) == pytest.approx(100)
             sizes = [size for size in (fleet["replicas"], fleet["replicas"] - 1) if size]
             assert [each["replicas"] for each in candidate["verified"]] == sizes
