@@ -140,14 +140,17 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder
                 for (int place = 0; place < kEach; ++place)
                     scores[head] += query[head][load * kEach + place] * key[place];
         }
-        const bool there = first_token(tile) + step * kRows + row < tokens.end;
 #pragma unroll
-        for (int head = 0; head < kGroup; ++head) {
+        for (int head = 0; head < kGroup; ++head)
 #pragma unroll
             for (int distance = kLanes / 2; distance > 0; distance /= 2)
                 scores[head] += __shfl_xor_sync(kFullWarp, scores[head], distance);
+        // Choices come after all shuffles: the compiler would put those between two choices into both branches, where parts of a warp
+        // wait for each other.
+        const bool there = first_token(tile) + step * kRows + row < tokens.end;
+#pragma unroll
+        for (int head = 0; head < kGroup; ++head)
             if (!there) scores[head] = kMasked;
-        }
     }
 
     __device__ __forceinline__ void add_values(int tile, int step, const float (&weights)[kGroup]) {
@@ -182,10 +185,12 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder
     // Merges the rows of lanes and writes the result.
     __device__ __forceinline__ void write(WarpResults<kHeadDim, kGroup> &results) {
 #pragma unroll
-        for (int head = 0; head < kGroup; ++head) {
+        for (int head = 0; head < kGroup; ++head)
 #pragma unroll
             for (int distance = kLanes; distance < 32; distance *= 2) online[head].merge_across(distance);
-            if (row > 0) continue;
+        if (row > 0) return;
+#pragma unroll
+        for (int head = 0; head < kGroup; ++head) {
             if (lane == 0) results.states[warp][head] = make_float2(online[head].maximum, online[head].sum);
 #pragma unroll
             for (int place = 0; place < kScalars; ++place)

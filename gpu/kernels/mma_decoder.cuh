@@ -149,6 +149,15 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
                 float &first = scores[column][side], &second = scores[column][2 + side];
                 first = left > 0 ? first * scale : kMasked;
                 second = left > 8 ? second * scale : kMasked;
+            }
+        // Shuffles come after all choices: the compiler would put those between two choices into both branches, where parts of a warp
+        // wait for each other.
+        __syncwarp();
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                float &first = scores[column][side], &second = scores[column][2 + side];
                 float new_maximum = fmaxf(maximum[column][side], fmaxf(first, second));
 #pragma unroll
                 for (int distance = 4; distance < 32; distance *= 2)
@@ -216,13 +225,16 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
 #pragma unroll
         for (int column = 0; column < kColumns; ++column)
 #pragma unroll
-            for (int side = 0; side < 2; ++side) {
-                const int head = 8 * column + 2 * (lane % 4) + side;
-                float whole = sum[column][side];
+            for (int side = 0; side < 2; ++side)
 #pragma unroll
                 for (int distance = 4; distance < 32; distance *= 2)
-                    whole += __shfl_xor_sync(kFullWarp, whole, distance);
-                if (lane < 4) results.states[warp][head] = make_float2(maximum[column][side], whole);
+                    sum[column][side] += __shfl_xor_sync(kFullWarp, sum[column][side], distance);
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                const int head = 8 * column + 2 * (lane % 4) + side;
+                if (lane < 4) results.states[warp][head] = make_float2(maximum[column][side], sum[column][side]);
 #pragma unroll
                 for (int slice = 0; slice < kSlices; ++slice) {
                     results.values[warp][head][16 * slice + lane / 4] = outputs[column][slice][side];

@@ -80,6 +80,34 @@ def test_decode_attention_with_one_warp_after_another():
     check_decode(PtxKernels("sm_80", apart=True), "float16", (8, 1), 64, 16)
 
 
+@pytest.mark.parametrize(("dtype", "heads"), [("float16", (8, 1)), ("float16", (2, 1)), ("float32", (2, 1))])
+def test_a_warp_reaches_its_shuffles_undivided(dtype, heads):
+    """A choice before or between shuffles makes the compiler put them into both branches, where parts of a warp wait for each other."""
+    kernels = PtxKernels("sm_80")
+    check_decode(kernels, dtype, heads, 64, 16)
+    assert not kernels.divided
+
+
+#: Of MmaDecoder::weigh, between the choices of all columns and their shuffles.
+BETWEEN = """            }
+        // Shuffles come after all choices: the compiler would put those between two choices into both branches, where parts of a warp
+        // wait for each other.
+        __syncwarp();
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                float &first = scores[column][side], &second = scores[column][2 + side];
+"""
+
+
+def test_a_choice_between_shuffles_divides_a_warp(monkeypatch):
+    kernels = PtxKernels("sm_80")
+    plant(monkeypatch, BETWEEN, "")
+    check_decode(kernels, "float16", (8, 1), 64, 16)
+    assert kernels.divided == {"shfl.sync.bfly.b32"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", gpu_cases.DTYPES)
@@ -209,7 +237,7 @@ def test_the_assembler_accepts_the_planted_error(function, error, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", compile_gate.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_machine_knows_every_instruction_of_every_instance(architecture):
     for kernel in compile_gate.every_kernel(compile_gate.SHARED_BYTES[architecture]):
         assert machine_of(compiled(kernel, architecture)).code.steps

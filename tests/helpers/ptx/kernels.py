@@ -25,11 +25,15 @@ class PtxKernels:
     Args:
         architecture: One of :data:`compile_gate.ARCHITECTURES`.
         apart: Run one warp after another, each until it waits for the others, in place of all warps together.
+
+    Attributes:
+        divided: Opcodes of whole warps that a warp executed in parts, one part waiting for another.
     """
 
     def __init__(self, architecture: str, apart: bool = False) -> None:
         self._architecture, self._apart = architecture, apart
         self.multiprocessor_shared_bytes = compile_gate.SHARED_BYTES[architecture]
+        self.divided: set[str] = set()
         self.places = CpuKernels(0, self.multiprocessor_shared_bytes).places
 
     def prepared(
@@ -50,9 +54,11 @@ class PtxKernels:
             assert not pointers
             try:
                 program = compiled(kernel, self._architecture)
-                Machine(program, bits, arrays, grid, block, shared_bytes, self._apart).run()
+                machine = Machine(program, bits, arrays, grid, block, shared_bytes, self._apart)
+                machine.run()
             except Fault as fault:
                 raise KernelFault(f"{kernel.expression}: {fault}") from fault
+            self.divided |= {program.instructions[number].opcode for number in machine.divided}
 
         return launch
 

@@ -48,8 +48,8 @@ class Machine:
             raise ValueError(f"{threads} threads: only whole warps are run")
         self.grid, self.block, self.memory, self._shared_bytes = grid, block, arrays, shared_bytes
         self.program, self._count = program, threads
-        #: Numbers of the instructions of whole warps to which the threads of a warp came one part after another.
-        self.apart: set[int] = set()
+        #: Numbers of the instructions of whole warps that a warp executed in parts, one part waiting for another.
+        self.divided: set[int] = set()
         self._together = WARP if apart else threads
         parameters = dict(zip(program.parameter_types, arguments, strict=True))
         self.code = decoding.decoded(program, parameters, self._together)
@@ -155,7 +155,7 @@ class Threads:
             if take:
                 take(self, mask)
             return False
-        self.machine.apart.add(now)
+        self.machine.divided.add(now)
         self.counters[mask], self.waiting[mask] = now, True
         self._takes[now] = key, take
         here = self.waiting & np.isin(self.counters, [one for one, (other, _) in self._takes.items() if other == key])
