@@ -127,7 +127,7 @@ def test_each_damage_is_named(folders, tmp_path, name, change, complaint):
         ("summary.json", {"completed": "6"}, "summary.json: completed is not a whole number, 0 or more"),
         ("summary.json", {"mean_ttft_ms": float("nan")}, "summary.json: mean_ttft_ms is a number beyond 1e+100"),
         ("summary.json", {"copied_slots": 10**400}, "summary.json: copied_slots is a number beyond 1e+100, or none"),
-        ("summary.json", {"waste": {}}, "summary.json: waste.mean_over_time_pct is missing"),
+        ("summary.json", {"waste": {}}, "summary.json: waste.window_s is missing"),
         ("run.json", {"workload": []}, "run.json: workload: is not a JSON object"),
         ("run.json", {"cluster": {"num_replicas": 0}}, "run.json: cluster has no number of replicas"),
     ],
