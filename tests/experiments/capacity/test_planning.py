@@ -14,7 +14,7 @@ import pytest
 from engine_runs import settings_of
 from fragmeter.experiments.capacity import planning
 from fragmeter.experiments.capacity.answer import Answer, bill, ranked
-from fragmeter.experiments.capacity.candidates import Choices, candidates
+from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.detail import limit, waiting_shares
 from fragmeter.experiments.capacity.fleet import Decision, Fleet, Tried
 from fragmeter.experiments.capacity.load import Load
@@ -26,13 +26,12 @@ from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.parallel import Workers
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck
-from fragmeter.experiments.vllm_serve.line import ServeLine, parse_serve
+from fragmeter.experiments.vllm_serve.line import ServeLine
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.output.interrupts import INTERRUPTED
 from fragmeter.sim.spec import gpu_names
-from fragmeter.sim.spec.launch import capacity
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool
@@ -44,97 +43,9 @@ LLAMA = ["--model", "llama-3.1-8b", "--goodput", "ttft:500", "tpot:50", *SMALL]
 WANTED = ["--request-rate", "30"]
 
 
-#: Drafts of which 0.8 and 0.5 are accepted.
-DRAFTS = {
-    "method": "eagle3",
-    "num_speculative_tokens": 2,
-    "rejection_sample_method": "synthetic",
-    "synthetic_acceptance_rates": [0.8, 0.5],
-}
-
-
 def planned(capsys: pytest.CaptureFixture, *tokens: str) -> dict:
     assert status(["plan", *tokens, "--json", "-"]) == DONE
     return json.loads(capsys.readouterr().out)
-
-
-class TestCandidates:
-    def test_host_memory_is_an_axis_over_the_size_of_the_line(self):
-        line = parse_serve("vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 --kv-offloading-size 8")
-        found = candidates(line, ["h200"], Choices(kv_offloading_size=["none,40"]).axes())
-        assert [each.settings and each.settings.value("kv_offloading_size") for each in found] == [0, 40]
-        assert [each.name for each in found] == ["h200, kv_offloading_size=none", "h200, kv_offloading_size=40"]
-
-    def test_drafts_are_an_axis_over_those_of_the_line(self):
-        """Two texts of one object are one value. ``none`` takes the line's drafter from the memory, too."""
-        line = parse_serve(
-            f"vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 --speculative-config '{json.dumps(DRAFTS)}'"
-        )
-        given = [json.dumps(DRAFTS), json.dumps(dict(reversed(DRAFTS.items())), indent=1), "none"]
-        drafted, plain = candidates(
-            line, ["h200"], Choices(speculative_config=[*map(json.loads, given[:2]), "none"]).axes()
-        )
-        assert json.loads(drafted.settings.value("speculative_config")) == DRAFTS
-        assert plain.settings.value("speculative_config") is None
-        assert drafted.settings.num_gpu_blocks_override < plain.settings.num_gpu_blocks_override
-        assert (drafted.name, plain.name) == (
-            "h200, speculative_config=eagle3 0.8 0.5", "h200, speculative_config=none"
-        )  # fmt: skip
-
-    @pytest.mark.parametrize(
-        ("given", "complaint"),
-        [
-            ('{"method": "ngram", "num_speculative_tokens": 2}', "how many drafts are accepted"),
-            ("eagle3", "speculative_config = 'eagle3': is no JSON"),
-            (
-                '{"method": "medusa", "num_speculative_tokens": 2}',
-                "speculative_config.method = 'medusa': must be one of",
-            ),
-        ],
-    )
-    def test_drafts_that_are_not_simulated_are_refused(self, given, complaint, capsys):
-        flags = ["--goodput", "tpot:20", "--speculative-config", "none", "--speculative-config", given]
-        assert status(["plan", "--model", "llama-3.1-8b", "--gpu", "h200", *flags]) == MISTAKE
-        error = capsys.readouterr().err
-        assert complaint in error and error.count("\n") == 1
-
-    def test_every_combination_is_a_serve_line_with_other_flags(self):
-        axes = Choices(tensor_parallel_size=["1,2"], kv_cache_dtype=["none", "fp8"]).axes()
-        line = parse_serve("vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64 --kv-cache-dtype fp8")
-        found = candidates(line, ["h200"], axes)
-        assert [each.axis_values for each in found] == [
-            {"gpu": "h200", "tensor_parallel_size": ranks, "kv_cache_dtype": dtype}
-            for ranks in ("1", "2")
-            for dtype in ("none", "fp8")
-        ]
-        assert [each.settings.kv_cache_dtype for each in found] == ["auto", "fp8"] * 2
-        assert [each.settings.tensor_parallel_size for each in found] == [1, 1, 2, 2]
-        assert [each.num_gpus for each in found] == [1, 1, 2, 2]
-        assert {each.settings.max_num_seqs for each in found} == {64}
-        for each in found:
-            assert each.settings.num_gpu_blocks_override == capacity(each.started.launch).num_blocks
-        assert found[1].settings.num_gpu_blocks_override > found[0].settings.num_gpu_blocks_override
-        assert found[3].name == "h200, tensor_parallel_size=2, kv_cache_dtype=fp8"
-
-    def test_another_policy_has_the_same_slots_in_its_own_blocks(self):
-        vllm, sglang = candidates(ServeLine("llama-3.1-8b", {}), ["h200"], {"policy": ["vllm-v1", "sglang"]})
-        assert sglang.settings.num_gpu_blocks_override == 16 * vllm.settings.num_gpu_blocks_override
-        assert (sglang.settings.block_size, sglang.settings.max_num_seqs) == (None, None)
-        assert (vllm.settings.cost, sglang.settings.cost) == ("fitted", "fitted")
-
-    def test_what_does_not_start_says_why(self):
-        (found,) = candidates(ServeLine("llama-3.1-70b", {}), ["a100-80gb"], {})
-        assert found.settings is None and "CUDA out of memory" in found.refused
-        # Two GPUs have room for the weights, 65.7 GiB each, but not beside them for 20 GiB each of 131,072 tokens.
-        assert found.refused.endswith(" With --tensor-parallel-size 4 it would.")
-        ranks = {"tensor_parallel_size": ["2", "4"]}
-        two, four = candidates(ServeLine("llama-3.1-70b", {}), ["a100-80gb"], ranks)
-        assert two.settings is None and four.settings is not None
-
-    def test_ranges_and_values_that_come_twice(self):
-        assert Choices(max_num_seqs=["64:256:64", "64,512"]).axes() == {
-            "max_num_seqs": ["64", "128", "192", "256", "512"]
-        }
 
 
 def answer_of(gpu: str, rate: float, ranks: str = "1", wanted: float | None = None) -> Answer:
@@ -525,24 +436,6 @@ class TestCommand:
                 (("round-robin", "auto"), "1"), (("kv-aware", "1"), "1"), (("kv-aware", "auto"), "1"),
             )
         ]  # fmt: skip
-
-    def test_candidates_with_and_without_drafts(self, capsys, tmp_path):
-        """A step has 2.3 tokens with them. Rejected drafts are in the table of one of the candidates, and 0 % in the other's."""
-        drafts, out = json.dumps(DRAFTS), tmp_path / "out"
-        flags = ["--dataset", "alpaca", "--num-prompts", "100", "--seeds", "1", "--request-rate", "5", "--explain"]
-        flags += ["--speculative-config", "none", "--speculative-config", drafts, "--out", str(out), "--jobs", "1"]
-        assert status(["plan", "--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--goodput", "tpot:7", *flags]) == DONE
-        printed = " ".join(capsys.readouterr().out.split())
-        plan = json.loads((out / "plan.json").read_text())
-        assert json.loads(plan["recommended"]["speculative_config"]) == DRAFTS
-        assert (
-            f"--speculative-config '{json.dumps(DRAFTS, sort_keys=True)}'" in plan["flags"] and plan["flags"] in printed
-        )
-        names = [line.partition(": ")[0] for line in plan["explained"]]
-        assert names == ["h100-80gb, speculative_config=none"]
-        assert "Steps with drafts are predicted" in printed and "none has speculative decoding" in printed
-        page = (out / "plan.html").read_text()
-        assert "Rejected" in page and "h100-80gb, speculative_config=eagle3 0.8 0.5" in page
 
     def test_of_one_seed_nothing_is_sure(self, capsys):
         arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
