@@ -3,7 +3,8 @@
 At 1.15 times the highest rate of a seed, the run misses its goal. Two results of that run show the limit. The first is
 the objective that most requests miss. The second is the cause for which requests wait, by time: ``max_num_seqs``
 sequences already run, the KV cache lacks the blocks of another prompt, or neither, which leaves the step time.
-Preemptions also indicate memory. In a fleet divided into prefill and decode, the missed objective shows which of them
+Preemptions also indicate memory. Overload fills any KV cache in the end, also where steps are the cause. So memory counts as
+the limit only if the same run with twice the blocks has at most half the misses. In a fleet divided into prefill and decode, the missed objective shows which of them
 limits it: TTFT is of the prefill replicas, TPOT and the end-to-end latency are of the decode replicas.
 """
 
@@ -27,6 +28,8 @@ from .load import Load
 SHARES = (0.25, 0.5, 0.75, 1.0)
 #: Rate, relative to the recommended rate, at which the limit is determined; the check of the recommendation uses it too.
 BEYOND = 1.15
+#: Times the blocks of the run that confirms memory as the limit, and the share of the misses that it may have at most.
+_ROOMY, _CURED = 2, 0.5
 #: Share of the queueing time above which a cause counts as the limit.
 _MOSTLY = 0.5
 _TIMES = tuple(f"{rank}_{name}_ms" for name in ("ttft", "tpot", "e2el") for rank in ("median", "p90", "p99"))
@@ -75,7 +78,7 @@ def detail(
         "paper_view_pct": ledger["paper_view"],
         "limit": limit_of_split(serve(settings, drawn.at(highest * BEYOND), cluster), drawn.at(highest * BEYOND), goal)
         if cluster.disaggregated
-        else limit(simulate(settings, one.at(highest * BEYOND), compiled_cost(settings)), goal),
+        else limit_of(settings, one.at(highest * BEYOND), goal),
         "curve": [_point(rate / cluster.size * share, of_share) for share, of_share in summaries.items()]
         if shares
         else [],
@@ -98,6 +101,18 @@ def _point(rate: float, metrics: dict[str, Any]) -> dict[str, float]:
         "tokens_per_s_per_user": 1000 / tpot if tpot else 0.0,
         "p90_ttft_ms": metrics["p90_ttft_ms"],
     }
+
+
+def limit_of(settings: Settings, work: Workload, goal: Goal) -> dict[str, Any]:
+    """As ``limit``, of a replica with too high a load. Memory is confirmed by a run with twice the blocks."""
+    cost = compiled_cost(settings)
+    beyond = simulate(settings, work, cost)
+    found = limit(beyond, goal)
+    if found["cause"] != "memory":
+        return found
+    roomy = replace(settings, num_gpu_blocks_override=_ROOMY * beyond.replica.num_blocks)
+    missed, still = (1 - check_run(run, goal).attained for run in (beyond, simulate(roomy, work, cost)))
+    return found if still <= _CURED * missed else found | {"cause": "steps"}
 
 
 def limit(beyond: Run, goal: Goal) -> dict[str, Any]:

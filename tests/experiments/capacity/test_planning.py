@@ -15,7 +15,7 @@ from engine_runs import settings_of
 from fragmeter.experiments.capacity import planning
 from fragmeter.experiments.capacity.answer import Answer, bill, ranked
 from fragmeter.experiments.capacity.candidates import candidates
-from fragmeter.experiments.capacity.detail import limit, waiting_shares
+from fragmeter.experiments.capacity.detail import limit, limit_of, waiting_shares
 from fragmeter.experiments.capacity.fleet import Decision, Fleet, Tried
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
@@ -29,6 +29,7 @@ from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.experiments.vllm_serve.line import ServeLine
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.output.interrupts import INTERRUPTED
 from fragmeter.sim.spec import gpu_names
@@ -267,6 +268,20 @@ class TestLimit:
         found = limit(run, Goal(Objectives(ttft=1e-6)))
         assert (found["cause"], found["objective"]) == (cause, "ttft")
         assert found["missed"]["ttft"] > 0.5
+
+    @pytest.mark.parametrize(("tpot_ms", "cause"), [(30, "memory"), (5, "steps")])
+    def test_memory_limits_only_where_more_of_it_helps(self, tpot_ms, cause):
+        """At 60 requests/s the queue waits for blocks in both cases. Twice the blocks serve nine of ten that missed 500 ms to the
+        first token; no number of blocks makes a step of 5 ms."""
+        draw = np.random.default_rng(0)
+        arrivals = (np.cumsum(draw.exponential(1 / 60, 400)) * 1e12).astype(np.int64)
+        work = Workload("poisson", arrivals, np.full(400, 500), np.full(400, 100))
+        chosen = settings(
+            policy="vllm-v1", model="llama-3.1-8b", gpu="h100-80gb", num_gpu_blocks_override=1600, max_num_seqs=1024
+        )
+        goal = Goal(Objectives(ttft=500, tpot=tpot_ms))
+        assert limit(simulate(chosen, work), goal)["cause"] == "memory"
+        assert limit_of(chosen, work, goal)["cause"] == cause
 
     def test_preemptions_without_a_queue_are_memory(self):
         """Room for all prompts, and not for the outputs."""
