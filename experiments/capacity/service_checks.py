@@ -129,7 +129,10 @@ def read_services(path: Path) -> list[Service]:
     except ValidationError as error:
         first = error.errors()[0]
         place, *key = first["loc"]
-        where = f"service {int(place) + 1}, {'.'.join(map(str, key)) or 'service'}"
+        table = tables[int(place)]
+        name = table.get("name", int(place) + 1) if isinstance(table, dict) else int(place) + 1
+        value = "" if first["type"].startswith("missing") else f" = {first['input']!r}"
+        where = f"service {name}, {'.'.join(map(str, key)) or 'service'}{value}"
         raise SettingError("check", str(path), f"{where}: {first['msg']}; correct it") from None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,12 +85,11 @@ def plan(
     """
     report = Report(json)
     if check is not None:
-        given = (serve, gpu, model, vllm, startup_log, mean_tokens, ask, out)
-        parts = (replace(aims, seed=0), choices, requests, pacing, reading)
-        if any(each is not None for each in given) or parts != (Aims(), Choices(), Requests(), Pacing(), Reading()):
-            raise SettingError(
-                "check", str(check), "has the services, loads and objectives; leave out other flags of them"
-            )
+        alone = {
+            "serve": serve, "gpu": gpu, "model": model, "vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens,
+            "ask": ask, "out": out,
+        }  # fmt: skip
+        _require_no_others(check, alone, replace(aims, seed=0), choices, requests, pacing, reading)
         require_apart({"json": json}, {"check": [check]})
         if not check_services(check, workers, aims.seed, report):
             raise ObjectivesMissed
@@ -132,6 +131,28 @@ def plan(
         data = _print_refusal(answer, refused, report)
     _print_flags(answer, report)
     report.data(_facts(answer) | data)
+
+
+def _require_no_others(check: Path, alone: dict[str, Any], *groups: Any) -> None:
+    """Refuse flags beside a file of services, each of which has its own.
+
+    Args:
+        alone: Flags without a group, None where they are not given.
+        groups: Groups of flags, each of which can be made without arguments.
+
+    Raises:
+        SettingError: One is given.
+    """
+    given = [name for name, value in alone.items() if value is not None]
+    given += [
+        each.name
+        for group in groups
+        for each in fields(group)
+        if getattr(group, each.name) != getattr(type(group)(), each.name)
+    ]
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise SettingError("check", str(check), f"has the services, loads and objectives; leave out {flags}")
 
 
 def _line(serve: str | None, model: str | None) -> ServeLine:

@@ -34,7 +34,8 @@ class SettingError(UserError):
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         self.field, self.value, self.remedy = field, value, remedy
-        super().__init__(f"{field} = {value!r}: {remedy}")
+        shown = fspath(value) if isinstance(value, PathLike) else value
+        super().__init__(f"{field} = {shown!r}: {remedy}")
 
 
 class MissingSetting(SettingError):

@@ -94,9 +94,9 @@ def test_one_with_requests_longer_than_its_model(check):
     [
         ("[[service", "is no TOML"),
         ("", "has no services; give a table [[service]] for each"),
-        (service(gpu=None), "service 1, gpu"),
-        (service(repliacs=3), "service 1, repliacs"),
-        (service(replicas=0), "service 1, replicas"),
+        (service(gpu=None), "service good, gpu: "),
+        (service(repliacs=3), "service good, repliacs = 3: "),
+        (service(replicas=0), "service good, replicas = 0: "),
         (service(gpu="h300"), "service good: gpu = 'h300': one of"),
         (service(router="best"), "service good: router = 'best': one of round-robin"),
         (service(goodput=["itl:5"]), "service good: goodput = 'itl:5': must be KEY:MILLISECONDS"),
@@ -112,8 +112,10 @@ def test_mistakes(text, message, check):
 
 def test_other_flags_are_refused(check, tmp_path, capsys):
     check(GOOD)
-    assert status(["plan", "--check", str(tmp_path / "services.toml"), "--gpu", "h200"]) == MISTAKE
-    assert "leave out other flags of them" in capsys.readouterr().err
+    assert (
+        status(["plan", "--check", str(tmp_path / "services.toml"), "--gpu", "h200", "--num-prompts", "5"]) == MISTAKE
+    )
+    assert "leave out --gpu, --num-prompts\n" in capsys.readouterr().err
     assert status(["plan", "--check", str(tmp_path / "none.toml")]) == MISTAKE
     assert "cannot be read" in capsys.readouterr().err
     assert status(["plan", "--model", "llama-3.1-8b", "--goodput", "ttft:500"]) == MISTAKE
