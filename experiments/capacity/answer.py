@@ -153,5 +153,10 @@ def ranked(answers: Sequence[Answer], load: Load, prices: Prices, wanted: float 
     billed = [(answer, bill(answer, load, prices, wanted)) for answer in able]
     if wanted is None:
         return sorted(billed, key=lambda each: (each[1].full_per_million, each[1].gpus))
-    # The price of a token falls as the rate rises.
-    return sorted(billed, key=lambda each: (each[1].per_hour, each[1].gpus, each[1].full_per_million or 0.0))
+    # The price of a token falls as the rate rises. For the same money no answer of the model is changed.
+    return sorted(
+        billed,
+        key=lambda each: (
+            each[1].per_hour, each[1].gpus, each[0].candidate.num_lossy, each[1].full_per_million or 0.0
+        ),
+    )  # fmt: skip

@@ -35,6 +35,8 @@ from .split import fewest_replicas
 _VLLM, _DRAFTS = "vllm-v1", "speculative_config"
 #: Values of axes that are flags without a value.
 _SWITCHES = {"true": True, "false": False}
+#: Axes of number formats that may change what the model answers.
+_LOSSY = ("quantization", "kv_cache_dtype")
 _SWITCHED = ("enable_prefix_caching", "enable_expert_parallel")
 #: Axes that are no flags of vllm serve.
 _NO_FLAGS = ("gpu", "policy", "router", "prefill_replicas")
@@ -133,6 +135,11 @@ class Candidate:
     def num_gpus(self) -> int:
         """GPUs of one replica."""
         return self.started.launch.num_gpus
+
+    @property
+    def num_lossy(self) -> int:
+        """Number of axes on which it has a number format that changes what the model answers."""
+        return sum(self.axis_values.get(name, NONE) not in (NONE, "auto") for name in _LOSSY)
 
     def value_text(self, name: str) -> str:
         """The value on an axis, as the names of candidates and the table have it."""

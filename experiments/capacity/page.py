@@ -110,6 +110,7 @@ def _known_cells(answer: Answer, bill: Bill, currency: str) -> dict[str, Any]:
     return {
         "replicas_low": bill.fewest_replicas,
         "replicas_high": bill.replicas,
+        "prefill_replicas_high": answer.prefill_replicas,
         "gpus_high": bill.gpus,
         "bill_low_per_hour": bill.fewest_per_hour,
         "bill_high_per_hour": bill.per_hour,

@@ -10,6 +10,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from ...sim.engine.settings import Settings
 from ...sim.spec.launch import capacity
 from ...sim.types.optional import not_none
 from ..measured.evidence import evidence
@@ -71,6 +72,8 @@ _IDLE_TEXT = " Most of it is idle at the wanted rate: consider a smaller GPU, or
 #: Times the rate for the money from which on another candidate is mentioned; or so many times the rate above the wanted one, for
 #: at most so much more money, where a request costs no more.
 _WORTH, _LITTLE_MORE = 1.5, 1.25
+#: After flags with a number format that is an axis.
+_CAVEAT = " (the number format may change what the model answers: compare its quality first)"
 EVERY_RATE = "every rate meets the objectives: all requests at once do"
 
 
@@ -151,8 +154,21 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
     )
     if len(answer.rates.seed_rates if answer.fleet is None else answer.fleet.rates) > 1:
         parts.append(f"{CONTENT:.0%} of seeds meet the goal with {CONFIDENCE:.0%} confidence")
-    parts.append(f"step times from {evidence(not_none(answer.candidate.settings)).basis}")
-    return f"Buy {bill.gpus:,} x {launch.gpu.name}{need}{_longer_steps_text(answer, bill)}: {'; '.join(parts)}."
+    parts.append(f"step times from {_basis_text(not_none(answer.candidate.settings))}")
+    return f"Buy {bill.gpus:,}{_perhaps_text(bill)} x {launch.gpu.name}{need}{_longer_steps_text(answer, bill)}: {'; '.join(parts)}."
+
+
+def _perhaps_text(bill: Bill) -> str:
+    """The GPUs that may be enough, where the seeds leave that open."""
+    fewest = bill.fewest_replicas * bill.gpus // bill.replicas
+    return "" if fewest == bill.gpus else f" (perhaps {fewest:,})"
+
+
+def _basis_text(chosen: Settings) -> str:
+    """What step times rest on, and what no measured run has."""
+    found = evidence(chosen)
+    lacking = () if found.nearest is None else found.nearest.lacking
+    return f"{found.basis} (no measured run has {' or '.join(lacking)})" if lacking else found.basis
 
 
 def _longer_steps_text(answer: Answer, bill: Bill) -> str:
@@ -173,7 +189,7 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
     return [
         f"{_servers_text(answer, bill)} of {launch.model.name}; {tokens_text(answer, bill)} {currency} a million"
         f" tokens ({tokens_text(answer, bill, 'output')} if outputs alone are charged).",
-        f"Set: {flags_text(answer)}",
+        f"Set: {flags_text(answer)}{_CAVEAT if answer.candidate.num_lossy else ''}",
         _sure(answer),
         f"At the rate {at['attained']:.1%} of the requests meet {goal.objectives} ({goal.attainment:.0%} are asked for), the"
         f" median TTFT is {at['median_ttft_ms']:,.0f} ms and the median TPOT {at['median_tpot_ms']:,.1f} ms.",
@@ -428,7 +444,10 @@ def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: flo
     if wanted is not None and bill.gpus > cheapest.gpus:
         return f"as cheap, but {_gpus(bill)}{_split_text(answer)} against {cheapest.gpus}; {rates}"
     if cheapest.full_per_million is None:
-        return f"as cheap, with as many GPUs; {rates}"
+        return f"as cheap, with as many GPUs{_split_text(answer)}; {rates}"
+    lossy = answer.candidate.num_lossy - winner.candidate.num_lossy
+    if wanted is not None and lossy > 0:
+        return f"as cheap, but its number format may change what the model answers; {rates}"
     tokens = f"{bill.full_per_million:.3g} {currency} a million tokens at the full rate"
     return f"{tokens} against {cheapest.full_per_million:.3g}; {rates}"
 
@@ -443,9 +462,9 @@ def verified_text(answer: Answer, count: int) -> str:
         return f"{answer.candidate.name}: of {count} other seeds {answer.verified[0].share:.1%} meet the goal at every rate"
     if answer.fleet is not None:
         shares = " and ".join(f"{each.share:.1%} with {_replicas(each.replicas)}" for each in answer.verified)
-        return f"{answer.candidate.name}: of {count} other seeds meet the goal {shares}"
+        return f"{answer.candidate.name}: {shares} of {count} other seeds meet the goal"
     shares = " and ".join(f"{each.share:.1%} at {each.factor:g} times" for each in answer.verified)
-    return f"{answer.candidate.name}: of {count} other seeds meet the goal {shares} {answer.rate:.3g} requests/s"
+    return f"{answer.candidate.name}: {shares} {answer.rate:.3g} requests/s of {count} other seeds meet the goal"
 
 
 def memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:

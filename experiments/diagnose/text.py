@@ -28,7 +28,7 @@ def print_diagnosis(found: Diagnosis, goal: Goal | None, clients: ClientLatencie
     """Print the answer, the reason, the changes, what was measured, and what it rests on."""
     report.print_line(headline(found, goal), style="bold")
     report.print_line()
-    for line in (*_why(found), _filling(found), _caching(found)):
+    for line in (*_why(found), _filling(found), _caching(found, goal)):
         report.print_line(line)
     report.print_line()
     report.console.print(_changes(found, goal))
@@ -117,7 +117,7 @@ def _filling(found: Diagnosis) -> str:
     )
 
 
-def _caching(found: Diagnosis) -> str:
+def _caching(found: Diagnosis, goal: Goal | None) -> str:
     case, gain = found.case, found.caching
     state = "on" if case.server.launch.enable_prefix_caching else "off"
     metrics = case.metrics
@@ -129,13 +129,12 @@ def _caching(found: Diagnosis) -> str:
             " --metrics of a server with caching on."
         )
     hits = case.would_hit
-    effect = f"the objective is {abs(gain.value):.0%} {'better' if gain.value >= 0 else 'worse'} with it"
     large = abs(gain.value) >= LEAST_GAIN
     if large and not gain.is_certain:
         pays = f"may {'pay' if gain.value > 0 else 'do harm'} (not certain with {found.seeds} draws; add --seeds)"
     else:
         pays = "does not pay, and does no harm" if not large else "pays" if gain.value > 0 else "does harm"
-    return f"Prefix caching is {state} and {pays}: it finds {hits:.0%} of the prompt tokens, and {effect}."
+    return f"Prefix caching is {state} and {pays}: it finds {hits:.0%} of the prompt tokens; with it {_gain_text(gain, goal)}."
 
 
 def _changes(found: Diagnosis, goal: Goal | None) -> Table:
@@ -200,10 +199,11 @@ def _warnings(found: Diagnosis) -> Iterator[str]:
 
 def _basis(found: Diagnosis) -> Iterator[str]:
     case, chosen = found.case, found.case.server.settings()
-    seeds = "one draw, so that nothing is known of others" if found.seeds == 1 else f"{found.seeds} draws"
+    several = found.seeds > 1
+    draws = f"{found.seeds} draws" if several else "one draw"
+    sure = f"intervals are of {CONFIDENCE:.0%} confidence" if several else "nothing is known of other draws"
     yield (
-        f"Load: {case.load.origin}; {seeds} of {case.load.num_prompts:,} requests, the same for every change; intervals are of"
-        f" {CONFIDENCE:.0%} confidence. The latency index is the geometric mean of p90 TTFT, p99 ITL and mean E2EL."
+        f"Load: {case.load.origin}; {draws} of {case.load.num_prompts:,} requests, the same for every change; {sure}. The latency index is the geometric mean of p90 TTFT, p99 ITL and mean E2EL."
     )
     if case.server.step_scale is not None:
         yield f"Steps take {case.server.step_scale:.3g} times as long as predicted, fitted to the benchmark's TPOT."

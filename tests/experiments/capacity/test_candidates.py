@@ -117,3 +117,16 @@ def test_candidates_with_and_without_drafts(capsys, tmp_path):
     assert "Steps with drafts are predicted" in printed and "none has speculative decoding" in printed
     page = (out / "plan.html").read_text()
     assert "Rejected" in page and "h100-80gb, speculative_config=eagle3 0.8 0.5" in page
+
+
+def test_for_the_same_money_the_answers_of_the_model_are_left_alone(capsys):
+    """One GPU is enough with both formats. fp8 takes more requests, so that a token costs less at the full rate."""
+    flags = ["--dataset", "alpaca", "--num-prompts", "100", "--seeds", "1", "--request-rate", "2", "--jobs", "1"]
+    given = ["--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--goodput", "tpot:20", *flags]
+    assert status(["plan", *given, "--kv-cache-dtype", "fp8,auto", "--json", "-"]) == DONE
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["recommended"]["kv_cache_dtype"] == "auto"
+    assert status(["plan", *given, "--kv-cache-dtype", "fp8"]) == DONE
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "--kv-cache-dtype fp8" in printed and "compare its quality first" in printed
+    assert "no measured run has a KV cache in fp8" in printed

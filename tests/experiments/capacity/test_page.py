@@ -31,7 +31,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 def test_the_table_has_what_a_planner_reads(out):
     rows, candidates = rows_of(out), json.loads((out / "plan.json").read_text())["candidates"]
     assert list(rows[0]) == [
-        "gpu", "max_num_seqs", "replicas_low", "replicas_high", "gpus_high", "bill_low_per_hour", "bill_high_per_hour",
+        "gpu", "max_num_seqs", "replicas_low", "replicas_high", "prefill_replicas_high", "gpus_high", "bill_low_per_hour", "bill_high_per_hour",
         "cost_per_million_tokens", "currency", "request_rate_per_replica", "headroom", "rate_is_known", "limit", "limit_cause",
         "attainment", "p90_ttft_ms", "p90_tpot_ms", "kv_cache_pct", "error",
     ]  # fmt: skip
