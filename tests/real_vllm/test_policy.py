@@ -87,7 +87,8 @@ def test_steps_that_are_not_scheduled_ahead_are_noticed(monkeypatch):
 
 def test_a_policy_that_admits_without_room_for_the_whole_prompt_is_noticed(monkeypatch):
     monkeypatch.setattr(PagedTransaction, "lacking", lambda self, sequence, tokens: self.blocks_of(tokens))
-    cases = [case for case in _cases("chunks") if not case.prefix_caching]
+    kinds = ("chunks", "mixed", "tight", "bursts")
+    cases = [case for kind in kinds for case in _cases(kind) if not case.prefix_caching]
     assert sum(_summary(case, "vllm-real") != _summary(case, "vllm-v1") for case in cases) > 2
 
 
@@ -99,7 +100,7 @@ def test_a_release_with_another_free_queue_is_noticed():
 
 
 def test_a_watermark_reaches_vllm():
-    case = replace(KINDS["mixed"](510), num_blocks=60, block_size=16, prefix_caching=False)
+    case = replace(KINDS["mixed"](510), num_blocks=24, block_size=16, prefix_caching=False)
     found = [_summary(case, "vllm-real", watermark=share)["mean_ttft_ms"] for share in (0.0, 0.5)]
     assert found == [_summary(case, "vllm-v1", watermark=share)["mean_ttft_ms"] for share in (0.0, 0.5)]
     assert found[0] < found[1]
