@@ -139,7 +139,9 @@ class Candidate:
     @property
     def num_lossy(self) -> int:
         """Number of axes on which it has a number format that changes what the model answers."""
-        return sum(self.axis_values.get(name, NONE) not in (NONE, "auto") for name in _LOSSY)
+        if self.settings is None:
+            return 0
+        return sum(name in self.axis_values and getattr(self.settings, name) not in (None, "auto") for name in _LOSSY)
 
     def value_text(self, name: str) -> str:
         """The value on an axis, as the names of candidates and the table have it."""

@@ -111,8 +111,13 @@ def limit_of(settings: Settings, work: Workload, goal: Goal) -> dict[str, Any]:
     if found["cause"] != "memory":
         return found
     roomy = replace(settings, num_gpu_blocks_override=_ROOMY * beyond.replica.num_blocks)
-    missed, still = (1 - check_run(run, goal).attained for run in (beyond, simulate(roomy, work, cost)))
-    return found if still <= _CURED * missed else found | {"cause": "steps"}
+    relieved = simulate(roomy, work, cost)
+    missed, still = (1 - check_run(run, goal).attained for run in (beyond, relieved))
+    if still <= _CURED * missed:
+        return found
+    # With room for more sequences their number may be what they wait for.
+    is_number = limit(relieved, goal)["cause"] == "max_num_seqs"
+    return found | {"cause": "max_num_seqs" if is_number else "steps"}
 
 
 def limit(beyond: Run, goal: Goal) -> dict[str, Any]:

@@ -462,9 +462,9 @@ def verified_text(answer: Answer, count: int) -> str:
         return f"{answer.candidate.name}: of {count} other seeds {answer.verified[0].share:.1%} meet the goal at every rate"
     if answer.fleet is not None:
         shares = " and ".join(f"{each.share:.1%} with {_replicas(each.replicas)}" for each in answer.verified)
-        return f"{answer.candidate.name}: {shares} of {count} other seeds meet the goal"
+        return f"{answer.candidate.name}: of {count} other seeds {shares} meet the goal"
     shares = " and ".join(f"{each.share:.1%} at {each.factor:g} times" for each in answer.verified)
-    return f"{answer.candidate.name}: {shares} {answer.rate:.3g} requests/s of {count} other seeds meet the goal"
+    return f"{answer.candidate.name}: of {count} other seeds {shares} {answer.rate:.3g} requests/s meet the goal"
 
 
 def memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
