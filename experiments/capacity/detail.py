@@ -3,9 +3,10 @@
 At 1.15 times the highest rate of a seed, the run misses its goal. Two results of that run show the limit. The first is
 the objective that most requests miss. The second is the cause for which requests wait, by time: ``max_num_seqs``
 sequences already run, the KV cache lacks the blocks of another prompt, or neither, which leaves the step time.
-Preemptions also indicate memory. Overload fills any KV cache in the end, also where steps are the cause. So memory counts as
-the limit only if the same run with twice the blocks has at most half the misses. In a fleet divided into prefill and decode, the missed objective shows which of them
-limits it: TTFT is of the prefill replicas, TPOT and the end-to-end latency are of the decode replicas.
+Preemptions also indicate memory. Overload fills any KV cache in the end, also where steps are the cause. So memory
+counts as the limit only if the same run with twice the blocks has at most half the misses. In a fleet divided into
+prefill and decode, the missed objective shows which of them limits it: TTFT is of the prefill replicas, TPOT and the
+end-to-end latency are of the decode replicas.
 """
 
 from __future__ import annotations
