@@ -140,7 +140,7 @@ def _calls(call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]]) -> Iter
 def _on_cores(
     call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], cores: int, return_as: str
 ) -> Iterator[Result]:
-    _cancel_quietly()
+    _without_warnings()
     with _interrupts_held():
         pool = joblib.Parallel(
             n_jobs=cores, return_as=return_as, backend="loky", idle_worker_timeout=_IDLE_S,
@@ -171,7 +171,7 @@ def _on_dask(call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], worke
         client = Client(workers.address, timeout=_ANSWER_S, set_as_default=False)
     except (OSError, ValueError):
         raise _silent("dask", workers.address) from None
-    _cancel_quietly()
+    _without_warnings()
     with client:
         with joblib.parallel_config(backend="dask", client=client, n_jobs=workers.jobs or -1):
             results = joblib.Parallel(return_as="generator_unordered")(_calls(call, jobs))
@@ -213,12 +213,14 @@ def _silent(engine: str, address: str | None) -> SettingError:
     return SettingError("address", address, f"no cluster of {engine} answers there; start one, or correct it")
 
 
-def _cancel_quietly() -> None:
-    """Suppress joblib's warnings about cancelled tasks.
+def _without_warnings() -> None:
+    """Suppress joblib's warnings about cancelled tasks, and about workers that it replaces without loss of a result.
 
-    The change is permanent: after a second Ctrl-C the generator may be closed when every block here has ended.
+    The change is permanent: after a second Ctrl-C the generator may be closed when every block here has ended. A worker is
+    replaced if it was idle for long, or if its memory has grown by 300 MB; one that dies is an error in any case.
     """
     warnings.filterwarnings("ignore", message=".*have been cancelled.*")
+    warnings.filterwarnings("ignore", message="A worker stopped while some jobs")
 
 
 @contextmanager
