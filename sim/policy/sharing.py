@@ -217,7 +217,8 @@ class SharingV0(_Sharing, VllmV0):
 
 def _largest_group(state: State) -> int:
     """Sequences of the largest group that runs."""
-    return max(map(num_seqs_of, state.running), default=0)
+    groups = {sequence.group for sequence in state.running}
+    return max((1 if group is None else len(group.members) for group in groups), default=0)
 
 
 def _need(leader: Sequence, state: State, transaction: PagedTransaction) -> int:

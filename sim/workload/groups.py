@@ -53,6 +53,8 @@ class Ancestry:
         """See ``Lineage``."""
         draw = self._random.random
         lives = [draw() < self._survival for _ in range(beams)]
+        if all(lives):
+            return []
         survivors = [beam for beam in range(beams) if lives[beam]] or [int(draw() * beams)]
         alive = set(survivors)
         return [(beam, survivors[int(draw() * len(survivors))]) for beam in range(beams) if beam not in alive]

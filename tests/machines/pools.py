@@ -48,7 +48,7 @@ class PoolMachine(RuleBasedStateMachine):
         """A child names its parent's blocks."""
         table = self.tables[pick % len(self.tables)]
         for block in table:
-            self.pool.share(block)
+            self.pool.share([block])
         self.tables.append(list(table))
 
     @precondition(lambda self: self.tables)
@@ -64,7 +64,7 @@ class PoolMachine(RuleBasedStateMachine):
         """No sequence shares a free block, none frees one twice."""
         block = self.stack[pick % len(self.stack)]
         with pytest.raises(SimulationFault, match=f"block {block}"):
-            deepcopy(self.pool).share(block)
+            deepcopy(self.pool).share([block])
         with pytest.raises(SimulationFault, match=f"block {block}"):
             deepcopy(self.pool).release([block])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ...types.errors import SimulationFault
@@ -70,15 +72,18 @@ class BlockPool:
         self._taken.update(blocks)
         return blocks
 
-    def share(self, block: int) -> None:
-        """One more table names ``block``."""
-        if block not in self._taken:
-            raise SimulationFault(f"block {block} is shared while it is free")
-        self._further[block] = self._further.get(block, 0) + 1
+    def share(self, blocks: Sequence[int]) -> None:
+        """One table more names each of ``blocks``."""
+        if not self._taken.issuperset(blocks):
+            free = next(block for block in blocks if block not in self._taken)
+            raise SimulationFault(f"block {free} is shared while it is free")
+        further = self._further
+        for block in blocks:
+            further[block] = further.get(block, 0) + 1
 
     def release(self, blocks: list[int]) -> None:
         """One table less names each of ``blocks``; those that no table names are free again."""
-        last = [block for block in blocks if not self._drop_further(block)] if self._further else blocks
+        last = self._drop_further(blocks) if self._further else blocks
         left = len(self._taken) - len(last)
         self._taken.difference_update(last)
         self._free_ids.extend(last)
@@ -91,14 +96,18 @@ class BlockPool:
         free = next(block for block in released if block >= self._fresh or self._free_ids.count(block) > 1)
         return f"block {free} is released while it is free"
 
-    def _drop_further(self, block: int) -> bool:
-        """Take back one of the references beyond the first, if there is one."""
-        further = self._further.get(block, 0)
-        if further > 1:
-            self._further[block] = further - 1
-        elif further:
-            del self._further[block]
-        return further > 0
+    def _drop_further(self, blocks: list[int]) -> list[int]:
+        """Take back one reference of each block; the blocks of which it was the only one."""
+        further, last = self._further, []
+        for block in blocks:
+            count = further.get(block)
+            if count is None:
+                last.append(block)
+            elif count == 1:
+                del further[block]
+            else:
+                further[block] = count - 1
+        return last
 
 
 class BlockQueue(BlockPool):

@@ -171,7 +171,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
 
     def _name(self, block: int) -> None:
         """One more running table names ``block``."""
-        self.tables.pool.share(block)
+        self.tables.pool.share((block,))
         tables = self._named.get(block, 1)
         self._named[block] = tables + 1
         if tables:
@@ -186,8 +186,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         for sequence in leaving:
             if self._children[sequence.index]:
                 table = self.tables.tables[sequence]
-                for block in table:
-                    self.tables.pool.share(block)
+                self.tables.pool.share(table)
                 self.kept[sequence.index] = list(table)
         self._leave(leaving, decode_step)
         for sequence in leaving:

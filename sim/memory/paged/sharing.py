@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...types.errors import SimulationFault
+from ...types.optional import not_none
 from ...types.sequence import FORKED, Sequence
 from ...types.state import State
 from ...workload.groups import Group, leads, present
@@ -82,26 +83,27 @@ class SharingMemory(PagedMemory):
 
     def transaction(self, decode_step: int) -> PagedTransaction:
         """See ``PagedMemory``; before anything is decided, the beams find their parents."""
-        for group, branched_step in self._beams.items():
-            if branched_step < decode_step:
-                self._beams[group] = decode_step
-                self._branch(group, decode_step)
+        beams = [group for group, branched_step in self._beams.items() if branched_step < decode_step]
+        if beams:
+            self._branch(beams, decode_step)
         transaction = super().transaction(decode_step)
         transaction.need += self.due_copies
         return transaction
 
-    def _branch(self, group: Group, decode_step: int) -> None:
-        """Beams that died become copies of others, and name all of their blocks."""
-        tables, ancestry = self.tables, group.ancestry
-        if tables is None or ancestry is None:
-            raise SimulationFault("beams have no block tables, or no ancestry")
-        tables.grow_until(decode_step)
-        replaced = ancestry.replaced(len(group.members))
-        for dead, parent in replaced:
-            freed = tables.replace(group.members[dead], group.members[parent])
+    def _branch(self, groups: Iterable[Group], decode_step: int) -> None:
+        """Beams that died become copies of others of their group, and name all of their blocks."""
+        if self.tables is None:
+            raise SimulationFault("beams have no block tables")
+        self.tables.grow_until(decode_step)
+        for group in groups:
+            self._beams[group] = decode_step
+            replaced = not_none(group.ancestry).replaced(len(group.members))
+            if not replaced:
+                continue
+            freed = sum(self.tables.replace(group.members[dead], group.members[parent]) for dead, parent in replaced)
             self._share(group, freed)
-        if group.leader.held_tokens(decode_step) % self.block_size:
-            self._owe(group, len(replaced))
+            if group.leader.held_tokens(decode_step) % self.block_size:
+                self._owe(group, len(replaced))
 
     def _share(self, group: Group, blocks: int) -> None:
         """So many table entries of a group name blocks that others of them name too."""

@@ -49,8 +49,7 @@ class SharingTables(BlockTables):
 
     def _name(self, blocks: list[int]) -> list[int]:
         """A new table of these blocks."""
-        for block in blocks:
-            self.pool.share(block)
+        self.pool.share(blocks)
         return list(blocks)
 
     def copy(self, block: int | None, sequence: Sequence, place: int) -> None:
@@ -60,9 +59,11 @@ class SharingTables(BlockTables):
 
     def replace(self, dead: Sequence, parent: Sequence) -> int:
         """A beam becomes a copy of another; the number of blocks that no table names any more."""
-        free = self.pool.num_free
-        self.pool.release(self.tables[dead])
-        self.tables[dead] = self._name(self.tables[parent])
+        old, new, free = self.tables[dead], self.tables[parent], self.pool.num_free
+        common = _num_common(old, new)
+        self.pool.release(old[common:])
+        self.pool.share(new[common:])
+        self.tables[dead] = list(new)
         self._copiers |= {dead: None, parent: None}
         return self.pool.num_free - free
 
@@ -115,12 +116,20 @@ class SharingTables(BlockTables):
             self.moves.swap_ins += moved.items()
 
 
+def _num_common(left: list[int], right: list[int]) -> int:
+    """Entries with which both tables begin."""
+    for place, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return place
+    return min(len(left), len(right))
+
+
 def _rename(table: list[int], moved: dict[int, int], pool: BlockPool) -> list[int]:
     """A table in another pool; ``moved`` says where blocks that other tables name went, and learns where these go."""
     renamed = []
     for block in table:
         if block in moved:
-            pool.share(moved[block])
+            pool.share((moved[block],))
         else:
             moved[block] = pool.take()
         renamed.append(moved[block])

@@ -48,7 +48,7 @@ def test_what_is_free_is_not_released():
 def test_a_block_that_is_named_twice_is_freed_twice_before_it_is_free():
     pool = BlockPool(1)
     block = pool.take()
-    pool.share(block)
+    pool.share([block])
     pool.release([block])
     assert pool.num_free == 0
     pool.release([block])

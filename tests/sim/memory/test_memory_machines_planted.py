@@ -58,8 +58,8 @@ split, drop = RadixTree._split, GroupTables.drop
 count_stream = StreamMemory._count
 
 
-def frees_what_two_more_tables_name(pool: BlockPool, block: int) -> bool:
-    return pool._further.pop(block, None) is not None
+def frees_what_two_more_tables_name(pool: BlockPool, blocks: list[int]) -> list[int]:
+    return [block for block in blocks if pool._further.pop(block, None) is None]
 
 
 def frees_the_beginning_first(table: BlockTable) -> list[Segment]:
