@@ -91,3 +91,12 @@ def test_a_row_of_the_documentation_is_what_comes_out_today(label):
     found = waste_today.measure(server, LOADS[1], 0)["kv_bytes"]
     made = list(runpy.run_path(str(ROOT / "docs" / "waste_today.py"))["_kv_table"](found))
     assert "\n".join(made[2:]) in PAGE.read_text("utf-8")
+
+
+@pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.label)
+def test_the_page_has_the_memory_that_is_reckoned_now(server: Server):
+    """Weights and activations depend on no load, so that a short run shows a page that was not written again."""
+    found = waste_today.measure(server, replace(LOADS[0], requests=2), seed=0)["hbm"][0]
+    table = PAGE.read_text("utf-8").split("## Every byte of a GPU")[1]
+    line = next(line for line in table.splitlines() if line.startswith(f"| {server.name} |"))
+    assert line.split(" | ")[1:3] == [f"{found['weights']:.2f}", f"{found['activations']:.2f}"]
