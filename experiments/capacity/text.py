@@ -72,8 +72,8 @@ _IDLE_TEXT = " Most of it is idle at the wanted rate: consider a smaller GPU, or
 #: Times the rate for the money from which on another candidate is mentioned; or so many times the rate above the wanted one, for
 #: at most so much more money, where a request costs no more.
 _WORTH, _LITTLE_MORE = 1.5, 1.25
-#: After flags with a number format that is an axis.
-_CAVEAT = " (the number format may change what the model answers: compare its quality first)"
+#: For a candidate with a number format that is an axis.
+_CAVEAT = "the number format may change what the model answers: compare its quality first"
 EVERY_RATE = "every rate meets the objectives: all requests at once do"
 
 
@@ -189,7 +189,7 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
     return [
         f"{_servers_text(answer, bill)} of {launch.model.name}; {tokens_text(answer, bill)} {currency} a million"
         f" tokens ({tokens_text(answer, bill, 'output')} if outputs alone are charged).",
-        f"Set: {flags_text(answer)}{_CAVEAT if answer.candidate.num_lossy else ''}",
+        f"Set: {flags_text(answer)}{f' ({_CAVEAT})' if answer.candidate.num_lossy else ''}",
         _sure(answer),
         f"At the rate {at['attained']:.1%} of the requests meet {goal.objectives} ({goal.attainment:.0%} are asked for), the"
         f" median TTFT is {at['median_ttft_ms']:,.0f} ms and the median TPOT {at['median_tpot_ms']:,.1f} ms.",
@@ -290,10 +290,18 @@ def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> li
     if not gains:
         return []
     rate, price, answer = max(gains, key=lambda each: each[0] / each[1])
+    lossy = answer.candidate.num_lossy > best.candidate.num_lossy
     return [
-        f"For {price - 1:.0%} more money, {answer.candidate.name} takes {rate:.1f} times as many requests:"
-        f" {answer.fleet_rate:.3g} requests/s (headroom {headroom_text(answer)} in place of {headroom_text(best)})."
+        f"For {_more_money(price)}, {answer.candidate.name} takes {rate:.1f} times as many requests:"
+        f" {answer.fleet_rate:.3g} requests/s (headroom {headroom_text(answer)} in place of {headroom_text(best)})"
+        f"{f'; {_CAVEAT}' if lossy else ''}."
     ]
+
+
+def _more_money(price: float) -> str:
+    """A bill relative to that of the recommendation, which is the lowest, as text."""
+    share = f"{price - 1:.0%}" if price >= 1.01 else f"{price - 1:.1%}"
+    return "the same money" if share == "0.0%" else f"{share} more money"
 
 
 def _sensitivity_text(answer: Answer) -> list[str]:
@@ -443,11 +451,11 @@ def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: flo
         )
     if wanted is not None and bill.gpus > cheapest.gpus:
         return f"as cheap, but {_gpus(bill)}{_split_text(answer)} against {cheapest.gpus}; {rates}"
-    if cheapest.full_per_million is None:
-        return f"as cheap, with as many GPUs{_split_text(answer)}; {rates}"
     lossy = answer.candidate.num_lossy - winner.candidate.num_lossy
     if wanted is not None and lossy > 0:
         return f"as cheap, but its number format may change what the model answers; {rates}"
+    if cheapest.full_per_million is None:
+        return f"as cheap, with as many GPUs{_split_text(answer)}; {rates}"
     tokens = f"{bill.full_per_million:.3g} {currency} a million tokens at the full rate"
     return f"{tokens} against {cheapest.full_per_million:.3g}; {rates}"
 
