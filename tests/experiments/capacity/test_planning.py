@@ -330,6 +330,21 @@ class TestLimit:
         assert limit(simulate(chosen, work), goal)["cause"] == "memory"
         assert limit_of(chosen, work, goal)["cause"] == cause
 
+    @pytest.mark.parametrize(
+        ("policy", "too_small"),
+        [("orca-max", 1600), ("orca-pow2", 800), ("orca-oracle", 800), ("trtllm-no-evict", 1600), ("tgi", 1600)],
+    )
+    def test_memory_that_a_policy_reserves_limits_it(self, policy, too_small):
+        """At 20 requests/s requests wait for a reservation, for some policies while blocks are free; with twice the blocks none
+        does. A pool for all leaves the steps, of which none takes 1 ms."""
+        draw = np.random.default_rng(0)
+        arrivals = (np.cumsum(draw.exponential(1 / 20, 400)) * 1e12).astype(np.int64)
+        work = Workload("poisson", arrivals, np.full(400, 500), np.full(400, 100))
+        of_pool = {"policy": policy, "model": "llama-3.1-8b", "gpu": "h100-80gb", "max_model_len": 2048}
+        small, large = (settings(**of_pool, num_gpu_blocks_override=blocks) for blocks in (too_small, 25_600))
+        assert limit_of(small, work, Goal(Objectives(ttft=500)))["cause"] == "memory"
+        assert limit_of(large, work, Goal(Objectives(tpot=1)))["cause"] == "steps"
+
     def test_preemptions_without_a_queue_are_memory(self):
         """Room for all prompts, and not for the outputs."""
         run = self.run(100, 40, 2048)
