@@ -111,7 +111,7 @@ def diagnose(
     read = named_files(serve=serve, model=model, startup_log=startup_log, bench=bench, probe=probe, trace=trace)
     require_apart({"json": json}, read | named_files(metrics=metrics, cost=cost))
     sources = Sources(bench, probe, trace, request_rate, max_concurrency, draws.num_prompts)
-    seen = seen_by_server(metrics, probe)
+    seen = seen_by_server(metrics, probe, sources.file is not None)
     line = parse_serve(pasted(serve))
     line = line if vllm is None else replace(line, version=version(vllm))
     log = None if startup_log is None else read_log(pasted(startup_log))
