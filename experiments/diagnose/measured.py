@@ -65,6 +65,14 @@ def _of_probe(path: Path) -> ServerMetrics:
     )
 
 
+def with_block_size(line: ServeLine, metrics: ServerMetrics | None, block_size: int) -> ServeLine:
+    """The line with the block size of the server's metrics, where it has none and its blocks would have ``block_size`` tokens."""
+    known = None if metrics is None else metrics.block_size
+    if "block-size" in line.flags or known in (None, block_size):
+        return line
+    return replace(line, flags=dict(line.flags) | {"block-size": str(known)})
+
+
 def pool_of(metrics: ServerMetrics | None, block_size: int) -> StartupLog | None:
     """The size of the KV cache by the server's metrics, as its log would say it, in blocks of ``block_size`` tokens."""
     if metrics is None or metrics.num_gpu_blocks is None:

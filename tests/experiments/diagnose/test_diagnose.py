@@ -348,6 +348,14 @@ class TestEvidence:
         assert log["kv_cache"]["num_gpu_blocks"] == 4000
         assert "64,000 tokens (by the start-up log)" in capsys.readouterr().out
 
+    def test_the_server_s_own_block_size_counts_unless_the_line_has_one(self, tmp_path):
+        config = 'vllm:cache_config_info{block_size="32",num_gpu_blocks="3000"} 1\n'
+        (tmp_path / "metrics.txt").write_text(metrics() + config)
+        seen = ("h100-80gb", "--metrics", tmp_path / "metrics.txt")
+        by_metrics, by_line = (diagnose(tmp_path, line, *seen) for line in (LINE, f"{LINE} --block-size 16"))
+        sizes = [(each["settings"]["block_size"], each["kv_cache"]["num_gpu_blocks"]) for each in (by_metrics, by_line)]
+        assert sizes == [(32, 3000), (16, 6000)]
+
     def test_a_given_number_of_blocks_says_nothing_of_the_memory(self, tmp_path):
         config = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="1200"} 1\n'
         (tmp_path / "metrics.txt").write_text(metrics() + config)

@@ -96,6 +96,19 @@ def test_at_the_end_they_are_the_run_s_own_counts(run):
     assert all(last[gauge, "engine=0"] == 0 for gauge in ("num_requests_running", "num_requests_waiting"))
 
 
+def test_the_pool_is_in_labels_as_vllm_has_them(run, tmp_path):
+    """Without the name of the model (``log_metrics_info`` in vllm/v1/metrics/loggers.py)."""
+    text = "".join(openmetrics([run], "opt-13b", 7.0))
+    lines = [line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")]
+    labels = 'engine="0",block_size="16",cache_dtype="auto",enable_prefix_caching="True",num_gpu_blocks="300"'
+    assert {line.rpartition(" ")[0] for line in lines} == {f"vllm:cache_config_info{{{labels}}} 1"}
+    (tmp_path / "metrics.txt").write_text(text)
+    found = read_metrics(tmp_path / "metrics.txt")
+    assert (found.num_gpu_blocks, found.block_size) == (300, 16)
+    whole = simulate(settings(policy="orca-max", cost="roofline"), workload(PAIRS, request_rate=6))
+    assert "cache_config_info" not in "".join(openmetrics([whole], "m", 60.0))
+
+
 def test_scrapes_rise_in_time_and_counters_never_fall(run):
     text = "".join(openmetrics([run], "opt-13b", 7.0))
     found = samples_of(text)
@@ -107,7 +120,7 @@ def test_scrapes_rise_in_time_and_counters_never_fall(run):
             assert all(one <= other for (_, one), (_, other) in zip(series, series[1:]))
     usage = [value for _, value in found["kv_cache_usage_perc", "engine=0"]]
     assert 0.9 < max(usage) <= 1 and min(usage) == 0
-    assert text.endswith("# EOF\n") and text.count("# TYPE") == 15
+    assert text.endswith("# EOF\n") and text.count("# TYPE") == 16
 
 
 def test_a_family_stands_together_and_its_times_rise():
@@ -256,7 +269,9 @@ def test_each_replica_is_an_engine():
 
 def test_a_run_without_requests_that_fit_is_all_zeros():
     run = simulate(settings(num_gpu_blocks_override=2), Workload("big", np.zeros(1), np.array([500]), np.array([5])))
-    assert {value for series in samples_of("".join(openmetrics([run], "m"))).values() for _, value in series} == {0}
+    found = samples_of("".join(openmetrics([run], "m")))
+    values = {name: {value for _, value in series} for (name, _), series in found.items()}
+    assert values.pop("cache_config_info") == {1} and set().union(*values.values()) == {0}
 
 
 def test_the_command_writes_a_file(tmp_path, capsys):
