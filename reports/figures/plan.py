@@ -87,6 +87,8 @@ def cost_bars(rows: Sequence[Row], unit: str) -> go.Figure:
             "arrayminus": [row["cost"] - row["lowest"] for row in rows],
             "color": INK,
             "thickness": 2,
+            # Without caps an interval of no width draws nothing.
+            "width": 0,
         },
         hovertemplate=f"%{{y}}: %{{x:,.3g}} {unit}<extra></extra>",
     )
