@@ -23,7 +23,7 @@ from .day import DayPlan
 from .detail import BEYOND
 from .fleet import Fleet
 from .max_rate import CONFIDENCE, CONTENT
-from .sensitivity import CHANGE, Effect
+from .sensitivity import CHANGE, Effect, Influence
 
 CAUSES = {
     "max_num_seqs": "requests wait because max_num_seqs sequences run",
@@ -305,14 +305,25 @@ def _more_money(price: float) -> str:
 
 
 def _sensitivity_text(answer: Answer) -> list[str]:
-    """The inputs by their effect on the bill, largest first, if that was asked for."""
+    """The inputs by their effect on the bill, largest first."""
     if not answer.influences:
         return []
-    effects = "; ".join(
-        f"{each.label} {_effect_text(each.lower, answer)} to {_effect_text(each.higher, answer)}"
-        for each in answer.influences
-    )
-    return [f"Change of the {billed(answer)}, for inputs that are {CHANGE:.0%} lower and higher: {effects}."]
+    effects = "; ".join(_influence_text(each, answer) for each in answer.influences)
+    more = "" if all(each.lower for each in answer.influences) else f" {NOT_SIMULATED}"
+    return [
+        f"What matters most, by the change of the {billed(answer)}, for inputs that are {CHANGE:.0%} lower and higher: {effects}.{more}"
+    ]
+
+
+#: After influences without these.
+NOT_SIMULATED = "Shorter steps and other objectives are simulated with --sensitivity."
+
+
+def _influence_text(influence: Influence, answer: Answer) -> str:
+    higher = _effect_text(influence.higher, answer)
+    if influence.lower is None:
+        return f"{influence.label} {higher} if higher"
+    return f"{influence.label} {_effect_text(influence.lower, answer)} to {higher}"
 
 
 def billed(answer: Answer) -> str:
