@@ -155,13 +155,14 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
     if len(answer.rates.seed_rates if answer.fleet is None else answer.fleet.rates) > 1:
         parts.append(f"{CONTENT:.0%} of seeds meet the goal with {CONFIDENCE:.0%} confidence")
     parts.append(f"step times from {_basis_text(not_none(answer.candidate.settings))}")
-    return f"Buy {bill.gpus:,}{_perhaps_text(bill)} x {launch.gpu.name}{need}{_longer_steps_text(answer, bill)}: {'; '.join(parts)}."
+    return f"Buy {bill.gpus:,} x {launch.gpu.name}{need}{_other_sizes_text(answer, bill)}: {'; '.join(parts)}."
 
 
-def _perhaps_text(bill: Bill) -> str:
-    """The GPUs that may be enough, where the seeds leave that open."""
+def _other_sizes_text(answer: Answer, bill: Bill) -> str:
+    """The GPUs that may be enough, where the seeds leave that open, and those that longer steps need."""
     fewest = bill.fewest_replicas * bill.gpus // bill.replicas
-    return "" if fewest == bill.gpus else f" (perhaps {fewest:,})"
+    notes = [f"{fewest:,} may be enough"] * (fewest < bill.gpus) + _longer_steps_texts(answer, bill)
+    return f" ({'; '.join(notes)})" if notes else ""
 
 
 def _basis_text(chosen: Settings) -> str:
@@ -171,15 +172,15 @@ def _basis_text(chosen: Settings) -> str:
     return f"{found.basis} (no measured run has {' or '.join(lacking)})" if lacking else found.basis
 
 
-def _longer_steps_text(answer: Answer, bill: Bill) -> str:
+def _longer_steps_texts(answer: Answer, bill: Bill) -> list[str]:
     """The GPUs that are needed if steps take longer than predicted."""
     effect = answer.longer_steps
     if effect is None:
-        return ""
+        return []
     if effect.replicas is None:
-        return f" (no rate meets the goal if steps are {CHANGE:.0%} longer)"
+        return [f"no rate meets the goal if steps are {CHANGE:.0%} longer"]
     gpus = effect.replicas * bill.gpus // bill.replicas
-    return f" ({'still ' * (gpus == bill.gpus)}{gpus:,} if steps are {CHANGE:.0%} longer)"
+    return [f"{'still ' * (gpus == bill.gpus)}{gpus:,} if steps are {CHANGE:.0%} longer"]
 
 
 def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | None, currency: str) -> list[str]:

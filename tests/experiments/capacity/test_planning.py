@@ -22,6 +22,7 @@ from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
 from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import Prices, prices
+from fragmeter.experiments.capacity.sensitivity import Effect
 from fragmeter.experiments.capacity.text import (
     bill_text,
     details,
@@ -183,6 +184,27 @@ class TestNeighbour:
 
     def test_nothing_is_said_of_a_rate_that_is_unknown(self):
         assert self.line(13.0, 38.0, (30.0,)) is None
+
+
+class TestFirstLine:
+    """25 requests/s by replicas of 10 on two GPUs each: three, of which the seeds say that two may be enough."""
+
+    @pytest.mark.parametrize(
+        ("open_", "steps", "text"),
+        [
+            (True, None, " (4 may be enough)"),
+            (True, 4, " (4 may be enough; 8 if steps are 10% longer)"),
+            (False, 3, " (still 6 if steps are 10% longer)"),
+            (False, None, ""),
+        ],
+    )
+    def test_other_sizes_are_named_together(self, open_, steps, text):
+        answer = replace(answer_of("a100-80gb", 10.0, "2", 25.0), detail={"limit": {"objective": None}})
+        fleet = not_none(answer.fleet)
+        effect = None if steps is None else Effect(1.1, 1.1, steps)
+        answer = replace(answer, fleet=fleet if open_ else replace(fleet, fewest=3), longer_steps=effect)
+        found = headline(answer, bill(answer, FixedLoad, PRICES, 25.0), 25.0, "EUR")
+        assert found.startswith(f"Buy 6 x a100-80gb for 25 requests/s{text}: ")
 
 
 class TestUnknownRates:
