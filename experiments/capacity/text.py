@@ -272,7 +272,8 @@ def _headroom(answer: Answer) -> str:
 
 
 def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> list[str]:
-    """The other candidate with the largest gain in the highest rate for the money, if it is worth a sentence."""
+    """The other candidate with the largest gain in the highest rate for the money, if it is worth a sentence; one with more number
+    formats that change answers only if there is no other."""
     (best, cheapest), *others = ranks
     if wanted is None or best.fleet_rate == inf or best.known_rates is not None:
         return []
@@ -290,8 +291,10 @@ def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> li
     ]
     if not gains:
         return []
-    rate, price, answer = max(gains, key=lambda each: each[0] / each[1])
-    lossy = answer.candidate.num_lossy > best.candidate.num_lossy
+    gains.sort(key=lambda each: each[0] / each[1], reverse=True)
+    lossless = [each for each in gains if each[2].candidate.num_lossy <= best.candidate.num_lossy]
+    lossy = not lossless
+    rate, price, answer = (lossless or gains)[0]
     return [
         f"For {_more_money(price)}, {answer.candidate.name} takes {rate:.1f} times as many requests:"
         f" {answer.fleet_rate:.3g} requests/s (headroom {headroom_text(answer)} in place of {headroom_text(best)})"
