@@ -39,7 +39,7 @@ class Answer:
         detail: Results at the wanted or the recommended rate; None if no fleet or no rate meets the goal.
         verified: Results of other seeds.
         longer_steps: The effect of steps that take a tenth longer on the fleet of the recommendation; None for other candidates.
-        influences: The inputs that the bill depends on most, largest first.
+        influences: The inputs that the bill of the recommendation depends on most, largest first.
         equal: Names of the other candidates with the same settings and the same fleet for the wanted rate.
     """
 

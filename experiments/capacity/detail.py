@@ -3,10 +3,11 @@
 At 1.15 times the highest rate of a seed, the run misses its goal. Two results of that run show the limit. The first is
 the objective that most requests miss. The second is the cause for which requests wait, by time: ``max_num_seqs``
 sequences already run, the KV cache lacks the blocks of another prompt, or neither, which leaves the step time.
-Preemptions also indicate memory. Overload fills any KV cache in the end, also where steps are the cause. So memory
-counts as the limit only if the same run with twice the blocks has at most half the misses. In a fleet divided into
-prefill and decode, the missed objective shows which of them limits it: TTFT is of the prefill replicas, TPOT and the
-end-to-end latency are of the decode replicas.
+Preemptions also indicate memory. Neither shows whether more memory helps: overload fills any KV cache in the end, also
+where steps are the cause, and a policy that reserves memory for outputs makes requests wait while blocks are free. So
+memory counts as the limit if the same run with twice the blocks has at most half the misses, and only then. In a fleet
+divided into prefill and decode, the missed objective shows which of them limits it: TTFT is of the prefill replicas,
+TPOT and the end-to-end latency are of the decode replicas.
 """
 
 from __future__ import annotations
@@ -105,19 +106,19 @@ def _point(rate: float, metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def limit_of(settings: Settings, work: Workload, goal: Goal) -> dict[str, Any]:
-    """As ``limit``, of a replica with too high a load. Memory is confirmed by a run with twice the blocks."""
+    """As ``limit``, of a replica with too high a load. A run with twice the blocks shows whether memory is the cause."""
     cost = compiled_cost(settings)
     beyond = simulate(settings, work, cost)
     found = limit(beyond, goal)
-    if found["cause"] != "memory":
+    if found["cause"] != "memory" and found["objective"] is None:
         return found
     roomy = replace(settings, num_gpu_blocks_override=_ROOMY * beyond.replica.num_blocks)
     relieved = simulate(roomy, work, cost)
     missed, still = (1 - check_run(run, goal).attained for run in (beyond, relieved))
     if still <= _CURED * missed:
-        return found
+        return found | {"cause": "memory"}
     # With room for more sequences their number may be what they wait for.
-    is_number = limit(relieved, goal)["cause"] == "max_num_seqs"
+    is_number = "max_num_seqs" in (found["cause"], limit(relieved, goal)["cause"])
     return found | {"cause": "max_num_seqs" if is_number else "steps"}
 
 

@@ -188,7 +188,8 @@ def _sensitivity(answer: Answer) -> list[go.Figure]:
     if not answer.influences:
         return []
     rows = [
-        {"input": each.label, "lower_pct": each.lower.percent, "higher_pct": each.higher.percent}
+        {"input": each.label, "higher_pct": each.higher.percent}
+        | ({} if each.lower is None else {"lower_pct": each.lower.percent})
         for each in answer.influences
     ]
     return [figures.tornado(rows, billed(answer), CHANGE)]

@@ -10,7 +10,7 @@
     2. follow    every candidate that meets the goal, with every other seed and one replica
     4. detail    results of each candidate at the wanted or the recommended rate, and its limit
     5. verify    on request, other seeds: the fleet, and one replica fewer; or the recommended rate, and 1.15 times it
-    6. sensitivity   of the recommendation to steps that take a tenth longer; on request, to all inputs (``sensitivity``)
+    6. sensitivity   of the recommendation to price, rate and longer steps; on request, to all inputs (``sensitivity``)
 
 The jobs of a step are independent and run on all cores or on a cluster. Finished jobs are stored, so an interrupted
 plan continues from there. The plan recommends the cheapest candidate for the wanted rate, then fewer GPUs, then the
@@ -62,7 +62,7 @@ from .fleet import (
 )
 from .load import Load
 from .max_rate import Ahead, MaxRate, SeedRate, follow, go_ahead
-from .sensitivity import LONGER_STEPS, STEP_TIME, changed_rate, changes, effect_of, influences, relative_bill
+from .sensitivity import LONGER_STEPS, STEP_TIME, changed_rate, changes, influences
 from .split import AUTO, best_share, divided, fewest_replicas
 
 
@@ -365,25 +365,19 @@ class Planner:
         sizes = [size for size in (answer.replicas, smaller) if size >= fewest]
         return tuple(self._share(answer, size, 1.0, not_none(self._wanted), seeds) for size in sizes)
 
-    def with_longer_steps(self, answer: Answer) -> Answer:
-        """The answer with the replicas that it needs if steps take a tenth longer; the same answer without a fleet, if every rate
-        meets the goal, or if the highest rate is unknown."""
-        job = self._sensitivity_job(answer)
-        if job is None or answer.fleet is None or answer.known_rates is not None:
-            return answer
-        rate = _rate_of(self._run("sensitivity", {LONGER_STEPS: job.with_more(LONGER_STEPS)})[LONGER_STEPS])
-        relative, margin = relative_bill(answer.fleet.rates[0], rate), answer.fleet.sure_rate / not_none(self._wanted)
-        effect = effect_of(LONGER_STEPS.factor, relative, margin, answer.replicas, answer.candidate.engines)
-        return replace(answer, longer_steps=effect)
-
-    def influenced(self, answer: Answer) -> Answer:
+    def influenced(self, answer: Answer, all_inputs: bool) -> Answer:
         """The answer with the inputs that its bill depends on most; the same answer if every rate meets the goal, with one
-        seed or all."""
+        seed or all.
+
+        Args:
+            all_inputs: Whether to simulate shorter steps and other objectives, too. Otherwise an answer without a fleet, or with an
+                unknown highest rate, stays as it is.
+        """
         job, fleet = self._sensitivity_job(answer), answer.fleet
-        if job is None:
+        if job is None or not (all_inputs or (fleet is not None and answer.known_rates is None)):
             return answer
-        jobs = {change: job.with_more(change) for change in changes(self._goal)}
-        rates = {change: _rate_of(outcome) for change, outcome in self._run("sensitivity", jobs).items()}
+        simulated = changes(self._goal) if all_inputs else [LONGER_STEPS]
+        rates = self._rates({change: job.with_more(change) for change in simulated}, "sensitivity")
         if fleet is None:
             unchanged, margin, replicas = _rate_of(self._run("headroom", {0: job})[0]), 1.0, None
         else:

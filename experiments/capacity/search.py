@@ -75,8 +75,8 @@ class Aims:
             wanted rate at the recommended rate and at 1.15 times it.
         prices: JSON or TOML file with per_gpu_hour, a price for each GPU. By default examples, with sources.
         explain: Print why each of the other candidates is not recommended.
-        sensitivity: Find the inputs that the recommendation's bill depends on most, by simulations with step times and
-            objectives that are 10 % lower and higher.
+        sensitivity: Find the effect of shorter steps and of each objective on the recommendation's bill, too, by simulations with
+            values that are 10 % lower and higher. That of the price, the wanted rate and longer steps is always found.
         cost: Step time of all candidates, as for simulate. By default the GPU's profile where it covers the
             candidate, else the roofline.
         startup_seconds: With --rate-curve: seconds from the order of a replica until it takes requests. By default 120, an
@@ -158,8 +158,8 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     if aims.verify_seeds:
         answers = planner.verified(answers, aims.verify_seeds)
     if ranks := ranked(answers, load, priced, wanted):
-        best, look = ranks[0][0], planner.influenced if aims.sensitivity else planner.with_longer_steps
-        answers = [look(each) if each is best else each for each in answers]
+        best = ranks[0][0]
+        answers = [planner.influenced(each, aims.sensitivity) if each is best else each for each in answers]
     plan_of_day = None
     if day is not None and (ranks := ranked(answers, load, priced, wanted)):
         best, bill = ranks[0]

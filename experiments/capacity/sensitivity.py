@@ -5,7 +5,7 @@
     bill      price x replicas x wanted rate / (T f): as if replicas were divisible
     replicas  the smallest whole number that serves the wanted rate, if the rate is proportional to it
 
-Objectives and step times are changed in simulations of the fleet. A plan without a wanted rate has the price of a token
+Objectives and step times are changed in simulations of the fleet; price and wanted rate need none. A plan without a wanted rate has the price of a token
 in place of the bill, and no replicas.
 """
 
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from ...sim.cluster import Cluster
 from ...sim.engine.settings import Settings
+from ...sim.types.optional import not_none
 from ..runs.slo_check import Goal, compiled_cost
 from .fleet import highest_rate
 from .load import Load
@@ -57,10 +58,10 @@ class Effect:
 
 @dataclass(frozen=True)
 class Influence:
-    """The effects of an input that is a tenth lower, and a tenth higher."""
+    """The effects of an input that is a tenth lower, and a tenth higher; ``lower`` is None if it was not simulated."""
 
     name: str
-    lower: Effect
+    lower: Effect | None
     higher: Effect
 
     @property
@@ -70,10 +71,12 @@ class Influence:
 
     @property
     def range(self) -> float:
-        """Difference of the two bills; infinite if with one of them no rate meets the goal."""
-        if self.lower.bill is None or self.higher.bill is None:
+        """Difference of the two bills, or twice that of a single one; infinite if with one of them no rate meets the goal."""
+        if self.higher.bill is None or (self.lower is not None and self.lower.bill is None):
             return inf
-        return abs(self.higher.bill - self.lower.bill)
+        if self.lower is None:
+            return 2 * abs(self.higher.bill - 1)
+        return abs(self.higher.bill - not_none(self.lower.bill))
 
 
 #: Steps that take a tenth longer.
@@ -138,7 +141,7 @@ def influences(
     """The influences, largest first.
 
     Args:
-        found: The highest rate with each change.
+        found: The highest rate with each change; of an input at least with the higher value.
         unchanged: The same with none.
         margin: T over the wanted rate.
         replicas: Replicas of the fleet; None without a wanted rate.
@@ -151,7 +154,10 @@ def influences(
     if replicas is not None:
         listed.append(Influence(WANTED, effect(low, low), effect(high, high)))
     for name in dict.fromkeys(change.name for change in found):
-        of_name = [found[Change(name, factor)] for factor in (low, high)]
-        relative = [relative_bill(unchanged, rate) for rate in of_name]
-        listed.append(Influence(name, effect(low, relative[0]), effect(high, relative[1])))
+        effects = [
+            effect(factor, relative_bill(unchanged, found[Change(name, factor)]))
+            for factor in (low, high)
+            if Change(name, factor) in found
+        ]
+        listed.append(Influence(name, effects[0] if len(effects) > 1 else None, effects[-1]))
     return tuple(sorted(listed, key=lambda each: -each.range))

@@ -23,7 +23,7 @@ from .day import DayPlan
 from .detail import BEYOND
 from .fleet import Fleet
 from .max_rate import CONFIDENCE, CONTENT
-from .sensitivity import CHANGE, Effect
+from .sensitivity import CHANGE, Effect, Influence
 
 CAUSES = {
     "max_num_seqs": "requests wait because max_num_seqs sequences run",
@@ -72,8 +72,8 @@ _IDLE_TEXT = " Most of it is idle at the wanted rate: consider a smaller GPU, or
 #: Times the rate for the money from which on another candidate is mentioned; or so many times the rate above the wanted one, for
 #: at most so much more money, where a request costs no more.
 _WORTH, _LITTLE_MORE = 1.5, 1.25
-#: After flags with a number format that is an axis.
-_CAVEAT = " (the number format may change what the model answers: compare its quality first)"
+#: For a candidate with a number format that is an axis.
+_CAVEAT = "the number format may change what the model answers: compare its quality first"
 EVERY_RATE = "every rate meets the objectives: all requests at once do"
 
 
@@ -155,13 +155,14 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
     if len(answer.rates.seed_rates if answer.fleet is None else answer.fleet.rates) > 1:
         parts.append(f"{CONTENT:.0%} of seeds meet the goal with {CONFIDENCE:.0%} confidence")
     parts.append(f"step times from {_basis_text(not_none(answer.candidate.settings))}")
-    return f"Buy {bill.gpus:,}{_perhaps_text(bill)} x {launch.gpu.name}{need}{_longer_steps_text(answer, bill)}: {'; '.join(parts)}."
+    return f"Buy {bill.gpus:,} x {launch.gpu.name}{need}{_other_sizes_text(answer, bill)}: {'; '.join(parts)}."
 
 
-def _perhaps_text(bill: Bill) -> str:
-    """The GPUs that may be enough, where the seeds leave that open."""
+def _other_sizes_text(answer: Answer, bill: Bill) -> str:
+    """The GPUs that may be enough, where the seeds leave that open, and those that longer steps need."""
     fewest = bill.fewest_replicas * bill.gpus // bill.replicas
-    return "" if fewest == bill.gpus else f" (perhaps {fewest:,})"
+    notes = [f"{fewest:,} may be enough"] * (fewest < bill.gpus) + _longer_steps_texts(answer, bill)
+    return f" ({'; '.join(notes)})" if notes else ""
 
 
 def _basis_text(chosen: Settings) -> str:
@@ -171,15 +172,15 @@ def _basis_text(chosen: Settings) -> str:
     return f"{found.basis} (no measured run has {' or '.join(lacking)})" if lacking else found.basis
 
 
-def _longer_steps_text(answer: Answer, bill: Bill) -> str:
+def _longer_steps_texts(answer: Answer, bill: Bill) -> list[str]:
     """The GPUs that are needed if steps take longer than predicted."""
     effect = answer.longer_steps
     if effect is None:
-        return ""
+        return []
     if effect.replicas is None:
-        return f" (no rate meets the goal if steps are {CHANGE:.0%} longer)"
+        return [f"no rate meets the goal if steps are {CHANGE:.0%} longer"]
     gpus = effect.replicas * bill.gpus // bill.replicas
-    return f" ({'still ' * (gpus == bill.gpus)}{gpus:,} if steps are {CHANGE:.0%} longer)"
+    return [f"{'still ' * (gpus == bill.gpus)}{gpus:,} if steps are {CHANGE:.0%} longer"]
 
 
 def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | None, currency: str) -> list[str]:
@@ -189,7 +190,7 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
     return [
         f"{_servers_text(answer, bill)} of {launch.model.name}; {tokens_text(answer, bill)} {currency} a million"
         f" tokens ({tokens_text(answer, bill, 'output')} if outputs alone are charged).",
-        f"Set: {flags_text(answer)}{_CAVEAT if answer.candidate.num_lossy else ''}",
+        f"Set: {flags_text(answer)}{f' ({_CAVEAT})' if answer.candidate.num_lossy else ''}",
         _sure(answer),
         f"At the rate {at['attained']:.1%} of the requests meet {goal.objectives} ({goal.attainment:.0%} are asked for), the"
         f" median TTFT is {at['median_ttft_ms']:,.0f} ms and the median TPOT {at['median_tpot_ms']:,.1f} ms.",
@@ -271,7 +272,8 @@ def _headroom(answer: Answer) -> str:
 
 
 def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> list[str]:
-    """The other candidate with the largest gain in the highest rate for the money, if it is worth a sentence."""
+    """The other candidate with the largest gain in the highest rate for the money, if it is worth a sentence; one with more number
+    formats that change answers only if there is no other."""
     (best, cheapest), *others = ranks
     if wanted is None or best.fleet_rate == inf or best.known_rates is not None:
         return []
@@ -289,22 +291,43 @@ def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> li
     ]
     if not gains:
         return []
-    rate, price, answer = max(gains, key=lambda each: each[0] / each[1])
+    gains.sort(key=lambda each: each[0] / each[1], reverse=True)
+    lossless = [each for each in gains if each[2].candidate.num_lossy <= best.candidate.num_lossy]
+    lossy = not lossless
+    rate, price, answer = (lossless or gains)[0]
     return [
-        f"For {price - 1:.0%} more money, {answer.candidate.name} takes {rate:.1f} times as many requests:"
-        f" {answer.fleet_rate:.3g} requests/s (headroom {headroom_text(answer)} in place of {headroom_text(best)})."
+        f"For {_more_money(price)}, {answer.candidate.name} takes {rate:.1f} times as many requests:"
+        f" {answer.fleet_rate:.3g} requests/s (headroom {headroom_text(answer)} in place of {headroom_text(best)})"
+        f"{f'; {_CAVEAT}' if lossy else ''}."
     ]
 
 
+def _more_money(price: float) -> str:
+    """A bill relative to that of the recommendation, which is the lowest, as text."""
+    share = f"{price - 1:.0%}" if price >= 1.01 else f"{price - 1:.1%}"
+    return "the same money" if share == "0.0%" else f"{share} more money"
+
+
 def _sensitivity_text(answer: Answer) -> list[str]:
-    """The inputs by their effect on the bill, largest first, if that was asked for."""
+    """The inputs by their effect on the bill, largest first."""
     if not answer.influences:
         return []
-    effects = "; ".join(
-        f"{each.label} {_effect_text(each.lower, answer)} to {_effect_text(each.higher, answer)}"
-        for each in answer.influences
-    )
-    return [f"Change of the {billed(answer)}, for inputs that are {CHANGE:.0%} lower and higher: {effects}."]
+    effects = "; ".join(_influence_text(each, answer) for each in answer.influences)
+    more = "" if all(each.lower for each in answer.influences) else f" {NOT_SIMULATED}"
+    return [
+        f"What matters most, by the change of the {billed(answer)}, for inputs that are {CHANGE:.0%} lower and higher: {effects}.{more}"
+    ]
+
+
+#: After influences without these.
+NOT_SIMULATED = "Shorter steps and other objectives are simulated with --sensitivity."
+
+
+def _influence_text(influence: Influence, answer: Answer) -> str:
+    higher = _effect_text(influence.higher, answer)
+    if influence.lower is None:
+        return f"{influence.label} {higher} if higher"
+    return f"{influence.label} {_effect_text(influence.lower, answer)} to {higher}"
 
 
 def billed(answer: Answer) -> str:
@@ -443,11 +466,11 @@ def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: flo
         )
     if wanted is not None and bill.gpus > cheapest.gpus:
         return f"as cheap, but {_gpus(bill)}{_split_text(answer)} against {cheapest.gpus}; {rates}"
-    if cheapest.full_per_million is None:
-        return f"as cheap, with as many GPUs{_split_text(answer)}; {rates}"
     lossy = answer.candidate.num_lossy - winner.candidate.num_lossy
     if wanted is not None and lossy > 0:
         return f"as cheap, but its number format may change what the model answers; {rates}"
+    if cheapest.full_per_million is None:
+        return f"as cheap, with as many GPUs{_split_text(answer)}; {rates}"
     tokens = f"{bill.full_per_million:.3g} {currency} a million tokens at the full rate"
     return f"{tokens} against {cheapest.full_per_million:.3g}; {rates}"
 

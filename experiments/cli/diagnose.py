@@ -15,7 +15,7 @@ from ...sim.output.files import require_apart
 from ...sim.types.errors import SettingError
 from ..diagnose.diagnosis import Diagnoser
 from ..diagnose.load import Sources, served_load
-from ..diagnose.measured import calibrated, pool_of, pool_origin, seen_by_server
+from ..diagnose.measured import calibrated, pool_of, pool_origin, seen_by_server, with_block_size
 from ..diagnose.server import server_of
 from ..diagnose.text import as_data, print_diagnosis
 from ..runs.inputs import named_files
@@ -111,11 +111,14 @@ def diagnose(
     read = named_files(serve=serve, model=model, startup_log=startup_log, bench=bench, probe=probe, trace=trace)
     require_apart({"json": json}, read | named_files(metrics=metrics, cost=cost))
     sources = Sources(bench, probe, trace, request_rate, max_concurrency, draws.num_prompts)
-    seen = seen_by_server(metrics, probe)
+    seen = seen_by_server(metrics, probe, sources.file is not None)
     line = parse_serve(pasted(serve))
     line = line if vllm is None else replace(line, version=version(vllm))
     log = None if startup_log is None else read_log(pasted(startup_log))
     server = server_of(line, gpu, model, log, cost)
+    if metrics is not None:
+        line = with_block_size(line, seen, server.launch.rank_block_tokens)
+        server = server_of(line, gpu, model, log, cost)
     # A given number of blocks says nothing of the memory that the server has.
     if log is None and "num-gpu-blocks-override" not in line.flags:
         server = server_of(line, gpu, model, pool_of(seen, server.launch.rank_block_tokens), cost)

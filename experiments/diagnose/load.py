@@ -1,7 +1,7 @@
 """The load of a diagnosis, from what is known of it, and its draws.
 
     benchmark, probe, trace   its requests; draws are blocks of consecutive requests with their gaps, as of a plan
-    metrics                   the rate of finished requests; lengths drawn from the server's histograms
+    metrics                   the rate at which requests arrive; lengths drawn from the server's histograms
     nothing                   ShareGPT lengths, at a share of the rate that the replica serves when requests always wait;
                               as many requests as that takes are sent at once, whatever the size of a draw
 
@@ -178,7 +178,7 @@ def _of_file(kind: str, path: Path, sources: Sources) -> ServedLoad:
 
 
 def _of_metrics(metrics: ServerMetrics, sources: Sources, served: Settings) -> ServedLoad:
-    """Lengths and rate of the finished requests. A server behind its load is served a closed loop of as many requests as were
+    """Lengths of the finished requests, and the rate of those that arrive. A server behind its load is served a closed loop of as many requests as were
     in it: the rate at which it finishes them is its own, not that of its clients."""
     longest, rng = not_none(served.max_model_len), stream(0, "diagnosed lengths")
     if metrics.prompts is None or metrics.outputs is None:
@@ -192,6 +192,8 @@ def _of_metrics(metrics: ServerMetrics, sources: Sources, served: Settings) -> S
     if rate is None and users is None:
         if waiting > _BEHIND * running:
             users = max(1, round(running + waiting))
+        elif metrics.arrival_rate:
+            rate = metrics.arrival_rate
         elif metrics.elapsed_s and metrics.finished:
             rate = metrics.finished / metrics.elapsed_s
         elif metrics.e2el_s and running:
@@ -200,6 +202,8 @@ def _of_metrics(metrics: ServerMetrics, sources: Sources, served: Settings) -> S
         else:
             raise MissingSetting("request_rate", "is missing, and the metrics have no times and no latencies; give it")
     how = f"{users:,} requests in flight" if users else f"{rate:.3g} requests/s"
+    if metrics.engine is not None:
+        how += f", of engine {metrics.engine}, the busiest of {metrics.num_engines}"
     return ServedLoad(trace, rate, users, sources.num_prompts, f"lengths by the server's histograms, {how}")
 
 

@@ -12,7 +12,7 @@ from ...sim.recording.probe import read_probe
 from ...traces import measured, read
 from ..measured.knobs import fitted_scale
 from ..measured.replay import Benchmark, replay
-from ..measured.server_metrics import ServerMetrics, read_metrics
+from ..measured.server_metrics import ServerMetrics, read_served_load
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
 from .server import Server
@@ -30,14 +30,17 @@ class ClientLatencies:
     mean_e2el_ms: float
 
 
-def seen_by_server(metrics: Path | None, probe: Path | None) -> ServerMetrics | None:
-    """The server's own metrics; from its probe if there are none.
+def seen_by_server(metrics: Path | None, probe: Path | None, has_requests: bool) -> ServerMetrics | None:
+    """The server's own metrics, of its busiest engine; from its probe if there are none.
+
+    Args:
+        has_requests: Whether the requests of the load are those of a file, which went to all engines.
 
     Raises:
         UserError: A file cannot be read.
     """
     if metrics is not None:
-        return read_metrics(metrics)
+        return read_served_load(metrics, one_engine=has_requests)
     return None if probe is None else _of_probe(probe)
 
 
@@ -47,7 +50,9 @@ def _of_probe(path: Path) -> ServerMetrics:
     levels, durations = run.buckets(), np.diff([*(step.begin_ns for step in run.steps), run.steps[-1].end_ns])
     whole = np.sum(list(levels.values()), axis=0)
     used = 1 - (levels["free"] + levels["cached"]) / np.maximum(whole, 1)
-    busy = np.array([bool(step.tokens) for step in run.steps])
+    # As metrics are read: without the drain after the last arrival.
+    last_ns = max((each.arrival_ns for each in run.requests), default=0)
+    busy = np.array([bool(step.tokens) and step.begin_ns <= last_ns for step in run.steps])
     looked_up = sum(each.prompt_tokens for each in done)
     return ServerMetrics(
         num_scrapes=len(run.steps),
@@ -58,6 +63,14 @@ def _of_probe(path: Path) -> ServerMetrics:
         hit_rate=sum(each.hit_tokens[0] for each in done if each.hit_tokens) / looked_up if looked_up else None,
         first_tokens=float(len(done)),
     )
+
+
+def with_block_size(line: ServeLine, metrics: ServerMetrics | None, block_size: int) -> ServeLine:
+    """The line with the block size of the server's metrics, where it has none and its blocks would have ``block_size`` tokens."""
+    known = None if metrics is None else metrics.block_size
+    if "block-size" in line.flags or known in (None, block_size):
+        return line
+    return replace(line, flags=dict(line.flags) | {"block-size": str(known)})
 
 
 def pool_of(metrics: ServerMetrics | None, block_size: int) -> StartupLog | None:

@@ -19,7 +19,7 @@ from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.metrics.work import work as work_of
 from ...sim.types.ticks import PER_SECOND
 from ..capacity.detail import waiting_shares
-from ..runs.pool_use import pool_use
+from ..runs.pool_use import pool_use, use_while_arriving
 from ..runs.slo_check import Goal, check_times, compiled_cost
 
 #: Settings that no step time depends on, with any values.
@@ -45,6 +45,8 @@ class Observation:
         prompts, outputs, cached: Shares of the KV cache, over time: prompts and outputs of running requests, about, and cached
             prefixes that no request uses.
         running, waiting: Mean requests.
+        arriving_usage, arriving_running, arriving_waiting: The same three from the first arrival to the last, as a server's
+            metrics are read.
         hit_rate: Share of the tokens looked up that the prefix cache has; 0 without a cache.
         wait_seqs, wait_memory, wait_steps: Shares of the time in which requests wait for ``max_num_seqs``, for the KV cache,
             and for the step to end.
@@ -68,6 +70,9 @@ class Observation:
     cached: float
     running: float
     waiting: float
+    arriving_usage: float
+    arriving_running: float
+    arriving_waiting: float
     hit_rate: float
     wait_seqs: float
     wait_memory: float
@@ -101,6 +106,7 @@ def observation(run: Run, goal: Goal | None) -> Observation:
     p90_ttft, p99_itl, mean_e2el = float(np.percentile(ttft, 90)), gaps.percentile_ms(99), float(e2el.mean())
     tokens = work_of(run.log).tokens
     count = max(len(times.index), 1)
+    arriving = use_while_arriving(run)
     live, of_prompts = run.window.share_of_time("live"), _prompt_share(run.workload, times)
     cost = fmean(log(max(each, _LEAST_MS)) for each in (p90_ttft, p99_itl, mean_e2el))
     if goal is not None:
@@ -121,6 +127,9 @@ def observation(run: Run, goal: Goal | None) -> Observation:
         cached=run.window.share_of_time("cached"),
         running=pool.mean_running,
         waiting=pool.mean_waiting,
+        arriving_usage=arriving.mean_usage,
+        arriving_running=arriving.mean_running,
+        arriving_waiting=arriving.mean_waiting,
         hit_rate=pool.hit_rate or 0.0,
         wait_seqs=waits["max_num_seqs"],
         wait_memory=waits["memory"],

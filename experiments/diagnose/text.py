@@ -22,6 +22,9 @@ from .server import POOL_ORIGINS
 
 #: Changes in the table, at most.
 _MOST_ROWS = 6
+#: Difference of a simulated mean from a measured one that is remarked, relative to the measured one; and the least in requests
+#: and as a share of the KV cache, because means of single requests and points vary by as much.
+_DIFFERS, _ONE_REQUEST, _ONE_POINT = 0.15, 1.0, 0.01
 
 
 def print_diagnosis(found: Diagnosis, goal: Goal | None, clients: ClientLatencies | None, report: Report) -> None:
@@ -164,13 +167,13 @@ def _measured_rows(
         if metrics.kv_usage is not None:
             mean, most = metrics.kv_usage
             yield (
-                "KV cache in use, mean (max)",
+                "while requests arrive: KV cache in use, mean (max)",
                 f"{mean:.0%} ({most:.0%})",
-                f"{seen.mean_usage:.0%} ({seen.max_usage:.0%})",
+                f"{seen.arriving_usage:.0%} ({seen.max_usage:.0%})",
             )
         for name in ("running", "waiting"):
             if (value := getattr(metrics, name)) is not None:
-                yield f"{name}, mean", f"{value:.1f}", f"{getattr(seen, name):.1f}"
+                yield f"while requests arrive: {name}, mean", f"{value:.1f}", f"{getattr(seen, f'arriving_{name}'):.1f}"
         if metrics.hit_rate is not None:
             yield "prefix cache hits", f"{metrics.hit_rate:.0%}", f"{seen.hit_rate:.0%}"
     for name, label in (
@@ -192,9 +195,38 @@ def _warnings(found: Diagnosis) -> Iterator[str]:
             else "does not preempt, and the simulation does"
         )
         yield f"The server {what}: the load or a flag differs; trust the changes less."
+    if metrics_differ := _difference(case.seen, case.metrics):
+        yield metrics_differ
     flags = case.server.line.not_simulated
     if flags:
         yield f"Not simulated: {', '.join(flags)}."
+
+
+def _difference(seen: Observation, metrics: ServerMetrics | None) -> str | None:
+    """What the requests or the KV cache of the simulation have more or less than measured, and what that may mean; None if
+    neither differs by more than ``_DIFFERS``."""
+    if metrics is None:
+        return None
+    measured, simulated = metrics.running, seen.arriving_running
+    if measured is not None and _differs(measured, simulated, _ONE_REQUEST):
+        more = simulated > measured
+        return (
+            f"While requests arrive {measured:.1f} run in the server, and {simulated:.1f} ({simulated / measured - 1:+.0%}) in the"
+            f" simulation. At the same rate a request takes {'less' if more else 'more'} time in the server: steps are"
+            f" {'shorter' if more else 'longer'} than predicted (--bench scales them), arrivals come {'more evenly' if more else 'in bursts'},"
+            " or a flag differs. Trust the changes less."
+        )
+    if metrics.kv_usage is not None and _differs(metrics.kv_usage[0], seen.arriving_usage, _ONE_POINT):
+        return (
+            f"While requests arrive {metrics.kv_usage[0]:.0%} of the KV cache is in use in the server, and"
+            f" {seen.arriving_usage:.0%} in the simulation, with as many requests: their lengths, the prefixes that they share or"
+            " the size of the KV cache differ. Trust the changes less."
+        )
+    return None
+
+
+def _differs(measured: float, simulated: float, least: float) -> bool:
+    return measured > 0 and abs(simulated - measured) > max(_DIFFERS * measured, least)
 
 
 def _basis(found: Diagnosis) -> Iterator[str]:

@@ -11,14 +11,18 @@ a scrape is all samples of one time, in seconds. Such text ends with ``# EOF``. 
 Gauges are averaged over the scrapes in which a request runs or waits. Counters and histograms count from the first
 scrape to the last, or from the server's start if there is only one scrape.
 
+``read_served_load`` averages gauges over the scrapes while requests arrive. The requests that have arrived by a scrape are those that
+have finished, run or wait. They arrive from the last scrape with as many as the first one to the first with as many as the last one,
+so that neither the time before a benchmark nor the drain after its last request counts.
+
 Names: vllm-project/vllm, vllm/v1/metrics/loggers.py; the second of two names is from older releases.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from math import isfinite
 from os import PathLike
@@ -53,12 +57,32 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 Scrape = dict[Series, float]
 
 
+class _Clock(NamedTuple):
+    """A line with the time, in seconds since 1970."""
+
+    line: int
+    at_s: float
+
+
 class _Sample(NamedTuple):
-    """A line of the text; ``at_s`` is its timestamp, in seconds in OpenMetrics, or None."""
+    """A line of the text.
+
+    Attributes:
+        at_s: Its timestamp, in seconds in OpenMetrics; None without one.
+        clock: The last line with the time before it.
+    """
 
     series: Series
     value: float
     at_s: float | None
+    clock: _Clock | None
+
+
+class _Scrape(NamedTuple):
+    """The samples of one time, in seconds; None if the file does not have it."""
+
+    at_s: float | None
+    samples: Scrape
 
 
 @dataclass(frozen=True)
@@ -92,6 +116,8 @@ class ServerMetrics:
         elapsed_s: Seconds between the times of the first and the last scrape, if the file has them.
         finished: Requests that finished.
         prompts, outputs: Lengths of the finished requests.
+        arrival_rate: Requests/s that arrive while any do; only ``read_served_load`` has it, if the file has times.
+        engine, num_engines: Label of the engine that all is of, and the number of engines in the file, if there are several.
     """
 
     num_scrapes: int
@@ -110,6 +136,9 @@ class ServerMetrics:
     finished: float | None = None
     prompts: Lengths | None = None
     outputs: Lengths | None = None
+    arrival_rate: float | None = None
+    engine: str | None = None
+    num_engines: int = 1
 
 
 def read_metrics(path: str | PathLike[str]) -> ServerMetrics:
@@ -119,15 +148,87 @@ def read_metrics(path: str | PathLike[str]) -> ServerMetrics:
         UserError: The file cannot be read, has no vLLM metrics, has metrics of several engines, or has a line that is
             no metric.
     """
+    scrapes, elapsed_s = _read(path)
+    engines = _engines(scrapes[-1].samples)
+    if len(engines) > 1:
+        remedy = "one is simulated; benchmark and scrape a server with --data-parallel-size 1"
+        raise UserError(f"{path}: has metrics of {len(engines)} engines; {remedy}")
+    return _Reader(path, scrapes).metrics(elapsed_s)
+
+
+def read_served_load(path: str | PathLike[str], one_engine: bool = False) -> ServerMetrics:
+    """The metrics of the busiest engine in a file, with gauges and the rate of arrivals while requests arrive.
+
+    The busiest engine has the most requests in flight, summed over the scrapes.
+
+    Args:
+        one_engine: Refuse metrics of several engines.
+
+    Raises:
+        UserError: As ``read_metrics``, but several engines are refused only if that is asked for.
+    """
+    scrapes, elapsed_s = _read(path)
+    engines = _engines(scrapes[-1].samples)
+    if one_engine and len(engines) > 1:
+        remedy = (
+            "the requests of a file went to all of them; give the metrics alone, of which the busiest engine is taken"
+        )
+        raise UserError(f"{path}: has metrics of {len(engines)} engines; {remedy}")
+    if len(engines) < 2:
+        return _Reader(path, scrapes, *_arriving(scrapes)).metrics(elapsed_s)
+    of_engines = {engine: [_of_engine(scrape, engine) for scrape in scrapes] for engine in engines}
+    # Of equally busy ones the first.
+    engine = max(engines, key=lambda each: sum(_in_flight(scrape.samples) for scrape in of_engines[each]))
+    scrapes = of_engines[engine]
+    found = _Reader(path, scrapes, *_arriving(scrapes)).metrics(elapsed_s)
+    return replace(found, engine=engine, num_engines=len(engines))
+
+
+def _read(path: str | PathLike[str]) -> tuple[list[_Scrape], float | None]:
+    """The scrapes of a file, and the seconds from the first to the last if it has times."""
     text = _text(path)
     samples = list(_samples(path, text))
     if not samples:
         raise UserError(f"{path}: has no metrics of vLLM; give the server's response from /metrics")
     if _END in text and any(sample.at_s is not None for sample in samples):
         by_time = _by_time(path, samples)
-        return _Reader(path, list(by_time.values())).metrics(max(by_time) - min(by_time))
+        return [_Scrape(at_s, scrape) for at_s, scrape in by_time.items()], max(by_time) - min(by_time)
     at_s = [time_s for line in text.splitlines() if (time_s := _time_s(line.strip())) is not None]
-    return _Reader(path, list(_scrapes(samples))).metrics(at_s[-1] - at_s[0] if len(at_s) > 1 else None)
+    return list(_scrapes(samples)), at_s[-1] - at_s[0] if len(at_s) > 1 else None
+
+
+def _engines(scrape: Scrape) -> list[str]:
+    """The labels of the engines, in order."""
+    found = (dict(labels).get("engine") for name, labels in scrape if name in (*RUNNING, CONFIG))
+    return sorted({each for each in found if each is not None}, key=lambda each: (len(each), each))
+
+
+def _of_engine(scrape: _Scrape, engine: str) -> _Scrape:
+    """The samples of an engine, and those without an engine."""
+    own = {series: value for series, value in scrape.samples.items() if dict(series[1]).get("engine", engine) == engine}
+    return scrape._replace(samples=own)
+
+
+def _in_flight(scrape: Scrape) -> float:
+    """Requests that run or wait."""
+    return (_sum(scrape, RUNNING) or 0.0) + (_sum(scrape, WAITING) or 0.0)
+
+
+def _arriving(scrapes: Sequence[_Scrape]) -> tuple[slice, float | None]:
+    """The scrapes while requests arrive, and the requests/s that do; all of them if the file does not show arrivals."""
+    counts = tuple(f"{name}_count" for name in E2EL)
+    arrived = [(_sum(scrape.samples, counts) or 0.0) + _in_flight(scrape.samples) for scrape in scrapes]
+    if _sum(scrapes[-1].samples, counts) is None or arrived[-1] <= arrived[0]:
+        return slice(None), None
+    last = next(place for place, count in enumerate(arrived) if count >= arrived[-1])
+    first = max(place for place, count in enumerate(arrived[:last]) if count <= arrived[0])
+    timed = [place for place in range(first, last + 1) if scrapes[place].at_s is not None]
+    if not timed:
+        return slice(first, last + 1), None
+    begin, end = timed[0], timed[-1]
+    passed_s = not_none(scrapes[end].at_s) - not_none(scrapes[begin].at_s)
+    rate = (arrived[end] - arrived[begin]) / passed_s if passed_s > 0 and isfinite(passed_s) else None
+    return slice(first, last + 1), rate or None
 
 
 def kv_usage_over_time(path: str | PathLike[str]) -> list[tuple[float, float]]:
@@ -158,9 +259,13 @@ def _text(path: str | PathLike[str]) -> str:
 
 def _samples(path: str | PathLike[str], text: str) -> Iterator[_Sample]:
     """The vLLM samples, in order."""
+    clock = None
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
-        if not line or line.startswith("#") or _time_s(line) is not None:
+        if (time_s := _time_s(line)) is not None:
+            clock = _Clock(number, time_s)
+            continue
+        if not line or line.startswith("#"):
             continue
         found = _SAMPLE.fullmatch(line)
         value = None if found is None else _number(found[3])
@@ -168,25 +273,28 @@ def _samples(path: str | PathLike[str], text: str) -> Iterator[_Sample]:
             remedy = "is not a metric; give the server's response from /metrics"
             raise UserError(f"{path}, line {number}: {line[:60]!r}: {remedy}")
         if found[1].startswith(_SERVER):
-            yield _Sample((found[1], tuple(_LABEL.findall(found[2] or ""))), value, _number(found[4] or ""))
+            yield _Sample((found[1], tuple(_LABEL.findall(found[2] or ""))), value, _number(found[4] or ""), clock)
 
 
-def _scrapes(samples: Iterable[_Sample]) -> Iterator[Scrape]:
-    """Scrapes in sequence: each ends where a series occurs again."""
+def _scrapes(samples: Iterable[_Sample]) -> Iterator[_Scrape]:
+    """Scrapes in sequence: each ends where a series occurs again. The time of one is that of a line since the one before."""
     scrape: Scrape = {}
-    for series, value, _ in samples:
+    clock, seen = None, None
+    for series, value, _, last in samples:
         if series in scrape:
-            yield scrape
+            yield _Scrape(clock, scrape)
             scrape = {}
+        if not scrape:
+            clock, seen = None if last is seen or last is None else last.at_s, last
         scrape[series] = value
     if scrape:
-        yield scrape
+        yield _Scrape(clock, scrape)
 
 
 def _by_time(path: str | PathLike[str], samples: Iterable[_Sample]) -> dict[float, Scrape]:
     """The scrape of each timestamp, in order of time."""
     found: dict[float, Scrape] = {}
-    for (name, labels), value, at_s in samples:
+    for (name, labels), value, at_s, _ in samples:
         if at_s is None:
             raise UserError(f"{path}: {name} has no timestamp, and others have; give all of them one, or none")
         scrape = found.setdefault(at_s, {})
@@ -216,13 +324,15 @@ def _number(text: str) -> float | None:
 class _Reader:
     """Reads metrics from scrapes, under current and older names."""
 
-    def __init__(self, path: str | PathLike[str], scrapes: list[Scrape]) -> None:
-        self._path, self._scrapes = path, scrapes
-        engines = {dict(labels).get("engine") for name, labels in scrapes[-1] if name in (*RUNNING, CONFIG)} - {None}
-        if len(engines) > 1:
-            remedy = "one is simulated; benchmark and scrape a server with --data-parallel-size 1"
-            raise UserError(f"{path}: has metrics of {len(engines)} engines; {remedy}")
-        self._busy = [scrape for scrape in scrapes if (_sum(scrape, RUNNING) or 0) + (_sum(scrape, WAITING) or 0) > 0]
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        scrapes: Sequence[_Scrape],
+        arriving: slice = slice(None),
+        arrival_rate: float | None = None,
+    ) -> None:
+        self._path, self._scrapes, self._arrival_rate = path, [scrape.samples for scrape in scrapes], arrival_rate
+        self._busy = [scrape for scrape in self._scrapes[arriving] if _in_flight(scrape) > 0]
 
     def metrics(self, elapsed_s: float | None) -> ServerMetrics:
         """The metrics over all scrapes, which are so many seconds apart from first to last."""
@@ -245,6 +355,7 @@ class _Reader:
             finished=self._counted(tuple(f"{name}_count" for name in E2EL)),
             prompts=self._lengths(PROMPTS),
             outputs=self._lengths(OUTPUTS),
+            arrival_rate=self._arrival_rate,
         )
 
     def _config(self) -> Mapping[str, str]:

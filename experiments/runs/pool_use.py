@@ -62,6 +62,31 @@ def _used_slots(run: Run) -> tuple[np.ndarray, np.ndarray]:
     return first, growth_moments(run.log)[0] * run.log.block_size
 
 
+class UseWhileArriving(NamedTuple):
+    """Means from the first arrival to the last, over the time in which requests run: share of the pool in use, and requests."""
+
+    mean_usage: float
+    mean_running: float
+    mean_waiting: float
+
+
+def use_while_arriving(run: Run) -> UseWhileArriving:
+    """The gauges of a run without its drain; those of the whole run where all requests arrive at once."""
+    rows, arrivals = run.log.rows, run.workload.arrival_ticks
+    first, last = (int(arrivals.min()), int(arrivals.max())) if len(arrivals) else (0, 0)
+    start = rows["start_ticks"]
+    ticks = np.maximum(np.minimum(start + rows["ticks"], last) - np.maximum(start, first), 0)
+    if not ticks.any():
+        whole = pool_use(run)
+        return UseWhileArriving(whole.mean_usage, whole.mean_running, whole.mean_waiting)
+    usage = usage_over_spans(run, (first, last))
+    return UseWhileArriving(
+        float(usage.used_ticks[0] / usage.busy_ticks[0]),
+        _mean(rows["batch_size"], ticks),
+        _mean(rows["waiting"], ticks),
+    )
+
+
 class UsageOverSpans(NamedTuple):
     """Use of a pool in successive spans of time, float64 [spans] each.
 

@@ -87,6 +87,8 @@ def cost_bars(rows: Sequence[Row], unit: str) -> go.Figure:
             "arrayminus": [row["cost"] - row["lowest"] for row in rows],
             "color": INK,
             "thickness": 2,
+            # Without caps an interval of no width draws nothing.
+            "width": 0,
         },
         hovertemplate=f"%{{y}}: %{{x:,.3g}} {unit}<extra></extra>",
     )
@@ -99,19 +101,23 @@ def tornado(rows: Sequence[Row], of: str, change: float) -> go.Figure:
     """The effect of each input on a bill: a bar to either side, the widest on top.
 
     Rows are ``{"input", "lower_pct", "higher_pct"}``: the change of the bill in percent with the input lowered and
-    raised, largest first; None if no rate meets the goal.
+    raised, largest first; None if no rate meets the goal. A row without ``lower_pct`` was not simulated with the lower value.
 
     Args:
         of: What changes: the bill, or the price of a token.
         change: Relative change of the inputs.
     """
+    keys = ("lower_pct", "higher_pct")
+    notes = [f"Change for inputs that are {change:.0%} lower or higher."]
+    notes += [f"{row['input'].capitalize()}: only higher." for row in rows if "lower_pct" not in row]
+    notes += ["No bar: no rate meets the goal."] * any(row.get(key, 0) is None for row in rows for key in keys)
     figure = blank(
         f"Sensitivity of the {of}",
-        f"Change for inputs that are {change:.0%} lower or higher. No bar: no rate meets the goal.",
+        " ".join(notes),
         150 + 30 * len(rows),
         {
             "columns": ["Input", f"{change:.0%} lower, %", f"{change:.0%} higher, %"],
-            "rows": [[row["input"], row["lower_pct"], row["higher_pct"]] for row in rows],
+            "rows": [[row["input"], *(row.get(key) for key in keys)] for row in rows],
         },
     )
     names = [row["input"] for row in rows]
@@ -119,7 +125,7 @@ def tornado(rows: Sequence[Row], of: str, change: float) -> go.Figure:
         figure.add_bar(
             orientation="h",
             name=f"{change:.0%} {name}",
-            x=[row[key] for row in rows],
+            x=[row.get(key) for row in rows],
             y=names,
             marker=fill(PARTS[part]),
             hovertemplate=f"%{{y}} {change:.0%} {name}: %{{x:+.1f}} %<extra></extra>",

@@ -5,6 +5,7 @@
                 with speculative decoding vllm:spec_decode_num_drafts_total, vllm:spec_decode_num_draft_tokens_total,
                 vllm:spec_decode_num_accepted_tokens_total, vllm:spec_decode_num_accepted_tokens_per_pos_total;
                 with a prefix cache vllm:prefix_cache_queries_total, vllm:prefix_cache_hits_total
+    info        with a pool of blocks vllm:cache_config_info, with those of vLLM's labels that a run has
     histograms  vllm:request_prompt_tokens, vllm:request_generation_tokens, vllm:time_to_first_token_seconds,
                 vllm:request_time_per_output_token_seconds, vllm:e2e_request_latency_seconds, vllm:request_queue_time_seconds
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from ..engine.run import Run
 from ..memory.accounting.growth import growth_moments
+from ..policy.options import context_parallel_of
 from ..types.ticks import PER_MS, PER_SECOND
 from .prefix_cache import first_look_ups
 from .requests import RequestTimes, preemptions, request_times
@@ -38,6 +40,7 @@ _TOKEN = (
 )  # fmt: skip
 #: Simulated seconds between two scrapes: by default, and the range.
 DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOST_INTERVAL_S = 5.0, 0.001, 86_400.0
+_CONFIG = "vllm:cache_config_info"
 #: Buckets of slots that a new request can use; all others are in use.
 _FREE = ("free", "cached", "stranded")
 
@@ -71,7 +74,7 @@ def openmetrics(runs: Sequence[Run], model_name: str, interval_s: float = DEFAUL
         name, kind, about, _ = of_family[0]
         yield f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
         for engine, family in enumerate(of_family):
-            labels = f'engine="{engine}",model_name="{_escaped(model_name)}"'
+            labels = f'engine="{engine}"' + f',model_name="{_escaped(model_name)}"' * (name != _CONFIG)
             yield from _points(family, labels, (scrapes / 1000).tolist())
     yield "# EOF\n"
 
@@ -106,6 +109,7 @@ def _families(run: Run, at: np.ndarray) -> list[_Family]:
         _gauge("vllm:num_requests_running", "Number of requests in model execution batches.", running),
         _gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", waiting),
         _gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage),
+        *_cache_config(run, at),
         _counter("vllm:prompt_tokens", "Number of prefill tokens processed.", {("_total", ""): computed}),
         _counter("vllm:generation_tokens", "Number of generation tokens processed.", {("_total", ""): _tokens(run, times, at)}),
         _Family(
@@ -129,6 +133,21 @@ def _families(run: Run, at: np.ndarray) -> list[_Family]:
         _histogram("vllm:request_queue_time_seconds", "Time in the waiting phase in seconds.", finish, queued, _LATENCY, at),
         *_drafts(run, at),
     ]  # fmt: skip
+
+
+def _cache_config(run: Run, at: np.ndarray) -> list[_Family]:
+    """The size of the pool and of its blocks, as labels; none without blocks."""
+    if not run.log.paged:
+        return []
+    replica, chosen = run.replica, run.settings
+    labels = {
+        "block_size": replica.block_size // context_parallel_of(chosen.policy_options),
+        "cache_dtype": chosen.kv_cache_dtype,
+        "enable_prefix_caching": replica.caches_prefixes,
+        "num_gpu_blocks": replica.num_blocks,
+    }
+    label = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    return [_Family(_CONFIG, "gauge", "Information of the LLMEngine CacheConfig", [{("", label): np.ones_like(at)}])]
 
 
 def _token_buckets(longest: int) -> list[float]:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from math import ceil, inf
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,16 @@ from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
 from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import Prices, prices
-from fragmeter.experiments.capacity.text import bill_text, details, headline, headroom_text, rate_text, tokens_text
+from fragmeter.experiments.capacity.sensitivity import Effect
+from fragmeter.experiments.capacity.text import (
+    bill_text,
+    details,
+    headline,
+    headroom_text,
+    rate_text,
+    tokens_text,
+    why_loses,
+)
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.parallel import Workers
@@ -34,6 +44,7 @@ from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.output.interrupts import INTERRUPTED
 from fragmeter.sim.spec import gpu_names
 from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.types.optional import not_none
 from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool
 from strategies import LineCost
@@ -112,19 +123,23 @@ class TestBill:
 class TestNeighbour:
     """One H200 for 5 an hour, beside A100s for 2; they take so many requests/s, and 20 are wanted."""
 
-    def line(self, a100: float, h200: float, known: tuple[float, ...] | None = None) -> str | None:
-        at = {
-            "attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "near_saturation": None, "kv_cache_pct": 1.0,
-            "preemptions": 0, "limit": {"objective": None},
-        }  # fmt: skip
+    AT: ClassVar = {
+        "attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "near_saturation": None, "kv_cache_pct": 1.0,
+        "preemptions": 0, "limit": {"objective": None, "cause": "steps"},
+    }  # fmt: skip
+
+    def line(
+        self, a100: float, h200: float, known: tuple[float, ...] | None = None, prices: Prices = PRICES
+    ) -> str | None:
         answers = [
-            replace(answer_of(gpu, rate, wanted=20.0), detail=at) for gpu, rate in (("a100-80gb", a100), ("h200", h200))
+            replace(answer_of(gpu, rate, wanted=20.0), detail=self.AT)
+            for gpu, rate in (("a100-80gb", a100), ("h200", h200))
         ]
         answers[1] = replace(answers[1], known_rates=known)
-        ranks = ranked(answers, FixedLoad, PRICES, 20.0)
+        ranks = ranked(answers, FixedLoad, prices, 20.0)
         assert ranks[0][0].candidate.axis_values["gpu"] == "a100-80gb"
         lines = details(ranks, Goal(Objectives(ttft=500)), 20.0, "EUR")
-        return next((line for line in lines if "more money" in line), None)
+        return next((line for line in lines if " money, " in line), None)
 
     def test_a_little_more_money_for_half_as_much_again_above_the_wanted_rate(self):
         """Two A100s take 26 for 4, an H200 38 for 5."""
@@ -136,8 +151,76 @@ class TestNeighbour:
         """From 26 requests/s to 28 is less than half as much again, and 32 cost more a request."""
         assert self.line(13.0, 28.0) is self.line(13.0, 32.0) is None
 
+    def test_a_number_format_for_the_same_money_comes_with_its_caveat(self):
+        """An A100 with an fp8 KV cache takes 40 requests/s in place of 22; without any finite rate it loses for the same reason."""
+
+        def answers(*rates: float) -> list[Answer]:
+            fp8 = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {"kv_cache_dtype": ["auto", "fp8"]})
+            found = [replace(answer_of("a100-80gb", rate, wanted=20.0), detail=self.AT) for rate in rates]
+            fleet = Fleet(1, 1, (Tried(1, (1.0,), Decision.ENOUGH),), (inf,))
+            return [
+                replace(each, candidate=candidate, fleet=each.fleet or fleet)
+                for each, candidate in zip(found, fp8, strict=True)
+            ]
+
+        ranks = ranked(answers(22.0, 40.0), FixedLoad, PRICES, 20.0)
+        lines = details(ranks, Goal(Objectives(ttft=500)), 20.0, "EUR")
+        caveat = "the number format may change what the model answers: compare its quality first"
+        assert (
+            "For the same money, a100-80gb, kv_cache_dtype=fp8 takes 1.8 times as many requests: 40 requests/s (headroom +100% in"
+            f" place of +10%); {caveat}."
+        ) in lines
+        first, other = ranked(answers(inf, inf), FixedLoad, PRICES, 20.0)
+        assert first[1].full_per_million is None
+        reason = why_loses(*other, first, 20.0, "EUR")
+        assert reason.startswith("as cheap, but its number format may change what the model answers; ")
+
+    def test_one_that_leaves_answers_alone_comes_before_a_faster_one_that_does_not(self):
+        """H200s for 5 in place of an A100 for 2: 85 requests/s, or 95 with an fp8 KV cache."""
+        axes = {"kv_cache_dtype": ["auto", "fp8"]}
+        plain, fp8 = candidates(ServeLine("llama-3.1-8b", {}), ["h200"], axes)
+        a100 = answer_of("a100-80gb", 22.0, wanted=20.0)
+        answers = [a100] + [
+            replace(answer_of("h200", rate, wanted=20.0), candidate=candidate)
+            for candidate, rate in ((plain, 85.0), (fp8, 95.0))
+        ]
+        ranks = ranked([replace(each, detail=self.AT) for each in answers], FixedLoad, PRICES, 20.0)
+        (line,) = (each for each in details(ranks, Goal(Objectives(ttft=500)), 20.0, "EUR") if " money, " in each)
+        assert (
+            line.startswith("For 150% more money, h200, kv_cache_dtype=auto takes 3.9 times")
+            and "number format" not in line
+        )
+
+    @pytest.mark.parametrize(
+        ("price", "text"), [(2.0002, "the same money"), (2.01, "0.5% more money"), (2.4, "20% more money")]
+    )
+    def test_the_money_in_words(self, price, text):
+        prices_ = Prices("here", "EUR", {"a100-80gb": 2.0, "h200": price}, {})
+        assert f"For {text}, h200 takes" in not_none(self.line(22.0, 60.0, prices=prices_))
+
     def test_nothing_is_said_of_a_rate_that_is_unknown(self):
         assert self.line(13.0, 38.0, (30.0,)) is None
+
+
+class TestFirstLine:
+    """25 requests/s by replicas of 10 on two GPUs each: three, of which the seeds say that two may be enough."""
+
+    @pytest.mark.parametrize(
+        ("open_", "steps", "text"),
+        [
+            (True, None, " (4 may be enough)"),
+            (True, 4, " (4 may be enough; 8 if steps are 10% longer)"),
+            (False, 3, " (still 6 if steps are 10% longer)"),
+            (False, None, ""),
+        ],
+    )
+    def test_other_sizes_are_named_together(self, open_, steps, text):
+        answer = replace(answer_of("a100-80gb", 10.0, "2", 25.0), detail={"limit": {"objective": None}})
+        fleet = not_none(answer.fleet)
+        effect = None if steps is None else Effect(1.1, 1.1, steps)
+        answer = replace(answer, fleet=fleet if open_ else replace(fleet, fewest=3), longer_steps=effect)
+        found = headline(answer, bill(answer, FixedLoad, PRICES, 25.0), 25.0, "EUR")
+        assert found.startswith(f"Buy 6 x a100-80gb for 25 requests/s{text}: ")
 
 
 class TestUnknownRates:
@@ -284,6 +367,21 @@ class TestLimit:
         goal = Goal(Objectives(ttft=500, tpot=tpot_ms))
         assert limit(simulate(chosen, work), goal)["cause"] == "memory"
         assert limit_of(chosen, work, goal)["cause"] == cause
+
+    @pytest.mark.parametrize(
+        ("policy", "too_small"),
+        [("orca-max", 1600), ("orca-pow2", 800), ("orca-oracle", 800), ("trtllm-no-evict", 1600), ("tgi", 1600)],
+    )
+    def test_memory_that_a_policy_reserves_limits_it(self, policy, too_small):
+        """At 20 requests/s requests wait for a reservation, for some policies while blocks are free; with twice the blocks none
+        does. A pool for all leaves the steps, of which none takes 1 ms."""
+        draw = np.random.default_rng(0)
+        arrivals = (np.cumsum(draw.exponential(1 / 20, 400)) * 1e12).astype(np.int64)
+        work = Workload("poisson", arrivals, np.full(400, 500), np.full(400, 100))
+        of_pool = {"policy": policy, "model": "llama-3.1-8b", "gpu": "h100-80gb", "max_model_len": 2048}
+        small, large = (settings(**of_pool, num_gpu_blocks_override=blocks) for blocks in (too_small, 25_600))
+        assert limit_of(small, work, Goal(Objectives(ttft=500)))["cause"] == "memory"
+        assert limit_of(large, work, Goal(Objectives(tpot=1)))["cause"] == "steps"
 
     def test_preemptions_without_a_queue_are_memory(self):
         """Room for all prompts, and not for the outputs."""

@@ -74,6 +74,18 @@ def test_an_objective_that_no_rate_meets_comes_first_and_has_no_bill():
     assert (first.lower.bill, first.lower.percent, first.lower.replicas) == (None, None, None)
 
 
+def test_an_input_that_is_only_raised_counts_twice():
+    """Longer steps for 14 % more money matter more than a price 10 % lower and higher; for 9 % less."""
+    longer = Change(STEP_TIME, 1.1)
+    for rate, first in ((17.5, STEP_TIME), (18.4, PRICE)):
+        found = influences({longer: rate}, 20.0, 1.1, 4)
+        assert found[0].name == first and {each.name for each in found} == {PRICE, WANTED, STEP_TIME}
+        (steps,) = (each for each in found if each.name == STEP_TIME)
+        assert steps.lower is None and steps.higher.bill == 20.0 / rate
+    (none, *_) = influences({longer: 0.0}, 20.0, 1.1, 4)
+    assert none.name == STEP_TIME and none.range == inf
+
+
 def test_without_a_wanted_rate_there_are_no_replicas():
     found = influences(rates((25.0, 16.0), (20.0, 22.0)), 20.0, 1.0, None)
     assert WANTED not in [each.name for each in found]
@@ -102,7 +114,8 @@ def test_a_plan_says_what_its_bill_depends_on(tmp_path, capsys):
     tokens = ["plan", "--model", "llama-3.1-8b", "--gpu", "a100-80gb,h200", *load, "--sensitivity", "--out", str(out)]
     assert status(tokens) == DONE
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Change of the bill, as if replicas were divisible, for inputs that are 10% lower and higher: " in printed
+    what = "What matters most, by the change of the bill, as if replicas were divisible, for inputs that are 10% lower and higher: "
+    assert what in printed and "--sensitivity" not in printed
     document = json.loads((out / "plan.json").read_text())
     best, other = document["candidates"]
     assert {each["name"] for each in best["sensitivity"]} == {STEP_TIME, PRICE, WANTED, "ttft", "tpot"}
@@ -134,12 +147,21 @@ def test_the_first_line_has_the_gpus_for_longer_steps(tmp_path, capsys):
     """One replica takes 4 % more than the wanted rate, and 9 % less with steps a tenth longer."""
     line = ["plan", "--model", "opt-13b", "--gpu", "a100-40gb", "--goodput", "ttft:5000", "--jobs", "1"]
     load = ["--num-prompts", "150", "--seeds", "1", "--request-rate", "1.6"]
-    assert status([*line, *load, "--json", str(tmp_path / "plan.json")]) == DONE
+    assert status([*line, *load, "--out", str(tmp_path)]) == DONE
     (best,) = json.loads((tmp_path / "plan.json").read_text())["candidates"]
     assert (best["fleet"]["replicas"], best["longer_steps"]["replicas"]) == (1, 2)
     # The saturated rate limits it, and is inverse to the step time.
     assert best["longer_steps"]["bill"] == pytest.approx(1.1, rel=0.01)
-    assert capsys.readouterr().out.startswith("Buy 1 x a100-40gb for 1.6 requests/s (2 if steps are 10% longer): ")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith("Buy 1 x a100-40gb for 1.6 requests/s (2 if steps are 10% longer): ")
+    # So are price and wanted rate, without a simulation, in text and picture.
+    assert (
+        "10% lower and higher: price of a GPU -10% to +10%; wanted rate -10% to +10% (2 replicas); step time +10% (2 replicas) if"
+        " higher. Shorter steps and other objectives are simulated with --sensitivity."
+    ) in printed
+    assert [each["lower"] is None for each in best["sensitivity"]] == [False, False, True]
+    page = (tmp_path / "plan.html").read_text()
+    assert "Sensitivity of the bill" in page and "Step time: only higher." in page
 
 
 def test_a_plan_has_the_range_of_its_fleet():

@@ -247,10 +247,59 @@ class TestEvidence:
         (tmp_path / "metrics.txt").write_text(metrics(num_preemptions_total=60))
         found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
         load = found["load"]
-        assert load["request_rate"] == 2.0 and load["max_concurrency"] is None
+        # 200 have finished, and 8 more have arrived.
+        assert load["request_rate"] == 2.08 and load["max_concurrency"] is None
         assert found["kv_cache"]["origin"] == "computed"
         assert load["mean_tokens"] == pytest.approx([400, 400], rel=0.01)
         assert found["measured"]["server"]["preemptions"] == 60
+
+    @pytest.mark.parametrize(
+        ("running", "remark"),
+        [
+            (8, "(-34%) in the simulation. At the same rate a request takes more time in the server: steps are longer"),
+            (5.5, None),
+            (
+                4,
+                "(+32%) in the simulation. At the same rate a request takes less time in the server: steps are shorter",
+            ),
+        ],
+    )
+    def test_requests_in_flight_that_differ_are_remarked(self, running, remark, tmp_path, capsys):
+        """With 2 requests/s of the same lengths 5.3 run in the simulation."""
+        text = metrics(num_requests_running=running, e2e_request_latency_seconds_count=200 - running)
+        (tmp_path / "metrics.txt").write_text(text)
+        found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
+        assert found["load"]["request_rate"] == 2.0
+        assert found["as_served"]["arriving_running"] == pytest.approx(5.3, abs=0.05)
+        printed = " ".join(capsys.readouterr().out.split())
+        assert ("Trust the changes less." in printed) == (remark is not None)
+        assert remark is None or f"While requests arrive {running:.1f} run in the server, and 5.3 {remark}" in printed
+
+    def test_a_cache_that_is_fuller_than_simulated_is_remarked(self, tmp_path, capsys):
+        """As many requests run, and hold 8 % in place of 1 % of the KV cache."""
+        text = metrics(num_requests_running=5.3, e2e_request_latency_seconds_count=194.7, kv_cache_usage_perc=0.08)
+        (tmp_path / "metrics.txt").write_text(text)
+        diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "8% of the KV cache is in use in the server, and 1% in the simulation, with as many requests" in printed
+
+    def test_of_several_engines_the_busiest_is_diagnosed(self, tmp_path, capsys):
+        def of(engine: int, text: str) -> list[str]:
+            return [line.replace(" ", f'{{engine="{engine}"}} ').replace("}{", ",") for line in text.splitlines(True)]
+
+        idle = metrics(num_requests_running=4)
+        lines = [
+            line if line.startswith("179") else line + other
+            for line, other in zip(of(0, idle), of(1, metrics()), strict=True)
+        ]
+        # The samples of the two engines alternate.
+        (tmp_path / "metrics.txt").write_text("".join(lines))
+        found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
+        assert found["load"]["request_rate"] == 2.08 and found["measured"]["server"]["running"] == 8
+        assert "2.08 requests/s, of engine 1, the busiest of 2;" in " ".join(capsys.readouterr().out.split())
+        load = ["--trace", str(trace_of(tmp_path, 500, 150, 8)), "--metrics", str(tmp_path / "metrics.txt")]
+        assert status(["diagnose", "--serve", LINE, "--gpu", "h100-80gb", *load]) == MISTAKE
+        assert "has metrics of 2 engines; the requests of a file went to all of them" in capsys.readouterr().err
 
     def test_a_cache_without_hits_is_known(self, tmp_path, capsys):
         (tmp_path / "metrics.txt").write_text(metrics(prefix_cache_queries_total=80_000, prefix_cache_hits_total=0))
@@ -298,6 +347,14 @@ class TestEvidence:
         )
         assert log["kv_cache"]["num_gpu_blocks"] == 4000
         assert "64,000 tokens (by the start-up log)" in capsys.readouterr().out
+
+    def test_the_server_s_own_block_size_counts_unless_the_line_has_one(self, tmp_path):
+        config = 'vllm:cache_config_info{block_size="32",num_gpu_blocks="3000"} 1\n'
+        (tmp_path / "metrics.txt").write_text(metrics() + config)
+        seen = ("h100-80gb", "--metrics", tmp_path / "metrics.txt")
+        by_metrics, by_line = (diagnose(tmp_path, line, *seen) for line in (LINE, f"{LINE} --block-size 16"))
+        sizes = [(each["settings"]["block_size"], each["kv_cache"]["num_gpu_blocks"]) for each in (by_metrics, by_line)]
+        assert sizes == [(32, 3000), (16, 6000)]
 
     def test_a_given_number_of_blocks_says_nothing_of_the_memory(self, tmp_path):
         config = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="1200"} 1\n'

@@ -10,6 +10,7 @@ from fragmeter.experiments.measured.server_metrics import (
     _scrapes,
     kv_usage_over_time,
     read_metrics,
+    read_served_load,
 )
 from fragmeter.sim.types.errors import UserError
 from served_bench import Server, requests
@@ -63,6 +64,107 @@ def test_counters_and_histograms_count_from_the_first_scrape(tmp_path):
     assert metrics.first_tokens == 10
     alone = found(tmp_path, scrape(1, 0.5, 3, **last))
     assert (alone.hit_rate, alone.ttft_s, alone.preemptions) == (0.8, 0.2, 3)
+
+
+def benchmark(*points: tuple[float, float, float, float]) -> str:
+    """Scrapes with a time each: seconds, and requests that run, wait and have finished by then."""
+    return "".join(
+        f"{1_790_000_000 + at_s}\n"
+        + scrape(running, running / 10, 0, e2e_request_latency_seconds_count=finished).replace(
+            "waiting{" + LABELS + "} 0.0", "waiting{" + LABELS + f"}} {waiting}"
+        )
+        for at_s, running, waiting, finished in points
+    )
+
+
+class TestArrivals:
+    """10 requests of before; 30 more arrive from 10 s to 20 s after the first scrape, and are finished after 40 s."""
+
+    POINTS = (
+        (0, 0, 0, 10),
+        (10, 0, 0, 10),
+        (15, 6, 2, 17),
+        (20, 8, 2, 30),
+        (30, 3, 0, 37),
+        (40, 0, 0, 40),
+        (50, 0, 0, 40),
+    )
+
+    def load(self, tmp_path, text: str) -> ServerMetrics:
+        (tmp_path / "metrics.txt").write_text(text)
+        return read_served_load(tmp_path / "metrics.txt")
+
+    def test_neither_the_drain_nor_the_time_before_counts(self, tmp_path):
+        text = benchmark(*self.POINTS)
+        load, whole = self.load(tmp_path, text), found(tmp_path, text)
+        assert (load.arrival_rate, load.running, load.waiting, load.kv_usage) == (3.0, 7.0, 2.0, (0.7, 0.8))
+        assert (whole.arrival_rate, whole.running) == (None, pytest.approx(17 / 3))
+        # What has finished is of the whole file: long requests finish last.
+        assert load.finished == whole.finished == 30 and load.elapsed_s == 50
+
+    def test_a_count_that_is_ahead_of_the_gauges_ends_nothing(self, tmp_path):
+        """In the drain a request is counted as running and as finished for one scrape."""
+        points = (*self.POINTS[:4], (30, 3, 0, 38), *self.POINTS[5:])
+        assert self.load(tmp_path, benchmark(*points)).arrival_rate == 3.0
+
+    def test_a_lull_is_a_part_of_the_load(self, tmp_path):
+        later = tuple((at_s + 50, running, waiting, finished + 30) for at_s, running, waiting, finished in self.POINTS)
+        assert self.load(tmp_path, benchmark(*self.POINTS, *later)).arrival_rate == pytest.approx(60 / 60)
+
+    def test_without_times_there_are_means_and_no_rate(self, tmp_path):
+        text = "".join(line for line in benchmark(*self.POINTS).splitlines(True) if not line.startswith("179"))
+        load = self.load(tmp_path, text)
+        assert (load.arrival_rate, load.running) == (None, 7.0)
+
+    def test_the_time_of_a_scrape_is_not_that_of_the_next_one(self, tmp_path):
+        """Of the scrapes while requests arrive one has a time; then the first and the last have, with 0 and 5 requests."""
+        text = benchmark(*self.POINTS).replace("1790000010\n", "").replace("1790000020\n", "")
+        assert self.load(tmp_path, text).arrival_rate is None
+        text = benchmark((0, 0, 0, 0), (5, 2, 0, 0), (10, 2, 0, 3)).replace("1790000005\n", "")
+        assert self.load(tmp_path, text).arrival_rate == 0.5
+
+    @pytest.mark.parametrize("points", [((0, 4, 1, 5),), ((0, 2, 1, 5), (10, 0, 0, 8))])
+    def test_without_arrivals_all_scrapes_count(self, points, tmp_path):
+        load = self.load(tmp_path, benchmark(*points))
+        assert (load.arrival_rate, load.waiting, load.running) == (None, 1.0, points[0][1])
+
+
+class TestEngines:
+    """Two data-parallel engines; the second has more in flight in the mean, though not at the end."""
+
+    def text(self) -> str:
+        config = '{{block_size="16",engine="{}",num_gpu_blocks="{}"}} 1.0\n'
+        parts = []
+        for at_s, first, second, done in ((0, 0, 0, 0), (10, 2, 6, 5), (20, 3, 2, 10)):
+            own = [
+                scrape(running, running / 10, running, e2e_request_latency_seconds_count=done).replace(
+                    'engine="0"', f'engine="{engine}"'
+                )
+                for engine, running in enumerate((first, second))
+            ]
+            pools = "".join(f"vllm:cache_config_info{config.format(engine, 900 + engine)}" for engine in (0, 1))
+            parts.append(f"{1_790_000_000 + at_s}\n" + "".join(own) + pools)
+        return "".join(parts)
+
+    def test_all_is_of_the_busiest(self, tmp_path):
+        (tmp_path / "metrics.txt").write_text(self.text())
+        load = read_served_load(tmp_path / "metrics.txt")
+        assert (load.engine, load.num_engines, load.num_scrapes) == ("1", 2, 3)
+        assert (load.running, load.kv_usage, load.preemptions) == (4.0, (0.4, 0.6), 2.0)
+        assert (load.num_gpu_blocks, load.finished, load.arrival_rate) == (901, 10, 0.6)
+
+    def test_of_openmetrics_text_too(self, tmp_path):
+        families = FAMILIES.splitlines(True)
+        other = [line.replace('engine="0"', 'engine="10"').replace("} 2 2.5", "} 9 2.5") for line in families]
+        text = families[0] + "".join(families[1:4] + other[1:4] + families[4:-1] + other[5:-1]) + families[-1]
+        (tmp_path / "metrics.txt").write_text(text)
+        load = read_served_load(tmp_path / "metrics.txt")
+        assert (load.engine, load.num_engines, load.running, load.preemptions) == ("10", 2, 6.5, 3)
+
+    def test_beside_the_requests_of_all_they_are_refused(self, tmp_path):
+        (tmp_path / "metrics.txt").write_text(self.text())
+        with pytest.raises(UserError, match="has metrics of 2 engines; the requests of a file went to all of them"):
+            read_served_load(tmp_path / "metrics.txt", one_engine=True)
 
 
 FAMILIES = """# TYPE vllm:num_requests_running gauge
@@ -159,7 +261,7 @@ def test_samples_are_those_of_prometheus_own_parser():
             for sample in family.samples
             if sample.name.startswith("vllm:")
         }
-        (ours,) = _scrapes(_samples("dump", text))
+        ((_, ours),) = _scrapes(_samples("dump", text))
         unescaped = {
             (name, frozenset((key, value.replace('\\"', '"').replace("\\\\", "\\")) for key, value in labels)): value
             for (name, labels), value in ours.items()

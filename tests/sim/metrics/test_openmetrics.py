@@ -8,17 +8,22 @@ from itertools import groupby
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
-from fragmeter.experiments.measured.server_metrics import read_metrics
+from fragmeter.experiments.measured.server_metrics import read_metrics, read_served_load
+from fragmeter.experiments.runs.pool_use import use_while_arriving
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.cluster import cluster, simulate_cluster
 from fragmeter.sim.metrics.openmetrics import openmetrics
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.workload.users import Users
 from fragmeter.traces import synthetic_pairs, workload
 from paths import ROOT
 
@@ -91,6 +96,19 @@ def test_at_the_end_they_are_the_run_s_own_counts(run):
     assert all(last[gauge, "engine=0"] == 0 for gauge in ("num_requests_running", "num_requests_waiting"))
 
 
+def test_the_pool_is_in_labels_as_vllm_has_them(run, tmp_path):
+    """Without the name of the model (``log_metrics_info`` in vllm/v1/metrics/loggers.py)."""
+    text = "".join(openmetrics([run], "opt-13b", 7.0))
+    lines = [line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")]
+    labels = 'engine="0",block_size="16",cache_dtype="auto",enable_prefix_caching="True",num_gpu_blocks="300"'
+    assert {line.rpartition(" ")[0] for line in lines} == {f"vllm:cache_config_info{{{labels}}} 1"}
+    (tmp_path / "metrics.txt").write_text(text)
+    found = read_metrics(tmp_path / "metrics.txt")
+    assert (found.num_gpu_blocks, found.block_size) == (300, 16)
+    whole = simulate(settings(policy="orca-max", cost="roofline"), workload(PAIRS, request_rate=6))
+    assert "cache_config_info" not in "".join(openmetrics([whole], "m", 60.0))
+
+
 def test_scrapes_rise_in_time_and_counters_never_fall(run):
     text = "".join(openmetrics([run], "opt-13b", 7.0))
     found = samples_of(text)
@@ -102,7 +120,7 @@ def test_scrapes_rise_in_time_and_counters_never_fall(run):
             assert all(one <= other for (_, one), (_, other) in zip(series, series[1:]))
     usage = [value for _, value in found["kv_cache_usage_perc", "engine=0"]]
     assert 0.9 < max(usage) <= 1 and min(usage) == 0
-    assert text.endswith("# EOF\n") and text.count("# TYPE") == 15
+    assert text.endswith("# EOF\n") and text.count("# TYPE") == 16
 
 
 def test_a_family_stands_together_and_its_times_rise():
@@ -189,6 +207,43 @@ def test_what_is_written_is_read_as_the_run_s_own_metrics(run, tmp_path):
     assert 0.5 < found.kv_usage[0] < found.kv_usage[1] <= 1
 
 
+@settings_of_hypothesis(max_examples=8, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.floats(1, 12),
+    st.sampled_from([200, 400, 2000]),
+    st.sampled_from([4, 16, 256]),
+    st.booleans(),
+)
+def test_what_is_read_back_are_the_means_while_requests_arrive(
+    tmp_path_factory, seed, rate, blocks, max_num_seqs, users
+):
+    """Of random loads, with and without preemptions and queues, and of 20 users in a closed loop: means to 8 %, and 0.3 requests or
+    0.01 of the pool, because 150 scrapes sample them. Times of arrivals are known to a scrape, and to a leap of steps, in which
+    the requests that wait do not change: so is the rate."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(4, 400, 300), rng.integers(1, 300, 300)
+    arrivals = (np.cumsum(rng.exponential(1 / rate, 300)) * 1e12).astype(np.int64)
+    work = Workload("random", arrivals, *lengths)
+    if users:
+        zeros = np.zeros(300, dtype=np.int64)
+        work = Workload("random", zeros, *lengths, users=Users(20, zeros))
+    run = simulate(
+        settings(policy="vllm-v1", num_gpu_blocks_override=blocks, max_num_seqs=max_num_seqs, cost="roofline"), work
+    )
+    every_s = max(0.001, float(run.workload.arrival_ticks.max()) / 1e12 / 250)
+    path = tmp_path_factory.mktemp("metrics") / "metrics.txt"
+    path.write_text("".join(openmetrics([run], "opt-13b", every_s)))
+    found, simulated = read_served_load(path), use_while_arriving(run)
+    assert found.running == pytest.approx(simulated.mean_running, rel=0.08, abs=0.3)
+    assert found.waiting == pytest.approx(simulated.mean_waiting, rel=0.08, abs=0.3)
+    assert found.kv_usage[0] == pytest.approx(simulated.mean_usage, rel=0.08, abs=0.01)
+    sent_s = np.sort(run.workload.arrival_ticks) / 1e12
+    passed_s, known_to_s = sent_s[-1] - sent_s[0], 2 * every_s + run.log.rows["ticks"].max() / 1e12
+    expected = (sent_s > sent_s[0]).sum() / passed_s
+    assert found.arrival_rate == pytest.approx(expected, rel=0.01 + known_to_s / passed_s)
+
+
 def test_gauges_by_hand():
     """Two requests of 16 tokens and 40 outputs at 0, on one place: the first runs and the second waits, then it runs alone."""
     one = settings(policy="vllm-v1", max_num_seqs=1, num_gpu_blocks_override=101, cost="roofline")
@@ -214,7 +269,9 @@ def test_each_replica_is_an_engine():
 
 def test_a_run_without_requests_that_fit_is_all_zeros():
     run = simulate(settings(num_gpu_blocks_override=2), Workload("big", np.zeros(1), np.array([500]), np.array([5])))
-    assert {value for series in samples_of("".join(openmetrics([run], "m"))).values() for _, value in series} == {0}
+    found = samples_of("".join(openmetrics([run], "m")))
+    values = {name: {value for _, value in series} for (name, _), series in found.items()}
+    assert values.pop("cache_config_info") == {1} and set().union(*values.values()) == {0}
 
 
 def test_the_command_writes_a_file(tmp_path, capsys):
