@@ -43,7 +43,7 @@ static const char *CAPSULE = "fragmeter.sim.engine._core.replica";
 
 static void drop_cache(struct cache *c)
 {
-    struct log *logs[] = {&c->freed, &c->hits, &c->unstacked, &c->touches, &c->takes, &c->growths, &c->chunks};
+    struct log *logs[] = {&c->freed, &c->hits, &c->unstacked, &c->touches, &c->takes, &c->growths};
     for (size_t place = 0; place < sizeof logs / sizeof *logs; place++)
         free(logs[place]->items);
     free(c->stack);
@@ -88,7 +88,6 @@ static bool allocate_cache(struct replica *r, bool unnamed_first)
     c->end = r->num_blocks;
     c->freed.fields = FREED_FIELDS, c->hits.fields = HIT_FIELDS, c->unstacked.fields = UNSTACKED_FIELDS;
     c->touches.fields = 1 + KEPT_TOUCHES, c->takes.fields = TAKE_FIELDS, c->growths.fields = GROWTH_FIELDS;
-    c->chunks.fields = CHUNK_FIELDS;
     return true;
 }
 
@@ -116,10 +115,10 @@ static bool fill_replica(struct replica *r, PyObject *args)
 {
     long long blocks, size, seqs, tokens, watermark, edges[2];
     PyObject *given_edges, *costs;
-    int ahead, unnamed_first;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*(LLLLL)O!Opp", &r->views[0], &r->views[1], &r->views[2], &r->views[3],
+    int ahead, caches, unnamed_first;
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*(LLLLL)O!Oppp", &r->views[0], &r->views[1], &r->views[2], &r->views[3],
                           &r->views[4], &blocks, &size, &seqs, &tokens, &watermark, &PyTuple_Type, &given_edges, &costs,
-                          &ahead, &unnamed_first))
+                          &ahead, &caches, &unnamed_first))
         return false;
     r->num_edges = (int)PyTuple_Size(given_edges);
     bool valid = r->num_edges == 0 || (r->num_edges == 2 && PyArg_ParseTuple(given_edges, "LL", &edges[0], &edges[1]));
@@ -145,7 +144,7 @@ static bool fill_replica(struct replica *r, PyObject *args)
         r->edges[place] = edges[place];
     r->ahead = ahead;
     r->reserve = ahead ? 0 : 1;
-    if (!allocate(r) || (ahead && !allocate_cache(r, unnamed_first))) {
+    if (!allocate(r) || (caches && !allocate_cache(r, unnamed_first))) {
         PyErr_NoMemory();
         return false;
     }
@@ -177,30 +176,34 @@ static long long num_records(const struct records *records, int fields)
 static PyObject *core_serve(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *found = NULL;
-    Py_buffer rows, residencies, evictions;
+    Py_buffer rows, residencies, evictions, chunks;
     long long until;
-    if (!PyArg_ParseTuple(args, "OLw*w*w*", &capsule, &until, &rows, &residencies, &evictions))
+    if (!PyArg_ParseTuple(args, "OLw*w*w*w*", &capsule, &until, &rows, &residencies, &evictions, &chunks))
         return NULL;
     struct replica *r = replica_of(capsule);
     if (r != NULL) {
         r->rows.view = rows, r->residencies.view = residencies, r->evictions.view = evictions;
+        r->chunks.view = chunks;
         open_records(&r->rows);
         open_records(&r->residencies);
         open_records(&r->evictions);
+        open_records(&r->chunks);
         if (!has_room(r)) {
             PyErr_SetString(PyExc_ValueError, "a buffer has no room for the records of one step");
         } else {
             enum status status = r->ahead ? serve_v1(r, until) : serve_sosp23(r, until);
             if (status != FAILED)
-                found = Py_BuildValue("iLLLLLL", (int)status, (long long)r->now, (long long)r->arrived,
+                found = Py_BuildValue("iLLLLLLL", (int)status, (long long)r->now, (long long)r->arrived,
                                       (long long)num_waiting(r), num_records(&r->rows, ROW_FIELDS),
                                       num_records(&r->residencies, RESIDENCY_FIELDS),
-                                      num_records(&r->evictions, EVICTION_FIELDS));
+                                      num_records(&r->evictions, EVICTION_FIELDS),
+                                      num_records(&r->chunks, CHUNK_FIELDS));
         }
     }
     PyBuffer_Release(&rows);
     PyBuffer_Release(&residencies);
     PyBuffer_Release(&evictions);
+    PyBuffer_Release(&chunks);
     return found;
 }
 
@@ -232,7 +235,7 @@ static PyObject *core_logs(PyObject *self, PyObject *capsule)
     if (r == NULL)
         return NULL;
     struct cache *c = r->cache;
-    return Py_BuildValue("NNNNNNN", flush(&c->chunks), flush(&c->freed), flush(&c->hits), flush(&c->unstacked),
+    return Py_BuildValue("NNNNNN", flush(&c->freed), flush(&c->hits), flush(&c->unstacked),
                          flush(&c->touches), flush(&c->takes), flush(&c->growths));
 }
 

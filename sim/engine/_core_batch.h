@@ -79,14 +79,14 @@ struct replica {
     int num_edges, next_edge;
     struct cost cost;
     /* What a call writes, and the rows of all calls. */
-    struct records rows, residencies, evictions;
+    struct records rows, residencies, evictions, chunks;
     int64_t num_rows;
     /* Of vllm-v1, _core_v1.h: steps are decided with what was known at ``seen``. */
     bool ahead;
     int64_t seen;
     int32_t prefilling;          /* slot of the sequence in a chunked prefill, or NONE */
     int32_t *ended, num_ended;   /* slots of those that ended in the last step, NONE where they were preempted since */
-    struct cache *cache;
+    struct cache *cache;         /* NULL: without a prefix cache, blocks are only counted */
 };
 
 static int64_t ceil_div(int64_t amount, int64_t size) { return (amount + size - 1) / size; }
@@ -431,5 +431,6 @@ static bool has_room(const struct replica *r)
 {
     return r->rows.end - r->rows.next >= ROW_FIELDS &&
            r->residencies.end - r->residencies.next >= r->max_num_seqs * RESIDENCY_FIELDS &&
-           r->evictions.end - r->evictions.next >= r->max_num_seqs * EVICTION_FIELDS;
+           r->evictions.end - r->evictions.next >= r->max_num_seqs * EVICTION_FIELDS &&
+           r->chunks.end - r->chunks.next >= CHUNK_FIELDS;
 }

@@ -71,7 +71,7 @@ struct cache {
     struct stacked *stack;
     struct hole *holes; /* heap by place */
     int64_t num_stack, stack_room, num_holes, hole_room;
-    struct log freed, hits, unstacked, touches, takes, growths, chunks;
+    struct log freed, hits, unstacked, touches, takes, growths;
     int64_t decided_until; /* step up to which a decision has taken blocks, ``CachedMemory`` */
     struct parts found; /* of the last look-up */
     bool failed; /* no memory was left */

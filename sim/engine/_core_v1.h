@@ -1,6 +1,8 @@
 /* vllm-v1 with its defaults: chunked prefills, asynchronous scheduling, and a prefix cache that only preempted sequences hit.
+Without the cache, preempted sequences compute all tokens again.
 
-It follows VllmV1 and TokenBudget over CachedMemory, and the loop of engine.py for a policy that schedules ahead. The budget
+It follows VllmV1 and TokenBudget over CachedMemory, or over PagedMemory without a cache, where blocks are only counted; and
+the loop of engine.py for a policy that schedules ahead. The budget
 of a step is at least as large as the number of sequences, so every running sequence decodes in every step, and at most one
 prefill goes on: that of the last arrival.
 */
@@ -47,10 +49,12 @@ static struct chain *release_decoding(struct replica *r, int32_t slot, bool retu
     struct sequence *sequence = &r->slots[slot];
     int64_t tokens = held_tokens(r, sequence), size = r->block_size;
     int64_t filled = (returns ? known_tokens(r, sequence) : tokens) / size;
-    reach(r->cache, free);
     if (sequence->progress != HAS_FINISHED)
         --*phase_of(r, sequence);
     r->free += ceil_div(tokens, size);
+    if (r->cache == NULL)
+        return NULL;
+    reach(r->cache, free);
     return release_table(r->cache, pop_table(r, sequence), ceil_div(tokens + in_vain, size), filled, after_step(r),
                          &sequence->lag, returns);
 }
@@ -60,8 +64,10 @@ static struct chain *release_partial(struct replica *r, int32_t slot, bool retur
 {
     struct sequence *sequence = &r->slots[slot];
     int64_t blocks = sequence->partial_blocks, filled = sequence->computed_tokens / r->block_size;
-    reach(r->cache, free);
     r->free += blocks;
+    if (r->cache == NULL)
+        return NULL;
+    reach(r->cache, free);
     return release_table(r->cache, pop_table(r, sequence), blocks, filled, after_step(r), NULL, returns);
 }
 
@@ -91,6 +97,8 @@ static int64_t enter(struct replica *r, struct sequence *sequence, struct chain 
     struct cache *c = r->cache;
     int64_t index = r->index[sequence->request], size = r->block_size, now = at_row(r);
     sequence->computed_tokens = known;
+    if (c == NULL)
+        return 0;
     sequence->born = now;
     if (own == NULL && tokens == sequence->start_tokens)
         return ceil_div(tokens, size);
@@ -138,7 +146,8 @@ static int64_t give_way(struct replica *r, int32_t slot, int64_t free)
     bool is_partial = sequence->progress == PREFILLS || (finished && !is_alone(sequence));
     int64_t before = r->free;
     struct chain *own;
-    r->cache->decided_until = r->decode_step + 1;
+    if (r->cache != NULL)
+        r->cache->decided_until = r->decode_step + 1;
     own = is_partial ? release_partial(r, slot, true, free) : release_decoding(r, slot, true, free, false);
     for (int32_t at = 0; over && at < r->num_ended; at++)
         if (r->ended[at] == slot)
@@ -182,8 +191,9 @@ static void prefill_chunk(struct replica *r, int32_t slot, int64_t tokens)
     struct sequence *sequence = &r->slots[slot];
     int64_t computed = sequence->computed_tokens, blocks = ceil_div(computed + tokens, r->block_size);
     int64_t lost = least(most(0, sequence->lost_tokens - computed), tokens);
-    add_record(r->cache, &r->cache->chunks,
-               (int64_t[CHUNK_FIELDS]){r->index[sequence->request], r->now, tokens, lost});
+    int64_t record[CHUNK_FIELDS] = {r->index[sequence->request], r->now, tokens, lost};
+    memcpy(r->chunks.next, record, sizeof record);
+    r->chunks.next += CHUNK_FIELDS;
     sequence->progress = PREFILLS;
     sequence->computed_tokens = computed + tokens;
     r->free -= blocks - sequence->partial_blocks;
@@ -213,7 +223,7 @@ static bool prefill(struct replica *r, int32_t slot, int64_t tokens, struct gran
 /* Blocks of the head of the queue that are cached, in tokens; ``transaction.look_up``. */
 static int64_t known_of_head(struct replica *r, int64_t start_tokens, int64_t left)
 {
-    if (!r->num_preempted)
+    if (!r->num_preempted || r->cache == NULL)
         return 0;
     reach(r->cache, left);
     r->cache->decided_until = r->decode_step + 1;
@@ -320,7 +330,7 @@ static void hold_finished(struct replica *r)
     }
 }
 
-/* ``CachedMemory._release_alone``: of all that ended, where none has a table. */
+/* ``CachedMemory._release_alone``: of all that ended, where none has a table; ``PagedMemory.release_finished``. */
 static void release_alone(struct replica *r)
 {
     int64_t size = r->block_size, free = r->free - r->phases[r->decode_step % size];
@@ -333,8 +343,9 @@ static void release_alone(struct replica *r)
             --*phase_of(r, sequence);
             stop = tokens / size + 1;
         }
-        put_alone(r->cache, size, tokens, stop, sequence->lag, r->index[sequence->request], sequence->start_tokens,
-                  sequence->born, after_step(r), free);
+        if (r->cache != NULL)
+            put_alone(r->cache, size, tokens, stop, sequence->lag, r->index[sequence->request], sequence->start_tokens,
+                      sequence->born, after_step(r), free);
         free += stop;
         r->free += blocks;
     }
@@ -344,7 +355,8 @@ static void release_alone(struct replica *r)
 static void release_finished(struct replica *r)
 {
     bool all_alone = true;
-    r->cache->decided_until = r->decode_step + 1;
+    if (r->cache != NULL)
+        r->cache->decided_until = r->decode_step + 1;
     for (int32_t at = 0; at < r->num_ended; at++)
         all_alone = all_alone && (r->ended[at] == NONE || is_alone(&r->slots[r->ended[at]]));
     if (all_alone) {
@@ -413,10 +425,12 @@ static void log_held(struct replica *r, const struct sequence *sequence, struct 
     }
 }
 
+static bool has_failed(const struct replica *r) { return r->cache != NULL && r->cache->failed; }
+
 /* Until a buffer is full, the clock has passed ``until``, or the run is over. */
 static enum status serve_v1(struct replica *r, int64_t until)
 {
-    while (has_room(r) && r->now < until && !r->cache->failed) {
+    while (has_room(r) && r->now < until && !has_failed(r)) {
         struct step step;
         bool begins = false, any_ended = r->num_ended > 0;
         int64_t last = r->now;
@@ -448,7 +462,7 @@ static enum status serve_v1(struct replica *r, int64_t until)
         r->seen = last;
         hold_finished(r);
     }
-    if (r->cache->failed)
+    if (has_failed(r))
         PyErr_NoMemory();
-    return r->cache->failed ? FAILED : GOES_ON;
+    return has_failed(r) ? FAILED : GOES_ON;
 }

@@ -24,7 +24,7 @@ import simpy
 
 from ..cost import PaperCost, step_parts
 from ..memory import Memory
-from ..memory.accounting.ledger import Ledger, Table
+from ..memory.accounting.ledger import Ledger
 from ..memory.paged.cached import CachedMemory
 from ..memory.paged.paged import PagedMemory
 from ..policy.base import AnyPolicy
@@ -51,11 +51,11 @@ SETTINGS = frozenset(
         "window", "seed",
     )
 )  # fmt: skip
-#: The policies that the core has: the memory of each, and its options that may have another value than their default.
-POLICIES: dict[type[AnyPolicy], tuple[type[Memory], frozenset[str]]] = {
-    VllmSosp23: (PagedMemory, frozenset(("watermark", "swap_space", "disable_hybrid_kv_cache_manager"))),
+#: The policies that the core has: the memories of each, and its options that may have another value than their default.
+POLICIES: dict[type[AnyPolicy], tuple[tuple[type[Memory], ...], frozenset[str]]] = {
+    VllmSosp23: ((PagedMemory,), frozenset(("watermark", "swap_space", "disable_hybrid_kv_cache_manager"))),
     VllmV1: (
-        CachedMemory,
+        (CachedMemory, PagedMemory),
         frozenset(
             (
                 "watermark",
@@ -94,8 +94,8 @@ def serves(settings: Settings, replica: Replica) -> bool:
     cache has hits only of preempted sequences: no two requests share tokens.
     """
     memory = replica.memory
-    kind, options = POLICIES.get(type(replica.policy), (None, frozenset[str]()))
-    if type(memory) is not kind or not SETTINGS | options >= settings.given().keys() or compiled()[0] is None:
+    kinds, options = POLICIES.get(type(replica.policy), ((), frozenset[str]()))
+    if type(memory) not in kinds or not SETTINGS | options >= settings.given().keys() or compiled()[0] is None:
         return False
     assert isinstance(memory, PagedMemory)
     return memory.is_plain and memory.tables is None and (not isinstance(memory, CachedMemory) or all(memory.unshared))
@@ -143,14 +143,16 @@ class CoreEngine:
         terms = cost.terms if type(cost) is PaperCost else None
         costs = cost.step_ticks, cost.decode_line, terms, step_parts(cost)
         cached = memory if isinstance(memory, CachedMemory) else None
-        ahead, unnamed_first = cached is not None, cached is not None and cached.pool.queue.unnamed_first
+        ahead, unnamed_first = replica.policy.schedules_ahead, cached is not None and cached.pool.queue.unnamed_first
         vain = _ends_early(workload, limits.max_model_len)[rows]
-        self._handle = core.start(rows, *columns, vain, numbers, self._edges, costs, ahead, unnamed_first)
-        self._cache = None if cached is None else _Cache(cached, core, self._handle, self.ledger)
+        self._handle = core.start(
+            rows, *columns, vain, numbers, self._edges, costs, ahead, cached is not None, unnamed_first
+        )
+        self._cache = None if cached is None else _Cache(cached, core, self._handle)
         self.process = env.process(self._serve())
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
-        tables = self.ledger.rows, self.ledger.residencies, self.ledger.evictions
+        tables = self.ledger.rows, self.ledger.residencies, self.ledger.evictions, self.ledger.chunks
         # With room for all that one leap may admit or preempt.
         room = _LEAPS + self._most
         buffers = [np.empty((room, len(table.fields)), dtype=np.int64) for table in tables]
@@ -182,11 +184,10 @@ class _Cache:
     Args:
         memory: Its logs and its free queue take what the core has.
         core, handle: The core and its replica.
-        ledger: Takes the chunks of prefills.
     """
 
-    def __init__(self, memory: CachedMemory, core: ModuleType, handle: object, ledger: Ledger) -> None:
-        self._memory, self._core, self._handle, self._ledger = memory, core, handle, ledger
+    def __init__(self, memory: CachedMemory, core: ModuleType, handle: object) -> None:
+        self._memory, self._core, self._handle = memory, core, handle
         history = memory.pool.history
         history.growing = lambda: ((first, stop, lag) for first, stop, lag in _records(core.held(handle)[0], 3))
         history.alone = lambda: _records(core.held(handle)[1], 6)
@@ -194,8 +195,7 @@ class _Cache:
     def read(self) -> None:
         """Take what the core has computed since the last time."""
         history, queue = self._memory.pool.history, self._memory.pool.queue
-        chunks, freed, hits, unstacked, touches, takes, growths = self._core.logs(self._handle)
-        _extend(self._ledger.chunks, chunks)
+        freed, hits, unstacked, touches, takes, growths = self._core.logs(self._handle)
         for log, records in ((history.takes, takes), (history.growths, growths)):
             log.append(records)
         for count, *moments in _records(touches, 5):
@@ -206,7 +206,3 @@ class _Cache:
 def _records(found: bytes, length: int) -> Iterator[tuple[int, ...]]:
     """Records of ``length`` integers."""
     return Struct(f"={length}q").iter_unpack(found)
-
-
-def _extend(table: Table, records: bytes) -> None:
-    table.extend(np.frombuffer(records, dtype=np.int64).reshape(-1, len(table.fields)))

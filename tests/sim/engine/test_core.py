@@ -99,7 +99,8 @@ class Load:
             self._set_v1(rng, length)
 
     def _set_v1(self, rng: np.random.Generator, length: int) -> None:
-        """A token budget from one a sequence to many; ends before ``max_tokens`` and at it; both orders of the free queue."""
+        """A token budget from one a sequence to many; ends before ``max_tokens`` and at it; both orders of the free queue; also
+        no prefix cache."""
         seqs = int(rng.choice([1, 2, 5, 64]))
         tokens = int(rng.choice([seqs, seqs + 3, length // 3 + seqs, 2560]))
         release = str(rng.choice(["0.20", "0.33", "0.33"]))
@@ -108,6 +109,7 @@ class Load:
             more = rng.choice([0, 0, 5], len(self.work))
             room = length - self.work.prompt_tokens - self.work.output_tokens
             self.work = replace(self.work, max_tokens=self.work.output_tokens + np.minimum(more, room))
+        self.chosen["enable_prefix_caching"] = bool(rng.random() < 0.7)
 
     def window_of(self, run: Run) -> tuple[float, float]:
         """A window within a run."""
@@ -176,8 +178,9 @@ def test_the_loads_preempt_refuse_idle_and_leap(policy):
     # Recomputed more than once.
     assert any(np.bincount(run.log.evictions["index"]).max(initial=0) > 1 for run in runs)
     if policy == "vllm-v1":
-        hits = [run.replica.cache_log.look_up_columns()["hit_tokens"] for run in runs]
-        assert sum(bool(found.any()) for found in hits) > 10
+        cached = [run.replica.cache_log for run in runs if run.replica.cache_log]
+        assert sum(bool(cache.look_up_columns()["hit_tokens"].any()) for cache in cached) > 10
+        assert sum(len(run.log.evictions["index"]) > 0 for run in runs if not run.replica.cache_log) > 10
         # A prefill over several steps was preempted, and found its own blocks.
         assert sum((run.log.evictions["start_step"] < 0).any() for run in runs) > 0
         assert sum(len(run.log.chunks["index"]) > 0 for run in runs) > 30
@@ -198,6 +201,7 @@ def test_the_command_writes_the_same_bytes_with_and_without_the_core(tmp_path):
         (
             ["--request-rate", "3"],
             ["--policy", "vllm-v1", "--request-rate", "4"],
+            ["--policy", "vllm-v1", "--request-rate", "4", "--no-enable-prefix-caching"],
             ["--cost", "paper", "--request-rate", "4", "--window", "5", "60"],
         )
     ):
@@ -260,7 +264,10 @@ class Watcher(Observer):
         ({"policy": "vllm-v1"}, True),
         ({"policy": "vllm-v1", "cost": "roofline", "max_num_batched_tokens": 512, "watermark": 0.1}, True),
         ({"policy": "vllm-v1", "async_scheduling": False}, False),
-        ({"policy": "vllm-v1", "enable_prefix_caching": False}, False),
+        ({"policy": "vllm-v1", "enable_prefix_caching": False}, True),
+        ({"policy": "vllm-v1", "enable_prefix_caching": False, "async_scheduling": False}, False),
+        ({"policy": "vllm-v1", "enable_prefix_caching": False, "long_prefill_token_threshold": 64}, False),
+        ({"policy": "vllm-v1", "enable_prefix_caching": False, "ids": True}, False),
         ({"policy": "vllm-v1", "long_prefill_token_threshold": 64}, False),
         ({"policy": "vllm-v1", "max_num_active_seqs": 8}, False),
         ({"policy": "vllm-v1", "prefill_schedule_interval": 2}, False),
@@ -294,7 +301,7 @@ def test_a_setting_that_the_core_does_not_know_is_served_in_python(monkeypatch):
     """As one that is added later would be, unless it is at its default."""
     work = Workload("one", np.array([0]), np.array([20]), np.array([5]))
     monkeypatch.setattr(core, "SETTINGS", core.SETTINGS - {"seed"})
-    monkeypatch.setattr(core, "POLICIES", {VllmV1: (CachedMemory, frozenset({"watermark"}))})
+    monkeypatch.setattr(core, "POLICIES", {VllmV1: ((CachedMemory,), frozenset({"watermark"}))})
     with spied() as started:
         simulate(settings(policy="vllm-v1", vllm_release="0.20"), work)
         simulate(settings(policy="vllm-v1", seed=3), work)
@@ -448,6 +455,16 @@ PLANTED = {
         "leaps past an end": ("v1", "if (*begins && num_waiting(r))", "if (false)"),
         "a block in vain": ("v1", "stop = tokens / size + 1", "stop = blocks"),
         "the last token is known": ("v1", "tokens - (tokens > sequence->start_tokens)", "tokens"),
+        "keeps blocks of a prefill without a cache": (
+            "v1",
+            "    r->free += blocks;\n    if (r->cache == NULL)\n        return NULL;\n",
+            "    if (r->cache == NULL)\n        return NULL;\n    r->free += blocks;\n",
+        ),
+        "keeps blocks without a cache": (
+            "v1",
+            "    r->free += ceil_div(tokens, size);\n    if (r->cache == NULL)\n        return NULL;\n",
+            "    if (r->cache == NULL)\n        return NULL;\n    r->free += ceil_div(tokens, size);\n",
+        ),
         "finds nothing": ("v1", "int64_t places = (start_tokens - 1)", "int64_t places = 0 * (start_tokens - 1)"),
         "finds no last block": ("v1", "(start_tokens - 1) / r->block_size", "(start_tokens - 1) / r->block_size - 1"),
         "finds what was taken": ("cache", "segment->place + segment->stop - c->head", "segment->stop"),
