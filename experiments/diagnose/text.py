@@ -14,7 +14,7 @@ from ..measured.evidence import evidence, evidence_lines
 from ..measured.server_metrics import ServerMetrics
 from ..runs.output import Report
 from ..runs.slo_check import Goal
-from .causes import PREEMPTS, pressure
+from .causes import PREEMPTS, Case, pressure
 from .diagnosis import CONFIDENCE, LEAST_GAIN, Diagnosis, Gain, Remedy
 from .measured import ClientLatencies
 from .run import Observation
@@ -195,26 +195,24 @@ def _warnings(found: Diagnosis) -> Iterator[str]:
             else "does not preempt, and the simulation does"
         )
         yield f"The server {what}: the load or a flag differs; trust the changes less."
-    if metrics_differ := _difference(case.seen, case.metrics):
-        yield metrics_differ
+    if difference := _difference(case):
+        yield difference
     flags = case.server.line.not_simulated
     if flags:
         yield f"Not simulated: {', '.join(flags)}."
 
 
-def _difference(seen: Observation, metrics: ServerMetrics | None) -> str | None:
+def _difference(case: Case) -> str | None:
     """What the requests or the KV cache of the simulation have more or less than measured, and what that may mean; None if
     neither differs by more than ``_DIFFERS``."""
+    seen, metrics = case.seen, case.metrics
     if metrics is None:
         return None
     measured, simulated = metrics.running, seen.arriving_running
     if measured is not None and _differs(measured, simulated, _ONE_REQUEST):
-        more = simulated > measured
         return (
             f"While requests arrive {measured:.1f} run in the server, and {simulated:.1f} ({simulated / measured - 1:+.0%}) in the"
-            f" simulation. At the same rate a request takes {'less' if more else 'more'} time in the server: steps are"
-            f" {'shorter' if more else 'longer'} than predicted (--bench scales them), arrivals come {'more evenly' if more else 'in bursts'},"
-            " or a flag differs. Trust the changes less."
+            f" simulation{_why_running_differs(case, simulated > measured)} Trust the changes less."
         )
     if metrics.kv_usage is not None and _differs(metrics.kv_usage[0], seen.arriving_usage, _ONE_POINT):
         return (
@@ -223,6 +221,21 @@ def _difference(seen: Observation, metrics: ServerMetrics | None) -> str | None:
             " the size of the KV cache differ. Trust the changes less."
         )
     return None
+
+
+def _why_running_differs(case: Case, more: bool) -> str:
+    """What it may mean that more or fewer requests run in the simulation than in the server; the end of a sentence."""
+    users = case.load.max_concurrency
+    if users is not None:
+        return (
+            f", which keeps {users:,} requests in flight: the clients send otherwise (--request-rate is theirs), or steps or a flag"
+            " differ."
+        )
+    time, steps, come = ("less", "shorter", "more evenly") if more else ("more", "longer", "in bursts")
+    return (
+        f". At the same rate a request takes {time} time in the server: steps are {steps} than predicted (--bench scales them),"
+        f" arrivals come {come}, or a flag differs."
+    )
 
 
 def _differs(measured: float, simulated: float, least: float) -> bool:

@@ -308,10 +308,13 @@ class TestEvidence:
         assert "Prefix caching is on; the server found 0% of the prompt tokens in its cache." in printed
         assert "is not known" not in printed
 
-    def test_a_server_behind_its_load_has_as_many_in_flight(self, tmp_path):
+    def test_a_server_behind_its_load_has_as_many_in_flight(self, tmp_path, capsys):
+        """Of which all run in the simulation, in place of 8."""
         (tmp_path / "metrics.txt").write_text(metrics(num_requests_waiting=12))
         found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
         assert (found["load"]["request_rate"], found["load"]["max_concurrency"]) == (None, 20)
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "in the simulation, which keeps 20 requests in flight: the clients send otherwise" in printed
 
     def test_one_scrape_has_a_rate_by_littles_law(self, tmp_path):
         """8 requests run for 4 s each in the mean."""
