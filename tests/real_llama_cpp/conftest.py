@@ -12,14 +12,20 @@ collect_ignore_glob = [] if os.environ.get("FRAGMETER_LLAMA_CPP") else ["test_[!
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Loads, requests and steps that were compared, and how many loads differ, by kind."""
+    """Loads, requests and steps that were compared, and how many loads differ, by kind; and tokens found with and without a host cache."""
     counts: dict[str, Counter[int]] = {}
+    found: dict[str, list[int]] = {}
     for outcome in ("passed", "failed"):
         for report in terminalreporter.stats.get(outcome, []):
             for name, value in getattr(report, "user_properties", ()):
                 if name.startswith("compared/"):
                     counts.setdefault(name.partition("/")[2], Counter()).update(dict(enumerate(value)))
+                elif name.startswith("found/"):
+                    found[name.partition("/")[2]] = value
     if counts and os.environ.get("FRAGMETER_LLAMA_CPP"):
         terminalreporter.write_line("llama-server: loads, requests, steps, loads that differ")
-        for kind, found in sorted(counts.items()):
-            terminalreporter.write_line(f"  {kind:<20}{found[0]:>6,}{found[1]:>8,}{found[2]:>10,}{found[3]:>6,}")
+        for kind, count in sorted(counts.items()):
+            terminalreporter.write_line(f"  {kind:<20}{count[0]:>6,}{count[1]:>8,}{count[2]:>10,}{count[3]:>6,}")
+        terminalreporter.write_line("prompt tokens, of these found with a prompt cache in host memory, and without")
+        for kind, (prompts, more, fewer) in sorted(found.items()):
+            terminalreporter.write_line(f"  {kind:<20}{prompts:>10,}{more:>10,}{fewer:>10,}")

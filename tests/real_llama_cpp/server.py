@@ -29,17 +29,21 @@ _POSTED = re.compile(r"new task, id = (\d+)/1,")
 _PURGED = re.compile(r"purging slot \d+ with (\d+) tokens")
 
 
-def serve(case: Case) -> Served:
-    """What llama-server does with a case, up to the step in which a batch lacks cells though no idle slot keeps any."""
-    with _Process(case) as process:
+def serve(case: Case, host_cache: bool = False) -> Served:
+    """What llama-server does with a case, up to the step in which a batch lacks cells though no idle slot keeps any.
+
+    Args:
+        host_cache: Whether it has the prompt cache in host memory, of the default size, also where prompts begin alike.
+    """
+    with _Process(case, host_cache or not case.caching) as process:
         return process.serve()
 
 
 class _Process:
     """A llama-server that holds its batches."""
 
-    def __init__(self, case: Case) -> None:
-        self._case = case
+    def __init__(self, case: Case, host_cache: bool) -> None:
+        self._case, self._host_cache = case, host_cache
         self._runs = case.workload.token_runs() if case.caching else None
         self._words: dict[int, int] = {}
         self._lines: queue.Queue[str] = queue.Queue()
@@ -64,7 +68,7 @@ class _Process:
             "--offline", "--verbosity", "5", "--log-colors", "off",
         ]
         # fmt: on
-        if case.caching:
+        if not self._host_cache:
             command += ["--cache-ram", "0"]
         environment = os.environ | {
             "LD_PRELOAD": str(FOLDER / "steps.so"),

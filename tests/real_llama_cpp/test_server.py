@@ -38,6 +38,21 @@ def test_every_step_and_answer_is_that_of_the_real_server(kind: str, first: int,
     assert not differing, "\n".join(f"{name}: {difference}"[:400] for name, difference in differing.items())
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "alone" not in kind])
+def test_the_prompt_cache_in_host_memory_finds_more_tokens(kind: str, record_property):
+    """It is not simulated. Loads that end because cells are lacking are left out."""
+    prompts = more = fewer = 0
+    for seed in range(20):
+        case = KINDS[kind](seed)
+        mine, theirs = ours.serve(case), server.serve(case, host_cache=True)
+        if not mine.exceeded and not theirs.exceeded:
+            prompts += int(case.workload.prompt_tokens.sum())
+            more += sum(answer.found for answer in theirs.answers)
+            fewer += sum(answer.found for answer in mine.answers)
+    record_property(f"found/{kind}", [prompts, more, fewer])
+    assert more > fewer > 0
+
+
 def test_the_recorded_logs_are_those_of_this_server():
     assert real() == recorded()
 
