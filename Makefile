@@ -13,11 +13,11 @@ SMALL := --num-prompts 50 --request-rate 2
 ON_LOWEST = $(MAKE) VENV=$(VENV)-lowest CONSTRAINTS='--constraint $(VENV)-lowest/lowest.txt'
 
 # Where the environment forbids bytecode, every process of a run would compile the package anew.
-test test-all test-vllm: export PYTHONDONTWRITEBYTECODE =
+test test-all test-vllm test-llama-cpp: export PYTHONDONTWRITEBYTECODE =
 # Every core has a worker of its own: threads of libraries would wait for each other.
-test test-all test-vllm: export OMP_NUM_THREADS = 1
+test test-all test-vllm test-llama-cpp: export OMP_NUM_THREADS = 1
 
-.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-lowest server-check smoke smoke-lowest release-check benchmark docs step-costs screenshots clean
+.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-llama-cpp test-lowest server-check smoke smoke-lowest release-check benchmark docs step-costs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
@@ -28,6 +28,7 @@ help:
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     run the slow tests too"
 	@echo "make test-vllm    run vllm-v1 beside the real vLLM, in an environment of its own (a wheel of 340 MB, minutes)"
+	@echo "make test-llama-cpp  run llama-cpp beside the real llama-server, built from its source (76 MB, a quarter of an hour)"
 	@echo "make server-check run a real vLLM server on this CPU beside the simulator, write docs/real-server.md (half an hour)"
 	@echo "make test-lowest  run the tests of make test on the lowest versions that setup.cfg allows"
 	@echo "make smoke        run the main commands once, without the packages of the tests; smoke-lowest: on the lowest versions"
@@ -97,6 +98,27 @@ $(VENV)-vllm/.installed: setup.cfg tests/real_vllm/requirements.txt
 
 test-vllm: $(VENV)-vllm/.installed
 	$(VENV)-vllm/bin/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto tests/real_vllm
+
+# llama-server of the sdist of llama-cpp-python, unmodified; the library that holds its batches; and a model. Compilers hardly optimise,
+# as a model of 300 kB needs no speed.
+LLAMA := $(VENV)-llama-cpp
+$(LLAMA)/.installed: setup.cfg tests/real_llama_cpp/steps.c tests/real_llama_cpp/model.py
+	test -x $(LLAMA)/bin/python || $(PYTHON) -m venv $(LLAMA)
+	$(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check --editable . pytest pytest-xdist hypothesis gguf==0.19.0 cmake ninja
+	test -f $(LLAMA)/llama_cpp_python-0.3.36.tar.gz || $(LLAMA)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
+		--dest $(LLAMA) llama-cpp-python==0.3.36
+	mkdir -p $(LLAMA)/source && tar --extract --strip-components 1 --directory $(LLAMA)/source --file $(LLAMA)/llama_cpp_python-0.3.36.tar.gz
+	PATH="$(CURDIR)/$(LLAMA)/bin:$$PATH" cmake -G Ninja -S $(LLAMA)/source/vendor/llama.cpp -B $(LLAMA)/server \
+		-DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE="-O0 -DNDEBUG" -DCMAKE_C_FLAGS_RELEASE="-O1 -DNDEBUG" -DBUILD_SHARED_LIBS=ON \
+		-DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DGGML_LLAMAFILE=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
+		-DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_COMMIT=0c1e57098
+	PATH="$(CURDIR)/$(LLAMA)/bin:$$PATH" cmake --build $(LLAMA)/server --target llama-server
+	$(CC) -O1 -Wall -shared -fPIC -o $(LLAMA)/server/steps.so tests/real_llama_cpp/steps.c -ldl
+	cd tests && ../$(LLAMA)/bin/python -m real_llama_cpp.model ../$(LLAMA)/server/tiny.gguf
+	@touch $@
+
+test-llama-cpp: $(LLAMA)/.installed
+	FRAGMETER_LLAMA_CPP='$(CURDIR)/$(LLAMA)/server' $(LLAMA)/bin/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto tests/real_llama_cpp
 
 # vLLM for CPUs, and the probe. Its command line asks for a distribution called vllm, and takes "cpu" from its version.
 $(VENV)-server/.installed: setup.cfg

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import chain, islice
 
 import numpy as np
 
@@ -51,14 +52,16 @@ class LlamaServer(Policy[MemoryT, TransactionT]):
         #: Contents of requests, with prefix caching; and the tokens computed by the last request of each slot.
         self._tokens: Tokens | None = None
         self._last: dict[int, tuple[Run, ...]] = {}
+        #: The first requests that found no idle slot in the last decision, in order of arrival.
+        self._deferred: list[Sequence] = []
 
     def schedule(self, state: State, transaction: TransactionT) -> StepPlan:
         """Give idle slots to waiting requests, and fill the batch with prompts in the order of the slots."""
         if not (state.waiting or state.prefilling):
             self._find_cells(state, transaction, 0)
             return CARRY_ON
-        self._free_slots(state.decode_step)
-        self._give_slots(state, transaction)
+        freed = self._free_slots(state.decode_step)
+        self._give_slots(state, freed, transaction)
         budget = self.limits.max_num_batched_tokens - state.batch_size
         admitted: list[Sequence] = []
         chunks: list[tuple[Sequence, int]] = []
@@ -82,13 +85,13 @@ class LlamaServer(Policy[MemoryT, TransactionT]):
             admitted=tuple(admitted),
             prefill_tokens=prefill_tokens,
             steady=not (chunks or starved),
-            wakes=bool(self._idle),
             chunks=tuple(chunks),
             order=_queue(state, [*admitted, *(sequence for sequence, _ in chunks)]),
         )
 
-    def _free_slots(self, decode_step: int) -> None:
-        """Slots of finished sequences become idle; those of one step in the order of their numbers."""
+    def _free_slots(self, decode_step: int) -> int:
+        """Slots of finished sequences become idle; those of one step in the order of their numbers. Returns how many."""
+        idle = len(self._idle)
         for sequence, slot in list(self._slot_of.items()):
             if sequence.start_step != NOT_DECODING and sequence.finish_step <= decode_step:
                 del self._slot_of[sequence]
@@ -96,10 +99,14 @@ class LlamaServer(Policy[MemoryT, TransactionT]):
                 if self._tokens is not None:
                     runs = self._tokens.runs(sequence.index), self._tokens.output_runs(sequence.index)
                     self._last[slot] = first_tokens((*runs[0], *runs[1]), sequence.target_tokens - 1)
+        return len(self._idle) - idle
 
-    def _give_slots(self, state: State, transaction: TransactionT) -> None:
-        """Waiting requests take idle slots in order of arrival."""
-        for sequence in state.waiting:
+    def _give_slots(self, state: State, freed: int, transaction: TransactionT) -> None:
+        """Waiting requests take idle slots in order of arrival, but those that waited for the ``freed`` ones in reverse order.
+
+        The server puts one deferred request at the front of its queue for each slot that is released.
+        """
+        for sequence in chain(reversed(self._deferred[:freed]), state.waiting):
             if not self._idle:
                 break
             if sequence not in self._slot_of:
@@ -107,6 +114,9 @@ class LlamaServer(Policy[MemoryT, TransactionT]):
                 self._idle.remove(chosen)
                 self._slot_of[sequence] = abs(chosen[1])
                 self._give_slot(abs(chosen[1]), transaction)
+        # At most one for each slot matters, and as many wait for room in the batch.
+        first = islice(state.waiting, 2 * self.limits.max_num_seqs)
+        self._deferred = [sequence for sequence in first if sequence not in self._slot_of]
 
     def _choose(self, sequence: Sequence, transaction: TransactionT) -> tuple[int, int]:
         """The idle slot that keeps most of a prompt, if that is enough, else the least recently used one."""

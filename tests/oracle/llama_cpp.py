@@ -30,6 +30,10 @@ class LlamaCpp(IterationSystem):
         #: The tokens of which each slot has keys and values, where those of one request are of use to another.
         self.texts: list[list[object]] = [[] for _ in self.slots]
         self.clock = 0
+        #: The server's queue of tasks, those for which it had no slot, and all that were ever in the queue.
+        self.tasks: list[Sequence] = []
+        self.deferred: list[Sequence] = []
+        self.seen: set[Sequence] = set()
 
     def largest_tokens(self, sequence: Sequence) -> int:
         return sequence.final_tokens
@@ -44,8 +48,7 @@ class LlamaCpp(IterationSystem):
         return len(self.owned[0]) * self.pool.block_size
 
     def decide(self) -> None:
-        for sequence in self.waiting:
-            self._select_slot(sequence)
+        self._process_tasks()
         budget = self.limits.max_num_batched_tokens
         for sequence in self.slots:
             if sequence in self.decoding:
@@ -59,10 +62,23 @@ class LlamaCpp(IterationSystem):
                 self.computes[sequence] = min(known(sequence) - self.computed[sequence], budget)
                 budget -= self.computes[sequence]
 
+    def _process_tasks(self) -> None:
+        """New requests join the end of the queue. Each task in it takes a slot or is deferred."""
+        self.tasks += [sequence for sequence in self.waiting if sequence not in self.seen]
+        self.seen.update(self.tasks)
+        while self.tasks:
+            sequence = self.tasks.pop(0)
+            self._select_slot(sequence)
+            if sequence in self.slots:
+                self._launch()
+            else:
+                self.deferred.append(sequence)
+
+    def _launch(self) -> None:
+        """A request was given a slot."""
+
     def _select_slot(self, sequence: Sequence) -> None:
         """The server's loops: for the longest common prefix, then for the least recently used: the last of those equally old."""
-        if sequence in self.slots:
-            return
         best, most = None, len(prompt_of(sequence)) / 10
         for slot, inside in enumerate(self.slots):
             if inside is None and self._common(slot, sequence) > most:
@@ -96,6 +112,8 @@ class LlamaCpp(IterationSystem):
                 self.clock += 1
                 self.slots[slot], self.last_used[slot] = None, self.clock
                 self.texts[slot] = computed_of(sequence) if self.caching else []
+                if self.deferred:
+                    self.tasks.insert(0, self.deferred.pop(0))
 
     def buckets(self) -> dict[str, int]:
         """Tokens are cached in slots without a sequence, and in those of sequences that have not begun."""
@@ -129,12 +147,7 @@ class UnifiedLlamaCpp(LlamaCpp):
         return None if tokens <= len(self.cells) else f"needs {tokens} cells of {len(self.cells)}"
 
     def decide(self) -> None:
-        for sequence in self.waiting:
-            if sequence not in self.slots and None in self.slots:
-                self._select_slot(sequence)
-                for slot in range(len(self.slots)):
-                    if self.slots[slot] is None and not self.caching:
-                        self._clear(slot)
+        self._process_tasks()
         batch = [slot for slot, sequence in enumerate(self.slots) if sequence in self.decoding]
         for slot, sequence in enumerate(self.slots):
             if sequence is None or sequence in self.decoding or len(batch) >= self.limits.max_num_batched_tokens:
@@ -149,6 +162,11 @@ class UnifiedLlamaCpp(LlamaCpp):
         for slot in batch:
             sequence = self.slots[slot]
             self.computes[sequence] = self.computes.get(sequence, 0) + 1
+
+    def _launch(self) -> None:
+        for slot in range(len(self.slots)):
+            if self.slots[slot] is None and not self.caching:
+                self._clear(slot)
 
     def _begin(self, slot: int, sequence: Sequence) -> None:
         super()._begin(slot, sequence)

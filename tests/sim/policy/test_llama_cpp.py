@@ -55,6 +55,16 @@ def test_prompts_fill_a_batch_in_the_order_of_their_slots(leap):
     }
 
 
+@pytest.mark.parametrize("leap", [False, True])
+def test_requests_that_waited_take_slots_of_one_step_in_reverse_order(leap):
+    """0 and 1 finish in step 1, in which 4 arrives. Of 2 and 3, which waited before it, 3 comes first and takes slot 0, so its
+    prompt is in the batch of step 2, and of 2's in slot 1 one token. 4 takes the slot of 3."""
+    requests = [Request(0, 2, 2), Request(0, 2, 2), Request(0, 3, 1), Request(0, 3, 1), Request(110, 2, 1)]
+    times = times_of(served(requests, Pool(8, 2), 2, 4, leap))
+    assert times[0][2] == times[1][2] == times[2][0] == times[3][0]
+    assert times[3][2] == times[4][0] < times[2][2]
+
+
 def test_the_slot_that_was_idle_for_longest_is_taken_first():
     """Slots 2, 1 and 0 have 0, 1 and 2. 0 finishes in step 0, 2 in step 1; so 3 takes slot 2 and 4 takes slot 0, and with
     three tokens left beside the decode of 1 the batch has no room for 3."""
