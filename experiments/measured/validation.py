@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from rich import box
 from rich.table import Table
 
@@ -21,7 +22,7 @@ from ...gpu.devices import timing
 from ...gpu.devices.devices import Device, usual_dtype
 from ...gpu.model.executor import used_host_blocks
 from ...gpu.model.skeleton import DTYPES, Skeleton
-from ...gpu.validate import acceptance, validate
+from ...gpu.validate import acceptance, generate, validate
 from ...gpu.validate import attention as validate_attention
 from ...gpu.validate import operations as validate_operations
 from ...gpu.validate.drift import Drift
@@ -80,6 +81,18 @@ def print_document(document: Document, report: Report) -> None:
         f"{start_up['measured_ms']:,.1f} ms; predicted {start_up['predicted_ms']:,.1f} ms ({start_up['error']:+.1%})."
     )
     _print(_attention(document["attention"]), report)
+    report.print_line()
+    report.print_line(_transformers_text(document["transformers"]))
+
+
+def _transformers_text(found: Document) -> str:
+    if "reason" in found:
+        return f"Static batches through transformers: not measured, {found['reason']}."
+    return (
+        f"Static batches through transformers {found['version']}: {found['tokens_per_s']:,.1f} output tokens/s. "
+        f"Our static run, in the same batches: {found['measured_tokens_per_s']:,.1f} measured, "
+        f"{found['predicted_tokens_per_s']:,.1f} predicted."
+    )
 
 
 def print_plan(name: str, found: Document, report: Report) -> None:
@@ -272,6 +285,7 @@ class Validation:
         scale = self._scale
         attention = validate_attention.paged_against_contiguous
         yield "attention", attention(self.skeleton, scale.shapes, ATTENTION_ROUNDS, self._seed)
+        yield "transformers", self._transformers()
 
     def _read(self, calibration: Path) -> None:
         self._calibration, self._calibrated = read(calibration), json.loads(calibration.read_bytes())
@@ -403,6 +417,35 @@ class Validation:
     def _replay(self, one: PricedPlan, steps: np.ndarray, samples_us: np.ndarray) -> Replay:
         """Timed steps of a plan, with their times by the calibration as it is now."""
         return replay_of(self.skeleton, steps, one.ticks(self.cost), samples_us)
+
+    def _transformers(self) -> dict[str, Any]:
+        """Output tokens/s of the static run's batches through transformers, beside ours of the same batches; or the reason why
+        there is none."""
+        plan, replay, workload = self.plans["static"], self.replays["static"], self.served["static"].workload.sequences
+        if not self.skeleton.model.gated_mlp:
+            return {"reason": f"{self._scale.model} is not like Llama"}
+        batches = generate.static_batches(plan, workload)
+        try:
+            us, version = generate.generated_us(self.skeleton, batches, self._seed)
+        except ImportError:
+            return {"reason": "it is not installed; pip install transformers"}
+        except torch.OutOfMemoryError:
+            return {"reason": "the device has no room for a second model"}
+        steps, tokens = batches[-1].steps.stop, sum(int(batch.output_tokens.sum()) for batch in batches)
+        timed = replay.steps < steps
+        ours = {"predicted": replay.predicted_us[timed], "measured": replay.measured_us[timed]}
+        return {
+            "version": version,
+            "batches": len(batches),
+            "steps": steps,
+            "output_tokens": tokens,
+            "tokens_per_s": round(tokens / sum(us) * 1e6, 2),
+            # As if the timed steps stood for all.
+            **{
+                f"{side}_tokens_per_s": round(tokens * len(one) / steps / float(one.sum()) * 1e6, 2)
+                for side, one in ours.items()
+            },
+        }
 
     def _watching(self, subject: str) -> Callable[..., Any]:
         return lambda items, total: self._watch(items, subject, total)
