@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -197,8 +197,8 @@ def _validate(
 
     scale = scale_of(device, quick)
     scale = replace(scale, model=model) if model else scale
-    with _calibrated(device, calibration, scale.model, dtype, quick, seed, out) as path:
-        running = validation.Validation(device, path, scale, dtype, seed, _watch)
+    with _calibrated(device, calibration, scale, dtype, quick, seed, out) as (path, again):
+        running = validation.Validation(device, path, scale, dtype, seed, _watch, again)
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "model": scale.model, "seed": seed}
         for name, part in running.parts():
             document[name] = part
@@ -215,25 +215,41 @@ def _validate(
 
 @contextmanager
 def _calibrated(
-    device: Device, given: Path | None, model: str, dtype: str | None, quick: bool, seed: int, out: OutputFolder | None
-) -> Iterator[Path]:
-    """The path of a calibration: the given file, or a new one in ``out``, or in a temporary folder if ``out`` is None.
+    device: Device, given: Path | None, scale: Any, dtype: str | None, quick: bool, seed: int, out: OutputFolder | None
+) -> Iterator[tuple[Path, Callable[[], Path] | None]]:
+    """The path of a calibration, and a function that measures one more part of it: the given file, or a new one in ``out``, or
+    in a temporary folder if ``out`` is None.
 
-    A new calibration uses a different seed from ``seed``, the seed of the validation.
+    A new calibration uses a different seed from ``seed``, the seed of the validation. On a CPU it has a part before the first
+    pass over the runs and one after each, because other load on the machine changes its speed within a minute. A given
+    calibration is complete, and so is that of a GPU: its memory has no room for the skeletons of both.
     """
     if given is not None:
-        yield given
+        yield given, None
         return
-    from ...gpu.calibrate.calibrate import calibrate
+    from ...gpu.calibrate.calibrate import Measuring, calibrate
 
-    watch = partial(track, subject="Calibrating")
-    found = calibrate(model_spec(model), device, dtype, quick=quick, seed=seed + 1, watch=watch)
-    # A skeleton and its graphs reference each other; the next one needs their memory.
-    gc.collect()
+    model, watch = model_spec(scale.model), partial(track, subject="Calibrating")
     with TemporaryDirectory() as folder:
-        if out is not None:
-            yield out.write("calibration.json", as_json(found))
-        else:
+
+        def kept(found: Mapping[str, Any]) -> Path:
+            if out is not None:
+                return out.write("calibration.json", as_json(found))
             path = Path(folder) / "calibration.json"
             write_whole(path, as_json(found))
-            yield path
+            return path
+
+        if device.torch_device.type != "cpu":
+            found = calibrate(model, device, dtype, quick=quick, seed=seed + 1, watch=watch)
+            # A skeleton and its graphs reference each other; the next one needs their memory.
+            gc.collect()
+            yield kept(found), None
+            return
+        measuring = Measuring(model, device, dtype, quick=quick, seed=seed + 1)
+        rounds = -(-measuring.grid.rounds // (scale.rounds + 1))
+
+        def measured() -> Path:
+            measuring.measure(rounds, watch)
+            return kept(measuring.document())
+
+        yield measured(), measured

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from rich import box
 from rich.table import Table
 
@@ -21,7 +22,7 @@ from ...gpu.devices import timing
 from ...gpu.devices.devices import Device, usual_dtype
 from ...gpu.model.executor import used_host_blocks
 from ...gpu.model.skeleton import DTYPES, Skeleton
-from ...gpu.validate import acceptance, validate
+from ...gpu.validate import acceptance, generate, validate
 from ...gpu.validate import attention as validate_attention
 from ...gpu.validate import operations as validate_operations
 from ...gpu.validate.drift import Drift
@@ -29,13 +30,14 @@ from ...sim import Settings, Workload
 from ...sim.cost import cost
 from ...sim.cost.base import StepCost
 from ...sim.cost.calibration import read
-from ...sim.recording.plans import Plan, record
+from ...sim.recording.plans import Plan
 from ...sim.spec import ModelSpec, gpu
 from ...sim.spec import model as model_spec
 from ...sim.spec.deployment import Deployment
 from ...sim.types.errors import SettingError
 from ...sim.types.ticks import PER_SECOND
 from ..runs.output import Report
+from .repriced import PricedPlan, priced
 from .validation_runs import BLOCK_SIZE, PAGED, RUNS, SAME_REQUESTS, Loads, Scale, Served, room_tokens
 
 Document = Mapping[str, Any]
@@ -60,15 +62,17 @@ def print_document(document: Document, report: Report) -> None:
     calibration = document["calibration"]
     report.print_line(f"{document['model']} on {document['device']['name']}", style="bold")
     report.print_line(f"Predicted by: {calibration['source']}, {calibration['device']}. It saw none of these runs.")
+    if calibration["parts"] > 1:
+        report.print_line(f"It was measured in {calibration['parts']} parts, before, between and after the passes.")
     runs = document["runs"]
     for table in (_runs(runs), _nulls(runs), _throughput(runs), _operations(document["operations"])):
         _print(table, report)
     _print_acceptance(document["acceptance"], report)
     drift = document["drift"]
     if drift["calls"]:
-        again = f"{drift['calls']} calls of the calibration, measured again before and after each run"
+        again = f"{drift['calls']} calls of the calibration, measured again before and after each run of each pass"
         report.print_line()
-        report.print_line(f"Machine: by how much it has become slower since it was calibrated; the median of {again}.")
+        report.print_line(f"Machine: by how much it was slower than when it was calibrated; the median of {again}.")
     _print(_allocation(document["allocation"]), report)
     start_up = document["start_up"]
     report.print_line()
@@ -77,6 +81,18 @@ def print_document(document: Document, report: Report) -> None:
         f"{start_up['measured_ms']:,.1f} ms; predicted {start_up['predicted_ms']:,.1f} ms ({start_up['error']:+.1%})."
     )
     _print(_attention(document["attention"]), report)
+    report.print_line()
+    report.print_line(_transformers_text(document["transformers"]))
+
+
+def _transformers_text(found: Document) -> str:
+    if "reason" in found:
+        return f"Static batches through transformers: not measured, {found['reason']}."
+    return (
+        f"Static batches through transformers {found['version']}: {found['tokens_per_s']:,.1f} output tokens/s. "
+        f"Our static run, in the same batches: {found['measured_tokens_per_s']:,.1f} measured, "
+        f"{found['predicted_tokens_per_s']:,.1f} predicted."
+    )
 
 
 def print_plan(name: str, found: Document, report: Report) -> None:
@@ -226,18 +242,26 @@ class Validation:
         dtype: Number format of weights and KV; None takes the calibration's.
         seed: Seed of the requests, their block tables and the weights.
         watch: Progress display.
+        again: Measures one more part of the calibration, and returns the file of all parts so far; None if it is complete.
 
     Raises:
         UserError: The file is not a calibration, or has the same seed.
     """
 
     def __init__(
-        self, device: Device, calibration: Path, scale: Scale, dtype: str | None, seed: int, watch: Watch
+        self,
+        device: Device,
+        calibration: Path,
+        scale: Scale,
+        dtype: str | None,
+        seed: int,
+        watch: Watch,
+        again: Callable[[], Path] | None = None,
     ) -> None:
-        self._device, self._scale, self._seed, self._watch = device, scale, seed, watch
-        self._calibration, self._cost = read(calibration), str(calibration)
+        self._device, self._scale, self._seed, self._watch, self._again = device, scale, seed, watch, again
+        self._cost = str(calibration)
+        self._read(calibration)
         self._dtype = dtype or self._calibration.dtype or usual_dtype(device)
-        self._calibrated = json.loads(calibration.read_bytes())
         if seed == self._calibrated.get("seed"):
             raise SettingError("seed", seed, "is the calibration's, which must not know what is tested: take another")
         #: The timed steps of each run.
@@ -248,12 +272,10 @@ class Validation:
         yield "device", self._device.describe()
         yield "measured_by", timing.stopwatch(self._device).how
         yield "calibration", self._calibration_data()
-        drift, runs = self._drift(), []
-        drift.look()
-        for name in RUNS:
-            runs.append(self._run(name))
-            drift.look()
-            runs[-1]["drift"] = drift.between
+        drift = self._drift()
+        for runs in self._passes(drift):
+            # Of the passes so far; a validation that is stopped has those.
+            yield "calibration", self._calibration_data()
             yield "runs", runs
         yield "acceptance", acceptance.acceptance(runs)
         yield "drift", drift.as_dict()
@@ -263,6 +285,38 @@ class Validation:
         scale = self._scale
         attention = validate_attention.paged_against_contiguous
         yield "attention", attention(self.skeleton, scale.shapes, ATTENTION_ROUNDS, self._seed)
+        yield "transformers", self._transformers()
+
+    def _read(self, calibration: Path) -> None:
+        self._calibration, self._calibrated = read(calibration), json.loads(calibration.read_bytes())
+        self.__dict__.pop("cost", None)
+
+    def _passes(self, drift: Drift) -> Iterator[list[dict[str, Any]]]:
+        """Replay all runs once, and then all again: the repetitions of a run contain the drift of the machine. After each
+        pass comes another part of the calibration, if it is measured in parts.
+
+        Yields:
+            The runs, from the passes so far.
+        """
+        timed = {name: chosen_steps(plan, self._scale.timed_steps) for name, plan in self.plans.items()}
+        samples_us: dict[str, list[np.ndarray]] = {name: [] for name in timed}
+        validate.warm_up(self.skeleton, ((self.plans[name], steps.tolist()) for name, steps in timed.items()))
+        for number in range(1, self._scale.rounds + 1):
+            drift.look()
+            for name, steps in timed.items():
+                watch = self._watching(f"{name}, pass {number}")
+                samples_us[name].append(validate.pass_us(self.skeleton, self.plans[name], steps.tolist(), watch))
+                drift.look()
+            if self._again is not None:
+                self._read(self._again())
+                drift.compare(self._calibrated["points"])
+            looks = np.reshape(drift.looks, (number, -1))
+            runs = []
+            for place, (name, steps) in enumerate(timed.items()):
+                self.replays[name] = self._replay(self._priced[name], steps, np.array(samples_us[name]))
+                around = looks[:, place : place + 2]
+                runs.append(self._run(name) | {"drift": round(float(around.mean()), 4) if around.size else None})
+            yield runs
 
     @cached_property
     def cost(self) -> StepCost:
@@ -280,15 +334,19 @@ class Validation:
         return {name: loads.served(name) for name in RUNS}
 
     @cached_property
-    def plans(self) -> dict[str, Plan]:
-        """The step plans of each run."""
+    def _priced(self) -> dict[str, PricedPlan]:
         return {
             name: self._recorded(served.workload, served.shuffle_ids, **served.settings)
             for name, served in self.served.items()
         }
 
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """The step plans of each run."""
+        return {name: one.plan for name, one in self._priced.items()}
+
     @cached_property
-    def long_prompt(self) -> Plan:
+    def long_prompt(self) -> PricedPlan:
         """A single prompt, chunk by chunk."""
         scale = self._scale
         arrivals, prompts, outputs = (np.array([one]) for one in (0, self._prompt_tokens, 1))
@@ -301,7 +359,7 @@ class Validation:
     def _prompt_tokens(self) -> int:
         return min(self._scale.long_prompt, model_spec(self._scale.model).max_model_len - 1)
 
-    def _recorded(self, workload: Workload, shuffle_ids: bool, **fields: Any) -> Plan:
+    def _recorded(self, workload: Workload, shuffle_ids: bool, **fields: Any) -> PricedPlan:
         common: dict[str, Any] = {
             "model": self._scale.model,
             "cost": self._cost,
@@ -311,12 +369,12 @@ class Validation:
             "enforce_eager": self._device.torch_device.type != "cuda",
         }
         # The skeleton computes step after step: no host work is hidden behind the step before it.
-        return record(Settings(**common, **fields), workload, shuffle_ids=shuffle_ids, step_cost=self.cost)[1]
+        return priced(Settings(**common, **fields), workload, shuffle_ids, self.cost)
 
     @cached_property
     def skeleton(self) -> Skeleton:
         """The skeleton, with a pool that is large enough for every plan."""
-        plans = [*self.plans.values(), self.long_prompt]
+        plans = [*self.plans.values(), self.long_prompt.plan]
         blocks = -(-max(plan.meta["num_slots"] for plan in plans) // BLOCK_SIZE)
         host_blocks = max(used_host_blocks(plan) for plan in plans)
         spec = model_spec(self._scale.model)
@@ -325,7 +383,7 @@ class Validation:
     def _calibration_data(self) -> dict[str, Any]:
         found = self._calibration
         data = {"kind": found.kind, "source": found.source, "sha256": found.sha256}
-        return data | {"device": found.device.get("name")}
+        return data | {"device": found.device.get("name"), "parts": self._calibrated.get("parts", 1)}
 
     def _drift(self) -> Drift:
         """The drift of the machine since the calibration; it has no points on any other machine."""
@@ -336,7 +394,7 @@ class Validation:
 
     def _run(self, name: str) -> dict[str, Any]:
         plan, served = self.plans[name], self.served[name]
-        replay = self.replays[name] = self._replayed(plan, name, self._scale.timed_steps)
+        replay = self.replays[name]
         predicted, measured = replay.predicted_us, replay.measured_us
         workload = served.workload.sequences
         # As if the timed steps stood for all.
@@ -356,16 +414,46 @@ class Validation:
             **judged_replay(self.skeleton, plan, replay),
         }
 
-    def _replayed(self, plan: Plan, subject: str, most: int | None = None) -> Replay:
-        """Predicted and measured microseconds of so many steps, evenly spread; None: of all."""
-        return replayed(self.skeleton, plan, self._scale.rounds, self._watching(subject), most)
+    def _replay(self, one: PricedPlan, steps: np.ndarray, samples_us: np.ndarray) -> Replay:
+        """Timed steps of a plan, with their times by the calibration as it is now."""
+        return replay_of(self.skeleton, steps, one.ticks(self.cost), samples_us)
+
+    def _transformers(self) -> dict[str, Any]:
+        """Output tokens/s of the static run's batches through transformers, beside ours of the same batches; or the reason why
+        there is none."""
+        plan, replay, workload = self.plans["static"], self.replays["static"], self.served["static"].workload.sequences
+        if not self.skeleton.model.gated_mlp:
+            return {"reason": f"{self._scale.model} is not like Llama"}
+        batches = generate.static_batches(plan, workload)
+        try:
+            us, version = generate.generated_us(self.skeleton, batches, self._seed)
+        except ImportError:
+            return {"reason": "it is not installed; pip install transformers"}
+        except torch.OutOfMemoryError:
+            return {"reason": "the device has no room for a second model"}
+        steps, tokens = batches[-1].steps.stop, sum(int(batch.output_tokens.sum()) for batch in batches)
+        timed = replay.steps < steps
+        ours = {"predicted": replay.predicted_us[timed], "measured": replay.measured_us[timed]}
+        return {
+            "version": version,
+            "batches": len(batches),
+            "steps": steps,
+            "output_tokens": tokens,
+            "tokens_per_s": round(tokens / sum(us) * 1e6, 2),
+            # As if the timed steps stood for all.
+            **{
+                f"{side}_tokens_per_s": round(tokens * len(one) / steps / float(one.sum()) * 1e6, 2)
+                for side, one in ours.items()
+            },
+        }
 
     def _watching(self, subject: str) -> Callable[..., Any]:
         return lambda items, total: self._watch(items, subject, total)
 
     def steps_csv(self) -> str:
         """Every timed step of every run as CSV, with each repetition."""
-        rounds = [f"repetition_{number}_us" for number in range(1, self._scale.rounds + 1)]
+        passes = max((len(replay.samples_us) for replay in self.replays.values()), default=0)
+        rounds = [f"repetition_{number}_us" for number in range(1, passes + 1)]
         lines = [
             ",".join(["run", "step", "rows", "new_tokens", "context_tokens", "predicted_us", "measured_us", *rounds])
         ]
@@ -398,7 +486,9 @@ class Validation:
         return found
 
     def _start_up(self) -> dict[str, Any]:
-        replay = self._replayed(self.long_prompt, "long prompt")
+        one, steps = self.long_prompt, np.arange(self.long_prompt.plan.num_steps)
+        rounds, watch = self._scale.rounds, self._watching("long prompt")
+        replay = self._replay(one, steps, samples_us(self.skeleton, one.plan, rounds, watch))
         predicted, measured = replay.predicted_us.sum(), replay.measured_us.sum()
         return {
             "prompt_tokens": self._prompt_tokens,
@@ -410,14 +500,30 @@ class Validation:
         }
 
 
-def replayed(skeleton: Skeleton, plan: Plan, rounds: int, watch: Callable[..., Any], most: int | None = None) -> Replay:
-    """Time the steps of a plan, or so many of them, evenly spread."""
-    steps = np.arange(plan.num_steps)
-    if most is not None and most < plan.num_steps:
-        steps = np.linspace(0, plan.num_steps - 1, most).round().astype(int)
-    samples = validate.step_samples_us(skeleton, plan, rounds, watch, steps.tolist())
-    measured = np.quantile(samples, timing.stopwatch(skeleton.device).quantile, axis=0)
-    return Replay(steps, plan.ticks[steps] / _PER_US, samples, measured)
+def chosen_steps(plan: Plan, most: int) -> np.ndarray:
+    """Places of so many steps of a plan, evenly spread; all if it has no more."""
+    if most >= plan.num_steps:
+        return np.arange(plan.num_steps)
+    return np.linspace(0, plan.num_steps - 1, most).round().astype(int)
+
+
+def samples_us(skeleton: Skeleton, plan: Plan, rounds: int, watch: Callable[..., Any]) -> np.ndarray:
+    """Microseconds of all steps of one plan, float [rounds, steps]: all one after the other, and then all again."""
+    steps = range(plan.num_steps)
+    validate.warm_up(skeleton, [(plan, steps)])
+    return np.array([validate.pass_us(skeleton, plan, steps, watch) for _ in range(rounds)])
+
+
+def replay_of(skeleton: Skeleton, steps: np.ndarray, ticks: np.ndarray, samples_us: np.ndarray) -> Replay:
+    """Timed steps of a plan.
+
+    Args:
+        steps: Their places in the plan.
+        ticks: Durations of all steps of the plan.
+        samples_us: float [repetitions, steps].
+    """
+    measured = np.quantile(samples_us, timing.stopwatch(skeleton.device).quantile, axis=0)
+    return Replay(steps, ticks[steps] / _PER_US, samples_us, measured)
 
 
 def judged_replay(skeleton: Skeleton, plan: Plan, replay: Replay) -> dict[str, Any]:
@@ -435,7 +541,8 @@ def plan_timed(plan: Plan, model: ModelSpec, device: Device, dtype: str, watch: 
     block_size = plan.meta["block_size"] if plan.is_paged else 1
     blocks = -(-plan.meta["num_slots"] // block_size)
     skeleton = Skeleton(model, device, blocks, block_size, dtype, host_blocks=used_host_blocks(plan))
-    replay = replayed(skeleton, plan, ROUNDS, lambda items, total: watch(items, "steps", total))
+    samples = samples_us(skeleton, plan, ROUNDS, lambda items, total: watch(items, "steps", total))
+    replay = replay_of(skeleton, np.arange(plan.num_steps), plan.ticks, samples)
     predicted, measured = replay.predicted_us, replay.measured_us
     sums = {"predicted_ms": predicted.sum() / 1e3, "measured_ms": measured.sum() / 1e3}
     return {

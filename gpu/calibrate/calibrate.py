@@ -1,7 +1,8 @@
 """A device's calibration: a few dozen points per operation, and the models fitted to them.
 
-Samples of all points are interleaved. The overhead of a step beyond its operations (host work, launches,
-the last norm) is measured too, as the time of whole steps less the time of their operations.
+Samples of all points are interleaved. They may be taken in several parts, with other work in between. The overhead of a
+step beyond its operations (host work, launches, the last norm) is measured too, as the time of whole steps less the time
+of their operations.
 """
 
 from __future__ import annotations
@@ -62,27 +63,61 @@ def calibrate(
         SettingError: The model or dtype is not supported, or its cache does not fit.
         MissingExtra: The fitting library is not installed.
     """
-    require_scipy()
-    on_gpu = device.torch_device.type == "cuda"
-    grid = QUICK if quick else CUDA if on_gpu else CPU
-    dtype = dtype or ("fp16" if on_gpu else "fp32")
-    skeleton = _skeleton(model, device, grid, block_size, dtype, seed)
-    with torch.inference_mode():
-        measured = measure(skeleton, grid, seed, watch)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "calibration",
-        "device": device.describe(),
-        "source": "measured by fragmeter calibrate",
-        "measured_by": timing.stopwatch(device).how,
-        "model": model.name,
-        "dtype": dtype,
-        "block_size": block_size,
-        "quick": quick,
-        "seed": seed,
-        "ops": fit(measured),
-        "points": measured,
-    }
+    measuring = Measuring(model, device, dtype, block_size, quick, seed)
+    measuring.measure(measuring.grid.rounds, watch)
+    return measuring.document()
+
+
+class Measuring:
+    """A calibration that is measured in one or more parts. Every part samples all calls, and the result is of all samples, by the
+    stopwatch's quantile.
+
+    Args:
+        model, device, dtype, block_size, quick, seed: See :func:`calibrate`.
+
+    Attributes:
+        grid: The measured sizes.
+
+    Raises:
+        SettingError, MissingExtra: See :func:`calibrate`.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        device: Device,
+        dtype: str | None = None,
+        block_size: int = 16,
+        quick: bool = False,
+        seed: int = 0,
+    ) -> None:
+        require_scipy()
+        on_gpu = device.torch_device.type == "cuda"
+        self.grid = QUICK if quick else CUDA if on_gpu else CPU
+        dtype = dtype or ("fp16" if on_gpu else "fp32")
+        skeleton = _skeleton(model, device, self.grid, block_size, dtype, seed)
+        self._points = Samples(skeleton, self.grid, seed)
+        self._says = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "calibration",
+            "device": device.describe(),
+            "source": "measured by fragmeter calibrate",
+            "measured_by": timing.stopwatch(device).how,
+            "model": model.name,
+            "dtype": dtype,
+            "block_size": block_size,
+            "quick": quick,
+            "seed": seed,
+        }
+
+    def measure(self, rounds: int, watch: Watch = unwatched) -> None:
+        """Take so many samples of every call."""
+        self._points.take(rounds, watch)
+
+    def document(self) -> dict[str, Any]:
+        """The content of a calibration file, from all parts so far."""
+        measured = self._points.points()
+        return self._says | {"parts": self._points.parts, "ops": fit(measured), "points": measured}
 
 
 def _skeleton(model: ModelSpec, device: Device, grid: Grid, block_size: int, dtype: str, seed: int) -> Skeleton:
@@ -110,36 +145,58 @@ def input_bytes(model: ModelSpec, grid: Grid, dtype: str) -> int:
     return (tokens * each + 2 * queries + weights) * DTYPES[dtype].itemsize
 
 
-def measure(skeleton: Skeleton, grid: Grid, seed: int, watch: Watch) -> list[Point]:
-    """Every point of the grid with ``us``, ``iqr_us`` and ``samples``."""
-    stopwatch = timing.stopwatch(skeleton.device)
-    probes = Probes(skeleton, grid, stopwatch, seed)
-    operations, steps = list(probes.operations()), list(probes.steps())
-    calls = [(probe.work, probe.captured) for probe in operations] + [(step.work, False) for step in steps]
-    samples: list[list[float]] = [[] for _ in calls]
-    for index, us in watch(_samples(stopwatch, calls, grid.rounds, seed), total=(grid.rounds + 1) * len(calls)):
-        samples[index] += us
-    timings = [timing.timing(found, stopwatch.quantile) for found in samples]
-    measured = [probe.point | found._asdict() for probe, found in zip(operations, timings, strict=False)]
-    us_of = {points.key(point): point["us"] for point in measured}
-    for probe, point in zip(operations, measured, strict=True):
-        if probe.parts:
-            point["apart_us"] = sum(us_of[points.key(part)] for part in probe.parts)
-    return measured + [
-        _beside(step, whole, us_of) for step, whole in zip(steps, timings[len(operations) :], strict=True)
-    ]
+class Samples:
+    """Samples of every point of a grid.
 
+    Args:
+        skeleton: The skeleton with the weights and the pool to measure.
+        grid: The sizes to measure.
+        seed: Seed of tables, lengths and the order of the samples.
 
-def _samples(
-    stopwatch: timing.Stopwatch, calls: list[tuple[timing.Work, bool]], rounds: int, seed: int
-) -> Iterator[tuple[int, list[float]]]:
-    """Warm up all calls, which gives one item without a sample per call, and then yield one sample at a time."""
-    samplers = []
-    for index, (work, captured) in enumerate(calls):
-        samplers.append(stopwatch.sampler(work, captured))
-        yield index, []
-    for index, us in timing.interleaved(samplers, rounds, seed):
-        yield index, [us]
+    Attributes:
+        parts: How often samples were taken.
+    """
+
+    def __init__(self, skeleton: Skeleton, grid: Grid, seed: int) -> None:
+        self._stopwatch, self._seed, self.parts = timing.stopwatch(skeleton.device), seed, 0
+        with torch.inference_mode():
+            probes = Probes(skeleton, grid, self._stopwatch, seed)
+            self._operations, self._steps = list(probes.operations()), list(probes.steps())
+        self._samplers: list[timing.Sampler] = []
+        self._us: list[list[float]] = [[] for _ in (*self._operations, *self._steps)]
+
+    @torch.inference_mode()
+    def take(self, rounds: int, watch: Watch) -> None:
+        """Take so many samples of every call, in turns. Before the first ones all calls are warmed up."""
+        warm_ups = 0 if self._samplers else len(self._us)
+        total = warm_ups + rounds * len(self._us)
+        for index, samples in watch(self._taken(rounds), total=total):
+            self._us[index] += samples
+        self.parts += 1
+
+    def points(self) -> list[Point]:
+        """Every point with ``us``, ``iqr_us`` and ``samples``, from the samples so far."""
+        operations = self._operations
+        timings = [timing.timing(found, self._stopwatch.quantile) for found in self._us]
+        measured = [probe.point | found._asdict() for probe, found in zip(operations, timings, strict=False)]
+        us_of = {points.key(point): point["us"] for point in measured}
+        for probe, point in zip(operations, measured, strict=True):
+            if probe.parts:
+                point["apart_us"] = sum(us_of[points.key(part)] for part in probe.parts)
+        whole = zip(self._steps, timings[len(operations) :], strict=True)
+        return measured + [_beside(step, taken, us_of) for step, taken in whole]
+
+    def _taken(self, rounds: int) -> Iterator[tuple[int, list[float]]]:
+        """Warm up all calls that are not, which gives one item without a sample per call, and then one sample at a time."""
+        if not self._samplers:
+            calls = [(probe.work, probe.captured) for probe in self._operations]
+            calls += [(step.work, False) for step in self._steps]
+            for index, (work, captured) in enumerate(calls):
+                self._samplers.append(self._stopwatch.sampler(work, captured))
+                yield index, []
+        # Every part has an order of its own.
+        for index, us in timing.interleaved(self._samplers, rounds, self._seed + self.parts):
+            yield index, [us]
 
 
 def _beside(step: StepProbe, whole: timing.Timing, us_of: Mapping[Any, float]) -> Point:

@@ -49,17 +49,22 @@ class Drift:
 
     def __init__(self, skeleton: Skeleton, calibrated: Sequence[Point], seed: int) -> None:
         self._stopwatch, self._seed = timing.stopwatch(skeleton.device), seed
-        then_us = {points.key(point): point["us"] for point in calibrated}
-        probes = Probes(skeleton, AGAIN, self._stopwatch, seed)
-        known = [probe for probe in probes.operations() if points.key(probe.point) in then_us]
-        self._then_us = np.array([then_us[points.key(probe.point)] for probe in known])
-        self._samplers = [self._stopwatch.sampler(probe.work, probe.captured) for probe in known]
-        self._looks: list[float] = []
+        known, probes = {points.key(point) for point in calibrated}, Probes(skeleton, AGAIN, self._stopwatch, seed)
+        again = [probe for probe in probes.operations() if points.key(probe.point) in known]
+        self._keys = [points.key(probe.point) for probe in again]
+        self._samplers = [self._stopwatch.sampler(probe.work, probe.captured) for probe in again]
+        self._now_us: list[np.ndarray] = []
+        self.compare(calibrated)
+
+    def compare(self, calibrated: Sequence[Point]) -> None:
+        """Compare with these points instead, of the same calls: a calibration in parts changes after each of them."""
+        us_of = {points.key(point): point["us"] for point in calibrated}
+        self._then_us = np.array([us_of[key] for key in self._keys])
 
     @property
-    def between(self) -> float | None:
-        """Relative slowdown, as the mean of the last two measurements; None if nothing is compared."""
-        return round(sum(self._looks[-2:]) / 2, 4) if self._looks else None
+    def looks(self) -> list[float]:
+        """Relative slowdown at each look; empty if nothing is compared."""
+        return [float(np.median(now_us / self._then_us)) - 1 for now_us in self._now_us]
 
     @torch.inference_mode()
     def look(self) -> None:
@@ -67,11 +72,10 @@ class Drift:
         samples: list[list[float]] = [[] for _ in self._samplers]
         for index, us in timing.interleaved(self._samplers, AGAIN.rounds, self._seed):
             samples[index].append(us)
-        now_us = np.array([timing.timing(taken, self._stopwatch.quantile).us for taken in samples])
-        if len(now_us):
-            self._looks.append(float(np.median(now_us / self._then_us)) - 1)
+        if samples:
+            self._now_us.append(np.array([timing.timing(taken, self._stopwatch.quantile).us for taken in samples]))
 
     def as_dict(self) -> dict[str, Any]:
         """``calls``: number of compared calls; ``looks`` and ``median``: relative slowdowns and their median."""
-        looks = [round(look, 4) for look in self._looks]
+        looks = [round(look, 4) for look in self.looks]
         return {"calls": len(self._samplers), "looks": looks, "median": float(np.median(looks)) if looks else None}

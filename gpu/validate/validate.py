@@ -25,23 +25,14 @@ Watch = Callable[[Iterable[int], int], Iterable[int]]
 
 
 @torch.inference_mode()
-def step_samples_us(
-    skeleton: Skeleton, plan: Plan, rounds: int, watch: Watch, steps: Sequence[int] | None = None
-) -> np.ndarray:
-    """Microseconds of steps of a plan, float [rounds, steps]: all steps one after the other, and then all again.
+def pass_us(skeleton: Skeleton, plan: Plan, steps: Sequence[int], watch: Watch) -> np.ndarray:
+    """Microseconds of these steps of a plan, one after the other, float [steps]; :func:`warm_up` comes before.
 
     The time of a step includes its moves, its computation, and on a GPU the wait for completion, as an engine would
     experience it. The inputs are prepared before.
-
-    Args:
-        steps: Places of the steps to time; None is all.
     """
-    chosen = range(plan.num_steps) if steps is None else steps
     stopwatch = timing.stopwatch(skeleton.device)
-    warm_up(skeleton, plan, chosen)
-    order = watch([step for _ in range(rounds) for step in chosen], rounds * len(chosen))
-    samples = [one_step_us(skeleton, plan, step, stopwatch) for step in order]
-    return np.reshape(samples, (rounds, len(chosen)))
+    return np.array([one_step_us(skeleton, plan, step, stopwatch) for step in watch(steps, len(steps))])
 
 
 def one_step_us(skeleton: Skeleton, plan: Plan, step: int, stopwatch: Stopwatch) -> float:
@@ -55,14 +46,20 @@ def one_step_us(skeleton: Skeleton, plan: Plan, step: int, stopwatch: Stopwatch)
     return stopwatch.elapsed_us(work, range(1))
 
 
-def warm_up(skeleton: Skeleton, plan: Plan, steps: Sequence[int]) -> None:
-    """Run one step of each size that the steps have, so that compilation, captures and allocations are complete afterwards."""
-    sizes: dict[tuple[int, int, int], Batch] = {}
-    for step in steps:
-        found = batch_of(plan, step)
-        blocks = -(-int(found.context_lens.max(initial=1)) // skeleton.pool.block_size)
-        # Also by tokens: of two steps with equal rows one may prefill, and GEMMs of new sizes load other kernels.
-        sizes.setdefault((len(found.token_ids), len(found.query_lens), (blocks - 1).bit_length()), found)
+@torch.inference_mode()
+def warm_up(skeleton: Skeleton, timed: Iterable[tuple[Plan, Sequence[int]]]) -> None:
+    """Run one step of each size, so that compilation, captures and allocations are complete afterwards.
+
+    Args:
+        timed: All plans that will be timed, and their steps.
+    """
+    sizes: dict[tuple[int, int, int, bool], Batch] = {}
+    for plan, steps in timed:
+        for found in (batch_of(plan, step) for step in steps):
+            blocks = -(-int(found.context_lens.max(initial=1)) // skeleton.pool.block_size)
+            # Also by tokens: of two steps with equal rows one may prefill, and GEMMs of new sizes load other kernels.
+            size = len(found.token_ids), len(found.query_lens), (blocks - 1).bit_length(), found.is_paged
+            sizes.setdefault(size, found)
     # A capture releases the memory that torch has cached, so uncaptured steps run after the captures.
     for found in sorted(sizes.values(), key=lambda found: not found.only_decodes):
         skeleton.step(found)

@@ -187,9 +187,9 @@ def test_mixed_attention_is_held_against_its_parts(monkeypatch, spy):
     """Of 10 us a call, as every call here: two calls apart take 20."""
     monkeypatch.setattr(timing, "stopwatch", lambda _: Stopwatch())
     skeleton = Skeleton(SPEC, spy, BLOCKS, BLOCK_SIZE, host_blocks=4)
-    found = [
-        point for point in calibrate.measure(skeleton, GRID, 0, calibrate.unwatched) if point["op"] == "mixed_attention"
-    ]
+    samples = calibrate.Samples(skeleton, GRID, 0)
+    samples.take(GRID.rounds, calibrate.unwatched)
+    found = [point for point in samples.points() if point["op"] == "mixed_attention"]
     sizes = ("batch", "tokens", "pairs", "heads", "us", "apart_us")
     wanted = [(1, 16, 16 * 64 + 16 * 17 // 2, 6, 10.0, 20.0), (4, 32, 32 * 33 // 2, 6, 10.0, 20.0)]
     assert [tuple(point[size] for size in sizes) for point in found] == wanted
@@ -221,7 +221,9 @@ def test_a_steps_own_time_is_what_its_operations_leave(monkeypatch, spy):
             watched.append(item)
             yield item
 
-    found = calibrate.measure(skeleton, GRID, 0, watch)
+    samples = calibrate.Samples(skeleton, GRID, 0)
+    samples.take(GRID.rounds, watch)
+    found = samples.points()
     steps = [point for point in found if point["op"] in ("step", "prefill_step")]
     timed = {"iqr_us": 0.0, "samples": GRID.rounds, "whole_us": 1000.0}
     alike, mixed = timed | {"us": 770.0, "parts_us": 230.0}, timed | {"us": 740.0, "parts_us": 260.0}
@@ -232,6 +234,28 @@ def test_a_steps_own_time_is_what_its_operations_leave(monkeypatch, spy):
     slow = {points.key(point): 50.0 for point in found}
     step = next(iter(Probes(skeleton, GRID, Stopwatch(), 0).steps()))
     assert calibrate._beside(step, whole, slow)["us"] == 20.0
+
+
+def test_the_result_is_of_the_samples_of_all_parts(monkeypatch, spy):
+    """A machine with calls of 10 us in the first part, and of 20 us in the second and third: warmed up once, and the median."""
+    call_us, warmed = [10.0], []
+
+    class Drifting(Stopwatch):
+        def sampler(self, work, captured=True):
+            warmed.append(work)
+            return lambda: call_us[0]
+
+    monkeypatch.setattr(timing, "stopwatch", lambda _: Drifting())
+    samples = calibrate.Samples(Skeleton(SPEC, spy, BLOCKS, BLOCK_SIZE, host_blocks=4), GRID, 0)
+    samples.take(2, calibrate.unwatched)
+    calls, first = len(warmed), samples.points()
+    assert {point["us"] for point in first if "step" not in point["op"]} == {10.0}
+    call_us[0] = 20.0
+    for _ in range(2):
+        samples.take(2, calibrate.unwatched)
+    assert len(warmed) == calls == len(first) and samples.parts == 3
+    assert {point["us"] for point in samples.points() if "step" not in point["op"]} == {20.0}
+    assert {point["samples"] for point in samples.points()} == {6}
 
 
 def test_a_block_that_leaves_no_room_is_refused():

@@ -19,6 +19,7 @@ from plan_stories import CONTIGUOUS, PAGED, changed
 torch = pytest.importorskip("torch")
 
 from fragmeter.experiments.measured import validation, validation_runs
+from fragmeter.gpu.calibrate import grid as calibrate_grid
 from fragmeter.gpu.calibrate import points
 from fragmeter.gpu.check.replay import check
 from fragmeter.gpu.devices import devices, timing
@@ -138,7 +139,7 @@ def test_no_step_is_captured_while_it_is_timed(policy, monkeypatch):
     skeleton, now = Skeleton(TOY, devices.open("cpu"), 10, 16, graphs=True), "warming up"
     run = skeleton.step
     monkeypatch.setattr(skeleton, "step", lambda batch: met.append(len(batch.token_ids)) or run(batch))
-    validate.warm_up(skeleton, plan, range(plan.num_steps))
+    validate.warm_up(skeleton, [(plan, range(plan.num_steps))])
     warm, now = set(met), "timed"
     for step in range(plan.num_steps):
         skeleton.step(validate.batch_of(plan, step))
@@ -193,21 +194,18 @@ def test_steps_run_with_their_moves_and_count_in_the_stopwatchs_quantile(monkeyp
     monkeypatch.setattr(timing.CpuStopwatch, "elapsed_us", lambda self, *call: elapsed_us(*call))
     monkeypatch.setattr(validate, "move", lambda pool, plan, step: moved.update(outs=len(step.swap_outs)))
     skeleton = Skeleton(TOY, devices.open("cpu"), 8, 4)
-    found = validation.replayed(skeleton, PAGED, 5, lambda items, total: items)
+    samples = validation.samples_us(skeleton, PAGED, 5, lambda items, total: items)
+    found = validation.replay_of(skeleton, np.arange(4), PAGED.ticks, samples)
     assert found.samples_us[:, 0].tolist() == [1, 5, 9, 13, 17]
     assert found.measured_us.tolist() == [5.0, 6.0, 7.0, 8.0]
     assert moved == {"outs": 5 * 2}
 
 
-def test_of_a_long_run_steps_are_timed_that_are_evenly_spread(monkeypatch):
-    """A device that takes as many microseconds as the step's place in the plan."""
-    monkeypatch.setattr(validate, "one_step_us", lambda skeleton, plan, step, stopwatch: float(step))
-    monkeypatch.setattr(validate, "warm_up", lambda skeleton, plan, steps: None)
+def test_of_a_long_run_steps_are_timed_that_are_evenly_spread():
     plan = recorded(outputs=(20, 21, 12))
-    found = validation.replayed(Skeleton(TOY, devices.open("cpu"), 16, 16), plan, 2, lambda items, total: items, 3)
     last = plan.num_steps - 1
-    assert found.steps.tolist() == [0, round(last / 2), last] and (found.measured_us == found.steps).all()
-    assert found.predicted_us.tolist() == (plan.ticks[found.steps] / 1e6).tolist()
+    assert validation.chosen_steps(plan, 3).tolist() == [0, round(last / 2), last]
+    assert validation.chosen_steps(plan, last + 1).tolist() == list(range(last + 1))
 
 
 def test_paged_and_contiguous_attention_are_measured_for_what_fits():
@@ -244,7 +242,10 @@ def test_a_machine_that_has_become_slower_says_so(monkeypatch):
     assert drift.as_dict() == {"calls": 4, "looks": [0.5, 0.5], "median": 0.5}
     call_us[0] = 40.0
     drift.look()
-    assert drift.between == 0.75
+    assert drift.looks == [0.5, 0.5, 1.0]
+    # By a calibration that has gone on, all looks have another meaning.
+    drift.compare([point | {"us": 40.0} for point in calibrated])
+    assert drift.looks == [-0.25, -0.25, 0.0]
 
 
 @pytest.fixture(scope="module", params=["QUICK", "CPU"])
@@ -295,6 +296,11 @@ class TestRuns:
             executor = Executor(tried.plans[name], replace(TOY, num_layers=1), devices.open("cpu"))
             assert check(executor, 3).wrong_rows == 0
 
+    def test_the_questions_of_steps_give_their_times(self, tried):
+        """Static padding, prompts in chunks, swaps and copies; a step with the decision of the one before has no other."""
+        for one in (*tried._priced.values(), tried.long_prompt):
+            assert (one.ticks(tried.cost) == one.plan.ticks).all() and one.plan.ticks.all()
+
     def test_as_many_sequences_as_the_device_has_room_for(self):
         tried = running()
         loads = validation_runs.Loads(replace(validation_runs.QUICK, long_sequences=40), 1, tried.cost, 1200)
@@ -316,6 +322,35 @@ def obedient(monkeypatch):
     monkeypatch.setattr(validate, "one_step_us", one_step_us)
     monkeypatch.setattr(validate_operations.TimedStep, "operations_us", operations_us)
     monkeypatch.setattr(validate, "warm_up", lambda *_: None)
+
+
+def measuring_by_rote(seeds: list[int], slower=(1.0, 1.0, 1.0), events: list[str] | None = None):
+    """A calibration in parts: the times of a profile, times a factor by the number of parts."""
+
+    class Measuring:
+        grid = replace(calibrate_grid.QUICK, rounds=4)
+
+        def __init__(self, *_, seed: int, **__) -> None:
+            seeds.append(seed)
+            self.parts = 0
+
+        def measure(self, rounds, watch) -> None:
+            # 4 rounds in 3 parts: 2 each.
+            assert rounds == 2
+            self.parts += 1
+            if events is not None:
+                events.append("calibrate")
+
+        def document(self) -> dict:
+            document = json.loads(PROFILE.read_text()) | {"kind": "calibration", "seed": seeds[-1], "parts": self.parts}
+            for entry in document["ops"].values():
+                known = entry["coefficients"]
+                known |= {name: known[name] * slower[self.parts - 1] for name in ("t0_us", "each_us") if name in known}
+                rates = (name for name in ("flops_per_s", "bytes_per_s") if known.get(name))
+                known |= {name: known[name] / slower[self.parts - 1] for name in rates}
+            return document | {"points": []}
+
+    return Measuring
 
 
 def running(scale: validation_runs.Scale = validation_runs.QUICK) -> validation.Validation:
@@ -394,13 +429,15 @@ class TestVerb:
     def test_a_constant_within_every_limit_is_not_validated(self, constant, validated, monkeypatch):
         """All steps of a device take within 4 % of 5.88 ms, and a simulator that says 5.88 ms of each, or knows them all."""
 
-        def replayed(skeleton, plan, rounds, watch, most):
-            steps = np.linspace(0, plan.num_steps - 1, most).astype(int)
-            measured = 5880 * (1 + 0.04 * np.sin(np.arange(most)))
-            predicted = np.full(most, 5880.0) if constant else measured
-            return validation.Replay(steps, predicted, np.tile(measured, (rounds, 1)), measured)
+        def replay_of(skeleton, steps, ticks, samples_us):
+            (measured, *_) = samples_us
+            return validation.Replay(steps, np.full(len(steps), 5880.0) if constant else measured, samples_us, measured)
 
-        monkeypatch.setattr(validation, "replayed", replayed)
+        monkeypatch.setattr(
+            validate, "pass_us", lambda skeleton, plan, steps, watch: 5880 * (1 + 0.04 * np.sin(np.arange(len(steps))))
+        )
+        monkeypatch.setattr(validate, "warm_up", lambda *_: None)
+        monkeypatch.setattr(validation, "replay_of", replay_of)
         scale = replace(validation_runs.QUICK, long_sequences=40, long_tokens=1000)
         found: dict = {}
         parts = running(scale).parts()
@@ -436,14 +473,44 @@ class TestVerb:
     def test_its_own_calibration_has_another_seed(self, seed, obedient, tmp_path, monkeypatch):
         """Whatever the seed is, and before minutes are spent on it."""
         seeds = []
-
-        def calibrate(*_, seed: int, **__) -> dict:
-            seeds.append(seed)
-            return json.loads(PROFILE.read_text()) | {"kind": "calibration", "seed": seed}
-
-        monkeypatch.setattr("fragmeter.gpu.calibrate.calibrate.calibrate", calibrate)
+        monkeypatch.setattr("fragmeter.gpu.calibrate.calibrate.Measuring", measuring_by_rote(seeds))
         assert self.run("--quick", "--seed", seed, "--out", tmp_path) == DONE
         assert seeds == [json.loads((tmp_path / "calibration.json").read_text())["seed"]] != [seed]
+
+    def test_parts_of_the_calibration_surround_the_passes(self, obedient, tmp_path, monkeypatch):
+        """A machine that is 1.1 times slower in the first pass and 1.3 times in the second, and a calibration that ends at
+        1.25 times: it predicts the steps that were recorded by its first part."""
+        events, speeds, seeds = [], [1.1, 1.3], []
+        measuring = measuring_by_rote(seeds, (1.0, 1.1, 1.25), events)
+        monkeypatch.setattr("fragmeter.gpu.calibrate.calibrate.Measuring", measuring)
+
+        def pass_us(skeleton, plan, steps, watch):
+            events.append(plan.meta["policy"])
+            return plan.ticks[np.array(steps)] / 1e6 * speeds[events.count("calibrate") - 1]
+
+        # The long prompt comes after the passes, when there is another part.
+        speeds.append(1.3)
+        monkeypatch.setattr(validate, "pass_us", pass_us)
+        assert self.run("--quick", "--out", tmp_path) == DONE
+        names = list(validation_runs.RUNS)
+        assert [place for place, event in enumerate(events) if event == "calibrate"] == [0, 9, 18]
+        assert events[1:9] == events[10:18] and len(events[1:9]) == len(names)
+        found = json.loads((tmp_path / "validation.json").read_text())
+        assert found["calibration"]["parts"] == 3 and len(seeds) == 1
+        for run in found["runs"]:
+            # Of two repetitions each is predicted by the other.
+            assert run["noise"]["throughput"] == pytest.approx((1.3 / 1.1 - 1.1 / 1.3) / 2, abs=1e-3)
+            # The lower quartile of 1.1 and 1.3.
+            assert run["step"]["bias"] == pytest.approx(1.25 / 1.15 - 1, abs=2e-3)
+            assert run["step"]["mape"] == pytest.approx(run["step"]["bias"], abs=1e-4)
+
+    def test_a_stopped_validation_has_the_passes_so_far(self, obedient):
+        parts = running().parts()
+        name, runs = next((name, part) for name, part in parts if name == "runs")
+        assert [run["run"] for run in runs] == list(validation_runs.RUNS)
+        assert all(run["noise"] is None for run in runs)
+        name, runs = next((name, part) for name, part in parts if name == "runs")
+        assert all(run["noise"] for run in runs)
 
     def test_the_calibrations_seed_is_refused(self, tmp_path, capsys):
         path = tmp_path / "calibration.json"

@@ -1,0 +1,93 @@
+"""Step times of a recorded run by a later calibration: the same steps, without another simulation.
+
+The steps of a run depend on their times where requests arrive over time. A calibration that goes on while the recorded
+steps are replayed must not change them, so its times are computed for the steps as they were recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ...sim import Settings, Workload
+from ...sim.cost.base import StepCost
+from ...sim.engine.observer import Observer
+from ...sim.engine.run import simulate
+from ...sim.memory.accounting.ledger import Leap
+from ...sim.recording.plans import Plan, PlanRecording
+from ...sim.types.sequence import StepPlan
+
+#: A method of a step cost and its arguments.
+Question = tuple[str, tuple[int, ...]]
+
+
+class PricedPlan(NamedTuple):
+    """A plan, and what a step cost was asked for each of its steps: the step, and its swaps and copies."""
+
+    plan: Plan
+    questions: list[tuple[Question, ...]]
+
+    def ticks(self, cost: StepCost) -> np.ndarray:
+        """int64 [steps], durations of the recorded steps by another step cost."""
+        sums = (sum(getattr(cost, name)(*sizes) for name, sizes in asked) for asked in self.questions)
+        return np.fromiter(sums, np.int64, len(self.questions))
+
+
+def priced(settings: Settings, workload: Workload, shuffle_ids: bool, cost: StepCost) -> PricedPlan:
+    """Record a run as ``sim.recording.plans.record`` does, and what its steps asked the cost for."""
+    asked, recording = _AskedCost(cost), PlanRecording(settings, workload, shuffle_ids=shuffle_ids)
+    run = simulate(replace(settings, ids=True), workload, asked, None, (recording, asked))
+    plan = recording.plan(run)
+    return PricedPlan(plan, [asked.by_start[start] for start in plan.start_ticks.tolist()])
+
+
+class _AskedCost(Observer):
+    """A step cost that passes questions on to another one, and keeps those of each step.
+
+    Attributes:
+        name: See ``StepCost``.
+        by_start: The questions of each step, by the tick of its start.
+    """
+
+    def __init__(self, inner: StepCost) -> None:
+        self._inner, self.name = inner, inner.name
+        self.by_start: dict[int, tuple[Question, ...]] = {}
+        self._asked: list[Question] = []
+        self._lines: list[Question] = []
+
+    def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
+        """See ``Observer``. A decision that is unchanged has no question but that of its line."""
+        if ticks:
+            self.by_start[now] = tuple(self._asked or self._lines[:1])
+        self._asked, self._lines = [], []
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        """See ``StepCost``."""
+        return self._answer("step_ticks", decodes, decode_context, prefill_tokens, prefill_pairs)
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        """See ``StepCost``."""
+        self._lines.append(("step_ticks", (decodes, context, 0, 0)))
+        return self._inner.decode_line(decodes, context)
+
+    def swap_out_ticks(self, blocks: int) -> int:
+        """See ``StepCost``."""
+        return self._answer("swap_out_ticks", blocks)
+
+    def swap_in_ticks(self, blocks: int) -> int:
+        """See ``StepCost``."""
+        return self._answer("swap_in_ticks", blocks)
+
+    def copy_ticks(self, slots: int) -> int:
+        """See ``StepCost``."""
+        return self._answer("copy_ticks", slots)
+
+    def describe(self) -> dict[str, object]:
+        """See ``StepCost``."""
+        return self._inner.describe()
+
+    def _answer(self, name: str, *sizes: int) -> int:
+        self._asked.append((name, sizes))
+        return int(getattr(self._inner, name)(*sizes))
