@@ -6,7 +6,8 @@
     python benchmarks/core_speed.py --case uncached
 
 ShareGPT-like requests (embedded set), OPT-13B on an A100-40GB at 1.5 requests/s, for each policy that the core has and each
-cost model that the policy takes; ``uncached`` is vllm-v1 without a prefix cache. Each measurement runs in a
+cost model that the policy takes; ``uncached`` is vllm-v1 without a prefix cache,
+``prefixes`` with requests that begin with one of 200 common texts. Each measurement runs in a
 process of its own; both sides alternate, so that what else the machine does falls on both. Times are CPU seconds of that
 process, without imports and without drawing the workload: of the run, and of the run with the ledger's integrals.
 """
@@ -19,12 +20,16 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 from fragmeter.sim.engine.core import compiled
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.workload.content import PromptContent
 from fragmeter.traces import synthetic_pairs, workload
 
 DATASET = "vllm_sosp23_sharegpt_opt"
@@ -34,6 +39,7 @@ RATE = 1.5
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "vllm-sosp23": ({"policy": "vllm-sosp23"}, ("paper", "roofline", "fitted")),
     "vllm-v1": ({"policy": "vllm-v1"}, ("roofline", "fitted")),
+    "prefixes": ({"policy": "vllm-v1"}, ("roofline", "fitted")),
     "uncached": ({"policy": "vllm-v1", "enable_prefix_caching": False}, ("roofline", "fitted")),
 }
 
@@ -41,6 +47,10 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 def measure(core: bool, case: str, cost: str, count: int) -> dict[str, float | str]:
     """One measurement, in this process; the digest is of all columns of the ledger, and of what a prefix cache did."""
     work = workload(synthetic_pairs(DATASET, count, 0, MODEL_TOKENS), RATE)
+    if case == "prefixes":
+        text = np.random.default_rng(0).integers(0, 200, count)
+        pieces = np.minimum(work.prompt_tokens, 128 + 8 * (text % 64))
+        work = replace(work, content=PromptContent(np.arange(count + 1), text, pieces))
     chosen = settings(**CASES[case][0], cost=cost, core=core)
     start = time.process_time()
     run = simulate(chosen, work)

@@ -6,9 +6,9 @@ both. It serves an open loop with one sequence a request, in one KV group, where
 nothing has ids; core.py lists what it serves.
 
     _core_cost.h      step times
+    _core_cache.h     the free queue of a prefix cache, and blocks with names
     _core_batch.h     the running sequences and their blocks, the queue, the leap
     _core_sosp23.h    the decisions of vllm-sosp23
-    _core_cache.h     the free queue of a prefix cache, and blocks with names
     _core_v1.h        the decisions of vllm-v1
     _core.c           what Python sees
 
@@ -31,11 +31,11 @@ the caller, who gets control back when one is full: no other state outlives a ca
 
 #include "_core_cost.h"
 
+#include "_core_cache.h"
+
 #include "_core_batch.h"
 
 #include "_core_sosp23.h"
-
-#include "_core_cache.h"
 
 #include "_core_v1.h"
 
@@ -49,6 +49,12 @@ static void drop_cache(struct cache *c)
     free(c->stack);
     free(c->holes);
     free(c->found.items);
+    free(c->held.items);
+    for (int64_t number = 0; number < c->num_chains; number++)
+        drop_segments(&c->chains[number]);
+    free(c->chains);
+    for (int place = 0; place < 4; place++)
+        PyBuffer_Release(&c->names[place]);
     free(c);
 }
 
@@ -58,7 +64,7 @@ static void drop(struct replica *r)
         PyBuffer_Release(&r->views[place]);
     for (int64_t slot = 0; r->slots != NULL && slot < r->max_num_seqs; slot++) {
         struct table *table = r->slots[slot].table;
-        drop_chain(table == NULL ? NULL : table->own);
+        drop_chain(table == NULL ? NULL : table->path.own);
         drop_table(table);
     }
     for (int64_t place = 0; place < r->num_preempted; place++)
@@ -79,16 +85,47 @@ static void drop_capsule(PyObject *capsule) { drop(PyCapsule_GetPointer(capsule,
 
 static struct replica *replica_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, CAPSULE); }
 
-static bool allocate_cache(struct replica *r, bool unnamed_first)
+/* The names of blocks that requests share, from arguments of Python; false with an error set. */
+static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests)
 {
-    struct cache *c = r->cache = calloc(1, sizeof *c);
-    if (c == NULL)
+    int unnamed_first;
+    long long num_chains;
+    Py_buffer *names = c->names;
+    if (!PyArg_ParseTuple(given, "py*y*y*y*L", &unnamed_first, &names[0], &names[1], &names[2], &names[3], &num_chains))
         return false;
     c->unnamed_first = unnamed_first;
+    c->shares = names[0].buf;
+    c->offsets = names[1].buf, c->numbers = names[2].buf, c->stops = names[3].buf;
+    int64_t links = (int64_t)(names[2].len / 8);
+    bool valid = names[0].len == num_requests && names[1].len == (num_requests + 1) * 8 && names[3].len == names[2].len &&
+                 c->offsets[num_requests] == links && num_chains >= 0;
+    for (int64_t at = 0; valid && at < links; at++)
+        valid = c->numbers[at] >= 0 && c->numbers[at] < num_chains;
+    if (!valid) {
+        PyErr_SetString(PyExc_ValueError, "a path of each request is needed, over chains below their number");
+        return false;
+    }
+    c->chains = calloc((size_t)num_chains + 1, sizeof *c->chains);
+    if (c->chains == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    c->num_chains = num_chains;
+    return true;
+}
+
+static bool fill_cache(struct replica *r, PyObject *given)
+{
+    struct cache *c = r->cache = calloc(1, sizeof *c);
+    if (c == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    c->block_size = r->block_size;
     c->end = r->num_blocks;
     c->freed.fields = FREED_FIELDS, c->hits.fields = HIT_FIELDS, c->unstacked.fields = UNSTACKED_FIELDS;
     c->touches.fields = 1 + KEPT_TOUCHES, c->takes.fields = TAKE_FIELDS, c->growths.fields = GROWTH_FIELDS;
-    return true;
+    return fill_names(c, given, r->num_requests);
 }
 
 static bool allocate(struct replica *r)
@@ -114,11 +151,11 @@ static bool allocate(struct replica *r)
 static bool fill_replica(struct replica *r, PyObject *args)
 {
     long long blocks, size, seqs, tokens, watermark, edges[2];
-    PyObject *given_edges, *costs;
-    int ahead, caches, unnamed_first;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*(LLLLL)O!Oppp", &r->views[0], &r->views[1], &r->views[2], &r->views[3],
+    PyObject *given_edges, *costs, *cache;
+    int ahead;
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*(LLLLL)O!OpO", &r->views[0], &r->views[1], &r->views[2], &r->views[3],
                           &r->views[4], &blocks, &size, &seqs, &tokens, &watermark, &PyTuple_Type, &given_edges, &costs,
-                          &ahead, &caches, &unnamed_first))
+                          &ahead, &cache))
         return false;
     r->num_edges = (int)PyTuple_Size(given_edges);
     bool valid = r->num_edges == 0 || (r->num_edges == 2 && PyArg_ParseTuple(given_edges, "LL", &edges[0], &edges[1]));
@@ -143,12 +180,13 @@ static bool fill_replica(struct replica *r, PyObject *args)
     for (int place = 0; place < r->num_edges; place++)
         r->edges[place] = edges[place];
     r->ahead = ahead;
+    r->steps_to_look = INT64_MAX;
     r->reserve = ahead ? 0 : 1;
-    if (!allocate(r) || (caches && !allocate_cache(r, unnamed_first))) {
+    if (!allocate(r)) {
         PyErr_NoMemory();
         return false;
     }
-    return parse_cost(&r->cost, costs, seqs);
+    return (cache == Py_None || fill_cache(r, cache)) && parse_cost(&r->cost, costs, seqs);
 }
 
 static PyObject *core_start(PyObject *self, PyObject *args)

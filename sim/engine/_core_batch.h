@@ -75,6 +75,7 @@ struct replica {
     int64_t num_preempted;
     /* Time. */
     int64_t now, decode_step, holds_until;
+    int64_t steps_to_look; /* until the head of the queue may find more blocks, from the last decision on */
     int64_t edges[2];
     int num_edges, next_edge;
     struct cost cost;
@@ -88,8 +89,6 @@ struct replica {
     int32_t *ended, num_ended;   /* slots of those that ended in the last step, NONE where they were preempted since */
     struct cache *cache;         /* NULL: without a prefix cache, blocks are only counted */
 };
-
-static int64_t ceil_div(int64_t amount, int64_t size) { return (amount + size - 1) / size; }
 
 static int64_t floor_div(int64_t amount, int64_t size)
 {
@@ -338,7 +337,9 @@ static int64_t ask_horizon(struct replica *r, int64_t limit)
     if (steps < limit)
         steps = growth_of(r, limit) <= blocks ? limit : steps_within(r, blocks);
     steps = least(steps < 1 ? 1 : steps, LONGEST_LEAP);
-    if (!num_waiting(r))
+    if (num_waiting(r))
+        steps = least(steps, r->steps_to_look);
+    else
         r->holds_until = r->decode_step + steps;
     return least(steps, limit);
 }
@@ -354,7 +355,7 @@ static int64_t stop_at_edge(struct replica *r, int64_t limit, int64_t first, int
     return ahead < 0 ? 1 : least(limit, 1 + whole_steps(ahead, second, growth, limit));
 }
 
-/* The row of a leap: its columns, and ``PagedMemory.advance`` for what the memory holds before it. */
+/* The row of a leap: its columns, and ``CachedMemory.advance`` for what the memory holds before it; shared slots live once. */
 static void write_row(struct replica *r, const int64_t leap[9], int64_t live, int64_t held_blocks)
 {
     int64_t tail = 0;
@@ -365,7 +366,7 @@ static void write_row(struct replica *r, const int64_t leap[9], int64_t live, in
         tail = most(0, sequence->partial_blocks * r->block_size - target);
     }
     memcpy(r->rows.next, leap, 9 * sizeof *leap);
-    r->rows.next[9] = live;
+    r->rows.next[9] = live - (r->cache == NULL ? 0 : r->cache->num_shared * r->block_size);
     r->rows.next[10] = held_blocks * r->block_size;
     r->rows.next[11] = tail;
     r->rows.next += ROW_FIELDS;

@@ -1,8 +1,9 @@
-/* The prefix cache of one KV group where no two requests share tokens: a preempted sequence finds its own blocks again.
+/* The prefix cache of one KV group.
 
 It follows ``FreeQueue`` (free_queue.py), ``SegmentPool`` (segments.py) and ``CachedMemory`` (cached.py), and writes their
-logs, from which history.py reads evictions and lifetimes. A request that was never preempted has no names: its blocks go to
-the queue at its end, in one record. The blocks of a preempted one are named by a chain of its own.
+logs, from which history.py reads evictions and lifetimes. The chains that name the blocks of requests with a common prefix
+are numbered in Python (``Chains``). A request that shares no prefix has no names until it is preempted: its blocks go to the
+queue at its end, in one record. The blocks of a preempted one are named by a chain of its own.
 
 The head of the queue is brought up to date at every release, where Python defers that to the next look-up: the blocks are
 taken in the same order.
@@ -29,18 +30,28 @@ struct hole {
 
 /* ``Segment``: blocks at the places [first, stop) of a chain. */
 struct segment {
-    int64_t first, stop, place, grown_from, born, lag, touches[KEPT_TOUCHES];
+    struct chain *chain;
+    struct segment *next;
+    int64_t first, stop, place, grown_from, born, lag, touches[KEPT_TOUCHES], references;
     int num_touches;
-    bool is_held; /* by the table of its sequence */
 };
 
-/* ``Chain`` of one request: its segments in the order of their publication. */
+/* ``Chain``: its segments in the order of their publication, and the table that publishes more while it decodes. */
 struct chain {
     struct segment **segments;
+    struct table *author;
     int64_t count, room;
 };
 
-/* A part of a segment that a look-up found, or that a table has. */
+/* ``Path``: the chains of a request by number, and the blocks at which they end; or one chain of its own. */
+struct path {
+    bool is_given; /* else no block has a name */
+    struct chain *own;
+    const int64_t *numbers, *stops;
+    int64_t count;
+};
+
+/* A part of a segment that a look-up found, or one of a table: the segment and its next ones up to ``stop``. */
 struct part {
     struct segment *segment;
     int64_t first, stop;
@@ -57,7 +68,7 @@ struct taking {
 
 /* ``BlockTable``. */
 struct table {
-    struct chain *own; /* NULL: without names */
+    struct path path;
     struct parts parts;
     struct taking *takes;
     int64_t num_takes, take_room, published, taken, lag;
@@ -66,6 +77,7 @@ struct table {
 
 struct cache {
     bool unnamed_first;
+    int64_t block_size;
     /* ``FreeQueue``. */
     int64_t end, head, passed, hit, pushed;
     struct stacked *stack;
@@ -74,6 +86,14 @@ struct cache {
     struct log freed, hits, unstacked, touches, takes, growths;
     int64_t decided_until; /* step up to which a decision has taken blocks, ``CachedMemory`` */
     struct parts found; /* of the last look-up */
+    struct parts held;  /* segments of the table that is released */
+    int64_t num_shared; /* table entries beyond the first of each block */
+    /* Requests that share prefixes, and their paths, from offset to offset. */
+    Py_buffer names[4];
+    const char *shares;
+    const int64_t *offsets, *numbers, *stops;
+    struct chain *chains;
+    int64_t num_chains;
     bool failed; /* no memory was left */
 };
 
@@ -237,14 +257,44 @@ static void drop_table(struct table *table)
     free(table);
 }
 
+static void drop_segments(struct chain *chain)
+{
+    for (int64_t place = 0; place < chain->count; place++)
+        free(chain->segments[place]);
+    free(chain->segments);
+}
+
 static void drop_chain(struct chain *chain)
 {
-    for (int64_t place = 0; chain != NULL && place < chain->count; place++)
-        free(chain->segments[place]);
     if (chain != NULL)
-        free(chain->segments);
+        drop_segments(chain);
     free(chain);
 }
+
+/* --- Names --- */
+
+/* The path of a request; ``own`` is the chain of one that was preempted and shares no prefix, or NULL. */
+static struct path path_of(const struct cache *c, int64_t request, struct chain *own)
+{
+    if (own != NULL)
+        return (struct path){.is_given = true, .own = own, .count = 1};
+    if (!c->shares[request])
+        return (struct path){.is_given = false};
+    int64_t first = c->offsets[request];
+    return (struct path){
+        .is_given = true,
+        .numbers = c->numbers + first,
+        .stops = c->stops + first,
+        .count = c->offsets[request + 1] - first,
+    };
+}
+
+static struct chain *chain_at(const struct cache *c, const struct path *path, int64_t at)
+{
+    return path->own != NULL ? path->own : &c->chains[path->numbers[at]];
+}
+
+static int64_t stop_at(const struct path *path, int64_t at) { return path->own != NULL ? INT64_MAX : path->stops[at]; }
 
 /* Put a segment into its chain at a place. */
 static struct segment *insert_segment(struct cache *c, struct chain *chain, int64_t at, const struct segment *like)
@@ -257,14 +307,16 @@ static struct segment *insert_segment(struct cache *c, struct chain *chain, int6
     }
     memmove(&chain->segments[at + 1], &chain->segments[at], (size_t)(chain->count - at) * sizeof segment);
     *segment = *like;
+    segment->chain = chain;
     chain->segments[at] = segment;
     chain->count++;
     return segment;
 }
 
-/* ``Segment.split``, of one that no table has: it keeps the places before ``at``. Returns the rest. */
-static struct segment *split(struct cache *c, struct chain *chain, struct segment *segment, int64_t at)
+/* ``Segment.split``: it keeps the places before ``at``. Returns the rest. */
+static struct segment *split(struct cache *c, struct segment *segment, int64_t at)
 {
+    struct chain *chain = segment->chain;
     int64_t place = 0;
     while (chain->segments[place] != segment)
         place++;
@@ -273,14 +325,14 @@ static struct segment *split(struct cache *c, struct chain *chain, struct segmen
         rest->first = at;
         segment->place += segment->stop - at;
         segment->stop = at;
+        segment->next = rest;
     }
     return rest;
 }
 
-/* ``SegmentPool._publish``: full blocks of a table before ``stop`` that have no name yet, by their takings. */
-static void publish(struct cache *c, struct table *table, int64_t stop)
+/* Blocks of a table from place ``first`` up to ``stop`` get names in a chain, by their takings (``BlockTable.spans``). */
+static void publish_in(struct cache *c, struct table *table, struct chain *chain, int64_t first, int64_t stop)
 {
-    int64_t first = table->published;
     for (int64_t at = 0; first < stop && at < table->num_takes; at++) {
         bool is_last = at == table->num_takes - 1;
         int64_t end = is_last ? stop : least(table->takes[at].stop, stop);
@@ -292,12 +344,62 @@ static void publish(struct cache *c, struct table *table, int64_t stop)
             .grown_from = table->taken,
             .born = table->takes[at].born,
             .lag = table->lag,
-            .is_held = true,
+            .references = 1,
         };
-        add_part(c, &table->parts, insert_segment(c, table->own, table->own->count, &segment), first, end);
+        add_part(c, &table->parts, insert_segment(c, chain, chain->count, &segment), first, end);
         first = end;
     }
+}
+
+/* ``SegmentPool._publish``: full blocks of a table before ``stop`` that have no name yet. */
+static void publish(struct cache *c, struct table *table, int64_t stop)
+{
+    const struct path *path = &table->path;
+    int64_t place = table->published;
+    for (int64_t at = 0; place < stop && at < path->count; at++) {
+        int64_t end = least(stop_at(path, at), stop);
+        if (end <= place)
+            continue;
+        publish_in(c, table, chain_at(c, path, at), place, end);
+        place = end;
+    }
     table->published = most(stop, table->published);
+}
+
+/* ``SegmentPool._publish_filled``: what the author of a chain has filled and is known to have when ``decode_step`` is decided. */
+static void publish_filled(struct cache *c, struct table *author, int64_t decode_step)
+{
+    if (author != NULL)
+        publish(c, author, (decode_step - 1 + author->lag) / c->block_size);
+}
+
+/* ``SegmentPool.publish``: full blocks of a prefill, after those that the authors of its chains have filled. */
+static void publish_prefill(struct cache *c, struct table *table, int64_t stop, int64_t decode_step)
+{
+    for (int64_t at = 0; stop > table->published && at < table->path.count; at++)
+        if (stop_at(&table->path, at) > table->published)
+            publish_filled(c, chain_at(c, &table->path, at)->author, decode_step);
+    publish(c, table, stop);
+}
+
+/* ``SegmentPool.decode``. */
+static void decode(struct cache *c, struct table *table, int64_t lag)
+{
+    table->lag = lag, table->decodes = true;
+    for (int64_t at = 0; at < table->path.count; at++)
+        if (stop_at(&table->path, at) > table->published)
+            chain_at(c, &table->path, at)->author = table;
+}
+
+/* ``SegmentPool._close``: a table with ``filled`` full blocks publishes no more. */
+static void close_table(struct cache *c, struct table *table, int64_t filled)
+{
+    publish(c, table, filled);
+    for (int64_t at = 0; at < table->path.count; at++) {
+        struct chain *chain = chain_at(c, &table->path, at);
+        if (chain->author == table)
+            chain->author = NULL;
+    }
 }
 
 /* ``SegmentPool._put``: free blocks of a table that are in no segment, those taken last first. */
@@ -313,7 +415,34 @@ static void put_unpublished(struct cache *c, const struct table *table, int64_t 
     }
 }
 
-/* ``SegmentPool.release``. Who decoded has a ``lag``. Who ``returns`` may find the blocks again, under the names returned. */
+/* ``BlockTable.segments``, in ``held``. */
+static void list_segments(struct cache *c, const struct table *table)
+{
+    c->held.count = 0;
+    for (int64_t at = 0; at < table->parts.count; at++) {
+        struct part part = table->parts.items[at];
+        struct segment *segment = part.segment;
+        for (; segment != NULL; segment = segment->stop < part.stop ? segment->next : NULL)
+            add_part(c, &c->held, segment, segment->first, segment->stop);
+    }
+}
+
+/* The last reference to a segment is gone: its blocks join the free queue. */
+static void free_segment(struct cache *c, struct segment *segment, int64_t moment)
+{
+    int64_t touched = UNTOUCHED;
+    if (segment->num_touches) {
+        int64_t record[1 + KEPT_TOUCHES] = {segment->num_touches};
+        memcpy(&record[1], segment->touches, sizeof segment->touches);
+        touched = c->touches.before + c->touches.count;
+        add_record(c, &c->touches, record);
+    }
+    segment->place = put_blocks(c, segment->first, segment->stop, segment->stop, segment->grown_from, segment->born,
+                                segment->lag, touched, moment);
+}
+
+/* ``SegmentPool.release``. Who decoded has a ``lag``. Who ``returns`` and shares no prefix may find the blocks again, under
+   the names returned. */
 static struct chain *release_table(struct cache *c, struct table *table, int64_t held, int64_t filled, int64_t moment,
                                    const int64_t *lag, bool returns)
 {
@@ -323,27 +452,25 @@ static struct chain *release_table(struct cache *c, struct table *table, int64_t
         table->lag = *lag, table->decodes = true;
     if (table->decodes)
         add_record(c, &c->growths, (int64_t[GROWTH_FIELDS]){table->taken, held, table->lag});
-    if (table->own == NULL && returns && (table->own = calloc(1, sizeof *table->own)) == NULL)
-        c->failed = true;
-    struct chain *own = table->own;
-    if (own == NULL || c->failed) {
+    if (!table->path.is_given && returns) {
+        struct chain *chain = calloc(1, sizeof *chain);
+        table->path = (struct path){.is_given = true, .own = chain, .count = 1};
+        c->failed = c->failed || chain == NULL;
+    }
+    struct chain *own = table->path.own;
+    if (!table->path.is_given || c->failed) {
         put_unpublished(c, table, 0, held, filled, moment);
     } else {
-        publish(c, table, filled);
+        close_table(c, table, filled);
         put_unpublished(c, table, table->published, held, 0, moment);
     }
-    for (int64_t at = table->parts.count - 1; at >= 0 && !c->failed; at--) {
-        struct segment *segment = table->parts.items[at].segment;
-        int64_t touched = UNTOUCHED;
-        segment->is_held = false;
-        if (segment->num_touches) {
-            int64_t record[1 + KEPT_TOUCHES] = {segment->num_touches};
-            memcpy(&record[1], segment->touches, sizeof segment->touches);
-            touched = c->touches.before + c->touches.count;
-            add_record(c, &c->touches, record);
-        }
-        segment->place = put_blocks(c, segment->first, segment->stop, segment->stop, segment->grown_from, segment->born,
-                                    segment->lag, touched, moment);
+    list_segments(c, table);
+    for (int64_t at = c->held.count - 1; at >= 0 && !c->failed; at--) {
+        struct segment *segment = c->held.items[at].segment;
+        if (--segment->references)
+            c->num_shared -= segment->stop - segment->first;
+        else
+            free_segment(c, segment, moment);
     }
     drop_table(table);
     if (returns)
@@ -357,7 +484,7 @@ static struct chain *release_table(struct cache *c, struct table *table, int64_t
 /* End of the blocks of a segment that were not taken again; the last place is taken first. */
 static int64_t cached_until(const struct cache *c, const struct segment *segment)
 {
-    return segment->is_held ? segment->stop : least(segment->stop, segment->place + segment->stop - c->head);
+    return segment->references ? segment->stop : least(segment->stop, segment->place + segment->stop - c->head);
 }
 
 /* ``SegmentPool._first_published``. Returns whether it found a part. */
@@ -390,36 +517,74 @@ static bool first_published(struct cache *c, struct chain *chain, int64_t place,
 }
 
 /* ``SegmentPool.look_up``: the longest cached prefix before place ``stop``, in ``found``. Returns its blocks. */
-static int64_t look_up(struct cache *c, struct chain *chain, int64_t stop)
+static int64_t look_up(struct cache *c, const struct path *path, int64_t stop, int64_t decode_step)
 {
     int64_t place = 0;
     struct part part;
     c->found.count = 0;
-    while (place < stop && first_published(c, chain, place, stop, &part)) {
-        add_part(c, &c->found, part.segment, part.first, part.stop);
-        place = part.stop;
+    /* The author of the first chain publishes even if no place is looked up. */
+    for (int64_t at = 0; (at == 0 || place < stop) && at < path->count; at++) {
+        struct chain *chain = chain_at(c, path, at);
+        int64_t end = least(stop_at(path, at), stop);
+        publish_filled(c, chain->author, decode_step);
+        while (place < end) {
+            if (!first_published(c, chain, place, end, &part))
+                return place;
+            add_part(c, &c->found, part.segment, part.first, part.stop);
+            place = part.stop;
+        }
     }
     return place;
 }
 
+/* Blocks of the last look-up that tables have. */
+static int64_t found_in_tables(const struct cache *c)
+{
+    int64_t blocks = 0;
+    for (int64_t at = 0; at < c->found.count; at++)
+        blocks += c->found.items[at].segment->references ? c->found.items[at].stop - c->found.items[at].first : 0;
+    return blocks;
+}
+
+/* ``CachedMemory.steps_before_admission``, of a waiting sequence that found the blocks before ``place``. */
+static int64_t steps_to_publication(const struct cache *c, const struct path *path, int64_t place, int64_t stop,
+                                    int64_t decode_step)
+{
+    if (place >= stop)
+        return INT64_MAX;
+    int64_t at = 0;
+    while (stop_at(path, at) <= place)
+        at++;
+    const struct table *author = chain_at(c, path, at)->author;
+    return author == NULL ? INT64_MAX : (place + 1) * c->block_size - author->lag - decode_step + 1;
+}
+
 /* ``SegmentPool.enter``: a table with the blocks found. */
-static struct table *enter_found(struct cache *c, struct chain *chain, int64_t now)
+static struct table *enter_found(struct cache *c, const struct path *path, int64_t now)
 {
     struct table *table = new_table(c, 0);
     if (table == NULL)
         return NULL;
-    table->own = chain;
+    table->path = *path;
     for (int64_t at = 0; at < c->found.count && !c->failed; at++) {
         struct part part = c->found.items[at];
         struct segment *segment = part.segment;
-        if (segment->first < part.first && (segment = split(c, chain, segment, part.first)) == NULL)
+        int64_t blocks = part.stop - part.first;
+        /* An earlier part may have split this segment. */
+        while (segment->stop <= part.first && segment->next != NULL)
+            segment = segment->next;
+        if (segment->first < part.first && (segment = split(c, segment, part.first)) == NULL)
             break;
-        if (part.stop < segment->stop && split(c, chain, segment, part.stop) == NULL)
+        if (part.stop < segment->stop && split(c, segment, part.stop) == NULL)
             break;
-        add_record(c, &c->hits, (int64_t[HIT_FIELDS]){segment->place, part.stop - part.first, now});
-        push_hole(c, segment->place, part.stop - part.first);
-        c->hit += part.stop - part.first;
-        segment->is_held = true;
+        if (segment->references) {
+            c->num_shared += blocks;
+        } else {
+            add_record(c, &c->hits, (int64_t[HIT_FIELDS]){segment->place, blocks, now});
+            push_hole(c, segment->place, blocks);
+            c->hit += blocks;
+        }
+        segment->references++;
         if (segment->num_touches == KEPT_TOUCHES)
             memmove(segment->touches, segment->touches + 1, --segment->num_touches * sizeof *segment->touches);
         segment->touches[segment->num_touches++] = now;

@@ -63,6 +63,8 @@ static int64_t least(int64_t one, int64_t other) { return one < other ? one : ot
 
 static int64_t most(int64_t one, int64_t other) { return one > other ? one : other; }
 
+static int64_t ceil_div(int64_t amount, int64_t size) { return (amount + size - 1) / size; }
+
 static bool too_long(void)
 {
     PyErr_SetString(PyExc_OverflowError, "a time of the run exceeds 64 bits");

@@ -1,5 +1,5 @@
-/* vllm-v1 with its defaults: chunked prefills, asynchronous scheduling, and a prefix cache that only preempted sequences hit.
-Without the cache, preempted sequences compute all tokens again.
+/* vllm-v1 with its defaults: chunked prefills, asynchronous scheduling, and a prefix cache. Without the cache, preempted
+sequences compute all tokens again.
 
 It follows VllmV1 and TokenBudget over CachedMemory, or over PagedMemory without a cache, where blocks are only counted; and
 the loop of engine.py for a policy that schedules ahead. The budget
@@ -43,6 +43,16 @@ static int64_t known_tokens(const struct replica *r, const struct sequence *sequ
     return tokens - (tokens > sequence->start_tokens);
 }
 
+/* ``SegmentPool.release``, and the count of free blocks: those that other tables have are not free. */
+static struct chain *give_back(struct replica *r, struct table *table, int64_t held, int64_t filled, const int64_t *lag,
+                               bool returns)
+{
+    int64_t shared = r->cache->num_shared;
+    struct chain *own = release_table(r->cache, table, held, filled, after_step(r), lag, returns);
+    r->free += r->cache->num_shared - shared;
+    return own;
+}
+
 /* ``CachedMemory._release``, of a sequence that decoded in the last step; ``free`` blocks are free before it. */
 static struct chain *release_decoding(struct replica *r, int32_t slot, bool returns, int64_t free, bool in_vain)
 {
@@ -55,8 +65,7 @@ static struct chain *release_decoding(struct replica *r, int32_t slot, bool retu
     if (r->cache == NULL)
         return NULL;
     reach(r->cache, free);
-    return release_table(r->cache, pop_table(r, sequence), ceil_div(tokens + in_vain, size), filled, after_step(r),
-                         &sequence->lag, returns);
+    return give_back(r, pop_table(r, sequence), ceil_div(tokens + in_vain, size), filled, &sequence->lag, returns);
 }
 
 /* ``CachedMemory._drop``, of a sequence that does not decode. */
@@ -68,7 +77,7 @@ static struct chain *release_partial(struct replica *r, int32_t slot, bool retur
     if (r->cache == NULL)
         return NULL;
     reach(r->cache, free);
-    return release_table(r->cache, pop_table(r, sequence), blocks, filled, after_step(r), NULL, returns);
+    return give_back(r, pop_table(r, sequence), blocks, filled, NULL, returns);
 }
 
 /* ``CachedMemory.hold``: a table grows to ``tokens``. Returns the blocks that it takes. */
@@ -83,16 +92,16 @@ static int64_t hold(struct replica *r, struct sequence *sequence, int64_t tokens
         add_taking(r->cache, table, at_row(r));
         log_take(r->cache, at_row(r), r->decode_step, blocks, NO_LOOK_UP, 0, 0);
     }
-    if (table->own != NULL) {
-        publish(r->cache, table, tokens / r->block_size);
+    if (table->path.is_given) {
+        publish_prefill(r->cache, table, tokens / r->block_size, r->decode_step);
         if (tokens == sequence->start_tokens)
-            table->lag = tokens - r->decode_step, table->decodes = true;
+            decode(r->cache, table, tokens - r->decode_step);
     }
     return blocks;
 }
 
 /* ``CachedTransaction.enter``: blocks for the next ``tokens`` after those that were found. Returns the blocks that it takes. */
-static int64_t enter(struct replica *r, struct sequence *sequence, struct chain *own, int64_t known, int64_t tokens)
+static int64_t enter(struct replica *r, struct sequence *sequence, const struct path *path, int64_t known, int64_t tokens)
 {
     struct cache *c = r->cache;
     int64_t index = r->index[sequence->request], size = r->block_size, now = at_row(r);
@@ -100,18 +109,22 @@ static int64_t enter(struct replica *r, struct sequence *sequence, struct chain 
     if (c == NULL)
         return 0;
     sequence->born = now;
-    if (own == NULL && tokens == sequence->start_tokens)
+    if (!path->is_given && tokens == sequence->start_tokens)
         return ceil_div(tokens, size);
-    if (own == NULL) {
+    if (!path->is_given) {
         int64_t blocks = ceil_div(tokens, size);
         log_take(c, now, r->decode_step, blocks, index, sequence->start_tokens, 0);
         if ((sequence->table = new_table(c, blocks)) != NULL)
             add_taking(c, sequence->table, now);
         return blocks;
     }
-    sequence->table = enter_found(c, own, now);
+    int64_t shared = c->num_shared;
+    sequence->table = enter_found(c, path, now);
+    shared = c->num_shared - shared;
+    /* Its admission later subtracts the blocks of all its tokens. */
+    r->free += shared;
     log_take(c, now, r->decode_step, 0, index, sequence->start_tokens, known);
-    return known / size + hold(r, sequence, known + tokens);
+    return known / size - shared + hold(r, sequence, known + tokens);
 }
 
 /* --- The decision: ``VllmV1.schedule``, and ``Executor.carry_out`` --- */
@@ -220,15 +233,26 @@ static bool prefill(struct replica *r, int32_t slot, int64_t tokens, struct gran
     return ends;
 }
 
-/* Blocks of the head of the queue that are cached, in tokens; ``transaction.look_up``. */
-static int64_t known_of_head(struct replica *r, int64_t start_tokens, int64_t left)
+/* The path of the head of the queue. */
+static struct path path_of_head(const struct replica *r)
 {
-    if (!r->num_preempted || r->cache == NULL)
+    const struct preempted *head = r->num_preempted ? &r->preempted[r->num_preempted - 1] : NULL;
+    if (r->cache == NULL)
+        return (struct path){.is_given = false};
+    return path_of(r->cache, head ? head->request : r->fresh, head ? head->own : NULL);
+}
+
+/* Places of a prompt that are looked up, ``lookup_blocks``. */
+static int64_t num_places(const struct replica *r, int64_t start_tokens) { return (start_tokens - 1) / r->block_size; }
+
+/* Blocks of the head of the queue that are cached, in tokens; ``CachedTransaction.look_up``. */
+static int64_t known_of_head(struct replica *r, const struct path *path, int64_t start_tokens, int64_t left)
+{
+    if (!path->is_given)
         return 0;
     reach(r->cache, left);
     r->cache->decided_until = r->decode_step + 1;
-    int64_t places = (start_tokens - 1) / r->block_size;
-    return look_up(r->cache, r->preempted[r->num_preempted - 1].own, places) * r->block_size;
+    return look_up(r->cache, path, num_places(r, start_tokens), r->decode_step) * r->block_size;
 }
 
 /* ``TokenBudget._admit``. */
@@ -244,15 +268,20 @@ static void admit_waiting(struct replica *r, struct grants *grants, struct step 
             step->wakes = false;
             return;
         }
-        int64_t known = known_of_head(r, tokens, grants->left), now = least(tokens - known, grants->budget);
-        if (grants->free - ceil_div(tokens, size) < (held ? r->watermark_blocks : 0)) {
+        struct path path = path_of_head(r);
+        int64_t known = known_of_head(r, &path, tokens, grants->left), now = least(tokens - known, grants->budget);
+        /* Found blocks that are free count as taken. */
+        int64_t in_tables = path.is_given ? found_in_tables(r->cache) : 0;
+        if (grants->free - (ceil_div(tokens, size) - in_tables) < (held ? r->watermark_blocks : 0)) {
             step->wakes = false;
+            if (path.is_given)
+                r->steps_to_look = steps_to_publication(r->cache, &path, known / size, num_places(r, tokens), r->decode_step);
             return;
         }
         struct chain *own;
         int32_t slot = leave_queue(r, &own);
-        grants->free -= ceil_div(known + now, size);
-        grants->left -= enter(r, &r->slots[slot], own, known, now);
+        grants->free -= ceil_div(known + now, size) - in_tables;
+        grants->left -= enter(r, &r->slots[slot], &path, known, now);
         prefill(r, slot, now, grants, step);
     }
 }
@@ -286,6 +315,7 @@ static bool decide_v1(struct replica *r, struct step *step, bool *begins)
     if (!*begins)
         return true;
     r->holds_until = 0;
+    r->steps_to_look = INT64_MAX;
     struct grants grants = {r->free - takes, r->free - takes, r->max_num_batched_tokens - r->batch_size, 0};
     if (short_of_blocks) {
         take_in_order(r, r->free);
@@ -325,8 +355,8 @@ static void hold_finished(struct replica *r)
         sequence->partial_blocks = ceil_div(held_tokens(r, sequence), r->block_size);
         sequence->computed_tokens = known_tokens(r, sequence);
         sequence->table->lag = sequence->lag, sequence->table->decodes = true;
-        if (sequence->table->own != NULL)
-            publish(r->cache, sequence->table, sequence->computed_tokens / r->block_size);
+        if (sequence->table->path.is_given)
+            close_table(r->cache, sequence->table, sequence->computed_tokens / r->block_size);
     }
 }
 

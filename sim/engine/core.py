@@ -90,15 +90,14 @@ def compiled() -> tuple[ModuleType | None, str]:
 def serves(settings: Settings, replica: Replica) -> bool:
     """Whether the core serves an open loop of single sequences, without observers, on this replica.
 
-    It has the policies of ``POLICIES`` over one KV group without block ids, where preempted sequences are recomputed. A prefix
-    cache has hits only of preempted sequences: no two requests share tokens.
+    It has the policies of ``POLICIES`` over one KV group without block ids, where preempted sequences are recomputed.
     """
     memory = replica.memory
     kinds, options = POLICIES.get(type(replica.policy), ((), frozenset[str]()))
     if type(memory) not in kinds or not SETTINGS | options >= settings.given().keys() or compiled()[0] is None:
         return False
     assert isinstance(memory, PagedMemory)
-    return memory.is_plain and memory.tables is None and (not isinstance(memory, CachedMemory) or all(memory.unshared))
+    return memory.is_plain and memory.tables is None
 
 
 class CoreEngine:
@@ -143,11 +142,10 @@ class CoreEngine:
         terms = cost.terms if type(cost) is PaperCost else None
         costs = cost.step_ticks, cost.decode_line, terms, step_parts(cost)
         cached = memory if isinstance(memory, CachedMemory) else None
-        ahead, unnamed_first = replica.policy.schedules_ahead, cached is not None and cached.pool.queue.unnamed_first
+        cache = None if cached is None else (cached.pool.queue.unnamed_first, *_names(cached, rows))
         vain = _ends_early(workload, limits.max_model_len)[rows]
-        self._handle = core.start(
-            rows, *columns, vain, numbers, self._edges, costs, ahead, cached is not None, unnamed_first
-        )
+        ahead = replica.policy.schedules_ahead
+        self._handle = core.start(rows, *columns, vain, numbers, self._edges, costs, ahead, cache)
         self._cache = None if cached is None else _Cache(cached, core, self._handle)
         self.process = env.process(self._serve())
 
@@ -176,6 +174,22 @@ def _ends_early(workload: Workload, max_model_len: int) -> np.ndarray:
     longest = max_model_len - workload.prompt_tokens
     declared = longest if workload.max_tokens is None else workload.max_tokens
     return (workload.output_tokens < declared) & (workload.output_tokens < longest)
+
+
+def _names(memory: CachedMemory, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
+    """Names of the blocks of requests, in the order of their first look-ups.
+
+    Returns:
+        Whether a request shares a prefix, bool [n]; its path between two offsets, int64 [n + 1]: numbers of chains and the
+        blocks at which they end; and how many chains there are.
+    """
+    shares = ~np.array(memory.unshared, dtype=bool)[rows]
+    paths = [memory.pool.path(request) or [] for request in rows[shares].tolist()]
+    lengths = np.zeros(len(rows), dtype=np.int64)
+    lengths[shares] = [*map(len, paths)]
+    numbers = np.array([chain.number for path in paths for chain, _ in path], dtype=np.int64)
+    stops = np.array([stop for path in paths for _, stop in path], dtype=np.int64)
+    return shares, np.append(0, np.cumsum(lengths)), numbers, stops, 1 + int(numbers.max(initial=0))
 
 
 class _Cache:

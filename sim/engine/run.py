@@ -95,8 +95,9 @@ def simulate(
         UserError: A request is longer than the model, or a setting cannot be or would not be read.
         SimulationFault: An invariant does not hold.
     """
-    replica, engine, source, needed = _start(settings, workload, is_grouped(settings, workload), step_cost, observers)
     with no_cycle_collection():
+        started = _start(settings, workload, is_grouped(settings, workload), step_cost, observers)
+        replica, engine, source, needed = started
         _run(engine, source, workload, progress)
     if isinstance(source, ClosedLoop):
         workload = replace(workload, arrival_ticks=source.sent() - outside_ticks(replica.cost))
@@ -160,9 +161,9 @@ def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost 
         UserError, SimulationFault: as ``simulate``.
     """
     grouped = is_grouped(settings, workload)
-    replica, engine, _, needed = _start(settings, workload, grouped, step_cost)
     _, end_ticks = edges(settings)
     with no_cycle_collection():
+        replica, engine, _, needed = _start(settings, workload, grouped, step_cost)
         _run_past(engine, end_ticks)
     return finished(settings, workload, grouped, replica, engine.ledger, int(engine.env.now), needed)
 

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from itertools import chain as chained
-from itertools import pairwise
-from operator import itemgetter
+from operator import eq, itemgetter
 from typing import TYPE_CHECKING
 
 from ...workload.content import Run, Tokens
@@ -138,7 +137,8 @@ def _joined(runs: list[Run]) -> list[int]:
     """The same tokens with contiguous runs merged, in the format of ``Chain.runs``."""
     streams = [*map(_STREAM, runs)]
     # Usually only the end of the prompt and the output can be merged.
-    first = next((place for place, (one, other) in enumerate(pairwise(streams)) if one == other), len(runs))
+    same = [*map(eq, streams, streams[1:])]
+    first = same.index(True) if True in same else len(runs)
     joined = [*chained.from_iterable(runs[:first])]
     follows = None
     for stream, start, length in runs[first:]:

@@ -110,6 +110,10 @@ class Load:
             room = length - self.work.prompt_tokens - self.work.output_tokens
             self.work = replace(self.work, max_tokens=self.work.output_tokens + np.minimum(more, room))
         self.chosen["enable_prefix_caching"] = bool(rng.random() < 0.7)
+        if rng.random() < 0.6:
+            self.work = replace(self.work, content=shared_content(rng, self.work))
+            if not self.work.content.covers_outputs and rng.random() < 0.2:
+                self.work = replace(self.work, n=rng.integers(1, 4, len(self.work)))
 
     def window_of(self, run: Run) -> tuple[float, float]:
         """A window within a run."""
@@ -118,6 +122,29 @@ class Load:
 
     def run(self, **switches: Any) -> Run:
         return simulate(settings(**self.chosen, **switches), self.work, self.cost)
+
+
+def shared_content(rng: np.random.Generator, work: Workload) -> PromptContent:
+    """Sessions, or a few pieces that begin prompts in common, some of them up to a point in the answer before."""
+    count, kind = len(work), rng.choice(["sessions", "pieces", "answers"])
+    if kind == "sessions":
+        return PromptContent.of_sessions(rng.integers(-1, 1 + count // 3, count))
+    room = work.prompt_tokens + (work.output_tokens if kind == "answers" else 0)
+    most = max(1, int(work.prompt_tokens.mean()))
+    lengths = rng.integers(1, most + 1, 6)
+    pieces: list[list[tuple[int, int]]] = []
+    for left in room.tolist():
+        # From a tree: each piece is one of two after the piece before it.
+        found: list[tuple[int, int]] = []
+        for level in range(int(rng.integers(0, 4))):
+            piece = 2 * level + int(rng.integers(2))
+            tokens = min(left, int(lengths[piece] if rng.random() < 0.8 else rng.integers(1, most + 1)))
+            if tokens:
+                found.append((piece, tokens))
+                left -= tokens
+        pieces.append(found)
+    ids, tokens = np.array([each for found in pieces for each in found], dtype=np.int64).reshape(-1, 2).T
+    return PromptContent(np.cumsum([0, *map(len, pieces)]), ids, tokens, covers_outputs=kind == "answers")
 
 
 def columns(run: Run) -> dict[str, list[int]]:
@@ -180,6 +207,8 @@ def test_the_loads_preempt_refuse_idle_and_leap(policy):
     if policy == "vllm-v1":
         cached = [run.replica.cache_log for run in runs if run.replica.cache_log]
         assert sum(bool(cache.look_up_columns()["hit_tokens"].any()) for cache in cached) > 10
+        shared = [run.replica.cache_log for run in runs if run.replica.cache_log and run.workload.content]
+        assert sum(bool(cache.look_up_columns()["hit_tokens"].any()) for cache in shared) > 30
         assert sum(len(run.log.evictions["index"]) > 0 for run in runs if not run.replica.cache_log) > 10
         # A prefill over several steps was preempted, and found its own blocks.
         assert sum((run.log.evictions["start_step"] < 0).any() for run in runs) > 0
@@ -312,17 +341,18 @@ def test_a_setting_that_the_core_does_not_know_is_served_in_python(monkeypatch):
 
 
 @needs_core
-def test_users_siblings_and_observers_are_served_in_python():
+def test_users_groups_and_observers_are_served_in_python():
     lengths = np.array([0, 0, 0]), np.array([20, 30, 40]), np.array([5, 6, 7])
     with spied() as started:
         simulate(settings(), Workload("users", *lengths, users=Users(2, np.zeros(3, dtype=np.int64))))
-        shared = PromptContent(np.array([0, 1, 2, 2]), np.array([7, 7]), np.array([16, 16]))
-        simulate(settings(policy="vllm-v1"), Workload("prefixes", *lengths, content=shared))
-        simulate(settings(), Workload("siblings", *lengths, n=np.array([1, 2, 1])))
+        simulate(settings(), Workload("group", *lengths, n=np.array([1, 2, 1])))
         simulate(settings(), Workload("watched", *lengths), observers=[Watcher()])
         assert not started
         simulate(settings(), Workload("alone", *lengths))
-    assert len(started) == 1
+        shared = PromptContent(np.array([0, 1, 2, 2]), np.array([7, 7]), np.array([16, 16]))
+        simulate(settings(policy="vllm-v1"), Workload("prefixes", *lengths, content=shared))
+        simulate(settings(policy="vllm-v1"), Workload("sequences", *lengths, n=np.array([1, 2, 1])))
+    assert len(started) == 3
 
 
 class spied:
@@ -465,11 +495,19 @@ PLANTED = {
             "    r->free += ceil_div(tokens, size);\n    if (r->cache == NULL)\n        return NULL;\n",
             "    if (r->cache == NULL)\n        return NULL;\n    r->free += ceil_div(tokens, size);\n",
         ),
-        "finds nothing": ("v1", "int64_t places = (start_tokens - 1)", "int64_t places = 0 * (start_tokens - 1)"),
+        "finds nothing": ("v1", "return (start_tokens - 1)", "return 0 * (start_tokens - 1)"),
         "finds no last block": ("v1", "(start_tokens - 1) / r->block_size", "(start_tokens - 1) / r->block_size - 1"),
         "finds what was taken": ("cache", "segment->place + segment->stop - c->head", "segment->stop"),
         "no holes": ("cache", "c->num_holes && c->holes[0].place < stop", "false"),
         "unnamed blocks last": ("cache", "named < stop && c->unnamed_first", "false"),
+        "a shared slot is live twice": ("batch", "r->cache->num_shared * r->block_size", "0"),
+        "shared blocks come free": ("v1", "    r->free += r->cache->num_shared - shared;\n", ""),
+        "shared blocks are taken again": ("v1", "path.is_given ? found_in_tables(r->cache) : 0", "0"),
+        "leaps past a publication": ("batch", "steps = least(steps, r->steps_to_look)", "steps = steps"),
+        "a publication a step later": ("cache", "author->lag - decode_step + 1", "author->lag - decode_step + 2"),
+        "publishes what is in flight": ("cache", "(decode_step - 1 + author->lag)", "(decode_step + author->lag)"),
+        "nothing of an answer is found": ("cache", "->author = table", "->author = NULL"),
+        "no rest of a segment": ("cache", "        segment->next = rest;\n", ""),
         "no touches": ("cache", "if (segment->num_touches)", "if (false)"),
     },
 }  # fmt: skip
@@ -516,6 +554,8 @@ def test_a_planted_difference_is_caught(policy, name, compile_core, monkeypatch)
         ("vllm-v1", "no step ahead"),
         ("vllm-v1", "nothing in vain"),
         ("vllm-v1", "finds nothing"),
+        ("vllm-v1", "shared blocks come free"),
+        ("vllm-v1", "leaps past a publication"),
     ],
 )
 def test_one_of_these_differences_is_caught(policy, name, compile_core, monkeypatch):
