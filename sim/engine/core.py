@@ -198,6 +198,7 @@ class _Cache:
         _extend(self._ledger.chunks, chunks)
         for log, records in ((history.takes, takes), (history.growths, growths)):
             log.append(records)
+            log.seal()
         for count, *moments in _records(touches, 5):
             queue.touches.append(tuple(moments[:count]))
         queue.take_over((freed, hits, unstacked), self._core.queue(self._handle))

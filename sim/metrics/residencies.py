@@ -64,8 +64,11 @@ def _begins(run_log: RunLog) -> np.ndarray:
     if not len(run_log.chunks["index"]):
         return run_log.residencies["start_ticks"]
     begin = run_log.residencies["start_ticks"].copy()
+    in_chunks = np.zeros(len(run_log.output_tokens), dtype=bool)
+    in_chunks[run_log.chunks["index"]] = True
+    number = np.flatnonzero(in_chunks[run_log.residencies["index"]])
     residencies = pd.DataFrame(
-        {"index": run_log.residencies["index"], "ticks": begin, "residency": np.arange(len(begin))}
+        {"index": run_log.residencies["index"][number], "ticks": begin[number], "residency": number}
     )
     evictions = pd.DataFrame(
         {

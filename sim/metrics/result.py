@@ -31,7 +31,8 @@ from ..engine.settings import Settings
 from ..output import frames as pd
 from ..output.files import as_json, write_whole
 from ..output.folders import FolderKind, check_folder, replace_folder
-from ..output.spill import slices
+from ..output.spill import column_of, slices
+from ..types.once import once
 from ..workload.workload import Workload
 from .gaps import Gaps
 from .host_pool import host_held_at_rows
@@ -83,7 +84,7 @@ def requests_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
     """A row per request, or for some of them, in the workload's order; times in ticks, null for refused and rejected requests."""
     table = requested_and_served(run.workload, run.refused, request_times(run), part)
     log, tier = run.replica.cache_log, run.replica.memory.transfers
-    found = {} if log is None else {"cached_tokens": cached_tokens(run, log)}
+    found = {} if log is None else {"cached_tokens": _cached_tokens(run)}
     if tier is not None:
         found["offloaded_tokens"] = offloaded_tokens(run, tier)
     unserved = run.refused[part] if run.rejected is None else (run.refused | run.rejected)[part]
@@ -95,6 +96,13 @@ def requests_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
     if run.rejected is not None:
         table["rejected"] = run.rejected[part]
     return table
+
+
+@once
+def _cached_tokens(run: Run) -> np.ndarray:
+    """``cached_tokens`` of a run with a prefix cache, for all parts of its table."""
+    assert run.replica.cache_log is not None
+    return column_of([cached_tokens(run, run.replica.cache_log)])
 
 
 def requested_and_served(

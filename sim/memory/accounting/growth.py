@@ -24,18 +24,21 @@ class Growth:
     """Blocks that residencies take, or give back, in any span of steps, asked for in ascending order.
 
     Args:
-        first: int64 [residencies], the first step in which each takes one; then it takes one every block size.
+        size: Steps from one block to the next.
+        first: int64 [residencies], the first step in which each takes one.
+        stop: int64 [residencies], the step in which each would take the first one that it does not take.
     """
 
-    def __init__(self, run_log: RunLog, first: np.ndarray) -> None:
-        self._size = size = run_log.block_size
-        end = run_log.residency_end
-        stop = column_by_slices(
-            len(first), lambda part: first[part] + np.maximum(0, -(-(end[part] - first[part]) // size)) * size
-        )
+    def __init__(self, size: int, first: np.ndarray, stop: np.ndarray) -> None:
+        self._size = size
         self._first, self._stop = np.sort(first), np.sort(stop)
         self._tail = np.zeros(size, dtype=np.int64)
         self._until = 0
+
+    @property
+    def last(self) -> int:
+        """The last step of all ``first`` and ``stop``; 0 without residencies."""
+        return int(max(self._first[-1], self._stop[-1])) if len(self._first) else 0
 
     def until(self, decode_step: int) -> np.ndarray:
         """Blocks taken in each step from the last ``until`` to ``decode_step``, int64."""
@@ -86,7 +89,11 @@ def skip_moments(run_log: RunLog, window_tokens: int, ahead: bool = False) -> Mo
 
 
 def _row_moments(run_log: RunLog, first: np.ndarray) -> Moments:
-    growth = Growth(run_log, first)
+    size, end = run_log.block_size, run_log.residency_end
+    stop = column_by_slices(
+        len(first), lambda part: first[part] + np.maximum(0, -(-(end[part] - first[part]) // size)) * size
+    )
+    growth = Growth(size, first, stop)
     one, two, three = columns_of([np.int64] * 3, (tuple(_moments(growth, *span)) for span in _spans(run_log)))
     return one, two, three
 

@@ -67,8 +67,8 @@ class CachedSlots:
 
     def _parts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Slots and moments of some changes at a time: when they were takes several columns."""
-        for start in range(0, len(self._moment), _CHUNK_CHANGES):
-            yield self._slots[start : start + _CHUNK_CHANGES], self._moment[start : start + _CHUNK_CHANGES]
+        for part in slices(len(self._moment), _CHUNK_CHANGES):
+            yield self._slots[part], self._moment[part]
 
     def over_steps(self, first: int, stop: int) -> int:
         """Cached slots, summed over the iterations from ``first`` to before ``stop``."""
@@ -89,7 +89,8 @@ class CachedSlots:
         changes = np.zeros(rows + 1, dtype=np.int64)
         for slots, moment in self._parts():
             np.add.at(changes, np.minimum(first_row_of(self._run_log, moment), rows), slots)
-        return np.cumsum(changes)[:rows]
+        np.cumsum(changes, out=changes)
+        return column_of([changes[:rows]])
 
 
 def _left(at: np.ndarray, start: int, end: int) -> np.ndarray:
