@@ -167,6 +167,10 @@ class CoreEngine:
             yield self.env.timeout(end - now)
             now = end
         self.end_ticks = now
+        if self._cache is not None:
+            self._cache.close()
+        # The columns of its requests go with it.
+        del self._handle
 
 
 def _ends_early(workload: Workload, max_model_len: int) -> np.ndarray:
@@ -190,6 +194,13 @@ class _Cache:
         history = memory.pool.history
         history.growing = lambda: ((first, stop, lag) for first, stop, lag in _records(core.held(handle)[0], 3))
         history.alone = lambda: _records(core.held(handle)[1], 6)
+
+    def close(self) -> None:
+        """Let go of the core, when the run has ended."""
+        history = self._memory.pool.history
+        growing, alone = [*history.growing()], [*history.alone()]
+        history.growing, history.alone = lambda: growing, lambda: alone
+        del self._handle
 
     def read(self) -> None:
         """Take what the core has computed since the last time."""

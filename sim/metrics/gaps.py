@@ -26,7 +26,7 @@ from .requests import resumed_gap_ticks
 #: Rows that are read at a time, to bound what intermediate columns take; and those that are Python ints, which take more.
 _CHUNK_ROWS, _CHUNK_OBJECTS = 1 << 17, 1 << 14
 #: Rows that are sorted at a time, and the sample of values that divides them.
-_SORTED_ROWS, _SAMPLE = 1 << 21, 1 << 16
+_SORTED_ROWS, _SAMPLE = 1 << 20, 1 << 16
 _COLUMNS = ("first_ticks", "slope_ticks", "count", "weight")
 
 
