@@ -22,6 +22,7 @@ from ...sim.metrics.openmetrics import DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOS
 from ...sim.metrics.openmetrics import openmetrics as metrics_text
 from ...sim.metrics.result import check_target
 from ...sim.output.files import require_apart, require_writable_file, write_whole
+from ...sim.output.spill import spilling
 from ...sim.recording.blocks import BlockMap, BlockRecording
 from ...sim.recording.plans import Plan, PlanRecording
 from ...sim.spec import gpu
@@ -273,27 +274,28 @@ def simulate(
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     load = prepare(inputs, cluster)
     refuse_for_cluster(cluster, record_plan=record_plan, record_blocks=record_blocks)
-    with _progress(len(load.work)) as progress:
-        run, plan, blocks = _served(load, wanted, record_blocks, progress)
-    if plan is not None and not plan.num_steps:
-        remedy = "no step is in the window; begin earlier, or serve more requests"
-        raise SettingError("record_steps", record_steps or "0:", remedy)
-    if plan is not None and plan_file is not None:
-        plan.save(plan_file)
-    recorded = {"plan": None if plan_file is not None else plan, "blocks": blocks}
-    recordings = {name: recording for name, recording in recorded.items() if recording is not None}
-    if openmetrics is not None:
-        runs = run.runs if isinstance(run, ClusterRun) else (run,)
-        write_whole(openmetrics, "".join(metrics_text(runs, settings.model, interval_s)))
-    content = summarize(run)
-    _keep(partial(write_result, run, request=load.described, recordings=recordings, content=content), out)
-    _print(load, run, content, report, out)
-    if plan is not None and wanted is not None:
-        report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
-    if openmetrics is not None:
-        report.point_to("Metrics", openmetrics)
-    if blocks is not None and out is not None:
-        report.point_to(f"Block map of {_map_text(blocks)}", out / "blocks.npz")
+    with spilling(None if out is None else out.parent):
+        with _progress(len(load.work)) as progress:
+            run, plan, blocks = _served(load, wanted, record_blocks, progress)
+        if plan is not None and not plan.num_steps:
+            remedy = "no step is in the window; begin earlier, or serve more requests"
+            raise SettingError("record_steps", record_steps or "0:", remedy)
+        if plan is not None and plan_file is not None:
+            plan.save(plan_file)
+        recorded = {"plan": None if plan_file is not None else plan, "blocks": blocks}
+        recordings = {name: recording for name, recording in recorded.items() if recording is not None}
+        if openmetrics is not None:
+            runs = run.runs if isinstance(run, ClusterRun) else (run,)
+            write_whole(openmetrics, "".join(metrics_text(runs, settings.model, interval_s)))
+        content = summarize(run)
+        _keep(partial(write_result, run, request=load.described, recordings=recordings, content=content), out)
+        _print(load, run, content, report, out)
+        if plan is not None and wanted is not None:
+            report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
+        if openmetrics is not None:
+            report.point_to("Metrics", openmetrics)
+        if blocks is not None and out is not None:
+            report.point_to(f"Block map of {_map_text(blocks)}", out / "blocks.npz")
 
 
 def _interval(openmetrics: Path | None, seconds: float | None) -> float:

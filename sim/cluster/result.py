@@ -10,7 +10,7 @@ run.json          all settings, those of the cluster included, versions, seed an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,10 +95,14 @@ def write_cluster(
     run: ClusterRun, directory: str | Path, request: Mapping[str, Any], content: Mapping[str, Any] | None = None
 ) -> Path:
     """Write the result directory, whole or not at all; see ``result.write``."""
-    tables = {name: partial(cluster_table_of, run, name) for name in TABLES}
+    tables = {name: partial(_whole, run, name) for name in TABLES}
     document = describe(run.settings, run.runs[0].replica, run.workload, request)
     documents = {"summary": content or cluster_summary(run), "run": document | {"cluster": run.cluster.as_dict()}}
     return write_whole_folder(directory, tables, documents)
+
+
+def _whole(run: ClusterRun, name: str) -> Iterator[pd.DataFrame]:
+    yield cluster_table_of(run, name)
 
 
 def _of_each(run: ClusterRun, table: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:

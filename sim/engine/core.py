@@ -167,6 +167,10 @@ class CoreEngine:
             yield self.env.timeout(end - now)
             now = end
         self.end_ticks = now
+        if self._cache is not None:
+            self._cache.close()
+        # The columns of its requests go with it.
+        del self._handle
 
 
 def _ends_early(workload: Workload, max_model_len: int) -> np.ndarray:
@@ -206,12 +210,20 @@ class _Cache:
         history.growing = lambda: ((first, stop, lag) for first, stop, lag in _records(core.held(handle)[0], 3))
         history.alone = lambda: _records(core.held(handle)[1], 6)
 
+    def close(self) -> None:
+        """Let go of the core, when the run has ended."""
+        history = self._memory.pool.history
+        growing, alone = [*history.growing()], [*history.alone()]
+        history.growing, history.alone = lambda: growing, lambda: alone
+        del self._handle
+
     def read(self) -> None:
         """Take what the core has computed since the last time."""
         history, queue = self._memory.pool.history, self._memory.pool.queue
         freed, hits, unstacked, touches, takes, growths = self._core.logs(self._handle)
         for log, records in ((history.takes, takes), (history.growths, growths)):
             log.append(records)
+            log.seal()
         for count, *moments in _records(touches, 5):
             queue.touches.append(tuple(moments[:count]))
         queue.take_over((freed, hits, unstacked), self._core.queue(self._handle))

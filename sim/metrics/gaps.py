@@ -7,15 +7,17 @@ durations. Order statistics are found by bisection on the value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, pairwise
 from math import floor, sqrt
 
 import numpy as np
 
 from ..memory.accounting.run_log import RunLog
 from ..output import frames as pd
+from ..output.spill import column_of, columns_of, slices
 from ..types.once import once
 from ..types.sequence import SWAPPED_IN
 from ..types.sums import dot, total
@@ -23,6 +25,8 @@ from .requests import resumed_gap_ticks
 
 #: Rows that are read at a time, to bound what intermediate columns take; and those that are Python ints, which take more.
 _CHUNK_ROWS, _CHUNK_OBJECTS = 1 << 17, 1 << 14
+#: Rows that are sorted at a time, and the sample of values that divides them.
+_SORTED_ROWS, _SAMPLE = 1 << 20, 1 << 16
 _COLUMNS = ("first_ticks", "slope_ticks", "count", "weight")
 
 
@@ -42,23 +46,35 @@ class Gaps:
 
     @classmethod
     def _of(cls, run_log: RunLog) -> Gaps:
-        rows = run_log.rows
-        later = np.maximum(rows["steps"] - 1, 0)
-        parts = (
+        parts = chain(
             _first_steps(run_log),
-            (rows["next_ticks"], rows["slope_ticks"], later, rows["growing"]),
-            _single(resumed_gap_ticks(run_log)),
-            _single(_gaps_after_pauses(run_log)),
+            _later_steps(run_log),
+            _singles(resumed_gap_ticks(run_log)),
+            _singles(_gaps_after_pauses(run_log)),
         )
-        return cls.pooled([found for columns in parts for found in cls._of_columns(columns)]).merged()
+        found = columns_of([np.int64] * len(_COLUMNS), (cls._of_columns(columns)._columns for columns in parts))
+        return cls(*columns_of([np.int64] * len(_COLUMNS), (part._columns for part in cls(*found)._merged_parts())))
 
     @classmethod
-    def _of_columns(cls, columns: tuple[np.ndarray, ...]) -> Iterator[Gaps]:
-        """The gaps of some rows at a time; a row may stand for none."""
-        for start in range(0, len(columns[0]), _CHUNK_ROWS):
-            first, slope, count, weight = (column[start : start + _CHUNK_ROWS] for column in columns)
-            some = (count > 0) & (weight > 0)
-            yield cls(first[some], slope[some], count[some], weight[some]).merged()
+    def _of_columns(cls, columns: tuple[np.ndarray, ...]) -> Gaps:
+        """The gaps of some rows; a row may stand for none."""
+        first, slope, count, weight = columns
+        some = (count > 0) & (weight > 0)
+        return cls(first[some], slope[some], count[some], weight[some]).merged()
+
+    @property
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        return self.first, self.slope, self.count, self.weight
+
+    def _merged_parts(self) -> Iterator[Gaps]:
+        """``merged`` in parts: of values in one range after the other, none of which has many rows."""
+        sample = np.sort(self.first[:: max(1, len(self.first) // _SAMPLE)])
+        bounds = np.unique(sample[_sorted_places(len(sample), -(-len(self.first) // _SORTED_ROWS))])
+        for low, high in pairwise([np.iinfo(np.int64).min, *bounds.tolist(), None]):
+            rows = column_of(
+                part.start + np.flatnonzero(_between(self.first[part], low, high)) for part in slices(len(self.first))
+            )
+            yield Gaps(*(column[rows] for column in self._columns)).merged()
 
     @classmethod
     def single(cls, ticks: np.ndarray) -> Gaps:
@@ -77,11 +93,14 @@ class Gaps:
         """The gaps of a run, from the table of ``as_table``."""
         return cls(*(table[name].to_numpy() for name in _COLUMNS))
 
-    def as_table(self) -> pd.DataFrame:
-        """A row per progression, ascending, equal ones merged: columns first_ticks, slope_ticks, count and weight."""
-        found = self.merged()
-        columns = dict(zip(_COLUMNS, (found.first, found.slope, found.count, found.weight), strict=True))
-        return pd.DataFrame(columns, copy=False)
+    def as_table(self, part: slice | None = None) -> pd.DataFrame:
+        """A row per progression, ascending, equal ones merged: columns first_ticks, slope_ticks, count and weight.
+
+        Args:
+            part: Rows of the table, of gaps that are merged.
+        """
+        found = self.merged() if part is None else Gaps(*(column[part] for column in self._columns))
+        return pd.DataFrame(dict(zip(_COLUMNS, found._columns, strict=True)), copy=False)
 
     def merged(self) -> Gaps:
         """The same gaps, ascending, with equal progressions as one: most steps of a run take as long as others."""
@@ -92,10 +111,10 @@ class Gaps:
         weight = np.add.reduceat(self.weight[order], starts) if len(starts) else self.weight
         return Gaps(first[starts], slope[starts], count[starts], weight)
 
-    @property
+    @cached_property
     def number(self) -> int:
         """Number of gaps."""
-        return total(self.count * self.weight)
+        return sum(total(self.count[part] * self.weight[part]) for part in slices(len(self.count)))
 
     def mean_ms(self) -> float:
         """Mean gap; 0 without gaps."""
@@ -139,9 +158,11 @@ class Gaps:
 
     def _sum(self) -> int:
         values, numbers = self._distinct
-        first, slope, count, weight = self._rising
-        steps = count * (count - 1) // 2
-        return dot(values, numbers) + dot(weight * count, first) + dot(weight * steps, slope)
+        found = dot(values, numbers)
+        for first, slope, count, weight in self._rising_parts():
+            steps = count * (count - 1) // 2
+            found += dot(weight * count, first) + dot(weight * steps, slope)
+        return found
 
     def _sum_of_squares(self) -> int:
         level = sum(int((number * value * value).sum()) for value, number in _as_objects(self._distinct))
@@ -157,21 +178,34 @@ class Gaps:
     @cached_property
     def _level(self) -> tuple[np.ndarray, np.ndarray]:
         """Values that do not rise, ascending, and how many gaps there are up to each."""
-        level = self.slope == 0
-        order = np.argsort(self.first[level], kind="stable")
-        return self.first[level][order], np.cumsum((self.count * self.weight)[level][order])
+        first, numbers = self._some(lambda slope: slope == 0, lambda part: (part.first, part.count * part.weight))
+        if (np.diff(first) < 0).any():
+            order = np.argsort(first, kind="stable")
+            first, numbers = first[order], numbers[order]
+        return first, np.cumsum(numbers)
 
     @cached_property
     def _rising(self) -> tuple[np.ndarray, ...]:
-        rising = self.slope > 0
-        return self.first[rising], self.slope[rising], self.count[rising], self.weight[rising]
+        return self._some(lambda slope: slope > 0, lambda part: part._columns)
+
+    def _some(
+        self, chosen: Callable[[np.ndarray], np.ndarray], of: Callable[[Gaps], tuple[np.ndarray, ...]]
+    ) -> tuple[np.ndarray, ...]:
+        """Columns of the progressions with chosen slopes."""
+        picked = (tuple(column[part] for column in self._columns) for part in slices(len(self.first)))
+        parts = (Gaps(*(column[chosen(columns[1])] for column in columns)) for columns in picked)
+        return tuple(columns_of([np.int64] * len(of(self.single(np.zeros(0, dtype=np.int64)))), map(of, parts)))
+
+    def _rising_parts(self) -> Iterator[tuple[np.ndarray, ...]]:
+        for part in slices(len(self._rising[0])):
+            yield tuple(column[part] for column in self._rising)
 
     def _order_statistic(self, rank: int) -> int:
         """The value with ``rank`` gaps below it in ascending order."""
         values, numbers = self._level
         if not len(self._rising[0]):
             return int(values[np.searchsorted(numbers, rank, side="right")])
-        low, high = int(self.first.min()), int((self.first + self.slope * (self.count - 1)).max())
+        low, high = self._ends
         while low < high:
             middle = (low + high) // 2
             if self._number_up_to(middle) > rank:
@@ -180,12 +214,32 @@ class Gaps:
                 low = middle + 1
         return low
 
+    @cached_property
+    def _ends(self) -> tuple[int, int]:
+        """The least and the greatest value."""
+        parts = [Gaps(*(column[part] for column in self._columns)) for part in slices(len(self.first))]
+        return min(int(part.first.min()) for part in parts), max(
+            int((part.first + part.slope * (part.count - 1)).max()) for part in parts
+        )
+
     def _number_up_to(self, ticks: int) -> int:
         values, numbers = self._level
         place = int(np.searchsorted(values, ticks, side="right"))
-        first, slope, count, weight = self._rising
-        rising = total(np.clip((ticks - first) // slope + 1, 0, count) * weight)
+        rising = sum(
+            total(np.clip((ticks - first) // slope + 1, 0, count) * weight)
+            for first, slope, count, weight in self._rising_parts()
+        )
         return rising + (int(numbers[place - 1]) if place else 0)
+
+
+def _sorted_places(length: int, parts: int) -> np.ndarray:
+    """Places that divide a sorted column into so many parts of equal length."""
+    return np.arange(1, parts) * length // parts
+
+
+def _between(values: np.ndarray, low: int, high: int | None) -> np.ndarray:
+    """Which values are from ``low`` to before ``high``."""
+    return values >= low if high is None else (values >= low) & (values < high)
 
 
 def _as_objects(columns: tuple[np.ndarray, ...]) -> Iterator[tuple[np.ndarray, ...]]:
@@ -211,24 +265,39 @@ def _single(gaps: np.ndarray) -> tuple[np.ndarray, ...]:
     return gaps, np.zeros_like(gaps), np.ones_like(gaps), np.ones_like(gaps)
 
 
-def _first_steps(run_log: RunLog) -> tuple[np.ndarray, ...]:
-    """The gaps that end with a row's first step, of sequences that decoded in the row before."""
-    rows, residencies = run_log.rows, run_log.residencies
-    paused = _residencies_from_pauses(run_log)
-    in_batch = np.where(rows["prefill_tokens"] > 0, 0, rows["growing"])
-    decodes = in_batch if run_log.together else rows["decodes"]
-    newcomers = np.concatenate(
-        [run_log.residency_row[residencies["kind"] >= SWAPPED_IN], _next_decode_row(run_log, paused)]
+def _singles(gaps: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    for part in slices(len(gaps), _CHUNK_ROWS):
+        yield _single(gaps[part])
+
+
+def _later_steps(run_log: RunLog) -> Iterator[tuple[np.ndarray, ...]]:
+    """The gaps that end with a row's second step and those after it, of some rows at a time."""
+    for part in slices(len(run_log.row_step), _CHUNK_ROWS):
+        rows = {name: run_log.rows[name][part] for name in ("next_ticks", "slope_ticks", "steps", "growing")}
+        yield rows["next_ticks"], rows["slope_ticks"], np.maximum(rows["steps"] - 1, 0), rows["growing"]
+
+
+def _first_steps(run_log: RunLog) -> Iterator[tuple[np.ndarray, ...]]:
+    """The gaps that end with a row's first step, of sequences that decoded in the row before, of some rows at a time."""
+    swapped_in = column_of(
+        run_log.residency_row[part][run_log.residencies["kind"][part] >= SWAPPED_IN]
+        for part in slices(len(run_log.residencies["kind"]))
     )
-    decodes = decodes - np.bincount(newcomers, minlength=len(decodes))
-    # The gap spans the pauses since the last row with steps.
-    pauses = np.where(rows["steps"] == 0, rows["ticks"], 0)
-    so_far = np.cumsum(pauses)
-    at_step = np.where(rows["steps"] > 0, so_far, 0)
-    before = np.concatenate([[0], np.maximum.accumulate(at_step)[:-1]])
-    gap = rows["first_ticks"] + so_far - before
-    slope, count = np.broadcast_to(np.int64(0), len(gap)), np.broadcast_to(np.int64(1), len(gap))
-    return gap, slope, count, np.where(rows["steps"] > 0, decodes, 0)
+    newcomers = np.sort(np.concatenate([swapped_in, _next_decode_row(run_log, _residencies_from_pauses(run_log))]))
+    pauses_so_far = pauses_before = 0
+    for part in slices(len(run_log.row_step), _CHUNK_ROWS):
+        rows = {name: column[part] for name, column in run_log.rows.items()}
+        in_batch = np.where(rows["prefill_tokens"] > 0, 0, rows["growing"])
+        decodes = in_batch if run_log.together else rows["decodes"]
+        low, high = np.searchsorted(newcomers, [part.start, part.stop])
+        decodes = decodes - np.bincount(newcomers[low:high] - part.start, minlength=len(decodes))
+        # The gap spans the pauses since the last row with steps.
+        so_far = pauses_so_far + np.cumsum(np.where(rows["steps"] == 0, rows["ticks"], 0))
+        at_step = np.maximum.accumulate(np.where(rows["steps"] > 0, so_far, pauses_before))
+        gap = rows["first_ticks"] + so_far - np.concatenate([[pauses_before], at_step[:-1]])
+        slope, count = np.broadcast_to(np.int64(0), len(gap)), np.broadcast_to(np.int64(1), len(gap))
+        yield gap, slope, count, np.where(rows["steps"] > 0, decodes, 0)
+        pauses_so_far, pauses_before = int(so_far[-1]), int(at_step[-1])
 
 
 def _gaps_after_pauses(run_log: RunLog) -> np.ndarray:
@@ -240,8 +309,13 @@ def _gaps_after_pauses(run_log: RunLog) -> np.ndarray:
 
 def _residencies_from_pauses(run_log: RunLog) -> np.ndarray:
     """Residencies that start in a step without decodes, and decode later."""
-    starts_in_pause = run_log.rows["steps"][run_log.residency_row] == 0
-    return np.flatnonzero(starts_in_pause & (run_log.residency_end > run_log.residencies["start_step"] + 1))
+    starts, steps = run_log.residencies["start_step"], run_log.rows["steps"]
+
+    def found(part: slice) -> np.ndarray:
+        starts_in_pause = steps[run_log.residency_row[part]] == 0
+        return part.start + np.flatnonzero(starts_in_pause & (run_log.residency_end[part] > starts[part] + 1))
+
+    return column_of(found(part) for part in slices(len(starts)))
 
 
 def _next_decode_row(run_log: RunLog, residencies: np.ndarray) -> np.ndarray:

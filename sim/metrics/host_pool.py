@@ -24,8 +24,8 @@ def host_pool(run: Run) -> dict[str, Any] | None:
     }
 
 
-def host_held_at_rows(run: Run) -> np.ndarray:
-    """Slots of the swap space in use in every row of the run log, int64 [rows]."""
+def host_held_at_rows(run: Run, part: slice = slice(None)) -> np.ndarray:
+    """Slots of the swap space in use in every row of the run log, or in some rows, int64 [rows]."""
     changes = run.log.host
-    place = np.searchsorted(changes["ticks"], run.log.rows["start_ticks"], side="right")
+    place = np.searchsorted(changes["ticks"], run.log.rows["start_ticks"][part], side="right")
     return np.concatenate([[0], changes["held_blocks"]])[place] * run.replica.block_size

@@ -15,6 +15,7 @@ from ..engine.run import Run
 from ..memory import Window
 from ..memory.accounting.integrals import Accounts
 from ..memory.accounting.kv_groups import STATE
+from ..types.once import once
 
 #: The buckets of slots that a group holds.
 HELD = ("live", "reserved", "block_tail")
@@ -40,13 +41,13 @@ def kv_groups(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def group_buckets_at_rows(run: Run) -> dict[str, np.ndarray]:
-    """Slots of each bucket of each group in the first step of every row, int64 [rows], as ``name.bucket``."""
+def group_buckets_at_rows(run: Run, part: slice = slice(None)) -> dict[str, np.ndarray]:
+    """Slots of each bucket of each group in the first step of every row, or of some rows, int64 [rows], as ``name.bucket``."""
     layout = run.replica.layout
     if layout is None:
         return {}
     kinds = _numbers(run)
-    at_rows = {kind: accounts.at_rows() for kind, accounts in _accounts(run).items()}
+    at_rows = {kind: accounts.at_rows(part) for kind, accounts in _accounts(run).items()}
     return {
         f"{name}.{bucket}": at_rows[group.span.kind][bucket] // kinds[group.span.kind]
         for name, group in zip(layout.names, layout.groups, strict=True)
@@ -54,6 +55,7 @@ def group_buckets_at_rows(run: Run) -> dict[str, np.ndarray]:
     }
 
 
+@once
 def _accounts(run: Run) -> dict[str, Accounts]:
     """The ledger of the groups of each kind, together."""
     groups = run.log.groups

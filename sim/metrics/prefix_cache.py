@@ -13,6 +13,7 @@ from ..engine.run import Run
 from ..memory.accounting.cache_log import CacheLog
 from ..memory.accounting.moments import ticks_of
 from ..memory.prefix.history import Observed
+from ..output.spill import slices
 from ..types.sums import dot, total
 from ..types.ticks import PER_MS, PER_SECOND
 
@@ -59,11 +60,12 @@ def cached_tokens(run: Run, log: CacheLog) -> np.ndarray:
     completes it (vllm/v1/engine/output_processor.py, ``RequestState``; parallel_sampling.py). The hit rate of
     ``prefix_cache`` is over the look-ups of all samples, as in vLLM's log.
     """
-    index = log.look_up_columns()["index"]
-    _, hits, first = _look_ups(log)
-    found = np.zeros(int(run.workload.num_sequences.sum()), dtype=np.int64)
-    found[index[first]] = hits[first]
-    return found[last_to_end(run)]
+    columns = log.look_up_columns()
+    first = first_look_ups(columns["index"])
+    found = np.zeros(len(run.log.output_tokens), dtype=np.int64)
+    for part in slices(len(first)):
+        found[columns["index"][first[part]]] = columns["hit_tokens"][first[part]]
+    return found[last_to_end(run)] if run.workload.shares else found
 
 
 def last_to_end(run: Run) -> np.ndarray:

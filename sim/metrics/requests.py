@@ -10,6 +10,7 @@ import numpy as np
 from ..engine.run import Run
 from ..memory.accounting.ledger import STALLED
 from ..memory.accounting.run_log import RunLog
+from ..output.spill import column_by_slices, column_of, slices
 from ..types.once import once
 from ..types.sequence import RECOMPUTED, SWAPPED_IN
 
@@ -62,38 +63,65 @@ class RequestTimes:
 @once
 def request_times(run: Run) -> RequestTimes:
     """Times of every served request; of several sequences, the first token of any and the finish of the last."""
-    run_log, residencies, work = run.log, run.log.residencies, run.workload
-    request = np.repeat(np.arange(len(work)), work.num_sequences)
-    number = np.arange(len(residencies["index"]))
-    first, last = np.full(len(request), -1), np.zeros(len(request), dtype=np.int64)
-    # Residencies are in order of time, so the last one written stands.
-    last[residencies["index"]] = number
-    first[residencies["index"][::-1]] = number[::-1]
-    sequences = np.flatnonzero(first >= 0)
-    first = first[sequences]
-    served = np.zeros(len(work), dtype=bool)
-    served[request[sequences]] = True
-    index = np.flatnonzero(served)
-    finish = np.zeros(len(work), dtype=np.int64)
-    np.maximum.at(finish, request[sequences], run_log.release_ticks[last[sequences]])
-    scheduled, first_token = np.full(len(work), _NEVER), np.full(len(work), _NEVER)
-    for table in (residencies, run_log.chunks):
-        np.minimum.at(scheduled, request[table["index"]], table["start_ticks"])
-    np.minimum.at(first_token, request[sequences], run_log.first_token_ticks[first])
+    run_log, work = run.log, run.workload
+    finish = _finishes(run)
+    index = column_of(part.start + np.flatnonzero(finish[part] >= 0) for part in slices(len(work)))
     preempted = preemptions(run)
-    recomputed, swaps = (
-        np.bincount(preempted.request[preempted.swapped == kind], minlength=len(work)) for kind in (0, 1)
-    )
+
+    def of_served(requests: np.ndarray) -> np.ndarray:
+        return column_by_slices(len(index), lambda part: requests[index[part]])
+
+    def counted(swapped: int) -> np.ndarray:
+        return np.bincount(preempted.request[preempted.swapped == swapped], minlength=len(work))
+
     return RequestTimes(
         index=index,
-        arrival_ticks=work.arrival_ticks[index],
-        first_scheduled_ticks=scheduled[index],
-        first_token_ticks=first_token[index],
-        finish_ticks=finish[index],
-        output_tokens=work.output_tokens[index],
-        recomputed=recomputed[index],
-        swapped=swaps[index],
+        arrival_ticks=of_served(work.arrival_ticks),
+        first_scheduled_ticks=of_served(_first_times(run, run_log.residencies, run_log.chunks)),
+        first_token_ticks=of_served(_first_tokens(run)),
+        finish_ticks=of_served(finish),
+        output_tokens=of_served(work.output_tokens),
+        recomputed=of_served(counted(0)),
+        swapped=of_served(counted(1)),
     )
+
+
+def _finishes(run: Run) -> np.ndarray:
+    """When the last sequence of each request releases its slots for the last time, int64 [n]; -1 of one that was not served."""
+    index, ticks, work = run.log.residencies["index"], run.log.release_ticks, run.workload
+    released = np.full(len(run.log.output_tokens), -1)
+    # Residencies are in order of time, so the last one written stands.
+    for part in slices(len(index)):
+        released[index[part]] = ticks[part]
+    if not work.shares:
+        return released
+    finish = np.full(len(work), -1)
+    np.maximum.at(finish, work.request_of(np.arange(len(released))), released)
+    return finish
+
+
+def _first_tokens(run: Run) -> np.ndarray:
+    """The first token of any of a request's sequences, int64 [n]; of each it is that of its first residency."""
+    index, ticks, work = run.log.residencies["index"], run.log.first_token_ticks, run.workload
+    first = np.full(len(run.log.output_tokens), _NEVER)
+    for part in slices(len(index)):
+        # The first one of a part is written last.
+        of = index[part][::-1]
+        first[of] = np.where(first[of] == _NEVER, ticks[part][::-1], first[of])
+    if not work.shares:
+        return first
+    tokens = np.full(len(work), _NEVER)
+    np.minimum.at(tokens, work.request_of(np.arange(len(first))), first)
+    return tokens
+
+
+def _first_times(run: Run, *tables: dict[str, np.ndarray]) -> np.ndarray:
+    """The first ``start_ticks`` of each request in tables of sequences, int64 [n]."""
+    first = np.full(len(run.workload), _NEVER)
+    for table in tables:
+        for part in slices(len(table["index"])):
+            np.minimum.at(first, run.workload.request_of(table["index"][part]), table["start_ticks"][part])
+    return first
 
 
 class Preemptions(NamedTuple):
@@ -113,9 +141,9 @@ class Preemptions(NamedTuple):
 def preemptions(run: Run) -> Preemptions:
     """The preemptions of a run; the preemption of a group of sequences counts once."""
     evictions, leader = run.log.evictions, run.log.leader
-    request = np.repeat(np.arange(len(run.workload)), run.workload.num_sequences)
     counted = (leader[evictions["index"]] == evictions["index"]) & (evictions["swapped"] != STALLED)
-    return Preemptions(request[evictions["index"][counted]], evictions["ticks"][counted], evictions["swapped"][counted])
+    request = run.workload.request_of(evictions["index"][counted])
+    return Preemptions(request, evictions["ticks"][counted], evictions["swapped"][counted])
 
 
 def resumed_gap_ticks(run_log: RunLog) -> np.ndarray:

@@ -16,7 +16,7 @@ Columns of ticks have seconds or milliseconds beside them (``time_columns``). Th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
 from importlib.metadata import version
@@ -31,13 +31,15 @@ from ..engine.settings import Settings
 from ..output import frames as pd
 from ..output.files import as_json, write_whole
 from ..output.folders import FolderKind, check_folder, replace_folder
+from ..output.spill import column_of, slices
+from ..types.once import once
 from ..workload.workload import Workload
 from .gaps import Gaps
 from .host_pool import host_held_at_rows
 from .kv_groups import group_buckets_at_rows
 from .kv_offloading import offloaded_tokens
 from .prefix_cache import cached_tokens
-from .requests import RequestTimes, request_times
+from .requests import RequestTimes, preemptions, request_times
 from .residencies import preemptions_table, residencies_table
 from .summary import summary
 from .time_columns import with_time_columns
@@ -49,6 +51,8 @@ READABLE_VERSIONS = (1, SCHEMA_VERSION)
 #: What version 1 called tables and columns, by today's names.
 FORMER_TABLES = {"residencies": "stays"}
 FORMER_COLUMNS = {"batch_size": "width"}
+#: Rows of a group in a Parquet file, as pyarrow's default.
+ROW_GROUP = 1 << 20
 #: The tables of a result, and what may be recorded beside them.
 TABLES = ("requests", "residencies", "preemptions", "steps", "memory", "gaps")
 RECORDINGS = ("plan", "blocks")
@@ -76,38 +80,50 @@ _STEP_COLUMNS = (
 )  # fmt: skip
 
 
-def requests_table(run: Run) -> pd.DataFrame:
-    """A row per request, in the workload's order; times in ticks, null for refused and rejected requests."""
-    table = requested_and_served(run.workload, run.refused, request_times(run))
+def requests_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
+    """A row per request, or for some of them, in the workload's order; times in ticks, null for refused and rejected requests."""
+    table = requested_and_served(run.workload, run.refused, request_times(run), part)
     log, tier = run.replica.cache_log, run.replica.memory.transfers
-    found = {} if log is None else {"cached_tokens": cached_tokens(run, log)}
+    found = {} if log is None else {"cached_tokens": _cached_tokens(run)}
     if tier is not None:
         found["offloaded_tokens"] = offloaded_tokens(run, tier)
+    unserved = run.refused[part] if run.rejected is None else (run.refused | run.rejected)[part]
     for name, tokens in found.items():
-        table[name] = pd.array(tokens, dtype="Int64")
-        table.loc[run.refused if run.rejected is None else run.refused | run.rejected, name] = pd.NA
+        table[name] = pd.array(tokens[part], dtype="Int64")
+        table.loc[unserved, name] = pd.NA
     # The smallest pool that could serve it says why a request was refused.
-    table["smallest_pool_blocks"] = run.smallest_pool_blocks
+    table["smallest_pool_blocks"] = run.smallest_pool_blocks[part]
     if run.rejected is not None:
-        table["rejected"] = run.rejected
+        table["rejected"] = run.rejected[part]
     return table
 
 
-def requested_and_served(work: Workload, refused: np.ndarray, times: RequestTimes) -> pd.DataFrame:
-    """Lengths, times and preemptions of each request: the first columns of ``requests_table``."""
+@once
+def _cached_tokens(run: Run) -> np.ndarray:
+    """``cached_tokens`` of a run with a prefix cache, for all parts of its table."""
+    assert run.replica.cache_log is not None
+    return column_of([cached_tokens(run, run.replica.cache_log)])
+
+
+def requested_and_served(
+    work: Workload, refused: np.ndarray, times: RequestTimes, part: slice = slice(None)
+) -> pd.DataFrame:
+    """Lengths, times and preemptions of each request, or of some: the first columns of ``requests_table``."""
+    start, stop, _ = part.indices(len(work))
     table = pd.DataFrame(
         {
-            "arrival_ticks": work.arrival_ticks,
-            "prompt_tokens": work.prompt_tokens,
-            "output_tokens": work.output_tokens,
-            "refused": refused,
+            "arrival_ticks": work.arrival_ticks[part],
+            "prompt_tokens": work.prompt_tokens[part],
+            "output_tokens": work.output_tokens[part],
+            "refused": refused[part],
         }
     )
     for name in ("max_tokens", "n"):
         if name in work.columns():
-            table[name] = getattr(work, name)
+            table[name] = getattr(work, name)[part]
+    served = slice(*np.searchsorted(times.index, [start, stop]))
     for name in ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped"):
-        table[name] = known_of(len(work), times.index, getattr(times, name))
+        table[name] = known_of(stop - start, times.index[served] - start, getattr(times, name)[served])
     return table
 
 
@@ -125,32 +141,32 @@ def known_of(requests: int, index: np.ndarray, values: np.ndarray) -> pd.Series:
     return pd.Series(pd.arrays.IntegerArray(filled, unknown))
 
 
-def steps_table(run: Run) -> pd.DataFrame:
-    """A row per leap: start, number of steps, their durations and tokens."""
-    return pd.DataFrame({name: run.log.rows[name] for name in _STEP_COLUMNS}, copy=False)
+def steps_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
+    """A row per leap, or for some of them: start, number of steps, their durations and tokens."""
+    return pd.DataFrame({name: run.log.rows[name][part] for name in _STEP_COLUMNS}, copy=False)
 
 
-def gaps_table(run: Run) -> pd.DataFrame:
-    """All inter-token latencies, a row per progression; see ``Gaps.as_table``."""
-    return Gaps.of(run.log).as_table()
+def gaps_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
+    """All inter-token latencies, a row per progression, or some of these rows; see ``Gaps.as_table``."""
+    return Gaps.of(run.log).as_table(part)
 
 
-def memory_table(run: Run) -> pd.DataFrame:
-    """The ledger at the start of every leap, in slots, with the longest free run and the swap space in use.
+def memory_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
+    """The ledger at the start of every leap, or of some, in slots, with the longest free run and the swap space in use.
 
     With KV groups also the ledger of each; its columns are named by group and bucket.
     """
-    buckets = run.accounts.at_rows()
+    buckets = run.accounts.at_rows(part)
     anywhere = buckets["free"] + buckets["stranded"]
-    longest = anywhere if run.log.paged else run.log.rows["largest_free"]
-    columns = {"start_ticks": run.log.rows["start_ticks"], **buckets, "largest_free_run": longest}
-    columns["host_held"] = host_held_at_rows(run)
-    return pd.DataFrame(columns | group_buckets_at_rows(run), copy=False)
+    longest = anywhere if run.log.paged else run.log.rows["largest_free"][part]
+    columns = {"start_ticks": run.log.rows["start_ticks"][part], **buckets, "largest_free_run": longest}
+    columns["host_held"] = host_held_at_rows(run, part)
+    return pd.DataFrame(columns | group_buckets_at_rows(run, part), copy=False)
 
 
-def table_of(run: Run, name: str) -> pd.DataFrame:
-    """One of ``TABLES`` as in a result folder: ticks, with seconds and milliseconds beside them."""
-    tables: dict[str, Callable[[Run], pd.DataFrame]] = {
+def table_of(run: Run, name: str, part: slice = slice(None)) -> pd.DataFrame:
+    """One of ``TABLES`` as in a result folder, or some of its rows: ticks, with seconds and milliseconds beside them."""
+    tables: dict[str, Callable[[Run, slice], pd.DataFrame]] = {
         "requests": requests_table,
         "residencies": residencies_table,
         "preemptions": preemptions_table,
@@ -158,16 +174,30 @@ def table_of(run: Run, name: str) -> pd.DataFrame:
         "memory": memory_table,
         "gaps": gaps_table,
     }
-    return with_time_columns(name, tables[name](run))
+    return with_time_columns(name, tables[name](run, part))
 
 
-def _table_alone(run: Run, name: str) -> pd.DataFrame:
-    """As ``table_of``, in the room that columns of the summary and of other tables took."""
+def _rows_of(run: Run, name: str) -> int:
+    """Rows of one of ``TABLES``."""
+    if name == "requests":
+        return len(run.workload)
+    if name == "gaps":
+        return len(Gaps.of(run.log).first)
+    if name == "preemptions":
+        return len(preemptions(run).ticks)
+    return len(run.log.residencies["index"] if name == "residencies" else run.log.row_step)
+
+
+def _table_alone(run: Run, name: str) -> Iterator[pd.DataFrame]:
+    """``table_of`` in parts, in the room that columns of the summary and of other tables took."""
     run.log.forget()
     log = run.replica.cache_log
     if log is not None and log.history is not None:
         log.history.forget()
-    return table_of(run, name)
+    if not _rows_of(run, name):
+        yield table_of(run, name, slice(0, 0))
+    for part in slices(_rows_of(run, name), ROW_GROUP):
+        yield table_of(run, name, part)
 
 
 def expand(steps: pd.DataFrame) -> pd.DataFrame:
@@ -235,14 +265,14 @@ def write(
 
 def write_whole_folder(
     directory: str | Path,
-    tables: Mapping[str, Callable[[], pd.DataFrame]],
+    tables: Mapping[str, Callable[[], Iterable[pd.DataFrame]]],
     documents: Mapping[str, Mapping[str, Any]],
     recordings: Mapping[str, Recording] | None = None,
 ) -> Path:
     """Write tables (as Parquet), documents (as JSON) and recordings (as ``.npz``) by their names, whole or not at all.
 
     Args:
-        tables: Functions that make them: one table is in memory at a time.
+        tables: Functions that make them, in parts of ``ROW_GROUP`` rows or whole: one part is in memory at a time.
 
     Raises:
         UserError: As ``folders.replace_folder``.
@@ -257,8 +287,20 @@ def write_whole_folder(
     return replace_folder(directory, RESULT, writers)
 
 
-def _write_table(make: Callable[[], pd.DataFrame], path: Path) -> None:
-    make().to_parquet(path, index=False)
+def _write_table(make: Callable[[], Iterable[pd.DataFrame]], path: Path) -> None:
+    """As ``DataFrame.to_parquet`` of the whole table, to the same bytes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    writer = None
+    for part in make():
+        found = pa.Table.from_pandas(part, preserve_index=False)
+        del part
+        writer = writer or pq.ParquetWriter(path, found.schema, compression="snappy")
+        writer.write_table(found, ROW_GROUP)
+        del found
+    if writer is not None:
+        writer.close()
 
 
 def describe(settings: Settings, replica: Replica, workload: Workload, request: Mapping[str, Any]) -> dict[str, Any]:

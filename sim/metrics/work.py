@@ -7,11 +7,13 @@ time of a step is divided among its tokens.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..memory.accounting.run_log import RunLog
+from ..output.spill import slices
 from ..types.sums import total
 
 
@@ -25,57 +27,98 @@ class Work:
 
 def work(run_log: RunLog) -> Work:
     """The time ledger of a run."""
-    rows = run_log.rows
-    recomputed, padding = _prefill_extras(run_log)
-    prefills = rows["prefill_tokens"] > 0
     drafted, kept = _drafts(run_log)
+    recomputed, padding = _prefill_extras(run_log)
+    sums: Counter[str] = Counter()
+    ended: Counter[tuple[int, int]] = Counter()
+    for part in slices(len(run_log.row_step)):
+        rows = {name: column[part] for name, column in run_log.rows.items()}
+        extras = recomputed[part], padding[part], drafted[part], kept[part]
+        sums.update(_sums(rows, *extras, ended))
+    tokens = {name: sums[f"{name} tokens"] for name in ("recomputed", "padding")}
+    if run_log.drafts is not None:
+        tokens["rejected"] = sums["rejected tokens"]
+    tokens["useful"] = sums["computed tokens"] - sum(tokens.values())
+    # Rounded once for each share: independent of the division of steps into rows.
+    batches = sum(ticks * share // batch_size for (share, batch_size), ticks in ended.items())
+    copying = total(run_log.copies["ticks"])
+    ticks = {
+        "recomputed": sums["recomputed ticks"],
+        "padding": sums["padding ticks"] + batches,
+        "swapping": sums["swap ticks"] - copying,
+        "copying": copying,
+        "idle": run_log.end_ticks - sums["busy ticks"],
+    }
+    if run_log.drafts is not None:
+        ticks["rejected"] = sums["rejected ticks"]
+    ticks["useful"] = run_log.end_ticks - sum(ticks.values())
+    return Work(tokens, ticks)
+
+
+def _sums(
+    rows: dict[str, np.ndarray],
+    recomputed: np.ndarray,
+    padding: np.ndarray,
+    drafted: np.ndarray,
+    kept: np.ndarray,
+    ended_ticks: Counter[tuple[int, int]],
+) -> dict[str, int]:
+    """Tokens and ticks of some rows.
+
+    Args:
+        recomputed, padding, drafted, kept: As of ``_prefill_extras`` and ``_drafts``, of these rows.
+        ended_ticks: Takes the ticks of steps that compute ended sequences, by how many these are and of how many.
+    """
+    prefills = rows["prefill_tokens"] > 0
     tokens_then = rows["decodes"] + rows["prefill_tokens"] + drafted
     compute = rows["first_ticks"] - rows["swap_ticks"]
     # A static batch computes a row for every sequence until the last is done.
     ended = rows["batch_size"] - rows["growing"]
     steps = rows["iterations"] - prefills
-    tokens = {"recomputed": total(recomputed), "padding": total(padding) + total(ended * steps)}
-    if run_log.drafts is not None:
-        tokens["rejected"] = total(drafted) - total(kept)
-    computed = total(tokens_then[prefills]) + total(rows["batch_size"] * steps) + total(drafted[~prefills])
-    tokens["useful"] = computed - sum(tokens.values())
     decoding = rows["ticks"] - rows["swap_ticks"] - np.where(prefills, compute, 0)
-    ticks = {
-        "recomputed": total(_share(compute, recomputed, tokens_then)),
-        "padding": total(_share(compute, padding, tokens_then)) + _share_of_sums(decoding, ended, rows["batch_size"]),
-        "swapping": total(rows["swap_ticks"]) - total(run_log.copies["ticks"]),
-        "copying": total(run_log.copies["ticks"]),
-        # Also rows in which nothing is computed nor moved: blocks are only held.
-        "idle": run_log.end_ticks - total(rows["ticks"][(rows["iterations"] > 0) | (rows["swap_ticks"] > 0)]),
+    _add_by_share(ended_ticks, decoding, ended, rows["batch_size"])
+    # Not rows in which nothing is computed nor moved: blocks are only held.
+    busy = (rows["iterations"] > 0) | (rows["swap_ticks"] > 0)
+    batch = np.where(prefills, tokens_then, rows["batch_size"] + drafted)
+    return {
+        "recomputed tokens": total(recomputed),
+        "padding tokens": total(padding) + total(ended * steps),
+        "rejected tokens": total(drafted) - total(kept),
+        "computed tokens": total(tokens_then[prefills]) + total(rows["batch_size"] * steps) + total(drafted[~prefills]),
+        "recomputed ticks": total(_share(compute, recomputed, tokens_then)),
+        "padding ticks": total(_share(compute, padding, tokens_then)),
+        "rejected ticks": total(_share(compute, drafted - kept, batch)),
+        "swap ticks": total(rows["swap_ticks"]),
+        "busy ticks": total(rows["ticks"][busy]),
     }
-    if run_log.drafts is not None:
-        batch = np.where(prefills, tokens_then, rows["batch_size"] + drafted)
-        ticks["rejected"] = total(_share(compute, drafted - kept, batch))
-    ticks["useful"] = run_log.end_ticks - sum(ticks.values())
-    return Work(tokens, ticks)
 
 
 def _prefill_extras(run_log: RunLog) -> tuple[np.ndarray, np.ndarray]:
     """Tokens recomputed, and padding of prompts, in the prefill of every row."""
     residencies, rows = run_log.residencies, run_log.rows
     recomputed = np.zeros(len(run_log.row_step), dtype=np.int64)
-    np.add.at(recomputed, run_log.residency_row, residencies["recomputed_tokens"])
+    _add_at_rows(recomputed, run_log.residency_row, residencies["recomputed_tokens"])
     np.add.at(recomputed, run_log.row_at(run_log.chunks["start_ticks"]), run_log.chunks["recomputed_tokens"])
-    padding = np.zeros_like(recomputed)
-    if run_log.together:
-        prompts = np.zeros_like(recomputed)
-        np.add.at(prompts, run_log.residency_row, residencies["tokens"])
-        padding = rows["prefill_tokens"] - prompts
-    return recomputed, padding
+    if not run_log.together:
+        return recomputed, np.broadcast_to(0, len(recomputed))
+    prompts = np.zeros_like(recomputed)
+    _add_at_rows(prompts, run_log.residency_row, residencies["tokens"])
+    return recomputed, rows["prefill_tokens"] - prompts
+
+
+def _add_at_rows(sums: np.ndarray, row: np.ndarray, values: np.ndarray) -> None:
+    for part in slices(len(row)):
+        np.add.at(sums, row[part], values[part])
 
 
 def _drafts(run_log: RunLog) -> tuple[np.ndarray, np.ndarray]:
     """Drafts that each row verifies, and those that outputs keep, int64 [rows]; every row is a step, or has no drafts."""
+    if run_log.drafts is None:
+        return (np.broadcast_to(0, len(run_log.row_step)),) * 2
     drafted, kept = np.zeros((2, len(run_log.row_step)), dtype=np.int64)
-    if run_log.drafts is not None:
-        row = np.searchsorted(run_log.row_step, run_log.drafts["decode_step"], side="right") - 1
-        np.add.at(drafted, row, run_log.drafts["drafts"])
-        np.add.at(kept, row, run_log.drafts["kept"])
+    row = np.searchsorted(run_log.row_step, run_log.drafts["decode_step"], side="right") - 1
+    np.add.at(drafted, row, run_log.drafts["drafts"])
+    np.add.at(kept, row, run_log.drafts["kept"])
     return drafted, kept
 
 
@@ -85,11 +128,11 @@ def _share(ticks: np.ndarray, part: np.ndarray, whole: np.ndarray) -> np.ndarray
     return quotient * part + rest * part // np.maximum(whole, 1)
 
 
-def _share_of_sums(ticks: np.ndarray, part: np.ndarray, whole: np.ndarray) -> int:
-    """The sum of ``_share``, rounded once for each (part, whole): independent of the division of steps into rows."""
+def _add_by_share(sums: Counter[tuple[int, int]], ticks: np.ndarray, part: np.ndarray, whole: np.ndarray) -> None:
+    """Add the ticks of rows with a part to the sums by (part, whole)."""
     some = (part > 0) & (ticks > 0)
     if not some.any():
-        return 0
+        return
     pairs, place = np.unique(np.stack([part[some], whole[some]]), axis=1, return_inverse=True)
-    sums = [total(ticks[some][place.ravel() == number]) for number in range(pairs.shape[1])]
-    return sum(ticks * int(share) // int(batch_size) for ticks, (share, batch_size) in zip(sums, pairs.T, strict=True))
+    for number, (share, batch_size) in enumerate(pairs.T.tolist()):
+        sums[share, batch_size] += total(ticks[some][place.ravel() == number])

@@ -11,14 +11,15 @@ Two requests share a prefix as far as their runs name the same tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
+from ..output.spill import column_of
 from ..types.errors import SettingError
 from .dialogue import Dialogue
 
@@ -163,9 +164,9 @@ class TokenRuns:
 
     def __init__(self, content: PromptContent, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> None:
         self._offsets, self._ids, self._tokens = (
-            getattr(content, field).tolist() for field in ("offsets", "ids", "tokens")
+            _ints(getattr(content, field)) for field in ("offsets", "ids", "tokens")
         )
-        self._prompts, self._outputs = prompt_tokens.tolist(), output_tokens.tolist()
+        self._prompts, self._outputs = _ints(prompt_tokens), _ints(output_tokens)
         before = np.full(len(content), -1)
         # Where pieces say more, sessions say nothing.
         if content.session_id is not None and not len(content.ids):
@@ -173,17 +174,17 @@ class TokenRuns:
         history = np.minimum(prompt_tokens, (prompt_tokens + output_tokens)[before])
         # Tokens of each prompt that are not its own.
         pieces = content.piece_tokens()
-        self._known = np.where(before < 0, np.minimum(pieces, prompt_tokens), history).tolist()
+        self._known = _ints(np.where(before < 0, np.minimum(pieces, prompt_tokens), history))
         # Tokens of each output that are not its own.
-        self._answered = np.maximum(pieces - prompt_tokens, 0).tolist()
-        self._before = before.tolist()
-        self._same_as = range(len(content)) if content.same_as is None else content.same_as.tolist()
+        self._answered = _ints(np.maximum(pieces - prompt_tokens, 0))
+        self._before = _ints(before)
+        self._same_as = range(len(content)) if content.same_as is None else _ints(content.same_as)
 
     @classmethod
     def of_dialogue(cls, dialogue: Dialogue, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> TokenRuns:
         """The tokens of requests with parents."""
         runs = cls(PromptContent.of_sessions(np.full(len(dialogue), NO_SESSION)), prompt_tokens, output_tokens)
-        runs._before, runs._known = dialogue.parent.tolist(), dialogue.parent_tokens.tolist()
+        runs._before, runs._known = _ints(dialogue.parent), _ints(dialogue.parent_tokens)
         return runs
 
     def runs(self, request: int) -> tuple[Run, ...]:
@@ -231,6 +232,11 @@ class TokenRuns:
                 end = known
             request = self._before[request]
         return tuple(reversed(runs))
+
+
+def _ints(column: np.ndarray) -> Sequence[int]:
+    """A column that is read one Python int at a time, without an object for each value."""
+    return cast(Sequence[int], column_of([column]).data)
 
 
 def _cut(runs: Iterable[Run], tokens: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:

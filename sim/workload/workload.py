@@ -111,6 +111,10 @@ class Workload:
         """Row of each request's first sequence in ``sequences``, int64 [n]."""
         return np.cumsum(self.num_sequences) - self.num_sequences
 
+    def request_of(self, sequences: np.ndarray) -> np.ndarray:
+        """The request of each of some rows of ``sequences``, int64."""
+        return np.repeat(np.arange(len(self)), self.num_sequences)[sequences] if self.shares else sequences
+
     @property
     def sequences(self) -> Workload:
         """The workload with a row per sequence, grouped by request; itself if each request has one sequence."""

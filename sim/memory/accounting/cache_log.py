@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...output.spill import column_by_slices
 from ..prefix import QueueHistory
 from .ledger import CACHE_CHANGE, Table
 from .moments import after_row, at_row
@@ -56,4 +57,5 @@ class CacheLog:
         if self.history is None:
             return self.changes.columns()
         changes = self.history.changes()
-        return {"moment": changes["moment"], "slots": changes["blocks"] * self._unit_slots}
+        moment, blocks = changes["moment"], changes["blocks"]
+        return {"moment": moment, "slots": column_by_slices(len(blocks), lambda part: blocks[part] * self._unit_slots)}

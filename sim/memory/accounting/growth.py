@@ -9,9 +9,11 @@ in the same way.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
+from ...output.spill import column_by_slices, column_of, columns_of, release, slices
 from .run_log import RunLog
 
 #: Steps that are laid out at a time.
@@ -22,15 +24,21 @@ class Growth:
     """Blocks that residencies take, or give back, in any span of steps, asked for in ascending order.
 
     Args:
-        first: int64 [residencies], the first step in which each takes one; then it takes one every block size.
+        size: Steps from one block to the next.
+        first: int64 [residencies], the first step in which each takes one.
+        stop: int64 [residencies], the step in which each would take the first one that it does not take.
     """
 
-    def __init__(self, run_log: RunLog, first: np.ndarray) -> None:
-        self._size = size = run_log.block_size
-        stop = first + np.maximum(0, -(-(run_log.residency_end - first) // size)) * size
+    def __init__(self, size: int, first: np.ndarray, stop: np.ndarray) -> None:
+        self._size = size
         self._first, self._stop = np.sort(first), np.sort(stop)
         self._tail = np.zeros(size, dtype=np.int64)
         self._until = 0
+
+    @property
+    def last(self) -> int:
+        """The last step of all ``first`` and ``stop``; 0 without residencies."""
+        return int(max(self._first[-1], self._stop[-1])) if len(self._first) else 0
 
     def until(self, decode_step: int) -> np.ndarray:
         """Blocks taken in each step from the last ``until`` to ``decode_step``, int64."""
@@ -58,8 +66,10 @@ def growth_moments(run_log: RunLog) -> Moments:
     """Per row: blocks taken after its first step, and their sums weighted with the number (1, 2, ...)
     of the step within the row, and with its square. int64 [rows] each."""
     # The first step after the admission that finds the blocks full.
+    start, tokens = run_log.residencies["start_step"], run_log.residencies["tokens"]
     return _row_moments(
-        run_log, run_log.residencies["start_step"] + 1 + (-run_log.residencies["tokens"]) % run_log.block_size
+        run_log,
+        column_by_slices(len(start), lambda part: start[part] + 1 + (-tokens[part]) % run_log.block_size),
     )
 
 
@@ -79,19 +89,26 @@ def skip_moments(run_log: RunLog, window_tokens: int, ahead: bool = False) -> Mo
 
 
 def _row_moments(run_log: RunLog, first: np.ndarray) -> Moments:
-    growth = Growth(run_log, first)
-    parts = [_moments(growth, starts, steps) for starts, steps in _spans(run_log)]
-    moments = np.concatenate([np.zeros((3, 0), dtype=np.int64), *parts], axis=1)
-    return moments[0], moments[1], moments[2]
+    size, end = run_log.block_size, run_log.residency_end
+    stop = column_by_slices(
+        len(first), lambda part: first[part] + np.maximum(0, -(-(end[part] - first[part]) // size)) * size
+    )
+    growth = Growth(size, first, stop)
+    one, two, three = columns_of([np.int64] * 3, (tuple(_moments(growth, *span)) for span in _spans(run_log)))
+    return one, two, three
 
 
 def _spans(run_log: RunLog) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Runs of rows of about a chunk of steps: their first decode steps, and their steps."""
     starts, steps = run_log.row_step, run_log.rows["steps"]
-    edges = np.flatnonzero(np.diff((starts + steps) // _CHUNK_STEPS)) + 1
-    for rows in np.split(np.arange(len(steps)), edges):
-        if len(rows):
-            yield starts[rows], steps[rows]
+    chunk = column_by_slices(len(steps), lambda part: (starts[part] + steps[part]) // _CHUNK_STEPS)
+    edges = column_of(
+        part.start + np.flatnonzero(np.diff(chunk[part.start : part.stop + 1])) for part in slices(len(chunk))
+    )
+    for first, stop in pairwise([0, *(edges + 1).tolist(), len(steps)]):
+        if first < stop:
+            release()
+            yield starts[first:stop], steps[first:stop]
 
 
 def _moments(growth: Growth, starts: np.ndarray, steps: np.ndarray) -> np.ndarray:

@@ -41,16 +41,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 
+from ...output.spill import column_by_slices, column_of, slices
 from ...types.errors import SimulationFault
 from ...types.sums import dot, total
 from .growth import Moments, growth_moments, skip_moments
 from .kv_groups import SLIDING, STATE, PageGroups
 from .moments import first_row_of, iteration_of, ticks_of
-from .run_log import RunLog
+from .run_log import RunLog, Tails
 
 #: A bucket summed over a window, or its column.
 Sums = TypeVar("Sums", int, np.ndarray)
@@ -65,8 +67,8 @@ class CachedSlots:
 
     def _parts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Slots and moments of some changes at a time: when they were takes several columns."""
-        for start in range(0, len(self._moment), _CHUNK_CHANGES):
-            yield self._slots[start : start + _CHUNK_CHANGES], self._moment[start : start + _CHUNK_CHANGES]
+        for part in slices(len(self._moment), _CHUNK_CHANGES):
+            yield self._slots[part], self._moment[part]
 
     def over_steps(self, first: int, stop: int) -> int:
         """Cached slots, summed over the iterations from ``first`` to before ``stop``."""
@@ -87,7 +89,8 @@ class CachedSlots:
         changes = np.zeros(rows + 1, dtype=np.int64)
         for slots, moment in self._parts():
             np.add.at(changes, np.minimum(first_row_of(self._run_log, moment), rows), slots)
-        return np.cumsum(changes)[:rows]
+        np.cumsum(changes, out=changes)
+        return column_of([changes[:rows]])
 
 
 def _left(at: np.ndarray, start: int, end: int) -> np.ndarray:
@@ -179,8 +182,8 @@ class Accounts:
         over_steps: Counter[str] = Counter()
         over_time: Counter[str] = Counter()
         growth = self._growth()
-        for start in range(0, len(run_log.row_step), _CHUNK_ROWS):
-            rows = _Rows(run_log, growth, slice(start, start + _CHUNK_ROWS), start_ticks, end_ticks)
+        for part in slices(len(run_log.row_step), _CHUNK_ROWS):
+            rows = _Rows(run_log, growth, part, start_ticks, end_ticks)
             over_steps.update(rows.over_steps())
             over_time.update(rows.over_time())
         del growth
@@ -206,10 +209,14 @@ class Accounts:
 
     def _tail(self, first: int, stop: int, start_ticks: int, end_ticks: int) -> tuple[int, int]:
         """block_tail over the window's steps and time: it comes once a residency and goes with it."""
-        tails = self.log.tails
-        steps = np.minimum(tails.release_iteration, stop) - np.maximum(tails.start_iteration, first)
-        ticks = np.minimum(tails.release_ticks, end_ticks) - np.maximum(tails.start_ticks, start_ticks)
-        return total(tails.slots * np.maximum(steps, 0)), dot(tails.slots, np.maximum(ticks, 0))
+        over_steps = over_time = 0
+        for part in slices(len(self.log.tails.slots)):
+            tails = Tails(*(column[part] for column in self.log.tails))
+            steps = np.minimum(tails.release_iteration, stop) - np.maximum(tails.start_iteration, first)
+            ticks = np.minimum(tails.release_ticks, end_ticks) - np.maximum(tails.start_ticks, start_ticks)
+            over_steps += total(tails.slots * np.maximum(steps, 0))
+            over_time += dot(tails.slots, np.maximum(ticks, 0))
+        return over_steps, over_time
 
     def _buckets(self, sums: Mapping[str, Sums], tail: Sums, slots: Sums | int) -> dict[str, Sums]:
         """The nine buckets, and that of states where the model has some, from columns, or from what was summed over them; ``slots`` is the pool, summed alike."""
@@ -263,25 +270,45 @@ class Accounts:
         np.add.at(sums[1], kind.ravel(), ticks)
         return float(sums[0] @ index) / max(1, int(steps.sum())), float(sums[1] @ index) / (end_ticks - start_ticks)
 
-    def at_rows(self) -> dict[str, np.ndarray]:
-        """Each bucket in the first step of every row, int64 [rows]: the ledger over time."""
-        run_log, rows = self.log, self.log.rows
-        tails = run_log.tails
-        tail = _level(run_log.row_iteration, tails.start_iteration, tails.release_iteration, tails.slots)
+    def at_rows(self, part: slice = slice(None)) -> dict[str, np.ndarray]:
+        """Each bucket in the first step of every row, or of some rows, int64 [rows]: the ledger over time."""
+        run_log = self.log
+        rows = {name: column[part] for name, column in run_log.rows.items()}
+        tail = sum(
+            sign * _level(changes, run_log.row_iteration[part]) for changes, sign in zip(self._tail_changes, (1, -1))
+        )
         # A row that only swaps has the number of the one after it, but no sequence runs in it.
-        levels = {**rows, "cached": self._cached.at_rows()}
+        levels = {**rows, "cached": self._cached_at_rows[part]}
         return self._buckets(levels, np.where(rows["iterations"] == 0, 0, tail), run_log.capacity_slots)
 
+    @cached_property
+    def _cached_at_rows(self) -> np.ndarray:
+        return self._cached.at_rows()
 
-def _level(decode_steps: np.ndarray, come: np.ndarray, go: np.ndarray, amount: np.ndarray) -> np.ndarray:
-    """Sum of the amounts that have come and not gone by each decode step."""
-    here = come < go
-    level = np.zeros(len(decode_steps), dtype=np.int64)
-    for at, sign in ((come, 1), (go, -1)):
-        order = np.argsort(at[here], kind="stable")
-        running = np.concatenate([[0], np.cumsum(amount[here][order])])
-        level += sign * running[np.searchsorted(at[here][order], decode_steps, side="right")]
-    return level
+    @cached_property
+    def _tail_changes(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+        """The iterations at which block_tail comes, and at which it goes, ascending, and the slots that came or went
+        before each of them and after the last."""
+        tails = self.log.tails
+        return tuple(_changes(tails, at) for at in (tails.start_iteration, tails.release_iteration))
+
+
+def _changes(tails: Tails, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Iterations, ascending, and the slots of the tails before each and of all: of those that come before they go."""
+    come, go, every = tails.start_iteration, tails.release_iteration, slices(len(at))
+    here = column_of(part.start + np.flatnonzero(come[part] < go[part]) for part in every)
+    order = np.argsort(at[here], kind="stable")
+    order = here[order]
+    iterations = column_by_slices(len(order), lambda part: at[order[part]])
+    so_far = np.zeros(len(order) + 1, dtype=np.int64)
+    np.cumsum(tails.slots[order], out=so_far[1:])
+    return iterations, column_of([so_far])
+
+
+def _level(changes: tuple[np.ndarray, np.ndarray], iterations: np.ndarray) -> np.ndarray:
+    """The slots of all changes up to each iteration."""
+    at, so_far = changes
+    return so_far[np.searchsorted(at, iterations, side="right")]
 
 
 def _batch(rows: Mapping[str, np.ndarray]) -> np.ndarray:

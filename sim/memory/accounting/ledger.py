@@ -11,6 +11,7 @@ from struct import Struct
 
 import numpy as np
 
+from ...output.spill import Column
 from ...types.sequence import Sequence
 
 #: Columns of a row that the engine fills, all int64.
@@ -85,7 +86,7 @@ class Table:
         self.fields = fields
         self._pack = Struct(f"<{len(fields)}q").pack
         self._records = bytearray()
-        self._sealed: list[np.ndarray] = []
+        self._columns = [Column() for _ in fields]
 
     def append(self, record: tuple[int, ...]) -> None:
         """Add a record of all fields."""
@@ -93,30 +94,28 @@ class Table:
 
     def seal(self) -> None:
         """Turn what has gathered into columns, which take less room than a buffer that grows."""
-        if not self._records and self._sealed:
-            return
-        records = np.frombuffer(self._records, dtype="<i8").reshape(-1, len(self.fields))
-        self._sealed.append(np.ascontiguousarray(records.T))
-        self._records = bytearray()
+        if self._records:
+            self._add(np.frombuffer(self._records, dtype="<i8").reshape(-1, len(self.fields)))
+            self._records = bytearray()
 
     def extend(self, records: np.ndarray) -> None:
         """Add copies of records, int64 [n, fields], after those added so far."""
         self.seal()
-        if len(records):
-            self._sealed.append(records.T.copy())
+        self._add(records)
+
+    def _add(self, records: np.ndarray) -> None:
+        for column, values in zip(self._columns, records.T, strict=True):
+            column.append(values)
 
     def columns(self) -> dict[str, np.ndarray]:
         """All records as an int64 column a field; to be read only."""
         self.seal()
-        if len(self._sealed) > 1:
-            self._sealed = [np.concatenate(self._sealed, axis=1)]
-        return dict(zip(self.fields, self._sealed[0], strict=True))
+        return {field: column.array() for field, column in zip(self.fields, self._columns, strict=True)}
 
     def last(self, field: str) -> int | None:
         """The value of a field in the last record; None without records."""
         self.seal()
-        values = self._sealed[-1][self.fields.index(field)]
-        return int(values[-1]) if len(values) else None
+        return self._columns[self.fields.index(field)].last()
 
 
 class Ledger:

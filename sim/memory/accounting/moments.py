@@ -46,7 +46,7 @@ def after_step(decode_step: _Steps) -> _Steps:
 def ticks_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
     """Ticks of moments, int64."""
     number, kind = np.divmod(moments, _KINDS)
-    ticks = np.append(run_log.rows["start_ticks"], run_log.end_ticks)[np.where(kind == _AT_ROW, number, 0)]
+    ticks = run_log.start_ticks_at(np.where(kind == _AT_ROW, number, 0))
     for some, of_step in ((kind == _IN_STEP, run_log.start_of), (kind == _AFTER_STEP, run_log.end_of)):
         ticks[some] = of_step(number[some])
     row = number[kind == _AFTER_ROW]
@@ -57,7 +57,7 @@ def ticks_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
 def iteration_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
     """Number of the first iteration from each moment on, int64."""
     number, kind = np.divmod(moments, _KINDS)
-    iteration = np.append(run_log.row_iteration, run_log.num_steps)[np.where(kind == _AT_ROW, number, 0)]
+    iteration = run_log.iteration_at(np.where(kind == _AT_ROW, number, 0))
     in_step, after = kind == _IN_STEP, kind == _AFTER_STEP
     iteration[in_step] = run_log.iteration_of(number[in_step])
     iteration[after] = run_log.iteration_of(number[after] - 1) + 1

@@ -6,12 +6,14 @@ functions of time say when a step starts and ends, exactly, from the row it lies
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ...output.spill import column_by_slices, column_of, columns_of, slices
 from ...types.sequence import NOT_DECODING, SWAPPED_IN
 from .kv_groups import PageGroups
 from .ledger import CACHE_CHANGE, DERIVED, LEAP, METER, Ledger, Table
@@ -71,9 +73,11 @@ class RunLog:
 
     def forget(self) -> None:
         """Drop the columns that are quickly computed again: in a long run they take more room than the log."""
-        for name, attribute in vars(type(self)).items():
-            if isinstance(attribute, cached_property) and name != "cache_changes":
-                vars(self).pop(name, None)
+        kept = {each.name for each in fields(self)} | {"cache_changes"}
+        for name, value in [*vars(self).items()]:
+            derived = isinstance(vars(type(self)).get(name), cached_property) or isinstance(value, np.ndarray)
+            if derived and name not in kept:
+                del vars(self)[name]
 
     @cached_property
     def cache_changes(self) -> dict[str, np.ndarray]:
@@ -93,12 +97,16 @@ class RunLog:
     @cached_property
     def num_steps(self) -> int:
         """Iterations in all."""
-        return int(self.rows["iterations"].sum())
+        return sum(int(self.rows["iterations"][part].sum()) for part in slices(len(self.row_step)))
 
     @cached_property
     def residency_row(self) -> np.ndarray:
         """Row with the first step of each residency."""
-        return self.row_at(self.residencies["start_ticks"])
+        return self._by_residency(lambda part: self.row_at(self.residencies["start_ticks"][part]))
+
+    def _by_residency(self, compute: Callable[[slice], np.ndarray]) -> np.ndarray:
+        """A column of residencies, some at a time."""
+        return column_by_slices(len(self.residencies["index"]), compute)
 
     def row_at(self, start_ticks: np.ndarray) -> np.ndarray:
         """The row that starts then, and takes time."""
@@ -108,10 +116,16 @@ class RunLog:
     def residency_end(self) -> np.ndarray:
         """Decode step after the last step in which each residency computes a token."""
         residencies = self.residencies
-        end = residencies["start_step"] + self.output_tokens[residencies["index"]] - residencies["generated_tokens"]
-        if self.drafts is not None:
-            end = end - self._kept_drafts(self.drafts)
-        return self._with_evictions(end, self.evictions["decode_step"])
+        drafts = None if self.drafts is None else self._kept_drafts(self.drafts)
+
+        def ends(part: slice) -> np.ndarray:
+            end = residencies["start_step"][part] + self.output_tokens[residencies["index"][part]]
+            end -= residencies["generated_tokens"][part]
+            if drafts is not None:
+                end -= drafts[part]
+            return self._with_evictions(part, end, lambda some: self.evictions["decode_step"][some])
+
+        return self._by_residency(ends)
 
     def _kept_drafts(self, drafts: dict[str, np.ndarray]) -> np.ndarray:
         """Tokens that each residency gained beside those that its steps computed, int64 [residencies]."""
@@ -124,11 +138,20 @@ class RunLog:
         np.add.at(kept, order[found], drafts["kept"])
         return kept
 
-    def _with_evictions(self, ends: np.ndarray, evicted: np.ndarray) -> np.ndarray:
-        """One value a residency: ``evicted`` where an eviction ended it."""
-        residency, result = self.evictions["residency"], ends.copy()
-        result[residency[residency >= 0]] = evicted[residency >= 0]
-        return result
+    @cached_property
+    def _evicted(self) -> tuple[np.ndarray, np.ndarray]:
+        """Residencies that an eviction ended, ascending, and their evictions."""
+        residency = self.evictions["residency"]
+        order = np.argsort(residency, kind="stable")
+        order = order[np.count_nonzero(residency < 0) :]
+        return residency[order], order
+
+    def _with_evictions(self, part: slice, ends: np.ndarray, evicted: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """One value for each of some residencies: that of ``evicted`` for the eviction that ended it, where one did."""
+        residency, evictions = self._evicted
+        low, high = np.searchsorted(residency, [part.start, part.stop])
+        ends[residency[low:high] - part.start] = evicted(evictions[low:high])
+        return ends
 
     @cached_property
     def residency_release(self) -> np.ndarray:
@@ -143,41 +166,68 @@ class RunLog:
     @cached_property
     def residency_lag(self) -> np.ndarray:
         """Tokens held in a step less the step's number, constant over each residency."""
-        return self.residencies["tokens"] - self.residencies["start_step"]
+        residencies = self.residencies
+        return self._by_residency(lambda part: residencies["tokens"][part] - residencies["start_step"][part])
 
     @cached_property
     def first_token_ticks(self) -> np.ndarray:
         """When each residency's first step is over."""
-        return (self.rows["start_ticks"] + self.rows["first_ticks"])[self.residency_row]
+
+        def first(part: slice) -> np.ndarray:
+            row = self.residency_row[part]
+            return self.rows["start_ticks"][row] + self.rows["first_ticks"][row]
+
+        return self._by_residency(first)
 
     @cached_property
     def last_token_ticks(self) -> np.ndarray:
         """When each residency's last token is out."""
-        return np.where(self._decodes, self.end_of(self.residency_end), self.first_token_ticks)
+        return self._by_residency(
+            lambda part: np.where(
+                self._decodes(part), self.end_of(self.residency_end[part]), self.first_token_ticks[part]
+            )
+        )
 
     @cached_property
     def release_ticks(self) -> np.ndarray:
         """When each residency releases its slots."""
-        finish = self.end_of(self.residency_release) if self.together else self.last_token_ticks
-        return self._with_evictions(finish, self.evictions["ticks"])
+
+        def release(part: slice) -> np.ndarray:
+            finish = self.end_of(self.residency_release[part]) if self.together else self.last_token_ticks[part].copy()
+            return self._with_evictions(part, finish, lambda some: self.evictions["ticks"][some])
+
+        return self._by_residency(release)
 
     @cached_property
     def release_iteration(self) -> np.ndarray:
         """Number of the first iteration in which each residency no longer holds its slots (not in static batches)."""
-        last = np.where(
-            self._decodes, self.iteration_of(self.residency_end - 1), self.row_iteration[self.residency_row]
-        )
-        return self._with_evictions(last + 1, self.first_iteration_from(self.evictions["ticks"]))
 
-    @cached_property
-    def _decodes(self) -> np.ndarray:
-        """Whether each residency computes a token after its first step."""
-        return self.residency_end > self.residencies["start_step"] + 1
+        def release(part: slice) -> np.ndarray:
+            last = np.where(
+                self._decodes(part),
+                self.iteration_of(self.residency_end[part] - 1),
+                self.row_iteration[self.residency_row[part]],
+            )
+            evicted = self.evictions["ticks"]
+            return self._with_evictions(part, last + 1, lambda some: self.first_iteration_from(evicted[some]))
+
+        return self._by_residency(release)
+
+    def _decodes(self, part: slice) -> np.ndarray:
+        """Whether each of some residencies computes a token after its first step."""
+        return self.residency_end[part] > self.residencies["start_step"][part] + 1
 
     def first_iteration_from(self, ticks: np.ndarray | int) -> np.ndarray:
         """Number of the first iteration that starts at or after ``ticks``, which no leap may span."""
-        row = np.searchsorted(self.rows["start_ticks"], ticks, side="left")
-        return np.append(self.row_iteration, self.num_steps)[row]
+        return self.iteration_at(np.searchsorted(self.rows["start_ticks"], ticks, side="left"))
+
+    def iteration_at(self, row: np.ndarray) -> np.ndarray:
+        """Number of the first iteration of each row, or of all iterations for the row after the last."""
+        return _or_after(self.row_iteration, row, self.num_steps)
+
+    def start_ticks_at(self, row: np.ndarray) -> np.ndarray:
+        """Start of each row, or the end of the run for the row after the last."""
+        return _or_after(self.rows["start_ticks"], row, self.end_ticks)
 
     def iteration_of(self, decode_step: np.ndarray) -> np.ndarray:
         """Number that ``decode_step`` has among the iterations."""
@@ -208,18 +258,25 @@ class RunLog:
         if not self.paged or self.drafts is not None:
             nothing = np.zeros(0, dtype=np.int64)
             return Tails(nothing, nothing, nothing, nothing, nothing)
-        residencies, size = self.residencies, self.block_size
-        target = (self.prompt_tokens + self.output_tokens)[residencies["index"]]
+        parts = (self._tails(part) for part in slices(len(self.residencies["index"])))
+        return Tails(*columns_of([np.int64] * len(Tails._fields), parts))
+
+    def _tails(self, part: slice) -> Tails:
+        """``tails`` of some residencies."""
+        size, end, lag = self.block_size, self.residency_end[part], self.residency_lag[part]
+        index, start, ticks = (self.residencies[name][part] for name in ("index", "start_step", "start_ticks"))
+        target = self.prompt_tokens[index] + self.output_tokens[index]
         slots, last_block = -target % size, (target - 1) // size * size
-        entry = last_block + 1 - self.residency_lag
-        pick = np.flatnonzero((slots > 0) & (np.maximum(entry, residencies["start_step"]) < self.residency_end))
-        at_once, entry = entry[pick] <= residencies["start_step"][pick], entry[pick]
+        entry = last_block + 1 - lag
+        pick = np.flatnonzero((slots > 0) & (np.maximum(entry, start) < end))
+        at_once, entry = entry[pick] <= start[pick], entry[pick]
+        row_iteration = self.row_iteration[self.residency_row[part][pick]]
         return Tails(
             slots=slots[pick],
-            start_iteration=np.where(at_once, self.row_iteration[self.residency_row[pick]], self.iteration_of(entry)),
-            start_ticks=np.where(at_once, residencies["start_ticks"][pick], self.start_of(entry)),
-            release_iteration=self.release_iteration[pick],
-            release_ticks=self.release_ticks[pick],
+            start_iteration=np.where(at_once, row_iteration, self.iteration_of(entry)),
+            start_ticks=np.where(at_once, ticks[pick], self.start_of(entry)),
+            release_iteration=self.release_iteration[part][pick],
+            release_ticks=self.release_ticks[part][pick],
         )
 
 
@@ -239,35 +296,60 @@ class Tails(NamedTuple):
     release_ticks: np.ndarray
 
 
+def _or_after(column: np.ndarray, row: np.ndarray, after: int) -> np.ndarray:
+    """The values of a column in some rows, and ``after`` for the row after the last."""
+    if not len(column):
+        return np.full_like(row, after)
+    return np.where(row < len(column), column[np.minimum(row, len(column) - 1)], after)
+
+
 def _before(counts: np.ndarray) -> np.ndarray:
     """Sum of the counts before each."""
-    return np.cumsum(counts) - counts
+    so_far = 0
+
+    def before(part: slice) -> np.ndarray:
+        nonlocal so_far
+        sums = so_far + np.cumsum(counts[part])
+        so_far = int(sums[-1])
+        return sums - counts[part]
+
+    return column_by_slices(len(counts), before)
 
 
 def _complete(rows: dict[str, np.ndarray], residencies: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The rows with what follows from other columns, and with what the memory had no need to tell."""
-    steps, later = rows["steps"], np.maximum(rows["steps"] - 1, 0)
-    ticks = rows["first_ticks"] + rows["next_ticks"] * later + rows["slope_ticks"] * (later * (later - 1) // 2)
-    # Prefills end in the first step of a row.
-    row = (
-        np.searchsorted(rows["start_ticks"], residencies["start_ticks"][residencies["kind"] < SWAPPED_IN], side="right")
-        - 1
-    )
-    known = rows | {
-        "ticks": ticks,
-        "decodes": np.where(steps > 0, rows["batch_size"] - np.bincount(row, minlength=len(steps)), 0),
-        "iterations": np.where(steps > 0, steps, rows["prefill_tokens"] > 0),
-        "growing": rows.get("growing", rows["batch_size"]),
-    }
-    return {name: known.get(name, np.broadcast_to(0, len(steps))) for name in LEAP + DERIVED + METER}
+    newcomers = _prefills(rows["start_ticks"], residencies)
+
+    def derived(part: slice) -> tuple[np.ndarray, ...]:
+        steps, later = rows["steps"][part], np.maximum(rows["steps"][part] - 1, 0)
+        ticks = rows["first_ticks"][part] + rows["next_ticks"][part] * later
+        ticks += rows["slope_ticks"][part] * (later * (later - 1) // 2)
+        decodes = np.where(steps > 0, rows["batch_size"][part] - newcomers[part], 0)
+        return ticks, decodes, np.where(steps > 0, steps, rows["prefill_tokens"][part] > 0)
+
+    number = len(rows["steps"])
+    found = columns_of([np.int64] * len(DERIVED), (derived(part) for part in slices(number)))
+    known = rows | dict(zip(DERIVED, found, strict=True)) | {"growing": rows.get("growing", rows["batch_size"])}
+    return {name: known.get(name, np.broadcast_to(0, number)) for name in LEAP + DERIVED + METER}
+
+
+def _prefills(start_ticks: np.ndarray, residencies: dict[str, np.ndarray]) -> np.ndarray:
+    """Prefills that end in each row, all in its first step; int32 [rows]."""
+    found = np.zeros(len(start_ticks), dtype=np.int32)
+    for part in slices(len(residencies["kind"])):
+        begun = residencies["start_ticks"][part][residencies["kind"][part] < SWAPPED_IN]
+        np.add.at(found, np.searchsorted(start_ticks, begun, side="right") - 1, np.int32(1))
+    return found
 
 
 def _evicted_residency(evictions: dict[str, np.ndarray], residencies: dict[str, np.ndarray]) -> np.ndarray:
     """The residency that each eviction ends; -1 where a prefill was evicted."""
     ended = evictions["start_step"] != NOT_DECODING
-    evicted = np.zeros(residencies["index"].max(initial=-1) + 1, dtype=bool)
+    every = slices(len(residencies["index"]))
+    evicted = np.zeros(1 + max((int(residencies["index"][part].max()) for part in every), default=-1), dtype=bool)
     evicted[evictions["index"][ended]] = True
-    some = np.flatnonzero(evicted[residencies["index"]])
+    every = slices(len(residencies["index"]))
+    some = column_of(part.start + np.flatnonzero(evicted[residencies["index"][part]]) for part in every)
     order = some[np.argsort(residencies["index"][some], kind="stable")]
     # Every residency of a request but its last ends in an eviction, in order.
     index = evictions["index"][ended]

@@ -25,6 +25,7 @@ from struct import Struct
 
 import numpy as np
 
+from ...output.spill import Column
 from ...types.errors import SimulationFault
 
 #: Columns of blocks that were freed together: places ``first`` up to ``stop`` of a table; places before ``named`` have a name.
@@ -55,6 +56,7 @@ class Log:
     def __init__(self, fields: tuple[str, ...]) -> None:
         self.fields, self.records = fields, array("q")
         self._record = Struct(f"={len(fields)}q")
+        self._columns = [Column() for _ in fields]
         self.pack, self.append = self._record.pack, self.records.frombytes
 
     def add(self, *record: int) -> None:
@@ -62,20 +64,27 @@ class Log:
         self.append(self.pack(*record))
 
     def clear(self) -> None:
-        """Remove all records."""
+        """Remove all records, of a log that is never sealed."""
         del self.records[:]
 
     def rows(self) -> Iterator[tuple[int, ...]]:
-        """All present records, one by one."""
+        """All present records, one by one, of a log that is never sealed."""
         return self._record.iter_unpack(self.records.tobytes())
 
     def __len__(self) -> int:
-        return len(self.records) // len(self.fields)
+        return len(self._columns[0]) + len(self.records) // len(self.fields)
+
+    def seal(self) -> None:
+        """Turn what has gathered into columns, which need not stay in memory."""
+        records = np.array(self.records, dtype=np.int64).reshape(-1, len(self.fields))
+        for column, values in zip(self._columns, records.T, strict=True):
+            column.append(values)
+        del self.records[:]
 
     def columns(self) -> dict[str, np.ndarray]:
-        """All records, as one int64 column per field."""
-        columns = np.array(self.records, dtype=np.int64).reshape(-1, len(self.fields)).T
-        return {name: np.ascontiguousarray(column) for name, column in zip(self.fields, columns, strict=True)}
+        """All records, as one int64 column per field; to be read only."""
+        self.seal()
+        return {name: column.array() for name, column in zip(self.fields, self._columns, strict=True)}
 
 
 class FreeQueue:
@@ -148,6 +157,7 @@ class FreeQueue:
         """
         for log, more in zip((self._freed, self.hits, self.unstacked), records, strict=True):
             log.append(more)
+            log.seal()
         self.end, self.head, self._passed, self._hit, self.pushed, holes, stack = state
         self._holes, self.stack = [*_HOLE.iter_unpack(holes)], [*_STACKED.iter_unpack(stack)]
 

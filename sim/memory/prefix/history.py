@@ -26,10 +26,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
+from ...output.spill import column_by_slices, column_of, columns_of, slices
+from ..accounting.growth import Growth
 from .free_queue import ALONE, FreeQueue, Log
 
 KEPT_TOUCHES = 4
@@ -42,6 +44,8 @@ NO_LOOK_UP = -1
 Observed = tuple[np.ndarray, np.ndarray]
 #: Parts of the tape, or takings, that are read at a time, to bound what intermediate columns take.
 _CHUNK = 1 << 17
+#: Parts of the tape with lives of their own, of one record of ``freed``, as a guess.
+_CUTS_OF_A_RECORD = 32
 
 
 class QueueHistory:
@@ -80,39 +84,45 @@ class QueueHistory:
     def look_ups(self) -> dict[str, np.ndarray]:
         """The look-ups that led to an admission, by row: int64 columns ``index``, ``known_tokens`` and ``hit_tokens``."""
         takes = self._all_takes([*self.alone()])
-        looks = takes["index"] != NO_LOOK_UP
-        return {name: takes[name][looks] for name in TAKE[3:]}
+        looks = column_of(
+            part.start + np.flatnonzero(takes["index"][part] != NO_LOOK_UP) for part in slices(len(takes["index"]))
+        )
+        return {name: _taken_from(takes[name], looks) for name in TAKE[3:]}
 
     def _all_takes(self, held: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
         """Takings of all prefills, by ``TAKE``, in the order of rows. ``held`` has the takings that are not yet logged."""
         freed, now = self._queue.freed.columns(), Log(TAKE)
         for take in held:
             now.add(*take)
-        alone = freed["touched"] <= ALONE
-        left = {
-            "moment": freed["born"],
-            "decode_step": freed["known_tokens"] - freed["lag"],
-            "blocks": freed["grown_from"],
-            "index": ALONE - freed["touched"],
-            "known_tokens": freed["known_tokens"],
-            "hit_tokens": freed["first"],
-        }
-        parts = self.takes.columns(), now.columns(), {name: column[alone] for name, column in left.items()}
-        order = np.argsort(np.concatenate([part["moment"] for part in parts]), kind="stable")
-        return {name: np.concatenate([part[name] for part in parts])[order] for name in TAKE}
+
+        def left() -> Iterator[tuple[np.ndarray, ...]]:
+            for part in slices(len(freed["touched"])):
+                alone = freed["touched"][part] <= ALONE
+                rows = {name: column[part][alone] for name, column in freed.items()}
+                moment, known = rows["born"], rows["known_tokens"]
+                yield moment, known - rows["lag"], rows["grown_from"], ALONE - rows["touched"], known, rows["first"]
+
+        logged = (tuple(log.columns().values()) for log in (self.takes, now))
+        takes = dict(zip(TAKE, columns_of([np.int64] * len(TAKE), chain(logged, left())), strict=True))
+        order = column_of([np.argsort(takes["moment"], kind="stable")])
+        return {name: _taken_from(column, order) for name, column in takes.items()}
 
     def changes(self) -> dict[str, np.ndarray]:
         """Changes of the number of cached blocks: int64 columns ``moment`` and ``blocks``."""
         past = self._past()
-        freed, hits = past.freed, past.hits
-        taken = -np.diff(_in_parts(past.named_before, past.edges))
-        sides = (freed["moment"], past.named), (hits["moment"], -hits["blocks"]), (past.moment, taken)
-        some = [np.flatnonzero(blocks) for _, blocks in sides]
-        moments, blocks = zip(*sides, strict=True)
-        return {
-            name: np.concatenate([column[changed] for column, changed in zip(columns, some, strict=True)])
-            for name, columns in (("moment", moments), ("blocks", blocks))
-        }
+
+        def changed() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            for part in slices(len(past.named)):
+                yield past.freed["moment"][part], past.named[part]
+            yield past.hits["moment"], -past.hits["blocks"]
+            before = int(past.named_before(past.edges[:1])[0])
+            for part in slices(len(past.moment)):
+                upto = past.named_before(past.edges[part.start + 1 : part.stop + 1])
+                yield past.moment[part], -np.diff(upto, prepend=before)
+                before = int(upto[-1])
+
+        some = ((moment[blocks != 0], blocks[blocks != 0]) for moment, blocks in changed())
+        return dict(zip(("moment", "blocks"), columns_of([np.int64] * 2, some), strict=True))
 
     @property
     def evicted_blocks(self) -> int:
@@ -163,7 +173,7 @@ class _Past:
     ) -> None:
         queue, self._size, self._touches = history._queue, history._block_size, history._queue.touches
         self._in_step = history.in_step
-        self.freed = freed = queue.freed.columns()
+        self.freed = queue.freed.columns()
         self.moment, self.edges = self._takings(takes, self._growths(history, growing))
         # The head must be up to date for the log of the stack.
         queue.catch_up()
@@ -171,47 +181,86 @@ class _Past:
         hits, self.unstacked = queue.hits.columns(), queue.unstacked.columns()
         order = np.argsort(hits["place"])
         self.hits = {name: column[order] for name, column in hits.items()}
-        blocks = freed["stop"] - freed["first"]
-        self._start = np.cumsum(blocks) - blocks
-        self.named = np.clip(freed["named"] - freed["first"], 0, blocks)
-        self._unnamed, self._named_before = blocks - self.named, np.cumsum(self.named) - self.named
+        self._start, self.named, self._unnamed, self._named_before = columns_of([np.int64] * 4, self._records())
         #: Number of blocks in the holes before each hole, and in all holes.
         self._skipped = np.concatenate([[0], np.cumsum(self.hits["blocks"])])
 
+    def _records(self) -> Iterator[tuple[np.ndarray, ...]]:
+        """Of each record of ``freed``: blocks of those before it, its blocks with and without a name, and named blocks of
+        those before it."""
+        start = named_before = 0
+        for part in slices(len(self.freed["first"])):
+            first, stop, named = (self.freed[name][part] for name in ("first", "stop", "named"))
+            blocks = stop - first
+            named = np.clip(named - first, 0, blocks)
+            starts, before = start + np.cumsum(blocks), named_before + np.cumsum(named)
+            yield starts - blocks, named, blocks - named, before - named
+            start, named_before = int(starts[-1]), int(before[-1])
+
     def _growths(self, history: QueueHistory, growing: list[tuple[int, int, int]]) -> dict[str, np.ndarray]:
         """Takings of decoding sequences, by ``GROWTH``."""
-        logged, now, freed = history.growths.columns(), Log(GROWTH), self.freed
+        now, freed = Log(GROWTH), self.freed
         for growth in growing:
             now.add(*growth)
-        alone = freed["touched"] <= ALONE
-        freed = freed | {
-            "first": np.maximum(freed["first"], freed["grown_from"]),
-            "stop": np.maximum(freed["stop"], freed["named"]),
-        }
-        return {name: np.concatenate([logged[name], now.columns()[name], freed[name][alone]]) for name in GROWTH}
+
+        def left() -> Iterator[tuple[np.ndarray, ...]]:
+            for part in slices(len(freed["touched"])):
+                alone = freed["touched"][part] <= ALONE
+                rows = {name: column[part][alone] for name, column in freed.items()}
+                yield (
+                    np.maximum(rows["first"], rows["grown_from"]),
+                    np.maximum(rows["stop"], rows["named"]),
+                    rows["lag"],
+                )
+
+        logged = (tuple(log.columns().values()) for log in (history.growths, now))
+        return dict(zip(GROWTH, columns_of([np.int64] * len(GROWTH), chain(logged, left())), strict=True))
 
     def _takings(self, takes: dict[str, np.ndarray], growths: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """``moment`` and ``edges``. In a step the running sequences take blocks before prefills do."""
-        size = self._size
-        start = growths["first"] * size + 1 - growths["lag"]
-        stop = start + np.maximum(0, growths["stop"] - growths["first"]) * size
-        lines = 1 + int(stop.max(initial=0)) // size
-        # A sequence takes a block every ``size`` steps: in rows of ``size`` steps, these are sums down the columns.
-        grown = np.bincount(start, minlength=lines * size)
-        grown -= np.bincount(stop, minlength=lines * size)
-        np.cumsum(grown.reshape(lines, size), axis=0, out=grown.reshape(lines, size))
-        steps = np.flatnonzero(grown)
-        blocks = np.concatenate([grown[steps], takes["blocks"]])
-        del grown
-        order = np.argsort(np.concatenate([2 * steps, 2 * takes["decode_step"] + 1]), kind="stable")
-        edges = np.concatenate([[0], np.cumsum(blocks[order])])
-        del blocks
-        return np.concatenate([self._in_step(steps), takes["moment"]])[order], edges
+        """``moment`` and ``edges``."""
+        blocks = 0
+
+        def taken() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            nonlocal blocks
+            yield np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
+            for moments, counts in self._takings_in_turn(takes, growths):
+                upto = blocks + np.cumsum(counts)
+                blocks = int(upto[-1]) if len(upto) else blocks
+                yield moments, upto
+
+        moment, edges = columns_of([np.int64] * 2, taken())
+        return moment, edges
+
+    def _takings_in_turn(
+        self, takes: dict[str, np.ndarray], growths: dict[str, np.ndarray]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Moments and blocks of all takings, some steps at a time. In a step the running sequences take blocks before
+        prefills do."""
+        size, number = self._size, len(growths["first"])
+
+        def start(part: slice) -> np.ndarray:
+            return growths["first"][part] * size + 1 - growths["lag"][part]
+
+        def stop(part: slice) -> np.ndarray:
+            return start(part) + np.maximum(0, growths["stop"][part] - growths["first"][part]) * size
+
+        growth = Growth(size, column_by_slices(number, start), column_by_slices(number, stop))
+        last = max(growth.last, int(takes["decode_step"].max(initial=0)))
+        for part in slices(last + 1, _CHUNK):
+            grown = growth.until(part.stop)
+            steps = np.flatnonzero(grown)
+            low, high = np.searchsorted(takes["decode_step"], [part.start, part.stop])
+            prefills = slice(low, high)
+            steps_of = part.start + steps, takes["decode_step"][prefills]
+            order = np.argsort(np.concatenate([2 * steps_of[0], 2 * steps_of[1] + 1]), kind="stable")
+            moments = np.concatenate([self._in_step(steps_of[0]), takes["moment"][prefills]])
+            yield moments[order], np.concatenate([grown[steps], takes["blocks"][prefills]])[order]
 
     @cached_property
     def _stacked(self) -> np.ndarray:
         """Position of each block that was taken from the stack."""
-        return self.unstacked["before"] + np.arange(len(self.unstacked["before"]))
+        before = self.unstacked["before"]
+        return column_by_slices(len(before), lambda part: before[part] + np.arange(part.start, part.stop))
 
     def _place(self, position: np.ndarray) -> np.ndarray:
         """Place of the block taken at each position; for a block of the stack, the next place taken from the tape."""
@@ -234,29 +283,40 @@ class _Past:
         A part has the moments of birth, of the last touch (or birth) and of the next taking, and the number of blocks with
         them; and gaps as rows (touch, next touch, blocks), all in the last part.
         """
-        cuts, last = self._cuts(), np.array([0, *(touches[-1] for touches in self._touches)], dtype=np.int64)
+        last = np.array([0, *(touches[-1] for touches in self._touches)], dtype=np.int64)
         no_gaps, count = np.zeros((0, 3), dtype=np.int64), np.zeros(len(self._touches), dtype=np.int64)
-        for first in range(0, len(cuts) - 1, _CHUNK):
-            part = cuts[first : first + _CHUNK + 1]
-            record, blocks, born, taken = self._lives_between(part)
+        for cuts in self._cuts():
+            record, blocks, born, taken = self._lives_between(cuts)
             index = self.freed["touched"][record]
             hit = index >= 0
             np.add.at(count, index[hit], blocks[hit])
             yield born, np.where(hit, last[np.maximum(0, 1 + index)], born), taken, blocks, no_gaps
-        stacked = self._born(self.unstacked, slice(None), self.unstacked["first"])
-        yield stacked, stacked, self._taken(self._stacked), np.ones_like(stacked), self._gaps(count)
+        for part in slices(len(self._stacked)):
+            stacked = self._born(self.unstacked, part, self.unstacked["first"][part])
+            yield stacked, stacked, self._taken(self._stacked[part]), np.ones_like(stacked), no_gaps
+        nothing = np.zeros(0, dtype=np.int64)
+        yield nothing, nothing, nothing, nothing, self._gaps(count)
 
-    def _cuts(self) -> np.ndarray:
-        """Places on the tape between which the blocks have one life, or lie in a hole."""
-        freed, hits = self.freed, self.hits
-        end = self._place(self.edges[-1:])
-        # Each block taken by a decoding sequence has its own moment of birth.
-        grown = np.maximum(0, freed["stop"] - np.maximum(freed["first"], freed["grown_from"]))
-        single = np.repeat(self._start - np.cumsum(grown) + grown, grown) + np.arange(grown.sum())
-        bounds = (self._start, self._start + grown, single, hits["place"], hits["place"] + hits["blocks"])
-        cuts = np.concatenate([*bounds, _in_parts(self._place, self.edges), end])
-        cuts.sort(kind="stable")
-        return cuts[np.append(True, cuts[1:] > cuts[:-1]) & (cuts <= end)]
+    def _cuts(self) -> Iterator[np.ndarray]:
+        """Places on the tape between which the blocks have one life, or lie in a hole, of some records of ``freed`` at a
+        time; each part ends where the next one begins."""
+        freed, hits, edges = self.freed, self.hits, self.edges
+        places = column_by_slices(len(edges), lambda part: self._place(edges[part]))
+        end, number = int(places[-1]), len(self._start)
+        for part in slices(number, max(1, _CHUNK // _CUTS_OF_A_RECORD)):
+            first, start = int(self._start[part.start]), self._start[part]
+            stop = int(self._start[part.stop]) if part.stop < number else end
+            # Each block taken by a decoding sequence has its own moment of birth.
+            grown = np.maximum(0, freed["stop"][part] - np.maximum(freed["first"][part], freed["grown_from"][part]))
+            single = np.repeat(start - np.cumsum(grown) + grown, grown) + np.arange(grown.sum())
+            holes = slice(*np.searchsorted(hits["place"], [first, stop]))
+            taken = slice(*np.searchsorted(places, [first, stop]))
+            bounds = (
+                *(start, start + grown, single, np.array([stop])),
+                *(hits["place"][holes], hits["place"][holes] + hits["blocks"][holes], places[taken]),
+            )
+            cuts = np.unique(np.concatenate(bounds))
+            yield cuts[(cuts >= first) & (cuts <= min(stop, end))]
 
     def _lives_between(self, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Records of ``freed``, number of blocks, and moments of birth and of the next taking, of the blocks between cuts."""
@@ -293,9 +353,6 @@ class _Past:
         return np.where(place >= grown_from, self._in_step(place * self._size + 1 - lag), born)
 
 
-def _in_parts(function: Callable[[np.ndarray], np.ndarray], values: np.ndarray) -> np.ndarray:
-    """An elementwise function of int64 values, computed for some at a time, to bound what intermediate columns take."""
-    found = np.empty(len(values), dtype=np.int64)
-    for start in range(0, len(values), _CHUNK):
-        found[start : start + _CHUNK] = function(values[start : start + _CHUNK])
-    return found
+def _taken_from(column: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Rows of a long column."""
+    return column_by_slices(len(rows), lambda part: column[rows[part]])

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory.accounting import integrals
 from fragmeter.sim.memory.prefix import history
-from fragmeter.sim.metrics import gaps
-from fragmeter.sim.metrics.result import TABLES, table_of
+from fragmeter.sim.metrics import gaps, result
+from fragmeter.sim.metrics.result import TABLES, table_of, write
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.output import spill
 from fragmeter.traces import synthetic_pairs, workload
 
 #: Every limit of rows that are read at a time.
-LIMITS = ((history, "_CHUNK"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"), (gaps, "_CHUNK_OBJECTS"))
+LIMITS = (
+    (history, "_CHUNK"), (integrals, "_CHUNK_ROWS"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"),
+    (gaps, "_CHUNK_OBJECTS"), (gaps, "_SORTED_ROWS"), (spill, "CHUNK"), (spill, "_SHORT"), (result, "ROW_GROUP"),
+)  # fmt: skip
 
 
 def served(policy: str) -> Run:
@@ -24,18 +29,29 @@ def served(policy: str) -> Run:
     return simulate(settings(policy=policy, num_gpu_blocks_override=300), work)
 
 
-@pytest.mark.parametrize("policy", ["vllm-v1", "vllm-sosp23"])
-def test_parts_of_a_few_rows_give_what_one_part_gives(policy, monkeypatch):
+@pytest.mark.parametrize("spilled", [True, False])
+@pytest.mark.parametrize("policy", ["vllm-v1", "vllm-sosp23", "static"])
+def test_parts_of_a_few_rows_give_what_one_part_gives(policy, spilled, tmp_path, monkeypatch):
     whole = served(policy)
     found, tables = summary(whole), {name: table_of(whole, name) for name in TABLES}
-    assert sum(found["preemptions"].values())
+    assert policy == "static" or sum(found["preemptions"].values())
     for module, name in LIMITS:
         assert getattr(module, name) > len(whole.log.rows["steps"])
         monkeypatch.setattr(module, name, 7)
-    parts = served(policy)
-    assert summary(parts) == found
+    with spill.spilling(tmp_path / "to" / "come" if spilled else None):
+        parts = served(policy)
+        assert isinstance(parts.log.rows["live"].base, memoryview) == spilled
+        assert summary(parts) == found
+        for name, table in tables.items():
+            assert table.equals(table_of(parts, name)), name
+        folder = write(parts, tmp_path / "result", {}, content=found)
     for name, table in tables.items():
-        assert table.equals(table_of(parts, name)), name
+        table.to_parquet(tmp_path / "whole.parquet", index=False)
+        written = pq.ParquetFile(folder / f"{name}.parquet")
+        assert written.num_row_groups == max(1, -(-len(table) // 7))
+        assert written.schema_arrow.equals(pq.read_schema(tmp_path / "whole.parquet"), check_metadata=True)
+        assert written.read().equals(pq.read_table(tmp_path / "whole.parquet"))
+    assert {path.name for path in tmp_path.iterdir()} == {"result", "whole.parquet"}
 
 
 @pytest.mark.parametrize("policy", ["vllm-v1", "static"])

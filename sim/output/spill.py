@@ -1,0 +1,140 @@
+"""Columns of long runs in temporary files: what a run has recorded, and what follows from it, need not stay in memory.
+
+Within ``spilling(folder)`` a long column is written to a file of that folder and read back as a read-only array over the
+file:
+
+    with spilling(folder):
+        column = column_of(parts)        parts of any length, one after the other
+        for part in slices(len(column)):
+            ... column[part] ...         the pages of the parts before have left the memory of the process
+
+The file has no name where the system allows that, and else is removed when it is closed, so nothing is left behind, however
+the process ends. Its pages are in the system's page cache as long as there is room for them. Without ``spilling``, and for
+short columns, all is in memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import BinaryIO
+from weakref import WeakSet
+
+import numpy as np
+
+from .files import user_paths
+
+_folder: ContextVar[Path | None] = ContextVar("folder of spilled columns", default=None)
+#: Values of a column that stay in memory.
+_SHORT = 1 << 17
+#: Values that are computed or read at a time.
+CHUNK = 1 << 18
+#: All mapped files.
+_maps: WeakSet[mmap.mmap] = WeakSet()
+
+
+@contextmanager
+def spilling(folder: Path | None) -> Iterator[None]:
+    """Keep long columns that are made in this context in temporary files of a folder, or of the nearest one above it that
+    exists; in memory for None."""
+    while folder is not None and not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    token = _folder.set(folder)
+    try:
+        yield
+    finally:
+        _folder.reset(token)
+
+
+class Column:
+    """Values of one type, appended in parts and read as one array.
+
+    Args:
+        dtype: Their type.
+
+    Raises:
+        UserError: The folder of ``spilling`` has no room.
+    """
+
+    def __init__(self, dtype: np.dtype | type = np.int64) -> None:
+        self._dtype = np.dtype(dtype)
+        self._folder = _folder.get()
+        self._parts: list[np.ndarray] = []
+        self._length = 0
+        self._last: int | None = None
+        self._file: BinaryIO | None = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, values: np.ndarray) -> None:
+        """Append a copy of values."""
+        self._length += len(values)
+        if len(values):
+            self._last = int(values[-1])
+        if self._file is None and (self._folder is None or self._length <= _SHORT):
+            if len(values):
+                self._parts.append(np.array(values, dtype=self._dtype))
+            return
+        with user_paths(self._folder or Path()):
+            if self._file is None:
+                self._file = TemporaryFile(dir=self._folder)  # noqa: SIM115
+            for part in (*self._parts, values):
+                self._file.write(np.ascontiguousarray(part, dtype=self._dtype).data)
+        self._parts = []
+
+    def last(self) -> int | None:
+        """The last value; None without values."""
+        return self._last
+
+    def array(self) -> np.ndarray:
+        """All values so far; to be read only."""
+        if self._file is not None:
+            with user_paths(self._folder or Path()):
+                self._file.flush()
+                mapped = mmap.mmap(self._file.fileno(), self._length * self._dtype.itemsize, access=mmap.ACCESS_READ)
+            _maps.add(mapped)
+            return np.frombuffer(mapped, dtype=self._dtype)
+        if len(self._parts) != 1:
+            self._parts = [np.concatenate([np.zeros(0, dtype=self._dtype), *self._parts])]
+        return self._parts[0]
+
+
+def columns_of(types: Iterable[np.dtype | type], parts: Iterable[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
+    """Columns of these types from parts of all of them."""
+    columns = [Column(dtype) for dtype in types]
+    for part in parts:
+        for column, values in zip(columns, part, strict=True):
+            column.append(values)
+    return [column.array() for column in columns]
+
+
+def column_of(parts: Iterable[np.ndarray], dtype: np.dtype | type = np.int64) -> np.ndarray:
+    """A column from its parts."""
+    return columns_of([dtype], ((part,) for part in parts))[0]
+
+
+def column_by_slices(length: int, compute: Callable[[slice], np.ndarray]) -> np.ndarray:
+    """An int64 column from what ``compute`` returns for each of its slices."""
+    return column_of(compute(part) for part in slices(length))
+
+
+def slices(length: int, size: int | None = None) -> Iterator[slice]:
+    """Slices of ``size`` (``CHUNK``) values of a long column, one after the other; what was read of files before each leaves
+    the memory of the process."""
+    size = size or CHUNK
+    for start in range(0, length, size):
+        release()
+        yield slice(start, min(length, start + size))
+    release()
+
+
+def release() -> None:
+    """Let go of the pages of all files that the process has read; they are read again when they are needed."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        for mapped in list(_maps):
+            mapped.madvise(mmap.MADV_DONTNEED)
