@@ -34,6 +34,7 @@ from fragmeter.sim.memory.paged.cached import CachedMemory
 from fragmeter.sim.metrics.result import write
 from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.spec import gpu, model
+from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.ticks import PER_MS
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.users import Users
@@ -167,16 +168,22 @@ def files(run: Run, folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def compare(load: Load) -> Run:
-    """The core, Python, and Python step by step: the same bits. Returns the run of the core."""
-    compiled, python = load.run(), load.run(core=False)
+def compare(load: Load) -> None:
+    """The core, Python, and Python step by step: the same bits, or a fault of both."""
+    try:
+        python = load.run(core=False)
+    except SimulationFault as fault:
+        with pytest.raises(SimulationFault, match="is full and was not published"):
+            load.run()
+        assert "is full and was not published" in str(fault)
+        return
+    compiled = load.run()
     assert columns(compiled) == columns(python)
     window = load.window_of(python)
     inside, outside = load.run(window=window), load.run(window=window, core=False)
     assert columns(inside) == columns(outside)
     assert plain(inside.window) == plain(outside.window)
     same(inside, load.run(window=window, leap=False))
-    return compiled
 
 
 @needs_core
@@ -503,7 +510,7 @@ PLANTED = {
         "a shared slot is live twice": ("batch", "r->cache->num_shared * r->block_size", "0"),
         "shared blocks come free": ("v1", "    r->free += r->cache->num_shared - shared;\n", ""),
         "shared blocks are taken again": ("v1", "path.is_given ? found_in_tables(r->cache) : 0", "0"),
-        "leaps past a publication": ("batch", "steps = least(steps, r->steps_to_look)", "steps = steps"),
+        "leaps past a publication": ("batch", "steps = least(steps, most(1, r->steps_to_look))", "steps = steps"),
         "a publication a step later": ("cache", "author->lag - decode_step + 1", "author->lag - decode_step + 2"),
         "publishes what is in flight": ("cache", "(decode_step - 1 + author->lag)", "(decode_step + author->lag)"),
         "nothing of an answer is found": ("cache", "->author = table", "->author = NULL"),
