@@ -20,7 +20,7 @@ enum { FRESH = 0, RECOMPUTED = 1, NOT_DECODING = -2 };
 /* The steps of the longest leap, ``_LONGEST_LEAP`` of engine.py. */
 #define LONGEST_LEAP ((int64_t)1 << 16)
 
-enum status { FAILED = -1, GOES_ON = 0, ENDED = 1, STUCK = 2 };
+enum status { FAILED = -1, GOES_ON = 0, ENDED = 1, STUCK = 2, UNPUBLISHED = 3 };
 /* What a sequence in a slot does: the last two are those of ``State.finished`` and ``State.in_vain``. */
 enum progress { DECODES, PREFILLS, HAS_FINISHED, IN_VAIN };
 
@@ -75,6 +75,7 @@ struct replica {
     int64_t num_preempted;
     /* Time. */
     int64_t now, decode_step, holds_until;
+    bool unpublished; /* whether the head lacks a block that a running sequence has filled */
     int64_t steps_to_look; /* until the head of the queue may find more blocks, from the last decision on */
     int64_t edges[2];
     int num_edges, next_edge;
@@ -338,7 +339,8 @@ static int64_t ask_horizon(struct replica *r, int64_t limit)
         steps = growth_of(r, limit) <= blocks ? limit : steps_within(r, blocks);
     steps = least(steps < 1 ? 1 : steps, LONGEST_LEAP);
     if (num_waiting(r))
-        steps = least(steps, r->steps_to_look);
+        /* Less than 1: a fault, which ends the run. */
+        r->unpublished = r->steps_to_look < 1, steps = least(steps, most(1, r->steps_to_look));
     else
         r->holds_until = r->decode_step + steps;
     return least(steps, limit);

@@ -555,8 +555,13 @@ static int64_t steps_to_publication(const struct cache *c, const struct path *pa
     int64_t at = 0;
     while (stop_at(path, at) <= place)
         at++;
-    const struct table *author = chain_at(c, path, at)->author;
-    return author == NULL ? INT64_MAX : (place + 1) * c->block_size - author->lag - decode_step + 1;
+    const struct chain *chain = chain_at(c, path, at);
+    const struct table *author = chain->author;
+    /* The author may have gone on to another chain before ``place``. */
+    bool fills = false;
+    for (int64_t own = 0; author != NULL && own < author->path.count; own++)
+        fills = fills || (chain_at(c, &author->path, own) == chain && place < stop_at(&author->path, own));
+    return fills ? (place + 1) * c->block_size - author->lag - decode_step + 1 : INT64_MAX;
 }
 
 /* ``SegmentPool.enter``: a table with the blocks found. */

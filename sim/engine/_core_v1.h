@@ -472,6 +472,8 @@ static enum status serve_v1(struct replica *r, int64_t until)
         if (r->batch_size) {
             if (!leap_over(r, begins ? &step : NULL, &last))
                 return FAILED;
+            if (r->unpublished)
+                return UNPUBLISHED;
         } else if (begins && (step.ticks || step.preempts)) {
             if (any_ended && r->arrived == r->num_requests && !num_waiting(r) && r->prefilling == NONE)
                 /* What the last step computes in vain is no part of the run. */

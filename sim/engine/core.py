@@ -40,7 +40,7 @@ _FOLDER = Path(__file__).parent
 _LEAPS = 1 << 15
 _FOREVER = (1 << 63) - 1
 #: What ``_core.serve`` says first.
-_ENDED, _STUCK = 1, 2
+_ENDED, _STUCK, _UNPUBLISHED = 1, 2, 3
 #: Settings that may have another value than their default. The core reads them, or the sizes, limits and step times that
 #: follow from them. A run with any other setting, such as one that is added later, is served in Python.
 SETTINGS = frozenset(
@@ -160,6 +160,8 @@ class CoreEngine:
             status, end, self.delivered, waiting, *counts = self._core.serve(self._handle, until, *buffers)
             if status == _STUCK:
                 raise SimulationFault(f"policy {self._name} is stuck: nothing runs and {waiting} requests wait")
+            if status == _UNPUBLISHED:
+                raise SimulationFault("a block that a waiting request looks for is full and was not published")
             for table, records, count in zip(tables, buffers, counts, strict=True):
                 table.extend(records[:count])
             if self._cache is not None:

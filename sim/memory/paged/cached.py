@@ -439,7 +439,11 @@ class CachedMemory(PagedMemory):
         """The table of a decoding sequence that will publish the block at ``place`` of the waiting ``seeker``, if any."""
         if place >= lookup_blocks(seeker.start_tokens, self.block_size):
             return None
-        return next(chain.author for chain, stop in path if place < stop)
+        chain = next(chain for chain, stop in path if place < stop)
+        author = chain.author
+        # The author may have gone on to another chain before ``place``.
+        fills = author is not None and any(own is chain and place < stop for own, stop in author.path or ())
+        return author if fills else None
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; shared slots are live once."""
