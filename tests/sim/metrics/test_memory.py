@@ -1,0 +1,52 @@
+"""Memory of a run with results: what is held to the end, and what a table takes, is bounded a request."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from fragmeter.sim.engine import core
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.memory.accounting import growth, integrals
+from fragmeter.sim.memory.prefix import history
+from fragmeter.sim.metrics import gaps, result
+from fragmeter.sim.output import spill
+from fragmeter.traces import synthetic_pairs, workload
+
+#: Bytes that a request more adds to the largest memory: 10 million requests within 2 GB, less 0.2 GB of packages.
+MOST_BYTES = 180
+#: Requests of the shorter run; the longer one has twice as many.
+REQUESTS = 4_000
+#: Limits of values in memory at a time, so small that these runs have many parts.
+LIMITS = (
+    (growth, "_CHUNK_STEPS"), (history, "_CHUNK"), (integrals, "_CHUNK_ROWS"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"),
+    (gaps, "_CHUNK_OBJECTS"), (gaps, "_SORTED_ROWS"), (gaps, "_SAMPLE"), (spill, "CHUNK"), (spill, "_SHORT"), (result, "ROW_GROUP"),
+)  # fmt: skip
+
+
+def peak_bytes(policy: str, requests: int, folder: Path | None, target: Path) -> int:
+    """The most that Python and numpy allocate in a run with results; maps of files are not among it."""
+    pairs = synthetic_pairs("vllm_sosp23_sharegpt_opt", requests, 0, 2048)
+    tracemalloc.start()
+    try:
+        with spill.spilling(folder):
+            result.write(simulate(settings(policy=policy), workload(pairs, 1.5)), target, {})
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.skipif(core.compiled()[0] is None, reason="the engine in Python holds 65,536 requests as objects")
+@pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1"])
+def test_a_request_more_takes_a_bounded_number_of_bytes(policy, tmp_path, monkeypatch):
+    monkeypatch.setattr(core, "_LEAPS", 1 << 10)
+    for module, name in LIMITS:
+        monkeypatch.setattr(module, name, 1 << 10)
+    peak_bytes(policy, 100, tmp_path, tmp_path / "first")
+    short, long = (peak_bytes(policy, count, tmp_path, tmp_path / "result") for count in (REQUESTS, 2 * REQUESTS))
+    assert (long - short) / REQUESTS < MOST_BYTES
+    in_memory = peak_bytes(policy, REQUESTS, None, tmp_path / "result")
+    assert in_memory - short > MOST_BYTES * REQUESTS
