@@ -1,0 +1,67 @@
+"""Decode attention over blocks that four samples share, beside blocks of their own: CPU time of the CPU device, in turns.
+
+The calibration of ``fragmeter validate`` knows only tables of distinct blocks. Shared blocks are read again while they are still in the
+processor's caches. Before each call a product with 32 MB of weights sweeps the caches, as the GEMMs of a step do.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import cyclopts
+import numpy as np
+import torch
+
+from fragmeter.gpu.devices import devices
+from fragmeter.gpu.model.batch import Rows
+from fragmeter.gpu.model.calls import Attention
+from fragmeter.gpu.model.skeleton import Skeleton
+from fragmeter.sim.spec import model
+
+SAMPLES, BLOCK_SIZE, BLOCKS = 4, 16, 1024
+#: Sequences, and tokens of each.
+SHAPES = ((16, 160), (32, 160), (16, 320))
+#: Blocks at the end of a table that a sample has for itself.
+OWN_BLOCKS = 2
+
+
+def tables(sequences: int, blocks: int, shared: bool, rng: np.random.Generator) -> np.ndarray:
+    """Block tables, int32 [sequences, blocks]; of ``SAMPLES`` that share, all but the last blocks are the same."""
+    ids = rng.permutation(BLOCKS)[: sequences * blocks].reshape(sequences, blocks).astype(np.int32)
+    if shared:
+        leaders = np.arange(sequences) // SAMPLES * SAMPLES
+        ids[:, :-OWN_BLOCKS] = ids[leaders, :-OWN_BLOCKS]
+    return ids
+
+
+def main(turns: Annotated[int, cyclopts.Parameter(help="Turns of each shape.")] = 150) -> None:
+    """Print the lower quartile of both, for the attention of all layers of toy-llama."""
+    torch.set_num_threads(1)
+    device, spec, rng = devices.open_timed("cpu"), model("toy-llama"), np.random.default_rng(0)
+    skeleton = Skeleton(spec, device, BLOCKS, BLOCK_SIZE, "fp32", 0)
+    weights = torch.randn(spec.hidden_size, 16_384)
+    for sequences, context in SHAPES:
+        query = torch.randn(sequences, spec.num_heads, spec.head_dim)
+        out, hidden = torch.empty_like(query), torch.randn(sequences, spec.hidden_size)
+        held = skeleton.place(np.full(sequences, context, np.int32))
+        calls, taken = [], ([], [])
+        for shared in (False, True):
+            ids = skeleton.place(tables(sequences, -(-context // BLOCK_SIZE), shared, rng))
+            calls.append(Attention(device, Rows(slice(0, sequences), held, context, BLOCK_SIZE, block_tables=ids)))
+        for turn in range(turns):
+            for which in (0, 1) if turn % 2 else (1, 0):
+                ticks = 0
+                for keys, values in zip(skeleton.pool.keys, skeleton.pool.values, strict=True):
+                    hidden @ weights
+                    start = time.thread_time_ns()
+                    calls[which](out, query, keys, values)
+                    ticks += time.thread_time_ns() - start
+                taken[which].append(ticks / 1e3)
+        own, common = (float(np.quantile(each, 0.25)) for each in taken)
+        print(f"{sequences} x {context} tokens: own {own:,.0f} us, shared {common:,.0f} us ({common / own - 1:+.1%})")
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        cyclopts.run(main)
