@@ -22,10 +22,10 @@ from ...sim.metrics.openmetrics import DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOS
 from ...sim.metrics.openmetrics import openmetrics as metrics_text
 from ...sim.metrics.result import check_target
 from ...sim.output.files import require_apart, require_writable_file, write_whole
-from ...sim.output.spill import spilling
 from ...sim.recording.blocks import BlockMap, BlockRecording
 from ...sim.recording.plans import Plan, PlanRecording
 from ...sim.spec import gpu
+from ...sim.types.columns import spilling
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading, Trace

@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import Group, Parameter
 from rich.console import Console
 
-from ...sim.output.files import STDOUT, as_json, is_stdout, is_stream, require_writable_file, user_paths, write_whole
-from ...sim.types.errors import SettingError
+from ...sim.output.files import STDOUT, as_json, is_stdout, is_stream, require_writable_file, write_whole
+from ...sim.types.errors import SettingError, user_paths
 
 Item = TypeVar("Item")
 _RESULTS = Group("Results", sort_key=9)

@@ -26,10 +26,10 @@ from time import perf_counter
 from typing import Any, Literal
 
 from ... import __version__
-from ...sim.output.files import as_json, user_paths, write_whole
+from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import FolderKind, check_folder
 from ...sim.output.interrupts import handle
-from ...sim.types.errors import SettingError, UserError
+from ...sim.types.errors import SettingError, UserError, user_paths
 from ..devices import devices, program
 from .summary import summary
 

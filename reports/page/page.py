@@ -23,7 +23,8 @@ import plotly.io
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from ...sim.output.files import is_stream, user_paths, write_whole
+from ...sim.output.files import is_stream, write_whole
+from ...sim.types.errors import user_paths
 from ..blockmap.palette import legend_colours
 from ..style.labels import Numbers, file_stem
 from ..style.palette import BAD, DARK, GOOD, GRID, INK, LINK, MIDDLING, MUTED, PAPER, dark

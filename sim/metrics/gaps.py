@@ -17,7 +17,7 @@ import numpy as np
 
 from ..memory.accounting.run_log import RunLog
 from ..output import frames as pd
-from ..output.spill import column_of, columns_of, slices
+from ..types.columns import column_of, columns_of, slices
 from ..types.once import once
 from ..types.sequence import SWAPPED_IN
 from ..types.sums import dot, total

@@ -13,7 +13,7 @@ from ..engine.run import Run
 from ..memory.accounting.cache_log import CacheLog
 from ..memory.accounting.moments import ticks_of
 from ..memory.prefix.history import Observed
-from ..output.spill import slices
+from ..types.columns import slices
 from ..types.sums import dot, total
 from ..types.ticks import PER_MS, PER_SECOND
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..engine.run import Run
 from ..memory.accounting.ledger import STALLED
 from ..memory.accounting.run_log import RunLog
-from ..output.spill import column_by_slices, column_of, slices
+from ..types.columns import column_by_slices, column_of, slices
 from ..types.once import once
 from ..types.sequence import RECOMPUTED, SWAPPED_IN
 

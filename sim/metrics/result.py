@@ -31,7 +31,7 @@ from ..engine.settings import Settings
 from ..output import frames as pd
 from ..output.files import as_json, write_whole
 from ..output.folders import FolderKind, check_folder, replace_folder
-from ..output.spill import column_of, slices
+from ..types.columns import column_of, slices
 from ..types.once import once
 from ..workload.workload import Workload
 from .gaps import Gaps

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..memory.accounting.run_log import RunLog
-from ..output.spill import slices
+from ..types.columns import slices
 from ..types.sums import total
 
 

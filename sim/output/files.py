@@ -24,7 +24,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..types.errors import SettingError, UserError
+from ..types.errors import SettingError, UserError, user_paths
 
 AnyPath = str | os.PathLike[str]
 #: The name of standard output.
@@ -136,18 +136,6 @@ def require_apart(outputs: dict[str, AnyPath | None], inputs: Mapping[str, Seque
             if place == path or path in place.parents:
                 remedy = f"is {'also' if place == path else 'the folder of'} {other} = {os.fspath(place)!r}"
                 raise SettingError(flag, os.fspath(path), f"{remedy}; choose another place")
-
-
-@contextmanager
-def user_paths(wanted: AnyPath) -> Iterator[None]:
-    """Convert an ``OSError`` to a ``UserError`` with a remedy."""
-    try:
-        yield
-    except BrokenPipeError:
-        # The reader has closed the pipe, as in ``| head``.
-        raise
-    except OSError as error:
-        raise UserError(f"{os.fspath(wanted)}: cannot be written ({error.strerror}); choose another place") from None
 
 
 def leftover_name(target: Path, suffix: str) -> str:

@@ -36,7 +36,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..types.errors import SettingError
+from ..types.errors import SettingError, user_paths
 from .files import (
     AnyPath,
     as_json,
@@ -45,7 +45,6 @@ from .files import (
     leftover_name,
     remove_if_left,
     require_writable,
-    user_paths,
     write_whole,
 )
 

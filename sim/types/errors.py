@@ -13,6 +13,8 @@ FragmeterError
 from __future__ import annotations
 
 import copyreg
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike, fspath
 
 
@@ -82,3 +84,15 @@ class SimulationFault(FragmeterError):
 
 class KernelFault(FragmeterError):
     """A kernel on the CPU deadlocks or accesses memory outside its arrays: a defect, or wrong block ids."""
+
+
+@contextmanager
+def user_paths(wanted: str | PathLike[str]) -> Iterator[None]:
+    """Convert an ``OSError`` to a ``UserError`` with a remedy."""
+    try:
+        yield
+    except BrokenPipeError:
+        # The reader has closed the pipe, as in ``| head``.
+        raise
+    except OSError as error:
+        raise UserError(f"{fspath(wanted)}: cannot be written ({error.strerror}); choose another place") from None

@@ -19,7 +19,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from ..output.spill import column_of
+from ..types.columns import column_of
 from ..types.errors import SettingError
 from .dialogue import Dialogue
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...output.spill import column_by_slices
+from ...types.columns import column_by_slices
 from ..prefix import QueueHistory
 from .ledger import CACHE_CHANGE, Table
 from .moments import after_row, at_row

@@ -46,7 +46,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ...output.spill import column_by_slices, column_of, slices
+from ...types.columns import column_by_slices, column_of, slices
 from ...types.errors import SimulationFault
 from ...types.sums import dot, total
 from .growth import Moments, growth_moments, skip_moments

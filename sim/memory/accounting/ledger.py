@@ -11,7 +11,7 @@ from struct import Struct
 
 import numpy as np
 
-from ...output.spill import Column
+from ...types.columns import Column
 from ...types.sequence import Sequence
 
 #: Columns of a row that the engine fills, all int64.

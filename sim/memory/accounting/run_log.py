@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...output.spill import column_by_slices, column_of, columns_of, slices
+from ...types.columns import column_by_slices, column_of, columns_of, slices
 from ...types.sequence import NOT_DECODING, SWAPPED_IN
 from .kv_groups import PageGroups
 from .ledger import CACHE_CHANGE, DERIVED, LEAP, METER, Ledger, Table

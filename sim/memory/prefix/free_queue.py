@@ -25,7 +25,7 @@ from struct import Struct
 
 import numpy as np
 
-from ...output.spill import Column
+from ...types.columns import Column
 from ...types.errors import SimulationFault
 
 #: Columns of blocks that were freed together: places ``first`` up to ``stop`` of a table; places before ``named`` have a name.

@@ -30,7 +30,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from ...output.spill import column_by_slices, column_of, columns_of, slices
+from ...types.columns import column_by_slices, column_of, columns_of, slices
 from ..accounting.growth import Growth
 from .free_queue import ALONE, FreeQueue, Log
 

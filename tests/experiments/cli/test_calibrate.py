@@ -63,7 +63,7 @@ def test_what_is_printed_is_in_the_data(calibrated):
 
 def test_without_scipy_nothing_is_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    monkeypatch.setattr(calibrate, "measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(calibrate.Measuring, "measure", lambda *_: pytest.fail("measured"))
     assert cli.status(["calibrate", "--out", str(tmp_path / "found.json")]) == cli.MISTAKE
     assert capsys.readouterr().err == "fragmeter: fitting needs scipy: pip install 'fragmeter[fit]'\n"
 
@@ -102,7 +102,7 @@ def test_interrupted_it_leaves_the_file_as_it_was(tmp_path, monkeypatch, capsys)
 )
 def test_what_cannot_be_is_one_line_before_anything_is_measured(tokens, complaint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(calibrate, "measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(calibrate.Measuring, "measure", lambda *_: pytest.fail("measured"))
     assert cli.status(["calibrate", *tokens]) == cli.MISTAKE
     error = capsys.readouterr().err
     assert error.startswith(f"fragmeter: {complaint}") and error.count("\n") == 1

@@ -13,7 +13,7 @@ from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory.accounting import growth, integrals
 from fragmeter.sim.memory.prefix import history
 from fragmeter.sim.metrics import gaps, result
-from fragmeter.sim.output import spill
+from fragmeter.sim.types import columns
 from fragmeter.traces import synthetic_pairs, workload
 
 #: Bytes that a request more adds to the largest memory: 10 million requests within 2 GB, less 0.2 GB of packages.
@@ -23,7 +23,7 @@ REQUESTS = 4_000
 #: Limits of values in memory at a time, so small that these runs have many parts.
 LIMITS = (
     (growth, "_CHUNK_STEPS"), (history, "_CHUNK"), (integrals, "_CHUNK_ROWS"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"),
-    (gaps, "_CHUNK_OBJECTS"), (gaps, "_SORTED_ROWS"), (gaps, "_SAMPLE"), (spill, "CHUNK"), (spill, "_SHORT"), (result, "ROW_GROUP"),
+    (gaps, "_CHUNK_OBJECTS"), (gaps, "_SORTED_ROWS"), (gaps, "_SAMPLE"), (columns, "CHUNK"), (columns, "_SHORT"), (result, "ROW_GROUP"),
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def peak_bytes(policy: str, requests: int, folder: Path | None, target: Path) ->
     pairs = synthetic_pairs("vllm_sosp23_sharegpt_opt", requests, 0, 2048)
     tracemalloc.start()
     try:
-        with spill.spilling(folder):
+        with columns.spilling(folder):
             result.write(simulate(settings(policy=policy), workload(pairs, 1.5)), target, {})
         return tracemalloc.get_traced_memory()[1]
     finally:

@@ -13,13 +13,13 @@ from fragmeter.sim.memory.prefix import history
 from fragmeter.sim.metrics import gaps, result
 from fragmeter.sim.metrics.result import TABLES, table_of, write
 from fragmeter.sim.metrics.summary import summary
-from fragmeter.sim.output import spill
+from fragmeter.sim.types import columns
 from fragmeter.traces import synthetic_pairs, workload
 
 #: Every limit of rows that are read at a time.
 LIMITS = (
     (history, "_CHUNK"), (integrals, "_CHUNK_ROWS"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"),
-    (gaps, "_CHUNK_OBJECTS"), (gaps, "_SORTED_ROWS"), (spill, "CHUNK"), (spill, "_SHORT"), (result, "ROW_GROUP"),
+    (gaps, "_CHUNK_OBJECTS"), (gaps, "_SORTED_ROWS"), (columns, "CHUNK"), (columns, "_SHORT"), (result, "ROW_GROUP"),
 )  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def test_parts_of_a_few_rows_give_what_one_part_gives(policy, spilled, tmp_path,
     for module, name in LIMITS:
         assert getattr(module, name) > len(whole.log.rows["steps"])
         monkeypatch.setattr(module, name, 7)
-    with spill.spilling(tmp_path / "to" / "come" if spilled else None):
+    with columns.spilling(tmp_path / "to" / "come" if spilled else None):
         parts = served(policy)
         assert isinstance(parts.log.rows["live"].base, memoryview) == spilled
         assert summary(parts) == found

@@ -26,7 +26,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from .files import user_paths
+from .errors import user_paths
 
 _folder: ContextVar[Path | None] = ContextVar("folder of spilled columns", default=None)
 #: Values of a column that stay in memory.
