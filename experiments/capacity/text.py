@@ -268,7 +268,11 @@ def _headroom(answer: Answer) -> str:
         )
         return f"Its highest rate is unknown, because its runs have {_TOO_FEW}; {known}.{idle}"
     more = answer.fleet_rate / wanted - 1
-    return f"It takes {answer.fleet_rate:.3g} requests/s before it misses the goal, {more:.0%} more.{idle}"
+    fleet = not_none(answer.fleet)
+    mean, sure = "", ""
+    if len(fleet.rates) > 1:
+        mean, sure = " in the mean of the seeds", f", and {fleet.sure_rate:.3g} with the same confidence"
+    return f"It takes {answer.fleet_rate:.3g} requests/s{mean} before it misses the goal, {more:.0%} more{sure}.{idle}"
 
 
 def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> list[str]:

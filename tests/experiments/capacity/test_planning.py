@@ -223,6 +223,30 @@ class TestFirstLine:
         assert found.startswith(f"Buy 6 x a100-80gb for 25 requests/s{text}: ")
 
 
+class TestTheRateOfAFleet:
+    """Two replicas for 20 requests/s."""
+
+    @pytest.mark.parametrize(
+        ("rates", "text"),
+        [
+            # One seed, and four with the same rate, known to 0.5 %: 22 exp(-4.16 log 1.005 / sqrt 12).
+            ((22.0,), "It takes 22 requests/s before it misses the goal, 10% more."),
+            (
+                (22.0,) * 4,
+                "It takes 22 requests/s in the mean of the seeds before it misses the goal, 10% more, and 21.9 with the same"
+                " confidence.",
+            ),
+        ],
+    )
+    def test_beside_the_mean_of_the_seeds_what_most_others_take(self, rates, text):
+        fleet = Fleet(2, 2, (Tried(2, (0.95,) * len(rates), Decision.ENOUGH),), rates)
+        at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "near_saturation": None, "kv_cache_pct": 1.0,
+              "preemptions": 0, "limit": {"objective": None}}  # fmt: skip
+        answer = replace(answer_of("a100-80gb", 11.0, wanted=20.0), fleet=fleet, detail=at)
+        lines = details(ranked([answer], FixedLoad, PRICES, 20.0), Goal(Objectives(ttft=500)), 20.0, "EUR")
+        assert any(line.endswith(text) for line in lines)
+
+
 class TestUnknownRates:
     """Runs that are too few to fill a replica tell rates up to 24 and 25 requests/s, or none."""
 
