@@ -114,8 +114,18 @@ def _headroom_part(answer: Answer) -> str:
     if answer.fleet_rate == inf:
         return "it meets the goal at every rate"
     if answer.known_rates is None:
-        return f"headroom {headroom_text(answer)}"
+        sure = _sure_rate(answer)
+        sure_text = "" if sure is None else f" ({sure / not_none(answer.wanted) - 1:+.0%} with confidence)"
+        return f"headroom {headroom_text(answer)}{sure_text}"
     return f"headroom {headroom_text(answer).replace('>+', 'more than ')} ({_TOO_FEW})"
+
+
+def _sure_rate(answer: Answer) -> float | None:
+    """The rate at which most other seeds meet the goal with the fleet, requests/s; None with one seed, and where it is not known."""
+    fleet = answer.fleet
+    if fleet is None or len(fleet.rates) < 2 or answer.known_rates is not None:
+        return None
+    return fleet.sure_rate
 
 
 def range_text(answer: Answer, bill: Bill) -> str:
@@ -259,7 +269,8 @@ def _headroom(answer: Answer) -> str:
     wanted = not_none(answer.wanted)
     if answer.fleet_rate == inf:
         return "It meets the goal at every rate."
-    idle = _IDLE_TEXT if answer.fleet_rate >= _IDLE * wanted else ""
+    sure_rate = _sure_rate(answer)
+    idle = _IDLE_TEXT if (answer.fleet_rate if sure_rate is None else sure_rate) >= _IDLE * wanted else ""
     if answer.known_rates is not None:
         known = (
             f"it takes more than {answer.fleet_rate:.3g} requests/s"
@@ -268,10 +279,9 @@ def _headroom(answer: Answer) -> str:
         )
         return f"Its highest rate is unknown, because its runs have {_TOO_FEW}; {known}.{idle}"
     more = answer.fleet_rate / wanted - 1
-    fleet = not_none(answer.fleet)
     mean, sure = "", ""
-    if len(fleet.rates) > 1:
-        mean, sure = " in the mean of the seeds", f", and {fleet.sure_rate:.3g} with the same confidence"
+    if sure_rate is not None:
+        mean, sure = " in the mean of the seeds", f", and {sure_rate:.3g} with the same confidence"
     return f"It takes {answer.fleet_rate:.3g} requests/s{mean} before it misses the goal, {more:.0%} more{sure}.{idle}"
 
 

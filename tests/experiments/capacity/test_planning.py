@@ -239,12 +239,29 @@ class TestTheRateOfAFleet:
         ],
     )
     def test_beside_the_mean_of_the_seeds_what_most_others_take(self, rates, text):
+        lines = details(ranked([self.answer(*rates)], FixedLoad, PRICES, 20.0), Goal(Objectives(ttft=500)), 20.0, "EUR")
+        assert any(line.endswith(text) for line in lines)
+
+    def answer(self, *rates: float) -> Answer:
         fleet = Fleet(2, 2, (Tried(2, (0.95,) * len(rates), Decision.ENOUGH),), rates)
         at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "near_saturation": None, "kv_cache_pct": 1.0,
               "preemptions": 0, "limit": {"objective": None}}  # fmt: skip
-        answer = replace(answer_of("a100-80gb", 11.0, wanted=20.0), fleet=fleet, detail=at)
-        lines = details(ranked([answer], FixedLoad, PRICES, 20.0), Goal(Objectives(ttft=500)), 20.0, "EUR")
-        assert any(line.endswith(text) for line in lines)
+        return replace(answer_of("a100-80gb", 11.0, wanted=20.0), fleet=fleet, detail=at)
+
+    @pytest.mark.parametrize(
+        ("rates", "text"),
+        [((22.0,) * 4, "headroom +10% (+9% with confidence);"), ((22.0,), "headroom +10%;")],
+    )
+    def test_the_first_line_has_both(self, rates, text):
+        answer = self.answer(*rates)
+        assert text in headline(answer, bill(answer, FixedLoad, PRICES, 20.0), 20.0, "EUR")
+
+    @pytest.mark.parametrize(("spread", "idle"), [(1.0, True), (1.5, False)])
+    def test_a_fleet_that_only_some_seeds_leave_idle_is_not_called_idle(self, spread, idle):
+        """In the mean they take 50 requests/s."""
+        ranks = ranked([self.answer(50 * spread, 50.0, 50.0, 50 / spread)], FixedLoad, PRICES, 20.0)
+        lines = details(ranks, Goal(Objectives(ttft=500)), 20.0, "EUR")
+        assert any("idle at the wanted rate" in line for line in lines) == idle
 
 
 class TestUnknownRates:
