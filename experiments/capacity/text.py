@@ -115,8 +115,8 @@ def _headroom_part(answer: Answer) -> str:
         return "it meets the goal at every rate"
     if answer.known_rates is None:
         sure = _sure_rate(answer)
-        sure_text = "" if sure is None else f" ({sure / not_none(answer.wanted) - 1:+.0%} with confidence)"
-        return f"headroom {headroom_text(answer)}{sure_text}"
+        with_confidence = "" if sure is None else f" ({sure / not_none(answer.wanted) - 1:+.0%} with confidence)"
+        return f"headroom {headroom_text(answer)}{with_confidence}"
     return f"headroom {headroom_text(answer).replace('>+', 'more than ')} ({_TOO_FEW})"
 
 
@@ -499,7 +499,8 @@ def verified_text(answer: Answer, count: int) -> str:
         return f"{answer.candidate.name}: of {count} other seeds {answer.verified[0].share:.1%} meet the goal at every rate"
     if answer.fleet is not None:
         shares = " and ".join(f"{each.share:.1%} with {_replicas(each.replicas)}" for each in answer.verified)
-        return f"{answer.candidate.name}: of {count} other seeds {shares} meet the goal"
+        few = f": fewer than {CONTENT:.0%}; begin with more seeds (--seeds)" * (answer.verified[0].share < CONTENT)
+        return f"{answer.candidate.name}: of {count} other seeds {shares} meet the goal{few}"
     shares = " and ".join(f"{each.share:.1%} at {each.factor:g} times" for each in answer.verified)
     return f"{answer.candidate.name}: of {count} other seeds {shares} {answer.rate:.3g} requests/s meet the goal"
 

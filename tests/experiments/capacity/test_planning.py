@@ -14,7 +14,7 @@ import pytest
 
 from engine_runs import settings_of
 from fragmeter.experiments.capacity import planning
-from fragmeter.experiments.capacity.answer import Answer, bill, ranked
+from fragmeter.experiments.capacity.answer import Answer, Verified, bill, ranked
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.detail import limit, limit_of, waiting_shares
 from fragmeter.experiments.capacity.fleet import Decision, Fleet, Tried
@@ -30,6 +30,7 @@ from fragmeter.experiments.capacity.text import (
     headroom_text,
     rate_text,
     tokens_text,
+    verified_text,
     why_loses,
 )
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
@@ -262,6 +263,21 @@ class TestTheRateOfAFleet:
         ranks = ranked([self.answer(50 * spread, 50.0, 50.0, 50 / spread)], FixedLoad, PRICES, 20.0)
         lines = details(ranks, Goal(Objectives(ttft=500)), 20.0, "EUR")
         assert any("idle at the wanted rate" in line for line in lines) == idle
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.9, "a100-80gb: of 40 other seeds 90.0% with 2 replicas meet the goal"),
+        (
+            0.85,
+            "a100-80gb: of 40 other seeds 85.0% with 2 replicas meet the goal: fewer than 90%; begin with more seeds (--seeds)",
+        ),
+    ],
+)
+def test_other_seeds_that_the_goal_is_too_much_for_are_called_too_few(share, text):
+    answer = replace(answer_of("a100-80gb", 11.0, wanted=20.0), verified=(Verified(2, 1.0, share),))
+    assert verified_text(answer, 40) == text
 
 
 class TestUnknownRates:
