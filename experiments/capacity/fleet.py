@@ -253,6 +253,8 @@ class FleetSearch:
             near = larger - fewest <= PRECISION * larger
             found = yield from self._of_rates(size, _MOST_RATE_SEEDS if near else MOST_SEEDS)
             if found is Decision.ENOUGH:
+                if (Kind.SHARE, size) not in self._found:
+                    yield from self._complete(Kind.SHARE, size)
                 return self._fleet(size, fewest)
             if found is Decision.TOO_FEW:
                 fewest = max(fewest, size + 1)

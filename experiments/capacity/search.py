@@ -314,7 +314,8 @@ class _SearchOutput:
         short = any(self._load.is_short(answer.replicas) for answer, _ in self._ranks)
         return (
             f"{seeds} to {MOST_SEEDS} seeds. A fleet is recommended with which {CONTENT:.0%} of other seeds meet the goal,"
-            f" with {CONFIDENCE:.0%} confidence. Fleets are simulated behind their router."
+            f" with {CONFIDENCE:.0%} confidence if the values of seeds are normal (--verify-seeds tests it). Fleets are simulated"
+            " behind their router."
             + " Runs with fewer requests than the default (--num-prompts) overstate it: few of them have the rare long requests."
             * short
         )

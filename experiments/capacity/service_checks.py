@@ -207,9 +207,14 @@ def table(checked: Sequence[Checked]) -> list[str]:
         fleet = f"{service.replicas} x {service.gpu}"
         result = each.result if each.meets else f"**{each.result}**"
         lines.append(
-            f"| {service.name} | {fleet} | {each.request_rate:.3g} | {goal} | {shares} | {each.takes} | {result} |"
+            f"| {_cell(service.name)} | {fleet} | {each.request_rate:.3g} | {goal} | {shares} | {each.takes} | {_cell(result)} |"
         )
     return lines
+
+
+def _cell(text: str) -> str:
+    """Text of a user, which must not end the cell."""
+    return " ".join(text.replace("|", "\\|").split())
 
 
 def _data(each: Checked) -> dict[str, Any]:
@@ -222,7 +227,7 @@ def _data(each: Checked) -> dict[str, Any]:
         "sure_rate": each.sure_rate,
         "highest_rate": each.highest_rate,
         "highest_rate_is_bound": each.is_bound,
-        "headroom": None if each.highest_rate is None else each.highest_rate / each.request_rate,
+        "headroom": None if each.highest_rate is None else each.highest_rate / each.request_rate - 1,
         "result": each.result,
         "meets": each.meets,
     }

@@ -114,8 +114,18 @@ def _headroom_part(answer: Answer) -> str:
     if answer.fleet_rate == inf:
         return "it meets the goal at every rate"
     if answer.known_rates is None:
-        return f"headroom {headroom_text(answer)}"
+        sure = _sure_rate(answer)
+        with_confidence = "" if sure is None else f" ({sure / not_none(answer.wanted) - 1:+.0%} with confidence)"
+        return f"headroom {headroom_text(answer)}{with_confidence}"
     return f"headroom {headroom_text(answer).replace('>+', 'more than ')} ({_TOO_FEW})"
+
+
+def _sure_rate(answer: Answer) -> float | None:
+    """The rate at which most other seeds meet the goal with the fleet, requests/s; None with one seed, and where it is not known."""
+    fleet = answer.fleet
+    if fleet is None or len(fleet.rates) < 2 or answer.known_rates is not None:
+        return None
+    return fleet.sure_rate
 
 
 def range_text(answer: Answer, bill: Bill) -> str:
@@ -259,7 +269,8 @@ def _headroom(answer: Answer) -> str:
     wanted = not_none(answer.wanted)
     if answer.fleet_rate == inf:
         return "It meets the goal at every rate."
-    idle = _IDLE_TEXT if answer.fleet_rate >= _IDLE * wanted else ""
+    sure_rate = _sure_rate(answer)
+    idle = _IDLE_TEXT if (answer.fleet_rate if sure_rate is None else sure_rate) >= _IDLE * wanted else ""
     if answer.known_rates is not None:
         known = (
             f"it takes more than {answer.fleet_rate:.3g} requests/s"
@@ -268,7 +279,10 @@ def _headroom(answer: Answer) -> str:
         )
         return f"Its highest rate is unknown, because its runs have {_TOO_FEW}; {known}.{idle}"
     more = answer.fleet_rate / wanted - 1
-    return f"It takes {answer.fleet_rate:.3g} requests/s before it misses the goal, {more:.0%} more.{idle}"
+    mean, sure = "", ""
+    if sure_rate is not None:
+        mean, sure = " in the mean of the seeds", f", and {sure_rate:.3g} with the same confidence"
+    return f"It takes {answer.fleet_rate:.3g} requests/s{mean} before it misses the goal, {more:.0%} more{sure}.{idle}"
 
 
 def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> list[str]:
@@ -485,7 +499,8 @@ def verified_text(answer: Answer, count: int) -> str:
         return f"{answer.candidate.name}: of {count} other seeds {answer.verified[0].share:.1%} meet the goal at every rate"
     if answer.fleet is not None:
         shares = " and ".join(f"{each.share:.1%} with {_replicas(each.replicas)}" for each in answer.verified)
-        return f"{answer.candidate.name}: of {count} other seeds {shares} meet the goal"
+        few = f": fewer than {CONTENT:.0%}; begin with more seeds (--seeds)" * (answer.verified[0].share < CONTENT)
+        return f"{answer.candidate.name}: of {count} other seeds {shares} meet the goal{few}"
     shares = " and ".join(f"{each.share:.1%} at {each.factor:g} times" for each in answer.verified)
     return f"{answer.candidate.name}: of {count} other seeds {shares} {answer.rate:.3g} requests/s meet the goal"
 

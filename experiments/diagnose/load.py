@@ -202,6 +202,8 @@ def _of_metrics(metrics: ServerMetrics, sources: Sources, served: Settings) -> S
         else:
             raise MissingSetting("request_rate", "is missing, and the metrics have no times and no latencies; give it")
     how = f"{users:,} requests in flight" if users else f"{rate:.3g} requests/s"
+    if users and sources.max_concurrency is None and metrics.arrival_rate:
+        how += f" of clients that wait for answers (if they do not: --request-rate {metrics.arrival_rate:.3g})"
     if metrics.engine is not None:
         how += f", of engine {metrics.engine}, the busiest of {metrics.num_engines}"
     return ServedLoad(trace, rate, users, sources.num_prompts, f"lengths by the server's histograms, {how}")

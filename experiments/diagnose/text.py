@@ -301,6 +301,7 @@ def as_data(found: Diagnosis, goal: Goal | None, clients: ClientLatencies | None
         "seeds": found.seeds,
         "settings": chosen.as_dict(),
         "step_scale": case.server.step_scale,
+        "warnings": [*_warnings(found)],
         "not_simulated": case.server.line.not_simulated,
         "evidence": evidence(chosen).as_dict(),
     }

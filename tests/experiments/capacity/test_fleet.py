@@ -298,3 +298,9 @@ def test_engines_that_share_experts_come_together(needed, near, found):
     assert (fleet.replicas, fleet.fewest) == (found, found)
     assert all(trial.replicas % 8 == 0 for trial in trials)
     assert {each.replicas for each in fleet.tried} == {trial.replicas for trial in trials}
+
+
+def test_a_fleet_that_rates_raised_has_shares_too():
+    """Shares find two replicas enough, and rates four: the shares of four are simulated for the report."""
+    found, _ = run(search(2), lambda *_: 0.99, lambda replicas, _: 2.0 if replicas >= 4 else 0.5)
+    assert found.replicas == 4 and 4 in [each.replicas for each in found.tried]

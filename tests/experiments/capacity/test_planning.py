@@ -14,7 +14,7 @@ import pytest
 
 from engine_runs import settings_of
 from fragmeter.experiments.capacity import planning
-from fragmeter.experiments.capacity.answer import Answer, bill, ranked
+from fragmeter.experiments.capacity.answer import Answer, Verified, bill, ranked
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.detail import limit, limit_of, waiting_shares
 from fragmeter.experiments.capacity.fleet import Decision, Fleet, Tried
@@ -30,6 +30,7 @@ from fragmeter.experiments.capacity.text import (
     headroom_text,
     rate_text,
     tokens_text,
+    verified_text,
     why_loses,
 )
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
@@ -221,6 +222,62 @@ class TestFirstLine:
         answer = replace(answer, fleet=fleet if open_ else replace(fleet, fewest=3), longer_steps=effect)
         found = headline(answer, bill(answer, FixedLoad, PRICES, 25.0), 25.0, "EUR")
         assert found.startswith(f"Buy 6 x a100-80gb for 25 requests/s{text}: ")
+
+
+class TestTheRateOfAFleet:
+    """Two replicas for 20 requests/s."""
+
+    @pytest.mark.parametrize(
+        ("rates", "text"),
+        [
+            # One seed, and four with the same rate, known to 0.5 %: 22 exp(-4.16 log 1.005 / sqrt 12).
+            ((22.0,), "It takes 22 requests/s before it misses the goal, 10% more."),
+            (
+                (22.0,) * 4,
+                "It takes 22 requests/s in the mean of the seeds before it misses the goal, 10% more, and 21.9 with the same"
+                " confidence.",
+            ),
+        ],
+    )
+    def test_beside_the_mean_of_the_seeds_what_most_others_take(self, rates, text):
+        lines = details(ranked([self.answer(*rates)], FixedLoad, PRICES, 20.0), Goal(Objectives(ttft=500)), 20.0, "EUR")
+        assert any(line.endswith(text) for line in lines)
+
+    def answer(self, *rates: float) -> Answer:
+        fleet = Fleet(2, 2, (Tried(2, (0.95,) * len(rates), Decision.ENOUGH),), rates)
+        at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "near_saturation": None, "kv_cache_pct": 1.0,
+              "preemptions": 0, "limit": {"objective": None}}  # fmt: skip
+        return replace(answer_of("a100-80gb", 11.0, wanted=20.0), fleet=fleet, detail=at)
+
+    @pytest.mark.parametrize(
+        ("rates", "text"),
+        [((22.0,) * 4, "headroom +10% (+9% with confidence);"), ((22.0,), "headroom +10%;")],
+    )
+    def test_the_first_line_has_both(self, rates, text):
+        answer = self.answer(*rates)
+        assert text in headline(answer, bill(answer, FixedLoad, PRICES, 20.0), 20.0, "EUR")
+
+    @pytest.mark.parametrize(("spread", "idle"), [(1.0, True), (1.5, False)])
+    def test_a_fleet_that_only_some_seeds_leave_idle_is_not_called_idle(self, spread, idle):
+        """In the mean they take 50 requests/s."""
+        ranks = ranked([self.answer(50 * spread, 50.0, 50.0, 50 / spread)], FixedLoad, PRICES, 20.0)
+        lines = details(ranks, Goal(Objectives(ttft=500)), 20.0, "EUR")
+        assert any("idle at the wanted rate" in line for line in lines) == idle
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.9, "a100-80gb: of 40 other seeds 90.0% with 2 replicas meet the goal"),
+        (
+            0.85,
+            "a100-80gb: of 40 other seeds 85.0% with 2 replicas meet the goal: fewer than 90%; begin with more seeds (--seeds)",
+        ),
+    ],
+)
+def test_other_seeds_that_the_goal_is_too_much_for_are_called_too_few(share, text):
+    answer = replace(answer_of("a100-80gb", 11.0, wanted=20.0), verified=(Verified(2, 1.0, share),))
+    assert verified_text(answer, 40) == text
 
 
 class TestUnknownRates:

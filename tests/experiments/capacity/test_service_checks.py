@@ -62,7 +62,7 @@ def test_one_that_misses_them_gives_the_status_of_its_own(check, tmp_path):
     target = tmp_path / "checks.json"
     assert status(["plan", "--check", str(tmp_path / "services.toml"), "--json", str(target)]) == MISSED
     (found,) = json.loads(target.read_text())["services"]
-    assert not found["meets"] and found["shares"] == [0.0] * 4 and found["headroom"] == 0
+    assert not found["meets"] and found["shares"] == [0.0] * 4 and found["headroom"] == -1
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,11 @@ def test_one_that_misses_them_has_the_rates_that_it_takes(result, bound, cell):
     serving = Service(name="s", serve="vllm serve llama-3.1-8b", gpu="h200", request_rate=5, goodput=["ttft:500"])
     found = Checked(serving, 5.0, result, (0.8,), 4.0, 4.5, is_bound=bound)
     assert f"| {cell} |" in table([found])[2]
+
+
+def test_a_name_does_not_end_its_cell(check):
+    _, text = check(service(name="a|b", serve="vllm serve llama-3.1-70b -tp 1"))
+    assert "| a\\|b | 1 x h200 |" in text
 
 
 def test_one_that_does_not_start(check):

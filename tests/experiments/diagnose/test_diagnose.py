@@ -315,6 +315,9 @@ class TestEvidence:
         assert (found["load"]["request_rate"], found["load"]["max_concurrency"]) == (None, 20)
         printed = " ".join(capsys.readouterr().out.split())
         assert "in the simulation, which keeps 20 requests in flight: the clients send otherwise" in printed
+        assert "20 requests in flight of clients that wait for answers (if they do not: --request-rate 2.2);" in printed
+        (warning,) = found["warnings"]
+        assert warning in printed and warning.endswith("Trust the changes less.")
 
     def test_one_scrape_has_a_rate_by_littles_law(self, tmp_path):
         """8 requests run for 4 s each in the mean."""
