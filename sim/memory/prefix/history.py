@@ -31,8 +31,8 @@ from itertools import chain, pairwise
 import numpy as np
 
 from ...types.columns import column_by_slices, column_of, columns_of, slices
-from ..accounting.growth import Growth
 from .free_queue import ALONE, FreeQueue, Log
+from .growth import Growth
 
 KEPT_TOUCHES = 4
 #: Columns of blocks that a prefill took. The first record of a sequence has its look-up; in others ``index`` is NO_LOOK_UP.
