@@ -89,7 +89,8 @@ def test_a_policy_that_admits_without_room_for_the_whole_prompt_is_noticed(monke
     monkeypatch.setattr(PagedTransaction, "lacking", lambda self, sequence, tokens: self.blocks_of(tokens))
     kinds = ("chunks", "mixed", "tight", "bursts")
     cases = [case for kind in kinds for case in _cases(kind) if not case.prefix_caching]
-    assert sum(_summary(case, "vllm-real") != _summary(case, "vllm-v1") for case in cases) > 2
+    # The compiled core would not see the change.
+    assert sum(_summary(case, "vllm-real") != _summary(case, "vllm-v1", core=False) for case in cases) > 2
 
 
 def test_a_release_with_another_free_queue_is_noticed():
