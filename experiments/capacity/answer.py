@@ -9,7 +9,8 @@ from typing import Any
 
 from ...sim.types.optional import not_none
 from .candidates import Candidate
-from .fleet import Fleet, mean_rate
+from .confidence import mean_rate
+from .fleet import Fleet
 from .load import Load
 from .max_rate import MaxRate
 from .prices import HOUR_S, MILLION, Prices
@@ -82,6 +83,15 @@ class Answer:
         if self.known_rates is not None:
             return max(not_none(self.wanted), mean_rate(self.known_rates))
         return self.fleet.mean_rate
+
+    @property
+    def sure_rate(self) -> float | None:
+        """The rate at which 90 % of other seeds meet the goal with the fleet, with 95 % confidence, requests/s; None without a
+        fleet, with one seed, and where the rate is not known."""
+        fleet = self.fleet
+        if fleet is None or len(fleet.rates) < 2 or self.known_rates is not None:
+            return None
+        return fleet.sure_rate
 
     @property
     def full_rate(self) -> float:

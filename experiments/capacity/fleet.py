@@ -2,21 +2,19 @@
 
     share     of a seed: ``n`` replicas serve its requests at the wanted rate; the share that meets the objectives
     rate      of a seed: the highest rate at which ``n`` replicas meet the goal with its requests
-    decision   over the seeds of ``n``, of shares or of logarithms of rates, with mean m and deviation s, taken to be normal
-        enough    m - k s >= the attainment, or the wanted rate: 90 % of other seeds meet the goal, with 95 % confidence
-        too few   m - k' s < it: fewer than 90 % of other seeds meet it, with 95 % confidence
-        open      neither
-    size      the smallest ``n`` that is enough by its shares, and by its rates; ``fewest`` is the smallest not too few
+    guide     the smallest ``n`` that is enough by the shares of a few seeds (``confidence.decide``)
+    confirm   the rate that 90 % of other seeds take with that ``n``, from 48 seeds (``confidence.lower_limit``); if it is below
+              the wanted rate, the next ``n`` follows
+    fewest    the smallest ``n`` that the seeds do not call too few
 
-k and k' are factors of one-sided tolerance limits, as in ``max_rate``. Shares take one run each, so they find the size. But
-a share cannot exceed 1: where requests meet the objectives up to some rate and then all miss them, the shares of a few
-seeds do not show how near that is. Rates do, so they confirm the size, or raise it.
+Shares take one run each, so they find the size. But a share cannot exceed 1, and a few seeds do not show how others are
+distributed: where rare long requests decide, most seeds are alike and some are far lower. So 48 seeds confirm the size,
+or raise it.
 
 The search begins with the given seeds, near the wanted rate over the highest rate of one replica. While ``fewest`` lies
-further below the size than ``PRECISION``, the seeds are doubled, to at most ``MOST_SEEDS``. Rates that leave a size open are
-followed by those of more seeds in the same way while the next larger size lies so far above ``fewest``. The budget is a number
-of seeds and not a time, so that the answer does not depend on the machine. No fleet counts with replicas that would have to
-serve more than their saturated rate (``slo_check``).
+further below the size than ``PRECISION``, the seeds are doubled, to at most 48. The budget is a number of seeds and not a
+time, so that the answer does not depend on the machine. No fleet counts with replicas that would have to serve more than their
+saturated rate (``slo_check``).
 
 Too few requests to fill a replica have no saturated rate. At a high rate all of them arrive before the first has finished:
 a burst, and not a load. ``known_rate`` is the rate up to which their runs are a load.
@@ -26,9 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
-from math import ceil, exp, inf, log, sqrt
-from statistics import fmean, stdev
+from math import ceil, inf, log
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,13 +39,12 @@ from ...sim.metrics.summary import summary
 from ...sim.types import ticks
 from ...sim.workload.workload import Workload
 from ..runs.slo_check import Goal, SloCheck, check_times, compiled_cost
+from .confidence import NUM_SEEDS, Decision, Kind, Limit, decide, lower_limit, mean_rate
 from .load import TURNOVERS, Load
-from .max_rate import CONFIDENCE, CONTENT, MOST, highest, tolerance_factor
+from .max_rate import MOST, highest
 
 #: Most replicas of a fleet (``Cluster.num_replicas``), and relative to the first fleet that is tried.
 _MOST, _TIMES_FIRST = 1024, 8
-#: Most seeds of a fleet; and of its rates, which take some six runs a seed, where the next larger fleet is within ``PRECISION``.
-MOST_SEEDS, _MOST_RATE_SEEDS = 48, 16
 #: Seeds to begin with.
 DEFAULT_FLEET_SEEDS = 4
 #: Share of the size by which ``fewest`` may be smaller at the end of the search.
@@ -60,28 +55,13 @@ FINE, _FINE_STRIDE, _NEAR_STRIDE = 1.005, 8, 2
 _ROUNDING = 1e-9
 
 
-class Kind(StrEnum):
-    """What a trial is to find."""
-
-    SHARE = "share"
-    RATE = "rate"
-
-
 class Trial(NamedTuple):
-    """The share or the rate of a fleet with a seed; ``near`` is where to seek the rate (``highest_rate``)."""
+    """What is to be found of a fleet with a seed; ``near`` is where to seek its rate, or the rate that it may meet."""
 
     kind: Kind
     replicas: int
     seed: int
     near: float | None = None
-
-
-class Decision(StrEnum):
-    """What the seeds say of a fleet."""
-
-    ENOUGH = "enough"
-    OPEN = "open"
-    TOO_FEW = "too few"
 
 
 @dataclass(frozen=True)
@@ -105,13 +85,15 @@ class Tested(NamedTuple):
     Attributes:
         decision: Whether it is enough.
         shares: Share of the counted requests that meet the objectives, by seed.
-        rates: Highest rates by seed, requests/s.
+        rates: Highest rates of the seeds to begin with, requests/s.
+        sure_rate: The rate that other seeds take (``lower_limit``), requests/s.
         known_rates: As ``Answer`` has them.
     """
 
     decision: Decision
     shares: tuple[float, ...]
     rates: tuple[float, ...]
+    sure_rate: float
     known_rates: tuple[float, ...] | None = None
 
 
@@ -123,87 +105,29 @@ class Fleet:
         replicas: The smallest fleet that is enough; None if none of the tried ones is.
         fewest: The smallest fleet that is not too few.
         tried: Fleets that were simulated, by size.
-        rates: Highest rates of the recommended fleet by seed, requests/s.
+        rates: Highest rates of the recommended fleet with the seeds to begin with, requests/s.
+        sure_rate: The rate that other seeds take with it (``lower_limit``), requests/s; that of the seed if there is one.
+        seeds: Seeds that confirm the recommended fleet; without one, the most of any.
+        misses: Seeds of these that miss the goal at the wanted rate.
     """
 
     replicas: int | None
     fewest: int
     tried: tuple[Tried, ...]
     rates: tuple[float, ...] = ()
-
-    @property
-    def seeds(self) -> int:
-        """Number of seeds of the recommended fleet, or the most of any."""
-        of_size = [len(each.shares) for each in self.tried if each.replicas == self.replicas]
-        return max(of_size or [len(each.shares) for each in self.tried])
+    sure_rate: float = 0.0
+    seeds: int = 1
+    misses: int = 0
 
     @property
     def mean_rate(self) -> float:
         """Geometric mean of the rates."""
         return mean_rate(self.rates)
 
-    @property
-    def sure_rate(self) -> float:
-        """``sure_rate`` of its rates."""
-        return sure_rate(self.rates)
-
-
-def sure_rate(rates: Sequence[float]) -> float:
-    """The rate at which 90 % of other seeds meet the goal, with 95 % confidence; that of the seed if there is one.
-
-    0 if a seed meets the goal at no rate, and infinity if every seed does at every rate.
-    """
-    if len(rates) == 1 or not 0 < min(rates) < inf:
-        return min(rates)
-    return exp(_tolerance_limit([log(each) for each in capped(rates)], CONFIDENCE, log(FINE)))
-
-
-def capped(rates: Sequence[float]) -> list[float]:
-    """The rates, with the highest finite one in place of infinite ones, if there is a finite one."""
-    highest = max((each for each in rates if each < inf), default=inf)
-    return [min(each, highest) for each in rates]
-
-
-def mean_rate(rates: Sequence[float]) -> float:
-    """Geometric mean; 0 counts as nothing met, an infinite rate as the highest finite one, and all of them are infinity."""
-    if min(rates) <= 0:
-        return 0.0
-    return exp(fmean(map(log, capped(rates)))) if min(rates) < inf else inf
-
 
 def first_fleet(wanted: float, of_one: float) -> int:
     """The number of replicas for a rate, from the rate of one, both in requests/s."""
     return min(max(1, ceil(wanted / of_one - _ROUNDING)), _MOST)
-
-
-def decide(values: Sequence[float], wanted: float, known_to: float) -> Decision:
-    """What the values of some seeds say of a wanted value; one seed decides alone.
-
-    Args:
-        known_to: Width of the interval to which a value is known.
-    """
-    if len(values) == 1:
-        return Decision.ENOUGH if values[0] >= wanted else Decision.TOO_FEW
-    if _tolerance_limit(values, CONFIDENCE, known_to) >= wanted:
-        return Decision.ENOUGH
-    if _tolerance_limit(values, 1 - CONFIDENCE, known_to) < wanted:
-        return Decision.TOO_FEW
-    return Decision.OPEN
-
-
-def _tolerance_limit(values: Sequence[float], confidence: float, known_to: float) -> float:
-    """The value that 90 % of all values exceed, with a confidence."""
-    deviation = max(stdev(values), known_to / sqrt(12))
-    return fmean(values) - tolerance_factor(len(values), CONTENT, confidence) * deviation
-
-
-def decide_by_rates(rates: Sequence[float], wanted: float) -> Decision:
-    """What the highest rates of some seeds say of a wanted rate. An infinite rate counts as the highest finite one."""
-    if min(rates) <= 0:
-        return Decision.TOO_FEW
-    if min(rates) == inf:
-        return Decision.ENOUGH
-    return decide([log(each / wanted) for each in capped(rates)], 0.0, log(FINE))
 
 
 Results = Mapping[Trial, float]
@@ -249,15 +173,15 @@ class FleetSearch:
         """
         size, fewest = yield from self._by_shares()
         while size is not None:
-            larger = size + max(1, size // 50)
-            near = larger - fewest <= PRECISION * larger
-            found = yield from self._of_rates(size, _MOST_RATE_SEEDS if near else MOST_SEEDS)
+            limit = yield from self._limit(size)
+            found = limit.decision
             if found is Decision.ENOUGH:
                 if (Kind.SHARE, size) not in self._found:
                     yield from self._complete(Kind.SHARE, size)
-                return self._fleet(size, fewest)
+                return self._fleet(size, fewest, limit)
             if found is Decision.TOO_FEW:
                 fewest = max(fewest, size + 1)
+            larger = size + max(1, size // 50)
             size = larger if larger <= self._most else None
             fewest = min(fewest, self._most)
         return self._fleet(None, fewest)
@@ -268,18 +192,34 @@ class FleetSearch:
         while True:
             yield from self._complete(Kind.SHARE, size)
             found = self._tried(size)
-            if found.decision is not Decision.OPEN or self._count in (1, MOST_SEEDS):
+            if found.decision is not Decision.OPEN or self._count in (1, NUM_SEEDS):
                 break
-            self._count = min(2 * self._count, MOST_SEEDS)
+            self._count = min(2 * self._count, NUM_SEEDS)
         self._count = begun
-        by_rates = yield from self._of_rates(size, MOST_SEEDS)
-        decision = by_rates if found.decision is Decision.ENOUGH else found.decision
-        return Tested(decision, found.shares, tuple(self._found[Kind.RATE, size]))
+        limit = yield from self._limit(size, to_end=True)
+        decision = limit.decision if found.decision is Decision.ENOUGH else found.decision
+        return Tested(decision, found.shares, tuple(self._found[Kind.RATE, size]), limit.rate)
 
-    def _fleet(self, size: int | None, fewest: int) -> Fleet:
+    def rates(
+        self, size: int, known: Sequence[float] = (), near: float | None = None
+    ) -> Generator[list[Trial], Results, tuple[tuple[float, ...], float]]:
+        """As ``steps``: the highest rates of one fleet with the seeds to begin with, and the rate that other seeds take, requests/s.
+
+        Args:
+            known: Rates of the first seeds that are known.
+            near: Where to seek that of the first seed.
+        """
+        self._found[Kind.RATE, size] = [*known]
+        limit = yield from self._limit(size, near, to_end=True)
+        return tuple(self._found[Kind.RATE, size]), limit.rate
+
+    def _fleet(self, size: int | None, fewest: int, limit: Limit | None = None) -> Fleet:
         sizes = sorted(size for kind, size in self._found if kind is Kind.SHARE)
-        rates = () if size is None else tuple(self._found[Kind.RATE, size])
-        return Fleet(size and size * self._engines, fewest * self._engines, tuple(map(self._tried, sizes)), rates)
+        tried, fewest = tuple(map(self._tried, sizes)), fewest * self._engines
+        if size is None or limit is None:
+            return Fleet(None, fewest, tried, seeds=max(len(each.shares) for each in tried))
+        rates = tuple(self._found[Kind.RATE, size])
+        return Fleet(size * self._engines, fewest, tried, rates, limit.rate, limit.num_seeds, limit.misses)
 
     def _tried(self, size: int) -> Tried:
         shares = self._found[Kind.SHARE, size]
@@ -295,10 +235,10 @@ class FleetSearch:
             fewest = highest if fewest is None else fewest
             settled = highest - fewest <= PRECISION * highest and enough is not None
             hopeless = enough is None and fewest == self._most
-            if settled or hopeless or self._count in (1, MOST_SEEDS):
+            if settled or hopeless or self._count in (1, NUM_SEEDS):
                 self._count = begun
                 return enough, fewest
-            self._count, near = min(2 * self._count, MOST_SEEDS), highest
+            self._count, near = min(2 * self._count, NUM_SEEDS), highest
 
     def _smallest(self, near: int, passes: Callable[[Decision], bool]) -> Generator[list[Trial], Results, int | None]:
         """The smallest size that passes; sizes that pass are taken to have no smaller one above them that does not."""
@@ -320,22 +260,30 @@ class FleetSearch:
             stride *= 2
         return high
 
-    def _of_rates(self, size: int, most: int) -> Generator[list[Trial], Results, Decision]:
-        """What the rates of a fleet say, with as many seeds as that takes, of at most so many."""
+    def _limit(
+        self, size: int, near: float | None = None, *, to_end: bool = False
+    ) -> Generator[list[Trial], Results, Limit]:
+        """The rate that other seeds take with a fleet, from the rates of the seeds to begin with."""
+        yield from self._complete(Kind.RATE, size, near)
+        rounds = lower_limit(self._found[Kind.RATE, size], self._wanted, to_end=to_end)
+        values: list[float] | None = None
         while True:
-            yield from self._complete(Kind.RATE, size)
-            found = decide_by_rates(self._found[Kind.RATE, size], self._wanted)
-            if found is not Decision.OPEN or self._count >= most:
-                return found
-            self._count = min(2 * self._count, most)
+            try:
+                kind, seeds, rate = next(rounds) if values is None else rounds.send(values)
+            except StopIteration as end:
+                return end.value
+            near = rate if kind is Kind.MEETS else near_rate(rate)
+            trials = [Trial(kind, size * self._engines, self._first + seed, near) for seed in seeds]
+            results = yield trials
+            values = [results[trial] for trial in trials]
 
-    def _complete(self, kind: Kind, size: int) -> Generator[list[Trial], Results, None]:
+    def _complete(self, kind: Kind, size: int, near: float | None = None) -> Generator[list[Trial], Results, None]:
         """Ask for the trials of a fleet that are missing. The first seed's rate is where those of the others are sought."""
         known = self._found.setdefault((kind, size), [])
         while len(known) < self._count:
-            first, near, many = len(known), None, self._count
+            first, many = len(known), self._count
             if kind is Kind.RATE:
-                near, many = (near_rate(known[0]), many) if known else (None, 1)
+                near, many = (near_rate(known[0]), many) if known else (near, 1)
             missing = [Trial(kind, size * self._engines, self._first + place, near) for place in range(first, many)]
             results = yield missing
             known += [results[trial] for trial in missing]
@@ -422,19 +370,33 @@ def highest_rate(
     Returns:
         0 if no rate meets the goal, and infinity if every rate does.
     """
+    meets = _meets(settings, load, goal, seed, cluster, most)
+    start, stride = (0, _FINE_STRIDE) if near is None else (round(log(near / wanted) / log(FINE)), _NEAR_STRIDE)
+    found = highest(lambda power: meets(wanted * FINE**power), start, stride)
+    if found == MOST:
+        return inf
+    return 0.0 if found is None else wanted * FINE**found
+
+
+def takes_rate(
+    settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, most: float | None, rate: float
+) -> bool:
+    """Whether a fleet meets the goal with a seed at a rate, requests/s; the other arguments are those of ``highest_rate``."""
+    return _meets(settings, load, goal, seed, cluster, most)(rate)
+
+
+def _meets(
+    settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, most: float | None
+) -> Callable[[float], bool]:
+    """Whether a fleet meets the goal with a seed, by the rate."""
     drawn = load.draw(seed, cluster.size)
     if cluster.disaggregated:
         most = saturated_split_rate(settings, drawn.at(inf), cluster)
 
-    def meets(power: int) -> bool:
-        tried = wanted * FINE**power
-        return (most is None or tried <= most) and check_fleet(settings, drawn.at(tried), cluster, goal).meets
+    def meets(rate: float) -> bool:
+        return (most is None or rate <= most) and check_fleet(settings, drawn.at(rate), cluster, goal).meets
 
-    start, stride = (0, _FINE_STRIDE) if near is None else (round(log(near / wanted) / log(FINE)), _NEAR_STRIDE)
-    found = highest(meets, start, stride)
-    if found == MOST:
-        return inf
-    return 0.0 if found is None else wanted * FINE**found
+    return meets
 
 
 def known_rate(

@@ -15,10 +15,11 @@ from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
 from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
+from ...sim.types.optional import not_none
 from ..runs.points import FINISHED, as_parquet
 from .answer import Answer, Bill
+from .confidence import capped
 from .day_page import day_cells, day_rows, day_section
-from .fleet import capped
 from .sensitivity import CHANGE
 from .text import (
     bill_text,
@@ -107,6 +108,7 @@ def candidate_cells(
 def _known_cells(answer: Answer, bill: Bill, currency: str) -> dict[str, Any]:
     at, limit, rate = answer.at_rate, answer.at_rate["limit"], answer.fleet_rate
     headroom = None if answer.wanted is None or rate == inf else rate / answer.wanted - 1
+    sure = answer.sure_rate
     return {
         "replicas_low": bill.fewest_replicas,
         "replicas_high": bill.replicas,
@@ -118,6 +120,7 @@ def _known_cells(answer: Answer, bill: Bill, currency: str) -> dict[str, Any]:
         "currency": currency,
         "request_rate_per_replica": None if answer.full_rate == inf else answer.full_rate,
         "headroom": headroom,
+        "headroom_with_confidence": None if headroom is None or sure is None else sure / not_none(answer.wanted) - 1,
         "rate_is_known": answer.known_rates is None,
         "limit": limit["objective"] or "throughput",
         "limit_cause": limit["cause"],

@@ -8,6 +8,7 @@
        known     where runs have too few requests to fill a replica, the rate up to which they are a load
        without:
     2. follow    every candidate that meets the goal, with every other seed and one replica
+       other seeds   the rate that they take
     4. detail    results of each candidate at the wanted or the recommended rate, and its limit
     5. verify    on request, other seeds: the fleet, and one replica fewer; or the recommended rate, and 1.15 times it
     6. sensitivity   of the recommendation to price, rate and longer steps; on request, to all inputs (``sensitivity``)
@@ -44,12 +45,11 @@ from ..runs.slo_check import Goal, SloCheck
 from ..runs.sweeping import Outcome
 from .answer import Answer, Verified
 from .candidates import Candidate
+from .confidence import NUM_SEEDS, Kind
 from .day import Day, DayPlan, full_load, replicas_for, served_day, sizes_below
 from .detail import BEYOND, detail
 from .fleet import (
-    MOST_SEEDS,
     FleetSearch,
-    Kind,
     Results,
     Tested,
     Trial,
@@ -57,8 +57,7 @@ from .fleet import (
     first_fleet,
     highest_rate,
     known_rate,
-    near_rate,
-    sure_rate,
+    takes_rate,
 )
 from .load import Load
 from .max_rate import Ahead, MaxRate, SeedRate, follow, go_ahead
@@ -166,18 +165,18 @@ class Planner:
 
     def _rated(self, answers: dict[Service, Answer], begun: dict[Service, Ahead]) -> dict[Service, Answer]:
         """The answers with the rates of one replica over all seeds."""
-        others = self._seeds[1:]
-        meeting = {service: found for service, found in begun.items() if found.found.rate}
-        followed = self._run(
-            "follow",
-            {(service, seed): Job(service[0], seed, (found,)) for service, found in meeting.items() for seed in others},
-        )
-        rated = {}
-        for service, found in begun.items():
-            outcomes = [followed[service, seed] for seed in others] if service in meeting else []
-            error = next((each.error for each in outcomes if each.error), None)
-            rates = None if error else MaxRate.of(found, [SeedRate(**not_none(each.summary)) for each in outcomes])
-            rated[service] = replace(answers[service], error=error, found=rates)
+        searches = {
+            service: FleetSearch(0.0, 1, 1, self._goal.attainment, found.alone.counted, self._seeds).rates(
+                1, (found.found.rate,)
+            )
+            for service, found in begun.items()
+            if found.found.rate
+        }
+        rated = {service: replace(answers[service], found=MaxRate.of(found)) for service, found in begun.items()}
+        ended = self._drive(searches, {service: (service, begun[service]) for service in searches})
+        for service, (of_seeds, error) in ended.items():
+            found = None if of_seeds is None else MaxRate.of(begun[service], *of_seeds)
+            rated[service] = replace(answers[service], error=error, found=found)
         bursts = {
             service: [
                 Job(service.settings, seed, (Cluster(), rate, rate))
@@ -194,7 +193,7 @@ class Planner:
     def _sized(self, answers: dict[Service, Answer], begun: dict[Service, Ahead]) -> dict[Service, Answer]:
         """The answers with the fleet for the wanted rate."""
         wanted = not_none(self._wanted)
-        sized = {service: replace(answers[service], found=MaxRate.of(found, [])) for service, found in begun.items()}
+        sized = {service: replace(answers[service], found=MaxRate.of(found)) for service, found in begun.items()}
         near = {
             service: max(first_fleet(wanted, found.found.rate), fewest_replicas(service.prefill_replicas))
             for service, found in begun.items()
@@ -206,7 +205,8 @@ class Planner:
             for service, size in near.items()
             if service not in failed
         }
-        ended = self._drive(searches, begun) | {service: (None, error) for service, error in failed.items()}
+        ended = self._drive(searches, {service: (service, begun[service]) for service in searches})
+        ended |= {service: (None, error) for service, error in failed.items()}
         for service, (fleet, error) in ended.items():
             if fleet is None:
                 sized[service] = replace(sized[service], error=error, found=None)
@@ -277,7 +277,7 @@ class Planner:
         begun = _ahead(outcome.summary)
         self._fill([begun])
         steps = self._search(service, begun, replicas).of_size(replicas)
-        found, error = self._drive({service: steps}, {service: begun})[service]
+        found, error = self._drive({service: steps}, {service: (service, begun)})[service]
         if error:
             return error
         tested = not_none(found)
@@ -292,42 +292,57 @@ class Planner:
         return FleetSearch(wanted, near, least, self._goal.attainment, begun.alone.counted, self._seeds, engines)
 
     def _drive(
-        self, searches: Mapping[Service, Generator[list[Trial], Results, _Found]], begun: Mapping[Service, Ahead]
-    ) -> dict[Service, tuple[_Found | None, str | None]]:
+        self,
+        searches: Mapping[_Name, Generator[list[Trial], Results, _Found]],
+        begun: Mapping[_Name, tuple[Service, Ahead | MaxRate]],
+    ) -> dict[_Name, tuple[_Found | None, str | None]]:
         """Run searches side by side to their ends: each one's result, or its error."""
-        ended: dict[Service, tuple[_Found | None, str | None]] = {}
-        asked = {service: next(steps) for service, steps in searches.items()}
-        while asked:
-            found_of = self._tried(begun, asked)
-            for service, trials in [*asked.items()]:
-                outcomes = {trial: found_of[service, trial] for trial in trials}
-                error = next((each.error for each in outcomes.values() if each.error), None)
-                if error:
-                    ended[service] = None, error
-                    del asked[service]
-                    continue
-                values = {trial: not_none(each.summary)[trial.kind] for trial, each in outcomes.items()}
-                results = {trial: inf if value is None else value for trial, value in values.items()}
+        ended: dict[_Name, tuple[_Found | None, str | None]] = {}
+        asked: dict[_Name, list[Trial]] = {}
+        results: dict[_Name, Results | None] = dict.fromkeys(searches)
+        while results:
+            for name, found in results.items():
                 try:
-                    asked[service] = searches[service].send(results)
+                    asked[name] = next(searches[name]) if found is None else searches[name].send(found)
                 except StopIteration as end:
-                    ended[service] = end.value, None
-                    del asked[service]
+                    ended[name] = end.value, None
+                    asked.pop(name, None)
+            outcomes = self._tried(begun, asked)
+            results = {}
+            for name, trials in [*asked.items()]:
+                error = next((error for trial in trials if (error := outcomes[name, trial].error)), None)
+                if error:
+                    ended[name] = None, error
+                    del asked[name]
+                    continue
+                values = {trial: not_none(outcomes[name, trial].summary)[trial.kind] for trial in trials}
+                results[name] = {trial: inf if value is None else value for trial, value in values.items()}
         return ended
 
     def _tried(
-        self, begun: Mapping[Service, Ahead], trials: Mapping[Service, list[Trial]]
-    ) -> dict[tuple[Service, Trial], Outcome]:
+        self, begun: Mapping[_Name, tuple[Service, Ahead | MaxRate]], trials: Mapping[_Name, list[Trial]]
+    ) -> dict[tuple[_Name, Trial], Outcome]:
         """The outcomes of the next trials of every search."""
-        jobs: dict[Kind, dict[tuple[Service, Trial], Job]] = {kind: {} for kind in Kind}
-        for service, of_service in trials.items():
-            for trial in of_service:
-                job = self._fleet_job(service, trial.replicas, trial.seed)
-                if trial.kind is Kind.RATE:
-                    saturated = begun[service].saturated
-                    job = job.with_more(None if saturated is None else saturated * trial.replicas).with_more(trial.near)
-                jobs[trial.kind][service, trial] = job
-        return self._run("fleets", jobs[Kind.SHARE]) | self._run("headroom", jobs[Kind.RATE])
+        jobs: dict[str, dict[tuple[_Name, Trial], Job]] = {}
+        for name, of_name in trials.items():
+            for trial in of_name:
+                stage, job = self._trial_job(*begun[name], trial)
+                jobs.setdefault(stage, {})[name, trial] = job
+        return {of: outcome for stage, some in jobs.items() for of, outcome in self._run(stage, some).items()}
+
+    def _trial_job(self, service: Service, begun: Ahead | MaxRate, trial: Trial) -> tuple[str, Job]:
+        """The step of a trial, and its job."""
+        settings, seed, cluster = service.settings, trial.seed, self._cluster(service, trial.replicas)
+        most = None if begun.saturated is None else begun.saturated * trial.replicas
+        match trial.kind:
+            case Kind.SHARE:
+                return "fleets", Job(settings, seed, (cluster, not_none(self._wanted)))
+            case Kind.MEETS:
+                return "other seeds", Job(settings, seed, (cluster, most, trial.near))
+            case Kind.RATE if self._wanted is None:
+                return "follow", Job(settings, seed, (begun,))
+            case Kind.RATE:
+                return "headroom", Job(settings, seed, (cluster, self._wanted, most, trial.near))
 
     def _fleet_job(self, service: Service, replicas: int, seed: int) -> Job:
         return Job(service.settings, seed, (self._cluster(service, replicas), not_none(self._wanted)))
@@ -352,7 +367,7 @@ class Planner:
 
     def verified(self, answers: Sequence[Answer], count: int) -> list[Answer]:
         """The answers with the shares of ``count`` other seeds that meet the goal."""
-        first = max(self._seeds) + 1 + (MOST_SEEDS if self._wanted is not None else 0)
+        first = max(self._seeds) + 1 + NUM_SEEDS
         return [replace(each, verified=self._others(each, range(first, first + count))) for each in answers]
 
     def _others(self, answer: Answer, seeds: Sequence[int]) -> tuple[Verified, ...]:
@@ -405,7 +420,7 @@ class Planner:
         """
         fleet, service, most = not_none(answer.fleet), _service(answer.candidate), answer.replicas
         smaller, short = self._taken(answer, sizes_below(most), len(fleet.rates))
-        known = fleet.sure_rate if answer.known_rates is None else sure_rate(answer.known_rates)
+        known = min((fleet.sure_rate, *(answer.known_rates or ())))
         rate = max(known, day.busiest) if known < inf else day.busiest
         takes = {most: rate} | smaller
         replicas = tuple(replicas_for(day.rates, takes, most))
@@ -426,23 +441,23 @@ class Planner:
 
     def _taken(self, answer: Answer, sizes: Sequence[int], count: int) -> tuple[dict[int, float], bool]:
         """The rates that smaller fleets of a candidate take, requests/s, and whether these are limited by ``known_rate``."""
-        service, saturated = _service(answer.candidate), answer.rates.saturated
-        first, *others = range(self._seeds[0], self._seeds[0] + count)
-
-        def job(size: int, seed: int, *more: float | None) -> Job:
-            wanted = not_none(self._wanted) * size / answer.replicas
-            return Job(service.settings, seed, (self._cluster(service, size), wanted, *more))
-
-        most = {size: saturated and saturated * size for size in sizes}
-        found = self._rates({(size, first): job(size, first, most[size], None) for size in sizes})
-        near = {size: near_rate(found[size, first]) for size in sizes}
-        found |= self._rates(
-            {(size, seed): job(size, seed, most[size], near[size]) for size in sizes for seed in others}
-        )
-        known = found
-        if saturated is None:
-            known = self._rates({(size, seed): job(size, seed, rate) for (size, seed), rate in found.items()}, "known")
-        return {size: sure_rate([known[size, seed] for seed in (first, *others)]) for size in sizes}, known != found
+        service, wanted = _service(answer.candidate), not_none(self._wanted)
+        seeds = range(self._seeds[0], self._seeds[0] + count)
+        searches = {
+            size: FleetSearch(wanted, size, size, self._goal.attainment, 1, seeds).rates(
+                size, near=wanted * size / answer.replicas
+            )
+            for size in sizes
+        }
+        takes, short = {}, False
+        for size, (found, error) in self._drive(searches, dict.fromkeys(sizes, (service, answer.rates))).items():
+            if found is None:
+                raise UserError(not_none(error))
+            rates, takes[size] = found
+            jobs = self._known_jobs(service, size, answer.rates.saturated, rates)
+            for known in self._known({service: jobs}).values():
+                takes[size], short = min(takes[size], *known), True
+        return takes, short
 
     def _rates(self, jobs: Mapping[_Name, Job], stage: str = "headroom") -> dict[_Name, float]:
         """The highest rates of fleets, requests/s."""
@@ -512,6 +527,10 @@ def _fleet(chosen: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster
     return {Kind.SHARE: found.attained, "meets": found.meets}
 
 
+def _takes(*arguments: Any) -> dict[str, Any]:
+    return {Kind.MEETS: takes_rate(*arguments)}
+
+
 def _headroom(*arguments: Any) -> dict[str, Any]:
     return _rate_data(highest_rate(*arguments))
 
@@ -537,10 +556,11 @@ def _rate_of(outcome: Outcome) -> float:
 
 _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     "go ahead": lambda *arguments: asdict(go_ahead(*arguments)),
-    "follow": lambda *arguments: asdict(follow(*arguments)),
+    "follow": lambda *arguments: _rate_data(follow(*arguments).rate),
     "prefill share": lambda *arguments: {"share": best_share(*arguments)},
     "fleets": _fleet,
     "headroom": _headroom,
+    "other seeds": _takes,
     "known": _known_rate,
     "detail": detail,
     "sensitivity": _sensitivity,

@@ -30,10 +30,11 @@ from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
 from .answer import Answer, Bill, ranked
 from .candidates import Candidate, Choices, candidates
+from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS, allowed_misses
 from .day import Day, DayPlan
-from .fleet import DEFAULT_FLEET_SEEDS, MOST_SEEDS
+from .fleet import DEFAULT_FLEET_SEEDS
 from .load import Load
-from .max_rate import CONFIDENCE, CONTENT, DEFAULT_SEEDS
+from .max_rate import DEFAULT_SEEDS
 from .page import write_plan
 from .planning import Planner
 from .prices import Prices, prices
@@ -50,7 +51,7 @@ from .text import (
     why_none,
 )
 
-#: Least number of seeds: with fewer, the tolerance limit is more than five standard deviations below the mean.
+#: Least number of seeds to begin with: with fewer, the limit that guides the search is more than five deviations below the mean.
 _FEWEST_SEEDS = 4
 _GROUP = Group("Goal", sort_key=-1)
 #: Seconds until an ordered replica takes requests, if the user gives none.
@@ -309,12 +310,13 @@ class _SearchOutput:
         seeds = not_none(self._aims.seeds)
         if seeds == 1:
             return "one seed; its result says nothing about other seeds."
+        most = max(seeds, NUM_SEEDS)
         if self._wanted is None:
-            return f"{seeds} seeds. A rate is recommended that {CONTENT:.0%} of other seeds meet, with {CONFIDENCE:.0%} confidence."
+            return f"{most} seeds. A rate is recommended that {CONTENT:.0%} of other seeds take, with {CONFIDENCE:.0%} confidence."
         short = any(self._load.is_short(answer.replicas) for answer, _ in self._ranks)
         return (
-            f"{seeds} to {MOST_SEEDS} seeds. A fleet is recommended with which {CONTENT:.0%} of other seeds meet the goal,"
-            f" with {CONFIDENCE:.0%} confidence if the values of seeds are normal (--verify-seeds tests it). Fleets are simulated"
+            f"{seeds} to {most} seeds. A fleet is recommended with which {CONTENT:.0%} of other seeds meet the goal,"
+            f" with {CONFIDENCE:.0%} confidence: at most {allowed_misses(most)} of {most} seeds misses it. Fleets are simulated"
             " behind their router."
             + " Runs with fewer requests than the default (--num-prompts) overstate it: few of them have the rare long requests."
             * short
@@ -378,13 +380,12 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
             "spread": found.spread,
             "saturated_request_rate": found.saturated,
             "attained_alone": found.alone.attained,
-            "runs": found.runs,
         }
     if answer.prefill_replicas is not None:
         data["prefill_replicas"] = answer.prefill_replicas
     if answer.fleet is not None:
         rates = [_finite(each) for each in answer.fleet.rates]
-        data["fleet"] = asdict(answer.fleet) | {"seeds": answer.fleet.seeds, "rates": rates}
+        data["fleet"] = asdict(answer.fleet) | {"rates": rates, "sure_rate": _finite(answer.fleet.sure_rate)}
     if answer.known_rates is not None:
         data["known_rates"] = [_finite(each) for each in answer.known_rates]
     data |= (answer.detail or {}) | ({} if bill is None else {"bill": asdict(bill)})

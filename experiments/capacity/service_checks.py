@@ -28,7 +28,8 @@ from ..runs.parallel import Workers
 from ..runs.slo_check import Goal
 from ..vllm_serve.line import parse_serve
 from .candidates import Candidate, candidates
-from .fleet import DEFAULT_FLEET_SEEDS, Decision, mean_rate, sure_rate
+from .confidence import Decision, mean_rate
+from .fleet import DEFAULT_FLEET_SEEDS
 from .load import Load
 from .planning import Planner
 
@@ -180,7 +181,7 @@ def _check(
     found = Planner(load, goal, seeds, workers, None, wanted).tested(candidate, service.replicas)
     if isinstance(found, str):
         return Checked(service, wanted, f"cannot be simulated: {found}")
-    known, sure, highest = found.known_rates, sure_rate(found.rates), mean_rate(found.rates)
+    known, sure, highest = found.known_rates, found.sure_rate, mean_rate(found.rates)
     if known is not None and found.decision is Decision.ENOUGH:
         highest = max(wanted, mean_rate(known))
     return Checked(

@@ -19,10 +19,10 @@ from ..runs.slo_check import Goal
 from ..vllm_serve.checks import gib
 from .answer import Answer, Bill
 from .candidates import Candidate
+from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS
 from .day import DayPlan
 from .detail import BEYOND
 from .fleet import Fleet
-from .max_rate import CONFIDENCE, CONTENT
 from .sensitivity import CHANGE, Effect, Influence
 
 CAUSES = {
@@ -114,18 +114,10 @@ def _headroom_part(answer: Answer) -> str:
     if answer.fleet_rate == inf:
         return "it meets the goal at every rate"
     if answer.known_rates is None:
-        sure = _sure_rate(answer)
+        sure = answer.sure_rate
         with_confidence = "" if sure is None else f" ({sure / not_none(answer.wanted) - 1:+.0%} with confidence)"
         return f"headroom {headroom_text(answer)}{with_confidence}"
     return f"headroom {headroom_text(answer).replace('>+', 'more than ')} ({_TOO_FEW})"
-
-
-def _sure_rate(answer: Answer) -> float | None:
-    """The rate at which most other seeds meet the goal with the fleet, requests/s; None with one seed, and where it is not known."""
-    fleet = answer.fleet
-    if fleet is None or len(fleet.rates) < 2 or answer.known_rates is not None:
-        return None
-    return fleet.sure_rate
 
 
 def range_text(answer: Answer, bill: Bill) -> str:
@@ -247,16 +239,16 @@ def _sure(answer: Answer) -> str:
 
 
 def _fleet_text(answer: Answer, fleet: Fleet) -> str:
-    tried = {each.replicas: each.shares for each in fleet.tried}
-    shares = tried[answer.replicas]
+    shares = next(each.shares for each in fleet.tried if each.replicas == answer.replicas)
     if len(shares) == 1:
         return "Measured with a single seed, which says nothing about others."
+    misses = f"{fleet.misses or 'none'} of {fleet.seeds} seeds misses the goal"
     text = (
-        f"With {len(shares)} seeds {min(shares):.1%} to {max(shares):.1%} of the requests meet the objectives:"
-        f" {CONTENT:.0%} of other seeds meet the goal, too, with {CONFIDENCE:.0%} confidence."
+        f"With {len(shares)} seeds {min(shares):.1%} to {max(shares):.1%} of the requests meet the objectives, and {misses}:"
+        f" {CONTENT:.0%} of other seeds meet it, too, with {CONFIDENCE:.0%} confidence."
     )
     if fleet.fewest < answer.replicas:
-        return f"{text} {_replicas(fleet.fewest)} may be enough; {len(tried[fleet.fewest])} seeds do not decide it."
+        return f"{text} {_replicas(fleet.fewest)} may be enough, but the seeds do not confirm it."
     smaller = answer.replicas - answer.candidate.engines
     return f"{text} {_replicas(smaller)} would be too few." if smaller else text
 
@@ -269,8 +261,8 @@ def _headroom(answer: Answer) -> str:
     wanted = not_none(answer.wanted)
     if answer.fleet_rate == inf:
         return "It meets the goal at every rate."
-    sure_rate = _sure_rate(answer)
-    idle = _IDLE_TEXT if (answer.fleet_rate if sure_rate is None else sure_rate) >= _IDLE * wanted else ""
+    sure = answer.sure_rate
+    idle = _IDLE_TEXT if (answer.fleet_rate if sure is None else sure) >= _IDLE * wanted else ""
     if answer.known_rates is not None:
         known = (
             f"it takes more than {answer.fleet_rate:.3g} requests/s"
@@ -279,10 +271,12 @@ def _headroom(answer: Answer) -> str:
         )
         return f"Its highest rate is unknown, because its runs have {_TOO_FEW}; {known}.{idle}"
     more = answer.fleet_rate / wanted - 1
-    mean, sure = "", ""
-    if sure_rate is not None:
-        mean, sure = " in the mean of the seeds", f", and {sure_rate:.3g} with the same confidence"
-    return f"It takes {answer.fleet_rate:.3g} requests/s{mean} before it misses the goal, {more:.0%} more{sure}.{idle}"
+    if sure is None:
+        return f"It takes {answer.fleet_rate:.3g} requests/s before it misses the goal, {more:.0%} more.{idle}"
+    return (
+        f"It takes {answer.fleet_rate:.3g} requests/s in the mean of the first seeds before it misses the goal, {more:.0%} more,"
+        f" and {sure:.3g} with the same confidence.{idle}"
+    )
 
 
 def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> list[str]:
@@ -499,7 +493,9 @@ def verified_text(answer: Answer, count: int) -> str:
         return f"{answer.candidate.name}: of {count} other seeds {answer.verified[0].share:.1%} meet the goal at every rate"
     if answer.fleet is not None:
         shares = " and ".join(f"{each.share:.1%} with {_replicas(each.replicas)}" for each in answer.verified)
-        few = f": fewer than {CONTENT:.0%}; begin with more seeds (--seeds)" * (answer.verified[0].share < CONTENT)
+        few = f": fewer than {CONTENT:.0%}; begin with more than {NUM_SEEDS} seeds (--seeds)" * (
+            answer.verified[0].share < CONTENT
+        )
         return f"{answer.candidate.name}: of {count} other seeds {shares} meet the goal{few}"
     shares = " and ".join(f"{each.share:.1%} at {each.factor:g} times" for each in answer.verified)
     return f"{answer.candidate.name}: of {count} other seeds {shares} {answer.rate:.3g} requests/s meet the goal"

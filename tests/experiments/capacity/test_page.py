@@ -29,11 +29,12 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 
 def test_the_table_has_what_a_planner_reads(out):
-    rows, candidates = rows_of(out), json.loads((out / "plan.json").read_text())["candidates"]
+    rows, plan = rows_of(out), json.loads((out / "plan.json").read_text())
+    candidates = plan["candidates"]
     assert list(rows[0]) == [
         "gpu", "max_num_seqs", "replicas_low", "replicas_high", "prefill_replicas_high", "gpus_high", "bill_low_per_hour", "bill_high_per_hour",
-        "cost_per_million_tokens", "currency", "request_rate_per_replica", "headroom", "rate_is_known", "limit", "limit_cause",
-        "attainment", "p90_ttft_ms", "p90_tpot_ms", "kv_cache_pct", "error",
+        "cost_per_million_tokens", "currency", "request_rate_per_replica", "headroom", "headroom_with_confidence", "rate_is_known", "limit",
+        "limit_cause", "attainment", "p90_ttft_ms", "p90_tpot_ms", "kv_cache_pct", "error",
     ]  # fmt: skip
     for row, each in zip(rows, candidates, strict=True):
         assert (row["gpu"], row["max_num_seqs"]) == (each["candidate"]["gpu"], each["candidate"]["max_num_seqs"])
@@ -43,6 +44,11 @@ def test_the_table_has_what_a_planner_reads(out):
             assert float(row["bill_high_per_hour"]) == cost["per_hour"] and row["error"] == ""
             assert (float(row["attainment"]), row["limit_cause"]) == (each["attained"], each["limit"]["cause"])
             assert row["currency"] == "USD" and float(row["headroom"]) >= 0
+            fleet = each["fleet"]
+            sure = fleet["sure_rate"] if row["rate_is_known"] == "True" and fleet["seeds"] > 1 else None
+            assert row["headroom_with_confidence"] == (
+                "" if sure is None else str(sure / plan["wanted_request_rate"] - 1)
+            )
         else:
             assert row["error"] == each["refused"] and row["replicas_low"] == row["headroom"] == ""
     assert ["bill" in each for each in candidates] == [True, True, False, False]

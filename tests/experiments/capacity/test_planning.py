@@ -16,8 +16,9 @@ from engine_runs import settings_of
 from fragmeter.experiments.capacity import planning
 from fragmeter.experiments.capacity.answer import Answer, Verified, bill, ranked
 from fragmeter.experiments.capacity.candidates import candidates
+from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision
 from fragmeter.experiments.capacity.detail import limit, limit_of, waiting_shares
-from fragmeter.experiments.capacity.fleet import Decision, Fleet, Tried
+from fragmeter.experiments.capacity.fleet import Fleet, Tried
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
 from fragmeter.experiments.capacity.planning import Planner
@@ -64,11 +65,11 @@ def planned(capsys: pytest.CaptureFixture, *tokens: str) -> dict:
 def answer_of(gpu: str, rate: float, ranks: str = "1", wanted: float | None = None) -> Answer:
     """A candidate with replicas that take exactly so many requests/s, and with the smallest fleet for the wanted rate."""
     (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), [gpu], {"tensor_parallel_size": [ranks]})
-    found, at = MaxRate(SloCheck(True, 8, 8, {}), None, (rate,), 1), {"limit": {}}
+    found, at = MaxRate(SloCheck(True, 8, 8, {}), None, (rate,), rate), {"limit": {}}
     if wanted is None or rate == inf:
         return Answer(candidate, found=found, wanted=wanted, detail=at)
     size = ceil(wanted / rate)
-    fleet = Fleet(size, max(1, size - 1), (Tried(size, (1.0,), Decision.ENOUGH),), (size * rate,))
+    fleet = Fleet(size, max(1, size - 1), (Tried(size, (1.0,), Decision.ENOUGH),), (size * rate,), size * rate)
     return Answer(candidate, found=found, wanted=wanted, fleet=fleet, detail=at)
 
 
@@ -230,11 +231,10 @@ class TestTheRateOfAFleet:
     @pytest.mark.parametrize(
         ("rates", "text"),
         [
-            # One seed, and four with the same rate, known to 0.5 %: 22 exp(-4.16 log 1.005 / sqrt 12).
             ((22.0,), "It takes 22 requests/s before it misses the goal, 10% more."),
             (
                 (22.0,) * 4,
-                "It takes 22 requests/s in the mean of the seeds before it misses the goal, 10% more, and 21.9 with the same"
+                "It takes 22 requests/s in the mean of the first seeds before it misses the goal, 10% more, and 21 with the same"
                 " confidence.",
             ),
         ],
@@ -243,24 +243,25 @@ class TestTheRateOfAFleet:
         lines = details(ranked([self.answer(*rates)], FixedLoad, PRICES, 20.0), Goal(Objectives(ttft=500)), 20.0, "EUR")
         assert any(line.endswith(text) for line in lines)
 
-    def answer(self, *rates: float) -> Answer:
-        fleet = Fleet(2, 2, (Tried(2, (0.95,) * len(rates), Decision.ENOUGH),), rates)
+    def answer(self, *rates: float, sure_rate: float = 21.0) -> Answer:
+        fleet = Fleet(2, 2, (Tried(2, (0.95,) * len(rates), Decision.ENOUGH),), rates, sure_rate, NUM_SEEDS)
         at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "near_saturation": None, "kv_cache_pct": 1.0,
               "preemptions": 0, "limit": {"objective": None}}  # fmt: skip
         return replace(answer_of("a100-80gb", 11.0, wanted=20.0), fleet=fleet, detail=at)
 
     @pytest.mark.parametrize(
         ("rates", "text"),
-        [((22.0,) * 4, "headroom +10% (+9% with confidence);"), ((22.0,), "headroom +10%;")],
+        [((22.0,) * 4, "headroom +10% (+5% with confidence);"), ((22.0,), "headroom +10%;")],
     )
     def test_the_first_line_has_both(self, rates, text):
         answer = self.answer(*rates)
+        assert answer.sure_rate == (None if len(rates) == 1 else 21.0)
         assert text in headline(answer, bill(answer, FixedLoad, PRICES, 20.0), 20.0, "EUR")
 
-    @pytest.mark.parametrize(("spread", "idle"), [(1.0, True), (1.5, False)])
-    def test_a_fleet_that_only_some_seeds_leave_idle_is_not_called_idle(self, spread, idle):
+    @pytest.mark.parametrize(("sure_rate", "idle"), [(40.0, True), (39.0, False)])
+    def test_a_fleet_that_only_some_seeds_leave_idle_is_not_called_idle(self, sure_rate, idle):
         """In the mean they take 50 requests/s."""
-        ranks = ranked([self.answer(50 * spread, 50.0, 50.0, 50 / spread)], FixedLoad, PRICES, 20.0)
+        ranks = ranked([self.answer(50.0, 50.0, 50.0, 50.0, sure_rate=sure_rate)], FixedLoad, PRICES, 20.0)
         lines = details(ranks, Goal(Objectives(ttft=500)), 20.0, "EUR")
         assert any("idle at the wanted rate" in line for line in lines) == idle
 
@@ -271,7 +272,7 @@ class TestTheRateOfAFleet:
         (0.9, "a100-80gb: of 40 other seeds 90.0% with 2 replicas meet the goal"),
         (
             0.85,
-            "a100-80gb: of 40 other seeds 85.0% with 2 replicas meet the goal: fewer than 90%; begin with more seeds (--seeds)",
+            "a100-80gb: of 40 other seeds 85.0% with 2 replicas meet the goal: fewer than 90%; begin with more than 48 seeds (--seeds)",
         ),
     ],
 )
@@ -477,8 +478,9 @@ class TestCommand:
             assert all(rate is None or known < rate for known, rate in pairs)
             # The detail is of the first seed, which may be one of the tenth that misses the goal.
             shares = next(each["shares"] for each in fleet["tried"] if each["replicas"] == fleet["replicas"])
-            assert candidate["attained"] == shares[0] and sum(share >= 0.9 for share in shares) >= 0.9 * len(shares)
-            assert sum(rate is None or rate >= 30 for rate in fleet["rates"]) >= 0.9 * len(fleet["rates"])
+            assert candidate["attained"] == shares[0] and sum(share < 0.9 for share in shares) <= 1
+            assert sum(rate is not None and rate < 30 for rate in fleet["rates"]) <= fleet["misses"] <= 1
+            assert (fleet["seeds"], fleet["sure_rate"] is None or fleet["sure_rate"] >= 30) == (48, True)
             assert sum(candidate["buckets_pct"].values()) == pytest.approx(100)
             sizes = [size for size in (fleet["replicas"], fleet["replicas"] - 1) if size]
             assert [each["replicas"] for each in candidate["verified"]] == sizes

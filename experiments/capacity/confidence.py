@@ -1,0 +1,181 @@
+"""What some seeds say of all others: 90 % of them meet the goal, with 95 % confidence.
+
+No distribution of the values is assumed. If more than a tenth of all seeds missed a goal, at most one of 48 would miss it with a
+probability below 5 % (binomial). So a goal that at most one of 48 seeds misses is confirmed, and the second lowest of the highest
+rates of 48 seeds is a rate that 90 % of other seeds take (an order statistic as a tolerance limit: Wilks 1941). That rate
+takes few searches:
+
+    known     the highest rates of the seeds to begin with
+    limit     the second lowest rate that is known; seeds that are not yet tested run once at it, as many as are tested
+        meets    a seed's highest rate is not lower: it is not needed
+        misses   its highest rate is found, and may lower the limit
+    end       when all 48 are tested; or, where a rate is wanted, when the limit is below it
+
+Fewer seeds cannot confirm a goal, but their values show how near it is: a tolerance limit of normal values, mean - k x deviation, guides
+the search for a fleet to the size that is then confirmed, or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from enum import StrEnum
+from functools import lru_cache
+from math import comb, exp, inf, lgamma, log, sqrt
+from statistics import NormalDist, fmean, stdev
+from typing import NamedTuple
+
+#: Share of the seeds that meet the goal, and the confidence.
+CONTENT, CONFIDENCE = 0.9, 0.95
+#: Seeds that confirm a goal, unless the plan begins with more.
+NUM_SEEDS = 48
+
+
+class Kind(StrEnum):
+    """What a run or a search is to find of a seed."""
+
+    SHARE = "share"
+    RATE = "rate"
+    MEETS = "meets"
+
+
+class Decision(StrEnum):
+    """What the seeds say of a fleet."""
+
+    ENOUGH = "enough"
+    OPEN = "open"
+    TOO_FEW = "too few"
+
+
+class Round(NamedTuple):
+    """Seeds, by their place after the first one, that are asked for their highest rate near ``rate``, or whether they meet the
+    goal at it."""
+
+    kind: Kind
+    seeds: Sequence[int]
+    rate: float
+
+
+class Limit(NamedTuple):
+    """A rate that other seeds take.
+
+    Attributes:
+        rate: The rate, requests/s.
+        num_seeds: Seeds that were tested.
+        misses: Those with a highest rate below the wanted one; a lower bound if the search went on below it.
+    """
+
+    rate: float
+    num_seeds: int
+    misses: int
+
+    @property
+    def decision(self) -> Decision:
+        """What the seeds say of the wanted rate."""
+        return by_count(self.misses, self.num_seeds)
+
+
+@lru_cache
+def allowed_misses(num_seeds: int) -> int:
+    """The most seeds that may miss a goal that is confirmed; -1 if there are too few seeds to confirm it."""
+    share, misses = 0.0, -1
+    while True:
+        more = share + _probability(misses + 1, num_seeds)
+        if more > 1 - CONFIDENCE:
+            return misses
+        share, misses = more, misses + 1
+
+
+def by_count(misses: int, num_seeds: int) -> Decision:
+    """What the number of seeds that miss a goal says; one seed decides alone."""
+    if num_seeds == 1:
+        return Decision.TOO_FEW if misses else Decision.ENOUGH
+    if misses <= allowed_misses(num_seeds):
+        return Decision.ENOUGH
+    fewer = sum(_probability(count, num_seeds) for count in range(misses))
+    return Decision.TOO_FEW if 1 - fewer <= 1 - CONFIDENCE else Decision.OPEN
+
+
+def _probability(misses: int, num_seeds: int) -> float:
+    """Of so many misses, if a tenth of all seeds misses."""
+    return comb(num_seeds, misses) * (1 - CONTENT) ** misses * CONTENT ** (num_seeds - misses)
+
+
+def lower_limit(
+    known: Sequence[float], wanted: float = 0.0, *, to_end: bool = False
+) -> Generator[Round, Sequence[float], Limit]:
+    """Find the rate that other seeds take, from the highest rates of the first seeds: yield rounds, and be sent their values.
+
+    Args:
+        known: The rates, requests/s. One is the limit itself.
+        wanted: A wanted rate, requests/s: the search ends where the limit is lower.
+        to_end: Whether the search goes on below the wanted rate.
+    """
+    if len(known) == 1:
+        return Limit(known[0], 1, int(known[0] < wanted))
+    num_seeds = max(NUM_SEEDS, len(known))
+    rates, tested = [*known], len(known)
+    while True:
+        limit = sorted(rates)[allowed_misses(num_seeds)]
+        if not limit or (limit < wanted and not to_end) or tested == num_seeds:
+            return Limit(limit, tested, sum(each < wanted for each in rates))
+        seeds = range(tested, min(2 * tested, num_seeds))
+        meets = yield Round(Kind.MEETS, seeds, limit)
+        missing = [seed for seed, does in zip(seeds, meets, strict=True) if not does]
+        if missing:
+            rates += yield Round(Kind.RATE, missing, limit)
+        tested = seeds.stop
+
+
+def decide(values: Sequence[float], wanted: float, known_to: float) -> Decision:
+    """What the values of some seeds say of a wanted value, for the search: as ``by_count``, and where the count leaves it open, they
+    are taken to be enough if they were so as normal values.
+
+    Args:
+        known_to: Width of the interval to which a value is known.
+    """
+    counted = by_count(sum(each < wanted for each in values), len(values))
+    if counted is not Decision.OPEN or len(values) >= NUM_SEEDS:
+        return counted
+    deviation = max(stdev(values), known_to / sqrt(12))
+    limit = fmean(values) - tolerance_factor(len(values)) * deviation
+    return Decision.ENOUGH if limit >= wanted else Decision.OPEN
+
+
+@lru_cache
+def tolerance_factor(n: int) -> float:
+    """k for ``n`` normal values: with a confidence of 95 % nine tenths of all values exceed mean - k * deviation.
+
+    It is of the noncentral t distribution (Natrella, NBS Handbook 91, 2-5; NIST/SEMATECH e-Handbook 7.2.6.3), and exact: for a
+    given chi of the deviation the mean is normal, and Simpson's rule integrates over chi.
+    """
+    normal, degrees, parts = NormalDist(), n - 1, 400
+    wanted = normal.inv_cdf(CONTENT) * sqrt(n)
+    most = sqrt(degrees) + 6
+    width = most / parts
+    norm = log(2) * (degrees / 2 - 1) + lgamma(degrees / 2)
+    chis = [place * width for place in range(1, parts + 1)]
+    weights = [
+        (1 if place == parts - 1 else 4 - 2 * (place % 2)) * exp((degrees - 1) * log(chi) - chi * chi / 2 - norm)
+        for place, chi in enumerate(chis)
+    ]
+    low, high = 0.0, 1000.0
+    for _ in range(60):
+        k = (low + high) / 2
+        sure = sum(
+            weight * normal.cdf(k * sqrt(n) * chi / sqrt(degrees) - wanted) for weight, chi in zip(weights, chis)
+        )
+        low, high = (low, k) if sure * width / 3 > CONFIDENCE else (k, high)
+    return low
+
+
+def capped(rates: Sequence[float]) -> list[float]:
+    """The rates, with the highest finite one in place of infinite ones, if there is a finite one."""
+    highest = max((each for each in rates if each < inf), default=inf)
+    return [min(each, highest) for each in rates]
+
+
+def mean_rate(rates: Sequence[float]) -> float:
+    """Geometric mean; 0 counts as nothing met, an infinite rate as the highest finite one, and all of them are infinity."""
+    if min(rates) <= 0:
+        return 0.0
+    return exp(fmean(map(log, capped(rates)))) if min(rates) < inf else inf
