@@ -5,7 +5,8 @@ Exit status: 0 success; 2 a user error, one line on standard error; 1 an interna
 the output has closed it.
 
 Integer flags of all verbs are checked before cyclopts and pydantic convert them: decimal digits, optionally with a
-minus. Without the check cyclopts rounds 1.5 and reads 0x10, and pydantic reads 1.0 and 1_0.
+minus. Without the check cyclopts rounds 1.5 and reads 0x10, and pydantic reads 1.0 and 1_0. Flags that vLLM reads with
+a suffix (16K) are read with it here, too.
 """
 
 from __future__ import annotations
@@ -44,15 +45,18 @@ from ... import __version__
 from ...sim.engine.settings import setting_error
 from ...sim.output.interrupts import handle, message_of, status_of
 from ...sim.policy.registry import installed, policy
+from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
 from ..runs.output import Terminal
 from ..vllm_serve.line import SHORT
 
 _WHOLE = re.compile("-?[0-9]+")
+#: The flags of ``vllm serve`` with ``human_readable_int`` that other verbs have as well (``vllm/engine/arg_utils.py``).
+_HUMAN_READABLE = ("max_model_len", "max_num_batched_tokens")
 
 
 def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Check the values of integer flags; one of cyclopts' ``config`` functions.
+    """Check the values of integer flags, and write those with a suffix as digits; one of cyclopts' ``config`` functions.
 
     Args:
         app, commands: The verb; unused.
@@ -63,10 +67,17 @@ def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollec
     """
     for argument in arguments:
         if is_whole(argument.hint):
-            for token in argument.tokens:
-                if not _WHOLE.fullmatch(token.value):
-                    field = argument.name.lstrip("-").replace("-", "_")
-                    raise SettingError(field, token.value, "must be a whole number, in digits")
+            argument.tokens = [_in_digits(argument, token) for token in argument.tokens]
+
+
+def _in_digits(argument: Argument, token: Token) -> Token:
+    field = argument.name.lstrip("-").replace("-", "_")
+    if field in _HUMAN_READABLE and (number := human_readable_int(token.value)) is not None:
+        return token.evolve(value=str(number))
+    if _WHOLE.fullmatch(token.value):
+        return token
+    suffix = ", or with a suffix as 16K" if field in _HUMAN_READABLE else ""
+    raise SettingError(field, token.value, f"must be a whole number, in digits{suffix}")
 
 
 def is_whole(hint: Any) -> bool:

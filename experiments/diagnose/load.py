@@ -1,7 +1,7 @@
 """The load of a diagnosis, from what is known of it, and its draws.
 
     benchmark, probe, trace   its requests; draws are blocks of consecutive requests with their gaps, as of a plan
-    metrics                   the rate at which requests arrive; lengths drawn from the server's histograms
+    metrics                   clients that wait for answers or not (``measured.loop``); lengths drawn from the server's histograms
     nothing                   ShareGPT lengths, at a share of the rate that the replica serves when requests always wait;
                               as many requests as that takes are sent at once, whatever the size of a draw
 
@@ -178,8 +178,7 @@ def _of_file(kind: str, path: Path, sources: Sources) -> ServedLoad:
 
 
 def _of_metrics(metrics: ServerMetrics, sources: Sources, served: Settings) -> ServedLoad:
-    """Lengths of the finished requests, and the rate of those that arrive. A server behind its load is served a closed loop of as many requests as were
-    in it: the rate at which it finishes them is its own, not that of its clients."""
+    """Lengths of the finished requests, sent as the server's clients send them."""
     longest, rng = not_none(served.max_model_len), stream(0, "diagnosed lengths")
     if metrics.prompts is None or metrics.outputs is None:
         remedy = "has no histograms of request lengths; give --bench, --probe or --trace as well"
@@ -187,26 +186,39 @@ def _of_metrics(metrics: ServerMetrics, sources: Sources, served: Settings) -> S
     prompts, outputs = (_drawn_lengths(each, rng, longest) for each in (metrics.prompts, metrics.outputs))
     prompts = np.minimum(prompts, longest - 1)
     trace = Trace("metrics", prompts, np.minimum(outputs, longest - prompts))
-    rate, users = sources.request_rate, sources.max_concurrency
-    running, waiting = metrics.running or 0.0, metrics.waiting or 0.0
+    rate, users, why = sources.request_rate, sources.max_concurrency, ""
     if rate is None and users is None:
-        if waiting > _BEHIND * running:
-            users = max(1, round(running + waiting))
-        elif metrics.arrival_rate:
-            rate = metrics.arrival_rate
-        elif metrics.elapsed_s and metrics.finished:
-            rate = metrics.finished / metrics.elapsed_s
-        elif metrics.e2el_s and running:
-            # Little's law.
-            rate = (running + waiting) / metrics.e2el_s
-        else:
-            raise MissingSetting("request_rate", "is missing, and the metrics have no times and no latencies; give it")
+        rate, users, why = _clients(metrics)
     how = f"{users:,} requests in flight" if users else f"{rate:.3g} requests/s"
-    if users and sources.max_concurrency is None and metrics.arrival_rate:
-        how += f" of clients that wait for answers (if they do not: --request-rate {metrics.arrival_rate:.3g})"
     if metrics.engine is not None:
         how += f", of engine {metrics.engine}, the busiest of {metrics.num_engines}"
-    return ServedLoad(trace, rate, users, sources.num_prompts, f"lengths by the server's histograms, {how}")
+    return ServedLoad(trace, rate, users, sources.num_prompts, f"lengths by the server's histograms, {how}{why}")
+
+
+def _clients(metrics: ServerMetrics) -> tuple[float | None, int | None, str]:
+    """The rate of clients that do not wait for answers, or the users of a closed loop, and why.
+
+    Where the metrics do not tell, a server behind its load is taken for one with a closed loop of as many requests as are in it: the
+    rate at which it finishes them is its own, and without times that of its clients is not known.
+    """
+    loop = metrics.loop
+    if loop is not None and loop.kind == "open" and loop.arrival_rate:
+        return loop.arrival_rate, None, f", of clients that do not wait for answers: {loop.reason}"
+    if loop is not None and loop.kind == "closed" and loop.in_flight:
+        return None, max(1, round(loop.in_flight)), f", of clients that wait for answers: {loop.reason}"
+    unknown = "" if loop is None else f"; the metrics do not say whether clients wait for answers: {loop.reason}"
+    running, waiting, rate = metrics.running or 0.0, metrics.waiting or 0.0, metrics.arrival_rate
+    if waiting > _BEHIND * running:
+        otherwise = f" (if they do not: --request-rate {rate:.3g})" if rate else ""
+        return None, max(1, round(running + waiting)), f", of clients that wait for answers{otherwise}{unknown}"
+    if not rate and metrics.elapsed_s and metrics.finished:
+        rate = metrics.finished / metrics.elapsed_s
+    elif not rate and metrics.e2el_s and running:
+        # Little's law.
+        rate = (running + waiting) / metrics.e2el_s
+    if not rate:
+        raise MissingSetting("request_rate", "is missing, and the metrics have no times and no latencies; give it")
+    return rate, None, unknown
 
 
 def _drawn_lengths(lengths: Lengths, rng: np.random.Generator, longest: int) -> np.ndarray:

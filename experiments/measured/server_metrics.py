@@ -13,7 +13,8 @@ scrape to the last, or from the server's start if there is only one scrape.
 
 ``read_served_load`` averages gauges over the scrapes while requests arrive. The requests that have arrived by a scrape are those that
 have finished, run or wait. They arrive from the last scrape with as many as the first one to the first with as many as the last one,
-so that neither the time before a benchmark nor the drain after its last request counts.
+so that neither the time before a benchmark nor the drain after its last request counts. ``loop`` says from the same scrapes whether
+clients wait for answers.
 
 Names: vllm-project/vllm, vllm/v1/metrics/loggers.py; the second of two names is from older releases.
 """
@@ -31,6 +32,7 @@ from typing import NamedTuple
 
 from ...sim.types.errors import UserError
 from ...sim.types.optional import not_none
+from .loop import Loop, Point, loop_of
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?))?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -45,6 +47,7 @@ ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 E2EL = ("vllm:e2e_request_latency_seconds",)
 PROMPTS, OUTPUTS = ("vllm:request_prompt_tokens",), ("vllm:request_generation_tokens",)
 CONFIG = "vllm:cache_config_info"
+_FINISHED = tuple(f"{name}_count" for name in E2EL)
 
 #: Beginnings of the lines that are read.
 READ = (*RUNNING, *WAITING, *KV_USAGE, *PREEMPTIONS, *QUERIES, *HITS, CONFIG) + tuple(
@@ -117,6 +120,7 @@ class ServerMetrics:
         finished: Requests that finished.
         prompts, outputs: Lengths of the finished requests.
         arrival_rate: Requests/s that arrive while any do; only ``read_served_load`` has it, if the file has times.
+        loop: Whether clients wait for answers; only ``read_served_load`` has it. Its rate and requests in flight are those of the engine.
         engine, num_engines: Label of the engine that all is of, and the number of engines in the file, if there are several.
     """
 
@@ -137,6 +141,7 @@ class ServerMetrics:
     prompts: Lengths | None = None
     outputs: Lengths | None = None
     arrival_rate: float | None = None
+    loop: Loop | None = None
     engine: str | None = None
     num_engines: int = 1
 
@@ -174,14 +179,17 @@ def read_served_load(path: str | PathLike[str], one_engine: bool = False) -> Ser
             "the requests of a file went to all of them; give the metrics alone, of which the busiest engine is taken"
         )
         raise UserError(f"{path}: has metrics of {len(engines)} engines; {remedy}")
+    loop = loop_of(_points(scrapes))
     if len(engines) < 2:
-        return _Reader(path, scrapes, *_arriving(scrapes)).metrics(elapsed_s)
+        return replace(_Reader(path, scrapes, *_arriving(scrapes)).metrics(elapsed_s), loop=loop)
     of_engines = {engine: [_of_engine(scrape, engine) for scrape in scrapes] for engine in engines}
     # Of equally busy ones the first.
     engine = max(engines, key=lambda each: sum(_in_flight(scrape.samples) for scrape in of_engines[each]))
     scrapes = of_engines[engine]
-    found = _Reader(path, scrapes, *_arriving(scrapes)).metrics(elapsed_s)
-    return replace(found, engine=engine, num_engines=len(engines))
+    found, own = _Reader(path, scrapes, *_arriving(scrapes)).metrics(elapsed_s), loop_of(_points(scrapes))
+    # Clients choose no engine: only all requests in flight stay the same.
+    loop = replace(loop, arrival_rate=own.arrival_rate, in_flight=own.in_flight)
+    return replace(found, loop=loop, engine=engine, num_engines=len(engines))
 
 
 def _read(path: str | PathLike[str]) -> tuple[list[_Scrape], float | None]:
@@ -209,6 +217,11 @@ def _of_engine(scrape: _Scrape, engine: str) -> _Scrape:
     return scrape._replace(samples=own)
 
 
+def _finished(scrape: Scrape) -> float:
+    """Requests that have finished since the server started."""
+    return _sum(scrape, _FINISHED) or 0.0
+
+
 def _in_flight(scrape: Scrape) -> float:
     """Requests that run or wait."""
     return (_sum(scrape, RUNNING) or 0.0) + (_sum(scrape, WAITING) or 0.0)
@@ -216,9 +229,8 @@ def _in_flight(scrape: Scrape) -> float:
 
 def _arriving(scrapes: Sequence[_Scrape]) -> tuple[slice, float | None]:
     """The scrapes while requests arrive, and the requests/s that do; all of them if the file does not show arrivals."""
-    counts = tuple(f"{name}_count" for name in E2EL)
-    arrived = [(_sum(scrape.samples, counts) or 0.0) + _in_flight(scrape.samples) for scrape in scrapes]
-    if _sum(scrapes[-1].samples, counts) is None or arrived[-1] <= arrived[0]:
+    arrived = [_finished(scrape.samples) + _in_flight(scrape.samples) for scrape in scrapes]
+    if _sum(scrapes[-1].samples, _FINISHED) is None or arrived[-1] <= arrived[0]:
         return slice(None), None
     last = next(place for place, count in enumerate(arrived) if count >= arrived[-1])
     first = max(place for place, count in enumerate(arrived[:last]) if count <= arrived[0])
@@ -229,6 +241,16 @@ def _arriving(scrapes: Sequence[_Scrape]) -> tuple[slice, float | None]:
     passed_s = not_none(scrapes[end].at_s) - not_none(scrapes[begin].at_s)
     rate = (arrived[end] - arrived[begin]) / passed_s if passed_s > 0 and isfinite(passed_s) else None
     return slice(first, last + 1), rate or None
+
+
+def _points(scrapes: Sequence[_Scrape]) -> list[Point]:
+    """The scrapes with a time while requests arrive; none if the file does not show arrivals."""
+    while_arriving, _ = _arriving(scrapes)
+    return [
+        Point(scrape.at_s, _finished(scrape.samples), _in_flight(scrape.samples))
+        for scrape in scrapes[while_arriving]
+        if scrape.at_s is not None
+    ]
 
 
 def kv_usage_over_time(path: str | PathLike[str]) -> list[tuple[float, float]]:
@@ -352,7 +374,7 @@ class _Reader:
             itl_s=self._observed(ITL),
             e2el_s=self._observed(E2EL),
             elapsed_s=elapsed_s if elapsed_s and isfinite(elapsed_s) else None,
-            finished=self._counted(tuple(f"{name}_count" for name in E2EL)),
+            finished=self._counted(_FINISHED),
             prompts=self._lengths(PROMPTS),
             outputs=self._lengths(OUTPUTS),
             arrival_rate=self._arrival_rate,

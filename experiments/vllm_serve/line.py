@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import overload
 
 from ...sim.spec.speculative import UNKNOWN_RATES, parse_speculative
+from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import SettingError, UserError
 
 #: Flags that are read, and whether they take a value.
@@ -200,7 +201,6 @@ _NUMBER = re.compile(r"-?[\d.]+[kKmMgGtT]?")
 _OPTIMIZATION = re.compile(r"^-O(\d)$")
 #: Tokens at which a shell starts another command; redirections too.
 _SHELL_ENDS = re.compile(r"[|;&].*|\d?>.*|<")
-_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MODULE = "vllm.entrypoints.openai.api_server"
 
 
@@ -247,11 +247,10 @@ class ServeLine:
         if name not in self.flags:
             return default
         value = str(self.flags[name])
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", value)
-        number = float(found[1]) * _SUFFIXES.get(found[2], 1) if found else 0
-        if number < 1 or number != int(number) or number > 2**50:
+        number = human_readable_int(value) or 0
+        if not 1 <= number <= 2**50:
             raise SettingError(f"--{name}", value, "must be a whole number of at least 1")
-        return int(number)
+        return number
 
     def share(self, name: str, default: float) -> float:
         """A number above 0 and up to 1; raises SettingError for any other."""

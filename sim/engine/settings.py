@@ -13,7 +13,7 @@ from pydantic_core import ArgsKwargs
 from ..policy.base import AnyPolicy
 from ..policy.options import Options, either, option_names
 from ..policy.registry import POLICIES, declaring, options_by_policy, policy
-from ..types.bounds import Blocks, BlockSize, Count, Scale, Seconds
+from ..types.bounds import Blocks, BlockSize, Count, Scale, Seconds, Tokens
 from ..types.errors import SettingError
 from ..types.validation import requirement
 
@@ -45,9 +45,10 @@ class Settings:
         enable_prefix_caching: Keep the contents of freed blocks for prompts with the same prefix. Default: enabled under
             vllm-v1, where a preempted sequence at least finds its own blocks again, and under other policies with a
             prefix cache if the requests describe the contents of their prompts.
-        max_model_len: Longest prompt + output in tokens; default: the model's.
+        max_model_len: Longest prompt + output in tokens; default: the model's. As for vllm serve, 16K is 16,384 and 16k is 16,000.
         max_num_seqs: Maximum number of sequences in a step, or the size of static batches; default: the policy's.
-        max_num_batched_tokens: Maximum number of tokens in a step, where a decode counts 1; default: the policy's.
+        max_num_batched_tokens: Maximum number of tokens in a step, where a decode counts 1; default: the policy's. 8K is 8,192 and
+            8k is 8,000.
         allocator: Memory that replaces the policy's own, as ``package.module:ClassName`` or the name of an entry point
             of the group ``fragmeter.allocators``; docs/extending.md describes its interface.
         cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB, 16 bit, without graphs), "roofline", "fitted" (the
@@ -80,9 +81,9 @@ class Settings:
     block_size: BlockSize | None = None
     num_gpu_blocks_override: Blocks | None = None
     enable_prefix_caching: bool | None = None
-    max_model_len: Count | None = None
+    max_model_len: Tokens | None = None
     max_num_seqs: Count | None = None
-    max_num_batched_tokens: Count | None = None
+    max_num_batched_tokens: Tokens | None = None
     allocator: str | None = None
     cost: str | None = None
     server: str | None = None

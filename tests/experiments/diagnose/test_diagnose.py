@@ -315,7 +315,13 @@ class TestEvidence:
         assert (found["load"]["request_rate"], found["load"]["max_concurrency"]) == (None, 20)
         printed = " ".join(capsys.readouterr().out.split())
         assert "in the simulation, which keeps 20 requests in flight: the clients send otherwise" in printed
-        assert "20 requests in flight of clients that wait for answers (if they do not: --request-rate 2.2);" in printed
+        assert (
+            "20 requests in flight, of clients that wait for answers (if they do not: --request-rate 2.2);" in printed
+        )
+        assert (
+            "do not say whether clients wait for answers: a single scrape with requests in flight does not tell;"
+            in printed
+        )
         (warning,) = found["warnings"]
         assert warning in printed and warning.endswith("Trust the changes less.")
 

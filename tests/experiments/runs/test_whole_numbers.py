@@ -66,3 +66,26 @@ def test_so_is_whatever_one_parser_takes_for_a_number_and_another_does_not(verb,
 def test_a_whole_number_is_taken_as_it_is(value, meant):
     _, bound, _ = app.parse_args(["traces", "sample", "a", "b", "--seed", value])
     assert bound.arguments["seed"] == meant
+
+
+@pytest.mark.parametrize("flag", ["--max-model-len", "--max-num-batched-tokens"])
+class TestSuffixes:
+    """The two flags of ``vllm serve`` that it reads with a suffix, on every verb that has them."""
+
+    @pytest.mark.parametrize(("value", "meant"), [("16K", 16_384), ("16k", 16_000), ("16384", 16_384), ("2.5k", 2500)])
+    def test_they_are_read_as_by_vllm(self, flag, value, meant):
+        field = flag.removeprefix("--").replace("-", "_")
+        for verb in ("simulate", "sweep --out x", "compare", "validate"):
+            _, bound, _ = app.parse_args([*verb.split(), flag, value])
+            assert [getattr(each, field) for each in bound.arguments.values() if hasattr(each, field)] == [meant]
+
+    @pytest.mark.parametrize("value", ["16Q", "1.5K", "K", "16 K", "1e3", "9" * 5000 + "k"])
+    def test_anything_else_is_refused_in_a_line(self, flag, value, capsys):
+        assert status(["simulate", flag, value]) == MISTAKE
+        field = flag.removeprefix("--").replace("-", "_")
+        error = capsys.readouterr().err
+        assert error == f"fragmeter: {field} = {value!r}: {REMEDY}, or with a suffix as 16K\n"
+
+    def test_other_flags_take_none(self, flag, capsys):
+        assert status(["simulate", flag, "16K", "--max-num-seqs", "1K"]) == MISTAKE
+        assert capsys.readouterr().err == f"fragmeter: max_num_seqs = '1K': {REMEDY}\n"

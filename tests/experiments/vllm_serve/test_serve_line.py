@@ -102,6 +102,7 @@ MISTAKES = {
     "vllm serve opt-13b --max-model-len": "serve = '--max-model-len': needs a value",
     "vllm serve opt-13b --max-model-len many": "--max-model-len = 'many': must be a whole number",
     "vllm serve opt-13b --max-model-len 1.5": "must be a whole number",
+    "vllm serve opt-13b --max-model-len 1.5K": "must be a whole number",
     "vllm serve opt-13b --gpu-memory-utilization 92": "--gpu-memory-utilization = '92': must be above 0",
     "vllm serve opt-13b opt-66b": "serve = 'opt-66b': is neither a flag nor the value of one",
     "vllm serve opt-13b --config a.yaml": "is not read; paste its contents as flags",
