@@ -11,6 +11,9 @@ constexpr float kMasked = -3e38f;
 
 __device__ constexpr int ceil_div(int whole, int part) { return (whole + part - 1) / part; }
 
+// Scalars of a row in shared memory and registers: whole 16 columns of an mma. Those past the head's end are zeros.
+__device__ constexpr int padded(int head_dim) { return ceil_div(head_dim, 16) * 16; }
+
 // The slots of a sequence's tokens: `ids` is the sequence's row of the caller's ids. kConsecutive: 16 tokens from a multiple
 // of 16 on have consecutive slots, so one look-up serves a tile.
 struct PagedSlots {

@@ -33,9 +33,9 @@
 
 template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder {
     static constexpr int kTile = 16;
-    static constexpr int kSlices = kHeadDim / 16;
+    static constexpr int kSlices = padded(kHeadDim) / 16;
     static constexpr int kColumns = kGroup / 8;
-    static constexpr int kRowLoads = kHeadDim / 8;
+    static constexpr int kRowLoads = 2 * kSlices;
 
     struct Piece {  // keys or values of a tile
         uint4 loads[kTile * kRowLoads];
@@ -82,7 +82,8 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
 #pragma unroll
             for (int pair = 0; pair < 2 * kSlices; ++pair) {
                 const Scalar *scalars = queries + head * kHeadDim + 8 * pair + 2 * (lane % 4);
-                query[column][pair / 2][pair % 2] = head < heads ? *reinterpret_cast<const unsigned *>(scalars) : 0;
+                const bool there = head < heads && 8 * pair < kHeadDim;
+                query[column][pair / 2][pair % 2] = there ? *reinterpret_cast<const unsigned *>(scalars) : 0;
             }
         }
     }
@@ -111,13 +112,16 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
         return step * 32 + (swizzled(lane / kRowLoads, lane % kRowLoads) ^ step * kRows % 8);
     }
 
-    // Tokens past the sequence's end get zeros: a weight of zero does not cancel a NaN or infinity in stale memory.
+    // Tokens past the sequence's end and places past the head's end get zeros: a weight of zero does not cancel a NaN or infinity
+    // in stale memory.
     __device__ __forceinline__ void fetch(Piece &piece, const Scalar *cache, const Rows &rows) {
 #pragma unroll kFetches
         for (int step = 0; step < kTile * kRowLoads / 32; ++step) {
             const Row row = tokens.template row_of<kHeadDim>(rows, token_of(step));
-            ptx::cp_async16(&piece.loads[place_of(step)],
-                            cache + row.first + (row.within + load_of(step) * kPerLoad<Scalar>), row.valid);
+            const int part = load_of(step) * kPerLoad<Scalar>;
+            const bool there = padded(kHeadDim) == kHeadDim || part < kHeadDim;
+            ptx::cp_async16(&piece.loads[place_of(step)], cache + row.first + (there ? row.within + part : 0),
+                            row.valid && there);
         }
         ptx::cp_async_commit();
     }
@@ -238,7 +242,8 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
 #pragma unroll
                 for (int slice = 0; slice < kSlices; ++slice) {
                     results.values[warp][head][16 * slice + lane / 4] = outputs[column][slice][side];
-                    results.values[warp][head][16 * slice + lane / 4 + 8] = outputs[column][slice][2 + side];
+                    if (16 * slice + 8 < kHeadDim)
+                        results.values[warp][head][16 * slice + lane / 4 + 8] = outputs[column][slice][2 + side];
                 }
             }
     }

@@ -15,7 +15,8 @@ constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
 
 template <class Scalar, int kHeadDim> struct Tile {
-    static constexpr int kLoads = kHeadDim / kPerLoad<Scalar>;
+    static constexpr int kWidth = padded(kHeadDim);
+    static constexpr int kLoads = kWidth / kPerLoad<Scalar>, kHeadLoads = kHeadDim / kPerLoad<Scalar>;
     static constexpr int kSpan = kLoads + 1;
     static constexpr int kStrips = sizeof(Scalar) == 2 && kHeadDim <= 128 ? 2 : 1;
     static constexpr int kWarpRows = 16 * kStrips;
@@ -51,7 +52,7 @@ struct Queries {
 
 template <class Scalar, int kHeadDim> struct Prefiller {
     using Of = Tile<Scalar, kHeadDim>;
-    using Times = Products<Scalar, kHeadDim, Of::kStrips, Of::kKeys, Of::kSpan>;
+    using Times = Products<Scalar, Of::kWidth, Of::kStrips, Of::kKeys, Of::kSpan>;
 
     const Queries queries;
     const Tokens<Scalar, PagedSlots> tokens;
@@ -60,7 +61,7 @@ template <class Scalar, int kHeadDim> struct Prefiller {
     // The warp's first row in the block, and this lane's first row in a strip; its second one is eight rows further.
     const int warp_row = threadIdx.x / 32 * Of::kWarpRows, lane_row = threadIdx.x % 32 / 4;
     float maximum[Of::kStrips][2], sum[Of::kStrips][2] = {};
-    Sums<Of::kStrips, kHeadDim> values = {};
+    Sums<Of::kStrips, Of::kWidth> values = {};
 
     __device__ __forceinline__ Prefiller(const Queries &queries, const Tokens<Scalar, PagedSlots> &tokens,
                                          typename Of::Storage &storage, float scale)
@@ -71,12 +72,12 @@ template <class Scalar, int kHeadDim> struct Prefiller {
             for (int half = 0; half < 2; ++half) maximum[strip][half] = kNoScore;
     }
 
-    // Rows past the sequence's last are zeros.
+    // Rows past the sequence's last are zeros, and so are loads past the head's end.
     __device__ __forceinline__ void fetch_queries(const Scalar *query) {
         if (threadIdx.x < Of::kRows) storage.visible[threadIdx.x] = queries.visible(threadIdx.x);
         for (int place = threadIdx.x; place < Of::kRows * Of::kLoads; place += kThreads) {
             const int row = place / Of::kLoads, load = place % Of::kLoads;
-            const bool valid = queries.holds(row);
+            const bool valid = queries.holds(row) && load < Of::kHeadLoads;
             const long long offset = valid ? queries.offset<kHeadDim>(row) + load * kPerLoad<Scalar> : 0;
             ptx::cp_async16(&storage.queries[row][load], query + offset, valid);
         }
@@ -95,7 +96,7 @@ template <class Scalar, int kHeadDim> struct Prefiller {
         for (int place = threadIdx.x; place < Of::kKeys * Of::kLoads; place += kThreads) {
             const int row = place / Of::kLoads, load = place % Of::kLoads;
             const long long first = storage.rows[first_key / Of::kKeys % 2][row];
-            const bool valid = first != kNoRow;
+            const bool valid = first != kNoRow && load < Of::kHeadLoads;
             const long long offset = valid ? first + load * kPerLoad<Scalar> : 0;
             ptx::cp_async16(&to[row][load], cache + offset, valid);
         }
@@ -144,7 +145,7 @@ template <class Scalar, int kHeadDim> struct Prefiller {
         maximum[strip][half] = new_maximum;
         sum[strip][half] *= factor;
 #pragma unroll
-        for (int place = 0; place < kHeadDim / 4; ++place)
+        for (int place = 0; place < Of::kWidth / 4; ++place)
             values[strip][place / 2][2 * half + place % 2] *= factor;
     }
 
@@ -194,13 +195,13 @@ template <class Scalar, int kHeadDim> struct Prefiller {
                 uint4 *row = storage.queries[warp_row + 16 * strip + 8 * half + lane_row];
                 Scalar *scalars = reinterpret_cast<Scalar *>(row) + 2 * (lane % 4);
 #pragma unroll
-                for (int place = 0; place < kHeadDim / 4; ++place)
+                for (int place = 0; place < Of::kWidth / 4; ++place)
                     scalars[place / 2 * 8 + place % 2] =
                         FromFloat<Scalar>::of(values[strip][place / 2][2 * half + place % 2] * factor);
             }
         __syncwarp();
-        for (int place = lane; place < Of::kWarpRows * Of::kLoads; place += 32) {
-            const int row = warp_row + place / Of::kLoads, load = place % Of::kLoads;
+        for (int place = lane; place < Of::kWarpRows * Of::kHeadLoads; place += 32) {
+            const int row = warp_row + place / Of::kHeadLoads, load = place % Of::kHeadLoads;
             if (!queries.holds(row)) return;
             uint4 *to = reinterpret_cast<uint4 *>(out + queries.offset<kHeadDim>(row)) + load;
             ptx::store16(to, storage.queries[row][load]);

@@ -253,7 +253,7 @@ class Tile:
 def tile_of(dtype: str, head_dim: int) -> Tile:
     """The tile of an instance of the kernel."""
     scalar_bytes = 4 if dtype == "float32" else 2
-    loads = head_dim * scalar_bytes // 16
+    loads = source.width(head_dim) * scalar_bytes // 16
     rows = 128 if scalar_bytes == 2 and head_dim <= 128 else 64
     keys = 64 if loads <= 12 else 32 if loads <= 32 else 16
     return Tile(rows, 16 * (loads + 1) * (rows + 2 * keys) + 2 * 8 * keys + 4 * rows)

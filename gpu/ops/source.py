@@ -15,11 +15,13 @@ KERNELS = Path(__file__).parents[1] / "kernels"
 _INCLUDE = re.compile(r'^#include "(?P<name>[\w./]+)"$')
 #: The C++ type of each cache dtype.
 SCALARS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
-HEAD_DIMS = (64, 80, 96, 112, 128, 256)
+HEAD_DIMS = (64, 80, 96, 112, 120, 128, 160, 192, 256)
 #: Rules for a token's slot: from a block table, the same with one look-up a tile, or relative to the sequence's first slot.
 SLOT_RULES = ("PagedSlots", "PagedTiles", "ContiguousSlots")
 #: ``PagedTiles`` needs blocks and partitions of a multiple of so many tokens.
 TILE_TOKENS = 16
+#: Scalars of a row in shared memory are a multiple of this: the columns of a matrix product.
+WIDTH_STEP = 16
 #: Warps of a block of the decode kernel.
 DECODE_WARPS = 4
 #: Shared memory of the rings of a block on tensor cores: by default, and where a multiprocessor has less than this.
@@ -93,11 +95,16 @@ def group_tile(dtype: str, group: int) -> int:
     return next((tile for tile in tiles if tile >= group), tiles[-1])
 
 
+def width(head_dim: int) -> int:
+    """Scalars of a row in shared memory: ``head_dim``, padded with zeros to a multiple of :data:`WIDTH_STEP`."""
+    return -(-head_dim // WIDTH_STEP) * WIDTH_STEP
+
+
 def decode_shared_bytes(dtype: str, head_dim: int, group: int, ring: int = RING_BYTES) -> int:
     """Dynamic shared memory of a block of :func:`decode_attention`: the ring buffers of its warps, or their results."""
     tile = group_tile(dtype, group)
     if _on_tensor_cores(dtype, group):
-        stage = DECODE_WARPS * 16 * 2 * head_dim * 2  # keys and values of 16 tokens
+        stage = DECODE_WARPS * 16 * 2 * width(head_dim) * 2  # keys and values of 16 tokens
         used = max(1, ring // stage) * stage
     else:
         used = 3 * 16 * 1024

@@ -143,6 +143,7 @@ def _validation(found: Found) -> str:
         "operations": _operations,
         "allocation": _allocation,
         "attention": _attention,
+        "transformers": _transformers,
     }
     shown = [section(found[name]) for name, section in sections.items() if name in found]
     if "start_up" in found:
@@ -213,6 +214,19 @@ def _attention(shapes: Iterable[Found]) -> str:
 def _start_up(found: Found) -> str:
     times = f"{found['measured_ms']:,.1f} ms, predicted {found['predicted_ms']:,.1f} ms ({found['error']:+.1%})"
     return f"A prompt of {found['prompt_tokens']:,} tokens in {found['chunks']} chunks starts up in {times}."
+
+
+def _transformers(found: Found) -> str:
+    """The static run's batches through transformers beside the skeleton's and the predicted throughput, or why they are missing."""
+    if "reason" in found:
+        return f"Static batches through transformers: not measured, {found['reason']}."
+    row = (
+        found["version"],
+        found["batches"],
+        *(f"{found[name]:,.1f}" for name in ("tokens_per_s", "measured_tokens_per_s", "predicted_tokens_per_s")),
+    )
+    headings = ("static batches, output tokens/s: transformers", "batches", "its generate", "skeleton", "predicted")
+    return _table(headings, [row])
 
 
 #: Columns of the errors of steps, in the order of :func:`_errors`.

@@ -29,10 +29,14 @@ SOME = [
     source.decode_attention("float16", 128, 8, "PagedTiles"),
     source.decode_attention("bfloat16", 80, 16, "PagedTiles"),
     source.decode_attention("float16", 256, 16, "PagedTiles"),
+    source.decode_attention("float16", 120, 16, "PagedTiles"),
+    source.decode_attention("bfloat16", 192, 16, "PagedTiles"),
     source.decode_attention("float32", 256, 1),
     source.decode_attention("float16", 128, 8, "ContiguousSlots"),
     source.merge_partitions("float16", 128),
     source.prefill_attention("float16", 128),
+    source.prefill_attention("bfloat16", 120),
+    source.prefill_attention("float16", 160),
     source.merge_prefill("bfloat16", 112),
     source.plain("reshape_and_cache"),
     source.plain("copy_blocks"),
@@ -42,7 +46,7 @@ SOME = [
 #: The instances that cards with less shared memory have of their own.
 SMALL = [
     source.decode_attention(dtype, head_dim, group, "PagedTiles", source.SMALL_RING_BYTES)
-    for dtype, head_dim, group in (("float16", 128, 8), ("bfloat16", 64, 16), ("float16", 256, 16))
+    for dtype, head_dim, group in (("float16", 128, 8), ("bfloat16", 64, 16), ("float16", 192, 8), ("float16", 256, 16))
 ]
 
 
@@ -95,7 +99,7 @@ def test_no_block_takes_more_shared_memory_than_the_smallest_device_gives():
 @pytest.mark.parametrize("architecture", compile_gate.ARCHITECTURES)
 def test_every_instance_compiles_without_spills(architecture):
     found = compile_gate.compiled(compile_gate.every_kernel(compile_gate.SHARED_BYTES[architecture]), architecture)
-    assert len(found) == 3 * 6 * (4 * 3 + 1 + 2) + 2
+    assert len(found) == 3 * 9 * (4 * 3 + 1 + 2) + 2
     for one in found:
         check(one)
 

@@ -30,7 +30,7 @@ def check(heads: tuple[int, int], dtype: str = "float16", head_dim: int = 64, bl
 AHEAD = "            ahead = find_rows(tile + kStages + 1);\n"
 #: In what both have in common: what is wrong; the line; what it becomes.
 COMMON_BUGS = {
-    "the rings are overwritten while they are read": ("__syncthreads();  // the rings' memory changes hands\n", ""),
+    "the rings are overwritten while they are read": ("__syncthreads();  // the rings' memory is reused\n", ""),
     "warps are merged before all have come": ("(storage.results);\n    __syncthreads();", "(storage.results);"),
     "tokens past the end are read": ("token < rows.left}", "true}"),
     "a token lies a head behind the one before": ("token * (kv_heads * kHeadDim)", "token * kHeadDim"),
@@ -74,7 +74,7 @@ MMA_BUGS = {
         f"fetch(values, tokens.values, ahead);\n{AHEAD}",
         "fetch(values, tokens.values, ahead);\n            ahead = find_rows(tile + kStages);\n",
     ),
-    "what lies past the end is not zeroed": ("kPerLoad<Scalar>), row.valid)", "kPerLoad<Scalar>), true)"),
+    "what lies past the end is not zeroed": ("row.valid && there);", "there);"),
     "one token too many is weighed": ("second = left > 8", "second = left >= 8"),
     "the last token is left out": ("first = left > 0", "first = left > 1"),
     "rows are swizzled on one side only": ("piece.loads[place_of(step)]", "piece.loads[step * 32 + lane]"),
@@ -98,8 +98,8 @@ MMA_BUGS = {
     "old sums are not rescaled": ("sum[column][side] * factor", "sum[column][side]"),
     "old outputs are not rescaled": ("                    outputs[column][slice][side] *= factor;\n", ""),
     "the sum is of half the lanes": (
-        "distance = 4; distance < 32; distance *= 2)\n                    whole",
-        "distance = 4; distance < 16; distance *= 2)\n                    whole",
+        "distance = 4; distance < 32; distance *= 2)\n                    sum",
+        "distance = 4; distance < 16; distance *= 2)\n                    sum",
     ),
     "heads' results change places": ("2 * (lane % 4) + side;", "(lane % 4) + 4 * side;"),
 }
@@ -115,6 +115,32 @@ def test_a_planted_bug_is_caught(heads, block_size, bug, monkeypatch):
     gpu_cases.plant_attention(monkeypatch, *bug[1])
     with pytest.raises((AssertionError, KernelFault)):
         check(heads, block_size=block_size)
+
+
+#: In rows of 120, which shared memory holds as 128.
+PADDING_BUGS = {
+    "places past the head's end keep what was there": (
+        "|| part < kHeadDim;\n",
+        "|| part < kHeadDim;\n            if (!there) continue;\n",
+    ),
+    "outputs past the head's end are another head's": ("if (16 * slice + 8 < kHeadDim)\n", "\n"),
+    "a row of shared memory is as short as one of the cache": (
+        "kRowLoads = 2 * kSlices;",
+        "kRowLoads = kHeadDim / 8;",
+    ),
+}
+
+
+@pytest.mark.parametrize(("dtype", "heads"), [("float16", (16, 2)), ("bfloat16", (16, 1)), ("float32", (4, 2))])
+def test_a_row_of_120_is_padded(dtype, heads):
+    check(heads, dtype, 120)
+
+
+@pytest.mark.parametrize("bug", PADDING_BUGS)
+def test_a_planted_bug_in_the_padding_is_caught(bug, monkeypatch):
+    gpu_cases.plant_attention(monkeypatch, *PADDING_BUGS[bug])
+    with pytest.raises((AssertionError, KernelFault)):
+        check((16, 2), head_dim=120)
 
 
 @pytest.mark.parametrize(("dtype", "heads"), [("float16", (16, 2)), ("float16", (4, 2)), ("float32", (4, 2))])
@@ -147,7 +173,7 @@ template <int... kHeadDims> __global__ void places(int *out) { ((out = places_of
 
 def test_tensor_cores_read_shared_memory_without_bank_conflicts():
     """ldmatrix reads 16 bytes of eight rows at once: they must lie in the eight different groups of four banks."""
-    rows = [head_dim // 8 for head_dim in source.HEAD_DIMS]  # in loads of 16 bytes
+    rows = [source.width(head_dim) // 8 for head_dim in source.HEAD_DIMS]  # in loads of 16 bytes
     out = np.full(16 * sum(rows), -1, np.int32)
     expression = f"places<{', '.join(map(str, source.HEAD_DIMS))}>"
     kernel = Kernel(inlined(KERNELS / "mma_decoder.cuh") + SWIZZLED, expression)

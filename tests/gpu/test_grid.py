@@ -41,7 +41,7 @@ def test_the_whole_grid_agrees_with_float64(dtype, heads):
 def test_the_whole_grid_has_every_combination():
     shapes = {(point.kernel, point.dtype, point.heads, point.head_dim, point.block_size) for point in WHOLE}
     heads = [(32, 8), (40, 40), (64, 8), (64, 64), (16, 1)]
-    head_dims = [64, 80, 96, 112, 128, 256]
+    head_dims = [64, 80, 96, 112, 120, 128, 160, 192, 256]
     dtypes = ["float16", "bfloat16", "float32"]
     for kernel in KERNELS:
         # A contiguous cache has no blocks.
@@ -86,7 +86,7 @@ def test_the_program_says_what_came_of_each_point(tmp_path, capsys):
 def test_a_planted_bug_is_found(tmp_path, capsys, monkeypatch):
     gpu_cases.plant_attention(monkeypatch, "row < tokens.end;", "row < tokens.end - 1;")
     target = tmp_path / "grid.json"
-    arguments = ["--subset", "--dtype", "float16", "--head-dim", "64", "--kernel", "decode_attention"]
+    arguments = ["--subset", "--dtype", "float16", "--head-dim", "96", "--kernel", "decode_attention"]
     assert grid.main(["--device", "shim", *arguments, "--json", str(target)]) == 1
     assert "FAILED Point(kernel='decode_attention', dtype='float16'" in capsys.readouterr().out
     assert json.loads(target.read_text())["summary"][0]["failed"] > 0

@@ -75,6 +75,11 @@ def test_prefill_attention_and_its_merge(dtype, architecture):
     check_prefill(PtxKernels(architecture), dtype, (4, 1), 64, partition_tokens=64)
 
 
+def test_a_head_of_120_is_padded():
+    check_decode(PtxKernels("sm_80"), "float16", (8, 1), 120, 16)
+    check_prefill(PtxKernels("sm_80"), "float16", (4, 1), 120)
+
+
 def test_decode_attention_with_one_warp_after_another():
     """Each until it waits for the others: no warp may depend on the progress of another one without a barrier."""
     check_decode(PtxKernels("sm_80", apart=True), "float16", (8, 1), 64, 16)
@@ -111,7 +116,10 @@ def test_a_choice_between_shuffles_divides_a_warp(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", gpu_cases.DTYPES)
-@pytest.mark.parametrize(("heads", "head_dim"), [((16, 1), 128), ((2, 2), 80), ((20, 2), 64), ((8, 1), 256)])
+@pytest.mark.parametrize(
+    ("heads", "head_dim"),
+    [((16, 1), 128), ((2, 2), 80), ((20, 2), 64), ((8, 1), 120), ((4, 1), 160), ((2, 1), 192), ((8, 1), 256)],
+)
 def test_more_shapes(heads, head_dim, dtype, architecture):
     for apart in (False, True):
         kernels = PtxKernels(architecture, apart)

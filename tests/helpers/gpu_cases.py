@@ -38,8 +38,13 @@ def run(
 
 
 def planted(kernel: Kernel, right: str, wrong: str) -> Kernel:
-    """The kernel with a bug."""
-    assert kernel.text.count(right) == 1, "the bug has no place any more"
+    """The kernel with a bug.
+
+    Raises:
+        LookupError: The text has no place for it, or several. No assertion, which a test would take for the bug's discovery.
+    """
+    if kernel.text.count(right) != 1:
+        raise LookupError(f"the bug has {kernel.text.count(right)} places: {right!r}")
     return Kernel(kernel.text.replace(right, wrong), kernel.expression)
 
 

@@ -19,7 +19,7 @@
 #include "torch_launch.cuh"
 
 #ifndef FRAGMETER_HEAD_DIMS
-#define FRAGMETER_HEAD_DIMS 64, 80, 96, 112, 128, 256
+#define FRAGMETER_HEAD_DIMS 64, 80, 96, 112, 120, 128, 160, 192, 256
 #endif
 
 namespace fragmeter {
