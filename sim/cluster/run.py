@@ -21,6 +21,7 @@ import simpy
 from simpy.events import URGENT
 
 from ..cost import StepCost, outside_ticks
+from ..engine.core import CoreEngine, serves
 from ..engine.engine import Alarm, Engine
 from ..engine.grouping import is_grouped, pinned_tokens, smallest_pools
 from ..engine.replica import Replica, build
@@ -80,7 +81,7 @@ class Fleet:
         self._request_of = np.repeat(np.arange(len(workload)), workload.num_sequences).tolist()
         self._kv_transfers: KVTransfers | None = None
         self._users: UserRequests | None = None
-        self.engines: Sequence[Engine]
+        self.engines: Sequence[Engine | CoreEngine]
         self._barriers = self._lock_steps()
         if not (cluster.disaggregated or choose.looks or self._barriers or workload.users):
             self.engines = self._split(choose)
@@ -112,18 +113,22 @@ class Fleet:
         parts = self.env, number, partial(self._prefilled, transfers), *self._parts(number)
         return LockStepPrefillEngine(self._barriers[number], *parts) if self._barriers else PrefillEngine(*parts)
 
-    def _split(self, choose: Router) -> list[Engine]:
+    def _split(self, choose: Router) -> list[Engine | CoreEngine]:
         """Engines with requests that are assigned in advance."""
         arrivals = self._workload.arrival_ticks[self._rows].tolist()
         for row, now in zip(self._rows.tolist(), arrivals, strict=True):
             place = choose.choose(self._first[row], now, self._taking_requests(now))
             for sequence in self._sequences_of(row):
                 self._sent[place].add(sequence)
-        engines, sequences = [], self._workload.sequences
+        engines: list[Engine | CoreEngine] = []
+        sequences = self._workload.sequences
         for number, (part, replica) in enumerate(zip(self._sent, self._replicas, strict=True)):
-            own = part_of(sequences, np.array(part.rows, dtype=np.int64))
-            source = OpenLoop(own, np.zeros(len(own), dtype=bool), replica.max_model_len)
-            engines.append(Engine(simpy.Environment(initial_time=0), source, *self._parts(number)))
+            env, own = simpy.Environment(initial_time=0), part_of(sequences, np.array(part.rows, dtype=np.int64))
+            refused = np.zeros(len(own), dtype=bool)
+            if serves(self._settings, replica):
+                engines.append(CoreEngine(env, own, refused, replica, edges(self._settings)))
+            else:
+                engines.append(Engine(env, OpenLoop(own, refused, replica.max_model_len), *self._parts(number)))
         return engines
 
     def _taking_requests(self, now: int) -> Sequence[int] | None:
