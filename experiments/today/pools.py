@@ -30,8 +30,9 @@ from dataclasses import dataclass, replace
 from math import lcm
 from typing import NamedTuple
 
-from ...sim.memory.accounting.kv_groups import FULL, SLIDING, STATE
-from ...sim.spec.kv_cache import BLOCK_SIZE, Layer, StateLayer
+from ...sim.memory.accounting.kv_groups import FULL, SLIDING
+from ...sim.spec.kv_cache import BLOCK_SIZE
+from ...sim.spec.kv_layers import AttentionLayer, Layer
 
 #: Defaults of SGLang's server arguments.
 SWA_FULL_TOKENS_RATIO, MAMBA_FULL_MEMORY_RATIO = 0.8, 0.9
@@ -42,7 +43,7 @@ class PageKind:
     """The pages of the layers that keep the same.
 
     Attributes:
-        name: "full", "sliding" or "state".
+        name: "full", "sliding", "state", or "ring" for the buffer of an indexer, which is a state, too.
         layers: Number of layers.
         layer_bytes: Bytes of a page of one layer on one rank.
         block_tokens: Tokens of a page; 0 for a state.
@@ -70,8 +71,8 @@ def page_kinds(layers: Sequence[Layer], block_tokens: int = BLOCK_SIZE) -> tuple
 def _kind(layer: Layer, block_tokens: int) -> PageKind:
     """The kind of one layer alone."""
     size = layer.page_bytes(block_tokens)
-    if isinstance(layer, StateLayer):
-        return PageKind(STATE, 1, size, block_tokens=0)
+    if not isinstance(layer, AttentionLayer):
+        return PageKind(layer.kind, 1, size, block_tokens=0)
     window = layer.span.tokens if layer.span.kind == SLIDING else 0
     return PageKind(SLIDING if window else FULL, 1, size, block_tokens, window)
 

@@ -118,7 +118,8 @@ class RooflineCost:
         model, ranks, mixer = self.model, self.tensor_parallel, self.model.mixer
         # Attention residuals read the outputs of earlier blocks before both parts of a layer.
         blocks = sum(map(model.residual_blocks, range(model.num_layers)))
-        hidden = 2 * (model.num_mixers + model.num_mlps + blocks) * model.hidden_size
+        parts = (model.num_mixers + model.num_mlps) * model.residual_streams
+        hidden = 2 * (parts + blocks) * model.hidden_size
         attention = sum(
             group.num_layers * model.attention(ranks, group.span).gemm_elements
             for group in model.kv_groups()

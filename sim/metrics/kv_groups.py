@@ -14,7 +14,7 @@ import numpy as np
 from ..engine.run import Run
 from ..memory import Window
 from ..memory.accounting.integrals import Accounts
-from ..memory.accounting.kv_groups import STATE
+from ..memory.accounting.kv_groups import RING, STATE
 from ..types.once import once
 
 #: The buckets of slots that a group holds.
@@ -51,7 +51,7 @@ def group_buckets_at_rows(run: Run, part: slice = slice(None)) -> dict[str, np.n
     return {
         f"{name}.{bucket}": at_rows[group.span.kind][bucket] // kinds[group.span.kind]
         for name, group in zip(layout.names, layout.groups, strict=True)
-        for bucket in ((STATE,) if group.span.kind == STATE else HELD)
+        for bucket in ((STATE,) if group.span.kind in (STATE, RING) else HELD)
     }
 
 

@@ -259,7 +259,7 @@ class Policy(Generic[MemoryT, TransactionT]):
         # from within. Where steps are scheduled ahead a state is released a step later: only blocks of one token end in that
         # step, too.
         held = 2 + groups.exports_states + (groups.ahead and block_size == 1) if groups.states_by_block else 1
-        states = groups.states * np.minimum(blocks, held)
+        states = groups.states * np.minimum(blocks, held) + groups.rings * np.minimum(blocks, 1)
         return groups.full * blocks + windows + states + self.null_blocks
 
     def steps_until_head_fits(self, state: State, memory: PagedMemory, limit: int) -> int:

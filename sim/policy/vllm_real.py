@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
-from ..memory.accounting.kv_groups import FULL, SLIDING
+from ..memory.accounting.kv_groups import FULL, RING, SLIDING
 from ..types.errors import MissingExtra, SettingError, SimulationFault
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
@@ -85,7 +85,7 @@ class VllmReal(VllmV1):
             raise SettingError("policy", self.name, f"vLLM refuses the settings: {text}") from None
 
     def _check_groups(self, core: Core) -> None:
-        classes = {FULL: "FullAttentionSpec", SLIDING: "SlidingWindowSpec"}
+        classes = {FULL: "FullAttentionSpec", SLIDING: "SlidingWindowSpec", RING: "CircularBufferSpec"}
         wanted = [classes.get(kind, "MambaSpec") for kind in self.groups.kinds]
         formed = [type(spec).__name__ for spec in core.group_specs]
         if wanted != formed:

@@ -41,11 +41,17 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    CircularBufferSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from ..memory.accounting.kv_groups import FULL, SLIDING, PageGroups
+from ..memory.accounting.kv_groups import FULL, RING, SLIDING, PageGroups
 from ..types.sequence import Sequence
 from ..workload.content import Tokens
 
@@ -356,6 +362,8 @@ def _specs_of(groups: PageGroups, config: VllmConfig) -> list[KVCacheSpec]:
     specs = {
         FULL: full,
         SLIDING: SlidingWindowSpec(block_size=cache.block_size, sliding_window=groups.window_tokens or 1, **shape),
+        # A buffer of one token, in a page of the size of the others'.
+        RING: CircularBufferSpec(block_size=1, page_size_padded=full.page_size_bytes, **shape),
     }
     # A state of four bytes, in a page of the size of the others'.
     state = MambaSpec(

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..memory.accounting.cache_log import CacheLog
 from ..memory.accounting.defaults import MemoryDefaults
-from ..memory.accounting.kv_groups import FULL, SLIDING, STATE, PageGroups
+from ..memory.accounting.kv_groups import FULL, RING, SLIDING, STATE, PageGroups
 from ..memory.accounting.ledger import METER, Meter
 from ..types.errors import SimulationFault
 from ..types.sequence import Sequence
@@ -74,7 +74,7 @@ class RealMemory(MemoryDefaults):
             self.meter += ("skipped",)
         if groups.states_by_block:
             self.meter += ("skipped_states",)
-        elif groups.states:
+        if groups.rings or (groups.states and not groups.states_by_block):
             self.meter += ("states",)
         if caches_prefixes and self.has_groups:
             self.meter += tuple(_SHARED.values())
@@ -174,7 +174,8 @@ class RealMemory(MemoryDefaults):
         size, groups = self.block_size, self.groups
         live = sum(self.core.computed_tokens().values())
         # All groups that grow have as many entries, those without a block included.
-        growing = next((place for place, kind in enumerate(groups.kinds) if kind != STATE or groups.states_by_block), 0)
+        fixed = (RING,) if groups.states_by_block else (STATE, RING)
+        growing = next((place for place, kind in enumerate(groups.kinds) if kind not in fixed), 0)
         blocks = self.core.table_lengths(growing)
         held = sum(blocks.values())
         partial = (*state.prefilling, *state.stalled)

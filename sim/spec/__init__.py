@@ -4,16 +4,8 @@ from .attention import Indexer, KvGroup, Latent, Span
 from .deployment import Deployment, dtype_bits, padded_batch, stages
 from .gpu import GpuSpec, gpu, gpu_names
 from .hybrid import HybridLayout, hybrid_layout
-from .kv_cache import (
-    AttentionLayer,
-    CacheSettings,
-    KvCacheConfig,
-    KvCacheGroup,
-    StateLayer,
-    attention_layers,
-    cache_layers,
-    form_kv_cache,
-)
+from .kv_cache import CacheSettings, KvCacheConfig, KvCacheGroup, form_kv_cache
+from .kv_layers import AttentionLayer, RingLayer, StateLayer, attention_layers, cache_layers
 from .model import model, model_names
 from .pool import block_bytes, host_blocks, page_bytes, paper_num_blocks
 from .shape import Experts, ModelSpec
@@ -38,6 +30,7 @@ __all__ = [
     "Mamba2",
     "ModelSpec",
     "Span",
+    "RingLayer",
     "StateLayer",
     "StateMixer",
     "attention_layers",

@@ -9,13 +9,15 @@ Layers with the same span form one KV group. Tokens kept of a sequence of n toke
     sliding    |           xxxxxxxxxxx>      min(n, window)
     chunked    |       :       :  xxxx>      (n - 1) mod chunk + 1: empties at every chunk's end
     state      |                      S>      0: one state of fixed size (``states.py``) for any number of tokens
+    ring       |                      R>      0: a buffer of a few tokens, overwritten in turn
     none       |                       >      0: a layer with only an MLP
 
 Tensor-parallel ranks divide the heads. Every rank holds the whole latent vector.
 
 Sparse attention (DeepSeek V3.2, GLM 5) attends to at most ``top_k`` tokens, all of which are kept. An indexer scores the tokens of
 the context and chooses these; it has a cache of its own, one fp8 key a token with an fp32 scale. MiniMax M3 has it beside K and V: one
-16-bit key a token, and the indexer chooses whole blocks.
+16-bit key a token, and the indexer chooses whole blocks. GLM-5.3-Flash keeps one key for every 4 tokens, and beside it the keys and
+gates of the tokens that have none yet, in a ring.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ from .matrix import Matrix
 FP8_DS_MLA, FP8_DS_MLA_BYTES = "fp8_ds_mla", 656
 #: Elements of an indexer's key with one scale, and bytes of a scale.
 _INDEX_GROUP, _INDEX_SCALE_BYTES = 128, 4
-#: Blocks of the kernels of an indexer that chooses tokens (``DeepseekV32IndexerBackend``), and bytes of a score.
-_INDEX_KERNEL_TOKENS, _SCORE_BYTES = 64, 4
+#: Keys in a block of the kernels of an indexer that chooses tokens (``DeepseekV32IndexerBackend``), the least where a key is of
+#: several tokens (``Glm5NextIndexerBackend``, but on compute capability 12), and bytes of a score.
+_INDEX_KERNEL_KEYS, _POOLED_KERNEL_KEYS, _SCORE_BYTES = 64, 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Span:
     """The tokens of a sequence that a layer keeps.
 
     Attributes:
-        kind: "full", "sliding" or "chunked" for attention, "state" for a layer with a state of fixed size, or "none".
+        kind: "full", "sliding" or "chunked" for attention, "state" for a layer with a state of fixed size, "ring" for the buffer of an
+            indexer, or "none".
         tokens: Length of the window or chunk; 0 for other kinds.
     """
 
@@ -49,7 +53,7 @@ class Span:
     @property
     def keeps_tokens(self) -> bool:
         """Whether the layer is attention."""
-        return self.kind not in ("state", "none")
+        return self.kind not in ("state", "ring", "none")
 
     def held_tokens(self, tokens: int) -> int:
         """Tokens kept of a sequence of ``tokens``: the tokens that its newest token attends to, itself included."""
@@ -201,6 +205,7 @@ class Indexer:
             chosen, else to all tokens.
         fp8_on_b200: Whether vLLM's KV cache is fp8 by default on B200 and B300 (GLM).
         block_tokens: Tokens of the blocks that are chosen; 0 chooses single tokens.
+        pool_tokens: Tokens of a key: its mean by gates (GLM-5.3-Flash). A ring then keeps the keys and gates of as many tokens.
     """
 
     heads: int
@@ -209,18 +214,21 @@ class Indexer:
     layers: tuple[int, ...]
     fp8_on_b200: bool = False
     block_tokens: int = 0
+    pool_tokens: int = 1
 
     @property
     def slot_bytes(self) -> int:
         """Bytes kept per token in each of the layers: the key in fp8 and its scales, or in 16 bits where blocks are chosen."""
         if self.block_tokens:
             return 2 * self.head_dim
-        return self.head_dim + self.head_dim // _INDEX_GROUP * _INDEX_SCALE_BYTES
+        return (self.head_dim + self.head_dim // _INDEX_GROUP * _INDEX_SCALE_BYTES) // self.pool_tokens
 
     @property
     def kernel_block_size(self) -> int:
         """Blocks of the KV cache are multiples of this number of tokens (``get_supported_kernel_block_sizes`` of vLLM's backends)."""
-        return self.block_tokens or _INDEX_KERNEL_TOKENS
+        if self.pool_tokens > 1:
+            return _POOLED_KERNEL_KEYS * self.pool_tokens
+        return self.block_tokens or _INDEX_KERNEL_KEYS
 
     def heads_on_rank(self, ranks: int = 1) -> int:
         """Query heads on each rank."""
@@ -235,19 +243,22 @@ class Indexer:
         return (
             Matrix(q_rank, self.heads * self.head_dim, part="mixer"),
             Matrix(hidden_size, self.head_dim + self.heads, part="indexer"),
+            *((Matrix(hidden_size, self.head_dim, part="indexer"),) if self.pool_tokens > 1 else ()),
         )
 
     def gemm_elements(self, ranks: int = 1) -> int:
         """Elements that the GEMMs read and write per token, without hidden states."""
-        return (self.heads_on_rank(ranks) + 1) * self.head_dim + (0 if self.block_tokens else self.heads)
+        gates = self.head_dim if self.pool_tokens > 1 else 0
+        return (self.heads_on_rank(ranks) + 1) * self.head_dim + (0 if self.block_tokens else self.heads) + gates
 
     def flops(self, ranks: int = 1) -> int:
         """Flops of one (query, key) pair, in fp8 where single tokens are chosen."""
-        return 2 * self.heads_on_rank(ranks) * self.head_dim
+        return 2 * self.heads_on_rank(ranks) * self.head_dim // self.pool_tokens
 
     def score_bytes(self, ranks: int = 1) -> float:
         """Bytes of a token's score, written and read: one for all heads, or of each head one for a block."""
-        return 2 * _SCORE_BYTES * (self.heads_on_rank(ranks) / self.block_tokens if self.block_tokens else 1)
+        scores = self.heads_on_rank(ranks) / self.block_tokens if self.block_tokens else 1 / self.pool_tokens
+        return 2 * _SCORE_BYTES * scores
 
 
 class LatentAttention(NamedTuple):

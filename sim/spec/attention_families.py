@@ -344,7 +344,7 @@ def deepseek(config: Config, name: str) -> ModelSpec:
     heads = count(config, name, "num_attention_heads")
     latent = Latent(
         kv_rank=count(config, name, "kv_lora_rank"),
-        rope_dim=count(config, name, "qk_rope_head_dim"),
+        rope_dim=count(config, name, "qk_rope_head_dim", least=0),
         nope_dim=count(config, name, "qk_nope_head_dim"),
         v_dim=count(config, name, "v_head_dim"),
         q_rank=0 if config.get("q_lora_rank") is None else count(config, name, "q_lora_rank"),

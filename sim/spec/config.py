@@ -26,6 +26,7 @@ _KINDS = {
     "full_attention": FULL,
     "attention": FULL,
     "*": FULL,
+    "deepseek_sparse_attention": FULL,
     "linear_attention": STATE,
     "mamba": STATE,
     "M": STATE,

@@ -153,6 +153,20 @@ def _step(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     return Encoder(depth * divided + projector, whole + depth * (repeated + 6 * hidden))
 
 
+def _glm5_next(vision: dict[str, Any], config: Config, name: str) -> Encoder:
+    """GLM-5.3-Flash: ``Glm5NextVisionTransformer`` of ``vllm/models/glm5next/common/multimodal.py``, with gated MLPs and RMSNorm."""
+    hidden, width = count(vision, name, "hidden_size"), count(vision, name, "intermediate_size")
+    depth, output = count(vision, name, "depth"), count(vision, name, "out_hidden_size")
+    pixels = count(vision, name, "patch_size") ** 2 * count(vision, name, "temporal_patch_size", 2) * 3
+    merged = hidden * count(vision, name, "spatial_merge_size", 2) ** 2
+    # Biases of Q, K and V, and of gate and up, are divided with the matrices.
+    divided = depth * (4 * hidden * hidden + 3 * hidden * width + 3 * hidden + 2 * width)
+    divided += output * output + 3 * output * count(vision, name, "projection_intermediate_size")
+    norms = 2 * hidden + 2 * (hidden // count(vision, name, "num_heads"))
+    whole = pixels * hidden + hidden + depth * (norms + 2 * hidden) + hidden + (merged + 1) * output + 2 * output
+    return Encoder(divided, whole)
+
+
 _ENCODERS: dict[str, Callable[[dict[str, Any], Config, str], Encoder]] = {
     "qwen3_vl": _qwen3,
     "qwen3_vl_vision": _qwen3,
@@ -165,5 +179,6 @@ _ENCODERS: dict[str, Callable[[dict[str, Any], Config, str], Encoder]] = {
     "kimi_k25_vision": _kimi,
     "minimax_m3_vl_vision": _minimax_m3,
     "step3p5_vision": _step,
+    "glm5_next_vision": _glm5_next,
     "gemma4_vision": _gemma4,
 }

@@ -56,6 +56,7 @@ _GEMMA4 = _WINDOWS | {
 _DEEPSEEK = _Family(attention_families.deepseek, frozenset({"kv_lora_rank", "n_routed_experts"}))
 # Files that newer releases of transformers wrote repeat the number of experts.
 _SPARSE = _DEEPSEEK.reads | {"index_topk", "layer_types", "num_experts"}
+_GLM5_NEXT = _Family(state_families.glm5_next, _SPARSE | {"linear_attn_config"})
 _QWEN3_NEXT = frozenset({"linear_num_key_heads", "layer_types", "num_experts"})
 _LLAMA4 = _Family(attention_families.llama4, frozenset({"attention_chunk_size", "layer_types", "num_local_experts"}))
 _MINIMAX_M3 = _Family(
@@ -120,6 +121,8 @@ _FAMILIES = {
     "kimi_linear": _Family(
         state_families.kimi_linear, frozenset({"linear_attn_config", "kv_lora_rank", "num_experts"})
     ),
+    "glm5_next_text": _GLM5_NEXT,
+    "glm5_next": _GLM5_NEXT,
     "zamba2": _Family(state_families.zamba2, frozenset({"mamba_d_state", "state_size", "layer_types"})),
     "mamba2": _Family(state_families.mamba2_alone, frozenset({"state_size"})),
 }

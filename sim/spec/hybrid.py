@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from ..types.errors import SettingError
-from .attention import NONE, KvGroup, Span
-from .kv_cache import CacheSettings, KvCacheConfig, attention_layers, cache_layers, form_kv_cache
+from .attention import KvGroup, Span
+from .kv_cache import CacheSettings, KvCacheConfig, form_kv_cache
+from .kv_layers import attention_layers, cache_layers, owners
 from .shape import ModelSpec
 
 
@@ -69,8 +70,7 @@ class HybridLayout:
     def block_bytes(self, model: ModelSpec, layers: Container[int]) -> int:
         """Bytes of a page on a pipeline stage with these ``layers``, for a model with states."""
         assert self.config
-        kept = (layer for layer in range(model.num_layers) if model.span(layer) != NONE)
-        places = {place for place, layer in enumerate(kept) if layer in layers}
+        places = {place for place, layer in enumerate(owners(model)) if layer in layers}
         return self.config.on_stage(places).bytes_per_block
 
     def largest(self, layers: Container[int]) -> KvGroup:
@@ -110,11 +110,11 @@ def formed_layout(
         export_tokens: See ``StateLayer``.
     """
     config = form_kv_cache(cache_layers(model, kv_dtype, tensor_parallel, export_tokens=export_tokens), settings)
-    kept = [layer for layer in range(model.num_layers) if model.span(layer) != NONE]
-    groups = []
+    kept, groups = owners(model), []
     for group in config.groups:
         kind = "full" if group.kind == "mla" else group.kind
-        groups.append(KvGroup(Span(kind, group.span.tokens), tuple(kept[place] for place in group.layers)))
+        layers = dict.fromkeys(kept[place] for place in group.layers)
+        groups.append(KvGroup(Span(kind, group.span.tokens), tuple(layers)))
     return HybridLayout(tuple(groups), config)
 
 
@@ -123,7 +123,8 @@ def require_one_block_size(model: ModelSpec, layout: HybridLayout) -> None:
     config = layout.config
     assert config is not None
     for group in config.groups:
-        if group.kind == "chunked" or (group.kind != "state" and group.block_size != config.block_size):
+        fixed = group.kind in ("state", "ring")
+        if group.kind == "chunked" or (not fixed and group.block_size != config.block_size):
             sizes = (
                 f"needs blocks of {group.block_size} tokens beside those of {config.block_size}, which is not simulated"
             )

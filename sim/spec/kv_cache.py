@@ -18,9 +18,10 @@ vLLM's functions for these steps:
     4. ``get_kv_cache_configs``, ``resolve_kv_cache_block_sizes``
 
 The keys of an indexer (DeepSeek V3.2, GLM 5, MiniMax M3) are layers of their own, in one group with the latent vectors or with K and V;
-these backends need blocks of a multiple of 64 tokens (MiniMax M3: 128), so that pages have no padding.
+these backends need blocks of a multiple of 64 tokens (MiniMax M3, GLM-5.3-Flash: 128), so that pages have no padding. Beside states
+(GLM-5.3-Flash) they make pages of several sizes, which are not unified but packed (``packed_groups``).
 
-Not modelled: backends that interleave the layers of a block ("packed" groups) or
+Not modelled: other backends that interleave the layers of a block ("packed" groups) or
 prefer other blocks (give ``block_size``), quantized caches with unquantized layers, cross attention, and speculative
 decoding. Ranks that divide the tokens of a sequence are in ``context_parallel``. Layers of encoder attention keep no KV cache: leave them out.
 """
@@ -30,101 +31,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from math import gcd, lcm, prod
+from math import gcd, lcm
 
 from ..types.errors import SettingError
-from .attention import FP8_DS_MLA, FP8_DS_MLA_BYTES, FULL, Span
-from .deployment import dtype_bits
-from .shape import ModelSpec, refuse_states
+from .attention import FULL, Span
+from .kv_layers import AttentionLayer, Layer, RingLayer, StateLayer, require_positive
+from .packed_groups import packed_groups
 
 BLOCK_SIZE = 16
 #: In models with states, FlashInfer's MLA kernels need blocks of a multiple of this number of tokens.
 _MLA_ALIGNMENT_TOKENS = 128
+#: Keys that the kernels of an indexer read at once, at the most.
+_MOST_KERNEL_KEYS = 64
 GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionLayer:
-    """KV cache of one attention layer on one tensor-parallel rank.
-
-    Attributes:
-        num_kv_heads: KV heads on the rank; 1 for a latent vector.
-        head_size: Elements of K per head; for a latent vector all elements, including the rotary key.
-        span: The tokens that are kept.
-        head_size_v: Elements of V per head; None is ``head_size``.
-        dtype: Number format of the cache.
-        latent: Whether the layer keeps one latent vector (MLA) instead of K and V.
-    """
-
-    num_kv_heads: int
-    head_size: int
-    span: Span = FULL
-    head_size_v: int | None = None
-    dtype: str = "fp16"
-    latent: bool = False
-
-    def __post_init__(self) -> None:
-        dtype_bits(self.dtype)
-        if self.latent and self.span != FULL:
-            raise SettingError("span", self.span.kind, "is not simulated for latent vectors; they keep every token")
-        _require_positive(self, "num_kv_heads", "head_size")
-        if self.span != FULL and self.span.tokens < 1:
-            raise SettingError("span", self.span.tokens, "must be at least 1 token")
-
-    @property
-    def kind(self) -> str:
-        """One of "full", "sliding", "chunked" and "mla"."""
-        return "mla" if self.latent else self.span.kind
-
-    def page_bytes(self, block_size: int) -> int:
-        """Bytes of ``block_size`` tokens (``real_page_size_bytes`` of vLLM's ``AttentionSpec``)."""
-        if self.dtype == FP8_DS_MLA:
-            return block_size * FP8_DS_MLA_BYTES
-        value = 0 if self.latent else self.head_size if self.head_size_v is None else self.head_size_v
-        return block_size * self.num_kv_heads * (self.head_size + value) * dtype_bits(self.dtype) // 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateLayer:
-    """State of one layer with a fixed-size state, for one sequence of any length, on one tensor-parallel rank.
-
-    Mamba 1 and 2, gated delta net, KDA, linear attention and short convolutions keep the last inputs of a convolution,
-    a recurrent state, or both. The shapes are in vLLM's ``mamba_utils.py`` (``MambaStateShapeCalculator``).
-
-    Attributes:
-        shapes: Shapes of the tensors.
-        dtypes: Number format of each tensor.
-        export_tokens: Tokens of which blocks are a multiple so that a prefill's kernel exports states from within its chunk; 0
-            if it exports none (``StateMixer.export_tokens``).
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
-    export_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.shapes or len(self.shapes) != len(self.dtypes):
-            raise SettingError("dtypes", self.dtypes, f"must name the dtype of each of {len(self.shapes)} tensors")
-        if self.state_bytes < 1:
-            raise SettingError("shapes", self.shapes, "must have at least one element")
-
-    @property
-    def kind(self) -> str:
-        """Always "state"."""
-        return "state"
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of all tensors."""
-        pairs = zip(self.shapes, self.dtypes, strict=True)
-        return sum(prod(shape) * dtype_bits(dtype) // 8 for shape, dtype in pairs)
-
-    def page_bytes(self, block_size: int) -> int:
-        """Bytes of one state, independent of the block size."""
-        return self.state_bytes
-
-
-Layer = AttentionLayer | StateLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,21 +74,13 @@ class CacheSettings:
     kernel_block_size: int = 16
 
     def __post_init__(self) -> None:
-        _require_positive(self, "max_model_len", "max_num_batched_tokens", "max_concurrent_batches")
-        _require_positive(self, "block_size", "num_gpu_blocks_override", "kernel_block_size")
+        require_positive(self, "max_model_len", "max_num_batched_tokens", "max_concurrent_batches")
+        require_positive(self, "block_size", "num_gpu_blocks_override", "kernel_block_size")
 
     @property
     def max_in_flight_tokens(self) -> int:
         """Maximum of tokens scheduled and not yet computed. Windows and chunks free no blocks for these."""
         return self.max_concurrent_batches * self.max_num_batched_tokens
-
-
-def _require_positive(settings: object, *names: str) -> None:
-    """Raise SettingError for a number below 1; None is allowed."""
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and value < 1:
-            raise SettingError(name, value, "must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +102,13 @@ class KvCacheSpec:
 
     @property
     def kind(self) -> str:
-        """One of "full", "sliding", "chunked", "mla" and "state"; "full" if all tokens are kept."""
+        """One of "full", "sliding", "chunked", "mla", "state" and "ring"; "full" if all tokens are kept."""
         return "full" if self.keeps_all else self.layer.kind
 
     @property
     def span(self) -> Span:
-        """The tokens that are kept; FULL for a state, which represents all tokens."""
-        return FULL if self.keeps_all or isinstance(self.layer, StateLayer) else self.layer.span
+        """The tokens that are kept; FULL for a state, which represents all tokens, and for a ring."""
+        return self.layer.span if isinstance(self.layer, AttentionLayer) and not self.keeps_all else FULL
 
     @property
     def unpadded_page_size_bytes(self) -> int:
@@ -216,7 +127,7 @@ class KvCacheGroup:
 
     Attributes:
         spec: Spec of the first layer. All layers have the same kind, span and block size. Page sizes may differ if the
-            group is the only one (vLLM's ``UniformTypeKVCacheSpecs``).
+            group is the only one, or groups are packed (vLLM's ``UniformTypeKVCacheSpecs``).
         layers: Indices of the layers, in order; empty on a pipeline stage without any of them.
         specs: Spec of each layer.
     """
@@ -261,12 +172,14 @@ class KvCacheConfig:
         groups: In vLLM's order: kinds by their first layer. Groups of one kind take its layers in turns.
         block_size: Tokens per block of full attention before pages are unified: the setting, or raised for states.
         mamba_block_size: Tokens per block of states; None for a model without states.
+        alignment_bytes: Blocks are a multiple of so many bytes: more than 1 where groups are packed.
     """
 
     settings: CacheSettings
     groups: tuple[KvCacheGroup, ...]
     block_size: int
     mamba_block_size: int | None = None
+    alignment_bytes: int = 1
 
     @property
     def mamba_cache_mode(self) -> str:
@@ -290,8 +203,9 @@ class KvCacheConfig:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of a block of the pool: the bytes of the largest group; 0 for a model without a cache."""
-        return max((group.page_size_bytes for group in self.groups), default=0)
+        """Bytes of a block of the pool: the bytes of the largest group, aligned; 0 for a model without a cache."""
+        largest = max((group.page_size_bytes for group in self.groups), default=0)
+        return -(-largest // self.alignment_bytes) * self.alignment_bytes
 
     def padding_bytes(self, group: KvCacheGroup) -> int:
         """Bytes of a block that a group cannot use: padding of its pages, and pages of missing layers."""
@@ -309,7 +223,8 @@ class KvCacheConfig:
 
     @property
     def _block_sizes(self) -> list[int]:
-        return [group.block_size for group in self.groups] or [self.block_size]
+        # A ring is in no look-up, and its tokens divide those of the other blocks.
+        return [group.block_size for group in self.groups if group.kind != "ring"] or [self.block_size]
 
     def sequence_blocks(self, tokens: int) -> int:
         """Maximum of blocks that a sequence of ``tokens`` takes, over all groups (vLLM's ``max_memory_usage_bytes``)."""
@@ -319,6 +234,8 @@ class KvCacheConfig:
         window, in_flight = group.span.tokens, self.settings.max_in_flight_tokens
         if group.kind == "state":
             return 2 + self.exports_states if self.mamba_cache_mode == "align" else 1
+        if group.kind == "ring":
+            return 1
         if group.kind == "sliding":
             # The start of a window may lie within a block.
             return -(-min(window - 1 + in_flight, tokens) // group.block_size) + 1
@@ -371,66 +288,6 @@ def _project(group: KvCacheGroup, layers: Container[int]) -> KvCacheGroup:
     return KvCacheGroup(group.spec, tuple(layer for layer, _ in kept), tuple(spec for _, spec in kept))
 
 
-def attention_layers(model: ModelSpec, kv_dtype: str = "fp16", tensor_parallel: int = 1) -> tuple[AttentionLayer, ...]:
-    """The attention layers of a model, on one of ``tensor_parallel`` ranks; the keys of an indexer follow those of its layer.
-
-    Raises:
-        SettingError: The ranks cannot divide the heads, the dtype is unknown, or some layers keep a state of fixed size.
-    """
-    refuse_states(model, "not all of its layers are attention")
-    layers = model.attention_layers
-    return tuple(kept for layer in layers for kept in _kept_by(model, layer, kv_dtype, tensor_parallel))
-
-
-def _kept_by(model: ModelSpec, layer: int, kv_dtype: str, tensor_parallel: int) -> tuple[AttentionLayer, ...]:
-    if model.latent:
-        width = model.latent.kv_rank + model.latent.rope_dim
-        kept = AttentionLayer(num_kv_heads=1, head_size=width, dtype=kv_dtype, latent=True)
-    else:
-        span = model.span(layer)
-        heads = model.heads(span)
-        kept = AttentionLayer(
-            num_kv_heads=model.kv_heads_per_rank(tensor_parallel, span),
-            head_size=heads.head_dim,
-            span=span,
-            head_size_v=heads.v_dim or None,
-            dtype=kv_dtype,
-        )
-    if model.indexer is None or layer not in model.indexer.layers:
-        return (kept,)
-    # A key is one vector, as latent vectors are; its bytes do not depend on the format of the KV cache.
-    return kept, AttentionLayer(num_kv_heads=1, head_size=model.indexer.slot_bytes, dtype="fp8", latent=True)
-
-
-def cache_layers(
-    model: ModelSpec, kv_dtype: str = "fp16", tensor_parallel: int = 1, dtype: str = "fp16", export_tokens: int = 0
-) -> tuple[Layer, ...]:
-    """The layers of a model with a KV cache or a state, in model order, on one of ``tensor_parallel`` ranks.
-
-    Groups formed of them refer to layers by index in this tuple, not in the model: Nemotron-H also has layers with only
-    an MLP.
-
-    Args:
-        dtype: Number format of the model and its states; the KV cache may have another.
-        export_tokens: See ``StateLayer``.
-
-    Raises:
-        SettingError: The ranks cannot divide the heads of attention or state, or a dtype is unknown.
-    """
-    mixer = model.state_mixer(tensor_parallel)
-    if mixer is None:
-        return attention_layers(model, kv_dtype, tensor_parallel)
-    shapes, dtypes = mixer.state_shapes(tensor_parallel), mixer.state_dtypes(dtype)
-    state = StateLayer(shapes=shapes, dtypes=dtypes, export_tokens=export_tokens)
-    found: list[Layer] = []
-    for layer in range(model.num_layers):
-        if model.span(layer).keeps_tokens:
-            found += _kept_by(model, layer, kv_dtype, tensor_parallel)
-        elif model.span(layer).kind == "state":
-            found.append(state)
-    return tuple(found)
-
-
 def form_kv_cache(layers: Sequence[Layer], settings: CacheSettings) -> KvCacheConfig:
     """Form the KV cache groups of a whole model, with their block and page sizes.
 
@@ -446,7 +303,8 @@ def form_kv_cache(layers: Sequence[Layer], settings: CacheSettings) -> KvCacheCo
     if settings.disable_hybrid_kv_cache_manager:
         specs = _keep_all(specs)
     mamba_block_size = blocks.mamba_block_size if any(spec.kind == "state" for spec in specs) else None
-    return KvCacheConfig(settings, tuple(_groups(specs)), blocks.block_size, mamba_block_size)
+    alignment = _alignment_bytes(specs) if _is_packed(specs) else 1
+    return KvCacheConfig(settings, tuple(_groups(specs)), blocks.block_size, mamba_block_size, alignment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,6 +326,8 @@ class _Blocks:
         """The pages of a layer."""
         if isinstance(layer, StateLayer):
             return KvCacheSpec(layer, self.mamba_block_size, self.mamba_page_bytes)
+        if isinstance(layer, RingLayer):
+            return KvCacheSpec(layer, layer.tokens)
         if layer.kind == "sliding":
             # The largest multiple of the kernel block size up to the block size, and at least one.
             return KvCacheSpec(layer, max(self.kernel_block_size, _round_down(self.block_size, self.kernel_block_size)))
@@ -508,6 +368,11 @@ def _groups(specs: list[KvCacheSpec]) -> list[KvCacheGroup]:
     everything = tuple(range(len(specs)))
     if _is_uniform_type(specs):
         return [_members(specs, everything)]
+    if _is_packed(specs):
+        kinds = [_uniform_type(spec) for spec in specs]
+        fixed = [spec.kind in ("state", "ring") for spec in specs]
+        packed = packed_groups(kinds, [spec.page_size_bytes for spec in specs], fixed)
+        return [_members(specs, layers) for layers in packed]
     unified = _unify_pages(specs)
     if unified is None:
         return [_members(_keep_all(specs), everything)]
@@ -516,6 +381,17 @@ def _groups(specs: list[KvCacheSpec]) -> list[KvCacheGroup]:
         buckets.setdefault(spec, []).append(layer)
     size = _group_size([len(bucket) for bucket in buckets.values()])
     return [_members(unified, layers) for bucket in buckets.values() for layers in _split(bucket, size)]
+
+
+def _alignment_bytes(specs: list[KvCacheSpec]) -> int:
+    """Bytes of which packed blocks are a multiple (``get_block_stride_alignment``).
+
+    Kernels read the latent vectors as rows. Those of the indexer read 64 keys at once, or 32 where 64 do not divide a block.
+    """
+    ring = next(spec.layer for spec in specs if isinstance(spec.layer, RingLayer))
+    row, key = sorted({spec.layer.page_bytes(1) for spec in specs if spec.kind == "mla"}, reverse=True)
+    block_size = next(spec.block_size for spec in specs if spec.kind == "mla")
+    return lcm(row, key * gcd(_MOST_KERNEL_KEYS * ring.tokens, block_size))
 
 
 def _members(specs: list[KvCacheSpec], layers: tuple[int, ...]) -> KvCacheGroup:
@@ -531,7 +407,12 @@ def _is_uniform_type(specs: list[KvCacheSpec]) -> bool:
 
 
 def _uniform_type(spec: KvCacheSpec) -> tuple[object, ...]:
-    return spec.block_size, spec.span, spec.kind == "state" and spec.page_size_bytes
+    return spec.block_size, spec.span, spec.kind in ("state", "ring") and spec.page_size_bytes
+
+
+def _is_packed(specs: list[KvCacheSpec]) -> bool:
+    """Whether pages of several sizes are packed: those of sparse latent attention beside states."""
+    return {"state", "ring"} <= {spec.kind for spec in specs}
 
 
 def _unify_pages(specs: list[KvCacheSpec]) -> list[KvCacheSpec] | None:

@@ -10,8 +10,8 @@
 Weights, blocks and the check follow vLLM's arithmetic. The activations are estimated:
 
     expert workspace + max(forward, sampler)
-    forward   = 2 bytes * tokens * ((5 + blocks of attention residuals) hidden + outputs of the widest MLP, or of the projections of
-                a state if these are wider)
+    forward   = 2 bytes * tokens * ((5 + blocks of attention residuals + twice the further hidden states of hyper-connections) hidden
+                + outputs of the widest MLP, or of the projections of a state if these are wider)
     sampler   = 14 bytes (38 up to 0.16) * sequences * vocabulary + two hidden states of all tokens
     workspace = 2 bytes * tokens of all engines that share the experts * experts per token * (max(2 width, hidden) + width),
                 as fused_moe.py allocates it
@@ -297,7 +297,9 @@ def activation_bytes(launch: Launch, layers: range, last: bool) -> int:
     widest, mixer = model.mlp_matrices * dense, model.state_mixer(launch.tensor_parallel)
     if mixer and set(layers) & set(model.state_layers):
         widest = max(widest, mixer.gemm_elements(launch.tensor_parallel))
-    residuals = model.residual_blocks(model.num_layers) * model.hidden_size
+    # Of several hidden states both those that a part of a layer reads and those that it writes.
+    streams = 2 * (model.residual_streams - 1)
+    residuals = (model.residual_blocks(model.num_layers) + streams) * model.hidden_size
     forward = 2 * tokens * (5 * model.hidden_size + residuals + widest)
     sampled = min(launch.max_num_seqs, tokens)
     sampler = launch.profiling.sampler_bytes * sampled * model.vocab_size + 4 * tokens * model.hidden_size

@@ -6,7 +6,7 @@ from ..types.errors import SettingError
 from .deployment import CUDA_GRAPH_BYTES, Deployment, stages
 from .gpu import GpuSpec
 from .hybrid import HybridLayout
-from .kv_cache import attention_layers
+from .kv_layers import attention_layers
 from .shape import ModelSpec, refuse_states
 from .weights import stage_bytes
 

@@ -76,6 +76,8 @@ class ModelSpec:
         mixer: State mixer of the layers with span "state", instead of attention.
         residual_layers: Layers of a block of attention residuals (Kimi K3): each part of a layer reads a weighted sum of the outputs of all
             blocks before it, with a norm and a projection to the weights; 0 without.
+        residual_streams: Hidden states of a token between layers, which each part of a layer reads and writes mixed (hyper-connections of
+            GLM-5.3-Flash); 1 without.
         shared_blocks: Blocks of attention and MLP that the layers with attention share. Other layers have one norm. The layers are in
             vLLM's order, those with attention first.
         mlp_layers: Layers with an MLP; None is all layers without experts.
@@ -117,6 +119,7 @@ class ModelSpec:
     indexer: Indexer | None = None
     mixer: StateMixer | None = None
     residual_layers: int = 0
+    residual_streams: int = 1
     shared_blocks: SharedBlocks | None = None
     mlp_layers: tuple[int, ...] | None = None
     mlp_sizes: tuple[int, ...] | None = None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..types.errors import SettingError
-from .attention import FULL, STATE
+from .attention import FULL, STATE, Indexer
 from .attention_families import deepseek, given, llama, read_experts
 from .config import Config, count, num_layers, numbers, shape, state_spans
 from .shape import Experts, ModelSpec
@@ -251,6 +251,35 @@ def kimi_linear(config: Config, name: str) -> ModelSpec:
         residual_layers=count(config, name, "attn_res_block_size", 0, least=0),
         # Neither transformers nor vLLM reads tie_word_embeddings here.
         tied_embeddings=False,
+    )
+
+
+def glm5_next(config: Config, name: str) -> ModelSpec:
+    """GLM-5.3-Flash: Kimi delta attention, and in some layers latent attention to the tokens that an indexer chooses, of which a key
+    is of several tokens. Queries and keys have no rotary part. Source: ``vllm/models/glm5next`` of vLLM 0.33."""
+    linear = config.get("linear_attn_config")
+    linear = linear if isinstance(linear, dict) else {}
+    layers, kinds = num_layers(config, name), config.get("layer_types")
+    spans = state_spans(name, layers, "layer_types", kinds, "linear_attention deepseek_sparse_attention")
+    spec = deepseek({"topk_method": "noaux_tc", **given(config)}, name)
+    return replace(
+        spec,
+        spans=spans,
+        mixer=KimiDelta(
+            heads=count(linear, name, "num_heads"),
+            head_dim=count(linear, name, "head_dim"),
+            conv_kernel=count(linear, name, "short_conv_kernel_size", 4),
+            bounded_gate=linear.get("gate_lower_bound") is not None,
+        ),
+        indexer=Indexer(
+            heads=count(config, name, "index_n_heads"),
+            head_dim=count(config, name, "index_head_dim"),
+            top_k=count(config, name, "index_topk"),
+            layers=tuple(layer for layer, span in enumerate(spans) if span.keeps_tokens),
+            fp8_on_b200=True,
+            pool_tokens=count(config, name, "index_kpool", least=2),
+        ),
+        residual_streams=count(config, name, "hc_mult", 1),
     )
 
 

@@ -113,9 +113,11 @@ def layer_vector_params(model: ModelSpec, layer: int, used: bool = False, tensor
 def _mixer_vectors(model: ModelSpec, layer: int, ranks: int) -> int:
     span = model.span(layer)
     if span.keeps_tokens:
-        # A norm of an indexer's key with a bias, or one of its queries and one of its key.
-        indexes = model.indexer is not None and layer in model.indexer.layers
-        return _attention_vectors(model, span) + (2 * model.indexer.head_dim if model.indexer and indexes else 0)
+        vectors, indexer = _attention_vectors(model, span), model.indexer
+        if indexer is None or layer not in indexer.layers:
+            return vectors
+        # A norm of the key with a bias, or one of queries and one of the key; for a key of several tokens a vector for each.
+        return vectors + (2 + (indexer.pool_tokens if indexer.pool_tokens > 1 else 0)) * indexer.head_dim
     return model.mixer.vector_params(model.hidden_size, ranks) if model.mixer and span.kind == "state" else 0
 
 
@@ -152,7 +154,19 @@ def _norms(model: ModelSpec, layer: int) -> int:
         norms = 3 if model.span(layer).keeps_tokens else 1
     # Attention residuals: a norm and a projection to one weight, before both parts of a layer.
     residuals = 4 * model.hidden_size if model.residual_layers else 0
-    return norms * model.norm_vectors * model.hidden_size + residuals
+    return (
+        norms * model.norm_vectors * model.hidden_size
+        + residuals
+        + 2 * _mixing_params(model.residual_streams, model.hidden_size)
+    )
+
+
+def _mixing_params(streams: int, hidden_size: int) -> int:
+    """Elements that compute, from all hidden states, how a part of a layer reads, mixes and writes them; each counts as one."""
+    if streams == 1:
+        return 0
+    mixed = (2 + streams) * streams
+    return mixed * (streams * hidden_size + 1) + 3
 
 
 def _last_vectors(model: ModelSpec) -> int:

@@ -23,6 +23,7 @@ from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
     FullAttentionSpec,
     KVCacheSpec,
     MLAAttentionSpec,
@@ -42,6 +43,14 @@ class Backend:
     @staticmethod
     def customize_spec(spec: AttentionSpec) -> AttentionSpec:
         return spec
+
+
+class KeyBackend(Backend):
+    """Of the keys of GLM-5.3-Flash: ``Glm5NextIndexerBackend``, with keys of four tokens."""
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: KVCacheSpec | None = None) -> list[int | MultipleOf]:
+        return [4 * 32, 4 * 64]
 
 
 class _State(MambaBase):
@@ -111,8 +120,8 @@ def align_block_size(config: VllmConfig, layers: tuple[Layer, ...]) -> None:
     # All that the alignment reads; anything else raises.
     model = SimpleNamespace(
         dtype=getattr(torch, first.dtype),
-        use_mla=first.kind == "mla",
-        get_num_kv_heads=lambda parallel: 1 if first.kind == "mla" else first.kv_heads,
+        use_mla=first.kind in ("mla", "rows"),
+        get_num_kv_heads=lambda parallel: 1 if first.kind in ("mla", "rows") else first.kv_heads,
         get_head_size=lambda: first.head_size,
         architecture="stand-in",
     )
@@ -128,12 +137,18 @@ def align_block_size(config: VllmConfig, layers: tuple[Layer, ...]) -> None:
             static_forward_context={str(n): _state(one) for n, one in enumerate(states)}
         ),
     )
+    backends = [Backend, KeyBackend] if is_packed(layers) else [Backend]
     with (
         mock.patch.object(ModelRegistry, "resolve_model_cls", lambda *names, **keywords: (state, "")),
-        mock.patch.object(UnspecifiedPlatform, "_find_non_ssm_backends", classmethod(lambda cls, config: [Backend])),
+        mock.patch.object(UnspecifiedPlatform, "_find_non_ssm_backends", classmethod(lambda cls, config: backends)),
         mock.patch("vllm.config.vllm.set_current_vllm_config", lambda config: mock.MagicMock()),
     ):
         UnspecifiedPlatform._align_hybrid_block_size(stand_in, Backend)
+
+
+def is_packed(layers: tuple[Layer, ...]) -> bool:
+    """Whether the model has sparse attention beside states, and so backends that put the layers of a block side by side."""
+    return any(layer.kind == "ring" for layer in layers)
 
 
 def spec_of(layer: Layer, config: VllmConfig) -> KVCacheSpec:
@@ -144,6 +159,30 @@ def spec_of(layer: Layer, config: VllmConfig) -> KVCacheSpec:
     shape = {"head_size": layer.head_size, "dtype": getattr(torch, layer.dtype)}
     if layer.kind == "mla":
         return MLAAttentionSpec(block_size=cache.block_size, num_kv_heads=1, **shape)
+    if layer.kind == "rows":
+        # ``align_blocks_to_rows`` of vLLM's backends.
+        row = layer.head_size * shape["dtype"].itemsize
+        return MLAAttentionSpec(block_size=cache.block_size, num_kv_heads=1, block_stride_alignment=row, **shape)
+    if layer.kind == "key":
+        # ``Glm5NextIndexerCache``; the alignment is that of ``vllm/v1/worker/utils.py`` for kernels of fixed blocks.
+        return MLAAttentionSpec(
+            block_size=cache.block_size,
+            num_kv_heads=1,
+            head_size=layer.head_size,
+            dtype=torch.uint8,
+            tokens_per_state=layer.tokens,
+            block_stride_alignment=MultipleOf(64 * layer.tokens),
+        )
+    if layer.kind == "ring":
+        # ``Glm5NextTailCache``.
+        return CircularBufferSpec(
+            block_size=layer.tokens,
+            num_kv_heads=2,
+            head_size=layer.head_size // 2,
+            head_size_v=0,
+            dtype=torch.bfloat16,
+            dcp_sharded=False,
+        )
     shape["num_kv_heads"] = layer.kv_heads
     if layer.kind == "chunked":
         return ChunkedLocalAttentionSpec(block_size=cache.block_size, attention_chunk_size=layer.tokens, **shape)

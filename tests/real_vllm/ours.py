@@ -69,8 +69,27 @@ def _model_of(layers: tuple[Layer, ...]) -> str:
         config["layer_types"] = [f"{layer.kind}_attention" for layer in layers]
     states = [layer for layer in layers if layer.kind == "state"]
     if states:
-        _, (_, values, keys) = states[0].state_shapes
-    if states and states[0].export_tokens:
+        _, (heads, values, keys) = states[0].state_shapes
+    if any(layer.kind == "ring" for layer in layers):
+        kinds = [layer.kind for layer in layers if layer.kind in ("state", "rows")]
+        rows, key = (next(layer for layer in layers if layer.kind == kind) for kind in ("rows", "key"))
+        config |= {
+            "model_type": "glm5_next_text",
+            "num_hidden_layers": len(kinds),
+            "layer_types": ["linear_attention" if kind == "state" else "deepseek_sparse_attention" for kind in kinds],
+            "linear_attn_config": {"num_heads": heads, "head_dim": keys}
+            | ({"gate_lower_bound": -5.0} if states[0].export_tokens else {}),
+            "q_lora_rank": 16,
+            "kv_lora_rank": rows.head_size,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 0,
+            "v_head_dim": 16,
+            "index_n_heads": 1,
+            "index_head_dim": key.head_size - 4,
+            "index_topk": 64,
+            "index_kpool": key.tokens,
+        }
+    elif states and states[0].export_tokens:
         config |= {
             "model_type": "nemotron_h",
             "head_dim": 16,
@@ -134,6 +153,8 @@ def settings_of(case: Case, asynchronous: bool = False, **others: Any) -> Settin
             enable_prefix_caching=case.prefix_caching,
             async_scheduling=asynchronous,
         )
+        # Its kernels export states of Kimi delta attention.
+        | ({"gpu": "h100-80gb"} if any(layer.kind == "ring" for layer in case.layers) else {})
         | dict(case.options)
         | others
     )

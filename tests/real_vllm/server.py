@@ -34,7 +34,7 @@ from fragmeter.sim.real_vllm.core import Contents, IdleExecutor, vllm_config
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.workload.workload import Workload
 
-from .layers import align_block_size, spec_of
+from .layers import align_block_size, is_packed, spec_of
 from .shapes import Layer
 from .workloads import EOS, Case
 
@@ -98,6 +98,8 @@ def start(setup: Setup) -> core.EngineCore:
     """
     config = config_of(setup)
     align_block_size(config, setup.layers)
+    if is_packed(setup.layers):
+        config.cache_config.kv_cache_layout = "BLHNC"
     # A server's heap is frozen once for its whole life, which takes longer here than all that follows.
     with mock.patch.object(core, "freeze_gc_heap"):
         return core.EngineCore(config, partial(Recorder, setup), log_stats=False)

@@ -10,9 +10,11 @@ class Layer:
     """What one layer keeps, on one rank.
 
     Attributes:
-        kind: "full", "sliding", "chunked", "mla" or "state".
-        tokens: Of the window or chunk; 0 for other kinds.
-        kv_heads, head_size: Of K and V; of ``mla`` the width of the latent vector with its rotary key, one head.
+        kind: "full", "sliding", "chunked", "mla" or "state"; of sparse attention beside states "rows" for the latent vector, "key" for
+            the keys of the indexer, and "ring" for its buffer.
+        tokens: Of the window or chunk, of a key, or of the buffer; 0 for other kinds.
+        kv_heads, head_size: Of K and V; of ``mla`` the width of the latent vector with its rotary key, one head; of ``key`` the bytes of
+            a key, and of ``ring`` the width of two.
         state_shapes, state_dtypes: Tensors of a fixed-size state (Mamba, gated delta net).
         dtype: Of K and V, or of the latent vector.
         export_tokens: Alignment of states that a prefill exports: 0 for none, 1 of Mamba-2, 64 of gated delta nets.

@@ -30,12 +30,14 @@ from fragmeter.sim.spec import (
     CacheSettings,
     KvCacheConfig,
     ModelSpec,
+    RingLayer,
     Span,
     StateLayer,
     cache_layers,
     form_kv_cache,
     gpu,
     kv_cache,
+    kv_layers,
     model,
     model_names,
     stages,
@@ -56,6 +58,7 @@ _KINDS = {
     "sliding_window": "sliding",
     "chunked_local_attention": "chunked",
     "mamba": "state",
+    "unknown": "ring",
 }
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp8": "float8_e4m3fn"}
 
@@ -95,7 +98,7 @@ class Refusal:
 class Case:
     """A model on a rank, a server and its memory."""
 
-    layers: tuple[kv_cache.Layer, ...]
+    layers: tuple[kv_layers.Layer, ...]
     settings: CacheSettings
     available_bytes: int
 
@@ -112,7 +115,7 @@ def _spec_of(layer: Layer, config: object) -> KVCacheSpec:
     return replace(spec, head_size_v=layer.head_size_v) if isinstance(layer, WideLayer) else spec
 
 
-def _vllm_layer(layer: kv_cache.Layer) -> Layer:
+def _vllm_layer(layer: kv_layers.Layer) -> Layer:
     if isinstance(layer, StateLayer):
         dtypes = tuple(_DTYPES[dtype] for dtype in layer.dtypes)
         return Layer("state", state_shapes=layer.shapes, state_dtypes=dtypes, export_tokens=layer.export_tokens)
@@ -122,10 +125,30 @@ def _vllm_layer(layer: kv_cache.Layer) -> Layer:
     return WideLayer(*shape, dtype=_DTYPES[layer.dtype], head_size_v=layer.head_size_v)
 
 
+def _vllm_layers(layers: Sequence[kv_layers.Layer]) -> tuple[Layer, ...]:
+    rings = [layer for layer in layers if isinstance(layer, RingLayer)]
+    if not rings:
+        return tuple(map(_vllm_layer, layers))
+    # Of sparse attention beside states: a latent vector, the keys of an indexer with a scale of 4 bytes, and their buffer.
+    tokens, width = rings[0].tokens, rings[0].width
+    found = []
+    for layer in layers:
+        if isinstance(layer, RingLayer):
+            found.append(Layer("ring", tokens, head_size=width))
+        elif isinstance(layer, AttentionLayer):
+            is_key = layer.page_bytes(tokens) == width // 2 + 4
+            found.append(
+                Layer("key", tokens, head_size=width // 2 + 4) if is_key else replace(_vllm_layer(layer), kind="rows")
+            )
+        else:
+            found.append(_vllm_layer(layer))
+    return tuple(found)
+
+
 def _setup(case: Case) -> Setup:
     settings = case.settings
     return Setup(
-        layers=tuple(map(_vllm_layer, case.layers)),
+        layers=_vllm_layers(case.layers),
         block_size=settings.block_size or kv_cache.BLOCK_SIZE,
         max_model_len=settings.max_model_len,
         max_num_seqs=1,
@@ -266,7 +289,7 @@ def _state(draw: random.Random, ranks: int) -> StateLayer:
     )
 
 
-def _pattern(draw: random.Random, ranks: int) -> list[kv_cache.Layer]:
+def _pattern(draw: random.Random, ranks: int) -> list[kv_layers.Layer]:
     """Layers of one to four kinds, in a pattern that is repeated, or in any order."""
     dtype = draw.choice(["fp16", "bf16", "bf16", "fp8", "fp32"])
     first = draw.choice(["full", "full", "full", "mla", "sliding", "state"])
@@ -277,7 +300,7 @@ def _pattern(draw: random.Random, ranks: int) -> list[kv_cache.Layer]:
     attention = {kind: _attention(draw, ranks, kind, dtype) for kind in kinds if kind != "state"}
     shared = draw.random() < 0.6
     template = next(iter(attention.values()), None)
-    found: list[kv_cache.Layer] = []
+    found: list[kv_layers.Layer] = []
     for kind in kinds:
         if kind == "state":
             found.append(_state(draw, ranks))
@@ -294,7 +317,7 @@ def _pattern(draw: random.Random, ranks: int) -> list[kv_cache.Layer]:
     return many
 
 
-def _exporting(layers: list[kv_cache.Layer], export_tokens: int) -> list[kv_cache.Layer]:
+def _exporting(layers: list[kv_layers.Layer], export_tokens: int) -> list[kv_layers.Layer]:
     """The same, if prefills export all states."""
     return [replace(layer, export_tokens=export_tokens) if isinstance(layer, StateLayer) else layer for layer in layers]
 
@@ -317,7 +340,7 @@ def random_case(seed: int) -> Case:
     return Case(layers, settings, _memory(layers, settings, draw))
 
 
-def _memory(layers: Sequence[kv_cache.Layer], settings: CacheSettings, draw: random.Random) -> int:
+def _memory(layers: Sequence[kv_layers.Layer], settings: CacheSettings, draw: random.Random) -> int:
     """Bytes for a sequence and more, exactly one sequence, or a byte short of that; few blocks, as vLLM makes them all."""
     try:
         config = form_kv_cache(layers, settings)
@@ -363,7 +386,8 @@ def test_the_random_models_are_of_all_kinds():
     answers = [real(case) for _, case in _random_cases(0, _MODELS)]
     formed = [answer for answer in answers if isinstance(answer, Answer)]
     assert len(formed) >= 600
-    assert {group.kind for answer in formed for group in answer.groups} == set(_KINDS.values())
+    # Rings are in presets alone.
+    assert {group.kind for answer in formed for group in answer.groups} == set(_KINDS.values()) - {"ring"}
     assert sum(isinstance(answer, Refusal) and answer.longest is not None for answer in answers) >= 20
     assert sum(isinstance(answer, Refusal) and answer.longest is None for answer in answers) >= 20
     assert sum(len(answer.groups) > 1 for answer in formed) >= 300

@@ -253,9 +253,33 @@ def states(seed: int) -> Case:
     return replace(case, name=f"states/{seed}", layers=layers, block_size=16, num_blocks=num_blocks)
 
 
+def rings(seed: int) -> Case:
+    """Layers with a state beside layers of sparse latent attention, with pages of several sizes and a buffer a sequence (GLM-5.3-Flash):
+    with and without a cache, and states that prefills export or do not."""
+    draw = random.Random(f"rings/{seed}")
+    case = draw.choice([prefixes, turns, chunks, mixed, tight])(seed)
+    # Of one head and latent vectors of so many elements: blocks are raised to 128 or 640 tokens.
+    latent = draw.choice([512, 512, 64])
+    state = Layer(
+        "state",
+        state_shapes=((3, 384), (1, 128, 128)),
+        state_dtypes=("float16", "float32"),
+        export_tokens=draw.choice([0, 16]),
+    )
+    sparse = (Layer("rows", head_size=latent), Layer("key", 4, head_size=132), Layer("ring", 4, head_size=256))
+    pattern = draw.choice(["sf", "ssf", "sssf", "fs", "sfsf", "ssfsf"])
+    layers = tuple(layer for letter in pattern for layer in ({"s": (state,), "f": sparse}[letter]))
+    size, groups = 128 if latent == 512 else 640, -(-pattern.count("s") // pattern.count("f"))
+    # Of the longest sequence: its tokens, a ring, two states a group or three, and the null block.
+    least = -(-case.max_model_len // size) + 1 + (2 + (state.export_tokens > 0)) * groups + 1
+    num_blocks = least + draw.choice([0, 0, 2, 5, 20, 100])
+    return replace(case, name=f"rings/{seed}", layers=layers, block_size=128, num_blocks=num_blocks)
+
+
 #: Every kind of workload, by name.
 KINDS: dict[str, Callable[[int], Case]] = {
-    make.__name__: make for make in (mixed, bursts, tight, prefixes, turns, chunks, windows, windows_cached, states)
+    make.__name__: make
+    for make in (mixed, bursts, tight, prefixes, turns, chunks, windows, windows_cached, states, rings)
 }
 
 

@@ -227,6 +227,8 @@ class Accounts:
         if groups.states:
             state = groups.states * (held - sums["skipped_states"] if groups.states_by_block else sums["states"])
             state = state - sums["shared_states"]
+        if groups.rings:
+            state = state + groups.rings * sums["states"]
         number = groups.full + groups.sliding
         twice = groups.sliding * sums["skipped"]
         twice = twice + sums["shared"] * (groups.full > 0) + sums["shared_in_windows"] * (groups.sliding > 0)
@@ -247,7 +249,7 @@ class Accounts:
             "stranded": sums["stranded"],
             "cached": sums["cached"],
             "free": slots - held - state - sums["stranded"] - sums["cached"],
-            **({"state": state} if self.log.groups.states else {}),
+            **({"state": state} if self.log.groups.states or self.log.groups.rings else {}),
             **({"rejected": rejected} if self.log.drafts is not None else {}),
         }
 

@@ -6,13 +6,15 @@ state      a page for the fixed-size state of its layers (Mamba, linear attentio
            prefixes are cached, states at ends of blocks are kept for look-ups (``mamba_cache_mode`` align of vLLM):
            a sequence takes a page with every block, and gives back the one before in the next step. Where kernels export
            states from within a prefill, its last chunk takes two: one for the end of the last block before its end
+ring       a page for the buffer of an indexer (``CircularBufferSpec`` of vLLM), from the first chunk to the end of the
+           sequence; no look-up finds it
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-FULL, SLIDING, STATE = "full", "sliding", "state"
+FULL, SLIDING, STATE, RING = "full", "sliding", "state", "ring"
 #: Tokens that the state of a sequence stands for in the next step, with the step before: as of a window of two.
 STATE_WINDOW = 2
 
@@ -61,6 +63,11 @@ class PageGroups(NamedTuple):
         """Groups with a fixed-size state."""
         return self.kinds.count(STATE)
 
+    @property
+    def rings(self) -> int:
+        """Groups with the buffer of an indexer."""
+        return self.kinds.count(RING)
+
     def windows(self) -> dict[str, int]:
         """Window of each kind of group that gives blocks back while its sequences run."""
         kinds = {SLIDING: self.window_tokens, STATE: STATE_WINDOW if self.states_by_block else 0}
@@ -68,7 +75,7 @@ class PageGroups(NamedTuple):
 
     def wanted_blocks(self, blocks: int) -> int:
         """Blocks that an admission asks for in all groups, where it asks for ``blocks`` in a full one."""
-        states = self.states * min(blocks, 1 + self.exports_states)
+        states = self.states * min(blocks, 1 + self.exports_states) + self.rings * min(blocks, 1)
         return self.full * blocks + self.sliding * min(blocks, self.most_prompt_blocks) + states
 
     def exports(self, computed: int, tokens: int, prefill_end: int, block_size: int) -> bool:

@@ -39,7 +39,7 @@ METER = (
     "prefill_tail",  # block_tail of sequences in a chunked prefill, less what residencies count of one block twice
     "skipped",  # slots of the blocks that each sliding group has given back
     "skipped_states",  # the same, of each state group that keeps states at ends of blocks
-    "states",  # slots of the pages of each state group that has one page a sequence
+    "states",  # slots of the pages of each group, of states or a ring, that has one page a sequence
     "shared",  # slots of the full groups that tables name again, after a first table
     "shared_in_windows",  # the same, of the sliding groups
     "shared_states",  # the same, of the state groups

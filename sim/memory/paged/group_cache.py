@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from ...types.sequence import Sequence
 from ..accounting.cache_log import CacheLog
-from ..accounting.kv_groups import FULL, SLIDING, STATE, PageGroups, skipped_blocks
+from ..accounting.kv_groups import FULL, RING, SLIDING, STATE, PageGroups, skipped_blocks
 from ..prefix import Chains, HashedBlockPool, lookup_blocks
 
 #: Entry of a released block, like vLLM's null block; the following entries keep their places in the table.
@@ -106,8 +106,11 @@ class GroupCache:
                 blocks = self._end_at_state(names[:blocks])
                 longest = max(longest, blocks)
         first = {FULL: 0, SLIDING: skipped_blocks(blocks * self._size, self._groups.window_tokens, self._size)}
-        tables = []
+        tables: list[Table] = []
         for place, kind in enumerate(self._groups.kinds):
+            if kind == RING:
+                tables.append([])
+                continue
             start = min(blocks, first.get(kind, max(0, blocks - 1)))
             table: Table = [NULL_BLOCK] * start
             table += self.pool.lookup(self._hash(name, place) for name in names[start:blocks])
@@ -174,8 +177,9 @@ class GroupCache:
         references = self.pool.reference_counts
         for kind, table in zip(self._groups.kinds, found.tables, strict=True):
             blocks = [block for block in table if block is not NULL_BLOCK]
-            self.shared[kind] += sum(references[block] > 0 for block in blocks)
-            self.pool.take_cached(blocks)
+            if blocks:
+                self.shared[kind] += sum(references[block] > 0 for block in blocks)
+                self.pool.take_cached(blocks)
         self._published[sequence] = found.blocks
         self.log.look_ups.append((sequence.index, sequence.start_tokens, found.blocks * self._size))
 
@@ -187,6 +191,8 @@ class GroupCache:
         names, pool = self.names_of(sequence), self.pool
         ends = ((sequence.prompt_tokens - 1) // self._size, self._junction.get(sequence, 0))
         for place, (kind, table) in enumerate(zip(self._groups.kinds, tables, strict=True)):
+            if kind == RING:
+                continue
             needed = self._needed.get(kind)
             for at in range(done, full):
                 block = table[at]
@@ -205,7 +211,8 @@ class GroupCache:
     def leave(self, blocks: list[int], kind: str) -> None:
         """Update ``shared`` before a table of a group of this kind releases ``blocks``."""
         references = self.pool.reference_counts
-        self.shared[kind] -= sum(references[block] > 1 for block in blocks)
+        if kind != RING:
+            self.shared[kind] -= sum(references[block] > 1 for block in blocks)
 
     def forget(self, sequence: Sequence) -> None:
         """Delete the entries of a sequence without tables."""

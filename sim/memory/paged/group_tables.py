@@ -12,7 +12,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from ...types.sequence import Sequence
-from ..accounting.kv_groups import STATE, PageGroups, skipped_blocks
+from ..accounting.kv_groups import RING, STATE, PageGroups, skipped_blocks
 from ..accounting.moments import after_step, at_row
 from ..prefix import HashedBlockPool
 from .block_pool import BlockPool, block_pool
@@ -89,7 +89,9 @@ class GroupTables:
         tables, blocks = self._tables_of(sequence), -(-tokens // self._size)
         for kind, table in zip(self._groups.kinds, tables, strict=True):
             missing = blocks - len(table)
-            if kind == STATE:
+            if kind == RING:
+                missing = 1 - len(table)
+            elif kind == STATE:
                 # Only the state at the end of the step is kept, and one that a prefill exports; the blocks before it within
                 # the step get null entries.
                 missing = missing if self._groups.states_by_block else 1 - len(table)

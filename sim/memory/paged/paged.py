@@ -4,7 +4,7 @@ One memory serves every paged policy. It is composed of
 
     a block pool      a count of free blocks, or ids with reference counts (``block_tables``, ``group_tables``)
     KV groups         a manager (``skipped``) for each kind that gives blocks back while its sequences run: sliding windows,
-                      states at ends of blocks; other groups keep every block, or one state a sequence
+                      states at ends of blocks; other groups keep every block, or one state or ring a sequence
     optional parts    chunked prefills and a host pool here; a prefix cache (``group_cache`` for KV groups, ``cached`` for one
                       group); shared blocks with copies on write (``sharing``); tables kept for requests that go on from
                       others (``dialogue``); pages that stay mapped (``deferred``)
@@ -31,8 +31,8 @@ Past its window a sequence takes a block every ``block_size`` steps in a sliding
 window, and then takes the blocks for its next token. Released blocks are available to this sequence and the ones after it in
 the order, not to the ones before it.
 
-Without prefix caching a state takes one block, from the first chunk of the prefill to the end of the sequence. It is not
-counted among the groups above, but as ``fixed`` blocks of each sequence.
+Without prefix caching a state takes one block, from the first chunk of the prefill to the end of the sequence, and so does a
+ring, always. It is not counted among the groups above, but as ``fixed`` blocks of each sequence.
 
 With a prefix cache of KV groups a block may be in several tables; ``shared`` counts the entries beyond the first:
 
@@ -158,7 +158,7 @@ class PagedMemory(MemoryDefaults):
     def _manage(self, groups: PageGroups, ids: bool, chains: Chains | None, unnamed_first: bool) -> None:
         """Set up the managers of KV groups."""
         size, self.is_plain, self.groups = self.block_size, False, groups
-        self.fixed = 0 if groups.states_by_block else groups.states
+        self.fixed = groups.rings + (0 if groups.states_by_block else groups.states)
         self.growing = groups.number - self.fixed
         if groups.sliding:
             self.giving.append(SkippedBlocks(groups.window_tokens, size, groups.sliding, groups.ahead))
@@ -166,7 +166,7 @@ class PagedMemory(MemoryDefaults):
         if groups.states_by_block:
             self.giving.append(SkippedStates(size, groups))
             self.meter += ("skipped_states",)
-        elif groups.states:
+        if self.fixed:
             self.meter += ("states",)
         if chains is not None:
             self.cache = GroupCache(self.num_blocks, size, groups, chains, unnamed_first)
@@ -278,6 +278,7 @@ class PagedMemory(MemoryDefaults):
             nothing = self._nothing._replace(known_tokens=known_tokens)
             skipped = self.skipped_in_prefill(sequence, nothing, known_tokens, known_tokens)
             self._hold(blocks, skipped)
+            self.free -= self.fixed
             self.partial[sequence] = Partial(blocks, tuple(skipped), known_tokens, known_tokens)
 
     def prefill(self, sequence: Sequence, decode_step: int) -> None:

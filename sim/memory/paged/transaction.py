@@ -102,9 +102,9 @@ class PagedTransaction:
         now = -(-(found * size + tokens) // size)
         windows = max(0, min(blocks, groups.most_prompt_blocks) - found)
         states = self._new_states(sequence, found * size, start)
-        most = groups.full * (blocks - found) + groups.sliding * windows + states
+        most = groups.full * (blocks - found) + groups.sliding * windows + states + groups.rings
         states = self._new_states(sequence, found * size, found * size + tokens)
-        at_once = (groups.full + groups.sliding) * (now - found) + states
+        at_once = (groups.full + groups.sliding) * (now - found) + states + groups.rings
         return max(most, at_once) + memory.cache.to_take(self.group_found)
 
     def beyond(self, sequence: Sequence, tokens: int) -> int:
@@ -116,7 +116,8 @@ class PagedTransaction:
             return 0
         found = self.group_found.blocks
         states = self._new_states(sequence, found * self.block_size, tokens)
-        at_once = (groups.full + groups.sliding) * (now - found) + states + memory.cache.to_take(self.group_found)
+        at_once = (groups.full + groups.sliding) * (now - found) + states + groups.rings
+        at_once += memory.cache.to_take(self.group_found)
         return self.lacking(sequence, tokens - found * self.block_size) - at_once
 
     def _new_states(self, sequence: Sequence, computed: int, tokens: int) -> int:

@@ -39,6 +39,7 @@ PARAMETERS = {
     "mimo-v2-flash": 308_778_768_832 + 47 * 256,
     "minimax-m3": 427_040_132_864 + 57 * 128,
     "step-3.7-flash": 198_937_133_056 + 42 * 288,
+    "glm-5.3-flash": 313_890_426_878 + 42 * 288,
 }
 
 
@@ -111,6 +112,9 @@ class TestSparseAttention:
             ("glm-5", "h200", "auto", "bf16"),
             ("glm-5", "b200", "auto", "fp8"),
             ("glm-5", "b200", "bf16", "bf16"),
+            ("glm-5.3-flash", "h200", "auto", "bf16"),
+            ("glm-5.3-flash", "h200", "fp8", "fp8_ds_mla"),
+            ("glm-5.3-flash", "b200", "auto", "fp8"),
             ("deepseek-v3", "h200", "fp8", "fp8"),
             ("nvidia/Qwen3.6-27B-NVFP4", "b200", "auto", "fp8"),
             ("nvidia/Qwen3.6-35B-A3B-NVFP4", "b200", "auto", "bf16"),

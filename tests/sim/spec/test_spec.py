@@ -290,7 +290,7 @@ def test_formats_that_one_method_has_several_of(config, given, form):
             "gpt_bigcode, falcon, gemma2, gemma3, gemma3_text, gemma4_text, mixtral, qwen3_moe, qwen3_vl_text, "
             "qwen3_vl_moe_text, gpt_oss, deepseek_v2, deepseek_v3, kimi_k2, deepseek_v32, glm_moe_dsa, glm4_moe, mimo, "
             "mimo_v2_flash, nemotron-nas, minimax_m2, minimax_m3, minimax_m3_text, minimax_m3_vl, minimax_m3_vl_text, llama4, "
-            "llama4_text, step3p5, step3p7, qwen3_next, qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text, nemotron_h, granitemoehybrid, bamba, jamba, kimi_linear, zamba2, mamba2",
+            "llama4_text, step3p5, step3p7, qwen3_next, qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text, nemotron_h, granitemoehybrid, bamba, jamba, kimi_linear, glm5_next_text, glm5_next, zamba2, mamba2",
         ),
         ({"hidden_size": None}, "hidden_size = None: must be a whole number of at least 1 in tiny"),
         ({"num_hidden_layers": -1}, "num_hidden_layers = -1: must be a whole number of at least 1 in tiny"),

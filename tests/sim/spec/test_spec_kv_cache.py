@@ -22,7 +22,7 @@ from fragmeter.sim.spec import (
     stages,
 )
 from fragmeter.sim.spec.attention import FULL
-from fragmeter.sim.spec.kv_cache import Layer
+from fragmeter.sim.spec.kv_layers import Layer
 from fragmeter.sim.types.errors import SettingError
 
 

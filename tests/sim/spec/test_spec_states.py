@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fragmeter.sim.spec import GatedDelta, KimiDelta, Mamba, Mamba2, Span, model, paper_num_blocks, stage_bytes
 from fragmeter.sim.spec.gpu import gpu
-from fragmeter.sim.spec.kv_cache import CacheSettings, attention_layers, cache_layers, form_kv_cache
+from fragmeter.sim.spec.kv_cache import CacheSettings, form_kv_cache
+from fragmeter.sim.spec.kv_layers import attention_layers, cache_layers
 from fragmeter.sim.spec.matrix import QUANTIZATIONS, format_of
 from fragmeter.sim.spec.weights import layer_matrices, streamed_bytes
 from fragmeter.sim.types.errors import SettingError
