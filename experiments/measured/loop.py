@@ -14,7 +14,7 @@
    they may have ended before it. Where nearly none finish while others arrive, all were sent at once: that is no loop.
 
 In the metrics of a vLLM 0.33 server with 12 clients 12 requests are in flight at each of 19 scrapes (``tests/data/real_server``).
-A closed loop whose clients pause, or become more, has requests in flight that vary: it is taken for an open one.
+Clients that pause, or become more, have requests in flight that vary: their closed loop is taken for an open one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Open and closed loops told apart by the requests in flight: scrapes of a real server, of queues, and by hand."""
+"""Open and closed loops distinguished by the requests in flight: scrapes of a real server, of queues, and by hand."""
 
 from __future__ import annotations
 
