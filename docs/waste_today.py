@@ -41,13 +41,14 @@ The replay keeps vLLM's admissions, preemptions, step times and prefix hits. It 
 batches, more hits or higher throughput. *Fits* bounds the gain: the pool over the mean bytes of a sequence that ran (in separate pools, of the
 fullest one). *Short* is what the sequences have under vLLM and the allocator does not have for them, in percent of the pool. Both replayed
 allocators cache nothing, so their free memory includes vLLM's cached blocks. A page of `jenga` is one of a layer: of all layers of a
-kind at once, a large page of Nemotron-H 8B would have 779 MiB.
+kind at once, a large page of Nemotron-H 8B would have 779 MiB. That of GLM-5.3-Flash has 137 MiB even so, as the keys of its indexer have
+33 bytes a token: 528 a page, which divide no page of the other kinds.
 
 | column | bytes |
 |---|---|
-| live, state | tokens and states of fixed size |
+| live, state | tokens and states of fixed size; the buffer of an indexer is one (GLM-5.3-Flash) |
 | reserved, tail | slots of pages that will be filled, and slots past the end of a sequence |
-| padding | bytes of pages that no layer of the group uses: padding of states, and missing layers |
+| padding | bytes of a block that no layer of the group uses: padding of states, missing layers, and the keys of an indexer |
 | stranded | free, but only for another kind of layer |
 | cached, free | blocks without references that keep their contents; all else, and what is left beside whole pages |
 """
@@ -59,8 +60,11 @@ point to 0.5 as for the other usages: that of the gap at 400-token prompts, whic
 inputs that the source leaves open were chosen to give it. `tests/experiments/today/test_published.py` plants a wrong value in each, and errors
 in what computes them.
 
-GLM-5.3-Flash is not among the models above: its configuration was not found, and the thread does not state which layers form its 23 groups. Of the
-models in the tables, Kimi Linear 48B is the most like it: its blocks of attention are raised to the size of a state, too.
+GLM-5.3-Flash is served above by its own configuration (34 layers of Kimi delta attention, 11 of sparse latent attention), on 4 H200 with a KV
+cache of 16 bits. The same configuration gives the blocks that logs of other servers have: 1,152 tokens on 4 ranks, 640 on 8, 3,584 on 2 with 7
+drafts. vllm#54458 leaves open how many bytes a latent vector has and how many tokens are drafted; both are fitted to its 7,808 tokens.
+Its 23 are the blocks of a request, not groups: the model has 6 groups, and each group of states holds a block for each draft. With 3 drafts a
+request holds 18 blocks while it decodes, and asks for 22 at the most (4 groups of 2 + 3 states, a latent block, a ring); the 23rd is not explained.
 
 """
 EXAMPLE = """\

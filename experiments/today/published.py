@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -20,14 +21,20 @@ from ...sim.metrics.summary import waste
 from ...sim.spec import (
     AttentionLayer,
     CacheSettings,
+    Deployment,
     KvCacheConfig,
     Span,
     StateLayer,
     cache_layers,
     form_kv_cache,
+    gpu,
     model,
 )
+from ...sim.spec.attention import FP8_DS_MLA
 from ...sim.spec.attention import FULL as EVERY_TOKEN
+from ...sim.spec.kv_cache import GIB
+from ...sim.spec.kv_layers import Layer
+from ...sim.spec.launch import Launch, stage_memories
 from ...sim.types.errors import UserError
 from ...sim.workload.workload import Workload
 from ..paper.rows import Row, as_finding, value_row
@@ -82,7 +89,7 @@ def _within(row: Row) -> tuple[str, bool]:
 
 def computed() -> Values:
     """Every figure as computed here."""
-    return {**_one_page_for_all_layers(), **_fp8(), **_zamba2(), **_ascend(), **_usage(), **_giant_pages()}
+    return {**_one_page_for_all_layers(), **_fp8(), **_zamba2(), **_ascend(), **_usage(), **_giant_pages(), **_glm()}
 
 
 def _one_page_for_all_layers() -> Values:
@@ -170,8 +177,79 @@ def _giant_pages() -> Values:
     """vllm#54458: a prompt takes a block in every group, however short it is."""
     groups, blocks, pool_tokens = 23, 70, 457_880
     pinned = PageGroups(kinds=(FULL,) + (STATE,) * (groups - 1)).wanted_blocks(-(-12 // 7808)) / blocks
-    name = "GLM-5.3-Flash, 12-token prompt"
-    return {(name, "pinned_pct"): 100 * pinned, (name, "most_token_equivalents"): pinned * pool_tokens}
+    formed, name = _glm_cache(2, _FOUR_BIT_LATENT, drafts=3), "GLM-5.3-Flash, 12-token prompt"
+    # In each group, of as many states as there are latent vectors, a state and those of the drafts; a block of latent vectors; a ring.
+    shape = model("glm-5.3-flash")
+    least = -(-len(shape.state_layers) // len(shape.attention_layers)) * (1 + 3) + 2
+    return {
+        (name, "pinned_pct"): 100 * pinned,
+        (name, "most_token_equivalents"): pinned * pool_tokens,
+        (name, "least_token_equivalents"): least / blocks * pool_tokens,
+        ("GLM-5.3-Flash, TP 2, 3 drafts", "tokens_of_a_block"): formed.block_size,
+    }
+
+
+#: Bytes of 512 elements in 4 bits, with a scale of 8 bits for 16 of them.
+_FOUR_BIT_LATENT = 512 // 2 + 512 // 16
+_MAX_MODEL_LEN = 131_072
+
+
+def _glm() -> Values:
+    """Blocks, groups and memory of GLM-5.3-Flash in logs of servers."""
+    four, drafting = _glm_cache(4), _glm_cache(4, drafts=5)
+    name = "GLM-5.3-Flash, TP 4"
+    # Blocks were not aligned to rows yet.
+    blocks = int(47.29 * GIB) // max(group.page_size_bytes for group in four.groups)
+    shape = model("glm-5.3-flash")
+    launch = Launch(
+        model=shape,
+        gpu=gpu("h200"),
+        max_model_len=_MAX_MODEL_LEN,
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        tensor_parallel=4,
+        deployment=Deployment(quantization=shape.quantization, kv_dtype="bf16", cuda_graphs=True),
+    )
+    memory = stage_memories(launch)[0]
+    return {
+        (name, "tokens_of_a_block"): four.block_size,
+        (name, "padding_of_a_state_pct"): _state_padding_pct(four),
+        ("GLM-5.3-Flash, TP 4, 5 drafts", "padding_of_a_state_pct"): _state_padding_pct(drafting),
+        (name, "thousand_tokens_of_the_pool"): blocks * _MAX_MODEL_LEN // four.sequence_blocks(_MAX_MODEL_LEN) / 1000,
+        (name, "GiB_of_weights_and_outside_torch"): (memory.weight_bytes + memory.non_torch_bytes) / GIB,
+        ("GLM-5.3-Flash, TP 8", "tokens_of_a_block"): _glm_cache(8).block_size,
+        ("GLM-5.3-Flash, TP 2, 7 drafts", "tokens_of_a_block"): _glm_cache(2, FP8_DS_MLA, drafts=7).block_size,
+        ("GLM-5.3-Flash", "groups"): len(four.groups),
+        ("GLM-5.3-Flash", "most_states_of_a_group"): max(len(g.layers) for g in four.groups if g.kind == STATE),
+    }
+
+
+def _glm_cache(ranks: int, latent: str | int = "bf16", drafts: int = 0) -> KvCacheConfig:
+    """The KV cache of GLM-5.3-Flash with prefix caching, before prefills exported states.
+
+    Args:
+        latent: Number format of a latent vector, or its bytes.
+        drafts: Tokens that a sequence drafts: each is one more input that the convolutions keep.
+    """
+    shape = model("glm-5.3-flash")
+    assert shape.latent and shape.indexer
+    layers: list[Layer] = []
+    for layer in cache_layers(shape, latent if isinstance(latent, str) else "fp8", ranks, dtype="bf16"):
+        if isinstance(layer, StateLayer):
+            (inputs, channels), recurrent = layer.shapes
+            layer = replace(layer, shapes=((inputs + drafts, channels), recurrent))
+        elif isinstance(layer, AttentionLayer) and layer.head_size == shape.latent.kv_rank and isinstance(latent, int):
+            layer = replace(layer, head_size=latent)
+        layers.append(layer)
+    chosen = CacheSettings(
+        max_model_len=_MAX_MODEL_LEN, max_num_batched_tokens=8192, block_size=shape.indexer.kernel_block_size
+    )
+    return form_kv_cache(layers, chosen)
+
+
+def _state_padding_pct(formed: KvCacheConfig) -> float:
+    state = next(group for group in formed.groups if group.kind == STATE).spec
+    return 100 * (state.page_size_bytes / state.unpadded_page_size_bytes - 1)
 
 
 def basis(payload_rows: Sequence[Row]) -> Iterator[str]:

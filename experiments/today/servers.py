@@ -86,6 +86,7 @@ SERVERS = (
     Server("Kimi Linear 48B", "kimi-linear-48b-a3b", "b200"),
     Server("DeepSeek V3.2", "deepseek-v3.2", "h200", 8),
     Server("Nemotron 3 Super", "nemotron-3-super", "h200", 2),
+    Server("GLM-5.3-Flash", "glm-5.3-flash", "h200", 4),
 )
 
 
