@@ -159,6 +159,7 @@ release-check: $(VENV)/.dev
 benchmark: $(VENV)/.test
 	$(BIN)/python benchmarks/engine_speed.py
 	$(BIN)/python benchmarks/core_speed.py
+	$(BIN)/python benchmarks/fleet_speed.py
 	$(BIN)/python benchmarks/policy_speed.py
 	$(BIN)/python benchmarks/prefix_cache_speed.py
 	$(BIN)/python benchmarks/prefix_cache_speed.py --unshared

@@ -86,7 +86,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         yield f"cached {policy}", [*simulate, *cached, "--enable-prefix-caching"]
     yield "windows", [*simulate, "--policy", "vllm-v1", "--model", "gpt-oss-120b", "--gpu", "h100-80gb", *LOAD]
     served = (*simulate, "--policy", "vllm-v1", *LLAMA, *LOAD)
-    for router in ("round-robin", "least-outstanding-tokens"):
+    for router in ("round-robin", "least-outstanding-tokens", "kv-aware", "prefix-affine"):
         yield f"cluster {router}", [*served, "--num-replicas", "3", "--router", router]
     yield "disaggregated", [*served, "--prefill-replicas", "1", "--decode-replicas", "2"]
     grid = ("--grid", "policy=orca-max,vllm-sosp23,vllm-v1", "--grid", "seed=0:2", "--jobs", "1")

@@ -40,7 +40,7 @@ from ..workload.source import NEVER
 SOMEDAY = NEVER - 1
 
 
-def _ignored() -> None:
+def ignored() -> None:
     """Where no router looks."""
 
 
@@ -142,7 +142,7 @@ class RoutedEngine(Engine):
         self._resting = self._wakes = False
         # Requests on their way.
         self._expected = 0
-        self._changed: Callable[[], None] = _ignored
+        self._changed: Callable[[], None] = ignored
         self._alarm: simpy.Event = Alarm(env)
 
     def report_to(self, changed: Callable[[], None]) -> None:

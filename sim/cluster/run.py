@@ -3,7 +3,8 @@
 If the router reads the state of the replicas, all share one clock: one process delivers the arrivals to it, and arrivals
 end the engines' leaps (``routed``). If it does not, the replica of each request is known in advance, and the replicas run one
 after another, each as if it were alone; that is faster, because one replica's data fit the processor's caches. Engines that
-share experts compute their steps together (``lock_step``).
+share experts compute their steps together (``lock_step``). The compiled core runs the replicas of an open loop that share nothing,
+if it has their settings (``routed_core``).
 
 Each replica numbers its requests in their order of arrival there. Where replicas share nothing, the result of each is that
 of a single replica with these requests.
@@ -45,10 +46,14 @@ from .config import Cluster
 from .disaggregated import TRANSFER, KVTransfers, Link, PrefillEngine
 from .lock_step import Barrier, LockStepEngine, LockStepPrefillEngine
 from .routed import Mailbox, RoutedEngine
+from .routed_core import Boundaries, RoutedCoreEngine
 from .routing import Router, decode_router, router
 from .schedule import FleetSchedule, Lifetime
 from .sent import Lengths, Sent, part_of
 from .users import AnsweredMailbox, UserRequests, thinking
+
+#: Engines that a router sends requests to.
+Engines = Sequence[RoutedEngine | RoutedCoreEngine]
 
 
 class Fleet:
@@ -81,13 +86,23 @@ class Fleet:
         self._request_of = np.repeat(np.arange(len(workload)), workload.num_sequences).tolist()
         self._kv_transfers: KVTransfers | None = None
         self._users: UserRequests | None = None
-        self.engines: Sequence[Engine | CoreEngine]
+        self._boundaries: Boundaries | None = None
+        self.engines: Sequence[Engine | CoreEngine | RoutedCoreEngine]
         self._barriers = self._lock_steps()
-        if not (cluster.disaggregated or choose.looks or self._barriers or workload.users):
+        apart = not (cluster.disaggregated or self._barriers or workload.users)
+        # All replicas have the same settings.
+        self._by_core = apart and serves(settings, replicas[0])
+        if apart and not choose.looks:
             self.engines = self._split(choose)
             return
-        every = range(len(replicas))
-        engines = self._disaggregated(cluster) if cluster.disaggregated else [*map(self._routed, every)]
+        engines: Engines
+        if self._by_core:
+            self._boundaries = boundaries = Boundaries()
+            engines = [RoutedCoreEngine(self.env, replica, edges(settings), boundaries) for replica in replicas]
+        elif cluster.disaggregated:
+            engines = self._disaggregated(cluster)
+        else:
+            engines = [*map(self._routed, range(len(replicas)))]
         self.engines = engines
         self._arrive_at(engines[: cluster.num_arriving] if cluster.disaggregated else engines, choose)
 
@@ -125,7 +140,7 @@ class Fleet:
         for number, (part, replica) in enumerate(zip(self._sent, self._replicas, strict=True)):
             env, own = simpy.Environment(initial_time=0), part_of(sequences, np.array(part.rows, dtype=np.int64))
             refused = np.zeros(len(own), dtype=bool)
-            if serves(self._settings, replica):
+            if self._by_core:
                 engines.append(CoreEngine(env, own, refused, replica, edges(self._settings)))
             else:
                 engines.append(Engine(env, OpenLoop(own, refused, replica.max_model_len), *self._parts(number)))
@@ -156,7 +171,7 @@ class Fleet:
         """Rows of a request's sequences among all sequences."""
         return range(self._first[row], self._first[row] + self._counts[row])
 
-    def _arrive_at(self, engines: list[RoutedEngine], choose: Router) -> None:
+    def _arrive_at(self, engines: Engines, choose: Router) -> None:
         choose.watch(engines)
         if self._workload.users is None:
             self.env.process(self._arrivals(engines, choose))
@@ -183,7 +198,7 @@ class Fleet:
             self._answered(replica, [sequence.index], now)
         return until
 
-    def _arrivals(self, engines: list[RoutedEngine], choose: Router) -> Generator[simpy.Event, None, None]:
+    def _arrivals(self, engines: Engines, choose: Router) -> Generator[simpy.Event, None, None]:
         """Send each request to a replica at its arrival, before all other events of that tick."""
         env, alarm, now = self.env, Alarm(self.env), int(self.env.now)
         arrivals = self._workload.arrival_ticks[self._rows].tolist()
@@ -196,8 +211,10 @@ class Fleet:
             self._send(engines, choose, row, now)
         self._close(engines, now)
 
-    def _send(self, engines: list[RoutedEngine], choose: Router, row: int, now: int) -> None:
+    def _send(self, engines: Engines, choose: Router, row: int, now: int) -> None:
         """Send all sequences of a request to a replica."""
+        if self._boundaries is not None:
+            self._boundaries.advance(now)
         place = choose.choose(self._first[row], now, self._taking_requests(now))
         for number in self._sequences_of(row):
             sequence = self._sent[place].number(number, self._lengths.sequence(number))
@@ -206,7 +223,7 @@ class Fleet:
             engines[place].expect(sequence)
             engines[place].send(now, sequence)
 
-    def _close(self, engines: list[RoutedEngine], now: int) -> None:
+    def _close(self, engines: Engines, now: int) -> None:
         for engine in engines:
             engine.close(now)
 

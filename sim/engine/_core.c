@@ -10,6 +10,7 @@ nothing has ids; core.py lists what it serves.
     _core_batch.h     the running sequences and their blocks, the queue, the leap
     _core_sosp23.h    the decisions of vllm-sosp23
     _core_v1.h        the decisions of vllm-v1
+    _core_routed.h    requests that a router sends one by one, and what it reads
     _core.c           what Python sees
 
 Times and counts are int64; a time that exceeds that raises OverflowError. Columns are written as records into buffers of
@@ -39,6 +40,8 @@ the caller, who gets control back when one is full: no other state outlives a ca
 
 #include "_core_v1.h"
 
+#include "_core_routed.h"
+
 static const char *CAPSULE = "fragmeter.sim.engine._core.replica";
 
 static void drop_cache(struct cache *c)
@@ -51,7 +54,7 @@ static void drop_cache(struct cache *c)
     free(c->found.items);
     free(c->held.items);
     for (int64_t number = 0; number < c->num_chains; number++)
-        drop_segments(&c->chains[number]);
+        drop_chain(c->chains[number]);
     free(c->chains);
     for (int place = 0; place < 4; place++)
         PyBuffer_Release(&c->names[place]);
@@ -72,6 +75,7 @@ static void drop(struct replica *r)
     if (r->cache != NULL)
         drop_cache(r->cache);
     drop_cost(&r->cost);
+    drop_sent(r);
     free(r->phases);
     free(r->slots);
     free(r->unused);
@@ -105,13 +109,7 @@ static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests)
         PyErr_SetString(PyExc_ValueError, "a path of each request is needed, over chains below their number");
         return false;
     }
-    c->chains = calloc((size_t)num_chains + 1, sizeof *c->chains);
-    if (c->chains == NULL) {
-        PyErr_NoMemory();
-        return false;
-    }
-    c->num_chains = num_chains;
-    return true;
+    return add_chains(c, num_chains);
 }
 
 static bool fill_cache(struct replica *r, PyObject *given)
@@ -152,10 +150,10 @@ static bool fill_replica(struct replica *r, PyObject *args)
 {
     long long blocks, size, seqs, tokens, watermark, edges[2];
     PyObject *given_edges, *costs, *cache;
-    int ahead;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*(LLLLL)O!OpO", &r->views[0], &r->views[1], &r->views[2], &r->views[3],
+    int ahead, routed;
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*(LLLLL)O!OpOp", &r->views[0], &r->views[1], &r->views[2], &r->views[3],
                           &r->views[4], &blocks, &size, &seqs, &tokens, &watermark, &PyTuple_Type, &given_edges, &costs,
-                          &ahead, &cache))
+                          &ahead, &cache, &routed))
         return false;
     r->num_edges = (int)PyTuple_Size(given_edges);
     bool valid = r->num_edges == 0 || (r->num_edges == 2 && PyArg_ParseTuple(given_edges, "LL", &edges[0], &edges[1]));
@@ -182,7 +180,7 @@ static bool fill_replica(struct replica *r, PyObject *args)
     r->ahead = ahead;
     r->steps_to_look = INT64_MAX;
     r->reserve = ahead ? 0 : 1;
-    if (!allocate(r)) {
+    if (!allocate(r) || (routed && !allocate_sent(r))) {
         PyErr_NoMemory();
         return false;
     }
@@ -211,6 +209,11 @@ static long long num_records(const struct records *records, int fields)
     return (records->next - (int64_t *)records->view.buf) / fields;
 }
 
+static enum status serve(struct replica *r, int64_t until)
+{
+    return r->ahead ? serve_v1(r, until) : serve_sosp23(r, until);
+}
+
 static PyObject *core_serve(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *found = NULL;
@@ -219,7 +222,9 @@ static PyObject *core_serve(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OLw*w*w*w*", &capsule, &until, &rows, &residencies, &evictions, &chunks))
         return NULL;
     struct replica *r = replica_of(capsule);
-    if (r != NULL) {
+    if (r != NULL && r->sent != NULL)
+        PyErr_SetString(PyExc_ValueError, "the records of a replica behind a router are its own");
+    else if (r != NULL) {
         r->rows.view = rows, r->residencies.view = residencies, r->evictions.view = evictions;
         r->chunks.view = chunks;
         open_records(&r->rows);
@@ -229,7 +234,7 @@ static PyObject *core_serve(PyObject *self, PyObject *args)
         if (!has_room(r)) {
             PyErr_SetString(PyExc_ValueError, "a buffer has no room for the records of one step");
         } else {
-            enum status status = r->ahead ? serve_v1(r, until) : serve_sosp23(r, until);
+            enum status status = serve(r, until);
             if (status != FAILED)
                 found = Py_BuildValue("iLLLLLLL", (int)status, (long long)r->now, (long long)r->arrived,
                                       (long long)num_waiting(r), num_records(&r->rows, ROW_FIELDS),
@@ -245,7 +250,95 @@ static PyObject *core_serve(PyObject *self, PyObject *args)
     return found;
 }
 
+/* The replica of a handle that requests are sent to; else NULL with an error set. */
+static struct replica *routed_replica(PyObject *capsule)
+{
+    struct replica *r = replica_of(capsule);
+    if (r != NULL && r->sent == NULL) {
+        PyErr_SetString(PyExc_ValueError, "no requests are sent to this replica one by one");
+        return NULL;
+    }
+    return r;
+}
+
 static PyObject *bytes_of(const void *items, size_t size) { return PyBytes_FromStringAndSize(items, (Py_ssize_t)size); }
+
+static PyObject *bytes_so_far(const struct records *records)
+{
+    return bytes_of(records->view.buf, (size_t)(records->next - (int64_t *)records->view.buf) * sizeof *records->next);
+}
+
+/* --- Behind a router --- */
+
+/* A request arrives: (replica, ticks, prompt tokens, output tokens, ends early, names of its blocks or None). */
+static PyObject *core_send(PyObject *self, PyObject *args)
+{
+    PyObject *capsule, *names;
+    long long ticks, prompt_tokens, output_tokens;
+    int ends_early;
+    if (!PyArg_ParseTuple(args, "OLLLpO", &capsule, &ticks, &prompt_tokens, &output_tokens, &ends_early, &names))
+        return NULL;
+    struct replica *r = routed_replica(capsule);
+    if (r == NULL || !send_request(r, ticks, prompt_tokens, output_tokens, ends_early, names))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* No more requests arrive. */
+static PyObject *core_close(PyObject *self, PyObject *capsule)
+{
+    struct replica *r = routed_replica(capsule);
+    if (r == NULL)
+        return NULL;
+    r->open = false;
+    Py_RETURN_NONE;
+}
+
+/* All that happens before ``until``. Returns the status, when the leap in progress ends or the clock stands, and how many
+   wait. */
+static PyObject *core_advance(PyObject *self, PyObject *args)
+{
+    PyObject *capsule;
+    long long until;
+    if (!PyArg_ParseTuple(args, "OL", &capsule, &until))
+        return NULL;
+    struct replica *r = routed_replica(capsule);
+    if (r == NULL)
+        return NULL;
+    enum status status;
+    do {
+        if (!make_room_for_records(r))
+            return NULL;
+        status = serve(r, until);
+    } while (status == GOES_ON && !has_room(r));
+    if (status == FAILED)
+        return NULL;
+    long long end = r->leap.steps ? r->leap.end : r->now;
+    return Py_BuildValue("iLL", (int)status, end, (long long)num_waiting(r));
+}
+
+/* What a router reads at a tick (``Seen``): unfinished requests, outstanding tokens, tokens of the KV cache. */
+static PyObject *core_look(PyObject *self, PyObject *args)
+{
+    PyObject *capsule;
+    long long now;
+    if (!PyArg_ParseTuple(args, "OL", &capsule, &now))
+        return NULL;
+    struct replica *r = routed_replica(capsule);
+    if (r == NULL)
+        return NULL;
+    return Py_BuildValue("LLL", num_unfinished(r), outstanding_tokens(r, now), kv_tokens(r, now));
+}
+
+/* The records of rows, residencies, evictions and chunks so far. */
+static PyObject *core_records(PyObject *self, PyObject *capsule)
+{
+    struct replica *r = routed_replica(capsule);
+    if (r == NULL)
+        return NULL;
+    return Py_BuildValue("NNNN", bytes_so_far(&r->rows), bytes_so_far(&r->residencies), bytes_so_far(&r->evictions),
+                         bytes_so_far(&r->chunks));
+}
 
 /* The records of a log, which then has none. */
 static PyObject *flush(struct log *log)
@@ -310,6 +403,11 @@ static PyObject *core_held(PyObject *self, PyObject *capsule)
 static PyMethodDef METHODS[] = {
     {"start", core_start, METH_VARARGS, NULL},
     {"serve", core_serve, METH_VARARGS, NULL},
+    {"send", core_send, METH_VARARGS, NULL},
+    {"close", core_close, METH_O, NULL},
+    {"advance", core_advance, METH_VARARGS, NULL},
+    {"look", core_look, METH_VARARGS, NULL},
+    {"records", core_records, METH_O, NULL},
     {"logs", core_logs, METH_O, NULL},
     {"queue", core_queue, METH_O, NULL},
     {"held", core_held, METH_O, NULL},

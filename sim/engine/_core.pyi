@@ -28,15 +28,38 @@ def start(
     edges: tuple[int, ...],
     costs: _Costs,
     ahead: bool,
-    unnamed_first: bool,
+    names: tuple[bool, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int] | None,
+    routed: bool,
     /,
 ) -> Replica: ...
 def serve(
-    replica: Replica, until: int, rows: np.ndarray, residencies: np.ndarray, evictions: np.ndarray, /
-) -> tuple[int, int, int, int, int, int, int]: ...
+    replica: Replica,
+    until: int,
+    rows: np.ndarray,
+    residencies: np.ndarray,
+    evictions: np.ndarray,
+    chunks: np.ndarray,
+    /,
+) -> tuple[int, int, int, int, int, int, int, int]: ...
 
-# Of a replica with a prefix cache: records since the last call (chunks, freed, hits, unstacked, touches, takes, growths);
+# Of a replica behind a router: a request arrives, no more do; status, time and waiting requests when all before a tick has
+# happened; what a router reads (``Seen``: requests, outstanding tokens, KV tokens); and all records.
+def send(
+    replica: Replica,
+    ticks: int,
+    prompt_tokens: int,
+    output_tokens: int,
+    ends_early: bool,
+    names: tuple[int, ...] | None,
+    /,
+) -> None: ...
+def close(replica: Replica, /) -> None: ...
+def advance(replica: Replica, until: int, /) -> tuple[int, int, int]: ...
+def look(replica: Replica, now: int, /) -> tuple[int, int, int]: ...
+def records(replica: Replica, /) -> tuple[bytes, bytes, bytes, bytes]: ...
+
+# Of a replica with a prefix cache: records since the last call (freed, hits, unstacked, touches, takes, growths);
 # the free queue (end, head, passed, hit, pushed, holes, stack); and what sequences hold now (growths, takes).
-def logs(replica: Replica, /) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]: ...
+def logs(replica: Replica, /) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]: ...
 def queue(replica: Replica, /) -> tuple[int, int, int, int, int, bytes, bytes]: ...
 def held(replica: Replica, /) -> tuple[bytes, bytes]: ...

@@ -20,7 +20,7 @@ enum { FRESH = 0, RECOMPUTED = 1, NOT_DECODING = -2 };
 /* The steps of the longest leap, ``_LONGEST_LEAP`` of engine.py. */
 #define LONGEST_LEAP ((int64_t)1 << 16)
 
-enum status { FAILED = -1, GOES_ON = 0, ENDED = 1, STUCK = 2, UNPUBLISHED = 3 };
+enum status { FAILED = -1, GOES_ON = 0, ENDED = 1, STUCK = 2, UNPUBLISHED = 3, RESTS = 4 };
 /* What a sequence in a slot does: the last two are those of ``State.finished`` and ``State.in_vain``. */
 enum progress { DECODES, PREFILLS, HAS_FINISHED, IN_VAIN };
 
@@ -47,6 +47,11 @@ struct preempted {
 struct step {
     int64_t ticks, prefill_tokens;
     bool steady, wakes, preempts;
+};
+
+/* A leap that an arrival may yet end. */
+struct leap {
+    int64_t steps, first, second, growth, end;
 };
 
 struct records {
@@ -89,6 +94,13 @@ struct replica {
     int32_t prefilling;          /* slot of the sequence in a chunked prefill, or NONE */
     int32_t *ended, num_ended;   /* slots of those that ended in the last step, NONE where they were preempted since */
     struct cache *cache;         /* NULL: without a prefix cache, blocks are only counted */
+    struct step step;            /* the coming step, and whether its decision is another than CARRY_ON */
+    bool begins;
+    /* Behind a router, _core_routed.h. */
+    struct sent *sent;     /* NULL: all requests are known */
+    bool open;             /* more may be sent */
+    struct leap leap;      /* decided and not taken yet, with 0 steps if there is none */
+    int64_t queued_tokens; /* of ``RoutedState`` */
 };
 
 static int64_t floor_div(int64_t amount, int64_t size)
@@ -235,6 +247,7 @@ static void start(struct replica *r, int32_t slot)
     sift_up(r, slot, (int32_t)r->num_calendar++);
     r->batch_size++;
     r->lag_sum += sequence->lag;
+    r->queued_tokens -= tokens;
     int64_t lost = most(0, sequence->lost_tokens - sequence->computed_tokens);
     int64_t record[RESIDENCY_FIELDS] = {
         r->index[sequence->request], decode_step, r->now, tokens, sequence->generated_tokens, sequence->kind, lost,
@@ -265,6 +278,7 @@ static void to_queue(struct replica *r, const struct sequence *sequence, struct 
     head->kind = RECOMPUTED;
     head->generated_tokens += r->decode_step - sequence->start_step;
     head->lost_tokens = held_tokens(r, sequence);
+    r->queued_tokens += r->prompt_tokens[head->request] + head->generated_tokens;
 }
 
 static int64_t num_waiting(const struct replica *r) { return r->num_preempted + r->arrived - r->fresh; }
@@ -375,8 +389,9 @@ static void write_row(struct replica *r, const int64_t leap[9], int64_t live, in
     r->num_rows++;
 }
 
-/* A leap and its row; ``step`` is NULL where the decision stays the same. ``last`` is when its last step starts. */
-static bool leap_over(struct replica *r, const struct step *step, int64_t *last)
+/* A leap and its row; ``step`` is NULL where the decision stays the same. ``last`` is when its last step starts. While more
+   requests may be sent, a leap that ends at ``until`` or later is not taken: one of them may end it earlier. */
+static bool leap_over(struct replica *r, const struct step *step, int64_t until, int64_t *last)
 {
     int64_t batch = r->batch_size, context = batch * r->decode_step + r->lag_sum, prefill = 0, waiting = 0, first;
     bool steady = true, wakes = true;
@@ -412,6 +427,9 @@ static bool leap_over(struct replica *r, const struct step *step, int64_t *last)
     if (!add_product(&end, 1, first) || !add_product(&end, more, second) ||
         !add_product(&end, growth, more * (more - 1) / 2))
         return false;
+    r->leap = (struct leap){r->open && end >= until ? limit : 0, first, second, growth, end};
+    if (r->leap.steps)
+        return true;
     int64_t row[9] = {r->now, limit, first, second, growth, batch, prefill, 0, waiting};
     write_row(r, row, context, r->num_blocks - r->free + r->phases[r->decode_step % r->block_size]);
     r->free -= growth_of(r, limit);

@@ -43,12 +43,11 @@ struct chain {
     int64_t count, room;
 };
 
-/* ``Path``: the chains of a request by number, and the blocks at which they end; or one chain of its own. */
+/* ``Path``: the chains of a request, and the blocks at which they end; or one chain of its own. */
 struct path {
     bool is_given; /* else no block has a name */
     struct chain *own;
-    const int64_t *numbers, *stops;
-    int64_t count;
+    int64_t first, count; /* in the names of the cache */
 };
 
 /* A part of a segment that a look-up found, or one of a table: the segment and its next ones up to ``stop``. */
@@ -92,8 +91,8 @@ struct cache {
     Py_buffer names[4];
     const char *shares;
     const int64_t *offsets, *numbers, *stops;
-    struct chain *chains;
-    int64_t num_chains;
+    struct chain **chains;
+    int64_t num_chains, chain_room;
     bool failed; /* no memory was left */
 };
 
@@ -231,6 +230,20 @@ static void put_alone(struct cache *c, int64_t size, int64_t tokens, int64_t blo
 
 /* --- Tables and segments --- */
 
+/* Have at least ``count`` chains; false with an error set. */
+static bool add_chains(struct cache *c, int64_t count)
+{
+    for (; c->num_chains < count; c->num_chains++) {
+        if (!make_place((void **)&c->chains, c->num_chains, &c->chain_room, sizeof *c->chains))
+            return false;
+        if ((c->chains[c->num_chains] = calloc(1, sizeof **c->chains)) == NULL) {
+            PyErr_NoMemory();
+            return false;
+        }
+    }
+    return true;
+}
+
 static struct table *new_table(struct cache *c, int64_t taken)
 {
     struct table *table = calloc(1, sizeof *table);
@@ -281,20 +294,18 @@ static struct path path_of(const struct cache *c, int64_t request, struct chain 
     if (!c->shares[request])
         return (struct path){.is_given = false};
     int64_t first = c->offsets[request];
-    return (struct path){
-        .is_given = true,
-        .numbers = c->numbers + first,
-        .stops = c->stops + first,
-        .count = c->offsets[request + 1] - first,
-    };
+    return (struct path){.is_given = true, .first = first, .count = c->offsets[request + 1] - first};
 }
 
 static struct chain *chain_at(const struct cache *c, const struct path *path, int64_t at)
 {
-    return path->own != NULL ? path->own : &c->chains[path->numbers[at]];
+    return path->own != NULL ? path->own : c->chains[c->numbers[path->first + at]];
 }
 
-static int64_t stop_at(const struct path *path, int64_t at) { return path->own != NULL ? INT64_MAX : path->stops[at]; }
+static int64_t stop_at(const struct cache *c, const struct path *path, int64_t at)
+{
+    return path->own != NULL ? INT64_MAX : c->stops[path->first + at];
+}
 
 /* Put a segment into its chain at a place. */
 static struct segment *insert_segment(struct cache *c, struct chain *chain, int64_t at, const struct segment *like)
@@ -357,7 +368,7 @@ static void publish(struct cache *c, struct table *table, int64_t stop)
     const struct path *path = &table->path;
     int64_t place = table->published;
     for (int64_t at = 0; place < stop && at < path->count; at++) {
-        int64_t end = least(stop_at(path, at), stop);
+        int64_t end = least(stop_at(c, path, at), stop);
         if (end <= place)
             continue;
         publish_in(c, table, chain_at(c, path, at), place, end);
@@ -377,7 +388,7 @@ static void publish_filled(struct cache *c, struct table *author, int64_t decode
 static void publish_prefill(struct cache *c, struct table *table, int64_t stop, int64_t decode_step)
 {
     for (int64_t at = 0; stop > table->published && at < table->path.count; at++)
-        if (stop_at(&table->path, at) > table->published)
+        if (stop_at(c, &table->path, at) > table->published)
             publish_filled(c, chain_at(c, &table->path, at)->author, decode_step);
     publish(c, table, stop);
 }
@@ -387,7 +398,7 @@ static void decode(struct cache *c, struct table *table, int64_t lag)
 {
     table->lag = lag, table->decodes = true;
     for (int64_t at = 0; at < table->path.count; at++)
-        if (stop_at(&table->path, at) > table->published)
+        if (stop_at(c, &table->path, at) > table->published)
             chain_at(c, &table->path, at)->author = table;
 }
 
@@ -525,7 +536,7 @@ static int64_t look_up(struct cache *c, const struct path *path, int64_t stop, i
     /* The author of the first chain publishes even if no place is looked up. */
     for (int64_t at = 0; (at == 0 || place < stop) && at < path->count; at++) {
         struct chain *chain = chain_at(c, path, at);
-        int64_t end = least(stop_at(path, at), stop);
+        int64_t end = least(stop_at(c, path, at), stop);
         publish_filled(c, chain->author, decode_step);
         while (place < end) {
             if (!first_published(c, chain, place, end, &part))
@@ -553,14 +564,14 @@ static int64_t steps_to_publication(const struct cache *c, const struct path *pa
     if (place >= stop)
         return INT64_MAX;
     int64_t at = 0;
-    while (stop_at(path, at) <= place)
+    while (stop_at(c, path, at) <= place)
         at++;
     const struct chain *chain = chain_at(c, path, at);
     const struct table *author = chain->author;
     /* The author may have gone on to another chain before ``place``. */
     bool fills = false;
     for (int64_t own = 0; author != NULL && own < author->path.count; own++)
-        fills = fills || (chain_at(c, &author->path, own) == chain && place < stop_at(&author->path, own));
+        fills = fills || (chain_at(c, &author->path, own) == chain && place < stop_at(c, &author->path, own));
     return fills ? (place + 1) * c->block_size - author->lag - decode_step + 1 : INT64_MAX;
 }
 

@@ -67,30 +67,37 @@ static bool decide(struct replica *r, struct step *step, bool *begins)
     return true;
 }
 
-/* ``Engine._serve``, until a buffer is full, the clock has passed ``until``, or the run is over. */
+/* The coming step, if a decision is due. */
+static bool next_sosp23(struct replica *r)
+{
+    r->begins = false;
+    return !(deliver(r, r->now) || r->decode_step >= r->holds_until) || decide(r, &r->step, &r->begins);
+}
+
+/* ``Engine._serve``, until a buffer is full, the clock has passed ``until``, a leap is not taken, or the run is over. */
 static enum status serve_sosp23(struct replica *r, int64_t until)
 {
     while (has_room(r) && r->now < until) {
-        struct step step;
-        bool begins = false;
         int64_t last;
-        if ((deliver(r, r->now) || r->decode_step >= r->holds_until) && !decide(r, &step, &begins))
+        if (!r->leap.steps && !next_sosp23(r))
             return FAILED;
         if (r->batch_size) {
-            if (!leap_over(r, begins ? &step : NULL, &last))
+            if (!leap_over(r, r->begins ? &r->step : NULL, until, &last))
                 return FAILED;
+            if (r->leap.steps)
+                break;
             while (one_ends(r))
                 leave(r, r->calendar[0]);
-        } else if (begins && step.preempts) {
-            step.ticks = 0;
-            if (!stand_still(r, &step, 0))
+        } else if (r->begins && r->step.preempts) {
+            r->step.ticks = 0;
+            if (!stand_still(r, &r->step, 0))
                 return FAILED;
         } else if (num_waiting(r)) {
             return STUCK;
         } else if (r->arrived < r->num_requests) {
             r->now = r->arrival_ticks[r->arrived];
         } else {
-            return ENDED;
+            return r->open ? RESTS : ENDED;
         }
     }
     return GOES_ON;

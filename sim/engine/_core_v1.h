@@ -457,28 +457,38 @@ static void log_held(struct replica *r, const struct sequence *sequence, struct 
 
 static bool has_failed(const struct replica *r) { return r->cache != NULL && r->cache->failed; }
 
-/* Until a buffer is full, the clock has passed ``until``, or the run is over. */
+/* The coming step, if a decision is due or sequences have ended. */
+static bool next_v1(struct replica *r)
+{
+    r->begins = false;
+    if ((deliver(r, r->seen) || r->decode_step >= r->holds_until) && !decide_v1(r, &r->step, &r->begins))
+        return false;
+    if (r->num_ended && !finish(r, &r->step, &r->begins))
+        return false;
+    r->num_ended = 0;
+    return true;
+}
+
+/* Until a buffer is full, the clock has passed ``until``, a leap is not taken, or the run is over. */
 static enum status serve_v1(struct replica *r, int64_t until)
 {
     while (has_room(r) && r->now < until && !has_failed(r)) {
-        struct step step;
-        bool begins = false, any_ended = r->num_ended > 0;
+        bool any_ended = r->num_ended > 0;
         int64_t last = r->now;
-        if ((deliver(r, r->seen) || r->decode_step >= r->holds_until) && !decide_v1(r, &step, &begins))
+        if (!r->leap.steps && !next_v1(r))
             return FAILED;
-        if (any_ended && !finish(r, &step, &begins))
-            return FAILED;
-        r->num_ended = 0;
         if (r->batch_size) {
-            if (!leap_over(r, begins ? &step : NULL, &last))
+            if (!leap_over(r, r->begins ? &r->step : NULL, until, &last))
                 return FAILED;
             if (r->unpublished)
                 return UNPUBLISHED;
-        } else if (begins && (step.ticks || step.preempts)) {
-            if (any_ended && r->arrived == r->num_requests && !num_waiting(r) && r->prefilling == NONE)
+            if (r->leap.steps)
+                break;
+        } else if (r->begins && (r->step.ticks || r->step.preempts)) {
+            if (any_ended && !r->open && r->arrived == r->num_requests && !num_waiting(r) && r->prefilling == NONE)
                 /* What the last step computes in vain is no part of the run. */
                 return ENDED;
-            if (!stand_still(r, &step, r->prefilling != NONE))
+            if (!stand_still(r, &r->step, r->prefilling != NONE))
                 return FAILED;
         } else if (any_ended || r->seen < r->now) {
             /* Nothing was scheduled ahead, so the next decision is taken at once, with all that is known by now. */
@@ -489,7 +499,7 @@ static enum status serve_v1(struct replica *r, int64_t until)
         } else if (r->arrived < r->num_requests) {
             r->now = last = r->arrival_ticks[r->arrived];
         } else {
-            return ENDED;
+            return r->open ? RESTS : ENDED;
         }
         r->seen = last;
         hold_finished(r);

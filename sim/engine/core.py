@@ -7,7 +7,8 @@ buffers hold.
     SimPy's clock     |--------------------- one event ---------------------|--------- ...
     leaps of the core |--|-----|-|-|----------|---|-------|-|-----------|---|--|-- ...
 
-``engine.py`` is the specification, and serves every other run. ``setup.py`` builds the core where there is a compiler.
+Behind a router that looks, a replica computes what happens up to each arrival (``cluster/routed_core.py``). ``engine.py`` is the
+specification, and serves every other run. ``setup.py`` builds the core where there is a compiler.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from .settings import Settings
 _FOLDER = Path(__file__).parent
 #: Leaps that a buffer holds.
 _LEAPS = 1 << 15
-_FOREVER = (1 << 63) - 1
-#: What ``_core.serve`` says first.
-_ENDED, _STUCK, _UNPUBLISHED = 1, 2, 3
+FOREVER = (1 << 63) - 1
+#: What ``_core.serve`` and ``_core.advance`` say first.
+_ENDED, _STUCK, _UNPUBLISHED, RESTS = 1, 2, 3, 4
 #: Settings that may have another value than their default. The core reads them, or the sizes, limits and step times that
 #: follow from them. A run with any other setting, such as one that is added later, is served in Python.
 SETTINGS = frozenset(
@@ -125,28 +126,15 @@ class CoreEngine:
         replica: Replica,
         edges: Iterable[int] = (),
     ) -> None:
-        core = compiled()[0]
-        assert core is not None
-        self.env, self.ledger, self._core = env, Ledger(replica.memory.meter), core
+        self.env, self.ledger = env, Ledger(replica.memory.meter)
         self.end_ticks, self.delivered = int(env.now), 0
         self._name, self._edges = replica.policy.name, tuple(edges)
         rows = np.flatnonzero(~refused).astype(np.int64)
         columns = (column[rows] for column in (workload.arrival_ticks, workload.prompt_tokens, workload.output_tokens))
-        limits, memory = replica.policy.limits, replica.memory
-        assert isinstance(memory, PagedMemory)
+        limits = replica.policy.limits
         self._most = min(limits.max_num_seqs, max(1, len(rows)))
-        pool = memory.num_blocks, memory.block_size
-        numbers = *pool, self._most, limits.max_num_batched_tokens, limits.watermark_blocks
-        cost = replica.cost
-        # A subclass may have other step times.
-        terms = cost.terms if type(cost) is PaperCost else None
-        costs = cost.step_ticks, cost.decode_line, terms, step_parts(cost)
-        cached = memory if isinstance(memory, CachedMemory) else None
-        cache = None if cached is None else (cached.pool.queue.unnamed_first, *_names(cached, rows))
         vain = _ends_early(workload, limits.max_model_len)[rows]
-        ahead = replica.policy.schedules_ahead
-        self._handle = core.start(rows, *columns, vain, numbers, self._edges, costs, ahead, cache)
-        self._cache = None if cached is None else _Cache(cached, core, self._handle)
+        self._core, self._handle, self._cache = started(replica, (rows, *columns, vain), self._most, self._edges)
         self.process = env.process(self._serve())
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
@@ -156,12 +144,9 @@ class CoreEngine:
         buffers = [np.empty((room, len(table.fields)), dtype=np.int64) for table in tables]
         now, status = 0, 0
         while status != _ENDED:
-            until = min((edge for edge in self._edges if edge > now), default=_FOREVER)
+            until = min((edge for edge in self._edges if edge > now), default=FOREVER)
             status, end, self.delivered, waiting, *counts = self._core.serve(self._handle, until, *buffers)
-            if status == _STUCK:
-                raise SimulationFault(f"policy {self._name} is stuck: nothing runs and {waiting} requests wait")
-            if status == _UNPUBLISHED:
-                raise SimulationFault("a block that a waiting request looks for is full and was not published")
+            raise_fault(status, self._name, waiting)
             for table, records, count in zip(tables, buffers, counts, strict=True):
                 table.extend(records[:count])
             if self._cache is not None:
@@ -173,6 +158,41 @@ class CoreEngine:
             self._cache.close()
         # The columns of its requests go with it.
         del self._handle
+
+
+def started(
+    replica: Replica, columns: tuple[np.ndarray, ...], most: int, edges: tuple[int, ...], routed: bool = False
+) -> tuple[ModuleType, object, CoreCache | None]:
+    """The core, a handle of a replica in it, and what it computes of the replica's prefix cache, if it has one.
+
+    Args:
+        columns: Rows of the requests, their arrivals, prompt and output tokens, and whether they end early.
+        most: Maximum number of sequences in a step.
+        routed: Whether a router sends the requests one by one; the columns are empty then.
+    """
+    core, memory, limits, cost = compiled()[0], replica.memory, replica.policy.limits, replica.cost
+    assert core is not None
+    assert isinstance(memory, PagedMemory)
+    numbers = memory.num_blocks, memory.block_size, most, limits.max_num_batched_tokens, limits.watermark_blocks
+    # A subclass may have other step times.
+    terms = cost.terms if type(cost) is PaperCost else None
+    costs = cost.step_ticks, cost.decode_line, terms, step_parts(cost)
+    cached = memory if isinstance(memory, CachedMemory) else None
+    cache = None if cached is None else (cached.pool.queue.unnamed_first, *_names(cached, columns[0]))
+    handle = core.start(*columns, numbers, edges, costs, replica.policy.schedules_ahead, cache, routed)
+    return core, handle, None if cached is None else CoreCache(cached, core, handle)
+
+
+def raise_fault(status: int, policy: str, waiting: int) -> None:
+    """Raise what a status of the core says.
+
+    Raises:
+        SimulationFault: An invariant does not hold.
+    """
+    if status == _STUCK:
+        raise SimulationFault(f"policy {policy} is stuck: nothing runs and {waiting} requests wait")
+    if status == _UNPUBLISHED:
+        raise SimulationFault("a block that a waiting request looks for is full and was not published")
 
 
 def _ends_early(workload: Workload, max_model_len: int) -> np.ndarray:
@@ -198,7 +218,7 @@ def _names(memory: CachedMemory, rows: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return shares, np.append(0, np.cumsum(lengths)), numbers, stops, 1 + int(numbers.max(initial=0))
 
 
-class _Cache:
+class CoreCache:
     """What the core computes of a prefix cache, as the memory in Python would have it.
 
     Args:

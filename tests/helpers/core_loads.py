@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sysconfig
 from dataclasses import replace
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -20,6 +27,7 @@ from fragmeter.sim.spec import gpu, model
 from fragmeter.sim.types.ticks import PER_MS
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
+from paths import ROOT
 from strategies import COSTS, KneeCost
 
 needs_core = pytest.mark.skipif(core.compiled()[0] is None, reason="the core is not built")
@@ -156,3 +164,27 @@ class spied:
 
     def __exit__(self, *_: object) -> None:
         self._patch.stop()
+
+
+def sources_in(folder: Path) -> Path:
+    """A folder with a copy of the core's sources."""
+    for path in (ROOT / "sim" / "engine").glob("_core*.[ch]"):
+        shutil.copy(path, folder)
+    return folder
+
+
+def changed_core(folder: Path, header: str, before: str, after: str) -> ModuleType:
+    """The core, compiled in a folder with a change in one of its headers, and loaded beside the real one."""
+    compiler, include = shutil.which("cc"), Path(sysconfig.get_path("include"))
+    if compiler is None or not (include / "Python.h").is_file():
+        pytest.skip("no C compiler, or no headers of Python")
+    path = sources_in(folder) / f"_core_{header}.h"
+    source = path.read_text()
+    assert source.count(before) == 1
+    path.write_text(source.replace(before, after))
+    command = [compiler, "-shared", "-fPIC", "-O0", f"-I{include}", "-o", "_core.so", "_core.c"]
+    subprocess.run(command, cwd=folder, check=True)
+    loader = ExtensionFileLoader("_core", str(folder / "_core.so"))
+    module = module_from_spec(spec_from_loader("_core", loader))
+    loader.exec_module(module)
+    return module

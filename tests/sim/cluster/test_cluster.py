@@ -178,7 +178,7 @@ def test_littles_law_holds_of_the_cluster(policy, case, replicas, router):
     """The time-integral of the number in the system, by the engines' queues from event to event, is the sum of the
     times that requests spend in it, by the ledgers: to the tick."""
     with watched() as clocks:
-        run = serve_cluster(policy, case, replicas, router, looks=True)
+        run = serve_cluster(policy, case, replicas, router, looks=True, core=False)
     sojourns = sum(int((times.finish_ticks - times.arrival_ticks).sum()) for times in map(request_times, run.runs))
     assert clocks[0].request_ticks == sojourns
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,20 +17,19 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from cluster_runs import TIGHT, unrefused
-from core_loads import POLICIES, Load, columns, needs_core, spied
+from cluster_runs import ROUTERS, TIGHT, Views, unrefused
+from core_loads import POLICIES, Load, changed_core, columns, needs_core, spied
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.sim import settings
 from fragmeter.sim.cluster import ClusterRun, FleetSchedule, cluster, cluster_summary, simulate_cluster
 from fragmeter.sim.cluster import run as cluster_run
-from fragmeter.sim.cluster.routing import RoundRobin
+from fragmeter.sim.cluster.routed_core import Boundaries
+from fragmeter.sim.cluster.routing import Lowest, Router
+from fragmeter.sim.engine import core
 from fragmeter.sim.engine.core import CoreEngine
 from fragmeter.sim.workload.users import Users
 from fragmeter.sim.workload.workload import Workload
 from same_runs import plain
-
-#: The routers that do not read the state of the replicas.
-ROUTERS = ("round-robin",)
 
 
 class FleetLoad:
@@ -60,11 +60,21 @@ def everything(run: ClusterRun) -> list[object]:
 
 
 def compare(load: FleetLoad) -> None:
-    """The core and Python: the same bits, also in a window."""
-    python = load.run(core=False)
-    assert everything(load.run()) == everything(python)
+    """The core and Python: the same bits, also in a window; and routers that look see the same at every arrival."""
+    (compiled, seen), (python, views) = served(load), served(load, core=False)
+    assert seen == views
+    assert everything(compiled) == everything(python)
     window = load.load.window_of(python.runs[0])
     assert everything(load.run(window=window)) == everything(load.run(window=window, core=False))
+
+
+def served(load: FleetLoad, **switches: Any) -> tuple[ClusterRun, list[object]]:
+    """A run, and what its router saw."""
+    noting = Views()
+    with noting.noted():
+        run = load.run(**switches)
+    assert not noting.differences
+    return run, noting.seen
 
 
 @needs_core
@@ -80,7 +90,7 @@ def test_core_and_python_are_the_same_bits(policy, router, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=500)
+@hypothesis_settings(max_examples=200)
 @given(seed=st.integers(0, 1 << 40))
 def test_core_and_python_are_the_same_bits_at_length(policy, router, seed):
     compare(FleetLoad(seed, policy, router, most=160))
@@ -127,8 +137,8 @@ def test_the_command_writes_the_same_bytes_with_and_without_the_core(tmp_path):
 def test_progress_is_the_same(router):
     load = FleetLoad(7, "vllm-v1", router)
     counts: dict[bool, list[int]] = {True: [], False: []}
-    for core, found in counts.items():
-        chosen = settings(**load.load.chosen, core=core)
+    for which, found in counts.items():
+        chosen = settings(**load.load.chosen, core=which)
         fleet = cluster(num_replicas=load.replicas, router=router)
         simulate_cluster(chosen, load.work, fleet, load.load.cost, progress=found.append)
     assert counts[True] == counts[False]
@@ -148,7 +158,11 @@ THREE = np.array([0, 1, 2]), np.array([20, 30, 40]), np.array([5, 6, 7])
         ({"core": False}, {"num_replicas": 2}, {}, 0),
         ({"policy": "sarathi"}, {"num_replicas": 2}, {}, 0),
         ({}, {"num_replicas": 2}, {"users": Users(2, np.zeros(3, dtype=np.int64))}, 0),
-        ({}, {"num_replicas": 2, "router": "kv-aware"}, {}, 0),
+        ({}, {"num_replicas": 2, "router": "kv-aware"}, {}, 2),
+        ({"policy": "vllm-v1"}, {"num_replicas": 2, "router": "least-outstanding-tokens"}, {"n": np.array([1, 2, 1])}, 2),
+        ({"policy": "vllm-v1"}, {"num_replicas": 2, "router": "prefix-affine"}, {}, 2),
+        ({"leap": False}, {"num_replicas": 2, "router": "kv-aware"}, {}, 0),
+        ({}, {"num_replicas": 2, "router": "kv-aware"}, {"users": Users(2, np.zeros(3, dtype=np.int64))}, 0),
         ({"policy": "vllm-v1"}, {"prefill_replicas": 1, "decode_replicas": 1}, {}, 0),
         (
             {"policy": "vllm-v1", "model": "deepseek-v3", "gpu": "h200", "data_parallel_size": 8, "quantization": "fp8"},
@@ -167,15 +181,41 @@ def test_the_core_serves_only_what_it_has(changed, fleet, more, by_core):
 
 @contextmanager
 def another_replica() -> Iterator[None]:
-    """One request goes to the replica after the one in turn."""
-    choose = RoundRobin.choose
+    """One request goes to the replica after the chosen one."""
+    make = cluster_run.router
 
-    def wrong(self: RoundRobin, request: int, now: int, among: Any = None) -> int:
-        place = choose(self, request, now, among)
-        places = range(self._count) if among is None else among
-        return places[(places.index(place) + (request == 3)) % len(places)]
+    def made(name: str, count: int, *parts: Any) -> Router:
+        router = make(name, count, *parts)
+        choose = router.choose
 
-    with mock.patch.object(RoundRobin, "choose", wrong):
+        def wrong(request: int, now: int, among: Sequence[int] | None = None) -> int:
+            places = range(count) if among is None else among
+            return places[(places.index(choose(request, now, among)) + (request == 3)) % len(places)]
+
+        router.choose = wrong
+        return router
+
+    with mock.patch.object(cluster_run, "router", made):
+        yield
+
+
+@contextmanager
+def last_of_equals() -> Iterator[None]:
+    """Of replicas with the lowest value the one with the highest number is chosen."""
+
+    def wrong(self: Lowest, request: int, now: int, among: Sequence[int] | None = None) -> int:
+        places = range(len(self._replicas)) if among is None else among
+        return min(places, key=lambda place: (self._value(self._replicas[place], now), -place))
+
+    with mock.patch.object(Lowest, "choose", wrong):
+        yield
+
+
+@contextmanager
+def boundary_first() -> Iterator[None]:
+    """At one tick, step boundaries come before requests."""
+    advance = Boundaries.advance
+    with mock.patch.object(Boundaries, "advance", lambda self, now: advance(self, now + 1)):
         yield
 
 
@@ -207,18 +247,77 @@ def a_tick_later(part: Workload) -> Workload:
     return replace(part, arrival_ticks=arrivals)
 
 
+LOOKING = ROUTERS[1:]
+PLANTED: list[tuple[str, Callable[[], Any]]] = [
+    *((router, another_replica) for router in ROUTERS),
+    ("round-robin", partial(changed_part, tie_exchanged)),
+    ("round-robin", partial(changed_part, a_tick_later)),
+    *((router, last_of_equals) for router in LOOKING[:2]),
+    *((router, boundary_first) for router in LOOKING),
+]
+
+
 @needs_core
-@pytest.mark.parametrize(
-    "planted",
-    [another_replica, partial(changed_part, tie_exchanged), partial(changed_part, a_tick_later)],
-    ids=["another replica", "a tie", "a tick"],
-)
+@pytest.mark.parametrize(("router", "planted"), PLANTED)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_planted_difference_is_caught(policy, planted):
-    assert any(differs(FleetLoad(seed, policy, "round-robin"), planted) for seed in range(20))
+def test_a_planted_difference_is_caught(policy, router, planted):
+    assert any(differs(FleetLoad(seed, policy, router), planted) for seed in range(40))
 
 
 def differs(load: FleetLoad, planted: Callable[[], Any]) -> bool:
     python = everything(load.run(core=False))
     with planted():
         return everything(load.run()) != python
+
+
+#: Changes of the C: policy and router of the runs that notice them, the header, and what is replaced.
+PLANTED_IN_C = {
+    "a leap that ends at an arrival": ("vllm-v1", "kv-aware", "batch", "r->open && end >= until", "r->open && end > until"),
+    "the step that ends at an arrival": (
+        "vllm-sosp23", "least-outstanding-tokens", "routed", "now - r->now - r->leap.first - 1", "now - r->now - r->leap.first"
+    ),
+    "no step of a leap": ("vllm-v1", "least-outstanding-tokens", "routed", "r->leap.steps < 2 || ahead < 0", "true"),
+    "no blocks of a leap": ("vllm-sosp23", "kv-aware", "routed", "growth_of(r, steps_over(r, now))", "0"),
+    "computed tokens of a prefill": (
+        "vllm-v1", "kv-aware", "routed", "r->slots[r->prefilling].computed_tokens", "0"
+    ),
+    "preempted tokens": (
+        "vllm-sosp23", "least-outstanding-tokens", "batch",
+        "r->queued_tokens += r->prompt_tokens[head->request] + head->generated_tokens", "(void)head",
+    ),
+    "a prefill in a count": ("vllm-v1", "prefix-affine", "routed", "(r->prefilling != NONE)", "0"),
+    "the end of a part of the run": ("vllm-v1", "kv-aware", "v1", "any_ended && !r->open &&", "any_ended &&"),
+    "no end before max_tokens": ("vllm-v1", "kv-aware", "routed", "&sent->early_room, ends_early)", "&sent->early_room, false)"),
+    "no names": ("vllm-v1", "prefix-affine", "routed", "shares = names != Py_None", "shares = false && names != Py_None"),
+}  # fmt: skip
+
+
+@needs_core
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTED_IN_C)
+def test_a_difference_in_c_is_caught(name, tmp_path, monkeypatch):
+    catch(name, tmp_path, monkeypatch)
+
+
+@needs_core
+@pytest.mark.parametrize("name", ["a leap that ends at an arrival", "no blocks of a leap", "preempted tokens"])
+def test_one_of_these_differences_is_caught(name, tmp_path, monkeypatch):
+    """A few of those above, in every run of the tests."""
+    catch(name, tmp_path, monkeypatch)
+
+
+def catch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant a difference, and find it."""
+    policy, router, header, before, after = PLANTED_IN_C[name]
+    changed = changed_core(tmp_path, header, before, after)
+    monkeypatch.setattr(core, "compiled", lambda: (changed, "changed"))
+    assert any(fails(FleetLoad(seed, policy, router)) for seed in range(150))
+
+
+def fails(load: FleetLoad) -> bool:
+    """Whether any of the comparisons fails."""
+    try:
+        compare(load)
+    except Exception:
+        return True
+    return False

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
-import sysconfig
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,7 +13,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from core_loads import POLICIES, Load, columns, needs_core, spied
+from core_loads import POLICIES, Load, changed_core, columns, needs_core, sources_in, spied
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.sim.cost import PaperCost
 from fragmeter.sim.engine import core
@@ -287,13 +281,6 @@ def test_a_core_of_another_source_is_not_used(loaded_anew, monkeypatch, tmp_path
     assert not found["works"] and "again" in found["remedy"]
 
 
-def sources_in(folder: Path) -> Path:
-    """A folder with a copy of the core's sources."""
-    for path in FOLDER.glob("_core*.[ch]"):
-        shutil.copy(path, folder)
-    return folder
-
-
 @needs_core
 def test_doctor_says_that_the_core_is_used(tmp_path):
     found = doctor_says(tmp_path)
@@ -378,35 +365,13 @@ PLANTED = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def compile_core(tmp_path_factory):
-    """Compiles a changed source, and loads it beside the real one."""
-    compiler, include = shutil.which("cc"), Path(sysconfig.get_path("include"))
-    if compiler is None or not (include / "Python.h").is_file():
-        pytest.skip("no C compiler, or no headers of Python")
-
-    def make(name: str, before: str, after: str) -> ModuleType:
-        folder = sources_in(tmp_path_factory.mktemp("core"))
-        source = (folder / name).read_text()
-        assert source.count(before) == 1
-        (folder / name).write_text(source.replace(before, after))
-        command = [compiler, "-shared", "-fPIC", "-O0", f"-I{include}", "-o", "_core.so", "_core.c"]
-        subprocess.run(command, cwd=folder, check=True)
-        loader = ExtensionFileLoader("_core", str(folder / "_core.so"))
-        module = module_from_spec(spec_from_loader("_core", loader))
-        loader.exec_module(module)
-        return module
-
-    return make
-
-
 @needs_core
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "name"), [(policy, name) for policy, planted in PLANTED.items() for name in planted]
 )
-def test_a_planted_difference_is_caught(policy, name, compile_core, monkeypatch):
-    catch(policy, name, compile_core, monkeypatch)
+def test_a_planted_difference_is_caught(policy, name, tmp_path, monkeypatch):
+    catch(policy, name, tmp_path, monkeypatch)
 
 
 @needs_core
@@ -423,15 +388,15 @@ def test_a_planted_difference_is_caught(policy, name, compile_core, monkeypatch)
         ("vllm-v1", "leaps past a publication"),
     ],
 )
-def test_one_of_these_differences_is_caught(policy, name, compile_core, monkeypatch):
+def test_one_of_these_differences_is_caught(policy, name, tmp_path, monkeypatch):
     """A few of those above, in every run of the tests."""
-    catch(policy, name, compile_core, monkeypatch)
+    catch(policy, name, tmp_path, monkeypatch)
 
 
-def catch(policy, name, compile_core, monkeypatch):
+def catch(policy, name, tmp_path, monkeypatch):
     """Plant a difference, and find it."""
     header, before, after = PLANTED[policy][name]
-    changed = compile_core(f"_core_{header}.h", before, after)
+    changed = changed_core(tmp_path, header, before, after)
     monkeypatch.setattr(core, "compiled", lambda: (changed, "changed"))
     assert any(differs(Load(seed, policy)) for seed in range(150))
 
