@@ -42,7 +42,7 @@ def decoded(codes: Any, scales: Any) -> Any:
 
 @dataclass(frozen=True)
 class Fp8Case:
-    """The arguments of ``paged_attention.forward`` over caches of fp8: ``given``, whose caches are codes, and two scales."""
+    """The arguments of ``paged_attention.forward`` over caches of fp8: ``given``, with codes in its caches, and two scales."""
 
     given: Case
     k_scale: Any
