@@ -27,9 +27,10 @@ from rich.progress import track
 from ...sim.types.errors import UserError
 from ..devices import devices, program
 from ..ops import cache, contiguous, paged_attention, prefill
-from ..ops.source import HEAD_DIMS
+from ..ops.source import FP8_HEAD_DIMS, FP8_QUERIES, HEAD_DIMS
 from . import parts
-from .cases import TOLERANCE, Host, OnDevice, case, error, expected, library_of
+from .cases import TOLERANCE, Host, OnDevice, case, error, expected, library_of, on_host
+from .fp8 import encoded, fp8_case
 
 Make = Host | OnDevice
 
@@ -59,7 +60,15 @@ class Point:
     @property
     def tolerance(self) -> float:
         """The maximum error; kernels that only move values must be exact."""
-        return TOLERANCE[self.dtype] if self.kernel in ATTENTION else 0.0
+        return TOLERANCE[self.dtype] if self.kernel in (*ATTENTION, "decode_attention_fp8") else 0.0
+
+    @property
+    def exists(self) -> bool:
+        """Whether the kernel has an instance for it."""
+        if self.kernel not in FP8:
+            return True
+        writes = self.kernel == "reshape_and_cache_fp8"
+        return self.head_dim in FP8_HEAD_DIMS and (writes or self.dtype in FP8_QUERIES)
 
     @property
     def shape(self) -> tuple[str, tuple[int, int], int, int]:
@@ -73,6 +82,14 @@ def decode(point: Point, make: Make) -> float:
     out = make.full(given.query.shape, np.nan, point.dtype)
     paged_attention.paged_attention_cuda_forward(out, **vars(given))
     return error(out, expected(given))
+
+
+def decoded_fp8(point: Point, make: Make) -> float:
+    """One new token per sequence, over scattered blocks of fp8 with scales of each KV head."""
+    given = fp8_case(*point.shape, point.contexts, make=make)
+    out = make.full(given.given.query.shape, np.nan, point.dtype)
+    paged_attention.paged_attention_cuda_forward(out, **given.arguments())
+    return error(out, given.expected())
 
 
 def prefilled(point: Point, make: Make) -> float:
@@ -109,6 +126,25 @@ def written(point: Point, make: Make) -> float:
         right.reshape(-1, *row[1:])[make.ints(slots[slots >= 0])] = rows[make.ints(np.flatnonzero(slots >= 0))]
     cache.reshape_and_cache(new[0], new[1], caches[0], caches[1], make.ints(slots))
     return _wrong(caches, wanted)
+
+
+def written_fp8(point: Point, make: Make) -> float:
+    """New keys and values as fp8 in random slots, some of them padding."""
+    tokens, (pool, *row) = sum(point.contexts), _pool(point)
+    rng = np.random.default_rng(1)
+    slots = rng.permutation(pool * point.block_size)[:tokens]
+    slots[::7] = -1
+    new = [make.normal((tokens, *row[1:]), point.dtype) for _ in "kv"]
+    scales = rng.uniform(0.002, 0.1, (2, row[1])).astype(np.float32)
+    caches = [make.ints(rng.integers(0, 256, (pool, *row), np.uint8)) for _ in "kv"]
+    wanted = [on_host(one).copy() for one in caches]
+    for right, rows, scale in zip(wanted, new, scales, strict=True):
+        numbers = on_host(library_of(rows).asarray(rows, dtype=library_of(rows).float32))
+        right.reshape(-1, *row[1:])[slots[slots >= 0]] = encoded(numbers / scale[:, None])[slots >= 0]
+    k_scale, v_scale = map(make.ints, scales)
+    tensors = (new[0], new[1], caches[0], caches[1], make.ints(slots))
+    cache.reshape_and_cache(*tensors, k_scale=k_scale, v_scale=v_scale)
+    return _wrong([on_host(one) for one in caches], wanted)
 
 
 def copied(point: Point, make: Make) -> float:
@@ -164,7 +200,9 @@ MOVING: dict[str, Trial] = {
     "copy_blocks": copied,
     "swap_blocks": swapped,
 }
-KERNELS = ATTENTION | MOVING
+#: Those of caches of fp8; not all dtypes and head_dims have one.
+FP8: dict[str, Trial] = {"decode_attention_fp8": decoded_fp8, "reshape_and_cache_fp8": written_fp8}
+KERNELS = ATTENTION | MOVING | FP8
 
 
 SCHEMA_VERSION = 1
@@ -184,7 +222,7 @@ FAR = Point("decode_attention", "float16", (16, 8), 128, 64, (130,), num_blocks=
 
 def points(subset: bool = False) -> Iterator[Point]:
     """The points of the grid."""
-    yield from _turns() if subset else _combinations()
+    yield from (point for point in (_turns() if subset else _combinations()) if point.exists)
     yield FAR
 
 
@@ -195,6 +233,8 @@ def _turns() -> Iterator[Point]:
             yield Point("decode_attention", dtype, HEADS[turn % 5], head_dim, block_size, RAGGED)
         heads = HEADS[turn // 5]
         yield Point(list(MOVING)[turn % 3], dtype, heads, head_dim, BLOCK_SIZES[turn % 5], RAGGED)
+        for kernel in FP8:
+            yield Point(kernel, dtype, HEADS[turn % 5], head_dim, BLOCK_SIZES[turn % 5], RAGGED)
         if turn % 8 == 4:
             yield Point("contiguous_attention", dtype, heads, head_dim, 16, RAGGED)
         if turn % 5 == 2:

@@ -124,11 +124,12 @@ def rows(architecture: str) -> Iterator[str]:
     """Lines of the report."""
     yield f"{'instance':<50}{'registers':>10}{'blocks':>8}{'instructions':>14}{'shuffles':>10}{'a KiB of KV':>13}"
     ring = source.ring_bytes(SHARED_BYTES[architecture])
-    for (dtype, head_dim, group), rule in product(INSTANCES, source.SLOT_RULES):
-        kernel = source.decode_attention(dtype, head_dim, group, rule, ring)
+    caches = (*((rule, False) for rule in source.SLOT_RULES), *((rule, True) for rule in source.FP8_SLOT_RULES))
+    for (dtype, head_dim, group), (rule, fp8) in product(INSTANCES, caches):
+        kernel = source.decode_attention(dtype, head_dim, group, rule, ring, fp8=fp8)
         (found,) = compiled([kernel], architecture)
         loop = main_loop(disassembled(kernel, architecture))
-        shared_bytes = source.decode_shared_bytes(dtype, head_dim, group, ring)
+        shared_bytes = source.decode_shared_bytes(dtype, head_dim, group, ring, fp8=fp8)
         blocks = resident_blocks(found.registers, shared_bytes, architecture)
         share = f"{loop.instructions * COPIES_A_KIB / loop.copies:.1f}"
         counts = f"{found.registers:>10}{blocks:>8}{loop.instructions:>14}{loop.shuffles:>10}{share:>13}"

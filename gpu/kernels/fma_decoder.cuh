@@ -1,7 +1,7 @@
 // A warp's share of decode attention without tensor cores: fp32, and groups of one or two heads.
 //
 // kLanes lanes share a token's row, 16 bytes each. A warp processes its tokens in tiles, and cp.async fetches
-// kStages tiles ahead. Each lane fetches the bytes that it reads itself, so it waits only for its own copies, and no
+// kStages tiles ahead. Numbers of fp8 are converted as they are read. Each lane fetches the bytes that it reads itself, so it waits only for its own copies, and no
 // barrier blocks a warp. Each row of lanes keeps an online softmax of its own (running maximum and sum); they are
 // merged at the end.
 //
@@ -13,8 +13,9 @@
 #pragma once
 
 #include "decode.cuh"
+#include "fp8.cuh"
 
-__device__ constexpr int lanes_for(int loads) { return loads > 16 ? 32 : loads > 8 ? 16 : 8; }
+__device__ constexpr int lanes_for(int loads) { return loads > 16 ? 32 : loads > 8 ? 16 : loads > 4 ? 8 : 4; }
 
 // State of a query head in one row of lanes or one warp: this lane's part.
 template <int kScalars> struct Online {
@@ -39,31 +40,31 @@ template <int kScalars> struct Online {
     }
 };
 
-template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder {
-    static constexpr int kEach = kPerLoad<Scalar>;
+template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache> struct FmaDecoder {
+    static constexpr int kEach = kPerLoad<Cache>;
     static constexpr int kRowLoads = kHeadDim / kEach;
     static constexpr int kLanes = lanes_for(kRowLoads);
     static constexpr int kLoads = ceil_div(kRowLoads, kLanes);
     static constexpr int kScalars = kLoads * kEach;
     static constexpr int kRows = 32 / kLanes;
-    static constexpr int kSteps = 4 / kLoads;
+    static constexpr int kSteps = kRows > 4 ? 16 / kRows : 4 / kLoads;  // a tile has 16 tokens at most
     static constexpr int kTile = kRows * kSteps;
-    static constexpr int kStages = 3;
+    static constexpr int kStages = 12 / (kSteps * kLoads);
 
     struct Ring {  // per warp
         uint4 keys[kStages][kSteps][kLoads][32];
         uint4 values[kStages][kSteps][kLoads][32];
     };
 
-    using Rows = typename Tokens<Scalar, Slots>::Rows;
+    using Rows = typename Tokens<Cache, Slots>::Rows;
 
-    const Tokens<Scalar, Slots> tokens;
+    const Tokens<Cache, Slots> tokens;
     Ring &ring;
     const int warp = threadIdx.x / 32, row = threadIdx.x % 32 / kLanes, lane = threadIdx.x % kLanes;
     float query[kGroup][kScalars];
     Online<kScalars> online[kGroup];
 
-    __device__ __forceinline__ FmaDecoder(const Tokens<Scalar, Slots> &tokens, Ring &ring)
+    __device__ __forceinline__ FmaDecoder(const Tokens<Cache, Slots> &tokens, Ring &ring)
         : tokens(tokens), ring(ring) {}
 
     // Index in the row of this lane's scalar `place`.
@@ -133,7 +134,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder
 #pragma unroll
         for (int load = 0; load < kLoads; ++load) {
             float key[kEach];
-            unpack<Scalar>(ring.keys[tile % kStages][step][load][threadIdx.x % 32], key);
+            unpack_cache<Scalar, Cache>(ring.keys[tile % kStages][step][load][threadIdx.x % 32], key);
 #pragma unroll
             for (int head = 0; head < kGroup; ++head)
 #pragma unroll
@@ -157,7 +158,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder
 #pragma unroll
         for (int load = 0; load < kLoads; ++load) {
             float value[kEach];
-            unpack<Scalar>(ring.values[tile % kStages][step][load][threadIdx.x % 32], value);
+            unpack_cache<Scalar, Cache>(ring.values[tile % kStages][step][load][threadIdx.x % 32], value);
 #pragma unroll
             for (int head = 0; head < kGroup; ++head)
 #pragma unroll

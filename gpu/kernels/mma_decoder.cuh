@@ -25,17 +25,19 @@
 #pragma once
 
 #include "decode.cuh"
+#include "fp8.cuh"
 #include "matrix.cuh"
 
 #ifndef FRAGMETER_RING_BYTES  // bytes of the rings of a block, at most; one stage is the least
 #define FRAGMETER_RING_BYTES (72 * 1024)
 #endif
 
-template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder {
+template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache = Scalar> struct MmaDecoder {
     static constexpr int kTile = 16;
     static constexpr int kSlices = padded(kHeadDim) / 16;
     static constexpr int kColumns = kGroup / 8;
-    static constexpr int kRowLoads = 2 * kSlices;
+    static constexpr bool kFp8 = sizeof(Cache) == 1;
+    static constexpr int kRowLoads = kFp8 ? ceil_div(kSlices, 2) * 2 : 2 * kSlices;
 
     struct Piece {  // keys or values of a tile
         uint4 loads[kTile * kRowLoads];
@@ -43,17 +45,18 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
     static constexpr int kFitting = FRAGMETER_RING_BYTES / (kWarps * 2 * (int)sizeof(Piece));
     static constexpr int kStages = kFitting > 1 ? kFitting : 1;
     // Copies that a lane issues at once; more would use registers that 16 heads of 256 dimensions need, most on sm_120, and 16 of
-    // 80 on sm_90a, where the assembler gives them no more than 128.
-    static constexpr bool kTight = kHeadDim == 256 && kGroup == 16 && FRAGMETER_RING_BYTES < 72 * 1024;
-    static constexpr bool kCapped = kHeadDim == 80 && kGroup == 16;
-    static constexpr int kFetches = kTight ? (Slots::kConsecutive ? 4 : 2) : kCapped ? 2 : 8;
+    // 80 on sm_90a, where the assembler gives them no more than 128. The conversion of fp8 takes more, most with 8 heads of 80 on
+    // sm_100, where it is 80.
+    static constexpr bool kTight = kHeadDim == 256 && kGroup == 16 && (kFp8 || FRAGMETER_RING_BYTES < 72 * 1024);
+    static constexpr bool kCapped = kHeadDim == 80 && (kFp8 || kGroup == 16);
+    static constexpr int kFetches = kTight ? (Slots::kConsecutive ? 4 : 2) : kCapped ? 2 : kFp8 ? 4 : 8;
     struct Ring {  // per warp
         Piece keys[kStages], values[kStages];
     };
 
-    using Rows = typename Tokens<Scalar, Slots>::Rows;
+    using Rows = typename Tokens<Cache, Slots>::Rows;
 
-    const Tokens<Scalar, Slots> tokens;
+    const Tokens<Cache, Slots> tokens;
     Ring &ring;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float scale;
@@ -61,7 +64,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
     float maximum[kColumns][2], sum[kColumns][2] = {};  // the sum covers this lane's tokens
     float outputs[kColumns][kSlices][4] = {};
 
-    __device__ __forceinline__ MmaDecoder(const Tokens<Scalar, Slots> &tokens, Ring &ring)
+    __device__ __forceinline__ MmaDecoder(const Tokens<Cache, Slots> &tokens, Ring &ring)
         : tokens(tokens), ring(ring) {
 #pragma unroll
         for (int column = 0; column < kColumns; ++column) maximum[column][0] = maximum[column][1] = kNoScore;
@@ -79,12 +82,29 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
 #pragma unroll
         for (int column = 0; column < kColumns; ++column) {
             const int head = 8 * column + lane / 4;
+            if constexpr (kFp8) {
+                load_queries_for_fp8(query[column], queries + head * kHeadDim + 4 * (lane % 4), head < heads);
+                continue;
+            }
 #pragma unroll
             for (int pair = 0; pair < 2 * kSlices; ++pair) {
                 const Scalar *scalars = queries + head * kHeadDim + 8 * pair + 2 * (lane % 4);
                 const bool there = head < heads && 8 * pair < kHeadDim;
                 query[column][pair / 2][pair % 2] = there ? *reinterpret_cast<const unsigned *>(scalars) : 0;
             }
+        }
+    }
+
+    // The dimensions of a slice in the order in which fragments of keys have them after their conversion: a lane's register of 16
+    // keys' bytes has dimensions 4t to 4t + 3, of which 4t and 4t + 2 come first.
+    static __device__ __forceinline__ void load_queries_for_fp8(unsigned (&query)[kSlices][2], const Scalar *scalars,
+                                                                bool there) {
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+            const unsigned *pairs = reinterpret_cast<const unsigned *>(scalars + 16 * slice);
+            const unsigned first = there ? pairs[0] : 0, second = there ? pairs[1] : 0;
+            query[slice][0] = (first & 0xffffu) | second << 16;
+            query[slice][1] = first >> 16 | (second & 0xffff0000u);
         }
     }
 
@@ -114,12 +134,12 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
 
     // Tokens past the sequence's end and places past the head's end get zeros: a weight of zero does not cancel a NaN or infinity
     // in stale memory.
-    __device__ __forceinline__ void fetch(Piece &piece, const Scalar *cache, const Rows &rows) {
+    __device__ __forceinline__ void fetch(Piece &piece, const Cache *cache, const Rows &rows) {
 #pragma unroll kFetches
         for (int step = 0; step < kTile * kRowLoads / 32; ++step) {
             const Row row = tokens.template row_of<kHeadDim>(rows, token_of(step));
-            const int part = load_of(step) * kPerLoad<Scalar>;
-            const bool there = padded(kHeadDim) == kHeadDim || part < kHeadDim;
+            const int part = load_of(step) * kPerLoad<Cache>;
+            const bool there = kRowLoads * kPerLoad<Cache> == kHeadDim || part < kHeadDim;
             ptx::cp_async16(&piece.loads[place_of(step)], cache + row.first + (there ? row.within + part : 0),
                             row.valid && there);
         }
@@ -132,11 +152,28 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
         __syncwarp();
     }
 
+    // Fragments of 32 dimensions in bytes have the rows of those of 16 dimensions in 16 bits, and twice as many columns.
     __device__ __forceinline__ void score(const Piece &keys, float (&scores)[kColumns][4]) const {
+        if constexpr (kFp8) return score_fp8(keys, scores);
 #pragma unroll
         for (int slice = 0; slice < kSlices; ++slice) {
             unsigned key[4];
             ptx::ldmatrix(key, &keys.loads[swizzled(lane % 16, 2 * slice + lane / 16)]);
+#pragma unroll
+            for (int column = 0; column < kColumns; ++column)
+                ptx::mma_m16n8k16<Scalar>(scores[column], key, query[column][slice][0], query[column][slice][1]);
+        }
+    }
+
+    __device__ __forceinline__ void score_fp8(const Piece &keys, float (&scores)[kColumns][4]) const {
+        unsigned bytes[4];
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+            unsigned key[4];
+            if (slice % 2 == 0) ptx::ldmatrix(bytes, &keys.loads[swizzled(lane % 16, slice + lane / 16)]);
+#pragma unroll
+            for (int eight = 0; eight < 2; ++eight)  // tokens
+                FromFp8<Scalar>::convert(bytes[slice % 2 * 2 + eight], key[eight], key[2 + eight]);
 #pragma unroll
             for (int column = 0; column < kColumns; ++column)
                 ptx::mma_m16n8k16<Scalar>(scores[column], key, query[column][slice][0], query[column][slice][1]);
@@ -187,6 +224,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
             for (int half = 0; half < 2; ++half)
                 weight[column][half] = ptx::movmatrix_trans(
                     ptx::pack<Scalar>(weights[column][2 * half], weights[column][2 * half + 1]));
+        if constexpr (kFp8) return add_values_fp8(values, weight);
 #pragma unroll
         for (int slice = 0; slice < kSlices; ++slice) {
             unsigned value[4];
@@ -197,6 +235,30 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
                 ptx::mma_m16n8k16<Scalar>(outputs[column][slice], value, weight[column][0], weight[column][1]);
         }
     }
+
+    // A lane's register of transposed bytes has dimensions 2g and 2g + 1 of tokens 2t and 2t + 1. So row g of the product is
+    // dimension 2g, and row g + 8 is 2g + 1.
+    __device__ __forceinline__ void add_values_fp8(const Piece &values, const unsigned (&weight)[kColumns][2]) {
+        unsigned bytes[4];
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+            unsigned value[4];
+            if (slice % 2 == 0)
+                ptx::ldmatrix_trans(bytes, &values.loads[swizzled(lane / 16 * 8 + lane % 8, slice + lane / 8 % 2)]);
+#pragma unroll
+            for (int eight = 0; eight < 2; ++eight)  // tokens
+                FromFp8<Scalar>::convert(bytes[slice % 2 + 2 * eight], value[2 * eight], value[2 * eight + 1]);
+#pragma unroll
+            for (int column = 0; column < kColumns; ++column)
+                ptx::mma_m16n8k16<Scalar>(outputs[column][slice], value, weight[column][0], weight[column][1]);
+        }
+    }
+
+    // The dimensions of a lane's outputs of a slice.
+    __device__ __forceinline__ int first_dimension(int slice) const {
+        return 16 * slice + (kFp8 ? lane / 4 * 2 : lane / 4);
+    }
+    static constexpr int kSecond = kFp8 ? 1 : 8;  // the second one after the first
 
     __device__ __forceinline__ void run() {
         Rows rows[kStages];
@@ -241,9 +303,9 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
                 if (lane < 4) results.states[warp][head] = make_float2(maximum[column][side], sum[column][side]);
 #pragma unroll
                 for (int slice = 0; slice < kSlices; ++slice) {
-                    results.values[warp][head][16 * slice + lane / 4] = outputs[column][slice][side];
-                    if (16 * slice + 8 < kHeadDim)
-                        results.values[warp][head][16 * slice + lane / 4 + 8] = outputs[column][slice][2 + side];
+                    float *dimension = &results.values[warp][head][first_dimension(slice)];
+                    dimension[0] = outputs[column][slice][side];
+                    if (16 * slice + kSecond < kHeadDim) dimension[kSecond] = outputs[column][slice][2 + side];
                 }
             }
     }

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...sim.types.errors import SettingError
-from . import source
+from . import checks, source
+from .arguments import Argument
 from .arrays import Array, from_host, on_host, view, views
 from .cpu_kernels import Span
 from .launching import kernels_for
@@ -20,7 +21,15 @@ LOAD_BYTES = 16
 
 
 def reshape_and_cache(
-    key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, *, check_ids: bool = False
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slot_mapping: Any,
+    *,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    check_ids: bool = False,
 ) -> None:
     """Write new keys and values into their slots.
 
@@ -28,44 +37,71 @@ def reshape_and_cache(
         key: ``[tokens, num_kv_heads, head_dim]``, of any dtype of :data:`source.SCALARS`, as ``value``.
         value: As ``key``.
         key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, as ``value_cache``; changed in place.
-        value_cache: As ``key_cache``; changed in place.
+        value_cache: As ``key_cache``; changed in place. Both are of the dtype of ``key``, or of fp8: float8_e4m3fn, or its bytes
+            as uint8.
         slot_mapping: int64 ``[tokens]``: ``block * block_size + offset``, or -1 for padding, which is skipped.
+        k_scale: float32 ``[num_kv_heads]``, for caches of fp8 only: a key is divided by the scale of its KV head, and rounded to
+            nearest; what is then larger than 448 becomes 448. ``head_dim`` is a multiple of 16.
+        v_scale: The same for values.
         check_ids: Check every slot before the launch, which waits for the device.
 
     Raises:
         SettingError: A shape, dtype, device or (if checked) slot does not fit.
     """
-    prepare_reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, check_ids=check_ids).launch()
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    prepare_reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, **scales, check_ids=check_ids).launch()
 
 
 def prepare_reshape_and_cache(
-    key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, *, check_ids: bool = False
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slot_mapping: Any,
+    *,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    check_ids: bool = False,
 ) -> Prepared:
-    """The checked call of :func:`reshape_and_cache`, without its launch; it takes the first four arguments of any layer."""
-    key, value, key_cache, value_cache, slot_mapping = views(
+    """The checked call of :func:`reshape_and_cache`, without its launch; it takes the first four arguments of any layer, and for
+    caches of fp8 ``k_scale`` and ``v_scale`` after them."""
+    given = checks.given_scales(k_scale, v_scale)
+    key, value, key_cache, value_cache, slot_mapping, *scales = views(
         *("key_cache", "value_cache"),
         key=key,
         value=value,
         key_cache=key_cache,
         value_cache=value_cache,
         slot_mapping=slot_mapping,
+        **given,
     )
     key.expect((None, None, None), *source.SCALARS)
     tokens, kv_heads, head_dim = key.shape
     value.expect(key.shape, key.dtype)
-    key_cache.expect((None, None, kv_heads, head_dim), key.dtype)
-    value_cache.expect(key_cache.shape, key.dtype)
+    checks.cache_dtypes(key_cache, key.dtype, scales)
+    key_cache.expect((None, None, kv_heads, head_dim), key_cache.dtype)
+    value_cache.expect(key_cache.shape, key_cache.dtype)
     slot_mapping.expect((tokens,), "int64")
-    row_loads = _loads("head_dim", key_cache, key_cache.shape[0] * key_cache.shape[1])
+    for scale in scales:
+        scale.expect((kv_heads,), "float32")
+    if scales and head_dim % LOAD_BYTES:
+        raise SettingError("head_dim", head_dim, f"must be a multiple of {LOAD_BYTES} for caches of fp8")
     if check_ids:
         _check_range("slot_mapping", on_host(slot_mapping), -1, key_cache.shape[0] * key_cache.shape[1])
     layer = (key, value, key_cache, value_cache)
     for array in layer:
         require_aligned(array)
-    kernel, grid, block = source.plain("reshape_and_cache"), (tokens, 1, 1), (THREADS, 1, 1)
-    arguments = (*layer, slot_mapping, np.int32(row_loads))
-    launch = kernels_for(key).prepared(kernel, grid, block, arguments, range(len(layer)))
-    return Prepared(layer, [launch], (slot_mapping,))
+    grid, block = (tokens, 1, 1), (THREADS, 1, 1)
+    if scales:
+        kernel = source.reshape_and_cache_fp8(key.dtype)
+        sizes: tuple[Argument, ...] = (np.int32(kv_heads), np.int32(head_dim))
+    else:
+        kernel = source.plain("reshape_and_cache")
+        sizes = (np.int32(_loads("head_dim", key_cache, key_cache.shape[0] * key_cache.shape[1])),)
+    arguments = (*layer, slot_mapping, *scales, *sizes)
+    changing = (*range(len(layer)), *range(len(layer) + 1, len(layer) + 1 + len(scales)))
+    launch = kernels_for(key).prepared(kernel, grid, block, arguments, changing)
+    return Prepared((*layer, *scales), [launch], (slot_mapping,))
 
 
 def copy_blocks(

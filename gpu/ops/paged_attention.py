@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,8 @@ def forward(
     block_size: int,
     max_context_len: int,
     *,
+    k_scale: Any = None,
+    v_scale: Any = None,
     check_ids: bool = False,
 ) -> Any:
     """Attention of one new token per sequence over its cached tokens, softmax scale ``1 / sqrt(head_dim)``.
@@ -47,11 +50,14 @@ def forward(
         query: ``[batch, num_heads, head_dim]``, float16, bfloat16 or float32; a torch tensor, CuPy or numpy array.
         key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, as ``value_cache``; ``num_heads`` is a
             multiple of ``num_kv_heads`` (MHA, GQA and MQA).
-        value_cache: As ``key_cache``.
+        value_cache: As ``key_cache``. Both are of the dtype of ``query``, or of fp8: float8_e4m3fn, or its bytes as uint8.
         block_tables: int32 ``[batch, max_blocks_per_seq]``; entries past a sequence's end are not read.
         context_lens: int32 ``[batch]``, in tokens; a sequence of length 0 gives zeros.
         block_size: Tokens of a block, 1 to 4096.
         max_context_len: Upper bound of the context lengths; it determines how the work is split.
+        k_scale: float32 ``[num_kv_heads]``, for caches of fp8 only: a key is its number times the scale of its KV head. ``query``
+            is then float16 or bfloat16, and ``head_dim`` a multiple of 16.
+        v_scale: The same for values.
         check_ids: Check every block id and context length before the launch, which waits for the device.
 
     Returns:
@@ -71,6 +77,8 @@ def forward(
         context_lens,
         block_size,
         max_context_len,
+        k_scale=k_scale,
+        v_scale=v_scale,
         check_ids=check_ids,
     )
     return out.owner
@@ -86,11 +94,14 @@ def paged_attention_cuda_forward(
     block_size: int,
     max_context_len: int,
     *,
+    k_scale: Any = None,
+    v_scale: Any = None,
     check_ids: bool = False,
 ) -> None:
     """:func:`forward` into ``out``, an array like ``query``."""
     rest = (block_tables, context_lens, block_size, max_context_len)
-    prepare(out, query, key_cache, value_cache, *rest, check_ids=check_ids).launch()
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    prepare(out, query, key_cache, value_cache, *rest, **scales, check_ids=check_ids).launch()
 
 
 def prepare(
@@ -103,13 +114,17 @@ def prepare(
     block_size: int,
     max_context_len: int,
     *,
+    k_scale: Any = None,
+    v_scale: Any = None,
     check_ids: bool = False,
 ) -> Prepared:
-    """The checked call, without its launch; it takes ``out``, ``query``, ``key_cache`` and ``value_cache`` of any layer.
+    """The checked call, without its launch; it takes ``out``, ``query``, ``key_cache`` and ``value_cache`` of any layer, and over
+    caches of fp8 ``k_scale`` and ``v_scale`` after them.
 
     Args and errors are those of :func:`forward`, with ``out`` as in :func:`paged_attention_cuda_forward`.
     """
-    query, out, key_cache, value_cache, block_tables, context_lens = views(
+    scales = checks.given_scales(k_scale, v_scale)
+    query, out, key_cache, value_cache, block_tables, context_lens, *scales_of = views(
         "out",
         query=query,
         out=out,
@@ -117,8 +132,10 @@ def prepare(
         value_cache=value_cache,
         block_tables=block_tables,
         context_lens=context_lens,
+        **scales,
     )
-    call = checked(query, out, key_cache, value_cache, block_tables, context_lens, block_size, max_context_len)
+    arguments = (query, out, key_cache, value_cache, block_tables, context_lens, block_size, max_context_len)
+    call = checked(*arguments, scales_of)
     if check_ids:
         lengths = on_host(call.context_lens)
         checks.lengths("context_lens", lengths, "max_context_len", max_context_len)
@@ -135,19 +152,20 @@ def checked(
     context_lens: Array,
     block_size: int,
     max_context_len: int,
+    scales: Sequence[Array] = (),
 ) -> Decode:
-    """The checked call with the arguments of :func:`forward`.
+    """The checked call with the arguments of :func:`forward`; ``scales`` are those of keys and values, or none.
 
     Raises:
         SettingError: A shape or dtype does not fit.
     """
     checks.block_size(block_size)
-    checks.heads(query, out, key_cache, value_cache, None, block_size)
+    checks.heads(query, out, key_cache, value_cache, None, block_size, scales=scales)
     checks.limit("max_context_len", max_context_len)
     checks.tables(block_tables, query.shape[0], block_size, max_context_len)
     context_lens.expect((query.shape[0],), "int32")
     slots = Slots("PagedSlots" if block_size % source.TILE_TOKENS else "PagedTiles", block_tables, block_size)
-    return Decode(query, out, key_cache, value_cache, slots, context_lens, max_context_len)
+    return Decode(query, out, key_cache, value_cache, slots, context_lens, max_context_len, tuple(scales))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +189,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """A checked call of the decode kernels; caches are ``[..., num_kv_heads, head_dim]``."""
+    """A checked call of the decode kernels; caches are ``[..., num_kv_heads, head_dim]``, of fp8 if there are ``scales``."""
 
     query: Array
     out: Array
@@ -180,6 +198,7 @@ class Decode:
     slots: Slots
     context_lens: Array
     max_context_len: int
+    scales: tuple[Array, ...] = ()
 
     @property
     def kv_heads(self) -> int:
@@ -193,10 +212,10 @@ class Decode:
     def prepared(self, kernels: Kernels, partition_tokens: int | None = None) -> Prepared:
         """The call without its launch; ``partition_tokens``, a multiple of 16, overrides the split of :func:`partition_size`."""
         batch, heads, head_dim = self.query.shape
-        ring = source.ring_bytes(kernels.multiprocessor_shared_bytes)
-        decode = source.decode_attention(self.query.dtype, head_dim, self.group, self.slots.rule, ring)
+        ring, fp8 = source.ring_bytes(kernels.multiprocessor_shared_bytes), bool(self.scales)
+        decode = source.decode_attention(self.query.dtype, head_dim, self.group, self.slots.rule, ring, fp8=fp8)
         columns = self.kv_heads * -(-self.group // source.group_tile(self.query.dtype, self.group))
-        shared_bytes = source.decode_shared_bytes(self.query.dtype, head_dim, self.group, ring)
+        shared_bytes = source.decode_shared_bytes(self.query.dtype, head_dim, self.group, ring, fp8=fp8)
         places = kernels.places(decode, THREADS, shared_bytes)
         tokens = partition_tokens or partition_size(self.max_context_len, batch * columns, places)
         partitions = max(1, -(-self.max_context_len // tokens))
@@ -213,15 +232,17 @@ class Decode:
             *map(np.int32, (self.kv_heads, self.group)),
             *map(np.int32, (self.slots.block_size, self.slots.ids_per_sequence, tokens)),
             np.float32(math.log2(math.e) / math.sqrt(head_dim)),
+            *self.scales,
         )
+        changing = (*LAYER_ARGUMENTS, *range(len(arguments) - len(self.scales), len(arguments)))
         grid, block = (columns, partitions, batch), (THREADS, 1, 1)
-        launches = [kernels.prepared(decode, grid, block, arguments, LAYER_ARGUMENTS, shared_bytes=shared_bytes)]
+        launches = [kernels.prepared(decode, grid, block, arguments, changing, shared_bytes=shared_bytes)]
         if partitions > 1:
             merge = source.merge_partitions(self.query.dtype, head_dim)
             merged = (self.out, states, values, self.context_lens, np.int32(partitions), np.int32(tokens))
             block = (-(-head_dim // 32) * 32, 1, 1)
             launches.append(kernels.prepared(merge, (heads, batch, 1), block, merged, LAYER_ARGUMENTS[:1]))
-        layer = (self.out, self.query, self.key_cache, self.value_cache)
+        layer = (self.out, self.query, self.key_cache, self.value_cache, *self.scales)
         return Prepared(layer, launches, (self.slots.ids, self.context_lens, states, values))
 
 

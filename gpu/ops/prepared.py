@@ -2,7 +2,7 @@
 
 All layers of a step have the same block tables, lengths, shapes and dtypes. Most of the host's time of a call goes into
 checks, the choice of the split, the kernel and its grid, and buffers of partial results. :class:`Prepared` holds them. The
-first four arguments of an operation are the tensors of a layer: a launch compares their shape, dtype, device and layout with
+first arguments of an operation are the tensors of a layer: a launch compares their shape, dtype, device and layout with
 those that were checked, and writes their addresses into the kernels' arguments.
 """
 
@@ -19,8 +19,8 @@ from .launching import Launch
 Operation = Literal["decode_attention", "prefill_attention", "contiguous_attention", "reshape_and_cache"]
 #: A checked call of an operation, which takes the first four arguments of any layer.
 LayerCall = Callable[..., None]
-#: Bytes of the kernels' loads; the address of each tensor of a layer is a multiple.
-ALIGNMENT = 16
+#: Bytes of the kernels' loads; the address of each of the first tensors of a layer is a multiple. Scales may follow them.
+ALIGNMENT, LOADED_TENSORS = 16, 4
 
 
 class Prepared:
@@ -55,9 +55,11 @@ class Prepared:
         if not self._pointers_of:
             self._pointers_of = tuple(recognise(array) for array in self._arrays)
         found = [pointer_of(array) for pointer_of, array in zip(self._pointers_of, arrays, strict=True)]
-        pointers = [pointer for pointer in found if pointer is not None and not pointer % ALIGNMENT]
-        if len(pointers) < len(found):
+        pointers = [pointer for pointer in found if pointer is not None]
+        if len(pointers) < len(found) or any(pointer % ALIGNMENT for pointer in pointers[:LOADED_TENSORS]):
             pointers = [_checked(wanted, array) for wanted, array in zip(self._arrays, arrays, strict=True)]
+            for tensor, pointer in zip(self._arrays[:LOADED_TENSORS], pointers, strict=False):
+                require_aligned(tensor._replace(pointer=pointer))
         for launch in self._launches:
             launch(pointers)
 
@@ -74,7 +76,6 @@ def _checked(wanted: Array, array: Any) -> int:
         if value != expected:
             remedy = f"must be {expected}, for which the call was prepared; prepare one for this step"
             raise SettingError(f"{wanted.field}.{attribute}", value, remedy)
-    require_aligned(found)
     return found.pointer
 
 

@@ -16,12 +16,21 @@ _INCLUDE = re.compile(r'^#include "(?P<name>[\w./]+)"$')
 #: The C++ type of each cache dtype.
 SCALARS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 HEAD_DIMS = (64, 80, 96, 112, 120, 128, 160, 192, 256)
+#: Caches of fp8 (e4m3): names of the dtype, of which the second is the same bytes in libraries without it; the dtypes of queries
+#: over them; and head_dims with rows of whole loads of 16 bytes.
+FP8_CACHES = ("float8_e4m3fn", "uint8")
+FP8_QUERIES = ("float16", "bfloat16")
+FP8_HEAD_DIMS = tuple(head_dim for head_dim in HEAD_DIMS if head_dim % 16 == 0)
 #: Rules for a token's slot: from a block table, the same with one look-up a tile, or relative to the sequence's first slot.
 SLOT_RULES = ("PagedSlots", "PagedTiles", "ContiguousSlots")
+#: Those of caches of fp8.
+FP8_SLOT_RULES = SLOT_RULES[:2]
 #: ``PagedTiles`` needs blocks and partitions of a multiple of so many tokens.
 TILE_TOKENS = 16
 #: Scalars of a row in shared memory are a multiple of this: the columns of a matrix product.
 WIDTH_STEP = 16
+#: The same for fp8 on tensor cores, where a load of fragments has two such.
+FP8_WIDTH_STEP = 32
 #: Warps of a block of the decode kernel.
 DECODE_WARPS = 4
 #: Shared memory of the rings of a block on tensor cores: by default, and where a multiprocessor has less than this.
@@ -71,10 +80,20 @@ def ring_bytes(shared_bytes: int) -> int:
 
 
 def decode_attention(
-    dtype: str, head_dim: int, group: int, slots: str = "PagedSlots", ring: int = RING_BYTES
+    dtype: str, head_dim: int, group: int, slots: str = "PagedSlots", ring: int = RING_BYTES, *, fp8: bool = False
 ) -> Kernel:
-    """Attention of ``group`` query heads per KV head; ``slots`` is one of :data:`SLOT_RULES`, ``ring`` of :func:`ring_bytes`."""
-    kernel = attention(f"decode_attention<{SCALARS[dtype]}, {head_dim}, {group_tile(dtype, group)}, {slots}>")
+    """Attention of ``group`` query heads per KV head.
+
+    Args:
+        dtype: Of the queries, and of the cache unless ``fp8``.
+        head_dim: Head dimension.
+        group: Query heads per KV head.
+        slots: One of :data:`SLOT_RULES`.
+        ring: As :func:`ring_bytes` gives it.
+        fp8: Whether the cache is of fp8.
+    """
+    name = "decode_attention_fp8" if fp8 else "decode_attention"
+    kernel = attention(f"{name}<{SCALARS[dtype]}, {head_dim}, {group_tile(dtype, group)}, {slots}>")
     if ring == RING_BYTES or not _on_tensor_cores(dtype, group):
         return kernel
     return Kernel(_with_ring(kernel.text, ring), kernel.expression)
@@ -83,6 +102,11 @@ def decode_attention(
 @functools.cache  # one object per text, so that a look-up of a compiled kernel compares no characters
 def _with_ring(text: str, ring: int) -> str:
     return f"#define FRAGMETER_RING_BYTES {ring}\n{text}"
+
+
+def reshape_and_cache_fp8(dtype: str) -> Kernel:
+    """The kernel that writes keys and values of ``dtype`` into caches of fp8."""
+    return Kernel(_kernel_text("reshape_and_cache_fp8"), f"reshape_and_cache_fp8<{SCALARS[dtype]}>")
 
 
 def _on_tensor_cores(dtype: str, group: int) -> bool:
@@ -100,11 +124,12 @@ def width(head_dim: int) -> int:
     return -(-head_dim // WIDTH_STEP) * WIDTH_STEP
 
 
-def decode_shared_bytes(dtype: str, head_dim: int, group: int, ring: int = RING_BYTES) -> int:
+def decode_shared_bytes(dtype: str, head_dim: int, group: int, ring: int = RING_BYTES, *, fp8: bool = False) -> int:
     """Dynamic shared memory of a block of :func:`decode_attention`: the ring buffers of its warps, or their results."""
     tile = group_tile(dtype, group)
     if _on_tensor_cores(dtype, group):
-        stage = DECODE_WARPS * 16 * 2 * width(head_dim) * 2  # keys and values of 16 tokens
+        row_bytes = -(-head_dim // FP8_WIDTH_STEP) * FP8_WIDTH_STEP if fp8 else width(head_dim) * 2
+        stage = DECODE_WARPS * 16 * 2 * row_bytes  # keys and values of 16 tokens
         used = max(1, ring // stage) * stage
     else:
         used = 3 * 16 * 1024

@@ -38,6 +38,10 @@ SOME = [
     source.prefill_attention("bfloat16", 120),
     source.prefill_attention("float16", 160),
     source.merge_prefill("bfloat16", 112),
+    source.decode_attention("float16", 128, 8, "PagedTiles", fp8=True),
+    source.decode_attention("bfloat16", 128, 1, "PagedTiles", fp8=True),
+    source.decode_attention("float16", 256, 16, "PagedTiles", fp8=True),
+    source.reshape_and_cache_fp8("bfloat16"),
     source.plain("reshape_and_cache"),
     source.plain("copy_blocks"),
 ]
@@ -99,7 +103,7 @@ def test_no_block_takes_more_shared_memory_than_the_smallest_device_gives():
 @pytest.mark.parametrize("architecture", compile_gate.ARCHITECTURES)
 def test_every_instance_compiles_without_spills(architecture):
     found = compile_gate.compiled(compile_gate.every_kernel(compile_gate.SHARED_BYTES[architecture]), architecture)
-    assert len(found) == 3 * 9 * (4 * 3 + 1 + 2) + 2
+    assert len(found) == 3 * 9 * (4 * 3 + 1 + 2) + 2 * 8 * 4 * 2 + 3 + 2
     for one in found:
         check(one)
 

@@ -43,7 +43,13 @@ def test_the_whole_grid_has_every_combination():
     heads = [(32, 8), (40, 40), (64, 8), (64, 64), (16, 1)]
     head_dims = [64, 80, 96, 112, 120, 128, 160, 192, 256]
     dtypes = ["float16", "bfloat16", "float32"]
+    of_fp8 = {"decode_attention_fp8": dtypes[:2], "reshape_and_cache_fp8": dtypes}
     for kernel in KERNELS:
+        if kernel in of_fp8:
+            rows = [head_dim for head_dim in head_dims if head_dim != 120]
+            wanted = set(itertools.product([kernel], of_fp8[kernel], heads, rows, [1, 8, 16, 32, 64]))
+            assert wanted <= shapes and all(point.exists for point in WHOLE)
+            continue
         # A contiguous cache has no blocks.
         block_sizes = [16] if kernel == "contiguous_attention" else [1, 8, 16, 32, 64]
         assert set(itertools.product([kernel], dtypes, heads, head_dims, block_sizes)) <= shapes
@@ -93,9 +99,9 @@ def test_a_planted_bug_is_found(tmp_path, capsys, monkeypatch):
 
 
 @needs_compiler
-@pytest.mark.parametrize("kernel", ["reshape_and_cache", "copy_blocks", "swap_blocks"])
+@pytest.mark.parametrize("kernel", ["reshape_and_cache", "copy_blocks", "swap_blocks", "reshape_and_cache_fp8"])
 def test_a_kernel_that_does_nothing_is_found(kernel, monkeypatch):
-    monkeypatch.setattr(cache, kernel, lambda *_: None)
+    monkeypatch.setattr(cache, kernel.removesuffix("_fp8"), lambda *_, **__: None)
     (failed,) = failures([Point(kernel, "float16", (8, 2), 64, 16, grid.RAGGED)])
     assert failed.error > 0.1
 

@@ -82,7 +82,7 @@ MERGE_BUGS = {
     "partitions past the end are added": ("ceil_div(context_lens[blockIdx.y], partition_tokens)", "partitions"),
     "the maximum is of a lane": ("maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, distance));", ""),
     "sums past the end are added": (": make_float2(kMasked, 0)", ": states[first]"),
-    "the sum is of a lane": ("sum += __shfl_xor_sync(kFullWarp, sum, distance);", ";"),
+    "the sum is of a lane": ("distance /= 2) sum += __shfl_xor_sync(kFullWarp, sum, distance);", "distance /= 2) ;"),
     "weights are of one partition": ("__shfl_sync(kFullWarp, weight, place)", "__shfl_sync(kFullWarp, weight, 0)"),
 }
 

@@ -33,6 +33,9 @@ template <class To, class From> To bit_cast(From from) {
 inline bool is_nan(float value) { return value != value; }
 }  // namespace shim
 
+inline uint32_t __float_as_uint(float value) { return shim::bit_cast<uint32_t>(value); }
+inline float __uint_as_float(uint32_t bits) { return shim::bit_cast<float>(bits); }
+
 inline float __half2float(__half value) {
     const uint32_t sign = (value.bits & 0x8000u) << 16, magnitude = (value.bits & 0x7fffu) << 13;
     if (magnitude >= 0x0f800000u) return shim::bit_cast<float>(sign | 0x70000000u | magnitude);  // infinity and NaN

@@ -11,6 +11,8 @@ from itertools import product
 
 import numpy as np
 
+from fragmeter.gpu.check import fp8
+
 #: numpy's type of each type of PTX.
 TYPES: dict[str, type[np.generic]] = {
     **{f"b{bits}": getattr(np, f"uint{bits}") for bits in (16, 32, 64)},
@@ -62,6 +64,7 @@ def _table() -> dict[str, Operation]:
     same("not", (*BITS, "pred"), 1, np.invert)
     same("mov", tuple(TYPES), 1, lambda a: a)
     same("bfi", ("b32",), 4, _bit_field_insert)
+    table["prmt.b32"] = Operation(_permuted, "b32", ("b32",) * 3)
     for kind, (narrow, wide) in product("su", ((16, 32), (32, 64))):
         types = (f"{kind}{narrow}",) * 2
         table[f"mul.wide.{kind}{narrow}"] = Operation(_widened(TYPES[f"{kind}{wide}"]), f"{kind}{wide}", types)
@@ -88,7 +91,7 @@ def _of_floats() -> dict[str, Operation]:
     def operation(result: str, count: int, function: Callable[..., np.ndarray]) -> Operation:
         return Operation(function, result, ("f32",) * count)
 
-    return {
+    return _of_fp8() | {
         # The product is exact in 64 bits; the sum rounds there and once more in 32 bits.
         "fma.rn.f32": operation("f32", 3, lambda a, b, c: (a.astype(float) * b + c).astype(np.float32)),
         "div.rn.f32": operation("f32", 2, np.divide),
@@ -104,6 +107,31 @@ def _of_floats() -> dict[str, Operation]:
         "cvt.rn.f16x2.f32": operation("b32", 2, lambda a, b: _halves(to_half(b), to_half(a))),
         "cvt.rn.bf16x2.f32": operation("b32", 2, lambda a, b: _halves(to_bfloat(b), to_bfloat(a))),
     }
+
+
+def _of_fp8() -> dict[str, Operation]:
+    """Conversions of e4m3, and the product of bf16 that stands in for one."""
+    numbers = fp8.NUMBERS.astype(np.float16).view(np.uint16)
+
+    def of_bfloats(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        # The product is exact in 64 bits; here the sum is, too.
+        low, high = (
+            np.float32(x) * y.astype(float) + z for x, y, z in zip(*map(_of_two_bfloats, (a, b, c)), strict=True)
+        )
+        return _halves(to_bfloat(low.astype(np.float32)), to_bfloat(high.astype(np.float32)))
+
+    return {
+        # "For .e4m3x2 the upper 8 bits are converted to the upper 16 bits of d", and likewise in the other direction.
+        "cvt.rn.f16x2.e4m3x2": Operation(lambda a: _halves(numbers[a & 255], numbers[a >> 8]), "b32", ("b16",)),
+        "cvt.rn.satfinite.e4m3x2.f32": Operation(
+            lambda a, b: fp8.encoded(a).astype(np.uint16) << 8 | fp8.encoded(b), "b16", ("f32", "f32")
+        ),
+        "fma.rn.bf16x2": Operation(of_bfloats, "b32", ("b32",) * 3),
+    }
+
+
+def _of_two_bfloats(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return (pair << np.uint32(16)).view(np.float32), (pair & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def to_half(values: np.ndarray) -> np.ndarray:
@@ -167,6 +195,18 @@ def _bit_field_insert(field: np.ndarray, into: np.ndarray, position: np.ndarray,
     mask = (np.uint64(1) << count) - np.uint64(1) << first
     inserted = field.astype(np.uint64) << first & mask | into.astype(np.uint64) & ~mask
     return inserted.astype(np.uint32)
+
+
+def _permuted(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
+    """Each of the lower four nibbles of the selector takes a byte of a (0 to 3) or b (4 to 7), or copies of its sign."""
+    both = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
+    result = np.zeros_like(a)
+    for byte in range(4):
+        chosen = selector >> np.uint32(4 * byte) & np.uint32(15)
+        taken = (both >> (chosen & np.uint32(7)).astype(np.uint64) * np.uint64(8)).astype(np.uint32) & np.uint32(255)
+        signs = np.where(taken >> np.uint32(7), np.uint32(255), np.uint32(0))
+        result |= np.where(chosen >> np.uint32(3), signs, taken) << np.uint32(8 * byte)
+    return result
 
 
 OPERATIONS = _table()

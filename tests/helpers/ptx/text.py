@@ -1,6 +1,7 @@
 """PTX as text: the parameters, registers, labels and instructions of one kernel.
 
 NVRTC writes one statement a line. Inline assembly may put several in a line, or a block of its own: ``{ cvt.f32.f16 %f1, %rs1;}``.
+A block may declare a register: ``{ .reg .b16 tmp; mov.b32 {tmp, %rs2}, %r1; }``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 Operand = str | tuple[str, ...]
 
 _REGISTERS = re.compile(r"\.reg\s+\.(?P<type>\w+)\s+(?P<prefix>%\w+?)<\d+>;")
+_OF_BLOCK = re.compile(r"\.reg\s+\.(?P<type>\w+)\s+(?P<name>[a-z]+);")
 _PARAMETER = re.compile(r"\.param\s+\.(?P<type>\w+)(?:\s+\.ptr)?(?:\s+\.\w+\s+\d+)?\s+(?P<name>[\w$]+)")
 _DYNAMIC_SHARED = re.compile(r"^\.extern \.shared \.align \d+ \.b8 (?P<name>[\w$]+)\[\];", re.MULTILINE)
 _STATEMENT = re.compile(r"(?:@(?P<sense>!?)(?P<guard>%\w+)\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<operands>.*)", re.DOTALL)
@@ -77,6 +79,9 @@ def parsed(ptx: str, entry: str) -> Program:
         elif text.endswith(":"):
             labels[text[:-1]] = len(instructions)
         elif not text.startswith("."):
+            for found in _OF_BLOCK.finditer(text):
+                types[found["name"]] = found["type"]
+            text = _OF_BLOCK.sub("", text)
             instructions += _statements(text, number)
     shared = _DYNAMIC_SHARED.search(ptx)
     parameters = {found["name"]: found["type"] for found in _PARAMETER.finditer(ptx[head.end() : begin])}
