@@ -7,7 +7,8 @@
 Each server is random: a model on a GPU, lengths, a rate, and prompts that share prefixes. A healthy one has no preemptions and
 keeps up. A cause is planted by one flag that makes the latency index of a healthy server at least a tenth worse; loads in which
 it does not are drawn again. The server is a simulation with steps that take up to 15 % more or less time, which the diagnosis
-does not know. It leaves a trace of its requests, or for every other server a benchmark without contents, and its /metrics.
+does not know. It leaves what a real server does: its /metrics, scraped every 15 s from 0 to the end, and a trace of its requests, or for
+every other server a benchmark without contents and with the time of every token. Its load lasts for five scrapes or more.
 ``fragmeter diagnose`` reads these files and the command line, and the cause that it names first is counted.
 """
 
@@ -33,7 +34,7 @@ from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.sim import simulate
 from fragmeter.sim.engine.run import Run
 from fragmeter.sim.engine.unread import only_read
-from fragmeter.sim.metrics.gaps import Gaps
+from fragmeter.sim.metrics.openmetrics import openmetrics
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.types.errors import UserError
 from fragmeter.sim.types.ticks import PER_SECOND
@@ -41,8 +42,8 @@ from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.users import Users
 from fragmeter.traces import Trace, workload, write
 
-#: Requests of a server, and of a draw of the diagnosis.
-REQUESTS = 400
+#: Requests of a server: at least and at most; seconds that they arrive for, in between; and seconds between two scrapes.
+REQUESTS, MOST_REQUESTS, LASTS_S, SCRAPES_S = 400, 2500, 75.0, 15.0
 #: Least increase of the latency index that makes a flag a cause, and the range of the error of the step times.
 HURTS, STEPS = 0.1, (0.87, 1.15)
 ROOMY = (("llama-3.1-8b", "h100-80gb"), ("llama-3.1-8b", "a100-80gb"), ("qwen2.5-7b", "l40s"), ("qwen3-8b", "h200"))
@@ -66,9 +67,10 @@ class Load:
     users: int | None = None
 
     def at(self, rate: float, rng: np.random.Generator) -> Load:
-        """The requests with Poisson arrivals."""
-        gaps = np.rint(rng.exponential(1e9 / rate, len(self.trace))).astype(np.int64) * 1000
-        return replace(self, trace=replace(self.trace, arrival_ticks=np.cumsum(gaps)))
+        """As many of the requests as last for some scrapes, with Poisson arrivals."""
+        trace = self.trace.first(min(len(self.trace), max(REQUESTS, round(rate * LASTS_S))))
+        gaps = np.rint(rng.exponential(1e9 / rate, len(trace))).astype(np.int64) * 1000
+        return replace(self, trace=replace(trace, arrival_ticks=np.cumsum(gaps)))
 
 
 @dataclass(frozen=True)
@@ -81,17 +83,19 @@ class Planted:
     scale: float
 
 
-def requests(rng: np.random.Generator, prompts: float, outputs: float, shared: tuple[float, float]) -> Trace:
+def requests(
+    rng: np.random.Generator, prompts: float, outputs: float, shared: tuple[float, float], number: int = MOST_REQUESTS
+) -> Trace:
     """Lognormal lengths with these means; prompts begin with one of some prefixes, of these shares of the mean prompt."""
-    lengths = [np.maximum(8, np.rint(rng.lognormal(np.log(mean) - 0.32, 0.8, REQUESTS))) for mean in (prompts, outputs)]
+    lengths = [np.maximum(8, np.rint(rng.lognormal(np.log(mean) - 0.32, 0.8, number))) for mean in (prompts, outputs)]
     prompt_tokens, output_tokens = (
         np.minimum(each, 7 * mean).astype(np.int64) for each, mean in zip(lengths, (prompts, outputs))
     )
     count = int(rng.integers(1, 9))
     prefix = np.maximum(16, np.rint(rng.uniform(*shared, count) * prompts)).astype(np.int64)
-    ids = rng.integers(count, size=REQUESTS)
+    ids = rng.integers(count, size=number)
     tokens = np.minimum(prefix[ids], prompt_tokens)
-    content = PromptContent(np.arange(REQUESTS + 1), ids, tokens)
+    content = PromptContent(np.arange(number + 1), ids, tokens)
     return Trace("requests", prompt_tokens, output_tokens, content=content)
 
 
@@ -124,7 +128,7 @@ def paced(line: str, gpu: str, load: Load, scale: float, rng: np.random.Generato
     """The load at a share of the saturated rate, or the highest lower one at which the server is healthy."""
     server = replace(server_of(parse_serve(line), gpu, None, None), step_scale=scale)
     # As many requests as saturate 1,024 sequences.
-    rows = np.tile(np.arange(len(load.trace)), 8)
+    rows = np.tile(np.arange(REQUESTS), 8)
     lengths = load.trace.prompt_tokens[rows], load.trace.output_tokens[rows]
     work = workload(Trace("at once", *lengths, np.zeros(len(rows), dtype=np.int64)))
     most = saturated_rate(only_read(server.settings()), work, step_cost(server.settings()))
@@ -172,7 +176,7 @@ def kv_dtype(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
 def many_seqs(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
     model, gpu = LONG[rng.integers(len(LONG))]
     line = f"vllm serve {model} --max-model-len 16384 --gpu-memory-utilization 0.95 --kv-cache-dtype fp8"
-    load = Load(requests(rng, rng.uniform(200, 1000), rng.uniform(1500, 2200), (0.0, 0.3)))
+    load = Load(requests(rng, rng.uniform(200, 1000), rng.uniform(1500, 2200), (0.0, 0.3), REQUESTS))
     users = round(rng.uniform(1.5, 2.5) * fit(line, gpu, load))
     yield Planted(f"{line} --max-num-seqs 1024 --max-num-batched-tokens 2048", gpu, replace(load, users=users), scale)
 
@@ -230,10 +234,19 @@ def planted(kind: str, seed: int) -> tuple[Planted, float]:
     raise SystemExit(f"{kind}, seed {seed}: no load is hurt by it")
 
 
+def token_times(run: Run) -> list[np.ndarray]:
+    """When each token of every request is out, in seconds; a preempted request goes on after its last one."""
+    log, found = run.log, [[] for _ in run.workload.prompt_tokens]
+    first = log.first_token_ticks
+    for place, index in enumerate(log.residencies["index"].tolist()):
+        steps = np.arange(log.residencies["start_step"][place] + 2, log.residency_end[place] + 1)
+        found[index] += [first[place : place + 1], log.end_of(steps)]
+    return [np.concatenate(parts) / PER_SECOND for parts in found]
+
+
 def bench(run: Run, load: Load) -> dict[str, object]:
-    """The run as ``vllm bench serve`` writes it, with even gaps between the tokens of a request."""
-    times = request_times(run)
-    gaps_s = (times.finish_ticks - times.first_token_ticks) / np.maximum(times.output_tokens - 1, 1) / PER_SECOND
+    """The run as ``vllm bench serve`` writes it."""
+    times, tokens = request_times(run), token_times(run)
     return {
         "model_id": run.settings.model,
         "duration": run.log.end_ticks / PER_SECOND,
@@ -243,43 +256,14 @@ def bench(run: Run, load: Load) -> dict[str, object]:
         "output_lens": times.output_tokens.tolist(),
         "start_times": (times.arrival_ticks / PER_SECOND).tolist(),
         "ttfts": (times.ttft_ms / 1e3).tolist(),
-        "itls": [[gap] * (tokens - 1) for gap, tokens in zip(gaps_s.tolist(), times.output_tokens.tolist())],
+        "itls": [np.diff(tokens[index]).tolist() for index in times.index.tolist()],
     }
-
-
-def metrics(run: Run) -> str:
-    """Two scrapes of the server: before the first request, and at the end with mean gauges."""
-    times, pool = request_times(run), pool_use(run)
-    counters = {
-        "num_preemptions_total": int(times.recomputed.sum()),
-        "time_to_first_token_seconds_count": len(times.index),
-        "time_to_first_token_seconds_sum": float(times.ttft_ms.sum() / 1e3),
-        "e2e_request_latency_seconds_count": len(times.index),
-        "e2e_request_latency_seconds_sum": float(times.e2el_ms.sum() / 1e3),
-        "inter_token_latency_seconds_count": Gaps.of(run.log).number,
-        "inter_token_latency_seconds_sum": Gaps.of(run.log).mean_ms() * Gaps.of(run.log).number / 1e3,
-        "prefix_cache_queries_total": 1_000_000,
-        "prefix_cache_hits_total": round(1e6 * (pool.hit_rate or 0.0)),
-    }
-    gauges = {
-        "num_requests_running": pool.mean_running,
-        "num_requests_waiting": pool.mean_waiting,
-        "kv_cache_usage_perc": pool.mean_usage,
-    }
-    config = (
-        f'vllm:cache_config_info{{block_size="{run.replica.block_size}",num_gpu_blocks="{run.replica.num_blocks}"}} 1'
-    )
-    first = [f"vllm:{name} 0" for name in (*counters, *gauges)]
-    last = [f"vllm:{name} {value}" for name, value in (counters | gauges).items()]
-    return "\n".join(
-        ["1790000000", config, *first, str(1_790_000_000 + run.log.end_ticks / PER_SECOND), config, *last, ""]
-    )
 
 
 def diagnosed(found: Planted, seed: int, folder: Path) -> dict[str, object]:
     """What ``fragmeter diagnose`` says of a server, from the files that it leaves."""
     run = run_of(replace(server_of(parse_serve(found.line), found.gpu, None, None), step_scale=found.scale), found.load)
-    (folder / "metrics.txt").write_text(metrics(run))
+    (folder / "metrics.txt").write_text("".join(openmetrics([run], run.settings.model, SCRAPES_S)))
     arguments = [
         "--serve",
         found.line,
@@ -297,7 +281,7 @@ def diagnosed(found: Planted, seed: int, folder: Path) -> dict[str, object]:
         write(replace(found.load.trace, arrival_ticks=run.workload.arrival_ticks), folder / "trace.parquet")
         arguments += ["--trace", folder / "trace.parquet"]
         arguments += ["--max-concurrency", found.load.users] if found.load.users else []
-    arguments += ["--num-prompts", REQUESTS, "--jobs", 1]
+    arguments += ["--jobs", 1]
     if status(["diagnose", *map(str, arguments)]) != DONE:
         raise SystemExit(f"diagnose refuses {found.line}")
     return json.loads((folder / "d.json").read_text())

@@ -5,14 +5,16 @@
     KV dtype               the same, and the KV cache has 16 bits               --kv-cache-dtype fp8
     max-num-seqs too high  the same, and more may run than the pool holds       --max-num-seqs, --watermark
     max-num-seqs too low   requests wait for max-num-seqs, and KV cache is free --max-num-seqs
-    chunk too large        p99 ITL above 25 decode steps or 250 ms              --max-num-batched-tokens
+    chunk too large        p99 ITL above 25 decode steps or 250 ms; above 5     --max-num-batched-tokens
+                           where the chunk is above vLLM's default
     chunk too small        requests wait for steps                              --max-num-batched-tokens
     caching off            prefix caching is off, and prompts share a prefix    --enable-prefix-caching
     no CUDA graphs         --enforce-eager                                      without it
 
 A symptom alone is no finding: the flags are simulated on the same requests, and those that do not help are dropped
-(``diagnosis``). 25 decode steps are the lenient limit on the time between tokens of Sarathi-Serve (OSDI'24); 250 ms is a
-choice. An fp8 KV cache changes what the model answers, and all other flags leave it alone.
+(``diagnosis``). 25 and 5 decode steps are the relaxed and the strict limit on the time between tokens of Sarathi-Serve (OSDI'24);
+250 ms is a choice. The strict one holds for a chunk that somebody made larger than vLLM's default: smaller chunks gain a little in
+most servers, and a server as vLLM starts it is not ill for that. An fp8 KV cache changes what the model answers, and all other flags leave it alone.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from .server import Change, Server
 
 #: Preemptions per 100 requests, and share of the time that requests wait, from which on they are symptoms.
 PREEMPTS, WAITS = 1.0, 0.05
-#: Limits on the p99 gap between tokens: decode steps, or milliseconds if it also lasts some decode steps.
-STALL_STEPS, STALL_MS, _SOME_STEPS = 25.0, 250.0, 10.0
+#: Limits on the p99 gap between tokens: decode steps, or milliseconds if it also lasts some decode steps; decode steps for a
+#: chunk above vLLM's default.
+STALL_STEPS, STALL_MS, _SOME_STEPS, STRICT_STEPS = 25.0, 250.0, 10.0, 5.0
 #: Usage of the KV cache below which it has room.
 ROOM = 0.9
 #: Utilisation beyond the default that is tried: vLLM's own warning asks for more, and a GPU needs the rest.
@@ -184,9 +187,16 @@ def _more_seqs(case: Case) -> Iterator[Change]:
 def _stalls(case: Case) -> str | None:
     seen = case.seen
     times = seen.p99_itl_ms / seen.median_itl_ms if seen.median_itl_ms else 0.0
-    if times <= STALL_STEPS and (times <= _SOME_STEPS or seen.p99_itl_ms <= STALL_MS):
+    stalls = times > STALL_STEPS or (times > _SOME_STEPS and seen.p99_itl_ms > STALL_MS)
+    if not stalls and not (times > STRICT_STEPS and _is_above_default(case.server)):
         return None
     return f"prompts stall the other requests: p99 ITL is {seen.p99_itl_ms:,.0f} ms, {times:.0f} decode steps"
+
+
+def _is_above_default(server: Server) -> bool:
+    """Whether a step takes more tokens than vLLM's default on this GPU."""
+    default = server.changed({"max-num-batched-tokens": None})
+    return default is not None and server.launch.max_num_batched_tokens > default.launch.max_num_batched_tokens
 
 
 def _smaller_chunks(case: Case) -> Iterator[Change]:

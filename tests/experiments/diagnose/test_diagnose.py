@@ -87,6 +87,19 @@ class TestPlanted:
         assert found["causes"][0] == "chunk too large"
         assert found["changes"][0]["seen"]["p99_itl_ms"] < 0.5 * found["as_served"]["p99_itl_ms"]
 
+    @pytest.mark.parametrize(
+        ("chunk", "prompts", "rate", "causes"),
+        [(16_384, 6000, 2, ["chunk too large"]), (8192, 6000, 2, []), (32_768, 500, 8, [])],
+        ids=["above the default", "the default", "above it without stalls"],
+    )
+    def test_the_strict_limit_is_for_chunks_above_the_default(self, chunk, prompts, rate, causes, tmp_path):
+        load = trace_of(tmp_path, prompts, 150, rate)
+        line = f"vllm serve llama-3.1-8b --max-model-len 32K --max-num-batched-tokens {chunk}"
+        found = diagnose(tmp_path, line, "h100-80gb", "--trace", load)
+        assert found["causes"] == causes
+        times = found["as_served"]["p99_itl_ms"] / found["as_served"]["median_itl_ms"]
+        assert times < 25 and (times > 5) == (prompts == 6000)
+
     def test_shared_prefixes_are_cached(self, tmp_path):
         load = trace_of(tmp_path, 2000, 100, 12, shared=0.8)
         found = diagnose(tmp_path, f"{LINE} --no-enable-prefix-caching", "h100-80gb", "--trace", load)
