@@ -13,7 +13,7 @@
 
 A symptom alone is no finding: the flags are simulated on the same requests, and those that do not help are dropped
 (``diagnosis``). 25 and 5 decode steps are the relaxed and the strict limit on the time between tokens of Sarathi-Serve (OSDI'24);
-250 ms is a choice. The strict one holds for a chunk that somebody made larger than vLLM's default: smaller chunks gain a little in
+250 ms is a choice. The strict one holds for a chunk larger than vLLM's default: smaller chunks gain a little in
 most servers, and a server as vLLM starts it is not ill for that. An fp8 KV cache changes what the model answers, and all other flags leave it alone.
 """
 
