@@ -20,7 +20,6 @@ import simpy
 from ..engine.core import FOREVER, RESTS, raise_fault, started
 from ..engine.replica import Replica
 from ..memory.accounting.ledger import Ledger
-from ..memory.paged.cached import CachedMemory
 from ..types.sequence import Sequence
 from ..workload.source import NEVER
 from .routed import ignored
@@ -71,7 +70,6 @@ class RoutedCoreEngine:
     ) -> None:
         self.env, self.ledger, self.end_ticks, self.until = env, Ledger(replica.memory.meter), int(env.now), NEVER
         self._replica, self._boundaries, self._number = replica, boundaries, boundaries.add(self)
-        self._cached = replica.memory if isinstance(replica.memory, CachedMemory) else None
         self._max_model_len = replica.policy.limits.max_model_len
         none = (np.zeros(0, dtype=np.int64),) * 4
         most = replica.policy.limits.max_num_seqs
@@ -93,15 +91,9 @@ class RoutedCoreEngine:
         lengths = sequence.prompt_tokens, sequence.output_tokens
         # As ``State.note_finished`` expects no end.
         early = sequence.output_tokens < min(sequence.max_tokens, self._max_model_len - sequence.prompt_tokens)
-        self._core.send(self._handle, now, *lengths, early, self._names(sequence.index))
+        names = None if self._cache is None else self._cache.names(sequence.index)
+        self._core.send(self._handle, now, *lengths, early, names)
         self.advance(now)
-
-    def _names(self, request: int) -> tuple[int, ...] | None:
-        """Chains of a request, and the blocks at which they end, in turn; None if it shares no prefix."""
-        cached = self._cached
-        if cached is None or cached.unshared[request]:
-            return None
-        return tuple(each for chain, stop in cached.pool.path(request) or () for each in (chain.number, stop))
 
     def advance(self, now: int) -> None:
         """Compute everything before ``now``."""

@@ -232,6 +232,12 @@ class CoreCache:
         history.growing = lambda: ((first, stop, lag) for first, stop, lag in _records(core.held(handle)[0], 3))
         history.alone = lambda: _records(core.held(handle)[1], 6)
 
+    def names(self, request: int) -> tuple[int, ...] | None:
+        """Chains of a request, and the blocks at which they end, in turn; None if it shares no prefix."""
+        if self._memory.unshared[request]:
+            return None
+        return tuple(each for chain, stop in self._memory.pool.path(request) or () for each in (chain.number, stop))
+
     def close(self) -> None:
         """Let go of the core, when the run has ended."""
         history = self._memory.pool.history
