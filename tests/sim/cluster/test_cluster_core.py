@@ -80,7 +80,7 @@ def served(load: FleetLoad, **switches: Any) -> tuple[ClusterRun, list[object]]:
 @needs_core
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=8)
+@hypothesis_settings(max_examples=4)
 @given(seed=st.integers(0, 1 << 40))
 def test_core_and_python_are_the_same_bits(policy, router, seed):
     compare(FleetLoad(seed, policy, router))
