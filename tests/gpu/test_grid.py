@@ -25,8 +25,18 @@ def failures(points: list[Point]) -> list[grid.Outcome]:
     return [outcome for outcome in (grid.tried(point, Host()) for point in points) if not outcome.passes]
 
 
+#: Every kernel of a type and head_dim is a build of its own: all types have two of them in the quick tests.
+QUICK = (64, 128)
+
+
 @needs_compiler
-@pytest.mark.parametrize(("dtype", "head_dim"), list(itertools.product(gpu_cases.DTYPES, HEAD_DIMS)))
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"),
+    [
+        pytest.param(dtype, head_dim, marks=() if dtype == "float16" or head_dim in QUICK else pytest.mark.slow)
+        for dtype, head_dim in itertools.product(gpu_cases.DTYPES, HEAD_DIMS)
+    ],
+)
 def test_the_subset_agrees_with_float64(dtype, head_dim):
     assert not failures([point for point in SUBSET if (point.dtype, point.head_dim) == (dtype, head_dim)])
 
