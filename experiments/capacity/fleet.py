@@ -12,7 +12,7 @@ distributed: where rare long requests decide, most seeds are alike and some are 
 or raise it.
 
 The search begins with the given seeds, near the wanted rate over the highest rate of one replica. While ``fewest`` lies
-further below the size than ``PRECISION``, the seeds are doubled, to at most 48. The budget is a number of seeds and not a
+further below the size than ``PRECISION``, the seeds are doubled, to at most 48 or those to begin with. The budget is a number of seeds and not a
 time, so that the answer does not depend on the machine. No fleet counts with replicas that would have to serve more than their
 saturated rate (``slo_check``).
 
@@ -164,6 +164,7 @@ class FleetSearch:
         self._near = max(ceil(near / engines), self._least)
         self._most = max(1, min(_MOST // engines, _TIMES_FIRST * self._near))
         self._first, self._count = seeds[0], len(seeds)
+        self._most_seeds = max(NUM_SEEDS, self._count)
         self._found: dict[tuple[Kind, int], list[float]] = {}
 
     def steps(self) -> Steps:
@@ -192,9 +193,9 @@ class FleetSearch:
         while True:
             yield from self._complete(Kind.SHARE, size)
             found = self._tried(size)
-            if found.decision is not Decision.OPEN or self._count in (1, NUM_SEEDS):
+            if found.decision is not Decision.OPEN or self._count in (1, self._most_seeds):
                 break
-            self._count = min(2 * self._count, NUM_SEEDS)
+            self._count = min(2 * self._count, self._most_seeds)
         self._count = begun
         limit = yield from self._limit(size, to_end=True)
         decision = limit.decision if found.decision is Decision.ENOUGH else found.decision
@@ -235,10 +236,10 @@ class FleetSearch:
             fewest = highest if fewest is None else fewest
             settled = highest - fewest <= PRECISION * highest and enough is not None
             hopeless = enough is None and fewest == self._most
-            if settled or hopeless or self._count in (1, NUM_SEEDS):
+            if settled or hopeless or self._count in (1, self._most_seeds):
                 self._count = begun
                 return enough, fewest
-            self._count, near = min(2 * self._count, NUM_SEEDS), highest
+            self._count, near = min(2 * self._count, self._most_seeds), highest
 
     def _smallest(self, near: int, passes: Callable[[Decision], bool]) -> Generator[list[Trial], Results, int | None]:
         """The smallest size that passes; sizes that pass are taken to have no smaller one above them that does not."""

@@ -107,7 +107,8 @@ def candidate_cells(
 
 def _known_cells(answer: Answer, bill: Bill, currency: str) -> dict[str, Any]:
     at, limit, rate = answer.at_rate, answer.at_rate["limit"], answer.fleet_rate
-    headroom = None if answer.wanted is None or rate == inf else rate / answer.wanted - 1
+    unknown = answer.wanted is None or rate == inf or (answer.known_rates is not None and rate <= answer.wanted)
+    headroom = None if unknown else rate / not_none(answer.wanted) - 1
     sure = answer.sure_rate
     return {
         "replicas_low": bill.fewest_replicas,

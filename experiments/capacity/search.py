@@ -103,7 +103,9 @@ class Aims:
     def _check(self) -> Aims:
         if self.seeds is not None and 1 < self.seeds < _FEWEST_SEEDS:
             raise SettingError(
-                "seeds", self.seeds, f"are too few to predict other seeds; give {_FEWEST_SEEDS} or more, or 1"
+                "seeds",
+                self.seeds,
+                f"are too few to begin the search with; give {_FEWEST_SEEDS} or more, or 1 for a result without confidence",
             )
         return self
 

@@ -3,7 +3,11 @@
     T         rate, requests/s, that the fleet sustains with 90 % of other seeds, with 95 % confidence
     f         the highest rate of the first seed with the change, over that without it; 1 for the price and the wanted rate
     bill      price x replicas x wanted rate / (T f): as if replicas were divisible
-    replicas  the smallest whole number that serves the wanted rate, if the rate is proportional to it
+    replicas  with a change for the worse no fewer than without it, and as many as serve the wanted rate if T f is proportional to
+              their number; with one for the better as many as before times the change of the bill, rounded up
+
+The recommended fleet may take much more than the wanted rate, where one replica fewer is not confirmed: T does not say that fewer are
+enough, with or without a change for the better.
 
 Objectives and step times are changed in simulations of the fleet; price and wanted rate need none. A plan without a wanted rate has the price of a token
 in place of the bill, and no replicas.
@@ -131,7 +135,9 @@ def effect_of(
         return Effect(factor, None, None)
     needed = replicas
     if replicas is not None and not price:
-        needed = engines * max(1, ceil(round(replicas * relative / margin / engines, 9)))
+        worse = relative > 1
+        counted = engines * ceil(round(replicas * relative / (margin if worse else 1.0) / engines, 9))
+        needed = max(replicas, counted) if worse else counted
     return Effect(factor, relative, needed)
 
 

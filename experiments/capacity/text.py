@@ -154,7 +154,8 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
     parts.append(
         "no objective limits it" if objective is None else f"{objective.upper()} limits it: {CAUSES[limit['cause']]}"
     )
-    if len(answer.rates.seed_rates if answer.fleet is None else answer.fleet.rates) > 1:
+    # What bursts say of other seeds does not hold for a load that lasts.
+    if answer.known_rates is None and len(answer.rates.seed_rates if answer.fleet is None else answer.fleet.rates) > 1:
         parts.append(f"{CONTENT:.0%} of seeds meet the goal with {CONFIDENCE:.0%} confidence")
     parts.append(f"step times from {_basis_text(not_none(answer.candidate.settings))}")
     return f"Buy {bill.gpus:,} x {launch.gpu.name}{need}{_other_sizes_text(answer, bill)}: {'; '.join(parts)}."
@@ -243,10 +244,9 @@ def _fleet_text(answer: Answer, fleet: Fleet) -> str:
     if len(shares) == 1:
         return "Measured with a single seed, which says nothing about others."
     misses = f"{fleet.misses or 'none'} of {fleet.seeds} seeds misses the goal"
-    text = (
-        f"With {len(shares)} seeds {min(shares):.1%} to {max(shares):.1%} of the requests meet the objectives, and {misses}:"
-        f" {CONTENT:.0%} of other seeds meet it, too, with {CONFIDENCE:.0%} confidence."
-    )
+    text = f"With {len(shares)} seeds {min(shares):.1%} to {max(shares):.1%} of the requests meet the objectives, and {misses}"
+    sure = f": {CONTENT:.0%} of other seeds meet it, too, with {CONFIDENCE:.0%} confidence."
+    text += "." if answer.known_rates is not None else sure
     if fleet.fewest < answer.replicas:
         return f"{text} {_replicas(fleet.fewest)} may be enough, but the seeds do not confirm it."
     smaller = answer.replicas - answer.candidate.engines

@@ -315,6 +315,9 @@ class TestUnknownRates:
         remedy = "(too few requests to fill a replica: raise --num-prompts)"
         assert f"; headroom more than 22% {remedy};" in first(self.answer(24.0, 25.0))
         assert f"; headroom unknown {remedy};" in first(self.answer(0.0))
+        sure = replace(self.answer(0.0), known_rates=None)
+        sure = replace(sure, fleet=replace(not_none(sure.fleet), rates=(300.0,) * 4))
+        assert "95% confidence" in first(sure) and "confidence" not in first(replace(sure, known_rates=(24.0,) * 4))
         one = replace(answer_of("a100-80gb", 300.0), known_rates=(0.0,))
         assert f"; a replica sustains less than 300 requests/s, the rate of a burst {remedy};" in first(one, None)
 
@@ -594,7 +597,7 @@ class TestCommand:
         plan = planned(capsys, *arguments, *splits, *routers)
         assert plan["recommendation"].startswith(
             "Buy 1 x h200 for 5 requests/s: 4.59 USD/h (3,351 USD a month); headroom more than 11% (too few requests to fill a"
-            " replica: raise --num-prompts); no objective limits it; 90% of seeds meet the goal"
+            " replica: raise --num-prompts); no objective limits it; step times from"
         )
         found = [(*list(each["candidate"].values())[1:], each["bill"]["replicas"]) for each in plan["candidates"]]
         assert sorted(found) == [
@@ -655,7 +658,7 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
         ([*LLAMA, "--gpu", "h200", "--attainment", "1.5"], "attainment = '1.5'"),
         (
             [*LLAMA[:-4], "--gpu", "h200", "--seeds", "3"],
-            "seeds = 3: are too few to predict other seeds; give 4 or more, or 1",
+            "seeds = 3: are too few to begin the search with; give 4 or more, or 1 for a result without confidence",
         ),
         ([*LLAMA, "--gpu", "h200", "--policy", "best"], "policy = 'best': one of"),
         (

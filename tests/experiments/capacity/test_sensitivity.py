@@ -8,6 +8,8 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fragmeter.experiments.capacity.answer import Answer
 from fragmeter.experiments.capacity.detail import detail
@@ -15,6 +17,7 @@ from fragmeter.experiments.capacity.fleet import Decision, Fleet, Tried, highest
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
 from fragmeter.experiments.capacity.sensitivity import (
+    LONGER_STEPS,
     PRICE,
     STEP_TIME,
     WANTED,
@@ -54,16 +57,29 @@ def test_bills_and_replicas_by_hand():
     assert [each.name for each in found] == [STEP_TIME, PRICE, WANTED, "ttft"]
     step, price, wanted, ttft = found
     assert (step.lower.bill, step.higher.bill) == (0.8, 1.25)
-    # 4 x 0.8 / 1.1 = 2.9, and 4 x 1.25 / 1.1 = 4.5.
-    assert (step.lower.replicas, step.higher.replicas) == (3, 5)
+    # 4 x 0.8 = 3.2, and 4 x 1.25 / 1.1 = 4.5.
+    assert (step.lower.replicas, step.higher.replicas) == (4, 5)
     assert (price.higher.percent, price.higher.replicas) == (pytest.approx(10), 4)
     # 4 x 1.1 / 1.1 is 4, not a rounding error more.
     assert (wanted.lower.replicas, wanted.higher.replicas) == (4, 4)
     assert (ttft.lower.percent, ttft.higher.bill) == (0, 20 / 22)
 
 
+@given(st.integers(1, 200), st.floats(1.0, 20.0), st.floats(0.3, 1.0), st.floats(1.0, 3.0), st.sampled_from([1, 4]))
+def test_a_change_for_the_worse_never_needs_fewer_replicas_nor_one_for_the_better_more(
+    count, margin, lower, higher, engines
+):
+    """Whatever the fleet takes above the wanted rate: with one replica fewer it may take too little."""
+    replicas = engines * count
+    for found in influences(rates((20 / lower, 20 / higher), (20.0, 20.0)), 20.0, margin, replicas, engines):
+        assert found.lower.replicas <= replicas <= found.higher.replicas
+        assert found.higher.replicas % engines == 0
+    six = influences({LONGER_STEPS: 20 / 1.2}, 20.0, 1.63, 6)
+    assert {each.name: each.higher.replicas for each in six} == {STEP_TIME: 6, PRICE: 6, WANTED: 6}
+
+
 def test_replicas_that_share_experts_come_together():
-    """As above, in multiples of 4: 2.9 are 4, and 4.5 are 8."""
+    """As above, in multiples of 4: 3.2 are 4, and 4.5 are 8."""
     step, *_ = influences(rates((25.0, 16.0), (20.0, 22.0)), 20.0, 1.1, 4, 4)
     assert (step.lower.replicas, step.higher.replicas) == (4, 8)
 
