@@ -26,8 +26,8 @@ def packed_groups(kinds: Sequence[Hashable], page_bytes: Sequence[int], fixed: S
         fixed: For each layer whether it keeps a state, or a ring, instead of tokens.
 
     Raises:
-        SimulationFault: A kind is to be divided and has not as many layers of each size, or fewer than groups. vLLM loses
-            layers there: it pairs the sizes up to the shortest.
+        SimulationFault: A kind is to be divided and has not as many layers of each size, or fewer than groups. Layers
+            would be in no group; states of several sizes are several kinds, as in vLLM.
     """
     buckets: dict[Hashable, list[int]] = {}
     for layer, kind in enumerate(kinds):

@@ -58,9 +58,19 @@ def test_states_of_several_sizes_are_not_divided(states, sizes):
         packed_groups.packed_groups(kinds, pages, [kind == 0 for kind in kinds])
 
 
-def test_states_of_several_sizes_are_one_group_where_a_block_holds_them():
-    kinds, pages = [0, 0, 0, 1, 1], [4, 4, 6, 10, 10]
-    assert packed_groups.packed_groups(kinds, pages, [kind == 0 for kind in kinds]) == [(0, 1, 2), (3, 4)]
+@pytest.mark.parametrize(
+    ("states", "groups"),
+    [
+        ([10, 10, 10, 10, 12], [(0, 2), (1, 3), (4,), (5, 6)]),
+        ([30, 1, 30, 1], [(0,), (2,), (1,), (3,), (4, 5)]),
+        ([4, 4, 6], [(0, 1), (2,), (3, 4)]),
+    ],
+)
+def test_states_of_several_sizes_are_several_kinds(states, groups):
+    """The groups are those that vLLM 0.33 returned for these pages, with 1,024 bytes for 1."""
+    pages = [*states, *([10, 5] if 1 in states else [10, 10])]
+    kinds = [*states, "L", "L"]
+    assert packed_groups.packed_groups(kinds, pages, [kind != "L" for kind in kinds]) == groups
 
 
 def _formed(ranks: int, dtype: str = "bf16", export_tokens: int = 0) -> KvCacheConfig:
