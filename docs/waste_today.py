@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fragmeter.experiments.today.pools import TwoLevelPool
+from fragmeter.experiments.today.published import KINDS, LIMITS, comparison
+from fragmeter.experiments.today.servers import SERVERS
 from fragmeter.experiments.today.waste_today import of_load
 
 HEAD = """\
@@ -55,16 +59,17 @@ kind at once, a large page of Nemotron-H 8B would have 779 MiB. That of GLM-5.3-
 PUBLISHED = """\
 ## Published figures beside these
 
-Each is computed from the settings that its source states; limits were stated before the comparison was first made. One was narrowed later, from 1
-point to 0.5 as for the other usages: that of the gap at 400-token prompts, which misses it. A *fitted* value only shows that numbers are consistent:
-inputs that the source leaves open were chosen to give it. `tests/experiments/today/test_published.py` plants a wrong value in each, and errors
-in what computes them.
+Each is computed from the settings that its source states. {limits} {kinds}
+`tests/experiments/today/test_published.py` plants a wrong value in each, and errors in what computes them.
 
 GLM-5.3-Flash is served above by its own configuration (34 layers of Kimi delta attention, 11 of sparse latent attention), on 4 H200 with a KV
 cache of 16 bits. The same configuration gives the blocks that logs of other servers have: 1,152 tokens on 4 ranks, 640 on 8, 3,584 on 2 with 7
-drafts. vllm#54458 leaves open how many bytes a latent vector has and how many tokens are drafted; both are fitted to its 7,808 tokens.
+drafts.
+
+vllm#54458 leaves open how many bytes a latent vector has and how many tokens are drafted; both are fitted to its 7,808 tokens.
 Its 23 are the blocks of a request, not groups: the model has 6 groups, and each group of states holds a block for each draft. With 3 drafts a
-request holds 18 blocks while it decodes, and asks for 22 at the most (4 groups of 2 + 3 states, a latent block, a ring); the 23rd is not explained.
+request holds 18 blocks while it decodes, and asks for 22 at the most (4 groups of 2 + 3 states, a latent block, a ring). These 22 follow from the
+model; the 23rd is not explained. The pinned percentage and the most token equivalents are one number twice: 32.9 % of 457,880 tokens is 150,643, which the thread has as 150k.
 
 """
 EXAMPLE = """\
@@ -104,7 +109,13 @@ def page(document: Mapping[str, Any]) -> str:
     """The page, in Markdown."""
     loads = list(dict.fromkeys(row["load"] for row in document["kv_bytes"]))
     texts = "\n".join(f"- {text}" for text in document["basis"][: len(loads)])
-    parts = [HEAD.format(loads=texts), "## In short\n", *_in_short(document["kv_bytes"]), ""]
+    parts = [
+        HEAD.format(loads=texts),
+        "## In short\n",
+        *_in_short(document["kv_bytes"]),
+        _in_limits(document["rows"]),
+        "",
+    ]
     for load in loads:
         parts += [f"## KV cache by allocator: {load}\n", *_kv_table(of_load(document["kv_bytes"], load)), ""]
     parts += [*document["unserved"], "", "## Slots, under vLLM\n"]
@@ -112,7 +123,8 @@ def page(document: Mapping[str, Any]) -> str:
     parts += [*_slots_table(document["slots"]), "", "## Every byte of a GPU, under vLLM\n"]
     parts += [f"GiB of one GPU, {loads[0]}. *Never used* is what `--gpu-memory-utilization` leaves out.\n"]
     parts += [*_hbm_table([row for row in document["hbm"] if row["load"] == loads[0]]), ""]
-    return "\n".join([*parts, PUBLISHED + "\n".join(_published_table(document["rows"])), "", EXAMPLE.rstrip("\n"), ""])
+    published = PUBLISHED.format(limits=LIMITS, kinds=KINDS)
+    return "\n".join([*parts, published + "\n".join(_published_table(document["rows"])), "", EXAMPLE.rstrip("\n"), ""])
 
 
 def _in_short(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -131,13 +143,31 @@ def _in_short(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     (least, worst), (most, best) = min(gains, key=lambda pair: pair[0]), max(gains, key=lambda pair: pair[0])
     yield (
         f"- Like Jenga, at most {most:.2f} times as many sequences fit as under vLLM ({_where(best)}), and at least {least:.2f}"
-        f" times ({_where(worst)}), where each request begins large pages of its own that it hardly fills."
+        f" times ({_where(worst)}), where each request begins large pages of its own that it hardly fills: they have"
+        f" {_large_page_mib(worst['server']):,.0f} MiB there, under our assumption that a page is one of a layer."
     )
     stranded, short = (max(of["separate"], key=lambda row: row[name]) for name in ("stranded", "short"))
     yield (
         f"- Separate pools strand up to {stranded['stranded']:.1f} % ({_where(stranded)}) and lack pages for up to {short['short']:.1f} % of"
         f" the pool ({_where(short)}): one division at the start does not suit every load."
     )
+
+
+def _in_limits(rows: Sequence[dict[str, Any]]) -> str:
+    """How many published figures are within their limits, and which are not."""
+    kinds = Counter(row["kind"] for row in rows)
+    missed = [comparison(row) for row in rows if not comparison(row).passes]
+    misses = "; ".join(f"{found.figure} ({found.error}, limit {found.limit})" for found in missed)
+    return (
+        f"- {len(rows) - len(missed)} of {len(rows)} published figures ({', '.join(f'{number} {kind}' for kind, number in kinds.items())})"
+        f" are within their limits. Missed: {misses}. Figures with drafts are computed from the layers directly, as `--speculative-config` is"
+        " refused for models with layers of several kinds."
+    )
+
+
+def _large_page_mib(name: str) -> float:
+    server = next(server for server in SERVERS if server.name == name)
+    return TwoLevelPool(server.kinds(), 0).large_bytes / (1 << 20)
 
 
 def _where(row: Mapping[str, Any]) -> str:
@@ -183,23 +213,16 @@ def _hbm_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from _table(["", *names], [[row["server"], *(f"{row[name]:.2f}" for name in HBM)] for row in rows])
 
 
-def _published_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    cells = [
-        [
-            row["source"],
-            f"{row['series']}: {row['metric'].removesuffix('_pct').replace('_', ' ')}",
-            f"{row['published']:,g}",
-            f"{row['simulated']:,.10g}",
-            f"{row['limit']:g} points" if row["metric"].endswith("_pct") else f"{100 * row['limit']:g} %",
-            row["kind"],
-            row["settings"],
-            row["assumed"] or "-",
-        ]
-        for row in rows
-    ]
-    yield from _table(
-        ["source", "figure", "published", "here", "limit", "", "settings", "not stated, and assumed"], cells
-    )
+def _published_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    cells = []
+    for row in rows:
+        found = comparison(row)
+        values = f"{row['published']:,g}", f"{row['simulated']:,.10g}"
+        result = "pass" if found.passes else "**miss**"
+        texts = row["settings"], row["assumed"] or "-"
+        cells.append([row["source"], found.figure, *values, found.error, found.limit, result, row["kind"], *texts])
+    columns = ["source", "figure", "published", "here", "error", "limit", "result", "", "settings"]
+    yield from _table([*columns, "not stated, and assumed"], cells)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def value_row(
     Args:
         values: One value per seed; ``simulated`` is their mean, None if there are none.
         how: Origin of the published value: label, digitised or text.
-        kind: ``predicted``, or ``fitted`` if a number is fitted on this value.
+        kind: ``predicted``; ``fitted`` if a number is fitted on this value; ``arithmetic`` if it is a closed formula.
         other_seeds: The value with single seeds, for ``minimum`` and ``maximum``; by default ``values``, if several.
         step_1pct: The larger change if all steps are 1 % longer or 1 % shorter.
     """

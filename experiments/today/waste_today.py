@@ -220,19 +220,25 @@ def _pictures(payload: Payload) -> Iterator[Section]:
 
 
 def _published(payload: Payload) -> Section:
-    table = [
-        {
-            "Source": row["source"],
-            "Figure": f"{row['series']}: {row['metric'].removesuffix('_pct').replace('_', ' ')}",
-            "Published": row["published"],
-            "Here": row["simulated"],
-            "Limit": f"{row['limit']:g} points" if row["metric"].endswith("_pct") else f"{100 * row['limit']:g} %",
-            "": row["kind"],
-        }
-        for row in payload["rows"]
-    ]
+    table = []
+    for row in payload["rows"]:
+        found = published.comparison(row)
+        table.append(
+            {
+                "Source": row["source"],
+                "Figure": found.figure,
+                "Published": row["published"],
+                "Here": row["simulated"],
+                "Error": found.error,
+                "Limit": found.limit,
+                "Result": "pass" if found.passes else "miss",
+                "": row["kind"],
+            }
+        )
     checks = [("pass" if found["passes"] else "fail", found["finding"]) for found in payload["findings"]]
-    text = "Figures that threads and papers state, computed from the same settings. Limits were stated before the comparison."
+    text = (
+        f"Figures that threads and papers state, computed from the same settings. {published.LIMITS} {published.KINDS}"
+    )
     title, details = (
         "Published beside simulated",
         "\n\n".join(published.basis(payload["rows"])),

@@ -124,7 +124,7 @@ class VllmV1(TokenBudget):
         """See ``Policy``; the pool that ``vllm serve`` computes at its start (``spec.launch``).
 
         Raises:
-            SettingError: vLLM would not start, as the pool cannot hold one sequence of ``max_model_len``.
+            SettingError: vLLM would not start, as the pool cannot hold one sequence of ``max_model_len``, or of one token.
         """
         if num_blocks is not None:
             blocks, size = super().pool_size(server, options, num_blocks, block_size)
@@ -149,6 +149,10 @@ class VllmV1(TokenBudget):
         )
         if not fits(launch):
             longest = longest_model_len(launch)
+            if not longest:
+                # No shorter sequence helps: weights, activations and graphs leave next to nothing.
+                remedy = f"{server.model.name} leaves no KV blocks on {server.gpu.name}; use more or larger GPUs"
+                raise SettingError("tensor_parallel", server.tensor_parallel, remedy)
             remedy = f"the KV cache holds a sequence of {longest} tokens; take a shorter one, or a larger GPU"
             raise SettingError("max_model_len", server.max_model_len, remedy)
         return capacity(launch).num_blocks, launch.block_size * server.deployment.decode_context_parallel

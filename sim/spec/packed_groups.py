@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from ..types.errors import SimulationFault
+
 
 def packed_groups(kinds: Sequence[Hashable], page_bytes: Sequence[int], fixed: Sequence[bool]) -> list[tuple[int, ...]]:
     """The layers of each group.
@@ -22,6 +24,10 @@ def packed_groups(kinds: Sequence[Hashable], page_bytes: Sequence[int], fixed: S
         kinds: For each layer what it must have in common with others in its group.
         page_bytes: For each layer the bytes of its page.
         fixed: For each layer whether it keeps a state, or a ring, instead of tokens.
+
+    Raises:
+        SimulationFault: A kind is to be divided and has not as many layers of each size, or fewer than groups. Layers
+            would be in no group; states of several sizes are several kinds, as in vLLM.
     """
     buckets: dict[Hashable, list[int]] = {}
     for layer, kind in enumerate(kinds):
@@ -41,14 +47,20 @@ def packed_groups(kinds: Sequence[Hashable], page_bytes: Sequence[int], fixed: S
         for sizes, number, state in zip(by_size, numbers, keeps_state, strict=True)
     )
     groups: list[tuple[int, ...]] = []
-    for bucket, sizes, number, state in zip(buckets.values(), by_size, numbers, keeps_state, strict=True):
+    for (kind, bucket), sizes, number, state in zip(buckets.items(), by_size, numbers, keeps_state, strict=True):
         if state:
             fitting = max(1, block_bytes // page_bytes[bucket[0]])
             number = max(number, -(-len(bucket) // fitting))
         if number == 1:
             groups.append(tuple(bucket))
             continue
-        pattern = list(zip(*sizes.values(), strict=False))
+        counts = {size: len(layers) for size, layers in sizes.items()}
+        if len(set(counts.values())) > 1 or min(counts.values()) < number:
+            text = ", ".join(f"{count} of {size:,} bytes" for size, count in counts.items())
+            raise SimulationFault(
+                f"{number} groups of layers of the kind {kind}, which has pages of several sizes: {text}"
+            )
+        pattern = list(zip(*sizes.values(), strict=True))
         groups += [tuple(layer for repeat in pattern[at::number] for layer in repeat) for at in range(number)]
     return groups
 

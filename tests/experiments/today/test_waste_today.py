@@ -68,7 +68,9 @@ def test_it_is_printed_and_shown(document, capsys, tmp_path):
     [first, memory, slots, compared] = sections
     assert len(first.figures) == 3 and len(memory.figures) == 1 and len(slots.rows) == 6
     grades = [grade for grade, _ in compared.checks]
-    assert len(grades) == len(published.published()) and grades.count("fail") == 1 and set(grades) == {"pass", "fail"}
+    assert len(grades) == len(published.published()) and grades.count("fail") == 2 and set(grades) == {"pass", "fail"}
+    assert [row["Result"] == "pass" for row in compared.rows] == [grade == "pass" for grade in grades]
+    assert published.LIMITS in compared.text
     short = [[row["short"] for row in waste_today.of_load(document["kv_bytes"], load.name)] for load in LOADS]
     for figure, beyond in zip((*first.figures, *memory.figures), (*short, [0, 0]), strict=True):
         numbers = figure.layout.meta["numbers"]["rows"]
@@ -84,6 +86,8 @@ def test_the_documentation_has_the_published_table():
     made = list(runpy.run_path(str(ROOT / "docs" / "waste_today.py"))["_published_table"](published.rows()))
     start = lines.index(made[0])
     assert lines[start : start + len(made)] == made
+    passes = [found["passes"] for found in published.findings(published.rows())]
+    assert ["| pass |" in line and "| **miss** |" not in line for line in made[2:]] == passes
 
 
 @pytest.mark.parametrize("label", ["Qwen3-Next 80B", "Nemotron 3 Nano"])

@@ -66,3 +66,10 @@ def test_the_pool_is_the_one_that_plan_computes(name):
     assert built.describe()["sources"]["num_gpu_blocks"] == "computed from the GPU memory as by vllm serve 0.33"
     with pytest.raises(SettingError, match="max_model_len = 131072: the KV cache holds a sequence of"):
         build(settings(policy="vllm-v1", model="llama-3.1-8b", gpu="h100-80gb", gpu_memory_utilization=0.3))
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-70b", "glm-5.3-flash"])
+def test_weights_that_leave_no_pool_ask_for_more_gpus(name):
+    """Not for a shorter sequence, which would not help."""
+    with pytest.raises(SettingError, match=f"tensor_parallel_size = 1: {name} leaves no KV blocks on h200; use more"):
+        build(settings(policy="vllm-v1", model=name, gpu="h200", gpu_memory_utilization=0.8))

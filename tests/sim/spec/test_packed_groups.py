@@ -8,6 +8,7 @@ import pytest
 
 from fragmeter.sim.spec import CacheSettings, KvCacheConfig, cache_layers, form_kv_cache, model, packed_groups
 from fragmeter.sim.spec.hybrid import formed_layout, require_one_block_size
+from fragmeter.sim.types.errors import SimulationFault
 
 GLM = "glm-5.3-flash"
 SETTINGS = CacheSettings(max_model_len=131_072, max_num_batched_tokens=8192, block_size=128)
@@ -40,6 +41,36 @@ def test_layers_take_turns():
     kinds, pages = [0, 0, 1, 1, 0, 1, 1, 0], [8, 8, 8, 1, 8, 8, 1, 8]
     groups = packed_groups.packed_groups(kinds, pages, [kind == 0 for kind in kinds])
     assert groups == [(0, 4), (1, 7), (2, 3, 5, 6)]
+
+
+@pytest.mark.parametrize(
+    ("states", "sizes"),
+    [
+        # One state of another size: its partners would be in no group.
+        ([10, 10, 10, 10, 12], "4 of 10 bytes, 1 of 12 bytes"),
+        # As many of each size, but two pairs for four groups.
+        ([30, 1, 30, 1], "2 of 30 bytes, 2 of 1 bytes"),
+    ],
+)
+def test_states_of_several_sizes_are_not_divided(states, sizes):
+    kinds, pages = [0] * len(states) + [1, 1], [*states, 10, 5]
+    with pytest.raises(SimulationFault, match=f"groups of layers of the kind 0, .*: {sizes}"):
+        packed_groups.packed_groups(kinds, pages, [kind == 0 for kind in kinds])
+
+
+@pytest.mark.parametrize(
+    ("states", "groups"),
+    [
+        ([10, 10, 10, 10, 12], [(0, 2), (1, 3), (4,), (5, 6)]),
+        ([30, 1, 30, 1], [(0,), (2,), (1,), (3,), (4, 5)]),
+        ([4, 4, 6], [(0, 1), (2,), (3, 4)]),
+    ],
+)
+def test_states_of_several_sizes_are_several_kinds(states, groups):
+    """The groups are those that vLLM 0.33 returned for these pages, with 1,024 bytes for 1."""
+    pages = [*states, *([10, 5] if 1 in states else [10, 10])]
+    kinds = [*states, "L", "L"]
+    assert packed_groups.packed_groups(kinds, pages, [kind != "L" for kind in kinds]) == groups
 
 
 def _formed(ranks: int, dtype: str = "bf16", export_tokens: int = 0) -> KvCacheConfig:
