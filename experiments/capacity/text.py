@@ -154,7 +154,7 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
     parts.append(
         "no objective limits it" if objective is None else f"{objective.upper()} limits it: {CAUSES[limit['cause']]}"
     )
-    # What bursts say of other seeds does not hold for a load that lasts.
+    # Rates that bursts are served at are no rates of a lasting load.
     if answer.known_rates is None and len(answer.rates.seed_rates if answer.fleet is None else answer.fleet.rates) > 1:
         parts.append(f"{CONTENT:.0%} of seeds meet the goal with {CONFIDENCE:.0%} confidence")
     parts.append(f"step times from {_basis_text(not_none(answer.candidate.settings))}")
