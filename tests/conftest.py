@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
+import pytest
 
 # importlib mode puts no folder of tests on the path.
 for _folder in ("", "helpers", "fuzz"):
@@ -28,3 +30,11 @@ hypothesis.settings.load_profile("fragmeter")
 # Sequences of operations, of up to twenty each.
 hypothesis.settings.register_profile("machines", max_examples=100, stateful_step_count=20)
 hypothesis.settings.register_profile("machines-in-full", max_examples=20_000, stateful_step_count=20)
+
+
+@pytest.fixture
+def small_caches(monkeypatch):
+    """Buffers of timed calls are three times as large as the processor's last cache, which has hundreds of MB on large servers. Where
+    no measured time is judged, 3 MB are enough."""
+    if find_spec("torch"):
+        monkeypatch.setattr("fragmeter.gpu.devices.timing._last_cache_bytes", lambda: 1 << 20)

@@ -94,6 +94,11 @@ def test_what_is_aside_does_not_count(clock):
     assert sample() == sample() == 500 and len(others) == timing.WARM_UPS + 2 * (1 + 1)
 
 
+@pytest.fixture
+def small_caches():
+    """None here: the size of the cache is judged."""
+
+
 def test_buffers_are_cold_when_they_are_three_times_the_last_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "Path", lambda _: tmp_path)
     assert timing.CpuStopwatch().cold_bytes == 3 * timing.USUAL_CACHE_BYTES

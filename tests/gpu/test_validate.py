@@ -39,6 +39,7 @@ from fragmeter.gpu.validate import (
     operations as validate_operations,
 )
 from fragmeter.gpu.validate import (
+    generate,
     validate,
 )
 
@@ -322,6 +323,7 @@ def obedient(monkeypatch):
     monkeypatch.setattr(validate, "one_step_us", one_step_us)
     monkeypatch.setattr(validate_operations.TimedStep, "operations_us", operations_us)
     monkeypatch.setattr(validate, "warm_up", lambda *_: None)
+    monkeypatch.setattr(generate, "generated_us", lambda skeleton, batches, seed: ([1e6] * len(batches), "by rote"))
 
 
 def measuring_by_rote(seeds: list[int], slower=(1.0, 1.0, 1.0), events: list[str] | None = None):
