@@ -13,9 +13,14 @@ from fragmeter.experiments.paper.paper import Source
 from fragmeter.experiments.runs.output import Report
 from fragmeter.experiments.today import published, waste_today
 from fragmeter.experiments.today.loads import LOADS
-from fragmeter.experiments.today.servers import SERVERS, Server
+from fragmeter.experiments.today.replay import BUCKETS
+from fragmeter.experiments.today.servers import SERVERS, Server, hbm_gib
+from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.reports.page.page import write_page
 from fragmeter.reports.style.palette import MEMORY
+from fragmeter.sim.spec.launch import capacity, stage_memories
+from fragmeter.sim.spec.pool import GIB
 from paths import ROOT
 
 PAGE = ROOT / "docs" / "waste-today.md"
@@ -42,6 +47,39 @@ def test_every_server_has_every_allocator_and_load(document):
     assert len(document["hbm"]) == len(document["slots"]) == 6
     for row in document["hbm"]:
         assert sum(row[name] for name in MEMORY) == pytest.approx(row["memory_gib"], abs=0.01)
+
+
+def test_the_parts_of_a_gpu_are_those_of_a_vllm_serve_line(document):
+    """The memory beside the KV cache part by part, and the buckets of the KV cache together."""
+    for server in TWO:
+        stage = capacity(started(parse_serve(f"vllm serve {server.model}"), server.gpu).launch).stage
+        beside = {
+            "weights": stage.weight_bytes,
+            "activations": stage.activation_bytes,
+            "cuda_graphs": stage.cuda_graph_bytes,
+            "outside_torch": stage.non_torch_bytes,
+            "never_used": stage.total_bytes - stage.requested_bytes,
+        }
+        rows = [row for row in document["hbm"] if row["server"] == server.name]
+        assert len(rows) == len(FEW) and all(beside.values())
+        for row in rows:
+            assert {name: row[name] for name in beside} == {
+                name: pytest.approx(size / GIB, abs=0.001) for name, size in beside.items()
+            }
+            kept = sum(row[name] for name in MEMORY if name not in beside)
+            assert kept == pytest.approx(stage.kv_cache_bytes / GIB, abs=0.01)
+
+
+def test_the_memory_of_a_gpu_adds_up():
+    """To the byte, whatever the KV cache holds; what is left of it beside whole blocks is free."""
+    memory = stage_memories(published.glm_launch(max_num_seqs=256))[0]
+    buckets = dict.fromkeys(BUCKETS, 0) | {"live": 3 << 30, "free": memory.block_bytes}
+    parts = hbm_gib(memory, buckets)
+    assert parts.keys() == MEMORY.keys() and parts["live"] == 3
+    assert round(GIB * sum(parts.values())) == memory.total_bytes
+    assert round(GIB * (parts["live"] + parts["free"])) == memory.kv_cache_bytes
+    assert round(GIB * parts["cuda_graphs"]) == memory.cuda_graph_bytes > 0
+    assert round(GIB * parts["outside_torch"]) == memory.non_torch_bytes > 0
 
 
 def test_several_seeds_give_means(monkeypatch):
@@ -116,8 +154,9 @@ def test_a_row_of_the_documentation_is_what_comes_out_today(label):
 
 @pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.label)
 def test_the_page_has_the_memory_that_is_reckoned_now(server: Server):
-    """Weights and activations depend on no load, so that a short run shows a page that was not written again."""
+    """What the engine takes beside the KV cache depends on no load: a short run shows a page that was not written again."""
     found = waste_today.measure(server, replace(LOADS[0], requests=2), seed=0)["hbm"][0]
     table = PAGE.read_text("utf-8").split("## Every byte of a GPU")[1]
     line = next(line for line in table.splitlines() if line.startswith(f"| {server.name} |"))
-    assert line.split(" | ")[1:3] == [f"{found['weights']:.2f}", f"{found['activations']:.2f}"]
+    parts = ("weights", "activations", "cuda_graphs", "outside_torch")
+    assert line.split(" | ")[1:5] == [f"{found[part]:.2f}" for part in parts]
