@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from fragmeter.experiments.today.pools import TwoLevelPool
-from fragmeter.experiments.today.published import KINDS, LIMITS, comparison
+from fragmeter.experiments.today.published import (
+    KINDS,
+    blocks_of_a_short_request,
+    comparison,
+    giant_pages,
+    limits,
+    notes,
+)
 from fragmeter.experiments.today.servers import SERVERS
 from fragmeter.experiments.today.waste_today import of_load
 
@@ -66,10 +73,11 @@ GLM-5.3-Flash is served above by its own configuration (34 layers of Kimi delta 
 cache of 16 bits. The same configuration gives the blocks that logs of other servers have: 1,152 tokens on 4 ranks, 640 on 8, 3,584 on 2 with 7
 drafts.
 
-vllm#54458 leaves open how many bytes a latent vector has and how many tokens are drafted; both are fitted to its 7,808 tokens.
-Its 23 are the blocks of a request, not groups: the model has 6 groups, and each group of states holds a block for each draft. With 3 drafts a
-request holds 18 blocks while it decodes, and asks for 22 at the most (4 groups of 2 + 3 states, a latent block, a ring). These 22 follow from the
-model; the 23rd is not explained. The pinned percentage and the most token equivalents are one number twice: 32.9 % of 457,880 tokens is 150,643, which the thread has as 150k.
+vllm#54458 reports about 23 KV-cache groups on a server with a DFlash drafter, each with at least a page of 7,808 tokens for a request. The bytes
+of a latent vector and the number of drafts are fitted to the 7,808. From the model's layers {groups} groups follow, in which a short request holds
+{least} blocks while it decodes, and {most} at the most. Neither the other groups follow, as the layers of the drafter are not stated, nor does the part of
+the pool that a request pins (32.9 %, 118,000 to 150,000 token equivalents), as `max_model_len` is not. Mazyod/vllm, the source of the log below, reports that the
+issue did not reproduce at this severity: blocks of 1,152 tokens, no 23 groups, and 6.5 % more than its tokens for a request.
 
 """
 EXAMPLE = """\
@@ -123,8 +131,26 @@ def page(document: Mapping[str, Any]) -> str:
     parts += [*_slots_table(document["slots"]), "", "## Every byte of a GPU, under vLLM\n"]
     parts += [f"GiB of one GPU, {loads[0]}. *Never used* is what `--gpu-memory-utilization` leaves out.\n"]
     parts += [*_hbm_table([row for row in document["hbm"] if row["load"] == loads[0]]), ""]
-    published = PUBLISHED.format(limits=LIMITS, kinds=KINDS)
-    return "\n".join([*parts, published + "\n".join(_published_table(document["rows"])), "", EXAMPLE.rstrip("\n"), ""])
+    least, most = blocks_of_a_short_request()
+    parts += [
+        PUBLISHED.format(
+            limits=limits(document["rows"]), kinds=KINDS, groups=len(giant_pages().groups), least=least, most=most
+        )
+        + "\n".join(_published_table(document["rows"])),
+        "",
+        "Settings of the sources, what they do not state, and remarks:",
+        "",
+        *_notes(document["rows"]),
+        "",
+        EXAMPLE,
+    ]
+    return "\n".join(parts)
+
+
+def _notes(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for found in notes(rows):
+        yield f"- {found.source}{f': {found.text}' if found.text else ''}"
+        yield from (f"    - {text}" for text in found.of_figures)
 
 
 def _in_short(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -156,11 +182,12 @@ def _in_short(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _in_limits(rows: Sequence[dict[str, Any]]) -> str:
     """How many published figures are within their limits, and which are not."""
     kinds = Counter(row["kind"] for row in rows)
+    within = Counter(row["kind"] for row in rows if comparison(row).passes)
     missed = [comparison(row) for row in rows if not comparison(row).passes]
+    by_kind = ", ".join(f"{within[kind]} of {number} {kind}" for kind, number in kinds.items())
     misses = "; ".join(f"{found.figure} ({found.error}, limit {found.limit})" for found in missed)
     return (
-        f"- {len(rows) - len(missed)} of {len(rows)} published figures ({', '.join(f'{number} {kind}' for kind, number in kinds.items())})"
-        f" are within their limits. Missed: {misses}. Figures with drafts are computed from the layers directly, as `--speculative-config` is"
+        f"- {len(rows) - len(missed)} of {len(rows)} published figures ({by_kind}) are within their limits. Missed: {misses}. Figures with drafts are computed from the layers directly, as `--speculative-config` is"
         " refused for models with layers of several kinds."
     )
 
@@ -217,12 +244,12 @@ def _published_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     cells = []
     for row in rows:
         found = comparison(row)
-        values = f"{row['published']:,g}", f"{row['simulated']:,.10g}"
+        values = f"{row['published']:,.10g}", f"{row['simulated']:,.10g}"
         result = "pass" if found.passes else "**miss**"
-        texts = row["settings"], row["assumed"] or "-"
-        cells.append([row["source"], found.figure, *values, found.error, found.limit, result, row["kind"], *texts])
-    columns = ["source", "figure", "published", "here", "error", "limit", "result", "", "settings"]
-    yield from _table([*columns, "not stated, and assumed"], cells)
+        about = row["kind"], row["limit_stated"], row["source"]
+        cells.append([found.figure, *values, found.error, found.limit, result, *about])
+    columns = ["figure", "published", "here", "error", "limit", "result", "kind", "limit stated", "source"]
+    yield from _table(columns, cells)
 
 
 if __name__ == "__main__":

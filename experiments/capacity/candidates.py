@@ -176,7 +176,7 @@ def candidates(
         server: File of a server's constants; None for none.
 
     Raises:
-        SettingError: An invalid value, or more candidates than the limit.
+        SettingError: An invalid value, drafts that are not simulated, or more candidates than the limit.
     """
     whole = {"gpu": list(gpus), **axes}
     total = 1
@@ -218,6 +218,8 @@ def _candidate(
             flags.pop(flag, None)
             flags |= {} if value == NONE else {flag: _flag_value(name, value)}
     found = started(replace(line, flags=flags), axis_values["gpu"], model_name, log)
+    if found.uncounted is not None:
+        raise found.uncounted
     allow_long = line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     refused = refusal(found.launch, found.fits_length, allow_long)
     if refused is not None:

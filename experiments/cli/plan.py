@@ -12,11 +12,11 @@ from rich import box
 from rich.table import Table
 
 from ...sim.cost import default_cost
+from ...sim.engine.replica import build
 from ...sim.engine.settings import Settings
 from ...sim.engine.unread import only_read
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
-from ...sim.spec.hybrid import require_one_block_size
 from ...sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
 from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
 from ...traces import Pacing, Reading
@@ -213,7 +213,7 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
     source = "by vLLM's own log" if log else "an estimate; --startup-log has vLLM's own"
     fitting = ", ".join(f"{number:,} with {tokens:,} tokens" for tokens, number in held.items())
     report.print_line(
-        f"It starts: {_where(answer)} has a KV cache of {found.num_blocks:,} blocks ({found.num_tokens:,} tokens,"
+        f"{_subject(answer)} starts: {_where(answer)} has a KV cache of {found.num_blocks:,} blocks ({found.num_tokens:,} tokens,"
         f" {source}), which holds {found.max_concurrency:.2f} sequences of {launch.max_model_len:,} tokens."
         f" Sequences that fit at once: {fitting}."
     )
@@ -221,10 +221,9 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
     report.console.print(_memory_table(launch, found))
     cost = settings.cost or default_cost(launch.model, launch.gpu, launch.deployment.quantization)
     try:
-        layout = launch.layout
-        if layout and layout.config:
-            require_one_block_size(launch.model, layout)
-        report.line(f"As a simulation: {_simulate(replace(only_read(settings), cost=cost))}")
+        simulated = replace(only_read(settings), cost=cost)
+        build(simulated)
+        report.line(f"As a simulation: {_simulate(simulated)}")
     except SettingError as error:
         report.line(f"Not simulated: {error}")
     return {
@@ -238,6 +237,11 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
         "users": [{"tokens": tokens, "users": number} for tokens, number in held.items()],
         "settings": settings.as_dict(),
     }
+
+
+def _subject(answer: Started) -> str:
+    """The subject of an answer, which knows nothing of the memory of drafts that are not counted."""
+    return "It" if answer.uncounted is None else "Without --speculative-config it"
 
 
 def _where(answer: Started) -> str:
@@ -281,7 +285,7 @@ def _simulate(settings: Settings) -> str:
 
 def _print_refusal(answer: Started, refused: Refusal, report: Report) -> dict[str, Any]:
     found = remedies(answer.launch, answer.fits_length)
-    report.print_line(f"It does not start: {_where(answer)}. {refused.text}")
+    report.print_line(f"{_subject(answer)} does not start: {_where(answer)}. {refused.text}")
     report.print_line()
     if found:
         report.print_line("Each of these alone would start:")

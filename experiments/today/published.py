@@ -1,6 +1,7 @@
 """Published figures of wasted KV cache memory beside what the simulator computes from the same settings.
 
-``facts/published.json`` has each figure with its source, its settings, what the source leaves open, and the limit of the error.
+``facts/published.json`` has each figure with its source, its settings, what the source leaves open, and the limit of the error
+with when it was stated. What holds for all figures of a source is there once.
 Its kind is
 
     predicted    by rules of the simulator, from the settings of the source
@@ -13,6 +14,7 @@ Each function below computes the figures of one source, and uses the published v
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -45,24 +47,39 @@ from ...sim.types.errors import UserError
 from ...sim.workload.workload import Workload
 from ..paper.rows import Row, as_finding, value_row
 
-#: When the limits were stated, for the pages.
-LIMITS = (
-    "Limits were stated before the comparison was first made, but for one that was narrowed later, from 1 point to 0.5 as for"
-    " the other usages: that of the gap at 400-token prompts, which misses it."
-)
 #: What the kinds of rows mean, for the pages.
 KINDS = (
     "A fitted value only shows that numbers are consistent: an input was chosen to give it, or is the source's own"
     " measurement. An arithmetic one is a closed formula, or a quotient of the source's own numbers."
 )
+#: Texts of a figure, and of a source.
+_TEXTS = ("settings", "assumed", "remark")
 #: Values by name and metric.
 Values = dict[tuple[str, str], float]
 
 
 @cache
+def _facts() -> Mapping[str, Any]:
+    return json.loads(resources.files(__package__).joinpath("facts/published.json").read_text("utf-8"))
+
+
 def published() -> Sequence[Mapping[str, Any]]:
     """The published figures."""
-    return json.loads(resources.files(__package__).joinpath("facts/published.json").read_text("utf-8"))["values"]
+    return _facts()["values"]
+
+
+def sources() -> Mapping[str, Mapping[str, str]]:
+    """For each source the settings, assumptions and remarks that hold for all its figures; any may be absent."""
+    return _facts()["sources"]
+
+
+def limits(compared: Sequence[Row]) -> str:
+    """When the limits of these rows were stated, for the pages."""
+    number = Counter(row["limit_stated"] for row in compared)
+    return (
+        f"Of {len(compared)} limits {number['before']} were stated before the comparison was first made, {number['with']} with the"
+        f" change that computed their figure, and {number['after']} after its result was known."
+    )
 
 
 def rows(facts: Sequence[Mapping[str, Any]] | None = None) -> list[Row]:
@@ -81,7 +98,7 @@ def rows(facts: Sequence[Mapping[str, Any]] | None = None) -> list[Row]:
         if key not in found:
             raise UserError(f"published figure {key[0]}, {key[1]}: nothing computes it")
         row = value_row(*key, fact["published"], [found[key]], how=fact.get("how", "text"), kind=fact["kind"])
-        made.append(row | {name: fact[name] for name in ("limit", "source", "settings", "assumed")})
+        made.append(row | {name: fact.get(name, "") for name in ("limit", "limit_stated", "source", *_TEXTS)})
     return made
 
 
@@ -209,61 +226,87 @@ def _usage_of(prompt_tokens: int) -> dict[str, float]:
     return waste(simulate(given, work).window)["mean_over_iterations_pct"]["usage"]
 
 
-def _giant_pages() -> Values:
-    """vllm#54458: blocks of a request, of which each is 7,808 tokens of the pool, however short the prompt is.
-
-    The thread has about 23, which these figures take from it; 22 follow from the model (``blocks_of_a_short_request``).
-    """
-    most, blocks, pool_tokens = 23, 70, 457_880
-    least, _ = blocks_of_a_short_request()
-    formed, name = _glm_cache(2, _FOUR_BIT_LATENT, drafts=_DRAFTS), "GLM-5.3-Flash, 12-token prompt"
-    return {
-        (name, "pinned_pct"): 100 * most / blocks,
-        (name, "most_token_equivalents"): most / blocks * pool_tokens,
-        (name, "least_token_equivalents"): least / blocks * pool_tokens,
-        ("GLM-5.3-Flash, TP 2, 3 drafts", "tokens_of_a_block"): formed.block_size,
-    }
-
-
-def blocks_of_a_short_request() -> tuple[int, int]:
-    """Blocks of a sequence of GLM-5.3-Flash that is shorter than a block: while it decodes, and at the most.
-
-    In each group, of as many states as there are latent vectors, a state and those of the drafts, and at the most the state
-    before them, too; a block of latent vectors; a ring.
-    """
-    shape = model("glm-5.3-flash")
-    groups = -(-len(shape.state_layers) // len(shape.attention_layers))
-    return groups * (1 + _DRAFTS) + 2, groups * (2 + _DRAFTS) + 2
-
-
 #: Tokens that a sequence of vllm#54458 drafts; fitted.
 _DRAFTS = 3
 #: Bytes of 512 elements in 4 bits, with a scale of 8 bits for 16 of them.
 _FOUR_BIT_LATENT = 512 // 2 + 512 // 16
 _MAX_MODEL_LEN = 131_072
-#: GiB of KV cache in the log of 4 H200, from which its tokens are computed.
-_LOG_GIB = 47.29
+
+
+def _giant_pages() -> Values:
+    """vllm#54458: a request holds a block of 7,808 tokens in each KV group, however short it is."""
+    formed = giant_pages()
+    _, most = blocks_of_a_short_request()
+    name, drafting = "GLM-5.3-Flash, 12-token prompt", f"GLM-5.3-Flash, TP 2, {_DRAFTS} drafts"
+    return {
+        (drafting, "tokens_of_a_block"): formed.block_size,
+        (drafting, "groups"): len(formed.groups),
+        (name, "most_blocks"): most,
+        (name, "most_token_equivalents"): 0.329 * 457_880,
+    }
+
+
+def giant_pages() -> KvCacheConfig:
+    """The KV cache of vllm#54458, without the layers of its DFlash drafter."""
+    return glm_cache(2, _FOUR_BIT_LATENT, drafts=_DRAFTS)
+
+
+def blocks_of_a_short_request() -> tuple[int, int]:
+    """Blocks of a sequence of vllm#54458 that is shorter than a block: while it decodes, and at the most, with the states before
+    the current ones."""
+    formed = giant_pages()
+    most = sequence_blocks(formed, 12, _DRAFTS)
+    return most - _state_groups(formed), most
+
+
+def sequence_blocks(formed: KvCacheConfig, tokens: int, drafts: int) -> int:
+    """Maximum of blocks of a sequence that drafts: in each group of states one more for each draft, as any may be the last
+    that is accepted (``num_speculative_blocks`` of vLLM's ``MambaSpec``)."""
+    return formed.sequence_blocks(tokens) + drafts * _state_groups(formed)
+
+
+def _state_groups(formed: KvCacheConfig) -> int:
+    return sum(group.kind == STATE for group in formed.groups)
 
 
 def _glm() -> Values:
     """Blocks, groups and memory of GLM-5.3-Flash in logs of servers."""
-    four, drafting = _glm_cache(4), _glm_cache(4, drafts=5)
+    four, fp8 = glm_cache(4), glm_cache(4, FP8_DS_MLA)
     name = "GLM-5.3-Flash, TP 4"
-    # The memory is the log's own. Blocks were not aligned to rows yet.
-    blocks = int(_LOG_GIB * GIB) // max(group.page_size_bytes for group in four.groups)
+    drafting = {drafts: glm_cache(4, drafts=drafts, mtp=True) for drafts in (2, 3, 5)}
     memory = stage_memories(glm_launch(max_num_seqs=256))[0]
     return {
         (name, "tokens_of_a_block"): four.block_size,
+        (f"{name}, fp8", "tokens_of_a_block"): fp8.block_size,
         (name, "padding_of_a_state_pct"): _state_padding_pct(four),
-        ("GLM-5.3-Flash, TP 4, 5 drafts", "padding_of_a_state_pct"): _state_padding_pct(drafting),
-        (name, "thousand_tokens_of_the_pool"): blocks * _MAX_MODEL_LEN // four.sequence_blocks(_MAX_MODEL_LEN) / 1000,
+        (f"{name}, fp8", "padding_of_a_state_pct"): _state_padding_pct(fp8),
+        **{
+            (f"{name}, {drafts} drafts", "padding_of_a_state_pct"): _state_padding_pct(formed)
+            for drafts, formed in drafting.items()
+        },
+        # The memory of the first three is the log's own.
+        (name, _POOL): thousand_tokens(four, 47.29, 0),
+        (f"{name}, 3 drafts", _POOL): thousand_tokens(drafting[3], 45.07, 3),
+        (f"{name}, 5 drafts", _POOL): thousand_tokens(drafting[5], 45.06, 5),
+        (f"{name}, 3 drafts, 6 GiB", _POOL): thousand_tokens(drafting[3], 6.0, 3),
         (name, "GiB_of_weights_and_outside_torch"): (memory.weight_bytes + memory.non_torch_bytes) / GIB,
+        (name, "GiB_of_activations"): memory.activation_bytes / GIB,
+        (name, "GiB_of_CUDA_graphs"): memory.cuda_graph_bytes / GIB,
         (name, "GiB_of_the_KV_cache"): memory.kv_cache_bytes / GIB,
-        ("GLM-5.3-Flash, TP 8", "tokens_of_a_block"): _glm_cache(8).block_size,
-        ("GLM-5.3-Flash, TP 2, 7 drafts", "tokens_of_a_block"): _glm_cache(2, FP8_DS_MLA, drafts=7).block_size,
+        ("GLM-5.3-Flash, TP 8", "tokens_of_a_block"): glm_cache(8).block_size,
+        ("GLM-5.3-Flash, TP 2, 7 drafts", "tokens_of_a_block"): glm_cache(2, FP8_DS_MLA, drafts=7).block_size,
         ("GLM-5.3-Flash", "groups"): len(four.groups),
         ("GLM-5.3-Flash", "most_states_of_a_group"): max(len(g.layers) for g in four.groups if g.kind == STATE),
     }
+
+
+_POOL = "thousand_tokens_of_the_pool"
+
+
+def thousand_tokens(formed: KvCacheConfig, gib: float, drafts: int) -> float:
+    """The size of the pool, as vLLM logs it, with blocks that are not aligned to rows."""
+    blocks = int(gib * GIB) // max(group.page_size_bytes for group in formed.groups)
+    return blocks * _MAX_MODEL_LEN // sequence_blocks(formed, _MAX_MODEL_LEN, drafts) / 1000
 
 
 def glm_launch(max_num_seqs: int) -> Launch:
@@ -280,12 +323,13 @@ def glm_launch(max_num_seqs: int) -> Launch:
     )
 
 
-def _glm_cache(ranks: int, latent: str | int = "bf16", drafts: int = 0) -> KvCacheConfig:
+def glm_cache(ranks: int, latent: str | int = "bf16", drafts: int = 0, mtp: bool = False) -> KvCacheConfig:
     """The KV cache of GLM-5.3-Flash with prefix caching, before prefills exported states.
 
     Args:
         latent: Number format of a latent vector, or its bytes.
         drafts: Tokens that a sequence drafts: each is one more input that the convolutions keep.
+        mtp: Whether the model's MTP layer drafts: one more layer of sparse latent attention.
     """
     shape = model("glm-5.3-flash")
     assert shape.latent and shape.indexer
@@ -297,6 +341,9 @@ def _glm_cache(ranks: int, latent: str | int = "bf16", drafts: int = 0) -> KvCac
         elif isinstance(layer, AttentionLayer) and layer.head_size == shape.latent.kv_rank and isinstance(latent, int):
             layer = replace(layer, head_size=latent)
         layers.append(layer)
+    if mtp:
+        # A latent vector, keys and a ring, as of any other such layer.
+        layers += [layer for layer in layers if not isinstance(layer, StateLayer)][-3:]
     chosen = CacheSettings(
         max_model_len=_MAX_MODEL_LEN, max_num_batched_tokens=8192, block_size=shape.indexer.kernel_block_size
     )
@@ -308,8 +355,39 @@ def _state_padding_pct(formed: KvCacheConfig) -> float:
     return 100 * (state.page_size_bytes / state.unpadded_page_size_bytes - 1)
 
 
-def basis(payload_rows: Sequence[Row]) -> Iterator[str]:
-    """A sentence for each source with open inputs."""
-    for row in payload_rows:
-        if row["assumed"] and not row["assumed"].startswith("as above"):
-            yield f"{row['source']}, {row['series']}: {row['settings']}. Not stated there, and assumed: {row['assumed']}."
+class Notes(NamedTuple):
+    """What the figures of a source assume: texts of all of them, and of single ones."""
+
+    source: str
+    text: str
+    of_figures: list[str]
+
+
+def notes(compared: Sequence[Row]) -> Iterator[Notes]:
+    """The settings, assumptions and remarks of each source that has some."""
+    for source, common in sources().items():
+        mine = [row for row in compared if row["source"] == source]
+        found = Notes(
+            source, _about(common), [f"{comparison(row).figure}: {_about(row)}" for row in mine if _about(row)]
+        )
+        if found.text or found.of_figures:
+            yield found
+
+
+def basis(compared: Sequence[Row]) -> Iterator[str]:
+    """The notes as a paragraph for each source."""
+    yield from (
+        f"{found.source}: {' '.join(filter(None, (found.text, *found.of_figures)))}" for found in notes(compared)
+    )
+
+
+def _about(texts: Mapping[str, str]) -> str:
+    """Settings, assumptions and remarks as sentences."""
+    settings, assumed, remark = (texts.get(name, "") for name in _TEXTS)
+    found = (settings, assumed and f"not stated, and assumed: {assumed}", remark)
+    return " ".join(f"{_capital(text)}." for text in found if text)
+
+
+def _capital(text: str) -> str:
+    """The text with a capital, but for the name of a setting."""
+    return text[0].upper() + text[1:] if text.split()[0].isalpha() else text

@@ -65,6 +65,7 @@ def waste_today(bench: Bench) -> Payload:
             *(f"{name}: {text}." for name, text in ALLOCATORS.items()),
             _KEPT,
             "Means are over the steps in which requests wait, and over all where none does. No number was measured on a GPU.",
+            f"Published figures: {published.limits(rows)} {published.KINDS}",
             *published.basis(rows),
         ],
     }
@@ -225,19 +226,21 @@ def _published(payload: Payload) -> Section:
         found = published.comparison(row)
         table.append(
             {
-                "Source": row["source"],
                 "Figure": found.figure,
-                "Published": row["published"],
-                "Here": row["simulated"],
+                "Result": "pass" if found.passes else "miss",
                 "Error": found.error,
                 "Limit": found.limit,
-                "Result": "pass" if found.passes else "miss",
-                "": row["kind"],
+                "Published": f"{row['published']:,.10g}",
+                "Here": f"{row['simulated']:,.10g}",
+                "Kind": row["kind"],
+                "Limit stated": row["limit_stated"],
+                "Source": row["source"],
             }
         )
     checks = [("pass" if found["passes"] else "fail", found["finding"]) for found in payload["findings"]]
     text = (
-        f"Figures that threads and papers state, computed from the same settings. {published.LIMITS} {published.KINDS}"
+        "Figures that threads and papers state, computed from the same settings."
+        f" {published.limits(payload['rows'])} {published.KINDS}"
     )
     title, details = (
         "Published beside simulated",

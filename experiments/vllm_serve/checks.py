@@ -15,7 +15,7 @@ from ...sim.spec.launch import (
     require_divisible,
     stage_memories,
 )
-from ...sim.types.errors import SettingError
+from ...sim.types.errors import NotSimulated, SettingError
 
 GIB = 1 << 30
 
@@ -69,7 +69,11 @@ def _no_kernels(launch: Launch) -> Refusal | None:
 
 
 def undivided(launch: Launch) -> Refusal | None:
-    """The failed check of ranks or stages that do not divide the model."""
+    """The failed check of ranks or stages that do not divide the model.
+
+    Raises:
+        NotSimulated: The launch has what the memory is not known with, which says nothing of vLLM's start.
+    """
     model, ranks = launch.model, launch.tensor_parallel
     if model.num_heads % ranks:
         heads = f"Total number of attention heads ({model.num_heads})"
@@ -77,6 +81,8 @@ def undivided(launch: Launch) -> Refusal | None:
     try:
         require_divisible(model, ranks)
         stage_memories(launch)
+    except NotSimulated:
+        raise
     except SettingError as error:
         return Refusal("parallel", str(error))
     return None

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import overload
 
-from ...sim.spec.speculative import UNKNOWN_RATES, parse_speculative
+from ...sim.spec.speculative import parse_speculative
 from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import SettingError, UserError
 
@@ -380,11 +380,9 @@ class _Reader:
         self._flags["speculative-config"] = value
 
     def _check_drafts(self, text: str) -> None:
-        """Name drafts that are not simulated: those of other methods, and those of which the line does not say how many are
-        accepted, which count for the memory alone."""
+        """Name drafts of methods that are not simulated."""
         try:
-            if not parse_speculative(text, needs_rates=False).acceptance_rates:
-                self._not_simulated.append(f"--speculative-config ({UNKNOWN_RATES}; its memory is counted)")
+            parse_speculative(text, needs_rates=False)
         except SettingError as error:
             _, _, key = error.field.partition(".")
             if not key:

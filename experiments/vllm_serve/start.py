@@ -5,6 +5,7 @@ The model that a line names is a path, a preset, or the preset of a Hugging Face
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,9 +23,9 @@ from ...sim.spec.launch import (
     stage_memories,
 )
 from ...sim.spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST, Release, release
-from ...sim.spec.speculative import SpeculativeConfig, parse_speculative
+from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_speculative
 from ...sim.spec.weights import weights_format
-from ...sim.types.errors import SettingError
+from ...sim.types.errors import NotSimulated, SettingError
 from .checks import refusal, undivided
 from .line import ServeLine
 from .log import StartupLog
@@ -50,12 +51,14 @@ class Started:
         fits_length: Whether ``--max-model-len auto`` takes the longest that fits.
         replicas: Engines side by side (``--data-parallel-size``), each on GPUs of its own. They share the experts of a
             model that has some.
+        uncounted: Why the launch has no drafter although the line has one; None where it has the line's.
     """
 
     line: ServeLine
     launch: Launch
     fits_length: bool
     replicas: int
+    uncounted: NotSimulated | None = None
 
     def settings(self) -> Settings:
         """The line as settings of ``fragmeter simulate``, with the computed pool."""
@@ -121,6 +124,8 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
         SettingError: A value is invalid or not understood.
     """
     shape = _shape(line, model_name)
+    speculative, uncounted = _drafter(line, shape)
+    line = replace(line, not_simulated=[*line.not_simulated, *_not_simulated(speculative, uncounted)])
     card = gpu(gpu_name)
     tokens, seqs = _batch(line, card)
     length = line.text("max-model-len", "")
@@ -146,14 +151,14 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
         release=vllm,
         kv_cache_memory_bytes=line.whole("kv-cache-memory-bytes"),
         num_gpu_blocks_override=line.whole("num-gpu-blocks-override"),
-        speculative=_speculative(line),
+        speculative=speculative,
     )
     if log is not None and undivided(launch) is None:
         measured = log.kv_cache_bytes(launch) - min(memory.kv_cache_bytes for memory in stage_memories(launch))
         launch = replace(launch, correction_bytes=measured)
     if fits_length and refusal(launch, True) is None:
         launch = replace(launch, max_model_len=longest_model_len(launch))
-    return Started(line, launch, fits_length, line.whole("data-parallel-size", 1))
+    return Started(line, launch, fits_length, line.whole("data-parallel-size", 1), uncounted)
 
 
 def _require_divided(line: ServeLine, shape: ModelSpec) -> None:
@@ -167,13 +172,30 @@ def _require_divided(line: ServeLine, shape: ModelSpec) -> None:
         return
     require_context_parallel(shape, parallel, ranks)
     if "speculative-config" in line.flags:
-        raise SettingError(f"--{_DIVIDED}", ranks, "is not simulated with --speculative-config; leave out one of them")
+        raise NotSimulated(
+            f"--{_DIVIDED}", ranks, "is not simulated with --speculative-config", "leave out one of them"
+        )
 
 
-def _speculative(line: ServeLine) -> SpeculativeConfig | None:
-    """The drafter; the KV cache does not depend on how many drafts are accepted."""
+def _drafter(line: ServeLine, shape: ModelSpec) -> tuple[SpeculativeConfig | None, NotSimulated | None]:
+    """The line's drafter, or why it is not counted. The KV cache does not depend on how many drafts are accepted."""
     text = line.text("speculative-config", "")
-    return parse_speculative(text, needs_rates=False) if text else None
+    if not text:
+        return None, None
+    config = parse_speculative(text, needs_rates=False)
+    try:
+        config.drafter(shape)
+    except NotSimulated as error:
+        return None, error
+    return config, None
+
+
+def _not_simulated(speculative: SpeculativeConfig | None, uncounted: NotSimulated | None) -> Iterator[str]:
+    """Name drafts that are not simulated; where the line does not say how many are accepted they count for the memory alone."""
+    if uncounted is not None:
+        yield f"--speculative-config ({uncounted.value} {uncounted.reason}; its memory is not counted)"
+    elif speculative is not None and not speculative.acceptance_rates:
+        yield f"--speculative-config ({UNKNOWN_RATES}; its memory is counted)"
 
 
 def _kv_setting(launch: Launch) -> str:

@@ -231,6 +231,41 @@ def _waste_row(result: Result) -> dict[str, Any]:
     }
 
 
+def _prefix_cache(inputs: PageInputs) -> Section | None:
+    """Hits on the GPU and on the host, of pages with a run that offloads."""
+    if not any(result.summary.get("kv_offloading") for result in inputs.results):
+        return None
+    text = (
+        "The host is asked for the tokens that the GPU does not have. Look-ups of preempted requests are not in the rates. Blocks that"
+        " are loaded and stored are copied from and to the host."
+    )
+    rows = [row for result in inputs.results for row in _tier_rows(result)]
+    return Section("Prefix cache by tier", text, rows=rows)
+
+
+#: Tiers of the prefix cache, by their key in the summary.
+_TIERS = {"prefix_cache": "GPU", "kv_offloading": "host"}
+
+
+def _tier_rows(result: Result) -> list[dict[str, Any]]:
+    tiers = {name: found for key, name in _TIERS.items() if (found := result.summary.get(key)) is not None}
+    return [
+        {
+            "Run": result.name,
+            "Tier": tier,
+            "Tokens looked up": found["queried_tokens"],
+            "Tokens hit": found["hit_tokens"],
+            "Hit rate (%)": round(100 * found["hit_rate"], 1),
+            "Evicted blocks": found["evicted_blocks"],
+            "Blocks": found.get("num_blocks", result.summary["num_gpu_blocks"]),
+            "Blocks in use at most": found.get("max_used_blocks"),
+            "Blocks loaded": found.get("loaded_blocks"),
+            "Blocks stored": found.get("stored_blocks"),
+        }
+        for tier, found in tiers.items()
+    ]
+
+
 def _fragmentation(inputs: PageInputs) -> Section | None:
     recorded = _recorded(inputs)
     if not recorded:
@@ -302,6 +337,7 @@ SECTIONS: tuple[Callable[[PageInputs], Section | None], ...] = (
     _block_maps,
     _memory,
     _waste,
+    _prefix_cache,
     _fragmentation,
     _latencies,
     _serving,

@@ -34,7 +34,7 @@ from ..spec.model import origin
 from ..spec.pool import offloaded_blocks
 from ..spec.releases import LAST_ORDERED
 from ..spec.weights import weights_format
-from ..types.errors import SettingError
+from ..types.errors import NotSimulated, SettingError
 from ..workload.content import PromptSource
 from ..workload.dialogue import Dialogue
 from .settings import Settings
@@ -343,7 +343,8 @@ def _offloaded_blocks(
     """Blocks of the host memory of vLLM's native KV offloading, of a policy that has one.
 
     Raises:
-        SettingError: What the run composes it with is not simulated, or it holds no block.
+        SettingError: It holds no block.
+        NotSimulated: What the run composes it with is not simulated beside it.
     """
     options = settings.policy_options
     if not isinstance(options, VllmV1Options) or not options.kv_offloading_size:
@@ -359,7 +360,7 @@ def _offloaded_blocks(
     }
     for what, applies in refused.items():
         if applies:
-            raise SettingError("kv_offloading_size", given, f"is not simulated with {what}; leave out one of them")
+            raise NotSimulated("kv_offloading_size", given, f"is not simulated with {what}", "leave out one of them")
     blocks = offloaded_blocks(shape, settings.tensor_parallel_size, size, int(given * GIB), deployment)
     if not blocks:
         raise SettingError("kv_offloading_size", given, "holds no block; give more GiB")
@@ -367,7 +368,7 @@ def _offloaded_blocks(
 
 
 def _refuse_speculation(settings: Settings, deployment: Deployment, grouped: bool) -> None:
-    """Raise SettingError where speculative decoding is composed with what is not simulated beside it."""
+    """Raise NotSimulated where speculative decoding is composed with what is not simulated beside it."""
     if speculative_of(settings.policy_options) is None:
         return
     refused = {
@@ -381,11 +382,11 @@ def _refuse_speculation(settings: Settings, deployment: Deployment, grouped: boo
     for what, applies in refused.items():
         if applies:
             given = settings.value("speculative_config")
-            raise SettingError("speculative_config", given, f"is not simulated with {what}; leave out one of them")
+            raise NotSimulated("speculative_config", given, f"is not simulated with {what}", "leave out one of them")
 
 
 def _refuse_context_parallel(settings: Settings, shape: ModelSpec) -> None:
-    """Raise SettingError where ranks cannot divide the tokens of a sequence, or where that is not simulated."""
+    """Raise SettingError where ranks cannot divide the tokens of a sequence, NotSimulated where that is not simulated."""
     options = settings.policy_options
     ranks = context_parallel_of(options)
     require_context_parallel(shape, settings.tensor_parallel_size, ranks)
@@ -398,8 +399,8 @@ def _refuse_context_parallel(settings: Settings, shape: ModelSpec) -> None:
     }
     for what, applies in refused.items():
         if applies:
-            remedy = f"is not simulated with {what}; leave out one of them"
-            raise SettingError("decode_context_parallel_size", ranks, remedy)
+            reason = f"is not simulated with {what}"
+            raise NotSimulated("decode_context_parallel_size", ranks, reason, "leave out one of them")
 
 
 def _eager(settings: Settings) -> bool:

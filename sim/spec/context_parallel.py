@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..types.errors import SettingError
+from ..types.errors import NotSimulated, SettingError
 from .attention import FULL
 from .shape import ModelSpec
 
@@ -65,7 +65,7 @@ def broken_rule(model: ModelSpec, tensor_parallel: int, ranks: int) -> Broken | 
 
 
 def require_context_parallel(model: ModelSpec, tensor_parallel: int, ranks: int) -> None:
-    """Raise SettingError where vLLM does not divide sequences among ``ranks`` ranks, or where that is not simulated."""
+    """Raise SettingError where vLLM does not divide sequences among ``ranks`` ranks, NotSimulated where that is not simulated."""
     broken = broken_rule(model, tensor_parallel, ranks)
     if broken is not None:
         raise SettingError(_FIELD, ranks, broken.remedy)
@@ -89,7 +89,8 @@ def has_windows(model: ModelSpec) -> bool:
 
 def _require_simulated(model: ModelSpec, ranks: int) -> None:
     if any(model.span(layer) != FULL for layer in range(model.num_layers)):
-        remedy = f"is simulated for layers that all keep every token, and {model.name} has others; leave it out"
-        raise SettingError(_FIELD, ranks, remedy)
+        raise NotSimulated(
+            _FIELD, ranks, f"is simulated for layers that all keep every token, and {model.name} has others"
+        )
     if model.indexer:
-        raise SettingError(_FIELD, ranks, f"is not simulated with the indexer of {model.name}; leave it out")
+        raise NotSimulated(_FIELD, ranks, f"is not simulated with the indexer of {model.name}")

@@ -17,7 +17,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from functools import cache
 
-from ..types.errors import SettingError
+from ..types.errors import NotSimulated
 from .attention import KvGroup, Span
 from .kv_cache import CacheSettings, KvCacheConfig, form_kv_cache
 from .kv_layers import attention_layers, cache_layers, owners
@@ -119,7 +119,7 @@ def formed_layout(
 
 
 def require_one_block_size(model: ModelSpec, layout: HybridLayout) -> None:
-    """Raise SettingError if blocks of attention groups have different sizes, which no memory of the simulator supports."""
+    """Raise NotSimulated if blocks of attention groups have different sizes, which no memory of the simulator supports."""
     config = layout.config
     assert config is not None
     for group in config.groups:
@@ -134,4 +134,4 @@ def require_one_block_size(model: ModelSpec, layout: HybridLayout) -> None:
                     "--disable-hybrid-kv-cache-manager gives one size (layers with a window then keep all tokens), and so may"
                     " another --tensor-parallel-size"
                 )
-            raise SettingError("model", model.name, f"{sizes}: {remedy}")
+            raise NotSimulated("model", model.name, sizes, remedy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ..types.errors import SettingError
+from ..types.errors import NotSimulated, SettingError
 from .attention import FP8_DS_MLA, FP8_DS_MLA_BYTES, FULL, NONE, Span
 from .deployment import dtype_bits
 from .shape import ModelSpec, refuse_states
@@ -34,7 +34,7 @@ class AttentionLayer:
     def __post_init__(self) -> None:
         dtype_bits(self.dtype)
         if self.latent and self.span != FULL:
-            raise SettingError("span", self.span.kind, "is not simulated for latent vectors; they keep every token")
+            raise NotSimulated("span", self.span.kind, "is not simulated for latent vectors", "they keep every token")
         require_positive(self, "num_kv_heads", "head_size")
         if self.span != FULL and self.span.tokens < 1:
             raise SettingError("span", self.span.tokens, "must be at least 1 token")

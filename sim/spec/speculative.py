@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..types.errors import SettingError
+from ..types.errors import NotSimulated, SettingError
 from .attention import FULL
 from .deployment import Deployment
 from .matrix import WEIGHT_BITS
@@ -90,7 +90,8 @@ class SpeculativeConfig:
         """The shape of the drafter; None for n-grams. Of EAGLE and MTP it is a layer of the target, with its embedding and head.
 
         Raises:
-            SettingError: A draft model that is not known, or a target with layers of several kinds.
+            SettingError: A draft model that is not known.
+            NotSimulated: A target or a draft model with layers of several kinds.
         """
         if not self.has_layers:
             return None
@@ -126,12 +127,10 @@ class SpeculativeConfig:
 
 
 def _require_one_kind(shape: ModelSpec) -> None:
-    """Raise SettingError for a model with windows or states, which would share blocks with the drafter's layers."""
+    """Raise NotSimulated for a model with windows or states, which would share blocks with the drafter's layers."""
     if any(shape.span(layer) != FULL for layer in range(shape.num_layers)):
-        remedy = (
-            "has layers with windows or states, beside which drafts are not simulated; leave out speculative_config"
-        )
-        raise SettingError("model", shape.name, remedy)
+        reason = "has layers with windows or states, beside which drafts are not simulated"
+        raise NotSimulated("model", shape.name, reason, "leave out speculative_config")
 
 
 def one_layer(target: ModelSpec, with_experts: bool) -> ModelSpec:

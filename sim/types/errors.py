@@ -3,7 +3,8 @@
 FragmeterError
 ├── UserError             a mistake of the user: one line, exit status 2
 │   ├── SettingError      a flag or a setting
-│   │   └── MissingSetting
+│   │   ├── MissingSetting
+│   │   └── NotSimulated   valid in the simulated system
 │   ├── TraceError        a row or a column of a trace file
 │   └── MissingExtra      an optional package that the command needs
 ├── SimulationFault       a defect of fragmeter: exit status 1
@@ -46,6 +47,16 @@ class MissingSetting(SettingError):
     def __init__(self, field: str, remedy: str) -> None:
         self.field, self.value, self.remedy = field, None, remedy
         UserError.__init__(self, f"{field}: {remedy}")
+
+
+class NotSimulated(SettingError):
+    """A setting that the simulated system may well have, and that is not simulated: it is no reason why a server would not
+    start. The text has the field, the value, the reason and the remedy.
+    """
+
+    def __init__(self, field: str, value: object, reason: str, remedy: str = "leave it out") -> None:
+        self.reason = reason
+        super().__init__(field, value, f"{reason}; {remedy}")
 
 
 class TraceError(UserError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from dataclasses import replace
 from pathlib import Path
@@ -225,7 +226,8 @@ def test_every_figure_saves_what_it_draws(driver, results, tmp_path):
     look(driver, results)
     shown = [read_result(results / name, name) for name in ("orca-max", "vllm-sosp23")]
     inputs = PageInputs(shown, None, objectives(GOAL), read_measured(results / "bench.json", shown))
-    figures = [figure for make in SECTIONS[1:-1] for figure in make(inputs).figures]
+    made = [section for make in SECTIONS if (section := make(inputs)) is not None]
+    figures = [figure for section in made for figure in section.figures]
     names, buttons = [], len(driver.find_elements("css selector", ".csv"))
     assert buttons == len(shown) + len(figures) == 22
     for place, figure in enumerate(figures, start=len(shown)):
@@ -305,6 +307,48 @@ def test_the_summary_has_a_row_a_run_and_columns_for_what_happened(results):
     summary = shown[0].summary | {"refused": 3, "sharing": {"saved_pct": 27.08, "mean_saved_blocks": 1.0}}
     [row] = SECTIONS[0](PageInputs([replace(shown[0], summary=summary)])).rows
     assert (row["Refused (pool too small)"], row["Saved by sharing (%)"]) == (3, 27.1)
+
+
+@pytest.mark.parametrize("replicas", [[], ["--num-replicas", "2"]], ids=["server", "fleet"])
+def test_hits_of_an_offloading_run_are_shown_by_tier(tmp_path, replicas):
+    """Conversations on a small pool find on the host what the GPU has evicted; the page has the numbers of summary.json."""
+    load = tmp_path / "mooncake.jsonl"
+    turns = [
+        {"timestamp": 3000 * turn + 200 * each, "input_length": 512 * (turn + 2), "output_length": 16,
+         "hash_ids": [0, *range(10 * each + 1, 10 * each + turn + 2)]}
+        for turn in range(4)
+        for each in range(12)
+    ]  # fmt: skip
+    load.write_text("".join(json.dumps(each) + "\n" for each in turns))
+    flags = ["--policy", "vllm-v1", "--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--trace", str(load)]
+    flags += ["--num-gpu-blocks-override", "300", "--max-model-len", "4096"]
+    outs = {}
+    for name, more in (("offloading", ["--kv-offloading-size", "4"]), ("plain", [])):
+        outs[name] = tmp_path / name
+        assert status(["simulate", *flags, *replicas, *more, "--out", str(outs[name])]) == DONE
+    shown = [read_result(outs[name]) for name in outs]
+    [section] = [
+        made for make in SECTIONS if (made := make(PageInputs(shown))) and made.title == "Prefix cache by tier"
+    ]
+    assert [row["Tier"] for row in section.rows] == ["GPU", "host", "GPU"]
+    summary = json.loads((outs["offloading"] / "summary.json").read_text())
+    for row, key in zip(section.rows, ("prefix_cache", "kv_offloading"), strict=False):
+        tier = summary[key]
+        assert tier["hit_tokens"] > 0
+        names = {"Tokens looked up": "queried_tokens", "Tokens hit": "hit_tokens", "Evicted blocks": "evicted_blocks"}
+        assert {name: row[name] for name in names} == {name: tier[each] for name, each in names.items()}
+        assert row["Hit rate (%)"] == round(100 * tier["hit_tokens"] / tier["queried_tokens"], 1)
+    host = summary["kv_offloading"]
+    assert (
+        section.rows[1]["Tokens looked up"]
+        == summary["prefix_cache"]["queried_tokens"] - summary["prefix_cache"]["hit_tokens"]
+    )
+    assert (section.rows[1]["Blocks loaded"], section.rows[1]["Blocks stored"]) == (
+        host["loaded_blocks"],
+        host["stored_blocks"],
+    )
+    assert "Prefix cache by tier" in write_report(tmp_path / "both.html", PageInputs(shown)).read_text()
+    assert "Prefix cache by tier" not in write_report(tmp_path / "plain.html", PageInputs(shown[1:])).read_text()
 
 
 def test_runs_of_different_loads_are_said_to_be(results, tmp_path):

@@ -1,9 +1,10 @@
-"""Published figures beside ours: within their stated limits but for two, and a planted wrong value or computation visible."""
+"""Published figures beside ours: within their stated limits but for those named, and a planted wrong value or computation visible."""
 
 from __future__ import annotations
 
 import json
-from importlib import resources
+import subprocess
+from collections import Counter
 
 import pytest
 
@@ -22,6 +23,7 @@ from fragmeter.sim.spec import (
     model,
 )
 from fragmeter.sim.types.errors import UserError
+from paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +31,27 @@ def compared():
     return published.rows()
 
 
-_CACHEPAWL = "codepawl/cachepawl, vLLM 0.21"
+_CACHEPAWL, _GIANT_PAGES = "codepawl/cachepawl, vLLM 0.21", "vllm#54458"
 _LOG, _DGX, _GROUPS = (
     "Mazyod/vllm, 4 x H200",
     "MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks#94",
     "unified-cache-management#1371",
 )
 _GAP, _KV_CACHE = ("opt-125m, 400-token prompts", "gap_of_the_two_pct"), ("GLM-5.3-Flash, TP 4", "GiB_of_the_KV_cache")
-#: The facts say which pool would give the gap, and where the memory of the log goes.
-_MISSED = [_GAP, _KV_CACHE]
+#: The facts say which pool would give the gap, what is not known of a drafter, and where the memory of the log goes.
+_MISSED = [
+    _GAP,
+    ("GLM-5.3-Flash, TP 2, 3 drafts", "groups"),
+    ("GLM-5.3-Flash, 12-token prompt", "most_blocks"),
+    ("GLM-5.3-Flash, TP 4", "GiB_of_activations"),
+    ("GLM-5.3-Flash, TP 4", "GiB_of_CUDA_graphs"),
+    _KV_CACHE,
+]
 
 
-def test_every_published_figure_but_two_is_within_its_limit(compared):
+def test_every_published_figure_but_those_is_within_its_limit(compared):
     found = published.findings(compared)
-    assert len(found) == len(published.published()) >= 28
+    assert len(found) == len(published.published()) >= 37
     assert [(fact["name"], fact["metric"]) for fact in _missed()] == _MISSED
 
 
@@ -55,17 +64,17 @@ def test_every_published_figure_but_two_is_within_its_limit(compared):
         (KvCacheConfig, "sequence_bytes", lambda formed, tokens: formed.bytes_per_block * -(-tokens // 16), {"vllm#55196"}),
         # A pool that counts a block too many.
         (KvCacheConfig, "num_blocks", lambda formed, size: -(-size // formed.bytes_per_block), {_CACHEPAWL}),
-        # A request that drafts a token less.
-        (published, "_DRAFTS", 2, {"vllm#54458"}),
+        # A sequence without the states of its drafts.
+        (published, "sequence_blocks", lambda formed, tokens, drafts: formed.sequence_blocks(tokens), {_LOG}),
         # A model with half as many heads of Kimi delta attention.
         (
             KimiDelta,
             "recurrent_shape",
             lambda mixer, ranks=1: (mixer.heads // 2 // ranks, 128, 128),
-            {"vllm#54458", _LOG, "vllm#56380", _DGX},
+            {_GIANT_PAGES, _LOG, "vllm#56380", _DGX},
         ),
         # States without the inputs of their convolutions; 640 and 1,152 tokens hold either.
-        (KimiDelta, "conv_channels", lambda mixer, ranks=1: 1, {"vllm#54458", _LOG, _DGX}),
+        (KimiDelta, "conv_channels", lambda mixer, ranks=1: 1, {_GIANT_PAGES, _LOG, _DGX}),
         # An indexer with a key for each token.
         (Indexer, "slot_bytes", property(lambda indexer: 132), {_LOG, _GROUPS}),
         # A group for each layer.
@@ -106,26 +115,69 @@ def test_a_figure_that_nothing_computes_is_named():
 
 def test_each_figure_says_where_it_is_from_and_what_is_assumed():
     for fact in published.published():
-        assert fact["source"] and fact["settings"] and fact["kind"] in ("predicted", "fitted", "arithmetic")
+        assert fact["source"] and fact["kind"] in ("predicted", "fitted", "arithmetic")
     # What only fits the published value, or is no rule of the simulator, is not called a prediction.
     kinds = {
         kind: {fact["source"] for fact in published.published() if fact["kind"] == kind}
         for kind in ("fitted", "arithmetic")
     }
     assert kinds == {
-        "fitted": {"vllm#55196", "vllm#57336", "vllm#54458", _LOG},
-        "arithmetic": {"vllm#11382", "vllm-ascend#6610"},
+        "fitted": {"vllm#55196", "vllm#57336", _CACHEPAWL, _GIANT_PAGES, _LOG},
+        "arithmetic": {"vllm#11382", "vllm-ascend#6610", _GIANT_PAGES},
     }
-    assert {fact["kind"] for fact in published.published() if fact["source"] in kinds["arithmetic"]} == {"arithmetic"}
+    # The source's own bytes are in this one.
+    assert _fact("Zamba2 2.7B", "blocks")["kind"] == "fitted"
     assert json.dumps(published.published())
 
 
-def test_the_pages_and_the_facts_have_the_limit_that_was_narrowed():
-    about = json.loads(resources.files(published.__package__).joinpath("facts/published.json").read_text("utf-8"))[
-        "about"
-    ]
-    narrowed = "but for one that was narrowed later, from 1 point to 0.5 as for the other usages: that of the gap at 400-token prompts"
-    assert narrowed in about and narrowed in published.LIMITS
+def test_every_text_stands_on_its_own(compared):
+    """Also on the pages: none refers to a row above it."""
+    texts = "\n".join(published.basis(compared))
+    assert "above" not in texts.replace("the parts above", "")
+    for note in (
+        "A weak check: every length up to 1,568 tokens",
+        "1,620 usable blocks give 1.20",
+        "by the rules of vLLM 0.33: 3 of states",
+    ):
+        assert note in texts
+    for fact in (*published.published(), *published.sources().values()):
+        assert all(
+            fact[name] in texts or fact[name].capitalize()[:1] + fact[name][1:] in texts
+            for name in ("settings", "assumed", "remark")
+            if name in fact
+        )
+    assert {fact["source"] for fact in published.published()} == published.sources().keys()
+
+
+_STATED = "96c2f701"
+
+
+def test_the_limits_that_are_called_older_than_the_comparison_are():
+    """By the history of this repository, where it is at hand."""
+    shown = subprocess.run(
+        ["git", "show", f"{_STATED}:experiments/today/facts/published.json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if shown.returncode:
+        pytest.skip("no history")
+    first = {(fact["name"], fact["metric"]): fact["limit"] for fact in json.loads(shown.stdout)["values"]}
+    for fact in published.published():
+        older = first.get((fact["name"], fact["metric"])) == fact["limit"]
+        assert (fact["limit_stated"] == "before") == older, fact
+
+
+def test_the_pages_count_when_limits_were_stated(compared):
+    number = Counter(fact["limit_stated"] for fact in published.published())
+    assert number.keys() == {"before", "with", "after"}
+    text = published.limits(compared)
+    assert (
+        f"{number['before']} were stated before" in text
+        and f"{number['with']} with" in text
+        and f"{number['after']} after" in text
+    )
 
 
 def _fact(name: str, metric: str):
@@ -139,13 +191,32 @@ def test_the_facts_have_the_pool_that_the_rules_of_vllm_0_33_give():
     blocks = int(_fact(*_KV_CACHE)["published"] * kv_cache.GIB) // formed.bytes_per_block
     thousands = blocks * 131_072 // formed.sequence_blocks(131_072) / 1000
     fact = _fact("GLM-5.3-Flash, TP 4", "thousand_tokens_of_the_pool")
-    assert f"{thousands:,.0f} thousand, {100 * (1 - thousands / fact['published']):.1f} % less" in fact["assumed"]
+    assert f"{thousands:,.0f} thousand, {100 * (1 - thousands / fact['published']):.1f} % less" in fact["remark"]
+
+
+def test_the_pool_without_drafts_is_the_published_one_within_the_rounding_of_its_memory():
+    formed = published.glm_cache(4)
+    block = max(group.page_size_bytes for group in formed.groups)
+    least, most = (int(gib * kv_cache.GIB / block) for gib in (47.285, 47.295))
+    assert (least, most) == (3790, 3791)
+    assert most * 131_072 // formed.sequence_blocks(131_072) == 4_039_788
+
+
+@pytest.mark.parametrize(("drafts", "gib", "tokens"), [(3, 45.07, 3_338_303), (5, 45.06, 3_191_024), (3, 6.0, 443_628)])
+def test_a_pool_with_drafts_needs_the_layer_that_drafts(drafts, gib, tokens):
+    """To the token; without the layer and its effect on the groups it is 5 % more, and without the drafts' states 7 to 12 %."""
+    drafting, without = (published.glm_cache(4, drafts=drafts, mtp=mtp) for mtp in (True, False))
+    assert [len(group.layers) for group in drafting.groups] == [12, 11, 11, 24, 12]
+    assert [len(group.layers) for group in without.groups] == [9, 9, 8, 8, 22, 11]
+    assert round(1000 * published.thousand_tokens(drafting, gib, drafts)) == tokens
+    for wrong in (published.thousand_tokens(without, gib, drafts), published.thousand_tokens(drafting, gib, 0)):
+        assert 1000 * wrong > 1.03 * tokens
 
 
 def test_the_facts_have_the_memory_of_the_log_and_of_the_default():
     """The image did not start with the default of 1,024 sequences."""
     [log], [default] = (launch.stage_memories(published.glm_launch(seqs)) for seqs in (256, 1024))
-    text = _fact(*_KV_CACHE)["assumed"]
+    text = _fact(*_KV_CACHE)["remark"]
     assert f"4.34 GiB in the log and {log.activation_bytes / kv_cache.GIB:.2f} here" in text
     assert (
         f"{default.activation_bytes / kv_cache.GIB:.2f} GiB here, and the KV cache {default.kv_cache_bytes / kv_cache.GIB:.2f}"
@@ -153,7 +224,14 @@ def test_the_facts_have_the_memory_of_the_log_and_of_the_default():
     )
 
 
-def test_a_short_request_has_22_blocks_by_the_model_and_23_in_the_thread():
-    assert published.blocks_of_a_short_request() == (18, 22)
-    text = _fact("GLM-5.3-Flash, 12-token prompt", "pinned_pct")
-    assert "about 23 blocks of a request" in text["settings"] and "the 23rd is not explained" in text["assumed"]
+def test_a_short_request_has_the_blocks_of_the_formed_groups():
+    formed = published.giant_pages()
+    assert [(group.kind, len(group.layers)) for group in formed.groups] == [
+        ("state", 12), ("state", 11), ("state", 11), ("mla", 22), ("ring", 11)
+    ]  # fmt: skip
+    # A state and those of 3 drafts in each group, and at the most the state before; latent vectors with keys; rings.
+    assert published.blocks_of_a_short_request() == (3 * (1 + 3) + 2, 3 * (2 + 3) + 2)
+    # No number of drafts gives both 23 blocks and blocks of 7,808 tokens.
+    for drafts in range(1, 12):
+        drafting = published.glm_cache(2, 288, drafts=drafts)
+        assert (published.sequence_blocks(drafting, 12, drafts), drafting.block_size) != (23, 7808)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
-from fragmeter.experiments.vllm_serve.checks import refusal
+from fragmeter.experiments.vllm_serve.checks import refusal, undivided
 from fragmeter.experiments.vllm_serve.line import IGNORED, IGNORED_SWITCHES, NOT_SIMULATED, READ, parse_serve
 from fragmeter.experiments.vllm_serve.log import read_log
 from fragmeter.experiments.vllm_serve.start import started
@@ -15,8 +15,8 @@ from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import model, model_names
 from fragmeter.sim.spec.launch import capacity, longest_model_len, users
-from fragmeter.sim.spec.speculative import UNKNOWN_RATES
-from fragmeter.sim.types.errors import SettingError, UserError
+from fragmeter.sim.spec.speculative import UNKNOWN_RATES, parse_speculative
+from fragmeter.sim.types.errors import NotSimulated, SettingError, UserError
 
 READS_THE_SAME = [
     "vllm serve opt-13b --tensor-parallel-size 2 --max-model-len 2048 --enforce-eager",
@@ -53,8 +53,9 @@ def test_what_has_no_effect_and_what_is_not_simulated_is_named():
         "--optimization-level (other CUDA graphs)",
         "--enable-lora (adapters take memory)",
         "--compilation-config (other CUDA graphs)",
-        f"--speculative-config ({UNKNOWN_RATES}; its memory is counted)",
     ]
+    counted = f"--speculative-config ({UNKNOWN_RATES}; its memory is counted)"
+    assert started(line, "h100-80gb").line.not_simulated == [*line.not_simulated, counted]
     assert line.flags == {
         "enable-prefix-caching": False,
         "speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}',
@@ -332,6 +333,66 @@ def test_drafts_of_other_methods_are_not_simulated(drafts: str, error: str):
     assert not line.flags
     with pytest.raises(SettingError, match="is no JSON"):
         parse_serve("vllm serve opt-13b --speculative-config '{'")
+
+
+@pytest.mark.parametrize(
+    ("line", "method"),
+    [
+        ("zai-org/GLM-5.3-Flash -tp 4 --max-num-seqs 256", "mtp"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct -tp 2", "mtp"),
+        ("openai/gpt-oss-120b", "eagle3"),
+    ],
+)
+def test_drafts_beside_windows_or_states_are_not_counted_and_no_reason_not_to_start(line, method, capsys):
+    """vLLM serves them: the answer is that of the line without drafts, and says so."""
+    plain = f"vllm serve {line}"
+    drafted = f'{plain} --speculative-config \'{{"method": "{method}", "num_speculative_tokens": 3}}\''
+    texts = {}
+    for each in (plain, drafted):
+        assert status(["plan", "--gpu", "h200", "--serve", each]) == DONE
+        texts[each] = " ".join(capsys.readouterr().out.split())
+    note = "beside which drafts are not simulated; its memory is not counted)"
+    assert texts[drafted].startswith(f"Without --speculative-config {texts[plain][0].lower()}t starts: ")
+    assert texts[drafted].endswith(note) and note not in texts[plain] and "larger GPU" not in texts[drafted]
+    found = started(parse_serve(drafted), "h200")
+    assert isinstance(found.uncounted, NotSimulated)
+    assert found.settings() == started(parse_serve(plain), "h200").settings()
+    speculative = parse_speculative(parse_serve(drafted).text("speculative-config", ""), needs_rates=False)
+    with pytest.raises(NotSimulated):
+        undivided(replace(found.launch, speculative=speculative))
+
+
+def test_a_line_that_does_not_start_without_its_drafts_says_that(capsys):
+    line = """vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct -sc '{"method": "mtp", "num_speculative_tokens": 2}'"""
+    assert status(["plan", "--gpu", "h200", "--serve", line]) == DONE
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("Without --speculative-config it does not start: ") and "--tensor-parallel-size 2" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "runs"),
+    [
+        ("llama-3.1-8b --kv-offloading-size 20", True),
+        ("openai/gpt-oss-120b", True),
+        ("openai/gpt-oss-120b --kv-offloading-size 20", False),
+        ("openai/gpt-oss-120b -pp 2 --max-num-seqs 64", True),
+        ("llama-3.1-8b -pp 2 --kv-offloading-size 20", False),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct -tp 2 --max-num-seqs 64 --kv-offloading-size 20", False),
+    ],
+)
+def test_a_simulation_is_named_exactly_where_it_runs(flags, runs, capsys):
+    assert status(["plan", "--gpu", "h200", "--serve", f"vllm serve {flags}"]) == DONE
+    lines = capsys.readouterr().out.splitlines()
+    named = [each for each in lines if each.startswith("As a simulation: ")]
+    refused = [each for each in lines if each.startswith("Not simulated: ")]
+    assert (len(named), len(refused)) == (int(runs), int(not runs))
+    chosen = started(parse_serve(f"vllm serve {flags}"), "h200").settings()
+    if runs:
+        assert status([*named[0].split()[4:], "--request-rate", "1", "--num-prompts", "5"]) == DONE
+    else:
+        with pytest.raises(NotSimulated) as error:
+            build(chosen)
+        assert refused == [f"Not simulated: {error.value}"]
 
 
 def test_the_size_of_native_kv_offloading_is_a_setting_and_another_backend_is_not_simulated():

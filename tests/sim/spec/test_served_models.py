@@ -491,7 +491,7 @@ def test_simulated_blocks_of_two_sizes_are_refused(capsys):
     line = "simulate --model gemma-4-26b-a4b --gpu h200 --policy vllm-v1 --num-prompts 2 --max-model-len 4096"
     assert status(line.split()) == MISTAKE
     said = capsys.readouterr().err
-    assert "needs blocks of 32 tokens beside those of 16, which is not simulated: --disable-hybrid" in said
+    assert "needs blocks of 32 tokens beside those of 16, which is not simulated; --disable-hybrid" in said
     assert said.count("\n") == 1
     remedy = re.search(r"--disable\S+", said)[0]
     assert status([*line.split(), remedy]) == DONE
