@@ -36,11 +36,11 @@ from fragmeter.gpu.validate import (
     drift as validate_drift,
 )
 from fragmeter.gpu.validate import (
-    operations as validate_operations,
-)
-from fragmeter.gpu.validate import (
     generate,
     validate,
+)
+from fragmeter.gpu.validate import (
+    operations as validate_operations,
 )
 
 TOY = replace(model("toy-llama"), num_layers=2)
