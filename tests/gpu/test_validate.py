@@ -257,9 +257,9 @@ def tried(request) -> validation.Validation:
 class TestRuns:
     """That each run makes paging matter in the way that it is for, at the small scale and at that of a CPU."""
 
+    # A short validation shows only that the command runs.
+    @pytest.mark.parametrize("tried", ["CPU"], indirect=True)
     def test_more_kv_than_weights_is_read_where_contexts_are_long(self, tried):
-        if tried.served["static"].settings["max_model_len"] == 64:
-            pytest.skip("a short validation shows only that the command runs")
         plan = tried.plans["long contexts"]
         found = validate_acceptance.read_bytes(plan, model("toy-llama"), 4, range(0, plan.num_steps, 25))
         assert found["kv"] > found["weights"]
@@ -289,10 +289,10 @@ class TestRuns:
         plan, served = tried.plans["shared samples"], tried.served["shared samples"]
         assert (served.workload.n == 4).all() and len(plan.copies) >= len(served.workload)
 
+    # The small scale has the same moves.
+    @pytest.mark.parametrize("tried", ["QUICK"], indirect=True)
     def test_every_plan_is_right_on_the_device(self, tried):
         """Block tables, moves and contents of the new runs, by the replay's own check, in caches of one layer."""
-        if tried.served["static"].settings["max_model_len"] > 64:
-            pytest.skip("the small scale has the same moves")
         for name in ("tight pool", "shared prefixes", "shared samples"):
             executor = Executor(tried.plans[name], replace(TOY, num_layers=1), devices.open("cpu"))
             assert check(executor, 3).wrong_rows == 0
