@@ -139,7 +139,8 @@ def input_bytes(model: ModelSpec, grid: Grid, dtype: str) -> int:
     """Approximate bytes of the inputs of a grid's probes, which are all allocated at the start."""
     tokens = sum({*grid.tokens, *(batch + prompt for batch, _, prompt in grid.steps)})
     gemms, kv = points.layer_gemms(model), model.num_kv_heads * model.head_dim
-    each = model.hidden_size + 2 * kv + sum(outputs + inputs for outputs, inputs in gemms)
+    # Inputs of the embedding's layer and of the one between GEMMs, of the KV write, and of the GEMMs, and outputs of these.
+    each = 2 * model.hidden_size + 2 * kv + sum(outputs + inputs for outputs, inputs in gemms)
     queries = len(grid.prefixes) * sum(grid.chunks) * model.num_heads * model.head_dim
     weights = max(map(math.prod, (*gemms, points.head_gemm(model))))
     return (tokens * each + 2 * queries + weights) * DTYPES[dtype].itemsize

@@ -1,8 +1,10 @@
 """Probes of a calibration: one call per point, of the same code that a skeleton's step runs.
 
-In a step, weights and cache blocks are cold, since all other layers run between two uses. Probes therefore
-rotate through more data than the last-level cache holds. Activations come directly from the previous operation and are
-warm. On a CPU the code is cold as well: the GEMMs of a layer run, untimed, between two calls of any other operation.
+In a step, all other layers run between two uses of weights and cache blocks. Probes therefore take the weights of one layer after
+the other, and rotate through as much data as a model has weights: where these fit into the last-level cache they stay there from
+one step to the next, and elsewhere they are cold. Activations come directly from the previous operation and are warm. On a CPU
+the code is cold as well: untimed, a layer runs between two of its GEMMs, its GEMMs between two calls of any other operation, and
+a step before each step.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -29,6 +31,8 @@ from .points import Point
 
 #: Maximum number of tables and slots that a probe rotates through.
 MOST_TURNS = 16
+#: The matrices of a layer.
+MATRICES = ("qkv", "output", "up", "down")
 #: Rows of the untimed GEMMs between calls of other operations.
 GEMM_BETWEEN_TOKENS = 4
 
@@ -74,22 +78,21 @@ class Probes:
         self._model, self._pool, self._device = skeleton.model, skeleton.pool, skeleton.device
         self._seed, self._rng = seed, np.random.default_rng(seed)
         self._dtype = skeleton.pool.keys[0].dtype
-        most = max(matrix.weight.numel() for matrix in self._matrices())
-        self._weights = self._random(most + stopwatch.cold_bytes // self._dtype.itemsize)
-        self._weights.div_(math.sqrt(self._model.hidden_size))
-        self._between = [self._gemm(GEMM_BETWEEN_TOKENS, matrix).work for matrix in self._matrices()[:-1]]
+        # More than three caches are as cold as the weights of the largest model.
+        self._passing_bytes = min(stopwatch.cold_bytes, self._model.weight_bytes(skeleton.dtype))
+        self._between = [self._multiplying(GEMM_BETWEEN_TOKENS, name) for name in MATRICES]
         self._passed = itertools.count()
 
     def operations(self) -> Iterator[Probe]:
         """All probes of single operations, ordered by operation."""
-        *layer, head = self._matrices()
         step_lens = [lens for lens, _ in self._step_shapes()]
         sizes = sorted({*self._grid.tokens, *map(sum, step_lens)})
         # Every new token needs a slot of its own.
         for tokens in sizes[: bisect_right(sizes, self._pool.num_slots)]:
-            yield from (self._gemm(tokens, matrix) for matrix in layer)
+            layer = self._layer(tokens)
+            yield from (self._gemm(tokens, name, layer) for name in MATRICES)
             yield from (self._kv_write(tokens), self._elementwise(tokens), self._embedding(tokens))
-        yield from (self._gemm(rows, head) for rows in sorted({*self._grid.head_rows, *map(len, step_lens)}))
+        yield from self._heads(sorted({*self._grid.head_rows, *map(len, step_lens)}))
         yield from self._decodes()
         yield from self._prefills()
         for batch, context, chunk, prefix in self._grid.mixed:
@@ -111,17 +114,49 @@ class Probes:
             if self._fits(contexts):
                 yield lens, contexts
 
-    def _matrices(self) -> list[Matrix]:
-        """The matrices of a layer, then of the output head."""
-        layer = self._skeleton.weights.layers[0]
-        return [layer.qkv, layer.output, layer.up, layer.down, self._skeleton.weights.head]
+    def _multiplying(self, tokens: int, name: str) -> Work:
+        """The same matrix of one layer after the other."""
+        layers = self._skeleton.weights.layers
+        hidden = self._random(tokens, getattr(layers[0], name).weight.shape[1])
+        return lambda number: multiply(hidden, getattr(_turn(layers, number), name))
 
-    def _gemm(self, tokens: int, matrix: Matrix) -> Probe:
-        outputs, inputs = matrix.weight.shape
-        hidden, size = self._random(tokens, inputs), outputs * inputs
-        starts = range(0, len(self._weights) - size + 1, size)
-        turned = [matrix._replace(weight=self._weights[at : at + size].view(outputs, inputs)) for at in starts]
-        return Probe(points.gemm(tokens, outputs, inputs), lambda number: multiply(hidden, _turn(turned, number)))
+    def _layer(self, tokens: int) -> Work:
+        """One layer after the other, without its attention."""
+        layers, hidden = self._skeleton.weights.layers, self._random(tokens, self._model.hidden_size)
+        _, rotary = self._skeleton.weights.embed(*self._new_tokens(tokens))
+        return lambda number: _turn(layers, number).forward(hidden, rotary, lambda query, *_: query)
+
+    def _gemm(self, tokens: int, name: str, layer: Work) -> Probe:
+        multiplying = self._multiplying(tokens, name)
+        outputs, inputs = getattr(self._skeleton.weights.layers[0], name).weight.shape
+
+        def work(number: int) -> None:
+            # The layer before: its own would leave the matrix in the caches.
+            self._stopwatch.aside(lambda: layer(number - 1))
+            multiplying(number)
+
+        return Probe(points.gemm(tokens, outputs, inputs), work)
+
+    def _heads(self, sizes: Iterable[int]) -> Iterator[Probe]:
+        """GEMMs of the output head, which a step has once: of copies of it, between two uses of which a step's data pass."""
+        outputs, inputs = self._skeleton.weights.head.weight.shape
+        size = outputs * inputs
+        weights = self._random(size + self._passing_bytes // self._dtype.itemsize).div_(math.sqrt(inputs))
+        turned = [
+            Matrix(weights[at : at + size].view(outputs, inputs), None)
+            for at in range(0, len(weights) - size + 1, size)
+        ]
+        for rows in sizes:
+            yield Probe(points.gemm(rows, outputs, inputs), self._head(rows, turned))
+
+    def _head(self, rows: int, turned: Sequence[Matrix]) -> Work:
+        hidden, layer = self._random(rows, turned[0].weight.shape[1]), self._layer(rows)
+
+        def work(number: int) -> None:
+            self._stopwatch.aside(lambda: layer(number))
+            multiply(hidden, _turn(turned, number))
+
+        return work
 
     def _pass(self, gemms: Sequence[Work], *inputs: Tensor) -> None:
         """Run untimed work that a step does between two calls: these GEMMs, and the production of the next call's inputs."""
@@ -152,7 +187,9 @@ class Probes:
     def _elementwise(self, tokens: int) -> Probe:
         """A layer without the time of its GEMMs and attention, which return prepared tensors."""
         hidden = self._random(tokens, self._model.hidden_size)
-        ready = {matrix.weight.shape: self._random(tokens, len(matrix.weight)) for matrix in self._matrices()[:-1]}
+        first = self._skeleton.weights.layers[0]
+        matrices = (getattr(first, name) for name in MATRICES)
+        ready = {matrix.weight.shape: self._random(tokens, len(matrix.weight)) for matrix in matrices}
         layers, (_, rotary) = self._skeleton.weights.layers, self._skeleton.weights.embed(*self._new_tokens(tokens))
         gemms = itertools.cycle(self._between)
 
@@ -282,7 +319,12 @@ class Probes:
         tables = self._table(contexts, block_size).cpu().numpy()
         batch = Batch.paged(lens, contexts, token_ids, tables, block_size)
         parts = points.operations_of_step(model, lens, contexts, block_size)
-        return StepProbe(points.step(lens), lambda number: self._skeleton.step(batch), parts)
+
+        def work(_: int) -> None:
+            self._stopwatch.aside(lambda: self._skeleton.step(batch))
+            self._skeleton.step(batch)
+
+        return StepProbe(points.step(lens), work, parts)
 
     def _about(self, batch: int, tokens: int) -> list[int]:
         """Lengths of ``batch`` sequences within a tenth of ``tokens``; identical at every call."""
@@ -296,8 +338,8 @@ class Probes:
         return max(contexts) <= self._model.max_model_len and blocks <= self._pool.num_blocks
 
     def _turns(self, size: int) -> int:
-        """Number of buffers of ``size`` bytes that together exceed the last-level cache."""
-        return max(1, min(MOST_TURNS, -(-self._stopwatch.cold_bytes // size)))
+        """Number of buffers of ``size`` bytes between two uses of which a step's data pass."""
+        return max(1, min(MOST_TURNS, -(-self._passing_bytes // size)))
 
     def _new_tokens(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Random ids and positions."""

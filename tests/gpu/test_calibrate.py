@@ -15,8 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from fragmeter.gpu.calibrate import calibrate, points
 from fragmeter.gpu.calibrate import grid as calibrate_grid
 from fragmeter.gpu.calibrate.fitting import fit
-from fragmeter.gpu.calibrate.probes import Probes
+from fragmeter.gpu.calibrate.probes import MATRICES, Probes
 from fragmeter.gpu.devices import devices, timing
+from fragmeter.gpu.model.layers import Layer, multiply
 from fragmeter.gpu.model.skeleton import Skeleton
 from fragmeter.sim.cost.operations import FROM_TABLES, OPERATIONS
 from fragmeter.sim.spec import ModelSpec
@@ -154,12 +155,76 @@ def test_gemm_probes_multiply_what_their_points_say_and_elementwise_ones_nothing
             assert gemm_flops(probe.work) == wanted
 
 
-def test_probes_turn_by_other_weights(probes):
-    """Of 1 MiB and the largest matrix beside it: the smallest, 36 KiB, takes more than 28 turns to come back."""
-    probe = next(one for one in probes.operations() if one.point["op"] == "gemm" and one.point["n"] == 96)
-    results = [probe.work(number) for number in range(28)]
-    assert all(not first.equal(second) for first, second in zip(results, results[1:], strict=False))
-    assert not any(results[0].equal(result) for result in results[1:])
+class Passing(Stopwatch):
+    """Runs what is aside, and says which calls those were."""
+
+    def __init__(self):
+        self.is_aside = False
+
+    def aside(self, between):
+        self.is_aside = True
+        between()
+        self.is_aside = False
+
+
+@pytest.fixture()
+def passing(spy):
+    skeleton, watch = Skeleton(SPEC, spy, BLOCKS, BLOCK_SIZE, host_blocks=4), Passing()
+    with torch.inference_mode():
+        yield Probes(skeleton, GRID, watch, seed=7), skeleton, watch
+
+
+def test_a_layer_passes_before_each_gemm_and_leaves_its_matrix_cold(passing, monkeypatch):
+    """Every layer's matrix in turn, behind the GEMMs of another layer, of as many tokens."""
+    probes, skeleton, watch = passing
+    layers = skeleton.weights.layers
+    number_of = {id(getattr(layer, name)): place for place, layer in enumerate(layers) for name in MATRICES}
+    seen = []
+
+    def multiplied(hidden, matrix):
+        seen.append((watch.is_aside, number_of.get(id(matrix)), len(hidden)))
+        return multiply(hidden, matrix)
+
+    monkeypatch.setattr("fragmeter.gpu.calibrate.probes.multiply", multiplied)
+    monkeypatch.setattr(Layer.forward, "__defaults__", (multiplied,))
+    assert len(layers) > 1
+    gemms = [one for one in probes.operations() if one.point["op"] == "gemm" and one.point["n"] != SPEC.vocab_size]
+    for probe in gemms:
+        for number in range(2 * len(layers)):
+            seen.clear()
+            probe.work(number)
+            *before, timed = seen
+            assert timed == (False, number % len(layers), probe.point["m"])
+            assert before == [(True, (number - 1) % len(layers), probe.point["m"])] * len(MATRICES)
+
+
+@pytest.mark.parametrize(("cache_bytes", "passing_bytes"), [(1 << 30, None), (100_000, 100_000)])
+def test_copies_of_the_head_are_a_models_weights_or_the_caches(spy, monkeypatch, cache_bytes, passing_bytes):
+    """Between two uses of a copy the others pass: as many bytes as the model has weights, and no more than three caches."""
+    watch, taken = Stopwatch(), []
+    watch.cold_bytes = cache_bytes
+    skeleton = Skeleton(SPEC, spy, BLOCKS, BLOCK_SIZE, host_blocks=4)
+    monkeypatch.setattr("fragmeter.gpu.calibrate.probes.multiply", lambda _, matrix: taken.append(matrix.weight))
+    head = SPEC.vocab_size * SPEC.hidden_size * 4
+    with torch.inference_mode():
+        probes = Probes(skeleton, GRID, watch, seed=7).operations()
+        probe = next(one for one in probes if one.point["op"] == "gemm" and one.point["n"] == SPEC.vocab_size)
+        for number in range(200):
+            probe.work(number)
+    returns = next(place for place, weight in enumerate(taken) if place and weight.data_ptr() == taken[0].data_ptr())
+    wanted = passing_bytes or SPEC.weight_bytes("fp32")
+    assert wanted - head < (returns - 1) * head <= wanted
+
+
+def test_a_step_passes_before_each_step(passing, monkeypatch):
+    probes, skeleton, watch = passing
+    seen = []
+    monkeypatch.setattr(skeleton, "step", lambda batch: seen.append((watch.is_aside, batch)))
+    for probe in probes.steps():
+        seen.clear()
+        probe.work(0)
+        (first, passed), (second, timed) = seen
+        assert (first, second) == (True, False) and passed is timed
 
 
 def test_a_step_does_the_operations_of_its_parts(probes, spy):
