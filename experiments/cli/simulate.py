@@ -113,7 +113,7 @@ _VIEWS = {
 def print_summary(content: Mapping[str, Any], console: Console) -> None:
     """Print the tables of ``sim.metrics.summary``: throughput, latency, waste, and KV groups if the model has several."""
     groups = [_groups(content["kv_groups"])] if content.get("kv_groups") else []
-    replicas = [_replicas(content["replicas"])] if "replicas" in content else []
+    replicas = _shown_replicas(content["replicas"]) if "replicas" in content else []
     for table in (_throughput(content), *replicas, _latency(content), _waste(content["waste"]), *groups):
         console.print(table)
         console.print()
@@ -170,6 +170,13 @@ def _throughput(content: Mapping[str, Any]) -> Table:
     return table
 
 
+def _shown_replicas(content: Sequence[Mapping[str, Any]]) -> list[Table | str]:
+    """The table of the first replicas, and how many more there are."""
+    more = len(content) - REPLICAS_SHOWN
+    rest = [f"{more:,} more replicas: summary.json of --out and --json have them all"] if more > 0 else []
+    return [_replicas(content[:REPLICAS_SHOWN]), *rest]
+
+
 def _replicas(content: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("replica", "requests", "tokens in", "tokens out", "batch", "KV used", "hits", "busy")
     for replica in content:
@@ -223,8 +230,8 @@ def _groups(content: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-#: Refused requests that the terminal names.
-REFUSED_SHOWN = 5
+#: Refused requests, and replicas, that the terminal names.
+REFUSED_SHOWN, REPLICAS_SHOWN = 5, 32
 
 
 def simulate(

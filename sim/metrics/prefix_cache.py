@@ -14,6 +14,7 @@ from ..memory.accounting.cache_log import CacheLog
 from ..memory.accounting.moments import ticks_of
 from ..memory.prefix.history import Observed
 from ..types.columns import slices
+from ..types.once import once
 from ..types.sums import dot, total
 from ..types.ticks import PER_MS, PER_SECOND
 
@@ -29,7 +30,17 @@ _WIDTHS = (63 << 8) + 2
 
 
 def prefix_cache(run: Run) -> dict[str, Any] | None:
-    """Look-ups, evictions and, for vLLM's blocks, its three histograms; None without a prefix cache.
+    """``hits_and_evictions`` and, for vLLM's blocks, its three histograms; None without a prefix cache."""
+    found, log = hits_and_evictions(run), run.replica.cache_log
+    if found is None or log is None:
+        return None
+    history = log.history
+    return found | ({} if history is None else _histograms(lambda: history.observations(partial(ticks_of, run.log))))
+
+
+@once
+def hits_and_evictions(run: Run) -> dict[str, Any] | None:
+    """Look-ups and evictions; None without a prefix cache.
 
     As in vLLM a look-up counts when it leads to an admission, with all known tokens of the request; look-ups of
     preempted requests are counted separately. Each of several samples looks up its prompt.
@@ -39,8 +50,6 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
         return None
     known, hits, first = _look_ups(log)
     queried_tokens, hit_tokens = total(known[first]), total(hits[first])
-    history = log.history
-    observed = {} if history is None else _histograms(lambda: history.observations(partial(ticks_of, run.log)))
     return {
         "queried_tokens": queried_tokens,
         "hit_tokens": hit_tokens,
@@ -48,7 +57,6 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
         "preempted_queried_tokens": total(known) - queried_tokens,
         "preempted_hit_tokens": total(hits) - hit_tokens,
         "evicted_blocks": run.replica.memory.evicted_blocks,
-        **observed,
     }
 
 

@@ -63,6 +63,7 @@ class Column:
     def __init__(self, dtype: np.dtype | type = np.int64) -> None:
         self._dtype = np.dtype(dtype)
         self._folder = _folder.get()
+        #: Parts in memory, none of them empty; once there is a file it has all values, and the last one is kept beside it.
         self._parts: list[np.ndarray] = []
         self._length = 0
         self._last: int | None = None
@@ -73,13 +74,13 @@ class Column:
 
     def append(self, values: np.ndarray) -> None:
         """Append a copy of values."""
-        self._length += len(values)
-        if len(values):
-            self._last = int(values[-1])
-        if self._file is None and (self._folder is None or self._length <= _SHORT):
-            if len(values):
-                self._parts.append(np.array(values, dtype=self._dtype))
+        if not len(values):
             return
+        self._length += len(values)
+        if self._file is None and (self._folder is None or self._length <= _SHORT):
+            self._parts.append(np.array(values, dtype=self._dtype))
+            return
+        self._last = int(values[-1])
         with user_paths(self._folder or Path()):
             if self._file is None:
                 self._file = TemporaryFile(dir=self._folder)  # noqa: SIM115
@@ -89,7 +90,7 @@ class Column:
 
     def last(self) -> int | None:
         """The last value; None without values."""
-        return self._last
+        return int(self._parts[-1][-1]) if self._parts else self._last
 
     def array(self) -> np.ndarray:
         """All values so far; to be read only."""
@@ -120,6 +121,9 @@ def column_of(parts: Iterable[np.ndarray], dtype: np.dtype | type = np.int64) ->
 
 def column_by_slices(length: int, compute: Callable[[slice], np.ndarray]) -> np.ndarray:
     """An int64 column from what ``compute`` returns for each of its slices."""
+    if 0 < length <= _SHORT:
+        # One slice, in memory: most columns are short where there are many replicas.
+        return np.array(compute(slice(0, length)), dtype=np.int64)
     return column_of(compute(part) for part in slices(length))
 
 
@@ -135,6 +139,6 @@ def slices(length: int, size: int | None = None) -> Iterator[slice]:
 
 def release() -> None:
     """Let go of the pages of all files that the process has read; they are read again when they are needed."""
-    if hasattr(mmap, "MADV_DONTNEED"):
+    if _maps and hasattr(mmap, "MADV_DONTNEED"):
         for mapped in list(_maps):
             mapped.madvise(mmap.MADV_DONTNEED)
