@@ -25,6 +25,8 @@ RESIDENCY_BUCKETS_MS = (
 )
 #: Of a float64.
 _MANTISSA_BITS, _EXPONENT_OF_ONE = 52, 1023
+#: Values that are kept in memory from one reading to the next; there are 16 bytes of each.
+_MOST_KEPT = 1 << 21
 #: Ranges of ``_width`` of an int64.
 _WIDTHS = (63 << 8) + 2
 
@@ -102,14 +104,24 @@ def _histograms(observations: Callable[[], Iterable[Mapping[str, Observed]]]) ->
     """Counts up to each bound, as Prometheus has them, with mean and median in seconds, by name.
 
     Args:
-        observations: Returns parts of what was observed: int64 ticks, and the number of blocks with each. Called twice: the
-            second reading finds the medians among the values near them, so that no list of all values is needed.
+        observations: Returns parts of what was observed: int64 ticks, and the number of blocks with each. The parts are read
+            twice: the second reading finds the medians among the values near them, so that no list of all values is needed.
+            Where they are many, the function is called again.
     """
     found: defaultdict[str, _Histogram] = defaultdict(_Histogram)
-    for read in (_Histogram.count, _Histogram.look_for_median):
-        for part in observations():
-            for name, observed in part.items():
-                read(found[name], *observed)
+    kept: list[Mapping[str, Observed]] = []
+    values = 0
+    for part in observations():
+        for name, observed in part.items():
+            found[name].count(*observed)
+            values += len(observed[0])
+        if values <= _MOST_KEPT:
+            kept.append(part)
+        else:
+            kept.clear()
+    for part in kept if values <= _MOST_KEPT else observations():
+        for name, observed in part.items():
+            found[name].look_for_median(*observed)
     return {name: histogram.as_dict() for name, histogram in found.items()}
 
 

@@ -329,7 +329,8 @@ class _Past:
                 *(start, start + grown, single, np.array([stop])),
                 *(hits["place"][holes], hits["place"][holes] + hits["blocks"][holes], places[taken]),
             )
-            cuts = np.unique(np.concatenate(bounds))
+            cuts = np.sort(np.concatenate(bounds))
+            cuts = cuts[np.diff(cuts, prepend=-1) > 0]
             yield cuts[(cuts >= first) & (cuts <= min(stop, end))]
 
     def _lives_between(self, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

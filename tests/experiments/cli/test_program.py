@@ -54,6 +54,19 @@ def test_a_run_of_drawn_requests_loads_neither_pandas_nor_pyarrow():
     assert not {"pandas", "pyarrow", "plotly", "rich.progress", "urllib.request"} & set(done.stderr.split())
 
 
+def test_a_run_of_a_trace_loads_no_pandas(tmp_path):
+    """pyarrow, which reads the file, loads pandas for most ways of making a column numpy's."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,7,5\n1,30,4\n")
+    code = (
+        "import sys; from fragmeter.experiments.cli.app import status;"
+        f" status(['simulate', '--trace', {str(trace)!r}, '--json', '-']); print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["completed"] == 2
+    assert "pyarrow" in done.stderr.split() and "pandas" not in done.stderr.split()
+
+
 def test_help_lists_the_verbs_in_the_order_in_which_they_are_needed(capsys):
     text = printed(capsys, "--help")
     places = [text.index(f"│ {verb} ") for verb in VERBS]
