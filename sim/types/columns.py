@@ -105,6 +105,38 @@ class Column:
         return self._parts[0]
 
 
+class Records:
+    """Int64 columns that are appended together, a number for each record.
+
+    Args:
+        fields: How many columns.
+    """
+
+    def __init__(self, fields: int) -> None:
+        self._fields = fields
+        # Made with the first records: most tables of most runs have none.
+        self._columns: list[Column] = []
+
+    def __len__(self) -> int:
+        return len(self._columns[0]) if self._columns else 0
+
+    def extend(self, records: np.ndarray) -> None:
+        """Append copies of records, int64 [n, fields]."""
+        if not len(records):
+            return
+        self._columns = self._columns or [Column() for _ in range(self._fields)]
+        for column, values in zip(self._columns, records.T, strict=True):
+            column.append(values)
+
+    def arrays(self) -> list[np.ndarray]:
+        """Each column as ``Column.array``."""
+        return [column.array() for column in self._columns] or [np.zeros(0, dtype=np.int64)] * self._fields
+
+    def last(self, field: int) -> int | None:
+        """The value of a column in the last record; None without records."""
+        return self._columns[field].last() if self._columns else None
+
+
 def columns_of(types: Iterable[np.dtype | type], parts: Iterable[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
     """Columns of these types from parts of all of them."""
     columns = [Column(dtype) for dtype in types]
