@@ -44,14 +44,16 @@ def test_the_version_is_printed_without_loading_the_program():
     assert not {"numpy", "cyclopts", "fragmeter.sim"} & set(loaded.split())
 
 
-def test_a_run_of_drawn_requests_loads_neither_pandas_nor_pyarrow():
-    """Each takes longer to load than a small run."""
+def test_a_run_of_drawn_requests_loads_only_what_it_needs():
+    """pandas and pyarrow each take longer to load than a small run, and the others a fortieth of it or more."""
     code = (
         "import sys; from fragmeter.experiments.cli.app import status;"
         " status(['simulate', '--num-prompts', '3', '--json', '-']); print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert not {"pandas", "pyarrow", "plotly", "rich.progress", "urllib.request"} & set(done.stderr.split())
+    loaded = set(done.stderr.split())
+    assert not {"pandas", "pyarrow", "plotly", "rich.progress", "urllib.request", "psutil"} & loaded
+    assert not {name for name in loaded if name.startswith(("fragmeter.sim.recording.", "fragmeter.reports"))}
 
 
 def test_a_run_of_a_trace_loads_no_pandas(tmp_path):
