@@ -2,9 +2,12 @@
 
     python benchmarks/scale.py                     all tables (minutes)
     python benchmarks/scale.py blocks sessions     some
+    python benchmarks/scale.py small replicas --before FOLDER --turns 5
 
 Each row is one ``fragmeter simulate`` in a process of its own: CPU seconds (user and system), and its largest memory. Ten million
-requests take minutes, and 15 GB on the disk of temporary files.
+requests take minutes, and 15 GB on the disk of temporary files. With ``--before`` the command also runs with the package in
+FOLDER/fragmeter, in turns, and a row has both and the ratio of each pair. More than one turn come after one that is not
+measured, which leaves Python's bytecode.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
+SMALL = (10, 100, 1_000)
 REQUESTS = (100_000, 200_000, 400_000, 1_000_000, 10_000_000)
 BLOCKS = (1_000, 10_000, 100_000, 1_000_000)
 REPLICAS = (1, 10, 100, 1_000)
@@ -27,54 +32,64 @@ POLICIES = (("vllm-sosp23", "paper"), ("vllm-v1", "fitted"))
 V1 = ("--policy", "vllm-v1", "--cost", "fitted")
 
 
-def simulate(*arguments: object) -> tuple[float, float]:
-    """CPU seconds and MB of one command."""
+#: What a table measures: the first cells of a row, and the arguments of its command.
+Row = tuple[str, tuple[object, ...]]
+
+
+def simulate(arguments: tuple[object, ...], package: Path | None = None) -> tuple[float, float]:
+    """CPU seconds and MB of one command, of the package in this folder."""
     command = [sys.executable, "-m", "fragmeter", "simulate", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if package is not None:
+        environment["PYTHONPATH"] = str(package)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     _, status, used = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{' '.join(command)} ended with {os.waitstatus_to_exitcode(status)}")
     return used.ru_utime + used.ru_stime, used.ru_maxrss / 1000
 
 
-def with_results(folder: Path, *arguments: object) -> tuple[float, float]:
-    """As ``simulate``, with a result folder."""
-    return simulate(*arguments, "--out", folder / "result")
-
-
-def requests(folder: Path) -> Iterator[str]:
+def requests(folder: Path) -> Iterator[Row]:
     """Requests of one replica, and results of all of them."""
     for policy, cost in POLICIES:
         chosen = "--policy", policy, "--cost", cost, "--request-rate", 1.5
         for count in REQUESTS:
-            seconds, megabytes = with_results(folder, *chosen, "--num-prompts", count)
-            yield f"`{policy}`, `{cost}` | {count:,} | {seconds:.1f} s | {megabytes:,.0f} MB"
+            yield f"`{policy}`, `{cost}` | {count:,}", (*chosen, "--num-prompts", count, *_out(folder))
 
 
-def blocks(folder: Path) -> Iterator[str]:
+def small(folder: Path) -> Iterator[Row]:
+    """Small runs without tables: most of it is the start of the program."""
+    for count in SMALL:
+        yield f"{count:,}", ("--num-prompts", count, "--json", folder / "summary.json")
+
+
+def blocks(folder: Path) -> Iterator[Row]:
     """Blocks of the pool."""
     for number in BLOCKS:
         load = "--num-prompts", 50_000, "--request-rate", 1.5, "--num-gpu-blocks-override", number
-        yield _row(f"{number:,}", with_results(folder, *V1, *load))
+        yield f"{number:,}", (*V1, *load, *_out(folder))
 
 
-def replicas(folder: Path) -> Iterator[str]:
+def replicas(folder: Path) -> Iterator[Row]:
     """Replicas behind a router that looks at them."""
     for number in REPLICAS:
         fleet = ("--num-replicas", number, "--router", "kv-aware") if number > 1 else ()
         load = "--num-prompts", 20_000, "--request-rate", 1.5 * number
-        yield _row(f"{number:,}", with_results(folder, *V1, *load, *fleet))
+        yield f"{number:,}", (*V1, *load, *fleet, *_out(folder))
 
 
-def sessions(folder: Path) -> Iterator[str]:
+def sessions(folder: Path) -> Iterator[Row]:
     """Sessions: a turn has the turns before it as its prefix, and is sent after the answer to the last of them."""
     for number in SESSIONS:
         trace = folder / "sessions.jsonl"
         turns = [_turn(session, turn) for session in range(number) for turn in range(TURNS)]
         turns.sort(key=lambda row: row["arrival_s"])
         trace.write_text("".join(json.dumps(row) + "\n" for row in turns))
-        load = "--trace", trace, "--think-time", 30
-        yield _row(f"{number:,}", with_results(folder, *V1, *load))
+        yield f"{number:,}", (*V1, "--trace", trace, "--think-time", 30, *_out(folder))
+
+
+def _out(folder: Path) -> tuple[object, ...]:
+    return "--out", folder / "result"
 
 
 def _turn(session: int, turn: int) -> dict[str, int]:
@@ -87,22 +102,38 @@ def _turn(session: int, turn: int) -> dict[str, int]:
     }
 
 
-def _row(first: str, used: tuple[float, float]) -> str:
-    return f"{first} | {used[0]:.1f} s | {used[1]:,.0f} MB"
+def measured(arguments: tuple[object, ...], turns: int, before: Path | None) -> str:
+    """The last cells of a row: medians of the turns, and the ratio of the two versions, lowest to highest."""
+    versions = (None,) if before is None else (before, None)
+    if turns > 1:
+        for version in versions:
+            simulate(arguments, version)
+    found = [[simulate(arguments, version) for version in versions] for _ in range(turns)]
+    cells = [
+        f"{median(seconds for seconds, _ in used):.2f} s | {median(megabytes for _, megabytes in used):,.0f} MB"
+        for used in zip(*found, strict=True)
+    ]
+    if before is not None:
+        ratios = [turn[0][0] / turn[1][0] for turn in found]
+        cells.append(f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    return " | ".join(cells)
 
 
-TABLES = {"requests": requests, "blocks": blocks, "replicas": replicas, "sessions": sessions}
+TABLES = {"small": small, "requests": requests, "blocks": blocks, "replicas": replicas, "sessions": sessions}
 
 
 def main() -> None:
     """Print the tables as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; all if none is named")
-    for name in parser.parse_args().tables or TABLES:
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="a folder with the version before, as fragmeter")
+    parser.add_argument("--turns", type=int, default=1, help="measurements of a row")
+    options = parser.parse_args()
+    for name in options.tables or TABLES:
         with TemporaryDirectory() as folder:
             print(f"\n{name}", flush=True)
-            for row in TABLES[name](Path(folder)):
-                print(f"| {row} |", flush=True)
+            for label, arguments in TABLES[name](Path(folder)):
+                print(f"| {label} | {measured(arguments, options.turns, options.before)} |", flush=True)
 
 
 if __name__ == "__main__":

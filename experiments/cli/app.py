@@ -25,7 +25,6 @@ from io import TextIOWrapper
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-import psutil
 import pydantic
 from cyclopts import (
     App,
@@ -144,6 +143,9 @@ def _limit_unwinding(status: int) -> None:
 
 def _exit_now(status: int, *_: object) -> NoReturn:
     """End the workers and exit at once, without the interpreter's own exit, which waits for the workers."""
+    # Here, as loading it takes a twentieth of a small run.
+    import psutil
+
     # The trackers of shared memory ignore SIGTERM and clean up afterwards.
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):

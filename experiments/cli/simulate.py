@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 from rich import box
@@ -22,8 +22,6 @@ from ...sim.metrics.openmetrics import DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOS
 from ...sim.metrics.openmetrics import openmetrics as metrics_text
 from ...sim.metrics.result import check_target
 from ...sim.output.files import require_apart, require_writable_file, write_whole
-from ...sim.recording.blocks import BlockMap, BlockRecording
-from ...sim.recording.plans import Plan, PlanRecording
 from ...sim.spec import gpu
 from ...sim.types.columns import spilling
 from ...sim.types.errors import SettingError, UserError
@@ -44,6 +42,10 @@ from ..runs.serving import (
     write_result,
 )
 from .replica_flags import SETTINGS, SettingsFlags
+
+if TYPE_CHECKING:
+    from ...sim.recording.blocks import BlockMap
+    from ...sim.recording.plans import Plan
 
 
 class WantedPlan(NamedTuple):
@@ -113,7 +115,7 @@ _VIEWS = {
 def print_summary(content: Mapping[str, Any], console: Console) -> None:
     """Print the tables of ``sim.metrics.summary``: throughput, latency, waste, and KV groups if the model has several."""
     groups = [_groups(content["kv_groups"])] if content.get("kv_groups") else []
-    replicas = [_replicas(content["replicas"])] if "replicas" in content else []
+    replicas = _shown_replicas(content["replicas"]) if "replicas" in content else []
     for table in (_throughput(content), *replicas, _latency(content), _waste(content["waste"]), *groups):
         console.print(table)
         console.print()
@@ -170,6 +172,13 @@ def _throughput(content: Mapping[str, Any]) -> Table:
     return table
 
 
+def _shown_replicas(content: Sequence[Mapping[str, Any]]) -> list[Table | str]:
+    """The table of the first replicas, and how many more there are."""
+    more = len(content) - REPLICAS_SHOWN
+    rest = [f"{more:,} more replicas: summary.json of --out and --json have them all"] if more > 0 else []
+    return [_replicas(content[:REPLICAS_SHOWN]), *rest]
+
+
 def _replicas(content: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("replica", "requests", "tokens in", "tokens out", "batch", "KV used", "hits", "busy")
     for replica in content:
@@ -223,8 +232,8 @@ def _groups(content: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-#: Refused requests that the terminal names.
-REFUSED_SHOWN = 5
+#: Refused requests, and replicas, that the terminal names.
+REFUSED_SHOWN, REPLICAS_SHOWN = 5, 32
 
 
 def simulate(
@@ -325,12 +334,15 @@ def _served(
     load: Load, wanted: WantedPlan | None, record_blocks: bool, progress: Callable[[int], None] | None
 ) -> tuple[Run | ClusterRun, Plan | None, BlockMap | None]:
     """The run, with its step plans and its block map if they are wanted."""
+    if wanted is None and not record_blocks:
+        return serve(load, progress), None, None
+    from ...sim.recording.blocks import BlockRecording
+    from ...sim.recording.plans import PlanRecording
+
     settings, work = load.inputs.settings, load.work
     plan = None if wanted is None else PlanRecording(settings, work, *wanted[1:])
     blocks = BlockRecording(settings, work) if record_blocks else None
     observers: list[Observer] = [each for each in (plan, blocks) if each is not None]
-    if not observers:
-        return serve(load, progress), None, None
     run = serve_observed(load, observers, progress)
     return run, None if plan is None else plan.plan(run), None if blocks is None else blocks.block_map(run)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...sim.engine.run import Run
 from ...sim.memory.accounting.growth import growth_moments
-from ...sim.metrics.prefix_cache import prefix_cache
+from ...sim.metrics.prefix_cache import hits_and_evictions
 
 #: Buckets of slots that a new request can use; all others are in use.
 _FREE = ("free", "cached", "stranded")
@@ -41,7 +41,7 @@ def pool_use(run: Run) -> PoolUse:
     over_time = run.accounts.window().slot_ticks
     used = sum(value for bucket, value in over_time.items() if bucket not in _FREE)
     at_rows = np.add(*_used_slots(run))
-    cache = prefix_cache(run)
+    cache = hits_and_evictions(run)
     return PoolUse(
         mean_usage=used / (capacity * busy) if busy and capacity else 0.0,
         # A pool of one block, which is V1's null block, has no usable block.

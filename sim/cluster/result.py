@@ -19,15 +19,14 @@ import numpy as np
 
 from ..engine.run import Run
 from ..metrics.prefix_cache import cached_tokens
-from ..metrics.requests import preemptions
-from ..metrics.residencies import preemptions_table, residencies_table
+from ..metrics.residencies import preemptions_columns, residencies_columns, with_names
 from ..metrics.result import (
     TABLES,
     describe,
     known_of,
-    memory_table,
+    memory_columns,
     requested_and_served,
-    steps_table,
+    steps_columns,
     write_whole_folder,
 )
 from ..metrics.time_columns import with_time_columns
@@ -63,19 +62,12 @@ def cluster_requests_table(run: ClusterRun) -> pd.DataFrame:
 
 def cluster_residencies_table(run: ClusterRun) -> pd.DataFrame:
     """As ``residencies_table``, of all replicas; requests are rows of the workload."""
-    table = _of_each(run, residencies_table)
-    tables = [residencies_table(part) for part in run.runs]
-    table["request"] = np.concatenate([rows[of["request"]] for rows, of in zip(run.rows, tables, strict=True)])
-    of_sequences = [run.sequence_rows(number)[of["sequence"]] for number, of in enumerate(tables)]
-    table["sequence"] = np.concatenate(of_sequences)
-    return table
+    return with_names(_of_each(run, residencies_columns))
 
 
 def cluster_preemptions_table(run: ClusterRun) -> pd.DataFrame:
     """As ``preemptions_table``, of all replicas; requests are rows of the workload."""
-    table = _of_each(run, preemptions_table)
-    own = [rows[preemptions(part).request] for rows, part in zip(run.rows, run.runs, strict=True)]
-    return table.assign(request=np.concatenate(own))
+    return with_names(_of_each(run, preemptions_columns))
 
 
 def cluster_table_of(run: ClusterRun, name: str) -> pd.DataFrame:
@@ -84,8 +76,8 @@ def cluster_table_of(run: ClusterRun, name: str) -> pd.DataFrame:
         "requests": partial(cluster_requests_table, run),
         "residencies": partial(cluster_residencies_table, run),
         "preemptions": partial(cluster_preemptions_table, run),
-        "steps": partial(_of_each, run, steps_table),
-        "memory": partial(_of_each, run, memory_table),
+        "steps": lambda: pd.DataFrame(_of_each(run, steps_columns), copy=False),
+        "memory": lambda: pd.DataFrame(_of_each(run, memory_columns), copy=False),
         "gaps": lambda: cluster_gaps(run).as_table(),
     }
     return with_time_columns(name, tables[name]())
@@ -105,9 +97,14 @@ def _whole(run: ClusterRun, name: str) -> Iterator[pd.DataFrame]:
     yield cluster_table_of(run, name)
 
 
-def _of_each(run: ClusterRun, table: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:
-    """A table of every replica, one after the other, with the replica's number before."""
-    parts = [table(part) for part in run.runs]
+def _of_each(run: ClusterRun, columns_of: Callable[[Run], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The columns of every replica, one after the other, with the replica's number before; requests and sequences are rows of
+    the workload."""
+    parts = [columns_of(part) for part in run.runs]
+    numbers = np.repeat(np.arange(len(parts)), [len(next(iter(part.values()))) for part in parts])
     for number, part in enumerate(parts):
-        part.insert(0, "replica", number)
-    return pd.concat(parts, ignore_index=True)
+        if "request" in part:
+            part["request"] = run.rows[number][part["request"]]
+        if "sequence" in part:
+            part["sequence"] = run.sequence_rows(number)[part["sequence"]]
+    return {"replica": numbers} | {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

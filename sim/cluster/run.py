@@ -328,6 +328,8 @@ class ClusterRun:
     def sequence_rows(self, number: int) -> np.ndarray:
         """Rows of the sequences of a replica's requests, in the workload's ``sequences``, int64."""
         rows = self.rows[number]
+        if not self.workload.shares:
+            return rows
         counts = self.workload.num_sequences[rows]
         return np.repeat(self.workload.first_sequences[rows] - (np.cumsum(counts) - counts), counts) + np.arange(
             counts.sum()

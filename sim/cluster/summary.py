@@ -12,7 +12,7 @@ from ..engine.run import Run
 from ..memory.accounting.integrals import Window
 from ..metrics.gaps import Gaps
 from ..metrics.kv_offloading import kv_offloading
-from ..metrics.prefix_cache import prefix_cache
+from ..metrics.prefix_cache import hits_and_evictions
 from ..metrics.requests import RequestTimes, request_times
 from ..metrics.speculative_decoding import most_drafts, speculative_decoding
 from ..metrics.summary import refused_requests, serving, waste, work_summary
@@ -51,7 +51,7 @@ def cluster_summary(run: ClusterRun) -> dict[str, Any]:
         "mean_batch": window.mean_batch,
         "waste": waste(window),
         "work": work_summary(_work(run)),
-        "prefix_cache": _hits(map(prefix_cache, run.runs), _HITS),
+        "prefix_cache": _hits(map(hits_and_evictions, run.runs), _HITS),
         "kv_offloading": _hits(map(kv_offloading, run.runs), _HOST_HITS),
         "speculative_decoding": _speculative_decoding(run),
         "replicas": [_replica(number, run.role(number), part) for number, part in enumerate(run.runs)],
@@ -150,7 +150,7 @@ def _speculative_decoding(run: ClusterRun) -> dict[str, Any] | None:
 
 def _replica(number: int, role: str, part: Run) -> dict[str, Any]:
     """Metrics of one replica: its requests, steps, slots and time."""
-    window, cache = part.window, prefix_cache(part)
+    window, cache = part.window, hits_and_evictions(part)
     return {
         "replica": number,
         "role": role,

@@ -68,6 +68,9 @@ class Gaps:
 
     def _merged_parts(self) -> Iterator[Gaps]:
         """``merged`` in parts: of values in one range after the other, none of which has many rows."""
+        if len(self.first) <= _SORTED_ROWS:
+            yield self.merged()
+            return
         sample = np.sort(self.first[:: max(1, len(self.first) // _SAMPLE)])
         bounds = np.unique(sample[_sorted_places(len(sample), -(-len(self.first) // _SORTED_ROWS))])
         for low, high in pairwise([np.iinfo(np.int64).min, *bounds.tolist(), None]):
@@ -206,13 +209,22 @@ class Gaps:
         if not len(self._rising[0]):
             return int(values[np.searchsorted(numbers, rank, side="right")])
         low, high = self._ends
+        # Where the search for another rank has been.
+        for ticks, number in self._numbers_up_to.items():
+            low, high = (low, min(high, ticks)) if number > rank else (max(low, ticks + 1), high)
         while low < high:
             middle = (low + high) // 2
-            if self._number_up_to(middle) > rank:
+            self._numbers_up_to[middle] = number = self._number_up_to(middle)
+            if number > rank:
                 high = middle
             else:
                 low = middle + 1
         return low
+
+    @cached_property
+    def _numbers_up_to(self) -> dict[int, int]:
+        """The number of gaps up to each value for which it is known."""
+        return {}
 
     @cached_property
     def _ends(self) -> tuple[int, int]:

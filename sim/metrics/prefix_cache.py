@@ -14,6 +14,7 @@ from ..memory.accounting.cache_log import CacheLog
 from ..memory.accounting.moments import ticks_of
 from ..memory.prefix.history import Observed
 from ..types.columns import slices
+from ..types.once import once
 from ..types.sums import dot, total
 from ..types.ticks import PER_MS, PER_SECOND
 
@@ -24,12 +25,24 @@ RESIDENCY_BUCKETS_MS = (
 )
 #: Of a float64.
 _MANTISSA_BITS, _EXPONENT_OF_ONE = 52, 1023
+#: Values that are kept in memory from one reading to the next; there are 16 bytes of each.
+_MOST_KEPT = 1 << 21
 #: Ranges of ``_width`` of an int64.
 _WIDTHS = (63 << 8) + 2
 
 
 def prefix_cache(run: Run) -> dict[str, Any] | None:
-    """Look-ups, evictions and, for vLLM's blocks, its three histograms; None without a prefix cache.
+    """``hits_and_evictions`` and, for vLLM's blocks, its three histograms; None without a prefix cache."""
+    found, log = hits_and_evictions(run), run.replica.cache_log
+    if found is None or log is None:
+        return None
+    history = log.history
+    return found | ({} if history is None else _histograms(lambda: history.observations(partial(ticks_of, run.log))))
+
+
+@once
+def hits_and_evictions(run: Run) -> dict[str, Any] | None:
+    """Look-ups and evictions; None without a prefix cache.
 
     As in vLLM a look-up counts when it leads to an admission, with all known tokens of the request; look-ups of
     preempted requests are counted separately. Each of several samples looks up its prompt.
@@ -39,8 +52,6 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
         return None
     known, hits, first = _look_ups(log)
     queried_tokens, hit_tokens = total(known[first]), total(hits[first])
-    history = log.history
-    observed = {} if history is None else _histograms(lambda: history.observations(partial(ticks_of, run.log)))
     return {
         "queried_tokens": queried_tokens,
         "hit_tokens": hit_tokens,
@@ -48,7 +59,6 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
         "preempted_queried_tokens": total(known) - queried_tokens,
         "preempted_hit_tokens": total(hits) - hit_tokens,
         "evicted_blocks": run.replica.memory.evicted_blocks,
-        **observed,
     }
 
 
@@ -94,14 +104,24 @@ def _histograms(observations: Callable[[], Iterable[Mapping[str, Observed]]]) ->
     """Counts up to each bound, as Prometheus has them, with mean and median in seconds, by name.
 
     Args:
-        observations: Returns parts of what was observed: int64 ticks, and the number of blocks with each. Called twice: the
-            second reading finds the medians among the values near them, so that no list of all values is needed.
+        observations: Returns parts of what was observed: int64 ticks, and the number of blocks with each. The parts are read
+            twice: the second reading finds the medians among the values near them, so that no list of all values is needed.
+            Where they are many, the function is called again.
     """
     found: defaultdict[str, _Histogram] = defaultdict(_Histogram)
-    for read in (_Histogram.count, _Histogram.look_for_median):
-        for part in observations():
-            for name, observed in part.items():
-                read(found[name], *observed)
+    kept: list[Mapping[str, Observed]] = []
+    values = 0
+    for part in observations():
+        for name, observed in part.items():
+            found[name].count(*observed)
+            values += len(observed[0])
+        if values <= _MOST_KEPT:
+            kept.append(part)
+        else:
+            kept.clear()
+    for part in kept if values <= _MOST_KEPT else observations():
+        for name, observed in part.items():
+            found[name].look_for_median(*observed)
     return {name: histogram.as_dict() for name, histogram in found.items()}
 
 

@@ -150,14 +150,17 @@ def resumed_gap_ticks(run_log: RunLog) -> np.ndarray:
     """Gaps between the last token before a preemption and the first token after it, and between the first two tokens
     of siblings, int64 [resumed residencies and siblings]."""
     residencies, leader = run_log.residencies, run_log.leader[run_log.residencies["index"]]
+    resumes, is_sibling = np.isin(residencies["kind"], (RECOMPUTED, SWAPPED_IN)), leader != residencies["index"]
+    if not (resumes.any() or is_sibling.any()):
+        return np.zeros(0, dtype=np.int64)
     order = np.argsort(residencies["index"], kind="stable")
     place = np.argsort(order)
     firsts = np.flatnonzero(np.diff(residencies["index"][order], prepend=-1))
     begins = np.zeros(len(order), dtype=bool)
     begins[order[firsts]] = True
-    later = np.flatnonzero(~begins & np.isin(residencies["kind"], (RECOMPUTED, SWAPPED_IN)))
+    later = np.flatnonzero(~begins & resumes)
     gaps = run_log.first_token_ticks[later] - run_log.last_token_ticks[order[place[later] - 1]]
     # A sibling's first token came with the leader's.
-    forked = np.flatnonzero(begins & (leader != residencies["index"]))
+    forked = np.flatnonzero(begins & is_sibling)
     led = order[firsts[np.searchsorted(residencies["index"][order][firsts], leader[forked])]]
     return np.concatenate([gaps, run_log.first_token_ticks[forked] - run_log.first_token_ticks[led]])

@@ -9,7 +9,7 @@ from ..memory.accounting.ledger import STALLED
 from ..memory.accounting.run_log import RunLog
 from ..output import frames as pd
 from ..types.once import once
-from .requests import Preemptions, preemptions
+from .requests import preemptions
 
 #: How a residency ended, by what the ledger's evictions say, and after them that the output was complete.
 ENDS = ("preempted", "swapped", "stalled", "finished")
@@ -17,6 +17,9 @@ ENDS = ("preempted", "swapped", "stalled", "finished")
 BEGINS = ("prefilled", "recomputed", "resumed", "forked")
 #: What a preemption does with a request's KV, as the summary calls it.
 KINDS = ("recompute", "swap")
+#: The names that a column of a table has, by the column.
+NAMES = {"begun": BEGINS, "ended": ENDS, "kind": KINDS}
+_NEVER = np.iinfo(np.int64).max
 
 
 def residencies_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
@@ -27,17 +30,30 @@ def residencies_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
     ``begun``, one of ``BEGINS`` (resumed: returned from the host, or was stalled); and ``ended``, one of ``ENDS``
     (preempted: is recomputed; swapped: returns from the host; stalled: kept its blocks, at least at first).
     """
+    return with_names(residencies_columns(run, part))
+
+
+def residencies_columns(run: Run, part: slice = slice(None)) -> dict[str, np.ndarray]:
+    """The columns of ``residencies_table``, with the places of names in ``NAMES``."""
     run_log, residencies = run.log, run.log.residencies
     sequence = residencies["index"][part]
+    return {
+        "request": run.workload.request_of(sequence),
+        "sequence": sequence,
+        "start_ticks": _begins(run_log)[part],
+        "first_token_ticks": run_log.first_token_ticks[part],
+        "end_ticks": run_log.release_ticks[part],
+        "begun": residencies["kind"][part],
+        "ended": _ended(run_log)[part],
+    }
+
+
+def with_names(columns: dict[str, np.ndarray]) -> pd.DataFrame:
+    """A table of columns, those of ``NAMES`` as categories."""
     return pd.DataFrame(
         {
-            "request": run.workload.request_of(sequence),
-            "sequence": sequence,
-            "start_ticks": _begins(run_log)[part],
-            "first_token_ticks": run_log.first_token_ticks[part],
-            "end_ticks": run_log.release_ticks[part],
-            "begun": pd.Categorical.from_codes(residencies["kind"][part], BEGINS),
-            "ended": pd.Categorical.from_codes(_ended(run_log)[part], ENDS),
+            name: pd.Categorical.from_codes(column, NAMES[name]) if name in NAMES else column
+            for name, column in columns.items()
         }
     )
 
@@ -53,9 +69,13 @@ def _ended(run_log: RunLog) -> np.ndarray:
 
 def preemptions_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
     """A row per preemption, or for some of them, in order of time: ``request``, ``ticks``, and ``kind``, one of ``KINDS``."""
-    found = Preemptions(*(column[part] for column in preemptions(run)))
-    kind = pd.Categorical.from_codes(found.swapped, KINDS)
-    return pd.DataFrame({"request": found.request, "ticks": found.ticks, "kind": kind})
+    return with_names(preemptions_columns(run, part))
+
+
+def preemptions_columns(run: Run, part: slice = slice(None)) -> dict[str, np.ndarray]:
+    """The columns of ``preemptions_table``, with the places of names in ``NAMES``."""
+    found = preemptions(run)
+    return {"request": found.request[part], "ticks": found.ticks[part], "kind": found.swapped[part]}
 
 
 @once
@@ -66,27 +86,28 @@ def _begins(run_log: RunLog) -> np.ndarray:
     begin = run_log.residencies["start_ticks"].copy()
     in_chunks = np.zeros(len(run_log.output_tokens), dtype=bool)
     in_chunks[run_log.chunks["index"]] = True
-    number = np.flatnonzero(in_chunks[run_log.residencies["index"]])
-    residencies = pd.DataFrame(
-        {"index": run_log.residencies["index"][number], "ticks": begin[number], "residency": number}
-    )
-    evictions = pd.DataFrame(
-        {
-            "index": run_log.evictions["index"],
-            "ticks": run_log.evictions["ticks"],
-            "evicted": run_log.evictions["ticks"],
-        }
-    )
-    lost = evictions[run_log.evictions["swapped"] != STALLED].sort_values("ticks", kind="stable")
-    chunks = pd.DataFrame({"index": run_log.chunks["index"], "ticks": run_log.chunks["start_ticks"]})
+    some = np.flatnonzero(in_chunks[run_log.residencies["index"]])
+    lost = run_log.evictions["swapped"] != STALLED
+    chunks = run_log.chunks["index"], run_log.chunks["start_ticks"]
+    begun = run_log.residencies["index"][some], begin[some]
+    evicted = run_log.evictions["index"][lost], run_log.evictions["ticks"][lost]
     # The prefill that a chunk is part of ends in the next residency of its sequence, unless an eviction comes before.
-    found = pd.merge_asof(chunks, residencies, on="ticks", by="index", direction="forward")
-    evicted = pd.merge_asof(chunks, lost, on="ticks", by="index", direction="forward", allow_exact_matches=False)[
-        "evicted"
-    ]
-    found["evicted"] = evicted
-    found = found[found["residency"].notna()]
-    residency = found["residency"].to_numpy(dtype=np.int64)
-    kept = ~(found["evicted"].to_numpy() <= begin[residency])
-    np.minimum.at(begin, residency[kept], found["ticks"].to_numpy()[kept])
+    place = _next_of(begun, *chunks)
+    begun_ticks = np.append(begun[1], _NEVER)[place]
+    kept = np.append(evicted[1], _NEVER)[_next_of(evicted, chunks[0], chunks[1] + 1)] > begun_ticks
+    np.minimum.at(begin, some[place[kept]], chunks[1][kept])
     return begin
+
+
+def _next_of(events: tuple[np.ndarray, np.ndarray], sequence: np.ndarray, ticks: np.ndarray) -> np.ndarray:
+    """The first event of each sequence at or after the ticks beside it, or the number of events where there is none, int64.
+
+    Args:
+        events: Their sequences and their ticks.
+    """
+    times = np.sort(events[1])
+    # Sequences, and within each the events in order of time, by one number.
+    keys, wanted = (of * (len(times) + 1) + np.searchsorted(times, at) for of, at in (events, (sequence, ticks)))
+    order = np.argsort(keys, kind="stable")
+    place = np.append(order, len(order))[np.searchsorted(keys[order], wanted)]
+    return np.where(np.append(events[0], -1)[place] == sequence, place, len(order))

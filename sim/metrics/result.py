@@ -143,7 +143,12 @@ def known_of(requests: int, index: np.ndarray, values: np.ndarray) -> pd.Series:
 
 def steps_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
     """A row per leap, or for some of them: start, number of steps, their durations and tokens."""
-    return pd.DataFrame({name: run.log.rows[name][part] for name in _STEP_COLUMNS}, copy=False)
+    return pd.DataFrame(steps_columns(run, part), copy=False)
+
+
+def steps_columns(run: Run, part: slice = slice(None)) -> dict[str, np.ndarray]:
+    """The columns of ``steps_table``."""
+    return {name: run.log.rows[name][part] for name in _STEP_COLUMNS}
 
 
 def gaps_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
@@ -156,12 +161,17 @@ def memory_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
 
     With KV groups also the ledger of each; its columns are named by group and bucket.
     """
+    return pd.DataFrame(memory_columns(run, part), copy=False)
+
+
+def memory_columns(run: Run, part: slice = slice(None)) -> dict[str, np.ndarray]:
+    """The columns of ``memory_table``."""
     buckets = run.accounts.at_rows(part)
     anywhere = buckets["free"] + buckets["stranded"]
     longest = anywhere if run.log.paged else run.log.rows["largest_free"][part]
     columns = {"start_ticks": run.log.rows["start_ticks"][part], **buckets, "largest_free_run": longest}
     columns["host_held"] = host_held_at_rows(run, part)
-    return pd.DataFrame(columns | group_buckets_at_rows(run, part), copy=False)
+    return columns | group_buckets_at_rows(run, part)
 
 
 def table_of(run: Run, name: str, part: slice = slice(None)) -> pd.DataFrame:

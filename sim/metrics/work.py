@@ -14,6 +14,7 @@ import numpy as np
 
 from ..memory.accounting.run_log import RunLog
 from ..types.columns import slices
+from ..types.once import once
 from ..types.sums import total
 
 
@@ -25,6 +26,7 @@ class Work:
     ticks: dict[str, int]
 
 
+@once
 def work(run_log: RunLog) -> Work:
     """The time ledger of a run."""
     drafted, kept = _drafts(run_log)

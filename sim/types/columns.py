@@ -63,6 +63,7 @@ class Column:
     def __init__(self, dtype: np.dtype | type = np.int64) -> None:
         self._dtype = np.dtype(dtype)
         self._folder = _folder.get()
+        #: Parts in memory, none of them empty; once there is a file it has all values, and the last one is kept beside it.
         self._parts: list[np.ndarray] = []
         self._length = 0
         self._last: int | None = None
@@ -73,13 +74,13 @@ class Column:
 
     def append(self, values: np.ndarray) -> None:
         """Append a copy of values."""
-        self._length += len(values)
-        if len(values):
-            self._last = int(values[-1])
-        if self._file is None and (self._folder is None or self._length <= _SHORT):
-            if len(values):
-                self._parts.append(np.array(values, dtype=self._dtype))
+        if not len(values):
             return
+        self._length += len(values)
+        if self._file is None and (self._folder is None or self._length <= _SHORT):
+            self._parts.append(np.array(values, dtype=self._dtype))
+            return
+        self._last = int(values[-1])
         with user_paths(self._folder or Path()):
             if self._file is None:
                 self._file = TemporaryFile(dir=self._folder)  # noqa: SIM115
@@ -89,7 +90,7 @@ class Column:
 
     def last(self) -> int | None:
         """The last value; None without values."""
-        return self._last
+        return int(self._parts[-1][-1]) if self._parts else self._last
 
     def array(self) -> np.ndarray:
         """All values so far; to be read only."""
@@ -102,6 +103,38 @@ class Column:
         if len(self._parts) != 1:
             self._parts = [np.concatenate([np.zeros(0, dtype=self._dtype), *self._parts])]
         return self._parts[0]
+
+
+class Records:
+    """Int64 columns that are appended together, a number for each record.
+
+    Args:
+        fields: How many columns.
+    """
+
+    def __init__(self, fields: int) -> None:
+        self._fields = fields
+        # Made with the first records: most tables of most runs have none.
+        self._columns: list[Column] = []
+
+    def __len__(self) -> int:
+        return len(self._columns[0]) if self._columns else 0
+
+    def extend(self, records: np.ndarray) -> None:
+        """Append copies of records, int64 [n, fields]."""
+        if not len(records):
+            return
+        self._columns = self._columns or [Column() for _ in range(self._fields)]
+        for column, values in zip(self._columns, records.T, strict=True):
+            column.append(values)
+
+    def arrays(self) -> list[np.ndarray]:
+        """Each column as ``Column.array``."""
+        return [column.array() for column in self._columns] or [np.zeros(0, dtype=np.int64)] * self._fields
+
+    def last(self, field: int) -> int | None:
+        """The value of a column in the last record; None without records."""
+        return self._columns[field].last() if self._columns else None
 
 
 def columns_of(types: Iterable[np.dtype | type], parts: Iterable[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
@@ -120,6 +153,9 @@ def column_of(parts: Iterable[np.ndarray], dtype: np.dtype | type = np.int64) ->
 
 def column_by_slices(length: int, compute: Callable[[slice], np.ndarray]) -> np.ndarray:
     """An int64 column from what ``compute`` returns for each of its slices."""
+    if 0 < length <= _SHORT:
+        # One slice, in memory: most columns are short where there are many replicas.
+        return np.array(compute(slice(0, length)), dtype=np.int64)
     return column_of(compute(part) for part in slices(length))
 
 
@@ -135,6 +171,6 @@ def slices(length: int, size: int | None = None) -> Iterator[slice]:
 
 def release() -> None:
     """Let go of the pages of all files that the process has read; they are read again when they are needed."""
-    if hasattr(mmap, "MADV_DONTNEED"):
+    if _maps and hasattr(mmap, "MADV_DONTNEED"):
         for mapped in list(_maps):
             mapped.madvise(mmap.MADV_DONTNEED)

@@ -6,6 +6,7 @@ Slots times picoseconds exceed int64 within minutes of simulated time.
 from __future__ import annotations
 
 from math import isqrt
+from operator import mul
 
 import numpy as np
 
@@ -44,10 +45,14 @@ _LIMB = (1 << _LIMB_BITS) - 1
 _INT64 = 1 << 63
 #: The sum of this number of products of two limbs fits in int64.
 _LONGEST = 1 << 14
+#: Columns up to this length are summed as Python ints, which takes less time than a few calls of numpy.
+_SHORT = 32
 
 
 def total(values: np.ndarray) -> int:
     """Exact sum of an int64 column; the high and low halves of the values are summed separately."""
+    if len(values) <= _SHORT:
+        return sum(values.tolist())
     values = np.asarray(values, dtype=np.int64)
     return (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
 
@@ -57,8 +62,8 @@ def dot(left: np.ndarray, right: np.ndarray) -> int:
 
     If the sum could overflow int64, long columns are halved and the larger factor is split into limbs.
     """
-    if not len(left):
-        return 0
+    if len(left) <= _SHORT:
+        return sum(map(mul, left.tolist(), right.tolist()))
     most_left, most_right = int(left.max()), int(right.max())
     if most_left * most_right * len(left) < _INT64:
         return int((left * right).sum())

@@ -10,7 +10,6 @@ from os import PathLike
 
 import numpy as np
 
-from ...sim.recording.probe import read_probe
 from ...sim.types import ticks
 from ...sim.types.errors import TraceError
 from ..types.trace import LeftOut, Rows, Trace
@@ -35,6 +34,9 @@ def probe_trace(path: str | PathLike[str], name: str, content: bool, longest: in
         TraceError: The file is damaged, no request has finished in it, or one is too long.
         UserError: The file cannot be read.
     """
+    # Here, so that traces of other formats do not load it.
+    from ...sim.recording.probe import read_probe
+
     probe = read_probe(path)
     done = [number for number, each in enumerate(probe.requests) if each.reason in ("length", "stop")]
     if not done:

@@ -74,7 +74,7 @@ def checked(table: Table, form: Form, before: Before, longest: int = 2 * _TOO_MA
         arrays["delay_ticks"] = delays = _delays(table, delay, form.delays[delay])
         if SESSION in arrays:
             alone = np.array([name is None for name in arrays[SESSION]]) & (delays > 0)
-            shown = table.columns[delay].to_numpy(zero_copy_only=False)
+            shown = pa.as_numpy(table.columns[delay])
             table.refuse(
                 alone, delay, shown, "applies only to a turn of a session, and the row has no session_id; give one"
             )
@@ -135,16 +135,16 @@ def _session_texts(table: Table) -> np.ndarray:
     column, remedy = table.columns[SESSION], "must be a whole number or a text; correct the row"
     if pa.types.is_floating(column.type):
         # pandas stores whole numbers as floats if some are missing.
-        values = np.asarray(column.fill_null(0), dtype=np.float64)
+        values = pa.as_numpy(column.fill_null(0)).astype(np.float64)
         table.refuse(~(np.abs(values) < 2**63) | (values != np.floor(values)), SESSION, values, remedy)
         column = column.cast(pa.int64())
     if pa.types.is_integer(column.type):
         texts = (None if value is None else session_text(value) for value in column.to_pylist())
         return np.array(list(texts), dtype=object)
     if not (pa.types.is_string(column.type) or pa.types.is_null(column.type)):
-        row = int(np.asarray(column.is_valid()).argmax())
+        row = int(pa.as_numpy(column.is_valid()).argmax())
         raise table.error(row, SESSION, column[row].as_py(), remedy)
-    return column.to_numpy(zero_copy_only=False)
+    return pa.as_numpy(column)
 
 
 def dialogue(rows: Table, arrays: Mapping[str, np.ndarray]) -> Dialogue:
@@ -222,7 +222,7 @@ def _numbers_or_nan(table: Table, field: str, meaning: str) -> np.ndarray:
         wrong = np.array([bool(text) and not _NUMBER.fullmatch(text) for text in texts])
         table.refuse(wrong, field, texts, f"must be {meaning}; correct the row")
         return np.array([float(text) if text else np.nan for text in texts])
-    missing = np.asarray(column.is_null())
+    missing = pa.as_numpy(column.is_null())
     if missing.all():
         return np.full(len(column), np.nan)
     if not _is_numeric(column.type):
@@ -269,7 +269,7 @@ def _arrivals(table: Table, field: str, clock: Clock, before: Before) -> tuple[n
 
 def _as_written(table: Table, field: str) -> np.ndarray:
     """The times in the file's own notation, for error messages."""
-    return table.columns[field].to_numpy(zero_copy_only=False)
+    return pa.as_numpy(table.columns[field])
 
 
 def numbers_of(table: Table, field: str, meaning: str) -> np.ndarray:
@@ -279,9 +279,9 @@ def numbers_of(table: Table, field: str, meaning: str) -> np.ndarray:
     if not (_is_numeric(kind) or pa.types.is_null(kind)):
         raise _not_a_number(table, field, meaning)
     wide = not pa.types.is_integer(kind) or pa.types.is_uint64(kind)
-    missing = np.asarray(column.is_null())
+    missing = pa.as_numpy(column.is_null())
     table.refuse(missing, field, np.full(len(missing), None), f"is missing; give {meaning}")
-    return np.asarray(column.cast(pa.float64() if wide else pa.int64(), safe=False))
+    return pa.as_numpy(column.cast(pa.float64() if wide else pa.int64(), safe=False))
 
 
 def _is_numeric(kind: pa.DataType) -> bool:
@@ -303,5 +303,5 @@ def failed(table: Table, form: Form) -> np.ndarray:
     zero = np.zeros(len(table), dtype=bool)
     for name in (_column(table, form, field) for field in ("prompt_tokens", "output_tokens")):
         if name in table.columns and pa.types.is_integer(table.columns[name].type):
-            zero |= np.asarray(pa.compute.equal(table.columns[name], 0).fill_null(False))
+            zero |= pa.as_numpy(pa.compute.equal(table.columns[name], 0).fill_null(False))
     return zero

@@ -85,14 +85,14 @@ def _lists(table: Table, field: str) -> tuple[np.ndarray, np.ndarray]:
     column = table.columns[field]
     if not pa.types.is_list(column.type) or not pa.types.is_integer(column.type.value_type):
         raise table.error(0, field, column[0].as_py(), "must be a list, one whole number a block; correct the row")
-    missing = np.asarray(column.is_null())
+    missing = pa.as_numpy(column.is_null())
     table.refuse(missing, field, np.full(len(missing), None), "is missing; give a list, one whole number a block")
-    lengths = np.asarray(pa.compute.list_value_length(column), dtype=np.int64)
+    lengths = pa.as_numpy(pa.compute.list_value_length(column)).astype(np.int64)
     numbers = pa.compute.list_flatten(column)
-    wrong = np.asarray(numbers.is_null())
+    wrong = pa.as_numpy(numbers.is_null())
     if pa.types.is_uint64(numbers.type):
-        wrong |= np.asarray(numbers.fill_null(0)) > MOST
+        wrong |= pa.as_numpy(numbers.fill_null(0)) > MOST
     if wrong.any():
         row = int(np.repeat(np.arange(len(lengths)), lengths)[wrong.argmax()])
         raise table.error(row, field, column[row].as_py(), IN_64_BITS)
-    return lengths, np.asarray(numbers.cast(pa.int64()))
+    return lengths, pa.as_numpy(numbers.cast(pa.int64()))

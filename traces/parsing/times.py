@@ -50,11 +50,11 @@ def date_ns(table: Table, field: str, zoned: bool) -> np.ndarray:
         TraceError: A row has no date, an invalid date, or an offset where other rows have none; names the first one.
     """
     column = table.columns[field]
-    missing = np.asarray(column.is_null())
+    missing = pa.as_numpy(column.is_null())
     table.refuse(missing, field, np.full(len(missing), None), "is missing; give a date and time")
     kind = pa.timestamp("ns", "UTC" if zoned else None)
     try:
-        return np.asarray(column.cast(kind).cast(pa.int64()))
+        return pa.as_numpy(column.cast(kind).cast(pa.int64()))
     except pa.ArrowInvalid:
         row = next(row for row, value in enumerate(column) if not _is_date(value, kind))
         remedy = "must be a date and time like those of the rows above; correct the row"

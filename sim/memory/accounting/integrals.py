@@ -339,14 +339,16 @@ class _Rows:
         self._starting = {name: column[across & (start >= start_ticks)] for name, column in columns.items()}
         self._across = {name: column[across] for name, column in columns.items()}
         self._overlap = (np.minimum(end, end_ticks) - np.maximum(start, start_ticks))[across]
+        # A memory fills a few of the levels.
+        self._levels = [name for name in _LEVELS if columns[name].any()]
 
     def over_steps(self) -> dict[str, int]:
         """Sums over the steps that start in the window."""
         inside, single = self._inside, self._starting
         steps, growing = inside["steps"], inside["growing"]
-        sums = {
+        sums = dict.fromkeys(_LEVELS, 0) | {
             name: total(inside[name] * inside["iterations"]) + total(single[name] * single["iterations"])
-            for name in _LEVELS
+            for name in self._levels
         }
         sums["steps"] = total(inside["iterations"]) + total(single["iterations"])
         sums["batch"] = total(_batch(inside) * inside["iterations"]) + total(_batch(single) * single["iterations"])
@@ -358,7 +360,9 @@ class _Rows:
     def over_time(self) -> dict[str, int]:
         """Integrals over the time that steps take in the window."""
         inside, across = self._inside, self._across
-        sums = {name: dot(inside[name], inside["ticks"]) + dot(across[name], self._overlap) for name in _LEVELS}
+        sums = dict.fromkeys(_LEVELS, 0) | {
+            name: dot(inside[name], inside["ticks"]) + dot(across[name], self._overlap) for name in self._levels
+        }
         sums["ticks"] = total(inside["ticks"]) + total(self._overlap)
         sums["live"] += self._live_growth()
         for name, moments in self._growth.items():

@@ -11,7 +11,7 @@ from struct import Struct
 
 import numpy as np
 
-from ...types.columns import Column
+from ...types.columns import Records
 from ...types.sequence import Sequence
 
 #: Columns of a row that the engine fills, all int64.
@@ -86,7 +86,7 @@ class Table:
         self.fields = fields
         self._pack = Struct(f"<{len(fields)}q").pack
         self._records = bytearray()
-        self._columns = [Column() for _ in fields]
+        self._sealed = Records(len(fields))
 
     def append(self, record: tuple[int, ...]) -> None:
         """Add a record of all fields."""
@@ -95,27 +95,23 @@ class Table:
     def seal(self) -> None:
         """Turn what has gathered into columns, which take less room than a buffer that grows."""
         if self._records:
-            self._add(np.frombuffer(self._records, dtype="<i8").reshape(-1, len(self.fields)))
+            self._sealed.extend(np.frombuffer(self._records, dtype="<i8").reshape(-1, len(self.fields)))
             self._records = bytearray()
 
     def extend(self, records: np.ndarray) -> None:
         """Add copies of records, int64 [n, fields], after those added so far."""
         self.seal()
-        self._add(records)
-
-    def _add(self, records: np.ndarray) -> None:
-        for column, values in zip(self._columns, records.T, strict=True):
-            column.append(values)
+        self._sealed.extend(records)
 
     def columns(self) -> dict[str, np.ndarray]:
         """All records as an int64 column a field; to be read only."""
         self.seal()
-        return {field: column.array() for field, column in zip(self.fields, self._columns, strict=True)}
+        return dict(zip(self.fields, self._sealed.arrays(), strict=True))
 
     def last(self, field: str) -> int | None:
         """The value of a field in the last record; None without records."""
         self.seal()
-        return self._columns[self.fields.index(field)].last()
+        return self._sealed.last(self.fields.index(field))
 
 
 class Ledger:

@@ -330,7 +330,8 @@ def _complete(rows: dict[str, np.ndarray], residencies: dict[str, np.ndarray]) -
     number = len(rows["steps"])
     found = columns_of([np.int64] * len(DERIVED), (derived(part) for part in slices(number)))
     known = rows | dict(zip(DERIVED, found, strict=True)) | {"growing": rows.get("growing", rows["batch_size"])}
-    return {name: known.get(name, np.broadcast_to(0, number)) for name in LEAP + DERIVED + METER}
+    nothing = np.broadcast_to(0, number)
+    return {name: known.get(name, nothing) for name in LEAP + DERIVED + METER}
 
 
 def _prefills(start_ticks: np.ndarray, residencies: dict[str, np.ndarray]) -> np.ndarray:

@@ -25,7 +25,7 @@ from struct import Struct
 
 import numpy as np
 
-from ...types.columns import Column
+from ...types.columns import Records
 from ...types.errors import SimulationFault
 
 #: Columns of blocks that were freed together: places ``first`` up to ``stop`` of a table; places before ``named`` have a name.
@@ -56,7 +56,7 @@ class Log:
     def __init__(self, fields: tuple[str, ...]) -> None:
         self.fields, self.records = fields, array("q")
         self._record = Struct(f"={len(fields)}q")
-        self._columns = [Column() for _ in fields]
+        self._sealed = Records(len(fields))
         self.pack, self.append = self._record.pack, self.records.frombytes
 
     def add(self, *record: int) -> None:
@@ -72,19 +72,18 @@ class Log:
         return self._record.iter_unpack(self.records.tobytes())
 
     def __len__(self) -> int:
-        return len(self._columns[0]) + len(self.records) // len(self.fields)
+        return len(self._sealed) + len(self.records) // len(self.fields)
 
     def seal(self) -> None:
         """Turn what has gathered into columns, which need not stay in memory."""
-        records = np.array(self.records, dtype=np.int64).reshape(-1, len(self.fields))
-        for column, values in zip(self._columns, records.T, strict=True):
-            column.append(values)
-        del self.records[:]
+        if self.records:
+            self._sealed.extend(np.array(self.records, dtype=np.int64).reshape(-1, len(self.fields)))
+            del self.records[:]
 
     def columns(self) -> dict[str, np.ndarray]:
         """All records, as one int64 column per field; to be read only."""
         self.seal()
-        return {name: column.array() for name, column in zip(self.fields, self._columns, strict=True)}
+        return dict(zip(self.fields, self._sealed.arrays(), strict=True))
 
 
 class FreeQueue:

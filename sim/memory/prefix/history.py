@@ -64,22 +64,24 @@ class QueueHistory:
         self.growing: Callable[[], Iterable[tuple[int, int, int]]] = tuple
         self.alone: Callable[[], Iterable[tuple[int, ...]]] = tuple
         self._queue, self._block_size = queue, block_size
-        # The logs at a time without held blocks, by their lengths.
-        self._read: dict[tuple[int, ...], _Past] = {}
+        # What follows from the logs at a time without held blocks, and their lengths at that time.
+        self._read_lengths: tuple[int, ...] = ()
+        self._takes_read: dict[str, np.ndarray] | None = None
+        self._past_read: _Past | None = None
 
     def _past(self) -> _Past:
         """The present logs as columns; cached if no blocks are held."""
         growing, alone = [*self.growing()], [*self.alone()]
         if growing or alone:
-            return _Past(self, growing, self._all_takes(alone))
-        lengths = tuple(map(len, (self.takes, self.growths, self._queue.freed, self._queue.hits)))
-        if lengths not in self._read:
-            self._read = {lengths: _Past(self, growing, self._all_takes(alone))}
-        return self._read[lengths]
+            return _Past(self, growing, self._takes_of(alone))
+        takes = self._all_takes(alone)
+        if self._past_read is None:
+            self._past_read = _Past(self, growing, takes)
+        return self._past_read
 
     def forget(self) -> None:
         """Drop what is cached; it is computed anew when a metric needs it."""
-        self._read.clear()
+        self._takes_read = self._past_read = None
 
     def look_ups(self) -> dict[str, np.ndarray]:
         """The look-ups that led to an admission, by row: int64 columns ``index``, ``known_tokens`` and ``hit_tokens``."""
@@ -90,6 +92,18 @@ class QueueHistory:
         return {name: _taken_from(takes[name], looks) for name in TAKE[3:]}
 
     def _all_takes(self, held: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
+        """``_takes_of``; cached if nothing is held."""
+        if held:
+            return self._takes_of(held)
+        lengths = tuple(map(len, (self.takes, self.growths, self._queue.freed, self._queue.hits)))
+        if lengths != self._read_lengths:
+            self.forget()
+            self._read_lengths = lengths
+        if self._takes_read is None:
+            self._takes_read = self._takes_of(held)
+        return self._takes_read
+
+    def _takes_of(self, held: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
         """Takings of all prefills, by ``TAKE``, in the order of rows. ``held`` has the takings that are not yet logged."""
         freed, now = self._queue.freed.columns(), Log(TAKE)
         for take in held:
@@ -315,7 +329,8 @@ class _Past:
                 *(start, start + grown, single, np.array([stop])),
                 *(hits["place"][holes], hits["place"][holes] + hits["blocks"][holes], places[taken]),
             )
-            cuts = np.unique(np.concatenate(bounds))
+            cuts = np.sort(np.concatenate(bounds))
+            cuts = cuts[np.diff(cuts, prepend=-1) > 0]
             yield cuts[(cuts >= first) & (cuts <= min(stop, end))]
 
     def _lives_between(self, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

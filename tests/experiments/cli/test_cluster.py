@@ -166,3 +166,12 @@ def test_replicas_without_requests_are_idle(tmp_path):
     last = summary["replicas"][-1]
     assert (last["requests"], last["num_steps"], last["kv_usage_pct"]) == (0, 0, 0)
     assert np.isclose(last["work"]["seconds"]["idle"], summary["duration"])
+
+
+def test_of_many_replicas_the_terminal_has_the_first(tmp_path, capsys):
+    out = simulated("--num-replicas", 40, "--num-prompts", 80, out=tmp_path / "out")
+    lines = capsys.readouterr().out.splitlines()
+    assert [replica["replica"] for replica in documents(out)[0]["replicas"]] == [*range(40)]
+    first = next(place for place, line in enumerate(lines) if line.startswith("replica"))
+    assert [line.split()[0] for line in lines[first + 2 : first + 34]] == [f"{number}" for number in range(32)]
+    assert lines[first + 34 : first + 36] == ["", "8 more replicas: summary.json of --out and --json have them all"]

@@ -44,14 +44,29 @@ def test_the_version_is_printed_without_loading_the_program():
     assert not {"numpy", "cyclopts", "fragmeter.sim"} & set(loaded.split())
 
 
-def test_a_run_of_drawn_requests_loads_neither_pandas_nor_pyarrow():
-    """Each takes longer to load than a small run."""
+def test_a_run_of_drawn_requests_loads_only_what_it_needs():
+    """pandas and pyarrow each take longer to load than a small run, and the others a fortieth of it or more."""
     code = (
         "import sys; from fragmeter.experiments.cli.app import status;"
         " status(['simulate', '--num-prompts', '3', '--json', '-']); print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert not {"pandas", "pyarrow", "plotly", "rich.progress", "urllib.request"} & set(done.stderr.split())
+    loaded = set(done.stderr.split())
+    assert not {"pandas", "pyarrow", "plotly", "rich.progress", "urllib.request", "psutil"} & loaded
+    assert not {name for name in loaded if name.startswith(("fragmeter.sim.recording.", "fragmeter.reports"))}
+
+
+def test_a_run_of_a_trace_loads_no_pandas(tmp_path):
+    """pyarrow, which reads the file, loads pandas for most ways of making a column numpy's."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,7,5\n1,30,4\n")
+    code = (
+        "import sys; from fragmeter.experiments.cli.app import status;"
+        f" status(['simulate', '--trace', {str(trace)!r}, '--json', '-']); print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["completed"] == 2
+    assert "pyarrow" in done.stderr.split() and "pandas" not in done.stderr.split()
 
 
 def test_help_lists_the_verbs_in_the_order_in_which_they_are_needed(capsys):

@@ -10,7 +10,7 @@ from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory.accounting import integrals
 from fragmeter.sim.memory.prefix import history
-from fragmeter.sim.metrics import gaps, result
+from fragmeter.sim.metrics import gaps, prefix_cache, result
 from fragmeter.sim.metrics.result import TABLES, table_of, write
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.types import columns
@@ -20,6 +20,7 @@ from fragmeter.traces import synthetic_pairs, workload
 LIMITS = (
     (history, "_CHUNK"), (integrals, "_CHUNK_ROWS"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"),
     (gaps, "_CHUNK_OBJECTS"), (gaps, "_SORTED_ROWS"), (columns, "CHUNK"), (columns, "_SHORT"), (result, "ROW_GROUP"),
+    (prefix_cache, "_MOST_KEPT"),
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine_runs import settings_of, workload_of
 from fragmeter.sim import Settings, Workload, simulate
 from fragmeter.sim.engine.observer import Observer
+from fragmeter.sim.memory.accounting.ledger import STALLED
 from fragmeter.sim.metrics.residencies import residencies_table
 from fragmeter.sim.metrics.result import requests_table
 from strategies import Case, crowded_cases, medium_cases
@@ -64,6 +65,29 @@ def test_residencies_are_what_a_watched_engine_does(policy, case: Case):
     evicted = residencies[residencies["ended"].isin(["preempted", "swapped"])].groupby("request").size()
     preempted = requests["recomputed"] + requests["swapped"]
     assert all(count <= preempted[request] for request, count in evicted.items())
+
+
+@pytest.mark.parametrize("policy", ["vllm-v1", "fastgen", "sarathi"])
+@hypothesis_settings(max_examples=20)
+@given(case=crowded_cases())
+def test_a_residency_begins_with_its_first_chunk_that_was_not_lost(policy, case: Case):
+    """Chunk by chunk, in Python."""
+    run = simulate(
+        settings_of(policy, case.pool, case.limits), workload_of(case.requests, case.limits.max_model_len), case.cost
+    )
+    log = run.log
+    starts, sequences = log.residencies["start_ticks"].tolist(), log.residencies["index"].tolist()
+    evictions = [
+        (sequence, ticks)
+        for sequence, ticks, swapped in zip(*(log.evictions[name].tolist() for name in ("index", "ticks", "swapped")))
+        if swapped != STALLED
+    ]
+    begins = [*starts]
+    for sequence, at in zip(log.chunks["index"].tolist(), log.chunks["start_ticks"].tolist()):
+        later = [place for place, start in enumerate(starts) if sequences[place] == sequence and start >= at]
+        if later and not any(of == sequence and at < ticks <= starts[later[0]] for of, ticks in evictions):
+            begins[later[0]] = min(begins[later[0]], at)
+    assert residencies_table(run)["start_ticks"].tolist() == begins
 
 
 def test_a_residency_begins_with_the_first_chunk_of_its_prompt():
