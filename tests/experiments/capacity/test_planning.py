@@ -42,6 +42,7 @@ from fragmeter.sim.spec import gpu_names
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.optional import not_none
 from fragmeter.sim.workload.workload import Workload
+from fragmeter.traces import Pacing
 from oracle import Limits, Pool
 from strategies import LineCost
 
@@ -263,6 +264,24 @@ class TestTheRateOfAFleet:
 def test_other_seeds_that_the_goal_is_too_much_for_are_called_too_few(share, text):
     answer = replace(answer_of("a100-80gb", 11.0, wanted=20.0), verified=(Verified(2, 1.0, share),))
     assert verified_text(answer, 40) == text
+
+
+def test_the_fleet_of_a_candidate_does_not_depend_on_the_others():
+    """With an H200, which has more requests in flight, the runs of A100s are not longer."""
+    load = Load(Inputs(requests=Requests(dataset="sharegpt"), pacing=Pacing(request_rate=40.0)))
+    goal = Goal(Objectives(ttft=500, tpot=50))
+    a100, h200 = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb", "h200"], {})
+
+    def planner() -> Planner:
+        return Planner(load, goal, range(1), Workers(jobs=1), None, 40.0)
+
+    (alone,) = planner().answers([a100])
+    both = planner()
+    beside, _ = both.answers([a100, h200])
+    assert beside == alone and alone.replicas > 1
+    # The loads do differ: one for all candidates would change the runs.
+    sizes = [both.load_of(not_none(each.settings)).num_prompts(alone.replicas) for each in (a100, h200)]
+    assert sizes[0] < sizes[1]
 
 
 class TestUnknownRates:
