@@ -1,4 +1,4 @@
-"""A server whose own metrics contradict a healthy simulation is not called healthy; one that is as simulated, or a little slower, is."""
+"""A healthy simulation that the metrics of its server contradict; and one of a server as simulated, or a little slower."""
 
 from __future__ import annotations
 
