@@ -32,6 +32,7 @@ from .answer import Answer, Bill, ranked
 from .candidates import Candidate, Choices, candidates
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS, allowed_misses
 from .day import Day, DayPlan
+from .day_text import day_lines, day_table
 from .fleet import DEFAULT_FLEET_SEEDS
 from .load import Load
 from .max_rate import DEFAULT_SEEDS
@@ -41,8 +42,6 @@ from .prices import Prices, prices
 from .text import (
     EVERY_RATE,
     candidates_table,
-    day_lines,
-    day_table,
     details,
     flags_text,
     headline,
@@ -252,8 +251,9 @@ class _SearchOutput:
         explained = self._explained()
         for line in explained if self._aims.explain or not self._ranks else ():
             report.line(line)
-        for answer, _ in self._ranks if self._aims.verify_seeds else ():
-            report.line(verified_text(answer, self._aims.verify_seeds))
+        verified = [verified_text(answer, self._aims.verify_seeds) for answer, _ in self._ranks if answer.verified]
+        for line in verified:
+            report.line(line)
         if self._day is not None:
             report.print_line()
             report.console.print(day_table(self._day))
@@ -263,7 +263,7 @@ class _SearchOutput:
         report.print_line()
         for line in assumptions:
             report.print_line(line)
-        document = self._document(text, about, explained)
+        document = self._document(text, [*about, *verified], explained)
         if out is not None:
             report.point_to("Plan", write_plan(out, document, self._ranks, assumptions))
         report.data(document)
@@ -315,6 +315,11 @@ class _SearchOutput:
         if seeds == 1:
             return "one seed; its result says nothing about other seeds."
         most = max(seeds, NUM_SEEDS)
+        if self._ranks and self._ranks[0][0].is_burst:
+            return (
+                f"{seeds} to {most} seeds. The runs are bursts, and say nothing sure of a load that lasts: give more requests"
+                " (--num-prompts)."
+            )
         if self._wanted is None:
             return f"{most} seeds. A rate is recommended that {CONTENT:.0%} of other seeds take, with {CONFIDENCE:.0%} confidence."
         short = any(self._load_of(answer).is_short(answer.replicas) for answer, _ in self._ranks)
@@ -322,7 +327,7 @@ class _SearchOutput:
             f"{seeds} to {most} seeds. A fleet is recommended with which {CONTENT:.0%} of other seeds meet the goal,"
             f" with {CONFIDENCE:.0%} confidence: at most {allowed_misses(most)} of {most} seeds misses it. Fleets are simulated"
             " behind their router."
-            + " Runs with fewer requests than the default (--num-prompts) overstate it: few of them have the rare long requests."
+            + " Runs with fewer requests than the default (--num-prompts) may overstate it: few of them have the rare long requests."
             * short
         )
 

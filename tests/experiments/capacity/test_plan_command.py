@@ -85,6 +85,8 @@ class TestCommand:
         monkeypatch.setattr(planning, "carry_out", lambda *_: pytest.fail("done a second time"))
         gpus = ["--gpu", "a100-80gb,h200", *WANTED]
         assert status(["plan", *LLAMA, *gpus, "--verify-seeds", "2", "--out", str(out), "--explain"]) == DONE
+        summary, page = ((out / name).read_text() for name in ("plan.md", "plan.html"))
+        assert all("of 2 other seeds " in text and "confidence" not in text for text in (summary, page))
         assert {path.name: path.read_bytes() for path in out.glob("plan.*")} == before
         printed = capsys.readouterr().out
         assert (
@@ -92,7 +94,8 @@ class TestCommand:
             and "USD/h against" in printed
             and "of 2 other seeds " in printed
             and "with 1 replica" in printed
-            and "Runs with fewer requests than the default" in " ".join(printed.split())
+            and "The runs are bursts, and say nothing sure of a load that lasts: give more requests"
+            in " ".join(printed.split())
         )
 
     def test_interrupted_and_on_two_cores_it_comes_to_the_same(self, out, tmp_path, monkeypatch):
@@ -170,7 +173,7 @@ class TestCommand:
         plan = planned(capsys, *arguments, *splits, *routers)
         assert plan["recommendation"].startswith(
             "Buy 1 x h200 for 5 requests/s: 4.59 USD/h (3,351 USD a month); headroom more than 11% (too few requests to fill a"
-            " replica: raise --num-prompts); no objective limits it; step times from"
+            " replica: raise --num-prompts); no objective limits it; 90% of seeds meet the goal with 95% confidence; step times from"
         )
         found = [(*list(each["candidate"].values())[1:], each["bill"]["replicas"]) for each in plan["candidates"]]
         assert sorted(found) == [

@@ -210,6 +210,39 @@ class TestFirstLine:
         assert found.startswith(f"Buy 6 x a100-80gb for 25 requests/s{text}: ")
 
 
+class TestWhatThePurchaseDependsOn:
+    """Three replicas, one of them for prefill, behind a router, with weights and a KV cache in 8 bits."""
+
+    AXES: ClassVar = {"quantization": ["fp8"], "kv_cache_dtype": ["fp8"], "router": ["kv-aware"]}
+
+    def answer(self, axes: dict[str, list[str]], prefill: int | None, rate: float = 10.0) -> Answer:
+        (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), ["h200"], axes)
+        found = answer_of("h200", rate, wanted=25.0)
+        return replace(found, candidate=candidate, prefill_replicas=prefill, detail=TestNeighbour.AT)
+
+    def first(self, answer: Answer) -> str:
+        return headline(answer, bill(answer, FixedLoad, PRICES, 25.0), 25.0, "EUR")
+
+    def test_it_is_in_the_first_line(self):
+        assert self.first(self.answer(self.AXES, 1)).startswith(
+            "Buy 3 x h200 for 25 requests/s, with --quantization fp8, --kv-cache-dtype fp8, --router kv-aware, 1 replica for prefill,"
+            " 2 for decode (2 may be enough): "
+        )
+        assert self.first(self.answer({}, None)).startswith("Buy 3 x h200 for 25 requests/s (2 may be enough): ")
+
+    def test_the_router_is_among_the_settings_of_fleets(self):
+        def set_line(answer: Answer) -> str:
+            ranks = ranked([answer], FixedLoad, PRICES, 25.0)
+            lines = details(ranks, Goal(Objectives(ttft=500)), 25.0, "EUR")
+            return next(line for line in lines if line.startswith("Set: "))
+
+        assert set_line(self.answer(self.AXES, None)).endswith("; behind --router kv-aware")
+        assert set_line(self.answer({}, None)).endswith("; behind --router round-robin")
+        # One replica needs none.
+        assert "router" not in set_line(self.answer(self.AXES, None, 50.0))
+        assert "router" not in self.first(self.answer(self.AXES, None, 50.0))
+
+
 class TestTheRateOfAFleet:
     """Two replicas for 20 requests/s."""
 
@@ -320,7 +353,11 @@ class TestUnknownRates:
         assert f"; headroom unknown {remedy};" in first(self.answer(0.0))
         sure = replace(self.answer(0.0), known_rates=None)
         sure = replace(sure, fleet=replace(not_none(sure.fleet), rates=(300.0,) * 4))
-        assert "95% confidence" in first(sure) and "confidence" not in first(replace(sure, known_rates=(24.0,) * 4))
+        assert "95% confidence" in first(sure) and "95% confidence" in first(replace(sure, known_rates=(24.0,) * 4))
+        # With one seed a burst at the wanted rate nothing is sure, and the fleet is a bound.
+        bursts = first(replace(sure, known_rates=(24.0, 24.0, 24.0, 19.0)))
+        assert "confidence" not in bursts and bursts.startswith("Buy at least 1 x a100-80gb for 20 requests/s")
+        assert "; a lower bound: at this rate the runs are bursts, and a load that lasts may need more;" in bursts
         one = replace(answer_of("a100-80gb", 300.0), known_rates=(0.0,))
         assert f"; a replica sustains less than 300 requests/s, the rate of a burst {remedy};" in first(one, None)
 
