@@ -25,10 +25,10 @@ from .sensitivity import CHANGE
 from .text import (
     bill_text,
     billed,
-    headroom_text,
     memory_rows,
     range_text,
     rate_text,
+    sure_headroom_text,
     tokens_text,
     view_rows,
 )
@@ -240,7 +240,7 @@ def _row(answer: Answer, bill: Bill, currency: str, preempts: bool) -> dict[str,
         **(
             {"Requests/s a replica": rate_text(answer)}
             if answer.wanted is None
-            else {"Headroom": headroom_text(answer)}
+            else {"Headroom": sure_headroom_text(answer)}
         ),
         "Meet objectives, %": f"{100 * at['attained']:.1f}",
         "p90 TTFT, ms": f"{at['p90_ttft_ms']:,.0f}",

@@ -105,6 +105,14 @@ def headroom_text(answer: Answer) -> str:
 TOO_FEW = "too few requests to fill a replica: raise --num-prompts"
 
 
+def sure_headroom_text(answer: Answer) -> str:
+    """The headroom with confidence where it is known, else that of the first seeds."""
+    sure = answer.sure_rate
+    if sure is None or sure == inf:
+        return headroom_text(answer)
+    return f"{sure / not_none(answer.wanted) - 1:+.0%}"
+
+
 def _headroom_part(answer: Answer) -> str:
     if answer.fleet_rate == inf:
         return "it meets the goal at every rate"
@@ -222,6 +230,7 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
         *([] if at["near_saturation"] is None else [LatencyRange(**at["near_saturation"]).text()]),
         limit_text(answer),
         *_neighbour(ranks, wanted),
+        *_cheaper_low_end(ranks, currency),
         *_sensitivity_text(answer),
     ]
 
@@ -340,6 +349,18 @@ def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> li
     ]
 
 
+def _cheaper_low_end(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> list[str]:
+    """The other candidate with the lowest bill of the fewest replicas that may be enough, if that of the recommendation is higher."""
+    _, cheapest = ranks[0]
+    answer, bill = min(ranks, key=lambda each: each[1].fewest_per_hour)
+    if bill.fewest_per_hour >= cheapest.fewest_per_hour:
+        return []
+    return [
+        f"{answer.candidate.name} may be cheaper: {bill_text(bill)} {currency}/h, of which the seeds confirm only the higher end, as"
+        f" {replicas_text(bill.fewest_replicas)} may be enough."
+    ]
+
+
 def _more_money(price: float) -> str:
     """A bill relative to that of the recommendation, which is the lowest, as text."""
     share = f"{price - 1:.0%}" if price >= 1.01 else f"{price - 1:.1%}"
@@ -452,7 +473,7 @@ def _rate_cell(answer: Answer) -> str:
     if answer.fleet_rate == inf:
         return "every"
     if answer.wanted is not None:
-        return headroom_text(answer)
+        return sure_headroom_text(answer)
     return f"{'<' * answer.is_burst}{answer.full_rate:,.3g}"
 
 

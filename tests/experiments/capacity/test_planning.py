@@ -26,6 +26,7 @@ from fragmeter.experiments.capacity.text import (
     headline,
     headroom_text,
     rate_text,
+    sure_headroom_text,
     tokens_text,
     verified_text,
     why_loses,
@@ -187,6 +188,37 @@ class TestNeighbour:
 
     def test_nothing_is_said_of_a_rate_that_is_unknown(self):
         assert self.line(13.0, 38.0, (30.0,)) is None
+
+
+class TestRange:
+    """20 requests/s by two A100s for 4, of which one may be enough; and by two of a dearer GPU, one of which costs less than both."""
+
+    def lines(self, h200: float, fewest: int) -> list[str]:
+        answers = [answer_of(gpu, 10.0, wanted=20.0) for gpu in ("a100-80gb", "h200")]
+        fleets = [replace(not_none(answers[0].fleet), fewest=2), replace(not_none(answers[1].fleet), fewest=fewest)]
+        answers = [
+            replace(each, fleet=fleet, detail=TestNeighbour.AT) for each, fleet in zip(answers, fleets, strict=True)
+        ]
+        priced = Prices("here", "EUR", {"a100-80gb": 2.0, "h200": h200}, {})
+        return details(ranked(answers, FixedLoad, priced, 20.0), Goal(Objectives(ttft=500)), 20.0, "EUR")
+
+    def test_a_candidate_that_may_be_cheaper_is_named(self):
+        named = "h200 may be cheaper: 3.00 to 6.00 EUR/h, of which the seeds confirm only the higher end, as 1 replica may be enough."
+        assert named in self.lines(3.0, 1)
+
+    def test_one_that_is_not_is_not(self):
+        """At both ends dearer, or as dear at the low one."""
+        for price, fewest in ((3.0, 2), (5.0, 1), (4.0, 1)):
+            assert not any("may be cheaper" in line for line in self.lines(price, fewest))
+
+    def test_the_table_has_the_headroom_with_confidence(self):
+        """The mean of the first seeds is 24 requests/s, and 22 are sure."""
+        answer = answer_of("a100-80gb", 10.0, wanted=20.0)
+        fleet = replace(not_none(answer.fleet), rates=(24.0,) * 4, sure_rate=22.0)
+        answer = replace(answer, fleet=fleet)
+        assert (headroom_text(answer), sure_headroom_text(answer)) == ("+20%", "+10%")
+        bound = replace(answer, known_rates=(23.0,) * 4)
+        assert sure_headroom_text(bound) == headroom_text(bound) == ">+15%"
 
 
 class TestFirstLine:
