@@ -76,7 +76,7 @@ class Checked:
     Attributes:
         result: "meets", "misses", "open" (the seeds do not decide it, or their runs are bursts), or why it cannot be simulated.
         shares: Share of the requests that meet the objectives, by seed.
-        sure_rate: The rate that 90 % of other seeds take with 95 % confidence, requests/s; None if every rate meets them.
+        sure_rate: The rate that 90 % of other seeds take with 95 % confidence, requests/s; None if every rate meets them, and of bursts.
         highest_rate: Mean of the seeds, requests/s; None if every rate meets the objectives.
         is_bound: Whether ``highest_rate`` is a lower bound, because the runs have too few requests to fill a replica.
         is_burst: Whether the runs at the rate are bursts, which say nothing of a load that lasts.
@@ -201,7 +201,7 @@ def _check(
         wanted,
         _RESULTS[Decision.OPEN if is_burst else decision],
         found.shares,
-        sure_rate=None if sure == inf else sure,
+        sure_rate=None if sure == inf or is_burst else sure,
         highest_rate=None if highest == inf else highest,
         is_bound=known is not None,
         is_burst=is_burst,

@@ -71,7 +71,14 @@ def test_bursts_are_open(check, tmp_path):
     assert code == MISSED
     assert "| meets |" in text and "| unknown | **open** |" in text
     assert "burst: at 5e+03 requests/s its runs are bursts, which say nothing of a load that lasts: " in text
-    # A burst that misses is decided: a load that lasts is harder.
+    target = tmp_path / "checks.json"
+    assert status(["plan", "--check", str(tmp_path / "services.toml"), "--jobs", "1", "--json", str(target)]) == MISSED
+    found = json.loads(target.read_text())["services"][1]
+    assert found["is_burst"] and not found["meets"] and found["sure_rate"] is None and found["highest_rate_is_bound"]
+
+
+def test_bursts_that_miss_are_decided(check):
+    """A load that lasts is harder."""
     code, text = check(service(name="burst", request_rate=5000, goodput=["ttft:0.001"]))
     assert code == MISSED and "**misses**" in text and "its runs are bursts" not in text
 
