@@ -73,6 +73,14 @@ class Answer:
         return self.rates.rate if self.fleet is None else not_none(self.wanted) / self.replicas
 
     @property
+    def is_burst(self) -> bool:
+        """Whether the first seeds' runs at the wanted or recommended rate are bursts (``known_rate``): then they are no load, the
+        fleet is a lower bound, and nothing is sure of other seeds."""
+        if self.known_rates is None:
+            return False
+        return self.fleet is None or min(self.known_rates) < not_none(self.wanted)
+
+    @property
     def fleet_rate(self) -> float:
         """The highest rate of the fleet or of the replica, requests/s: the mean of its seeds, or the recommended rate.
 

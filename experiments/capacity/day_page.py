@@ -7,7 +7,7 @@ from typing import Any
 
 from ...reports.figures import figures
 from ...reports.page.page import Section
-from .text import clock, day_summary
+from .day_text import clock, day_summary
 
 #: Columns of ``day.csv``, of ``steps`` in the data.
 _COLUMNS = (

@@ -71,7 +71,7 @@ class Tried:
     Attributes:
         replicas: Its size.
         shares: Share of the counted requests that meet the objectives, by seed.
-        decision: What they say of the goal.
+        decision: What they say of the goal; of a size that was to be confirmed by more seeds, what these say.
     """
 
     replicas: int
@@ -166,6 +166,8 @@ class FleetSearch:
         self._first, self._count = seeds[0], len(seeds)
         self._most_seeds = max(NUM_SEEDS, self._count)
         self._found: dict[tuple[Kind, int], list[float]] = {}
+        #: Of sizes that 48 seeds confirmed, or did not.
+        self._confirmed: dict[int, Decision] = {}
 
     def steps(self) -> Steps:
         """Yield the trials that are needed next, be sent their results, and return the fleet.
@@ -175,7 +177,7 @@ class FleetSearch:
         size, fewest = yield from self._by_shares()
         while size is not None:
             limit = yield from self._limit(size)
-            found = limit.decision
+            found = self._confirmed[size] = limit.decision
             if found is Decision.ENOUGH:
                 if (Kind.SHARE, size) not in self._found:
                     yield from self._complete(Kind.SHARE, size)
@@ -224,7 +226,8 @@ class FleetSearch:
 
     def _tried(self, size: int) -> Tried:
         shares = self._found[Kind.SHARE, size]
-        return Tried(size * self._engines, tuple(shares), decide(shares, self._attainment, 1 / self._counted))
+        by_shares = decide(shares, self._attainment, 1 / self._counted)
+        return Tried(size * self._engines, tuple(shares), self._confirmed.get(size, by_shares))
 
     def _by_shares(self) -> Generator[list[Trial], Results, tuple[int | None, int]]:
         """The smallest fleet that is enough by its shares, if any is, and the smallest that is not too few."""

@@ -13,6 +13,7 @@ requests at every rate (common random numbers).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, inf, sqrt
@@ -78,7 +79,7 @@ class Load:
     """
 
     def __init__(self, inputs: Inputs, in_flight: float = 0.0) -> None:
-        self._given, self._a_replica = inputs, max(PROMPTS_A_REPLICA, ceil(TURNOVERS * in_flight))
+        self._a_replica = _prompts_a_replica(in_flight)
         self.pacing = inputs.pacing
         for name, remedy in _NO_RATE.items():
             if getattr(self.pacing, name) is not None:
@@ -116,7 +117,11 @@ class Load:
 
     def filling(self, in_flight: float) -> Load:
         """The same load with another ``in_flight``."""
-        return Load(self._given, in_flight)
+        filled = copy(self)
+        filled._a_replica = _prompts_a_replica(in_flight)
+        if self.is_drawn:
+            filled.__dict__.pop("_found", None)
+        return filled
 
     @property
     def name(self) -> str:
@@ -219,6 +224,10 @@ class Load:
             return unit_gaps(len(rows), self.pacing.burstiness or 1.0, stream(seed, "arrivals"))
         own_s = traced_gaps_s(self._found)
         return (own_s / own_s[0])[rows]
+
+
+def _prompts_a_replica(in_flight: float) -> int:
+    return max(PROMPTS_A_REPLICA, ceil(TURNOVERS * in_flight))
 
 
 def drawn_rows(count: int, n: int, traced: bool, rng: np.random.Generator) -> np.ndarray:

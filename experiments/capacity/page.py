@@ -20,15 +20,15 @@ from ..runs.points import FINISHED, as_parquet
 from .answer import Answer, Bill
 from .confidence import capped
 from .day_page import day_cells, day_rows, day_section
+from .day_text import day_summary
 from .sensitivity import CHANGE
 from .text import (
     bill_text,
     billed,
-    day_summary,
-    headroom_text,
     memory_rows,
     range_text,
     rate_text,
+    sure_headroom_text,
     tokens_text,
     view_rows,
 )
@@ -123,6 +123,8 @@ def _known_cells(answer: Answer, bill: Bill, currency: str) -> dict[str, Any]:
         "headroom": headroom,
         "headroom_with_confidence": None if headroom is None or sure is None else sure / not_none(answer.wanted) - 1,
         "rate_is_known": answer.known_rates is None,
+        "request_rate_bound": _rate_bound(answer),
+        "cost_bound": "at least" if answer.is_burst else None,
         "limit": limit["objective"] or "throughput",
         "limit_cause": limit["cause"],
         "attainment": at["attained"],
@@ -130,6 +132,13 @@ def _known_cells(answer: Answer, bill: Bill, currency: str) -> dict[str, Any]:
         "p90_tpot_ms": at["p90_tpot_ms"],
         "kv_cache_pct": at["kv_cache_pct"],
     }
+
+
+def _rate_bound(answer: Answer) -> str | None:
+    """What is known of a highest rate that is not known: bursts are served faster than a load, and a known load is below it."""
+    if answer.known_rates is None:
+        return None
+    return "less than" if answer.fleet is None else "unknown" if answer.is_burst else "more than"
 
 
 def _why_none(candidate: Mapping[str, Any]) -> str:
@@ -145,7 +154,11 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     text = StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    # Twelve digits: sums of prices in binary have no others of meaning.
+    writer.writerows(
+        {name: float(f"{value:.12g}") if isinstance(value, float) else value for name, value in row.items()}
+        for row in rows
+    )
     return text.getvalue()
 
 
@@ -227,7 +240,7 @@ def _row(answer: Answer, bill: Bill, currency: str, preempts: bool) -> dict[str,
         **(
             {"Requests/s a replica": rate_text(answer)}
             if answer.wanted is None
-            else {"Headroom": headroom_text(answer)}
+            else {"Headroom": sure_headroom_text(answer)}
         ),
         "Meet objectives, %": f"{100 * at['attained']:.1f}",
         "p90 TTFT, ms": f"{at['p90_ttft_ms']:,.0f}",

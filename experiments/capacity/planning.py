@@ -1,7 +1,7 @@
 """Find the fleet and the cost of every candidate for a wanted rate, or the highest rate of a replica, and rank them.
 
     1. ahead     every candidate, with the first seed and one replica (``max_rate.go_ahead``)
-       with a wanted rate (runs have as many requests as fill the replicas of any candidate, ``Load``):
+       with a wanted rate (the runs of a candidate have as many requests as fill its replicas, ``Load``):
     2. share     with --prefill-replicas auto, the best share of the fleet that prefills (``split``)
        fleets    the smallest fleet of every candidate that meets the goal, simulated behind its router (``fleet``)
     3. headroom  its highest rate, which confirms its size
@@ -109,7 +109,10 @@ class Planner:
     ) -> None:
         self._load, self._goal, self._seeds, self._workers, self._store = load, goal, seeds, workers, store
         self._wanted = wanted
-        self._works: dict[int, Workload] = {}
+        #: Loads with runs that fill the replicas of a candidate.
+        self._filled: dict[Settings, Load] = {}
+        #: By seed and number of requests.
+        self._works: dict[tuple[int, int], Workload] = {}
         self._hashes: dict[tuple[int, int], str] = {}
         #: Share of the replicas that prefill, where it was asked for.
         self._shares: dict[Service, float] = {}
@@ -130,7 +133,7 @@ class Planner:
         if self._wanted is None:
             answers |= self._rated(answers, begun)
         else:
-            self._fill(begun.values())
+            self._fill(begun)
             answers |= self._sized(answers, begun)
         answers |= self._detailed(answers)
         of_none = Answer(candidates[0], wanted=self._wanted)
@@ -152,16 +155,13 @@ class Planner:
                 distinct[same] = replace(first, equal=(*first.equal, answer.candidate.name))
         return list(distinct.values())
 
-    @property
-    def load(self) -> Load:
-        """The load, with runs as long as the candidates that were simulated need."""
-        return self._load
+    def load_of(self, settings: Settings) -> Load:
+        """The load of a candidate, with runs that fill its replicas; those of others do not change it."""
+        return self._filled.get(settings, self._load)
 
-    def _fill(self, begun: Iterable[Ahead]) -> None:
-        """Make the runs of fleets long enough to fill the replicas of every candidate."""
-        self._load = self._load.filling(max((each.in_flight for each in begun), default=0.0))
-        self._works.clear()
-        self._hashes.clear()
+    def _fill(self, begun: Mapping[Service, Ahead]) -> None:
+        """Make the runs of fleets long enough to fill their replicas."""
+        self._filled = {service.settings: self._load.filling(found.in_flight) for service, found in begun.items()}
 
     def _rated(self, answers: dict[Service, Answer], begun: dict[Service, Ahead]) -> dict[Service, Answer]:
         """The answers with the rates of one replica over all seeds."""
@@ -275,7 +275,7 @@ class Planner:
         if outcome.summary is None:
             return not_none(outcome.error)
         begun = _ahead(outcome.summary)
-        self._fill([begun])
+        self._fill({service: begun})
         steps = self._search(service, begun, replicas).of_size(replicas)
         found, error = self._drive({service: steps}, {service: (service, begun)})[service]
         if error:
@@ -482,7 +482,8 @@ class Planner:
         }
         missing = {keys[name]: job for name, job in jobs.items() if keys[name] not in found}
         calls = (
-            (name, stage, job.settings, self._load, self._goal, job.seed, *job.more) for name, job in missing.items()
+            (name, stage, job.settings, self.load_of(job.settings), self._goal, job.seed, *job.more)
+            for name, job in missing.items()
         )
         for outcome in track(as_they_finish(carry_out, calls, len(missing), self._workers), stage, len(missing)):
             if outcome.fault:
@@ -496,20 +497,23 @@ class Planner:
 
     def _key(self, stage: str, chosen: Settings, seed: int, more: tuple[Any, ...] = ()) -> str:
         """A hash of every input of a job's result."""
-        if seed not in self._works:
-            self._works[seed] = self._load.draw(seed).at(1.0)
-        run = key(Inputs(settings=chosen), self._works[seed])
+        load = self.load_of(chosen)
+        drawn = seed, load.num_prompts()
+        if drawn not in self._works:
+            self._works[drawn] = load.draw(seed).at(1.0)
+        run = key(Inputs(settings=chosen), self._works[drawn])
         parts = [asdict(each) if isinstance(each, (Ahead, Cluster)) else each for each in more]
         replicas = next((each.size for each in more if isinstance(each, Cluster)), 1)
-        served = self._hash(seed, replicas)
+        served = self._hash(load, seed, replicas)
         return sha256(json.dumps([stage, run, served, asdict(self._goal), seed, parts]).encode()).hexdigest()
 
-    def _hash(self, seed: int, replicas: int) -> str:
+    def _hash(self, load: Load, seed: int, replicas: int) -> str:
         """The hash of the requests that a seed has for a fleet."""
-        if (seed, replicas) not in self._hashes:
-            work = self._works[seed] if replicas == 1 else self._load.draw(seed, replicas).at(1.0)
-            self._hashes[seed, replicas] = work.sha256()
-        return self._hashes[seed, replicas]
+        drawn = seed, load.num_prompts(replicas)
+        if drawn not in self._hashes:
+            work = self._works.get(drawn)
+            self._hashes[drawn] = (load.draw(seed, replicas).at(1.0) if work is None else work).sha256()
+        return self._hashes[drawn]
 
 
 def _service(candidate: Candidate) -> Service:

@@ -32,6 +32,7 @@ from .answer import Answer, Bill, ranked
 from .candidates import Candidate, Choices, candidates
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS, allowed_misses
 from .day import Day, DayPlan
+from .day_text import day_lines, day_table
 from .fleet import DEFAULT_FLEET_SEEDS
 from .load import Load
 from .max_rate import DEFAULT_SEEDS
@@ -41,8 +42,6 @@ from .prices import Prices, prices
 from .text import (
     EVERY_RATE,
     candidates_table,
-    day_lines,
-    day_table,
     details,
     flags_text,
     headline,
@@ -157,7 +156,6 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         load, goal, range(aims.seed, aims.seed + count), workers, None if out is None else Store(out), wanted
     )
     answers = planner.answers(found)
-    load = planner.load
     if aims.verify_seeds:
         answers = planner.verified(answers, aims.verify_seeds)
     if ranks := ranked(answers, load, priced, wanted):
@@ -168,7 +166,7 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         best, bill = ranks[0]
         startup_s = DEFAULT_STARTUP_S if aims.startup_seconds is None else aims.startup_seconds
         plan_of_day = planner.over_day(best, day, startup_s, bill.per_hour / bill.replicas)
-    _SearchOutput(aims, goal, load, wanted, priced, answers, plan_of_day).write(report, out)
+    _SearchOutput(aims, goal, planner, load, wanted, priced, answers, plan_of_day).write(report, out)
 
 
 def _day(inputs: Inputs, choices: Choices, aims: Aims) -> tuple[Day | None, Inputs]:
@@ -226,11 +224,11 @@ class _SearchOutput:
     """Reports a plan as text and as data."""
 
     def __init__(
-        self, aims: Aims, goal: Goal, load: Load, wanted: float | None, priced: Prices, answers: Sequence[Answer],
-        day: DayPlan | None = None,
+        self, aims: Aims, goal: Goal, planner: Planner, load: Load, wanted: float | None, priced: Prices,
+        answers: Sequence[Answer], day: DayPlan | None = None,
     ) -> None:  # fmt: skip
         self._aims, self._goal, self._load, self._wanted, self._priced = aims, goal, load, wanted, priced
-        self._answers, self._day = answers, day
+        self._answers, self._day, self._planner = answers, day, planner
         self._ranks = ranked(answers, load, priced, wanted)
         priced_answers = [answer for answer, _ in self._ranks]
         # Candidates that can serve come first.
@@ -253,8 +251,9 @@ class _SearchOutput:
         explained = self._explained()
         for line in explained if self._aims.explain or not self._ranks else ():
             report.line(line)
-        for answer, _ in self._ranks if self._aims.verify_seeds else ():
-            report.line(verified_text(answer, self._aims.verify_seeds))
+        verified = [verified_text(answer, self._aims.verify_seeds) for answer, _ in self._ranks if answer.verified]
+        for line in verified:
+            report.line(line)
         if self._day is not None:
             report.print_line()
             report.console.print(day_table(self._day))
@@ -264,7 +263,7 @@ class _SearchOutput:
         report.print_line()
         for line in assumptions:
             report.print_line(line)
-        document = self._document(text, about, explained)
+        document = self._document(text, [*about, *verified], explained)
         if out is not None:
             report.point_to("Plan", write_plan(out, document, self._ranks, assumptions))
         report.data(document)
@@ -297,8 +296,8 @@ class _SearchOutput:
         load, aims = self._load, self._aims
         wanted = "no rate is asked for" if self._wanted is None else f"{self._wanted:.3g} requests/s wanted"
         chosen = [(each.candidate.settings, _load_of(each)) for each in self._answers if each.candidate.settings]
-        most = max((answer.replicas for answer, _ in self._ranks), default=1)
-        runs = " to ".join(f"{count:,}" for count in dict.fromkeys((load.num_prompts(), load.num_prompts(most))))
+        counts = load.num_prompts(), *(self._load_of(each).num_prompts(each.replicas) for each, _ in self._ranks)
+        runs = " to ".join(f"{count:,}" for count in dict.fromkeys((min(counts), max(counts))))
         return [
             f"Load: {load.description()}; {wanted}; {runs} requests a run, of which the middle 80% count; {self._seeds()}",
             *evidence_lines(chosen),
@@ -308,19 +307,27 @@ class _SearchOutput:
             f"Prices: {self._priced.origin}{', to be edited (--prices)' if aims.prices is None else ''}.",
         ]
 
+    def _load_of(self, answer: Answer) -> Load:
+        return self._planner.load_of(not_none(answer.candidate.settings))
+
     def _seeds(self) -> str:
         seeds = not_none(self._aims.seeds)
         if seeds == 1:
             return "one seed; its result says nothing about other seeds."
         most = max(seeds, NUM_SEEDS)
+        if self._ranks and self._ranks[0][0].is_burst:
+            return (
+                f"{seeds} to {most} seeds. The runs are bursts, and say nothing sure of a load that lasts: give more requests"
+                " (--num-prompts)."
+            )
         if self._wanted is None:
             return f"{most} seeds. A rate is recommended that {CONTENT:.0%} of other seeds take, with {CONFIDENCE:.0%} confidence."
-        short = any(self._load.is_short(answer.replicas) for answer, _ in self._ranks)
+        short = any(self._load_of(answer).is_short(answer.replicas) for answer, _ in self._ranks)
         return (
             f"{seeds} to {most} seeds. A fleet is recommended with which {CONTENT:.0%} of other seeds meet the goal,"
             f" with {CONFIDENCE:.0%} confidence: at most {allowed_misses(most)} of {most} seeds misses it. Fleets are simulated"
             " behind their router."
-            + " Runs with fewer requests than the default (--num-prompts) overstate it: few of them have the rare long requests."
+            + " Runs with fewer requests than the default (--num-prompts) may overstate it: few of them have the rare long requests."
             * short
         )
 

@@ -122,22 +122,30 @@ def changed_rate(
 
 
 def effect_of(
-    factor: float, relative: float, margin: float, replicas: int | None, engines: int = 1, *, price: bool = False
+    factor: float,
+    relative: float,
+    margin: float,
+    replicas: int | None,
+    engines: int = 1,
+    *,
+    worse: bool,
+    price: bool = False,
 ) -> Effect:
     """The effect of an input times a factor.
 
     Args:
         relative: The highest rate without the change, over that with it; infinite if no rate meets the goal.
         margin, replicas, engines: As ``influences`` has them.
+        worse: Whether the change is one for the worse. A search may find a rate some per mil higher with it, or lower with one for the
+            better.
         price: Whether the input is the price, which does not change the fleet.
     """
     if relative == inf:
         return Effect(factor, None, None)
     needed = replicas
     if replicas is not None and not price:
-        worse = relative > 1
         counted = engines * ceil(round(replicas * relative / (margin if worse else 1.0) / engines, 9))
-        needed = max(replicas, counted) if worse else counted
+        needed = max(replicas, counted) if worse else min(replicas, counted)
     return Effect(factor, relative, needed)
 
 
@@ -156,12 +164,18 @@ def influences(
 
     effect = partial(effect_of, margin=margin, replicas=replicas, engines=engines)
     low, high = 1 - CHANGE, 1 + CHANGE
-    listed = [Influence(PRICE, effect(low, low, price=True), effect(high, high, price=True))]
+    prices = effect(low, low, worse=False, price=True), effect(high, high, worse=True, price=True)
+    listed = [Influence(PRICE, *prices)]
     if replicas is not None:
-        listed.append(Influence(WANTED, effect(low, low), effect(high, high)))
+        listed.append(Influence(WANTED, effect(low, low, worse=False), effect(high, high, worse=True)))
     for name in dict.fromkeys(change.name for change in found):
         effects = [
-            effect(factor, relative_bill(unchanged, found[Change(name, factor)]))
+            # Longer steps are worse, and so are shorter objectives.
+            effect(
+                factor,
+                relative_bill(unchanged, found[Change(name, factor)]),
+                worse=(factor > 1) == (name == STEP_TIME),
+            )
             for factor in (low, high)
             if Change(name, factor) in found
         ]

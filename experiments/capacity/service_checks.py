@@ -74,11 +74,12 @@ class Checked:
     """Result of a service.
 
     Attributes:
-        result: "meets", "misses", "open" (the seeds do not decide it), or why it cannot be simulated.
+        result: "meets", "misses", "open" (the seeds do not decide it, or their runs are bursts), or why it cannot be simulated.
         shares: Share of the requests that meet the objectives, by seed.
-        sure_rate: The rate that 90 % of other seeds take with 95 % confidence, requests/s; None if every rate meets them.
+        sure_rate: The rate that 90 % of other seeds take with 95 % confidence, requests/s; None if every rate meets them, and of bursts.
         highest_rate: Mean of the seeds, requests/s; None if every rate meets the objectives.
         is_bound: Whether ``highest_rate`` is a lower bound, because the runs have too few requests to fill a replica.
+        is_burst: Whether the runs at the rate are bursts, which say nothing of a load that lasts.
     """
 
     service: Service
@@ -88,6 +89,7 @@ class Checked:
     sure_rate: float | None = None
     highest_rate: float | None = None
     is_bound: bool = False
+    is_burst: bool = False
 
     @property
     def meets(self) -> bool:
@@ -99,12 +101,12 @@ class Checked:
         rate = self.highest_rate
         if rate is None:
             return "-"
+        if self.is_burst:
+            return "unknown"
         if not self.meets:
             return f"takes {self.sure_rate:.3g} to {rate:.3g} requests/s" if self.sure_rate else "takes no rate"
         number = f"{rate / self.request_rate - 1:+.0%}"
-        if not self.is_bound:
-            return number
-        return f">{number}" if rate > self.request_rate else "unknown"
+        return f">{number}" if self.is_bound else number
 
 
 _RESULTS = {Decision.ENOUGH: "meets", Decision.TOO_FEW: "misses", Decision.OPEN: "open"}
@@ -148,6 +150,13 @@ def check_services(path: Path, workers: Workers, seed: int, report: Report) -> b
     checked = [_check(*each, workers, seed) for each in prepared]
     for line in table(checked):
         report.line(line)
+    for each in checked:
+        if each.is_burst:
+            report.line("")
+            report.line(
+                f"{each.service.name}: at {each.request_rate:.3g} requests/s its runs are bursts, which say nothing of a load that lasts:"
+                " they have too few requests to fill a replica (num_prompts)."
+            )
     report.data({"services": [_data(each) for each in checked], "meets": all(each.meets for each in checked)})
     return all(each.meets for each in checked)
 
@@ -182,16 +191,20 @@ def _check(
     if isinstance(found, str):
         return Checked(service, wanted, f"cannot be simulated: {found}")
     known, sure, highest = found.known_rates, found.sure_rate, mean_rate(found.rates)
-    if known is not None and found.decision is Decision.ENOUGH:
+    decision = found.decision
+    # A longer load of the rate is harder than a burst: a burst that misses the goal is decided.
+    is_burst = known is not None and min(known) < wanted and decision is not Decision.TOO_FEW
+    if known is not None and decision is Decision.ENOUGH:
         highest = max(wanted, mean_rate(known))
     return Checked(
         service,
         wanted,
-        _RESULTS[found.decision],
+        _RESULTS[Decision.OPEN if is_burst else decision],
         found.shares,
-        sure_rate=None if sure == inf else sure,
+        sure_rate=None if sure == inf or is_burst else sure,
         highest_rate=None if highest == inf else highest,
         is_bound=known is not None,
+        is_burst=is_burst,
     )
 
 
@@ -228,6 +241,7 @@ def _data(each: Checked) -> dict[str, Any]:
         "sure_rate": each.sure_rate,
         "highest_rate": each.highest_rate,
         "highest_rate_is_bound": each.is_bound,
+        "is_burst": each.is_burst,
         "headroom": None if each.highest_rate is None else each.highest_rate / each.request_rate - 1,
         "result": each.result,
         "meets": each.meets,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 from shlex import quote
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from ...sim.cluster import Cluster
 from ...sim.engine.settings import Settings
 from ...sim.spec.launch import capacity
 from ...sim.types.optional import not_none
@@ -20,7 +21,6 @@ from ..vllm_serve.checks import gib
 from .answer import Answer, Bill
 from .candidates import Candidate
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS
-from .day import DayPlan
 from .detail import BEYOND
 from .fleet import Fleet
 from .sensitivity import CHANGE, Effect, Influence
@@ -85,14 +85,9 @@ def rate_text(answer: Answer) -> str:
     return f"{bound}{answer.full_rate:.3g} requests/s"
 
 
-def is_burst(answer: Answer) -> bool:
-    """Whether the rate of the recommendation is that of bursts, which no replica sustains."""
-    return answer.fleet is None and answer.known_rates is not None
-
-
 def tokens_text(answer: Answer, bill: Bill, kind: str = "total", bound: str = "more than ") -> str:
     """The price of a million tokens; at the rate of bursts a lower bound."""
-    return f"{bound * is_burst(answer)}{bill.per_million[kind]:,.3g}"
+    return f"{bound * answer.is_burst}{bill.per_million[kind]:,.3g}"
 
 
 def headroom_text(answer: Answer) -> str:
@@ -107,7 +102,15 @@ def headroom_text(answer: Answer) -> str:
 
 
 #: Why a highest rate is unknown, and the remedy.
-_TOO_FEW = "too few requests to fill a replica: raise --num-prompts"
+TOO_FEW = "too few requests to fill a replica: raise --num-prompts"
+
+
+def sure_headroom_text(answer: Answer) -> str:
+    """The headroom with confidence where it is known, else that of the first seeds."""
+    sure = answer.sure_rate
+    if sure is None or sure == inf:
+        return headroom_text(answer)
+    return f"{sure / not_none(answer.wanted) - 1:+.0%}"
 
 
 def _headroom_part(answer: Answer) -> str:
@@ -117,15 +120,20 @@ def _headroom_part(answer: Answer) -> str:
         sure = answer.sure_rate
         with_confidence = "" if sure is None else f" ({sure / not_none(answer.wanted) - 1:+.0%} with confidence)"
         return f"headroom {headroom_text(answer)}{with_confidence}"
-    return f"headroom {headroom_text(answer).replace('>+', 'more than ')} ({_TOO_FEW})"
+    return f"headroom {headroom_text(answer).replace('>+', 'more than ')} ({TOO_FEW})"
 
 
 def range_text(answer: Answer, bill: Bill) -> str:
     """GPUs that may be enough and GPUs that are, where the seeds leave that open."""
-    each = bill.gpus // bill.replicas
-    return (
-        f"{bill.gpus:,}" if bill.fewest_replicas == bill.replicas else f"{bill.fewest_replicas * each:,}-{bill.gpus:,}"
-    )
+    each, bound = bill.gpus // bill.replicas, ">=" if _is_lower_bound(answer) else ""
+    if bill.fewest_replicas == bill.replicas:
+        return f"{bound}{bill.gpus:,}"
+    return f"{bound}{bill.fewest_replicas * each:,}-{bill.gpus:,}"
+
+
+def _is_lower_bound(answer: Answer) -> bool:
+    """Whether a load that lasts may need a larger fleet than the bursts of the runs."""
+    return answer.fleet is not None and answer.is_burst
 
 
 def bill_text(bill: Bill, separator: str = " to ") -> str:
@@ -143,11 +151,14 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
     """The recommendation in a sentence: what to buy, its price, its headroom or rate, its limit, and the confidence."""
     launch, limit = answer.candidate.started.launch, answer.at_rate["limit"]
     need = "" if wanted is None else f" for {wanted:.3g} requests/s"
-    parts = [f"{bill_text(bill)} {currency}/h ({_month_text(bill)} {currency} a month)"]
+    at_least = "at least " if _is_lower_bound(answer) else ""
+    parts = [f"{at_least}{bill_text(bill)} {currency}/h ({_month_text(bill)} {currency} a month)"]
+    if at_least:
+        parts.append("a lower bound: at this rate the runs are bursts, and a load that lasts may need more")
     if wanted is not None:
         parts.append(_headroom_part(answer))
     elif answer.known_rates is not None:
-        parts.append(f"a replica sustains {rate_text(answer)}, the rate of a burst ({_TOO_FEW})")
+        parts.append(f"a replica sustains {rate_text(answer)}, the rate of a burst ({TOO_FEW})")
     else:
         parts.append(f"{rate_text(answer)} a replica")
     objective = limit["objective"]
@@ -155,10 +166,29 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
         "no objective limits it" if objective is None else f"{objective.upper()} limits it: {CAUSES[limit['cause']]}"
     )
     # Rates that bursts are served at are no rates of a lasting load.
-    if answer.known_rates is None and len(answer.rates.seed_rates if answer.fleet is None else answer.fleet.rates) > 1:
+    if not answer.is_burst and len(answer.rates.seed_rates if answer.fleet is None else answer.fleet.rates) > 1:
         parts.append(f"{CONTENT:.0%} of seeds meet the goal with {CONFIDENCE:.0%} confidence")
     parts.append(f"step times from {_basis_text(not_none(answer.candidate.settings))}")
-    return f"Buy {bill.gpus:,} x {launch.gpu.name}{need}{_other_sizes_text(answer, bill)}: {'; '.join(parts)}."
+    other_sizes = _other_sizes_text(answer, bill)
+    return (
+        f"Buy {at_least}{bill.gpus:,} x {launch.gpu.name}{need}{_with_text(answer)}{other_sizes}: {'; '.join(parts)}."
+    )
+
+
+def _with_text(answer: Answer) -> str:
+    """What the purchase depends on beside the GPU: number formats, drafts, the router, and the division of the fleet."""
+    given = not_none(answer.candidate.settings).as_dict()
+    formats = [
+        _flag_text(name, given[name])
+        for name in ("quantization", "kv_cache_dtype")
+        if given.get(name) not in (None, "auto")
+    ]
+    drafts = ["drafts (--speculative-config)"] * (given.get("speculative_config") is not None)
+    router = answer.candidate.router
+    routed = [f"--router {router}"] * (answer.replicas > 1 and router != Cluster.router)
+    split = [] if answer.prefill_replicas is None else [_split(answer)]
+    parts = formats + drafts + routed + split
+    return f", with {', '.join(parts)}" if parts else ""
 
 
 def _other_sizes_text(answer: Answer, bill: Bill) -> str:
@@ -193,13 +223,14 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
     return [
         f"{_servers_text(answer, bill)} of {launch.model.name}; {tokens_text(answer, bill)} {currency} a million"
         f" tokens ({tokens_text(answer, bill, 'output')} if outputs alone are charged).",
-        f"Set: {flags_text(answer)}{f' ({_CAVEAT})' if answer.candidate.num_lossy else ''}",
+        f"Set: {flags_text(answer)}{f' ({_CAVEAT})' if answer.candidate.num_lossy else ''}{_router_text(answer)}",
         _sure(answer),
         f"At the rate {at['attained']:.1%} of the requests meet {goal.objectives} ({goal.attainment:.0%} are asked for), the"
         f" median TTFT is {at['median_ttft_ms']:,.0f} ms and the median TPOT {at['median_tpot_ms']:,.1f} ms.",
         *([] if at["near_saturation"] is None else [LatencyRange(**at["near_saturation"]).text()]),
         limit_text(answer),
         *_neighbour(ranks, wanted),
+        *_cheaper_low_end(ranks, currency),
         *_sensitivity_text(answer),
     ]
 
@@ -209,15 +240,23 @@ def _servers_text(answer: Answer, bill: Bill) -> str:
     gpus = answer.candidate.started.launch.num_gpus
     of_gpus, engines = f"{gpus} GPU{'s' if gpus > 1 else ''}", answer.candidate.engines
     if engines == 1:
-        return f"{_replicas(bill.replicas)}{_split_text(answer)} of {of_gpus}"
+        return f"{replicas_text(bill.replicas)}{_split_text(answer)} of {of_gpus}"
     count = bill.replicas // engines
     deployments = f"{count:,} deployment{'s' if count > 1 else ''}"
     return f"{deployments} of {engines} data-parallel engines{_split_text(answer)}, each on {of_gpus}, that share the experts"
 
 
+def _router_text(answer: Answer) -> str:
+    return f"; behind --router {answer.candidate.router}" if answer.replicas > 1 else ""
+
+
 def _split_text(answer: Answer) -> str:
-    prefill = answer.prefill_replicas
-    return "" if prefill is None else f" ({_replicas(prefill)} for prefill, {answer.replicas - prefill} for decode)"
+    return "" if answer.prefill_replicas is None else f" ({_split(answer)})"
+
+
+def _split(answer: Answer) -> str:
+    prefill = not_none(answer.prefill_replicas)
+    return f"{replicas_text(prefill)} for prefill, {answer.replicas - prefill} for decode"
 
 
 def _sure(answer: Answer) -> str:
@@ -225,11 +264,11 @@ def _sure(answer: Answer) -> str:
     if answer.fleet is not None:
         return f"{_fleet_text(answer, answer.fleet)} {_headroom(answer)}"
     found = answer.rates
-    if is_burst(answer):
+    if answer.is_burst:
         seeds = f", of single seeds at {min(found.seed_rates):.3g} to {max(found.seed_rates):.3g}"
         if len(found.seed_rates) == 1:
             seeds = ", measured with a single seed"
-        return f"Bursts of these requests meet the goal at {found.rate:.3g} requests/s{seeds}. The rate that a replica sustains is lower and unknown, because its runs have {_TOO_FEW}."
+        return f"Bursts of these requests meet the goal at {found.rate:.3g} requests/s{seeds}. The rate that a replica sustains is lower and unknown, because its runs have {TOO_FEW}."
     takes = f"A replica takes {found.rate:.3g} requests/s,"
     if len(found.seed_rates) == 1:
         return f"{takes} measured with a single seed."
@@ -246,14 +285,14 @@ def _fleet_text(answer: Answer, fleet: Fleet) -> str:
     misses = f"{fleet.misses or 'none'} of {fleet.seeds} seeds misses the goal"
     text = f"With {len(shares)} seeds {min(shares):.1%} to {max(shares):.1%} of the requests meet the objectives, and {misses}"
     sure = f": {CONTENT:.0%} of other seeds meet it, too, with {CONFIDENCE:.0%} confidence."
-    text += "." if answer.known_rates is not None else sure
+    text += "." if answer.is_burst else sure
     if fleet.fewest < answer.replicas:
-        return f"{text} {_replicas(fleet.fewest)} may be enough, but the seeds do not confirm it."
+        return f"{text} {replicas_text(fleet.fewest)} may be enough, but the seeds do not confirm it."
     smaller = answer.replicas - answer.candidate.engines
-    return f"{text} {_replicas(smaller)} would be too few." if smaller else text
+    return f"{text} {replicas_text(smaller)} would be too few." if smaller else text
 
 
-def _replicas(count: int) -> str:
+def replicas_text(count: int) -> str:
     return f"{count:,} replica{'s' if count > 1 else ''}"
 
 
@@ -266,10 +305,10 @@ def _headroom(answer: Answer) -> str:
     if answer.known_rates is not None:
         known = (
             f"it takes more than {answer.fleet_rate:.3g} requests/s"
-            if answer.fleet_rate > wanted
+            if not answer.is_burst
             else "at the wanted rate, too, they are bursts, and a longer load may need more replicas"
         )
-        return f"Its highest rate is unknown, because its runs have {_TOO_FEW}; {known}.{idle}"
+        return f"Its highest rate is unknown, because its runs have {TOO_FEW}; {known}.{idle}"
     more = answer.fleet_rate / wanted - 1
     if sure is None:
         return f"It takes {answer.fleet_rate:.3g} requests/s before it misses the goal, {more:.0%} more.{idle}"
@@ -307,6 +346,18 @@ def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> li
         f"For {_more_money(price)}, {answer.candidate.name} takes {rate:.1f} times as many requests:"
         f" {answer.fleet_rate:.3g} requests/s (headroom {headroom_text(answer)} in place of {headroom_text(best)})"
         f"{f'; {_CAVEAT}' if lossy else ''}."
+    ]
+
+
+def _cheaper_low_end(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> list[str]:
+    """The other candidate with the lowest bill of the fewest replicas that may be enough, if that of the recommendation is higher."""
+    _, cheapest = ranks[0]
+    answer, bill = min(ranks, key=lambda each: each[1].fewest_per_hour)
+    if bill.fewest_per_hour >= cheapest.fewest_per_hour:
+        return []
+    return [
+        f"{answer.candidate.name} may be cheaper: {bill_text(bill)} {currency}/h, of which the seeds confirm only the higher end, as"
+        f" {replicas_text(bill.fewest_replicas)} may be enough."
     ]
 
 
@@ -348,7 +399,7 @@ def _effect_text(effect: Effect, answer: Answer) -> str:
     if effect.percent is None:
         return "no rate meets the goal"
     replicas = effect.replicas
-    changed = "" if replicas in (None, answer.replicas) else f" ({_replicas(not_none(replicas))})"
+    changed = "" if replicas in (None, answer.replicas) else f" ({replicas_text(not_none(replicas))})"
     return f"{effect.percent:+.0f}%{changed}"
 
 
@@ -422,8 +473,8 @@ def _rate_cell(answer: Answer) -> str:
     if answer.fleet_rate == inf:
         return "every"
     if answer.wanted is not None:
-        return headroom_text(answer)
-    return f"{'<' * is_burst(answer)}{answer.full_rate:,.3g}"
+        return sure_headroom_text(answer)
+    return f"{'<' * answer.is_burst}{answer.full_rate:,.3g}"
 
 
 def _none_in_short(answer: Answer) -> str:
@@ -456,7 +507,7 @@ def why_none(answer: Answer, goal: Goal) -> str:
     if answer.fleet is not None:
         largest = answer.fleet.tried[-1]
         return (
-            f"no fleet of up to {_replicas(largest.replicas)} meets {goal.objectives} with confidence: there, with"
+            f"no fleet of up to {replicas_text(largest.replicas)} meets {goal.objectives} with confidence: there, with"
             f" {len(largest.shares)} seeds, {min(largest.shares):.1%} to {max(largest.shares):.1%} of the requests do,"
             f" {goal.attainment:.0%} are asked for"
         )
@@ -492,7 +543,7 @@ def verified_text(answer: Answer, count: int) -> str:
     if answer.every_rate_meets:
         return f"{answer.candidate.name}: of {count} other seeds {answer.verified[0].share:.1%} meet the goal at every rate"
     if answer.fleet is not None:
-        shares = " and ".join(f"{each.share:.1%} with {_replicas(each.replicas)}" for each in answer.verified)
+        shares = " and ".join(f"{each.share:.1%} with {replicas_text(each.replicas)}" for each in answer.verified)
         few = f": fewer than {CONTENT:.0%}; begin with more than {NUM_SEEDS} seeds (--seeds)" * (
             answer.verified[0].share < CONTENT
         )
@@ -529,68 +580,3 @@ def view_rows(ranks: Sequence[tuple[Answer, Bill]], view: str) -> list[dict[str,
 
 def _label(name: str) -> str:
     return name.replace("_", " ").capitalize()
-
-
-def day_table(plan: DayPlan) -> Table:
-    """A row for each step of the day, and the attainment of the constant fleet beside that of the changing one."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    headings = (
-        "from",
-        "requests/s",
-        "replicas",
-        "meet the\nobjectives",
-        "constant\nfleet",
-        "in flight\na replica",
-        "KV cache\nmean, peak",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    steps, constant = plan.following["steps"], plan.constant["steps"]
-    for place, (start, rate, size) in enumerate(zip(plan.day.start_s, plan.day.rates, plan.replicas, strict=True)):
-        cells = (_share(each["attained"][place]) for each in (steps, constant))
-        number = f"{steps['concurrency'][place]:,.1f}"
-        use = f"{steps['kv_cache_usage'][place]:.0%}, {steps['peak_kv_cache_usage'][place]:.0%}"
-        table.add_row(clock(start, plan.day.start_s), f"{rate:,.3g}", f"{size:,}", *cells, number, use)
-    return table
-
-
-def clock(start_s: float, starts_s: Sequence[float]) -> str:
-    """The start of a step as the time of the day; with seconds if any of the steps starts between two minutes."""
-    seconds = round(start_s)
-    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}"
-    return text if all(round(each) % 60 == 0 for each in starts_s) else f"{text}:{seconds % 60:02}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def day_lines(plan: DayPlan, currency: str) -> list[str]:
-    """The bill of the day, its attainment, and the targets of autoscalers."""
-    return day_summary(plan.as_dict(), currency)
-
-
-def day_summary(day: Mapping[str, Any], currency: str) -> list[str]:
-    """As ``day_lines``, of the data of a ``DayPlan``."""
-    worst = min((step["attained"] for step in day["steps"] if step["attained"] is not None), default=1.0)
-    targets, saved = day["autoscaler_targets"], 1 - day["price"] / day["constant_price"]
-    beside = f"{saved:.0%} less than" if saved >= 0.005 else "as much as"
-    return [
-        f"The day: following the curve takes {day['replica_hours']:,.1f} replica-hours, {day['price']:,.2f} {currency},"
-        f" {beside} {_replicas(day['constant_replicas'])} throughout"
-        f" ({day['constant_replica_hours']:,.1f} hours, {day['constant_price']:,.2f} {currency}). {day['attained']:.1%} of"
-        f" {day['requests']:,} requests meet the objectives, {worst:.1%} in the worst step, and"
-        f" {day['attained_by_constant_fleet']:.1%} with the constant fleet.",
-        f"Replicas are ordered {day['startup_seconds']:,.0f} s (--startup-seconds) before a busier step and paid for from then on,"
-        " until they have drained.",
-        *(
-            [
-                f"Steps may need fewer replicas: the rates that smaller fleets take are lower bounds, because their runs have {_TOO_FEW}."
-            ]
-            if day["rates_are_lower_bounds"]
-            else []
-        ),
-        f"Targets of autoscalers, a replica with its share of {targets['request_rate']:,.3g} requests/s: {targets['concurrency']:,.1f} requests in flight"
-        f" (vllm:num_requests_running + vllm:num_requests_waiting), {targets['kv_cache_usage']:.0%} of the KV cache in use"
-        " (vllm:kv_cache_usage_perc).",
-    ]

@@ -125,8 +125,9 @@ def diagnose(
     server = replace(server, pool_origin=pool_origin(line, log, seen, metrics is not None))
     clients = None
     if bench is not None:
-        server, clients = calibrated(server, bench)
+        server, clients = calibrated(server, bench, goal)
     load = served_load(sources, seen, server.settings())
-    found = Diagnoser(server, load, seen, goal, range(draws.seed, draws.seed + draws.seeds), workers).diagnose()
+    seeds = range(draws.seed, draws.seed + draws.seeds)
+    found = Diagnoser(server, load, seen, clients, goal, seeds, workers).diagnose()
     print_diagnosis(found, goal, clients, report)
     report.data(as_data(found, goal, clients))

@@ -16,7 +16,8 @@ The objective of a run is the geometric mean of p90 TTFT, p99 ITL and mean E2EL,
 another; with ``--goodput`` it is the share of the requests that miss the objectives. A server is healthy if no change gains
 ``LEAST_GAIN`` in the mean and its KV cache is large enough, and with ``--goodput`` already if it meets its goal. It is undecided where a
 change gains as much in the mean, and the interval includes 0. It is overloaded if its queue keeps growing and no
-change stops that.
+change stops that. A server that would be healthy is "contradicted" where its own measurements are others
+(``contradictions``): then the simulation is not of this server.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from ..runs.parallel import Workers, as_they_finish
 from ..runs.slo_check import Goal
 from ..sweep.paired import student_t
 from .causes import Case, Suspect, pressure, suspects
+from .contradictions import Contradiction, contradictions
 from .load import ServedLoad
+from .measured import ClientLatencies
 from .run import Observation, mean_of, observe
 from .server import Change, Server, flags_text
 
@@ -114,11 +117,12 @@ class Diagnosis:
 
     Attributes:
         case: The server as it serves.
-        state: "healthy", "remedy", "limited" if its KV cache is too small and no change helps, "undecided" if a change may help, or
-            "overloaded".
+        state: "healthy", "contradicted" if only the simulation is, "remedy", "limited" if its KV cache is too small and no change
+            helps, "undecided" if a change may help, or "overloaded".
         remedies: Changes that were simulated on all seeds, the advised one first; those that do not help last.
         caching: Effect of prefix caching, on against off, if the contents of prompts are known.
         seeds: Number of seeds.
+        contradictions: What the server measures that contradicts a healthy simulation.
     """
 
     case: Case
@@ -126,6 +130,7 @@ class Diagnosis:
     remedies: tuple[Remedy, ...]
     caching: Gain | None
     seeds: int
+    contradictions: tuple[Contradiction, ...] = ()
 
     @property
     def advised(self) -> Remedy | None:
@@ -144,15 +149,16 @@ class Diagnoser:
     """Runs the simulations of a diagnosis.
 
     Args:
+        metrics, clients: What the server and a benchmark of it measured.
         goal: Objectives of the requests; None takes the latency index.
         seeds: Seeds of the draws.
     """
 
     def __init__(
-        self, server: Server, load: ServedLoad, metrics: ServerMetrics | None, goal: Goal | None, seeds: Sequence[int],
-        workers: Workers = Workers(jobs=1),
+        self, server: Server, load: ServedLoad, metrics: ServerMetrics | None, clients: ClientLatencies | None, goal: Goal | None,
+        seeds: Sequence[int], workers: Workers = Workers(jobs=1),
     ) -> None:  # fmt: skip
-        self._server, self._load, self._metrics, self._goal = server, load, metrics, goal
+        self._server, self._load, self._metrics, self._clients, self._goal = server, load, metrics, clients, goal
         self._seeds, self._workers = tuple(seeds), workers
         self._runs: dict[tuple[Settings, int], Observation] = {}
 
@@ -174,14 +180,21 @@ class Diagnoser:
             case = replace(case, would_hit=self._mean(on).hit_rate)
             caching = self._gain(off, on)
         if self._goal is not None and case.seen.cost <= 1 - self._goal.attainment:
-            return Diagnosis(case, "healthy", (), caching, len(self._seeds))
+            return self._confirmed(Diagnosis(case, "healthy", (), caching, len(self._seeds)))
         remedies = self._ranked(self._best(case))
         remedies = self._with_pair(case, remedies)
         helps = bool(remedies) and remedies[0].gain.helps
         behind = case.seen.behind > _BEHIND and not (helps and remedies[0].seen.behind <= _BEHIND)
         state = "overloaded" if behind else "remedy" if helps else "limited" if pressure(case) else "healthy"
         found = Diagnosis(case, state, tuple(remedies), caching, len(self._seeds))
-        return replace(found, state="undecided") if state == "healthy" and found.uncertain else found
+        if state == "healthy" and found.uncertain:
+            return replace(found, state="undecided")
+        return self._confirmed(found) if state == "healthy" else found
+
+    def _confirmed(self, healthy: Diagnosis) -> Diagnosis:
+        """A healthy diagnosis, unless the server's own measurements contradict it."""
+        found = contradictions(healthy.case, self._clients, self._goal)
+        return replace(healthy, state="contradicted", contradictions=found) if found else healthy
 
     def _require_no_burst(self, seen: Observation) -> None:
         load = self._load

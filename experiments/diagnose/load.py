@@ -28,7 +28,7 @@ from ...sim.workload.workload import Workload
 from ...traces import Trace, check_fits, measured, read, read_with_content, stream, synthetic_pairs, workload
 from ...traces.arrivals.pacing import at_rate, unit_gaps
 from ..capacity.load import drawn_rows, taken, traced_gaps_s
-from ..measured.server_metrics import Lengths, ServerMetrics
+from ..measured.server_metrics import Histogram, ServerMetrics
 from ..runs.inputs import DATASETS, DEFAULT_DATASET
 from ..runs.slo_check import saturated_rate
 
@@ -89,10 +89,12 @@ class ServedLoad:
             gaps_s = traced_gaps_s(self.trace)[rows]
             arrivals = np.rint(np.cumsum(gaps_s) * 1e9).astype(np.int64) * (ticks.PER_SECOND // 10**9)
         else:
-            arrivals = at_rate(self._mean_rate(), unit_gaps(n, 1.0, stream(seed, "arrivals")))
+            arrivals = at_rate(self.mean_rate, unit_gaps(n, 1.0, stream(seed, "arrivals")))
         return workload(replace(trace, arrival_ticks=arrivals))
 
-    def _mean_rate(self) -> float:
+    @property
+    def mean_rate(self) -> float:
+        """Requests/s of arrivals that do not wait for answers; infinite if all arrive at once."""
         if self.rate is not None:
             return self.rate
         mean_s = float(traced_gaps_s(self.trace).mean())
@@ -221,7 +223,7 @@ def _clients(metrics: ServerMetrics) -> tuple[float | None, int | None, str]:
     return rate, None, unknown
 
 
-def _drawn_lengths(lengths: Lengths, rng: np.random.Generator, longest: int) -> np.ndarray:
+def _drawn_lengths(lengths: Histogram, rng: np.random.Generator, longest: int) -> np.ndarray:
     """Stratified lengths of a histogram, int64: even in the logarithm within a bucket, and scaled to the mean."""
     bounds = np.minimum(np.array([1.0, *lengths.bounds, longest]), longest)
     ranks = (rng.permutation(_POOL) + 0.5) / _POOL

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from ...sim.recording.probe import read_probe
+from ...sim.types.ticks import PER_SECOND
 from ...traces import measured, read
 from ..measured.knobs import fitted_scale
 from ..measured.replay import Benchmark, replay
 from ..measured.server_metrics import ServerMetrics, read_served_load
+from ..runs.slo_check import Goal
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
 from .server import Server
@@ -23,11 +25,16 @@ _CALIBRATES = 0.02
 
 @dataclass(frozen=True)
 class ClientLatencies:
-    """What a benchmark measured, in ms; None for what its client does not write."""
+    """What a benchmark measured, in ms; None for what its client does not write.
+
+    Attributes:
+        attained: Share of the requests that meet the objectives; None without objectives.
+    """
 
     p90_ttft_ms: float
     p99_itl_ms: float | None
     mean_e2el_ms: float
+    attained: float | None = None
 
 
 def seen_by_server(metrics: Path | None, probe: Path | None, has_requests: bool) -> ServerMetrics | None:
@@ -97,7 +104,7 @@ def pool_origin(line: ServeLine, log: StartupLog | None, seen: ServerMetrics | N
     return "metrics" if has_metrics else "probe"
 
 
-def calibrated(server: Server, bench: Path) -> tuple[Server, ClientLatencies]:
+def calibrated(server: Server, bench: Path, goal: Goal | None) -> tuple[Server, ClientLatencies]:
     """The server with steps as long as its benchmark says, and what the benchmark measured.
 
     Raises:
@@ -109,6 +116,18 @@ def calibrated(server: Server, bench: Path) -> tuple[Server, ClientLatencies]:
     scale, _ = fitted_scale(benchmark, chosen, replay(benchmark, chosen))
     values = benchmark.values()
     latencies = ClientLatencies(
-        float(np.percentile(benchmark.measured.ttft_s, 90)) * 1e3, values.get("p99_itl_ms"), values["mean_e2el_ms"]
+        float(np.percentile(benchmark.measured.ttft_s, 90)) * 1e3,
+        values.get("p99_itl_ms"),
+        values["mean_e2el_ms"],
+        None if goal is None else _attained(benchmark, goal),
     )
     return replace(server, step_scale=scale) if abs(log(scale)) >= _CALIBRATES else server, latencies
+
+
+def _attained(benchmark: Benchmark, goal: Goal) -> float:
+    """The share of a benchmark's requests that meet the objectives."""
+    first, finish = (
+        np.rint(each * PER_SECOND).astype(np.int64) for each in (benchmark.measured.ttft_s, benchmark.measured.e2el_s)
+    )
+    missed = goal.objectives.missed(np.zeros(len(first), dtype=np.int64), first, finish, benchmark.trace.output_tokens)
+    return 1 - float(np.logical_or.reduce(list(missed.values())).mean())

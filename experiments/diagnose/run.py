@@ -37,7 +37,7 @@ class Observation:
     Attributes:
         cost: The objective, lower is better: the logarithm of the latency index, or with a goal the share of the counted
             requests that miss it.
-        p90_ttft_ms, p99_itl_ms, median_itl_ms, mean_e2el_ms: Latencies.
+        mean_ttft_ms, p90_ttft_ms, mean_tpot_ms, p99_itl_ms, median_itl_ms, mean_e2el_ms: Latencies.
         request_throughput: Finished requests/s.
         preemptions: Preemptions per 100 requests.
         recomputed: Share of the computed tokens that a preemption had lost.
@@ -56,7 +56,9 @@ class Observation:
     """
 
     cost: float
+    mean_ttft_ms: float
     p90_ttft_ms: float
+    mean_tpot_ms: float
     p99_itl_ms: float
     median_itl_ms: float
     mean_e2el_ms: float
@@ -102,7 +104,9 @@ def step_cost(settings: Settings) -> StepCost:
 def observation(run: Run, goal: Goal | None) -> Observation:
     """What a finished run shows."""
     times, gaps, pool, waits = request_times(run), Gaps.of(run.log), pool_use(run), waiting_shares(run)
-    ttft, e2el = (values if len(values) else np.zeros(1) for values in (times.ttft_ms, times.e2el_ms))
+    ttft, tpot, e2el = (
+        values if len(values) else np.zeros(1) for values in (times.ttft_ms, times.tpot_ms, times.e2el_ms)
+    )
     p90_ttft, p99_itl, mean_e2el = float(np.percentile(ttft, 90)), gaps.percentile_ms(99), float(e2el.mean())
     tokens = work_of(run.log).tokens
     count = max(len(times.index), 1)
@@ -113,7 +117,9 @@ def observation(run: Run, goal: Goal | None) -> Observation:
         cost = 1 - check_times(run.workload, times, goal).attained
     return Observation(
         cost=cost,
+        mean_ttft_ms=float(ttft.mean()),
         p90_ttft_ms=p90_ttft,
+        mean_tpot_ms=float(tpot.mean()),
         p99_itl_ms=p99_itl,
         median_itl_ms=gaps.percentile_ms(50),
         mean_e2el_ms=mean_e2el,

@@ -15,6 +15,7 @@ from ..measured.server_metrics import ServerMetrics
 from ..runs.output import Report
 from ..runs.slo_check import Goal
 from .causes import PREEMPTS, Case, pressure
+from .contradictions import queue, queue_reason
 from .diagnosis import CONFIDENCE, LEAST_GAIN, Diagnosis, Gain, Remedy
 from .measured import ClientLatencies
 from .run import Observation
@@ -31,7 +32,7 @@ def print_diagnosis(found: Diagnosis, goal: Goal | None, clients: ClientLatencie
     """Print the answer, the reason, the changes, what was measured, and what it rests on."""
     report.print_line(headline(found, goal), style="bold")
     report.print_line()
-    for line in (*_why(found), _filling(found), _caching(found, goal)):
+    for line in (*_remedies(found, clients), *_why(found), _filling(found), _caching(found, goal)):
         report.print_line(line)
     report.print_line()
     report.console.print(_changes(found, goal))
@@ -47,6 +48,12 @@ def print_diagnosis(found: Diagnosis, goal: Goal | None, clients: ClientLatencie
 def headline(found: Diagnosis, goal: Goal | None) -> str:
     """The answer in a sentence."""
     advised = found.advised
+    if found.state == "contradicted":
+        healthy = f"no flag gains {LEAST_GAIN:.0%}"
+        if goal is not None:
+            healthy = f"{1 - found.case.seen.cost:.1%} of the requests meet {goal.objectives}"
+        measured = "; ".join(each.text for each in found.contradictions)
+        return f"Contradicted: in the simulation {healthy}, and in the server {measured}."
     if found.state == "healthy":
         if goal is not None and found.case.seen.cost <= 1 - goal.attainment:
             return f"Healthy: {1 - found.case.seen.cost:.1%} of the requests meet {goal.objectives}."
@@ -69,6 +76,24 @@ def headline(found: Diagnosis, goal: Goal | None) -> str:
         return f"Overloaded: the wait grows by {found.case.seen.behind:.2g} s every second.{advice}{still} {more}."
     titles = "; ".join(each.cause.title for each in (advised.suspects if advised else ()))
     return f"{titles}.{advice}"
+
+
+def _remedies(found: Diagnosis, clients: ClientLatencies | None) -> Iterator[str]:
+    """What to do about a server that its simulation does not explain."""
+    if not found.contradictions:
+        return
+    if queue(found.case):
+        yield f"Requests wait in the server, and not in the simulation: {queue_reason(found.case)}."
+    steps = (
+        "give a benchmark of the server, to which steps are scaled (--bench)"
+        if clients is None
+        else "the benchmark's TPOT is that of the simulation: look at the time before the first token"
+    )
+    yield (
+        f"The simulation lacks what makes this server slow. Compare the flags of --serve with the server's own, look for other load on"
+        f" its GPU, and {steps}. With it, fragmeter validate --against finds what differs, and --save-server keeps it for plan and"
+        " simulate."
+    )
 
 
 def _in_draws(found: Diagnosis) -> str:
@@ -209,6 +234,11 @@ def _difference(case: Case) -> str | None:
     if metrics is None:
         return None
     measured, simulated = metrics.running, seen.arriving_running
+    if queue(case):
+        return (
+            f"While requests arrive {measured or 0:.1f} run and {metrics.waiting:.1f} wait in the server, and {simulated:.1f} run and"
+            f" {seen.arriving_waiting:.1f} wait in the simulation: {queue_reason(case)}. Trust the changes less."
+        )
     if measured is not None and _differs(measured, simulated, _ONE_REQUEST):
         return (
             f"While requests arrive {measured:.1f} run in the server, and {simulated:.1f} ({simulated / measured - 1:+.0%}) in the"
@@ -276,6 +306,7 @@ def as_data(found: Diagnosis, goal: Goal | None, clients: ClientLatencies | None
         "causes": [each.cause.name for each in found.advised.suspects] if found.advised else [],
         "advised": None if found.advised is None else dict(found.advised.change),
         "as_served": asdict(case.seen),
+        "contradictions": [asdict(each) for each in found.contradictions],
         "changes": [_remedy_data(each) for each in found.remedies],
         "prefix_caching": None if found.caching is None else asdict(found.caching) | {"hit_rate": case.would_hit},
         "measured": {

@@ -44,6 +44,8 @@ QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_tot
 HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
 TTFT = ("vllm:time_to_first_token_seconds",)
 ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+#: Of whole requests.
+TPOT = ("vllm:request_time_per_output_token_seconds",)
 E2EL = ("vllm:e2e_request_latency_seconds",)
 PROMPTS, OUTPUTS = ("vllm:request_prompt_tokens",), ("vllm:request_generation_tokens",)
 CONFIG = "vllm:cache_config_info"
@@ -52,9 +54,11 @@ _FINISHED = tuple(f"{name}_count" for name in E2EL)
 #: Beginnings of the lines that are read.
 READ = (*RUNNING, *WAITING, *KV_USAGE, *PREEMPTIONS, *QUERIES, *HITS, CONFIG) + tuple(
     f"{name}_{part}"
-    for name in (*TTFT, *ITL, *E2EL, *PROMPTS, *OUTPUTS)
-    for part in ("sum", "count", "bucket")[: 3 if name in (*PROMPTS, *OUTPUTS) else 2]
+    for name in (*TTFT, *ITL, *TPOT, *E2EL, *PROMPTS, *OUTPUTS)
+    for part in ("sum", "count", "bucket")[: 2 if name in ITL else 3]
 )
+#: Least scrapes with waiting requests that show a limit on those that run, and the most by which these differ.
+_LIMIT_SCRAPES, _LIMIT_SPREAD = 3, 1.0
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 Scrape = dict[Series, float]
@@ -89,18 +93,26 @@ class _Scrape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """A histogram of lengths in tokens.
+class Histogram:
+    """A histogram over requests: of lengths in tokens, or of latencies in seconds.
 
     Attributes:
-        mean: Mean length.
+        count: Number of requests.
+        mean: Mean value.
         bounds: Finite upper bounds of the buckets, ascending.
-        shares: Share of the requests up to each bound, ascending; below 1 if some requests are longer than all bounds.
+        shares: Share of the requests up to each bound, ascending; below 1 if some requests are above all bounds.
     """
 
+    count: float
     mean: float
     bounds: tuple[float, ...]
     shares: tuple[float, ...]
+
+    def shares_within(self, limit: float) -> tuple[float, float]:
+        """The least and the greatest share of the requests that can be up to a limit, by the buckets beside it."""
+        known = list(zip(self.bounds, self.shares, strict=True))
+        least = max((share for bound, share in known if bound <= limit), default=0.0)
+        return least, min((share for bound, share in known if bound >= limit), default=1.0)
 
 
 @dataclass(frozen=True)
@@ -112,6 +124,7 @@ class ServerMetrics:
         num_gpu_blocks, block_size: Size of the KV pool.
         kv_usage: Mean and maximum share of the pool in use.
         running, waiting: Mean number of requests.
+        running_limit: Most requests that run at scrapes at which others wait, if about as many run at all of them.
         preemptions: Number of preemptions.
         hit_rate: Share of the tokens looked up that the prefix cache had.
         first_tokens: Requests that produced a first token.
@@ -119,6 +132,7 @@ class ServerMetrics:
         elapsed_s: Seconds between the times of the first and the last scrape, if the file has them.
         finished: Requests that finished.
         prompts, outputs: Lengths of the finished requests.
+        ttfts, tpots, e2els: Latencies of the requests, in seconds.
         arrival_rate: Requests/s that arrive while any do; only ``read_served_load`` has it, if the file has times.
         loop: Whether clients wait for answers; only ``read_served_load`` has it. Its rate and requests in flight are those of the engine.
         engine, num_engines: Label of the engine that all is of, and the number of engines in the file, if there are several.
@@ -130,6 +144,7 @@ class ServerMetrics:
     kv_usage: tuple[float, float] | None = None
     running: float | None = None
     waiting: float | None = None
+    running_limit: float | None = None
     preemptions: float | None = None
     hit_rate: float | None = None
     first_tokens: float | None = None
@@ -138,8 +153,11 @@ class ServerMetrics:
     e2el_s: float | None = None
     elapsed_s: float | None = None
     finished: float | None = None
-    prompts: Lengths | None = None
-    outputs: Lengths | None = None
+    prompts: Histogram | None = None
+    outputs: Histogram | None = None
+    ttfts: Histogram | None = None
+    tpots: Histogram | None = None
+    e2els: Histogram | None = None
     arrival_rate: float | None = None
     loop: Loop | None = None
     engine: str | None = None
@@ -367,6 +385,7 @@ class _Reader:
             kv_usage=(not_none(_mean(usage)), max(usage)) if usage else None,
             running=_mean(self._gauge(RUNNING)),
             waiting=_mean(self._gauge(WAITING)),
+            running_limit=self._running_limit(),
             preemptions=self._counted(PREEMPTIONS),
             hit_rate=hits / queries if hits is not None and queries else None,
             first_tokens=self._counted(tuple(f"{name}_count" for name in TTFT)),
@@ -375,8 +394,11 @@ class _Reader:
             e2el_s=self._observed(E2EL),
             elapsed_s=elapsed_s if elapsed_s and isfinite(elapsed_s) else None,
             finished=self._counted(_FINISHED),
-            prompts=self._lengths(PROMPTS),
-            outputs=self._lengths(OUTPUTS),
+            prompts=self._histogram(PROMPTS),
+            outputs=self._histogram(OUTPUTS),
+            ttfts=self._histogram(TTFT),
+            tpots=self._histogram(TPOT),
+            e2els=self._histogram(E2EL),
             arrival_rate=self._arrival_rate,
         )
 
@@ -403,7 +425,12 @@ class _Reader:
         total, count = (self._counted(tuple(f"{name}_{part}" for name in names)) for part in ("sum", "count"))
         return total / count if total is not None and count else None
 
-    def _lengths(self, names: tuple[str, ...]) -> Lengths | None:
+    def _running_limit(self) -> float | None:
+        running = [_sum(scrape, RUNNING) or 0.0 for scrape in self._busy if (_sum(scrape, WAITING) or 0.0) >= 1]
+        steady = len(running) >= _LIMIT_SCRAPES and max(running) - min(running) <= _LIMIT_SPREAD
+        return max(running) if steady else None
+
+    def _histogram(self, names: tuple[str, ...]) -> Histogram | None:
         """The distribution of a histogram; None if it is absent or has observed nothing."""
         mean = self._observed(names)
         buckets = tuple(f"{name}_bucket" for name in names)
@@ -415,7 +442,7 @@ class _Reader:
         bounds = sorted(bound for bound in counts if isfinite(bound))
         if mean is None or total <= 0 or not bounds:
             return None
-        return Lengths(mean, tuple(bounds), tuple(counts[bound] / total for bound in bounds))
+        return Histogram(total, mean, tuple(bounds), tuple(counts[bound] / total for bound in bounds))
 
 
 def _buckets(scrape: Scrape, names: tuple[str, ...]) -> dict[float, float]:

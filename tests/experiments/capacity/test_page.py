@@ -33,24 +33,26 @@ def test_the_table_has_what_a_planner_reads(out):
     candidates = plan["candidates"]
     assert list(rows[0]) == [
         "gpu", "max_num_seqs", "replicas_low", "replicas_high", "prefill_replicas_high", "gpus_high", "bill_low_per_hour", "bill_high_per_hour",
-        "cost_per_million_tokens", "currency", "request_rate_per_replica", "headroom", "headroom_with_confidence", "rate_is_known", "limit",
-        "limit_cause", "attainment", "p90_ttft_ms", "p90_tpot_ms", "kv_cache_pct", "error",
+        "cost_per_million_tokens", "currency", "request_rate_per_replica", "headroom", "headroom_with_confidence", "rate_is_known",
+        "request_rate_bound", "cost_bound", "limit", "limit_cause", "attainment", "p90_ttft_ms", "p90_tpot_ms", "kv_cache_pct", "error",
     ]  # fmt: skip
     for row, each in zip(rows, candidates, strict=True):
         assert (row["gpu"], row["max_num_seqs"]) == (each["candidate"]["gpu"], each["candidate"]["max_num_seqs"])
         if "bill" in each:
             cost = each["bill"]
             assert [int(row["replicas_low"]), int(row["replicas_high"])] == [cost["fewest_replicas"], cost["replicas"]]
-            assert float(row["bill_high_per_hour"]) == cost["per_hour"] and row["error"] == ""
+            assert float(row["bill_high_per_hour"]) == pytest.approx(cost["per_hour"]) and row["error"] == ""
             assert (float(row["attainment"]), row["limit_cause"]) == (each["attained"], each["limit"]["cause"])
             assert row["currency"] == "USD" and (
                 float(row["headroom"]) >= 0 if row["headroom"] else row["rate_is_known"] == "False"
             )
             fleet = each["fleet"]
             sure = fleet["sure_rate"] if row["rate_is_known"] == "True" and fleet["seeds"] > 1 else None
-            assert row["headroom_with_confidence"] == (
-                "" if sure is None else str(sure / plan["wanted_request_rate"] - 1)
-            )
+            with_confidence = row["headroom_with_confidence"]
+            assert (with_confidence == "") == (sure is None)
+            if sure is not None:
+                assert float(with_confidence) == pytest.approx(sure / plan["wanted_request_rate"] - 1)
+            assert all(len(value.partition(".")[2]) <= 12 for value in row.values() if value[:1].isdigit())
         else:
             assert row["error"] == each["refused"] and row["replicas_low"] == row["headroom"] == ""
     assert ["bill" in each for each in candidates] == [True, True, False, False]

@@ -1,19 +1,15 @@
-"""``fragmeter plan --goodput``: what to buy, by hand where it can be, and as a user runs it."""
+"""The parts of ``fragmeter plan --goodput``: bills, rankings, texts, prices and limits, by hand where they can be."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from math import ceil, inf
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from engine_runs import settings_of
-from fragmeter.experiments.capacity import planning
 from fragmeter.experiments.capacity.answer import Answer, Verified, bill, ranked
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision
@@ -30,11 +26,11 @@ from fragmeter.experiments.capacity.text import (
     headline,
     headroom_text,
     rate_text,
+    sure_headroom_text,
     tokens_text,
     verified_text,
     why_loses,
 )
-from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.parallel import Workers
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck
@@ -43,23 +39,13 @@ from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.metrics.objectives import Objectives
-from fragmeter.sim.output.interrupts import INTERRUPTED
 from fragmeter.sim.spec import gpu_names
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.optional import not_none
 from fragmeter.sim.workload.workload import Workload
+from fragmeter.traces import Pacing
 from oracle import Limits, Pool
 from strategies import LineCost
-
-SMALL = ["--num-prompts", "120", "--seeds", "4", "--jobs", "1"]
-LLAMA = ["--model", "llama-3.1-8b", "--goodput", "ttft:500", "tpot:50", *SMALL]
-#: More than one A100 and less than one H200.
-WANTED = ["--request-rate", "30"]
-
-
-def planned(capsys: pytest.CaptureFixture, *tokens: str) -> dict:
-    assert status(["plan", *tokens, "--json", "-"]) == DONE
-    return json.loads(capsys.readouterr().out)
 
 
 def answer_of(gpu: str, rate: float, ranks: str = "1", wanted: float | None = None) -> Answer:
@@ -204,6 +190,37 @@ class TestNeighbour:
         assert self.line(13.0, 38.0, (30.0,)) is None
 
 
+class TestRange:
+    """20 requests/s by two A100s for 4, of which one may be enough; and by two of a dearer GPU, one of which costs less than both."""
+
+    def lines(self, h200: float, fewest: int) -> list[str]:
+        answers = [answer_of(gpu, 10.0, wanted=20.0) for gpu in ("a100-80gb", "h200")]
+        fleets = [replace(not_none(answers[0].fleet), fewest=2), replace(not_none(answers[1].fleet), fewest=fewest)]
+        answers = [
+            replace(each, fleet=fleet, detail=TestNeighbour.AT) for each, fleet in zip(answers, fleets, strict=True)
+        ]
+        priced = Prices("here", "EUR", {"a100-80gb": 2.0, "h200": h200}, {})
+        return details(ranked(answers, FixedLoad, priced, 20.0), Goal(Objectives(ttft=500)), 20.0, "EUR")
+
+    def test_a_candidate_that_may_be_cheaper_is_named(self):
+        named = "h200 may be cheaper: 3.00 to 6.00 EUR/h, of which the seeds confirm only the higher end, as 1 replica may be enough."
+        assert named in self.lines(3.0, 1)
+
+    def test_one_that_is_not_is_not(self):
+        """At both ends dearer, or as dear at the low one."""
+        for price, fewest in ((3.0, 2), (5.0, 1), (4.0, 1)):
+            assert not any("may be cheaper" in line for line in self.lines(price, fewest))
+
+    def test_the_table_has_the_headroom_with_confidence(self):
+        """The mean of the first seeds is 24 requests/s, and 22 are sure."""
+        answer = answer_of("a100-80gb", 10.0, wanted=20.0)
+        fleet = replace(not_none(answer.fleet), rates=(24.0,) * 4, sure_rate=22.0)
+        answer = replace(answer, fleet=fleet)
+        assert (headroom_text(answer), sure_headroom_text(answer)) == ("+20%", "+10%")
+        bound = replace(answer, known_rates=(23.0,) * 4)
+        assert sure_headroom_text(bound) == headroom_text(bound) == ">+15%"
+
+
 class TestFirstLine:
     """25 requests/s by replicas of 10 on two GPUs each: three, of which the seeds say that two may be enough."""
 
@@ -223,6 +240,39 @@ class TestFirstLine:
         answer = replace(answer, fleet=fleet if open_ else replace(fleet, fewest=3), longer_steps=effect)
         found = headline(answer, bill(answer, FixedLoad, PRICES, 25.0), 25.0, "EUR")
         assert found.startswith(f"Buy 6 x a100-80gb for 25 requests/s{text}: ")
+
+
+class TestWhatThePurchaseDependsOn:
+    """Three replicas, one of them for prefill, behind a router, with weights and a KV cache in 8 bits."""
+
+    AXES: ClassVar = {"quantization": ["fp8"], "kv_cache_dtype": ["fp8"], "router": ["kv-aware"]}
+
+    def answer(self, axes: dict[str, list[str]], prefill: int | None, rate: float = 10.0) -> Answer:
+        (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), ["h200"], axes)
+        found = answer_of("h200", rate, wanted=25.0)
+        return replace(found, candidate=candidate, prefill_replicas=prefill, detail=TestNeighbour.AT)
+
+    def first(self, answer: Answer) -> str:
+        return headline(answer, bill(answer, FixedLoad, PRICES, 25.0), 25.0, "EUR")
+
+    def test_it_is_in_the_first_line(self):
+        assert self.first(self.answer(self.AXES, 1)).startswith(
+            "Buy 3 x h200 for 25 requests/s, with --quantization fp8, --kv-cache-dtype fp8, --router kv-aware, 1 replica for prefill,"
+            " 2 for decode (2 may be enough): "
+        )
+        assert self.first(self.answer({}, None)).startswith("Buy 3 x h200 for 25 requests/s (2 may be enough): ")
+
+    def test_the_router_is_among_the_settings_of_fleets(self):
+        def set_line(answer: Answer) -> str:
+            ranks = ranked([answer], FixedLoad, PRICES, 25.0)
+            lines = details(ranks, Goal(Objectives(ttft=500)), 25.0, "EUR")
+            return next(line for line in lines if line.startswith("Set: "))
+
+        assert set_line(self.answer(self.AXES, None)).endswith("; behind --router kv-aware")
+        assert set_line(self.answer({}, None)).endswith("; behind --router round-robin")
+        # One replica needs none.
+        assert "router" not in set_line(self.answer(self.AXES, None, 50.0))
+        assert "router" not in self.first(self.answer(self.AXES, None, 50.0))
 
 
 class TestTheRateOfAFleet:
@@ -281,6 +331,24 @@ def test_other_seeds_that_the_goal_is_too_much_for_are_called_too_few(share, tex
     assert verified_text(answer, 40) == text
 
 
+def test_the_fleet_of_a_candidate_does_not_depend_on_the_others():
+    """With an H200, which has more requests in flight, the runs of A100s are not longer."""
+    load = Load(Inputs(requests=Requests(dataset="sharegpt"), pacing=Pacing(request_rate=40.0)))
+    goal = Goal(Objectives(ttft=500, tpot=50))
+    a100, h200 = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb", "h200"], {})
+
+    def planner() -> Planner:
+        return Planner(load, goal, range(1), Workers(jobs=1), None, 40.0)
+
+    (alone,) = planner().answers([a100])
+    both = planner()
+    beside, _ = both.answers([a100, h200])
+    assert beside == alone and alone.replicas > 1
+    # The loads do differ: one for all candidates would change the runs.
+    sizes = [both.load_of(not_none(each.settings)).num_prompts(alone.replicas) for each in (a100, h200)]
+    assert sizes[0] < sizes[1]
+
+
 class TestUnknownRates:
     """Runs that are too few to fill a replica tell rates up to 24 and 25 requests/s, or none."""
 
@@ -317,7 +385,11 @@ class TestUnknownRates:
         assert f"; headroom unknown {remedy};" in first(self.answer(0.0))
         sure = replace(self.answer(0.0), known_rates=None)
         sure = replace(sure, fleet=replace(not_none(sure.fleet), rates=(300.0,) * 4))
-        assert "95% confidence" in first(sure) and "confidence" not in first(replace(sure, known_rates=(24.0,) * 4))
+        assert "95% confidence" in first(sure) and "95% confidence" in first(replace(sure, known_rates=(24.0,) * 4))
+        # With one seed a burst at the wanted rate nothing is sure, and the fleet is a bound.
+        bursts = first(replace(sure, known_rates=(24.0, 24.0, 24.0, 19.0)))
+        assert "confidence" not in bursts and bursts.startswith("Buy at least 1 x a100-80gb for 20 requests/s")
+        assert "; a lower bound: at this rate the runs are bursts, and a load that lasts may need more;" in bursts
         one = replace(answer_of("a100-80gb", 300.0), known_rates=(0.0,))
         assert f"; a replica sustains less than 300 requests/s, the rate of a burst {remedy};" in first(one, None)
 
@@ -449,279 +521,3 @@ class TestLimit:
         run = self.run(100, 40, 2048)
         found = limit(run, Goal(Objectives(tpot=1e-9)))
         assert found["preemptions"] and found["cause"] == "memory"
-
-
-@pytest.fixture(scope="module")
-def out(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("plan") / "out"
-    gpus = ["--gpu", "a100-80gb", "--gpu", "h200", *WANTED]
-    assert status(["plan", *LLAMA, *gpus, "--verify-seeds", "2", "--out", str(out)]) == DONE
-    return out
-
-
-class TestCommand:
-    def test_the_document(self, out):
-        document = json.loads((out / "plan.json").read_text())
-        first, second = document["candidates"]
-        assert document["recommended"] == first["candidate"]
-        assert first["bill"]["per_hour"] <= second["bill"]["per_hour"]
-        listed = prices(None).per_gpu_hour
-        for candidate in (first, second):
-            cost, fleet = candidate["bill"], candidate["fleet"]
-            assert cost["replicas"] == fleet["replicas"] >= fleet["fewest"] == cost["fewest_replicas"]
-            assert cost["per_hour"] == pytest.approx(cost["gpus"] * listed[candidate["candidate"]["gpu"]])
-            assert candidate["request_rate"] == 30 / fleet["replicas"]
-            decisions = {each["replicas"]: each["decision"] for each in fleet["tried"]}
-            assert decisions[fleet["replicas"]] == "enough" and decisions[fleet["fewest"]] != "too few"
-            smaller = [size for size in decisions if size < fleet["fewest"]]
-            assert all(decisions[size] == "too few" for size in smaller)
-            assert len(fleet["rates"]) >= 4 and all(each is None or each > 0 for each in fleet["rates"])
-            # 120 requests do not fill a replica: the rates that they bear are bursts.
-            pairs = zip(candidate["known_rates"], fleet["rates"], strict=True)
-            assert all(rate is None or known < rate for known, rate in pairs)
-            # The detail is of the first seed, which may be one of the tenth that misses the goal.
-            shares = next(each["shares"] for each in fleet["tried"] if each["replicas"] == fleet["replicas"])
-            assert candidate["attained"] == shares[0] and sum(share < 0.9 for share in shares) <= 1
-            assert sum(rate is not None and rate < 30 for rate in fleet["rates"]) <= fleet["misses"] <= 1
-            assert (fleet["seeds"], fleet["sure_rate"] is None or fleet["sure_rate"] >= 30) == (48, True)
-            assert sum(candidate["buckets_pct"].values()) == pytest.approx(100)
-            sizes = [size for size in (fleet["replicas"], fleet["replicas"] - 1) if size]
-            assert [each["replicas"] for each in candidate["verified"]] == sizes
-            assert all(each["factor"] == 1 and each["share"] in (0, 0.5, 1) for each in candidate["verified"])
-            assert candidate["settings"]["num_gpu_blocks_override"] * 16 == candidate["kv_cache_tokens"]
-        assert [line.split(":")[0] for line in document["explained"]] == [second["candidate"]["gpu"]]
-
-    def test_the_files(self, out):
-        table = pd.read_parquet(out / "plan.parquet")
-        assert table["gpu"].tolist() == [each["candidate"]["gpu"] for each in _candidates(out)]
-        assert table["gpus_high"].tolist() == [each["bill"]["gpus"] for each in _candidates(out)]
-        page = (out / "plan.html").read_text()
-        for heading in (
-            "Candidates",
-            "The recommendation",
-            "Price and speed",
-            "Other candidates",
-            "GPU memory",
-            "Use of each slot",
-            "Basis of the plan",
-        ):
-            assert heading in page
-
-    def test_what_is_finished_is_not_done_again_and_leaves_the_same_bytes(self, out, monkeypatch, capsys):
-        before = {path.name: path.read_bytes() for path in out.glob("plan.*")}
-        monkeypatch.setattr(planning, "carry_out", lambda *_: pytest.fail("done a second time"))
-        gpus = ["--gpu", "a100-80gb,h200", *WANTED]
-        assert status(["plan", *LLAMA, *gpus, "--verify-seeds", "2", "--out", str(out), "--explain"]) == DONE
-        assert {path.name: path.read_bytes() for path in out.glob("plan.*")} == before
-        printed = capsys.readouterr().out
-        assert (
-            "Buy " in printed
-            and "USD/h against" in printed
-            and "of 2 other seeds " in printed
-            and "with 1 replica" in printed
-            and "Runs with fewer requests than the default" in " ".join(printed.split())
-        )
-
-    def test_interrupted_and_on_two_cores_it_comes_to_the_same(self, out, tmp_path, monkeypatch):
-        tokens = ["plan", *LLAMA[:-2], "--gpu", "a100-80gb,h200", *WANTED, "--verify-seeds", "2"]
-        tokens += ["--out", str(tmp_path / "again")]
-        left, real = [7], planning.carry_out
-
-        def interrupted(*arguments):
-            left[0] -= 1
-            if left[0] < 0:
-                raise KeyboardInterrupt
-            return real(*arguments)
-
-        monkeypatch.setattr(planning, "carry_out", interrupted)
-        assert status([*tokens, "--jobs", "1"]) == INTERRUPTED
-        assert len(list((tmp_path / "again" / "points").iterdir())) == 7
-        assert not list((tmp_path / "again").glob("plan.*"))
-        monkeypatch.setattr(planning, "carry_out", real)
-        assert status([*tokens, "--jobs", "2"]) == DONE
-        for name in ("plan.json", "plan.html", "plan.parquet"):
-            assert (tmp_path / "again" / name).read_bytes() == (out / name).read_bytes()
-
-    def test_a_pasted_line_is_where_candidates_begin(self, capsys):
-        line = "vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64"
-        plan = planned(
-            capsys,
-            "--serve",
-            line,
-            "--gpu",
-            "h200",
-            "--max-num-seqs",
-            "none,8",
-            "--goodput",
-            "ttft:500",
-            "tpot:8",
-            *SMALL,
-        )
-        by_max_num_seqs = {each["candidate"]["max_num_seqs"]: each for each in plan["candidates"]}
-        assert by_max_num_seqs["8"]["settings"]["max_num_seqs"] == 8
-        assert by_max_num_seqs["none"]["settings"]["max_num_seqs"] == 1024
-        assert by_max_num_seqs["8"]["request_rate"] < by_max_num_seqs["none"]["request_rate"]
-        assert by_max_num_seqs["8"]["limit"]["cause"] == "max_num_seqs"
-        assert plan["wanted_request_rate"] is None and plan["recommended"]["max_num_seqs"] == "none"
-
-    def test_objectives_that_nothing_meets(self, capsys):
-        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", "tpot:1", *SMALL]
-        assert status(["plan", *arguments]) == DONE
-        printed = " ".join(capsys.readouterr().out.split())
-        assert "Buy none of these. The nearest, h200: no rate meets ttft:500 tpot:1: alone on the replica" in printed
-        plan = planned(capsys, *arguments)
-        assert plan["recommended"] is None and plan["candidates"][0]["attained_alone"] < 0.9
-
-    #: With an hour to wait it does not matter how fast 200 requests come: nothing of it is said to fail.
-    LENIENT = ["--goodput", "ttft:3600000", *SMALL, "--explain"]
-
-    def test_objectives_that_every_rate_meets(self, capsys, tmp_path):
-        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", *self.LENIENT, "--verify-seeds", "1"]
-        assert status(["plan", *arguments, "--out", str(tmp_path / "out")]) == DONE
-        printed = " ".join(capsys.readouterr().out.split())
-        assert "every rate meets the objectives: all requests at once do" in printed
-        assert "no rate" not in printed.replace("no rate is asked for", "") and "none of these" not in printed
-        document = json.loads((tmp_path / "out" / "plan.json").read_text())
-        (candidate,) = document["candidates"]
-        assert candidate["every_rate_meets"] and candidate["request_rate"] is None and candidate["error"] is None
-        assert candidate["seed_rates"] == [None] * 4 and candidate["attained"] == 1
-        assert "every rate meets the objectives: all requests at once do" in document["recommendation"]
-        page = (tmp_path / "out" / "plan.html").read_text()
-        assert "every rate meets the objectives: all requests at once do" in page
-        assert document["recommended"] is None and "give more requests" in printed
-
-    def test_a_rate_where_every_rate_meets_the_objectives(self, capsys):
-        """Its fleet is simulated as any other: with each seed, divided or not. Equal fleets are listed once."""
-        splits, routers = ["--prefill-replicas", "none,1,auto,2"], ["--router", "round-robin,kv-aware"]
-        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", *self.LENIENT, "--request-rate", "5"]
-        plan = planned(capsys, *arguments, *splits, *routers)
-        assert plan["recommendation"].startswith(
-            "Buy 1 x h200 for 5 requests/s: 4.59 USD/h (3,351 USD a month); headroom more than 11% (too few requests to fill a"
-            " replica: raise --num-prompts); no objective limits it; step times from"
-        )
-        found = [(*list(each["candidate"].values())[1:], each["bill"]["replicas"]) for each in plan["candidates"]]
-        assert sorted(found) == [
-            ("kv-aware", "2", 3), ("round-robin", "1", 2), ("round-robin", "2", 3), ("round-robin", "none", 1),
-        ]  # fmt: skip
-        assert all(each["seed_rates"] == [None] for each in plan["candidates"])
-        assert all(each["fleet"]["rates"] == [None] * 4 for each in plan["candidates"])
-        name = "h200, router={}, prefill_replicas={}"
-        assert [line for line in plan["explained"] if "the same fleet" in line] == [
-            f"{name.format(*other)}: the same fleet as {name.format('round-robin', first)}"
-            for other, first in (
-                (("kv-aware", "none"), "none"),
-                (("round-robin", "auto"), "1"), (("kv-aware", "1"), "1"), (("kv-aware", "auto"), "1"),
-            )
-        ]  # fmt: skip
-
-    def test_of_one_seed_nothing_is_sure(self, capsys):
-        arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
-        assert status(["plan", *arguments]) == DONE
-        printed = " ".join(capsys.readouterr().out.split())
-        assert "measured with a single seed" in printed and "confidence" not in printed
-
-    def test_nothing_that_starts(self, capsys):
-        plan = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL)
-        assert plan["recommendation"] == "Buy none of these: no candidate has a rate; the reasons follow."
-        assert "does not start: torch.OutOfMemoryError" in plan["explained"][0]
-        arguments = ["--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL]
-        assert status(["plan", *arguments]) == DONE
-        table = capsys.readouterr().out.split("requests/s", 1)[1].split("a100-80gb:", 1)[0]
-        assert "does not" in table and "start" in table
-
-    def test_a_load_with_longer_requests_than_the_model_was_set_to(self, capsys, tmp_path):
-        trace = tmp_path / "long.csv"
-        trace.write_text("prompt_tokens,output_tokens\n" + "900,200\n" * 150)
-        arguments = ["--gpu", "h200", "--max-model-len", "1000,2000", "--trace", str(trace), "--request-rate", "3"]
-        plan = planned(capsys, *LLAMA, *arguments)
-        assert plan["recommended"]["max_model_len"] == "2000"
-        assert "longest request has 1,100 tokens, and max_model_len is 1000" in plan["explained"][0]
-
-
-def _candidates(out: Path) -> list[dict]:
-    return json.loads((out / "plan.json").read_text())["candidates"]
-
-
-LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        ([*LLAMA, "--gpu", "h300"], "gpu = 'h300': one of a100-40gb"),
-        (["--gpu", "h200", "--goodput", "ttft:500"], "plan needs a model: --model a preset, org/name or config.json"),
-        (["--model", "gpt-9", "--gpu", "h200", "--goodput", "ttft:500"], "model = 'gpt-9': one of opt-13b"),
-        (
-            ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "itl:5"],
-            "goodput = 'itl:5': must be KEY:MILLISECONDS",
-        ),
-        ([*LLAMA, "--gpu", "h200", "--attainment", "1.5"], "attainment = '1.5'"),
-        (
-            [*LLAMA[:-4], "--gpu", "h200", "--seeds", "3"],
-            "seeds = 3: are too few to begin the search with; give 4 or more, or 1 for a result without confidence",
-        ),
-        ([*LLAMA, "--gpu", "h200", "--policy", "best"], "policy = 'best': one of"),
-        (
-            [*LLAMA, "--gpu", "h200", "--tensor-parallel-size", "two"],
-            "--tensor-parallel-size = 'two': must be a whole number",
-        ),
-        (
-            [*LLAMA, "--gpu", "h200", "--max-concurrency", "4"],
-            "max_concurrency = '4': makes arrivals wait for responses (a closed loop)",
-        ),
-        ([*LLAMA, "--gpu", "h200", "--request-rate", "0"], "request_rate = 0.0: must be above 0 and finite"),
-        ([*LLAMA, "--gpu", "h200", "--request-rate", "-1"], "request_rate = -1.0: must be above 0 and finite"),
-        ([*LLAMA, "--gpu", "h200", "--request-rate", "inf"], "request_rate = inf: must be above 0 and finite"),
-        ([*LLAMA[:-6], "--gpu", "h200", "--num-prompts", "0"], "num_prompts = 0: must be 100 or more"),
-        ([*LLAMA, "--gpu", "h200", "--prices", "none.json"], "prices = 'none.json': cannot be read"),
-        (
-            [*LLAMA, "--gpu", "h200,a100-80gb", "--startup-log", "# GPU blocks: 99"],
-            "startup_log = 'given': applies to one server",
-        ),
-        ([*LINE, "--attainment", "0.99"], "flags of a plan have no effect without objectives"),
-        ([*LINE, "--request-rate", "3"], "ask = None: is missing"),
-        ([*LINE, "--ask", "samples", "--goodput", "ttft:9"], "ask = 'samples': applies to one server; leave it out"),
-        (["--model", "llama-3.1-8b", "--gpu", "h200"], "plan needs --serve, a vllm serve line, and one --gpu"),
-    ],
-)
-def test_what_cannot_be_planned(tokens, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert status(["plan", *tokens]) == MISTAKE
-    complaint = capsys.readouterr().err
-    assert message in complaint and complaint.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_fleets_of_engines_that_share_experts_are_bought_whole(capsys):
-    """Mixtral on 4 engines a server, with experts divided or sliced; verified with a server less, which is none."""
-    load = [
-        "--goodput",
-        "ttft:2000",
-        "tpot:80",
-        "--num-prompts",
-        "120",
-        "--seeds",
-        "1",
-        "--jobs",
-        "1",
-        "--request-rate",
-        "8",
-    ]
-    axes = ["--data-parallel-size", "4", "--enable-expert-parallel", "true,false", "--verify-seeds", "1"]
-    found = planned(capsys, "--model", "mixtral-8x7b", "--gpu", "h100-80gb", *axes, *load)
-    assert len(found["candidates"]) == 2
-    for each in found["candidates"]:
-        assert each["bill"]["replicas"] % 4 == 0 and each["bill"]["gpus"] == each["bill"]["replicas"]
-        sizes = [verified["replicas"] for verified in each["verified"]]
-        assert sizes == [size for size in (each["bill"]["replicas"], each["bill"]["replicas"] - 4) if size]
-    alone = planned(capsys, "--model", "mixtral-8x7b", "--gpu", "h100-80gb", *load)
-    assert "CUDA out of memory" in alone["candidates"][0]["refused"]
-
-
-def test_without_a_wanted_rate_all_engines_that_share_experts_are_bought(capsys):
-    load = ["--goodput", "ttft:200", "tpot:12", "--num-prompts", "100", "--seeds", "1", "--jobs", "1"]
-    arguments = ["--model", "qwen3-30b-a3b", "--gpu", "h100-80gb", "--data-parallel-size", "2"]
-    found = planned(capsys, *arguments, *load)
-    assert found["recommendation"].startswith("Buy 2 x h100-80gb: 7.98 USD/h")
-    engines = "1 deployment of 2 data-parallel engines, each on 1 GPU, that share the experts of qwen3-30b-a3b; "
-    assert found["details"][0].startswith(engines)

@@ -65,14 +65,18 @@ def test_bills_and_replicas_by_hand():
     assert (ttft.lower.percent, ttft.higher.bill) == (0, 20 / 22)
 
 
-@given(st.integers(1, 200), st.floats(1.0, 20.0), st.floats(0.3, 1.0), st.floats(1.0, 3.0), st.sampled_from([1, 4]))
+@given(st.integers(1, 200), st.floats(1.0, 20.0), st.floats(0.3, 1.1), st.floats(0.9, 3.0), st.sampled_from([1, 4]))
 def test_a_change_for_the_worse_never_needs_fewer_replicas_nor_one_for_the_better_more(
     count, margin, lower, higher, engines
 ):
-    """Whatever the fleet takes above the wanted rate: with one replica fewer it may take too little."""
+    """Whatever the fleet takes above the wanted rate: with one replica fewer it may take too little. Searches that find a little more
+    for the worse, or less for the better, do not turn it round."""
     replicas = engines * count
-    for found in influences(rates((20 / lower, 20 / higher), (20.0, 20.0)), 20.0, margin, replicas, engines):
-        assert found.lower.replicas <= replicas <= found.higher.replicas
+    for found in influences(
+        rates((20 / lower, 20 / higher), (20 / higher, 20 / lower)), 20.0, margin, replicas, engines
+    ):
+        worse, better = (found.lower, found.higher) if found.name == "ttft" else (found.higher, found.lower)
+        assert better.replicas <= replicas <= worse.replicas
         assert found.higher.replicas % engines == 0
     six = influences({LONGER_STEPS: 20 / 1.2}, 20.0, 1.63, 6)
     assert {each.name: each.higher.replicas for each in six} == {STEP_TIME: 6, PRICE: 6, WANTED: 6}
@@ -141,7 +145,7 @@ def test_a_plan_says_what_its_bill_depends_on(tmp_path, capsys):
     gpus, needed = best["bill"]["gpus"], steps["replicas"]
     still = "still " if needed == gpus else ""
     assert (
-        f"Buy {gpus} x {best['candidate']['gpu']} for 12 requests/s ({still}{needed} if steps are 10% longer): "
+        f"Buy at least {gpus} x {best['candidate']['gpu']} for 12 requests/s ({still}{needed} if steps are 10% longer): "
         in printed
     )
     assert "Sensitivity of the bill" in (out / "plan.html").read_text()

@@ -327,7 +327,9 @@ class TestEvidence:
         found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
         assert (found["load"]["request_rate"], found["load"]["max_concurrency"]) == (None, 20)
         printed = " ".join(capsys.readouterr().out.split())
-        assert "in the simulation, which keeps 20 requests in flight: the clients send otherwise" in printed
+        assert found["state"] == "contradicted"
+        assert "in the server 12.0 requests wait in place of 0.0." in printed
+        assert "8.0 run and 12.0 wait in the server, and 20.0 run and 0.0 wait in the simulation" in printed
         assert (
             "20 requests in flight, of clients that wait for answers (if they do not: --request-rate 2.2);" in printed
         )

@@ -1,0 +1,77 @@
+"""A day of a capacity plan as text: its table, its bill, and the targets of autoscalers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from .day import DayPlan
+from .text import TOO_FEW, replicas_text
+
+
+def day_table(plan: DayPlan) -> Table:
+    """A row for each step of the day, and the attainment of the constant fleet beside that of the changing one."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    headings = (
+        "from",
+        "requests/s",
+        "replicas",
+        "meet the\nobjectives",
+        "constant\nfleet",
+        "in flight\na replica",
+        "KV cache\nmean, peak",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    steps, constant = plan.following["steps"], plan.constant["steps"]
+    for place, (start, rate, size) in enumerate(zip(plan.day.start_s, plan.day.rates, plan.replicas, strict=True)):
+        cells = (_share(each["attained"][place]) for each in (steps, constant))
+        number = f"{steps['concurrency'][place]:,.1f}"
+        use = f"{steps['kv_cache_usage'][place]:.0%}, {steps['peak_kv_cache_usage'][place]:.0%}"
+        table.add_row(clock(start, plan.day.start_s), f"{rate:,.3g}", f"{size:,}", *cells, number, use)
+    return table
+
+
+def clock(start_s: float, starts_s: Sequence[float]) -> str:
+    """The start of a step as the time of the day; with seconds if any of the steps starts between two minutes."""
+    seconds = round(start_s)
+    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}"
+    return text if all(round(each) % 60 == 0 for each in starts_s) else f"{text}:{seconds % 60:02}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def day_lines(plan: DayPlan, currency: str) -> list[str]:
+    """The bill of the day, its attainment, and the targets of autoscalers."""
+    return day_summary(plan.as_dict(), currency)
+
+
+def day_summary(day: Mapping[str, Any], currency: str) -> list[str]:
+    """As ``day_lines``, of the data of a ``DayPlan``."""
+    worst = min((step["attained"] for step in day["steps"] if step["attained"] is not None), default=1.0)
+    targets, saved = day["autoscaler_targets"], 1 - day["price"] / day["constant_price"]
+    beside = f"{saved:.0%} less than" if saved >= 0.005 else "as much as"
+    return [
+        f"The day: following the curve takes {day['replica_hours']:,.1f} replica-hours, {day['price']:,.2f} {currency},"
+        f" {beside} {replicas_text(day['constant_replicas'])} throughout"
+        f" ({day['constant_replica_hours']:,.1f} hours, {day['constant_price']:,.2f} {currency}). {day['attained']:.1%} of"
+        f" {day['requests']:,} requests meet the objectives, {worst:.1%} in the worst step, and"
+        f" {day['attained_by_constant_fleet']:.1%} with the constant fleet.",
+        f"Replicas are ordered {day['startup_seconds']:,.0f} s (--startup-seconds) before a busier step and paid for from then on,"
+        " until they have drained.",
+        *(
+            [
+                f"Steps may need fewer replicas: the rates that smaller fleets take are lower bounds, because their runs have {TOO_FEW}."
+            ]
+            if day["rates_are_lower_bounds"]
+            else []
+        ),
+        f"Targets of autoscalers, a replica with its share of {targets['request_rate']:,.3g} requests/s: {targets['concurrency']:,.1f} requests in flight"
+        f" (vllm:num_requests_running + vllm:num_requests_waiting), {targets['kv_cache_usage']:.0%} of the KV cache in use"
+        " (vllm:kv_cache_usage_perc).",
+    ]

@@ -1,0 +1,89 @@
+"""A healthy simulation that the metrics of its server contradict; and one of a server as simulated, or a little slower."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.diagnose.run import observation, step_cost
+from fragmeter.experiments.diagnose.server import server_of
+from fragmeter.experiments.measured.server_metrics import Histogram
+from fragmeter.experiments.runs.slo_check import Goal
+from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.sim import simulate
+from fragmeter.sim.engine.unread import only_read
+from fragmeter.sim.metrics.objectives import objectives
+from fragmeter.sim.metrics.openmetrics import openmetrics
+from fragmeter.traces import Trace, workload
+
+LINE = "vllm serve llama-3.1-8b --max-model-len 16K"
+GOAL = ["--goodput", "ttft:500", "tpot:50"]
+
+
+def scraped(path: Path, rate: float, step_scale: float, line: str = LINE) -> float:
+    """Write the metrics of a server with longer steps, and return the share of its requests that meet the objectives."""
+    rng = np.random.default_rng(3)
+    prompts, outputs = (np.ceil(rng.exponential(mean, 1000)).clip(2, 4 * mean).astype(np.int64) for mean in (300, 250))
+    arrivals = np.cumsum(np.rint(rng.exponential(1e9 / rate, 1000)).astype(np.int64)) * 1000
+    work = workload(Trace("load", prompts, outputs, arrivals))
+    chosen = replace(server_of(parse_serve(line), "h100-80gb", None, None).settings(), step_scale=step_scale)
+    served = simulate(only_read(chosen, work), work, step_cost(chosen))
+    path.write_text("".join(openmetrics([served], "m", 5.0)))
+    return 1 - observation(served, Goal(objectives(GOAL[1:]))).cost
+
+
+def diagnose(path: Path, *tokens: str) -> dict:
+    out = path.with_suffix(".json")
+    draws = ["--num-prompts", "600", "--seeds", "2", "--jobs", "1", "--json", str(out)]
+    assert status(["diagnose", "--serve", LINE, "--gpu", "h100-80gb", "--metrics", str(path), *draws, *tokens]) == DONE
+    return json.loads(out.read_text())
+
+
+def test_a_server_that_misses_its_objectives_is_not_healthy(tmp_path, capsys):
+    """Steps take 5 times as long as predicted: the simulation meets the objectives, and the server does not."""
+    path = tmp_path / "metrics.txt"
+    assert scraped(path, 12.0, 5.0) < 0.5
+    found = diagnose(path, *GOAL)
+    assert found["state"] == "contradicted"
+    # The share of the objectives that the server's own histogram bounds.
+    of_tpot = next(each for each in found["contradictions"] if each["name"] == "tpot")
+    assert of_tpot["measured"] < 0.5 < 0.9 < of_tpot["simulated"]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith("Contradicted: in the simulation ") and "Healthy" not in printed
+    assert "have a TPOT within 50 ms by the server's own histogram" in printed
+    assert "give a benchmark of the server" in printed
+
+
+def test_a_queue_that_is_not_simulated_names_the_missing_flag(tmp_path, capsys):
+    """The server has a --max-num-seqs that the pasted line lacks."""
+    path = tmp_path / "metrics.txt"
+    scraped(path, 12.0, 1.0, f"{LINE} --max-num-seqs 12")
+    # As many clients wait for answers, or not: the queue is not simulated.
+    found = diagnose(path, "--request-rate", "12")
+    assert found["state"] == "contradicted"
+    assert "waiting" in {each["name"] for each in found["contradictions"]}
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "never more than 12 run while others wait, as with --max-num-seqs 12, and the line has 1,024" in printed
+    # It runs fewer in the server, of which shorter steps are no reason.
+    assert "steps are shorter than predicted" not in printed
+
+
+@pytest.mark.parametrize("step_scale", [0.87, 1.0, 1.15])
+@pytest.mark.parametrize("goal", [[], GOAL], ids=["latency index", "objectives"])
+def test_steps_within_the_usual_error_are_no_contradiction(step_scale, goal, tmp_path):
+    path = tmp_path / "metrics.txt"
+    scraped(path, 12.0, step_scale)
+    found = diagnose(path, *goal)
+    assert (found["state"], found["contradictions"]) == ("healthy", [])
+
+
+def test_the_buckets_beside_a_limit_bound_a_share():
+    tpots = Histogram(10, 0.04, (0.01, 0.04, 0.1), (0.2, 0.5, 0.9))
+    assert tpots.shares_within(0.05) == (0.5, 0.9)
+    assert tpots.shares_within(0.04) == (0.5, 0.5)
+    assert tpots.shares_within(0.005) == (0.0, 0.2) and tpots.shares_within(1.0) == (0.9, 1.0)
