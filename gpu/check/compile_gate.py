@@ -67,7 +67,6 @@ def every_kernel(shared_bytes: int) -> Iterator[Kernel]:
         for head_dim in source.HEAD_DIMS:
             for tile, slots in product(source.GROUP_TILES[dtype], source.SLOT_RULES):
                 yield source.decode_attention(dtype, head_dim, tile, slots, ring)
-            yield source.merge_partitions(dtype, head_dim)
             yield source.prefill_attention(dtype, head_dim)
             yield source.merge_prefill(dtype, head_dim)
         yield source.reshape_and_cache_fp8(dtype)

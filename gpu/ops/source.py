@@ -25,7 +25,7 @@ FP8_HEAD_DIMS = tuple(head_dim for head_dim in HEAD_DIMS if head_dim % 16 == 0)
 SLOT_RULES = ("PagedSlots", "PagedTiles", "ContiguousSlots")
 #: Those of caches of fp8.
 FP8_SLOT_RULES = SLOT_RULES[:2]
-#: ``PagedTiles`` needs blocks and partitions of a multiple of so many tokens.
+#: ``PagedTiles`` needs blocks of a multiple of so many tokens.
 TILE_TOKENS = 16
 #: Scalars of a row in shared memory are a multiple of this: the columns of a matrix product.
 WIDTH_STEP = 16
@@ -33,6 +33,8 @@ WIDTH_STEP = 16
 FP8_WIDTH_STEP = 32
 #: Warps of a block of the decode kernel.
 DECODE_WARPS = 4
+#: Shared memory of what a block of the decode kernel has left to do: ``Work`` of ``balance.cuh``, in whole loads.
+WORK_BYTES = 80
 #: Shared memory of the rings of a block on tensor cores: by default, and where a multiprocessor has less than this.
 RING_BYTES, SMALL_RING_BYTES, LARGE_SHARED_BYTES = 72 * 1024, 48 * 1024, 128 * 1024
 #: Query heads that a block can serve; larger groups use several blocks. 16-bit types use tensor cores for 8 and 16.
@@ -125,7 +127,7 @@ def width(head_dim: int) -> int:
 
 
 def decode_shared_bytes(dtype: str, head_dim: int, group: int, ring: int = RING_BYTES, *, fp8: bool = False) -> int:
-    """Dynamic shared memory of a block of :func:`decode_attention`: the ring buffers of its warps, or their results."""
+    """Dynamic shared memory of a block of :func:`decode_attention`: the ring buffers of its warps or their results, and its work."""
     tile = group_tile(dtype, group)
     if _on_tensor_cores(dtype, group):
         row_bytes = -(-head_dim // FP8_WIDTH_STEP) * FP8_WIDTH_STEP if fp8 else width(head_dim) * 2
@@ -133,12 +135,7 @@ def decode_shared_bytes(dtype: str, head_dim: int, group: int, ring: int = RING_
         used = max(1, ring // stage) * stage
     else:
         used = 3 * 16 * 1024
-    return max(used, DECODE_WARPS * tile * (head_dim + 2) * 4)
-
-
-def merge_partitions(dtype: str, head_dim: int) -> Kernel:
-    """The kernel that merges the partitions of :func:`decode_attention`."""
-    return attention(f"merge_partitions<{SCALARS[dtype]}, {head_dim}>")
+    return max(used, DECODE_WARPS * tile * (head_dim + 2) * 4) + WORK_BYTES
 
 
 def prefill_attention(dtype: str, head_dim: int) -> Kernel:
