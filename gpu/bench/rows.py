@@ -60,8 +60,8 @@ PLANS = {
         128,
         torch.float16,
         9,
-        # DeepSeek-V3: 128 heads over a latent vector of 512 dimensions and 64 rotary ones.
-        ((128, 4096, 128, 576, 512),),
+        # DeepSeek-V3 on 8 GPUs and on one: 16 and 128 heads over a latent vector of 512 dimensions and 64 rotary ones.
+        ((128, 4096, 16, 576, 512), (128, 4096, 128, 576, 512)),
     ),
     "cpu": Plan(((1, 64),), (1, 4), (64, 256), ((8, 2), (4, 4)), 64, torch.float32, 5, ((2, 64, 8, 96, 64),)),
 }

@@ -1,0 +1,291 @@
+// Decode attention over a paged cache of latent vectors (MLA; DeepSeek-V2, arXiv 2405.04434): one query token per sequence. A token
+// has one vector of 576 scalars, which is the key of all heads: 512 of the latent and 64 of the rotary part. The first 512 are
+// the value of all heads, too.
+//
+// A block of threads serves kHeads query heads over one partition of one sequence. cp.async fetches tiles of 32 vectors into
+// shared memory, kStages - 1 tiles ahead. A tile is read from memory once and used twice:
+//
+//   scores  [heads, 32 tokens] = queries [heads, 576] * tile'
+//   outputs [heads, 512]      += weights [heads, 32 tokens] * tile's first 512 columns
+//
+// The outputs are in registers: 64 to 128 of a thread, so all warps of a block work on the same tile. For the scores a warp takes a
+// fourth of the dimensions, so that its part of the queries remains in registers, too. Some warps then add up the four parts
+// and make weights of them (online softmax in base 2), which all warps read. For the outputs a warp takes its columns of all heads.
+//
+//   tile ready | fetch a later tile | score | parts ready | weigh | weights ready | rescale, add | ...
+//
+// 64 heads take the vectors from memory twice for a model of 128 heads, 16 heads eight times; all but the first are reads of the
+// L2 cache if blocks of the same tokens run at once.
+#include "attention.cuh"
+#include "products.cuh"
+
+constexpr int kLatentDim = 512, kKeyDim = kLatentDim + 64;
+
+template <class Scalar, int kHeads, int kStages> struct LatentBlock {
+    static_assert(sizeof(Scalar) == 2 && kStages >= 2);
+    static constexpr int kWarps = kHeads == 16 ? 4 : 8, kThreads = 32 * kWarps;
+    static constexpr int kTile = 32;
+    static constexpr int kLoads = kKeyDim / kPerLoad<Scalar>, kSpan = kLoads + 1;
+    static constexpr int kParts = 4, kPartDims = kKeyDim / kParts;
+    static constexpr int kStrips = kHeads / 16 / (kWarps / kParts);  // of 16 heads, which a warp scores
+    static constexpr int kDims = kLatentDim / kWarps;               // of the outputs of a warp
+    // Distances between rows, without bank conflicts: of 16-byte loads by eight lanes, one a row, and of pairs of floats by 16
+    // lanes, four a row.
+    static constexpr int kScoreSpan = kTile + 8, kWeightSpan = kTile / 8 + 1;
+    static_assert(kSpan % 2 == 1 && kWeightSpan % 2 == 1 && kScoreSpan % 32 == 8);
+    using Row = uint4[kSpan];
+
+    struct Storage {
+        Row tiles[kStages][kTile];
+        float scores[kParts][kHeads][kScoreSpan];
+        uint4 weights[kHeads][kWeightSpan];
+        float factors[kHeads];  // by which a tile's maximum rescales the sums before it
+        float2 states[kHeads];  // maximum and sum
+    };
+};
+
+template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
+    using Of = LatentBlock<Scalar, kHeads, kStages>;
+    static constexpr int kTile = Of::kTile, kSteps = Of::kPartDims / 16;
+    // Eight threads copy 128 bytes of a row at once, so all threads copy kRows rows.
+    static constexpr int kRows = Of::kThreads / 8, kTurns = kTile / kRows;
+
+    // With the outputs of 64 heads the scores of 32 tokens at once need more registers than there are.
+    static constexpr int kScored = kHeads == 64 ? 1 : 2;
+
+    const Tokens<Scalar, PagedSlots> tokens;
+    typename Of::Storage &storage;
+    const float scale;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int part = warp % Of::kParts, first_strip = warp / Of::kParts * Of::kStrips;
+    unsigned query[kSteps][Of::kStrips][4];
+    long long ahead[kTurns];  // rows of the next tile to fetch
+    // Of a head, in the warps that weigh; the sum covers this lane's tokens.
+    float maximum = kNoScore, sum = 0;
+    Sums<kHeads / 16, Of::kDims> outputs = {};
+
+    __device__ __forceinline__ LatentDecoder(const Tokens<Scalar, PagedSlots> &tokens, typename Of::Storage &storage,
+                                             float scale)
+        : tokens(tokens), storage(storage), scale(scale) {}
+
+    // The fragments of this warp's heads and dimensions; zeros for heads past the last.
+    __device__ __forceinline__ void load_queries(const Scalar *queries, int heads) {
+#pragma unroll
+        for (int strip = 0; strip < Of::kStrips; ++strip)
+#pragma unroll
+            for (int place = 0; place < 4; ++place) {
+                const int head = 16 * (first_strip + strip) + place % 2 * 8 + lane / 4;
+                const Scalar *scalars =
+                    queries + head * kKeyDim + part * Of::kPartDims + place / 2 * 8 + 2 * (lane % 4);
+#pragma unroll
+                for (int step = 0; step < kSteps; ++step)
+                    query[step][strip][place] =
+                        head < heads ? *reinterpret_cast<const unsigned *>(scalars + 16 * step) : 0;
+            }
+    }
+
+    __device__ __forceinline__ int first_token(int tile) const { return tokens.start + tile * kTile; }
+
+    __device__ __forceinline__ void find_rows(int tile) {
+#pragma unroll
+        for (int turn = 0; turn < kTurns; ++turn)
+            ahead[turn] = tokens.template row<kKeyDim>(first_token(tile) + turn * kRows + (int)threadIdx.x / 8);
+    }
+
+    // Fetches the tile whose rows are in `ahead`. Tokens past the end get zeros: a weight of zero does not cancel a NaN in stale
+    // memory.
+    __device__ __forceinline__ void fetch(int tile) {
+        typename Of::Row *rows = storage.tiles[tile % kStages] + threadIdx.x / 8;
+        const int load = threadIdx.x % 8;
+        if (first_token(tile) < tokens.end)
+#pragma unroll
+            for (int turn = 0; turn < kTurns; ++turn) {
+                const bool valid = ahead[turn] != kNoRow;
+                const Scalar *from = tokens.keys + (valid ? ahead[turn] : 0) + load * kPerLoad<Scalar>;
+#pragma unroll
+                for (int eight = 0; eight < Of::kLoads; eight += 8)
+                    ptx::cp_async16(&rows[turn * kRows][eight + load], from + eight * kPerLoad<Scalar>, valid);
+            }
+        ptx::cp_async_commit();
+    }
+
+    // This warp's part of the scores of its heads, 16 tokens at a time.
+    __device__ __forceinline__ void score(const typename Of::Row *rows) {
+#pragma unroll kScored
+        for (int first = 0; first < kTile; first += 16) {
+            Sums<Of::kStrips, 16> scores = {};
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
+                unsigned keys[4];
+                const int load = (part * Of::kPartDims + 16 * step) / kPerLoad<Scalar> + lane / 8 % 2;
+                ptx::ldmatrix(keys, &rows[first + lane / 16 * 8 + lane % 8][load]);
+                multiply_columns<Scalar>(scores, 0, query[step], keys);
+            }
+            const int head = 16 * first_strip + lane / 4, column = first + 2 * (lane % 4);
+#pragma unroll
+            for (int strip = 0; strip < Of::kStrips; ++strip)
+#pragma unroll
+                for (int place = 0; place < 4; ++place) {
+                    float *two = &storage.scores[part][head + 16 * strip + place / 2 * 8][column + place % 2 * 8];
+                    const float *sums = &scores[strip][place % 2][place / 2 * 2];
+                    *reinterpret_cast<float2 *>(two) = make_float2(sums[0], sums[1]);
+                }
+        }
+    }
+
+    // Four lanes weigh the tokens of a head, and a warp those of eight heads.
+    static constexpr int kWeighing = kHeads / 8;
+    __device__ __forceinline__ int weighed_head() const { return 8 * warp + lane / 4; }
+
+    // Adds up the parts of the scores, and converts them to weights.
+    __device__ __forceinline__ void weigh(int tile) {
+        const int head = weighed_head(), column = 2 * (lane % 4), left = tokens.end - first_token(tile) - column;
+        float scores[kTile / 8][2] = {};
+#pragma unroll
+        for (int eight = 0; eight < kTile / 8; ++eight) {
+#pragma unroll
+            for (int of = 0; of < Of::kParts; ++of) {
+                const float *two = &storage.scores[of][head][8 * eight + column];
+                const float2 added = *reinterpret_cast<const float2 *>(two);
+                scores[eight][0] += added.x;
+                scores[eight][1] += added.y;
+            }
+#pragma unroll
+            for (int side = 0; side < 2; ++side)
+                scores[eight][side] = 8 * eight + side < left ? scores[eight][side] * scale : kMasked;
+        }
+        __syncwarp();  // shuffles come after all choices, as in MmaDecoder
+        float new_maximum = maximum;
+#pragma unroll
+        for (int eight = 0; eight < kTile / 8; ++eight)
+            new_maximum = fmaxf(new_maximum, fmaxf(scores[eight][0], scores[eight][1]));
+#pragma unroll
+        for (int distance = 1; distance < 4; distance *= 2)
+            new_maximum = fmaxf(new_maximum, __shfl_xor_sync(kFullWarp, new_maximum, distance));
+        const float factor = ptx::exp2(maximum - new_maximum);
+        maximum = new_maximum;
+        sum *= factor;
+        unsigned *weights = reinterpret_cast<unsigned *>(storage.weights[head]) + lane % 4;
+#pragma unroll
+        for (int eight = 0; eight < kTile / 8; ++eight) {
+            const float first = ptx::exp2(scores[eight][0] - maximum), second = ptx::exp2(scores[eight][1] - maximum);
+            sum += first + second;
+            weights[4 * eight] = ptx::pack<Scalar>(first, second);
+        }
+        storage.factors[head] = factor;  // of four lanes the same
+    }
+
+    // Rescales the outputs, and adds the values of this warp's columns.
+    __device__ __forceinline__ void add_values(const typename Of::Row *rows) {
+#pragma unroll
+        for (int strip = 0; strip < kHeads / 16; ++strip)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float factor = storage.factors[16 * strip + 8 * half + lane / 4];
+#pragma unroll
+                for (int place = 0; place < Of::kDims / 4; ++place)
+                    outputs[strip][place / 2][2 * half + place % 2] *= factor;
+            }
+        const int load = warp * Of::kDims / kPerLoad<Scalar> + lane / 16;
+#pragma unroll
+        for (int step = 0; step < kTile / 16; ++step) {
+            unsigned weights[kHeads / 16][4];
+#pragma unroll
+            for (int strip = 0; strip < kHeads / 16; ++strip)
+                ptx::ldmatrix(weights[strip], &storage.weights[16 * strip + lane % 16][2 * step + lane / 16]);
+#pragma unroll
+            for (int eight = 0; eight < Of::kDims / 8; eight += 2) {
+                unsigned values[4];
+                ptx::ldmatrix_trans(values, &rows[16 * step + lane % 16][load + eight]);
+                multiply_columns<Scalar>(outputs, eight, weights, values);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+#pragma unroll
+        for (int tile = 0; tile < kStages - 1; ++tile) {
+            find_rows(tile);
+            fetch(tile);
+        }
+        find_rows(kStages - 1);
+        for (int tile = 0; first_token(tile) < tokens.end; ++tile) {
+            const typename Of::Row *rows = storage.tiles[tile % kStages];
+            ptx::cp_async_wait<kStages - 2>();
+            __syncthreads();  // the tile has arrived, and no warp reads the last one any more
+            fetch(tile + kStages - 1);
+            find_rows(tile + kStages);  // a tile before they are needed: a block table lookup takes long
+            score(rows);
+            __syncthreads();  // all parts of the scores are there
+            if (warp < kWeighing) weigh(tile);
+            __syncthreads();  // the weights are there
+            add_values(rows);
+        }
+        ptx::cp_async_wait<0>();
+    }
+
+    // Adds up the sums of a head's lanes, for all warps.
+    __device__ __forceinline__ void finish() {
+        if (warp < kWeighing) {
+#pragma unroll
+            for (int distance = 1; distance < 4; distance *= 2) sum += __shfl_xor_sync(kFullWarp, sum, distance);
+            storage.states[weighed_head()] = make_float2(maximum, sum);
+        }
+        __syncthreads();
+    }
+
+    // Calls `write` for each two adjacent outputs of a head: the head, the first one's dimension, both, the head's state.
+    template <class Write> __device__ __forceinline__ void each(int heads, const Write &write) const {
+#pragma unroll
+        for (int strip = 0; strip < kHeads / 16; ++strip)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int head = 16 * strip + 8 * half + lane / 4;
+                if (head >= heads) continue;
+                const float2 state = storage.states[head];
+#pragma unroll
+                for (int eight = 0; eight < Of::kDims / 8; ++eight) {
+                    const float(&sums)[4] = outputs[strip][eight];
+                    const int dimension = warp * Of::kDims + 8 * eight + 2 * (lane % 4);
+                    write(head, dimension, make_float2(sums[2 * half], sums[2 * half + 1]), state);
+                }
+            }
+    }
+};
+
+// grid: tiles of kHeads query heads (fastest, so that neighbours read the same vectors), partitions, sequences. With one partition
+// `out` [sequences, heads, 512] is written; with several, `partial_states` [sequences, heads, partitions] (maximum and
+// sum, base 2) and `partial_values` [..., 512], for merge_partitions. `query` is [sequences, heads, 576].
+template <class Scalar, int kHeads, int kStages>
+__global__ void __launch_bounds__(LatentBlock<Scalar, kHeads, kStages>::kThreads)
+    latent_attention(Scalar *out, float2 *partial_states, float *partial_values, const Scalar *query,
+                     const Scalar *latent_cache, const int *block_tables, const int *context_lens, int num_heads,
+                     int block_size, int max_blocks_per_seq, int partition_tokens, float scale) {
+    const int partition = blockIdx.y, partitions = gridDim.y, sequence = blockIdx.z;
+    const int start = partition * partition_tokens;
+    const int end = min(context_lens[sequence], start + partition_tokens);
+    if (partition > 0 && start >= end) return;
+
+    using Decoder = LatentDecoder<Scalar, kHeads, kStages>;
+    auto &storage = *ptx::dynamic_shared_memory<typename Decoder::Of::Storage>();
+    const PagedSlots slots{block_tables + (long long)sequence * max_blocks_per_seq, block_size};
+    Decoder decoder({latent_cache, latent_cache, slots, 1, 0, start, end}, storage, scale);
+    const int first_head = blockIdx.x * kHeads, heads = min(kHeads, num_heads - first_head);
+    const long long head = (long long)sequence * num_heads + first_head;
+    decoder.load_queries(query + head * kKeyDim, heads);
+    decoder.run();
+    decoder.finish();
+    if (partitions == 1) {
+        decoder.each(heads, [&](int which, int dimension, float2 two, float2 state) {
+            const float factor = state.y == 0 ? 0 : 1 / state.y;
+            unsigned *to = reinterpret_cast<unsigned *>(out + (head + which) * kLatentDim + dimension);
+            *to = ptx::pack<Scalar>(two.x * factor, two.y * factor);
+        });
+        return;
+    }
+    decoder.each(heads, [&](int which, int dimension, float2 two, float2 state) {
+        const long long partial = (head + which) * partitions + partition;
+        *reinterpret_cast<float2 *>(partial_values + partial * kLatentDim + dimension) = two;
+        if (dimension == 0) partial_states[partial] = state;
+    });
+}
