@@ -1,11 +1,11 @@
-"""Instructions of the decode kernel's main loop, from the machine code that NVRTC compiles, without a GPU.
+"""Instructions of the main loop of decode attention, from the machine code that NVRTC compiles, without a GPU.
 
 ``python -m fragmeter.gpu.check.instructions --architecture sm_90a`` prints a row per instance: registers, resident blocks on a
 multiprocessor, and instructions and shuffles of a warp a tile. It needs NVIDIA's disassembler beside the extra ``kernels``: pip
 install nvidia-cuda-nvdisasm.
 
 The main loop is the shortest loop that copies keys and multiplies. All of its instructions count, also those of branches that
-an ordinary tile does not take.
+an ordinary tile does not take. Those of loops within it count once: latent attention of 64 heads has three.
 """
 
 from __future__ import annotations
@@ -113,10 +113,12 @@ def _disassembler() -> str:
     return found
 
 
-def resident_blocks(registers: int, shared_bytes: int, architecture: str) -> int:
-    """Blocks of the decode kernel on a multiprocessor, by registers and shared memory."""
+def resident_blocks(
+    registers: int, shared_bytes: int, architecture: str, threads: int = 32 * source.DECODE_WARPS
+) -> int:
+    """Blocks of a kernel on a multiprocessor, by registers and shared memory; the threads are by default those of the decode kernel."""
     warp_registers = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
-    by_registers = REGISTERS // (warp_registers * source.DECODE_WARPS)
+    by_registers = REGISTERS // (warp_registers * threads // 32)
     return min(by_registers, SHARED_BYTES[architecture] // (shared_bytes + SYSTEM_SHARED_BYTES))
 
 
@@ -127,13 +129,19 @@ def rows(architecture: str) -> Iterator[str]:
     caches = (*((rule, False) for rule in source.SLOT_RULES), *((rule, True) for rule in source.FP8_SLOT_RULES))
     for (dtype, head_dim, group), (rule, fp8) in product(INSTANCES, caches):
         kernel = source.decode_attention(dtype, head_dim, group, rule, ring, fp8=fp8)
-        (found,) = compiled([kernel], architecture)
-        loop = main_loop(disassembled(kernel, architecture))
         shared_bytes = source.decode_shared_bytes(dtype, head_dim, group, ring, fp8=fp8)
-        blocks = resident_blocks(found.registers, shared_bytes, architecture)
-        share = f"{loop.instructions * COPIES_A_KIB / loop.copies:.1f}"
-        counts = f"{found.registers:>10}{blocks:>8}{loop.instructions:>14}{loop.shuffles:>10}{share:>13}"
-        yield f"{kernel.expression:<50}{counts}"
+        yield _row(kernel, architecture, shared_bytes, 32 * source.DECODE_WARPS)
+    for block in source.latent_blocks(SHARED_BYTES[architecture]):
+        yield _row(source.latent_attention("bfloat16", block), architecture, block.shared_bytes, block.threads)
+
+
+def _row(kernel: Kernel, architecture: str, shared_bytes: int, threads: int) -> str:
+    (found,) = compiled([kernel], architecture)
+    loop = main_loop(disassembled(kernel, architecture))
+    blocks = resident_blocks(found.registers, shared_bytes, architecture, threads)
+    share = f"{loop.instructions * COPIES_A_KIB / loop.copies:.1f}"
+    counts = f"{found.registers:>10}{blocks:>8}{loop.instructions:>14}{loop.shuffles:>10}{share:>13}"
+    return f"{kernel.expression:<50}{counts}"
 
 
 def main(tokens: list[str] | None = None) -> int:

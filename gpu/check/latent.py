@@ -15,7 +15,7 @@ SOFTMAX_SCALE = 192**-0.5
 
 @dataclass(frozen=True)
 class LatentCase:
-    """The arguments of ``latent_attention.forward``: ``given``, whose two caches are the one of vectors with a KV head."""
+    """The arguments of ``latent_attention.forward``: ``given``, with the vectors as keys of one KV head; its values are not used."""
 
     given: Case
     softmax_scale: float = SOFTMAX_SCALE

@@ -14,6 +14,12 @@
 //
 //   tile ready | fetch a later tile | score | parts ready | weigh | weights ready | rescale, add | ...
 //
+// With 64 heads the tensor cores limit the kernel where a model has 128, so they do not wait for the weights: the outputs are a
+// tile behind, and half of the warps add the last tile's values while the other half weighs. That takes a stage more.
+//
+//   tile ready | fetch a later tile | score | parts ready | weigh      | rescale, add the last tile's | ...
+//              |                    |       |             | or the other way round in half of the warps
+//
 // 64 heads take the vectors from memory twice for a model of 128 heads, 16 heads eight times; all but the first are reads of the
 // L2 cache if blocks of the same tokens run at once.
 #include "attention.cuh"
@@ -22,7 +28,10 @@
 constexpr int kLatentDim = 512, kKeyDim = kLatentDim + 64;
 
 template <class Scalar, int kHeads, int kStages> struct LatentBlock {
-    static_assert(sizeof(Scalar) == 2 && kStages >= 2);
+    // Tiles by which the outputs are behind the scores.
+    static constexpr int kLag = kHeads == 64 ? 1 : 0;
+    static constexpr int kAhead = kStages - 1 - kLag;  // tiles in flight
+    static_assert(sizeof(Scalar) == 2 && kAhead >= 1);
     static constexpr int kWarps = kHeads == 16 ? 4 : 8, kThreads = 32 * kWarps;
     static constexpr int kTile = 32;
     static constexpr int kLoads = kKeyDim / kPerLoad<Scalar>, kSpan = kLoads + 1;
@@ -38,20 +47,20 @@ template <class Scalar, int kHeads, int kStages> struct LatentBlock {
     struct Storage {
         Row tiles[kStages][kTile];
         float scores[kParts][kHeads][kScoreSpan];
-        uint4 weights[kHeads][kWeightSpan];
-        float factors[kHeads];  // by which a tile's maximum rescales the sums before it
+        uint4 weights[1 + kLag][kHeads][kWeightSpan];
+        float factors[1 + kLag][kHeads];  // by which a tile's maximum rescales the sums before it
         float2 states[kHeads];  // maximum and sum
     };
 };
 
 template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
     using Of = LatentBlock<Scalar, kHeads, kStages>;
-    static constexpr int kTile = Of::kTile, kSteps = Of::kPartDims / 16;
+    static constexpr int kTile = Of::kTile, kLag = Of::kLag, kSteps = Of::kPartDims / 16;
     // Eight threads copy 128 bytes of a row at once, so all threads copy kRows rows.
     static constexpr int kRows = Of::kThreads / 8, kTurns = kTile / kRows;
 
-    // With the outputs of 64 heads the scores of 32 tokens at once need more registers than there are.
-    static constexpr int kScored = kHeads == 64 ? 1 : 2;
+    // Loops that are unrolled, but not with the outputs of 64 heads, which leave too few registers: over 16 tokens, and over parts.
+    static constexpr int kScored = kHeads == 64 ? 1 : kTile / 16, kSummed = kHeads == 64 ? 1 : Of::kParts;
 
     const Tokens<Scalar, PagedSlots> tokens;
     typename Of::Storage &storage;
@@ -110,7 +119,8 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
     }
 
     // This warp's part of the scores of its heads, 16 tokens at a time.
-    __device__ __forceinline__ void score(const typename Of::Row *rows) {
+    __device__ __forceinline__ void score(int tile) {
+        const typename Of::Row *rows = storage.tiles[tile % kStages];
 #pragma unroll kScored
         for (int first = 0; first < kTile; first += 16) {
             Sums<Of::kStrips, 16> scores = {};
@@ -141,19 +151,20 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
     __device__ __forceinline__ void weigh(int tile) {
         const int head = weighed_head(), column = 2 * (lane % 4), left = tokens.end - first_token(tile) - column;
         float scores[kTile / 8][2] = {};
+#pragma unroll kSummed
+        for (int of = 0; of < Of::kParts; ++of)
 #pragma unroll
-        for (int eight = 0; eight < kTile / 8; ++eight) {
-#pragma unroll
-            for (int of = 0; of < Of::kParts; ++of) {
+            for (int eight = 0; eight < kTile / 8; ++eight) {
                 const float *two = &storage.scores[of][head][8 * eight + column];
                 const float2 added = *reinterpret_cast<const float2 *>(two);
                 scores[eight][0] += added.x;
                 scores[eight][1] += added.y;
             }
 #pragma unroll
+        for (int eight = 0; eight < kTile / 8; ++eight)
+#pragma unroll
             for (int side = 0; side < 2; ++side)
                 scores[eight][side] = 8 * eight + side < left ? scores[eight][side] * scale : kMasked;
-        }
         __syncwarp();  // shuffles come after all choices, as in MmaDecoder
         float new_maximum = maximum;
 #pragma unroll
@@ -165,23 +176,25 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
         const float factor = ptx::exp2(maximum - new_maximum);
         maximum = new_maximum;
         sum *= factor;
-        unsigned *weights = reinterpret_cast<unsigned *>(storage.weights[head]) + lane % 4;
+        unsigned *weights = reinterpret_cast<unsigned *>(storage.weights[tile % (1 + kLag)][head]) + lane % 4;
 #pragma unroll
         for (int eight = 0; eight < kTile / 8; ++eight) {
             const float first = ptx::exp2(scores[eight][0] - maximum), second = ptx::exp2(scores[eight][1] - maximum);
             sum += first + second;
             weights[4 * eight] = ptx::pack<Scalar>(first, second);
         }
-        storage.factors[head] = factor;  // of four lanes the same
+        storage.factors[tile % (1 + kLag)][head] = factor;  // of four lanes the same
     }
 
     // Rescales the outputs, and adds the values of this warp's columns.
-    __device__ __forceinline__ void add_values(const typename Of::Row *rows) {
+    __device__ __forceinline__ void add_values(int tile) {
+        const typename Of::Row *rows = storage.tiles[tile % kStages];
+        const auto &weights_of = storage.weights[tile % (1 + kLag)];
 #pragma unroll
         for (int strip = 0; strip < kHeads / 16; ++strip)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float factor = storage.factors[16 * strip + 8 * half + lane / 4];
+                const float factor = storage.factors[tile % (1 + kLag)][16 * strip + 8 * half + lane / 4];
 #pragma unroll
                 for (int place = 0; place < Of::kDims / 4; ++place)
                     outputs[strip][place / 2][2 * half + place % 2] *= factor;
@@ -192,7 +205,7 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
             unsigned weights[kHeads / 16][4];
 #pragma unroll
             for (int strip = 0; strip < kHeads / 16; ++strip)
-                ptx::ldmatrix(weights[strip], &storage.weights[16 * strip + lane % 16][2 * step + lane / 16]);
+                ptx::ldmatrix(weights[strip], &weights_of[16 * strip + lane % 16][2 * step + lane / 16]);
 #pragma unroll
             for (int eight = 0; eight < Of::kDims / 8; eight += 2) {
                 unsigned values[4];
@@ -204,22 +217,33 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
 
     __device__ __forceinline__ void run() {
 #pragma unroll
-        for (int tile = 0; tile < kStages - 1; ++tile) {
+        for (int tile = 0; tile < Of::kAhead; ++tile) {
             find_rows(tile);
             fetch(tile);
         }
-        find_rows(kStages - 1);
-        for (int tile = 0; first_token(tile) < tokens.end; ++tile) {
-            const typename Of::Row *rows = storage.tiles[tile % kStages];
-            ptx::cp_async_wait<kStages - 2>();
-            __syncthreads();  // the tile has arrived, and no warp reads the last one any more
-            fetch(tile + kStages - 1);
-            find_rows(tile + kStages);  // a tile before they are needed: a block table lookup takes long
-            score(rows);
+        find_rows(Of::kAhead);
+        for (int tile = 0; first_token(tile - kLag) < tokens.end; ++tile) {
+            const bool has_tile = first_token(tile) < tokens.end;
+            ptx::cp_async_wait<Of::kAhead - 1>();
+            // The tile has arrived, and its predecessor's weights are there; no warp reads the tile any more that is overwritten.
+            __syncthreads();
+            fetch(tile + Of::kAhead);
+            find_rows(tile + Of::kAhead + 1);  // a tile before they are needed: a block table lookup takes long
+            if (has_tile) score(tile);
             __syncthreads();  // all parts of the scores are there
-            if (warp < kWeighing) weigh(tile);
-            __syncthreads();  // the weights are there
-            add_values(rows);
+            if constexpr (kLag) {
+#pragma unroll 1
+                for (int turn = 0; turn < 2; ++turn)
+                    if ((warp < Of::kWarps / 2) == turn) {
+                        if (has_tile) weigh(tile);
+                    } else if (tile > 0) {
+                        add_values(tile - 1);
+                    }
+            } else {
+                if (warp < kWeighing) weigh(tile);
+                __syncthreads();  // the weights are there
+                add_values(tile);
+            }
         }
         ptx::cp_async_wait<0>();
     }

@@ -41,8 +41,8 @@ GROUP_TILES = {"float16": (1, 2, 8, 16), "bfloat16": (1, 2, 8, 16), "float32": (
 LATENT_KEY_DIM, LATENT_DIM, LATENT_DTYPES = 576, 512, ("bfloat16", "float16")
 #: Query heads of a block of latent attention; 64 need more shared memory than some cards have.
 LATENT_HEADS = (16, 32, 64)
-#: Tokens of a tile of latent attention, its least and most stages, and shared memory that CUDA adds to every block.
-_LATENT_TILE, _LATENT_STAGES, _SYSTEM_SHARED_BYTES = 32, range(2, 5), 1024
+#: Tokens of a tile of latent attention, its most stages, and shared memory that CUDA adds to every block.
+_LATENT_TILE, _LATENT_STAGES, _SYSTEM_SHARED_BYTES = 32, 4, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class LatentBlock:
 
     Attributes:
         heads: Query heads that it serves.
-        stages: Tiles of tokens in its ring: one is read, and the others are in flight.
+        stages: Tiles of tokens in its ring: one is read, two with 64 heads, and the others are in flight.
     """
 
     heads: int
@@ -164,10 +164,16 @@ class LatentBlock:
         return 128 if self.heads == 16 else 256
 
     @property
+    def lag(self) -> int:
+        """Tiles by which its outputs are behind its scores."""
+        return int(self.heads == 64)
+
+    @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: the ring, four parts of the scores, weights, and three floats a head."""
-        scores, weights = 4 * 4 * (_LATENT_TILE + 8), 2 * (_LATENT_TILE + 8)
-        return self.stages * _LATENT_TILE * (2 * LATENT_KEY_DIM + 16) + self.heads * (scores + weights + 12)
+        """Dynamic shared memory: the ring; and of each head four parts of scores, weights and a factor a tile, and two floats."""
+        scores, weights = 4 * 4 * (_LATENT_TILE + 8), 2 * (_LATENT_TILE + 8) + 4
+        ring = self.stages * _LATENT_TILE * (2 * LATENT_KEY_DIM + 16)
+        return ring + self.heads * (scores + (1 + self.lag) * weights + 8)
 
 
 def latent_blocks(shared_bytes: int) -> tuple[LatentBlock, ...]:
@@ -178,9 +184,10 @@ def latent_blocks(shared_bytes: int) -> tuple[LatentBlock, ...]:
     """
     blocks = []
     for heads in LATENT_HEADS:
-        beside = heads == 16 and _fits(LatentBlock(heads, _LATENT_STAGES[0]), shared_bytes // 2)
-        fitting = (LatentBlock(heads, stages) for stages in reversed(_LATENT_STAGES))
-        blocks += [block for block in fitting if _fits(block, shared_bytes // (1 + beside))][:1]
+        least = LatentBlock(heads, 2 + (heads == 64))
+        room = shared_bytes // 2 if heads == 16 and _fits(least, shared_bytes // 2) else shared_bytes
+        fitting = (LatentBlock(heads, stages) for stages in range(_LATENT_STAGES, least.stages - 1, -1))
+        blocks += [block for block in fitting if _fits(block, room)][:1]
     return tuple(blocks)
 
 
