@@ -37,7 +37,9 @@ template <class Scalar, int kHeads, int kStages> struct LatentBlock {
     static constexpr int kLoads = kKeyDim / kPerLoad<Scalar>, kSpan = kLoads + 1;
     static constexpr int kParts = 4, kPartDims = kKeyDim / kParts;
     static constexpr int kStrips = kHeads / 16 / (kWarps / kParts);  // of 16 heads, which a warp scores
+    static constexpr int kPartLoads = kPartDims / kPerLoad<Scalar>;
     static constexpr int kDims = kLatentDim / kWarps;               // of the outputs of a warp
+    static constexpr int kDimLoads = kDims / kPerLoad<Scalar>;
     // Distances between rows, without bank conflicts: of 16-byte loads by eight lanes, one a row, and of pairs of floats by 16
     // lanes, four a row.
     static constexpr int kScoreSpan = kTile + 8, kWeightSpan = kTile / 8 + 1;
@@ -53,27 +55,38 @@ template <class Scalar, int kHeads, int kStages> struct LatentBlock {
     };
 };
 
+// The vectors of a sequence's tokens [start, end).
+template <class Scalar> struct LatentTokens {
+    const Scalar *cache;
+    const int *blocks;  // the sequence's row of the block tables
+    int block_size, start, end;
+    // A tile is so many blocks and so many tokens: a thread goes from tile to tile without a division.
+    int blocks_a_tile, tokens_left;
+};
+
 template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
     using Of = LatentBlock<Scalar, kHeads, kStages>;
     static constexpr int kTile = Of::kTile, kLag = Of::kLag, kSteps = Of::kPartDims / 16;
     // Eight threads copy 128 bytes of a row at once, so all threads copy kRows rows.
     static constexpr int kRows = Of::kThreads / 8, kTurns = kTile / kRows;
 
-    // Loops that are unrolled, but not with the outputs of 64 heads, which leave too few registers: over 16 tokens, and over parts.
-    static constexpr int kScored = kHeads == 64 ? 1 : kTile / 16, kSummed = kHeads == 64 ? 1 : Of::kParts;
+    // Loops that are unrolled, but not with the outputs of 64 heads, which leave too few registers: over 16 tokens of values, and over
+    // parts of scores.
+    static constexpr int kAdded = kHeads == 64 ? 1 : kTile / 16, kSummed = kHeads == 64 ? 1 : Of::kParts;
 
-    const Tokens<Scalar, PagedSlots> tokens;
+    const LatentTokens<Scalar> tokens;
     typename Of::Storage &storage;
     const float scale;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int part = warp % Of::kParts, first_strip = warp / Of::kParts * Of::kStrips;
     unsigned query[kSteps][Of::kStrips][4];
-    long long ahead[kTurns];  // rows of the next tile to fetch
+    // The tokens of the next tile that this thread copies: their places in the table and in the block, and the block's id.
+    int place[kTurns], offset[kTurns], id[kTurns];
     // Of a head, in the warps that weigh; the sum covers this lane's tokens.
     float maximum = kNoScore, sum = 0;
     Sums<kHeads / 16, Of::kDims> outputs = {};
 
-    __device__ __forceinline__ LatentDecoder(const Tokens<Scalar, PagedSlots> &tokens, typename Of::Storage &storage,
+    __device__ __forceinline__ LatentDecoder(const LatentTokens<Scalar> &tokens, typename Of::Storage &storage,
                                              float scale)
         : tokens(tokens), storage(storage), scale(scale) {}
 
@@ -95,13 +108,40 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
 
     __device__ __forceinline__ int first_token(int tile) const { return tokens.start + tile * kTile; }
 
-    __device__ __forceinline__ void find_rows(int tile) {
+    __device__ __forceinline__ void find_first_blocks() {
 #pragma unroll
-        for (int turn = 0; turn < kTurns; ++turn)
-            ahead[turn] = tokens.template row<kKeyDim>(first_token(tile) + turn * kRows + (int)threadIdx.x / 8);
+        for (int turn = 0; turn < kTurns; ++turn) {
+            const int token = tokens.start + turn * kRows + threadIdx.x / 8;
+            place[turn] = token / tokens.block_size;
+            offset[turn] = token % tokens.block_size;
+        }
+        look_up(0);
     }
 
-    // Fetches the tile whose rows are in `ahead`. Tokens past the end get zeros: a weight of zero does not cancel a NaN in stale
+    __device__ __forceinline__ void find_next_blocks(int tile) {
+#pragma unroll
+        for (int turn = 0; turn < kTurns; ++turn) {
+            place[turn] += tokens.blocks_a_tile;
+            offset[turn] += tokens.tokens_left;
+            if (offset[turn] >= tokens.block_size) {
+                offset[turn] -= tokens.block_size;
+                ++place[turn];
+            }
+        }
+        look_up(tile);
+    }
+
+    static constexpr int kNoBlock = -1;
+    __device__ __forceinline__ void look_up(int tile) {
+#pragma unroll
+        for (int turn = 0; turn < kTurns; ++turn) {
+            const int token = first_token(tile) + turn * kRows + threadIdx.x / 8;
+            id[turn] = kNoBlock;
+            if (token < tokens.end) id[turn] = tokens.blocks[place[turn]];
+        }
+    }
+
+    // Fetches the tile that was looked up last. Tokens past the end get zeros: a weight of zero does not cancel a NaN in stale
     // memory.
     __device__ __forceinline__ void fetch(int tile) {
         typename Of::Row *rows = storage.tiles[tile % kStages] + threadIdx.x / 8;
@@ -109,8 +149,9 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
         if (first_token(tile) < tokens.end)
 #pragma unroll
             for (int turn = 0; turn < kTurns; ++turn) {
-                const bool valid = ahead[turn] != kNoRow;
-                const Scalar *from = tokens.keys + (valid ? ahead[turn] : 0) + load * kPerLoad<Scalar>;
+                const bool valid = id[turn] != kNoBlock;
+                const long long slot = valid ? (long long)id[turn] * tokens.block_size + offset[turn] : 0;
+                const Scalar *from = tokens.cache + slot * kKeyDim + load * kPerLoad<Scalar>;
 #pragma unroll
                 for (int eight = 0; eight < Of::kLoads; eight += 8)
                     ptx::cp_async16(&rows[turn * kRows][eight + load], from + eight * kPerLoad<Scalar>, valid);
@@ -118,28 +159,33 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
         ptx::cp_async_commit();
     }
 
-    // This warp's part of the scores of its heads, 16 tokens at a time.
+    // This warp's part of the scores of its heads. Four products at a time do not depend on each other.
     __device__ __forceinline__ void score(int tile) {
         const typename Of::Row *rows = storage.tiles[tile % kStages];
-#pragma unroll kScored
-        for (int first = 0; first < kTile; first += 16) {
-            Sums<Of::kStrips, 16> scores = {};
+        constexpr int kTokens = kTile / Of::kStrips;
+#pragma unroll 1
+        for (int first = 0; first < kTile; first += kTokens) {
+            Sums<Of::kStrips, kTokens> scores = {};
 #pragma unroll
-            for (int step = 0; step < kSteps; ++step) {
-                unsigned keys[4];
-                const int load = (part * Of::kPartDims + 16 * step) / kPerLoad<Scalar> + lane / 8 % 2;
-                ptx::ldmatrix(keys, &rows[first + lane / 16 * 8 + lane % 8][load]);
-                multiply_columns<Scalar>(scores, 0, query[step], keys);
-            }
+            for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+                for (int eight = 0; eight < kTokens / 8; eight += 2) {
+                    unsigned keys[4];
+                    const int load = part * Of::kPartLoads + 2 * step + lane / 8 % 2;
+                    ptx::ldmatrix(keys, &rows[first + 8 * eight + lane / 16 * 8 + lane % 8][load]);
+                    multiply_columns<Scalar>(scores, eight, query[step], keys);
+                }
             const int head = 16 * first_strip + lane / 4, column = first + 2 * (lane % 4);
 #pragma unroll
             for (int strip = 0; strip < Of::kStrips; ++strip)
 #pragma unroll
-                for (int place = 0; place < 4; ++place) {
-                    float *two = &storage.scores[part][head + 16 * strip + place / 2 * 8][column + place % 2 * 8];
-                    const float *sums = &scores[strip][place % 2][place / 2 * 2];
-                    *reinterpret_cast<float2 *>(two) = make_float2(sums[0], sums[1]);
-                }
+                for (int eight = 0; eight < kTokens / 8; ++eight)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        float *two = &storage.scores[part][head + 16 * strip + 8 * half][column + 8 * eight];
+                        const float *sums = &scores[strip][eight][2 * half];
+                        *reinterpret_cast<float2 *>(two) = make_float2(sums[0], sums[1]);
+                    }
         }
     }
 
@@ -199,8 +245,8 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
                 for (int place = 0; place < Of::kDims / 4; ++place)
                     outputs[strip][place / 2][2 * half + place % 2] *= factor;
             }
-        const int load = warp * Of::kDims / kPerLoad<Scalar> + lane / 16;
-#pragma unroll
+        const int load = warp * Of::kDimLoads + lane / 16;
+#pragma unroll kAdded
         for (int step = 0; step < kTile / 16; ++step) {
             unsigned weights[kHeads / 16][4];
 #pragma unroll
@@ -216,19 +262,19 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
     }
 
     __device__ __forceinline__ void run() {
+        find_first_blocks();
 #pragma unroll
         for (int tile = 0; tile < Of::kAhead; ++tile) {
-            find_rows(tile);
             fetch(tile);
+            find_next_blocks(tile + 1);
         }
-        find_rows(Of::kAhead);
         for (int tile = 0; first_token(tile - kLag) < tokens.end; ++tile) {
             const bool has_tile = first_token(tile) < tokens.end;
             ptx::cp_async_wait<Of::kAhead - 1>();
             // The tile has arrived, and its predecessor's weights are there; no warp reads the tile any more that is overwritten.
             __syncthreads();
             fetch(tile + Of::kAhead);
-            find_rows(tile + Of::kAhead + 1);  // a tile before they are needed: a block table lookup takes long
+            find_next_blocks(tile + Of::kAhead + 1);  // a tile before they are needed: a block table lookup takes long
             if (has_tile) score(tile);
             __syncthreads();  // all parts of the scores are there
             if constexpr (kLag) {
@@ -277,6 +323,8 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
     }
 };
 
+// `blocks_a_tile` and `tokens_left` are 32 / block_size and 32 % block_size.
+//
 // grid: tiles of kHeads query heads (fastest, so that neighbours read the same vectors), partitions, sequences. With one partition
 // `out` [sequences, heads, 512] is written; with several, `partial_states` [sequences, heads, partitions] (maximum and
 // sum, base 2) and `partial_values` [..., 512], for merge_partitions. `query` is [sequences, heads, 576].
@@ -284,7 +332,8 @@ template <class Scalar, int kHeads, int kStages>
 __global__ void __launch_bounds__(LatentBlock<Scalar, kHeads, kStages>::kThreads)
     latent_attention(Scalar *out, float2 *partial_states, float *partial_values, const Scalar *query,
                      const Scalar *latent_cache, const int *block_tables, const int *context_lens, int num_heads,
-                     int block_size, int max_blocks_per_seq, int partition_tokens, float scale) {
+                     int block_size, int blocks_a_tile, int tokens_left, int max_blocks_per_seq, int partition_tokens,
+                     float scale) {
     const int partition = blockIdx.y, partitions = gridDim.y, sequence = blockIdx.z;
     const int start = partition * partition_tokens;
     const int end = min(context_lens[sequence], start + partition_tokens);
@@ -292,8 +341,8 @@ __global__ void __launch_bounds__(LatentBlock<Scalar, kHeads, kStages>::kThreads
 
     using Decoder = LatentDecoder<Scalar, kHeads, kStages>;
     auto &storage = *ptx::dynamic_shared_memory<typename Decoder::Of::Storage>();
-    const PagedSlots slots{block_tables + (long long)sequence * max_blocks_per_seq, block_size};
-    Decoder decoder({latent_cache, latent_cache, slots, 1, 0, start, end}, storage, scale);
+    const int *blocks = block_tables + (long long)sequence * max_blocks_per_seq;
+    Decoder decoder({latent_cache, blocks, block_size, start, end, blocks_a_tile, tokens_left}, storage, scale);
     const int first_head = blockIdx.x * kHeads, heads = min(kHeads, num_heads - first_head);
     const long long head = (long long)sequence * num_heads + first_head;
     decoder.load_queries(query + head * kKeyDim, heads);

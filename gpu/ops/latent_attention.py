@@ -161,7 +161,8 @@ class Call:
             self.kv_cache,
             self.block_tables,
             self.context_lens,
-            *map(np.int32, (heads, self.block_size, self.block_tables.shape[1], tokens)),
+            *map(np.int32, (heads, self.block_size, *divmod(source.LATENT_TILE, self.block_size))),
+            *map(np.int32, (self.block_tables.shape[1], tokens)),
             np.float32(self.softmax_scale * math.log2(math.e)),
         )
         grid, threads = (columns, partitions, batch), (block.threads, 1, 1)

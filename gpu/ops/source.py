@@ -42,7 +42,7 @@ LATENT_KEY_DIM, LATENT_DIM, LATENT_DTYPES = 576, 512, ("bfloat16", "float16")
 #: Query heads of a block of latent attention; 64 need more shared memory than some cards have.
 LATENT_HEADS = (16, 32, 64)
 #: Tokens of a tile of latent attention, its most stages, and shared memory that CUDA adds to every block.
-_LATENT_TILE, _LATENT_STAGES, _SYSTEM_SHARED_BYTES = 32, 4, 1024
+LATENT_TILE, _LATENT_STAGES, _SYSTEM_SHARED_BYTES = 32, 4, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +171,8 @@ class LatentBlock:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: the ring; and of each head four parts of scores, weights and a factor a tile, and two floats."""
-        scores, weights = 4 * 4 * (_LATENT_TILE + 8), 2 * (_LATENT_TILE + 8) + 4
-        ring = self.stages * _LATENT_TILE * (2 * LATENT_KEY_DIM + 16)
+        scores, weights = 4 * 4 * (LATENT_TILE + 8), 2 * (LATENT_TILE + 8) + 4
+        ring = self.stages * LATENT_TILE * (2 * LATENT_KEY_DIM + 16)
         return ring + self.heads * (scores + (1 + self.lag) * weights + 8)
 
 

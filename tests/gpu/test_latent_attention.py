@@ -59,7 +59,7 @@ def test_the_reference_is_attention_written_out():
 
 
 @needs_compiler
-@pytest.mark.parametrize("block_size", [16, 32, 64, 7])
+@pytest.mark.parametrize("block_size", [16, 32, 64, 7, 48])
 def test_16_heads_agree_with_float64(block_size):
     for seed in range(2):
         check(latent_case("bfloat16", 16, block_size, CONTEXTS, seed), CpuKernels(seed))
@@ -125,15 +125,21 @@ BUGS = {
         "storage.tiles[tile % kStages] + threadIdx.x / 8",
         "storage.tiles[(tile + 1) % kStages] + threadIdx.x / 8",
     ),
-    "rows are looked up for another tile": ("find_rows(tile + Of::kAhead + 1);", "find_rows(tile + Of::kAhead);"),
+    "blocks are looked up for another tile": (
+        "find_next_blocks(tile + Of::kAhead + 1);",
+        "find_next_blocks(tile + Of::kAhead);",
+    ),
+    "a tile begins where a block does": ("            offset[turn] += tokens.tokens_left;\n", ""),
+    "the next block is not entered": ("                ++place[turn];\n", ""),
+    "block ids are taken for slots": ("id[turn] * tokens.block_size + offset[turn]", "id[turn] + offset[turn]"),
     "one token too many is weighed": ("8 * eight + side < left ?", "8 * eight + side <= left ?"),
     "the last token is left out": ("8 * eight + side < left ?", "8 * eight + side + 1 < left ?"),
     "a part of the dimensions is not scored": ("of < Of::kParts;", "of < Of::kParts - 1;"),
-    "the rotary part is taken for values": ("warp * Of::kDims / kPerLoad", "(64 + warp * Of::kDims) / kPerLoad"),
+    "the rotary part is taken for values": ("warp * Of::kDimLoads + lane", "8 + warp * Of::kDimLoads + lane"),
     "parts of queries change places": ("place / 2 * 8 + 2 * (lane % 4)", "place % 2 * 8 + 2 * (lane % 4)"),
     "keys are in another order": (
-        "rows[first + lane / 16 * 8 + lane % 8][load]",
-        "rows[first + lane % 16][load]",
+        "rows[first + 8 * eight + lane / 16 * 8 + lane % 8][load]",
+        "rows[first + 8 * eight + lane % 16][load]",
     ),
     "values are not transposed": ("ptx::ldmatrix_trans(values", "ptx::ldmatrix(values"),
     "the maximum is of half the lanes": (
@@ -149,7 +155,10 @@ BUGS = {
     "scores are not scaled": ("scores[eight][side] * scale", "scores[eight][side]"),
     "heads past the last are written": ("if (head >= heads) continue;", ""),
     "all queries are of the first sequence": ("(long long)sequence * num_heads + first_head;", "first_head;"),
-    "partitions begin at the first token": ("1, 0, start, end}, storage", "1, 0, 0, end}, storage"),
+    "partitions begin at the first token": (
+        "block_size, start, end, blocks_a_tile",
+        "block_size, 0, end, blocks_a_tile",
+    ),
 }
 #: Where the outputs are a tile behind.
 LAG_BUGS = {
@@ -183,7 +192,7 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
     plant(monkeypatch, *BUGS[bug])
     with pytest.raises((AssertionError, KernelFault)):
         for partition_tokens, seed in itertools.product((256, 64), range(3)):
-            given = latent_case("bfloat16", 12, 16, [141, 70, 43], seed)
+            given = latent_case("bfloat16", 12, 7, [141, 70, 43], seed)
             check(given, CpuKernels(seed, 228 * KIB), partition_tokens)
 
 
