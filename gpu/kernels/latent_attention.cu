@@ -3,7 +3,7 @@
 // the value of all heads, too.
 //
 // A block of threads serves kHeads query heads over one partition of one sequence. cp.async fetches tiles of 32 vectors into
-// shared memory, kStages - 1 tiles ahead. A tile is read from memory once and used twice:
+// shared memory, kAhead tiles ahead. A tile is read from memory once and used twice:
 //
 //   scores  [heads, 32 tokens] = queries [heads, 576] * tile'
 //   outputs [heads, 512]      += weights [heads, 32 tokens] * tile's first 512 columns
@@ -38,7 +38,7 @@ template <class Scalar, int kHeads, int kStages> struct LatentBlock {
     static constexpr int kParts = 4, kPartDims = kKeyDim / kParts;
     static constexpr int kStrips = kHeads / 16 / (kWarps / kParts);  // of 16 heads, which a warp scores
     static constexpr int kPartLoads = kPartDims / kPerLoad<Scalar>;
-    static constexpr int kDims = kLatentDim / kWarps;               // of the outputs of a warp
+    static constexpr int kDims = kLatentDim / kWarps;                // of the outputs of a warp
     static constexpr int kDimLoads = kDims / kPerLoad<Scalar>;
     // Distances between rows, without bank conflicts: of 16-byte loads by eight lanes, one a row, and of pairs of floats by 16
     // lanes, four a row.
@@ -60,8 +60,7 @@ template <class Scalar> struct LatentTokens {
     const Scalar *cache;
     const int *blocks;  // the sequence's row of the block tables
     int block_size, start, end;
-    // A tile is so many blocks and so many tokens: a thread goes from tile to tile without a division.
-    int blocks_a_tile, tokens_left;
+    int blocks_a_tile, tokens_left;  // from a tile to the next one: whole blocks, and tokens beside them
 };
 
 template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
@@ -189,6 +188,10 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
         }
     }
 
+    // A maximum remains as it is until a score exceeds it by more than this, in base 2. Weights of up to 256 have the relative
+    // precision of smaller ones, and tiles of lower scores rescale nothing.
+    static constexpr float kSlack = 8;
+
     // Four lanes weigh the tokens of a head, and a warp those of eight heads.
     static constexpr int kWeighing = kHeads / 8;
     __device__ __forceinline__ int weighed_head() const { return 8 * warp + lane / 4; }
@@ -212,13 +215,14 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
             for (int side = 0; side < 2; ++side)
                 scores[eight][side] = 8 * eight + side < left ? scores[eight][side] * scale : kMasked;
         __syncwarp();  // shuffles come after all choices, as in MmaDecoder
-        float new_maximum = maximum;
+        float highest = kMasked;
 #pragma unroll
         for (int eight = 0; eight < kTile / 8; ++eight)
-            new_maximum = fmaxf(new_maximum, fmaxf(scores[eight][0], scores[eight][1]));
+            highest = fmaxf(highest, fmaxf(scores[eight][0], scores[eight][1]));
 #pragma unroll
         for (int distance = 1; distance < 4; distance *= 2)
-            new_maximum = fmaxf(new_maximum, __shfl_xor_sync(kFullWarp, new_maximum, distance));
+            highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, distance));
+        const float new_maximum = highest > maximum + kSlack ? highest : maximum;
         const float factor = ptx::exp2(maximum - new_maximum);
         maximum = new_maximum;
         sum *= factor;
@@ -232,19 +236,27 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
         storage.factors[tile % (1 + kLag)][head] = factor;  // of four lanes the same
     }
 
+    // By the factors of the heads; a factor of 1 says that a head's maximum is as before.
+    __device__ __forceinline__ void rescale(const float *factors) {
+        bool changed = false;
+#pragma unroll
+        for (int eight = 0; eight < kHeads / 8; ++eight) changed |= factors[8 * eight + lane / 4] != 1;
+        if (changed)
+#pragma unroll
+            for (int eight = 0; eight < kHeads / 8; ++eight) {
+                const float factor = factors[8 * eight + lane / 4];
+#pragma unroll
+                for (int place = 0; place < Of::kDims / 4; ++place)
+                    outputs[eight / 2][place / 2][eight % 2 * 2 + place % 2] *= factor;
+            }
+        __syncwarp();
+    }
+
     // Rescales the outputs, and adds the values of this warp's columns.
     __device__ __forceinline__ void add_values(int tile) {
         const typename Of::Row *rows = storage.tiles[tile % kStages];
         const auto &weights_of = storage.weights[tile % (1 + kLag)];
-#pragma unroll
-        for (int strip = 0; strip < kHeads / 16; ++strip)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const float factor = storage.factors[tile % (1 + kLag)][16 * strip + 8 * half + lane / 4];
-#pragma unroll
-                for (int place = 0; place < Of::kDims / 4; ++place)
-                    outputs[strip][place / 2][2 * half + place % 2] *= factor;
-            }
+        rescale(storage.factors[tile % (1 + kLag)]);
         const int load = warp * Of::kDimLoads + lane / 16;
 #pragma unroll kAdded
         for (int step = 0; step < kTile / 16; ++step) {
@@ -323,7 +335,7 @@ template <class Scalar, int kHeads, int kStages> struct LatentDecoder {
     }
 };
 
-// `blocks_a_tile` and `tokens_left` are 32 / block_size and 32 % block_size.
+// `blocks_a_tile` and `tokens_left` are 32 / block_size and 32 % block_size: the kernel divides once.
 //
 // grid: tiles of kHeads query heads (fastest, so that neighbours read the same vectors), partitions, sequences. With one partition
 // `out` [sequences, heads, 512] is written; with several, `partial_states` [sequences, heads, partitions] (maximum and

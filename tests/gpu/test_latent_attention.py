@@ -43,6 +43,12 @@ def check(given: LatentCase, kernels: Kernels | None = None, partition_tokens: i
     assert gpu_cases.error(run(given, kernels, partition_tokens), given.expected()) <= tolerance
 
 
+def steep(given: LatentCase) -> LatentCase:
+    """With queries 12 times as long: the maximum rises in many tiles by more than the kernel leaves as it is."""
+    given.given.query[:] *= 12
+    return given
+
+
 def test_the_reference_is_attention_written_out():
     """Token by token, with scores of 576 dimensions and values of the first 512."""
     given = latent_case("float16", 2, 16, [20, 3])
@@ -61,8 +67,8 @@ def test_the_reference_is_attention_written_out():
 @needs_compiler
 @pytest.mark.parametrize("block_size", [16, 32, 64, 7, 48])
 def test_16_heads_agree_with_float64(block_size):
-    for seed in range(2):
-        check(latent_case("bfloat16", 16, block_size, CONTEXTS, seed), CpuKernels(seed))
+    check(latent_case("bfloat16", 16, block_size, CONTEXTS))
+    check(steep(latent_case("bfloat16", 16, block_size, CONTEXTS, 1)), CpuKernels(1))
     check(latent_case("bfloat16", 5, block_size, CONTEXTS))
 
 
@@ -70,12 +76,14 @@ def test_16_heads_agree_with_float64(block_size):
 def test_128_heads_agree_with_float64():
     """Two blocks of 64."""
     check(latent_case("bfloat16", 128, 64, CONTEXTS))
+    check(steep(latent_case("bfloat16", 128, 64, CONTEXTS)))
 
 
 @needs_compiler
 def test_partitions_are_merged():
     """Ends at, before and after a partition's edge; a sequence that most partitions know nothing of; an empty one."""
-    check(latent_case("bfloat16", 16, 16, [300, 192, 1, 0, 65]), partition_tokens=64)
+    for made in (lambda given: given, steep):
+        check(made(latent_case("bfloat16", 16, 16, [300, 192, 1, 0, 65])), partition_tokens=64)
 
 
 #: A100; H100; cards of 100 KiB, which have no block of 64 heads.
@@ -88,7 +96,8 @@ CARDS = [164 * KIB, 228 * KIB, 100 * KIB]
 @pytest.mark.parametrize(("shared_bytes", "heads"), list(itertools.product(CARDS, [16, 20, 64, 128])))
 def test_every_card_agrees_with_float64(shared_bytes, heads, dtype):
     for block_size, partition_tokens in itertools.product((1, 16, 32, 64), (None, 64)):
-        check(latent_case(dtype, heads, block_size, CONTEXTS), CpuKernels(1, shared_bytes), partition_tokens)
+        for made in (lambda given: given, steep):
+            check(made(latent_case(dtype, heads, block_size, CONTEXTS)), CpuKernels(1, shared_bytes), partition_tokens)
 
 
 @needs_compiler
@@ -143,13 +152,15 @@ BUGS = {
     ),
     "values are not transposed": ("ptx::ldmatrix_trans(values", "ptx::ldmatrix(values"),
     "the maximum is of half the lanes": (
-        "distance < 4; distance *= 2)\n            new_maximum",
-        "distance < 2; distance *= 2)\n            new_maximum",
+        "distance < 4; distance *= 2)\n            highest",
+        "distance < 2; distance *= 2)\n            highest",
     ),
+    "a maximum that is too low remains": ("highest > maximum + kSlack", "maximum == kNoScore"),
     "old sums are not rescaled": ("        sum *= factor;\n", ""),
-    "old outputs are not rescaled": (
-        " *= factor;\n            }\n        const int load",
-        ";\n            }\n        const int load",
+    "old outputs are not rescaled": ("        if (changed)\n", "        if (false)\n"),
+    "outputs are rescaled for the first strip alone": (
+        "eight < kHeads / 8; ++eight) changed",
+        "eight < 1; ++eight) changed",
     ),
     "the sum is of half the lanes": ("distance < 4; distance *= 2) sum +=", "distance < 2; distance *= 2) sum +="),
     "scores are not scaled": ("scores[eight][side] * scale", "scores[eight][side]"),
@@ -192,8 +203,9 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
     plant(monkeypatch, *BUGS[bug])
     with pytest.raises((AssertionError, KernelFault)):
         for partition_tokens, seed in itertools.product((256, 64), range(3)):
-            given = latent_case("bfloat16", 12, 7, [141, 70, 43], seed)
-            check(given, CpuKernels(seed, 228 * KIB), partition_tokens)
+            # In fp16 weights overflow from 65,520 on.
+            given = latent_case("float16" if seed == 2 else "bfloat16", 12, 7, [141, 70, 43], seed)
+            check(steep(given) if seed else given, CpuKernels(seed, 228 * KIB), partition_tokens)
 
 
 @pytest.mark.slow

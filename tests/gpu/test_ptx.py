@@ -56,9 +56,12 @@ def check_prefill(
     assert gpu_cases.error(named["out"], gpu_cases.expected(given, new)) <= gpu_cases.TOLERANCE[dtype]
 
 
-def check_latent(kernels: PtxKernels, dtype: str, heads: int, block_size: int, partition_tokens=None) -> None:
-    """Two tiles and a part of one, nothing, and one token."""
+def check_latent(
+    kernels: PtxKernels, dtype: str, heads: int, block_size: int, partition_tokens=None, longer: float = 1
+) -> None:
+    """Two tiles and a part of one, nothing, and one token; with ``longer`` queries some heads of a warp are rescaled and others not."""
     given = latent_case(dtype, heads, block_size, [70, 0, 1])
+    given.given.query[:] *= longer
     named = given.arguments()
     named["out"] = np.full((3, heads, source.LATENT_DIM), np.nan, named["query"].dtype)
     views = {name: arrays.view(name, one) if isinstance(one, np.ndarray) else one for name, one in named.items()}
@@ -89,7 +92,7 @@ def test_prefill_attention_and_its_merge(dtype, architecture):
 
 @pytest.mark.parametrize(("architecture", "dtype"), list(zip(ARCHITECTURES, SIXTEEN_BITS, strict=True)))
 def test_latent_attention_and_its_merge(architecture, dtype):
-    check_latent(PtxKernels(architecture), dtype, 12, 16)
+    check_latent(PtxKernels(architecture), dtype, 12, 16, longer=8)
     check_latent(PtxKernels(architecture), dtype, 12, 16, partition_tokens=32)
 
 
@@ -99,8 +102,8 @@ def test_latent_attention_and_its_merge(architecture, dtype):
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS)
 @pytest.mark.parametrize("heads", [16, 32, 128])
 def test_latent_attention_of_more_heads(heads, dtype, architecture, apart):
-    for block_size in (64, 7):
-        check_latent(PtxKernels(architecture, apart), dtype, heads, block_size)
+    for block_size, longer in ((64, 1), (7, 1), (7, 8)):
+        check_latent(PtxKernels(architecture, apart), dtype, heads, block_size, longer=longer)
     check_latent(PtxKernels(architecture, apart), dtype, heads, 32, partition_tokens=32)
 
 
