@@ -20,7 +20,7 @@ MOST_DISAGREEMENT = 5e-3
 
 @dataclass(frozen=True)
 class Plan:
-    """The benchmark's shapes on one kind of device: those to report first, then a grid, then latent attention.
+    """The benchmark's shapes on one kind of device: those to report first, then latent attention, then a grid.
 
     Attributes:
         first: Sequences and tokens of each, with the first of ``heads``.
@@ -45,10 +45,13 @@ class Plan:
         """Every shape once."""
         first = [(self.heads[0], *sizes) for sizes in self.first]
         grid = itertools.product(self.heads, self.batches, self.contexts)
-        for heads, batch, context in dict.fromkeys([*first, *grid]):
+        for heads, batch, context in first:
             yield Shape(batch, context, *heads, self.head_dim, self.dtype)
         for batch, context, heads_of_latent, head_dim, latent_dim in self.latent:
             yield Shape(batch, context, heads_of_latent, 1, head_dim, self.dtype, latent_dim)
+        for heads, batch, context in grid:
+            if (heads, batch, context) not in first:
+                yield Shape(batch, context, *heads, self.head_dim, self.dtype)
 
 
 PLANS = {

@@ -144,7 +144,8 @@ def test_a_gpus_first_rows_are_those_that_are_published_elsewhere():
     first = [(shape.batch, shape.context, shape.heads, shape.kv_heads, shape.head_dim) for shape in shapes[:4]]
     assert first == [(batch, context, 32, 8, 128) for batch, context in ((1, 1024), (8, 4096), (32, 4096), (128, 4096))]
     assert len(set(shapes)) == len(shapes)
-    latent = shapes[-1]
+    assert [shape.latent_dim for shape in shapes[4:]] == [512, 512] + [None] * (len(shapes) - 6)
+    latent = shapes[5]
     assert (latent.heads, latent.kv_heads, latent.head_dim, latent.latent_dim) == (128, 1, 576, 512)
     assert latent.kv_bytes == 128 * 4096 * 576 * 2
 
