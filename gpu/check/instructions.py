@@ -147,7 +147,7 @@ def _row(kernel: Kernel, architecture: str, shared_bytes: int, threads: int) -> 
     loop = main_loop(disassembled(kernel, architecture))
     blocks = resident_blocks(found.registers, shared_bytes, architecture, threads)
     share = f"{loop.instructions * COPIES_A_KIB / loop.copies:.1f}"
-    size = f"{threads:>9}{found.registers:>10}{shared_bytes / 1024:>12.0f}{blocks:>8}"
+    size = f"{threads:>9}{found.registers:>10}{shared_bytes / 1024:>12.1f}{blocks:>8}"
     counts = f"{loop.instructions:>14}{loop.shuffles:>10}{share:>13}{loop.products:>10}"
     return f"{kernel.expression:<50}{size}{counts}  {' '.join(map(str, loop.inner))}".rstrip()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 from dataclasses import replace
 
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 
 import gpu_cases
-from fragmeter.gpu.check import compile_gate
+from fragmeter.gpu.check import compile_gate, instructions
 from fragmeter.gpu.check.latent import LatentCase, latent_case
 from fragmeter.gpu.ops import arrays, latent_attention, source
 from fragmeter.gpu.ops.cpu_kernels import CpuKernels
 from fragmeter.gpu.ops.launching import Kernels
 from fragmeter.sim.types.errors import KernelFault, SettingError
+from paths import ROOT
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 
@@ -226,6 +228,25 @@ def test_blocks_fit_every_card(shared_bytes):
     assert latent_attention.block_for(1, shared_bytes) == latent_attention.block_for(16, shared_bytes) == blocks[0]
     assert latent_attention.block_for(17, shared_bytes) == blocks[1]
     assert latent_attention.block_for(128, shared_bytes) == blocks[-1]
+
+
+def test_the_documented_blocks_are_those_of_the_source():
+    """Of each architecture; instructions of a warp a tile make those a KV byte."""
+    text = (ROOT / "docs" / "gpu.md").read_text().partition("## Latent attention (MLA)")[2]
+    table = re.findall(r"^\| (\d+), (sm_.*?) \|(.*)\|$", text, re.MULTILINE)
+    found, wanted = [], []
+    for heads, architectures, cells in table:
+        threads, registers, stages, shared, resident, per_tile, a_byte = map(float, cells.split("|"))
+        block = source.LatentBlock(int(heads), int(stages))
+        assert (threads, shared) == (block.threads, round(block.shared_bytes / KIB, 1))
+        assert a_byte == round(per_tile * threads / 32 / (source.LATENT_TILE * source.LATENT_KEY_DIM * 2), 3)
+        for architecture in architectures.split(" and "):
+            found.append((architecture, block))
+            size = int(registers), block.shared_bytes, architecture, block.threads
+            assert resident == instructions.resident_blocks(*size)
+    for architecture, shared_bytes in compile_gate.SHARED_BYTES.items():
+        wanted += [(architecture, block) for block in source.latent_blocks(shared_bytes)]
+    assert sorted(found, key=str) == sorted(wanted, key=str)
 
 
 @needs_compiler
