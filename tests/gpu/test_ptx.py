@@ -16,7 +16,8 @@ import gpu_cases
 pytest.importorskip("cupy", reason="CuPy is not installed (extra: kernels)")
 
 from fragmeter.gpu.check import compile_gate
-from fragmeter.gpu.ops import arrays, cache, paged_attention, prefill, source
+from fragmeter.gpu.check.latent import latent_case
+from fragmeter.gpu.ops import arrays, cache, latent_attention, paged_attention, prefill, source
 from fragmeter.gpu.ops.source import Kernel
 from fragmeter.sim.types.errors import KernelFault
 from ptx.kernels import PtxKernels, compiled, machine_of
@@ -61,6 +62,20 @@ def check_prefill(
     assert gpu_cases.error(named["out"], gpu_cases.expected(given, new)) <= gpu_cases.TOLERANCE[dtype]
 
 
+def check_latent(
+    kernels: PtxKernels, dtype: str, heads: int, block_size: int, partition_tokens=None, longer: float = 1
+) -> None:
+    """Two tiles and a part of one, nothing, and one token; with ``longer`` queries some heads of a warp are rescaled and others not."""
+    given = latent_case(dtype, heads, block_size, [70, 0, 1])
+    given.given.query[:] *= longer
+    named = given.arguments()
+    named["out"] = np.full((3, heads, source.LATENT_DIM), np.nan, named["query"].dtype)
+    views = {name: arrays.view(name, one) if isinstance(one, np.ndarray) else one for name, one in named.items()}
+    latent_attention.Call(**views).prepared(kernels, partition_tokens).launch()
+    assert gpu_cases.error(named["out"], given.expected()) <= gpu_cases.TOLERANCE[dtype]
+    assert not kernels.divided
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS)
 def test_decode_attention_on_tensor_cores_and_its_merge(dtype, architecture):
@@ -80,6 +95,23 @@ def test_decode_attention_of_one_head(architecture):
 def test_prefill_attention_and_its_merge(dtype, architecture):
     check_prefill(PtxKernels(architecture), dtype, (4, 1), 64)
     check_prefill(PtxKernels(architecture), dtype, (4, 1), 64, partition_tokens=64)
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), list(zip(ARCHITECTURES, SIXTEEN_BITS, strict=True)))
+def test_latent_attention_and_its_merge(architecture, dtype):
+    check_latent(PtxKernels(architecture), dtype, 12, 16, longer=8)
+    check_latent(PtxKernels(architecture), dtype, 12, 16, partition_tokens=32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
+@pytest.mark.parametrize("heads", [16, 32, 128])
+def test_latent_attention_of_more_heads(heads, dtype, architecture, apart):
+    for block_size, longer in ((64, 1), (7, 1), (7, 8)):
+        check_latent(PtxKernels(architecture, apart), dtype, heads, block_size, longer=longer)
+    check_latent(PtxKernels(architecture, apart), dtype, heads, 32, partition_tokens=32)
 
 
 def test_a_head_of_120_is_padded():
