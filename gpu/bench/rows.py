@@ -20,7 +20,7 @@ MOST_DISAGREEMENT = 5e-3
 
 @dataclass(frozen=True)
 class Plan:
-    """The benchmark's shapes on one kind of device: those to report first, then a grid, then latent attention.
+    """The benchmark's shapes on one kind of device: those to report first, then latent attention, then a grid.
 
     Attributes:
         first: Sequences and tokens of each, with the first of ``heads``.
@@ -45,10 +45,13 @@ class Plan:
         """Every shape once."""
         first = [(self.heads[0], *sizes) for sizes in self.first]
         grid = itertools.product(self.heads, self.batches, self.contexts)
-        for heads, batch, context in dict.fromkeys([*first, *grid]):
+        for heads, batch, context in first:
             yield Shape(batch, context, *heads, self.head_dim, self.dtype)
         for batch, context, heads_of_latent, head_dim, latent_dim in self.latent:
             yield Shape(batch, context, heads_of_latent, 1, head_dim, self.dtype, latent_dim)
+        for heads, batch, context in grid:
+            if (heads, batch, context) not in first:
+                yield Shape(batch, context, *heads, self.head_dim, self.dtype)
 
 
 PLANS = {
@@ -60,8 +63,8 @@ PLANS = {
         128,
         torch.float16,
         9,
-        # DeepSeek-V3: 128 heads over a latent vector of 512 dimensions and 64 rotary ones.
-        ((128, 4096, 128, 576, 512),),
+        # DeepSeek-V3 on 8 GPUs and on one: 16 and 128 heads over a latent vector of 512 dimensions and 64 rotary ones.
+        ((128, 4096, 16, 576, 512), (128, 4096, 128, 576, 512)),
     ),
     "cpu": Plan(((1, 64),), (1, 4), (64, 256), ((8, 2), (4, 4)), 64, torch.float32, 5, ((2, 64, 8, 96, 64),)),
 }

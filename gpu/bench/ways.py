@@ -25,11 +25,15 @@ class Unable(Exception):
 
 def ours(device: Device, caches: Caches) -> Work:
     """The device's own implementation: our kernel on a GPU."""
-    if caches.shape.latent_dim is not None:
-        raise Unable("no kernel for latent attention yet")
-    layer = torch.empty_like(caches.query), caches.query, caches.keys, caches.values
-    sizes = caches.context_lens, BLOCK_SIZE, caches.shape.context
-    calls = [device.prepared("decode_attention", *layer, tables, *sizes) for tables in caches.block_tables]
+    shape, sizes = caches.shape, (caches.context_lens, BLOCK_SIZE, caches.shape.context)
+    layer: tuple[torch.Tensor, ...]
+    if shape.latent_dim is None:
+        layer = torch.empty_like(caches.query), caches.query, caches.keys, caches.values
+        calls = [device.prepared("decode_attention", *layer, tables, *sizes) for tables in caches.block_tables]
+    else:
+        out, scale = caches.query.new_empty(shape.batch, shape.heads, shape.latent_dim), shape.head_dim**-0.5
+        layer = out, caches.query, caches.keys.squeeze(2)
+        calls = [device.prepared("latent_attention", *layer, tables, *sizes, scale) for tables in caches.block_tables]
 
     def work(number: int) -> torch.Tensor:
         calls[number % caches.sets](*layer)

@@ -265,16 +265,16 @@ class Probes:
 
         Args:
             lens: New tokens of prompts; none for decodes.
-            longest: Length by which the kernel splits its work; None is that of the longest context.
+            longest: Upper bound of the lengths; None is the longest context.
         """
         out, layers, keys = torch.empty_like(query), self._model.num_layers, self._pool.keys
         read = 2 * sum(contexts) * keys[0][0, 0].nbytes
         held = self._put(np.asarray(contexts, np.int32))
         starts = self._put(np.cumsum([0, *lens], dtype=np.int32)) if lens else None
-        split = longest or max(contexts)
+        most = longest or max(contexts)
         rows = [
-            Rows(slice(0, len(query)), held, split, block_size, table, None, starts, max(lens, default=1))
-            for table in (self._table(contexts, block_size, split) for _ in range(self._turns(read * layers)))
+            Rows(slice(0, len(query)), held, most, block_size, table, None, starts, max(lens, default=1))
+            for table in (self._table(contexts, block_size, most) for _ in range(self._turns(read * layers)))
         ]
         attention: Attention | None = None
 

@@ -169,17 +169,18 @@ def slots_of(table: np.ndarray, context: int, block_size: int) -> np.ndarray:
     return table[tokens // block_size].astype(np.int64) * block_size + tokens % block_size
 
 
-def expected(given: Case, query_lens: Sequence[int] | None = None) -> Any:
+def expected(given: Case, query_lens: Sequence[int] | None = None, softmax_scale: float | None = None) -> Any:
     """Attention gathered by the block table, in float64; a query that attends to no token gives zeros.
 
     Args:
         given: The arguments.
         query_lens: New tokens of each sequence, at its end; default: one each.
+        softmax_scale: Factor of the scores; default: ``1 / sqrt(head_dim)``.
     """
     library, tables = library_of(given.query), on_host(given.block_tables)
     contexts = on_host(given.context_lens).tolist()
     counts = [1] * len(contexts) if query_lens is None else query_lens
-    out = library.zeros_like(given.query, dtype=library.float64)
+    out = library.zeros_like(given.query[..., : given.value_cache.shape[-1]], dtype=library.float64)
     for sequence, (context, count, end) in enumerate(zip(contexts, counts, np.cumsum(counts), strict=True)):
         if not context or not count:
             continue
@@ -187,23 +188,26 @@ def expected(given: Case, query_lens: Sequence[int] | None = None) -> Any:
         slots = library.asarray(slots, device=given.query.device)
         keys, values = (cache.reshape(-1, *cache.shape[2:])[slots] for cache in (given.key_cache, given.value_cache))
         rows = slice(int(end) - count, int(end))
-        out[rows] = dense_attention(given.query[rows], keys, values)
+        out[rows] = dense_attention(given.query[rows], keys, values, softmax_scale)
     return out
 
 
-def dense_attention(query: Any, keys: Any, values: Any) -> Any:
-    """Causal attention in float64: the last ``[queries, heads, head_dim]`` over all ``[tokens, kv_heads, head_dim]``."""
+def dense_attention(query: Any, keys: Any, values: Any, softmax_scale: float | None = None) -> Any:
+    """Causal attention in float64: the last ``[queries, heads, head_dim]`` over all ``[tokens, kv_heads, head_dim]``.
+
+    ``values`` may have fewer dimensions than ``keys``. ``softmax_scale`` is ``1 / sqrt(head_dim)`` by default.
+    """
     library = library_of(query)
     query, keys, values = (library.asarray(one, dtype=library.float64) for one in (query, keys, values))
     (queries, heads, head_dim), (tokens, kv_heads, _) = query.shape, keys.shape
     grouped = query.reshape(queries, kv_heads, heads // kv_heads, head_dim)
-    scores = library.einsum("qkgd,tkd->qkgt", grouped, keys) / math.sqrt(head_dim)
+    scores = library.einsum("qkgd,tkd->qkgt", grouped, keys) * (softmax_scale or 1 / math.sqrt(head_dim))
     places = library.arange(tokens, device=query.device)
     seen = places[None, :] <= places[tokens - queries :, None]
     scores = library.where(seen[:, None, None, :], scores, -math.inf)
     weights = library.exp(scores - library.amax(scores, axis=-1, keepdims=True))
     weights = weights / weights.sum(axis=-1, keepdims=True)
-    return library.einsum("qkgt,tkd->qkgd", weights, values).reshape(query.shape)
+    return library.einsum("qkgt,tkd->qkgd", weights, values).reshape(queries, heads, -1)
 
 
 def error(out: Any, wanted: Any) -> float:

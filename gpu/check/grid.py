@@ -26,11 +26,12 @@ from rich.progress import track
 
 from ...sim.types.errors import UserError
 from ..devices import devices, program
-from ..ops import cache, contiguous, paged_attention, prefill
-from ..ops.source import FP8_HEAD_DIMS, FP8_QUERIES, HEAD_DIMS
+from ..ops import cache, contiguous, latent_attention, paged_attention, prefill
+from ..ops.source import FP8_HEAD_DIMS, FP8_QUERIES, HEAD_DIMS, LATENT_DIM, LATENT_DTYPES, LATENT_KEY_DIM
 from . import parts
 from .cases import TOLERANCE, Host, OnDevice, case, error, expected, library_of, on_host
 from .fp8 import encoded, fp8_case
+from .latent import latent_case
 
 Make = Host | OnDevice
 
@@ -60,7 +61,8 @@ class Point:
     @property
     def tolerance(self) -> float:
         """The maximum error; kernels that only move values must be exact."""
-        return TOLERANCE[self.dtype] if self.kernel in (*ATTENTION, "decode_attention_fp8") else 0.0
+        computing = (*ATTENTION, "decode_attention_fp8", *LATENT)
+        return TOLERANCE[self.dtype] if self.kernel in computing else 0.0
 
     @property
     def exists(self) -> bool:
@@ -89,6 +91,15 @@ def decoded_fp8(point: Point, make: Make) -> float:
     given = fp8_case(*point.shape, point.contexts, make=make)
     out = make.full(given.given.query.shape, np.nan, point.dtype)
     paged_attention.paged_attention_cuda_forward(out, **given.arguments())
+    return error(out, given.expected())
+
+
+def decoded_latent(point: Point, make: Make) -> float:
+    """One new token per sequence, over scattered blocks of latent vectors."""
+    block_size, blocks = point.block_size, point.num_blocks
+    given = latent_case(point.dtype, point.heads[0], block_size, point.contexts, num_blocks=blocks, make=make)
+    out = make.full((*given.given.query.shape[:-1], LATENT_DIM), np.nan, point.dtype)
+    latent_attention.forward_into(out, **given.arguments())
     return error(out, given.expected())
 
 
@@ -202,7 +213,10 @@ MOVING: dict[str, Trial] = {
 }
 #: Those of caches of fp8; not all dtypes and head_dims have one.
 FP8: dict[str, Trial] = {"decode_attention_fp8": decoded_fp8, "reshape_and_cache_fp8": written_fp8}
-KERNELS = ATTENTION | MOVING | FP8
+#: That of latent vectors, which have one size.
+LATENT: dict[str, Trial] = {"latent_attention": decoded_latent}
+OF_HEAD_DIMS = ATTENTION | MOVING | FP8
+KERNELS = OF_HEAD_DIMS | LATENT
 
 
 SCHEMA_VERSION = 1
@@ -216,14 +230,27 @@ RAGGED = (64, 70, 0, 1, 33)
 LONG = (8192, 1, 4097, 0, 255)
 #: Lengths around every power of two from 1 to 8192.
 EDGES = tuple(sorted({2**power + near for power in range(14) for near in (-1, 0, 1)} - {8193}))
-#: A pool with its last block past 2**31 scalars.
-FAR = Point("decode_attention", "float16", (16, 8), 128, 64, (130,), num_blocks=32769)
+#: Query heads over latent vectors: those of DeepSeek-V3 on 8, 4 and 1 GPUs, and numbers that fill no tile.
+LATENT_HEADS = (16, 32, 128, 5, 40)
+LATENT_BLOCK_SIZES = (16, 32, 64, 1)
+#: Pools with their last block past 2**31 scalars.
+FAR = (
+    Point("decode_attention", "float16", (16, 8), 128, 64, (130,), num_blocks=32769),
+    Point("latent_attention", "bfloat16", (16, 1), LATENT_KEY_DIM, 64, (130,), num_blocks=58256),
+)
 
 
 def points(subset: bool = False) -> Iterator[Point]:
     """The points of the grid."""
     yield from (point for point in (_turns() if subset else _combinations()) if point.exists)
-    yield FAR
+    for turn, (dtype, heads) in enumerate(itertools.product(LATENT_DTYPES, LATENT_HEADS)):
+        for block_size in LATENT_BLOCK_SIZES[turn % 4 : turn % 4 + 1] if subset else LATENT_BLOCK_SIZES:
+            yield Point("latent_attention", dtype, (heads, 1), LATENT_KEY_DIM, block_size, RAGGED)
+    if not subset:
+        for dtype in LATENT_DTYPES:
+            yield Point("latent_attention", dtype, (128, 1), LATENT_KEY_DIM, 64, LONG)
+        yield Point("latent_attention", "bfloat16", (16, 1), LATENT_KEY_DIM, 16, EDGES)
+    yield from FAR
 
 
 def _turns() -> Iterator[Point]:
@@ -244,7 +271,7 @@ def _turns() -> Iterator[Point]:
 def _combinations() -> Iterator[Point]:
     shapes = itertools.product(TOLERANCE, HEADS, HEAD_DIMS, BLOCK_SIZES)
     for dtype, heads, head_dim, block_size in shapes:
-        for kernel in KERNELS:
+        for kernel in OF_HEAD_DIMS:
             # Block sizes do not apply to a contiguous cache.
             if kernel != "contiguous_attention" or block_size == 16:
                 yield Point(kernel, dtype, heads, head_dim, block_size, RAGGED)
@@ -319,7 +346,9 @@ def main(tokens: list[str] | None = None) -> int:
     parser.add_argument("--subset", action="store_true", help="heads, block sizes and kernels take turns")
     parser.add_argument("--kernel", choices=KERNELS, action="append", help="only this one (may be given again)")
     parser.add_argument("--dtype", choices=TOLERANCE, action="append", help="only this one")
-    parser.add_argument("--head-dim", type=int, choices=HEAD_DIMS, action="append", help="only this one")
+    parser.add_argument(
+        "--head-dim", type=int, choices=(*HEAD_DIMS, LATENT_KEY_DIM), action="append", help="only this one"
+    )
     parser.add_argument("--json", type=Path, help="file for every point's outcome")
     given = parser.parse_args(tokens)
     return program.run(lambda: _report(given))
@@ -334,7 +363,7 @@ def _report(given: argparse.Namespace) -> bool:
         for point in points(given.subset)
         if point.kernel in (given.kernel or KERNELS)
         and point.dtype in (given.dtype or TOLERANCE)
-        and point.head_dim in (given.head_dim or HEAD_DIMS)
+        and point.head_dim in (given.head_dim or (*HEAD_DIMS, LATENT_KEY_DIM))
     ]
     if not chosen:
         raise UserError("no point of the grid is all that is asked for: ask for less, or leave --subset out")

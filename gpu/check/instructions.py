@@ -1,11 +1,12 @@
-"""Instructions of the decode kernel's main loop, from the machine code that NVRTC compiles, without a GPU.
+"""Instructions of the main loop of decode attention, from the machine code that NVRTC compiles, without a GPU.
 
-``python -m fragmeter.gpu.check.instructions --architecture sm_90a`` prints a row per instance: registers, resident blocks on a
-multiprocessor, and instructions and shuffles of a warp a tile. It needs NVIDIA's disassembler beside the extra ``kernels``: pip
-install nvidia-cuda-nvdisasm.
+``python -m fragmeter.gpu.check.instructions --architecture sm_90a`` prints a row per instance: threads and shared memory of a
+block, registers, resident blocks on a multiprocessor, and instructions, shuffles and matrix products of a warp a tile. It needs
+NVIDIA's disassembler beside the extra ``kernels``: pip install nvidia-cuda-nvdisasm.
 
 The main loop is the shortest loop that copies keys and multiplies. All of its instructions count, also those of branches that
-an ordinary tile does not take.
+an ordinary tile does not take. Those of loops within it count once; the last column has the lengths of these loops, which latent
+attention of 64 heads has.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
@@ -50,11 +51,15 @@ class Loop:
         instructions: Number of its instructions.
         shuffles: Those that move values between lanes.
         copies: Those that copy 16 bytes a lane to shared memory.
+        products: Those of the tensor cores.
+        inner: Numbers of instructions of the loops within it.
     """
 
     instructions: int
     shuffles: int
     copies: int
+    products: int
+    inner: tuple[int, ...] = ()
 
 
 def main_loop(sass: str) -> Loop:
@@ -65,7 +70,7 @@ def main_loop(sass: str) -> Loop:
     """
     labels: dict[str, int] = {}
     code: list[str] = []
-    loops: list[list[str]] = []
+    loops: list[range] = []
     for line in sass.splitlines():
         if label := _LABEL.match(line):
             labels[label["name"]] = len(code)
@@ -73,14 +78,15 @@ def main_loop(sass: str) -> Loop:
             code.append(instruction["text"])
             branch = _BRANCH.search(code[-1])
             if branch and branch["label"] in labels:
-                loops.append(code[labels[branch["label"]] :])
-    loop = min((loop for loop in loops if _count(loop, "LDGSTS") and _count(loop, "HMMA", "FFMA")), key=len)
-    return Loop(len(loop), _count(loop, "SHFL"), _count(loop, "LDGSTS"))
+                loops.append(range(labels[branch["label"]], len(code)))
 
+    def count(loop: range, *operations: str) -> int:
+        pattern = re.compile(rf"(@!?U?P\w+ )?\s*({'|'.join(operations)})\b")
+        return sum(pattern.match(code[at]) is not None for at in loop)
 
-def _count(code: Sequence[str], *operations: str) -> int:
-    pattern = re.compile(rf"(@!?U?P\w+ )?\s*({'|'.join(operations)})\b")
-    return sum(pattern.match(text) is not None for text in code)
+    main = min((loop for loop in loops if count(loop, "LDGSTS") and count(loop, "HMMA", "FFMA")), key=len)
+    inner = tuple(len(loop) for loop in loops if loop != main and loop[0] in main and loop[-1] in main)
+    return Loop(len(main), count(main, "SHFL"), count(main, "LDGSTS"), count(main, "HMMA"), inner)
 
 
 def disassembled(kernel: Kernel, architecture: str) -> str:
@@ -113,27 +119,37 @@ def _disassembler() -> str:
     return found
 
 
-def resident_blocks(registers: int, shared_bytes: int, architecture: str) -> int:
-    """Blocks of the decode kernel on a multiprocessor, by registers and shared memory."""
+def resident_blocks(
+    registers: int, shared_bytes: int, architecture: str, threads: int = 32 * source.DECODE_WARPS
+) -> int:
+    """Blocks of a kernel on a multiprocessor, by registers and shared memory; the threads are by default those of the decode kernel."""
     warp_registers = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
-    by_registers = REGISTERS // (warp_registers * source.DECODE_WARPS)
+    by_registers = REGISTERS // (warp_registers * threads // 32)
     return min(by_registers, SHARED_BYTES[architecture] // (shared_bytes + SYSTEM_SHARED_BYTES))
 
 
 def rows(architecture: str) -> Iterator[str]:
     """Lines of the report."""
-    yield f"{'instance':<50}{'registers':>10}{'blocks':>8}{'instructions':>14}{'shuffles':>10}{'a KiB of KV':>13}"
+    counts = f"{'threads':>9}{'registers':>10}{'shared KiB':>12}{'blocks':>8}{'instructions':>14}{'shuffles':>10}{'a KiB of KV':>13}{'products':>10}"
+    yield f"{'instance':<50}{counts}  loops within"
     ring = source.ring_bytes(SHARED_BYTES[architecture])
     caches = (*((rule, False) for rule in source.SLOT_RULES), *((rule, True) for rule in source.FP8_SLOT_RULES))
     for (dtype, head_dim, group), (rule, fp8) in product(INSTANCES, caches):
         kernel = source.decode_attention(dtype, head_dim, group, rule, ring, fp8=fp8)
-        (found,) = compiled([kernel], architecture)
-        loop = main_loop(disassembled(kernel, architecture))
         shared_bytes = source.decode_shared_bytes(dtype, head_dim, group, ring, fp8=fp8)
-        blocks = resident_blocks(found.registers, shared_bytes, architecture)
-        share = f"{loop.instructions * COPIES_A_KIB / loop.copies:.1f}"
-        counts = f"{found.registers:>10}{blocks:>8}{loop.instructions:>14}{loop.shuffles:>10}{share:>13}"
-        yield f"{kernel.expression:<50}{counts}"
+        yield _row(kernel, architecture, shared_bytes, 32 * source.DECODE_WARPS)
+    for block in source.latent_blocks(SHARED_BYTES[architecture]):
+        yield _row(source.latent_attention("bfloat16", block), architecture, block.shared_bytes, block.threads)
+
+
+def _row(kernel: Kernel, architecture: str, shared_bytes: int, threads: int) -> str:
+    (found,) = compiled([kernel], architecture)
+    loop = main_loop(disassembled(kernel, architecture))
+    blocks = resident_blocks(found.registers, shared_bytes, architecture, threads)
+    share = f"{loop.instructions * COPIES_A_KIB / loop.copies:.1f}"
+    size = f"{threads:>9}{found.registers:>10}{shared_bytes / 1024:>12.1f}{blocks:>8}"
+    counts = f"{loop.instructions:>14}{loop.shuffles:>10}{share:>13}{loop.products:>10}"
+    return f"{kernel.expression:<50}{size}{counts}  {' '.join(map(str, loop.inner))}".rstrip()
 
 
 def main(tokens: list[str] | None = None) -> int:

@@ -118,6 +118,23 @@ class CpuDevice:
             held = (cache[start : start + context] for cache in (key_cache, value_cache))
             out[sequence] = self._decoded(query[sequence], *held)
 
+    def latent_attention(
+        self,
+        out: Any,
+        query: Any,
+        kv_cache: Any,
+        block_tables: Any,
+        context_lens: Any,
+        block_size: int,
+        max_context_len: int,
+        softmax_scale: float,
+    ) -> None:
+        """One sequence after the other; vectors of any size, of which the value is as long as a row of ``out``."""
+        for sequence, context in enumerate(context_lens.tolist()):
+            vectors = _gathered(kv_cache, block_tables[sequence, : -(-context // block_size)], context).float()
+            weights = (query[sequence].float() @ vectors.T * softmax_scale).softmax(-1)
+            out[sequence] = weights @ vectors[:, : out.shape[-1]]
+
     def reshape_and_cache(self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> None:
         """Write new keys and values into their slots; -1 is skipped."""
         kept = slot_mapping >= 0
@@ -128,7 +145,7 @@ class CpuDevice:
 
     def prepared(self, operation: Operation, *arguments: Any) -> LayerCall:
         """As :meth:`devices.Device.prepared`: torch checks every call anyway."""
-        call, rest = getattr(self, operation), arguments[4:]
+        call, rest = getattr(self, operation), arguments[3 if operation == "latent_attention" else 4 :]
         return lambda *tensors: call(*tensors, *rest)
 
     def copy_blocks(self, key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any) -> None:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from ...sim.types.errors import MissingExtra, SettingError, UserError
-from ..ops import cache, contiguous, paged_attention, prefill
+from ..ops import cache, contiguous, latent_attention, paged_attention, prefill
 from ..ops.prepared import LayerCall, Operation
 from .cpu import CpuDevice
 from .probe import probe
@@ -35,6 +35,7 @@ _PREPARE: dict[Operation, Callable[..., LayerCall]] = {
     "decode_attention": paged_attention.prepare,
     "prefill_attention": prefill.prepare,
     "contiguous_attention": contiguous.prepare,
+    "latent_attention": latent_attention.prepare,
     "reshape_and_cache": cache.prepare_reshape_and_cache,
 }
 
@@ -45,6 +46,7 @@ class _KernelDevice:
     decode_attention = staticmethod(paged_attention.paged_attention_cuda_forward)
     prefill_attention = staticmethod(prefill.forward_into)
     contiguous_attention = staticmethod(contiguous.forward_into)
+    latent_attention = staticmethod(latent_attention.forward_into)
     reshape_and_cache = staticmethod(cache.reshape_and_cache)
     copy_blocks = staticmethod(cache.copy_blocks)
     swap_blocks = staticmethod(cache.swap_blocks)
@@ -178,13 +180,26 @@ class Device(Protocol):
     ) -> None:
         """:func:`contiguous.forward` into ``out``."""
 
+    def latent_attention(
+        self,
+        out: Any,
+        query: Any,
+        kv_cache: Any,
+        block_tables: Any,
+        context_lens: Any,
+        block_size: int,
+        max_context_len: int,
+        softmax_scale: float,
+    ) -> None:
+        """:func:`latent_attention.forward` into ``out``."""
+
     def reshape_and_cache(self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> None:
         """:func:`cache.reshape_and_cache`."""
 
     def prepared(self, operation: Operation, *arguments: Any) -> LayerCall:
         """A call of an operation with its positional arguments, checked once for all layers of a step.
 
-        The result takes the first four arguments, the tensors of a layer: ``out``, ``query`` and the caches, or ``key``,
+        The result takes the first arguments, the tensors of a layer: ``out``, ``query`` and the caches, or ``key``,
         ``value`` and the caches. The others are its own, so it is valid for one step.
         """
 

@@ -11,6 +11,16 @@ constexpr float kMasked = -3e38f;
 
 __device__ constexpr int ceil_div(int whole, int part) { return (whole + part - 1) / part; }
 
+// The number of this thread, anew at each call. What follows from it is else computed once before an outer loop, and takes registers
+// in all of it.
+__device__ __forceinline__ unsigned this_thread() {
+    unsigned thread = threadIdx.x;
+#ifdef __CUDACC__
+    asm volatile("" : "+r"(thread));
+#endif
+    return thread;
+}
+
 // Scalars of a row in shared memory and registers: whole 16 columns of an mma. Those past the head's end are zeros.
 __device__ constexpr int padded(int head_dim) { return ceil_div(head_dim, 16) * 16; }
 

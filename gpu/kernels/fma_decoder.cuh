@@ -58,9 +58,12 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache> stru
 
     using Rows = typename Tokens<Cache, Slots>::Rows;
 
+    static __device__ __forceinline__ unsigned own_thread() { return this_thread(); }
+
     const Tokens<Cache, Slots> tokens;
     Ring &ring;
-    const int warp = threadIdx.x / 32, row = threadIdx.x % 32 / kLanes, lane = threadIdx.x % kLanes;
+    const unsigned thread = own_thread();
+    const int warp = thread / 32, row = thread % 32 / kLanes, lane = thread % kLanes;
     float query[kGroup][kScalars];
     Online<kScalars> online[kGroup];
 
@@ -93,20 +96,34 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache> stru
 
     // Lanes past the head's end and tokens past the sequence's end get zeros.
     __device__ __forceinline__ void fetch(int tile, const Rows &rows) {
+        if constexpr (Slots::kConsecutive) {
+            // A lane's tokens are kRows rows apart: an address follows from the one before by one sum.
+            const int span = tokens.kv_heads * kHeadDim;
+            const long long first = rows.first + row * span;
+            const Cache *keys = tokens.keys + first, *values = tokens.values + first;
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-            const Row token = tokens.template row_of<kHeadDim>(rows, step * kRows + row);
+            for (int step = 0; step < kSteps; ++step, keys += kRows * span, values += kRows * span)
+                fetch_token(tile, step, keys, values, step * kRows < rows.left - row);
+        } else {
 #pragma unroll
-            for (int load = 0; load < kLoads; ++load) {
-                const int part = dimension(load * kEach);
-                const bool valid = token.valid && part < kHeadDim;
-                const int within = part < kHeadDim ? token.within + part : 0;
-                const int stage = tile % kStages, own = threadIdx.x % 32;
-                ptx::cp_async16(&ring.keys[stage][step][load][own], tokens.keys + token.first + within, valid);
-                ptx::cp_async16(&ring.values[stage][step][load][own], tokens.values + token.first + within, valid);
+            for (int step = 0; step < kSteps; ++step) {
+                const Row token = tokens.template row_of<kHeadDim>(rows, step * kRows + row);
+                fetch_token(tile, step, tokens.keys + token.first, tokens.values + token.first, token.valid);
             }
         }
         ptx::cp_async_commit();
+    }
+
+    __device__ __forceinline__ void fetch_token(int tile, int step, const Cache *keys, const Cache *values,
+                                                bool there) {
+#pragma unroll
+        for (int load = 0; load < kLoads; ++load) {
+            const int part = dimension(load * kEach);
+            const bool valid = there && part < kHeadDim;
+            const int within = part < kHeadDim ? part : 0, stage = tile % kStages, own = threadIdx.x % 32;
+            ptx::cp_async16(&ring.keys[stage][step][load][own], keys + within, valid);
+            ptx::cp_async16(&ring.values[stage][step][load][own], values + within, valid);
+        }
     }
 
     __device__ __forceinline__ void compute(int tile) {

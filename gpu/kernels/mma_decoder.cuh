@@ -44,21 +44,30 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache = Sca
     };
     static constexpr int kFitting = FRAGMETER_RING_BYTES / (kWarps * 2 * (int)sizeof(Piece));
     static constexpr int kStages = kFitting > 1 ? kFitting : 1;
-    // Copies that a lane issues at once; more would use registers that 16 heads of 256 dimensions need, most on sm_120, and 16 of
-    // 80 on sm_90a, where the assembler gives them no more than 128. The conversion of fp8 takes more, most with 8 heads of 80 on
-    // sm_100, where it is 80.
-    static constexpr bool kTight = kHeadDim == 256 && kGroup == 16 && (kFp8 || FRAGMETER_RING_BYTES < 72 * 1024);
+    // Copies that a lane issues at once; more would use registers that 16 heads of 256 dimensions need, and 16 of 80 and 112 on
+    // sm_90a. The conversion of fp8 takes more.
+    static constexpr bool kTight = kHeadDim == 256 && kGroup == 16;
     static constexpr bool kCapped = kHeadDim == 80 && (kFp8 || kGroup == 16);
-    static constexpr int kFetches = kTight ? (Slots::kConsecutive ? 4 : 2) : kCapped ? 2 : kFp8 ? 4 : 8;
+    static constexpr bool kHalf = kFp8 || !Slots::kConsecutive || (kHeadDim == 112 && kGroup == 16);
+    static constexpr int kTightFetches =
+        kFp8 ? (FRAGMETER_RING_BYTES < 72 * 1024 ? 1 : 2) : Slots::kConsecutive ? 4 : 2;
+    static constexpr int kFetches = kTight ? kTightFetches : kCapped ? 2 : kHalf ? 4 : 8;
     struct Ring {  // per warp
         Piece keys[kStages], values[kStages];
     };
 
     using Rows = typename Tokens<Cache, Slots>::Rows;
 
+    // Larger heads leave no registers: places in shared memory are computed again wherever they are needed. Slots of 64 bits take some
+    // of those that 16 heads of 120 and 128 leave on sm_90a.
+    static constexpr bool kRecomputed =
+        kHeadDim > 128 || (kHeadDim >= 120 && kGroup == 16 && sizeof(typename Slots::Id) == 8);
+    static __device__ __forceinline__ unsigned own_thread() { return kRecomputed ? threadIdx.x : this_thread(); }
+
     const Tokens<Cache, Slots> tokens;
     Ring &ring;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const unsigned thread = own_thread();
+    const int warp = thread / 32, lane = thread % 32;
     float scale;
     unsigned query[kColumns][kSlices][2];
     float maximum[kColumns][2], sum[kColumns][2] = {};  // the sum covers this lane's tokens
@@ -135,6 +144,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache = Sca
     // Tokens past the sequence's end and places past the head's end get zeros: a weight of zero does not cancel a NaN or infinity
     // in stale memory.
     __device__ __forceinline__ void fetch(Piece &piece, const Cache *cache, const Rows &rows) {
+        if constexpr (Slots::kConsecutive && kWholeRows) return fetch_consecutive(piece, cache, rows);
 #pragma unroll kFetches
         for (int step = 0; step < kTile * kRowLoads / 32; ++step) {
             const Row row = tokens.template row_of<kHeadDim>(rows, token_of(step));
@@ -143,6 +153,17 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache = Sca
             ptx::cp_async16(&piece.loads[place_of(step)], cache + row.first + (there ? row.within + part : 0),
                             row.valid && there);
         }
+        ptx::cp_async_commit();
+    }
+
+    // The same where a lane's tokens are kRows rows apart: an address follows from the one before by one sum.
+    __device__ __forceinline__ void fetch_consecutive(Piece &piece, const Cache *cache, const Rows &rows) {
+        const int span = tokens.kv_heads * kHeadDim, part = load_of(0) * kPerLoad<Cache>, left = rows.left - token_of(0);
+        const bool there = kRowLoads * kPerLoad<Cache> == kHeadDim || part < kHeadDim;
+        const Cache *from = cache + rows.first + (token_of(0) * span + (there ? part : 0));
+#pragma unroll kFetches
+        for (int step = 0; step < kTile * kRowLoads / 32; ++step, from += kRows * span)
+            ptx::cp_async16(&piece.loads[place_of(step)], from, step * kRows < left && there);
         ptx::cp_async_commit();
     }
 

@@ -11,6 +11,17 @@
 // kStrips strips of 16 rows, by kColumns columns.
 template <int kStrips, int kColumns> using Sums = float[kStrips][kColumns / 8][4];
 
+// sums += left * right, of 16 columns that begin at 8-column tile `eight`.
+template <class Scalar, class Target, int kStrips>
+__device__ __forceinline__ void multiply_columns(Target &sums, int eight, const unsigned (&left)[kStrips][4],
+                                                 const unsigned (&right)[4]) {
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip)
+#pragma unroll
+        for (int next = 0; next < 2; ++next)
+            ptx::mma_m16n8k16<Scalar>(sums[strip][eight + next], left[strip], right[2 * next], right[2 * next + 1]);
+}
+
 // kSpan: distance between two rows of shared memory, in 16-byte loads. It is odd, so that the same column of eight rows
 // is in different banks.
 template <class Scalar, int kHeadDim, int kStrips, int kKeys, int kSpan> struct Products {
@@ -29,7 +40,7 @@ template <class Scalar, int kHeadDim, int kStrips, int kKeys, int kSpan> struct 
             for (int eight = 0; eight < kKeys / 8; eight += 2) {
                 unsigned right[4];
                 ptx::ldmatrix(right, &keys[8 * eight + lane / 16 * 8 + lane % 8][2 * step + lane / 8 % 2]);
-                multiply(scores, eight, left, right);
+                multiply_columns<Scalar>(scores, eight, left, right);
             }
         }
     }
@@ -52,22 +63,9 @@ template <class Scalar, int kHeadDim, int kStrips, int kKeys, int kSpan> struct 
             for (int eight = 0; eight < kHeadDim / 8; eight += 2) {
                 unsigned right[4];
                 ptx::ldmatrix_trans(right, &values[16 * step + lane % 16][eight + lane / 16]);
-                multiply(sums, eight, left, right);
+                multiply_columns<Scalar>(sums, eight, left, right);
             }
         }
-    }
-
-  private:
-    // 16 columns, starting at 8-column tile `eight`.
-    template <class Target>
-    static __device__ __forceinline__ void multiply(Target &sums, int eight, const unsigned (&left)[kStrips][4],
-                                                    const unsigned (&right)[4]) {
-#pragma unroll
-        for (int strip = 0; strip < kStrips; ++strip)
-#pragma unroll
-            for (int next = 0; next < 2; ++next)
-                ptx::mma_m16n8k16<Scalar>(sums[strip][eight + next], left[strip], right[2 * next],
-                                          right[2 * next + 1]);
     }
 };
 

@@ -1,7 +1,7 @@
 """Decode-only steps as captured graphs: their inputs are static buffers that every step refills.
 
-Batches are padded to the sizes that vLLM captures (``sim.spec.deployment``). Contexts are padded to a power of two of blocks,
-since a kernel splits its work by the longest possible context. A calibration times decode attention with the same padding
+Batches are padded to the sizes that vLLM captures (``sim.spec.deployment``). The longest context is padded to a
+power of two of blocks, since a graph's block tables have a fixed width. A calibration times decode attention with the same padding
 (:func:`captured_size`), so that it measures the launches of a captured step. Steps over contiguous caches are captured
 like those over paged ones, so that launch overhead does not differ between the two. No GPU has run this yet: tests
 capture on the CPU by remembering the call.

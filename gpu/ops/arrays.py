@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,6 +142,24 @@ def empty(field: str, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         with like.owner.device:
             made = importlib.import_module("cupy").empty(shape, like.owner.dtype if dtype == like.dtype else dtype)
     return view(field, made)
+
+
+def zeros(field: str, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
+    """:func:`empty` filled with zeros, on the current stream of its library."""
+    made = empty(field, shape, dtype, like)
+    if isinstance(made.owner, np.ndarray):
+        made.owner.fill(0)
+    elif is_of_torch(made.owner):
+        made.owner.zero_()
+    else:
+        with made.owner.device:
+            made.owner.fill(0)
+    return made
+
+
+def of_stream(like: Array, others: Iterable[Array]) -> Array:
+    """The array of a call that decides on which library's current stream its kernels run: one of torch, or else ``like``."""
+    return next((array for array in others if is_of_torch(array.owner)), like)
 
 
 def from_host(field: str, values: np.ndarray, like: Array) -> Array:

@@ -74,8 +74,8 @@ class CpuKernels:
         self.seed, self.multiprocessor_shared_bytes = seed, multiprocessor_shared_bytes
 
     def places(self, kernel: Kernel, threads: int, shared_bytes: int) -> int:
-        """The capacity of an A100 by threads and shared memory, so that work is split into the same partitions."""
-        return 108 * min(2048 // threads, self.multiprocessor_shared_bytes // (shared_bytes + 1024))
+        """The capacity of eight multiprocessors of an A100 by threads and shared memory; blocks run one after the other."""
+        return 8 * min(2048 // threads, self.multiprocessor_shared_bytes // (shared_bytes + 1024))
 
     def prepared(
         self,

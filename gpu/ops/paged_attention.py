@@ -5,7 +5,6 @@ GPU arrays run on their GPU, CPU arrays through the CPU build of the same kernel
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,20 +14,16 @@ import numpy as np
 
 from . import checks, source
 from .arguments import Argument
-from .arrays import Array, empty, on_host, views
+from .arrays import Array, empty, of_stream, on_host, views, zeros
 from .launching import Kernels, kernels_for
 from .prepared import Prepared
 
 #: Threads of a block.
 THREADS = 32 * source.DECODE_WARPS
-#: Size limits of a partition: below the minimum its merge costs too much, and above the maximum one long sequence would
-#: occupy a block alone.
-MIN_PARTITION_TOKENS, MAX_PARTITION_TOKENS = 256, 2048
-#: Numbers of the attention kernels' arguments that are tensors of a layer: output, queries, keys and values. The kernels that
-#: merge partitions take the output alone.
+#: Pieces of a sequence that are merged at once: ``kFanIn`` of ``balance.cuh``.
+FAN_IN = 8
+#: Numbers of the attention kernels' arguments that are tensors of a layer: output, queries, keys and values.
 LAYER_ARGUMENTS = (0, 3, 4, 5)
-#: Fixed cost of a block, in tokens: the first block table lookup, the first copies, the merge.
-PARTITION_OVERHEAD_TOKENS = 64
 
 
 def forward(
@@ -54,7 +49,7 @@ def forward(
         block_tables: int32 ``[batch, max_blocks_per_seq]``; entries past a sequence's end are not read.
         context_lens: int32 ``[batch]``, in tokens; a sequence of length 0 gives zeros.
         block_size: Tokens of a block, 1 to 4096.
-        max_context_len: Upper bound of the context lengths; it determines how the work is split.
+        max_context_len: Upper bound of the context lengths; the tables have ids for it.
         k_scale: float32 ``[num_kv_heads]``, for caches of fp8 only: a key is its number times the scale of its KV head. ``query``
             is then float16 or bfloat16, and ``head_dim`` a multiple of 16.
         v_scale: The same for values.
@@ -209,17 +204,28 @@ class Decode:
         """Query heads per KV head."""
         return self.query.shape[1] // self.kv_heads
 
-    def prepared(self, kernels: Kernels, partition_tokens: int | None = None) -> Prepared:
-        """The call without its launch; ``partition_tokens``, a multiple of 16, overrides the split of :func:`partition_size`."""
-        batch, heads, head_dim = self.query.shape
+    def prepared(self, kernels: Kernels, blocks: int | None = None) -> Prepared:
+        """The call without its launch.
+
+        The blocks of the grid divide the work on the device, by the context lengths that are there when the kernel runs.
+
+        Args:
+            kernels: Those of the arrays' device.
+            blocks: Of the grid; None is as many as the device holds at a time.
+        """
+        batch, _, head_dim = self.query.shape
+        layer = (self.out, self.query, self.key_cache, self.value_cache, *self.scales)
         ring, fp8 = source.ring_bytes(kernels.multiprocessor_shared_bytes), bool(self.scales)
         decode = source.decode_attention(self.query.dtype, head_dim, self.group, self.slots.rule, ring, fp8=fp8)
-        columns = self.kv_heads * -(-self.group // source.group_tile(self.query.dtype, self.group))
+        tile = source.group_tile(self.query.dtype, self.group)
         shared_bytes = source.decode_shared_bytes(self.query.dtype, head_dim, self.group, ring, fp8=fp8)
-        places = kernels.places(decode, THREADS, shared_bytes)
-        tokens = partition_tokens or partition_size(self.max_context_len, batch * columns, places)
-        partitions = max(1, -(-self.max_context_len // tokens))
-        states, values = partial_results(batch * heads * partitions, head_dim, partitions, self.query)
+        blocks = blocks or kernels.places(decode, THREADS, shared_bytes)
+        # Each block has two pieces of sequences at most, and a counter for each on each level of their merge. The zeros are
+        # written on the stream of the launch.
+        slots, like = 2 * blocks, of_stream(self.query, (self.slots.ids, self.context_lens, *layer))
+        states = empty("partial_states", (slots, tile, 2), "float32", like)
+        values = empty("partial_values", (slots, tile, head_dim), "float32", like)
+        counters = zeros("counters", (merge_levels(blocks), slots), "int32", like)
         arguments: tuple[Argument, ...] = (
             self.out,
             states,
@@ -227,52 +233,23 @@ class Decode:
             self.query,
             self.key_cache,
             self.value_cache,
+            counters,
             self.slots.ids,
             self.context_lens,
-            *map(np.int32, (self.kv_heads, self.group)),
-            *map(np.int32, (self.slots.block_size, self.slots.ids_per_sequence, tokens)),
+            *map(np.int32, (batch, self.kv_heads, self.group)),
+            *map(np.int32, (self.slots.block_size, self.slots.ids_per_sequence)),
             np.float32(math.log2(math.e) / math.sqrt(head_dim)),
             *self.scales,
         )
         changing = (*LAYER_ARGUMENTS, *range(len(arguments) - len(self.scales), len(arguments)))
-        grid, block = (columns, partitions, batch), (THREADS, 1, 1)
-        launches = [kernels.prepared(decode, grid, block, arguments, changing, shared_bytes=shared_bytes)]
-        if partitions > 1:
-            merge = source.merge_partitions(self.query.dtype, head_dim)
-            merged = (self.out, states, values, self.context_lens, np.int32(partitions), np.int32(tokens))
-            block = (-(-head_dim // 32) * 32, 1, 1)
-            launches.append(kernels.prepared(merge, (heads, batch, 1), block, merged, LAYER_ARGUMENTS[:1]))
-        layer = (self.out, self.query, self.key_cache, self.value_cache, *self.scales)
-        return Prepared(layer, launches, (self.slots.ids, self.context_lens, states, values))
+        grid, block = (blocks if batch else 0, 1, 1), (THREADS, 1, 1)
+        launch = kernels.prepared(decode, grid, block, arguments, changing, shared_bytes=shared_bytes)
+        return Prepared(layer, (launch,), (self.slots.ids, self.context_lens, states, values, counters))
 
 
-def partial_results(rows: int, head_dim: int, partitions: int, like: Array) -> tuple[Array, Array]:
-    """Buffers for the maximum and sum, and for the values, of each row and partition; empty for one partition."""
-    if partitions == 1:
-        nothing = empty("partial_results", (0,), "float32", like)
-        return nothing, nothing
-    states = empty("partial_states", (rows, 2), "float32", like)
-    return states, empty("partial_values", (rows, head_dim), "float32", like)
-
-
-@functools.lru_cache(256)  # all layers of a step have the same arguments
-def partition_size(max_context_len: int, columns: int, places: int) -> int:
-    """Tokens of a partition, chosen so that the blocks fill the device a whole number of times, as nearly as possible.
-
-    Context lengths are on the device and unknown here, so every sequence counts as the longest. Blocks of shorter
-    sequences end early and other blocks replace them; no block has more tokens than :data:`MAX_PARTITION_TOKENS`.
-
-    Args:
-        max_context_len: Length of the longest sequence, in tokens.
-        columns: Sequences x blocks of heads; each is split into partitions.
-        places: Number of resident blocks of the device.
-    """
-
-    def duration(tokens: int) -> int:
-        blocks = columns * -(-max_context_len // tokens)
-        return -(-blocks // places) * (tokens + PARTITION_OVERHEAD_TOKENS)
-
-    most = (max(1, waves * places // max(1, columns)) for waves in range(1, 9))
-    sizes = {-(-max_context_len // (partitions * 64)) * 64 for partitions in most}
-    limited = (min(max(size, MIN_PARTITION_TOKENS), MAX_PARTITION_TOKENS) for size in sizes)
-    return min(sorted(limited, reverse=True), key=duration)
+def merge_levels(blocks: int) -> int:
+    """Levels of the tree by which so many pieces of a sequence are merged."""
+    levels = 1
+    while FAN_IN**levels < blocks:
+        levels += 1
+    return levels

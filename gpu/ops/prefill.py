@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from ...sim.types.errors import SettingError
-from . import checks, paged_attention, source
+from . import checks, source
 from .arguments import Argument
 from .arrays import Array, empty, on_host, views
 from .launching import Kernels, kernels_for
-from .paged_attention import LAYER_ARGUMENTS, partial_results
+from .paged_attention import LAYER_ARGUMENTS
+from .partitions import filling_size, partial_results
 from .prepared import Prepared
 
 THREADS = 128
@@ -230,11 +231,11 @@ class Call:
 def partition_size(max_context_len: int, columns: int, places: int) -> int:
     """Tokens of a partition: the whole context if the ``columns`` (tiles of rows) fill half of the device's ``places``.
 
-    Few new tokens over a long context would leave most of the device idle. They are split like decodes.
+    Few new tokens over a long context would leave most of the device idle. They are split to fill it.
     """
     if 2 * columns >= places:
         return max(1, max_context_len)
-    return paged_attention.partition_size(max_context_len, columns, places)
+    return filling_size(max_context_len, columns, places)
 
 
 @dataclass(frozen=True, slots=True)

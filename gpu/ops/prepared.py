@@ -16,8 +16,10 @@ from .arrays import Array, recognise, view
 from .launching import Launch
 
 #: Operations that a step runs in every layer.
-Operation = Literal["decode_attention", "prefill_attention", "contiguous_attention", "reshape_and_cache"]
-#: A checked call of an operation, which takes the first four arguments of any layer.
+Operation = Literal[
+    "decode_attention", "prefill_attention", "contiguous_attention", "latent_attention", "reshape_and_cache"
+]
+#: A checked call of an operation, which takes the first four arguments of any layer, or three of latent attention.
 LayerCall = Callable[..., None]
 #: Bytes of the kernels' loads; the address of each of the first tensors of a layer is a multiple. Scales may follow them.
 ALIGNMENT, LOADED_TENSORS = 16, 4

@@ -25,7 +25,7 @@ FP8_HEAD_DIMS = tuple(head_dim for head_dim in HEAD_DIMS if head_dim % 16 == 0)
 SLOT_RULES = ("PagedSlots", "PagedTiles", "ContiguousSlots")
 #: Those of caches of fp8.
 FP8_SLOT_RULES = SLOT_RULES[:2]
-#: ``PagedTiles`` needs blocks and partitions of a multiple of so many tokens.
+#: ``PagedTiles`` needs blocks of a multiple of so many tokens.
 TILE_TOKENS = 16
 #: Scalars of a row in shared memory are a multiple of this: the columns of a matrix product.
 WIDTH_STEP = 16
@@ -33,10 +33,18 @@ WIDTH_STEP = 16
 FP8_WIDTH_STEP = 32
 #: Warps of a block of the decode kernel.
 DECODE_WARPS = 4
+#: Shared memory of what a block of the decode kernel has left to do: ``Work`` of ``balance.cuh``, in whole loads.
+WORK_BYTES = 80
 #: Shared memory of the rings of a block on tensor cores: by default, and where a multiprocessor has less than this.
 RING_BYTES, SMALL_RING_BYTES, LARGE_SHARED_BYTES = 72 * 1024, 48 * 1024, 128 * 1024
 #: Query heads that a block can serve; larger groups use several blocks. 16-bit types use tensor cores for 8 and 16.
 GROUP_TILES = {"float16": (1, 2, 8, 16), "bfloat16": (1, 2, 8, 16), "float32": (1, 2, 4, 8)}
+#: Latent attention (MLA): scalars of a cached vector, the first of them that are the value, too, and dtypes.
+LATENT_KEY_DIM, LATENT_DIM, LATENT_DTYPES = 576, 512, ("bfloat16", "float16")
+#: Query heads of a block of latent attention; 64 need more shared memory than some cards have.
+LATENT_HEADS = (16, 32, 64)
+#: Tokens of a tile of latent attention, its most stages, and shared memory that CUDA adds to every block.
+LATENT_TILE, _LATENT_STAGES, _SYSTEM_SHARED_BYTES = 32, 4, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +133,7 @@ def width(head_dim: int) -> int:
 
 
 def decode_shared_bytes(dtype: str, head_dim: int, group: int, ring: int = RING_BYTES, *, fp8: bool = False) -> int:
-    """Dynamic shared memory of a block of :func:`decode_attention`: the ring buffers of its warps, or their results."""
+    """Dynamic shared memory of a block of :func:`decode_attention`: the ring buffers of its warps or their results, and its work."""
     tile = group_tile(dtype, group)
     if _on_tensor_cores(dtype, group):
         row_bytes = -(-head_dim // FP8_WIDTH_STEP) * FP8_WIDTH_STEP if fp8 else width(head_dim) * 2
@@ -133,12 +141,67 @@ def decode_shared_bytes(dtype: str, head_dim: int, group: int, ring: int = RING_
         used = max(1, ring // stage) * stage
     else:
         used = 3 * 16 * 1024
-    return max(used, DECODE_WARPS * tile * (head_dim + 2) * 4)
+    return max(used, DECODE_WARPS * tile * (head_dim + 2) * 4) + WORK_BYTES
 
 
-def merge_partitions(dtype: str, head_dim: int) -> Kernel:
-    """The kernel that merges the partitions of :func:`decode_attention`."""
-    return attention(f"merge_partitions<{SCALARS[dtype]}, {head_dim}>")
+@dataclass(frozen=True, slots=True)
+class LatentBlock:
+    """A block of threads of latent attention; ``latent_attention.cu`` defines the same values.
+
+    Attributes:
+        heads: Query heads that it serves.
+        stages: Tiles of tokens in its ring: one is read, two with 64 heads, and the others are in flight.
+    """
+
+    heads: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        return 128 if self.heads == 16 else 256
+
+    @property
+    def lag(self) -> int:
+        """Tiles by which its outputs are behind its scores."""
+        return int(self.heads == 64)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: the ring; and of each head four parts of scores, weights and a factor a tile, and two floats."""
+        scores, weights = 4 * 4 * (LATENT_TILE + 8), 2 * (LATENT_TILE + 8) + 4
+        ring = self.stages * LATENT_TILE * (2 * LATENT_KEY_DIM + 16)
+        return ring + self.heads * (scores + (1 + self.lag) * weights + 8)
+
+
+def latent_blocks(shared_bytes: int) -> tuple[LatentBlock, ...]:
+    """The blocks of latent attention for a device with ``shared_bytes`` on a multiprocessor, by rising ``heads``.
+
+    A block of 16 heads has room for a second one beside it where two stages are enough for that. The others are alone,
+    because of their registers.
+    """
+    blocks = []
+    for heads in LATENT_HEADS:
+        least = LatentBlock(heads, 2 + (heads == 64))
+        room = shared_bytes // 2 if heads == 16 and _fits(least, shared_bytes // 2) else shared_bytes
+        fitting = (LatentBlock(heads, stages) for stages in range(_LATENT_STAGES, least.stages - 1, -1))
+        blocks += [block for block in fitting if _fits(block, room)][:1]
+    return tuple(blocks)
+
+
+def _fits(block: LatentBlock, shared_bytes: int) -> bool:
+    return block.shared_bytes + _SYSTEM_SHARED_BYTES <= shared_bytes
+
+
+def latent_attention(dtype: str, block: LatentBlock) -> Kernel:
+    """Attention over latent vectors (MLA)."""
+    return Kernel(
+        _kernel_text("latent_attention"), f"latent_attention<{SCALARS[dtype]}, {block.heads}, {block.stages}>"
+    )
+
+
+def merge_latent(dtype: str) -> Kernel:
+    """The kernel that merges the partitions of :func:`latent_attention`."""
+    return Kernel(_kernel_text("latent_attention"), f"merge_latent<{SCALARS[dtype]}>")
 
 
 def prefill_attention(dtype: str, head_dim: int) -> Kernel:

@@ -98,7 +98,9 @@ def parts_for(device: str, model: str | None = None, only: Sequence[str] | None 
 def _on_gpu(device: str, model: str) -> list[Part]:
     return [
         _doctor(),
-        _measuring("smoke", device, "--subset", "--dtype", "float16", "--head-dim", "128", budget_s=25),
+        _measuring(
+            "smoke", device, "--subset", "--dtype", "float16", "--head-dim", "128", "--head-dim", "576", budget_s=25
+        ),
         _measuring("ceiling", device, budget_s=15),
         _measuring("bench", device, "--passes", "ours", budget_s=50),
         _calibrate(device, model),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -143,13 +144,14 @@ def test_a_gpus_first_rows_are_those_that_are_published_elsewhere():
     first = [(shape.batch, shape.context, shape.heads, shape.kv_heads, shape.head_dim) for shape in shapes[:4]]
     assert first == [(batch, context, 32, 8, 128) for batch, context in ((1, 1024), (8, 4096), (32, 4096), (128, 4096))]
     assert len(set(shapes)) == len(shapes)
-    latent = shapes[-1]
+    assert [shape.latent_dim for shape in shapes[4:]] == [512, 512] + [None] * (len(shapes) - 6)
+    latent = shapes[5]
     assert (latent.heads, latent.kv_heads, latent.head_dim, latent.latent_dim) == (128, 1, 576, 512)
     assert latent.kv_bytes == 128 * 4096 * 576 * 2
 
 
 def test_latent_attention_reads_values_from_keys(monkeypatch):
-    """There is no kernel of ours yet, which is no failure; torch and FlashInfer compute the same."""
+    """torch and FlashInfer compute the same."""
     shape = Shape(2, 64, 8, 1, 96, torch.float32, latent_dim=64)
     caches = Caches(shape, CPU, cold_bytes=1)
     assert caches.keys.nbytes == shape.kv_bytes and caches.values.data_ptr() == caches.keys.data_ptr()
@@ -157,6 +159,7 @@ def test_latent_attention_reads_values_from_keys(monkeypatch):
     scores = torch.einsum("bhd,bcd->bhc", caches.query, caches.keys.view(2, 64, 96)) * 96**-0.5
     wanted = torch.einsum("bhc,bcd->bhd", scores.softmax(-1), caches.keys.view(2, 64, 96)[..., :64])
     assert torch.allclose(WAYS["torch"](CPU, caches)(0).view(2, 8, 64), wanted, atol=1e-5)
+    assert torch.allclose(WAYS["fragmeter"](CPU, caches)(0), wanted, atol=1e-5)
 
     class Wrapper:
         def __init__(self, workspace):
@@ -175,8 +178,15 @@ def test_latent_attention_reads_values_from_keys(monkeypatch):
     library = SimpleNamespace(mla=SimpleNamespace(BatchMLAPagedAttentionWrapper=Wrapper))
     monkeypatch.setitem(sys.modules, "flashinfer", library)
     assert torch.allclose(WAYS["flashinfer"](CPU, caches)(0), wanted, atol=1e-5)
-    (row,) = bench_rows.bench(CPU, [shape], rounds=1, ways=["fragmeter"])
-    assert row["fragmeter"]["exists"] is False and "not measured: no kernel for latent" in line(row)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_the_kernel_computes_the_latent_shape():
+    """A part of the shape that a GPU times, through the kernel's CPU build."""
+    shape = Shape(2, 64, 16, 1, 576, torch.bfloat16, latent_dim=512)
+    caches = Caches(shape, CPU, cold_bytes=2 * shape.kv_bytes)
+    found, wanted = (WAYS["fragmeter"](device, caches)(1).double() for device in (devices.open("shim"), CPU))
+    assert float((found - wanted).norm() / wanted.norm()) <= 1e-2
 
 
 @pytest.mark.parametrize("measured", [bench, ceiling])

@@ -1,4 +1,4 @@
-"""That a calibration times decode attention in the launches of a captured step: as many blocks, as long partitions."""
+"""That a calibration times decode attention in the launches of a captured and of an eager step: as many blocks for as many sequences."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ class Launches:
 
         def launch(pointers=()) -> None:
             if name == "decode_attention":
-                self.seen.append((name, grid, int(arguments[-2])))
-            elif name == "merge_partitions":
-                self.seen.append((name, grid, int(arguments[-1])))
+                self.seen.append((name, grid, int(arguments[9])))
 
         return launch
 
@@ -97,22 +95,22 @@ def test_a_probe_launches_what_a_captured_step_launches(launches, rows, tokens):
     wanted = of_a_step(launches, rows, tokens, graphs=True)
     assert of_a_probe(launches, rows, tokens)["decode_attention"] == wanted
     # Rows are padded, too.
-    assert wanted[0][1][2] == {8: 8, 5: 8, 1: 1, 3: 4, 20: 24}[rows]
+    ((_, _, sequences),) = wanted
+    assert sequences == {8: 8, 5: 8, 1: 1, 3: 4, 20: 24}[rows]
 
 
-def test_captured_steps_split_other_than_eager_ones(launches):
-    """8 sequences of 2,100 tokens count as 4,096: partitions of 704 tokens in place of 384 (16 columns, 396 places)."""
-    (captured, _), (eager, _) = (of_a_step(launches, 8, 2100, graphs) for graphs in (True, False))
-    assert captured[1:] != eager[1:]
-    assert captured[2] == paged_attention.partition_size(4096, 16, 396)
-    assert eager[2] == paged_attention.partition_size(2100, 16, 396)
+def test_eager_steps_launch_what_captured_steps_do(launches):
+    """The longest context of 8 sequences of 2,100 tokens is padded to 4,096 in a captured step."""
+    captured, eager = (of_a_step(launches, 8, 2100, graphs) for graphs in (True, False))
+    assert captured == eager == [("decode_attention", (396, 1, 1), 8)]
 
 
 def test_a_capture_shares_no_buffers_with_the_calls_before_it(launches, monkeypatch):
     """Buffers from before a capture would be free for other tensors while its graph still writes to them."""
     made = []
-    empty = paged_attention.empty
-    monkeypatch.setattr(paged_attention, "empty", lambda *how: made.append(how[0]) or empty(*how))
+    for name in ("empty", "zeros"):
+        make = getattr(paged_attention, name)
+        monkeypatch.setattr(paged_attention, name, lambda *how, make=make: made.append(how[0]) or make(*how))
     known = {**NO_SIZES, "batches": (8,), "contexts": (2300,)}
     probes = Probes(skeleton(True), replace(calibrate_grid.QUICK, **known), Stopwatch(), seed=3)
     with torch.inference_mode():
@@ -121,11 +119,11 @@ def test_a_capture_shares_no_buffers_with_the_calls_before_it(launches, monkeypa
             made.clear()
             for number in range(2 * SPEC.num_layers):
                 work(number)
-            assert made == ["partial_states", "partial_values"] * 2
+            assert made == ["partial_states", "partial_values", "counters"] * 2
 
 
 def test_beside_a_prompt_decodes_are_timed_as_they_run_eager(launches):
     """A step with a prompt is not captured."""
     found = of_a_probe(launches, 5, 1500, chunks=(64,), prefixes=(0,), mixed=((5, 1500, 64, 0),))
     padded, mixed = found["decode_attention"][0], found["mixed_attention"][0]
-    assert padded[1][2] == 8 and mixed[1][2] == 5
+    assert padded[2] == 8 and mixed[2] == 5

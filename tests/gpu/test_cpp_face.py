@@ -1,6 +1,6 @@
 """The C++ face: a small torch extension that includes the header, built for the CPU, against the Python one.
 
-It takes a minute: torch's headers are long. Its rule of splitting is in test_gpu_cpp_split, with every test run.
+It takes a minute: torch's headers are long.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def tensors(given: gpu_cases.Case) -> dict:
     return named
 
 
-#: Every tile of heads, with partitions and without, ragged.
+#: Every tile of heads, sequences that blocks share and others, ragged.
 SHAPES = [
     ((4, 4), [64, 70, 0, 1, 33]),
     ((4, 2), [1100, 300]),

@@ -25,13 +25,13 @@ CONTEXTS = [70, 130, 0, 1, 43]
 HEADS = [(3, 3), (4, 2), (10, 2), (32, 2)]
 
 
-def run(given: Fp8Case, partition_tokens: int | None = None, shared_bytes: int = 164 * 1024) -> np.ndarray:
+def run(given: Fp8Case, blocks: int | None = None, shared_bytes: int = 164 * 1024) -> np.ndarray:
     named = given.arguments() | {"out": np.full_like(given.given.query, np.nan)}
     scales = [arrays.view(name, named.pop(name)) for name in ("k_scale", "v_scale")]
     sizes = {name: named.pop(name) for name in ("block_size", "max_context_len")}
     views = {name: arrays.view(name, array) for name, array in named.items()}
     call = paged_attention.checked(**views, **sizes, scales=scales)
-    call.prepared(CpuKernels(0, shared_bytes), partition_tokens).launch()
+    call.prepared(CpuKernels(0, shared_bytes), blocks).launch()
     return named["out"]
 
 
@@ -65,7 +65,7 @@ def slow_but(values, often):
 def test_decoding_agrees_with_float64(dtype, heads):
     for head_dim, block_size in ((64, 16), (128, 7)):
         check(fp8_case(dtype, heads, head_dim, block_size, CONTEXTS))
-    check(fp8_case(dtype, heads, 64, 16, CONTEXTS), partition_tokens=64)
+    check(fp8_case(dtype, heads, 64, 16, [300, *CONTEXTS]), blocks=5)
 
 
 @pytest.mark.parametrize("head_dim", [slow_but(head_dim, (120, 256)) for head_dim in source.FP8_HEAD_DIMS])
@@ -118,16 +118,22 @@ def test_attention_over_fp8_is_near_that_over_the_numbers_before_rounding():
 
 #: In decoding: what is wrong, the text of the source, what it becomes.
 SCALE_BUGS = {
-    "the scale of keys is left out": ("scale * key_scales[head]", "scale"),
-    "the scale of values is left out": ("value_scales[head] * ", ""),
-    "keys have the scale of the next head": ("key_scales[head]", "key_scales[(head + 1) % kv_heads]"),
-    "values have the scale of the next head": ("value_scales[head]", "value_scales[(head + 1) % kv_heads]"),
-    "every head has the first scale": ("const int head = blockIdx.x % kv_heads;", "const int head = 0;"),
-    "keys have the scale of values": ("scale * key_scales[head]", "scale * value_scales[head]"),
-    "the scale of keys applies to values, too": ("value_scales[head] *", "value_scales[head] * key_scales[head] *"),
+    "the scale of keys is left out": ("keys[head] * kCacheFactor", "kCacheFactor"),
+    "the scale of values is left out": ("values[head] * kCacheFactor", "kCacheFactor"),
+    "keys have the scale of the next head": ("scales.of_keys(kv_head)", "scales.of_keys((kv_head + 1) % kv_heads)"),
+    "values have the scale of the next head": (
+        "scales.of_values(work.column.number % kv_heads)",
+        "scales.of_values((work.column.number + 1) % kv_heads)",
+    ),
+    "every head has the first scale": ("scales.of_keys(kv_head)", "scales.of_keys(0)"),
+    "keys have the scale of values": ("keys[head] * kCacheFactor", "values[head] * kCacheFactor"),
+    "the scale of keys applies to values, too": (
+        "values[head] * kCacheFactor",
+        "values[head] * keys[head] * kCacheFactor",
+    ),
     "partial results are not scaled": (
-        "        value *= value_scale;\n",
-        "        value *= partitions == 1 ? value_scale : 1;\n",
+        "            value *= value_scale;\n",
+        "            value *= whole ? value_scale : 1;\n",
     ),
 }
 CONVERSION_BUGS = {
@@ -182,7 +188,7 @@ def test_a_planted_bug_is_caught(heads, name, monkeypatch):
     # Lane by lane blocks of 16 have tokens of several blocks in a longer tile.
     heads = (20, 2) if "query[0 * column]" in bug[1] else heads
     with pytest.raises((AssertionError, KernelFault)):
-        check(fp8_case("float16", heads, 64, 16, CONTEXTS), partition_tokens=64)
+        check(fp8_case("float16", heads, 64, 16, [300, *CONTEXTS]), blocks=5)
         check(fp8_case("float16", heads, 64, 16, CONTEXTS))
 
 

@@ -14,7 +14,7 @@ from fragmeter.gpu.check.cases import Host, OnDevice
 from fragmeter.gpu.check.grid import KERNELS, Point
 from fragmeter.gpu.devices import devices
 from fragmeter.gpu.ops import cache
-from fragmeter.gpu.ops.source import HEAD_DIMS
+from fragmeter.gpu.ops.source import HEAD_DIMS, LATENT_KEY_DIM
 from fragmeter.sim.types.errors import UserError
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
@@ -48,13 +48,20 @@ def test_the_whole_grid_agrees_with_float64(dtype, heads):
     assert not failures([point for point in WHOLE if (point.dtype, point.heads) == (dtype, heads)])
 
 
+@pytest.mark.slow
+@needs_compiler
+def test_latent_attention_agrees_with_float64():
+    """Its quick tests are in a file of their own."""
+    assert not failures([point for point in WHOLE if point.kernel == "latent_attention"])
+
+
 def test_the_whole_grid_has_every_combination():
     shapes = {(point.kernel, point.dtype, point.heads, point.head_dim, point.block_size) for point in WHOLE}
     heads = [(32, 8), (40, 40), (64, 8), (64, 64), (16, 1)]
     head_dims = [64, 80, 96, 112, 120, 128, 160, 192, 256]
     dtypes = ["float16", "bfloat16", "float32"]
     of_fp8 = {"decode_attention_fp8": dtypes[:2], "reshape_and_cache_fp8": dtypes}
-    for kernel in KERNELS:
+    for kernel in grid.OF_HEAD_DIMS:
         if kernel in of_fp8:
             rows = [head_dim for head_dim in head_dims if head_dim != 120]
             wanted = set(itertools.product([kernel], of_fp8[kernel], heads, rows, [1, 8, 16, 32, 64]))
@@ -63,6 +70,8 @@ def test_the_whole_grid_has_every_combination():
         # A contiguous cache has no blocks.
         block_sizes = [16] if kernel == "contiguous_attention" else [1, 8, 16, 32, 64]
         assert set(itertools.product([kernel], dtypes, heads, head_dims, block_sizes)) <= shapes
+    of_latent = itertools.product(["latent_attention"], dtypes[:2], [(16, 1), (32, 1), (128, 1)], [576], [16, 32, 64])
+    assert set(of_latent) <= shapes
     assert {1, 2, 8191, 8192} <= {context for point in WHOLE for context in point.contexts}
     assert any(point.num_blocks and point.num_blocks > 32768 for point in WHOLE)
     assert len(set(WHOLE)) == len(WHOLE)
@@ -71,7 +80,8 @@ def test_the_whole_grid_has_every_combination():
 def test_the_subset_is_of_the_whole_and_misses_no_kernel_dtype_head_dim_or_block_size():
     assert set(SUBSET) <= set(WHOLE)
     assert {point.kernel for point in SUBSET} == set(KERNELS)
-    assert {(point.dtype, point.head_dim) for point in SUBSET} == set(itertools.product(gpu_cases.DTYPES, HEAD_DIMS))
+    head_dims = {(point.dtype, point.head_dim) for point in SUBSET if point.kernel != "latent_attention"}
+    assert head_dims == set(itertools.product(gpu_cases.DTYPES, HEAD_DIMS))
     assert {point.block_size for point in SUBSET} == set(grid.BLOCK_SIZES)
 
 
@@ -80,7 +90,8 @@ def test_the_subset_is_of_the_whole_and_misses_no_kernel_dtype_head_dim_or_block
 def test_tensors_on_a_device_take_the_same_way(kernel):
     """What a GPU does, on the CPU: cases of torch tensors, references in torch."""
     pytest.importorskip("torch")
-    point = Point(kernel, "float16", (8, 2), 64, 16, grid.RAGGED)
+    heads, head_dim = ((5, 1), LATENT_KEY_DIM) if kernel in grid.LATENT else ((8, 2), 64)
+    point = Point(kernel, "float16", heads, head_dim, 16, grid.RAGGED)
     outcome = grid.tried(point, OnDevice("cpu"))
     assert outcome.passes, outcome
 

@@ -31,7 +31,16 @@ SASS = """
 
 def test_the_main_loop_copies_and_multiplies():
     """Not the loop without copies, not the longer one around it, and no branch ahead."""
-    assert instructions.main_loop(SASS) == instructions.Loop(instructions=5, shuffles=1, copies=2)
+    assert instructions.main_loop(SASS) == instructions.Loop(instructions=5, shuffles=1, copies=2, products=1)
+
+
+def test_loops_within_the_main_loop_are_listed():
+    """Those behind its last copy, and not the loop around it nor one before it."""
+    inner = ".L_x_3:\n        /*0075*/  HMMA.16816.F32 R4, R8, R10, R4 ;\n        /*0078*/  @P3 BRA `(.L_x_3) ;\n"
+    ends = "        /*0080*/               @P0 BRA `(.L_x_2) ;\n"
+    assert ends in SASS
+    found = instructions.main_loop(SASS.replace(ends, inner + ends))
+    assert found == instructions.Loop(instructions=7, shuffles=1, copies=2, products=2, inner=(2,))
 
 
 def test_blocks_are_limited_by_registers_or_shared_memory():

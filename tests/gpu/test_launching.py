@@ -48,6 +48,7 @@ class DeviceArray:
         self.values, self.device = values, Current("device", number)
         self.data = SimpleNamespace(ptr=values.ctypes.data)
         self.shape, self.dtype, self.flags, self.nbytes = values.shape, values.dtype, values.flags, values.nbytes
+        self.fill = values.fill
         self.made.append(self)
 
     def get(self) -> np.ndarray:
@@ -152,16 +153,13 @@ def test_device_arrays_are_launched_on_their_device_and_the_current_stream(cupy)
     given = gpu_cases.case("float16", (8, 2), 64, 16, [1100, 1, 0])
     out = paged_attention.forward(**on_device(given, 3), check_ids=True)
     assert gpu_cases.error(out.get(), gpu_cases.expected(given)) <= 1e-3
-    # 6 columns for the 8 places of 4 multiprocessors: 4 partitions of 320 tokens fill them three times.
-    assert cupy.launched == [
-        ("decode_attention<__half, 64, 8, PagedTiles>", (2, 4, 3), 3, 0),
-        ("merge_partitions<__half, 64>", (8, 3, 1), 3, 0),
-    ]
+    # The places of 4 multiprocessors.
+    assert cupy.launched == [("decode_attention<__half, 64, 8, PagedTiles>", (8, 1, 1), 3, 0)]
 
 
 @needs_compiler
 def test_a_prepared_call_takes_the_arrays_of_another_layer(cupy):
-    """All partitions of both kernels read and write the other layer's arrays, through the driver's parameters."""
+    """All pieces are of the other layer's arrays, through the driver's parameters."""
     first, other = (gpu_cases.case("float16", (8, 2), 64, 16, [1100, 1, 0], seed=0) for _ in range(2))
     other.query[:], other.value_cache[:] = np.roll(other.query, 1, axis=0), 2 * other.value_cache
     held = on_device(first, 3)
@@ -171,7 +169,7 @@ def test_a_prepared_call_takes_the_arrays_of_another_layer(cupy):
     call(outs[1], *layer.values())
     assert np.isnan(outs[0].get()).all()
     assert gpu_cases.error(outs[1].get(), gpu_cases.expected(other)) <= 1e-3
-    assert [name.partition("<")[0] for name, *_ in cupy.launched] == ["decode_attention", "merge_partitions"]
+    assert [name.partition("<")[0] for name, *_ in cupy.launched] == ["decode_attention"]
 
 
 @needs_compiler

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpu_cases
-from fragmeter.gpu.ops import paged_attention
+from fragmeter.gpu.ops import arrays, paged_attention
 from fragmeter.sim.types.errors import KernelFault, SettingError
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
@@ -23,14 +23,10 @@ def check(given: gpu_cases.Case, **how) -> None:
 
 
 @pytest.mark.parametrize("dtype", gpu_cases.DTYPES)
-def test_partitions_are_merged(dtype):
-    """Ends at, before and after a partition's edge; a sequence that most partitions know nothing of; an empty one."""
-    check(gpu_cases.case(dtype, (8, 2), 64, 16, [300, 192, 1, 0, 65]), partition_tokens=64)
-
-
-def test_partitions_may_be_more_than_the_lanes_of_a_warp():
-    """38 and 32 of 16 tokens; 80 dimensions end within a warp."""
-    check(gpu_cases.case("float16", (4, 2), 80, 16, [600, 512, 1, 0]), partition_tokens=16)
+def test_blocks_share_sequences_and_have_several(dtype):
+    """Ends at, before and after the edge of a granule; an empty sequence."""
+    for blocks in (1, 3, 9):
+        check(gpu_cases.case(dtype, (8, 2), 64, 16, [300, 192, 1, 0, 65]), blocks=blocks)
 
 
 def test_blocks_may_be_larger_than_any_context():
@@ -40,13 +36,13 @@ def test_blocks_may_be_larger_than_any_context():
 def test_a_group_of_heads_may_end_within_a_block():
     """Ten heads a KV head: eight in one block, two in another."""
     check(gpu_cases.case("float32", (20, 2), 64, 16, CONTEXTS))
-    check(gpu_cases.case("float32", (20, 2), 64, 16, CONTEXTS), partition_tokens=32)
+    check(gpu_cases.case("float32", (20, 2), 64, 16, [300, *CONTEXTS]), blocks=7)
 
 
-def test_the_size_of_partitions_changes_rounding_only():
+def test_the_number_of_blocks_changes_rounding_only():
     given = gpu_cases.case("float32", (8, 2), 64, 16, [300, 17])
-    one, five = (gpu_cases.run(given, partition_tokens=tokens) for tokens in (4096, 64))
-    assert gpu_cases.error(one, five) < 1e-6
+    one, five = (gpu_cases.run(given, blocks=blocks) for blocks in (1, 5))
+    assert 0 < gpu_cases.error(one, five) < 1e-6
 
 
 def test_the_order_of_threads_changes_nothing():
@@ -78,26 +74,10 @@ def test_a_planted_32_bit_offset_is_caught(monkeypatch):
         check(far_case())
 
 
-MERGE_BUGS = {
-    "partitions past the end are added": ("ceil_div(context_lens[blockIdx.y], partition_tokens)", "partitions"),
-    "the maximum is of a lane": ("maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, distance));", ""),
-    "sums past the end are added": (": make_float2(kMasked, 0)", ": states[first]"),
-    "the sum is of a lane": ("distance /= 2) sum += __shfl_xor_sync(kFullWarp, sum, distance);", "distance /= 2) ;"),
-    "weights are of one partition": ("__shfl_sync(kFullWarp, weight, place)", "__shfl_sync(kFullWarp, weight, 0)"),
-}
-
-
-@pytest.mark.parametrize("bug", MERGE_BUGS)
-def test_a_planted_bug_of_the_merge_is_caught(bug, monkeypatch):
-    gpu_cases.plant_attention(monkeypatch, *MERGE_BUGS[bug])
-    with pytest.raises(AssertionError):
-        test_partitions_may_be_more_than_the_lanes_of_a_warp()
-
-
 def test_a_wild_block_id_is_a_fault():
     given = gpu_cases.case("float16", (8, 2), 64, 16, [40, 20])
     given.block_tables[1, 1] = 10**6
-    with pytest.raises(KernelFault, match=r"<__half, 64, 8, PagedTiles>: block \(\d, 0, 1\), .* outside every array"):
+    with pytest.raises(KernelFault, match=r"<__half, 64, 8, PagedTiles>: block \(\d, 0, 0\), .* outside every array"):
         gpu_cases.run(given)
 
 
@@ -155,14 +135,24 @@ def test_a_mistake_is_one_clear_line(message):
     assert "\n" not in str(caught.value)
 
 
-def test_work_is_split_to_fill_the_device():
-    size = paged_attention.partition_size
-    assert size(0, 8, 216) == size(100, 8, 216) == 256  # nothing to split
-    assert size(16384, 8, 216) == 640  # one sequence of 8 KV heads: 26 partitions a head, 208 blocks on 216 places
-    assert size(4096, 64, 396) == 704  # six each, 384 blocks
-    assert size(4096, 1024, 396) == 1408  # three each, 7.8 blocks a place; one each would be 2.6, and in 3 rounds
-    assert size(1024, 1024, 1024) == 1024  # every sequence has its place
-    assert size(131072, 1024, 396) == 2048  # a long one among many
+def test_memory_of_the_call_is_zeroed_on_the_stream_of_the_launch(monkeypatch):
+    """That is torch's if one array is."""
+    torch = pytest.importorskip("torch")
+    made = []
+    monkeypatch.setattr(paged_attention, "zeros", lambda *how: made.append(arrays.zeros(*how)) or made[-1])
+    given = gpu_cases.case("float16", (8, 2), 64, 16, [40, 20])
+    named = vars(given) | {"context_lens": torch.from_numpy(given.context_lens)}
+    out = paged_attention.forward(**named)
+    assert isinstance(out, np.ndarray) and isinstance(made[0].owner, torch.Tensor)
+    assert gpu_cases.error(out, gpu_cases.expected(given)) <= 1e-3
+
+
+def test_an_upper_bound_of_the_lengths_changes_nothing():
+    """A captured step has a higher one than an eager step."""
+    given = gpu_cases.case("float16", (8, 2), 64, 16, [1100, 300, 1])
+    padded = {"block_tables": np.pad(given.block_tables, ((0, 0), (0, 59))), "max_context_len": 2048}
+    wide = gpu_cases.Case(**vars(given) | padded)
+    assert gpu_cases.run(given).tobytes() == gpu_cases.run(wide).tobytes()
 
 
 @pytest.mark.parametrize("dtype", gpu_cases.DTYPES)

@@ -17,7 +17,7 @@ from fragmeter.sim.types.errors import KernelFault, SettingError
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 
 HEADS, HEAD_DIM, BLOCK_SIZE = (4, 2), 64, 16
-#: Long enough for several partitions, which merge.
+#: Long enough for several pieces, which merge.
 CONTEXTS = [600, 1, 0, 37]
 NEW = [20, 1, 0, 5]
 
@@ -102,7 +102,7 @@ def test_tokens_are_written_to_the_caches_of_every_layer():
 
 
 def test_a_launch_checks_no_argument_again(monkeypatch):
-    """What a layer costs: no view, no choice of a kernel or its split, no buffer."""
+    """What a layer costs: no view, no choice of a kernel or its grid, no buffer."""
     first, other = layers(2)
     call, wanted = prepare_decode(first), paged_attention.forward(**vars(other))
 
@@ -113,7 +113,8 @@ def test_a_launch_checks_no_argument_again(monkeypatch):
         (prepared, "view"),
         (paged_attention, "views"),
         (paged_attention, "empty"),
-        (paged_attention, "partition_size"),
+        (paged_attention, "zeros"),
+        (paged_attention, "merge_levels"),
         (cpu_kernels, "CpuLaunch"),
     ):
         monkeypatch.setattr(module, name, never)

@@ -16,7 +16,8 @@ import gpu_cases
 pytest.importorskip("cupy", reason="CuPy is not installed (extra: kernels)")
 
 from fragmeter.gpu.check import compile_gate
-from fragmeter.gpu.ops import arrays, cache, paged_attention, prefill, source
+from fragmeter.gpu.check.latent import latent_case
+from fragmeter.gpu.ops import arrays, cache, latent_attention, paged_attention, prefill, source
 from fragmeter.gpu.ops.source import Kernel
 from fragmeter.sim.types.errors import KernelFault
 from ptx.kernels import PtxKernels, compiled, machine_of
@@ -26,20 +27,26 @@ ARCHITECTURES = "sm_80", "sm_120"
 SIXTEEN_BITS = "float16", "bfloat16"
 
 
-def decode(kernels: PtxKernels, given: gpu_cases.Case, partition_tokens: int | None = None) -> np.ndarray:
+def decode(kernels: PtxKernels, given: gpu_cases.Case, blocks: int | None = None) -> np.ndarray:
     named = vars(given) | {"out": np.full_like(given.query, np.nan)}
     sizes = {name: named.pop(name) for name in ("block_size", "max_context_len")}
     views = {name: arrays.view(name, array) for name, array in named.items()}
-    paged_attention.checked(**views, **sizes).prepared(kernels, partition_tokens).launch()
+    paged_attention.checked(**views, **sizes).prepared(kernels, blocks).launch()
     return named["out"]
 
 
 def check_decode(
-    kernels: PtxKernels, dtype: str, heads: tuple[int, int], head_dim: int, block_size: int, partition_tokens=None
+    kernels: PtxKernels,
+    dtype: str,
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    contexts=(70, 0, 1),
+    blocks=1,
 ) -> None:
-    """A tile and a part of one, nothing, and one token."""
-    given = gpu_cases.case(dtype, heads, head_dim, block_size, [70, 0, 1])
-    out = decode(kernels, given, partition_tokens)
+    """A tile and a part of one, nothing, and one token, by one block."""
+    given = gpu_cases.case(dtype, heads, head_dim, block_size, contexts)
+    out = decode(kernels, given, blocks)
     assert gpu_cases.error(out, gpu_cases.expected(given)) <= gpu_cases.TOLERANCE[dtype]
 
 
@@ -55,12 +62,27 @@ def check_prefill(
     assert gpu_cases.error(named["out"], gpu_cases.expected(given, new)) <= gpu_cases.TOLERANCE[dtype]
 
 
+def check_latent(
+    kernels: PtxKernels, dtype: str, heads: int, block_size: int, partition_tokens=None, longer: float = 1
+) -> None:
+    """Two tiles and a part of one, nothing, and one token; with ``longer`` queries some heads of a warp are rescaled and others not."""
+    given = latent_case(dtype, heads, block_size, [70, 0, 1])
+    given.given.query[:] *= longer
+    named = given.arguments()
+    named["out"] = np.full((3, heads, source.LATENT_DIM), np.nan, named["query"].dtype)
+    views = {name: arrays.view(name, one) if isinstance(one, np.ndarray) else one for name, one in named.items()}
+    latent_attention.Call(**views).prepared(kernels, partition_tokens).launch()
+    assert gpu_cases.error(named["out"], given.expected()) <= gpu_cases.TOLERANCE[dtype]
+    assert not kernels.divided
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS)
 def test_decode_attention_on_tensor_cores_and_its_merge(dtype, architecture):
+    """One block, and three that share the longest sequence."""
     kernels = PtxKernels(architecture)
     check_decode(kernels, dtype, (8, 1), 64, 16)
-    check_decode(kernels, dtype, (8, 1), 64, 16, partition_tokens=32)
+    check_decode(kernels, dtype, (8, 1), 64, 16, (600, 0, 1), blocks=3)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -75,6 +97,23 @@ def test_prefill_attention_and_its_merge(dtype, architecture):
     check_prefill(PtxKernels(architecture), dtype, (4, 1), 64, partition_tokens=64)
 
 
+@pytest.mark.parametrize(("architecture", "dtype"), list(zip(ARCHITECTURES, SIXTEEN_BITS, strict=True)))
+def test_latent_attention_and_its_merge(architecture, dtype):
+    check_latent(PtxKernels(architecture), dtype, 12, 16, longer=8)
+    check_latent(PtxKernels(architecture), dtype, 12, 16, partition_tokens=32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
+@pytest.mark.parametrize("heads", [16, 32, 128])
+def test_latent_attention_of_more_heads(heads, dtype, architecture, apart):
+    for block_size, longer in ((64, 1), (7, 1), (7, 8)):
+        check_latent(PtxKernels(architecture, apart), dtype, heads, block_size, longer=longer)
+    check_latent(PtxKernels(architecture, apart), dtype, heads, 32, partition_tokens=32)
+
+
 def test_a_head_of_120_is_padded():
     check_decode(PtxKernels("sm_80"), "float16", (8, 1), 120, 16)
     check_prefill(PtxKernels("sm_80"), "float16", (4, 1), 120)
@@ -85,6 +124,37 @@ def test_decode_attention_with_one_warp_after_another():
     check_decode(PtxKernels("sm_80", apart=True), "float16", (8, 1), 64, 16)
 
 
+def test_the_last_of_several_blocks_merges_alike_in_any_order():
+    """Nine pieces of one sequence, which are merged in two levels, beside whole sequences and pieces of another."""
+    given = gpu_cases.case("float16", (2, 1), 64, 16, [2300, 40, 300])
+    first, last = (decode(PtxKernels("sm_80", last_first=order), given, blocks=10) for order in (False, True))
+    assert gpu_cases.error(first, gpu_cases.expected(given)) <= gpu_cases.TOLERANCE["float16"]
+    assert first.tobytes() == last.tobytes()
+
+
+#: Around the counter of a sequence's pieces: what is wrong, the text of the source, what it becomes.
+SHARING_ERRORS = {
+    "a block counts its piece before others can see it": ("__threadfence();\n            merging.last", "merging.last"),
+    "the last block reads pieces before it can see them": (
+        "members - 1;\n            __threadfence();",
+        "members - 1;",
+    ),
+    "threads read pieces before the count": (
+        "__threadfence();\n        }\n        __syncthreads();",
+        "__threadfence();\n        }",
+    ),
+}
+
+
+@pytest.mark.parametrize("error", SHARING_ERRORS)
+def test_a_planted_error_in_the_order_of_writes_is_caught(error, monkeypatch):
+    """On the CPU build every write is visible at once."""
+    kernels = PtxKernels("sm_80")
+    plant(monkeypatch, *SHARING_ERRORS[error])
+    with pytest.raises((AssertionError, KernelFault)):
+        check_decode(kernels, "float16", (2, 1), 64, 16, (400,), blocks=2)
+
+
 @pytest.mark.parametrize(("dtype", "heads"), [("float16", (8, 1)), ("float16", (2, 1)), ("float32", (2, 1))])
 def test_a_warp_reaches_its_shuffles_undivided(dtype, heads):
     """A choice before or between shuffles makes the compiler put them into both branches, where parts of a warp wait for each other."""
@@ -93,22 +163,15 @@ def test_a_warp_reaches_its_shuffles_undivided(dtype, heads):
     assert not kernels.divided
 
 
-#: Of MmaDecoder::weigh, between the choices of all columns and their shuffles.
-BETWEEN = """            }
-        // Shuffles come after all choices: the compiler would put those between two choices into both branches, where parts of a warp
-        // wait for each other.
-        __syncwarp();
-#pragma unroll
-        for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-            for (int side = 0; side < 2; ++side) {
-                float &first = scores[column][side], &second = scores[column][2 + side];
-"""
+#: Of MmaDecoder::weigh.
+SHUFFLE = "new_maximum = fmaxf(new_maximum, __shfl_xor_sync(kFullWarp, new_maximum, distance));"
 
 
-def test_a_choice_between_shuffles_divides_a_warp(monkeypatch):
+def test_a_shuffle_in_both_branches_of_a_choice_divides_a_warp(monkeypatch):
+    """As the compiler put shuffles between two choices, before all of them came after the choices."""
     kernels = PtxKernels("sm_80")
-    plant(monkeypatch, BETWEEN, "")
+    divided = f"{{ if (left > 0) {SHUFFLE} else {{ {SHUFFLE} new_maximum += 0 * first; }} }}"
+    plant(monkeypatch, f"distance *= 2)\n                    {SHUFFLE}", f"distance *= 2)\n{divided}")
     check_decode(kernels, "float16", (8, 1), 64, 16)
     assert kernels.divided == {"shfl.sync.bfly.b32"}
 
@@ -125,7 +188,7 @@ def test_more_shapes(heads, head_dim, dtype, architecture):
         kernels = PtxKernels(architecture, apart)
         for block_size in (16, 7):
             check_decode(kernels, dtype, heads, head_dim, block_size)
-        check_decode(kernels, dtype, heads, head_dim, 16, partition_tokens=16)
+        check_decode(kernels, dtype, heads, head_dim, 16, (1, 600), blocks=3)
         check_prefill(kernels, dtype, heads, head_dim)
         check_prefill(kernels, dtype, heads, head_dim, partition_tokens=64)
 

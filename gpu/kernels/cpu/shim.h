@@ -1,8 +1,8 @@
 // CUDA C++ on a CPU: included before a .cu file, it lets a host compiler build the source that NVRTC builds.
 //
 // A thread is a fibre, and the thread that calls launch() runs one block after the other to completion. Fibres
-// switch only at barriers and warp exchanges, in an order drawn from the launch's seed. A missing barrier causes
-// NaNs or wrong results. A barrier that some threads do not reach causes a deadlock, which is reported.
+// switch only at barriers and warp exchanges. The order of blocks and fibres is drawn from the launch's seed. A missing
+// barrier causes NaNs or wrong results. A barrier that some threads do not reach causes a deadlock, which is reported.
 #pragma once
 
 #include <algorithm>
@@ -54,6 +54,14 @@ template <class Value> Value __shfl_xor_sync(unsigned mask, Value value, int lan
     return shim::shuffle(mask, value, shim::lane() ^ lane_mask);
 }
 
+// Blocks run one after the other, so every write is visible to the next one, with a fence or without.
+inline void __threadfence() {}
+inline unsigned atomicInc(unsigned *counter, unsigned highest) {
+    const unsigned before = *counter;
+    *counter = before >= highest ? 0 : before + 1;
+    return before;
+}
+
 namespace shim {
 
 // The structure that ctypes passes; cpu_kernels.py has the same one.
@@ -91,9 +99,13 @@ template <class... Parameters> int launch(void (*kernel)(Parameters...), const L
     block = &threads, memory = &arrays;
     Call<Parameters...>::kernel = kernel, Call<Parameters...>::arguments = launch.arguments;
     gridDim = launch.grid, blockDim = launch.block;
-    const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
-    for (unsigned rank = 0; rank < blocks && !fault.raised; ++rank) {
-        blockIdx = {rank % gridDim.x, rank / gridDim.x % gridDim.y, rank / (gridDim.x * gridDim.y)};
+    std::vector<unsigned> order(gridDim.x * gridDim.y * gridDim.z);
+    for (unsigned rank = 0; rank < order.size(); ++rank) order[rank] = rank;
+    Dice dice{launch.seed | 1};
+    for (auto rest = static_cast<unsigned>(order.size()); rest > 1; --rest)
+        std::swap(order[dice.below(rest)], order[rest - 1]);
+    for (auto rank = order.begin(); rank != order.end() && !fault.raised; ++rank) {
+        blockIdx = {*rank % gridDim.x, *rank / gridDim.x % gridDim.y, *rank / (gridDim.x * gridDim.y)};
         arrays.poison();
         threads.run(&Call<Parameters...>::enter);
     }

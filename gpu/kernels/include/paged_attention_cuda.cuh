@@ -9,12 +9,10 @@
 
 #include <torch/types.h>
 
-#include <algorithm>
 #include <cmath>
 #include <sstream>
 #include <utility>
 
-#include "partition_size.h"
 #include "tensor_checks.h"
 #include "torch_launch.cuh"
 
@@ -81,31 +79,23 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> void run(const Pa
     constexpr int kSharedBytes = sizeof(Storage<Scalar, kHeadDim, kGroup, Slots>);
     const auto decode = &decode_attention<Scalar, kHeadDim, kGroup, Slots>;
     const auto scalars = [](const torch::Tensor &tensor) { return static_cast<Scalar *>(tensor.data_ptr()); };
-    const int64_t columns = call.kv_heads() * ((call.group() + kGroup - 1) / kGroup);
     Launcher launcher({call.query, call.out, call.key_cache, call.value_cache, call.block_tables, call.context_lens});
-    const int64_t places = launcher.places(decode, kThreads, kSharedBytes);
-    const int64_t tokens = partition_size(call.max_context_len, call.batch() * columns, places);
-    const int64_t partitions = std::max<int64_t>(1, (call.max_context_len + tokens - 1) / tokens);
+    const int64_t blocks = launcher.places(decode, kThreads, kSharedBytes);
     if (call.batch() == 0) return;
-    // With one partition these are not written.
-    const int64_t rows = partitions > 1 ? call.batch() * call.heads() * partitions : 0;
+    // Two pieces of sequences for each block, and a counter for each on each level of their merge.
     const auto options = call.query.options().dtype(torch::kFloat);
-    const torch::Tensor states = launcher.empty({rows, 2}, options);
-    const torch::Tensor values = launcher.empty({rows, kHeadDim}, options);
+    const torch::Tensor states = launcher.empty({2 * blocks, kGroup, 2}, options);
+    const torch::Tensor values = launcher.empty({2 * blocks, kGroup, kHeadDim}, options);
+    int64_t levels = 1;
+    for (int64_t pieces = kFanIn; pieces < blocks; pieces *= kFanIn) ++levels;
+    const torch::Tensor counters = launcher.empty({levels, 2 * blocks}, options.dtype(torch::kInt)).zero_();
 
-    auto *partial_states = static_cast<float2 *>(states.data_ptr());
-    auto *partial_values = static_cast<float *>(values.data_ptr());
-    const auto *lengths = static_cast<const int *>(call.context_lens.data_ptr());
-    const auto extent = [](int64_t value) { return static_cast<unsigned>(value); };
-    launcher.run(decode, dim3{extent(columns), extent(partitions), extent(call.batch())}, kThreads, kSharedBytes,
-                 scalars(call.out), partial_states, partial_values, scalars(call.query), scalars(call.key_cache),
-                 scalars(call.value_cache), static_cast<const int *>(call.block_tables.data_ptr()), lengths,
-                 call.kv_heads(), call.group(), call.block_size, call.block_tables.size(1), tokens,
-                 std::log2(std::exp(1.0)) / std::sqrt(double{kHeadDim}));
-    if (partitions > 1)
-        launcher.run(&merge_partitions<Scalar, kHeadDim>, dim3{extent(call.heads()), extent(call.batch()), 1},
-                     (kHeadDim + 31) / 32 * 32, 0, scalars(call.out), partial_states, partial_values, lengths,
-                     partitions, tokens);
+    launcher.run(decode, dim3{static_cast<unsigned>(blocks)}, kThreads, kSharedBytes, scalars(call.out),
+                 static_cast<float2 *>(states.data_ptr()), static_cast<float *>(values.data_ptr()), scalars(call.query),
+                 scalars(call.key_cache), scalars(call.value_cache), static_cast<unsigned *>(counters.data_ptr()),
+                 static_cast<const int *>(call.block_tables.data_ptr()),
+                 static_cast<const int *>(call.context_lens.data_ptr()), call.batch(), call.kv_heads(), call.group(),
+                 call.block_size, call.block_tables.size(1), std::log2(std::exp(1.0)) / std::sqrt(double{kHeadDim}));
 }
 
 // As fragmeter.gpu.source.TILE_TOKENS.

@@ -75,7 +75,7 @@ class Launcher {
 
     // As fragmeter.gpu.cpu_kernels.
     template <class Kernel> int places(Kernel *, int threads, int shared_bytes) const {
-        return 108 * std::min(2048 / threads, 164 * 1024 / (shared_bytes + 1024));
+        return 8 * std::min(2048 / threads, 164 * 1024 / (shared_bytes + 1024));
     }
 
     torch::Tensor empty(c10::IntArrayRef extents, const torch::TensorOptions &options) {

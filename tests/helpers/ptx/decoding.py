@@ -89,6 +89,8 @@ class _Decoder:
             "bar": self._barrier,
             "cp": self._copy,
             "shfl": self._shuffle,
+            "atom": self._increment,
+            "membar": self._fence,
             "ldmatrix": self._load_matrices,
             "movmatrix": self._transpose,
             "mma": self._multiply,
@@ -200,7 +202,7 @@ class _Decoder:
             def store(threads: Threads, mask: np.ndarray | None) -> None:
                 given = np.stack([source(threads) for source in sources], axis=1)
                 addresses, memory = _reached(threads, space, _active(place(threads), mask))
-                memory.store(addresses, _active(given, mask))
+                memory.store(addresses, _active(given, mask), _active(threads.numbers, mask))
 
             return store
         registers = [self._register(name) for name in names]
@@ -211,11 +213,30 @@ class _Decoder:
 
         def load(threads: Threads, mask: np.ndarray | None) -> None:
             addresses, memory = _reached(threads, space, _active(place(threads), mask))
-            loaded = threads.expand(memory.load(addresses, count, item), mask).astype(wide, copy=False)
+            loaded = memory.load(addresses, count, item, _active(threads.numbers, mask))
+            loaded = threads.expand(loaded, mask).astype(wide, copy=False)
             for column, register in enumerate(registers):
                 threads.write(register, np.ascontiguousarray(loaded[:, column]), mask)
 
         return load
+
+    def _increment(self, rest: str, number: int, target: Operand, place: Operand, highest: Operand) -> Step:
+        """Threads of a block one after the other."""
+        if rest != "global.inc.u32":
+            raise ValueError(rest)
+        register, address, limit = self._register(target), self._address(place, "u64"), self._source(highest, "u32")
+
+        def increment(threads: Threads, mask: np.ndarray | None) -> None:
+            addresses, limits = (_active(one(threads), mask) for one in (address, limit))
+            before = threads.machine.memory.increment(addresses, limits, _active(threads.numbers, mask))
+            threads.write(register, threads.expand(before, mask), mask)
+
+        return increment
+
+    def _fence(self, rest: str, number: int) -> Step:
+        if rest != "gl":
+            raise ValueError(rest)
+        return lambda threads, mask: threads.machine.memory.fence(_active(threads.numbers, mask))
 
     def _parameter(self, address: Operand, target: Operand, item: type[np.generic]) -> Step:
         value = self._parameters[str(address)[1:-1]]

@@ -25,13 +25,14 @@ class PtxKernels:
     Args:
         architecture: One of :data:`compile_gate.ARCHITECTURES`.
         apart: Run one warp after another, each until it waits for the others, in place of all warps together.
+        last_first: Run the blocks from the last one to the first.
 
     Attributes:
         divided: Opcodes of whole warps that a warp executed in parts, one part waiting for another.
     """
 
-    def __init__(self, architecture: str, apart: bool = False) -> None:
-        self._architecture, self._apart = architecture, apart
+    def __init__(self, architecture: str, apart: bool = False, last_first: bool = False) -> None:
+        self._architecture, self._apart, self._last_first = architecture, apart, last_first
         self.multiprocessor_shared_bytes = compile_gate.SHARED_BYTES[architecture]
         self.divided: set[str] = set()
         self.places = CpuKernels(0, self.multiprocessor_shared_bytes).places
@@ -54,7 +55,8 @@ class PtxKernels:
             assert not pointers
             try:
                 program = compiled(kernel, self._architecture)
-                machine = Machine(program, bits, arrays, grid, block, shared_bytes, self._apart)
+                order = self._apart, self._last_first
+                machine = Machine(program, bits, arrays, grid, block, shared_bytes, *order)
                 machine.run()
             except Fault as fault:
                 raise KernelFault(f"{kernel.expression}: {fault}") from fault

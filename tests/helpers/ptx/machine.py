@@ -12,6 +12,7 @@ import numpy as np
 
 from . import decoding
 from .memory import Fault, Global, Shared
+from .order import Orders
 from .text import Program
 
 WARP = 32
@@ -31,6 +32,7 @@ class Machine:
         grid, block: Extents.
         shared_bytes: Dynamic shared memory.
         apart: Run one warp after another, each until it waits for the others, in place of all warps together.
+        last_first: Run the blocks from the last one to the first.
     """
 
     def __init__(
@@ -42,12 +44,13 @@ class Machine:
         block: Extent,
         shared_bytes: int,
         apart: bool,
+        last_first: bool = False,
     ) -> None:
         threads = block[0] * block[1] * block[2]
         if threads % WARP:
             raise ValueError(f"{threads} threads: only whole warps are run")
         self.grid, self.block, self.memory, self._shared_bytes = grid, block, arrays, shared_bytes
-        self.program, self._count = program, threads
+        self.program, self._count, self._last_first = program, threads, last_first
         #: Numbers of the instructions of whole warps that a warp executed in parts, one part waiting for another.
         self.divided: set[int] = set()
         self._together = WARP if apart else threads
@@ -60,11 +63,16 @@ class Machine:
         Raises:
             Fault: The first one; names block, thread, line and statement.
         """
+        orders = self.memory.begin(self._count)
         with np.errstate(all="ignore"):
-            for place in np.ndindex(*self.grid[::-1]):
-                self._run_block(place[::-1])
+            places = [*np.ndindex(*self.grid[::-1])]
+            for place in places[::-1] if self._last_first else places:
+                orders.begin_block()
+                self._run_block(place[::-1], orders)
+                orders.end_block()
+        orders.end()
 
-    def _run_block(self, place: Extent) -> None:
+    def _run_block(self, place: Extent, orders: Orders) -> None:
         shared = Shared(self._shared_bytes)
         firsts = range(0, self._count, self._together)
         groups = [Threads(self, shared, place, np.arange(first, first + self._together)) for first in firsts]
@@ -77,6 +85,7 @@ class Machine:
                 rest = self._count - ended - waiting
                 counts = f"{waiting} wait at bar.sync, {rest} for their warp, {ended} have ended"
                 raise Fault(f"block {place}: deadlock: of {self._count} threads {counts}")
+            orders.barrier()
             for group in groups:
                 group.at_barrier[:] = False
 

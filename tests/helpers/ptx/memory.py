@@ -13,6 +13,8 @@ import numpy as np
 
 from fragmeter.gpu.ops.arrays import Array
 
+from .order import Orders
+
 #: First address of the block's dynamic shared memory in the shared window: 0 would hide a null pointer.
 SHARED_BASE = 1024
 #: Generic address of the shared window; the low half is not 0, so that a generic address is no shared address.
@@ -50,12 +52,14 @@ class Shared:
         self._size = size
         self._in_flight = np.zeros(len(self._bytes) // _CHUNK, np.bool_)
 
-    def load(self, addresses: np.ndarray, count: int, item: type[np.generic]) -> np.ndarray:
+    def load(
+        self, addresses: np.ndarray, count: int, item: type[np.generic], threads: np.ndarray | None = None
+    ) -> np.ndarray:
         """``[accesses, count]`` items at addresses of the shared window."""
         return self._items(item)[self._indices(addresses, count, item)]
 
-    def store(self, addresses: np.ndarray, values: np.ndarray) -> None:
-        """Write ``[accesses, count]`` items."""
+    def store(self, addresses: np.ndarray, values: np.ndarray, threads: np.ndarray) -> None:
+        """Write ``[accesses, count]`` items, one access of each of the threads."""
         item = values.dtype.type
         self._items(item)[self._indices(addresses, values.shape[1], item)] = values
 
@@ -94,18 +98,46 @@ class Global:
             np.frombuffer((ctypes.c_uint8 * nbytes).from_address(first), np.uint8) for first, nbytes in self._ranges
         ]
 
-    def load(self, addresses: np.ndarray, count: int, item: type[np.generic]) -> np.ndarray:
-        """``[accesses, count]`` items."""
+    def begin(self, threads: int) -> Orders:
+        """A launch of blocks of so many threads begins; the result follows which writes are visible to which block."""
+        self._orders = Orders(lambda place: self._bytes[place], threads)
+        return self._orders
+
+    def load(
+        self, addresses: np.ndarray, count: int, item: type[np.generic], threads: np.ndarray | None = None
+    ) -> np.ndarray:
+        """``[accesses, count]`` items; with ``threads``, each may only read what is visible to it."""
         found = np.empty((len(addresses), count), item)
         for place, some in self._split(addresses, count, item):
-            found[some] = self._items(place, item)[self._indices(place, addresses[some], count, item)]
+            indices = self._indices(place, addresses[some], count, item)
+            if threads is not None:
+                allowed = self._orders.allows(place, _bytes_of(indices, item), threads[some])
+                _require(allowed, "a load of what another block has written, without a fence before it")
+            found[some] = self._items(place, item)[indices]
         return found
 
-    def store(self, addresses: np.ndarray, values: np.ndarray) -> None:
-        """Write ``[accesses, count]`` items."""
+    def store(self, addresses: np.ndarray, values: np.ndarray, threads: np.ndarray) -> None:
+        """Write ``[accesses, count]`` items, one access of each of the threads."""
         count, item = values.shape[1], values.dtype.type
         for place, some in self._split(addresses, count, item):
-            self._items(place, item)[self._indices(place, addresses[some], count, item)] = values[some]
+            indices = self._indices(place, addresses[some], count, item)
+            self._orders.note(place, _bytes_of(indices, item), threads[some])
+            self._items(place, item)[indices] = values[some]
+
+    def fence(self, threads: np.ndarray) -> None:
+        """``membar.gl`` of these threads."""
+        self._orders.fence(threads)
+
+    def increment(self, addresses: np.ndarray, highest: np.ndarray, threads: np.ndarray) -> np.ndarray:
+        """Words before their increments by these threads, one after the other; from ``highest`` on a word becomes 0."""
+        self._orders.count(threads)
+        found = np.empty(len(addresses), np.uint32)
+        for number, limit in enumerate(highest):
+            ((place, _),) = self._split(addresses[number : number + 1], 1, np.uint32)
+            index = self._indices(place, addresses[number : number + 1], 1, np.uint32)
+            found[number] = before = self._items(place, np.uint32)[index][0, 0]
+            self._items(place, np.uint32)[index] = 0 if before >= limit else before + 1
+        return found
 
     def _split(self, addresses: np.ndarray, count: int, item: type[np.generic]) -> list[tuple[int, slice | np.ndarray]]:
         """Number of an array and the accesses to it."""
@@ -131,3 +163,9 @@ class Global:
     def _indices(self, place: int, addresses: np.ndarray, count: int, item: type[np.generic]) -> np.ndarray:
         offsets = (addresses - np.uint64(self._ranges[place][0])).astype(np.int64)
         return (offsets // np.dtype(item).itemsize)[:, None] + np.arange(count)
+
+
+def _bytes_of(indices: np.ndarray, item: type[np.generic]) -> np.ndarray:
+    """Numbers of the bytes of ``[accesses, count]`` items: ``[accesses, bytes]``."""
+    size = np.dtype(item).itemsize
+    return (indices[..., None] * size + np.arange(size)).reshape(len(indices), -1)

@@ -59,6 +59,7 @@ def _table() -> dict[str, Operation]:
     same("max", ("f32",), 2, np.fmax)  # of a NaN and a number it is the number
     same("div", INTEGERS, 2, _quotient)
     same("rem", UNSIGNED, 2, np.remainder)
+    same("rem", SIGNED, 2, np.fmod)  # has the sign of the dividend
     for opcode, function in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor)):
         same(opcode, (*BITS, "pred"), 2, function)
     same("not", (*BITS, "pred"), 1, np.invert)
@@ -81,8 +82,20 @@ def _table() -> dict[str, Operation]:
         table[f"setp.{compare}.{name}"] = Operation(function, "pred", (name, name))
     for name in (*INTEGERS, *BITS):  # of floats `ne` is false if one of them is a NaN
         table[f"setp.ne.{name}"] = Operation(np.not_equal, "pred", (name, name))
-    for to, given in (*product(INTEGERS, UNSIGNED), ("s64", "s32")):
+    for to, given in (*product(INTEGERS, UNSIGNED), ("s64", "s32"), ("s32", "s16"), ("s64", "s16")):
         table[f"cvt.{to}.{given}"] = Operation(lambda a, to=to: a.astype(TYPES[to]), to, (given,))
+    # Registers of 16 bits hold 8 bits with their sign.
+    for to, given, held in (("s8", "s32", "s16"), ("s16", "s8", "s16"), ("s32", "s8", "s32")):
+        operand = "s16" if (to, given) == ("s16", "s8") else "s32"
+        table[f"cvt.{to}.{given}"] = Operation(
+            lambda a, held=held: a.astype(np.int8).astype(TYPES[held]), held, (operand,)
+        )
+    bits_of = np.array([number.bit_count() for number in range(256)], np.uint32)
+    table["popc.b32"] = Operation(
+        lambda a: bits_of[np.ascontiguousarray(a).view(np.uint8).reshape(-1, 4)].sum(axis=1, dtype=np.uint32),
+        "u32",
+        ("b32",),
+    )
     table |= _of_floats()
     return table
 
