@@ -1,13 +1,12 @@
 """A device's calibration: a few dozen points per operation, and the models fitted to them.
 
-Samples of all points are interleaved. They may be taken in several parts, with other work in between. The overhead of a
+Samples of all points are interleaved, those of an operation behind each other. They may be taken in several parts, with other work in between. The overhead of a
 step beyond its operations (host work, launches, the last norm) is measured too, as the time of whole steps less the time
 of their operations.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -142,8 +141,7 @@ def input_bytes(model: ModelSpec, grid: Grid, dtype: str) -> int:
     # Inputs of the embedding's layer and of the one between GEMMs, of the KV write, and of the GEMMs, and outputs of these.
     each = 2 * model.hidden_size + 2 * kv + sum(outputs + inputs for outputs, inputs in gemms)
     queries = len(grid.prefixes) * sum(grid.chunks) * model.num_heads * model.head_dim
-    weights = max(map(math.prod, (*gemms, points.head_gemm(model))))
-    return (tokens * each + 2 * queries + weights) * DTYPES[dtype].itemsize
+    return (tokens * each + 2 * queries) * DTYPES[dtype].itemsize
 
 
 class Samples:
@@ -196,7 +194,8 @@ class Samples:
                 self._samplers.append(self._stopwatch.sampler(work, captured))
                 yield index, []
         # Every part has an order of its own.
-        for index, us in timing.interleaved(self._samplers, rounds, self._seed + self.parts):
+        kinds = [probe.point["op"] for probe in (*self._operations, *self._steps)]
+        for index, us in timing.interleaved(self._samplers, rounds, self._seed + self.parts, kinds):
             yield index, [us]
 
 

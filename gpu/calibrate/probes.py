@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -92,7 +92,7 @@ class Probes:
             layer = self._layer(tokens)
             yield from (self._gemm(tokens, name, layer) for name in MATRICES)
             yield from (self._kv_write(tokens), self._elementwise(tokens), self._embedding(tokens))
-        yield from self._heads(sorted({*self._grid.head_rows, *map(len, step_lens)}))
+        yield from (self._head(rows) for rows in sorted({*self._grid.head_rows, *map(len, step_lens)}))
         yield from self._decodes()
         yield from self._prefills()
         for batch, context, chunk, prefix in self._grid.mixed:
@@ -137,26 +137,23 @@ class Probes:
 
         return Probe(points.gemm(tokens, outputs, inputs), work)
 
-    def _heads(self, sizes: Iterable[int]) -> Iterator[Probe]:
-        """GEMMs of the output head, which a step has once: of copies of it, between two uses of which a step's data pass."""
-        outputs, inputs = self._skeleton.weights.head.weight.shape
-        size = outputs * inputs
-        weights = self._random(size + self._passing_bytes // self._dtype.itemsize).div_(math.sqrt(inputs))
-        turned = [
-            Matrix(weights[at : at + size].view(outputs, inputs), None)
-            for at in range(0, len(weights) - size + 1, size)
-        ]
-        for rows in sizes:
-            yield Probe(points.gemm(rows, outputs, inputs), self._head(rows, turned))
+    def _head(self, rows: int) -> Probe:
+        """The output head, behind all layers, or as many as three caches hold."""
+        weights, layer = self._skeleton.weights, self._layer(rows)
+        outputs, inputs = weights.head.weight.shape
+        hidden = self._random(rows, inputs)
+        each = sum(getattr(weights.layers[0], name).weight.nbytes for name in MATRICES)
+        behind = range(min(len(weights.layers), -(-self._stopwatch.cold_bytes // each)))
 
-    def _head(self, rows: int, turned: Sequence[Matrix]) -> Work:
-        hidden, layer = self._random(rows, turned[0].weight.shape[1]), self._layer(rows)
+        def pass_layers() -> None:
+            for number in behind:
+                layer(number)
 
-        def work(number: int) -> None:
-            self._stopwatch.aside(lambda: layer(number))
-            multiply(hidden, _turn(turned, number))
+        def work(_: int) -> None:
+            self._stopwatch.aside(pass_layers)
+            multiply(hidden, weights.head)
 
-        return work
+        return Probe(points.gemm(rows, outputs, inputs), work)
 
     def _pass(self, gemms: Sequence[Work], *inputs: Tensor) -> None:
         """Run untimed work that a step does between two calls: these GEMMs, and the production of the next call's inputs."""

@@ -12,7 +12,8 @@ take as long as their launch. No GPU has run this yet.
 
 A call receives its number and selects its buffers by it. Together the buffers exceed the last-level cache, see
 :attr:`Stopwatch.cold_bytes`. Warm-up calls run first and do not count. Samples of several operations are interleaved
-(:func:`interleaved`), so a slow second affects one sample of each operation and no result.
+(:func:`interleaved`), so a slow second affects one sample of each operation and no result. Samples of one kind follow each other: on a
+CPU a step of 4 rows took 13 % more time behind six calls of other operations, and 8 % more as the third step behind them.
 """
 
 from __future__ import annotations
@@ -225,12 +226,23 @@ class _Repeated:
         return numbers
 
 
-def interleaved(samplers: Sequence[Sampler], rounds: int, seed: int) -> Iterator[tuple[int, float]]:
-    """Index and sample of each sampler, ``rounds`` times, in a new random order each time."""
+def interleaved(
+    samplers: Sequence[Sampler], rounds: int, seed: int, kinds: Sequence[str] | None = None
+) -> Iterator[tuple[int, float]]:
+    """Index and sample of each sampler, ``rounds`` times, in a new random order each time.
+
+    Args:
+        kinds: Samplers of one kind follow each other, so that they find the caches as calls of their kind leave them.
+    """
     rng = np.random.default_rng(seed)
+    groups: dict[str, list[int]] = {}
+    for index, kind in enumerate(kinds or [""] * len(samplers)):
+        groups.setdefault(kind, []).append(index)
+    parts = list(groups.values())
     for _ in range(rounds):
-        for index in rng.permutation(len(samplers)).tolist():
-            yield index, samplers[index]()
+        for part in rng.permutation(len(parts)).tolist():
+            for index in rng.permutation(parts[part]).tolist():
+                yield index, samplers[index]()
 
 
 def timing(samples: Iterable[float], quantile: float) -> Timing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from itertools import groupby
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,21 @@ def test_each_round_samples_everything_once_in_another_order():
     assert rounds[0] != rounds[1] != rounds[2] and taken == list(
         timing.interleaved([lambda number=number: number * 10.0 for number in range(20)], rounds=3, seed=1)
     )
+
+
+def test_samples_of_a_kind_follow_each_other_in_another_order_each_round():
+    kinds = ["gemm", "step", "gemm", "move", "step", "gemm"] * 4
+    samplers = [lambda number=number: number * 10.0 for number in range(24)]
+    taken = [index for index, _ in timing.interleaved(samplers, 3, 1, kinds)]
+    rounds = [taken[start : start + 24] for start in (0, 24, 48)]
+    orders = []
+    for one in rounds:
+        assert sorted(one) == [*range(24)]
+        orders.append([kind for kind, _ in groupby(kinds[index] for index in one)])
+        assert len(orders[-1]) == 3
+    assert len(set(map(tuple, orders))) > 1
+    gemms = [[index for index in one if kinds[index] == "gemm"] for one in rounds]
+    assert gemms[0] != gemms[1] != gemms[2]
 
 
 @pytest.fixture()
