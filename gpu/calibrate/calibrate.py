@@ -194,7 +194,7 @@ class Samples:
                 self._samplers.append(self._stopwatch.sampler(work, captured))
                 yield index, []
         # Every part has an order of its own.
-        kinds = [probe.point["op"] for probe in (*self._operations, *self._steps)]
+        kinds = [probe.point["op"] for probe in self._operations] + [step.point["op"] for step in self._steps]
         for index, us in timing.interleaved(self._samplers, rounds, self._seed + self.parts, kinds):
             yield index, [us]
 
