@@ -52,6 +52,7 @@ class Drift:
         known, probes = {points.key(point) for point in calibrated}, Probes(skeleton, AGAIN, self._stopwatch, seed)
         again = [probe for probe in probes.operations() if points.key(probe.point) in known]
         self._keys = [points.key(probe.point) for probe in again]
+        self._kinds = [probe.point["op"] for probe in again]
         self._samplers = [self._stopwatch.sampler(probe.work, probe.captured) for probe in again]
         self._now_us: list[np.ndarray] = []
         self.compare(calibrated)
@@ -70,7 +71,7 @@ class Drift:
     def look(self) -> None:
         """Measure all calls."""
         samples: list[list[float]] = [[] for _ in self._samplers]
-        for index, us in timing.interleaved(self._samplers, AGAIN.rounds, self._seed):
+        for index, us in timing.interleaved(self._samplers, AGAIN.rounds, self._seed, self._kinds):
             samples[index].append(us)
         if samples:
             self._now_us.append(np.array([timing.timing(taken, self._stopwatch.quantile).us for taken in samples]))
