@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -407,6 +408,10 @@ def test_a_simulation_is_named_exactly_where_it_runs(flags, runs, capsys):
         with pytest.raises(NotSimulated) as error:
             build(chosen)
         assert refused == [f"Not simulated: {error.value}"]
+    capsys.readouterr()
+    assert status(["plan", "--gpu", "h200", "--serve", f"vllm serve {flags}", "--json", "-"]) == DONE
+    reasons = json.loads(capsys.readouterr().out)["not_simulated"]
+    assert reasons == [each.removeprefix("Not simulated: ") for each in refused]
 
 
 def test_the_size_of_native_kv_offloading_is_a_setting_and_another_backend_is_not_simulated():
