@@ -220,12 +220,14 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
     report.print_line()
     report.console.print(_memory_table(launch, found))
     cost = settings.cost or default_cost(launch.model, launch.gpu, launch.deployment.quantization)
+    refused: list[str] = []
     try:
         simulated = replace(only_read(settings), cost=cost)
         build(simulated)
         report.line(f"As a simulation: {_simulate(simulated)}")
     except SettingError as error:
         report.line(f"Not simulated: {error}")
+        refused.append(str(error))
     return {
         "starts": True,
         "refusal": None,
@@ -236,6 +238,7 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
         "max_concurrency": found.max_concurrency,
         "users": [{"tokens": tokens, "users": number} for tokens, number in held.items()],
         "settings": settings.as_dict(),
+        "not_simulated": [*answer.line.not_simulated, *refused],
     }
 
 

@@ -19,7 +19,7 @@ from ...sim import Settings, settings, simulate
 from ...sim.cost import StepCost
 from ...sim.cost.steps import FittedSteps, StepCoefficients, read_steps
 from ...sim.output.files import as_json
-from ...sim.recording.probe import ProbedRequest, ProbedRun, ProbedStep, read_probe
+from ...sim.recording.probe import STATE_SPECS, ProbedRequest, ProbedRun, ProbedStep, read_probe
 from ...sim.types.errors import UserError
 from ..measured.replay import Benchmark, Replayed, compared
 from ..measured.start import benchmark
@@ -118,7 +118,7 @@ def settings_of(header: Mapping[str, Any], model: Path) -> Settings:
         model=str(model),
         vllm_release=".".join(header["vllm"].split(".")[:2]),
         num_gpu_blocks_override=header["num_gpu_blocks"],
-        block_size=next(size for spec, size in header["groups"] if spec != "MambaSpec"),
+        block_size=next(size for spec, size in header["groups"] if spec not in STATE_SPECS),
         enable_prefix_caching=header["prefix_caching"],
         **{name: header[name] for name in same},
     )

@@ -8,7 +8,7 @@ into a bucket when a step begins: its tokens have their blocks, and requests tha
                  0 for a request that has not finished by the end of the file
     reserved     the other empty slots of blocks in tables
     cached       slots of blocks in no table that have a hash
-    state        blocks of layers with a fixed-size state, where the model has such layers
+    state        blocks of layers with a fixed-size state or an indexer's ring, where the model has such layers
     free         all others
 
 The replayed number of free blocks is compared with the one that the server wrote.
@@ -36,7 +36,8 @@ from ..workload.content import PromptContent
 
 SCHEMA_VERSION = 1
 _REMEDY = "record it anew with fragmeter.probe"
-_STATE_SPECS = ("MambaSpec",)
+#: Specs of layers that keep a state of fixed size, or the ring of an indexer, in place of tokens.
+STATE_SPECS = ("MambaSpec", "CircularBufferSpec")
 #: Keys of the first line, and their types.
 _HEADER = {
     "vllm": str, "model": str, "num_gpu_blocks": int, "groups": list, "max_model_len": int, "max_num_seqs": int,
@@ -263,7 +264,7 @@ def _header(path: str | PathLike[str], number: int, line: dict[str, Any]) -> dic
     for group in line["groups"]:
         if not (isinstance(group, list) and len(group) == 2 and type(group[0]) is str and _is_count(group[1], 1)):
             raise TraceError(path, number, "groups", group, f"must be [name of a spec, block size]; {_REMEDY}")
-    sizes = {size for spec, size in line["groups"] if spec not in _STATE_SPECS}
+    sizes = {size for spec, size in line["groups"] if spec not in STATE_SPECS}
     if len(sizes) != 1:
         remedy = "blocks of one size are supported, in at least one group that keeps tokens"
         raise TraceError(path, number, "groups", line["groups"], remedy)
@@ -318,8 +319,8 @@ class _Replay:
         watch: Watch | None,
     ) -> None:
         self._path, self._number, self._outputs, self._digests, self._watch = path, 0, outputs, digests, watch
-        self._is_state = [spec in _STATE_SPECS for spec, _ in header["groups"]]
-        self.block_size = next(size for spec, size in header["groups"] if spec not in _STATE_SPECS)
+        self._is_state = [spec in STATE_SPECS for spec, _ in header["groups"]]
+        self.block_size = next(size for spec, size in header["groups"] if spec not in STATE_SPECS)
         self._blocks = header["num_gpu_blocks"] - 1
         self._unix_less_monotonic_ns = header["unix_ns"] - header["monotonic_ns"]
         self.requests: list[ProbedRequest] = []

@@ -91,9 +91,10 @@ class SpeculativeConfig:
 
         Raises:
             SettingError: A draft model that is not known.
-            NotSimulated: A target or a draft model with layers of several kinds.
+            NotSimulated: A target or a draft model with layers of several kinds; for n-grams only a target with states.
         """
         if not self.has_layers:
+            _require_no_states(target)
             return None
         _require_one_kind(target)
         if self.method != "draft_model":
@@ -129,8 +130,21 @@ class SpeculativeConfig:
 def _require_one_kind(shape: ModelSpec) -> None:
     """Raise NotSimulated for a model with windows or states, which would share blocks with the drafter's layers."""
     if any(shape.span(layer) != FULL for layer in range(shape.num_layers)):
-        reason = "has layers with windows or states, beside which drafts are not simulated"
-        raise NotSimulated("model", shape.name, reason, "leave out speculative_config")
+        raise _uncounted(shape)
+
+
+def _require_no_states(shape: ModelSpec) -> None:
+    """Raise NotSimulated for a model with states, of which a sequence keeps one more for each draft of any method.
+
+    Source: ``num_speculative_blocks`` of vLLM's ``MambaSpec``. Blocks of windows do not depend on drafts without look-ahead.
+    """
+    if shape.state_layers:
+        raise _uncounted(shape)
+
+
+def _uncounted(shape: ModelSpec) -> NotSimulated:
+    reason = "has layers with windows or states, beside which drafts are not simulated"
+    return NotSimulated("model", shape.name, reason, "leave out speculative_config")
 
 
 def one_layer(target: ModelSpec, with_experts: bool) -> ModelSpec:

@@ -6,16 +6,19 @@ after vLLM's own rule for its cache; transformers' own class of each model is bu
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import random
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+import vllm
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from vllm.config import CacheConfig
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateDtypeCalculator, MambaStateShapeCalculator
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP
@@ -50,14 +53,31 @@ def hf_config(config: dict[str, Any]) -> Any:
     return AutoConfig.for_model(config["model_type"], **json.loads(json.dumps(keys)), pad_token_id=0)
 
 
+@cache
+def without_imports(path: str, name: str) -> dict[str, Any]:
+    """vLLM's own text of the two methods of a class, as functions of (class, config), where its module needs packages for images."""
+    tree = ast.parse((Path(vllm.__file__).parent / path).read_text("utf-8"))
+    served = next(each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name)
+    methods = [
+        each for each in served.body if getattr(each, "name", "").endswith(("shape_from_config", "dtype_from_config"))
+    ]
+    for method in methods:
+        assert isinstance(method, ast.FunctionDef)
+        method.decorator_list.clear()
+    calculators = {each.__name__: each for each in (MambaStateDtypeCalculator, MambaStateShapeCalculator)}
+    found: dict[str, Any] = {"torch": torch} | calculators
+    exec(compile(ast.Module(list(methods), []), path, "exec"), found)
+    return found
+
+
 def vllm_states(config: dict[str, Any], ranks: int, dtype: torch.dtype, conv: str, state: str) -> list[tuple[Any, str]]:
     """Shapes and number formats of a layer's state that vLLM would allocate."""
-    cache = CacheConfig(mamba_cache_dtype=VLLM_NAMES[conv], mamba_ssm_cache_dtype=VLLM_NAMES[state])
+    chosen = CacheConfig(mamba_cache_dtype=VLLM_NAMES[conv], mamba_ssm_cache_dtype=VLLM_NAMES[state])
     read = hf_config(config)
     vllm_config: Any = SimpleNamespace(
         parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
         model_config=SimpleNamespace(hf_config=read, hf_text_config=read, dtype=dtype),
-        cache_config=cache,
+        cache_config=chosen,
         speculative_config=None,
         num_speculative_tokens=0,
     )
@@ -69,12 +89,18 @@ def vllm_states(config: dict[str, Any], ranks: int, dtype: torch.dtype, conv: st
             MODELS_CONFIG_MAP[name].verify_and_update_config(vllm_config)
         shapes = served.get_mamba_state_shape_from_config(vllm_config)
         dtypes = served.get_mamba_state_dtype_from_config(vllm_config)
+    elif kind == "glm5_next_text":
+        served = without_imports("models/glm5next/common/model.py", "Glm5NextForCausalLM")
+        shapes = served["get_mamba_state_shape_from_config"](None, vllm_config)
+        dtypes = served["get_mamba_state_dtype_from_config"](None, vllm_config)
     elif kind == "kimi_linear":
         # What the class's two methods return.
         linear = config["linear_attn_config"]
         heads = (linear["num_heads"], linear["head_dim"])
         shapes = calculate.kda_state_shape(ranks, *heads, conv_kernel_size=linear.get("short_conv_kernel_size", 4))
-        dtypes = MambaStateDtypeCalculator.kda_state_dtype(dtype, cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype)
+        dtypes = MambaStateDtypeCalculator.kda_state_dtype(
+            dtype, chosen.mamba_cache_dtype, chosen.mamba_ssm_cache_dtype
+        )
     else:
         if kind != "qwen3_next":
             MODELS_CONFIG_MAP["Qwen3_5ForConditionalGeneration"].verify_and_update_config(vllm_config)
@@ -82,7 +108,7 @@ def vllm_states(config: dict[str, Any], ranks: int, dtype: torch.dtype, conv: st
         dims = (read.linear_key_head_dim, read.linear_value_head_dim)
         shapes = calculate.gated_delta_net_state_shape(ranks, *heads, *dims, read.linear_conv_kernel_dim)
         dtypes = MambaStateDtypeCalculator.gated_delta_net_state_dtype(
-            dtype, cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype
+            dtype, chosen.mamba_cache_dtype, chosen.mamba_ssm_cache_dtype
         )
     return [(tuple(shape), DTYPES[each]) for shape, each in zip(shapes, dtypes, strict=True)]
 
@@ -189,8 +215,15 @@ def test_states_of_drawn_models_are_vllms(seed):
 
 def num_params(config: dict[str, Any]) -> int:
     """Parameters of transformers' class, with the router's corrections, which it keeps as buffers."""
+    read = hf_config(config)
     with torch.device("meta"):
-        built = AutoModelForCausalLM.from_config(hf_config(config))
+        if config["model_type"] == "glm5_next_text":
+            # The text part has no class with a head of its own, which that with images has.
+            body = AutoModel.from_config(read)
+            head = torch.nn.Linear(read.hidden_size, read.vocab_size, bias=False)
+            built = torch.nn.ModuleList([body, head])
+        else:
+            built = AutoModelForCausalLM.from_config(read)
     corrections = [each.numel() for name, each in built.named_buffers() if "correction_bias" in name]
     return sum(each.numel() for each in built.parameters()) + sum(corrections)
 

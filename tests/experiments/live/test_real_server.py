@@ -53,6 +53,13 @@ def test_another_server_is_noticed(changed):
     assert compare_decisions(TIGHT / "probe.jsonl.gz", settings(**chosen.as_dict() | changed)).difference
 
 
+def test_the_block_size_is_that_of_groups_that_keep_tokens():
+    header = read_probe(TIGHT / "probe.jsonl.gz").header
+    groups = [["CircularBufferSpec", 4], ["MambaSpec", 640], *header["groups"]]
+    chosen = settings_of(header | {"groups": groups}, TIGHT / "model" / "config.json")
+    assert chosen.value("block_size") == header["groups"][0][1] not in (4, 640)
+
+
 def test_predictions_are_those_of_the_published_results(found):
     assert found["loads"].keys() == KNOWN["loads"].keys()
     for name, load in found["loads"].items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -340,6 +341,8 @@ def test_drafts_of_other_methods_are_not_simulated(drafts: str, error: str):
     [
         ("zai-org/GLM-5.3-Flash -tp 4 --max-num-seqs 256", "mtp"),
         ("Qwen/Qwen3-Next-80B-A3B-Instruct -tp 2", "mtp"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct -tp 2", "ngram"),
+        ("zai-org/GLM-5.3-Flash -tp 4 --max-num-seqs 256", "ngram"),
         ("openai/gpt-oss-120b", "eagle3"),
     ],
 )
@@ -360,6 +363,18 @@ def test_drafts_beside_windows_or_states_are_not_counted_and_no_reason_not_to_st
     speculative = parse_speculative(parse_serve(drafted).text("speculative-config", ""), needs_rates=False)
     with pytest.raises(NotSimulated):
         undivided(replace(found.launch, speculative=speculative))
+
+
+def test_drafts_of_ngrams_beside_windows_take_no_memory(capsys):
+    """Without look-ahead the blocks of a window are those of a server without drafts."""
+    plain = "vllm serve openai/gpt-oss-120b"
+    drafted = f'{plain} --speculative-config \'{{"method": "ngram", "num_speculative_tokens": 3}}\''
+    tables = []
+    for line in (plain, drafted):
+        assert status(["plan", "--gpu", "h200", "--serve", line]) == DONE
+        tables.append(capsys.readouterr().out.partition("As a simulation")[0])
+    assert tables[0] == tables[1] and tables[0].startswith("It starts: ")
+    assert started(parse_serve(drafted), "h200").uncounted is None
 
 
 def test_a_line_that_does_not_start_without_its_drafts_says_that(capsys):
@@ -393,6 +408,10 @@ def test_a_simulation_is_named_exactly_where_it_runs(flags, runs, capsys):
         with pytest.raises(NotSimulated) as error:
             build(chosen)
         assert refused == [f"Not simulated: {error.value}"]
+    capsys.readouterr()
+    assert status(["plan", "--gpu", "h200", "--serve", f"vllm serve {flags}", "--json", "-"]) == DONE
+    reasons = json.loads(capsys.readouterr().out)["not_simulated"]
+    assert reasons == [each.removeprefix("Not simulated: ") for each in refused]
 
 
 def test_the_size_of_native_kv_offloading_is_a_setting_and_another_backend_is_not_simulated():
