@@ -1,9 +1,9 @@
-"""What a server measures that its simulation, which is healthy, contradicts.
+"""What a server measures that its simulation, in which no flag helps, contradicts.
 
-A simulation that misses what makes a server slow is healthy, whatever the server does. So a server is called healthy only if none of
-these is found:
+A simulation that misses what makes a server slow is healthy, whatever the server does. So a server is called healthy, or one that misses
+its objectives as well as its flags can, only if none of these is found:
 
-    objectives   by the server's histograms, or a benchmark, a smaller share of the requests meets the objectives than is asked for
+    objectives   the simulation meets them, and by the server's histograms, or a benchmark, a smaller share of the requests than is asked for
     latencies    mean TTFT, TPOT or E2EL is some times as long as simulated
     in flight    while requests arrive, some times as many run or wait as simulated
     queue        while requests arrive, a share of those in flight waits that does not wait in the simulation
@@ -29,6 +29,7 @@ from ..measured.server_metrics import Histogram, ServerMetrics
 from ..runs.slo_check import Goal
 from .causes import Case
 from .measured import ClientLatencies
+from .run import Observation
 
 #: Times the simulated mean from which on a latency is contradicted, and the least difference of TTFT, ms: it is shorter than a step
 #: in an idle server.
@@ -59,12 +60,17 @@ class Contradiction:
 
 def contradictions(case: Case, clients: ClientLatencies | None, goal: Goal | None) -> tuple[Contradiction, ...]:
     """What contradicts that the server is healthy, the plainest first."""
-    found = [] if goal is None else [*_of_objectives(case, clients, goal)]
+    found = [] if goal is None or not meets(case.seen, goal) else [*_of_objectives(case, clients, goal)]
     if goal is None or not _surely_meets(case.metrics, clients, goal):
         found += _of_latencies(case, clients)
     if case.metrics is not None:
         found += _of_requests(case, case.metrics)
     return tuple(found)
+
+
+def meets(seen: Observation, goal: Goal) -> bool:
+    """Whether enough requests of a simulation meet the objectives."""
+    return seen.cost <= 1 - goal.attainment
 
 
 def queue(case: Case) -> bool:

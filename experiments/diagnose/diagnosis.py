@@ -14,9 +14,9 @@
 
 The objective of a run is the geometric mean of p90 TTFT, p99 ITL and mean E2EL, because each flag trades one of them for
 another; with ``--goodput`` it is the share of the requests that miss the objectives. A server is healthy if no change gains
-``LEAST_GAIN`` in the mean and its KV cache is large enough, and with ``--goodput`` already if it meets its goal. It is undecided where a
-change gains as much in the mean, and the interval includes 0. It is overloaded if its queue keeps growing and no
-change stops that. A server that would be healthy is "contradicted" where its own measurements are others
+``LEAST_GAIN`` in the mean and its KV cache is large enough, and with ``--goodput`` if and only if it meets its goal: else it misses its
+objectives as well as its flags can. It is undecided where a change gains as much in the mean, and the interval includes 0. It is overloaded if its queue keeps growing and no
+change stops that. A server that would be healthy, or miss its objectives, is "contradicted" where its own measurements are others
 (``contradictions``): then the simulation is not of this server.
 """
 
@@ -36,7 +36,7 @@ from ..runs.parallel import Workers, as_they_finish
 from ..runs.slo_check import Goal
 from ..sweep.paired import student_t
 from .causes import Case, Suspect, pressure, suspects
-from .contradictions import Contradiction, contradictions
+from .contradictions import Contradiction, contradictions, meets
 from .load import ServedLoad
 from .measured import ClientLatencies
 from .run import Observation, mean_of, observe
@@ -117,12 +117,12 @@ class Diagnosis:
 
     Attributes:
         case: The server as it serves.
-        state: "healthy", "contradicted" if only the simulation is, "remedy", "limited" if its KV cache is too small and no change
+        state: "healthy", "misses" if the objectives are missed and no change helps, "contradicted" if only the simulation is either, "remedy", "limited" if its KV cache is too small and no change
             helps, "undecided" if a change may help, or "overloaded".
         remedies: Changes that were simulated on all seeds, the advised one first; those that do not help last.
         caching: Effect of prefix caching, on against off, if the contents of prompts are known.
         seeds: Number of seeds.
-        contradictions: What the server measures that contradicts a healthy simulation.
+        contradictions: What the server measures that contradicts a simulation in which nothing helps.
     """
 
     case: Case
@@ -179,22 +179,23 @@ class Diagnoser:
             on, off = (served, other) if served.launch.enable_prefix_caching else (other, served)
             case = replace(case, would_hit=self._mean(on).hit_rate)
             caching = self._gain(off, on)
-        if self._goal is not None and case.seen.cost <= 1 - self._goal.attainment:
+        if self._goal is not None and meets(case.seen, self._goal):
             return self._confirmed(Diagnosis(case, "healthy", (), caching, len(self._seeds)))
+        settled = "healthy" if self._goal is None else "misses"
         remedies = self._ranked(self._best(case))
         remedies = self._with_pair(case, remedies)
         helps = bool(remedies) and remedies[0].gain.helps
         behind = case.seen.behind > _BEHIND and not (helps and remedies[0].seen.behind <= _BEHIND)
-        state = "overloaded" if behind else "remedy" if helps else "limited" if pressure(case) else "healthy"
+        state = "overloaded" if behind else "remedy" if helps else "limited" if pressure(case) else settled
         found = Diagnosis(case, state, tuple(remedies), caching, len(self._seeds))
-        if state == "healthy" and found.uncertain:
+        if state == settled and found.uncertain:
             return replace(found, state="undecided")
-        return self._confirmed(found) if state == "healthy" else found
+        return self._confirmed(found) if state == settled else found
 
-    def _confirmed(self, healthy: Diagnosis) -> Diagnosis:
-        """A healthy diagnosis, unless the server's own measurements contradict it."""
-        found = contradictions(healthy.case, self._clients, self._goal)
-        return replace(healthy, state="contradicted", contradictions=found) if found else healthy
+    def _confirmed(self, settled: Diagnosis) -> Diagnosis:
+        """A diagnosis without a change, unless the server's own measurements contradict it."""
+        found = contradictions(settled.case, self._clients, self._goal)
+        return replace(settled, state="contradicted", contradictions=found) if found else settled
 
     def _require_no_burst(self, seen: Observation) -> None:
         load = self._load

@@ -55,9 +55,15 @@ def headline(found: Diagnosis, goal: Goal | None) -> str:
         measured = "; ".join(each.text for each in found.contradictions)
         return f"Contradicted: in the simulation {healthy}, and in the server {measured}."
     if found.state == "healthy":
-        if goal is not None and found.case.seen.cost <= 1 - goal.attainment:
+        if goal is not None:
             return f"Healthy: {1 - found.case.seen.cost:.1%} of the requests meet {goal.objectives}."
         return f"Healthy: no flag that was tried gains {LEAST_GAIN:.0%} {_in_draws(found)}."
+    if found.state == "misses" and goal is not None:
+        return (
+            f"Misses its objectives: {1 - found.case.seen.cost:.1%} of the requests meet {goal.objectives}, and"
+            f" {goal.attainment:.0%} are asked for; no flag that was tried gains {LEAST_GAIN:.0%} {_in_draws(found)}. Faster or more"
+            " GPUs, or lower objectives (fragmeter plan compares GPUs)."
+        )
     uncertain = _uncertain(found, goal)
     if found.state == "undecided":
         return uncertain
@@ -168,7 +174,8 @@ def _caching(found: Diagnosis, goal: Goal | None) -> str:
 def _changes(found: Diagnosis, goal: Goal | None) -> Table:
     label = "meet the\nobjectives" if goal else "latency\nindex"
     headings = ("change", label, "p90\nTTFT", "p99\nITL", "mean\nE2EL", "pre-\nempt")
-    rows = [("as served (ms; preemptions per 100 requests)", "", *_cells(found.case.seen))]
+    share = f"{1 - found.case.seen.cost:.1%}" if goal else ""
+    rows = [("as served (ms; preemptions per 100 requests)", share, *_cells(found.case.seen))]
     for each in found.remedies[:_MOST_ROWS]:
         sign = 1 if goal else -1
         low, high = sorted(round(100 * sign * end) for end in each.gain.interval or (each.gain.value, each.gain.value))

@@ -59,6 +59,47 @@ def test_a_server_that_misses_its_objectives_is_not_healthy(tmp_path, capsys):
     assert "give a benchmark of the server" in printed
 
 
+@pytest.mark.parametrize("step_scale", [1.0, 3.0])
+def test_objectives_that_the_gpu_cannot_meet_are_missed_and_contradict_only_another_server(
+    tmp_path, capsys, step_scale
+):
+    """A step takes longer than the TPOT that is asked for, in the simulation as in a server that is simulated right: no flag helps,
+    and the server is not healthy, nor is its simulation wrong. One with steps three times as long is another server."""
+    path = tmp_path / "metrics.txt"
+    scraped(path, 12.0, step_scale)
+    found = diagnose(path, "--goodput", "ttft:500", "tpot:2")
+    printed = " ".join(capsys.readouterr().out.split())
+    if step_scale == 1:
+        assert found["state"] == "misses" and not found["contradictions"]
+        share = f"{1 - found['as_served']['cost']:.1%}"
+        assert printed.startswith(
+            f"Misses its objectives: {share} of the requests meet ttft:500 tpot:2, and 90% are asked for"
+        )
+        assert f"requests) {share} " in printed and "Healthy" not in printed
+    else:
+        assert found["state"] == "contradicted"
+        # Not by the objectives, which the simulation misses too.
+        assert {each["name"] for each in found["contradictions"]} & {"mean_tpot_ms", "mean_e2el_ms"}
+        assert not {each["name"] for each in found["contradictions"]} & {"ttft", "tpot", "e2el", "objectives"}
+
+
+def test_longer_latencies_contradict_unless_the_server_meets_the_objectives(tmp_path):
+    path = tmp_path / "metrics.txt"
+    assert scraped(path, 12.0, 1.7) > 0.99
+    assert diagnose(path, *GOAL)["state"] == "healthy"
+    found = diagnose(path)
+    assert found["state"] == "contradicted"
+    assert {each["name"] for each in found["contradictions"]} == {"mean_tpot_ms", "mean_e2el_ms"}
+
+
+def test_a_limit_between_two_buckets_is_missed_only_if_the_wider_one_is(tmp_path):
+    """A fourth of the requests have a TPOT of more than 10 ms, the bucket below the limit of 12 ms; means are within their factors."""
+    path = tmp_path / "metrics.txt"
+    scraped(path, 12.0, 1.2)
+    assert diagnose(path, "--goodput", "ttft:500", "tpot:10")["state"] == "contradicted"
+    assert diagnose(path, "--goodput", "ttft:500", "tpot:12")["state"] == "healthy"
+
+
 def test_a_queue_that_is_not_simulated_names_the_missing_flag(tmp_path, capsys):
     """The server has a --max-num-seqs that the pasted line lacks."""
     path = tmp_path / "metrics.txt"
