@@ -210,6 +210,7 @@ class DayPlan:
         replica_hour: Price of a replica for an hour.
         short_runs: Whether ``takes`` are lower bounds, because runs of smaller fleets are bursts at the rates that they take.
         full_rate: Requests/s of ``targets``.
+        attainment: Share of the requests that should meet the objectives.
     """
 
     day: Day
@@ -222,6 +223,7 @@ class DayPlan:
     replica_hour: float
     short_runs: bool
     full_rate: float
+    attainment: float
 
     @property
     def bills(self) -> tuple[float, float]:
@@ -254,6 +256,7 @@ class DayPlan:
             ],
             "constant_replicas": max(self.takes),
             "requests": self.following["requests"],
+            "attainment": self.attainment,
             "attained": self.following["attained"],
             "attained_by_constant_fleet": self.constant["attained"],
             "replica_hours": self.following["replica_hours"],

@@ -64,14 +64,23 @@ def day_summary(day: Mapping[str, Any], currency: str) -> list[str]:
         f" {day['attained_by_constant_fleet']:.1%} with the constant fleet.",
         f"Replicas are ordered {day['startup_seconds']:,.0f} s (--startup-seconds) before a busier step and paid for from then on,"
         " until they have drained.",
-        *(
-            [
-                f"Steps may need fewer replicas: the rates that smaller fleets take are lower bounds, because their runs have {TOO_FEW}."
-            ]
-            if day["rates_are_lower_bounds"]
-            else []
-        ),
+        *_confidence(day, worst),
         f"Targets of autoscalers, a replica with its share of {targets['request_rate']:,.3g} requests/s: {targets['concurrency']:,.1f} requests in flight"
         f" (vllm:num_requests_running + vllm:num_requests_waiting), {targets['kv_cache_usage']:.0%} of the KV cache in use"
         " (vllm:kv_cache_usage_perc).",
     ]
+
+
+def _confidence(day: Mapping[str, Any], worst: float) -> list[str]:
+    """Whether the replicas of the steps may be too few, or more than they need; ``worst`` is the share of the requests that meet the
+    objectives in the worst step."""
+    if worst < day["attainment"]:
+        return [
+            f"The replicas are not enough: {worst:.1%} meet the objectives in the worst step, and {day['attainment']:.0%} should. The runs by which"
+            " they were sized, and those of the targets below, are shorter than the steps: more requests (--num-prompts) fill the replicas."
+        ]
+    if day["rates_are_lower_bounds"]:
+        return [
+            f"Steps may need fewer replicas: the rates that smaller fleets take are lower bounds, because their runs have {TOO_FEW}."
+        ]
+    return []

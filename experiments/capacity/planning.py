@@ -436,8 +436,9 @@ class Planner:
                 raise UserError(outcome.error)
         results = {name: not_none(outcome.summary) for name, outcome in found.items()}
         return DayPlan(
-            day, replicas, takes, startup_s, **results, replica_hour=replica_hour, short_runs=short, full_rate=rate
-        )
+            day, replicas, takes, startup_s, **results, replica_hour=replica_hour, short_runs=short, full_rate=rate,
+            attainment=self._goal.attainment,
+        )  # fmt: skip
 
     def _taken(self, answer: Answer, sizes: Sequence[int], count: int) -> tuple[dict[int, float], bool]:
         """The rates that smaller fleets of a candidate take, requests/s, and whether these are limited by ``known_rate``."""

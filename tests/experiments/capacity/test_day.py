@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragmeter.experiments.capacity.day import Day, replicas_for, schedule_of, sizes_below
-from fragmeter.experiments.capacity.day_text import clock
+from fragmeter.experiments.capacity.day_text import clock, day_summary
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.ticks import PER_SECOND
@@ -211,10 +211,21 @@ def test_bursts_do_not_tell_how_many_replicas_a_step_needs(tmp_path, capsys):
     """Of 200 requests of ShareGPT all arrive before many finish, at any rate that is asked for here."""
     printed, day = planned_day(LOAD, "0,20\n20,200\n40,20\n", tmp_path, capsys)
     sizes = [step["replicas"] for step in day["steps"]]
-    assert day["rates_are_lower_bounds"] and "rates that smaller fleets take are lower bounds" in printed
+    assert day["rates_are_lower_bounds"] and "The replicas are not enough" in printed
+    met = day | {"steps": [step | {"attained": 1.0} for step in day["steps"]]}
+    assert "rates that smaller fleets take are lower bounds" in " ".join(day_summary(met, "USD"))
     # A replica takes more than 20 requests/s, by runs of 10,000 requests; nothing here says so.
     assert sizes == [max(sizes)] * 3 and max(sizes) > 1
     assert max([0.0, *(rate for size, rate in day["rate_by_replicas"].items() if int(size) < max(sizes))]) < 20
+
+
+def test_a_day_that_misses_says_that_the_replicas_are_not_enough(tmp_path, capsys):
+    """A fleet that was sized by runs of 200 requests, in steps of 9,000 and more."""
+    printed, day = planned_day(LOAD, "0,40\n300,120\n600,40\n", tmp_path, capsys)
+    worst = min(step["attained"] for step in day["steps"])
+    assert worst < day["attainment"] == 0.9
+    assert f"The replicas are not enough: {worst:.1%} meet the objectives in the worst step, and 90% should." in printed
+    assert "may need fewer" not in printed and "more requests (--num-prompts)" in printed
 
 
 def test_a_day_where_every_rate_meets_the_objectives(tmp_path, capsys):
