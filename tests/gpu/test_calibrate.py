@@ -174,50 +174,49 @@ def passing(spy):
         yield Probes(skeleton, GRID, watch, seed=7), skeleton, watch
 
 
-def test_a_layer_passes_before_each_gemm_and_leaves_its_matrix_cold(passing, monkeypatch):
-    """Every layer's matrix in turn, behind the GEMMs of another layer, of as many tokens."""
-    probes, skeleton, watch = passing
-    layers = skeleton.weights.layers
-    number_of = {id(getattr(layer, name)): place for place, layer in enumerate(layers) for name in MATRICES}
+@pytest.fixture()
+def products(passing, monkeypatch):
+    """The products of every call: whether aside, the layer of the matrix, which the output head has not, and the rows."""
+    _, skeleton, watch = passing
+    layers = enumerate(skeleton.weights.layers)
+    layer_of = {id(getattr(layer, name)): number for number, layer in layers for name in MATRICES}
     seen = []
 
     def multiplied(hidden, matrix):
-        seen.append((watch.is_aside, number_of.get(id(matrix)), len(hidden)))
+        seen.append((watch.is_aside, layer_of.get(id(matrix)), len(hidden)))
         return multiply(hidden, matrix)
 
     monkeypatch.setattr("fragmeter.gpu.calibrate.probes.multiply", multiplied)
     monkeypatch.setattr(Layer.forward, "__defaults__", (multiplied,))
+    return seen
+
+
+def test_a_layer_passes_before_each_gemm_and_leaves_its_matrix_cold(passing, products):
+    """Every layer's matrix in turn, behind the GEMMs of another layer, of as many tokens."""
+    probes, skeleton, _ = passing
+    layers = skeleton.weights.layers
     assert len(layers) > 1
     gemms = [one for one in probes.operations() if one.point["op"] == "gemm" and one.point["n"] != SPEC.vocab_size]
     for probe in gemms:
         for number in range(2 * len(layers)):
-            seen.clear()
+            products.clear()
             probe.work(number)
-            *before, timed = seen
+            *before, timed = products
             assert timed == (False, number % len(layers), probe.point["m"])
             assert before == [(True, (number - 1) % len(layers), probe.point["m"])] * len(MATRICES)
 
 
 @pytest.mark.parametrize(("cache_bytes", "number"), [(1 << 30, 3), (1, 1)])
-def test_all_layers_pass_before_the_head_or_as_many_as_the_caches_hold(passing, monkeypatch, cache_bytes, number):
-    probes, skeleton, watch = passing
+def test_all_layers_pass_before_the_head_or_as_many_as_the_caches_hold(passing, products, cache_bytes, number):
+    probes, _, watch = passing
     watch.cold_bytes = cache_bytes
-    place = {id(getattr(layer, name)): at for at, layer in enumerate(skeleton.weights.layers) for name in MATRICES}
-    seen = []
-
-    def multiplied(hidden, matrix):
-        seen.append((watch.is_aside, place.get(id(matrix)), len(hidden)))
-        return multiply(hidden, matrix)
-
-    monkeypatch.setattr("fragmeter.gpu.calibrate.probes.multiply", multiplied)
-    monkeypatch.setattr(Layer.forward, "__defaults__", (multiplied,))
     heads = [one for one in probes.operations() if one.point["op"] == "gemm" and one.point["n"] == SPEC.vocab_size]
     assert len(heads) > 1
     for probe in heads:
-        seen.clear()
+        products.clear()
         probe.work(0)
         rows = probe.point["m"]
-        assert seen == [(True, at, rows) for at in range(number) for _ in MATRICES] + [(False, None, rows)]
+        assert products == [(True, at, rows) for at in range(number) for _ in MATRICES] + [(False, None, rows)]
 
 
 def test_a_step_passes_before_each_step(passing, monkeypatch):
