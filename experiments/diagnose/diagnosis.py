@@ -15,8 +15,8 @@
 The objective of a run is the geometric mean of p90 TTFT, p99 ITL and mean E2EL, because each flag trades one of them for
 another; with ``--goodput`` it is the share of the requests that miss the objectives. A server is healthy if no change gains
 ``LEAST_GAIN`` in the mean and its KV cache is large enough, and with ``--goodput`` if and only if it meets its goal: else it misses its
-objectives as well as its flags can. It is undecided where a change gains as much in the mean, and the interval includes 0. It is overloaded if its queue keeps growing and no
-change stops that. A server that would be healthy, or miss its objectives, is "contradicted" where its own measurements are others
+objectives as well as its flags can. It is undecided where a change gains as much in the mean, and the interval includes 0. It is
+overloaded if its queue keeps growing and no change stops that. A server that would be healthy, or miss its objectives, is "contradicted" where its own measurements are others
 (``contradictions``): then the simulation is not of this server.
 """
 
@@ -117,8 +117,8 @@ class Diagnosis:
 
     Attributes:
         case: The server as it serves.
-        state: "healthy", "misses" if the objectives are missed and no change helps, "contradicted" if only the simulation is either, "remedy", "limited" if its KV cache is too small and no change
-            helps, "undecided" if a change may help, or "overloaded".
+        state: "healthy", "misses" if the objectives are missed and no change helps, "contradicted" if only the simulation is either,
+            "remedy", "limited" if its KV cache is too small and no change helps, "undecided" if a change may help, or "overloaded".
         remedies: Changes that were simulated on all seeds, the advised one first; those that do not help last.
         caching: Effect of prefix caching, on against off, if the contents of prompts are known.
         seeds: Number of seeds.

@@ -10,7 +10,7 @@ Before the first event come a write that fills the L2 cache, and a kernel that w
 that no launch is part of the time. The number of calls follows from a short replay: calls timed by the host one by one
 take as long as their launch. No GPU has run this yet.
 
-A call receives its number and selects its buffers by it. Together the buffers exceed the last-level cache, see
+A call receives its number and selects its buffers by it, at most as many as exceed the last-level cache, see
 :attr:`Stopwatch.cold_bytes`. Warm-up calls run first and do not count. Samples of several operations are interleaved
 (:func:`interleaved`), so a slow second affects one sample of each operation and no result. Samples of one kind follow each other: on a
 CPU a step of 4 rows took 13 % more time behind six calls of other operations, and 8 % more as the third step behind them.
