@@ -67,9 +67,15 @@ def data_sheet(description: dict[str, Any]) -> GpuSpec | None:
 
 
 def device_copy(device: Device, copy_bytes: int | None = None) -> Copy:
-    """Time one large copy within the device's memory."""
+    """Time one large copy within the device's memory.
+
+    On a GPU a kernel copies, with the signs changed: in a graph the driver's own copies reach 2.8 TB/s on an H200, where
+    attention reads 4.4 TB/s.
+    """
     source = _random(device, copy_bytes or COPY_BYTES[device.torch_device.type])
     target = torch.empty_like(source)
+    if device.torch_device.type == "cuda":
+        return _measured(device, "device", source, 2, lambda _: torch.neg(source, out=target))
     return _measured(device, "device", source, 2, lambda _: target.copy_(source))
 
 

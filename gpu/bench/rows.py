@@ -20,7 +20,7 @@ MOST_DISAGREEMENT = 5e-3
 
 @dataclass(frozen=True)
 class Plan:
-    """The benchmark's shapes on one kind of device: those to report first, then latent attention, then a grid.
+    """The benchmark's shapes on one kind of device: those to report first, then latent attention, caches of fp8, then a grid.
 
     Attributes:
         first: Sequences and tokens of each, with the first of ``heads``.
@@ -30,6 +30,7 @@ class Plan:
         dtype: torch dtype of queries and caches.
         rounds: Samples of each time.
         latent: Sequences, tokens, query heads, dimensions of a key, and the first of them that are the value, too.
+        fp8: Sequences and tokens of each, with the first of ``heads``, over caches of fp8.
     """
 
     first: tuple[tuple[int, int], ...]
@@ -40,6 +41,7 @@ class Plan:
     dtype: torch.dtype
     rounds: int
     latent: tuple[tuple[int, int, int, int, int], ...] = ()
+    fp8: tuple[tuple[int, int], ...] = ()
 
     def shapes(self) -> Iterator[Shape]:
         """Every shape once."""
@@ -49,6 +51,8 @@ class Plan:
             yield Shape(batch, context, *heads, self.head_dim, self.dtype)
         for batch, context, heads_of_latent, head_dim, latent_dim in self.latent:
             yield Shape(batch, context, heads_of_latent, 1, head_dim, self.dtype, latent_dim)
+        for batch, context in self.fp8:
+            yield Shape(batch, context, *self.heads[0], self.head_dim, self.dtype, fp8=True)
         for heads, batch, context in grid:
             if (heads, batch, context) not in first:
                 yield Shape(batch, context, *heads, self.head_dim, self.dtype)
@@ -65,6 +69,7 @@ PLANS = {
         9,
         # DeepSeek-V3 on 8 GPUs and on one: 16 and 128 heads over a latent vector of 512 dimensions and 64 rotary ones.
         ((128, 4096, 16, 576, 512), (128, 4096, 128, 576, 512)),
+        ((8, 4096), (32, 4096), (128, 4096)),
     ),
     "cpu": Plan(((1, 64),), (1, 4), (64, 256), ((8, 2), (4, 4)), 64, torch.float32, 5, ((2, 64, 8, 96, 64),)),
 }

@@ -26,6 +26,7 @@ class Shape:
         dtype: torch dtype of queries and caches.
         latent_dim: The first dimensions of a key that are its value, too, in latent attention (MLA); None if keys and
             values are separate.
+        fp8: Whether the caches are of fp8 (e4m3) instead, with a scale per KV head.
     """
 
     batch: int
@@ -35,12 +36,18 @@ class Shape:
     head_dim: int
     dtype: torch.dtype
     latent_dim: int | None = None
+    fp8: bool = False
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """torch dtype of the caches."""
+        return torch.float8_e4m3fn if self.fp8 else self.dtype
 
     @property
     def kv_bytes(self) -> int:
         """Bytes that a call must read: the keys and values of all tokens."""
         caches = 2 if self.latent_dim is None else 1
-        return caches * self.batch * self.context * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return caches * self.batch * self.context * self.kv_heads * self.head_dim * self.kv_dtype.itemsize
 
     def as_dict(self) -> dict[str, Any]:
         """The shape as a JSON-serialisable dict."""
@@ -53,6 +60,7 @@ class Shape:
             "latent_dim": self.latent_dim,
             "block_size": BLOCK_SIZE,
             "dtype": str(self.dtype).removeprefix("torch."),
+            "kv_dtype": str(self.kv_dtype).removeprefix("torch."),
             "kv_bytes": self.kv_bytes,
         }
 
@@ -63,6 +71,7 @@ class Caches:
     Attributes:
         sets: Number of caches; they share one pool.
         keys, values: ``[num_blocks, block_size, kv_heads, head_dim]``; latent values are part of the keys.
+        scales: Of keys and values in fp8, float32 ``[kv_heads]`` each; else empty.
         query: ``[batch, heads, head_dim]``.
         context_lens: int32 ``[batch]``.
         block_tables: int32 ``[sets, batch, blocks]``, in random order over the whole pool.
@@ -74,9 +83,12 @@ class Caches:
         blocks = shape.context // BLOCK_SIZE
         pool = self.sets * shape.batch * blocks
         size = (pool, BLOCK_SIZE, shape.kv_heads, shape.head_dim)
-        self.keys = torch.empty(size, **how).normal_()
+        self.keys = torch.empty(size, **how).normal_().to(shape.kv_dtype)
         latent = shape.latent_dim
-        self.values = torch.empty(size, **how).normal_() if latent is None else self.keys[..., :latent]
+        self.values = (
+            torch.empty(size, **how).normal_().to(shape.kv_dtype) if latent is None else self.keys[..., :latent]
+        )
+        self.scales = tuple(0.5 + torch.rand(2, shape.kv_heads, device=device.torch_device)) if shape.fp8 else ()
         self.query = torch.randn(shape.batch, shape.heads, shape.head_dim, **how)
         self.context_lens = torch.full((shape.batch,), shape.context, dtype=torch.int32, device=device.torch_device)
         order = torch.randperm(pool, device=device.torch_device, dtype=torch.int32)

@@ -12,7 +12,7 @@ def shares(row: dict[str, Any], peaks: dict[str, float | None]) -> dict[str, flo
 
 
 HEADINGS = (
-    f"{'batch':>5} {'context':>7} {'heads':>8} {'KV MB':>8} {'us':>9} {'GB/s':>7} {'of sheet':>8} {'of copy':>8}"
+    f"{'batch':>5} {'context':>7} {'heads':>8} {'caches':>13} {'KV MB':>8} {'us':>9} {'GB/s':>7} {'of sheet':>8} {'of copy':>8}"
     f" {'torch us':>9} {'gather us':>9} {'FlashInfer':>10}"
 )
 
@@ -20,7 +20,7 @@ HEADINGS = (
 def line(row: dict[str, Any]) -> str:
     """One row as a line of text."""
     heads = f"{row['heads']:>4},{row['kv_heads']:<3}"
-    shape = f"{row['batch']:>5} {row['context']:>7} {heads} {row['kv_bytes'] / 1e6:>8.1f}"
+    shape = f"{row['batch']:>5} {row['context']:>7} {heads} {row['kv_dtype']:>13} {row['kv_bytes'] / 1e6:>8.1f}"
     if "left_out" in row:
         return f"{shape} left out: {row['left_out']}"
     mine = row.get("fragmeter", {})

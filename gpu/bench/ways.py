@@ -29,7 +29,11 @@ def ours(device: Device, caches: Caches) -> Work:
     layer: tuple[torch.Tensor, ...]
     if shape.latent_dim is None:
         layer = torch.empty_like(caches.query), caches.query, caches.keys, caches.values
-        calls = [device.prepared("decode_attention", *layer, tables, *sizes) for tables in caches.block_tables]
+        scales = dict(zip(("k_scale", "v_scale"), caches.scales, strict=False))
+        calls = [
+            device.prepared("decode_attention", *layer, tables, *sizes, **scales) for tables in caches.block_tables
+        ]
+        layer = *layer, *caches.scales
     else:
         out, scale = caches.query.new_empty(shape.batch, shape.heads, shape.latent_dim), shape.head_dim**-0.5
         layer = out, caches.query, caches.keys.squeeze(2)
@@ -45,6 +49,8 @@ def ours(device: Device, caches: Caches) -> Work:
 def dense(device: Device, caches: Caches) -> Work:
     """torch's fused attention over dense keys and values, with the query heads of a group as rows."""
     shape = caches.shape
+    if shape.fp8:
+        raise Unable("torch has no attention over caches of fp8")
     rows = caches.query.view(shape.batch, shape.kv_heads, -1, shape.head_dim)
     keys, values = (caches.dense(cache).transpose(2, 3) for cache in (caches.keys, caches.values))
     # No fused kernel of a CPU has values narrower than keys.
@@ -64,6 +70,8 @@ def gathered(device: Device, caches: Caches) -> Work:
         raise Unable("no room for a copy")
     first = caches.block_tables[0].flatten()
     separate = (caches.keys, caches.values) if caches.shape.latent_dim is None else (caches.keys,)
+    # torch selects bytes on every device, and fp8 not.
+    separate = tuple(cache.view(torch.uint8) for cache in separate) if caches.shape.fp8 else separate
     copies = [cache.new_empty(len(first), *cache.shape[1:]) for cache in separate]
 
     def work(number: int) -> list[torch.Tensor]:
@@ -81,6 +89,8 @@ def flashinfer(device: Device, caches: Caches) -> Work:
         library = importlib.import_module("flashinfer")
     except ImportError as error:
         raise Unable(f"FlashInfer cannot be imported: {error}") from error
+    if caches.shape.fp8:
+        raise Unable("not compared over caches of fp8: it takes one scale for all heads")
     shape, workspace = caches.shape, torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device.torch_device)
     if shape.latent_dim is not None:
         return _flashinfer_latent(library, workspace, caches, shape.latent_dim)

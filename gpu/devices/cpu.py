@@ -143,10 +143,10 @@ class CpuDevice:
         for new, cache in ((key, key_cache), (value, value_cache)):
             cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new)
 
-    def prepared(self, operation: Operation, *arguments: Any) -> LayerCall:
+    def prepared(self, operation: Operation, *arguments: Any, **scales: Any) -> LayerCall:
         """As :meth:`devices.Device.prepared`: torch checks every call anyway."""
         call, rest = getattr(self, operation), arguments[3 if operation == "latent_attention" else 4 :]
-        return lambda *tensors: call(*tensors, *rest)
+        return lambda *tensors: call(*tensors, *rest, **scales)
 
     def copy_blocks(self, key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any) -> None:
         """Copy whole blocks within each cache."""

@@ -51,9 +51,9 @@ class _KernelDevice:
     copy_blocks = staticmethod(cache.copy_blocks)
     swap_blocks = staticmethod(cache.swap_blocks)
 
-    def prepared(self, operation: Operation, *arguments: Any) -> LayerCall:
+    def prepared(self, operation: Operation, *arguments: Any, **scales: Any) -> LayerCall:
         """As :meth:`Device.prepared`."""
-        return _PREPARE[operation](*arguments)
+        return _PREPARE[operation](*arguments, **scales)
 
 
 class ShimDevice(_KernelDevice, CpuDevice):
@@ -196,10 +196,10 @@ class Device(Protocol):
     def reshape_and_cache(self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> None:
         """:func:`cache.reshape_and_cache`."""
 
-    def prepared(self, operation: Operation, *arguments: Any) -> LayerCall:
+    def prepared(self, operation: Operation, *arguments: Any, **scales: Any) -> LayerCall:
         """A call of an operation with its positional arguments, checked once for all layers of a step.
 
-        The result takes the first arguments, the tensors of a layer: ``out``, ``query`` and the caches, or ``key``,
+        ``scales`` are those of caches of fp8, ``k_scale`` and ``v_scale``, which only the kernels take. The result takes the first arguments, the tensors of a layer: ``out``, ``query`` and the caches, or ``key``,
         ``value`` and the caches. The others are its own, so it is valid for one step.
         """
 

@@ -60,7 +60,8 @@ def generated_us(skeleton: Skeleton, batches: Sequence[StaticBatch], seed: int) 
         torch.OutOfMemoryError: The device has no room for a second model.
     """
     library = _library()
-    model = _llama(library, skeleton.model).to(skeleton.device.torch_device, DTYPES[skeleton.dtype]).eval()
+    with skeleton.device.torch_device:  # on the host, 8 billion random weights in fp32 take minutes
+        model = _llama(library, skeleton.model, DTYPES[skeleton.dtype])
     stopwatch, rng = timing.stopwatch(skeleton.device), np.random.default_rng(seed)
     found = []
     for number, batch in enumerate(batches):
@@ -88,8 +89,8 @@ def _library() -> Any:
     return importlib.import_module("transformers")
 
 
-def _llama(library: Any, spec: ModelSpec) -> Any:
-    """A Llama of these shapes with random weights."""
+def _llama(library: Any, spec: ModelSpec, dtype: torch.dtype) -> Any:
+    """A Llama of these shapes with random weights, on torch's default device."""
     config = library.LlamaConfig(
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
@@ -103,4 +104,4 @@ def _llama(library: Any, spec: ModelSpec) -> Any:
         bos_token_id=None,
         eos_token_id=None,
     )
-    return library.LlamaForCausalLM(config)
+    return library.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()

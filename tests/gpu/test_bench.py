@@ -16,7 +16,7 @@ from fragmeter.gpu.bench import ceiling, copies
 from fragmeter.gpu.bench import rows as bench_rows
 from fragmeter.gpu.bench.shapes import BLOCK_SIZE, Caches, Shape, lacking, sets_of
 from fragmeter.gpu.bench.table import line, shares
-from fragmeter.gpu.bench.ways import WAYS
+from fragmeter.gpu.bench.ways import WAYS, Unable
 from fragmeter.gpu.devices import devices
 
 SHAPE = Shape(2, 64, 4, 2, 64, torch.float32)
@@ -136,7 +136,7 @@ def test_ours_and_others_are_measured_apart(monkeypatch, tmp_path):
         found = json.loads((tmp_path / "bench.json").read_text())
         (row,) = found["rows"]
         assert {*row} & {*WAYS} == ways and found["device_after"] == found["device"] == CPU.describe()
-        assert line(row).split()[4] == ("-" if passes == "others" else f"{row['fragmeter']['us']:.1f}")
+        assert line(row).split()[5] == ("-" if passes == "others" else f"{row['fragmeter']['us']:.1f}")
 
 
 def test_a_gpus_first_rows_are_those_that_are_published_elsewhere():
@@ -145,6 +145,7 @@ def test_a_gpus_first_rows_are_those_that_are_published_elsewhere():
     assert first == [(batch, context, 32, 8, 128) for batch, context in ((1, 1024), (8, 4096), (32, 4096), (128, 4096))]
     assert len(set(shapes)) == len(shapes)
     assert [shape.latent_dim for shape in shapes[4:]] == [512, 512] + [None] * (len(shapes) - 6)
+    assert [shape.batch for shape in shapes if shape.fp8] == [8, 32, 128] == [shape.batch for shape in shapes[6:9]]
     latent = shapes[5]
     assert (latent.heads, latent.kv_heads, latent.head_dim, latent.latent_dim) == (128, 1, 576, 512)
     assert latent.kv_bytes == 128 * 4096 * 576 * 2
@@ -189,6 +190,30 @@ def test_the_kernel_computes_the_latent_shape():
     assert float((found - wanted).norm() / wanted.norm()) <= 1e-2
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_the_kernel_computes_the_shape_in_fp8(monkeypatch):
+    """Half the bytes; each head's keys and values times its scales. Others do not compete."""
+    shape = Shape(2, 64, 8, 2, 64, torch.bfloat16, fp8=True)
+    assert shape.kv_bytes == 2 * 2 * 64 * 2 * 64 and shape.as_dict()["kv_dtype"] == "float8_e4m3fn"
+    caches = Caches(shape, CPU, cold_bytes=2 * shape.kv_bytes)
+    assert caches.keys.nbytes + caches.values.nbytes == 2 * shape.kv_bytes
+    found = WAYS["fragmeter"](devices.open("shim"), caches)(1).double()
+    keys, values = (
+        cache.double() * scale[:, None]
+        for cache, scale in zip((caches.keys, caches.values), caches.scales, strict=True)
+    )
+    wanted = torch.empty(2, 8, 64, dtype=torch.float64)
+    sizes = caches.context_lens, BLOCK_SIZE, shape.context
+    CPU.decode_attention(wanted, caches.query.double(), keys, values, caches.block_tables[1], *sizes)
+    assert float((found - wanted).norm() / wanted.norm()) <= 1e-2
+    first = caches.block_tables[0].flatten().long()
+    assert torch.equal(WAYS["gather"](CPU, caches)(0)[0], caches.keys.view(torch.uint8)[first])
+    monkeypatch.setitem(sys.modules, "flashinfer", flashinfer(1))
+    for other, reason in (("torch", "no attention over caches of fp8"), ("flashinfer", "one scale for all heads")):
+        with pytest.raises(Unable, match=reason):
+            WAYS[other](CPU, caches)
+
+
 @pytest.mark.parametrize("measured", [bench, ceiling])
 def test_the_kernels_cpu_build_is_not_timed(measured, tmp_path, capsys):
     assert measured.main(["--device", "shim", "--json", str(tmp_path / "none.json")]) == 2
@@ -208,7 +233,7 @@ def test_shares_of_known_peaks_only():
 def test_a_line_has_every_column():
     ways = {way: {"us": us} for way, us in {"torch": 140.0, "gather": 300.0, "flashinfer": None}.items()}
     row = SHAPE.as_dict() | ways | {"fragmeter": {"us": 131.0, "bytes_per_s": 4.1e12}, "share_of_copy": 0.95}
-    assert line(row).split() == "2 64 4,2 0.1 131.0 4100.0 - 95% 140.0 300.0 -".split()
+    assert line(row).split() == "2 64 4,2 float32 0.1 131.0 4100.0 - 95% 140.0 300.0 -".split()
 
 
 def test_the_data_sheet_is_that_of_the_very_device():

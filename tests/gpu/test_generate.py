@@ -43,12 +43,9 @@ def test_batches_are_those_of_the_plan(batches):
 class Llama:
     """Writes down what it is asked to generate."""
 
-    def __init__(self, config) -> None:
-        self.config, self.calls = config, []
-
-    def to(self, device, dtype) -> Llama:
-        self.dtype = dtype
-        return self
+    def __init__(self, config, dtype) -> None:
+        self.config, self.dtype, self.calls = config, dtype, []
+        self.device = torch.get_default_device()
 
     def eval(self) -> Llama:
         return self
@@ -63,7 +60,9 @@ def test_generate_gets_the_lengths_of_each_batch(batches, monkeypatch):
     library = SimpleNamespace(
         __version__="5.0",
         LlamaConfig=lambda **shapes: shapes,
-        LlamaForCausalLM=lambda config: made.append(Llama(config)) or made[0],
+        AutoModelForCausalLM=SimpleNamespace(
+            from_config=lambda *config, **dtype: made.append(Llama(*config, **dtype)) or made[0]
+        ),
     )
     monkeypatch.setattr(generate, "_library", lambda: library)
     us, version = generate.generated_us(Skeleton(model("toy-llama"), devices.open("cpu"), 4), batches, 1)
@@ -90,7 +89,7 @@ def test_without_transformers_a_line_says_so(batches, monkeypatch):
 def test_the_real_library_has_the_same_weights(batches):
     """No word of a config is misread: as many parameters as the skeleton's model has."""
     library = pytest.importorskip("transformers")
-    llama = generate._llama(library, model("toy-llama"))
+    llama = generate._llama(library, model("toy-llama"), torch.bfloat16)
     assert sum(one.numel() for one in llama.parameters()) == model("toy-llama").num_params
     us, _ = generate.generated_us(Skeleton(model("toy-llama"), devices.open("cpu"), 4), batches[:1], 1)
     assert us[0] > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import contextmanager
 from itertools import groupby
 from types import SimpleNamespace
@@ -203,6 +205,21 @@ def test_a_gpu_replays_a_graph_of_calls_between_events(call_ns, calls, clock, cu
     cuda.log.clear()
     assert sample() == pytest.approx(call_ns / 1e3) and cuda.log == SAMPLE
     assert stopwatch.cold_bytes == 150 << 20 and stopwatch.quantile == 0.5
+
+
+@pytest.mark.parametrize("call_ns", [500_000, 10_000])
+def test_what_a_graph_reads_lives_as_long_as_its_sampler(call_ns, cuda):
+    """A graph has addresses, and its memory would be freed with the call: on an H200 that was an illegal access."""
+    stopwatch, cuda.call_ns = cuda_stopwatch(cuda), call_ns
+    tensor = torch.zeros(1)
+    alive = weakref.ref(tensor)
+    sample = stopwatch.sampler(lambda number, tensor=tensor: cuda.log.append(number))
+    del tensor
+    gc.collect()
+    assert alive() is not None and sample() > 0
+    del sample
+    gc.collect()
+    assert alive() is None
 
 
 def test_where_the_host_takes_part_a_gpu_is_waited_for_on_the_wall_clock(clock, cuda):
