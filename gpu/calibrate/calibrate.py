@@ -19,14 +19,12 @@ from ..devices.devices import Device
 from ..model.layers import check_shape
 from ..model.skeleton import DTYPES, Skeleton
 from . import points
-from .fitting import fit, require_scipy
+from .fitting import LEAST_REST, fit, require_scipy
 from .grid import CPU, CUDA, QUICK, Grid
 from .points import Point
 from .probes import Probes, StepProbe
 
 SCHEMA_VERSION = 1
-#: Minimum overhead as a share of the step's time; smaller differences are noise.
-LEAST_BESIDE = 0.02
 
 
 class Watch(Protocol):
@@ -91,7 +89,7 @@ class Measuring:
         seed: int = 0,
     ) -> None:
         require_scipy()
-        on_gpu = device.torch_device.type == "cuda"
+        self._on_gpu = on_gpu = device.torch_device.type == "cuda"
         self.grid = QUICK if quick else CUDA if on_gpu else CPU
         dtype = dtype or ("fp16" if on_gpu else "fp32")
         skeleton = _skeleton(model, device, self.grid, block_size, dtype, seed)
@@ -116,7 +114,11 @@ class Measuring:
     def document(self) -> dict[str, Any]:
         """The content of a calibration file, from all parts so far."""
         measured = self._points.points()
-        return self._says | {"parts": self._points.parts, "ops": fit(measured), "points": measured}
+        return self._says | {
+            "parts": self._points.parts,
+            "ops": fit(measured, overlapped=self._on_gpu),
+            "points": measured,
+        }
 
 
 def _skeleton(model: ModelSpec, device: Device, grid: Grid, block_size: int, dtype: str, seed: int) -> Skeleton:
@@ -158,6 +160,7 @@ class Samples:
 
     def __init__(self, skeleton: Skeleton, grid: Grid, seed: int) -> None:
         self._stopwatch, self._seed, self.parts = timing.stopwatch(skeleton.device), seed, 0
+        self._on_gpu = skeleton.device.torch_device.type == "cuda"
         with torch.inference_mode():
             probes = Probes(skeleton, grid, self._stopwatch, seed)
             self._operations, self._steps = list(probes.operations()), list(probes.steps())
@@ -193,8 +196,11 @@ class Samples:
             for index, (work, captured) in enumerate(calls):
                 self._samplers.append(self._stopwatch.sampler(work, captured))
                 yield index, []
+        # On a GPU kinds are mixed, as in serving: GEMMs behind GEMMs would meet the limit of its power and lower the clocks.
+        kinds = None
+        if not self._on_gpu:
+            kinds = [probe.point["op"] for probe in self._operations] + [step.point["op"] for step in self._steps]
         # Every part has an order of its own.
-        kinds = [probe.point["op"] for probe in self._operations] + [step.point["op"] for step in self._steps]
         for index, us in timing.interleaved(self._samplers, rounds, self._seed + self.parts, kinds):
             yield index, [us]
 
@@ -202,5 +208,5 @@ class Samples:
 def _beside(step: StepProbe, whole: timing.Timing, us_of: Mapping[Any, float]) -> Point:
     """Overhead of a step beyond its operations; ``whole_us`` and ``parts_us`` are the times that it is computed from."""
     parts_us = sum(count * us_of[points.key(part)] for count, part in step.parts)
-    rest = whole._replace(us=max(LEAST_BESIDE * whole.us, whole.us - parts_us))
+    rest = whole._replace(us=max(LEAST_REST * whole.us, whole.us - parts_us))
     return step.point | rest._asdict() | {"whole_us": whole.us, "parts_us": parts_us}

@@ -17,6 +17,7 @@ import numpy as np
 
 from ...sim.cost.operations import OPERATIONS, Coefficients, OpModel, OpName, Residuals, Work, corners
 from ...sim.types.errors import MissingExtra, UserError
+from ...sim.types.optional import not_none
 
 #: Logarithmic error beyond which a point has less weight.
 OUTLIER = 0.1
@@ -71,6 +72,11 @@ STIFFNESS = 0.5
 #: shapes, and their time is no smooth function of the rows: on a CPU 16 rows took 0.6 of the time of 15.
 KNOTS_AT_SIZES, LOOSE_STIFFNESS = ("gemm",), 0.1
 FOLDS = 3
+#: Times of a step's launches that are tried, the share of the error without launches that may be left with one of them, and the
+#: fewest steps for it.
+LAUNCHES_TRIED, LAUNCHES_BETTER, LAUNCHES_POINTS = 60, 0.75, 6
+#: Minimum rest of a step beside its operations, as a share of its time; smaller differences are noise.
+LEAST_REST = 0.02
 #: Is called with one line of progress before each fit.
 Say = Callable[[str], None]
 
@@ -137,7 +143,9 @@ def table(operation: OpName, rows: Sequence[Mapping[str, Any]]) -> Points:
     return Points(operation, arguments, arguments.pop("us"), parts if parts.any() else None)
 
 
-def fit(points: Iterable[Mapping[str, Any]], limits: Mapping[str, float] | None = None) -> dict[str, dict[str, Any]]:
+def fit(
+    points: Iterable[Mapping[str, Any]], limits: Mapping[str, float] | None = None, overlapped: bool = False
+) -> dict[str, dict[str, Any]]:
     """The ``ops`` of a calibration file, from the measurements of one model.
 
     Args:
@@ -145,6 +153,8 @@ def fit(points: Iterable[Mapping[str, Any]], limits: Mapping[str, float] | None 
             ``us`` is the difference of a longer time and known parts, ``parts_us`` is the time of the parts.
         limits: ``flops_per_s`` and ``bytes_per_s`` of the data sheet. Faster points are measurement errors;
             they are left out and counted.
+        overlapped: Whether the device computes while the host launches, as a GPU does: steps with prompts then also have
+            ``launches``.
 
     Raises:
         UserError: The operation is unknown, or a point lacks an argument.
@@ -155,7 +165,39 @@ def fit(points: Iterable[Mapping[str, Any]], limits: Mapping[str, float] | None 
             raise UserError(f"point: op = {point.get('op')!r}: one of {', '.join(OPERATIONS)}")
         by_operation.setdefault(point["op"], []).append(point)
     tables = {name: table(name, rows)._replace(of_one_model=True) for name, rows in by_operation.items()}
-    return {name: describe(found, limits) for name, found in tables.items()}
+    launched = {}
+    if overlapped and "prefill_step" in tables and (us := launches_us(tables["prefill_step"])):
+        tables["prefill_step"] = behind_launches(tables["prefill_step"], us)
+        launched["launches"] = {"coefficients": {"t0_us": us}}
+    return {name: describe(found, limits) for name, found in tables.items()} | launched
+
+
+def launches_us(points: Points) -> float:
+    """The host's time to launch a step with prompts; 0 if these steps show none.
+
+    Launches overlap the operations, so that a step takes the longer of both, and a rest. Of some times of the launches the one is
+    taken with which the steps are modelled best, if that is much better than without, and not by few steps.
+    """
+    if len(points.us) < LAUNCHES_POINTS:
+        return 0.0
+    parts = not_none(points.parts_us)
+    whole = points.us + parts
+
+    def error(us: float) -> float:
+        rest = fit_coefficients(behind_launches(points, us)).us(points.work)
+        return float(np.mean(np.abs((np.maximum(parts, us) + rest) / whole - 1)))
+
+    tried = {float(f"{us:.4g}") for us in np.geomspace(whole.min() / 4, whole.max(), LAUNCHES_TRIED)}
+    best, us = min((error(us), us) for us in tried)
+    return us if best < LAUNCHES_BETTER * error(0.0) else 0.0
+
+
+def behind_launches(points: Points, launches_us: float) -> Points:
+    """The rest of each step beside the longer of its operations and its launches; a share of the step at least."""
+    parts = not_none(points.parts_us)
+    whole = points.us + parts
+    hidden = np.minimum(np.maximum(parts, launches_us), (1 - LEAST_REST) * whole)
+    return points._replace(us=whole - hidden, parts_us=hidden)
 
 
 def describe(

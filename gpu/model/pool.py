@@ -49,7 +49,9 @@ class KvPool:
             return [torch.randn(shape, device=device.torch_device, dtype=dtype) for _ in layers]
 
         def on_host() -> list[Tensor]:
-            return [device.host_empty((host_blocks, *slots), dtype).normal_() for _ in layers]
+            # All blocks have the same values: one core draws gigabytes of them in minutes.
+            drawn = torch.randn(slots, dtype=dtype)
+            return [device.host_empty((host_blocks, *slots), dtype).copy_(drawn) for _ in layers]
 
         self.keys, self.values = on_device(), on_device()
         self.host_keys, self.host_values = on_host(), on_host()

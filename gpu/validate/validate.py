@@ -69,25 +69,37 @@ def batch_of(plan: Plan, step: int) -> Batch:
     """The batch of a step, including the padding of a static batch."""
     found = batch(plan, step)
     padding = int(plan.padding_tokens[step])
-    return found if not padding else padded(found, padding, decodes=bool(plan.decodes[step]))
+    return found if not padding else padded(found, padding, bool(plan.decodes[step]), plan.meta["num_slots"])
 
 
-def padded(found: Batch, padding: int, decodes: bool) -> Batch:
+def padded(found: Batch, padding: int, decodes: bool, num_slots: int) -> Batch:
     """A step of a static batch with its padding.
 
-    A finished sequence remains as a row of the longest length, which writes nothing. The padding of each prompt up to the
-    longest is one row; its tokens attend to each other, and not to the prompt itself.
+    A finished sequence remains as a row of the longest length, which writes nothing and reads slots that no other row reads, if the
+    pool has enough: rows over the same slots would find them in a cache. The padding of each prompt up to the longest is one row; its
+    tokens attend to each other, and not to the prompt itself.
     """
     longest = int(found.context_lens.max())
     lens = np.ones(padding, np.int64) if decodes else _missing(found.context_lens, longest)
     contexts = np.full(padding, longest) if decodes else lens
+    starts = not_none(found.slot_starts)
     return found._replace(
         query_lens=np.concatenate([found.query_lens, lens]),
         context_lens=np.concatenate([found.context_lens, contexts]),
         token_ids=np.pad(found.token_ids, (0, padding)),
         slot_mapping=np.pad(found.slot_mapping, (0, padding), constant_values=-1),
-        slot_starts=np.pad(not_none(found.slot_starts), (0, len(lens))),
+        slot_starts=np.concatenate([starts, _apart(starts, longest, num_slots, len(lens))]),
     )
+
+
+def _apart(starts: np.ndarray, longest: int, num_slots: int, count: int) -> np.ndarray:
+    """First slots of so many rows of ``longest`` tokens, apart from each other and from those that start at ``starts``, as far as
+    the pool has room."""
+    free, end = [], 0
+    for start in (*sorted(starts.tolist()), num_slots):
+        free += range(end, start - longest + 1, longest)
+        end = start + longest
+    return np.resize(free or [0], count)
 
 
 def _missing(lengths: np.ndarray, longest: int) -> np.ndarray:

@@ -299,6 +299,8 @@ class CalibratedCost:
         self._by_row_of_experts = Curve(self._shared_us, MOST_TOKENS * self._engines) if self._engines > 1 else None
         self._by_row = Curve(self._row_us, MOST_TOKENS)
         self._by_head = Curve(self._head_us, MOST_TOKENS)
+        has_launches = "launches" in calibration.ops
+        self._launch_ticks = ticks_of(self._us("launches", operations.launches())) if has_launches else 0
         self._dense: dict[int, int] = {}
 
     def _all_reduces(self, calibration: Calibration) -> Curve | None:
@@ -399,7 +401,12 @@ class CalibratedCost:
             attended = attention.mixed(decodes, decode_context, prefill_tokens, prefill_pairs)
         else:
             attended = attention.prefill(prefill_tokens, prefill_pairs)
-        return self._without_attention(decodes, tokens, prefill=True) + attended
+        if "prefill_step" not in self.calibration.ops:
+            return self._without_attention(decodes, tokens, self._by_row) + attended
+        computed = self._without_attention(decodes, tokens, self._by_head) + attended
+        # The number of prompts is unknown here: one at least.
+        rest = self._us("prefill_step", operations.prefill_step(decodes + 1, tokens))
+        return max(computed, self._launch_ticks) + ticks_of(rest)
 
     def parts(self) -> StepParts | None:
         """See ``StepParts``; None where a part is over more counts: measured steps with prompts, factors that are fitted."""
@@ -409,7 +416,7 @@ class CalibratedCost:
             return None
         head, (factor, shared) = self._by_row(0), mixed
         return StepParts(
-            of_tokens=lambda tokens: self._without_attention(0, tokens, prefill=True) - head,
+            of_tokens=lambda tokens: self._without_attention(0, tokens, self._by_row) - head,
             of_rows=lambda rows: self._by_row(rows) + self._links.context_ticks(rows),
             decode_attention=lambda decodes, context: attention.decode(decodes).segment(context),
             prefill_node=attention.prefill.node,
@@ -431,7 +438,7 @@ class CalibratedCost:
         """The same, which a profile assumes; 0 if it was measured."""
         return self.overhead_ticks() if self.calibration.kind == "profile" else 0
 
-    def _without_attention(self, rows: int, tokens: int, prefill: bool = False) -> int:
+    def _without_attention(self, rows: int, tokens: int, of_rows: Callable[[int], int]) -> int:
         peers = self._peers or Peers.of([tokens] * self._engines, self.deployment.cuda_graphs)
         computed = tokens if peers.padded is None else peers.padded
         reduced = self._links.all_reduce_ticks(computed) if self._reduced is None else self._reduced(computed)
@@ -439,16 +446,12 @@ class CalibratedCost:
         sent += self._links.context_ticks(rows)
         if self._by_row_of_experts is not None:
             sent += self._by_row_of_experts(peers.rows)
-        if prefill and "prefill_step" in self.calibration.ops:
-            # The number of prompts is unknown here: one at least.
-            host = self._us("prefill_step", operations.prefill_step(rows + 1, tokens))
-            return self._by_token(computed) + self._by_head(rows) + ticks_of(host) + sent
-        return self._by_token(computed) + self._by_row(rows) + sent
+        return self._by_token(computed) + of_rows(rows) + sent
 
     def _decode_ticks(self, decodes: int) -> int:
         ticks = self._dense.get(decodes)
         if ticks is None:
-            ticks = self._dense[decodes] = self._without_attention(decodes, decodes)
+            ticks = self._dense[decodes] = self._without_attention(decodes, decodes, self._by_row)
         return ticks
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:

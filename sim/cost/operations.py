@@ -289,6 +289,11 @@ def prefill_step(rows: Amount, tokens: Amount) -> Work:
     return Work(bytes=INPUT_BYTES * tokens, pieces=rows)
 
 
+def launches() -> Work:
+    """The host's launches of a step with prompts: its operations together take no less time, since a GPU waits for its host."""
+    return Work()
+
+
 OpName = Literal[
     "gemm",
     "gemm_fp8",
@@ -314,6 +319,7 @@ OpName = Literal[
     "all_reduce",
     "step",
     "prefill_step",
+    "launches",
 ]
 #: What a call of each operation takes as arguments, and the work that it is.
 OPERATIONS: dict[OpName, Callable[..., Work]] = {
@@ -341,6 +347,7 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "all_reduce": all_reduce,
     "step": step,
     "prefill_step": prefill_step,
+    "launches": launches,
 }
 #: What ``fragmeter calibrate`` does not measure: only profiles that are fitted to tables have it.
 FROM_TABLES: frozenset[OpName] = frozenset(
@@ -350,7 +357,7 @@ FROM_TABLES: frozenset[OpName] = frozenset(
     )
 )  # fmt: skip
 #: What a calibration may lack: its place is then taken by others, with a stated factor, or by ``step``.
-OPTIONAL: frozenset[OpName] = FROM_TABLES | {"mixed_attention", "prefill_step"}
+OPTIONAL: frozenset[OpName] = FROM_TABLES | {"mixed_attention", "prefill_step", "launches"}
 
 
 def smallest_call(operation: OpName) -> Work:

@@ -120,7 +120,7 @@ def probes(spy):
 
 def test_every_operation_is_probed(probes):
     found = Counter(probe.point["op"] for probe in probes.operations())
-    assert set(found) | {"step", "prefill_step"} == set(OPERATIONS) - FROM_TABLES
+    assert set(found) | {"step", "prefill_step", "launches"} == set(OPERATIONS) - FROM_TABLES
 
 
 def test_a_probe_of_a_devices_operation_asks_for_what_its_point_says(probes, spy):

@@ -117,6 +117,31 @@ class TestCoefficients:
         assert found["coefficients"]["t0_us"] == pytest.approx(300, rel=0.15)
         assert found["fit"]["median_error"] < 0.015 < wrong["fit"]["median_error"]
 
+    @staticmethod
+    def steps(launches, rest, off=0.01):
+        """Steps with operations of 2 to 90 ms, which take the longer of these and ``launches``, and ``rest``, within ``off``."""
+        found = []
+        for place, part in enumerate(np.geomspace(2e3, 9e4, 12)):
+            whole = (max(part, launches) + rest) * (1 + off * (-1) ** place)
+            found.append({"op": "prefill_step", "rows": 1 + place % 4, "tokens": 16 + 300 * place})
+            found[-1] |= {"us": max(0.02 * whole, whole - part), "parts_us": part}
+        return found
+
+    @pytest.mark.parametrize("launches", [4_000, 12_000, 40_000])
+    def test_the_time_of_launches_is_found(self, launches):
+        found = fitting.fit(self.steps(launches, 900), overlapped=True)
+        assert found["launches"]["coefficients"]["t0_us"] == pytest.approx(launches, rel=0.08)
+        # The rest of the steps, and what a launch that overlaps nothing would say of the longest one.
+        rest = Calibration(_file(found), "x").ops["prefill_step"]
+        assert float(rest.us(OPERATIONS["prefill_step"](2, 1000))) == pytest.approx(900, abs=0.12 * launches)
+        assert "launches" not in fitting.fit(self.steps(launches, 900))
+
+    def test_steps_that_add_up_have_no_launches(self):
+        """Nor have few steps, which any number fits."""
+        assert "launches" not in fitting.fit(self.steps(0, 3_000), overlapped=True)
+        assert "launches" in fitting.fit(self.steps(12_000, 900), overlapped=True)
+        assert "launches" not in fitting.fit(self.steps(12_000, 900)[::3], overlapped=True)
+
     def test_three_points_are_enough_for_something(self):
         points = [
             {"op": "kv_write", "tokens": tokens, "kv_heads": 8, "head_dim": 128, "us": 3 + tokens / 500}

@@ -170,6 +170,21 @@ def test_steps_with_prompts_take_a_time_of_their_own_beside_their_operations():
     assert apart.step_ticks(4, 4000, 0, 0) == plain.step_ticks(4, 4000, 0, 0)
 
 
+def test_a_step_with_prompts_takes_no_less_than_its_launches():
+    """Launches and operations overlap, and the rest comes after both; steps that only decode are captured."""
+    rest = {"coefficients": {"t0_us": 700, "each_us": 2}}
+    plain = CalibratedCost(calibration(prefill_step=rest), LLAMA, H100)
+    for tokens in (10, 100, 2000):
+        step = (4, 4000, tokens, tokens * (tokens + 1) // 2)
+        operations = us(plain.step_ticks(*step)) - 700 - 2 * 5
+        for launches in (0.5 * operations, 2 * operations):
+            ops = {"prefill_step": rest, "launches": {"coefficients": {"t0_us": launches}}}
+            found = CalibratedCost(calibration(**ops), LLAMA, H100)
+            assert us(found.step_ticks(*step)) == pytest.approx(max(operations, launches) + 710, rel=1e-6)
+            assert found.decode_line(4, 4000) == plain.decode_line(4, 4000)
+            assert found.parts() is None
+
+
 def test_graphs_pad_the_layers_and_not_the_output_head():
     """33 decodes run as 40 through the layers; the head, and what goes by rows beside, know 33."""
     only = {name: {"coefficients": {"t0_us": 1e-3}} for name in OPS}

@@ -210,6 +210,10 @@ def test_a_file_that_is_not_there(tmp_path):
         read(tmp_path / "none.json")
 
 
+#: What whole steps with prompts are measured for.
+BY_STEPS = {"prefill_step", "launches"}
+
+
 class TestProfiles:
     def test_other_gpus_have_none(self):
         assert set(profile_names()) < set(gpu_names())
@@ -222,9 +226,7 @@ class TestProfiles:
         assert found.kind == "profile"
         if name.startswith("rtx"):
             added = FROM_TABLES - set(LATENT)
-            assert "LLMServingSim" in found.source and set(found.ops) | FROM_TABLES | {"prefill_step"} == set(
-                OPERATIONS
-            )
+            assert "LLMServingSim" in found.source and set(found.ops) | FROM_TABLES | BY_STEPS == set(OPERATIONS)
             assert added & set(found.ops) == (added if name == "rtx-pro-6000" else set())
             for operation in ("gemm", "decode_attention", "prefill_attention", "mixed_attention"):
                 for errors in found.ops[operation].fit["held_out"].values():
@@ -235,7 +237,7 @@ class TestProfiles:
         fitted = ["gemm", "decode_attention", "prefill_attention"] + ["gemm_fp8"] * has_fp8 + ["gemm_nvfp4"] * has_fp4
         of_formats = FROM_TABLES - (set() if has_fp4 else {"gemm_nvfp4", "moe_nvfp4"})
         tabulated = {*fitted, "moe", "all_reduce", *(of_formats if has_fp8 else ())}
-        assert set(found.ops) == set(OPERATIONS) - {"mixed_attention", "prefill_step", *FROM_TABLES} | tabulated
+        assert set(found.ops) == set(OPERATIONS) - {"mixed_attention", *BY_STEPS, *FROM_TABLES} | tabulated
         # The axes of the tables were chosen on A100, H100 and H200.
         chosen = name.startswith(("a100", "h"))
         assert found.ops["all_reduce"].fit["held_out"]["message"]["median_error"] <= (0.05 if chosen else 0.1)
