@@ -431,6 +431,8 @@ class Validation:
             return {"reason": "it is not installed; pip install transformers"}
         except torch.OutOfMemoryError:
             return {"reason": "the device has no room for a second model"}
+        except Exception as error:  # of another library, behind which nothing of ours is lost
+            return {"reason": f"it failed: {' '.join(str(error).split())[:200]}"}
         steps, tokens = batches[-1].steps.stop, sum(int(batch.output_tokens.sum()) for batch in batches)
         timed = replay.steps < steps
         ours = {"predicted": replay.predicted_us[timed], "measured": replay.measured_us[timed]}

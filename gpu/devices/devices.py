@@ -63,7 +63,7 @@ class ShimDevice(_KernelDevice, CpuDevice):
 
 
 class CudaDevice(_KernelDevice):
-    """:class:`devices.Device`: a GPU, on torch's current stream. No GPU has run this class yet."""
+    """:class:`devices.Device`: a GPU, on torch's current stream."""
 
     def __init__(self, torch: ModuleType, number: int) -> None:
         self._torch, self._number = torch, number

@@ -8,7 +8,7 @@ is the lower quartile.
 On a GPU a graph of some calls is replayed between two events, and the result is the median with its interquartile range.
 Before the first event come a write that fills the L2 cache, and a kernel that waits while the host queues the rest, so
 that no launch is part of the time. The number of calls follows from a short replay: calls timed by the host one by one
-take as long as their launch. No GPU has run this yet.
+take as long as their launch.
 
 A call receives its number and selects its buffers by it, at most as many as exceed the last-level cache, see
 :attr:`Stopwatch.cold_bytes`. Warm-up calls run first and do not count. Samples of several operations are interleaved

@@ -3,8 +3,8 @@
 Batches are padded to the sizes that vLLM captures (``sim.spec.deployment``). The longest context is padded to a
 power of two of blocks, since a graph's block tables have a fixed width. A calibration times decode attention with the same padding
 (:func:`captured_size`), so that it measures the launches of a captured step. Steps over contiguous caches are captured
-like those over paged ones, so that launch overhead does not differ between the two. No GPU has run this yet: tests
-capture on the CPU by remembering the call.
+like those over paged ones, so that launch overhead does not differ between the two. Tests capture
+on the CPU by remembering the call.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It computes the same operations as an engine in a step, from token ids to the logits of every row's last token. Only its
 timing is meaningful; its output is not. On a GPU decode-only steps are captured as CUDA graphs, as in vLLM, with
-one graph per padded batch, longest context and layout; no GPU has run this yet.
+one graph per padded batch, longest context and layout.
 """
 
 from __future__ import annotations

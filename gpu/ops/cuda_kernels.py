@@ -1,4 +1,4 @@
-"""The kernels on a GPU, through CuPy. No GPU has run this file yet."""
+"""The kernels on a GPU, through CuPy."""
 
 from __future__ import annotations
 

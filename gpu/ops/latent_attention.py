@@ -1,6 +1,6 @@
 """Decode attention over a paged cache of latent vectors (MLA, as in DeepSeek-V2 and -V3): one new token per sequence.
 
-GPU arrays run on their GPU, CPU arrays through the CPU build of the same kernel. No GPU has run this code yet.
+GPU arrays run on their GPU, CPU arrays through the CPU build of the same kernel.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decode attention over a paged KV cache: one function for all kernels.
 
-GPU arrays run on their GPU, CPU arrays through the CPU build of the same kernels. No GPU has run this code yet.
+GPU arrays run on their GPU, CPU arrays through the CPU build of the same kernels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Prefill attention over a paged KV cache: causal attention of many new tokens per sequence over its cached tokens.
 
-GPU arrays run on their GPU, CPU arrays through the CPU build of the same kernel. No GPU has run this code yet.
+GPU arrays run on their GPU, CPU arrays through the CPU build of the same kernel.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A step of the skeleton runs call by call under a clock. On a CPU the clock is the CPU time of the thread. On a
 GPU events surround the calls. The calls are queued behind a kernel that waits, so that the device never waits for
-the host; host time is therefore not included. No GPU has run this yet.
+the host; host time is therefore not included.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def elementwise(tokens: Amount, hidden_size: int, intermediate_size: int, norms:
     reads and writes about one state, a gated activation reads two widths and writes one.
     """
     states = 10 if norms else 2
-    return Work(bytes=tokens * (states * hidden_size + 3 * intermediate_size) * ELEMENT_BYTES)
+    return Work(bytes=tokens * (states * hidden_size + 3 * intermediate_size) * ELEMENT_BYTES, at={"tokens": tokens})
 
 
 def embedding(tokens: Amount, hidden_size: int) -> Work:
@@ -377,6 +377,7 @@ AXES = {
     "mixed_attention": ("lanes", "length", "rows", "span"),
     **dict.fromkeys(("mla_decode", "mla_decode_fp8"), ("batch", "length", "heads")),
     **dict.fromkeys(("mla_prefill", "mla_prefill_fp8"), ("tokens", "keys", "heads")),
+    "elementwise": ("tokens",),
     "all_reduce": ("message", "ranks"),
 }
 

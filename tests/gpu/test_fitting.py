@@ -174,6 +174,22 @@ class TestResiduals:
         # Tables of many models have few knots, in which the step is lost.
         assert fitting.describe(fitting.table("gemm", points))["fit"]["p95"] > 0.1
 
+    def test_of_one_models_norms_and_activations_have_a_knot_at_every_size(self):
+        """Other kernels for a single token, and a second wave of blocks from 100 tokens on: no line."""
+        sizes = {"hidden_size": 4096, "intermediate_size": 14_336}
+
+        def us(tokens: int) -> float:
+            return 36 * (0.8 if tokens == 1 else 1) * (1.25 if tokens > 100 else 1) + 0.14 * tokens
+
+        points = [
+            {"op": "elementwise", "tokens": tokens, **sizes, "us": us(tokens)}
+            for tokens in (1, 2, 4, 8, 16, 32, 64, 128, 200, 256, 512, 700, 1024, 2048)
+        ]
+        found = fitting.fit(points)["elementwise"]
+        assert found["residuals"]["axes"] == ("tokens",) and found["fit"]["p95"] < 0.02
+        alone = fitting.describe(fitting.table("elementwise", points))
+        assert "residuals" not in alone and alone["fit"]["p95"] > 0.05
+
     def test_without_them_the_errors_are_larger(self, monkeypatch):
         monkeypatch.setattr(fitting, "LEAST_POINTS_FOR_RESIDUALS", 10**6)
         assert fitting.fit(decodes(self.BENT))["decode_attention"]["fit"]["median_error"] > 0.02
