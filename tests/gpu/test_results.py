@@ -1,0 +1,69 @@
+"""Results of cards: what their files say of themselves follows from their raw times, and the pages have their figures."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paths import ROOT
+
+RESULTS = ROOT / "gpu" / "results"
+FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
+VALIDATED = [folder for folder in FOLDERS if (folder / "validation").is_dir()]
+
+
+def document(folder: Path, name: str) -> dict[str, Any]:
+    """A file of a run; empty where its part did not run."""
+    path = folder / name
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_nothing_that_a_card_computed_was_wrong(folder):
+    for name in ("smoke.json", "grid.json"):
+        found = document(folder, name)
+        for row in found.get("summary", ()):
+            assert row["points"] and not row["failed"], (name, row)
+    assert document(folder, "replay.json").get("wrong_rows", 0) == 0
+    assert all(check["passes"] for check in document(folder, "graphs.json").get("checks", ()))
+    kernels = document(folder, "modules.json").get("kernels", ())
+    assert all(kernel["error"] is None and kernel["local_bytes"] == 0 for kernel in kernels)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_rates_are_bytes_over_time(folder):
+    for row in document(folder, "bench.json").get("rows", ()):
+        if (mine := row.get("fragmeter")) and mine["us"]:
+            assert mine["bytes_per_s"] == pytest.approx(row["kv_bytes"] / mine["us"] * 1e6)
+    for copy in document(folder, "ceiling.json").get("copies", ()):
+        assert copy["bytes_per_s"] == pytest.approx(copy["moved_bytes"] / copy["us"] * 1e6)
+
+
+@pytest.mark.parametrize("folder", VALIDATED, ids=lambda path: path.name)
+def test_errors_of_steps_follow_from_the_steps(folder):
+    """Computed here from each repetition of each step, without the program's code."""
+    found = document(folder, "validation/validation.json")
+    with (folder / "validation" / "steps.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    failing = []
+    for run in found["runs"]:
+        mine = [row for row in rows if row["run"] == run["run"]]
+        predicted = np.array([float(row["predicted_us"]) for row in mine])
+        repeated = np.array([[float(row[f"repetition_{number}_us"]) for number in (1, 2, 3)] for row in mine])
+        measured = np.median(repeated, axis=1)
+        assert run["step"]["mape"] == pytest.approx(np.abs(predicted / measured - 1).mean(), abs=1e-4)
+        throughput = measured.sum() / predicted.sum() - 1
+        assert run["throughput_error"] == pytest.approx(throughput, abs=1e-4)
+        # No constant is nearer to these steps than the null model, to its four digits.
+        constants = np.quantile(measured, np.linspace(0, 1, 400))
+        best = min(np.abs(constant / measured - 1).mean() for constant in constants)
+        assert run["nulls"]["constant"]["mape"] <= best + 1e-4
+        if run["step"]["mape"] > 0.1 or abs(throughput) > 0.05:
+            failing.append(run["run"])
+    assert [name for name in failing if not any(name in reason for reason in found["acceptance"]["reasons"])] == []
+    assert found["acceptance"]["validated"] == (not found["acceptance"]["reasons"])
