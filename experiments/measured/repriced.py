@@ -12,14 +12,15 @@ from typing import NamedTuple
 import numpy as np
 
 from ...sim import Settings, Workload
-from ...sim.cost.base import StepCost
+from ...sim.cost.base import StepCost, effective_context
 from ...sim.engine.observer import Observer
 from ...sim.engine.run import simulate
 from ...sim.memory.accounting.ledger import Leap
 from ...sim.recording.plans import Plan, PlanRecording
 from ...sim.types.sequence import StepPlan
 
-#: A method of a step cost and its arguments.
+#: A method of a step cost and its arguments; after those of ``step_ticks``, with the whole context, the slots of it that
+#: are read again.
 Question = tuple[str, tuple[int, ...]]
 
 
@@ -31,7 +32,16 @@ class PricedPlan(NamedTuple):
 
     def ticks(self, cost: StepCost) -> np.ndarray:
         """int64 [steps], durations of the recorded steps by another step cost."""
-        sums = (sum(getattr(cost, name)(*sizes) for name, sizes in asked) for asked in self.questions)
+        effective = effective_context(cost)
+
+        def answer(name: str, sizes: tuple[int, ...]) -> int:
+            if name == "step_ticks":
+                decodes, context, tokens, pairs, repeated = sizes
+                read = context if effective is None else effective(context, repeated)
+                return cost.step_ticks(decodes, read, tokens, pairs)
+            return int(getattr(cost, name)(*sizes))
+
+        sums = (sum(answer(*question) for question in asked) for asked in self.questions)
         return np.fromiter(sums, np.int64, len(self.questions))
 
 
@@ -56,6 +66,9 @@ class _AskedCost(Observer):
         self.by_start: dict[int, tuple[Question, ...]] = {}
         self._asked: list[Question] = []
         self._lines: list[Question] = []
+        self._effective = effective_context(inner)
+        # Of the step that is asked for next: slots that are read again, and by how much its context is shortened for them.
+        self._repeated = self._free = 0
 
     def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
         """See ``Observer``. A decision that is unchanged has no question but that of its line."""
@@ -65,12 +78,23 @@ class _AskedCost(Observer):
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
         """See ``StepCost``."""
-        return self._answer("step_ticks", decodes, decode_context, prefill_tokens, prefill_pairs)
+        self._asked.append(self._step(decodes, decode_context, prefill_tokens, prefill_pairs))
+        return self._inner.step_ticks(decodes, decode_context, prefill_tokens, prefill_pairs)
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
         """See ``StepCost``."""
-        self._lines.append(("step_ticks", (decodes, context, 0, 0)))
+        self._lines.append(self._step(decodes, context))
         return self._inner.decode_line(decodes, context)
+
+    def effective_context(self, context: int, repeated: int) -> int:
+        """See ``base.effective_context``; always there, as the cost that is asked later may know repeated reads."""
+        read = context if self._effective is None else self._effective(context, repeated)
+        self._repeated, self._free = repeated, context - read
+        return read
+
+    def _step(self, decodes: int, context: int, tokens: int = 0, pairs: int = 0) -> Question:
+        repeated, free, self._repeated, self._free = self._repeated, self._free, 0, 0
+        return "step_ticks", (decodes, context + free, tokens, pairs, repeated)
 
     def swap_out_ticks(self, blocks: int) -> int:
         """See ``StepCost``."""

@@ -23,6 +23,7 @@ from .fitting import LEAST_REST, fit, require_scipy
 from .grid import CPU, CUDA, QUICK, Grid
 from .points import Point
 from .probes import Probes, StepProbe
+from .repeats import repeated_reads
 
 SCHEMA_VERSION = 1
 
@@ -114,11 +115,10 @@ class Measuring:
     def document(self) -> dict[str, Any]:
         """The content of a calibration file, from all parts so far."""
         measured = self._points.points()
-        return self._says | {
-            "parts": self._points.parts,
-            "ops": fit(measured, overlapped=self._on_gpu),
-            "points": measured,
-        }
+        ops = fit(measured, overlapped=self._on_gpu)
+        share = repeated_reads(measured, ops["decode_attention"])
+        found = {} if share is None else {"repeated_reads": share}
+        return self._says | {"parts": self._points.parts, **found, "ops": ops, "points": measured}
 
 
 def _skeleton(model: ModelSpec, device: Device, grid: Grid, block_size: int, dtype: str, seed: int) -> Skeleton:

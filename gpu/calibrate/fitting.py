@@ -18,6 +18,7 @@ import numpy as np
 from ...sim.cost.operations import OPERATIONS, Coefficients, OpModel, OpName, Residuals, Work, corners
 from ...sim.types.errors import MissingExtra, UserError
 from ...sim.types.optional import not_none
+from .points import REPEATED
 
 #: Logarithmic error beyond which a point has less weight.
 OUTLIER = 0.1
@@ -158,6 +159,8 @@ def fit(
         overlapped: Whether the device computes while the host launches, as a GPU does: steps with prompts then also have
             ``launches``.
 
+    Points that read blocks again are those of ``repeats.repeated_reads``.
+
     Raises:
         UserError: The operation is unknown, or a point lacks an argument.
     """
@@ -165,7 +168,8 @@ def fit(
     for point in points:
         if point.get("op") not in OPERATIONS:
             raise UserError(f"point: op = {point.get('op')!r}: one of {', '.join(OPERATIONS)}")
-        by_operation.setdefault(point["op"], []).append(point)
+        if REPEATED not in point:
+            by_operation.setdefault(point["op"], []).append(point)
     tables = {name: table(name, rows)._replace(of_one_model=True) for name, rows in by_operation.items()}
     launched = {}
     if overlapped and "prefill_step" in tables and (us := launches_us(tables["prefill_step"])):

@@ -22,6 +22,8 @@ class Grid:
         batches, contexts: Numbers of decoding sequences, and approximate tokens of each sequence.
         ragged: (sequences, mean tokens) of batches with widely different lengths.
         block_sizes: Block sizes besides the model's own; each is measured for ``ragged`` with similar lengths.
+        shared: (sequences, approximate tokens of each, sequences that have the blocks of three quarters of their tokens in common)
+            of batches with the model's own block size.
         chunks, prefixes: New tokens of one prompt, and the tokens before them.
         prompts: (prompts, tokens) of prompts that are prefilled in one call.
         mixed: (sequences, approximate tokens of each, chunk, tokens before it) of attention of a step that decodes and
@@ -39,6 +41,7 @@ class Grid:
     contexts: tuple[int, ...]
     ragged: tuple[tuple[int, int], ...]
     block_sizes: tuple[int, ...]
+    shared: tuple[tuple[int, int, int], ...]
     chunks: tuple[int, ...]
     prefixes: tuple[int, ...]
     prompts: tuple[tuple[int, int], ...]
@@ -56,6 +59,7 @@ CPU = Grid(
     contexts=(16, 64, 128, 256, 512, 1024, 2048),
     ragged=((4, 128), (8, 512), (16, 128), (32, 256), (64, 128)),
     block_sizes=(8, 32, 128),
+    shared=((8, 512, 4), (8, 1024, 8), (16, 256, 4), (16, 256, 16), (32, 256, 8), (32, 128, 32)),
     chunks=(16, 29, 64, 111, 256, 443, 512),
     prefixes=(0, 61, 256, 509, 1024),
     prompts=((2, 32), (4, 64), (2, 128)),
@@ -92,6 +96,15 @@ CUDA = Grid(
     contexts=(64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
     ragged=((8, 1024), (16, 4096), (32, 512), (64, 1024), (128, 256), (256, 512)),
     block_sizes=(8, 32, 64, 128),
+    shared=(
+        (16, 4096, 4),
+        (32, 2048, 4),
+        (32, 2048, 32),
+        (64, 1024, 4),
+        (64, 1024, 16),
+        (128, 1024, 4),
+        (128, 512, 128),
+    ),
     chunks=(64, 128, 333, 512, 1024, 1500, 2048, 4096, 8192),
     prefixes=(0, 500, 1024, 4096, 16384),
     prompts=((2, 128), (4, 256), (8, 512), (2, 1024)),
@@ -129,6 +142,7 @@ QUICK = Grid(
     contexts=(16, 64, 128),
     ragged=((4, 64),),
     block_sizes=(32,),
+    shared=((4, 64, 4), (4, 128, 2)),
     chunks=(16, 32),
     prefixes=(0, 64),
     prompts=((2, 16),),

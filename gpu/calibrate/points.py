@@ -13,6 +13,9 @@ from ...sim.cost import gemms
 from ...sim.spec import ModelSpec
 
 Point = dict[str, Any]
+#: Tokens that a call of ``decode_attention`` reads again. Points with it are not those of the operation's model, but of
+#: ``fitting.repeated_reads``.
+REPEATED = "repeated_tokens"
 #: Keys that a measurement adds to a point.
 MEASURED = ("us", "iqr_us", "samples", "apart_us")
 #: The simulator's default KV element has 16 bits; moves of blocks are counted in it, whatever the dtype.
@@ -50,10 +53,15 @@ def embedding(model: ModelSpec, tokens: int) -> Point:
     return {"op": "embedding", "tokens": tokens, "hidden_size": model.hidden_size}
 
 
-def decode_attention(model: ModelSpec, contexts: Sequence[int], block_size: int) -> Point:
-    """One layer's decode attention, with one new token per sequence."""
+def decode_attention(model: ModelSpec, contexts: Sequence[int], block_size: int, repeated: int = 0) -> Point:
+    """One layer's decode attention, with one new token per sequence.
+
+    Args:
+        repeated: Tokens of the contexts in blocks that the table of an earlier sequence names, too.
+    """
     sizes = {"batch": len(contexts), "context_tokens": sum(contexts)}
-    return {"op": "decode_attention", **sizes, **_heads(model), "block_size": block_size}
+    shared = {REPEATED: repeated} if repeated else {}
+    return {"op": "decode_attention", **sizes, **shared, **_heads(model), "block_size": block_size}
 
 
 def prefill_attention(model: ModelSpec, lens: Sequence[int], contexts: Sequence[int]) -> Point:

@@ -220,15 +220,24 @@ class Probes:
             fitting = (size for size in grid.block_sizes if self._pool.num_slots % size == 0)
             yield from (self._decode(self._about(batch, mean), block_size) for block_size in fitting)
 
-    def _decode(self, contexts: list[int], block_size: int, alone: bool = True) -> Probe:
-        """Decode attention, with the padding of a captured step if the skeleton captures steps that decode ``alone``."""
-        point = points.decode_attention(self._model, contexts, block_size)
+        for batch, context, group in grid.shared:
+            if self._fits(contexts := self._about(batch, context)):
+                yield self._decode(contexts, own, group=group)
+
+    def _decode(self, contexts: list[int], block_size: int, alone: bool = True, group: int = 1) -> Probe:
+        """Decode attention, with the padding of a captured step if the skeleton captures steps that decode ``alone``.
+
+        Args:
+            group: See ``_repeats``.
+        """
+        repeated = sum(_repeats(contexts, block_size, group)) * block_size
+        point = points.decode_attention(self._model, contexts, block_size, repeated)
         held, longest = contexts, max(contexts)
         if alone and self._skeleton.captures:
             rows, blocks = captured_size(len(contexts), longest, block_size)
             held, longest = contexts + [0] * (rows - len(contexts)), blocks * block_size
         query = self._random(len(held), self._model.num_heads, self._model.head_dim)
-        return Probe(point, self._attention(query, held, block_size, longest=longest))
+        return Probe(point, self._attention(query, held, block_size, longest=longest, group=group))
 
     def _prefills(self) -> Iterator[Probe]:
         for tokens in self._grid.chunks:
@@ -256,22 +265,30 @@ class Probes:
         return Probe(point, work, parts=(decode.point, prefill.point))
 
     def _attention(
-        self, query: Tensor, contexts: list[int], block_size: int, lens: Sequence[int] = (), longest: int | None = None
+        self,
+        query: Tensor,
+        contexts: list[int],
+        block_size: int,
+        lens: Sequence[int] = (),
+        longest: int | None = None,
+        group: int = 1,
     ) -> Work:
         """Attention to random blocks of each layer in turn.
 
         Args:
             lens: New tokens of prompts; none for decodes.
             longest: Upper bound of the lengths; None is the longest context.
+            group: See ``_repeats``.
         """
         out, layers, keys = torch.empty_like(query), self._model.num_layers, self._pool.keys
-        read = 2 * sum(contexts) * keys[0][0, 0].nbytes
+        distinct = sum(contexts) - sum(_repeats(contexts, block_size, group)) * block_size
+        read = 2 * distinct * keys[0][0, 0].nbytes
         held = self._put(np.asarray(contexts, np.int32))
         starts = self._put(np.cumsum([0, *lens], dtype=np.int32)) if lens else None
         most = longest or max(contexts)
         rows = [
             Rows(slice(0, len(query)), held, most, block_size, table, None, starts, max(lens, default=1))
-            for table in (self._table(contexts, block_size, most) for _ in range(self._turns(read * layers)))
+            for table in (self._table(contexts, block_size, most, group) for _ in range(self._turns(read * layers)))
         ]
         attention: Attention | None = None
 
@@ -286,13 +303,16 @@ class Probes:
 
         return work
 
-    def _table(self, contexts: list[int], block_size: int, longest: int | None = None) -> Tensor:
-        """Distinct block ids in random order, in columns for ``longest`` tokens; None is the longest context."""
+    def _table(self, contexts: list[int], block_size: int, longest: int | None = None, group: int = 1) -> Tensor:
+        """Block ids in random order, in columns for ``longest`` tokens; None is the longest context. They are distinct but for
+        those that a group has in common (``_repeats``)."""
         blocks = -(-np.asarray(contexts) // block_size)
         columns = -(-(longest or max(contexts)) // block_size)
         table = np.zeros((len(blocks), columns), np.int32)
         ids = self._rng.permutation(self._pool.num_slots // block_size)
         table[np.arange(columns) < blocks[:, None]] = ids[: blocks.sum()]
+        for row, common in enumerate(_repeats(contexts, block_size, group)):
+            table[row, :common] = table[row - row % group, :common]
         return self._put(table)
 
     def _moves(self, blocks: int) -> Iterator[Probe]:
@@ -353,6 +373,15 @@ class Probes:
 
 def _moving(move: Callable[[np.ndarray], object], pairs: Sequence[np.ndarray]) -> Work:
     return lambda number: move(_turn(pairs, number))
+
+
+def _repeats(contexts: list[int], block_size: int, group: int) -> list[int]:
+    """Blocks of each table that it has in common with the first one of its ``group`` consecutive sequences: three quarters of the
+    shortest one's."""
+    repeats = [0] * len(contexts)
+    for row, members in ((row, contexts[row : row + group]) for row in range(0, len(contexts), group)):
+        repeats[row + 1 : row + group] = [min(members) * 3 // 4 // block_size] * (len(members) - 1)
+    return repeats
 
 
 def _turn(items: Sequence[Item], number: int) -> Item:

@@ -27,6 +27,7 @@ AGAIN = Grid(
     contexts=(64, 128),
     ragged=(),
     block_sizes=(),
+    shared=(),
     chunks=(),
     prefixes=(),
     prompts=(),

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import simpy
 from simpy.events import NORMAL, URGENT, EventPriority
 
-from ..cost.base import StepCost, among
+from ..cost.base import StepCost, among, effective_context
 from ..engine.engine import Alarm
 from ..engine.executor import Begun, FirstStep
 from ..memory import Memory
@@ -87,7 +87,7 @@ class RecordedCost:
     """The cost of an engine, which keeps the last step that it was asked for. See ``StepCost``."""
 
     def __init__(self, inner: StepCost) -> None:
-        self.inner, self.name = inner, inner.name
+        self.inner, self.name, self.effective_context = inner, inner.name, effective_context(inner)
         self._asked: Work | None = None
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:

@@ -119,6 +119,18 @@ def outside_ticks(cost: StepCost) -> int:
     return getattr(cost, "outside_ticks", 0)
 
 
+def effective_context(cost: StepCost) -> Callable[[int, int], int] | None:
+    """The function of a cost model that says which context the decodes of a step are priced with; None of most models, which
+    take every slot to be read from memory as often as a block table names it.
+
+    Its arguments are the sum of the contexts, and of them the slots that are read again: those in a block that the table of
+    another decoding sequence names too, beyond the first of these tables (``Memory.repeated_slots``). The difference of its value
+    and the context depends on these slots alone, so that the steps of a leap have it in common.
+    """
+    found: Callable[[int, int], int] | None = getattr(cost, "effective_context", None)
+    return found
+
+
 def draft_ticks(cost: StepCost, rows: tuple[int, int, int, int], sampled: tuple[int, int]) -> int:
     """Time of the drafts of a step, of a cost that knows a drafter; else 0.
 
@@ -144,7 +156,8 @@ class PipelinedCost:
         stages * (time of a batch in a stage) = time of a batch in the whole model
 
     A prefill is one batch's: the others wait for it in every stage (a bubble). That prefills of several batches overlap is not
-    credited. Stages are taken to be equally long.
+    credited. Stages are taken to be equally long. Which sequences of a batch share blocks is unknown, so repeated reads cost as much
+    as first ones.
 
     Args:
         inner: The cost of one batch through the whole model.
@@ -193,6 +206,7 @@ class ScaledCost:
         self._factor = round(scale * _PARTS)
         self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
         self.copy_ticks, self.outside_ticks = inner.copy_ticks, outside_ticks(inner)
+        self.effective_context = effective_context(inner)
 
     def among(self, tokens: Sequence[int]) -> StepCost:
         """See ``among``."""

@@ -208,6 +208,19 @@ def _operation_us(calibration: Calibration, name: OpName, *shape: float) -> Call
 
 #: Tokens of a step up to which its curve bends.
 MOST_TOKENS = 1 << 17
+#: Resolution of the time of a repeated read over that of a first one.
+_READ_PARTS = 1000
+
+
+def context_of_reads(repeated_reads: float) -> Callable[[int, int], int] | None:
+    """``effective_context`` where a repeated read takes ``repeated_reads`` of the time of a first one; None where it takes as long.
+
+    Layers with a window are priced with the same context, though they may not reach the slots that are read again.
+    """
+    free = _READ_PARTS - round(repeated_reads * _READ_PARTS)
+    if not free:
+        return None
+    return lambda context, repeated: context - repeated * free // _READ_PARTS
 
 
 class CalibratedCost:
@@ -302,6 +315,7 @@ class CalibratedCost:
         has_launches = "launches" in calibration.ops
         self._launch_ticks = ticks_of(self._us("launches", operations.launches())) if has_launches else 0
         self._dense: dict[int, int] = {}
+        self.effective_context = context_of_reads(calibration.repeated_reads)
 
     def _all_reduces(self, calibration: Calibration) -> Curve | None:
         """Ticks of all layers over the tokens; None without tensor parallelism, or if the calibration has no all-reduces of so
@@ -492,6 +506,9 @@ class CalibratedCost:
             for term, value in asdict(model.coefficients).items()
             if value is not None
         }
+        if calibration.repeated_reads < 1:
+            source = f"{calibration.source}; time of a repeated read of KV over that of a first one"
+            terms["repeated_reads"] = coefficient(calibration.repeated_reads, "1", source)
         return {
             "name": self.name,
             "model": self.model.name,

@@ -2,6 +2,9 @@
 
 {"schema_version": 1, "kind": "calibration" | "profile", "device": {"name": ...}, "source": "...", "dtype": "fp16",
  "ops": {"gemm": {"coefficients": {...}, "residuals": {...}, "fit": {...}}, ...}, "points": [...]}
+
+Optional: ``"repeated_reads": 0.3``, the time of a repeated read of KV over that of a first read. Decodes read a block once for each
+block table that names it, and all but the first time it may come from the last-level cache. 1 where it was not measured.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from ..types.errors import SettingError
@@ -38,6 +41,7 @@ class _File:
     ops: dict[OpName, OpModel]
     device: dict[str, Any] = field(default_factory=dict)
     dtype: str = "fp16"
+    repeated_reads: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
 
 
 _FILE = TypeAdapter(_File)
@@ -54,6 +58,7 @@ class Calibration:
         source: Source of the numbers.
         dtype: Number format of the measured activations and weights.
         ops: Models by name of the operation.
+        repeated_reads: Time of a repeated read of KV over that of a first read; 1 without a measurement.
     """
 
     def __init__(self, text: bytes, name: str) -> None:
@@ -70,7 +75,7 @@ class Calibration:
             _check_times(f"{name}: ops.{operation}.coefficients", operation, model.coefficients)
         self.name, self.sha256 = name, hashlib.sha256(text).hexdigest()
         self.kind, self.device, self.source = content.kind, content.device, content.source
-        self.dtype, self.ops = content.dtype, content.ops
+        self.dtype, self.ops, self.repeated_reads = content.dtype, content.ops, content.repeated_reads
 
     def require(self, names: Iterable[str]) -> None:
         """

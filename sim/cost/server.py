@@ -25,7 +25,7 @@ from pydantic.dataclasses import dataclass
 from ..types import ticks
 from ..types.errors import SettingError
 from ..types.validation import complaint, content_of
-from .base import StepCost, StepParts, among, coefficient
+from .base import StepCost, StepParts, among, coefficient, effective_context
 
 #: A minute, and a second: larger values are in another unit.
 OutsideMs = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
@@ -171,7 +171,7 @@ class ServedCost:
     def __init__(self, inner: OperationCost, server: Server | None, asynchronous: bool) -> None:
         self.inner, self.server, self.name = inner, server, inner.name
         self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
-        self.copy_ticks = inner.copy_ticks
+        self.copy_ticks, self.effective_context = inner.copy_ticks, effective_context(inner)
         self._least = 1
         if server is None:
             self.outside_ticks, self._more = 0, -inner.host_ticks() if asynchronous else 0

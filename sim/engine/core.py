@@ -24,6 +24,7 @@ import numpy as np
 import simpy
 
 from ..cost import PaperCost, step_parts
+from ..cost.base import effective_context
 from ..memory import Memory
 from ..memory.accounting.ledger import Ledger
 from ..memory.paged.cached import CachedMemory
@@ -91,13 +92,16 @@ def compiled() -> tuple[ModuleType | None, str]:
 def serves(settings: Settings, replica: Replica) -> bool:
     """Whether the core serves an open loop of single sequences, without observers, on this replica.
 
-    It has the policies of ``POLICIES`` over one KV group without block ids, where preempted sequences are recomputed.
+    It has the policies of ``POLICIES`` over one KV group without block ids, where preempted sequences are recomputed. It does not
+    count blocks that several tables name, so a run that may have some is served in Python if repeated reads of them cost less.
     """
     memory = replica.memory
     kinds, options = POLICIES.get(type(replica.policy), ((), frozenset[str]()))
     if type(memory) not in kinds or not SETTINGS | options >= settings.given().keys() or compiled()[0] is None:
         return False
     assert isinstance(memory, PagedMemory)
+    if isinstance(memory, CachedMemory) and effective_context(replica.cost) is not None and not all(memory.unshared):
+        return False
     return memory.is_plain and memory.tables is None
 
 

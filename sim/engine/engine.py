@@ -31,7 +31,7 @@ from collections.abc import Callable, Generator, Iterable
 import simpy
 from simpy.events import NORMAL, EventPriority
 
-from ..cost.base import StepCost
+from ..cost.base import StepCost, effective_context
 from ..memory import Memory
 from ..memory.accounting.ledger import Leap, Ledger
 from ..policy.base import PairedPolicy
@@ -99,6 +99,7 @@ class Engine:
             self.source = source = TransferSource(source, transfers, self.state)
         self._transfers = transfers
         self.state.speculates = memory.speculation is not None
+        self._effective = effective_context(cost)
         self.ledger = Ledger(memory.meter)
         self._executor = Executor(self.state, memory, cost, self.ledger)
         self.leap = self._may_leap = leap
@@ -234,6 +235,8 @@ class Engine:
         if first_step is None and state.in_vain:
             self._plan = plan
             context = state.batch_size * decode_step + state.lag_sum
+            if self._effective is not None:
+                context = self._effective(context, self.memory.repeated_slots())
             base, slope, _ = self.cost.decode_line(state.batch_size, context)
             first_step = base + slope * context, 0, 0, True, True
         leaving = ended
@@ -275,6 +278,9 @@ class Engine:
         state = self.state
         decode_step, batch_size = state.decode_step, state.batch_size
         context = batch_size * decode_step + state.lag_sum
+        if self._effective is not None:
+            # By the same for every step of the leap.
+            context = self._effective(context, self.memory.repeated_slots())
         if first_step is None:
             prefill = swap = waiting = 0
             steady = wakes = self.leap

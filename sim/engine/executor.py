@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..cost.base import StepCost, draft_ticks
+from ..cost.base import StepCost, draft_ticks, effective_context
 from ..memory import Memory
 from ..memory.accounting.ledger import Ledger
 from ..types.sequence import Sequence, StepPlan
@@ -40,6 +40,7 @@ class Executor:
 
     def __init__(self, state: State, memory: Memory, cost: StepCost, ledger: Ledger) -> None:
         self._state, self._memory, self._cost, self._ledger = state, memory, cost, ledger
+        self._effective = effective_context(cost)
 
     def carry_out(self, plan: StepPlan, now: int) -> FirstStep:
         """Change blocks, queues and the ledger as the plan says.
@@ -71,20 +72,28 @@ class Executor:
             moves += self._copy(now, not plan.pauses)
         prefill = plan.prefill_tokens
         if decodes or prefill:
-            work = decodes, context if decodes else 0, prefill, pairs
-            ticks = moves + (self._cost.step_ticks(*work) if plan.drafts is None else self._verify_ticks(plan, *work))
-            return ticks, prefill, moves, plan.steady, plan.wakes
+            read = context = context if decodes else 0
+            if decodes and self._effective is not None:
+                read = self._effective(context, self._memory.repeated_slots(plan.admitted))
+            work = decodes, read, prefill, pairs
+            ticks = self._cost.step_ticks(*work) if plan.drafts is None else self._verify_ticks(plan, context, *work)
+            return moves + ticks, prefill, moves, plan.steady, plan.wakes
         return moves, 0, moves, False, plan.wakes
 
-    def _verify_ticks(self, plan: StepPlan, decodes: int, context: int, prefill: int, pairs: int) -> int:
+    def _verify_ticks(self, plan: StepPlan, context: int, decodes: int, read: int, prefill: int, pairs: int) -> int:
         """Ticks of a step that verifies drafts, and of the drafts for the next step.
 
-        A sequence with drafts is as many rows as it computes tokens, which read its keys and values once.
+        A sequence with drafts is as many rows as it computes tokens, which read its keys and values once. The drafter is taken to
+        read all of its own from memory.
+
+        Args:
+            context, read: Sum of the contexts, and what the target is priced with of them.
         """
         drafts = sum((plan.drafts or {}).values())
         rows = decodes + drafts, context + drafts, prefill, pairs
         sampled = decodes + len(plan.admitted), context + sum(sequence.start_tokens for sequence in plan.admitted)
-        return self._cost.step_ticks(*rows) + draft_ticks(self._cost, rows, sampled)
+        ticks = self._cost.step_ticks(rows[0], read + drafts, prefill, pairs)
+        return ticks + draft_ticks(self._cost, rows, sampled)
 
     def _displace(
         self,

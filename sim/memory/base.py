@@ -233,6 +233,17 @@ class Memory(Protocol):
             SimulationFault: The pool has too few blocks; the policy must have seen to that.
         """
 
+    def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
+        """Slots that the decodes of the coming step read again: those of blocks that the tables of several decoding sequences
+        name, once for each table beyond the first. Changes nothing; the same in every step of a leap.
+
+        Tables of sequences that prefill, or are stalled, do not count: nothing is said of what a prompt reads of its prefix. Of KV
+        groups one that keeps every token counts. 0 in memories that share without tables of blocks (llama.cpp's cells).
+
+        Args:
+            admitted: Sequences that end their prefill in that step; asked after the executor admitted them.
+        """
+
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """Sequences that generated their last token before ``decode_step`` give up what they hold."""
 

@@ -16,10 +16,11 @@ from fragmeter.gpu.calibrate import calibrate, points
 from fragmeter.gpu.calibrate import grid as calibrate_grid
 from fragmeter.gpu.calibrate.fitting import fit
 from fragmeter.gpu.calibrate.probes import MATRICES, Probes
+from fragmeter.gpu.calibrate.repeats import repeated_reads
 from fragmeter.gpu.devices import devices, timing
 from fragmeter.gpu.model.layers import Layer, multiply
 from fragmeter.gpu.model.skeleton import Skeleton
-from fragmeter.sim.cost.operations import FROM_TABLES, OPERATIONS
+from fragmeter.sim.cost.operations import FROM_TABLES, OPERATIONS, OpModel
 from fragmeter.sim.spec import ModelSpec
 from fragmeter.sim.types.errors import SettingError
 
@@ -47,13 +48,14 @@ class Spy:
         self._device.reshape_and_cache(key, value, key_cache, value_cache, slots)
 
     def decode_attention(self, out, query, keys, values, tables, contexts, block_size, longest):
-        self._check(keys, tables, contexts, block_size, longest)
+        again = self._check(keys, tables, contexts, block_size, longest)
         sizes = {"batch": len(query), "context_tokens": int(contexts.sum()), "block_size": block_size}
-        self.seen.append({"op": "decode_attention", **sizes, **self._heads(query, keys)})
+        shared = {"repeated_tokens": again * block_size} if again else {}
+        self.seen.append({"op": "decode_attention", **sizes, **shared, **self._heads(query, keys)})
         self._device.decode_attention(out, query, keys, values, tables, contexts, block_size, longest)
 
     def prefill_attention(self, out, query, keys, values, tables, starts, contexts, block_size, most, longest):
-        self._check(keys, tables, contexts, block_size, longest)
+        assert not self._check(keys, tables, contexts, block_size, longest)
         lens = starts.diff().tolist()
         assert most == max(lens) and sum(lens) == len(query)
         pairs = sum(
@@ -79,14 +81,15 @@ class Spy:
 
     @staticmethod
     def _check(keys, tables, contexts, block_size, longest):
-        """Every block id is one of the cache's, and none is named twice."""
+        """Every block id is one of the cache's; how many are named again."""
         used = [
             block
             for table, context in zip(tables.tolist(), contexts.tolist(), strict=True)
             for block in table[: -(-context // block_size)]
         ]
         assert keys.shape[1] == block_size and longest == contexts.max()
-        assert len(set(used)) == len(used) and all(0 <= block < len(keys) for block in used)
+        assert all(0 <= block < len(keys) for block in used)
+        return len(used) - len(set(used))
 
     @staticmethod
     def _heads(query, keys):
@@ -137,6 +140,52 @@ def test_a_probe_of_a_devices_operation_asks_for_what_its_point_says(probes, spy
                 assert probe.point == {"op": spy.seen[0]["op"], **moved}
             else:
                 assert spy.seen == ([probe.point] if probe.point["op"] in watched else [])
+
+
+def test_tables_that_share_name_the_same_blocks_first_and_others_then(probes):
+    """Three quarters of the shortest of each group, in whole blocks: 3 of 4; and a lone table shares nothing."""
+    contexts = [80, 65, 100, 64, 90]
+    table = probes._table(contexts, BLOCK_SIZE, group=2).tolist()
+    blocks = [set(row[: -(-context // BLOCK_SIZE)]) for row, context in zip(table, contexts, strict=True)]
+    common = {(one, other): len(blocks[one] & blocks[other]) for other in range(5) for one in range(other)}
+    assert {pair: count for pair, count in common.items() if count} == {(0, 1): 3, (2, 3): 3}
+    assert table[0][:3] == table[1][:3] and table[2][:3] == table[3][:3]
+
+
+def test_the_share_of_a_repeated_read_comes_back_from_points_that_have_it():
+    """Also where a call is 3 % longer than modelled, if not the same ones; calls of few bytes say nothing."""
+    sizes = {"op": "decode_attention", "heads": 8, "kv_heads": 2, "head_dim": 64, "block_size": 16}
+    entry = {"coefficients": {"t0_us": 10, "bytes_per_s": 1e12}}
+
+    def point(batch: int, context: int, repeated: int, share: float, factor: float = 1.0) -> dict:
+        tokens = context - repeated + share * repeated
+        us = OpModel(**entry).us(OPERATIONS["decode_attention"](batch, tokens, 8, 2, 64))
+        return sizes | {
+            "batch": batch,
+            "context_tokens": context,
+            "repeated_tokens": repeated,
+            "us": factor * float(us),
+        }
+
+    batches = (32, 64, 128, 256)
+    for share in (0.0, 0.3, 1.0):
+        assert repeated_reads([point(each, 1000 * each, 700 * each, share) for each in batches], entry) == share
+    noisy = [point(each, 1000 * each, 700 * each, 0.3, factor) for each, factor in zip(batches, (0.97, 1, 1, 1.03))]
+    assert repeated_reads(noisy, entry) == 0.3
+    # Below nothing, and above a first read.
+    assert repeated_reads([point(32, 32000, 22000, 0.0, 0.5)], entry) == 0
+    assert repeated_reads([point(32, 32000, 22000, 1.0, 1.5)], entry) == 1
+    assert repeated_reads([point(2, 60, 30, 0.3)], entry) is None
+    assert repeated_reads([sizes | {"batch": 1, "context_tokens": 9, "us": 1}], entry) is None
+
+
+def test_points_that_read_blocks_again_are_not_those_of_the_operation():
+    points_of = [
+        {"op": "kv_write", "tokens": tokens, "kv_heads": 2, "head_dim": 64, "us": 2.0 + tokens}
+        for tokens in (1, 2, 4, 8)
+    ]
+    again = points_of[0] | {"repeated_tokens": 16, "us": 1000.0}
+    assert fit([*points_of, again]) == fit(points_of)
 
 
 def gemm_flops(work) -> int:

@@ -82,6 +82,10 @@ class MemoryDefaults:
         """See ``Memory``."""
         return 0
 
+    def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
+        """See ``Memory``."""
+        return 0
+
     def room_only_falls(self) -> bool:
         """See ``Memory``."""
         return True

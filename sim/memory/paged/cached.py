@@ -17,6 +17,7 @@ computed from the counts at a look-up of blocks that may be cached. The log has 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
 from ..accounting.moments import after_step, at_row
+from ..accounting.repeats import idle_repeats
 from ..prefix import BlockTable, Chains, Found, FreeIds, Path, SegmentPool, lookup_blocks
 from .block_tables import BlockTables
 from .paged import PagedMemory
@@ -444,6 +446,16 @@ class CachedMemory(PagedMemory):
         # The author may have gone on to another chain before ``place``.
         fills = author is not None and any(own is chain and place < stop for own, stop in author.path or ())
         return author if fills else None
+
+    def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
+        """See ``Memory``; without ids the same as with."""
+        shared, held = self.pool.num_shared, self.held
+        if not shared:
+            return 0
+        idle = (held[sequence].segments() for sequence in (*self.partial, *admitted) if sequence in held)
+        pieces = chain.from_iterable(idle)
+        shared -= idle_repeats(pieces, lambda piece: piece.references, lambda piece: piece.stop - piece.first)
+        return shared * self.block_size
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; shared slots are live once."""

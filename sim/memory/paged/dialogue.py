@@ -28,6 +28,7 @@ from ...workload.dialogue import NO_PARENT, Dialogue
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import METER, Meter
 from ..accounting.parents import Parents
+from ..accounting.repeats import idle_repeats
 from .paged import PagedMemory
 from .sharing_tables import SharingTables
 from .transaction import PagedTransaction
@@ -252,6 +253,13 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
 
     def _recount(self) -> None:
         self.free = self.tables.pool.num_free + self.cached_blocks
+
+    def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
+        """See ``Memory``; tables that are kept read nothing."""
+        tables = self.tables.tables
+        idle = chain.from_iterable(tables[sequence] for sequence in admitted)
+        repeated = self._saved_blocks - idle_repeats(idle, lambda block: self._named.get(block, 1))
+        return repeated * self.block_size
 
     def steps_with(self, state: State, blocks: int, limit: int) -> int:
         """See ``PagedMemory``; also up to the step that kept tables have to be given up for."""

@@ -21,11 +21,13 @@ Source: vLLM 0.33, vllm/v1/core/kv_cache_coordinator.py and single_type_kv_cache
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...types.sequence import Sequence
 from ..accounting.cache_log import CacheLog
 from ..accounting.kv_groups import FULL, RING, SLIDING, STATE, PageGroups, skipped_blocks
+from ..accounting.repeats import idle_repeats
 from ..prefix import Chains, HashedBlockPool, lookup_blocks
 
 #: Entry of a released block, like vLLM's null block; the following entries keep their places in the table.
@@ -207,6 +209,17 @@ class GroupCache:
     def published(self, sequence: Sequence) -> int:
         """Blocks of a sequence, from its first on, that it published or found."""
         return self._published.get(sequence, 0)
+
+    def repeated_blocks(self, idle: Iterable[tuple[Table, ...]]) -> int:
+        """Entries beyond the first of each block in the tables of one full group; tables that are ``idle`` are left out.
+
+        All full groups share the same places, as a prefix is found in all of them.
+        """
+        places = self._places.get(FULL, [])
+        if not places or not self.shared[FULL]:
+            return 0
+        blocks = (block for tables in idle for block in tables[places[0]] if block is not NULL_BLOCK)
+        return self.shared[FULL] // len(places) - idle_repeats(blocks, self.pool.reference_counts.__getitem__)
 
     def leave(self, blocks: list[int], kind: str) -> None:
         """Update ``shared`` before a table of a group of this kind releases ``blocks``."""

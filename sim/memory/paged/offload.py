@@ -41,6 +41,7 @@ from ..accounting.moments import after_step
 from ..prefix import Chains
 from ..prefix.host_cache import HostCache
 from .group_cache import Found
+from .group_cache import Table as GroupTable
 from .paged import PagedMemory, Partial
 from .transaction import PagedTransaction
 
@@ -500,6 +501,11 @@ class OffloadedMemory(PagedMemory):
         names, table = self.cache.names_of(sequence), self.group_tables.tables[sequence][0]
         ids = [block for block in table[first:full] if block is not None]
         return Offer(sequence, first, names[first:full], ids)
+
+    def _idle_tables(self, admitted: Iterable[Sequence]) -> list[tuple[GroupTable, ...]]:
+        """See ``PagedMemory``; sequences that were computed in vain keep their blocks for another step."""
+        in_vain: list[tuple[GroupTable, ...]] = [([*blocks],) for blocks in self.deferred.values()]
+        return super()._idle_tables(admitted) + in_vain
 
     # A victim of the decision has no tables any more; every other sequence that leaves has finished.
 

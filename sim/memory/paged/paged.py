@@ -61,7 +61,7 @@ from ..accounting.moments import after_step
 from ..prefix import Chains
 from .block_pool import block_pool
 from .block_tables import BlockTables
-from .group_cache import GroupCache
+from .group_cache import GroupCache, Table
 from .group_tables import GroupTables
 from .skipped import SkippedBlocks, SkippedStates
 from .transaction import PagedTransaction
@@ -599,6 +599,15 @@ class PagedMemory(MemoryDefaults):
             exchanges = [take - back for take, back in self._cycle(state.decode_step)]
             taken = cycles * sum(exchanges) + sum(exchanges[:rest])
         return (self.free - taken) * self.block_size
+
+    def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
+        """See ``Memory``."""
+        return self.cache.repeated_blocks(self._idle_tables(admitted)) * self.block_size if self.cache else 0
+
+    def _idle_tables(self, admitted: Iterable[Sequence]) -> list[tuple[Table, ...]]:
+        """Tables of KV groups that no decode reads in the coming step."""
+        tables = self.group_tables.tables if self.group_tables else {}
+        return [tables[sequence] for sequence in (*self.partial, *admitted) if sequence in tables]
 
     def room_only_falls(self) -> bool:
         """See ``Memory``; layers with windows or states give blocks back."""

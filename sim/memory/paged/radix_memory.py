@@ -213,6 +213,10 @@ class RadixMemory(MemoryDefaults):
         """Slots that are free or can be evicted when the running sequences have grown through so many steps."""
         return self.room - state.batch_size * steps
 
+    def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
+        """See ``Memory``; of blocks of one slot. SGLang's steps prefill or decode, so that all tables decode where some do."""
+        return sum(holding.tokens for holding in self.holdings.values()) - self.tree.protected_tokens
+
     def advance(self, state: State, steps: int) -> Meter:
         """Let the running sequences grow through the steps of a leap, or end a step that only prefills.
 

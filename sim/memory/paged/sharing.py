@@ -81,6 +81,15 @@ class SharingMemory(PagedMemory):
         """Slots that the copies of the coming step write, if it decodes: whole blocks."""
         return self.due_copies * self.block_size if decodes else 0
 
+    def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
+        """See ``Memory``; blocks that are copied before the step writes are read once, and the pinned prefix is named by every
+        leader."""
+        blocks = self._saved_blocks - self.due_copies - self.prefix_blocks
+        # Of a prefill in chunks nothing is saved yet.
+        for sequence in admitted:
+            blocks -= self.shared_blocks(sequence) + (self._spared(sequence) if leads(sequence) else 0)
+        return blocks * self.block_size
+
     def transaction(self, decode_step: int) -> PagedTransaction:
         """See ``PagedMemory``; before anything is decided, the beams find their parents."""
         beams = [group for group, branched_step in self._beams.items() if branched_step < decode_step]

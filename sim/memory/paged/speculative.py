@@ -21,6 +21,7 @@ vllm/v1/core/kv_cache_utils.py (``get_request_block_hasher``).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import DRAFT, Meter, Table
+from ..accounting.repeats import idle_repeats
 from ..prefix import Chains, HashedBlockPool, lookup_blocks
 from .block_tables import BlockTables
 from .paged import PagedMemory
@@ -355,6 +357,13 @@ class SpeculativeMemory(PagedMemory):
                 log.append((sequence.index, decode_step, drafts, accepted, kept))
             self._verified[sequence] = Verified(drafts, kept)
         state.accept({sequence: verified.kept for sequence, verified in self._verified.items() if verified.kept})
+
+    def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
+        """See ``Memory``."""
+        tables, references = self.tables.tables, self.pool.reference_counts
+        idle = (sequence for sequence in (*self.prefilling, *self._standing, *admitted) if sequence in tables)
+        entries = chain.from_iterable(map(tables.__getitem__, idle))
+        return (self.pool.num_shared - idle_repeats(entries, references.__getitem__)) * self.block_size
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``Memory``; after ``verify``."""

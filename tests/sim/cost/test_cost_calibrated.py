@@ -11,8 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrations import LONGER, OPS, calibration, document
-from fragmeter.sim.cost import CalibratedCost, StepCost, cost, profile
-from fragmeter.sim.cost.calibrated import AttentionCurves, experts_model, gemm_model
+from fragmeter.sim.cluster.lock_step import RecordedCost
+from fragmeter.sim.cost import (
+    CalibratedCost,
+    Calibration,
+    PipelinedCost,
+    ScaledCost,
+    ServedCost,
+    SpeculativeCost,
+    StepCost,
+    cost,
+    profile,
+    profile_names,
+)
+from fragmeter.sim.cost.base import among, effective_context
+from fragmeter.sim.cost.calibrated import AttentionCurves, context_of_reads, experts_model, gemm_model
 from fragmeter.sim.cost.curves import Curve, RisingCurve, Surface
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.operations import OPERATIONS
@@ -436,3 +449,53 @@ class TestNumberFormatsOfGemms:
         fit = profile("h100-80gb")
         eight, sixteen = (fit.ops[name].us(OPERATIONS[name](m, n, k)) for name in ("gemm_fp8", "gemm"))
         assert 0.5 < eight / sixteen < 1
+
+
+class TestRepeatedReads:
+    """The share of a first read that a repeated one takes."""
+
+    @staticmethod
+    def _calibration(**fields) -> Calibration:
+        return Calibration(json.dumps(document() | fields).encode(), "made-up.json")
+
+    def test_of_a_file_shorten_the_context(self):
+        """Of 1,000 tokens of which 600 are read again, at 0.3 each: 400 + 180."""
+        found = CalibratedCost(self._calibration(repeated_reads=0.3), LLAMA, H100)
+        read = effective_context(found)
+        assert read(1000, 600) == 580 and read(1000, 0) == 1000
+        assert found.describe()["repeated_reads"]["value"] == 0.3
+
+    @pytest.mark.parametrize("fields", [{}, {"repeated_reads": 1}, {"repeated_reads": 0.9999}])
+    def test_are_first_reads_without_it(self, fields):
+        found = CalibratedCost(self._calibration(**fields), LLAMA, H100)
+        assert effective_context(found) is None
+        if not fields:
+            assert found.describe().keys() == CalibratedCost(calibration(), LLAMA, H100).describe().keys()
+
+    def test_no_profile_has_it(self):
+        assert all(profile(name).repeated_reads == 1 for name in profile_names())
+
+    @pytest.mark.parametrize("value", [-0.1, 1.1, "much", None])
+    def test_out_of_range_are_refused(self, value):
+        with pytest.raises(SettingError, match=r"^made-up.json: repeated_reads"):
+            self._calibration(repeated_reads=value)
+
+    def test_pass_through_costs_that_change_another_but_not_through_batches_in_flight(self):
+        inner = CalibratedCost(self._calibration(repeated_reads=0.3), LLAMA, H100)
+        around = [
+            ScaledCost(inner, 2.0),
+            ServedCost(inner, None, asynchronous=True),
+            SpeculativeCost(inner, None, 2),
+            RecordedCost(inner),
+            among(inner, [3, 4]),
+        ]
+        assert [effective_context(each)(1000, 600) for each in around] == [580] * len(around)
+        assert effective_context(PipelinedCost(inner, 2)) is None
+
+    @settings(deadline=None)
+    @given(st.floats(0, 1), st.integers(0, 10**6), st.integers(0, 10**6))
+    def test_leave_a_context_between_its_distinct_tokens_and_all(self, share, distinct, repeated):
+        read = context_of_reads(share)
+        if read is not None:
+            assert distinct <= read(distinct + repeated, repeated) <= distinct + repeated
+            assert abs(read(distinct + repeated, repeated) - distinct - share * repeated) <= 1 + repeated / 2000

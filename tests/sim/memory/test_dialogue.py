@@ -21,6 +21,7 @@ from fragmeter.sim.metrics.result import expand, steps_table
 from fragmeter.sim.types.errors import SettingError, TraceError
 from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
 from fragmeter.traces import read, workload, write
+from rereads import RampRereads, Recount
 from sharing_walk import SharingWalk
 
 PAGED = ("vllm-sosp23", "vllm-v0")
@@ -97,6 +98,23 @@ def test_leaping_and_stepping_give_the_same_bits(case):
 @given(case=trees(policies=("vllm-sosp23",)))
 def test_invariants_2_and_3_hold_on_the_tables_and_the_ledger_is_what_they_say(case):
     check_the_tables(*case)
+
+
+@unhurried(max_examples=50)
+@given(case=trees(policies=PAGED))
+def test_what_decodes_read_again_is_what_the_tables_have_in_common(case):
+    """Tables that are kept for children read nothing."""
+    chosen, work = case
+    runs = [
+        simulate(
+            settings(**chosen, leap=leap),
+            work,
+            RampRereads(base_ticks=10**9, context_ticks=10**8),
+            observers=[Recount()],
+        )
+        for leap in (True, False)
+    ]
+    assert summary(runs[0]) == summary(runs[1])
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from fragmeter.sim.metrics.gaps import Gaps
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.groups import Ancestry
+from rereads import RampRereads, Recount
 from sharing_walk import SharingWalk, requests
 
 SHARING = ("vllm-sosp23", "vllm-v0")
@@ -60,6 +61,23 @@ def groups(draw, policies=SHARING + COPYING):
     }
     work = requests(*sorted(rows))
     return what_is_read(chosen, work), work
+
+
+@unhurried(max_examples=60)
+@given(drawn=groups(policies=SHARING))
+def test_what_decodes_read_again_is_what_the_tables_have_in_common(drawn):
+    """A half-full block that is copied first is read once, and a pinned prefix by every leader."""
+    chosen, work = drawn
+    runs = [
+        simulate(
+            settings(**chosen, ids=ids, leap=leap),
+            work,
+            RampRereads(base_ticks=10**9, context_ticks=10**8),
+            observers=observers,
+        )
+        for ids, leap, observers in ((True, True, [Recount()]), (True, False, [Recount()]), (False, True, []))
+    ]
+    assert results_of(runs[0]) == results_of(runs[1]) == results_of(runs[2])
 
 
 def results_of(run) -> tuple:
