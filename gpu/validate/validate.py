@@ -95,7 +95,8 @@ def padded(found: Batch, padding: int, decodes: bool, num_slots: int) -> Batch:
 def _apart(starts: np.ndarray, longest: int, num_slots: int, count: int) -> np.ndarray:
     """First slots of so many rows of ``longest`` tokens, apart from each other and from those that start at ``starts``, as far as
     the pool has room."""
-    free, end = [], 0
+    free: list[int] = []
+    end = 0
     for start in (*sorted(starts.tolist()), num_slots):
         free += range(end, start - longest + 1, longest)
         end = start + longest
