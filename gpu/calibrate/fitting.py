@@ -171,11 +171,22 @@ def fit(
         if REPEATED not in point:
             by_operation.setdefault(point["op"], []).append(point)
     tables = {name: table(name, rows)._replace(of_one_model=True) for name, rows in by_operation.items()}
-    launched = {}
-    if overlapped and "prefill_step" in tables and (us := launches_us(tables["prefill_step"])):
-        tables["prefill_step"] = behind_launches(tables["prefill_step"], us)
-        launched["launches"] = {"coefficients": {"t0_us": us}}
-    return {name: describe(found, limits) for name, found in tables.items()} | launched
+    entries = {name: describe(found, limits) for name, found in tables.items()}
+    return entries | (_with_launches(tables["prefill_step"]) if overlapped and "prefill_step" in tables else {})
+
+
+def _with_launches(steps: Points) -> dict[str, dict[str, Any]]:
+    """The entries of steps with prompts and of their launches; none if they show no launches. Their errors are those of whole
+    steps."""
+    us = launches_us(steps)
+    if not us:
+        return {}
+    parts = not_none(steps.parts_us)
+    rest = describe(behind_launches(steps, us))
+    modelled = np.maximum(parts, us) + Coefficients(**rest["coefficients"]).us(steps.work)
+    whole = Points("launches", {}, steps.us + parts)
+    report = {"points": len(whole.us), "impossible": 0, **errors(whole, modelled), "held_out": {}}
+    return {"prefill_step": rest | {"fit": report}, "launches": {"coefficients": {"t0_us": us}, "fit": report}}
 
 
 def launches_us(points: Points) -> float:

@@ -96,21 +96,21 @@ def parts_for(device: str, model: str | None = None, only: Sequence[str] | None 
 
 
 def _on_gpu(device: str, model: str) -> list[Part]:
+    one_shape = ("--subset", "--dtype", "float16", "--head-dim", "128", "--head-dim", "576")
     return [
         _doctor(),
-        _measuring(
-            "smoke", device, "--subset", "--dtype", "float16", "--head-dim", "128", "--head-dim", "576", budget_s=25
-        ),
-        _measuring("ceiling", device, budget_s=15),
-        _measuring("bench", device, "--passes", "ours", budget_s=50),
+        _measuring("smoke", device, *one_shape, budget_s=20),
+        _measuring("ceiling", device, budget_s=10),
+        _measuring("bench", device, "--passes", "ours", budget_s=25),
         _calibrate(device, model),
         _validate(device, model),
+        # Compiles in parallel what the grid needs.
+        _measuring("modules", device, budget_s=50),
+        _measuring("grid", device, "--subset", budget_s=50),
         _record("100:200"),
         _replay(device, model, every=1),
-        _measuring("graphs", device, budget_s=20),
-        _measuring("grid", device, budget_s=40),
-        _measuring("modules", device, budget_s=40),
-        _measuring("compare", device, "--passes", "others", budget_s=30),
+        _measuring("graphs", device, budget_s=15),
+        _measuring("compare", device, "--passes", "others", budget_s=50),
     ]
 
 
@@ -124,18 +124,18 @@ def _on_cpu(device: str, model: str) -> list[Part]:
         _measuring("bench", device, "--passes", "ours"),
         _calibrate(device, model, "--quick"),
         _validate(device, model, "--quick"),
+        Part("modules", reason="the grid builds what it runs for the CPU"),
+        _measuring("grid", "shim", *few),
         _record("138:8"),
         _replay(device, model, every=4),
         Part("graphs", reason="a CPU captures no graphs"),
-        _measuring("grid", "shim", *few),
-        Part("modules", reason="the grid builds what it runs for the CPU"),
         _measuring("compare", device, "--passes", "others"),
     ]
     return [replace(part, budget_s=CPU_BUDGET_S) for part in parts]
 
 
 def _doctor() -> Part:
-    return _verb("doctor", budget_s=25)
+    return _verb("doctor", budget_s=15)
 
 
 def _record(window: str) -> Part:
@@ -143,25 +143,25 @@ def _record(window: str) -> Part:
     load = ("--policy", "vllm-v0", "--n", "2", "--request-rate", "4", "--num-prompts", "40")
     pool = ("--num-gpu-blocks-override", "300", "--preemption-mode", "swap")
     plan = ("--record-plan", "{out}/plan.npz", "--record-steps", window, "--shuffle-ids")
-    return _verb("record", *load, *pool, *plan, verb="simulate", files=("plan.npz",), budget_s=15)
+    return _verb("record", *load, *pool, *plan, verb="simulate", files=("plan.npz",), budget_s=5)
 
 
 def _replay(device: str, model: str, every: int) -> Part:
     """Attention over the simulator's own block tables, compared with the sequences' actual tokens."""
     how = ("--plan", "{out}/plan.npz", "--check", "--every", str(every), "--device", device, "--model", model)
-    return _verb("replay", *how, verb="validate", budget_s=35)
+    return _verb("replay", *how, verb="validate", budget_s=40)
 
 
 def _calibrate(device: str, model: str, *more: str) -> Part:
     flags = ("--device", device, "--model", model, *more, "--out", "{out}/calibration.json")
-    return Part("calibrate", ("-m", "fragmeter", "calibrate", *flags), ("calibration.json",), budget_s=75)
+    return Part("calibrate", ("-m", "fragmeter", "calibrate", *flags), ("calibration.json",), budget_s=70)
 
 
 def _validate(device: str, model: str, *more: str) -> Part:
     files = ("--calibration", "{out}/calibration.json", "--out", "{out}/validation")
     flags = ("--device", device, "--model", model, *more, *files)
     left = tuple(f"validation/{name}" for name in ("validation.json", "steps.csv", "fragmeter.json"))
-    return Part("validate", ("-m", "fragmeter", "validate", *flags), left, budget_s=110)
+    return Part("validate", ("-m", "fragmeter", "validate", *flags), left, budget_s=130)
 
 
 def _verb(name: str, *flags: str, verb: str | None = None, files: tuple[str, ...] = (), budget_s: float = 60) -> Part:

@@ -21,8 +21,9 @@ from ...sim.workload.workload import Workload
 from ..devices import timing
 from ..model.skeleton import DTYPES, Skeleton
 
-#: Whole batches are generated up to so many steps, and one at least: a model of 8 billion parameters takes some 20 s.
-MOST_STEPS = 1000
+#: Whole batches are generated up to so many steps, and one at least. On an H200 1,000 steps of a model of 8 billion parameters took
+#: more than 40 s.
+MOST_STEPS = 300
 #: New tokens of the first call, which is not timed.
 WARM_UP_TOKENS = 2
 

@@ -131,6 +131,10 @@ class TestCoefficients:
     def test_the_time_of_launches_is_found(self, launches):
         found = fitting.fit(self.steps(launches, 900), overlapped=True)
         assert found["launches"]["coefficients"]["t0_us"] == pytest.approx(launches, rel=0.08)
+        assert found["launches"]["fit"] == found["prefill_step"]["fit"] and found["launches"]["fit"]["mape"] < 0.02
+        assert all(
+            {"points", "median_error", "mape", "bias", "held_out"} <= entry["fit"].keys() for entry in found.values()
+        )
         # The rest of the steps, and what a launch that overlaps nothing would say of the longest one.
         rest = Calibration(_file(found), "x").ops["prefill_step"]
         assert float(rest.us(OPERATIONS["prefill_step"](2, 1000))) == pytest.approx(900, abs=0.12 * launches)
