@@ -44,7 +44,9 @@ def test_the_file_is_a_calibration_that_step_times_are_made_of(calibrated):
         "quick": True,
     }
     assert found["device"]["threads"] == 1 and found["device"]["versions"]["torch"]
-    assert {point["op"] for point in found["points"]} == set(found["ops"]) == set(OPERATIONS) - FROM_TABLES
+    # Launches overlap operations on a GPU alone.
+    measured = set(OPERATIONS) - FROM_TABLES - {"launches"}
+    assert {point["op"] for point in found["points"]} == set(found["ops"]) == measured
     assert all(point["us"] > 0 and point["iqr_us"] >= 0 and point["samples"] == 2 for point in found["points"])
     cost = CalibratedCost(read(folder / "found.json"), model("toy-llama"), gpu("a100-40gb"))
     assert 0 < cost.step_ticks(4, 256, 0, 0) < cost.step_ticks(4, 256, 64, 2080)
