@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ...sim.recording.plans import Plan
-from ...sim.types.optional import not_none
+from ...sim.types.errors import SettingError
 from ..calibrate.fitting import Points, errors
 from ..devices import timing
 from ..devices.timing import Stopwatch
@@ -66,46 +66,35 @@ def warm_up(skeleton: Skeleton, timed: Iterable[tuple[Plan, Sequence[int]]]) -> 
 
 
 def batch_of(plan: Plan, step: int) -> Batch:
-    """The batch of a step, including the padding of a static batch."""
-    found = batch(plan, step)
-    padding = int(plan.padding_tokens[step])
-    return found if not padding else padded(found, padding, bool(plan.decodes[step]), plan.meta["num_slots"])
+    """The batch of a step, including the padding of a static batch.
 
-
-def padded(found: Batch, padding: int, decodes: bool, num_slots: int) -> Batch:
-    """A step of a static batch with its padding.
-
-    A finished sequence remains as a row of the longest length, which writes nothing and reads slots that no other row reads, if the
-    pool has enough: rows over the same slots would find them in a cache. The padding of each prompt up to the longest is one row; its
-    tokens attend to each other, and not to the prompt itself.
+    Raises:
+        SettingError: The plan begins within a static batch.
     """
-    longest = int(found.context_lens.max())
-    lens = np.ones(padding, np.int64) if decodes else _missing(found.context_lens, longest)
-    contexts = np.full(padding, longest) if decodes else lens
-    starts = not_none(found.slot_starts)
-    return found._replace(
-        query_lens=np.concatenate([found.query_lens, lens]),
-        context_lens=np.concatenate([found.context_lens, contexts]),
-        token_ids=np.pad(found.token_ids, (0, padding)),
-        slot_mapping=np.pad(found.slot_mapping, (0, padding), constant_values=-1),
-        slot_starts=np.concatenate([starts, _apart(starts, longest, num_slots, len(lens))]),
-    )
+    found = batch(plan, step)
+    return padded(found, plan, step) if plan.padding_tokens.any() else found
 
 
-def _apart(starts: np.ndarray, longest: int, num_slots: int, count: int) -> np.ndarray:
-    """First slots of so many rows of ``longest`` tokens, apart from each other and from those that start at ``starts``, as far as
-    the pool has room."""
-    free: list[int] = []
-    end = 0
-    for start in (*sorted(starts.tolist()), num_slots):
-        free += range(end, start - longest + 1, longest)
-        end = start + longest
-    return np.resize(free or [0], count)
-
-
-def _missing(lengths: np.ndarray, longest: int) -> np.ndarray:
-    missing = longest - lengths
-    return missing[missing > 0]
+def padded(found: Batch, plan: Plan, step: int) -> Batch:
+    """A step of a static batch with its padding, as it is priced: every prompt is as long as the longest, and each sequence remains a
+    row of the same length, in the slots that are reserved for it, until the last one ends. Padding writes nothing."""
+    starts = np.flatnonzero(plan.prefill_tokens[: step + 1])
+    if not len(starts):
+        remedy = "is within a static batch, whose longest prompt is unknown; record from the first step of the batch on"
+        raise SettingError("plan", plan.meta["first_step"] + step, remedy)
+    first = int(starts[-1])
+    rows = slice(*plan.row_offsets[first : first + 2])
+    sequences, slot_starts = plan.sequence[rows], plan.slot_starts[rows]
+    longest = int(plan.context_lens[rows].max())
+    lens = np.full(len(sequences), longest if step == first else 1)
+    # The new tokens of a row that are not padding are its last ones.
+    own = np.zeros(len(sequences), np.int64)
+    own[np.searchsorted(sequences, plan.step(step).sequence)] = found.query_lens
+    is_padding = np.arange(longest) < (longest - own)[:, None] if step == first else own[:, None] == 0
+    slots, token_ids = np.full(is_padding.shape, -1, np.int64), np.zeros(is_padding.shape, np.int64)
+    slots[~is_padding], token_ids[~is_padding] = found.slot_mapping, found.token_ids
+    contexts = np.full(len(sequences), longest + step - first)
+    return Batch(lens, contexts, token_ids.ravel(), slots.ravel(), slot_starts=slot_starts)
 
 
 def compared(predicted_us: np.ndarray, measured_us: np.ndarray) -> dict[str, Any]:
