@@ -80,7 +80,9 @@ def padded(found: Batch, plan: Plan, step: int) -> Batch:
     row of the same length, in the slots that are reserved for it, until the last one ends. Padding writes nothing."""
     starts = np.flatnonzero(plan.prefill_tokens[: step + 1])
     if not len(starts):
-        remedy = "is within a static batch, and its longest prompt is unknown; record from the first step of the batch on"
+        remedy = (
+            "is within a static batch, and its longest prompt is unknown; record from the first step of the batch on"
+        )
         raise SettingError("plan", plan.meta["first_step"] + step, remedy)
     first = int(starts[-1])
     rows = slice(*plan.row_offsets[first : first + 2])

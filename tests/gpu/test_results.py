@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from paths import ROOT
 
 RESULTS = ROOT / "gpu" / "results"
 FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
+#: The run that docs/gpu.md cites.
+CITED = RESULTS / "2026-11-26-h200"
 VALIDATED = [folder for folder in FOLDERS if (folder / "validation").is_dir()]
 
 
@@ -67,3 +70,31 @@ def test_errors_of_steps_follow_from_the_steps(folder):
             failing.append(run["run"])
     assert [name for name in failing if not any(name in reason for reason in found["acceptance"]["reasons"])] == []
     assert found["acceptance"]["validated"] == (not found["acceptance"]["reasons"])
+
+
+def percent(share: float, form: str = ".1f") -> str:
+    return f"{100 * share:{form}} %"
+
+
+def test_the_page_has_the_steps_of_the_run_that_it_cites():
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    found = document(CITED, "validation/validation.json")
+    for run in found["runs"]:
+        step, nulls, noise = run["step"], run["nulls"], run["noise"]
+        errors = (step["mape"], step["p95"], nulls["constant"]["mape"], nulls["line"]["mape"], noise["step_mape"])
+        share, throughput = percent(run["read_bytes"]["kv_share"], ".0f"), percent(run["throughput_error"], "+.1f")
+        row = (run["run"], *map(percent, errors), share, throughput, percent(noise["throughput"]))
+        assert f"| {' | '.join(row)} |\n" in page, row
+    assert found["acceptance"]["validated"] and "`validated` is `yes`:" in page
+
+
+def test_the_page_has_the_times_of_the_run_that_it_cites():
+    lines = (ROOT / "docs" / "gpu.md").read_text().splitlines()
+    shown = [line for line in lines if re.match(r"\| \d+ x [\d,]+ \| \d+, ", line)]
+    rows = []
+    for row in document(CITED, "bench.json")["rows"]:
+        heads = f"{row['heads']}, {'latent vectors' if row['latent_dim'] else row['kv_heads']}"
+        cache, mine = {"float16": "fp16", "float8_e4m3fn": "fp8"}[row["kv_dtype"]], row["fragmeter"]
+        sizes = (f"| {row['batch']} x {row['context']:,}", heads, cache, f"{mine['us']:,.1f}")
+        rows.append(" | ".join([*sizes, f"{mine['bytes_per_s'] / 1e9:,.0f}", percent(row["share_of_data_sheet"])]))
+    assert len(shown) == 12 and all(line.startswith(tuple(f"{row} |" for row in rows)) for line in shown)
