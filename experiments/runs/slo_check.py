@@ -21,8 +21,8 @@ from math import floor
 import numpy as np
 
 from ...sim.cost import StepCost
+from ...sim.engine.core import CoreEngine
 from ...sim.engine.engine import Engine
-from ...sim.engine.observer import Observer
 from ...sim.engine.replica import build
 from ...sim.engine.run import Run, run_log_of, simulate
 from ...sim.engine.settings import Settings
@@ -34,7 +34,7 @@ from ...sim.workload.workload import Workload
 
 #: Share of the requests at either end that are not counted.
 _APART = 0.1
-#: The check looks at one in this many progress reports of a run: about twenty looks per run.
+#: The check takes one in this many looks at a run: about twenty.
 _LOOK_EVERY = 10
 #: Beyond any tick of a run.
 _NEVER = 1 << 62
@@ -111,7 +111,7 @@ def check_slo(settings: Settings, work: Workload, goal: Goal, step_cost: StepCos
         UserError, SimulationFault: As ``simulate``.
     """
     watch = _Watch(work, goal)
-    run = simulate(settings, work, step_cost or compiled_cost(settings), watch.look, (watch,))
+    run = simulate(settings, work, step_cost or compiled_cost(settings), watch=watch.look)
     return watch.certain or check_run(run, goal)
 
 
@@ -160,7 +160,7 @@ def saturated_rate(settings: Settings, work: Workload, step_cost: StepCost | Non
     return (len(begun) - 1 - middle) * PER_SECOND / int(begun[-1] - begun[middle])
 
 
-class _Watch(Observer):
+class _Watch:
     """Checks a run at intervals, through its engine's ledger, and ends it once the outcome is certain.
 
     Attributes:
@@ -169,25 +169,20 @@ class _Watch(Observer):
 
     def __init__(self, work: Workload, goal: Goal) -> None:
         self._work, self._goal = work, goal
-        self._notifications = 0
+        self._looks = 0
         self.certain: SloCheck | None = None
 
-    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
-        """See ``Observer``."""
-        self._engine = engine
-
-    def look(self, arrived: int) -> None:
-        """Progress callback: end the run if the outcome is certain."""
-        self._notifications += 1
-        if self._notifications % _LOOK_EVERY or self._work.shares or self._work.dialogue is not None:
-            return
-        seen = seen_so_far(self._engine, self._work)
+    def look(self, engine: Engine | CoreEngine) -> bool:
+        """End the run if the outcome is certain."""
+        self._looks += 1
+        if self._looks % _LOOK_EVERY or self._work.shares or self._work.dialogue is not None:
+            return False
+        seen = seen_so_far(engine, self._work)
         self.certain = None if seen is None else judged(self._work, self._goal, seen, over=False)
-        if self.certain:
-            self._engine.stop()
+        return self.certain is not None
 
 
-def seen_so_far(engine: Engine, work: Workload) -> Seen | None:
+def seen_so_far(engine: Engine | CoreEngine, work: Workload) -> Seen | None:
     """The state of requests of one sequence each in mid-run, from the ledger; None before the first leap ends.
 
     All times refer to the end of the last complete leap. A request that has not started by then has no token before it,

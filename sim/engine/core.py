@@ -7,6 +7,9 @@ buffers hold.
     SimPy's clock     |--------------------- one event ---------------------|--------- ...
     leaps of the core |--|-----|-|-|----------|---|-------|-|-----------|---|--|-- ...
 
+An event also ends with the first leap that ends at a look or after it. The ledger then has what it has in Python at this
+look: all leaps before, and admissions and preemptions of the one in progress, but not its row.
+
 Behind a router that looks, a replica computes what happens up to each arrival (``cluster/routed_core.py``). ``engine.py`` is the
 specification, and serves every other run. ``setup.py`` builds the core where there is a compiler.
 """
@@ -14,8 +17,10 @@ specification, and serves every other run. ``setup.py`` builds the core where th
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from struct import Struct
 from types import ModuleType
@@ -114,13 +119,12 @@ class CoreEngine:
         refused: bool [n], requests that no schedule can serve.
         replica: One that ``serves`` accepts.
         edges: Ticks at which a measurement begins and ends, or none; leaps end there.
+        looks: Ticks at which the ledger is read; leaps span them.
 
     Attributes:
-        process, ledger, end_ticks, stopped: As of ``Engine``.
+        process, memory, ledger, end_ticks, stopped: As of ``Engine``.
         delivered: Requests that have arrived in the steps that are computed so far.
     """
-
-    stopped = False
 
     def __init__(
         self,
@@ -129,17 +133,24 @@ class CoreEngine:
         refused: np.ndarray,
         replica: Replica,
         edges: Iterable[int] = (),
+        looks: Iterable[int] = (),
     ) -> None:
-        self.env, self.ledger = env, Ledger(replica.memory.meter)
-        self.end_ticks, self.delivered = int(env.now), 0
-        self._name, self._edges = replica.policy.name, tuple(edges)
+        self.env, self.memory, self.ledger = env, replica.memory, Ledger(replica.memory.meter)
+        self.end_ticks, self.delivered, self.stopped = int(env.now), 0, False
+        self._name, edges = replica.policy.name, tuple(edges)
+        #: Ticks at which the clock is that of SimPy.
+        self._pauses = sorted({*edges, *looks, FOREVER})
         rows = np.flatnonzero(~refused).astype(np.int64)
         columns = (column[rows] for column in (workload.arrival_ticks, workload.prompt_tokens, workload.output_tokens))
         limits = replica.policy.limits
         self._most = min(limits.max_num_seqs, max(1, len(rows)))
         vain = _ends_early(workload, limits.max_model_len)[rows]
-        self._core, self._handle, self._cache = started(replica, (rows, *columns, vain), self._most, self._edges)
+        self._core, self._handle, self._cache = started(replica, (rows, *columns, vain), self._most, edges)
         self.process = env.process(self._serve())
+
+    def stop(self) -> None:
+        """End the run after the step or leap in progress."""
+        self.stopped = True
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
         tables = self.ledger.rows, self.ledger.residencies, self.ledger.evictions, self.ledger.chunks
@@ -147,15 +158,20 @@ class CoreEngine:
         room = _LEAPS + self._most
         buffers = [np.empty((room, len(table.fields)), dtype=np.int64) for table in tables]
         now, status = 0, 0
-        while status != _ENDED:
-            until = min((edge for edge in self._edges if edge > now), default=FOREVER)
+        while status != _ENDED and not self.stopped:
+            until = self._pauses[bisect_right(self._pauses, now)]
             status, end, self.delivered, waiting, *counts = self._core.serve(self._handle, until, *buffers)
             raise_fault(status, self._name, waiting)
+            rows = buffers[0][: counts[0]]
+            in_progress = len(rows) > 0 and end >= until and _row_end(rows[-1]) == end
+            counts[0] -= in_progress
             for table, records, count in zip(tables, buffers, counts, strict=True):
                 table.extend(records[:count])
             if self._cache is not None:
                 self._cache.read()
             yield self.env.timeout(end - now)
+            if in_progress:
+                self.ledger.rows.extend(rows[-1:])
             now = end
         self.end_ticks = now
         if self._cache is not None:
@@ -185,6 +201,13 @@ def started(
     cache = None if cached is None else (cached.pool.queue.unnamed_first, *_names(cached, columns[0]))
     handle = core.start(*columns, numbers, edges, costs, replica.policy.schedules_ahead, cache, routed)
     return core, handle, None if cached is None else CoreCache(cached, core, handle)
+
+
+def _row_end(row: np.ndarray) -> int:
+    """Ticks at which a leap ends, from its row."""
+    start, steps, first, second, growth = row[:5].tolist()
+    more = max(steps - 1, 0)
+    return int(start + first + more * second + growth * (more * (more - 1) // 2))
 
 
 def raise_fault(status: int, policy: str, waiting: int) -> None:
@@ -234,7 +257,8 @@ class CoreCache:
         self._memory, self._core, self._handle = memory, core, handle
         history = memory.pool.history
         history.growing = lambda: ((first, stop, lag) for first, stop, lag in _records(core.held(handle)[0], 3))
-        history.alone = lambda: _records(core.held(handle)[1], 6)
+        # In the order of their admissions, which is that of the requests in each step.
+        history.alone = lambda: sorted(_records(core.held(handle)[1], 6), key=itemgetter(0, 3))
 
     def names(self, request: int) -> tuple[int, ...] | None:
         """Chains of a request, and the blocks at which they end, in turn; None if it shares no prefix."""

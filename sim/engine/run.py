@@ -35,6 +35,8 @@ from .unread import refuse_unread
 
 #: Slices of the workload; progress is reported after each.
 _SLICES = 200
+#: Looks at a run through its engine's ``ledger``, ``memory`` and ``env``; returns whether the run ends.
+Watch = Callable[[Engine | CoreEngine], bool]
 #: How far a run goes on, at a time, when all that was asked for lies behind it.
 _PAST_TICKS = ticks.PER_SECOND
 
@@ -83,6 +85,7 @@ def simulate(
     step_cost: StepCost | None = None,
     progress: Callable[[int], None] | None = None,
     observers: Iterable[Observer] = (),
+    watch: Watch | None = None,
 ) -> Run:
     """Serve a workload to the last request.
 
@@ -90,18 +93,19 @@ def simulate(
         step_cost: Used in place of the settings' own.
         progress: Called now and then with the number of requests that have arrived.
         observers: Notified of plans and steps; one may end the run early.
+        watch: Called at the times of ``progress``; ends the run after the step or leap in progress if it returns True. Unlike
+            observers, it leaves a run to the compiled core.
 
     Raises:
         UserError: A request is longer than the model, or a setting cannot be or would not be read.
         SimulationFault: An invariant does not hold.
     """
     with no_cycle_collection():
-        started = _start(settings, workload, is_grouped(settings, workload), step_cost, observers)
-        replica, engine, source, needed = started
-        _run(engine, source, workload, progress)
+        grouped, looks = is_grouped(settings, workload), () if watch is None else tuple(milestones(workload))
+        replica, engine, source, needed = _start(settings, workload, grouped, step_cost, observers, looks)
+        _run(engine, source, workload, progress, watch)
     if isinstance(source, ClosedLoop):
         workload = replace(workload, arrival_ticks=source.sent() - outside_ticks(replica.cost))
-    grouped = is_grouped(settings, workload)
     run = finished(settings, workload, grouped, replica, engine.ledger, engine.end_ticks, needed)
     return replace(run, rejected=source.rejected) if isinstance(source, LimitedLoop) else run
 
@@ -212,8 +216,13 @@ def _start(
     grouped: bool,
     step_cost: StepCost | None = None,
     observers: Iterable[Observer] = (),
+    looks: Iterable[int] = (),
 ) -> _Started:
-    """Build the replica and its engine."""
+    """Build the replica and its engine.
+
+    Args:
+        looks: Ticks at which the ledger is read during the run.
+    """
     refuse_unread(settings, workload)
     sequences = workload.sequences
     dialogue = workload.dialogue if grouped else None
@@ -227,7 +236,7 @@ def _start(
     observers = tuple(observers)
     if not grouped and workload.users is None and not observers and serves(settings, replica):
         sequence_refused = np.repeat(refused, workload.num_sequences)
-        core = CoreEngine(env, sequences, sequence_refused, replica, edges(settings))
+        core = CoreEngine(env, sequences, sequence_refused, replica, edges(settings), looks)
         return _Started(replica, core, core, needed)
     source: OpenLoop | ClosedLoop | LimitedLoop
     state: State | None = None
@@ -297,16 +306,22 @@ def _run(
     source: OpenLoop | ClosedLoop | LimitedLoop | CoreEngine,
     workload: Workload,
     progress: Callable[[int], None] | None,
+    watch: Watch | None,
 ) -> None:
-    if progress is not None:
+    if progress is not None or watch is not None:
         for tick in milestones(workload):
             engine.env.run(until=tick)
-            progress(source.delivered)
+            if progress is not None:
+                progress(source.delivered)
+            if watch is not None and watch(engine):
+                engine.stop()
             if engine.stopped:
                 break
     engine.env.run(until=engine.process)
     if progress is not None and not engine.stopped:
         progress(len(workload))
+    if watch is not None and not engine.stopped:
+        watch(engine)
 
 
 def milestones(workload: Workload) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -118,8 +119,16 @@ class OrcaMax(OrcaPaper):
         """Output length of the reservation, elementwise from the true output length."""
         return np.full_like(output_tokens, self.limits.max_model_len)
 
+    @cached_property
+    def _estimates(self) -> dict[int, int]:
+        """Estimates so far, by true output length."""
+        return {}
+
     def reserved_tokens(self, sequence: Sequence) -> int:
-        estimate = int(self.estimated_output(np.asarray(sequence.output_tokens)))
+        estimate = self._estimates.get(sequence.output_tokens)
+        if estimate is None:
+            estimate = int(self.estimated_output(np.asarray(sequence.output_tokens)))
+            self._estimates[sequence.output_tokens] = estimate
         return min(sequence.prompt_tokens + estimate, self.limits.max_model_len)
 
     def reserved_by_request(self, workload: Workload) -> np.ndarray:

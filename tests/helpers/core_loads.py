@@ -21,6 +21,8 @@ from engine_runs import LONG_MODEL, seconds_of
 from fragmeter.sim.cost import CalibratedCost, PaperCost, Server, ServerConstants, StepCost, cost
 from fragmeter.sim.cost.server import ServedCost
 from fragmeter.sim.engine import core
+from fragmeter.sim.engine import run as run_module
+from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import gpu, model
@@ -107,8 +109,33 @@ class Load:
         start, end = (int(share * run.log.end_ticks) for share in self.share)
         return seconds_of(start), seconds_of(max(end, start + 1))
 
+    def looks_of(self, run: Run) -> tuple[list[int], int]:
+        """Ticks at which to look at the same run again, many of them where a row begins, and the look that ends it, if any."""
+        rng = np.random.default_rng(run.log.end_ticks)
+        starts = run.log.rows["start_ticks"]
+        drawn = rng.integers(1, run.log.end_ticks + 2, 12)
+        at = np.unique([*drawn, *rng.choice(starts, 12), *rng.choice(starts, 12) + 1] if len(starts) else drawn)
+        return at[at > 0].tolist(), int(rng.integers(len(at) + 3))
+
     def run(self, **switches: Any) -> Run:
         return simulate(settings(**self.chosen, **switches), self.work, self.cost)
+
+    def watched(
+        self, looks: list[int], last: int, **switches: Any
+    ) -> tuple[Run, list[dict[str, dict[str, list[int]]]]]:
+        """A run that ends with a look, and what the ledger has at each."""
+        seen: list[dict[str, dict[str, list[int]]]] = []
+
+        def watch(engine: Engine | core.CoreEngine) -> bool:
+            found = {
+                table: {name: column.tolist() for name, column in getattr(engine.ledger, table).columns().items()}
+                for table in ("rows", "residencies", "evictions", "chunks")
+            }
+            seen.append(found | {"clock": {"now": [int(engine.env.now)]}})
+            return len(seen) > last
+
+        with mock.patch.object(run_module, "milestones", lambda _: iter(looks)):
+            return simulate(settings(**self.chosen, **switches), self.work, self.cost, watch=watch), seen
 
 
 def shared_content(rng: np.random.Generator, work: Workload) -> PromptContent:

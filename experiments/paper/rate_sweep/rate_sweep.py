@@ -29,10 +29,11 @@ from typing import Any
 import numpy as np
 
 from ....sim.cost import StepCost
+from ....sim.engine.core import CoreEngine
 from ....sim.engine.engine import Engine
-from ....sim.engine.observer import Observer
 from ....sim.engine.run import simulate
 from ....sim.engine.settings import Settings
+from ....sim.memory.accounting.ledger import Ledger
 from ....sim.metrics.requests import request_times
 from ....sim.types.ticks import PER_SECOND
 from ....sim.workload.workload import Workload
@@ -41,7 +42,7 @@ from ...runs.output import track
 from ...runs.parallel import Workers, as_they_finish
 from .costs import Steps
 
-#: The bound is computed at one in this many progress reports of a run, because it takes a pass over the run.
+#: The bound is computed at one in this many looks at a run, because it takes a pass over the run.
 _LOOKS_EVERY = 10
 
 
@@ -53,13 +54,13 @@ def mean_latency_s(settings: Settings, work: Workload, cost: StepCost | None, mo
         most_s: Means that are known to be above it are returned as infinity.
     """
     watch = _Watch(work, most_s)
-    run = simulate(settings, work, cost, None if most_s == inf else watch.look, (watch,))
+    run = simulate(settings, work, cost, watch=None if most_s == inf else watch.look)
     if watch.is_far_above:
         return inf
     return float(request_times(run).normalized_latency_s.mean())
 
 
-class _Watch(Observer):
+class _Watch:
     """Checks the bound during a run, and ends the run once the mean is certain to exceed the limit."""
 
     def __init__(self, work: Workload, most_s: float) -> None:
@@ -67,20 +68,15 @@ class _Watch(Observer):
         self._looks = 0
         self.is_far_above = False
 
-    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
-        """See ``Observer``."""
-        self._engine = engine
-
-    def look(self, _: int) -> None:
+    def look(self, engine: Engine | CoreEngine) -> bool:
         """End the run if the bound exceeds the limit."""
         self._looks += 1
-        if self._looks % _LOOKS_EVERY == 0 and self.least_s() > self._most_s:
-            self.is_far_above = True
-            self._engine.stop()
+        self.is_far_above = self._looks % _LOOKS_EVERY == 0 and self.least_s(engine.ledger) > self._most_s
+        return self.is_far_above
 
-    def least_s(self) -> float:
+    def least_s(self, ledger: Ledger) -> float:
         """The lower bound of the mean, in s/token."""
-        work, residencies = self._work, self._engine.ledger.residencies.columns()
+        work, residencies = self._work, ledger.residencies.columns()
         # Residencies are in order of time: a request starts with the first residency of any of its sequences.
         request = np.repeat(np.arange(len(work)), work.num_sequences)[residencies["index"]]
         started, first = np.unique(request, return_index=True)

@@ -39,7 +39,12 @@ class BuddyArena:
 
     def fits(self, blocks: int) -> bool:
         """Whether a free chunk has at least ``blocks``."""
-        return any(starts for size, starts in self.free_lists.items() if size >= blocks)
+        for size, starts in self.free_lists.items():
+            if size < blocks:
+                return False
+            if starts:
+                return True
+        return False
 
     def allocate(self, blocks: int) -> int:
         """Start of a new chunk of ``blocks`` (a power of two), split from the smallest free chunk that fits.
@@ -87,9 +92,12 @@ class BuddyArena:
     def free_runs(self) -> list[tuple[int, int]]:
         """Maximal runs of free blocks as (start, length), by address, neighbours joined."""
         runs: list[tuple[int, int]] = []
+        first = end = -1
         for start, size in self.free_pieces():
-            if runs and sum(runs[-1]) == start:
-                runs[-1] = (runs[-1][0], runs[-1][1] + size)
+            if start == end:
+                runs[-1] = first, start + size - first
             else:
                 runs.append((start, size))
+                first = start
+            end = start + size
         return runs

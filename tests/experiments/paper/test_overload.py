@@ -100,6 +100,8 @@ def test_the_bound_is_never_above_the_mean(load, monkeypatch):
     bounds = []
     monkeypatch.setattr(rate_sweep, "_LOOKS_EVERY", 1)
     least_s = rate_sweep._Watch.least_s
-    monkeypatch.setattr(rate_sweep._Watch, "least_s", lambda watch: bounds.append(least_s(watch)) or 0.0)
+    monkeypatch.setattr(
+        rate_sweep._Watch, "least_s", lambda watch, ledger: bounds.append(least_s(watch, ledger)) or 0.0
+    )
     mean = mean_latency_s(settings(), load.workload, PaperCost(1.3), 100.0)
     assert len(bounds) > 100 and max(bounds) < mean and bounds == sorted(bounds) and bounds[-1] > 0.5 * mean

@@ -48,6 +48,17 @@ def compare(load: Load) -> None:
     assert columns(inside) == columns(outside)
     assert plain(inside.window) == plain(outside.window)
     same(inside, load.run(window=window, leap=False))
+    compare_looks(load, *load.looks_of(python))
+
+
+def compare_looks(load: Load, looks: list[int], last: int) -> None:
+    """What a watch sees at each look, and the run that the last look ends; stepping ends it with a step, not with a leap."""
+    compiled, python, steps = (load.watched(looks, last, **which) for which in ({}, {"core": False}, {"leap": False}))
+    assert compiled[1] == python[1]
+    assert columns(compiled[0]) == columns(python[0])
+    for table in ("residencies", "evictions", "chunks", "clock"):
+        assert [seen[table] for seen in python[1][: len(looks)]] == [seen[table] for seen in steps[1][: len(looks)]]
+    assert steps[0].log.end_ticks <= python[0].log.end_ticks
 
 
 @needs_core
@@ -307,6 +318,7 @@ PLANTED = {
             "r->batch_size == r->max_num_seqs - (r->max_num_seqs > 1))",
         ),
         "no budget": ("sosp23", "r->batch_size && prefill > budget", "r->batch_size && prefill > 2560"),
+        "looks a leap later": ("sosp23", "r->now < until", "r->now <= until"),
         "leaps past a budget": ("sosp23", "step->steady && !any", "step->steady"),
         "leaps past a preemption": ("sosp23", "step->steady = !step->preempts", "step->steady = true"),
         "a step after an arrival": ("batch", "2 + whole_steps(ahead", "3 + whole_steps(ahead"),
@@ -328,6 +340,7 @@ PLANTED = {
         "the tail of a prefill": ("batch", "sequence->partial_blocks * r->block_size - target", "0"),
         "pressure at one free block": ("v1", "r->free < takes", "r->free <= takes"),
         "a victim is the last that runs": ("v1", "r->slots[slot].request > r->slots[last].request", "false"),
+        "looks a leap later": ("v1", "r->now < until && !has_failed(r)", "r->now <= until && !has_failed(r)"),
         "knows of arrivals at once": ("v1", "deliver(r, r->seen)", "deliver(r, r->now)"),
         "no watermark": ("v1", "held ? r->watermark_blocks : 0", "0"),
         "places of finished sequences": ("v1", "held = r->batch_size + num_finished(r)", "held = r->batch_size"),
@@ -379,8 +392,10 @@ def test_a_planted_difference_is_caught(policy, name, tmp_path, monkeypatch):
     ("policy", "name"),
     [
         ("vllm-sosp23", "leaps past a budget"),
+        ("vllm-sosp23", "looks a leap later"),
         ("vllm-sosp23", "no edges"),
         ("vllm-sosp23", "a corner of a patch"),
+        ("vllm-v1", "looks a leap later"),
         ("vllm-v1", "no step ahead"),
         ("vllm-v1", "nothing in vain"),
         ("vllm-v1", "finds nothing"),
@@ -391,6 +406,23 @@ def test_a_planted_difference_is_caught(policy, name, tmp_path, monkeypatch):
 def test_one_of_these_differences_is_caught(policy, name, tmp_path, monkeypatch):
     """A few of those above, in every run of the tests."""
     catch(policy, name, tmp_path, monkeypatch)
+
+
+@needs_core
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("owner", "name", "other"),
+    [
+        (core, "_row_end", lambda row: -1),
+        (core, "_row_end", lambda row: int(row[0] + row[2])),
+        (core, "bisect_right", lambda pauses, now: len(pauses) - 1),
+        (core.CoreEngine, "stop", lambda engine: None),
+    ],
+    ids=["the row in progress is seen", "leaps are one step", "no pauses", "no end"],
+)
+def test_a_difference_between_looks_is_caught(policy, owner, name, other, monkeypatch):
+    monkeypatch.setattr(owner, name, other)
+    assert any(differs(Load(seed, policy)) for seed in range(30))
 
 
 def catch(policy, name, tmp_path, monkeypatch):
