@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -32,9 +34,24 @@ hypothesis.settings.register_profile("machines", max_examples=100, stateful_step
 hypothesis.settings.register_profile("machines-in-full", max_examples=20_000, stateful_step_count=20)
 
 
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays to the end: collections of garbage need not look through these half a million objects."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def small_caches(monkeypatch):
     """Buffers of timed calls are three times as large as the processor's last cache, which has hundreds of MB on large servers. Where
     no measured time is judged, 3 MB are enough."""
     if find_spec("torch"):
         monkeypatch.setattr("fragmeter.gpu.devices.timing._last_cache_bytes", lambda: 1 << 20)
+
+
+@pytest.fixture
+def brief_drift(monkeypatch):
+    """Drift is looked for between the runs of a validation, five times a call. Where no measured time is judged, once is enough."""
+    if find_spec("torch"):
+        from fragmeter.gpu.validate import drift
+
+        monkeypatch.setattr(drift, "AGAIN", replace(drift.AGAIN, rounds=1))

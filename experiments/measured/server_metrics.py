@@ -300,20 +300,26 @@ def _text(path: str | PathLike[str]) -> str:
 def _samples(path: str | PathLike[str], text: str) -> Iterator[_Sample]:
     """The vLLM samples, in order."""
     clock = None
+    # A scrape repeats the series of the one before it.
+    series: dict[tuple[str, str | None], Series] = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
-        if (time_s := _time_s(line)) is not None:
-            clock = _Clock(number, time_s)
-            continue
         if not line or line.startswith("#"):
             continue
+        # No sample is a time: it begins with a letter, and has a space.
         found = _SAMPLE.fullmatch(line)
+        if found is None and (time_s := _time_s(line)) is not None:
+            clock = _Clock(number, time_s)
+            continue
         value = None if found is None else _number(found[3])
         if found is None or value is None:
             remedy = "is not a metric; give the server's response from /metrics"
             raise UserError(f"{path}, line {number}: {line[:60]!r}: {remedy}")
-        if found[1].startswith(_SERVER):
-            yield _Sample((found[1], tuple(_LABEL.findall(found[2] or ""))), value, _number(found[4] or ""), clock)
+        name, labels, _, at = found.groups()
+        if name.startswith(_SERVER):
+            if (known := series.get((name, labels))) is None:
+                known = series[name, labels] = (name, tuple(_LABEL.findall(labels or "")))
+            yield _Sample(known, value, None if at is None else float(at), clock)
 
 
 def _scrapes(samples: Iterable[_Sample]) -> Iterator[_Scrape]:

@@ -35,6 +35,11 @@ def _presets() -> dict[str, Config]:
     return json.loads(resources.files(__package__).joinpath("data/models.json").read_text("utf-8"))
 
 
+@cache
+def _preset(name: str) -> ModelSpec:
+    return read_config(_presets()[name], name)
+
+
 def model_names() -> list[str]:
     """Names of the presets, smallest OPT first."""
     return list(_presets())
@@ -58,7 +63,7 @@ def model(name_or_path: str | Path) -> ModelSpec:
             config = with_quantization_file(config, _load(beside))
         spec = read_config(config, (found.parent.name or found.stem) if Path(name).exists() else name)
         return replace(spec, named_format=_named_format(name, found, config))
-    spec = read_config(_presets()[found.preset], found.preset)
+    spec = _preset(found.preset)
     return replace(spec, quantization=found.quantization or spec.quantization, kv_dtype=found.kv_dtype or spec.kv_dtype)
 
 

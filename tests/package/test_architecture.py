@@ -25,6 +25,12 @@ def load() -> ModuleType:
 docs = load()
 
 
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """What each folder imports; every module is parsed for it."""
+    return docs.imports()
+
+
 def drawn(graph: dict[str, set[str]]) -> set[str]:
     """What the arrows of the picture say."""
     tree = xml.etree.ElementTree.fromstring(docs.picture(graph))
@@ -51,12 +57,11 @@ def test_every_path_of_the_page_exists():
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_every_folder_has_a_purpose_and_every_purpose_a_folder():
-    assert sorted(docs.PURPOSES) == sorted(docs.imports())
+def test_every_folder_has_a_purpose_and_every_purpose_a_folder(graph):
+    assert sorted(docs.PURPOSES) == sorted(graph)
 
 
-def test_every_import_between_folders_follows_from_the_picture():
-    graph = docs.imports()
+def test_every_import_between_folders_follows_from_the_picture(graph):
     few = docs.reduced(graph)
 
     def reached(name: str, arrows: dict[str, set[str]]) -> set[str]:
@@ -100,8 +105,8 @@ def test_a_reduction_keeps_what_does_not_follow():
         docs.reduced({"a": {"b"}, "b": {"a"}, "c": set()})
 
 
-def test_boxes_of_a_row_do_not_overlap():
-    few = docs.reduced(docs.imports())
+def test_boxes_of_a_row_do_not_overlap(graph):
+    few = docs.reduced(graph)
     for room in docs.CAPTIONS:
         laid = docs.panel(room, few)
         for row in laid.rows:
@@ -109,8 +114,8 @@ def test_boxes_of_a_row_do_not_overlap():
                 assert left.x + left.width / 2 < right.x - right.width / 2
 
 
-def test_a_box_stands_above_what_it_imports():
-    laid = docs.panel("sim", docs.reduced(docs.imports()))
+def test_a_box_stands_above_what_it_imports(graph):
+    laid = docs.panel("sim", docs.reduced(graph))
     depth = {id(box): place for place, row in enumerate(laid.rows) for box in row}
     assert laid.arrows
     assert all(depth[id(low)] - depth[id(up)] == 1 for up, low in docs.steps(laid.arrows))

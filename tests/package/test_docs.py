@@ -134,7 +134,7 @@ def test_there_are_commands_and_examples():
 
 
 @pytest.fixture
-def run_command(tmp_path, monkeypatch, capfd, small_caches) -> Callable[[list[str]], str]:
+def run_command(tmp_path, monkeypatch, capfd, small_caches, brief_drift) -> Callable[[list[str]], str]:
     """Runs a command in a folder with what the pages take to be there; what it prints.
 
     In this process, which saves it a second of loading libraries: that no command leaves anything to the next is

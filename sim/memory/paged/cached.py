@@ -157,8 +157,12 @@ class CachedMemory(PagedMemory):
 
     @property
     def evicted_blocks(self) -> int:
-        """Number of blocks that were taken while a look-up could find them."""
-        return self.pool.history.evicted_blocks
+        """Number of blocks that were taken while a look-up could find them.
+
+        With ids they are counted as they are taken; without, they follow from the logs, in a time that grows with these.
+        """
+        queue = self.pool.queue
+        return queue.evicted_blocks if isinstance(queue, FreeIds) else self.pool.history.evicted_blocks
 
     def transaction(self, decode_step: int) -> CachedTransaction:
         """See ``Memory``."""

@@ -253,11 +253,13 @@ class FreeIds(FreeQueue):
 
     Attributes:
         is_named: By id, whether a free or reused block has a name.
+        evicted_blocks: Number of blocks that were taken while they had a name.
     """
 
     def __init__(self, num_blocks: int, unnamed_first: bool = False, block_size: int = 1) -> None:
         super().__init__(num_blocks, unnamed_first, block_size)
         self.is_named = bytearray(num_blocks)
+        self.evicted_blocks = 0
         self._tape = list(range(num_blocks))
         self._stacked: list[int] = []
 
@@ -300,5 +302,6 @@ class FreeIds(FreeQueue):
         for start, stop in self._take(count):
             blocks += self._tape[start:stop]
         for block in blocks:
+            self.evicted_blocks += self.is_named[block]
             self.is_named[block] = False
         return blocks

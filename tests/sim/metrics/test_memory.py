@@ -19,7 +19,7 @@ from fragmeter.traces import synthetic_pairs, workload
 #: Bytes that a request more adds to the largest memory: 10 million requests within 2 GB, less 0.2 GB of packages.
 MOST_BYTES = 180
 #: Requests of the shorter run; the longer one has twice as many.
-REQUESTS = 4_000
+REQUESTS = 2_000
 #: Limits of values in memory at a time, so small that these runs have many parts.
 LIMITS = (
     (growth, "_CHUNK_STEPS"), (history, "_CHUNK"), (integrals, "_CHUNK_ROWS"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"),

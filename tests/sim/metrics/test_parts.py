@@ -23,6 +23,9 @@ LIMITS = (
     (prefix_cache, "_MOST_KEPT"),
 )  # fmt: skip
 
+#: Rows of a part, of tables of hundreds of rows.
+PART = 17
+
 
 def served(policy: str) -> Run:
     """Requests that arrive faster than they are served: some are preempted, and their blocks hit."""
@@ -38,7 +41,7 @@ def test_parts_of_a_few_rows_give_what_one_part_gives(policy, spilled, tmp_path,
     assert policy == "static" or sum(found["preemptions"].values())
     for module, name in LIMITS:
         assert getattr(module, name) > len(whole.log.rows["steps"])
-        monkeypatch.setattr(module, name, 7)
+        monkeypatch.setattr(module, name, PART)
     with columns.spilling(tmp_path / "to" / "come" if spilled else None):
         parts = served(policy)
         assert isinstance(parts.log.rows["live"].base, memoryview) == spilled
@@ -49,7 +52,7 @@ def test_parts_of_a_few_rows_give_what_one_part_gives(policy, spilled, tmp_path,
     for name, table in tables.items():
         table.to_parquet(tmp_path / "whole.parquet", index=False)
         written = pq.ParquetFile(folder / f"{name}.parquet")
-        assert written.num_row_groups == max(1, -(-len(table) // 7))
+        assert written.num_row_groups == max(1, -(-len(table) // PART))
         assert written.schema_arrow.equals(pq.read_schema(tmp_path / "whole.parquet"), check_metadata=True)
         assert written.read().equals(pq.read_table(tmp_path / "whole.parquet"))
     assert {path.name for path in tmp_path.iterdir()} == {"result", "whole.parquet"}

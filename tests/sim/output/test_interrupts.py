@@ -17,7 +17,7 @@ from fragmeter.experiments.cli.app import DONE
 from fragmeter.sim.output.interrupts import INTERRUPTED, TERMINATED
 
 #: Step by step, so that a signal comes between points.
-GRID = ["--num-prompts", "2000", "--no-leap", "--grid", "request_rate=1:3", "--grid", "seed=0:4", "--jobs", "2"]
+GRID = ["--num-prompts", "1000", "--no-leap", "--grid", "request_rate=1:3", "--grid", "seed=0:4", "--jobs", "2"]
 #: A sweep with workers on a machine of any speed; by default they must be worth their start.
 WITH_WORKERS = """
 from fragmeter.__main__ import main

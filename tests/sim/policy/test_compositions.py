@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
+from family_runs import CopyCost
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.policy.registry import POLICIES
@@ -78,7 +79,7 @@ def _values(declared: type, name: str) -> tuple[Any, ...]:
 
 
 def _served(policy: str, model: str, load: str, **given: Any) -> str | None:
-    """The composition that serves a load; None if the combination is refused."""
+    """The composition that serves a load; None if the combination is refused. It does not depend on step times."""
     try:
         chosen = settings(
             policy=policy,
@@ -88,7 +89,7 @@ def _served(policy: str, model: str, load: str, **given: Any) -> str | None:
             num_gpu_blocks_override=None if policy == "sglang" else 4000,
             **given,
         )
-        run = simulate(chosen, WORKLOADS[load])
+        run = simulate(chosen, WORKLOADS[load], CopyCost())
     except SettingError:
         return None
     return composition(run.replica.policy, run.replica.memory)
@@ -105,19 +106,25 @@ def _reached(policy: str) -> set[str]:
     declared = POLICIES[policy].options_type
     values = {field.name: _values(declared, field.name) for field in fields(declared)}
     places = [*product(MODELS, WORKLOADS, _shared(policy))]
-    plain = [_served(policy, model, load, **shared) for model, load, shared in places]
+    known: dict[tuple[tuple[str, Any], ...], list[str | None]] = {}
+
+    def served(options: dict[str, Any]) -> list[str | None]:
+        """The compositions of all places; a default is served as no option is."""
+        others = {name: value for name, value in options.items() if value != getattr(declared, name)}
+        key = tuple(others.items())
+        if key not in known:
+            known[key] = [_served(policy, model, load, **shared, **others) for model, load, shared in places]
+        return known[key]
+
+    plain = served({})
     changing = []
     for name, others in values.items():
-        alone = [
-            [_served(policy, model, load, **shared, **{name: value}) for model, load, shared in places]
-            for value in others
-        ]
-        if any(found not in (None, before) for served in alone for found, before in zip(served, plain, strict=True)):
+        alone = [served({name: value}) for value in others]
+        if any(found not in (None, before) for each in alone for found, before in zip(each, plain, strict=True)):
             changing.append(name)
     found = set(plain)
     for chosen in product(*(values[name] for name in changing)):
-        options = dict(zip(changing, chosen, strict=True))
-        found |= {_served(policy, model, load, **shared, **options) for model, load, shared in places}
+        found |= {*served(dict(zip(changing, chosen, strict=True)))}
     return {label for label in found if label is not None}
 
 
