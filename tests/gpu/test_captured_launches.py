@@ -21,7 +21,19 @@ from fragmeter.sim.spec import ModelSpec
 SPEC = ModelSpec("small", 2, 128, 8, 2, 64, 160, 211, 4096, gated_mlp=True)
 BLOCK_SIZE, BLOCKS = 16, 1500
 NO_SIZES = dict.fromkeys(
-    ("tokens", "head_rows", "ragged", "block_sizes", "chunks", "prefixes", "prompts", "mixed", "moved_blocks", "steps"),
+    (
+        "tokens",
+        "head_rows",
+        "ragged",
+        "block_sizes",
+        "shared",
+        "chunks",
+        "prefixes",
+        "prompts",
+        "mixed",
+        "moved_blocks",
+        "steps",
+    ),
     (),
 )
 
