@@ -1,7 +1,7 @@
 """A device's calibration: a few dozen points per operation, and the models fitted to them.
 
-Samples of all points are interleaved, those of an operation behind each other. They may be taken in several parts, with other
-work in between. The overhead of a step beyond its operations (host work, launches, the last norm) is measured too, as the time of whole steps less the time
+Samples of all points are interleaved, on a CPU those of an operation behind each other. They may be taken in several parts, with
+other work in between. The overhead of a step beyond its operations (host work, launches, the last norm) is measured too, as the time of whole steps less the time
 of their operations.
 """
 

@@ -14,7 +14,7 @@ from ...sim.spec import ModelSpec
 
 Point = dict[str, Any]
 #: Tokens that a call of ``decode_attention`` reads again. Points with it are not those of the operation's model, but of
-#: ``fitting.repeated_reads``.
+#: ``repeats.repeated_reads``.
 REPEATED = "repeated_tokens"
 #: Keys that a measurement adds to a point.
 MEASURED = ("us", "iqr_us", "samples", "apart_us")

@@ -199,7 +199,8 @@ class Device(Protocol):
     def prepared(self, operation: Operation, *arguments: Any, **scales: Any) -> LayerCall:
         """A call of an operation with its positional arguments, checked once for all layers of a step.
 
-        ``scales`` are those of caches of fp8, ``k_scale`` and ``v_scale``, which only the kernels take. The result takes the first arguments, the tensors of a layer: ``out``, ``query`` and the caches, or ``key``,
+        ``scales`` are those of caches of fp8, ``k_scale`` and ``v_scale``, which only the kernels take. The result takes the
+        first arguments, the tensors of a layer: ``out``, ``query`` and the caches, or ``key``,
         ``value`` and the caches. The others are its own, so it is valid for one step.
         """
 

@@ -375,6 +375,35 @@ def test_the_result_is_of_the_samples_of_all_parts(monkeypatch, spy):
     assert {point["samples"] for point in samples.points()} == {6}
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_gpu_mixes_kinds_of_calls_and_launches_while_it_computes(on_gpu, monkeypatch, spy):
+    """On a CPU, calls of a kind follow each other; there is nothing that overlaps."""
+    mixed: list[bool] = []
+    found: list[bool] = []
+
+    def interleaved(samplers, rounds, seed, kinds):
+        mixed.append(kinds is None)
+        assert kinds is None or len(kinds) == len(samplers)
+        return iter([(index, sampler()) for index, sampler in enumerate(samplers)])
+
+    monkeypatch.setattr(timing, "stopwatch", lambda _: Stopwatch())
+    monkeypatch.setattr(timing, "interleaved", interleaved)
+    measuring = calibrate.Measuring.__new__(calibrate.Measuring)
+    samples = calibrate.Samples(Skeleton(SPEC, spy, BLOCKS, BLOCK_SIZE, host_blocks=4), GRID, 0)
+    measuring._points, measuring._says = samples, {}
+    measuring._on_gpu = samples._on_gpu = on_gpu
+    samples.take(1, calibrate.unwatched)
+
+    def fit(measured, overlapped):
+        found.append(overlapped)
+        return {"decode_attention": {}}
+
+    monkeypatch.setattr(calibrate, "fit", fit)
+    monkeypatch.setattr(calibrate, "repeated_reads", lambda measured, entry: 0.4)
+    assert measuring.document()["repeated_reads"] == 0.4
+    assert (mixed, found) == ([on_gpu], [on_gpu])
+
+
 def test_a_block_that_leaves_no_room_is_refused():
     with pytest.raises(
         SettingError, match="^block_size = 4096: there is room for 0 blocks of small, and 8 are moved; take smaller"
