@@ -16,7 +16,7 @@ import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import log2, prod
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -441,8 +441,11 @@ class Residuals:
 
     def __call__(self, at: Mapping[str, Amount]) -> np.ndarray:
         """Logarithm of measured over modelled time at this position."""
-        table = np.asarray(self.log_ratios)
-        return sum(weight * table[index] for index, weight in corners(self.axes, self.knots, at))
+        return sum(weight * self._table[index] for index, weight in corners(self.axes, self.knots, at))
+
+    @cached_property
+    def _table(self) -> np.ndarray:
+        return np.asarray(self.log_ratios)
 
     def single(self, at: Mapping[str, Amount]) -> float:
         """The same at one position; without arrays, which take ten times as long for a single one."""
@@ -463,15 +466,20 @@ class Residuals:
         return [[log2(knot) for knot in knots] for knots in self.knots]
 
 
+@lru_cache
+def _log2(knots: tuple[float, ...]) -> np.ndarray:
+    return np.log2(knots)
+
+
 def corners(
     axes: tuple[str, ...], knots: tuple[tuple[float, ...], ...], at: Mapping[str, Amount]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Flat index and weight of each knot around ``at``: interpolation in the logarithm of every axis."""
     found = [(np.asarray(0), np.asarray(1.0))]
     for name, values in zip(axes, knots, strict=True):
-        places = np.log2(values)
-        where = np.clip(np.log2(np.maximum(at[name], values[0])), places[0], places[-1])
-        low = np.clip(np.searchsorted(places, where, side="right") - 1, 0, len(places) - 2)
+        places = _log2(values)
+        where = np.minimum(np.maximum(np.log2(np.maximum(at[name], values[0])), places[0]), places[-1])
+        low = np.minimum(places.searchsorted(where, side="right") - 1, len(places) - 2)
         share = (where - places[low]) / (places[low + 1] - places[low])
         found = [
             (index * len(places) + low + side, weight * part)

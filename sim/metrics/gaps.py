@@ -7,7 +7,7 @@ durations. Order statistics are found by bisection on the value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
@@ -25,6 +25,7 @@ from .requests import resumed_gap_ticks
 
 #: Rows that are read at a time, to bound what intermediate columns take; and those that are Python ints, which take more.
 _CHUNK_ROWS, _CHUNK_OBJECTS = 1 << 17, 1 << 14
+_INT64 = 1 << 63
 #: Rows that are sorted at a time, and the sample of values that divides them.
 _SORTED_ROWS, _SAMPLE = 1 << 20, 1 << 16
 _COLUMNS = ("first_ticks", "slope_ticks", "count", "weight")
@@ -107,7 +108,7 @@ class Gaps:
 
     def merged(self) -> Gaps:
         """The same gaps, ascending, with equal progressions as one: most steps of a run take as long as others."""
-        order = np.lexsort((self.count, self.slope, self.first))
+        order = np.lexsort((*_slope_and_count(self.slope, self.count), self.first))
         first, slope, count = self.first[order], self.slope[order], self.count[order]
         others = [np.diff(column, prepend=-1) != 0 for column in (first, slope, count)]
         starts = np.flatnonzero(np.logical_or.reduce(others))
@@ -168,8 +169,8 @@ class Gaps:
         return found
 
     def _sum_of_squares(self) -> int:
-        level = sum(int((number * value * value).sum()) for value, number in _as_objects(self._distinct))
-        return level + sum(int(_squares(*columns).sum()) for columns in _as_objects(self._rising))
+        parts = slices(len(self.first), _CHUNK_OBJECTS)
+        return sum(_sum_of_squares(tuple(column[part] for column in self._columns)) for part in parts)
 
     @cached_property
     def _distinct(self) -> tuple[np.ndarray, np.ndarray]:
@@ -212,9 +213,13 @@ class Gaps:
         # Where the search for another rank has been.
         for ticks, number in self._numbers_up_to.items():
             low, high = (low, min(high, ticks)) if number > rank else (max(low, ticks + 1), high)
+        below, rising = 0, [*self._rising_parts()]
         while low < high:
+            if len(rising) == 1:
+                ended, rising = _spanning(rising[0], low, high)
+                below += ended
             middle = (low + high) // 2
-            self._numbers_up_to[middle] = number = self._number_up_to(middle)
+            self._numbers_up_to[middle] = number = below + self._number_up_to(middle, rising)
             if number > rank:
                 high = middle
             else:
@@ -234,14 +239,30 @@ class Gaps:
             int((part.first + part.slope * (part.count - 1)).max()) for part in parts
         )
 
-    def _number_up_to(self, ticks: int) -> int:
+    def _number_up_to(self, ticks: int, rising: Iterable[tuple[np.ndarray, ...]]) -> int:
+        """Gaps up to a value: those that do not rise, and those of parts of the ones that rise."""
         values, numbers = self._level
         place = int(np.searchsorted(values, ticks, side="right"))
-        rising = sum(
-            total(np.clip((ticks - first) // slope + 1, 0, count) * weight)
-            for first, slope, count, weight in self._rising_parts()
+        some = sum(
+            total(np.clip((ticks - first) // slope + 1, 0, count) * weight) for first, slope, count, weight in rising
         )
-        return rising + (int(numbers[place - 1]) if place else 0)
+        return some + (int(numbers[place - 1]) if place else 0)
+
+
+def _spanning(rising: tuple[np.ndarray, ...], low: int, high: int) -> tuple[int, list[tuple[np.ndarray, ...]]]:
+    """The gaps of progressions that end before ``low``, and the progressions with values from ``low`` to ``high``."""
+    first, slope, count, weight = rising
+    ended = first + slope * (count - 1) < low
+    left = ~ended & (first <= high)
+    return total(count[ended] * weight[ended]), [tuple(column[left] for column in rising)]
+
+
+def _slope_and_count(slope: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Keys that sort by slope and then by count: a single one, unless it would leave int64."""
+    base = 1 + int(count.max(initial=0))
+    if base * (1 + int(slope.max(initial=0))) >= _INT64:
+        return count, slope
+    return (slope * base + count,)
 
 
 def _sorted_places(length: int, parts: int) -> np.ndarray:
@@ -254,17 +275,24 @@ def _between(values: np.ndarray, low: int, high: int | None) -> np.ndarray:
     return values >= low if high is None else (values >= low) & (values < high)
 
 
-def _as_objects(columns: tuple[np.ndarray, ...]) -> Iterator[tuple[np.ndarray, ...]]:
-    """Some rows of int64 columns at a time, as Python ints: squares of ticks leave int64."""
-    for start in range(0, len(columns[0]), _CHUNK_OBJECTS):
-        yield tuple(column[start : start + _CHUNK_OBJECTS].astype(object) for column in columns)
+def _sum_of_squares(columns: tuple[np.ndarray, ...]) -> int:
+    """Exact sum of the squares of the values of progressions."""
+    first, slope, count, weight = (int(column.max()) for column in columns)
+    if weight * count * max(first, count * slope, count**2 * max(slope, 1)) < _INT64:
+        return sum(dot(left, right) for left, right in _squares(*columns))
+    # As Python ints.
+    return sum(int((left * right).sum()) for left, right in _squares(*(column.astype(object) for column in columns)))
 
 
-def _squares(first: np.ndarray, slope: np.ndarray, count: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Sums of the squares of progressions."""
+def _squares(
+    first: np.ndarray, slope: np.ndarray, count: np.ndarray, weight: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pairs of columns; their products add up to the sum of the squares."""
     linear = count * (count - 1) // 2
     square = linear * (2 * count - 1) // 3
-    return weight * (count * first**2 + 2 * linear * first * slope + square * slope**2)
+    yield first, weight * count * first
+    yield first, 2 * weight * linear * slope
+    yield slope, weight * square * slope
 
 
 @once

@@ -26,7 +26,7 @@ RESIDENCY_BUCKETS_MS = (
 #: Of a float64.
 _MANTISSA_BITS, _EXPONENT_OF_ONE = 52, 1023
 #: Values that are kept in memory from one reading to the next; there are 16 bytes of each.
-_MOST_KEPT = 1 << 21
+_MOST_KEPT = 1 << 22
 #: Ranges of ``_width`` of an int64.
 _WIDTHS = (63 << 8) + 2
 

@@ -279,9 +279,12 @@ def numbers_of(table: Table, field: str, meaning: str) -> np.ndarray:
     if not (_is_numeric(kind) or pa.types.is_null(kind)):
         raise _not_a_number(table, field, meaning)
     wide = not pa.types.is_integer(kind) or pa.types.is_uint64(kind)
-    missing = pa.as_numpy(column.is_null())
-    table.refuse(missing, field, np.full(len(missing), None), f"is missing; give {meaning}")
-    return pa.as_numpy(column.cast(pa.float64() if wide else pa.int64(), safe=False))
+    if column.null_count:
+        missing = pa.as_numpy(column.is_null())
+        table.refuse(missing, field, np.full(len(missing), None), f"is missing; give {meaning}")
+    wanted = pa.float64() if wide else pa.int64()
+    # A cast loads pyarrow.compute, which takes longer than most files.
+    return pa.as_numpy(column if kind == wanted else column.cast(wanted, safe=False))
 
 
 def _is_numeric(kind: pa.DataType) -> bool:

@@ -12,13 +12,15 @@ and when the run is over the run log says which ticks and which iteration that w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
 
 from .run_log import RunLog
 
-_KINDS = 4
+_KIND_BITS = 2
+_KINDS = 1 << _KIND_BITS
 _AT_ROW, _IN_STEP, _AFTER_STEP, _AFTER_ROW = range(_KINDS)
 _Steps = TypeVar("_Steps", int, np.ndarray)
 
@@ -45,25 +47,35 @@ def after_step(decode_step: _Steps) -> _Steps:
 
 def ticks_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
     """Ticks of moments, int64."""
-    number, kind = np.divmod(moments, _KINDS)
-    ticks = run_log.start_ticks_at(np.where(kind == _AT_ROW, number, 0))
-    for some, of_step in ((kind == _IN_STEP, run_log.start_of), (kind == _AFTER_STEP, run_log.end_of)):
-        ticks[some] = of_step(number[some])
-    row = number[kind == _AFTER_ROW]
-    ticks[kind == _AFTER_ROW] = run_log.rows["start_ticks"][row] + run_log.rows["ticks"][row]
-    return ticks
+
+    def after(row: np.ndarray) -> np.ndarray:
+        return run_log.rows["start_ticks"][row] + run_log.rows["ticks"][row]
+
+    return _by_kind(moments, run_log.start_ticks_at, run_log.start_of, run_log.end_of, after)
 
 
 def iteration_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
     """Number of the first iteration from each moment on, int64."""
-    number, kind = np.divmod(moments, _KINDS)
-    iteration = run_log.iteration_at(np.where(kind == _AT_ROW, number, 0))
-    in_step, after = kind == _IN_STEP, kind == _AFTER_STEP
-    iteration[in_step] = run_log.iteration_of(number[in_step])
-    iteration[after] = run_log.iteration_of(number[after] - 1) + 1
-    row = number[kind == _AFTER_ROW]
-    iteration[kind == _AFTER_ROW] = run_log.row_iteration[row] + run_log.rows["iterations"][row]
-    return iteration
+
+    def after(row: np.ndarray) -> np.ndarray:
+        return run_log.row_iteration[row] + run_log.rows["iterations"][row]
+
+    return _by_kind(
+        moments, run_log.iteration_at, run_log.iteration_of, lambda step: run_log.iteration_of(step - 1) + 1, after
+    )
+
+
+def _by_kind(moments: np.ndarray, *of_kinds: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """What the function of each kind says of the numbers of that kind, int64."""
+    number, kind = moments >> _KIND_BITS, moments & (_KINDS - 1)
+    found = np.empty_like(moments)
+    for name, of_kind in enumerate(of_kinds):
+        some = np.flatnonzero(kind == name)
+        if len(some) == len(moments):
+            return of_kind(number)
+        if len(some):
+            found[some] = of_kind(number[some])
+    return found
 
 
 def first_row_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:

@@ -21,6 +21,9 @@ from .ledger import CACHE_CHANGE, DERIVED, LEAP, METER, Ledger, Table
 if TYPE_CHECKING:
     from .cache_log import CacheLog
 
+#: Steps of a run up to which a table (of 64 MiB) finds their rows; a search takes several times as long.
+_MOST_TABLE_STEPS = 1 << 24
+
 
 @dataclass(frozen=True, eq=False)
 class RunLog:
@@ -229,19 +232,37 @@ class RunLog:
         """Start of each row, or the end of the run for the row after the last."""
         return _or_after(self.rows["start_ticks"], row, self.end_ticks)
 
+    def _row_of(self, decode_step: np.ndarray) -> np.ndarray:
+        """The last row that begins with ``decode_step`` or before, and -1 before the first."""
+        table = self._row_table
+        if table is None:
+            return np.searchsorted(self.row_step, decode_step, side="right") - 1
+        return table.take(decode_step + 1, mode="clip").astype(np.intp)
+
+    @cached_property
+    def _row_table(self) -> np.ndarray | None:
+        """``_row_of`` of step -1 and of all others up to the end, int32; None for runs too long for a table."""
+        steps = self.rows["steps"]
+        if not len(steps) or self.row_step[-1] + steps[-1] > _MOST_TABLE_STEPS:
+            return None
+        repeats = np.concatenate([[1], steps])
+        # The step after the last one, too.
+        repeats[-1] += 1
+        return np.repeat(np.arange(-1, len(steps), dtype=np.int32), repeats)
+
     def iteration_of(self, decode_step: np.ndarray) -> np.ndarray:
         """Number that ``decode_step`` has among the iterations."""
-        row = np.searchsorted(self.row_step, decode_step, side="right") - 1
+        row = self._row_of(decode_step)
         return self.row_iteration[row] + decode_step - self.row_step[row]
 
     def start_of(self, decode_step: np.ndarray) -> np.ndarray:
         """Ticks at which ``decode_step`` starts."""
-        row = np.searchsorted(self.row_step, decode_step, side="right") - 1
+        row = self._row_of(decode_step)
         return self.rows["start_ticks"][row] + self._into(row, decode_step - self.row_step[row])
 
     def end_of(self, decode_step: np.ndarray) -> np.ndarray:
         """Ticks at which ``decode_step - 1`` ends."""
-        row = np.searchsorted(self.row_step, decode_step - 1, side="right") - 1
+        row = self._row_of(decode_step - 1)
         return self.rows["start_ticks"][row] + self._into(row, decode_step - self.row_step[row])
 
     def _into(self, row: np.ndarray, steps: np.ndarray) -> np.ndarray:
@@ -249,7 +270,7 @@ class RunLog:
         later = np.maximum(steps - 1, 0)
         rows = self.rows
         ticks = rows["first_ticks"][row] + rows["next_ticks"][row] * later
-        ticks += rows["slope_ticks"][row] * (later * (later - 1) // 2)
+        ticks += rows["slope_ticks"][row] * (later * (later - 1) >> 1)
         return np.where(steps > 0, ticks, 0)
 
     @cached_property

@@ -159,11 +159,13 @@ class QueueHistory:
     def observations(self, ticks_of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Iterator[dict[str, Observed]]:
         """``observed_ticks`` in parts, of a long run too many to be held at once."""
         for born, touched, taken, blocks, gaps in self._past().lives():
-            born, touched, taken = (ticks_of(moments) for moments in (born, touched, taken))
+            # Where nothing was hit each block was touched last at its birth.
+            birth = ticks_of(born)
+            touch, end = birth if touched is born else ticks_of(touched), ticks_of(taken)
             since, until, of = gaps.T
             yield {
-                "vllm:kv_block_lifetime_seconds": (taken - born, blocks),
-                "vllm:kv_block_idle_before_evict_seconds": (taken - touched, blocks),
+                "vllm:kv_block_lifetime_seconds": (end - birth, blocks),
+                "vllm:kv_block_idle_before_evict_seconds": (end - touch, blocks),
                 "vllm:kv_block_reuse_gap_seconds": (ticks_of(until) - ticks_of(since), of),
             }
 
@@ -283,13 +285,19 @@ class _Past:
         return from_tape + self._skipped[before]
 
     def named_before(self, position: np.ndarray) -> np.ndarray:
-        """Number of blocks with a name among the blocks taken before each position."""
+        """Number of blocks with a name among the blocks taken before each position; ascending positions, one at least."""
         place = self._place(position)
-        record = np.searchsorted(self._start, place, side="right") - 1
-        named = np.maximum(0, place - self._start[record] - self._unnamed[record])
-        holes = self._skipped[np.searchsorted(self.hits["place"], place, side="right")]
+        low, high = np.searchsorted(self._start, place[[0, -1]], side="right") - [1, 0]
+        records = slice(low, high)
+        ends = np.append(np.searchsorted(place, self._start[records][1:]), len(place))
+        places = np.diff(ends, prepend=0)
+        first, named, before = (
+            np.repeat(column[records], places)
+            for column in (self._start + self._unnamed, self.named, self._named_before)
+        )
+        found = before + np.minimum(np.maximum(0, place - first), named)
         # A place is never in a hole, so each hole before it counts completely.
-        return self._named_before[record] + np.minimum(named, self.named[record]) - holes
+        return found - self._skipped[np.searchsorted(self.hits["place"], place, side="right")]
 
     def lives(self) -> Iterator[Lives]:
         """Lives of blocks that were taken again, in parts.
@@ -299,21 +307,22 @@ class _Past:
         """
         last = np.array([0, *(touches[-1] for touches in self._touches)], dtype=np.int64)
         no_gaps, count = np.zeros((0, 3), dtype=np.int64), np.zeros(len(self._touches), dtype=np.int64)
-        for cuts in self._cuts():
-            record, blocks, born, taken = self._lives_between(cuts)
+        for records, cuts, takings in self._cuts():
+            record, blocks, born, taken = self._lives_between(records, cuts, takings)
             index = self.freed["touched"][record]
             hit = index >= 0
             np.add.at(count, index[hit], blocks[hit])
-            yield born, np.where(hit, last[np.maximum(0, 1 + index)], born), taken, blocks, no_gaps
+            touched = np.where(hit, last[np.maximum(0, 1 + index)], born) if hit.any() else born
+            yield born, touched, taken, blocks, no_gaps
         for part in slices(len(self._stacked)):
             stacked = self._born(self.unstacked, part, self.unstacked["first"][part])
             yield stacked, stacked, self._taken(self._stacked[part]), np.ones_like(stacked), no_gaps
         nothing = np.zeros(0, dtype=np.int64)
         yield nothing, nothing, nothing, nothing, self._gaps(count)
 
-    def _cuts(self) -> Iterator[np.ndarray]:
-        """Places on the tape between which the blocks have one life, or lie in a hole, of some records of ``freed`` at a
-        time; each part ends where the next one begins."""
+    def _cuts(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        """Some records of ``freed`` at a time, the places on the tape between which their blocks have one life, or lie in a
+        hole, and the taking that each of these places is in. A part ends where the next one begins."""
         freed, hits, edges = self.freed, self.hits, self.edges
         places = column_by_slices(len(edges), lambda part: self._place(edges[part]))
         end, number = int(places[-1]), len(self._start)
@@ -327,26 +336,32 @@ class _Past:
             taken = slice(*np.searchsorted(places, [first, stop]))
             bounds = (
                 *(start, start + grown, single, np.array([stop])),
-                *(hits["place"][holes], hits["place"][holes] + hits["blocks"][holes], places[taken]),
+                *(hits["place"][holes], hits["place"][holes] + hits["blocks"][holes]),
             )
-            cuts = np.sort(np.concatenate(bounds))
-            cuts = cuts[np.diff(cuts, prepend=-1) > 0]
-            yield cuts[(cuts >= first) & (cuts <= min(stop, end))]
+            # The lowest bit tells the edges of takings from the others, and sorts them last.
+            marks = np.sort(np.concatenate([np.concatenate(bounds) << 1, places[taken] << 1 | 1]))
+            taking = taken.start - 1 + np.cumsum(marks & 1)
+            cuts = marks >> 1
+            kept = (np.diff(cuts, append=cuts[-1] + 1) > 0) & (cuts >= first) & (cuts <= min(stop, end))
+            yield part, cuts[kept], taking[kept]
 
-    def _lives_between(self, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _lives_between(
+        self, records: slice, cuts: np.ndarray, takings: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Records of ``freed``, number of blocks, and moments of birth and of the next taking, of the blocks between cuts."""
         freed, hits = self.freed, self.hits
-        blocks, place = np.diff(cuts), cuts[:-1]
-        record = np.searchsorted(self._start, place, side="right") - 1
-        hole = np.searchsorted(hits["place"], place, side="right")
-        in_hole = np.append(0, hits["place"] + hits["blocks"])[hole] > place
+        blocks, place, taking = np.diff(cuts), cuts[:-1], takings[:-1]
+        ends = np.append(np.searchsorted(place, self._start[records][1:]), len(place))
+        record = records.start + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
         # The first record has the blocks of the initial pool, which were never taken before.
-        kept = (record > 0) & ~in_hole
-        blocks, place, record, hole = blocks[kept], place[kept], record[kept], hole[kept]
+        kept = record > 0
+        if len(hits["place"]):
+            hole = np.searchsorted(hits["place"], place, side="right")
+            kept &= np.append(0, hits["place"] + hits["blocks"])[hole] <= place
+        if not kept.all():
+            blocks, place, record, taking = blocks[kept], place[kept], record[kept], taking[kept]
         born = self._born(freed, record, freed["stop"][record] - 1 - place + self._start[record])
-        from_tape = place - self._skipped[hole]
-        position = from_tape + np.searchsorted(self.unstacked["before"], from_tape, side="right")
-        return record, blocks, born, self._taken(position)
+        return record, blocks, born, self.moment[taking]
 
     def _taken(self, position: np.ndarray) -> np.ndarray:
         """Moments of the takings of the blocks at positions."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import settings
-from fragmeter.sim.memory.accounting import integrals
+from fragmeter.sim.memory.accounting import integrals, run_log
 from fragmeter.sim.memory.prefix import history
 from fragmeter.sim.metrics import gaps, prefix_cache, result
 from fragmeter.sim.metrics.result import TABLES, table_of, write
@@ -20,7 +22,7 @@ from fragmeter.traces import synthetic_pairs, workload
 LIMITS = (
     (history, "_CHUNK"), (integrals, "_CHUNK_ROWS"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"),
     (gaps, "_CHUNK_OBJECTS"), (gaps, "_SORTED_ROWS"), (columns, "CHUNK"), (columns, "_SHORT"), (result, "ROW_GROUP"),
-    (prefix_cache, "_MOST_KEPT"),
+    (prefix_cache, "_MOST_KEPT"), (run_log, "_MOST_TABLE_STEPS"),
 )  # fmt: skip
 
 #: Rows of a part, of tables of hundreds of rows.
@@ -69,3 +71,14 @@ def test_what_a_log_forgets_is_computed_again(policy):
         "leader", "output_tokens", "prompt_tokens",
     }  # fmt: skip
     assert all(table.equals(table_of(run, name)) for name, table in before.items())
+
+
+@pytest.mark.parametrize("steps", [[3, 0, 0, 2, 1, 0], [0, 4, 1], [0, 0], [5]])
+def test_a_table_of_steps_finds_the_rows_that_a_search_finds(steps):
+    whole = served("vllm-sosp23").log
+    for rows in (whole.rows, {"steps": np.array(steps)}):
+        log = replace(whole, rows=rows)
+        # Up to two steps after the last one, where the last row counts, whether it has steps or none.
+        every = np.arange(-1, rows["steps"].sum() + 3)
+        assert log._row_table is not None
+        assert log._row_of(every).tolist() == (np.searchsorted(log.row_step, every, side="right") - 1).tolist()
