@@ -51,13 +51,12 @@ class Ancestry:
 
     def replaced(self, beams: int) -> list[tuple[int, int]]:
         """See ``Lineage``."""
-        draw = self._random.random
-        lives = [draw() < self._survival for _ in range(beams)]
-        if all(lives):
+        draw, survival = self._random.random, self._survival
+        dead = [beam for beam in range(beams) if draw() >= survival]
+        if not dead:
             return []
-        survivors = [beam for beam in range(beams) if lives[beam]] or [int(draw() * beams)]
-        alive = set(survivors)
-        return [(beam, survivors[int(draw() * len(survivors))]) for beam in range(beams) if beam not in alive]
+        survivors = [beam for beam in range(beams) if beam not in dead] or [int(draw() * beams)]
+        return [(beam, survivors[int(draw() * len(survivors))]) for beam in dead if beam not in survivors]
 
 
 #: Sets the streams of beams apart from others that are spawned from the same seed.

@@ -79,11 +79,20 @@ class BuddyArena:
 
     def _is_free(self, start: int, blocks: int) -> bool:
         """Whether the chunk is part of a free chunk."""
-        return any(start & -size in starts for size, starts in self.free_lists.items() if size >= blocks)
+        for size, starts in self.free_lists.items():
+            if size < blocks:
+                return False
+            if start & -size in starts:
+                return True
+        return False
 
     def free_blocks_below(self, blocks: int) -> int:
         """Free blocks in chunks smaller than ``blocks``: stranded for a request of that size."""
-        return sum(size * len(starts) for size, starts in self.free_lists.items() if size < blocks)
+        free = 0
+        for size, starts in self.free_lists.items():
+            if size < blocks:
+                free += size * len(starts)
+        return free
 
     def free_pieces(self) -> list[tuple[int, int]]:
         """Free chunks as (start, blocks), by address."""

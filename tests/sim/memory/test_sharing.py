@@ -341,6 +341,12 @@ def test_beams_survive_as_often_as_the_model_says():
     assert dead / 20_000 == pytest.approx(0.1, abs=0.01)
 
 
+def test_the_beams_of_a_request_are_those_of_published_figures():
+    ancestry = Ancestry(0.6, 7, 1)
+    recorded = [[(1, 2)], [(0, 2)], [(3, 1)], [(2, 1)], [(1, 0)], [(2, 1), (3, 0)]]
+    assert [ancestry.replaced(4) for _ in recorded] == recorded
+
+
 def test_requests_draw_their_beams_whatever_the_policy():
     first, second = Ancestry(0.5, 7, 1), Ancestry(0.5, 7, 2)
     assert [first.replaced(6) for _ in range(5)] != [second.replaced(6) for _ in range(5)]
