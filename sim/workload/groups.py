@@ -12,9 +12,10 @@ All sequences of a group have outputs of one length, so they fork, are preempted
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import chain
 from random import Random
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -23,12 +24,15 @@ from ..types.state import State
 from .source import OpenLoop
 from .workload import Workload
 
+#: (beam that dies, survivor that it becomes a copy of), in order, in one step.
+Replaced = tuple[tuple[int, int], ...]
+
 
 class Lineage(Protocol):
     """Decides which beams die, and which survivors they continue from."""
 
-    def replaced(self, beams: int) -> list[tuple[int, int]]:
-        """(beam that dies, survivor that it becomes a copy of), in order, in one step of so many beams."""
+    def replaced(self, beams: int) -> Replaced:
+        """Those of the next step; a request has as many beams in every step."""
 
 
 class Ancestry:
@@ -36,7 +40,7 @@ class Ancestry:
 
     In every step each beam survives with the same probability. A beam that does not becomes a copy of a survivor, chosen
     uniformly; if none would survive, one does. Every request draws from its own random stream, so its beams are the same
-    under every policy.
+    under every policy, and are drawn once for the runs of a process.
 
     Args:
         survival: The probability, from 0 to 1.
@@ -45,22 +49,49 @@ class Ancestry:
     """
 
     def __init__(self, survival: float, seed: int, request: int) -> None:
-        self._survival = survival
+        self._stream = survival, seed, request
+        self._drawn: _Drawn | None = None
+        self._step = 0
+
+    def replaced(self, beams: int) -> Replaced:
+        """See ``Lineage``."""
+        drawn = self._drawn = self._drawn or _drawn(*self._stream, beams)
+        if self._step == len(drawn.steps):
+            drawn.draw()
+        self._step += 1
+        return drawn.steps[self._step - 1]
+
+
+class _Drawn:
+    """The steps of the beams of a request that were drawn so far."""
+
+    #: The first steps that differ; most others are like one of them.
+    _known: ClassVar[dict[Replaced, Replaced]] = {}
+
+    def __init__(self, survival: float, seed: int, request: int, beams: int) -> None:
+        self._survival, self._beams = survival, beams
         entropy = np.random.SeedSequence(seed, spawn_key=(_STREAM, request)).generate_state(4)
         self._random = Random(entropy.tobytes())
+        self.steps: list[Replaced] = []
 
-    def replaced(self, beams: int) -> list[tuple[int, int]]:
-        """See ``Lineage``."""
-        draw, survival = self._random.random, self._survival
+    def draw(self) -> None:
+        """Draw a step more."""
+        draw, beams, survival = self._random.random, self._beams, self._survival
         dead = [beam for beam in range(beams) if draw() >= survival]
-        if not dead:
-            return []
-        survivors = [beam for beam in range(beams) if beam not in dead] or [int(draw() * beams)]
-        return [(beam, survivors[int(draw() * len(survivors))]) for beam in dead if beam not in survivors]
+        replaced: Replaced = ()
+        if dead:
+            survivors = [beam for beam in range(beams) if beam not in dead] or [int(draw() * beams)]
+            replaced = tuple((beam, survivors[int(draw() * len(survivors))]) for beam in dead if beam not in survivors)
+        if len(self._known) < _MOST_KNOWN:
+            self._known.setdefault(replaced, replaced)
+        self.steps.append(self._known.get(replaced, replaced))
 
 
 #: Sets the streams of beams apart from others that are spawned from the same seed.
 _STREAM = 15
+#: Steps that are kept once, and requests that are kept: 30 MB, at 500 steps each, if most steps are known.
+_MOST_KNOWN, _MOST_DRAWN = 1 << 16, 1 << 12
+_drawn = lru_cache(_MOST_DRAWN)(_Drawn)
 
 
 class Group:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
+from fragmeter.sim.workload.groups import Replaced
 
 
 def chosen(sequences: list[Sequence], pick: int) -> list[Sequence]:
@@ -23,12 +24,12 @@ class Script:
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
-        self.last: list[tuple[int, int]] = []
+        self.last: Replaced = ()
 
-    def replaced(self, beams: int) -> list[tuple[int, int]]:
+    def replaced(self, beams: int) -> Replaced:
         survivors = self._random.sample(range(beams), self._random.randint(1, beams))
         dead = [beam for beam in range(beams) if beam not in survivors]
-        self.last = [(beam, self._random.choice(survivors)) for beam in dead]
+        self.last = tuple((beam, self._random.choice(survivors)) for beam in dead)
         return self.last
 
 

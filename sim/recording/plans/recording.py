@@ -21,7 +21,7 @@ from ...memory.accounting.moves import Moves
 from ...types.errors import SettingError
 from ...types.sequence import Sequence, StepPlan
 from ...types.state import State
-from ...workload.groups import Group, Lineage
+from ...workload.groups import Group, Lineage, Replaced
 from ...workload.workload import Workload
 from .form import OF_ROWS, OFFSETS, PAIRS, ROW, STEP
 from .layouts import Layout, PagedLayout, layout_of
@@ -148,7 +148,7 @@ class _WatchedAncestry:
     def __init__(self, ancestry: Lineage, group: Group, state: State, recorder: Recorder) -> None:
         self._ancestry, self._group, self._state, self._recorder = ancestry, group, state, recorder
 
-    def replaced(self, beams: int) -> list[tuple[int, int]]:
+    def replaced(self, beams: int) -> Replaced:
         """See ``Lineage``."""
         replaced = self._ancestry.replaced(beams)
         self._recorder.branch(self._group, replaced, self._group.leader.held_tokens(self._state.decode_step))
@@ -325,7 +325,7 @@ class Recorder:
         """Whether the window has passed."""
         return self._left == 0
 
-    def branch(self, group: Group, replaced: list[tuple[int, int]], held_tokens: int) -> None:
+    def branch(self, group: Group, replaced: Replaced, held_tokens: int) -> None:
         """Beams die and continue as copies of other beams, with the number of tokens of each."""
         for dead, parent in replaced:
             self._names.replace(group.members[dead], group.members[parent], held_tokens)

@@ -31,7 +31,7 @@ from ...memory import BUCKETS, Memory
 from ...memory.accounting.ledger import Leap
 from ...types.errors import SettingError
 from ...types.sequence import CARRY_ON, Sequence, StepPlan
-from ...workload.groups import Group, Lineage
+from ...workload.groups import Group, Lineage, Replaced
 from ...workload.workload import Workload
 from ..blocks.occupancy import BOUNDED, CODES, Holder, holders, limits_of
 from ..plans.layouts import Layout, layout_of
@@ -230,7 +230,7 @@ class _WatchedAncestry:
     def __init__(self, ancestry: Lineage, group: Group, replaced: list[tuple[int, int]]) -> None:
         self._ancestry, self._group, self._replaced = ancestry, group, replaced
 
-    def replaced(self, beams: int) -> list[tuple[int, int]]:
+    def replaced(self, beams: int) -> Replaced:
         """See ``Lineage``."""
         replaced, members = self._ancestry.replaced(beams), self._group.members
         self._replaced += [(members[dead].index, members[parent].index) for dead, parent in replaced]
