@@ -166,7 +166,11 @@ def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None) -> Bi
 
 
 def ranked(answers: Sequence[Answer], load: Load, prices: Prices, wanted: float | None) -> list[tuple[Answer, Bill]]:
-    """Candidates with a rate and a price, with their bills, the recommended one first."""
+    """Candidates with a rate and a price, with their bills, the recommended one first.
+
+    With a wanted rate those of which only bursts are known come last: a load that lasts may need more of them. Without one all
+    come by their price, though it is a lower bound for those: else a candidate would win because fewer requests fill it.
+    """
     able = [answer for answer in answers if answer.rate and not (wanted is None and answer.every_rate_meets)]
     billed = [(answer, bill(answer, load, prices, wanted)) for answer in able]
     if wanted is None:
@@ -175,6 +179,7 @@ def ranked(answers: Sequence[Answer], load: Load, prices: Prices, wanted: float 
     return sorted(
         billed,
         key=lambda each: (
-            each[1].per_hour, each[1].gpus, each[0].candidate.num_lossy, each[1].full_per_million or 0.0
+            each[0].is_burst, each[1].per_hour, each[1].gpus, each[0].candidate.num_lossy,
+            each[1].full_per_million or 0.0,
         ),
     )  # fmt: skip

@@ -23,8 +23,8 @@ from .day_page import day_cells, day_rows, day_section
 from .day_text import day_summary
 from .sensitivity import CHANGE
 from .text import (
-    bill_text,
     billed,
+    hourly_text,
     memory_rows,
     range_text,
     rate_text,
@@ -231,11 +231,11 @@ def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
 
 def _row(answer: Answer, bill: Bill, currency: str, preempts: bool) -> dict[str, Any]:
     """A row of the table of candidates; ``preempts`` is whether any of them preempts requests."""
-    at, limit = answer.at_rate, answer.at_rate["limit"]
+    at, limit, hourly = answer.at_rate, answer.at_rate["limit"], hourly_text(answer, bill)
     return {
         "Candidate": answer.candidate.name,
         "GPUs": range_text(answer, bill),
-        f"{currency}/h": bill.per_hour if bill.fewest_replicas == bill.replicas else bill_text(bill),
+        f"{currency}/h": bill.per_hour if hourly == f"{bill.per_hour:,.2f}" else hourly,
         f"{currency}/M tokens": tokens_text(answer, bill),
         **(
             {"Requests/s a replica": rate_text(answer)}
