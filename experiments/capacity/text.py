@@ -127,10 +127,9 @@ def _headroom_part(answer: Answer) -> str:
 
 def range_text(answer: Answer, bill: Bill) -> str:
     """GPUs that may be enough and GPUs that are, where the seeds leave that open."""
-    each, bound = bill.gpus // bill.replicas, ">=" if _is_lower_bound(answer) else ""
     if bill.fewest_replicas == bill.replicas:
-        return f"{bound}{bill.gpus:,}"
-    return f"{bound}{bill.fewest_replicas * each:,}-{bill.gpus:,}"
+        return f"{'>=' * _is_lower_bound(answer)}{bill.gpus:,}"
+    return f"{bill.fewest_replicas * bill.gpus // bill.replicas:,}-{bill.gpus:,}"
 
 
 def _is_lower_bound(answer: Answer) -> bool:
@@ -220,7 +219,8 @@ def _longer_steps_texts(answer: Answer, bill: Bill) -> list[str]:
     if effect.replicas is None:
         return [f"no rate meets the goal if steps are {CHANGE:.0%} longer"]
     gpus = effect.replicas * bill.gpus // bill.replicas
-    return [f"{'still ' * (gpus == bill.gpus)}{gpus:,} if steps are {CHANGE:.0%} longer"]
+    still, at_least = "still " * (gpus == bill.gpus), "at least " * _is_lower_bound(answer)
+    return [f"{still}{at_least}{gpus:,} if steps are {CHANGE:.0%} longer"]
 
 
 def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | None, currency: str) -> list[str]:
@@ -293,10 +293,10 @@ def _fleet_text(answer: Answer, fleet: Fleet) -> str:
     text = f"With {len(shares)} seeds {min(shares):.1%} to {max(shares):.1%} of the requests meet the objectives, and {misses}"
     sure = f": {CONTENT:.0%} of other seeds meet it, too, with {CONFIDENCE:.0%} confidence."
     text += "." if answer.is_burst else sure
-    if fleet.fewest < answer.replicas:
+    if fleet.fewest < answer.replicas and not answer.is_burst:
         return f"{text} {replicas_text(fleet.fewest)} may be enough, but the seeds do not confirm it."
     smaller = answer.replicas - answer.candidate.engines
-    return f"{text} {replicas_text(smaller)} would be too few." if smaller else text
+    return f"{text} {replicas_text(smaller)} would be too few." if fleet.fewest > smaller > 0 else text
 
 
 def replicas_text(count: int) -> str:

@@ -27,6 +27,7 @@ from fragmeter.experiments.capacity.text import (
     headline,
     headroom_text,
     hourly_text,
+    range_text,
     rate_text,
     sure_headroom_text,
     tokens_text,
@@ -289,6 +290,24 @@ class TestFirstLine:
         answer = replace(answer, fleet=fleet if open_ else replace(fleet, fewest=3), longer_steps=effect)
         found = headline(answer, bill(answer, FixedLoad, PRICES, 25.0), 25.0, "EUR")
         assert found.startswith(f"Buy 6 x a100-80gb for 25 requests/s{text}: ")
+
+    def test_a_lower_bound_names_no_fewer_gpus(self):
+        """By bursts two replicas may be enough, which says nothing of a load that lasts."""
+        answer = replace(answer_of("a100-80gb", 10.0, "2", 25.0), detail=TestNeighbour.AT)
+        fleet = replace(not_none(answer.fleet), tried=(Tried(3, (1.0, 1.0), Decision.ENOUGH),))
+        answer = replace(answer, fleet=fleet, longer_steps=Effect(1.1, 1.1, 3))
+        for known, first, row, more in (
+            ((26.0,), "Buy 6 x a100-80gb for 25 requests/s (4 may be enough; still 6 if", "4-6", True),
+            ((24.0,), "Buy at least 6 x a100-80gb for 25 requests/s (still at least 6 if", ">=6", False),
+        ):
+            answer = replace(answer, known_rates=known)
+            cost = bill(answer, FixedLoad, PRICES, 25.0)
+            text = headline(answer, cost, 25.0, "EUR")
+            assert text.startswith(first) and ("8.00 to 12.00 EUR/h" in text) == more
+            assert (range_text(answer, cost), cost.fewest_replicas) == (row, 2 if more else 3)
+            lines = details([(answer, cost)], Goal(Objectives(ttft=500)), 25.0, "EUR")
+            assert any("2 replicas may be enough" in line for line in lines) == more
+            assert not any("would be too few" in line for line in lines)
 
 
 class TestWhatThePurchaseDependsOn:
