@@ -186,7 +186,8 @@ def _cell(value: Any) -> str:
 
 
 def _costs(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> tuple[list[dict[str, Any]], str]:
-    """The rows of the cost figure, and their unit: the bill, or without a wanted rate the price of a token."""
+    """The rows of the cost figure, and their unit: the bill, or without a wanted rate the price of a token. That of bursts has no
+    upper end."""
     rows = []
     for answer, bill in ranks:
         if answer.wanted is None:
@@ -195,8 +196,8 @@ def _costs(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> tuple[list[di
             low, high = (cost * answer.rate / max(rates), cost * answer.rate / min(rates))
         else:
             cost, low, high = bill.per_hour, bill.fewest_per_hour, bill.per_hour
-        row = {"candidate": answer.candidate.name, "cost": cost, "lowest": min(low, cost), "highest": max(high, cost)}
-        rows.append(row)
+        highest = None if answer.is_burst else max(high, cost)
+        rows.append({"candidate": answer.candidate.name, "cost": cost, "lowest": min(low, cost), "highest": highest})
     unit = f"{currency} per million tokens" if ranks[0][0].wanted is None else f"{currency} per hour"
     return rows, unit
 
@@ -222,6 +223,7 @@ def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
             "candidate": answer.candidate.name,
             **point,
             "cost_per_million_tokens": bill.per_million["total"] * answer.rate / point["request_rate"],
+            "is_bound": answer.is_burst,
             "recommended": point is answer.at_rate["curve"][-1],
         }
         for answer, bill in ranks
