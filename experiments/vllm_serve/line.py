@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import overload
 
-from ...sim.spec.speculative import parse_speculative
+from ...sim.spec.speculative import ACCEPTANCE_KEYS, parse_speculative
 from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import SettingError, UserError
 
@@ -380,12 +380,12 @@ class _Reader:
         self._flags["speculative-config"] = value
 
     def _check_drafts(self, text: str) -> None:
-        """Name drafts of methods that are not simulated."""
+        """Name drafts of methods that are not simulated; with rates that vLLM refuses no server starts."""
         try:
             parse_speculative(text, needs_rates=False)
         except SettingError as error:
             _, _, key = error.field.partition(".")
-            if not key:
+            if not key or key in ACCEPTANCE_KEYS:
                 raise
             del self._flags["speculative-config"]
             self._not_simulated.append(f"--speculative-config ({key} {error.value!r} {error.remedy})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from shlex import quote
 
 import pytest
 
@@ -62,6 +63,17 @@ def test_what_has_no_effect_and_what_is_not_simulated_is_named():
         "speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}',
     }
     assert line.environment == {"HF_TOKEN": "x"}
+
+
+@pytest.mark.parametrize("sampler", [None, "standard", "block"])
+def test_acceptance_rates_without_their_sampler_are_refused_as_by_vllm(sampler):
+    """The memory of drafts does not depend on them; the line does not start."""
+    drafts = {"method": "ngram", "num_speculative_tokens": 1, "rejection_sample_method": sampler}
+    line = "vllm serve opt-13b --speculative-config "
+    started(parse_serve(line + quote(json.dumps(drafts))), "h100-80gb")
+    drafts["synthetic_acceptance_rates"] = [0.5]
+    with pytest.raises(SettingError, match="rejection_sample_method = .*: must be .synthetic. beside synthetic_acc"):
+        started(parse_serve(line + quote(json.dumps(drafts))), "h100-80gb")
 
 
 def test_a_revision_and_other_kernels_are_not_simulated():
