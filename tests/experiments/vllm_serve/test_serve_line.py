@@ -76,6 +76,18 @@ def test_acceptance_rates_without_their_sampler_are_refused_as_by_vllm(sampler):
         started(parse_serve(line + quote(json.dumps(drafts))), "h100-80gb")
 
 
+def test_the_engine_of_releases_before_v1_is_named():
+    """Their lines are taken as V1 would serve them."""
+
+    def named(tag: str, more: str = "") -> list[str]:
+        line = f"docker run {more} vllm/vllm-openai:{tag} --model opt-13b"
+        return started(parse_serve(line), "h100-80gb").line.not_simulated
+
+    (note,) = named("v0.6.6.post1")
+    assert note.startswith("the V0 engine of vLLM 0.6 (") and "--policy vllm-v0 " in note
+    assert named("v0.7.3") != [] == named("v0.7.3", "-e VLLM_USE_V1=1") == named("v0.8.0") == named("v0.33.0")
+
+
 def test_a_revision_and_other_kernels_are_not_simulated():
     line = parse_serve(
         "vllm serve Qwen/Qwen3-8B --revision abc --attention-backend FLASHINFER --disable-custom-all-reduce --seed 3"
