@@ -107,7 +107,7 @@ def plan(
         raise SettingError("mean_tokens", mean_tokens, "applies to one server; leave it out, or --goodput")
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
-    log = None if startup_log is None else read_log(pasted(startup_log))
+    log = None if startup_log is None else read_log(startup_log)
     line = _line(serve, model)
     line = line if vllm is None else replace(line, version=version(vllm))
     gpus = values_of("gpu", gpu)

@@ -282,7 +282,7 @@ def parse_serve(text: str) -> ServeLine:
     words = _words(text)
     start = _start(words)
     environment = dict(word.split("=", 1) for word in words[:start] if _ASSIGNMENT.fullmatch(word))
-    line = _Reader(_until_shell(words[start:])).line(environment)
+    line = _Reader(_until_shell(words[start:])).line(environment, text)
     tag = next(filter(None, map(_TAG.search, words[:start])), None)
     return replace(line, version=version(tag[1])) if tag else line
 
@@ -333,8 +333,8 @@ class _Reader:
         self._ignored: list[str] = []
         self._not_simulated: list[str] = []
 
-    def line(self, environment: dict[str, str]) -> ServeLine:
-        """The parsed line; ``environment`` has the assignments in front of the program."""
+    def line(self, environment: dict[str, str], written: str) -> ServeLine:
+        """The parsed line; ``environment`` has the assignments in front of the program, ``written`` is all of it."""
         while self._left:
             word = self._left.pop()
             if word.startswith("-") and not _NUMBER.fullmatch(word):
@@ -345,7 +345,7 @@ class _Reader:
                 raise SettingError("serve", word, "is neither a flag nor the value of one; one model is served")
         model = self._flags.pop("model", None) or self._model
         if not model:
-            raise SettingError("serve", None, "names no model; paste a line with vllm serve MODEL")
+            raise SettingError("serve", written, "names no model; paste a line with vllm serve MODEL")
         if "speculative-config" in self._flags:
             self._check_drafts(str(self._flags["speculative-config"]))
         return ServeLine(str(model), self._flags, self._ignored, self._not_simulated, environment)
