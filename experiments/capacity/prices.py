@@ -61,7 +61,7 @@ def prices(path: Path | None) -> Prices:
         text = resources.files(__package__).joinpath("facts/prices.json").read_text("utf-8")
         return _checked(json.loads(text), EXAMPLES)
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
         found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise SettingError("prices", str(path), f"cannot be read ({error.strerror}); name a file") from None

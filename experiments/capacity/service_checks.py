@@ -119,7 +119,7 @@ def read_services(path: Path) -> list[Service]:
         SettingError: The file cannot be read, or a service is invalid; the text names it and its key.
     """
     try:
-        found = tomllib.loads(path.read_text("utf-8"))
+        found = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise SettingError("check", str(path), f"cannot be read ({error.strerror}); name a TOML file") from None
     except ValueError as error:

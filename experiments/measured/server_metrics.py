@@ -293,7 +293,7 @@ def kv_usage_over_time(path: str | PathLike[str]) -> list[tuple[float, float]]:
 
 def _text(path: str | PathLike[str]) -> str:
     try:
-        return Path(path).read_text("utf-8")
+        return Path(path).read_text("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not text; give the server's response from /metrics") from None
     except OSError as error:

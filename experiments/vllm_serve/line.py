@@ -267,7 +267,7 @@ class ServeLine:
 def pasted(text: str) -> str:
     """The text, or the content of the file of that name."""
     try:
-        return Path(text).read_text("utf-8") if "\n" not in text and Path(text).is_file() else text
+        return Path(text).read_text("utf-8-sig") if "\n" not in text and Path(text).is_file() else text
     except (OSError, UnicodeDecodeError):
         # A long line is not a file name.
         return text

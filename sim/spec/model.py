@@ -136,7 +136,7 @@ def _named_format(name: str, path: Path, config: Config) -> str | None:
 
 def _load(path: Path) -> Config:
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = json.loads(path.read_text("utf-8-sig"))
     # ValueError: not UTF-8, not JSON, or a number of thousands of digits. RecursionError: thousands of nested brackets.
     except (OSError, ValueError, RecursionError) as error:
         raise SettingError("model", str(path), f"is not readable as JSON ({error}); give a config.json") from error
