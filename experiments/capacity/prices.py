@@ -79,8 +79,11 @@ def _checked(found: Any, origin: str) -> Prices:
     sources = found.get("sources", {})
     if not isinstance(sources, dict):
         raise SettingError("prices", origin, f"sources is {sources!r}; it must name the source of each GPU's price")
+    currency = found.get("currency", "USD")
+    if not isinstance(currency, str) or not currency.strip():
+        raise SettingError("prices", origin, f"currency is {currency!r}; it must be a name, such as EUR")
     for gpu, price in listed.items():
         if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price <= MOST_PRICE:
             remedy = f"a price must be a number above 0, and at most {MOST_PRICE:,}"
             raise SettingError("prices", origin, f"{gpu} costs {price!r}; {remedy}")
-    return Prices(origin, str(found.get("currency", "USD")), dict(listed), dict(sources))
+    return Prices(origin, currency, dict(listed), dict(sources))

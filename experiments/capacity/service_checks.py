@@ -21,6 +21,7 @@ from ...sim.cluster.config import Replicas
 from ...sim.engine.settings import Settings
 from ...sim.metrics.objectives import objectives
 from ...sim.types.errors import SettingError, UserError
+from ...sim.types.validation import requirement
 from ...traces import Pacing
 from ..runs.inputs import Inputs, Requests
 from ..runs.output import Report
@@ -136,7 +137,7 @@ def read_services(path: Path) -> list[Service]:
         name = table.get("name", int(place) + 1) if isinstance(table, dict) else int(place) + 1
         value = "" if first["type"].startswith("missing") else f" = {first['input']!r}"
         where = f"service {name}, {'.'.join(map(str, key)) or 'service'}{value}"
-        raise SettingError("check", str(path), f"{where}: {first['msg']}; correct it") from None
+        raise SettingError("check", str(path), f"{where}: {requirement(first)}; correct it") from None
 
 
 def check_services(path: Path, workers: Workers, seed: int, report: Report) -> bool:

@@ -498,6 +498,8 @@ class TestPrices:
             ('{"per_gpu_hour": {"h200": "4"}}', "h200 costs '4'"),
             ('{"per_gpu_hour": {"h200": true}}', "h200 costs True"),
             ('{"per_gpu_hour": {"h200": 4}, "sources": 3}', "sources is 3"),
+            ('{"per_gpu_hour": {"h200": 4}, "currency": 3}', "currency is 3; it must be a name, such as EUR"),
+            ('{"per_gpu_hour": {"h200": 4}, "currency": " "}', "currency is ' '; it must be a name"),
         ],
     )
     def test_what_cannot_be(self, text, message, tmp_path):
