@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from functools import cache, cached_property
 from html import escape
 from inspect import Parameter, Signature
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -127,6 +127,9 @@ def _plain(name: str, value: Any) -> Any:
     kinds = _types(name)
     if isinstance(value, bool) and bool not in kinds:
         raise SettingError(name, value, "is not a switch; give a value")
+    if isinstance(value, PathLike) and str in kinds:
+        # The flag takes a name or a path as text.
+        return fspath(value)
     if name == "max_tokens" and isinstance(value, int):
         # The flag takes a rule or a number as text.
         return str(value)

@@ -128,7 +128,8 @@ class Bill:
 
     Attributes:
         replicas, gpus: Number needed for the wanted rate; without one a single replica, or the engines that share its experts.
-        fewest_replicas: Replicas that may be enough, as far as the seeds say.
+        fewest_replicas: Replicas that may be enough, as far as the seeds say; ``replicas`` if their runs are bursts, which say
+            nothing of fewer replicas under a load that lasts.
         per_hour, fewest_per_hour: Price of all GPUs for an hour.
         per_million: Price of a million tokens at the wanted rate, or at the full rate: the whole bill divided by prompt
             tokens, by output tokens, and by both together.
@@ -152,7 +153,7 @@ def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None) -> Bi
         SettingError: The GPU has no price.
     """
     launch, replicas = answer.candidate.started.launch, answer.replicas
-    fewest = replicas if answer.fleet is None else answer.fleet.fewest
+    fewest = replicas if answer.fleet is None or answer.is_burst else answer.fleet.fewest
     replica_hour = launch.num_gpus * prices.of(launch.gpu.name)
     prompt, output = load.mean_tokens
     served = HOUR_S / MILLION * (answer.rate * replicas if wanted is None else wanted)
@@ -166,7 +167,11 @@ def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None) -> Bi
 
 
 def ranked(answers: Sequence[Answer], load: Load, prices: Prices, wanted: float | None) -> list[tuple[Answer, Bill]]:
-    """Candidates with a rate and a price, with their bills, the recommended one first."""
+    """Candidates with a rate and a price, with their bills, the recommended one first.
+
+    With a wanted rate those of which only bursts are known come last: a load that lasts may need more of them. Without one all
+    come by their price, though it is a lower bound for those: else a candidate would win because fewer requests fill it.
+    """
     able = [answer for answer in answers if answer.rate and not (wanted is None and answer.every_rate_meets)]
     billed = [(answer, bill(answer, load, prices, wanted)) for answer in able]
     if wanted is None:
@@ -175,6 +180,7 @@ def ranked(answers: Sequence[Answer], load: Load, prices: Prices, wanted: float 
     return sorted(
         billed,
         key=lambda each: (
-            each[1].per_hour, each[1].gpus, each[0].candidate.num_lossy, each[1].full_per_million or 0.0
+            each[0].is_burst, each[1].per_hour, each[1].gpus, each[0].candidate.num_lossy,
+            each[1].full_per_million or 0.0,
         ),
     )  # fmt: skip

@@ -23,8 +23,8 @@ from .day_page import day_cells, day_rows, day_section
 from .day_text import day_summary
 from .sensitivity import CHANGE
 from .text import (
-    bill_text,
     billed,
+    hourly_text,
     memory_rows,
     range_text,
     rate_text,
@@ -186,7 +186,8 @@ def _cell(value: Any) -> str:
 
 
 def _costs(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> tuple[list[dict[str, Any]], str]:
-    """The rows of the cost figure, and their unit: the bill, or without a wanted rate the price of a token."""
+    """The rows of the cost figure, and their unit: the bill, or without a wanted rate the price of a token. That of bursts has no
+    upper end."""
     rows = []
     for answer, bill in ranks:
         if answer.wanted is None:
@@ -195,8 +196,8 @@ def _costs(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> tuple[list[di
             low, high = (cost * answer.rate / max(rates), cost * answer.rate / min(rates))
         else:
             cost, low, high = bill.per_hour, bill.fewest_per_hour, bill.per_hour
-        row = {"candidate": answer.candidate.name, "cost": cost, "lowest": min(low, cost), "highest": max(high, cost)}
-        rows.append(row)
+        highest = None if answer.is_burst else max(high, cost)
+        rows.append({"candidate": answer.candidate.name, "cost": cost, "lowest": min(low, cost), "highest": highest})
     unit = f"{currency} per million tokens" if ranks[0][0].wanted is None else f"{currency} per hour"
     return rows, unit
 
@@ -222,6 +223,7 @@ def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
             "candidate": answer.candidate.name,
             **point,
             "cost_per_million_tokens": bill.per_million["total"] * answer.rate / point["request_rate"],
+            "is_bound": answer.is_burst,
             "recommended": point is answer.at_rate["curve"][-1],
         }
         for answer, bill in ranks
@@ -231,11 +233,11 @@ def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
 
 def _row(answer: Answer, bill: Bill, currency: str, preempts: bool) -> dict[str, Any]:
     """A row of the table of candidates; ``preempts`` is whether any of them preempts requests."""
-    at, limit = answer.at_rate, answer.at_rate["limit"]
+    at, limit, hourly = answer.at_rate, answer.at_rate["limit"], hourly_text(answer, bill)
     return {
         "Candidate": answer.candidate.name,
         "GPUs": range_text(answer, bill),
-        f"{currency}/h": bill.per_hour if bill.fewest_replicas == bill.replicas else bill_text(bill),
+        f"{currency}/h": bill.per_hour if hourly == f"{bill.per_hour:,.2f}" else hourly,
         f"{currency}/M tokens": tokens_text(answer, bill),
         **(
             {"Requests/s a replica": rate_text(answer)}

@@ -15,7 +15,8 @@
 
 The jobs of a step are independent and run on all cores or on a cluster. Finished jobs are stored, so an interrupted
 plan continues from there. The plan recommends the cheapest candidate for the wanted rate, then fewer GPUs, then the
-lower price of a token at the full rate. Without a wanted rate it recommends the lowest price of a token.
+lower price of a token at the full rate; candidates of which only bursts are known (``Answer.is_burst``) come last. Without a wanted
+rate it recommends the lowest price of a token.
 
 If all requests at once meet the goal, every rate does. Such a candidate has no highest rate, so without a wanted rate its
 tokens have no price. It is listed after the candidates with a price. For a wanted rate its smallest fleet is simulated.

@@ -61,7 +61,7 @@ def prices(path: Path | None) -> Prices:
         text = resources.files(__package__).joinpath("facts/prices.json").read_text("utf-8")
         return _checked(json.loads(text), EXAMPLES)
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
         found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise SettingError("prices", str(path), f"cannot be read ({error.strerror}); name a file") from None
@@ -79,8 +79,11 @@ def _checked(found: Any, origin: str) -> Prices:
     sources = found.get("sources", {})
     if not isinstance(sources, dict):
         raise SettingError("prices", origin, f"sources is {sources!r}; it must name the source of each GPU's price")
+    currency = found.get("currency", "USD")
+    if not isinstance(currency, str) or not currency.strip():
+        raise SettingError("prices", origin, f"currency is {currency!r}; it must be a name, such as EUR")
     for gpu, price in listed.items():
         if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price <= MOST_PRICE:
             remedy = f"a price must be a number above 0, and at most {MOST_PRICE:,}"
             raise SettingError("prices", origin, f"{gpu} costs {price!r}; {remedy}")
-    return Prices(origin, str(found.get("currency", "USD")), dict(listed), dict(sources))
+    return Prices(origin, currency, dict(listed), dict(sources))

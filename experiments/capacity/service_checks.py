@@ -21,6 +21,7 @@ from ...sim.cluster.config import Replicas
 from ...sim.engine.settings import Settings
 from ...sim.metrics.objectives import objectives
 from ...sim.types.errors import SettingError, UserError
+from ...sim.types.validation import requirement
 from ...traces import Pacing
 from ..runs.inputs import Inputs, Requests
 from ..runs.output import Report
@@ -119,7 +120,7 @@ def read_services(path: Path) -> list[Service]:
         SettingError: The file cannot be read, or a service is invalid; the text names it and its key.
     """
     try:
-        found = tomllib.loads(path.read_text("utf-8"))
+        found = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise SettingError("check", str(path), f"cannot be read ({error.strerror}); name a TOML file") from None
     except ValueError as error:
@@ -136,7 +137,7 @@ def read_services(path: Path) -> list[Service]:
         name = table.get("name", int(place) + 1) if isinstance(table, dict) else int(place) + 1
         value = "" if first["type"].startswith("missing") else f" = {first['input']!r}"
         where = f"service {name}, {'.'.join(map(str, key)) or 'service'}{value}"
-        raise SettingError("check", str(path), f"{where}: {first['msg']}; correct it") from None
+        raise SettingError("check", str(path), f"{where}: {requirement(first)}; correct it") from None
 
 
 def check_services(path: Path, workers: Workers, seed: int, report: Report) -> bool:

@@ -103,6 +103,8 @@ def headroom_text(answer: Answer) -> str:
 
 #: Why a highest rate is unknown, and the remedy.
 TOO_FEW = "too few requests to fill a replica: raise --num-prompts"
+#: After a price that bursts alone show.
+_BOUND = f"a lower bound, because its runs are bursts ({TOO_FEW})"
 
 
 def sure_headroom_text(answer: Answer) -> str:
@@ -125,15 +127,19 @@ def _headroom_part(answer: Answer) -> str:
 
 def range_text(answer: Answer, bill: Bill) -> str:
     """GPUs that may be enough and GPUs that are, where the seeds leave that open."""
-    each, bound = bill.gpus // bill.replicas, ">=" if _is_lower_bound(answer) else ""
     if bill.fewest_replicas == bill.replicas:
-        return f"{bound}{bill.gpus:,}"
-    return f"{bound}{bill.fewest_replicas * each:,}-{bill.gpus:,}"
+        return f"{'>=' * _is_lower_bound(answer)}{bill.gpus:,}"
+    return f"{bill.fewest_replicas * bill.gpus // bill.replicas:,}-{bill.gpus:,}"
 
 
 def _is_lower_bound(answer: Answer) -> bool:
     """Whether a load that lasts may need a larger fleet than the bursts of the runs."""
     return answer.fleet is not None and answer.is_burst
+
+
+def hourly_text(answer: Answer, bill: Bill, separator: str = " to ") -> str:
+    """``bill_text``, marked where it is a lower bound."""
+    return f"{'>=' * _is_lower_bound(answer)}{bill_text(bill, separator)}"
 
 
 def bill_text(bill: Bill, separator: str = " to ") -> str:
@@ -213,7 +219,8 @@ def _longer_steps_texts(answer: Answer, bill: Bill) -> list[str]:
     if effect.replicas is None:
         return [f"no rate meets the goal if steps are {CHANGE:.0%} longer"]
     gpus = effect.replicas * bill.gpus // bill.replicas
-    return [f"{'still ' * (gpus == bill.gpus)}{gpus:,} if steps are {CHANGE:.0%} longer"]
+    still, at_least = "still " * (gpus == bill.gpus), "at least " * _is_lower_bound(answer)
+    return [f"{still}{at_least}{gpus:,} if steps are {CHANGE:.0%} longer"]
 
 
 def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | None, currency: str) -> list[str]:
@@ -230,7 +237,7 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
         *([] if at["near_saturation"] is None else [LatencyRange(**at["near_saturation"]).text()]),
         limit_text(answer),
         *_neighbour(ranks, wanted),
-        *_cheaper_low_end(ranks, currency),
+        *([] if wanted is None else _cheaper(ranks, currency)),
         *_sensitivity_text(answer),
     ]
 
@@ -286,10 +293,10 @@ def _fleet_text(answer: Answer, fleet: Fleet) -> str:
     text = f"With {len(shares)} seeds {min(shares):.1%} to {max(shares):.1%} of the requests meet the objectives, and {misses}"
     sure = f": {CONTENT:.0%} of other seeds meet it, too, with {CONFIDENCE:.0%} confidence."
     text += "." if answer.is_burst else sure
-    if fleet.fewest < answer.replicas:
+    if fleet.fewest < answer.replicas and not answer.is_burst:
         return f"{text} {replicas_text(fleet.fewest)} may be enough, but the seeds do not confirm it."
     smaller = answer.replicas - answer.candidate.engines
-    return f"{text} {replicas_text(smaller)} would be too few." if smaller else text
+    return f"{text} {replicas_text(smaller)} would be too few." if fleet.fewest > smaller > 0 else text
 
 
 def replicas_text(count: int) -> str:
@@ -349,16 +356,24 @@ def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> li
     ]
 
 
-def _cheaper_low_end(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> list[str]:
-    """The other candidate with the lowest bill of the fewest replicas that may be enough, if that of the recommendation is higher."""
+def _cheaper(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> list[str]:
+    """The other candidate with the lowest bill of the fewest replicas that may be enough, and the one with the lowest bound of a bill,
+    if that of the recommendation is higher."""
     _, cheapest = ranks[0]
-    answer, bill = min(ranks, key=lambda each: each[1].fewest_per_hour)
-    if bill.fewest_per_hour >= cheapest.fewest_per_hour:
-        return []
-    return [
-        f"{answer.candidate.name} may be cheaper: {bill_text(bill)} {currency}/h, of which the seeds confirm only the higher end, as"
-        f" {replicas_text(bill.fewest_replicas)} may be enough."
-    ]
+    lower = [each for each in ranks if each[1].fewest_per_hour < cheapest.fewest_per_hour]
+    lines = []
+    for bursts in (False, True):
+        some = [each for each in lower if each[0].is_burst is bursts]
+        if some:
+            answer, bill = min(some, key=lambda each: each[1].fewest_per_hour)
+            why = (
+                f"at least {bill_text(bill)} {currency}/h, {_BOUND}"
+                if bursts
+                else f"{bill_text(bill)} {currency}/h, of which the seeds confirm only the higher end, as"
+                f" {replicas_text(bill.fewest_replicas)} may be enough"
+            )
+            lines.append(f"{answer.candidate.name} may be cheaper: {why}.")
+    return lines
 
 
 def _more_money(price: float) -> str:
@@ -447,7 +462,7 @@ def candidates_table(
             _values(answer.candidate, differ),
             _rate_cell(answer),
             range_text(answer, bill),
-            bill_text(bill, "-\n"),
+            hourly_text(answer, bill, "-\n"),
             tokens_text(answer, bill, bound=">"),
             f"{at['p90_ttft_ms']:,.0f}",
             f"{at['p90_tpot_ms']:,.1f}",
@@ -517,8 +532,12 @@ def why_none(answer: Answer, goal: Goal) -> str:
 def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: float | None, currency: str) -> str:
     """One line: the reason why a candidate that can serve is not recommended."""
     winner, cheapest = best
+    if _is_lower_bound(answer) and not winner.is_burst:
+        return f"at least {bill_text(bill)} {currency}/h, {_BOUND}"
     limited = _limit_in_short(answer.at_rate["limit"])
     rates = f"a replica takes {rate_text(answer)} ({rate_text(winner)} there), limited by {limited}"
+    if _is_lower_bound(answer):
+        rates = f"both are lower bounds; limited by {limited}"
     if wanted is not None and bill.per_hour > cheapest.per_hour:
         return (
             f"{bill_text(bill)} {currency}/h against {bill_text(cheapest)}: {_gpus(bill)}{_split_text(answer)}; {rates}"
@@ -530,8 +549,10 @@ def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: flo
         return f"as cheap, but its number format may change what the model answers; {rates}"
     if cheapest.full_per_million is None:
         return f"as cheap, with as many GPUs{_split_text(answer)}; {rates}"
-    tokens = f"{bill.full_per_million:.3g} {currency} a million tokens at the full rate"
-    return f"{tokens} against {cheapest.full_per_million:.3g}; {rates}"
+    tokens, fewer = (
+        f"{'more than ' * each.is_burst}{price.full_per_million:.3g}" for each, price in ((answer, bill), best)
+    )
+    return f"{tokens} {currency} a million tokens at the full rate against {fewer}; {rates}"
 
 
 def _gpus(bill: Bill) -> str:

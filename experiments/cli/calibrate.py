@@ -92,6 +92,8 @@ def _print(found: dict[str, Any], report: Report) -> None:
     report.print_line(
         "Errors are of the fitted models at the points they were fitted to, and held out: at points left out."
     )
+    if (share := found.get("repeated_reads")) is not None:
+        report.print_line(f"A repeated read of KV takes {share} of the time of a first one (repeated_reads).")
 
 
 def _percent(share: float | None) -> str:

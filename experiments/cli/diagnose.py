@@ -114,7 +114,7 @@ def diagnose(
     seen = seen_by_server(metrics, probe, sources.file is not None)
     line = parse_serve(pasted(serve))
     line = line if vllm is None else replace(line, version=version(vllm))
-    log = None if startup_log is None else read_log(pasted(startup_log))
+    log = None if startup_log is None else read_log(startup_log)
     server = server_of(line, gpu, model, log, cost)
     if metrics is not None:
         line = with_block_size(line, seen, server.launch.rank_block_tokens)

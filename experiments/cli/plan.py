@@ -22,7 +22,7 @@ from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
 from ...traces import Pacing, Reading
 from ..capacity.candidates import CHOICES, Choices, values_of
 from ..capacity.page import PLAN
-from ..capacity.questions import answers, questions_of, subject_of
+from ..capacity.questions import Flags, answers, questions_of, subject_of
 from ..capacity.search import AIMS, Aims, PlanRequest, search
 from ..capacity.service_checks import check_services
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
@@ -107,7 +107,7 @@ def plan(
         raise SettingError("mean_tokens", mean_tokens, "applies to one server; leave it out, or --goodput")
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
-    log = None if startup_log is None else read_log(pasted(startup_log))
+    log = None if startup_log is None else read_log(startup_log)
     line = _line(serve, model)
     line = line if vllm is None else replace(line, version=version(vllm))
     gpus = values_of("gpu", gpu)
@@ -119,7 +119,22 @@ def plan(
         return
     _refuse_unused(serve, gpus, aims, choices, out)
     questions = questions_of(ask, load)
-    answer = started(line, gpus[0], model, log)
+    _start(started(line, gpus[0], model, log), log, questions, mean_tokens, load, report)
+
+
+def _start(
+    answer: Started,
+    log: StartupLog | None,
+    questions: list[str],
+    mean_tokens: int | None,
+    load: Flags,
+    report: Report,
+) -> None:
+    """Report whether a line starts, and where it does the answers to questions.
+
+    Raises:
+        UserError: The load cannot be read, or served.
+    """
     allow_long = answer.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     refused = refusal(answer.launch, answer.fits_length, allow_long)
     if refused is None:

@@ -101,14 +101,9 @@ def validate(
         server = Server(serve, model, replica.gpu, vllm, startup_log, given)
         validate_against(against, metrics, server, folder, report, save_server)
         return
-    of_a_server = {"metrics": metrics, "serve": serve, "vllm": vllm, "startup_log": startup_log}
-    of_a_server |= {"save_server": save_server, **replica.given()}
-    for name, value in of_a_server.items():
-        if value is not None:
-            alone = "; fragmeter diagnose reads metrics alone" if name == "metrics" else ""
-            raise SettingError(
-                name, str(value), f"applies only to a real server; give its benchmark by --against{alone}"
-            )
+    _refuse_without_against(
+        metrics=metrics, serve=serve, vllm=vllm, startup_log=startup_log, save_server=save_server, **replica.given()
+    )
     if check and plan is None:
         raise SettingError("check", True, "applies only to a recorded plan; give --plan")
     if every is not None and not check:
@@ -141,6 +136,20 @@ def _refuse_with_against(**flags: Any) -> None:
         if value is not None:
             shown = str(value) if isinstance(value, Path) else value
             raise SettingError(name, shown, "has no effect with --against; leave it out")
+
+
+def _refuse_without_against(**flags: Any) -> None:
+    """Refuse flags that only a benchmark of a real server uses.
+
+    Raises:
+        SettingError: One of them was given.
+    """
+    for name, value in flags.items():
+        if value is not None:
+            alone = "; fragmeter diagnose reads metrics alone" if name == "metrics" else ""
+            raise SettingError(
+                name, str(value), f"applies only to a real server; give its benchmark by --against{alone}"
+            )
 
 
 def _refuse_without_effect(calibration: Path | None, quick: bool, seed: int | None, out: Path | None) -> None:

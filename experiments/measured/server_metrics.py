@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from math import isfinite
+from math import isfinite, sqrt
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -57,8 +57,11 @@ READ = (*RUNNING, *WAITING, *KV_USAGE, *PREEMPTIONS, *QUERIES, *HITS, CONFIG) + 
     for name in (*TTFT, *ITL, *TPOT, *E2EL, *PROMPTS, *OUTPUTS)
     for part in ("sum", "count", "bucket")[: 2 if name in ITL else 3]
 )
-#: Least scrapes with waiting requests that show a limit on those that run, and the most by which these differ.
-_LIMIT_SCRAPES, _LIMIT_SPREAD = 3, 1.0
+#: Least scrapes with waiting requests that show a limit on those that run, and the share of them at which it is reached.
+_LIMIT_SCRAPES, _LIMIT_SHARE = 3, 0.75
+#: Standard deviations of the requests that finish in a step by which a scrape is below the limit that it reaches; and the use of the
+#: KV cache from which on it may limit about as many.
+_LIMIT_DEVIATIONS, _LIMIT_USAGE = 4.0, 0.9
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 Scrape = dict[Series, float]
@@ -124,7 +127,7 @@ class ServerMetrics:
         num_gpu_blocks, block_size: Size of the KV pool.
         kv_usage: Mean and maximum share of the pool in use.
         running, waiting: Mean number of requests.
-        running_limit: Most requests that run at scrapes at which others wait, if about as many run at all of them.
+        running_limit: Most requests that run at scrapes at which others wait, if about as many run at most of them.
         preemptions: Number of preemptions.
         hit_rate: Share of the tokens looked up that the prefix cache had.
         first_tokens: Requests that produced a first token.
@@ -290,7 +293,7 @@ def kv_usage_over_time(path: str | PathLike[str]) -> list[tuple[float, float]]:
 
 def _text(path: str | PathLike[str]) -> str:
     try:
-        return Path(path).read_text("utf-8")
+        return Path(path).read_text("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not text; give the server's response from /metrics") from None
     except OSError as error:
@@ -432,9 +435,16 @@ class _Reader:
         return total / count if total is not None and count else None
 
     def _running_limit(self) -> float | None:
+        """A limit is reached by a scheduled step; those that finish in it, a Poisson number, have left at the scrape that follows."""
         running = [_sum(scrape, RUNNING) or 0.0 for scrape in self._busy if (_sum(scrape, WAITING) or 0.0) >= 1]
-        steady = len(running) >= _LIMIT_SCRAPES and max(running) - min(running) <= _LIMIT_SPREAD
-        return max(running) if steady else None
+        if len(running) < _LIMIT_SCRAPES:
+            return None
+        limit, outputs, usage = max(running), self._observed(OUTPUTS), self._gauge(KV_USAGE)
+        has_room = usage and max(usage) < _LIMIT_USAGE
+        finish = limit / outputs if outputs and has_room else 0.0
+        gone = max(1.0, finish + _LIMIT_DEVIATIONS * sqrt(finish))
+        reached = sum(limit - each <= gone for each in running)
+        return limit if reached >= _LIMIT_SHARE * len(running) else None
 
     def _histogram(self, names: tuple[str, ...]) -> Histogram | None:
         """The distribution of a histogram; None if it is absent or has observed nothing."""

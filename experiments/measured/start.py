@@ -69,7 +69,7 @@ def replica(server: Server, model_id: str | None) -> Settings:
         return _by_flags(server, model_id)
     if server.gpu is None:
         raise SettingError("gpu", None, "is missing; give the server's GPU")
-    log = None if server.startup_log is None else read_log(pasted(server.startup_log))
+    log = None if server.startup_log is None else read_log(server.startup_log)
     line = parse_serve(pasted(server.serve))
     answer = started(_dated(line, server.vllm), server.gpu, server.model, log)
     refused = refusal(answer.launch, answer.fits_length, line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1")

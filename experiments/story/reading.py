@@ -98,7 +98,7 @@ def story(name_or_path: str) -> Story:
         meant = f"; did you mean {near[0]}?" if near else ""
         raise SettingError("story", name_or_path, f"one of {', '.join(_ORDER)}, or a TOML file{meant}")
     try:
-        return read_story(Path(name_or_path).read_text("utf-8"), name_or_path)
+        return read_story(Path(name_or_path).read_text("utf-8-sig"), name_or_path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
         raise SettingError("story", name_or_path, f"cannot be read ({reason}); name a TOML file") from None

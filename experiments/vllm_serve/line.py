@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import overload
 
-from ...sim.spec.speculative import parse_speculative
+from ...sim.spec.speculative import ACCEPTANCE_KEYS, parse_speculative
 from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import SettingError, UserError
 
@@ -267,7 +267,7 @@ class ServeLine:
 def pasted(text: str) -> str:
     """The text, or the content of the file of that name."""
     try:
-        return Path(text).read_text("utf-8") if "\n" not in text and Path(text).is_file() else text
+        return Path(text).read_text("utf-8-sig") if "\n" not in text and Path(text).is_file() else text
     except (OSError, UnicodeDecodeError):
         # A long line is not a file name.
         return text
@@ -282,7 +282,7 @@ def parse_serve(text: str) -> ServeLine:
     words = _words(text)
     start = _start(words)
     environment = dict(word.split("=", 1) for word in words[:start] if _ASSIGNMENT.fullmatch(word))
-    line = _Reader(_until_shell(words[start:])).line(environment)
+    line = _Reader(_until_shell(words[start:])).line(environment, text)
     tag = next(filter(None, map(_TAG.search, words[:start])), None)
     return replace(line, version=version(tag[1])) if tag else line
 
@@ -333,8 +333,8 @@ class _Reader:
         self._ignored: list[str] = []
         self._not_simulated: list[str] = []
 
-    def line(self, environment: dict[str, str]) -> ServeLine:
-        """The parsed line; ``environment`` has the assignments in front of the program."""
+    def line(self, environment: dict[str, str], written: str) -> ServeLine:
+        """The parsed line; ``environment`` has the assignments in front of the program, ``written`` is all of it."""
         while self._left:
             word = self._left.pop()
             if word.startswith("-") and not _NUMBER.fullmatch(word):
@@ -345,7 +345,7 @@ class _Reader:
                 raise SettingError("serve", word, "is neither a flag nor the value of one; one model is served")
         model = self._flags.pop("model", None) or self._model
         if not model:
-            raise SettingError("serve", None, "names no model; paste a line with vllm serve MODEL")
+            raise SettingError("serve", written, "names no model; paste a line with vllm serve MODEL")
         if "speculative-config" in self._flags:
             self._check_drafts(str(self._flags["speculative-config"]))
         return ServeLine(str(model), self._flags, self._ignored, self._not_simulated, environment)
@@ -380,12 +380,12 @@ class _Reader:
         self._flags["speculative-config"] = value
 
     def _check_drafts(self, text: str) -> None:
-        """Name drafts of methods that are not simulated."""
+        """Name drafts of methods that are not simulated; with rates that vLLM refuses no server starts."""
         try:
             parse_speculative(text, needs_rates=False)
         except SettingError as error:
             _, _, key = error.field.partition(".")
-            if not key:
+            if not key or key in ACCEPTANCE_KEYS:
                 raise
             del self._flags["speculative-config"]
             self._not_simulated.append(f"--speculative-config ({key} {error.value!r} {error.remedy})")

@@ -10,6 +10,7 @@ from typing import TypeVar
 from ...sim.spec.launch import Launch, capacity
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
+from .line import pasted
 
 Found = TypeVar("Found")
 GIB = 1 << 30
@@ -56,9 +57,13 @@ def _blocks(launch: Launch, tokens: int, sequences: float) -> int:
 def read_log(text: str) -> StartupLog:
     """The lines of a start-up log with the size of the KV cache: the last of each kind, but the smallest memory.
 
+    Args:
+        text: The log, or the name of its file.
+
     Raises:
         SettingError: The log has no line of this kind.
     """
+    given, text = text, pasted(text)
     concurrency = [(_whole(tokens), float(sequences)) for tokens, sequences in _CONCURRENCY.findall(text)]
     memory = [int(float(one or other) * GIB) for one, other in _MEMORY.findall(text)]
     log = StartupLog(
@@ -69,7 +74,8 @@ def read_log(text: str) -> StartupLog:
     )
     if log == StartupLog(None, None, None, None):
         lines = "GPU KV cache size, Available KV cache memory, Maximum concurrency or # GPU blocks"
-        raise SettingError("startup_log", " ".join(text.split())[:60], f"has none of the lines {lines}")
+        remedy = f"has none of the lines {lines}; give vLLM's output from its start"
+        raise SettingError("startup_log", " ".join(given.split())[:60], remedy)
     return log
 
 

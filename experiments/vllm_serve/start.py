@@ -22,7 +22,7 @@ from ...sim.spec.launch import (
     resolved_kv_dtype,
     stage_memories,
 )
-from ...sim.spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST, Release, release
+from ...sim.spec.releases import FIRST_ORDERED, FIRST_V1, LAST_ORDERED, LATEST, Release, release
 from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_speculative
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
@@ -125,7 +125,7 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
     """
     shape = _shape(line, model_name)
     speculative, uncounted = _drafter(line, shape)
-    line = replace(line, not_simulated=[*line.not_simulated, *_not_simulated(speculative, uncounted)])
+    line = replace(line, not_simulated=[*line.not_simulated, *_not_simulated(line, speculative, uncounted)])
     card = gpu(gpu_name)
     tokens, seqs = _batch(line, card)
     length = line.text("max-model-len", "")
@@ -190,8 +190,14 @@ def _drafter(line: ServeLine, shape: ModelSpec) -> tuple[SpeculativeConfig | Non
     return config, None
 
 
-def _not_simulated(speculative: SpeculativeConfig | None, uncounted: NotSimulated | None) -> Iterator[str]:
-    """Name drafts that are not simulated; where the line does not say how many are accepted they count for the memory alone."""
+def _not_simulated(
+    line: ServeLine, speculative: SpeculativeConfig | None, uncounted: NotSimulated | None
+) -> Iterator[str]:
+    """Name the engine of releases before V1, and drafts that are not simulated; where the line does not say how many are accepted they
+    count for the memory alone."""
+    if line.version is not None and line.version < FIRST_V1 and line.environment.get("VLLM_USE_V1") != "1":
+        major, minor = line.version
+        yield f"the V0 engine of vLLM {major}.{minor} (defaults, memory and scheduler are V1's; --policy vllm-v0 has V0's scheduler)"
     if uncounted is not None:
         yield f"--speculative-config ({uncounted.value} {uncounted.reason}; its memory is not counted)"
     elif speculative is not None and not speculative.acceptance_rates:

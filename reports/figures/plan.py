@@ -17,8 +17,9 @@ Row = dict[str, Any]
 def pareto(rows: Sequence[Row], currency: str) -> go.Figure:
     """One line per candidate, over shares of its recommended rate; points to the right and below are better.
 
-    Rows are ``{"candidate", "request_rate", "tokens_per_s_per_user", "cost_per_million_tokens", "recommended"}``, with
-    the candidates in the order of their rank. The first six have colours; points of the Pareto front are ringed.
+    Rows are ``{"candidate", "request_rate", "tokens_per_s_per_user", "cost_per_million_tokens", "is_bound", "recommended"}``,
+    with the candidates in the order of their rank; the costs of one are lower bounds, or not. The first six have colours; points
+    of the Pareto front are ringed.
     """
     names = list(dict.fromkeys(row["candidate"] for row in rows))
     columns = ["Candidate", "Requests/s a replica", "Tokens/s per user", f"{currency} per million tokens"]
@@ -34,7 +35,8 @@ def pareto(rows: Sequence[Row], currency: str) -> go.Figure:
     front = [point for point, best in zip(points, unbeaten([(speed, -cost) for speed, cost in points])) if best]
     figure.add_trace(rings(*zip(*front)))
     for place, name in enumerate(names):
-        figure.add_trace(_line([row for row in rows if row["candidate"] == name], name, place))
+        own = [row for row in rows if row["candidate"] == name]
+        figure.add_trace(_line(own, f"{name}{' (lower bound)' * own[0]['is_bound']}", place))
     figure.update_xaxes(title_text="tokens/s a user sees (1 / median TPOT)", rangemode="tozero")
     figure.update_yaxes(title_text=f"{currency} per million tokens, prompts and outputs", rangemode="tozero")
     return figure
@@ -61,15 +63,18 @@ def _line(rows: Sequence[Row], name: str, place: int) -> go.Scatter:
 def cost_bars(rows: Sequence[Row], unit: str) -> go.Figure:
     """One bar per candidate: its cost, with an interval.
 
-    Rows are ``{"candidate", "cost", "lowest", "highest"}``, in the order of their rank.
+    Rows are ``{"candidate", "cost", "lowest", "highest"}``, in the order of their rank. A cost without a ``highest`` is a lower
+    bound; its bar is hatched.
 
     Args:
         unit: Of the cost, such as USD per hour.
     """
     fields = ("candidate", "cost", "lowest", "highest")
+    are_bounds = [row["highest"] is None for row in rows]
     figure = blank(
         "Cost of each candidate",
-        f"{unit}; lines: the interval that the seeds leave open.",
+        f"{unit}; lines: the interval that the seeds leave open."
+        + " Hatched: a lower bound, because the runs are bursts." * any(are_bounds),
         130 + 30 * len(rows),
         {
             "columns": ["Candidate", unit, "At least", "At most"],
@@ -81,20 +86,27 @@ def cost_bars(rows: Sequence[Row], unit: str) -> go.Figure:
         orientation="h",
         x=costs,
         y=[row["candidate"] for row in rows],
-        marker=fill(PARTS["token_states"]),
+        marker=fill(PARTS["token_states"]) | (_hatching(are_bounds) if any(are_bounds) else {}),
         error_x={
-            "array": [row["highest"] - row["cost"] for row in rows],
+            "array": [0.0 if row["highest"] is None else row["highest"] - row["cost"] for row in rows],
             "arrayminus": [row["cost"] - row["lowest"] for row in rows],
             "color": INK,
             "thickness": 2,
             # Without caps an interval of no width draws nothing.
             "width": 0,
         },
-        hovertemplate=f"%{{y}}: %{{x:,.3g}} {unit}<extra></extra>",
+        customdata=["at least " * is_bound for is_bound in are_bounds],
+        hovertemplate=f"%{{y}}: %{{customdata}}%{{x:,.3g}} {unit}<extra></extra>",
     )
     figure.update_xaxes(title_text=unit, rangemode="tozero")
     figure.update_yaxes(autorange="reversed")
     return figure
+
+
+def _hatching(which: Sequence[bool]) -> dict[str, Any]:
+    """A hatching of some bars; the others keep their fill."""
+    shape = ["/" if each else "" for each in which]
+    return {"pattern": {"shape": shape, "fgcolor": PAPER, "size": 8, "solidity": 0.3, "fillmode": "overlay"}}
 
 
 def tornado(rows: Sequence[Row], of: str, change: float) -> go.Figure:

@@ -199,6 +199,8 @@ def read_probe(path: str | PathLike[str], digests: bool = False, watch: Watch | 
     lines, cut = _lines(path)
     first = next(lines, None)
     if first is None:
+        if cut:
+            raise TraceError(path, 1, None, None, f"is incomplete, and there is no other line; {_REMEDY}")
         raise TraceError(path, None, None, None, f"is empty; {_REMEDY}")
     header = _header(path, *first)
     rest = list(lines)

@@ -10,6 +10,7 @@ The presets (``data/gpus.json``) are a list of such objects.
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -153,7 +154,7 @@ def gpu(name_or_path: str) -> GpuSpec:
         raise SettingError("gpu", name_or_path, f"one of {', '.join(_presets())}, or a JSON file of a GPU")
     file = basename(name_or_path)
     try:
-        found = _SHEET.validate_json(content_of(name_or_path, "gpu"))
+        found = _SHEET.validate_json(content_of(name_or_path, "gpu").removeprefix(BOM_UTF8))
     except ValidationError as error:
         raise complaint(file, error, "file of a GPU") from None
     if found.name in _presets():

@@ -94,24 +94,26 @@ def _found(name: str) -> Known | Path:
     if name in _presets():
         return Known(name)
     path = Path(name)
-    if path.exists():
-        path = path / "config.json" if path.is_dir() else path
-        if path.is_file():
-            return path
-    else:
-        known = preset_of(name, _presets())
-        if known is not None and not (known.is_guess and cached_config(name)):
-            return known
-        if (kind := unsupported(name)) is not None:
-            refuse_unsupported(kind, name)
-        alike = namesake(name, _presets())
-        if (downloaded := config_file(name, alike)) is not None:
-            return downloaded
-        if alike is not None:
-            raise SettingError(
-                "model", name, f"is no file or folder here; give one, or the preset of that name: --model {alike}"
-            )
-    raise SettingError("model", str(path), f"one of {', '.join(_presets())}, or a path to a config.json")
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise SettingError("model", name, "is a folder without a config.json; name another, or a preset")
+    path = path / "config.json" if path.is_dir() else path
+    if path.is_file():
+        return path
+    if path.exists() or name.endswith(".json"):
+        raise SettingError("model", name, "is no file here; give the path of a config.json, or a preset")
+    known = preset_of(name, _presets())
+    if known is not None and not (known.is_guess and cached_config(name)):
+        return known
+    if (kind := unsupported(name)) is not None:
+        refuse_unsupported(kind, name)
+    alike = namesake(name, _presets())
+    if (downloaded := config_file(name, alike)) is not None:
+        return downloaded
+    if alike is not None:
+        raise SettingError(
+            "model", name, f"is no file or folder here; give one, or the preset of that name: --model {alike}"
+        )
+    raise SettingError("model", name, f"one of {', '.join(_presets())}, or a path to a config.json")
 
 
 def _quantization_file(name: str, path: Path, config: Config) -> Path | None:
@@ -134,7 +136,7 @@ def _named_format(name: str, path: Path, config: Config) -> str | None:
 
 def _load(path: Path) -> Config:
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = json.loads(path.read_text("utf-8-sig"))
     # ValueError: not UTF-8, not JSON, or a number of thousands of digits. RecursionError: thousands of nested brackets.
     except (OSError, ValueError, RecursionError) as error:
         raise SettingError("model", str(path), f"is not readable as JSON ({error}); give a config.json") from error

@@ -31,10 +31,13 @@ from .weights import layers_bytes, stage_bytes
 
 _FIELD = "speculative_config"
 METHODS = ("draft_model", "eagle", "eagle3", "mtp", "ngram")
+#: The keys that say how many drafts are accepted, and the one beside which vLLM takes them, with its value.
+_RATES = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
+_SAMPLER, _SYNTHETIC = "rejection_sample_method", "synthetic"
+ACCEPTANCE_KEYS = (_SAMPLER, *_RATES)
 #: Keys that are read, and those of the n-gram proposer's look-up, which the acceptance rates stand for.
 _KEYS = (
-    "method", "model", "num_speculative_tokens", "rejection_sample_method", "synthetic_acceptance_rates",
-    "synthetic_acceptance_length", "prompt_lookup_max", "prompt_lookup_min",
+    "method", "model", "num_speculative_tokens", *ACCEPTANCE_KEYS, "prompt_lookup_max", "prompt_lookup_min",
 )  # fmt: skip
 #: What is to be done where a configuration has no acceptance rates, as those of most servers.
 UNKNOWN_RATES = (
@@ -194,7 +197,7 @@ def parse_speculative(text: str, needs_rates: bool = True) -> SpeculativeConfig:
         raise SettingError(
             f"{_FIELD}.model", None, "must name the draft model: a preset, or the path of its config.json"
         )
-    says_rates = needs_rates or given.get("rejection_sample_method", "standard") != "standard"
+    says_rates = needs_rates or _given_rates(given) or given.get(_SAMPLER) == _SYNTHETIC
     return SpeculativeConfig(method, drafts, name, _rates(given, drafts) if says_rates else ())
 
 
@@ -219,15 +222,21 @@ def _method(given: Mapping[str, Any]) -> str:
 
 def _rates(given: Mapping[str, Any], drafts: int) -> tuple[float, ...]:
     """Acceptance rates by place; from a mean length with the smallest variance, as in vLLM."""
-    rates, length = given.get("synthetic_acceptance_rates"), given.get("synthetic_acceptance_length")
-    if given.get("rejection_sample_method") != "synthetic" or (rates is None) == (length is None):
+    names = _given_rates(given)
+    if not names:
         raise SettingError(_FIELD, json.dumps(given), UNKNOWN_RATES)
+    if (sampler := given.get(_SAMPLER)) != _SYNTHETIC:
+        remedy = f'must be "{_SYNTHETIC}" beside {names[0]}; add "{_SAMPLER}": "{_SYNTHETIC}"'
+        raise SettingError(f"{_FIELD}.{_SAMPLER}", sampler, remedy)
+    rates, length = (given.get(name) for name in _RATES)
     if length is not None:
+        if rates is not None:
+            raise SettingError(f"{_FIELD}.{_RATES[1]}", length, f"is given beside {_RATES[0]}; leave out one of them")
         if not _is_number(length) or not 1 <= length <= drafts + 1:
-            raise SettingError(f"{_FIELD}.synthetic_acceptance_length", length, f"must be from 1 to {drafts + 1}")
+            raise SettingError(f"{_FIELD}.{_RATES[1]}", length, f"must be from 1 to {drafts + 1}")
         full, rest = divmod(length - 1, 1)
         return tuple(([1.0] * int(full) + [float(rest)] + [0.0] * drafts)[:drafts])
-    field = f"{_FIELD}.synthetic_acceptance_rates"
+    field = f"{_FIELD}.{_RATES[0]}"
     if not isinstance(rates, list) or len(rates) != drafts or not all(map(_is_number, rates)):
         raise SettingError(field, rates, f"must be {drafts} numbers, one for each draft")
     if not all(1 >= rate >= 0 for rate in rates) or rates != sorted(rates, reverse=True):
@@ -235,6 +244,11 @@ def _rates(given: Mapping[str, Any], drafts: int) -> tuple[float, ...]:
             field, rates, "must be from 0 to 1 and must not rise, as a draft is accepted after those before it"
         )
     return tuple(map(float, rates))
+
+
+def _given_rates(given: Mapping[str, Any]) -> list[str]:
+    """The keys that say how many drafts are accepted."""
+    return [name for name in _RATES if given.get(name) is not None]
 
 
 def _is_number(value: object) -> bool:

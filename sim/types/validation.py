@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 #: Pydantic's types of errors for a field that there is not.
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+#: Pydantic's types of errors for a value beyond a bound, which a NaN is of each.
+_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 #: Requirement by pydantic's error type; {names} are those of the error's context.
 _REQUIREMENTS = {
     "greater_than": "must be above {gt}",
@@ -34,6 +37,8 @@ _REQUIREMENTS = {
 
 def requirement(error: ErrorDetails) -> str:
     """What pydantic requires of a value; errors of other kinds keep pydantic's message."""
+    if error["type"] in _BOUNDS and _is_nan(error["input"]):
+        return "must be a number"
     known = _REQUIREMENTS.get(error["type"])
     if known is None:
         return error["msg"].removeprefix("Value error, ")
@@ -42,6 +47,11 @@ def requirement(error: ErrorDetails) -> str:
         name: f"{value:.15g}" if isinstance(value, float) else value for name, value in error.get("ctx", {}).items()
     }
     return known.format(**context)
+
+
+def _is_nan(value: object) -> bool:
+    """Whether a value is not a number, or text that is read as that."""
+    return isinstance(value, float) and isnan(value) or isinstance(value, str) and value.strip().lower() == "nan"
 
 
 def complaint(name: str, error: ValidationError, what: str = "calibration file") -> UserError:
@@ -59,7 +69,8 @@ def complaint(name: str, error: ValidationError, what: str = "calibration file")
         message = (
             f"this version reads {first['ctx']['expected']}; write it anew, or use the fragmeter that wrote the file"
         )
-    return SettingError(f"{name}: {where}", shown, message)
+    remedy = "give it" if first["type"] == "missing" else "leave it out" if first["type"] in UNKNOWN else ""
+    return SettingError(f"{name}: {where}", shown, f"{message}; {remedy}" if remedy else message)
 
 
 def content_of(path: str | Path, field: str) -> bytes:

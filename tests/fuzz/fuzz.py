@@ -17,7 +17,6 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "helpers")]
 
 import fuzz_cases  # noqa: F401
-import fuzz_processes  # noqa: F401
 from fuzzing import KINDS, fuzz, run_case
 
 

@@ -20,7 +20,7 @@ from cli_runs import command
 from fragmeter.experiments.cli.app import DONE, NO_READER
 from fragmeter.reports.data.results import read_result
 from fragmeter.sim.output.interrupts import INTERRUPTED, TERMINATED
-from fuzz_cases import stock
+from fuzz_stock import stock
 from fuzzing import HANGS_S, Case, Ran, kind
 
 Rng = random.Random

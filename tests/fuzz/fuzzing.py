@@ -2,7 +2,7 @@
 
 A case follows from its kind and its seed. It fails where the program raises, ends with a status that is not
 documented, answers a mistake with anything but one line, warns, takes too long, changes a file that it has no
-business with, or leaves a part of a file. The cases are in ``fuzz_cases`` and ``fuzz_processes``; ``fuzz.py`` runs
+business with, or leaves a part of a file. The cases are in the modules of ``fuzz_cases``; ``fuzz.py`` runs
 them all.
 """
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import fuzz_cases
-import fuzz_processes  # noqa: F401
+import fuzz_cases  # noqa: F401
+from fuzz_flags import BASES, commands
 from fuzzing import KINDS, Found, fuzz
 
 #: Cases of each kind in ``make test``; of those that take a second or more one.
@@ -33,8 +33,8 @@ def test_there_are_more_than_5000_cases():
 
 
 def test_flags_of_every_command_are_tried():
-    assert set(fuzz_cases.BASES) == set(fuzz_cases.commands())
-    flags = {flag.name for flag in fuzz_cases.commands()["simulate",]}
+    assert set(BASES) == set(commands())
+    flags = {flag.name for flag in commands()["simulate",]}
     assert {"--policy", "--trace", "--no-leap", "--out", "--json"} <= flags
 
 

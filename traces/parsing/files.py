@@ -52,15 +52,18 @@ class TraceFile:
         with self._opened() as raw:
             return raw.read(4).startswith((_GZIP_MAGIC, _ZSTD_MAGIC))
 
-    def head(self) -> bytes:
+    def head(self, content: str = "a header and one request a line") -> bytes:
         """The first decompressed bytes, without a byte order mark, for the recognition of the format.
+
+        Args:
+            content: What an empty file should have, for the message.
 
         Raises:
             TraceError: The file is missing, cannot be read, or is empty.
         """
         head = next(self.pieces(), b"")
         if not head.strip():
-            raise TraceError(self.path, None, None, None, "is empty; give a header and one request a line")
+            raise TraceError(self.path, None, None, None, f"is empty; give {content}")
         return head
 
     def whole(self) -> bytes:

@@ -54,13 +54,13 @@ import numpy as np
 
 from ...types.sequence import Sequence
 from ...types.state import State
-from ..accounting.defaults import MemoryDefaults
 from ..accounting.kv_groups import FULL, SLIDING, STATE, PageGroups
 from ..accounting.ledger import METER, Meter
 from ..accounting.moments import after_step
 from ..prefix import Chains
 from .block_pool import block_pool
 from .block_tables import BlockTables
+from .defaults import PagedDefaults
 from .group_cache import GroupCache, Table
 from .group_tables import GroupTables
 from .skipped import SkippedBlocks, SkippedStates
@@ -83,11 +83,8 @@ class Partial(NamedTuple):
     known_tokens: int
 
 
-class PagedMemory(MemoryDefaults):
+class PagedMemory(PagedDefaults):
     """Blocks held by running sequences, and by swapped ones in host memory. See ``Memory``.
-
-    What only some kinds of paged memory do (prefix caches, sequences that share, pages that stay mapped) is here too, as a
-    policy may ask for it, and does nothing.
 
     Args:
         num_blocks: Blocks of the device pool.
@@ -113,17 +110,12 @@ class PagedMemory(MemoryDefaults):
         tables: Block tables of one group, where there are ids.
         group_tables: Block tables of KV groups, one per sequence and group, where there are ids.
         cache: The prefix cache of KV groups, or None.
-        searches: Whether beams run: each of their steps is a decision.
-        prefix_blocks: Blocks of a prefix that every prompt begins with, pinned from the start.
-        due_copies: Shared blocks that running sequences copy in their next step.
     """
 
     #: What ``advance`` tells the ledger.
     meter: tuple[str, ...] = (*METER[:2], "prefill_tail")
     #: The bucket of slots that are held past what was asked for: there are none.
     residue = "block_tail"
-    searches = False
-    prefix_blocks = due_copies = 0
 
     def __init__(
         self,
@@ -546,43 +538,6 @@ class PagedMemory(MemoryDefaults):
         for kind in self.giving:
             backs = [back + kind.number * more for back, more in zip(backs, kind.cycle(decode_step), strict=True)]
         return [(self.growing * take, back) for take, back in zip(takes, backs, strict=True)]
-
-    def steps_before_admission(self, state: State, steps: int) -> int:
-        """Of so many steps those before one in which the running do what lets the first that waits in."""
-        return steps
-
-    def steps_settled(self, decode_step: int, limit: int) -> int:
-        """Steps from ``decode_step`` on, at most ``limit``, in which ``cached_blocks`` changes in the first one at the most."""
-        return limit
-
-    def look_up(self, sequence: Sequence, decode_step: int) -> None:
-        """Set ``computed_tokens`` of a waiting sequence, where what is found for it may change while it waits."""
-
-    def may_grow(self, sequence: Sequence, decode_step: int) -> bool:
-        """Whether what is found for a waiting sequence may be more in a later step."""
-        return False
-
-    def is_settled(self) -> bool:
-        """Whether steps without admissions, finishes and preemptions change nothing on the host and wait for nothing."""
-        return True
-
-    def may_admit(self, waiting: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether a sequence that lacked blocks may find them, or more of its prefix, before a sequence leaves."""
-        return True
-
-    def promise(self, sequence: Sequence) -> None:
-        """The sequence is admitted in this step: what was looked up for it stays until then."""
-
-    def reserve_decodes(self, need: int) -> None:
-        """The running sequences take ``need`` blocks in the coming step: make them free, if a cache has them."""
-
-    def held_blocks(self, leader: Sequence, decode_step: int) -> int:
-        """Blocks that come free if a sequence, and all that share with it, give way before ``decode_step``."""
-        return -(-leader.held_tokens(decode_step) // self.block_size)
-
-    def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
-        """Blocks that sequences which come together take for all but their last ``tokens`` known tokens."""
-        return sum(-(-(member.start_tokens - tokens) // self.block_size) for member in members)
 
     def settle(self, state: State, steps: int) -> None:
         """See ``Memory``."""

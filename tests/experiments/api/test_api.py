@@ -110,6 +110,11 @@ class TestSameAsTheCommandLine:
             if name != "record_blocks":
                 assert arguments({name: keyword.default}) == arguments({}), name
 
+    def test_a_model_may_be_a_path(self, tmp_path):
+        """As text, as the flag takes it."""
+        found, _, _ = arguments({"model": tmp_path / "config.json"})
+        assert found.settings.model == str(tmp_path / "config.json")
+
     def test_recorded_blocks_are_saved(self, tmp_path):
         flags = ["--num-prompts", 5, "--record-blocks"]
         _, out = by_command(tmp_path, *flags)

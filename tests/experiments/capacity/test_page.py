@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.reports.figures.plan import cost_bars
 from fragmeter.sim.output import frames as pd
 
 PLAN = ["plan", "--model", "llama-3.1-8b", "--goodput", "ttft:500", "tpot:50", "--num-prompts", "100", "--seeds", "1"]
@@ -72,6 +74,35 @@ def test_a_single_candidate_has_no_others(out, tmp_path):
     assert status([*PLAN, "--gpu", "h200", "--request-rate", "12", "--out", str(tmp_path / "out")]) == DONE
     assert "Other candidates" not in (tmp_path / "out" / "plan.html").read_text()
     assert "Other candidates" in (out / "plan.html").read_text()
+
+
+def test_the_costs_of_bursts_are_marked_in_pictures(tmp_path):
+    """At 3 requests/s runs of 150 requests are a load on an H200, and a burst on an A100, which answers later."""
+    burst = [*PLAN[:-4], "--num-prompts", "150", "--seeds", "1", "--gpu", "a100-80gb,h200", "--request-rate", "3"]
+    assert status([*burst, "--jobs", "1", "--out", str(tmp_path / "out")]) == DONE
+    page = (tmp_path / "out" / "plan.html").read_text()
+    assert [(row["gpu"], row["cost_bound"]) for row in rows_of(tmp_path / "out")] == [
+        ("h200", ""),
+        ("a100-80gb", "at least"),
+    ]
+    specs = [
+        json.loads(text)
+        for text in re.findall(r'<script type="application/json" id="spec-\d+">(.*?)</script>', page, re.S)
+    ]
+    costs, *_ = (each["data"] for each in specs)
+    assert costs[0]["marker"]["pattern"]["shape"] == ["", "/"] and costs[0]["customdata"] == ["", "at least "]
+    names = [trace["name"] for each in specs for trace in each["data"] if "name" in trace]
+    assert "h200" in names and "a100-80gb (lower bound)" in names
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_only_a_lower_bound_is_hatched_and_has_no_upper_end(bound):
+    row = {"candidate": "h200", "cost": 4.0, "lowest": 2.0, "highest": None if bound else 5.0}
+    figure = cost_bars([row], "EUR per hour")
+    assert figure.layout.meta["numbers"]["rows"] == [["h200", 4.0, 2.0, None if bound else 5.0]]
+    (bar,) = figure.data
+    assert bar.error_x.array == ((0.0,) if bound else (1.0,))
+    assert (bar.marker.pattern.shape == ("/",)) == bound == ("lower bound" in figure.layout.title.subtitle.text)
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,13 @@ from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import Prices, prices
 from fragmeter.experiments.capacity.sensitivity import Effect
 from fragmeter.experiments.capacity.text import (
+    TOO_FEW,
     bill_text,
     details,
     headline,
     headroom_text,
+    hourly_text,
+    range_text,
     rate_text,
     sure_headroom_text,
     tokens_text,
@@ -64,6 +67,8 @@ class FixedLoad:
 
 
 PRICES = Prices("here", "EUR", {"a100-80gb": 2.0, "h200": 5.0}, {})
+#: Rates at which a token of the H200 costs less.
+RATES = (("a100-80gb", 10.0), ("h200", 26.0))
 
 
 class TestBill:
@@ -102,6 +107,14 @@ class TestBill:
         assert (found.replicas, found.per_hour, found.full_per_million) == (1, 2.0, None)
         assert found.per_million["total"] == pytest.approx(2 / 14_400)
         assert [each for each, _ in ranked([h200, every], FixedLoad, PRICES, None)] == [h200]
+
+    def test_what_bursts_alone_show_comes_after_what_is_known(self):
+        """An A100 for 2 is a lower bound: it does not win over an H200 for 5, which is known."""
+        a100, h200 = answer_of("a100-80gb", 1000.0, wanted=9.0), answer_of("h200", 26.0, wanted=9.0)
+        for known, order in (((8.0,), [h200, a100]), ((9.5,), [a100, h200])):
+            a100_ = replace(a100, known_rates=known)
+            ranks = ranked([a100_, h200], FixedLoad, PRICES, 9.0)
+            assert [each.candidate for each, _ in ranks] == [each.candidate for each in order]
 
     def test_a_gpu_without_a_price(self):
         with pytest.raises(SettingError, match="prices = 'here': has no price of h100-80gb; add it under per_gpu_hour"):
@@ -211,6 +224,43 @@ class TestRange:
         for price, fewest in ((3.0, 2), (5.0, 1), (4.0, 1)):
             assert not any("may be cheaper" in line for line in self.lines(price, fewest))
 
+    def test_without_a_wanted_rate_bills_are_not_compared(self):
+        """A replica of the A100 costs less an hour, and more a token."""
+        answers = [replace(answer_of(gpu, rate), detail=TestNeighbour.AT) for gpu, rate in RATES]
+        ranks = ranked(answers, FixedLoad, PRICES, None)
+        assert ranks[0][1].per_hour > ranks[1][1].per_hour
+        lines = details(ranks, Goal(Objectives(ttft=500)), None, "EUR")
+        assert not any("may be cheaper" in line for line in lines)
+
+    def test_a_bound_is_named_and_marked(self):
+        """By bursts one A100 for 2 is enough for 20 requests/s; an H200 for 5 is known to be."""
+        bursts, sure = (replace(answer_of(gpu, 26.0, wanted=20.0), detail=TestNeighbour.AT) for gpu, _ in RATES)
+        bursts = replace(bursts, known_rates=(19.0,))
+        ranks = ranked([bursts, sure], FixedLoad, PRICES, 20.0)
+        why = f"at least 2.00 EUR/h, a lower bound, because its runs are bursts ({TOO_FEW})"
+        assert f"a100-80gb may be cheaper: {why}." in details(ranks, Goal(Objectives(ttft=500)), 20.0, "EUR")
+        assert why_loses(*ranks[1], ranks[0], 20.0, "EUR") == why
+        assert [hourly_text(*each) for each in ranks] == ["5.00", ">=2.00"]
+        # Among bounds alone the lowest comes first.
+        dearer = replace(sure, known_rates=(19.0,))
+        ranks = ranked([dearer, bursts], FixedLoad, PRICES, 20.0)
+        assert ranks[0][0] is bursts
+        reason = why_loses(*ranks[1], ranks[0], 20.0, "EUR")
+        assert reason.startswith("5.00 EUR/h against 2.00: 1 GPU; both are lower bounds; limited by ")
+
+    @pytest.mark.parametrize("bursts", ["a100-80gb", "h200"])
+    def test_the_price_of_tokens_that_bursts_show_is_marked(self, bursts):
+        answers = [replace(answer_of(gpu, rate), detail=TestNeighbour.AT) for gpu, rate in RATES]
+        answers = [
+            replace(each, known_rates=(0.0,)) if each.candidate.axis_values["gpu"] == bursts else each
+            for each in answers
+        ]
+        first, other = ranked(answers, FixedLoad, PRICES, None)
+        marks = ["more than " * (each.candidate.axis_values["gpu"] == bursts) for each, _ in (other, first)]
+        prices_ = [f"{mark}{each.per_million['total']:.3g}" for mark, (_, each) in zip(marks, (other, first))]
+        reason = why_loses(*other, first, None, "EUR")
+        assert reason.startswith(f"{prices_[0]} EUR a million tokens at the full rate against {prices_[1]}; ")
+
     def test_the_table_has_the_headroom_with_confidence(self):
         """The mean of the first seeds is 24 requests/s, and 22 are sure."""
         answer = answer_of("a100-80gb", 10.0, wanted=20.0)
@@ -240,6 +290,24 @@ class TestFirstLine:
         answer = replace(answer, fleet=fleet if open_ else replace(fleet, fewest=3), longer_steps=effect)
         found = headline(answer, bill(answer, FixedLoad, PRICES, 25.0), 25.0, "EUR")
         assert found.startswith(f"Buy 6 x a100-80gb for 25 requests/s{text}: ")
+
+    def test_a_lower_bound_names_no_fewer_gpus(self):
+        """By bursts two replicas may be enough, which says nothing of a load that lasts."""
+        answer = replace(answer_of("a100-80gb", 10.0, "2", 25.0), detail=TestNeighbour.AT)
+        fleet = replace(not_none(answer.fleet), tried=(Tried(3, (1.0, 1.0), Decision.ENOUGH),))
+        answer = replace(answer, fleet=fleet, longer_steps=Effect(1.1, 1.1, 3))
+        for known, first, row, more in (
+            ((26.0,), "Buy 6 x a100-80gb for 25 requests/s (4 may be enough; still 6 if", "4-6", True),
+            ((24.0,), "Buy at least 6 x a100-80gb for 25 requests/s (still at least 6 if", ">=6", False),
+        ):
+            answer = replace(answer, known_rates=known)
+            cost = bill(answer, FixedLoad, PRICES, 25.0)
+            text = headline(answer, cost, 25.0, "EUR")
+            assert text.startswith(first) and ("8.00 to 12.00 EUR/h" in text) == more
+            assert (range_text(answer, cost), cost.fewest_replicas) == (row, 2 if more else 3)
+            lines = details([(answer, cost)], Goal(Objectives(ttft=500)), 25.0, "EUR")
+            assert any("2 replicas may be enough" in line for line in lines) == more
+            assert not any("would be too few" in line for line in lines)
 
 
 class TestWhatThePurchaseDependsOn:
@@ -430,6 +498,8 @@ class TestPrices:
             ('{"per_gpu_hour": {"h200": "4"}}', "h200 costs '4'"),
             ('{"per_gpu_hour": {"h200": true}}', "h200 costs True"),
             ('{"per_gpu_hour": {"h200": 4}, "sources": 3}', "sources is 3"),
+            ('{"per_gpu_hour": {"h200": 4}, "currency": 3}', "currency is 3; it must be a name, such as EUR"),
+            ('{"per_gpu_hour": {"h200": 4}, "currency": " "}', "currency is ' '; it must be a name"),
         ],
     )
     def test_what_cannot_be(self, text, message, tmp_path):

@@ -117,7 +117,7 @@ def test_one_with_requests_longer_than_its_model(check):
     [
         ("[[service", "is no TOML"),
         ("", "has no services; give a table [[service]] for each"),
-        (service(gpu=None), "service good, gpu: "),
+        (service(gpu=None), "service good, gpu: is missing; correct it"),
         (service(repliacs=3), "service good, repliacs = 3: "),
         (service(replicas=0), "service good, replicas = 0: "),
         (service(gpu="h300"), "service good: gpu = 'h300': one of"),

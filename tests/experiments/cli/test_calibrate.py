@@ -63,6 +63,22 @@ def test_what_is_printed_is_in_the_data(calibrated):
         assert line[1] == str(entry["fit"]["points"]) and line[2] == f"{entry['fit']['median_error']:.1%}"
 
 
+@pytest.mark.parametrize("share", [None, 0.424])
+def test_launches_and_repeated_reads_are_printed(share, calibrated, tmp_path, monkeypatch, capsys):
+    """A calibration of a CPU has no launches, and the ratio only where its calls show it."""
+    found = json.loads((calibrated[0] / "found.json").read_text())
+    found.pop("repeated_reads", None)
+    launches = {"coefficients": {"t0_us": 9.0}, "fit": found["ops"]["step"]["fit"]}
+    assert "launches" not in calibrated[1]
+    found |= {"ops": found["ops"] | {"launches": launches}} | ({} if share is None else {"repeated_reads": share})
+    monkeypatch.setattr(calibrate, "calibrate", lambda *_: found)
+    assert cli.status(["calibrate", "--out", str(tmp_path / "found.json")]) == cli.DONE
+    lines = capsys.readouterr().out.splitlines()
+    repeated = ["A repeated read of KV takes 0.424 of the time of a first one (repeated_reads)."]
+    assert [line for line in lines if line.startswith("A repeated read")] == ([] if share is None else repeated)
+    assert [line.split()[1] for line in lines if line.startswith("launches")] == [str(launches["fit"]["points"])]
+
+
 def test_without_scipy_nothing_is_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     monkeypatch.setattr(calibrate.Measuring, "measure", lambda *_: pytest.fail("measured"))

@@ -105,6 +105,22 @@ MISTAKES = {
         ["simulate", "--request-rate", "nan"],
         "request_rate = nan: must be positive; inf lets all requests arrive at 0",
     ),
+    "share": (
+        ["simulate", "--gpu-memory-utilization", "nan", "--request-rate", "1"],
+        "gpu_memory_utilization = nan: must be a number",
+    ),
+    "attainment": (
+        ["plan", "--gpu", "h200", "--model", "opt-13b", "--goodput", "ttft:500", "--attainment", "nan"],
+        "attainment = 'nan': must be a number",
+    ),
+    "no model file": (
+        ["simulate", "--model", "none/config.json"],
+        "model = 'none/config.json': is no file here; give the path of a config.json, or a preset",
+    ),
+    "no model served": (
+        ["plan", "--gpu", "h200", "--serve", "vllm serve"],
+        "serve = 'vllm serve': names no model; paste a line with vllm serve MODEL",
+    ),
     "no prompts": (
         ["simulate", "--num-prompts", "0", "--request-rate", "1"],
         "num_prompts = 0: must be 1 or more",
@@ -132,6 +148,46 @@ MISTAKES = {
 @pytest.mark.parametrize(("tokens", "complaint"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistaken_command_line(tokens, complaint, capsys):
     assert refused(capsys, *tokens) == complaint
+
+
+#: Files with a wrong content, and lines that name them in place of FILE.
+FILES = {
+    "an empty rate curve": (
+        ["simulate", "--rate-curve", "FILE"],
+        "",
+        "FILE: is empty; give a header and one rate a line",
+    ),
+    "a log that is another file": (
+        ["plan", "--gpu", "h200", "--serve", "vllm serve opt-13b", "--startup-log", "FILE"],
+        "ERROR 11-26 out of disk\n",
+        "startup_log = 'FILE': has none of the lines GPU KV cache size, Available KV cache memory, Maximum concurrency or # GPU blocks;"
+        " give vLLM's output from its start",
+    ),
+    "a GPU without its memory": (
+        ["simulate", "--request-rate", "1", "--gpu", "FILE"],
+        '{"name": "x"}',
+        "FILE: memory_bytes = None: is missing; give it",
+    ),
+    "a GPU with another field": (
+        ["simulate", "--request-rate", "1", "--gpu", "FILE"],
+        '{"colour": "x"}',
+        "FILE: colour = 'x': is not a known field; leave it out",
+    ),
+}
+
+
+@pytest.mark.parametrize(("tokens", "text", "complaint"), FILES.values(), ids=FILES)
+def test_a_file_with_a_wrong_content(tokens, text, complaint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    name = "given.json"
+    (tmp_path / name).write_text(text)
+    found = refused(capsys, *(token.replace("FILE", name) for token in tokens))
+    assert found == complaint.replace("FILE", name)
+
+
+def test_a_folder_without_a_model(tmp_path, capsys):
+    found = refused(capsys, "simulate", "--model", tmp_path)
+    assert found == f"model = '{tmp_path}': is a folder without a config.json; name another, or a preset"
 
 
 BOUNDS = {

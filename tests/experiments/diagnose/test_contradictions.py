@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, status
-from fragmeter.experiments.diagnose.run import observation, step_cost
+from fragmeter.experiments.diagnose.causes import Case
+from fragmeter.experiments.diagnose.contradictions import contradictions
+from fragmeter.experiments.diagnose.load import ServedLoad
+from fragmeter.experiments.diagnose.run import Observation, observation, step_cost
 from fragmeter.experiments.diagnose.server import server_of
-from fragmeter.experiments.measured.server_metrics import Histogram
+from fragmeter.experiments.measured.server_metrics import Histogram, ServerMetrics, read_served_load
 from fragmeter.experiments.runs.slo_check import Goal
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.sim import simulate
@@ -25,15 +29,18 @@ LINE = "vllm serve llama-3.1-8b --max-model-len 16K"
 GOAL = ["--goodput", "ttft:500", "tpot:50"]
 
 
-def scraped(path: Path, rate: float, step_scale: float, line: str = LINE) -> float:
+def scraped(
+    path: Path, rate: float, step_scale: float, line: str = LINE, mean_output: int = 250, every_s: float = 5.0
+) -> float:
     """Write the metrics of a server with longer steps, and return the share of its requests that meet the objectives."""
     rng = np.random.default_rng(3)
-    prompts, outputs = (np.ceil(rng.exponential(mean, 1000)).clip(2, 4 * mean).astype(np.int64) for mean in (300, 250))
+    means = (300, mean_output)
+    prompts, outputs = (np.ceil(rng.exponential(mean, 1000)).clip(2, 4 * mean).astype(np.int64) for mean in means)
     arrivals = np.cumsum(np.rint(rng.exponential(1e9 / rate, 1000)).astype(np.int64)) * 1000
     work = workload(Trace("load", prompts, outputs, arrivals))
     chosen = replace(server_of(parse_serve(line), "h100-80gb", None, None).settings(), step_scale=step_scale)
     served = simulate(only_read(chosen, work), work, step_cost(chosen))
-    path.write_text("".join(openmetrics([served], "m", 5.0)))
+    path.write_text("".join(openmetrics([served], "m", every_s)))
     return 1 - observation(served, Goal(objectives(GOAL[1:]))).cost
 
 
@@ -112,6 +119,46 @@ def test_a_queue_that_is_not_simulated_names_the_missing_flag(tmp_path, capsys):
     assert "never more than 12 run while others wait, as with --max-num-seqs 12, and the line has 1,024" in printed
     # It runs fewer in the server, of which shorter steps are no reason.
     assert "steps are shorter than predicted" not in printed
+
+
+@pytest.mark.parametrize(
+    ("flag", "rate", "mean_output", "limit"),
+    [
+        # Three of them finish in a step.
+        ("--max-num-seqs 64", 400.0, 25, 64),
+        ("--max-num-seqs 64", 60.0, 250, 64),
+        # The KV cache limits those that run, by their lengths.
+        ("--num-gpu-blocks-override 2000", 400.0, 25, None),
+        ("--num-gpu-blocks-override 2000", 60.0, 250, None),
+    ],
+)
+def test_a_limit_on_sequences_is_not_a_full_cache(flag, rate, mean_output, limit, tmp_path):
+    path = tmp_path / "metrics.txt"
+    scraped(path, rate, 1.0, f"{LINE} {flag}", mean_output, 0.25)
+    assert read_served_load(path).running_limit == limit
+
+
+def in_flight(measured: float, rate: float | None, max_concurrency: int | None = None) -> list[tuple[float, float]]:
+    """Measured and simulated requests in flight that contradict each other. 20 are in the draws in the mean; E2EL is 5 s."""
+    lengths = np.full(4, 100)
+    arrivals = np.arange(4, dtype=np.int64) * 10**12 if rate is None else None
+    load = ServedLoad(Trace("load", lengths, lengths, arrivals), rate, max_concurrency, 600, "here")
+    seen = Observation(**dict.fromkeys((each.name for each in fields(Observation)), 0.0))
+    seen = replace(seen, arriving_running=20.0, mean_e2el_ms=5000.0)
+    metrics = ServerMetrics(10, running=measured, waiting=0.0)
+    found = contradictions(Case(server_of(parse_serve(LINE), "h100-80gb", None, None), load, seen, metrics), None, None)
+    assert all(each.name == "in_flight" for each in found)
+    return [(each.measured, each.simulated) for each in found]
+
+
+def test_an_open_loop_has_as_many_in_flight_as_littles_law_says():
+    """At 12 requests/s 60: 90 are fewer than twice as many, and 150 are more."""
+    assert in_flight(90.0, 12.0) == []
+    assert in_flight(150.0, 12.0) == [(150.0, 60.0)]
+    # At 2 requests/s 10, fewer than in the draws.
+    assert in_flight(39.0, 2.0) == [] and in_flight(41.0, 2.0) == [(41.0, 20.0)]
+    # Clients that wait, and requests that arrive at once, have no rate.
+    assert in_flight(90.0, 12.0, 20) == in_flight(90.0, inf) == [(90.0, 20.0)]
 
 
 @pytest.mark.parametrize("step_scale", [0.87, 1.0, 1.15])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from shlex import quote
 
 import pytest
 
@@ -62,6 +63,29 @@ def test_what_has_no_effect_and_what_is_not_simulated_is_named():
         "speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}',
     }
     assert line.environment == {"HF_TOKEN": "x"}
+
+
+@pytest.mark.parametrize("sampler", [None, "standard", "block"])
+def test_acceptance_rates_without_their_sampler_are_refused_as_by_vllm(sampler):
+    """The memory of drafts does not depend on them; the line does not start."""
+    drafts = {"method": "ngram", "num_speculative_tokens": 1, "rejection_sample_method": sampler}
+    line = "vllm serve opt-13b --speculative-config "
+    started(parse_serve(line + quote(json.dumps(drafts))), "h100-80gb")
+    drafts["synthetic_acceptance_rates"] = [0.5]
+    with pytest.raises(SettingError, match="rejection_sample_method = .*: must be .synthetic. beside synthetic_acc"):
+        started(parse_serve(line + quote(json.dumps(drafts))), "h100-80gb")
+
+
+def test_the_engine_of_releases_before_v1_is_named():
+    """Their lines are taken as V1 would serve them."""
+
+    def named(tag: str, more: str = "") -> list[str]:
+        line = f"docker run {more} vllm/vllm-openai:{tag} --model opt-13b"
+        return started(parse_serve(line), "h100-80gb").line.not_simulated
+
+    (note,) = named("v0.6.6.post1")
+    assert note.startswith("the V0 engine of vLLM 0.6 (") and "--policy vllm-v0 " in note
+    assert named("v0.7.3") != [] == named("v0.7.3", "-e VLLM_USE_V1=1") == named("v0.8.0") == named("v0.33.0")
 
 
 def test_a_revision_and_other_kernels_are_not_simulated():

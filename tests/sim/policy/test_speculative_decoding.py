@@ -280,7 +280,24 @@ def test_a_configuration_that_is_not_simulated_is_refused(text: str, error: str)
     [
         ({"synthetic_acceptance_rates": [0.5, 0.6]}, "must not rise"),
         ({"synthetic_acceptance_rates": [0.5]}, "must be 2 numbers"),
-        ({"synthetic_acceptance_length": 1.5}, "does not say how many"),
+        (
+            {"synthetic_acceptance_length": 1.5},
+            "^speculative_config.synthetic_acceptance_length = 1.5: is given beside synthetic_acceptance_rates; leave out one",
+        ),
+        (
+            {"rejection_sample_method": None},
+            '^speculative_config.rejection_sample_method = None: must be "synthetic" beside synthetic_acceptance_rates; add'
+            ' "rejection_sample_method": "synthetic"$',
+        ),
+        (
+            {
+                "rejection_sample_method": "standard",
+                "synthetic_acceptance_rates": None,
+                "synthetic_acceptance_length": 2,
+            },
+            "^speculative_config.rejection_sample_method = 'standard': must be \"synthetic\" beside synthetic_acceptance_length; ",
+        ),
+        ({"synthetic_acceptance_rates": None}, "does not say how many"),
         ({"synthetic_acceptance_rates": None, "synthetic_acceptance_length": 3.5}, "must be from 1 to 3"),
     ],
 )

@@ -126,6 +126,7 @@ def _set(**fields: Any) -> Callable[[dict[str, Any]], object]:
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "an empty file": ([], ": is empty; record"),
+    "a line that was not finished": (["{"], ", line 1: is incomplete, and there is no other line; record"),
     "no JSON": (["{\n"], ", line 1: is no JSON; record"),
     "a list": (["[]\n"], ", line 1: is no JSON object; record"),
     "another file": (['{"a":1}\n'], ", line 1: is not the first line of a probe; record"),

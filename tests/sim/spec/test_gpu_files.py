@@ -136,11 +136,11 @@ def test_figures_that_cannot_be(changed, message, path, capsys):
 
 def test_a_missing_figure_and_a_missing_file(path, capsys):
     path.write_text(json.dumps({name: value for name, value in SHEET.items() if name != "pcie_gb_per_s"}))
-    with pytest.raises(UserError, match=r"^my-gpu.json: pcie_gb_per_s = None: is missing$"):
+    with pytest.raises(UserError, match=r"^my-gpu.json: pcie_gb_per_s = None: is missing; give it$"):
         gpu(str(path))
     # A misspelled field is both unknown and missing: the misspelling is named.
     path.write_text(json.dumps({name.replace("pcie_gb", "pci_gb"): value for name, value in SHEET.items()}))
-    with pytest.raises(UserError, match=r"^my-gpu.json: pci_gb_per_s = .*: is not a known field$"):
+    with pytest.raises(UserError, match=r"^my-gpu.json: pci_gb_per_s = .*: is not a known field; leave it out$"):
         gpu(str(path))
     with pytest.raises(UserError, match=r"gpu = 'none.json': cannot be read"):
         gpu("none.json")
