@@ -61,7 +61,7 @@ class Point:
     @property
     def tolerance(self) -> float:
         """The maximum error; kernels that only move values must be exact."""
-        computing = (*ATTENTION, "decode_attention_fp8", *LATENT)
+        computing = (*ATTENTION, "decode_attention_fp8", "prefill_attention_fp8", *LATENT)
         return TOLERANCE[self.dtype] if self.kernel in computing else 0.0
 
     @property
@@ -104,13 +104,28 @@ def decoded_latent(point: Point, make: Make) -> float:
 
 
 def prefilled(point: Point, make: Make) -> float:
-    """At most 64 new tokens per sequence, alternately a whole prompt and the end of a longer context."""
-    new = [min(64, -(-context // (1 + 2 * (turn % 2)))) for turn, context in enumerate(point.contexts)]
+    """:func:`_new_tokens` of each sequence."""
+    new = _new_tokens(point)
     given = case(*point.shape, point.contexts, query_lens=new, num_blocks=point.num_blocks, make=make)
     out = make.full(given.query.shape, np.nan, point.dtype)
     starts = make.ints(np.cumsum([0, *new]).astype(np.int32))
     prefill.forward_into(out, **vars(given), query_start_loc=starts, max_query_len=max(new))
     return error(out, expected(given, new))
+
+
+def prefilled_fp8(point: Point, make: Make) -> float:
+    """The same over blocks of fp8 with scales of each KV head."""
+    new = _new_tokens(point)
+    given = fp8_case(*point.shape, point.contexts, make=make, query_lens=new)
+    out = make.full(given.given.query.shape, np.nan, point.dtype)
+    starts = make.ints(np.cumsum([0, *new]).astype(np.int32))
+    prefill.forward_into(out, **given.arguments(), query_start_loc=starts, max_query_len=max(new))
+    return error(out, given.expected(new))
+
+
+def _new_tokens(point: Point) -> list[int]:
+    """At most 64 new tokens per sequence, alternately a whole prompt and the end of a longer context."""
+    return [min(64, -(-context // (1 + 2 * (turn % 2)))) for turn, context in enumerate(point.contexts)]
 
 
 def contiguously(point: Point, make: Make) -> float:
@@ -212,7 +227,11 @@ MOVING: dict[str, Trial] = {
     "swap_blocks": swapped,
 }
 #: Those of caches of fp8; not all dtypes and head_dims have one.
-FP8: dict[str, Trial] = {"decode_attention_fp8": decoded_fp8, "reshape_and_cache_fp8": written_fp8}
+FP8: dict[str, Trial] = {
+    "decode_attention_fp8": decoded_fp8,
+    "reshape_and_cache_fp8": written_fp8,
+    "prefill_attention_fp8": prefilled_fp8,
+}
 #: That of latent vectors, which have one size.
 LATENT: dict[str, Trial] = {"latent_attention": decoded_latent}
 OF_HEAD_DIMS = ATTENTION | MOVING | FP8
@@ -261,7 +280,8 @@ def _turns() -> Iterator[Point]:
         heads = HEADS[turn // 5]
         yield Point(list(MOVING)[turn % 3], dtype, heads, head_dim, BLOCK_SIZES[turn % 5], RAGGED)
         for kernel in FP8:
-            yield Point(kernel, dtype, HEADS[turn % 5], head_dim, BLOCK_SIZES[turn % 5], RAGGED)
+            if kernel != "prefill_attention_fp8" or turn % 4 == 2:
+                yield Point(kernel, dtype, HEADS[turn % 5], head_dim, BLOCK_SIZES[turn % 5], RAGGED)
         if turn % 8 == 4:
             yield Point("contiguous_attention", dtype, heads, head_dim, 16, RAGGED)
         if turn % 5 == 2:

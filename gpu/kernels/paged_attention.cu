@@ -45,17 +45,6 @@ template <class Scalar, int kHeadDim, int kGroup>
 constexpr int kBlocks = kHeadDim == 256 || kGroup >= 8 ? 2 : 3;
 #endif
 
-// The scales of keys and values of a KV head.
-struct NoScales {
-    __device__ __forceinline__ float of_keys(int) const { return 1; }
-    __device__ __forceinline__ float of_values(int) const { return 1; }
-};
-template <class Scalar> struct Fp8Scales {
-    const float *keys, *values;
-    __device__ __forceinline__ float of_keys(int head) const { return keys[head] * kCacheFactor<Scalar, Fp8>; }
-    __device__ __forceinline__ float of_values(int head) const { return values[head] * kCacheFactor<Scalar, Fp8>; }
-};
-
 // A block of either kernel below.
 template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache, class Scales>
 __device__ __forceinline__ void attend(Scalar *out, const Partials<kHeadDim, kGroup> &partials, const Scalar *query,

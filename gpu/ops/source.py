@@ -204,9 +204,10 @@ def merge_latent(dtype: str) -> Kernel:
     return Kernel(_kernel_text("latent_attention"), f"merge_latent<{SCALARS[dtype]}>")
 
 
-def prefill_attention(dtype: str, head_dim: int) -> Kernel:
-    """Causal attention of new tokens over a paged cache."""
-    return Kernel(_kernel_text("prefill"), f"prefill_attention<{SCALARS[dtype]}, {head_dim}>")
+def prefill_attention(dtype: str, head_dim: int, *, fp8: bool = False) -> Kernel:
+    """Causal attention of new tokens over a paged cache; ``dtype`` is that of the queries, and of the cache unless ``fp8``."""
+    cache = ", Fp8, const float *, const float *" if fp8 else ""
+    return Kernel(_kernel_text("prefill"), f"prefill_attention<{SCALARS[dtype]}, {head_dim}{cache}>")
 
 
 def merge_prefill(dtype: str, head_dim: int) -> Kernel:

@@ -60,7 +60,8 @@ def test_the_whole_grid_has_every_combination():
     heads = [(32, 8), (40, 40), (64, 8), (64, 64), (16, 1)]
     head_dims = [64, 80, 96, 112, 120, 128, 160, 192, 256]
     dtypes = ["float16", "bfloat16", "float32"]
-    of_fp8 = {"decode_attention_fp8": dtypes[:2], "reshape_and_cache_fp8": dtypes}
+    of_fp8 = {"reshape_and_cache_fp8": dtypes}
+    of_fp8 |= dict.fromkeys(("decode_attention_fp8", "prefill_attention_fp8"), dtypes[:2])
     for kernel in grid.OF_HEAD_DIMS:
         if kernel in of_fp8:
             rows = [head_dim for head_dim in head_dims if head_dim != 120]
