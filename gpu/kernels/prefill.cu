@@ -54,25 +54,9 @@ struct Queries {
     }
 };
 
-// What a thread copies of a tile of fp8: 16 bytes of a row, which become two loads of it. Eight lanes together read and write
-// their loads in shared memory without bank conflicts if they have four of each of two rows, because kSpan is odd.
-template <class Scalar, int kHeadDim> struct Fp8Piece {
-    using Of = Tile<Scalar, kHeadDim>;
-    static constexpr int kOfRow = kHeadDim / 16, kTogether = kOfRow % 4 == 0 ? 4 : kOfRow;
-    static constexpr int kOfTile = Of::kKeys * kOfRow;
-
-    const int row, number;
-
-    __device__ __forceinline__ explicit Fp8Piece(int place)
-        : row(place / kTogether % Of::kKeys), number(place / (kTogether * Of::kKeys) * kTogether + place % kTogether) {}
-
-    __device__ __forceinline__ uint4 *loads(typename Of::Row *rows) const { return rows[row] + 2 * number; }
-};
-
 template <class Scalar, int kHeadDim, class Cache> struct Prefiller {
     using Of = Tile<Scalar, kHeadDim>;
     using Times = Products<Scalar, Of::kWidth, Of::kStrips, Of::kKeys, Of::kSpan>;
-    using Piece = Fp8Piece<Scalar, kHeadDim>;
     static constexpr bool kFp8 = sizeof(Cache) == 1;
 
     const Queries queries;
@@ -125,28 +109,42 @@ template <class Scalar, int kHeadDim, class Cache> struct Prefiller {
         ptx::cp_async_commit();
     }
 
+    // Four threads share a row of fp8: each copies every fourth 16 bytes, which become two loads. Eight lanes have two rows, and as
+    // kSpan is odd, their accesses to shared memory are in different banks.
+    static constexpr int kPieces = kHeadDim / 16, kSharing = 4, kRowsAtOnce = kThreads / kSharing;
+
+    // Calls `work` for each row of this thread, with the row and its first piece.
+    template <class Work> static __device__ __forceinline__ void for_own_rows(Work work) {
+#pragma unroll
+        for (int rows = 0; rows < Of::kKeys; rows += kRowsAtOnce)
+            work(rows + (int)threadIdx.x / kSharing, (int)threadIdx.x % kSharing);
+    }
+
     __device__ __forceinline__ void fetch_fp8(typename Of::Row *to, const Cache *cache, int first_key) {
-#pragma unroll 2
-        for (int place = threadIdx.x; place < Piece::kOfTile; place += kThreads) {
-            const Piece piece(place);
-            const long long first = storage.rows[first_key / Of::kKeys % 2][piece.row];
+        for_own_rows([&](int row, int own) {
+            const long long first = storage.rows[first_key / Of::kKeys % 2][row];
             const bool valid = first != kNoRow;
-            ptx::cp_async16(piece.loads(to), cache + (valid ? first + 16 * piece.number : 0), valid);
-        }
+            const Cache *from = cache + ((valid ? first : 0) + 16 * own);
+#pragma unroll
+            for (int piece = 0; piece < kPieces; piece += kSharing)
+                if (piece + own < kPieces) ptx::cp_async16(&to[row][2 * (piece + own)], from + 16 * piece, valid);
+        });
         ptx::cp_async_commit();
     }
 
     // Waits for this thread's copies of a tile, and converts them.
     __device__ __forceinline__ void receive(typename Of::Row *tile) {
         ptx::cp_async_wait<0>();
-        if constexpr (kFp8) {
-#pragma unroll 2
-            for (int place = threadIdx.x; place < Piece::kOfTile; place += kThreads) {
-                uint4 *loads = Piece(place).loads(tile);
-                const uint4 bytes = loads[0];
-                widen<Scalar>(bytes, loads[0], loads[1]);
-            }
-        }
+        if constexpr (kFp8)
+            for_own_rows([&](int row, int own) {
+#pragma unroll
+                for (int piece = 0; piece < kPieces; piece += kSharing) {
+                    if (piece + own >= kPieces) continue;
+                    uint4 *loads = &tile[row][2 * (piece + own)];
+                    const uint4 bytes = loads[0];
+                    widen<Scalar>(bytes, loads[0], loads[1]);
+                }
+            });
     }
 
     // Converts scores to weights, and rescales the previous sums to the new maximum.

@@ -170,10 +170,7 @@ BUGS = {
         "receive(typename Of::Row *tile) {\n        ptx::cp_async_wait<0>();",
         "receive(typename Of::Row *tile) {\n        ptx::cp_async_wait<1>();",
     ),
-    "a thread converts another one's bytes": (
-        "loads = Piece(place).loads(tile);",
-        "loads = Piece(place ^ 1).loads(tile);",
-    ),
+    "a thread converts another one's bytes": ("uint4 *loads = &tile[row][", "uint4 *loads = &tile[row ^ 8]["),
     "values are converted after the barrier": (
         "receive(storage.values);\n            __syncthreads();",
         "__syncthreads();\n            receive(storage.values);",

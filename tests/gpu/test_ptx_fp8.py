@@ -89,24 +89,14 @@ PREFILL_ERRORS = {
         '"=r"(halves) : "h"(two)',
         '"=r"(halves) : "h"((unsigned short)(two & 0xff))',
     ),
-    "rows past the end are read": (
-        "sm_120",
-        "float16",
-        "first + 16 * piece.number : 0), valid);",
-        "first + 16 * piece.number : 0), true);",
-    ),
+    "rows past the end are read": ("sm_120", "float16", "from + 16 * piece, valid);", "from + 16 * piece, true);"),
     "bytes are converted before they arrive": (
         "sm_80",
         "float16",
         "Row *tile) {\n        ptx::cp_async_wait<0>();",
         "Row *tile) {",
     ),
-    "another thread's bytes are converted": (
-        "sm_80",
-        "bfloat16",
-        "Piece(place).loads(tile)",
-        "Piece(place ^ 32).loads(tile)",
-    ),
+    "another thread's bytes are converted": ("sm_80", "bfloat16", "loads = &tile[row][", "loads = &tile[row ^ 8]["),
 }
 
 
