@@ -140,20 +140,24 @@ def rows(architecture: str) -> Iterator[str]:
         shared_bytes = source.decode_shared_bytes(dtype, head_dim, group, ring, fp8=fp8)
         yield _row(kernel, architecture, shared_bytes, 32 * source.DECODE_WARPS)
     for dtype, head_dim, fp8 in PREFILLS:
-        shared_bytes = prefill.tile_of(dtype, head_dim).shared_bytes
-        yield _row(source.prefill_attention(dtype, head_dim, fp8=fp8), architecture, shared_bytes, prefill.THREADS)
+        kernel, shared_bytes = (
+            source.prefill_attention(dtype, head_dim, fp8=fp8),
+            prefill.tile_of(dtype, head_dim).shared_bytes,
+        )
+        yield _row(kernel, architecture, shared_bytes, prefill.THREADS, copies_once=fp8)
     for block in source.latent_blocks(SHARED_BYTES[architecture]):
         yield _row(source.latent_attention("bfloat16", block), architecture, block.shared_bytes, block.threads)
 
 
-def _row(kernel: Kernel, architecture: str, shared_bytes: int, threads: int) -> str:
+def _row(kernel: Kernel, architecture: str, shared_bytes: int, threads: int, *, copies_once: bool = True) -> str:
+    """A line of the report; ``copies_once``: each copy in the main loop runs once a tile."""
     (found,) = compiled([kernel], architecture)
     loop = main_loop(disassembled(kernel, architecture))
     blocks = resident_blocks(found.registers, shared_bytes, architecture, threads)
-    share = f"{loop.instructions * COPIES_A_KIB / loop.copies:.1f}"
+    share = f"{loop.instructions * COPIES_A_KIB / loop.copies:.1f}" if copies_once else ""
     size = f"{threads:>9}{found.registers:>10}{shared_bytes / 1024:>12.1f}{blocks:>8}"
     counts = f"{loop.instructions:>14}{loop.shuffles:>10}{share:>13}{loop.products:>10}"
-    name = kernel.expression.partition(", const")[0]
+    name = kernel.expression.replace(", const float *", "")
     return f"{name:<50}{size}{counts}  {' '.join(map(str, loop.inner))}".rstrip()
 
 
