@@ -216,7 +216,8 @@ def _keep_freed_memory() -> None:
 
 def _gathered(cache: Any, table: Any, context: int) -> Any:
     """Keys or values ``[context, kv_heads, head_dim]``, gathered by a block table."""
-    return indexed(cache).index_select(0, table).view(cache.dtype).flatten(0, 1)[:context]
+    found = indexed(cache).index_select(0, table).flatten(0, 1)[:context]
+    return found if found.dtype == cache.dtype else found.view(cache.dtype)
 
 
 def indexed(cache: Any) -> Any:

@@ -86,6 +86,11 @@ def test_the_subset_is_of_the_whole_and_misses_no_kernel_dtype_head_dim_or_block
     assert {point.block_size for point in SUBSET} == set(grid.BLOCK_SIZES)
 
 
+def test_a_few_points_on_a_gpu_have_every_kernel_of_fp8():
+    """Those of the runbook's part ``smoke``."""
+    assert {point.kernel for point in SUBSET if (point.dtype, point.head_dim) == ("float16", 128)} >= set(grid.FP8)
+
+
 @needs_compiler
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_tensors_on_a_device_take_the_same_way(kernel):
