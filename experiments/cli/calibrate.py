@@ -24,6 +24,7 @@ def calibrate(
     device: str = "cpu",
     model: str = "toy-llama",
     dtype: Literal["fp32", "fp16", "bf16"] | None = None,
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto",
     block_size: int = 16,
     quick: bool = False,
     seed: int = 0,
@@ -38,6 +39,8 @@ def calibrate(
         model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder, of an OPT- or
             Llama-like model; its shapes are measured. toy-llama and toy-opt are small enough for a CPU.
         dtype: Number format of weights, activations and KV. By default fp32 on a CPU and fp16 on a GPU.
+        kv_cache_dtype: Number format of the KV cache: auto is dtype; fp8 (e4m3) takes dtype fp16 or bf16 on a GPU. The file
+            prices runs with this KV cache alone.
         block_size: Tokens per KV block.
         quick: Few points, for a first try.
         seed: Seed of weights, block tables and lengths.
@@ -58,7 +61,8 @@ def calibrate(
     # Needs torch, which an open device has imported.
     from ...gpu.calibrate.calibrate import calibrate as measure
 
-    found = measure(spec, opened, dtype, block_size, quick, seed, partial(track, subject="Measuring"))
+    watch = partial(track, subject="Measuring")
+    found = measure(spec, opened, dtype, block_size, quick, seed, watch, kv_cache_dtype)
     write_whole(out, as_json(found))
     _print(found, report)
     report.point_to("Calibration", out)
@@ -79,7 +83,8 @@ def _fit(probe: Path, out: Path, report: Report) -> None:
 
 
 def _print(found: dict[str, Any], report: Report) -> None:
-    report.print_line(f"{found['model']} in {found['dtype']} on {found['device']['name']}", style="bold")
+    kept = " with a KV cache of fp8" if found["kv_cache_dtype"] == "fp8" else ""
+    report.print_line(f"{found['model']} in {found['dtype']}{kept} on {found['device']['name']}", style="bold")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("", "points", "median error", "mean error", "held out", "bias"):
         table.add_column(heading, justify="right" if heading else "left")

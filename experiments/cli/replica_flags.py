@@ -20,7 +20,10 @@ from ...sim.spec import gpu_names, model_names
 #: Settings with flags of their own on verbs that need to know which settings were given.
 OWN = ("model", "seed")
 #: Note of ``validate``, which refuses several engines.
-_OF_ONE = {"data_parallel_size": "Only 1: one engine is compared with its benchmark, and more are refused. "}
+_OF_ONE = {
+    "data_parallel_size": "Only 1: one engine is compared with its benchmark, and more are refused. ",
+    "kv_cache_dtype": "On a device auto or fp8; by default the calibration's. ",
+}
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ if TYPE_CHECKING:
 
     class ReplicaFlags(_Flags):
         gpu: str | None
+        kv_cache_dtype: str | None
 else:
     SettingsFlags = _flags("SettingsFlags", has_defaults=True)
     ReplicaFlags = _flags("ReplicaFlags", has_defaults=False, without=OWN, notes=_OF_ONE)

@@ -101,8 +101,10 @@ def validate(
         server = Server(serve, model, replica.gpu, vllm, startup_log, given)
         validate_against(against, metrics, server, folder, report, save_server)
         return
+    kept = _kv_cache_dtype(replica.kv_cache_dtype)
+    of_a_server = replica.given() | {"kv_cache_dtype": None}
     _refuse_without_against(
-        metrics=metrics, serve=serve, vllm=vllm, startup_log=startup_log, save_server=save_server, **replica.given()
+        metrics=metrics, serve=serve, vllm=vllm, startup_log=startup_log, save_server=save_server, **of_a_server
     )
     if check and plan is None:
         raise SettingError("check", True, "applies only to a recorded plan; give --plan")
@@ -118,12 +120,24 @@ def validate(
         from ..measured.plan_check import check_plan
 
         rows = 1 if every is None else every
-        check_plan(not_none(recorded), not_none(plan).name, opened, model or "toy-llama", dtype, rows, report)
+        shown = not_none(recorded), not_none(plan).name
+        check_plan(*shown, opened, model or "toy-llama", dtype, kept or "auto", rows, report)
         return
     if plan is not None and recorded is not None:
-        _time_plan(recorded, plan.name, opened, model, dtype, report)
+        _time_plan(recorded, plan.name, opened, model, dtype, kept or "auto", report)
         return
-    _validate(opened, calibration, model, dtype, quick, 1 if seed is None else seed, folder, report)
+    _validate(opened, calibration, model, dtype, kept, quick, 1 if seed is None else seed, folder, report)
+
+
+def _kv_cache_dtype(given: str | None) -> str | None:
+    """The number format of the KV cache on a device.
+
+    Raises:
+        SettingError: Only a simulation has it.
+    """
+    if given in (None, "auto", "fp8"):
+        return given
+    raise SettingError("kv_cache_dtype", given, "a device has auto, which is the dtype, or fp8")
 
 
 def _refuse_with_against(**flags: Any) -> None:
@@ -182,11 +196,13 @@ def _watch(items: Any, subject: str, total: int) -> Any:
     return track(items, subject, total)
 
 
-def _time_plan(plan: Plan, name: str, device: Device, model: str | None, dtype: str | None, report: Report) -> None:
+def _time_plan(
+    plan: Plan, name: str, device: Device, model: str | None, dtype: str | None, kv_cache_dtype: str, report: Report
+) -> None:
     from ..measured.validation import plan_timed, print_plan
 
     spec = model_spec(model or plan.meta["model"])
-    found = plan_timed(plan, spec, device, dtype or devices.usual_dtype(device), _watch)
+    found = plan_timed(plan, spec, device, dtype or devices.usual_dtype(device), _watch, kv_cache_dtype)
     print_plan(name, found, report)
     report.data({"device": device.describe(), "plan": dict(plan.meta), **found})
 
@@ -196,6 +212,7 @@ def _validate(
     calibration: Path | None,
     model: str | None,
     dtype: str | None,
+    kv_cache_dtype: str | None,
     quick: bool,
     seed: int,
     out: OutputFolder | None,
@@ -206,8 +223,8 @@ def _validate(
 
     scale = scale_of(device, quick)
     scale = replace(scale, model=model) if model else scale
-    with _calibrated(device, calibration, scale, dtype, quick, seed, out) as (path, again):
-        running = validation.Validation(device, path, scale, dtype, seed, _watch, again)
+    with _calibrated(device, calibration, scale, dtype, kv_cache_dtype, quick, seed, out) as (path, again):
+        running = validation.Validation(device, path, scale, dtype, seed, _watch, again, kv_cache_dtype)
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "model": scale.model, "seed": seed}
         for name, part in running.parts():
             document[name] = part
@@ -224,7 +241,14 @@ def _validate(
 
 @contextmanager
 def _calibrated(
-    device: Device, given: Path | None, scale: Any, dtype: str | None, quick: bool, seed: int, out: OutputFolder | None
+    device: Device,
+    given: Path | None,
+    scale: Any,
+    dtype: str | None,
+    kv_cache_dtype: str | None,
+    quick: bool,
+    seed: int,
+    out: OutputFolder | None,
 ) -> Iterator[tuple[Path, Callable[[], Path] | None]]:
     """The path of a calibration, and a function that measures one more part of it: the given file, or a new one in ``out``, or
     in a temporary folder if ``out`` is None.
@@ -239,6 +263,7 @@ def _calibrated(
     from ...gpu.calibrate.calibrate import Measuring, calibrate
 
     model, watch = model_spec(scale.model), partial(track, subject="Calibrating")
+    of_cache = kv_cache_dtype or "auto"
     with TemporaryDirectory() as folder:
 
         def kept(found: Mapping[str, Any]) -> Path:
@@ -249,12 +274,12 @@ def _calibrated(
             return path
 
         if device.torch_device.type != "cpu":
-            found = calibrate(model, device, dtype, quick=quick, seed=seed + 1, watch=watch)
+            found = calibrate(model, device, dtype, quick=quick, seed=seed + 1, watch=watch, kv_cache_dtype=of_cache)
             # A skeleton and its graphs reference each other; the next one needs their memory.
             gc.collect()
             yield kept(found), None
             return
-        measuring = Measuring(model, device, dtype, quick=quick, seed=seed + 1)
+        measuring = Measuring(model, device, dtype, quick=quick, seed=seed + 1, kv_cache_dtype=of_cache)
         rounds = -(-measuring.grid.rounds // (scale.rounds + 1))
 
         def measured() -> Path:

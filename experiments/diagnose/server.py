@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ...sim import Settings
-from ...sim.cost import default_cost
+from ...sim.cost import default_cost, prices_kv
 from ...sim.engine.settings import settings
 from ...sim.spec.launch import Capacity, Launch, capacity
 from ...sim.types.errors import SettingError, UserError
@@ -68,7 +68,7 @@ class Server:
         return replace(found, cost=cost, step_scale=self.step_scale)
 
     def changed(self, change: Change) -> Server | None:
-        """The server with some flags changed; None if vLLM would refuse to start it."""
+        """The server with some flags changed; None if vLLM would refuse to start it, or ``cost`` does not price it."""
         flags = {name: value for name, value in self.line.flags.items() if name not in change}
         flags |= {name: value for name, value in change.items() if value is not None}
         try:
@@ -77,6 +77,8 @@ class Server:
             return None
         found = replace(found, launch=replace(found.launch, correction_bytes=self.launch.correction_bytes))
         other = replace(self, started=found)
+        if self.cost is not None and not prices_kv(self.cost, other.launch.deployment.kv_dtype):
+            return None
         return None if other.refused() else other
 
     def refused(self) -> str | None:

@@ -19,7 +19,14 @@ MISMATCHES_SHOWN = 20
 
 
 def check_plan(
-    plan: Plan, name: str, device: Device, model: str, dtype: str | None, every: int, report: Report
+    plan: Plan,
+    name: str,
+    device: Device,
+    model: str,
+    dtype: str | None,
+    kv_cache_dtype: str,
+    every: int,
+    report: Report,
 ) -> None:
     """Execute the plan in caches of two layers of the model, and report the differences.
 
@@ -30,7 +37,7 @@ def check_plan(
     if every < 1:
         raise SettingError("every", every, "must be 1 or more")
     shape = replace(model_spec(model), num_layers=CHECKED_LAYERS)
-    executor = Executor(plan, shape, device, dtype or usual_dtype(device))
+    executor = Executor(plan, shape, device, dtype or usual_dtype(device), kv_cache_dtype)
     found = check(executor, every, track(range(plan.num_steps), "steps", plan.num_steps))
     report.print_line(f"{name}: {plan.meta['policy']}, {found.steps:,} steps on {device.name}", style="bold")
     _print(found, report)

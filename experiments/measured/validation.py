@@ -18,6 +18,7 @@ import torch
 from rich import box
 from rich.table import Table
 
+from ...gpu.calibrate import points
 from ...gpu.devices import timing
 from ...gpu.devices.devices import Device, usual_dtype
 from ...gpu.model.executor import used_host_blocks
@@ -243,9 +244,10 @@ class Validation:
         seed: Seed of the requests, their block tables and the weights.
         watch: Progress display.
         again: Measures one more part of the calibration, and returns the file of all parts so far; None if it is complete.
+        kv_cache_dtype: Number format of the KV cache, auto or fp8; None takes the calibration's.
 
     Raises:
-        UserError: The file is not a calibration, or has the same seed.
+        UserError: The file is not a calibration, has another number format of the KV cache, or the same seed.
     """
 
     def __init__(
@@ -257,11 +259,16 @@ class Validation:
         seed: int,
         watch: Watch,
         again: Callable[[], Path] | None = None,
+        kv_cache_dtype: str | None = None,
     ) -> None:
         self._device, self._scale, self._seed, self._watch, self._again = device, scale, seed, watch, again
         self._cost = str(calibration)
         self._read(calibration)
         self._dtype = dtype or self._calibration.dtype or usual_dtype(device)
+        self._kv_cache_dtype = kv_cache_dtype or self._calibration.kv_cache_dtype
+        refusal = self._calibration.kv_refusal(points.KV_DTYPES[self._kv_cache_dtype])
+        if refusal is not None:
+            raise SettingError("calibration", str(calibration), f"{refusal}; leave the flag out, or calibrate with it")
         if seed == self._calibrated.get("seed"):
             raise SettingError("seed", seed, "is the calibration's, which must not know what is tested: take another")
         #: The timed steps of each run.
@@ -321,7 +328,8 @@ class Validation:
     @cached_property
     def cost(self) -> StepCost:
         """The calibration as step times of the model."""
-        deployment = Deployment(cuda_graphs=self._device.torch_device.type == "cuda")
+        kv_dtype = points.KV_DTYPES[self._kv_cache_dtype]
+        deployment = Deployment(kv_dtype=kv_dtype, cuda_graphs=self._device.torch_device.type == "cuda")
         # No link and no speedup of a GPU enters: one GPU, 16 bits.
         spec = model_spec(self._scale.model)
         return cost(self._cost, spec, gpu("a100-80gb"), block_size=BLOCK_SIZE, deployment=deployment)
@@ -329,8 +337,9 @@ class Validation:
     @cached_property
     def served(self) -> dict[str, Served]:
         """What each run serves."""
-        room = room_tokens(self._device, self._scale.model, self._dtype)
-        loads = Loads(self._scale, self._seed, self.cost, room)
+        kept = self._kv_cache_dtype
+        room = room_tokens(self._device, self._scale.model, self._dtype, kept)
+        loads = Loads(self._scale, self._seed, self.cost, room, points.KV_DTYPES[kept])
         return {name: loads.served(name) for name in RUNS}
 
     @cached_property
@@ -365,6 +374,7 @@ class Validation:
             "cost": self._cost,
             "seed": self._seed,
             "block_size": BLOCK_SIZE,
+            "kv_cache_dtype": self._kv_cache_dtype,
             # The skeleton pads batches where it captures them, and only there.
             "enforce_eager": self._device.torch_device.type != "cuda",
         }
@@ -378,7 +388,8 @@ class Validation:
         blocks = -(-max(plan.meta["num_slots"] for plan in plans) // BLOCK_SIZE)
         host_blocks = max(used_host_blocks(plan) for plan in plans)
         spec = model_spec(self._scale.model)
-        return Skeleton(spec, self._device, blocks, BLOCK_SIZE, self._dtype, self._seed, host_blocks)
+        sizes, kept = (blocks, BLOCK_SIZE, self._dtype, self._seed, host_blocks), self._kv_cache_dtype
+        return Skeleton(spec, self._device, *sizes, kv_cache_dtype=kept)
 
     def _calibration_data(self) -> dict[str, Any]:
         found = self._calibration
@@ -424,6 +435,8 @@ class Validation:
         plan, replay, workload = self.plans["static"], self.replays["static"], self.served["static"].workload.sequences
         if not self.skeleton.model.gated_mlp:
             return {"reason": f"{self._scale.model} is not like Llama"}
+        if self._kv_cache_dtype != "auto":
+            return {"reason": "its KV cache has the dtype of the model"}
         batches = generate.static_batches(plan, workload)
         try:
             us, version = generate.generated_us(self.skeleton, batches, self._seed)
@@ -532,17 +545,23 @@ def judged_replay(skeleton: Skeleton, plan: Plan, replay: Replay) -> dict[str, A
     """Null models, noise and bytes of a replay."""
     steps = replay.steps.tolist()
     rows = np.array([len(validate.batch_of(plan, step).query_lens) for step in steps])
-    read_bytes = acceptance.read_bytes(plan, skeleton.model, DTYPES[skeleton.dtype].itemsize, steps)
+    element_bytes, kv_element_bytes = DTYPES[skeleton.dtype].itemsize, skeleton.pool.keys[0].itemsize
+    read_bytes = acceptance.read_bytes(plan, skeleton.model, element_bytes, steps, kv_element_bytes)
     quantile = timing.stopwatch(skeleton.device).quantile
     return acceptance.judged(replay.predicted_us, replay.samples_us, quantile, rows, read_bytes)
 
 
-def plan_timed(plan: Plan, model: ModelSpec, device: Device, dtype: str, watch: Watch) -> dict[str, Any]:
+def plan_timed(
+    plan: Plan, model: ModelSpec, device: Device, dtype: str, watch: Watch, kv_cache_dtype: str = "auto"
+) -> dict[str, Any]:
     """Predicted and measured step times of one plan, beside its null models."""
     # Contiguous pieces are copied slot by slot.
     block_size = plan.meta["block_size"] if plan.is_paged else 1
     blocks = -(-plan.meta["num_slots"] // block_size)
-    skeleton = Skeleton(model, device, blocks, block_size, dtype, host_blocks=used_host_blocks(plan))
+    host_blocks = used_host_blocks(plan)
+    skeleton = Skeleton(
+        model, device, blocks, block_size, dtype, host_blocks=host_blocks, kv_cache_dtype=kv_cache_dtype
+    )
     samples = samples_us(skeleton, plan, ROUNDS, lambda items, total: watch(items, "steps", total))
     replay = replay_of(skeleton, np.arange(plan.num_steps), plan.ticks, samples)
     predicted, measured = replay.predicted_us, replay.measured_us

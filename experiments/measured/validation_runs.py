@@ -120,12 +120,14 @@ class Loads:
         seed: Each run has a random stream of its own.
         cost: Predicts how long a prompt takes, which sets the rate at which prompts arrive.
         room_tokens: Tokens of KV that fit on the device beside the weights.
+        kv_dtype: Number format of the KV cache.
     """
 
     scale: Scale
     seed: int
     cost: StepCost
     room_tokens: int
+    kv_dtype: str = "fp16"
 
     def served(self, run: str) -> Served:
         """What a run of :data:`RUNS` serves."""
@@ -167,7 +169,7 @@ class Loads:
         blocks = max(-(-int((prompts + outputs).sum()) // BLOCK_SIZE) // 4, self._blocks(prompts, outputs, 1))
         # Ids of host blocks are shuffled, too, so the host pool is not larger than its use.
         slots = int((prompts + outputs).sum()) + BLOCK_SIZE * scale.requests_each
-        host_gib = slots * model_spec(scale.model).slot_bytes("fp16") / GIB
+        host_gib = slots * model_spec(scale.model).slot_bytes(self.kv_dtype) / GIB
         swap = {"preemption_mode": "swap", "swap_space": host_gib}
         return Served(_at_once(run, prompts, outputs), {"policy": "vllm-v0", "num_gpu_blocks_override": blocks, **swap})
 
@@ -216,10 +218,11 @@ RUNS: dict[str, Callable[[Loads, str], Served]] = {
 }
 
 
-def room_tokens(device: Device, model: str, dtype: str) -> int:
+def room_tokens(device: Device, model: str, dtype: str, kv_cache_dtype: str = "auto") -> int:
     """Tokens of KV that fit on the device beside a model's weights and what a replay needs."""
     spec = model_spec(model)
-    return max(0, int(KV_SHARE_OF_MEMORY * (device.free_bytes() - spec.weight_bytes(dtype)))) // spec.slot_bytes(dtype)
+    room = int(KV_SHARE_OF_MEMORY * (device.free_bytes() - spec.weight_bytes(dtype)))
+    return max(0, room) // spec.slot_bytes(dtype if kv_cache_dtype == "auto" else kv_cache_dtype)
 
 
 def _at_once(name: str, prompts: np.ndarray, outputs: np.ndarray) -> Workload:

@@ -47,12 +47,14 @@ def calibrate(
     quick: bool = False,
     seed: int = 0,
     watch: Watch = unwatched,
+    kv_cache_dtype: str = "auto",
 ) -> dict[str, Any]:
     """The content of a calibration file.
 
     Args:
         model: The model with the shapes to measure; an OPT-like or Llama-like one.
         dtype: By default fp32 on a CPU and fp16 on a GPU.
+        kv_cache_dtype: auto is the dtype; or fp8.
         quick: Measure a few points twice, as a smoke test; the fit has little value.
         seed: Seed of weights, tables, lengths and the order of measurement.
         watch: Passes the samples on and shows progress.
@@ -61,7 +63,7 @@ def calibrate(
         SettingError: The model or dtype is not supported, or its cache does not fit.
         MissingExtra: The fitting library is not installed.
     """
-    measuring = Measuring(model, device, dtype, block_size, quick, seed)
+    measuring = Measuring(model, device, dtype, block_size, quick, seed, kv_cache_dtype)
     measuring.measure(measuring.grid.rounds, watch)
     return measuring.document()
 
@@ -71,7 +73,7 @@ class Measuring:
     stopwatch's quantile.
 
     Args:
-        model, device, dtype, block_size, quick, seed: See :func:`calibrate`.
+        model, device, dtype, block_size, quick, seed, kv_cache_dtype: See :func:`calibrate`.
 
     Attributes:
         grid: The measured sizes.
@@ -88,12 +90,13 @@ class Measuring:
         block_size: int = 16,
         quick: bool = False,
         seed: int = 0,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         require_scipy()
         self._on_gpu = on_gpu = device.torch_device.type == "cuda"
         self.grid = QUICK if quick else CUDA if on_gpu else CPU
         dtype = dtype or ("fp16" if on_gpu else "fp32")
-        skeleton = _skeleton(model, device, self.grid, block_size, dtype, seed)
+        skeleton = _skeleton(model, device, self.grid, block_size, dtype, seed, kv_cache_dtype)
         self._points = Samples(skeleton, self.grid, seed)
         self._says = {
             "schema_version": SCHEMA_VERSION,
@@ -103,6 +106,7 @@ class Measuring:
             "measured_by": timing.stopwatch(device).how,
             "model": model.name,
             "dtype": dtype,
+            "kv_cache_dtype": kv_cache_dtype,
             "block_size": block_size,
             "quick": quick,
             "seed": seed,
@@ -121,19 +125,21 @@ class Measuring:
         return self._says | {"parts": self._points.parts, **found, "ops": ops, "points": measured}
 
 
-def _skeleton(model: ModelSpec, device: Device, grid: Grid, block_size: int, dtype: str, seed: int) -> Skeleton:
+def _skeleton(
+    model: ModelSpec, device: Device, grid: Grid, block_size: int, dtype: str, seed: int, kv_cache_dtype: str
+) -> Skeleton:
     """A skeleton with the blocks that the grid needs, limited by free memory."""
     check_shape(model)
     most = max(batch * context for batch in grid.batches for context in grid.contexts)
     moved = max(grid.moved_blocks)
-    slot_bytes = model.slot_bytes(dtype)
+    slot_bytes = model.slot_bytes(dtype if kv_cache_dtype == "auto" else kv_cache_dtype)
     # Half of the remaining memory: captured calls need memory for their results, too.
     room = grid.pool_bytes or (device.free_bytes() - model.weight_bytes(dtype) - input_bytes(model, grid, dtype)) // 2
     blocks = min(most, room // slot_bytes) // block_size
     if blocks < 2 * moved:
         found = f"there is room for {max(blocks, 0)} blocks of {model.name}, and {2 * moved} are moved"
         raise SettingError("block_size", block_size, f"{found}; take smaller blocks or a smaller model")
-    return Skeleton(model, device, blocks, block_size, dtype, seed, host_blocks=moved)
+    return Skeleton(model, device, blocks, block_size, dtype, seed, host_blocks=moved, kv_cache_dtype=kv_cache_dtype)
 
 
 def input_bytes(model: ModelSpec, grid: Grid, dtype: str) -> int:

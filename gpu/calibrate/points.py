@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...sim.cost import gemms
+from ...sim.cost.operations import ELEMENT_BYTES
 from ...sim.spec import ModelSpec
+from ...sim.spec.deployment import dtype_bits
 
 Point = dict[str, Any]
 #: Tokens that a call of ``decode_attention`` reads again. Points with it are not those of the operation's model, but of
@@ -18,8 +20,8 @@ Point = dict[str, Any]
 REPEATED = "repeated_tokens"
 #: Keys that a measurement adds to a point.
 MEASURED = ("us", "iqr_us", "samples", "apart_us")
-#: The simulator's default KV element has 16 bits; moves of blocks are counted in it, whatever the dtype.
-KV_DTYPE = "fp16"
+#: Number formats of a KV element by the name of the cache's: the simulator's default has 16 bits, and is counted so, whatever the dtype.
+KV_DTYPES = {"auto": "fp16", "fp8": "fp8"}
 
 
 def layer_gemms(model: ModelSpec) -> list[tuple[int, int]]:
@@ -37,9 +39,10 @@ def gemm(m: int, n: int, k: int) -> Point:
     return {"op": "gemm", "m": m, "n": n, "k": k}
 
 
-def kv_write(model: ModelSpec, tokens: int) -> Point:
+def kv_write(model: ModelSpec, tokens: int, kv_cache_dtype: str = "auto") -> Point:
     """Write of the keys and values of one layer."""
-    return {"op": "kv_write", "tokens": tokens, "kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+    sizes = {"tokens": tokens, "kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+    return {"op": "kv_write", **sizes, **_element(kv_cache_dtype)}
 
 
 def elementwise(model: ModelSpec, tokens: int) -> Point:
@@ -53,7 +56,9 @@ def embedding(model: ModelSpec, tokens: int) -> Point:
     return {"op": "embedding", "tokens": tokens, "hidden_size": model.hidden_size}
 
 
-def decode_attention(model: ModelSpec, contexts: Sequence[int], block_size: int, repeated: int = 0) -> Point:
+def decode_attention(
+    model: ModelSpec, contexts: Sequence[int], block_size: int, repeated: int = 0, kv_cache_dtype: str = "auto"
+) -> Point:
     """One layer's decode attention, with one new token per sequence.
 
     Args:
@@ -61,14 +66,17 @@ def decode_attention(model: ModelSpec, contexts: Sequence[int], block_size: int,
     """
     sizes = {"batch": len(contexts), "context_tokens": sum(contexts)}
     shared = {REPEATED: repeated} if repeated else {}
-    return {"op": "decode_attention", **sizes, **shared, **_heads(model), "block_size": block_size}
+    element = _element(kv_cache_dtype)
+    return {"op": "decode_attention", **sizes, **shared, **_heads(model), "block_size": block_size, **element}
 
 
-def prefill_attention(model: ModelSpec, lens: Sequence[int], contexts: Sequence[int]) -> Point:
+def prefill_attention(
+    model: ModelSpec, lens: Sequence[int], contexts: Sequence[int], kv_cache_dtype: str = "auto"
+) -> Point:
     """One layer's causal attention of the last ``lens`` of ``contexts`` tokens."""
     pairs = sum(new * (context - new) + new * (new + 1) // 2 for new, context in zip(lens, contexts, strict=True))
     sizes = {"tokens": sum(lens), "pairs": pairs, "context_tokens": sum(contexts)}
-    return {"op": "prefill_attention", **sizes, **_heads(model)}
+    return {"op": "prefill_attention", **sizes, **_heads(model), **_element(kv_cache_dtype)}
 
 
 def mixed_attention(model: ModelSpec, contexts: Sequence[int], tokens: int, prefix: int) -> Point:
@@ -79,10 +87,10 @@ def mixed_attention(model: ModelSpec, contexts: Sequence[int], tokens: int, pref
     return {"op": "mixed_attention", **sizes, "heads": model.num_heads}
 
 
-def move(op: str, model: ModelSpec, blocks: int, block_size: int) -> Point:
+def move(op: str, model: ModelSpec, blocks: int, block_size: int, kv_cache_dtype: str = "auto") -> Point:
     """``block_copy``, ``swap_out`` or ``swap_in`` of whole blocks in all layers; K and V of a block are one piece each."""
     pieces = model.attention().kv_tensors * model.num_layers * blocks
-    return {"op": op, "bytes": blocks * block_size * model.slot_bytes(KV_DTYPE), "blocks": pieces}
+    return {"op": op, "bytes": blocks * block_size * model.slot_bytes(KV_DTYPES[kv_cache_dtype]), "blocks": pieces}
 
 
 def step(lens: Sequence[int]) -> Point:
@@ -102,7 +110,12 @@ def key(point: Point) -> tuple[tuple[str, Any], ...]:
 
 
 def operations_of_step(
-    model: ModelSpec, lens: Sequence[int], contexts: Sequence[int], block_size: int, padded: int | None = None
+    model: ModelSpec,
+    lens: Sequence[int],
+    contexts: Sequence[int],
+    block_size: int,
+    padded: int | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> list[tuple[int, Point]]:
     """The operations of a step and their counts; rows with one new token are decodes.
 
@@ -110,17 +123,31 @@ def operations_of_step(
         lens: New tokens of each row.
         contexts: All tokens of each row, including the new ones.
         padded: Rows of a captured step with its padding, which only attention skips.
+        kv_cache_dtype: Number format of the KV cache, a key of :data:`KV_DTYPES`.
     """
+    kept = kv_cache_dtype
     tokens, layers = padded or sum(lens), model.num_layers
     rows = list(zip(lens, contexts, strict=True))
     decodes, prompts = [row for row in rows if row[0] == 1], [row for row in rows if row[0] > 1]
-    found = [(1, embedding(model, tokens)), (layers, elementwise(model, tokens)), (layers, kv_write(model, tokens))]
+    found = [
+        (1, embedding(model, tokens)),
+        (layers, elementwise(model, tokens)),
+        (layers, kv_write(model, tokens, kept)),
+    ]
     found += [(layers, gemm(tokens, *shape)) for shape in layer_gemms(model)]
     if decodes:
-        found.append((layers, decode_attention(model, [context for _, context in decodes], block_size)))
+        of_decodes = [context for _, context in decodes]
+        found.append((layers, decode_attention(model, of_decodes, block_size, kv_cache_dtype=kept)))
     if prompts:
-        found.append((layers, prefill_attention(model, *zip(*prompts, strict=True))))
+        new, held = ([row[which] for row in prompts] for which in (0, 1))
+        found.append((layers, prefill_attention(model, new, held, kept)))
     return [*found, (1, gemm(padded or len(rows), *head_gemm(model)))]
+
+
+def _element(kv_cache_dtype: str) -> Point:
+    """The size of a KV element where it is not that of 16 bits, the default of the operations."""
+    bytes_of_element = dtype_bits(KV_DTYPES[kv_cache_dtype]) / 8
+    return {} if bytes_of_element == ELEMENT_BYTES else {"kv_element_bytes": bytes_of_element}
 
 
 def _heads(model: ModelSpec) -> Point:

@@ -24,7 +24,8 @@ from ..model.batch import Batch, Rows
 from ..model.calls import Attention
 from ..model.graphs import captured_size
 from ..model.layers import Matrix, multiply
-from ..model.skeleton import Skeleton
+from ..model.pool import SCALES
+from ..model.skeleton import DTYPES, Skeleton
 from . import points
 from .grid import Grid
 from .points import Point
@@ -77,7 +78,7 @@ class Probes:
         self._skeleton, self._grid, self._stopwatch = skeleton, grid, stopwatch
         self._model, self._pool, self._device = skeleton.model, skeleton.pool, skeleton.device
         self._seed, self._rng = seed, np.random.default_rng(seed)
-        self._dtype = skeleton.pool.keys[0].dtype
+        self._dtype, self._kv_cache_dtype = DTYPES[skeleton.dtype], skeleton.kv_cache_dtype
         # More than three caches are as cold as the weights of the largest model.
         self._passing_bytes = min(stopwatch.cold_bytes, self._model.weight_bytes(skeleton.dtype))
         self._between = [self._multiplying(GEMM_BETWEEN_TOKENS, name) for name in MATRICES]
@@ -173,13 +174,15 @@ class Probes:
             self._put(self._rng.choice(self._pool.num_slots, tokens, replace=False))
             for _ in range(self._turns(key.nbytes))
         ]
-        caches = list(zip(self._pool.keys, self._pool.values, strict=True))
+        layers = [self._pool.layer(number) for number in range(self._model.num_layers)]
 
         def work(number: int) -> None:
             self._pass(self._between, key, value)
-            self._device.reshape_and_cache(key, value, *_turn(caches, number), _turn(slots, number))
+            keys, values, *scales = _turn(layers, number)
+            of_layer = dict(zip(SCALES, scales, strict=False))
+            self._device.reshape_and_cache(key, value, keys, values, _turn(slots, number), **of_layer)
 
-        return Probe(points.kv_write(self._model, tokens), work)
+        return Probe(points.kv_write(self._model, tokens, self._kv_cache_dtype), work)
 
     def _elementwise(self, tokens: int) -> Probe:
         """A layer without the time of its GEMMs and attention, which return prepared tensors."""
@@ -231,7 +234,7 @@ class Probes:
             group: See ``_repeats``.
         """
         repeated = sum(_repeats(contexts, block_size, group)) * block_size
-        point = points.decode_attention(self._model, contexts, block_size, repeated)
+        point = points.decode_attention(self._model, contexts, block_size, repeated, self._kv_cache_dtype)
         held, longest = contexts, max(contexts)
         if alone and self._skeleton.captures:
             rows, blocks = captured_size(len(contexts), longest, block_size)
@@ -249,7 +252,7 @@ class Probes:
 
     def _prefill(self, lens: list[int], contexts: list[int]) -> Probe:
         query = self._random(sum(lens), self._model.num_heads, self._model.head_dim)
-        point = points.prefill_attention(self._model, lens, contexts)
+        point = points.prefill_attention(self._model, lens, contexts, self._kv_cache_dtype)
         return Probe(point, self._attention(query, contexts, self._pool.block_size, lens))
 
     def _mixed(self, contexts: list[int], chunk: int, prefix: int) -> Probe:
@@ -299,7 +302,7 @@ class Probes:
             # As in a step, one call for all layers. A capture begins with number 0, so that its buffers are its own.
             if layer == 0 or attention is None:
                 attention = Attention(self._device, _turn(rows, turn))
-            attention(out, query, keys[layer], self._pool.values[layer])
+            attention(out, query, *self._pool.layer(layer))
 
         return work
 
@@ -327,7 +330,7 @@ class Probes:
         }
         for op, (moving, ends) in moves.items():
             pairs = [np.stack(both, axis=1) for both in ends]
-            point = points.move(op, self._model, blocks, block_size)
+            point = points.move(op, self._model, blocks, block_size, self._kv_cache_dtype)
             yield Probe(point, _moving(moving, pairs), captured=False)
 
     def _step(self, lens: list[int], contexts: list[int]) -> StepProbe:
@@ -335,7 +338,8 @@ class Probes:
         token_ids = self._rng.integers(model.vocab_size, size=sum(lens))
         tables = self._table(contexts, block_size).cpu().numpy()
         batch = Batch.paged(lens, contexts, token_ids, tables, block_size)
-        parts = points.operations_of_step(model, lens, contexts, block_size)
+        kept = self._kv_cache_dtype
+        parts = points.operations_of_step(model, lens, contexts, block_size, kv_cache_dtype=kept)
 
         def work(_: int) -> None:
             self._stopwatch.aside(lambda: self._skeleton.step(batch))

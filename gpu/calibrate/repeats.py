@@ -23,7 +23,7 @@ from .points import REPEATED
 _SHARES = np.linspace(0, 1, 101)
 #: Least part of a call's modelled time, all from memory, that its repeated reads take.
 _LEAST = 0.2
-_SIZES = ("batch", "heads", "kv_heads", "head_dim", "block_size")
+_SIZES = ("batch", "heads", "kv_heads", "head_dim", "block_size", "kv_element_bytes")
 
 
 def repeated_reads(points: Iterable[Mapping[str, Any]], entry: Mapping[str, Any]) -> float | None:
@@ -40,7 +40,7 @@ def repeated_reads(points: Iterable[Mapping[str, Any]], entry: Mapping[str, Any]
 
 
 def _share(point: Mapping[str, Any], model: OpModel) -> float | None:
-    sizes = {name: point[name] for name in _SIZES}
+    sizes = {name: point[name] for name in _SIZES if name in point}
     contexts = point["context_tokens"] - (1 - _SHARES) * point[REPEATED]
     modelled = model.us(operations.decode_attention(context_tokens=contexts, **sizes))
     # As in a cost's curve, more context takes no less time.

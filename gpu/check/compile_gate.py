@@ -71,8 +71,9 @@ def every_kernel(shared_bytes: int) -> Iterator[Kernel]:
             yield source.merge_prefill(dtype, head_dim)
         yield source.reshape_and_cache_fp8(dtype)
     for dtype, head_dim in product(source.FP8_QUERIES, source.FP8_HEAD_DIMS):
-        for tile, slots in product(source.GROUP_TILES[dtype], source.FP8_SLOT_RULES):
+        for tile, slots in product(source.GROUP_TILES[dtype], source.SLOT_RULES):
             yield source.decode_attention(dtype, head_dim, tile, slots, ring, fp8=True)
+        yield source.prefill_attention(dtype, head_dim, fp8=True)
     for dtype in source.LATENT_DTYPES:
         for block in source.latent_blocks(shared_bytes):
             yield source.latent_attention(dtype, block)

@@ -42,7 +42,7 @@ def decoded(codes: Any, scales: Any) -> Any:
 
 @dataclass(frozen=True)
 class Fp8Case:
-    """The arguments of ``paged_attention.forward`` over caches of fp8: ``given``, with codes in its caches, and two scales."""
+    """The arguments of attention over caches of fp8: ``given``, with codes in its caches, and two scales."""
 
     given: Case
     k_scale: Any
@@ -52,10 +52,10 @@ class Fp8Case:
         """By name."""
         return vars(self.given) | {"k_scale": self.k_scale, "v_scale": self.v_scale}
 
-    def expected(self) -> Any:
+    def expected(self, query_lens: Sequence[int] | None = None) -> Any:
         """As :func:`cases.expected`, of the numbers that the caches hold."""
-        keys = decoded(self.given.key_cache, self.k_scale)
-        return expected(replace(self.given, key_cache=keys, value_cache=decoded(self.given.value_cache, self.v_scale)))
+        keys, values = decoded(self.given.key_cache, self.k_scale), decoded(self.given.value_cache, self.v_scale)
+        return expected(replace(self.given, key_cache=keys, value_cache=values), query_lens)
 
 
 def fp8_case(
@@ -66,13 +66,15 @@ def fp8_case(
     contexts: Sequence[int],
     seed: int = 0,
     make: Host | OnDevice | None = None,
+    *,
+    query_lens: Sequence[int] | None = None,
 ) -> Fp8Case:
     """As :func:`cases.case`, with caches of fp8: every KV head has scales of its own, and unused slots are NaN.
 
     Scales let normal numbers use most of the range: the largest ones of some heads are beyond it.
     """
     make = make or Host(seed)
-    full = case("float32", heads, head_dim, block_size, contexts, seed)
+    full = case("float32", heads, head_dim, block_size, contexts, seed, query_lens=query_lens)
     k_scale, v_scale = np.random.default_rng(seed).uniform(0.006, 0.03, (2, heads[1])).astype(np.float32)
     given = Case(
         query=make.normal(full.query.shape, dtype),

@@ -29,7 +29,7 @@ from ..devices import devices, program
 from ..ops import cache, contiguous, latent_attention, paged_attention, prefill
 from ..ops.source import FP8_HEAD_DIMS, FP8_QUERIES, HEAD_DIMS, LATENT_DIM, LATENT_DTYPES, LATENT_KEY_DIM
 from . import parts
-from .cases import TOLERANCE, Host, OnDevice, case, error, expected, library_of, on_host
+from .cases import TOLERANCE, Case, Host, OnDevice, case, error, expected, library_of, on_host
 from .fp8 import encoded, fp8_case
 from .latent import latent_case
 
@@ -61,7 +61,7 @@ class Point:
     @property
     def tolerance(self) -> float:
         """The maximum error; kernels that only move values must be exact."""
-        computing = (*ATTENTION, "decode_attention_fp8", *LATENT)
+        computing = (*ATTENTION, *(f"{name}_fp8" for name in ATTENTION), *LATENT)
         return TOLERANCE[self.dtype] if self.kernel in computing else 0.0
 
     @property
@@ -104,8 +104,8 @@ def decoded_latent(point: Point, make: Make) -> float:
 
 
 def prefilled(point: Point, make: Make) -> float:
-    """At most 64 new tokens per sequence, alternately a whole prompt and the end of a longer context."""
-    new = [min(64, -(-context // (1 + 2 * (turn % 2)))) for turn, context in enumerate(point.contexts)]
+    """:func:`_new_tokens` of each sequence."""
+    new = _new_tokens(point)
     given = case(*point.shape, point.contexts, query_lens=new, num_blocks=point.num_blocks, make=make)
     out = make.full(given.query.shape, np.nan, point.dtype)
     starts = make.ints(np.cumsum([0, *new]).astype(np.int32))
@@ -113,16 +113,43 @@ def prefilled(point: Point, make: Make) -> float:
     return error(out, expected(given, new))
 
 
+def prefilled_fp8(point: Point, make: Make) -> float:
+    """The same over blocks of fp8 with scales of each KV head."""
+    new = _new_tokens(point)
+    given = fp8_case(*point.shape, point.contexts, make=make, query_lens=new)
+    out = make.full(given.given.query.shape, np.nan, point.dtype)
+    starts = make.ints(np.cumsum([0, *new]).astype(np.int32))
+    prefill.forward_into(out, **given.arguments(), query_start_loc=starts, max_query_len=max(new))
+    return error(out, given.expected(new))
+
+
+def _new_tokens(point: Point) -> list[int]:
+    """At most 64 new tokens per sequence, alternately a whole prompt and the end of a longer context."""
+    return [min(64, -(-context // (1 + 2 * (turn % 2)))) for turn, context in enumerate(point.contexts)]
+
+
 def contiguously(point: Point, make: Make) -> float:
     """A contiguous cache: one block per sequence, with room behind its tokens."""
     given = case(*point.shape[:3], max(point.contexts) + 5, point.contexts, make=make)
     out = make.full(given.query.shape, np.nan, point.dtype)
+    _attend_contiguously(out, given)
+    return error(out, expected(given))
+
+
+def contiguously_fp8(point: Point, make: Make) -> float:
+    """The same in fp8 with scales of each KV head."""
+    given = fp8_case(*point.shape[:3], max(point.contexts) + 5, point.contexts, make=make)
+    out = make.full(given.given.query.shape, np.nan, point.dtype)
+    _attend_contiguously(out, given.given, k_scale=given.k_scale, v_scale=given.v_scale)
+    return error(out, given.expected())
+
+
+def _attend_contiguously(out: Any, given: Case, **scales: Any) -> None:
     keys, values = (cache.reshape(-1, *cache.shape[2:]) for cache in (given.key_cache, given.value_cache))
     starts = library_of(out).asarray(given.block_tables[:, 0], dtype=library_of(out).int64) * given.block_size
     # An empty sequence has no first slot.
     starts[given.context_lens == 0] = -1
-    contiguous.forward_into(out, given.query, keys, values, starts, given.context_lens, given.max_context_len)
-    return error(out, expected(given))
+    contiguous.forward_into(out, given.query, keys, values, starts, given.context_lens, given.max_context_len, **scales)
 
 
 def written(point: Point, make: Make) -> float:
@@ -212,7 +239,12 @@ MOVING: dict[str, Trial] = {
     "swap_blocks": swapped,
 }
 #: Those of caches of fp8; not all dtypes and head_dims have one.
-FP8: dict[str, Trial] = {"decode_attention_fp8": decoded_fp8, "reshape_and_cache_fp8": written_fp8}
+FP8: dict[str, Trial] = {
+    "decode_attention_fp8": decoded_fp8,
+    "reshape_and_cache_fp8": written_fp8,
+    "prefill_attention_fp8": prefilled_fp8,
+    "contiguous_attention_fp8": contiguously_fp8,
+}
 #: That of latent vectors, which have one size.
 LATENT: dict[str, Trial] = {"latent_attention": decoded_latent}
 OF_HEAD_DIMS = ATTENTION | MOVING | FP8
@@ -260,8 +292,11 @@ def _turns() -> Iterator[Point]:
             yield Point("decode_attention", dtype, HEADS[turn % 5], head_dim, block_size, RAGGED)
         heads = HEADS[turn // 5]
         yield Point(list(MOVING)[turn % 3], dtype, heads, head_dim, BLOCK_SIZES[turn % 5], RAGGED)
-        for kernel in FP8:
+        for kernel in ("decode_attention_fp8", "reshape_and_cache_fp8"):
             yield Point(kernel, dtype, HEADS[turn % 5], head_dim, BLOCK_SIZES[turn % 5], RAGGED)
+        if turn % 4 == 2:
+            yield Point("prefill_attention_fp8", dtype, HEADS[turn % 5], head_dim, BLOCK_SIZES[turn % 5], RAGGED)
+            yield Point("contiguous_attention_fp8", dtype, HEADS[turn % 5], head_dim, 16, RAGGED)
         if turn % 8 == 4:
             yield Point("contiguous_attention", dtype, heads, head_dim, 16, RAGGED)
         if turn % 5 == 2:
@@ -273,7 +308,7 @@ def _combinations() -> Iterator[Point]:
     for dtype, heads, head_dim, block_size in shapes:
         for kernel in OF_HEAD_DIMS:
             # Block sizes do not apply to a contiguous cache.
-            if kernel != "contiguous_attention" or block_size == 16:
+            if not kernel.startswith("contiguous_attention") or block_size == 16:
                 yield Point(kernel, dtype, heads, head_dim, block_size, RAGGED)
     for dtype in TOLERANCE:
         for heads in HEADS:

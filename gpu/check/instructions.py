@@ -1,4 +1,4 @@
-"""Instructions of the main loop of decode attention, from the machine code that NVRTC compiles, without a GPU.
+"""Instructions of the main loops of attention, from the machine code that NVRTC compiles, without a GPU.
 
 ``python -m fragmeter.gpu.check.instructions --architecture sm_90a`` prints a row per instance: threads and shared memory of a
 block, registers, resident blocks on a multiprocessor, and instructions, shuffles and matrix products of a warp a tile. It needs
@@ -6,7 +6,7 @@ NVIDIA's disassembler beside the extra ``kernels``: pip install nvidia-cuda-nvdi
 
 The main loop is the shortest loop that copies keys and multiplies. All of its instructions count, also those of branches that
 an ordinary tile does not take. Those of loops within it count once; the last column has the lengths of these loops, which latent
-attention of 64 heads has.
+attention of 64 heads has, and prefill attention over caches of 16 bits for its copies, which run twice a tile with head_dim 128.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from pathlib import Path
 
 from ...sim.types.errors import MissingExtra
 from ..devices import program
-from ..ops import source
+from ..ops import prefill, source
 from ..ops.source import Kernel
 from .compile_gate import ARCHITECTURES, SHARED_BYTES, compiled, toolkit
 
 #: Instances of the report: dtype, head_dim, query heads of a block. In others some lanes copy nothing, or copies are a loop of
 #: their own.
 INSTANCES = tuple(product(("float16",), (64, 128), (1, 8, 16)))
+#: The same of prefill attention: dtype, head_dim, whether the cache is of fp8.
+PREFILLS = tuple(product(("float16", "bfloat16"), (64, 128), (False, True)))
 #: Copies of a warp, of 16 bytes a lane, that move a KiB.
 COPIES_A_KIB = 2
 _LABEL = re.compile(r"\s*(?P<name>\.L\w+):")
@@ -133,23 +135,30 @@ def rows(architecture: str) -> Iterator[str]:
     counts = f"{'threads':>9}{'registers':>10}{'shared KiB':>12}{'blocks':>8}{'instructions':>14}{'shuffles':>10}{'a KiB of KV':>13}{'products':>10}"
     yield f"{'instance':<50}{counts}  loops within"
     ring = source.ring_bytes(SHARED_BYTES[architecture])
-    caches = (*((rule, False) for rule in source.SLOT_RULES), *((rule, True) for rule in source.FP8_SLOT_RULES))
-    for (dtype, head_dim, group), (rule, fp8) in product(INSTANCES, caches):
+    for (dtype, head_dim, group), fp8, rule in product(INSTANCES, (False, True), source.SLOT_RULES):
         kernel = source.decode_attention(dtype, head_dim, group, rule, ring, fp8=fp8)
         shared_bytes = source.decode_shared_bytes(dtype, head_dim, group, ring, fp8=fp8)
         yield _row(kernel, architecture, shared_bytes, 32 * source.DECODE_WARPS)
+    for dtype, head_dim, fp8 in PREFILLS:
+        kernel, shared_bytes = (
+            source.prefill_attention(dtype, head_dim, fp8=fp8),
+            prefill.tile_of(dtype, head_dim).shared_bytes,
+        )
+        yield _row(kernel, architecture, shared_bytes, prefill.THREADS, copies_once=fp8)
     for block in source.latent_blocks(SHARED_BYTES[architecture]):
         yield _row(source.latent_attention("bfloat16", block), architecture, block.shared_bytes, block.threads)
 
 
-def _row(kernel: Kernel, architecture: str, shared_bytes: int, threads: int) -> str:
+def _row(kernel: Kernel, architecture: str, shared_bytes: int, threads: int, *, copies_once: bool = True) -> str:
+    """A line of the report; ``copies_once``: each copy in the main loop runs once a tile."""
     (found,) = compiled([kernel], architecture)
     loop = main_loop(disassembled(kernel, architecture))
     blocks = resident_blocks(found.registers, shared_bytes, architecture, threads)
-    share = f"{loop.instructions * COPIES_A_KIB / loop.copies:.1f}"
+    share = f"{loop.instructions * COPIES_A_KIB / loop.copies:.1f}" if copies_once else ""
     size = f"{threads:>9}{found.registers:>10}{shared_bytes / 1024:>12.1f}{blocks:>8}"
     counts = f"{loop.instructions:>14}{loop.shuffles:>10}{share:>13}{loop.products:>10}"
-    return f"{kernel.expression:<50}{size}{counts}  {' '.join(map(str, loop.inner))}".rstrip()
+    name = kernel.expression.replace(", const float *", "")
+    return f"{name:<50}{size}{counts}  {' '.join(map(str, loop.inner))}".rstrip()
 
 
 def main(tokens: list[str] | None = None) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...sim.recording.plans import Plan
+from ..devices.cpu import indexed
 from ..model.executor import KEY, QUERY, VALUE, Executor
 from ..model.skeleton import DTYPES
 from .cases import TOLERANCE, dense_attention, error, slots_of
@@ -121,12 +122,17 @@ def _compared(executor: Executor, step: int, row: int, layer: int, out: Tensor) 
     """The error of a row's attention, and the first position with another token's key or value."""
     names = executor.plan.logical_tokens(step, row)
     tokens = executor.place(names), executor.place(np.arange(len(names)))
-    query, keys, values = (executor.drawn(kind, layer, *tokens) for kind in (QUERY, KEY, VALUE))
+    query, keys, values = (
+        executor.drawn(QUERY, layer, *tokens),
+        *(executor.held(kind, layer, *tokens) for kind in (KEY, VALUE)),
+    )
     slots = executor.place(held_slots(executor.plan, step, row))
     caches = executor.pool.keys[layer], executor.pool.values[layer]
-    held_keys, held_values = (cache.flatten(0, 1)[slots] for cache in caches)
-    wrong = ((held_keys != keys) | (held_values != values)).flatten(1).any(1).nonzero()
+    found = (indexed(cache).flatten(0, 1)[slots] for cache in caches)
+    differ = [one != indexed(right) for one, right in zip(found, (keys, values), strict=True)]
+    wrong = (differ[0] | differ[1]).flatten(1).any(1).nonzero()
     position = int(wrong[0]) if len(wrong) else None
+    keys, values = executor.numbers(KEY, layer, keys), executor.numbers(VALUE, layer, values)
     return error(out, dense_attention(query[len(names) - len(out) :], keys, values)), position
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import platform
 import sys
@@ -18,6 +19,8 @@ from ..ops.prepared import LayerCall, Operation
 #: Options of glibc's ``malloc.h``: minimum size of separately mapped arrays, and amount of free memory to give back.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _LARGE = 1 << 30
+#: The largest number of e4m3.
+FP8_LARGEST = 448
 
 
 class CpuDevice:
@@ -68,11 +71,15 @@ class CpuDevice:
         context_lens: Any,
         block_size: int,
         max_context_len: int,
+        *,
+        k_scale: Any = None,
+        v_scale: Any = None,
     ) -> None:
         """One sequence after the other, so that the time is proportional to the number of tokens."""
+        caches = (key_cache, k_scale), (value_cache, v_scale)
         for sequence, context in enumerate(context_lens.tolist()):
             table = block_tables[sequence, : -(-context // block_size)]
-            held = (_gathered(cache, table, context) for cache in (key_cache, value_cache))
+            held = (_numbers(_gathered(cache, table, context), scale) for cache, scale in caches)
             out[sequence] = self._decoded(query[sequence], *held)
 
     def prefill_attention(
@@ -87,16 +94,20 @@ class CpuDevice:
         block_size: int,
         max_query_len: int,
         max_context_len: int,
+        *,
+        k_scale: Any = None,
+        v_scale: Any = None,
     ) -> None:
         """One sequence after the other."""
         torch, starts = self._torch, query_start_loc.tolist()
+        caches = (key_cache, k_scale), (value_cache, v_scale)
         for sequence, context in enumerate(context_lens.tolist()):
             rows = slice(starts[sequence], starts[sequence + 1])
             queries = rows.stop - rows.start
             if not queries:
                 continue
             table = block_tables[sequence, : -(-context // block_size)]
-            held = [_gathered(cache, table, context) for cache in (key_cache, value_cache)]
+            held = [_numbers(_gathered(cache, table, context), scale) for cache, scale in caches]
             # Query i of q attends to context - q + i + 1 tokens.
             seen = torch.ones(queries, context, dtype=torch.bool).tril(context - queries)
             heads = [one.float().transpose(0, 1)[None] for one in (query[rows], *held)]
@@ -112,10 +123,14 @@ class CpuDevice:
         slot_starts: Any,
         context_lens: Any,
         max_context_len: int,
+        *,
+        k_scale: Any = None,
+        v_scale: Any = None,
     ) -> None:
         """One sequence after the other; contiguous tokens need no gather."""
+        caches = (key_cache, k_scale), (value_cache, v_scale)
         for sequence, (start, context) in enumerate(zip(slot_starts.tolist(), context_lens.tolist(), strict=True)):
-            held = (cache[start : start + context] for cache in (key_cache, value_cache))
+            held = (_numbers(cache[start : start + context], scale) for cache, scale in caches)
             out[sequence] = self._decoded(query[sequence], *held)
 
     def latent_attention(
@@ -135,29 +150,46 @@ class CpuDevice:
             weights = (query[sequence].float() @ vectors.T * softmax_scale).softmax(-1)
             out[sequence] = weights @ vectors[:, : out.shape[-1]]
 
-    def reshape_and_cache(self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> None:
+    def reshape_and_cache(
+        self,
+        key: Any,
+        value: Any,
+        key_cache: Any,
+        value_cache: Any,
+        slot_mapping: Any,
+        *,
+        k_scale: Any = None,
+        v_scale: Any = None,
+    ) -> None:
         """Write new keys and values into their slots; -1 is skipped."""
         kept = slot_mapping >= 0
         if not bool(kept.all()):
             key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
-        for new, cache in ((key, key_cache), (value, value_cache)):
-            cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new)
+        for new, scale, cache in ((key, k_scale, key_cache), (value, v_scale, value_cache)):
+            held = new if scale is None else rounded(new, scale, cache.dtype)
+            indexed(cache).view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, indexed(held))
 
     def prepared(self, operation: Operation, *arguments: Any, **scales: Any) -> LayerCall:
         """As :meth:`devices.Device.prepared`: torch checks every call anyway."""
-        call, rest = getattr(self, operation), arguments[3 if operation == "latent_attention" else 4 :]
-        return lambda *tensors: call(*tensors, *rest, **scales)
+        call, count = getattr(self, operation), 3 if operation == "latent_attention" else 4
+
+        def launch(*tensors: Any) -> None:
+            of_layer = dict(zip(scales, tensors[count:], strict=True))
+            call(*tensors[:count], *arguments[count:], **of_layer)
+
+        return launch
 
     def copy_blocks(self, key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any) -> None:
         """Copy whole blocks within each cache."""
         sources, destinations = block_mapping.unbind(1)
         for cache in (*key_caches, *value_caches):
-            cache.index_copy_(0, destinations, cache.index_select(0, sources))
+            blocks = indexed(cache)
+            blocks.index_copy_(0, destinations, blocks.index_select(0, sources))
 
     def swap_blocks(self, source: Any, destination: Any, block_mapping: Any) -> None:
         """Copy whole blocks from one cache to another."""
         sources, destinations = block_mapping.unbind(1)
-        destination.index_copy_(0, destinations, source.index_select(0, sources))
+        indexed(destination).index_copy_(0, destinations, indexed(source).index_select(0, sources))
 
     def _decoded(self, query: Any, keys: Any, values: Any) -> Any:
         """Attention of ``query`` ``[heads, head_dim]`` over ``[tokens, kv_heads, head_dim]``; zeros if there are no tokens."""
@@ -184,7 +216,24 @@ def _keep_freed_memory() -> None:
 
 def _gathered(cache: Any, table: Any, context: int) -> Any:
     """Keys or values ``[context, kv_heads, head_dim]``, gathered by a block table."""
-    return cache.index_select(0, table).flatten(0, 1)[:context]
+    found = indexed(cache).index_select(0, table).flatten(0, 1)[:context]
+    return found if found.dtype == cache.dtype else found.view(cache.dtype)
+
+
+def indexed(cache: Any) -> Any:
+    """The cache for operations by index, which torch does not have for fp8: as integers of the same size."""
+    return cache.view(importlib.import_module("torch").uint8) if cache.itemsize == 1 else cache
+
+
+def _numbers(held: Any, scale: Any) -> Any:
+    """Keys or values ``[tokens, kv_heads, head_dim]`` of a cache, in fp8 times the scale of their KV head."""
+    return held if scale is None else held.float() * scale[:, None]
+
+
+def rounded(new: Any, scale: Any, dtype: Any) -> Any:
+    """Keys or values ``[tokens, kv_heads, head_dim]`` as a cache of fp8 holds them: divided by the scale of their KV head, to the
+    nearest number, and to the largest one where they are beyond it."""
+    return (new.float() / scale[:, None]).clamp(-FP8_LARGEST, FP8_LARGEST).to(dtype)
 
 
 def _processor() -> str:

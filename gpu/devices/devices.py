@@ -150,6 +150,9 @@ class Device(Protocol):
         context_lens: Any,
         block_size: int,
         max_context_len: int,
+        *,
+        k_scale: Any = None,
+        v_scale: Any = None,
     ) -> None:
         """:func:`paged_attention.forward` into ``out``."""
 
@@ -165,6 +168,9 @@ class Device(Protocol):
         block_size: int,
         max_query_len: int,
         max_context_len: int,
+        *,
+        k_scale: Any = None,
+        v_scale: Any = None,
     ) -> None:
         """:func:`prefill.forward` into ``out``."""
 
@@ -177,6 +183,9 @@ class Device(Protocol):
         slot_starts: Any,
         context_lens: Any,
         max_context_len: int,
+        *,
+        k_scale: Any = None,
+        v_scale: Any = None,
     ) -> None:
         """:func:`contiguous.forward` into ``out``."""
 
@@ -193,15 +202,25 @@ class Device(Protocol):
     ) -> None:
         """:func:`latent_attention.forward` into ``out``."""
 
-    def reshape_and_cache(self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> None:
+    def reshape_and_cache(
+        self,
+        key: Any,
+        value: Any,
+        key_cache: Any,
+        value_cache: Any,
+        slot_mapping: Any,
+        *,
+        k_scale: Any = None,
+        v_scale: Any = None,
+    ) -> None:
         """:func:`cache.reshape_and_cache`."""
 
     def prepared(self, operation: Operation, *arguments: Any, **scales: Any) -> LayerCall:
         """A call of an operation with its positional arguments, checked once for all layers of a step.
 
-        ``scales`` are those of caches of fp8, ``k_scale`` and ``v_scale``, which only the kernels take. The result takes the
+        ``scales`` are those of caches of fp8, ``k_scale`` and ``v_scale``. The result takes the
         first arguments, the tensors of a layer: ``out``, ``query`` and the caches, or ``key``,
-        ``value`` and the caches. The others are its own, so it is valid for one step.
+        ``value`` and the caches; and after them the scales. The others are its own, so it is valid for one step.
         """
 
     def copy_blocks(self, key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any) -> None:

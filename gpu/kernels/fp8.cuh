@@ -50,7 +50,8 @@ __device__ __forceinline__ unsigned times_2_120(unsigned two) {
 
 }  // namespace ptx
 
-// Four numbers as 16-bit scalars, times 1 / kFactor: those of bytes 0 and 2 in `even`, those of bytes 1 and 3 in `odd`.
+// Four numbers as 16-bit scalars, times 1 / kFactor. convert: those of bytes 0 and 2 in `even`, those of bytes 1 and 3 in `odd`.
+// convert_in_order: those of bytes 0 and 1 in `low`, those of bytes 2 and 3 in `high`.
 template <class Scalar> struct FromFp8;
 template <> struct FromFp8<__half> {
 #ifdef FRAGMETER_CONVERTS_FP8
@@ -61,12 +62,19 @@ template <> struct FromFp8<__half> {
         even = ptx::fp8_to_halves((unsigned short)sorted);
         odd = ptx::fp8_to_halves((unsigned short)(sorted >> 16));
     }
+    static __device__ __forceinline__ void convert_in_order(unsigned four, unsigned &low, unsigned &high) {
+        low = ptx::fp8_to_halves((unsigned short)four);
+        high = ptx::fp8_to_halves((unsigned short)(four >> 16));
+    }
 #else
     static constexpr float kFactor = 256;
 
     static __device__ __forceinline__ void convert(unsigned four, unsigned &even, unsigned &odd) {
         even = (four << 8 & 0x80008000u) | (four << 7 & 0x3f803f80u);
         odd = (four & 0x80008000u) | (four >> 1 & 0x3f803f80u);
+    }
+    static __device__ __forceinline__ void convert_in_order(unsigned four, unsigned &low, unsigned &high) {
+        convert(__byte_perm(four, 0, 0x3120), low, high);
     }
 #endif
 };
@@ -77,11 +85,28 @@ template <> struct FromFp8<__nv_bfloat16> {
         even = ptx::times_2_120((four << 8 & 0x80008000u) | (four << 4 & 0x07f007f0u));
         odd = ptx::times_2_120((four & 0x80008000u) | (four >> 4 & 0x07f007f0u));
     }
+    static __device__ __forceinline__ void convert_in_order(unsigned four, unsigned &low, unsigned &high) {
+        convert(__byte_perm(four, 0, 0x3120), low, high);
+    }
 };
 
 // The factor of a cache's scalars after their conversion for queries of type Scalar.
 template <class Scalar, class Cache> constexpr float kCacheFactor = 1;
 template <class Scalar> constexpr float kCacheFactor<Scalar, Fp8> = FromFp8<Scalar>::kFactor;
+
+// The scales of keys and values of a KV head, with the factor of their conversion; those of a cache of 16 or 32 bits are 1.
+struct NoScales {
+    __device__ __forceinline__ float of_keys(int) const { return 1; }
+    __device__ __forceinline__ float of_values(int) const { return 1; }
+};
+template <class Scalar> struct Fp8Scales {
+    const float *keys, *values;
+    __device__ __forceinline__ float of_keys(int head) const { return keys[head] * kCacheFactor<Scalar, Fp8>; }
+    __device__ __forceinline__ float of_values(int head) const { return values[head] * kCacheFactor<Scalar, Fp8>; }
+};
+
+template <class Scalar, class Cache> struct ScalesFor : NoScales {};
+template <class Scalar> struct ScalesFor<Scalar, Fp8> : Fp8Scales<Scalar> {};
 
 // The scalars of 16 bytes of a cache, each times 1 / kCacheFactor.
 template <class Scalar, class Cache>
@@ -99,6 +124,15 @@ __device__ __forceinline__ void unpack_cache(const uint4 &bytes, float (&values)
                 values[4 * word + place] = to_float(reinterpret_cast<const Scalar *>(&pairs[place % 2])[place / 2]);
         }
     }
+}
+
+// The 16 numbers of a load as two loads of 16-bit scalars in the same order, each times 1 / kFactor.
+template <class Scalar>
+__device__ __forceinline__ void widen(const uint4 &bytes, uint4 &first, uint4 &second) {
+    FromFp8<Scalar>::convert_in_order(bytes.x, first.x, first.y);
+    FromFp8<Scalar>::convert_in_order(bytes.y, first.z, first.w);
+    FromFp8<Scalar>::convert_in_order(bytes.z, second.x, second.y);
+    FromFp8<Scalar>::convert_in_order(bytes.w, second.z, second.w);
 }
 
 // A number as fp8, rounded to nearest, ties to even; 448 for all that is larger. NaN remains.

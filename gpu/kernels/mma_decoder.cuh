@@ -129,6 +129,9 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache = Sca
     // constants: kRows tokens, and in their places an xor, since lane / kRowLoads has only bits below kRows, a power of two.
     static constexpr bool kWholeRows = 32 % kRowLoads == 0;
     static constexpr int kRows = 32 / kRowLoads;
+    // Whether an address follows from the one before: for consecutive tokens, but where slots of 64 bits leave no registers for it.
+    static constexpr bool kFollowing =
+        Slots::kConsecutive && kWholeRows && !(kFp8 && kTight && sizeof(typename Slots::Id) == 8);
 
     __device__ __forceinline__ int token_of(int step) const {
         return kWholeRows ? step * kRows + lane / kRowLoads : (step * 32 + lane) / kRowLoads;
@@ -144,7 +147,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache = Sca
     // Tokens past the sequence's end and places past the head's end get zeros: a weight of zero does not cancel a NaN or infinity
     // in stale memory.
     __device__ __forceinline__ void fetch(Piece &piece, const Cache *cache, const Rows &rows) {
-        if constexpr (Slots::kConsecutive && kWholeRows) return fetch_consecutive(piece, cache, rows);
+        if constexpr (kFollowing) return fetch_consecutive(piece, cache, rows);
 #pragma unroll kFetches
         for (int step = 0; step < kTile * kRowLoads / 32; ++step) {
             const Row row = tokens.template row_of<kHeadDim>(rows, token_of(step));

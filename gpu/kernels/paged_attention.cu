@@ -45,16 +45,11 @@ template <class Scalar, int kHeadDim, int kGroup>
 constexpr int kBlocks = kHeadDim == 256 || kGroup >= 8 ? 2 : 3;
 #endif
 
-// The scales of keys and values of a KV head.
-struct NoScales {
-    __device__ __forceinline__ float of_keys(int) const { return 1; }
-    __device__ __forceinline__ float of_values(int) const { return 1; }
-};
-template <class Scalar> struct Fp8Scales {
-    const float *keys, *values;
-    __device__ __forceinline__ float of_keys(int head) const { return keys[head] * kCacheFactor<Scalar, Fp8>; }
-    __device__ __forceinline__ float of_values(int head) const { return values[head] * kCacheFactor<Scalar, Fp8>; }
-};
+// The same for caches of fp8: slots of 64 bits take registers from the conversion.
+template <class Scalar, int kHeadDim, int kGroup, class Slots>
+constexpr int kFp8Blocks = kBlocks<Scalar, kHeadDim, kGroup> == 4 && kGroup == 2 && sizeof(typename Slots::Id) == 8
+                               ? 3
+                               : kBlocks<Scalar, kHeadDim, kGroup>;
 
 // A block of either kernel below.
 template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache, class Scales>
@@ -133,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Scalar, kHeadDim, kGroup>)
 // The same over caches of fp8: a key is its number times its KV head's of `key_scales`, and a value likewise. One scale of a KV
 // head multiplies all of its scores, and the other one all of its outputs.
 template <class Scalar, int kHeadDim, int kGroup, class Slots>
-__global__ void __launch_bounds__(kThreads, kBlocks<Scalar, kHeadDim, kGroup>)
+__global__ void __launch_bounds__(kThreads, kFp8Blocks<Scalar, kHeadDim, kGroup, Slots>)
     decode_attention_fp8(Scalar *out, float2 *partial_states, float *partial_values, const Scalar *query,
                          const Fp8 *key_cache, const Fp8 *value_cache, unsigned *counters,
                          const typename Slots::Id *ids, const int *context_lens, int sequences, int kv_heads,

@@ -7,8 +7,12 @@
 //   keys ready | fetch values | score the tile      | values ready | fetch next keys | weigh, add the values
 //              |   ... values in flight ...         |              |     ... keys in flight ...
 //
+// Caches of fp8: rows of bytes arrive in the memory of the rows of 16-bit scalars that they become. A thread converts the loads
+// that it has copied itself, before the barrier after which others read them, so this needs no barrier and no memory more.
+//
 // For few new tokens over a long context the context is split into partitions, which a second kernel merges.
 #include "attention.cuh"
+#include "fp8.cuh"
 #include "products.cuh"
 
 constexpr int kThreads = 128;
@@ -50,12 +54,13 @@ struct Queries {
     }
 };
 
-template <class Scalar, int kHeadDim> struct Prefiller {
+template <class Scalar, int kHeadDim, class Cache> struct Prefiller {
     using Of = Tile<Scalar, kHeadDim>;
     using Times = Products<Scalar, Of::kWidth, Of::kStrips, Of::kKeys, Of::kSpan>;
+    static constexpr bool kFp8 = sizeof(Cache) == 1;
 
     const Queries queries;
-    const Tokens<Scalar, PagedSlots> tokens;
+    const Tokens<Cache, PagedSlots> tokens;
     typename Of::Storage &storage;
     const float scale;
     // The warp's first row in the block, and this lane's first row in a strip; its second one is eight rows further.
@@ -63,7 +68,7 @@ template <class Scalar, int kHeadDim> struct Prefiller {
     float maximum[Of::kStrips][2], sum[Of::kStrips][2] = {};
     Sums<Of::kStrips, Of::kWidth> values = {};
 
-    __device__ __forceinline__ Prefiller(const Queries &queries, const Tokens<Scalar, PagedSlots> &tokens,
+    __device__ __forceinline__ Prefiller(const Queries &queries, const Tokens<Cache, PagedSlots> &tokens,
                                          typename Of::Storage &storage, float scale)
         : queries(queries), tokens(tokens), storage(storage), scale(scale) {
 #pragma unroll
@@ -91,7 +96,8 @@ template <class Scalar, int kHeadDim> struct Prefiller {
     }
 
     // Fetches a tile of keys or values; zeros past the end.
-    __device__ __forceinline__ void fetch(typename Of::Row *to, const Scalar *cache, int first_key) {
+    __device__ __forceinline__ void fetch(typename Of::Row *to, const Cache *cache, int first_key) {
+        if constexpr (kFp8) return fetch_fp8(to, cache, first_key);
 #pragma unroll 2  // sums and scores leave few registers
         for (int place = threadIdx.x; place < Of::kKeys * Of::kLoads; place += kThreads) {
             const int row = place / Of::kLoads, load = place % Of::kLoads;
@@ -101,6 +107,44 @@ template <class Scalar, int kHeadDim> struct Prefiller {
             ptx::cp_async16(&to[row][load], cache + offset, valid);
         }
         ptx::cp_async_commit();
+    }
+
+    // Four threads share a row of fp8: each copies every fourth 16 bytes, which become two loads. Eight lanes have two rows, and as
+    // kSpan is odd, their accesses to shared memory are in different banks.
+    static constexpr int kPieces = kHeadDim / 16, kSharing = 4, kRowsAtOnce = kThreads / kSharing;
+
+    // Calls `work` for each row of this thread, with the row and its first piece.
+    template <class Work> static __device__ __forceinline__ void for_own_rows(Work work) {
+#pragma unroll
+        for (int rows = 0; rows < Of::kKeys; rows += kRowsAtOnce)
+            work(rows + (int)threadIdx.x / kSharing, (int)threadIdx.x % kSharing);
+    }
+
+    __device__ __forceinline__ void fetch_fp8(typename Of::Row *to, const Cache *cache, int first_key) {
+        for_own_rows([&](int row, int own) {
+            const long long first = storage.rows[first_key / Of::kKeys % 2][row];
+            const bool valid = first != kNoRow;
+            const Cache *from = cache + ((valid ? first : 0) + 16 * own);
+#pragma unroll
+            for (int piece = 0; piece < kPieces; piece += kSharing)
+                if (piece + own < kPieces) ptx::cp_async16(&to[row][2 * (piece + own)], from + 16 * piece, valid);
+        });
+        ptx::cp_async_commit();
+    }
+
+    // Waits for this thread's copies of a tile, and converts them.
+    __device__ __forceinline__ void receive(typename Of::Row *tile) {
+        ptx::cp_async_wait<0>();
+        if constexpr (kFp8)
+            for_own_rows([&](int row, int own) {
+#pragma unroll
+                for (int piece = 0; piece < kPieces; piece += kSharing) {
+                    if (piece + own >= kPieces) continue;
+                    uint4 *loads = &tile[row][2 * (piece + own)];
+                    const uint4 bytes = loads[0];
+                    widen<Scalar>(bytes, loads[0], loads[1]);
+                }
+            });
     }
 
     // Converts scores to weights, and rescales the previous sums to the new maximum.
@@ -156,13 +200,13 @@ template <class Scalar, int kHeadDim> struct Prefiller {
         const int seen = queries.holds(warp_row) ? storage.visible[warp_row + Of::kWarpRows - 1] : 0;
         fetch(storage.keys, tokens.keys, tokens.start);
         for (int first_key = tokens.start; first_key < tokens.end; first_key += Of::kKeys) {
-            ptx::cp_async_wait<0>();
+            receive(storage.keys);
             __syncthreads();  // the keys have arrived, and no warp reads the last values any more
             fetch(storage.values, tokens.values, first_key);
             find_rows(first_key + Of::kKeys);
             Sums<Of::kStrips, Of::kKeys> scores = {};
             if (first_key < seen) Times::score(scores, storage.queries + warp_row, storage.keys);
-            ptx::cp_async_wait<0>();
+            receive(storage.values);
             __syncthreads();  // the values have arrived, and no warp reads these keys any more
             fetch(storage.keys, tokens.keys, first_key + Of::kKeys);  // zeros past the last tile
             if (first_key >= seen) continue;
@@ -185,13 +229,13 @@ template <class Scalar, int kHeadDim> struct Prefiller {
     }
 
     // Copies the warp's rows to the shared memory of its queries, and from there to global memory 16 bytes at a time.
-    __device__ __forceinline__ void write(Scalar *out) {
+    __device__ __forceinline__ void write(Scalar *out, float value_scale) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int strip = 0; strip < Of::kStrips; ++strip)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float factor = sum[strip][half] == 0 ? 0 : 1 / sum[strip][half];
+                const float factor = sum[strip][half] == 0 ? 0 : value_scale / sum[strip][half];
                 uint4 *row = storage.queries[warp_row + 16 * strip + 8 * half + lane_row];
                 Scalar *scalars = reinterpret_cast<Scalar *>(row) + 2 * (lane % 4);
 #pragma unroll
@@ -209,7 +253,8 @@ template <class Scalar, int kHeadDim> struct Prefiller {
     }
 
     // Writes the partial results of the warp's rows in this partition, for merge_prefill.
-    __device__ __forceinline__ void write_partials(float2 *states, float *values_of, int partition, int partitions) {
+    __device__ __forceinline__ void write_partials(float2 *states, float *values_of, int partition, int partitions,
+                                                   float value_scale) {
         const int column = 2 * (threadIdx.x % 4);
 #pragma unroll
         for (int strip = 0; strip < Of::kStrips; ++strip)
@@ -222,7 +267,8 @@ template <class Scalar, int kHeadDim> struct Prefiller {
 #pragma unroll
                 for (int eight = 0; eight < kHeadDim / 8; ++eight)
                     reinterpret_cast<float2 *>(values_of + place * kHeadDim + column)[4 * eight] =
-                        make_float2(values[strip][eight][2 * half], values[strip][eight][2 * half + 1]);
+                        make_float2(values[strip][eight][2 * half] * value_scale,
+                                    values[strip][eight][2 * half + 1] * value_scale);
             }
     }
 };
@@ -231,13 +277,17 @@ template <class Scalar, int kHeadDim> struct Prefiller {
 // tokens of `query` from query_start_loc[s] to query_start_loc[s + 1] are the last ones of sequence s. With one
 // partition `out` is written; with several, `partial_states` [tokens, heads, partitions] (maximum and sum, base 2)
 // and `partial_values` [..., head_dim], for merge_prefill.
-template <class Scalar, int kHeadDim>
+//
+// Over caches of fp8 `scales_of_heads` are two arrays with a scale per KV head: a key is its number times the first one, and a value
+// times the second one. One scale multiplies all scores of a KV head, and the other one all of its outputs.
+template <class Scalar, int kHeadDim, class Cache = Scalar, class... ScalesOfHeads>
 __global__ void __launch_bounds__(kThreads)
     prefill_attention(Scalar *out, float2 *partial_states, float *partial_values, const Scalar *query,
-                      const Scalar *key_cache, const Scalar *value_cache, const int *block_tables,
+                      const Cache *key_cache, const Cache *value_cache, const int *block_tables,
                       const int *query_start_loc, const int *context_lens, int kv_heads, int group, int block_size,
-                      int max_blocks_per_seq, int partition_tokens, float scale) {
+                      int max_blocks_per_seq, int partition_tokens, float scale, ScalesOfHeads... scales_of_heads) {
     using Of = Tile<Scalar, kHeadDim>;
+    const ScalesFor<Scalar, Cache> scales{scales_of_heads...};
     const int sequence = blockIdx.y, first_token = query_start_loc[sequence], partition = blockIdx.z;
     const int kv_head = blockIdx.x % kv_heads, tile = (gridDim.x - 1 - blockIdx.x) / kv_heads;
     const Queries queries{first_token, query_start_loc[sequence + 1] - first_token, context_lens[sequence],
@@ -250,15 +300,16 @@ __global__ void __launch_bounds__(kThreads)
     const int end = min(min(queries.context, queries.visible(Of::kRows - 1)), start + partition_tokens);
     if (partition > 0 && start >= end) return;
     auto &storage = *ptx::dynamic_shared_memory<typename Of::Storage>();
-    const Tokens<Scalar, PagedSlots> tokens{key_cache, value_cache, slots, kv_heads, kv_head, start, end};
-    Prefiller<Scalar, kHeadDim> prefiller(queries, tokens, storage, scale);
+    const Tokens<Cache, PagedSlots> tokens{key_cache, value_cache, slots, kv_heads, kv_head, start, end};
+    Prefiller<Scalar, kHeadDim, Cache> prefiller(queries, tokens, storage, scale * scales.of_keys(kv_head));
     prefiller.fetch_queries(query);
     prefiller.run();
     prefiller.finish();
+    const float value_scale = scales.of_values(kv_head);
     if (gridDim.z == 1)
-        prefiller.write(out);
+        prefiller.write(out, value_scale);
     else
-        prefiller.write_partials(partial_states, partial_values, partition, gridDim.z);
+        prefiller.write_partials(partial_states, partial_values, partition, gridDim.z, value_scale);
 }
 
 // grid: maximum new tokens of a sequence, heads, sequences; one thread per dimension, in whole warps.

@@ -9,6 +9,10 @@ from torch import Tensor
 from ..devices.devices import Device
 from ..ops.prepared import LayerCall, Operation
 from .batch import Inputs, Rows
+from .pool import SCALES
+
+#: Tensors of a layer, without scales.
+OF_LAYER = 4
 
 
 class EveryLayer:
@@ -25,13 +29,14 @@ class EveryLayer:
         self._prepared: LayerCall | None = None
 
     def __call__(self, *tensors: Tensor) -> None:
-        """Launch with the four tensors of a layer; the first call checks everything.
+        """Launch with the four tensors of a layer, and in fp8 its scales; the first call checks everything.
 
         Raises:
             SettingError: An argument does not fit, or a tensor is unlike that of the first layer.
         """
         if self._prepared is None:
-            self._prepared = self._device.prepared(self._operation, *tensors, *self._rest)
+            scales = dict(zip(SCALES, tensors[OF_LAYER:], strict=False))
+            self._prepared = self._device.prepared(self._operation, *tensors[:OF_LAYER], *self._rest, **scales)
         self._prepared(*tensors)
 
 
@@ -55,7 +60,7 @@ class Attention:
         }
         self._call = EveryLayer(device, operation, (*lengths[operation], rows.max_context_len))
 
-    def __call__(self, out: Tensor, query: Tensor, keys: Tensor, values: Tensor) -> None:
+    def __call__(self, out: Tensor, query: Tensor, keys: Tensor, values: Tensor, *scales: Tensor) -> None:
         """Attend in one layer.
 
         Args:
@@ -63,8 +68,9 @@ class Attention:
             query: As ``out``.
             keys: A cache of the layer in blocks of any size.
             values: As ``keys``.
+            scales: Of keys and values in fp8; none else.
         """
-        self._call(out, query, self._in_blocks(keys), self._in_blocks(values))
+        self._call(out, query, self._in_blocks(keys), self._in_blocks(values), *scales)
 
     def _in_blocks(self, cache: Tensor) -> Tensor:
         """The cache in the rows' blocks, or by slots."""
@@ -83,7 +89,7 @@ class StepCalls:
     """The kernel calls of a step.
 
     Attributes:
-        write: ``reshape_and_cache`` of all tokens: key, value, and the caches of a layer.
+        write: ``reshape_and_cache`` of all tokens: key, value, and the caches of a layer, with their scales.
         decodes, prefills: Attention of the rows with one new token, and of those with more; None without such rows.
     """
 
@@ -92,8 +98,8 @@ class StepCalls:
         self.decodes = Attention(device, inputs.decodes) if inputs.decodes else None
         self.prefills = Attention(device, inputs.prefills) if inputs.prefills else None
 
-    def attend(self, out: Tensor, query: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Attention of all tokens in one layer, into ``out``."""
+    def attend(self, out: Tensor, query: Tensor, *caches: Tensor) -> None:
+        """Attention of all tokens in one layer, into ``out``; ``caches`` are those of :meth:`KvPool.layer`."""
         for attention in (self.decodes, self.prefills):
             if attention is not None:
-                attention(out[attention.tokens], query[attention.tokens], keys, values)
+                attention(out[attention.tokens], query[attention.tokens], *caches)

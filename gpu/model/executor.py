@@ -4,6 +4,7 @@ No model computes the values. Each token's keys, values and queries are function
 correct output of attention is known without a block table. Every element is a hash of (token id, position, kind, layer,
 head, dimension) in wrapping integer arithmetic, so it is the same on every device and in every order. Two tokens have equal
 values only if id and position are equal. Unwritten slots are NaN.
+Caches of fp8 hold the elements rounded.
 
 A plan that names a block outside its pool is refused before execution: a GPU would read there without an error.
 """
@@ -17,10 +18,11 @@ from torch import Tensor
 from ...sim.recording.plans import Plan, PlanStep
 from ...sim.spec import ModelSpec
 from ...sim.types.errors import SettingError
+from ..devices.cpu import indexed, rounded
 from ..devices.devices import Device
 from .batch import Batch, Inputs, Stager
 from .calls import StepCalls
-from .pool import KvPool
+from .pool import KvPool, cache_dtype
 from .skeleton import DTYPES
 
 #: Increment and multipliers of SplitMix64 (Steele, Lea and Flood 2014), as signed integers.
@@ -117,18 +119,21 @@ class Executor:
         model: Determines the layers, heads and head_dim of the caches; any model that is small enough works.
         device: The device that computes, from ``devices.open``.
         dtype: fp32, fp16 or bf16.
+        kv_cache_dtype: auto, or fp8.
 
     Raises:
-        SettingError: The dtype is unknown, or the plan names a block outside its pool.
+        SettingError: A dtype is unknown or not supported, or the plan names a block outside its pool.
     """
 
-    def __init__(self, plan: Plan, model: ModelSpec, device: Device, dtype: str = "fp32") -> None:
+    def __init__(
+        self, plan: Plan, model: ModelSpec, device: Device, dtype: str = "fp32", kv_cache_dtype: str = "auto"
+    ) -> None:
         if dtype not in DTYPES:
             raise SettingError("dtype", dtype, f"one of {', '.join(DTYPES)}")
         require_within(plan)
         self.plan, self.model, self.dtype = plan, model, dtype
         self._device = device
-        self.pool = pool_of(plan, model, device, DTYPES[dtype])
+        self.pool = pool_of(plan, model, device, cache_dtype(kv_cache_dtype, DTYPES[dtype], model, device))
         self._stager = Stager(_ANY_TOKEN, self.pool.block_size, self.pool.num_slots)
         self._begin()
 
@@ -138,9 +143,9 @@ class Executor:
         move(self.pool, self.plan, self.plan.step(step))
         inputs = self._stager.inputs(batch(self.plan, step), self.place)
         calls = StepCalls(self._device, inputs)
-        for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
+        for layer in range(self.model.num_layers):
             key, value = (self.drawn(kind, layer, inputs.token_ids, inputs.positions) for kind in (KEY, VALUE))
-            calls.write(key, value, keys, values)
+            calls.write(key, value, *self.pool.layer(layer))
         return inputs
 
     @torch.inference_mode()
@@ -150,9 +155,20 @@ class Executor:
         return [self._attend(layer, inputs, calls)[order] for layer in range(self.model.num_layers)]
 
     def drawn(self, kind: int, layer: int, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Keys, values or queries of tokens, in the dtype of the caches."""
+        """Keys, values or queries of tokens, in the dtype of queries."""
         heads = self.model.num_heads if kind == QUERY else self.model.num_kv_heads
         return drawn(kind, layer, token_ids, positions, heads, self.model.head_dim).to(DTYPES[self.dtype])
+
+    def held(self, kind: int, layer: int, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Keys or values of tokens as the caches hold them."""
+        exact = self.drawn(kind, layer, token_ids, positions)
+        scales, dtype = self.pool.scales[layer], self.pool.keys[layer].dtype
+        return rounded(exact, scales[kind - KEY].to(exact.device), dtype) if scales else exact
+
+    def numbers(self, kind: int, layer: int, held: Tensor) -> Tensor:
+        """The numbers that attention reads of what the caches hold."""
+        scales = self.pool.scales[layer]
+        return held.double() * scales[kind - KEY][:, None] if scales else held
 
     def place(self, values: np.ndarray) -> Tensor:
         """``values`` on the device."""
@@ -172,12 +188,12 @@ class Executor:
         for kind, caches in ((KEY, keys), (VALUE, values)):
             for layer, cache in enumerate(caches):
                 cache.fill_(torch.nan)
-                cache.flatten(0, 1)[slots] = self.drawn(kind, layer, token_ids, positions)
+                indexed(cache).flatten(0, 1)[slots] = indexed(self.held(kind, layer, token_ids, positions))
 
     def _attend(self, layer: int, inputs: Inputs, calls: StepCalls) -> Tensor:
         query = self.drawn(QUERY, layer, inputs.token_ids, inputs.positions)
         out = torch.full_like(query, torch.nan)
-        calls.attend(out, query, self.pool.keys[layer], self.pool.values[layer])
+        calls.attend(out, query, *self.pool.layer(layer))
         return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,9 +12,41 @@ from torch import Tensor
 
 from ...sim.spec import ModelSpec
 from ...sim.types.errors import SettingError
+from ..ops.source import FP8_HEAD_DIMS
 
 if TYPE_CHECKING:
     from ..devices.devices import Device
+
+
+#: Number formats of a KV cache, as vLLM's ``--kv-cache-dtype`` names them: that of queries and weights, or fp8 (e4m3).
+KV_CACHE_DTYPES = ("auto", "fp8")
+#: The names of the scales of fp8, in the order in which calls take them.
+SCALES = ("k_scale", "v_scale")
+
+
+def cache_dtype(kv_cache_dtype: str, dtype: torch.dtype, model: ModelSpec, device: Device) -> torch.dtype:
+    """The dtype of caches for queries of ``dtype``.
+
+    Args:
+        kv_cache_dtype: One of :data:`KV_CACHE_DTYPES`.
+
+    Raises:
+        SettingError: The name is unknown; or the device's kernels have no such cache.
+    """
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise SettingError("kv_cache_dtype", kv_cache_dtype, f"one of {', '.join(KV_CACHE_DTYPES)}")
+    if kv_cache_dtype == "auto":
+        return dtype
+    # The CPU as a device of its own computes in fp32.
+    if device.name != "cpu" and dtype == torch.float32:
+        raise SettingError(
+            "kv_cache_dtype", kv_cache_dtype, "the kernels take it with dtype fp16 or bf16, not with fp32"
+        )
+    if device.name != "cpu" and model.head_dim not in FP8_HEAD_DIMS:
+        known = ", ".join(map(str, FP8_HEAD_DIMS))
+        remedy = f"the kernels take it with a head_dim of {known}, and that of {model.name} is {model.head_dim}"
+        raise SettingError("kv_cache_dtype", kv_cache_dtype, remedy)
+    return torch.float8_e4m3fn
 
 
 class KvPool:
@@ -23,6 +56,7 @@ class KvPool:
         keys, values: One cache per layer, ``[num_blocks, block_size, num_kv_heads, head_dim]``. A contiguous layout
             uses a view of them without the block dimension.
         host_keys, host_values: The same for host blocks, in pinned memory if the device is a GPU.
+        scales: Of keys and values of each layer in fp8, float32 ``[num_kv_heads]`` each, random; else empty.
 
     Raises:
         SettingError: The device has no room for the blocks.
@@ -46,19 +80,26 @@ class KvPool:
 
         def on_device() -> list[Tensor]:
             shape = (num_blocks, *slots)
-            return [torch.randn(shape, device=device.torch_device, dtype=dtype) for _ in layers]
+            return [_drawn(shape, dtype, device.torch_device) for _ in layers]
 
         def on_host() -> list[Tensor]:
             # All blocks have the same values: one core draws gigabytes of them in minutes.
-            drawn = torch.randn(slots, dtype=dtype)
+            drawn = _drawn(slots, dtype)
             return [device.host_empty((host_blocks, *slots), dtype).copy_(drawn) for _ in layers]
 
         self.keys, self.values = on_device(), on_device()
         self.host_keys, self.host_values = on_host(), on_host()
+        heads = (len(SCALES), model.num_kv_heads)
+        of_layer = (tuple(0.5 + torch.rand(heads, device=device.torch_device)) for _ in layers)
+        self.scales: list[tuple[Tensor, ...]] = list(of_layer) if dtype.itemsize == 1 else [() for _ in layers]
 
     @property
     def num_slots(self) -> int:
         return self.num_blocks * self.block_size
+
+    def layer(self, number: int) -> tuple[Tensor, ...]:
+        """What calls of a layer take: its keys and values, and in fp8 their scales."""
+        return (self.keys[number], self.values[number], *self.scales[number])
 
     def copy(self, pairs: np.ndarray) -> None:
         """Copy blocks in all layers; ``pairs`` is int64 ``[pairs, 2]``, source and destination."""
@@ -77,6 +118,12 @@ class KvPool:
         mapping = torch.from_numpy(pairs)
         for source, destination in zip(sources, destinations, strict=True):
             self.device.swap_blocks(source, destination, mapping)
+
+
+def _drawn(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Normal numbers; those of fp8 are rounded from 16 bits."""
+    wide = torch.float16 if dtype.itemsize == 1 else dtype
+    return torch.randn(shape, device=device, dtype=wide).to(dtype)
 
 
 def require_room(device: Device, needed_bytes: int, field: str, value: object, remedy: str) -> None:

@@ -20,7 +20,7 @@ from .batch import Batch, Inputs, Stager
 from .calls import StepCalls
 from .graphs import DecodeGraphs
 from .layers import check_shape, draw_weights
-from .pool import KvPool, require_room
+from .pool import KvPool, cache_dtype, require_room
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -34,6 +34,7 @@ class Skeleton:
         num_blocks: Blocks of the KV pool.
         block_size: Tokens of a block.
         dtype: fp32, fp16 or bf16, of weights, activations and KV.
+        kv_cache_dtype: auto, or fp8 for KV with scales of each layer and KV head.
         seed: Seed of the weights.
         host_blocks: Blocks of the pool on the host, for swaps.
         graphs: Whether to capture decode-only steps; default: on a GPU.
@@ -52,14 +53,16 @@ class Skeleton:
         seed: int = 0,
         host_blocks: int = 0,
         graphs: bool | None = None,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         check_shape(model)
         if dtype not in DTYPES:
             raise SettingError("dtype", dtype, f"one of {', '.join(DTYPES)}")
         require_room(device, model.weight_bytes(dtype), "model", model.name, f"weights in {dtype}; take a smaller one")
-        self.model, self.device, self.dtype = model, device, dtype
+        of_cache = cache_dtype(kv_cache_dtype, DTYPES[dtype], model, device)
+        self.model, self.device, self.dtype, self.kv_cache_dtype = model, device, dtype, kv_cache_dtype
         self.weights = draw_weights(model, device.torch_device, DTYPES[dtype], seed)
-        self.pool = KvPool(model, device, num_blocks, block_size, DTYPES[dtype], host_blocks)
+        self.pool = KvPool(model, device, num_blocks, block_size, of_cache, host_blocks)
         self.stager = Stager(model.vocab_size, block_size, self.pool.num_slots)
         self._on_gpu = device.torch_device.type == "cuda"
         captures = self._on_gpu if graphs is None else graphs
@@ -103,8 +106,8 @@ class Skeleton:
 
     def attend(self, layer: int, calls: StepCalls, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write keys and values of a layer, and attend to all tokens of the rows."""
-        keys, values = self.pool.keys[layer], self.pool.values[layer]
-        calls.write(key, value, keys, values)
+        caches = self.pool.layer(layer)
+        calls.write(key, value, *caches)
         out = torch.empty_like(query)
-        calls.attend(out, query, keys, values)
+        calls.attend(out, query, *caches)
         return out

@@ -6,6 +6,7 @@ rule for a token's slot, so a difference in speed is due to the block table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ def forward(
     context_lens: Any,
     max_context_len: int,
     *,
+    k_scale: Any = None,
+    v_scale: Any = None,
     check_ids: bool = False,
 ) -> Any:
     """Attention of one new token per sequence over its cached tokens, softmax scale ``1 / sqrt(head_dim)``.
@@ -34,10 +37,13 @@ def forward(
         query: ``[batch, num_heads, head_dim]``, float16, bfloat16 or float32; a torch tensor, CuPy or numpy array.
         key_cache: ``[num_slots, num_kv_heads, head_dim]``, as ``value_cache``; ``num_heads`` is a multiple of
             ``num_kv_heads`` (MHA, GQA and MQA).
-        value_cache: As ``key_cache``.
+        value_cache: As ``key_cache``. Both are of the dtype of ``query``, or of fp8: float8_e4m3fn, or its bytes as uint8.
         slot_starts: int64 ``[batch]``: the slot of each sequence's first token; token i is i slots further.
         context_lens: int32 ``[batch]``, in tokens; a sequence of length 0 gives zeros.
         max_context_len: Upper bound of the context lengths; it determines how the work is split.
+        k_scale: float32 ``[num_kv_heads]``, for caches of fp8 only: a key is its number times the scale of its KV head. ``query``
+            is then float16 or bfloat16, and ``head_dim`` a multiple of 16.
+        v_scale: The same for values.
         check_ids: Check every slot and context length before the launch, which waits for the device.
 
     Returns:
@@ -49,7 +55,7 @@ def forward(
     (like,) = views(query=query)
     out = empty("out", like.shape, like.dtype, like)
     arguments = query, key_cache, value_cache, slot_starts, context_lens, max_context_len
-    forward_into(out.owner, *arguments, check_ids=check_ids)
+    forward_into(out.owner, *arguments, k_scale=k_scale, v_scale=v_scale, check_ids=check_ids)
     return out.owner
 
 
@@ -62,11 +68,14 @@ def forward_into(
     context_lens: Any,
     max_context_len: int,
     *,
+    k_scale: Any = None,
+    v_scale: Any = None,
     check_ids: bool = False,
 ) -> None:
     """:func:`forward` into ``out``, an array like ``query``."""
     rest = (slot_starts, context_lens, max_context_len)
-    prepare(out, query, key_cache, value_cache, *rest, check_ids=check_ids).launch()
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    prepare(out, query, key_cache, value_cache, *rest, **scales, check_ids=check_ids).launch()
 
 
 def prepare(
@@ -78,13 +87,17 @@ def prepare(
     context_lens: Any,
     max_context_len: int,
     *,
+    k_scale: Any = None,
+    v_scale: Any = None,
     check_ids: bool = False,
 ) -> Prepared:
-    """The checked call, without its launch; it takes ``out``, ``query``, ``key_cache`` and ``value_cache`` of any layer.
+    """The checked call, without its launch; it takes ``out``, ``query``, ``key_cache`` and ``value_cache`` of any layer, and over
+    caches of fp8 ``k_scale`` and ``v_scale`` after them.
 
     Args and errors are those of :func:`forward`, with ``out`` as in :func:`forward_into`.
     """
-    query, out, key_cache, value_cache, slot_starts, context_lens = views(
+    given = checks.given_scales(k_scale, v_scale)
+    query, out, key_cache, value_cache, slot_starts, context_lens, *scales = views(
         "out",
         query=query,
         out=out,
@@ -92,8 +105,9 @@ def prepare(
         value_cache=value_cache,
         slot_starts=slot_starts,
         context_lens=context_lens,
+        **given,
     )
-    call = checked(query, out, key_cache, value_cache, slot_starts, context_lens, max_context_len)
+    call = checked(query, out, key_cache, value_cache, slot_starts, context_lens, max_context_len, scales)
     if check_ids:
         _check_slots(call)
     return call.prepared(kernels_for(call.query))
@@ -107,18 +121,19 @@ def checked(
     slot_starts: Array,
     context_lens: Array,
     max_context_len: int,
+    scales: Sequence[Array] = (),
 ) -> Decode:
-    """The checked call with the arguments of :func:`forward`.
+    """The checked call with the arguments of :func:`forward`; ``scales`` are those of keys and values, or none.
 
     Raises:
         SettingError: A shape or dtype does not fit.
     """
-    checks.heads(query, out, key_cache, value_cache, None)
+    checks.heads(query, out, key_cache, value_cache, None, scales=scales)
     checks.limit("max_context_len", max_context_len)
     slot_starts.expect((query.shape[0],), "int64")
     context_lens.expect((query.shape[0],), "int32")
     slots = Slots("ContiguousSlots", slot_starts, 1)
-    return Decode(query, out, key_cache, value_cache, slots, context_lens, max_context_len)
+    return Decode(query, out, key_cache, value_cache, slots, context_lens, max_context_len, tuple(scales))
 
 
 def _check_slots(call: Decode) -> None:

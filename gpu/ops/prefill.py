@@ -34,6 +34,8 @@ def forward(
     max_query_len: int,
     max_context_len: int,
     *,
+    k_scale: Any = None,
+    v_scale: Any = None,
     check_ids: bool = False,
 ) -> Any:
     """Causal attention of each sequence's new tokens over all of its tokens, softmax scale ``1 / sqrt(head_dim)``.
@@ -46,7 +48,7 @@ def forward(
             bfloat16 or float32; a torch tensor, CuPy or numpy array.
         key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, as ``value_cache``; ``num_heads`` is a
             multiple of ``num_kv_heads`` (MHA, GQA and MQA).
-        value_cache: As ``key_cache``.
+        value_cache: As ``key_cache``. Both are of the dtype of ``query``, or of fp8: float8_e4m3fn, or its bytes as uint8.
         block_tables: int32 ``[batch, max_blocks_per_seq]``; entries past a sequence's end are not read.
         query_start_loc: int32 ``[batch + 1]``: index in ``query`` of each sequence's first new token, from 0 to
             ``tokens``; a sequence may have none.
@@ -54,6 +56,9 @@ def forward(
         block_size: Tokens of a block, 1 to 4096.
         max_query_len: Upper bound of the new tokens of a sequence; tokens beyond it are not computed.
         max_context_len: Upper bound of the context lengths.
+        k_scale: float32 ``[num_kv_heads]``, for caches of fp8 only: a key is its number times the scale of its KV head. ``query``
+            is then float16 or bfloat16, and ``head_dim`` a multiple of 16.
+        v_scale: The same for values.
         check_ids: Check every block id and length before the launch, which waits for the device.
 
     Returns:
@@ -66,7 +71,8 @@ def forward(
     out = empty("out", like.shape, like.dtype, like)
     caches, lengths = (key_cache, value_cache, block_tables), (query_start_loc, context_lens)
     sizes = block_size, max_query_len, max_context_len
-    forward_into(out.owner, query, *caches, *lengths, *sizes, check_ids=check_ids)
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    forward_into(out.owner, query, *caches, *lengths, *sizes, **scales, check_ids=check_ids)
     return out.owner
 
 
@@ -82,11 +88,14 @@ def forward_into(
     max_query_len: int,
     max_context_len: int,
     *,
+    k_scale: Any = None,
+    v_scale: Any = None,
     check_ids: bool = False,
 ) -> None:
     """:func:`forward` into ``out``, an array like ``query``."""
     rest = (block_tables, query_start_loc, context_lens, block_size, max_query_len, max_context_len)
-    prepare(out, query, key_cache, value_cache, *rest, check_ids=check_ids).launch()
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    prepare(out, query, key_cache, value_cache, *rest, **scales, check_ids=check_ids).launch()
 
 
 def prepare(
@@ -101,13 +110,17 @@ def prepare(
     max_query_len: int,
     max_context_len: int,
     *,
+    k_scale: Any = None,
+    v_scale: Any = None,
     check_ids: bool = False,
 ) -> Prepared:
-    """The checked call, without its launch; it takes ``out``, ``query``, ``key_cache`` and ``value_cache`` of any layer.
+    """The checked call, without its launch; it takes ``out``, ``query``, ``key_cache`` and ``value_cache`` of any layer, and over
+    caches of fp8 ``k_scale`` and ``v_scale`` after them.
 
     Args and errors are those of :func:`forward`, with ``out`` as in :func:`forward_into`.
     """
-    query, out, key_cache, value_cache, block_tables, query_start_loc, context_lens = views(
+    given = checks.given_scales(k_scale, v_scale)
+    query, out, key_cache, value_cache, block_tables, query_start_loc, context_lens, *scales = views(
         "out",
         query=query,
         out=out,
@@ -116,6 +129,7 @@ def prepare(
         block_tables=block_tables,
         query_start_loc=query_start_loc,
         context_lens=context_lens,
+        **given,
     )
     call = Call(
         query,
@@ -128,6 +142,7 @@ def prepare(
         block_size,
         max_query_len,
         max_context_len,
+        tuple(scales),
     )
     call.check()
     if check_ids:
@@ -137,7 +152,7 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The arguments of one call, under the names of :func:`forward`."""
+    """The arguments of one call, under the names of :func:`forward`; ``scales`` are those of keys and values in fp8, or none."""
 
     query: Array
     out: Array
@@ -149,6 +164,7 @@ class Call:
     block_size: int
     max_query_len: int
     max_context_len: int
+    scales: tuple[Array, ...] = ()
 
     def check(self) -> None:
         """Check shapes and dtypes.
@@ -158,7 +174,8 @@ class Call:
         """
         batch = self.block_tables.shape[0] if self.block_tables.shape else 0
         checks.block_size(self.block_size)
-        checks.heads(self.query, self.out, self.key_cache, self.value_cache, None, self.block_size)
+        caches = self.key_cache, self.value_cache
+        checks.heads(self.query, self.out, *caches, None, self.block_size, scales=self.scales)
         checks.limit("max_query_len", self.max_query_len)
         checks.limit("max_context_len", self.max_context_len)
         checks.tables(self.block_tables, batch, self.block_size, self.max_context_len)
@@ -187,7 +204,8 @@ class Call:
         """The call without its launch; ``partition_tokens`` overrides the split."""
         tokens, heads, head_dim = self.query.shape
         kv_heads, batch = self.key_cache.shape[2], self.block_tables.shape[0]
-        attention, tile = source.prefill_attention(self.query.dtype, head_dim), tile_of(self.query.dtype, head_dim)
+        attention = source.prefill_attention(self.query.dtype, head_dim, fp8=bool(self.scales))
+        tile = tile_of(self.query.dtype, head_dim)
         columns = kv_heads * -(-self.max_query_len * (heads // kv_heads) // tile.rows)
         if partition_tokens is None:
             places = kernels.places(attention, THREADS, tile.shared_bytes)
@@ -207,11 +225,11 @@ class Call:
             *map(np.int32, (kv_heads, heads // kv_heads, self.block_size, self.block_tables.shape[1])),
             np.int32(partition_tokens),
             np.float32(math.log2(math.e) / math.sqrt(head_dim)),
+            *self.scales,
         )
         grid, block = (columns, batch, partitions), (THREADS, 1, 1)
-        launches = [
-            kernels.prepared(attention, grid, block, arguments, LAYER_ARGUMENTS, shared_bytes=tile.shared_bytes)
-        ]
+        changing = (*LAYER_ARGUMENTS, *range(len(arguments) - len(self.scales), len(arguments)))
+        launches = [kernels.prepared(attention, grid, block, arguments, changing, shared_bytes=tile.shared_bytes)]
         lengths = self.query_start_loc, self.context_lens
         if partitions > 1:
             merge = source.merge_prefill(self.query.dtype, head_dim)
@@ -224,7 +242,7 @@ class Call:
             )
             grid, block = (self.max_query_len, heads, batch), (-(-head_dim // 32) * 32, 1, 1)
             launches.append(kernels.prepared(merge, grid, block, merged, LAYER_ARGUMENTS[:1]))
-        layer = (self.out, self.query, self.key_cache, self.value_cache)
+        layer = (self.out, self.query, self.key_cache, self.value_cache, *self.scales)
         return Prepared(layer, launches, (self.block_tables, *lengths, states, values))
 
 

@@ -23,8 +23,6 @@ FP8_QUERIES = ("float16", "bfloat16")
 FP8_HEAD_DIMS = tuple(head_dim for head_dim in HEAD_DIMS if head_dim % 16 == 0)
 #: Rules for a token's slot: from a block table, the same with one look-up a tile, or relative to the sequence's first slot.
 SLOT_RULES = ("PagedSlots", "PagedTiles", "ContiguousSlots")
-#: Those of caches of fp8.
-FP8_SLOT_RULES = SLOT_RULES[:2]
 #: ``PagedTiles`` needs blocks of a multiple of so many tokens.
 TILE_TOKENS = 16
 #: Scalars of a row in shared memory are a multiple of this: the columns of a matrix product.
@@ -204,9 +202,10 @@ def merge_latent(dtype: str) -> Kernel:
     return Kernel(_kernel_text("latent_attention"), f"merge_latent<{SCALARS[dtype]}>")
 
 
-def prefill_attention(dtype: str, head_dim: int) -> Kernel:
-    """Causal attention of new tokens over a paged cache."""
-    return Kernel(_kernel_text("prefill"), f"prefill_attention<{SCALARS[dtype]}, {head_dim}>")
+def prefill_attention(dtype: str, head_dim: int, *, fp8: bool = False) -> Kernel:
+    """Causal attention of new tokens over a paged cache; ``dtype`` is that of the queries, and of the cache unless ``fp8``."""
+    cache = ", Fp8, const float *, const float *" if fp8 else ""
+    return Kernel(_kernel_text("prefill"), f"prefill_attention<{SCALARS[dtype]}, {head_dim}{cache}>")
 
 
 def merge_prefill(dtype: str, head_dim: int) -> Kernel:

@@ -105,16 +105,19 @@ def noise(samples_us: np.ndarray) -> dict[str, float] | None:
     }
 
 
-def read_bytes(plan: Plan, model: ModelSpec, element_bytes: int, steps: Sequence[int]) -> dict[str, float]:
+def read_bytes(
+    plan: Plan, model: ModelSpec, element_bytes: int, steps: Sequence[int], kv_element_bytes: int | None = None
+) -> dict[str, float]:
     """Bytes that the steps read: ``weights`` of all layers and the head once a step, ``kv`` of all rows, and ``kv_share``.
 
     Args:
-        element_bytes: Of a weight and of a KV element.
+        element_bytes: Of a weight.
         steps: Places of the steps in the plan.
+        kv_element_bytes: Of a KV element; None is that of a weight.
     """
     shapes = [*points.layer_gemms(model) * model.num_layers, points.head_gemm(model)]
     weights = len(steps) * sum(n * k for n, k in shapes) * element_bytes
-    slot_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * element_bytes
+    slot_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * (kv_element_bytes or element_bytes)
     kv = sum(int(batch_of(plan, step).context_lens.sum()) for step in steps) * slot_bytes
     return {"weights": weights, "kv": kv, "kv_share": round(kv / (kv + weights), 4)}
 

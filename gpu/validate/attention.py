@@ -16,7 +16,7 @@ from ..devices import timing
 from ..devices.timing import Work
 from ..model.batch import Rows
 from ..model.calls import Attention
-from ..model.skeleton import Skeleton
+from ..model.skeleton import DTYPES, Skeleton
 
 #: Numbers of sequences, and tokens of each sequence.
 SHAPES = {
@@ -65,7 +65,7 @@ def _both(skeleton: Skeleton, batch: int, context: int, rng: np.random.Generator
     tables = skeleton.place(ids.astype(np.int32))
     starts = skeleton.place(np.arange(batch, dtype=np.int64) * (pool.num_slots // batch))
     shape = (batch, model.num_heads, model.head_dim)
-    query = torch.randn(shape, device=skeleton.device.torch_device, dtype=pool.keys[0].dtype)
+    query = torch.randn(shape, device=skeleton.device.torch_device, dtype=DTYPES[skeleton.dtype])
     every = slice(0, batch)
     return (
         _attending(skeleton, query, Rows(every, held, context, pool.block_size, block_tables=tables)),
@@ -79,6 +79,6 @@ def _attending(skeleton: Skeleton, query: torch.Tensor, rows: Rows) -> Work:
 
     def work(number: int) -> None:
         layer = number % skeleton.model.num_layers
-        attention(out, query, pool.keys[layer], pool.values[layer])
+        attention(out, query, *pool.layer(layer))
 
     return work

@@ -138,13 +138,12 @@ class TimedStep:
         return self._clock.timed("gemm", multiply, hidden, matrix)
 
     def _attend(self, layer: int, calls: StepCalls, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        pool, timed = self._skeleton.pool, self._clock.timed
-        keys, values = pool.keys[layer], pool.values[layer]
-        timed("kv_write", calls.write, key, value, keys, values)
+        caches, timed = self._skeleton.pool.layer(layer), self._clock.timed
+        timed("kv_write", calls.write, key, value, *caches)
         out = torch.empty_like(query)
         for name, attention in (("decode_attention", calls.decodes), ("prefill_attention", calls.prefills)):
             if attention is not None:
-                timed(name, attention, out[attention.tokens], query[attention.tokens], keys, values)
+                timed(name, attention, out[attention.tokens], query[attention.tokens], *caches)
         return out
 
 
@@ -170,7 +169,7 @@ def operations_compared(
         samples[step].append(timed.operations_us(plan, step))
     sides: dict[str, list[tuple[float, float]]] = {}
     for step, counted in samples.items():
-        predicted = predicted_us(calibration, skeleton.model, plan, step, skeleton.captures)
+        predicted = predicted_us(calibration, skeleton.model, plan, step, skeleton.captures, skeleton.kv_cache_dtype)
         measured = {
             name: float(np.quantile([one.get(name, 0.0) for one in counted[1:]], quantile)) for name in counted[0]
         }
@@ -182,14 +181,21 @@ def operations_compared(
 
 
 def predicted_us(
-    calibration: Calibration, model: ModelSpec, plan: Plan, step: int, captures: bool = False
+    calibration: Calibration,
+    model: ModelSpec,
+    plan: Plan,
+    step: int,
+    captures: bool = False,
+    kv_cache_dtype: str = "auto",
 ) -> Microseconds:
     """The calibration's prediction for each operation of a step; ``captures``: steps that only decode are padded."""
     found, block_size = plan.step(step), plan.meta["block_size"]
     lens, contexts = found.query_tokens.tolist(), found.context_lens.tolist()
     padded = captures and max(lens, default=1) == 1
-    calls = points.operations_of_step(model, lens, contexts, block_size, padded_batch(len(lens)) if padded else None)
-    calls += [(1, points.move(name, model, len(pairs), block_size)) for name, pairs in moves_of(plan, found).items()]
+    rows = padded_batch(len(lens)) if padded else None
+    calls = points.operations_of_step(model, lens, contexts, block_size, rows, kv_cache_dtype)
+    moves = moves_of(plan, found).items()
+    calls += [(1, points.move(name, model, len(pairs), block_size, kv_cache_dtype)) for name, pairs in moves]
     us: Microseconds = {}
     host = points.step(lens)
     if host["op"] not in calibration.ops:

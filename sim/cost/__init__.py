@@ -40,6 +40,7 @@ __all__ = [
     "cost",
     "default_cost",
     "outside_ticks",
+    "prices_kv",
     "profile",
     "profile_names",
     "read_server",
@@ -114,6 +115,16 @@ def default_cost(model: ModelSpec, gpu: GpuSpec, quantization: str | None = None
         return "roofline"
     covered = CalibratedCost.refusal(model, _profile(gpu), quantization or model.quantization) is None
     return "fitted" if covered else "roofline"
+
+
+def prices_kv(name: str, kv_dtype: str) -> bool:
+    """Whether the cost model with this name prices a KV cache of this number format: a calibration was measured over one.
+
+    Raises:
+        UserError, SettingError: As :func:`cost`.
+    """
+    fit = None if name in COST_NAMES else _file(name)
+    return not isinstance(fit, Calibration) or fit.kv_refusal(kv_dtype) is None
 
 
 def _paper(

@@ -274,6 +274,9 @@ class CalibratedCost:
             raise SettingError(
                 "cost", calibration.name, f"{refusal}; leave --cost out for the default, which covers it"
             )
+        refusal = calibration.kv_refusal(deployment.kv_dtype)
+        if refusal is not None:
+            raise SettingError("cost", calibration.name, f"{refusal}; calibrate with the run's --kv-cache-dtype")
         self.name = "fitted" if calibration.kind == "profile" else "calibrated"
         self.calibration, self.model, self.gpu = calibration, model, gpu
         self.tensor_parallel, self.deployment = tensor_parallel, deployment

@@ -3,7 +3,8 @@
 {"schema_version": 1, "kind": "calibration" | "profile", "device": {"name": ...}, "source": "...", "dtype": "fp16",
  "ops": {"gemm": {"coefficients": {...}, "residuals": {...}, "fit": {...}}, ...}, "points": [...]}
 
-Optional: ``"repeated_reads": 0.3``, the time of a repeated read of KV over that of a first read. Decodes read a block once for each
+``"kv_cache_dtype": "fp8"`` of a calibration is the number format of the measured KV cache; "auto", the default, is that of the
+activations. Optional: ``"repeated_reads": 0.3``, the time of a repeated read of KV over that of a first read. Decodes read a block once for each
 block table that names it, and all but the first time it may come from the last-level cache. 1 where it was not measured.
 """
 
@@ -19,6 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from ..spec.deployment import dtype_bits
 from ..types.errors import SettingError
 from ..types.validation import complaint, content_of
 from .operations import AXES, Coefficients, OpModel, OpName, smallest_call
@@ -41,6 +43,7 @@ class _File:
     ops: dict[OpName, OpModel]
     device: dict[str, Any] = field(default_factory=dict)
     dtype: str = "fp16"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     repeated_reads: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
 
 
@@ -57,6 +60,7 @@ class Calibration:
         device: Description of the device.
         source: Source of the numbers.
         dtype: Number format of the measured activations and weights.
+        kv_cache_dtype: Number format of the measured KV cache: auto is that of the activations.
         ops: Models by name of the operation.
         repeated_reads: Time of a repeated read of KV over that of a first read; 1 without a measurement.
     """
@@ -76,6 +80,17 @@ class Calibration:
         self.name, self.sha256 = name, hashlib.sha256(text).hexdigest()
         self.kind, self.device, self.source = content.kind, content.device, content.source
         self.dtype, self.ops, self.repeated_reads = content.dtype, content.ops, content.repeated_reads
+        self.kv_cache_dtype = content.kv_cache_dtype
+
+    def kv_refusal(self, kv_dtype: str) -> str | None:
+        """Why a calibration does not price a KV cache of this number format; None if it does.
+
+        A calibration is measured over one KV cache. A profile prices others by their bytes.
+        """
+        own = "auto" if dtype_bits(kv_dtype) == 16 else kv_dtype
+        if self.kind == "profile" or own == self.kv_cache_dtype:
+            return None
+        return f"was measured with --kv-cache-dtype {self.kv_cache_dtype}, and the KV cache of this run is {kv_dtype}"
 
     def require(self, names: Iterable[str]) -> None:
         """

@@ -142,6 +142,30 @@ def test_a_probe_of_a_devices_operation_asks_for_what_its_point_says(probes, spy
                 assert spy.seen == ([probe.point] if probe.point["op"] in watched else [])
 
 
+def test_probes_of_fp8_are_those_of_16_bits_over_half_of_the_bytes():
+    """Every one runs on a CPU."""
+
+    def points_of(**kept) -> list[dict]:
+        device = devices.open("cpu")
+        skeleton = Skeleton(SPEC, device, BLOCKS, BLOCK_SIZE, host_blocks=4, **kept)
+        with torch.inference_mode():
+            probes = list(Probes(skeleton, GRID, Stopwatch(), seed=7).operations())
+            for probe in probes:
+                probe.work(0)
+        return [probe.point for probe in probes]
+
+    read = {"kv_write", "decode_attention", "prefill_attention"}
+    for wide, narrow in zip(points_of(), points_of(kv_cache_dtype="fp8"), strict=True):
+        if wide["op"] in read:
+            # Smaller caches take more tables to be cold, and so other random contexts.
+            same = {"kv_element_bytes": 1, "context_tokens": narrow.get("context_tokens")}
+            assert narrow == wide | {name: value for name, value in same.items() if value is not None}
+        elif wide["op"] in MOVES:
+            assert narrow == wide | {"bytes": wide["bytes"] // 2}
+        else:
+            assert narrow == wide
+
+
 def test_tables_that_share_name_the_same_blocks_first_and_others_then(probes):
     """Three quarters of the shortest of each group, in whole blocks: 3 of 4; and a lone table shares nothing."""
     contexts = [80, 65, 100, 64, 90]

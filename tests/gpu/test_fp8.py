@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gpu_cases
-from fragmeter.gpu.check import fp8
-from fragmeter.gpu.check.cases import expected
+from fragmeter.gpu.check import fp8, grid
+from fragmeter.gpu.check.cases import Host, expected
 from fragmeter.gpu.check.fp8 import Fp8Case, fp8_case
 from fragmeter.gpu.ops import arrays, cache, paged_attention, source
 from fragmeter.gpu.ops.cpu_kernels import CpuKernels
@@ -51,6 +51,24 @@ def test_the_codes_are_those_of_ml_dtypes():
         assert np.array_equal(fp8.encoded(values), values.astype(numpy_type).view(np.uint8))
     assert fp8.encoded([464, 1e9, np.inf, -np.inf]).tolist() == [0x7E, 0x7E, 0x7E, 0xFE]
     assert fp8.encoded(np.nan) == fp8.NAN_CODE
+
+
+CONTIGUOUS = [
+    grid.Point("contiguous_attention_fp8", dtype, heads, 64, 16, grid.RAGGED)
+    for dtype in source.FP8_QUERIES
+    for heads in HEADS
+]
+
+
+@pytest.mark.parametrize("point", CONTIGUOUS, ids=lambda point: f"{point.dtype}-{point.heads}")
+def test_contiguous_caches_agree_with_float64(point):
+    outcome = grid.tried(point, Host())
+    assert outcome.passes, outcome
+
+
+def test_the_scales_of_a_contiguous_cache_are_those_of_its_heads(monkeypatch):
+    gpu_cases.plant_attention(monkeypatch, "scales.of_keys(kv_head)", "scales.of_keys(0)")
+    assert not grid.tried(CONTIGUOUS[1], Host()).passes
 
 
 def slow_but(values, often):

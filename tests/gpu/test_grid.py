@@ -60,15 +60,16 @@ def test_the_whole_grid_has_every_combination():
     heads = [(32, 8), (40, 40), (64, 8), (64, 64), (16, 1)]
     head_dims = [64, 80, 96, 112, 120, 128, 160, 192, 256]
     dtypes = ["float16", "bfloat16", "float32"]
-    of_fp8 = {"decode_attention_fp8": dtypes[:2], "reshape_and_cache_fp8": dtypes}
+    of_fp8 = {"reshape_and_cache_fp8": dtypes}
+    of_fp8 |= {f"{kernel}_fp8": dtypes[:2] for kernel in grid.ATTENTION}
     for kernel in grid.OF_HEAD_DIMS:
+        # A contiguous cache has no blocks.
+        block_sizes = [16] if kernel.startswith("contiguous_attention") else [1, 8, 16, 32, 64]
         if kernel in of_fp8:
             rows = [head_dim for head_dim in head_dims if head_dim != 120]
-            wanted = set(itertools.product([kernel], of_fp8[kernel], heads, rows, [1, 8, 16, 32, 64]))
+            wanted = set(itertools.product([kernel], of_fp8[kernel], heads, rows, block_sizes))
             assert wanted <= shapes and all(point.exists for point in WHOLE)
             continue
-        # A contiguous cache has no blocks.
-        block_sizes = [16] if kernel == "contiguous_attention" else [1, 8, 16, 32, 64]
         assert set(itertools.product([kernel], dtypes, heads, head_dims, block_sizes)) <= shapes
     of_latent = itertools.product(["latent_attention"], dtypes[:2], [(16, 1), (32, 1), (128, 1)], [576], [16, 32, 64])
     assert set(of_latent) <= shapes
@@ -83,6 +84,11 @@ def test_the_subset_is_of_the_whole_and_misses_no_kernel_dtype_head_dim_or_block
     head_dims = {(point.dtype, point.head_dim) for point in SUBSET if point.kernel != "latent_attention"}
     assert head_dims == set(itertools.product(gpu_cases.DTYPES, HEAD_DIMS))
     assert {point.block_size for point in SUBSET} == set(grid.BLOCK_SIZES)
+
+
+def test_a_few_points_on_a_gpu_have_every_kernel_of_fp8():
+    """Those of the runbook's part ``smoke``."""
+    assert {point.kernel for point in SUBSET if (point.dtype, point.head_dim) == ("float16", 128)} >= set(grid.FP8)
 
 
 @needs_compiler

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import gpu_cases
+from fragmeter.gpu.check.fp8 import fp8_case
 from fragmeter.gpu.ops import arrays, cpu_kernels, launching, paged_attention, prefill
 from fragmeter.gpu.ops.cache import copy_blocks, swap_blocks
 from fragmeter.gpu.ops.source import Kernel
@@ -66,9 +67,11 @@ class FakeFunction:
         self.kernel = SimpleNamespace(ptr=self)
 
     def values(self, parameters: int) -> list[np.uint64]:
-        """The 8 bytes at each address of a launch's parameters; a kernel reads as many of them as its type has."""
-        declared = re.search(rf"\b{self.source.expression.partition('<')[0]}\(([^)]*)\) {{", self.source.text)
-        count = declared[1].count(",") + 1
+        """The 8 bytes at each address of a launch's parameters; a kernel reads as many of them as its type has, and of a pack as
+        many as its expression names pointers."""
+        name, _, of_pack = self.source.expression.partition("<")
+        declared = re.search(rf"\b{name}\(([^)]*)\) {{", self.source.text)
+        count = sum("..." not in parameter for parameter in declared[1].split(",")) + of_pack.count("*")
         addresses = (ctypes.c_uint64 * count).from_address(parameters)
         return [np.uint64(ctypes.c_uint64.from_address(address).value) for address in addresses]
 
@@ -180,6 +183,22 @@ def test_prefill_is_granted_its_shared_memory(cupy):
     assert not np.isnan(out.get()).any()
     assert prefill.tile_of("float16", 128).shared_bytes > 48 * 1024
     assert cupy.launched == [("prefill_attention<__half, 128>", (2, 2, 1), 0, 0)]
+
+
+@needs_compiler
+def test_prefill_over_fp8_passes_the_scales_of_a_layer(cupy):
+    """Those of the launch, which are not those of the preparation."""
+    new = [30, 3]
+    given = fp8_case("float16", (4, 2), 128, 16, [40, 3], query_lens=new)
+    named = {
+        name: DeviceArray(one, 0) if isinstance(one, np.ndarray) else one for name, one in given.arguments().items()
+    }
+    out = DeviceArray(np.full_like(given.given.query, np.nan), 0)
+    others = {name: DeviceArray(np.full(2, np.nan, np.float32), 0) for name in ("k_scale", "v_scale")}
+    starts = DeviceArray(np.array([0, 30, 33], np.int32), 0)
+    call = prefill.prepare(out, **named | others, query_start_loc=starts, max_query_len=30)
+    call(out, *(named[name] for name in ("query", "key_cache", "value_cache", "k_scale", "v_scale")))
+    assert gpu_cases.error(out.get(), given.expected(new)) <= 1e-3
 
 
 @needs_compiler

@@ -169,12 +169,12 @@ BUGS = {
     "queries begin where the first sequence's do": ("first_token = query_start_loc[sequence]", "first_token = 0"),
     "the next sequence's queries are counted in": ("[sequence + 1] - first_token", "[gridDim.y] - first_token"),
     "keys are read before they arrive": (
-        "wait<0>();\n            __syncthreads();  // the keys",
-        "wait<1>();\n            __syncthreads();  // the keys",
+        "receive(storage.keys);\n            __syncthreads();  // the keys",
+        "ptx::cp_async_wait<1>();\n            __syncthreads();  // the keys",
     ),
     "values are read before they arrive": (
-        "wait<0>();\n            __syncthreads();  // the values",
-        "wait<1>();\n            __syncthreads();  // the values",
+        "receive(storage.values);\n            __syncthreads();  // the values",
+        "ptx::cp_async_wait<1>();\n            __syncthreads();  // the values",
     ),
     "values are overwritten while they are read": ("__syncthreads();  // the keys", "// the keys"),
     "keys are overwritten while they are read": ("__syncthreads();  // the values", "// the values"),
@@ -199,7 +199,11 @@ def plant(monkeypatch, right: str, wrong: str) -> None:
     """In both kernels, wherever they are asked for."""
     for kernel in ("prefill_attention", "merge_prefill"):
         whole = getattr(source, kernel)
-        monkeypatch.setattr(source, kernel, lambda *of, whole=whole: gpu_cases.planted(whole(*of), right, wrong))
+
+        def wrong_one(*of, whole=whole, **how):
+            return gpu_cases.planted(whole(*of, **how), right, wrong)
+
+        monkeypatch.setattr(source, kernel, wrong_one)
 
 
 @pytest.mark.parametrize("bug", BUGS)

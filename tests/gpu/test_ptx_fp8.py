@@ -14,7 +14,7 @@ pytest.importorskip("cupy", reason="CuPy is not installed (extra: kernels)")
 
 from fragmeter.gpu.check import fp8
 from fragmeter.gpu.check.fp8 import fp8_case
-from fragmeter.gpu.ops import cache, paged_attention, source
+from fragmeter.gpu.ops import arrays, cache, paged_attention, prefill, source
 from fragmeter.gpu.ops.source import Kernel
 from fragmeter.sim.types.errors import KernelFault
 from ptx.kernels import PtxKernels
@@ -29,6 +29,18 @@ def check_decode(monkeypatch, kernels: PtxKernels, dtype: str, heads: tuple[int,
     out = np.full_like(given.given.query, np.nan)
     paged_attention.paged_attention_cuda_forward(out, **given.arguments())
     assert gpu_cases.error(out, given.expected()) <= gpu_cases.TOLERANCE[dtype]
+    assert not kernels.divided
+
+
+def check_prefill(kernels: PtxKernels, dtype: str, heads=(4, 1), head_dim: int = 64, partition_tokens=None) -> None:
+    """A chunk that begins and ends within blocks and tiles, and no new token."""
+    new, starts = [21, 0], np.array([0, 21, 21], np.int32)
+    given = fp8_case(dtype, heads, head_dim, 16, [85, 7], query_lens=new)
+    named = given.arguments() | dict(query_start_loc=starts, out=np.full_like(given.given.query, np.nan))
+    views = {name: arrays.view(name, one) if isinstance(one, np.ndarray) else one for name, one in named.items()}
+    scales = views.pop("k_scale"), views.pop("v_scale")
+    prefill.Call(**views, max_query_len=21, scales=scales).prepared(kernels, partition_tokens).launch()
+    assert gpu_cases.error(named["out"], given.expected(new)) <= gpu_cases.TOLERANCE[dtype]
     assert not kernels.divided
 
 
@@ -51,6 +63,52 @@ def check_writes(monkeypatch, kernels: PtxKernels, dtype: str) -> None:
 def test_decode_attention(dtype, architecture, monkeypatch):
     for heads in ((8, 1), (1, 1)):
         check_decode(monkeypatch, PtxKernels(architecture), dtype, heads)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", source.FP8_QUERIES)
+def test_prefill_attention(dtype, architecture):
+    check_prefill(PtxKernels(architecture), dtype)
+    check_prefill(PtxKernels(architecture), dtype, partition_tokens=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", source.FP8_QUERIES)
+@pytest.mark.parametrize(("heads", "head_dim"), [((8, 1), 128), ((4, 2), 80), ((20, 2), 192), ((2, 1), 256)])
+def test_prefill_attention_of_more_shapes(heads, head_dim, dtype, architecture):
+    check_prefill(PtxKernels(architecture, apart=True), dtype, heads, head_dim)
+
+
+#: In prefill attention: architecture and dtype, what is wrong, the text of the source, what it becomes. Conversions of sm_80 are
+#: bits, so a NaN past the end has no effect there.
+PREFILL_ERRORS = {
+    "a single number is converted twice": (
+        "sm_120",
+        "float16",
+        '"=r"(halves) : "h"(two)',
+        '"=r"(halves) : "h"((unsigned short)(two & 0xff))',
+    ),
+    "rows past the end are read": ("sm_120", "float16", "from + 16 * piece, valid);", "from + 16 * piece, true);"),
+    "bytes are converted before they arrive": (
+        "sm_80",
+        "float16",
+        "Row *tile) {\n        ptx::cp_async_wait<0>();",
+        "Row *tile) {",
+    ),
+    "another thread's bytes are converted": ("sm_80", "bfloat16", "loads = &tile[row][", "loads = &tile[row ^ 8]["),
+}
+
+
+@pytest.mark.parametrize("error", PREFILL_ERRORS)
+def test_a_planted_error_in_prefill_attention_is_caught(error, monkeypatch):
+    architecture, dtype, right, wrong = PREFILL_ERRORS[error]
+    whole = source.prefill_attention
+    monkeypatch.setattr(
+        source, "prefill_attention", lambda *of, **how: gpu_cases.planted(whole(*of, **how), right, wrong)
+    )
+    with pytest.raises((AssertionError, KernelFault)):
+        check_prefill(PtxKernels(architecture, apart=True), dtype)
 
 
 @pytest.mark.slow

@@ -35,8 +35,8 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++"
 STORIES = {"paged": PAGED, "contiguous": CONTIGUOUS}
 
 
-def checked(plan: Plan, device: str = "cpu", dtype: str = "fp32", every: int = 1) -> Checked:
-    return check(Executor(plan, SHAPE, devices.open(device), dtype), every)
+def checked(plan: Plan, device: str = "cpu", dtype: str = "fp32", every: int = 1, kept: str = "auto") -> Checked:
+    return check(Executor(plan, SHAPE, devices.open(device), dtype, kept), every)
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
@@ -48,6 +48,59 @@ def test_what_tables_hold_is_what_sequences_hold(story, device, dtype):
     assert (found.wrong_rows, found.mismatches) == (0, [])
     assert found.checked_rows == len(STORIES[story].sequence)
     assert 0 < found.worst_error <= LIMITS[dtype]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("cpu", "fp32"),
+        ("cpu", "bf16"),
+        *(pytest.param("shim", dtype, marks=needs_compiler) for dtype in ("fp16", "bf16")),
+    ],
+)
+@pytest.mark.parametrize("story", STORIES)
+def test_caches_of_fp8_hold_what_sequences_hold(story, device, dtype):
+    """To the bit, and attention over them with the tolerance of caches of the dtype."""
+    found = checked(STORIES[story], device, dtype, kept="fp8")
+    assert (found.wrong_rows, found.mismatches) == (0, [])
+    assert 0 < found.worst_error <= LIMITS[dtype]
+
+
+@pytest.mark.parametrize("fault", ["a scale is another head's", "keys have the scales of values"])
+def test_a_wrong_scale_is_found(fault):
+    subject = Executor(PAGED, SHAPE, devices.open("cpu"), "fp16", "fp8")
+    k_scale, v_scale = subject.pool.scales[1]
+    numbers = subject.numbers
+    wrong = {
+        "a scale is another head's": (k_scale.flip(0), v_scale),
+        "keys have the scales of values": (v_scale, v_scale),
+    }
+
+    def of_right(kind, layer, held):
+        right, subject.pool.scales[1] = subject.pool.scales[1], (k_scale, v_scale)
+        found = numbers(kind, layer, held)
+        subject.pool.scales[1] = right
+        return found
+
+    # Reads have the wrong scale, and the reference the right one, as all writes had.
+    attention = subject.attention
+
+    def attended(step, inputs):
+        subject.pool.scales[1] = wrong[fault]
+        out = attention(step, inputs)
+        subject.pool.scales[1] = (k_scale, v_scale)
+        return out
+
+    subject.numbers, subject.attention = of_right, attended
+    found = check(subject)
+    assert found.wrong_rows and all(one.layer == 1 and one.position is None for one in found.mismatches)
+
+
+@pytest.mark.parametrize("fault", ["two ids of a table change places", "a copy is skipped"])
+def test_a_fault_of_a_plan_is_found_in_fp8(fault):
+    plan, places = FAULTS[fault]
+    found = checked(plan, kept="fp8")
+    assert [(one.step, one.sequence, one.position) for one in found.mismatches] == places
 
 
 def recorded(name: str) -> Plan:

@@ -438,6 +438,34 @@ class TestVerb:
         assert lines[0].split(",")[-3:] == ["measured_us", "repetition_1_us", "repetition_2_us"]
         assert len(lines) == 1 + sum(run["step"]["count"] for run in found["runs"])
 
+    def test_a_kv_cache_of_fp8_is_served_priced_and_run(self, tmp_path):
+        """As the calibration says, which another flag contradicts; its elements have a byte, and the runs are those of 16 bits."""
+        path = tmp_path / "calibration.json"
+        measured = json.loads(PROFILE.read_text()) | {"kind": "calibration", "kv_cache_dtype": "fp8", "seed": 2}
+        path.write_text(json.dumps(measured))
+        arguments = (devices.open("cpu"), path, validation_runs.QUICK, "fp16", 1, lambda items, subject, total: items)
+        tried, wide = validation.Validation(*arguments), running()
+        assert tried.cost.deployment.kv_dtype == "fp8"
+        assert tried.skeleton.dtype == "fp16" and tried.skeleton.pool.keys[0].dtype.itemsize == 1
+        for name in ("tight pool", "long contexts"):
+            plans = tried.plans[name], wide.plans[name]
+            assert [plan.meta["num_slots"] for plan in plans] == [plans[0].meta["num_slots"]] * 2
+            assert plans[0].meta["host_blocks"] == plans[1].meta["host_blocks"]
+        steps = range(3)
+        replay = validation.Replay(np.arange(3), np.ones(3), np.ones((2, 3)), np.ones(3))
+        found = validation.judged_replay(tried.skeleton, tried.plans["long contexts"], replay)["read_bytes"]
+        same = validate_acceptance.read_bytes(tried.plans["long contexts"], model("toy-llama"), 2, steps)
+        assert (found["weights"], 2 * found["kv"]) == (same["weights"], same["kv"])
+        with pytest.raises(
+            SettingError, match="was measured with --kv-cache-dtype fp8, and .* is fp16; leave the flag"
+        ):
+            validation.Validation(*arguments, kv_cache_dtype="auto")
+
+    def test_a_device_has_no_other_kv_cache(self, capsys):
+        assert self.run("--kv-cache-dtype", "int8") == MISTAKE
+        complaint = "fragmeter: kv_cache_dtype = 'int8': a device has auto, which is the dtype, or fp8\n"
+        assert capsys.readouterr().err == complaint
+
     def test_steps_that_allocate_are_timed_separately(self, obedient, monkeypatch):
         """As if the fourth step did alone, which decodes, and is among those that are timed."""
         monkeypatch.setattr(validate, "allocates", lambda plan: np.arange(plan.num_steps) == 3)

@@ -40,6 +40,15 @@ inline bool is_nan(float value) { return value != value; }
 inline uint32_t __float_as_uint(float value) { return shim::bit_cast<uint32_t>(value); }
 inline float __uint_as_float(uint32_t bits) { return shim::bit_cast<float>(bits); }
 
+// Nibble i of the selector chooses byte i of the result: 0 to 3 are those of `low`, 4 to 7 those of `high`.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    const uint64_t both = low | uint64_t{high} << 32;
+    unsigned result = 0;
+    for (unsigned byte = 0; byte < 4; ++byte)
+        result |= (both >> 8 * (selector >> 4 * byte & 7) & 0xff) << 8 * byte;
+    return result;
+}
+
 inline float __half2float(__half value) {
     const uint32_t sign = (value.bits & 0x8000u) << 16, magnitude = (value.bits & 0x7fffu) << 13;
     if (magnitude >= 0x0f800000u) return shim::bit_cast<float>(sign | 0x70000000u | magnitude);  // infinity and NaN

@@ -52,6 +52,23 @@ def test_the_file_is_a_calibration_that_step_times_are_made_of(calibrated):
     assert 0 < cost.step_ticks(4, 256, 0, 0) < cost.step_ticks(4, 256, 64, 2080)
 
 
+def test_a_calibration_over_fp8_says_so_and_prices_no_other_kv_cache(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tokens = ["--quick", "--dtype", "fp16", "--kv-cache-dtype", "fp8", "--out", "found.json"]
+    assert cli.status(["calibrate", *tokens]) == cli.DONE
+    assert capsys.readouterr().out.startswith("toy-llama in fp16 with a KV cache of fp8 on ")
+    found = json.loads(Path("found.json").read_text())
+    assert found["kv_cache_dtype"] == "fp8"
+    run = ["simulate", "--model", "toy-llama", "--num-prompts", "3", "--cost", "found.json"]
+    assert cli.status([*run, "--kv-cache-dtype", "fp8"]) == cli.DONE
+    capsys.readouterr()
+    assert cli.status(run) == cli.MISTAKE
+    assert capsys.readouterr().err == (
+        "fragmeter: cost = 'found.json': was measured with --kv-cache-dtype fp8, and the KV cache of this run is fp16; "
+        "calibrate with the run's --kv-cache-dtype\n"
+    )
+
+
 def test_what_is_printed_is_in_the_data(calibrated):
     folder, printed = calibrated
     data, found = (json.loads((folder / name).read_text()) for name in ("printed.json", "found.json"))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from calibrations import document
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.diagnose.diagnosis import Gain
+from fragmeter.experiments.diagnose.server import server_of
+from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.traces import Trace, write
 from paths import ROOT
@@ -39,6 +43,15 @@ def diagnose(folder, line: str, gpu: str, *tokens: object, count: int = 150) -> 
     arguments = ["diagnose", "--serve", line, "--gpu", gpu, "--json", str(out), *map(str, (*tokens, *draws))]
     assert status(arguments) == DONE
     return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize(("measured", "tried"), [("auto", False), ("fp8", True)])
+def test_a_kv_cache_that_the_calibration_was_not_measured_with_is_no_remedy(measured, tried, tmp_path):
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(document() | {"kv_cache_dtype": measured}))
+    server, change = server_of(parse_serve(LINE), "h100-80gb", None, None), {"kv-cache-dtype": "fp8"}
+    assert server.changed(change) is not None
+    assert (replace(server, cost=str(path)).changed(change) is not None) == tried
 
 
 class TestPlanted:

@@ -21,6 +21,7 @@ from fragmeter.sim.cost import (
     SpeculativeCost,
     StepCost,
     cost,
+    prices_kv,
     profile,
     profile_names,
 )
@@ -358,15 +359,52 @@ def test_full_windows_cost_no_more():
 
 
 def test_quantised_weights_and_narrow_kv_move_fewer_bytes():
-    plain, awq, narrow = (
+    plain, awq = (
         CalibratedCost(calibration(), LLAMA, H100, deployment=deployment)
-        for deployment in (Deployment(), Deployment(quantization="awq"), Deployment(kv_dtype="fp8"))
+        for deployment in (Deployment(), Deployment(quantization="awq"))
     )
+    narrow = CalibratedCost(with_kv_cache("fp8"), LLAMA, H100, deployment=Deployment(kv_dtype="fp8"))
     assert awq.step_ticks(1, 100, 0, 0) < 0.5 * plain.step_ticks(1, 100, 0, 0)
     assert narrow.step_ticks(64, 640_000, 0, 0) < 0.7 * plain.step_ticks(64, 640_000, 0, 0)
     assert us(plain.swap_out_ticks(3) - 20 * PER_US) == pytest.approx(
         2 * us(narrow.swap_out_ticks(3) - 20 * PER_US), abs=400
     )
+
+
+def with_kv_cache(kv_cache_dtype: str, kind: str = "calibration") -> Calibration:
+    """The same coefficients, measured with another KV cache."""
+    found = document() | {"kv_cache_dtype": kv_cache_dtype, "kind": kind}
+    return Calibration(json.dumps(found).encode(), "made-up.json")
+
+
+@pytest.mark.parametrize(
+    ("measured", "kv_dtype"), [("auto", "fp8"), ("auto", "int8"), ("fp8", "fp16"), ("fp8", "bf16"), ("fp8", "int8")]
+)
+def test_a_calibration_prices_the_kv_cache_that_it_was_measured_with(measured, kv_dtype):
+    with pytest.raises(SettingError) as caught:
+        CalibratedCost(with_kv_cache(measured), LLAMA, H100, deployment=Deployment(kv_dtype=kv_dtype))
+    assert str(caught.value) == (
+        f"cost = 'made-up.json': was measured with --kv-cache-dtype {measured}, and the KV cache of this run is {kv_dtype}; "
+        "calibrate with the run's --kv-cache-dtype"
+    )
+    # A profile prices other formats by their bytes.
+    CalibratedCost(with_kv_cache("auto", "profile"), LLAMA, H100, deployment=Deployment(kv_dtype=kv_dtype))
+
+
+@pytest.mark.parametrize(("measured", "kv_dtype"), [("auto", "fp16"), ("auto", "bf16"), ("fp8", "fp8")])
+def test_and_that_one_alone(measured, kv_dtype):
+    CalibratedCost(with_kv_cache(measured), LLAMA, H100, deployment=Deployment(kv_dtype=kv_dtype))
+
+
+def test_a_calibration_without_a_kv_cache_dtype_is_of_16_bits():
+    assert calibration().kv_cache_dtype == "auto"
+
+
+def test_which_cost_models_price_a_kv_cache(tmp_path):
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(document() | {"kv_cache_dtype": "fp8"}))
+    assert [prices_kv(str(path), kv_dtype) for kv_dtype in ("fp8", "fp16")] == [True, False]
+    assert all(prices_kv(name, "fp8") for name in ("roofline", "fitted"))
 
 
 def test_swaps_and_copies_by_hand():
