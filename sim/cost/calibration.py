@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -106,9 +106,10 @@ def parsed(text: bytes, name: str) -> Calibration:
     return Calibration(text, name)
 
 
-def profile_names() -> list[str]:
-    """GPUs with a profile in the package."""
-    return sorted(path.stem for path in PROFILES.glob("*.json"))
+@cache
+def profile_names() -> tuple[str, ...]:
+    """GPUs with a profile in the package, listed once: each simulation asks, and a listing takes as long as the rest of its set-up."""
+    return tuple(sorted(path.stem for path in PROFILES.glob("*.json")))
 
 
 def profile(gpu: str) -> Calibration:
