@@ -108,12 +108,13 @@ def parsed(text: bytes, name: str) -> Calibration:
 
 @cache
 def profile_names() -> tuple[str, ...]:
-    """GPUs with a profile in the package, listed once: each simulation asks, and a listing takes as long as the rest of its set-up."""
+    """GPUs with a profile in the package."""
     return tuple(sorted(path.stem for path in PROFILES.glob("*.json")))
 
 
+@cache
 def profile(gpu: str) -> Calibration:
-    """The profile of a GPU from the package.
+    """The profile of a GPU from the package. Each simulation asks for it, and files of the package do not change.
 
     Raises:
         SettingError: The package has no profile of this GPU.
