@@ -51,16 +51,16 @@ class Decisions:
     waste: dict[str, tuple[float, float]]
 
 
-def compare_decisions(path: str | PathLike[str], chosen: Settings) -> Decisions:
-    """Replay a probe's file.
+def compare_decisions(probe: ProbedRun, chosen: Settings) -> Decisions:
+    """Replay what a server did.
 
     Args:
+        probe: A probe's file, read with digests.
         chosen: The server's settings.
 
     Raises:
         UserError: The file cannot be replayed: a request was aborted or has not finished.
     """
-    probe = read_probe(path, digests=True)
     steps = _computed(probe)
     log = StepLog(digests=True)
     run = simulate(replace(chosen, ids=True), workload_in_steps(probe, steps), _ONE_TICK, observers=[log])

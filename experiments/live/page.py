@@ -18,6 +18,7 @@ from ...sim.cost import StepCost
 from ...sim.cost.steps import read_steps
 from ...sim.output import frames as pd
 from ...sim.recording.blocks import BlockMap
+from ...sim.recording.probe import read_probe
 from ...sim.types.ticks import PER_SECOND
 from ..measured.replay import Replayed, scatter
 from ..measured.server_metrics import kv_usage_over_time
@@ -84,7 +85,8 @@ def load_pictures(out: Path, sessions: Sequence[Session], model: Path | None) ->
         if not names:
             continue
         folder = out / "1" / session.name
-        served = recorded(session, folder, model or folder / "model" / "config.json")
+        probe = read_probe(folder / "probe.jsonl.gz")
+        served = recorded(session, folder, model or folder / "model" / "config.json", probe)
         for name in names:
             replayed = predict(served[name], cost)
             gauge = kv_usage_over_time(folder / f"{name}.metrics.txt")
@@ -103,8 +105,8 @@ def block_pictures(out: Path, sessions: Sequence[Session], model: Path | None) -
     if name is None:
         return None
     folder = out / "1" / name
-    config = model or folder / "model" / "config.json"
-    load = recorded(found[name], folder, config)[_BLOCKS_OF[name]]
+    probe = read_probe(folder / "probe.jsonl.gz")
+    load = recorded(found[name], folder, model or folder / "model" / "config.json", probe)[_BLOCKS_OF[name]]
     maps = compare_blocks(folder / "probe.jsonl.gz", load.settings, load.steps[0].start_ns, BLOCK_STEPS)
     return BlockPictures(f"{name}/{load.name}", *maps)
 

@@ -19,7 +19,7 @@ from ...sim import Settings, settings, simulate
 from ...sim.cost import StepCost
 from ...sim.cost.steps import FittedSteps, StepCoefficients, read_steps
 from ...sim.output.files import as_json
-from ...sim.recording.probe import STATE_SPECS, ProbedRequest, ProbedRun, ProbedStep, read_probe
+from ...sim.recording.probe import STATE_SPECS, ProbedRequest, ProbedRun, ProbedStep
 from ...sim.types.errors import UserError
 from ..measured.replay import Benchmark, Replayed, compared
 from ..measured.start import benchmark
@@ -59,16 +59,16 @@ class RecordedLoad:
     header: Mapping[str, Any]
 
 
-def recorded(session: Session, folder: Path, model: Path) -> dict[str, RecordedLoad]:
+def recorded(session: Session, folder: Path, model: Path, probe: ProbedRun) -> dict[str, RecordedLoad]:
     """The loads of a session in a folder of ``record``, by name.
 
     Args:
+        probe: The probe's file in that folder.
         model: ``config.json`` of the model.
 
     Raises:
         UserError: The server has served other requests than those of the loads, one load after the other.
     """
-    probe = read_probe(folder / "probe.jsonl.gz")
     chosen, found, first = settings_of(probe.header, model), {}, 0
     for load in session.loads:
         seen = benchmark(folder / f"{load.name}.json", folder / f"{load.name}.metrics.txt", chosen)

@@ -45,9 +45,9 @@ def results(out: Path, repetitions: int, sessions: Sequence[Session], model: Pat
         for session in sessions:
             folder = out / str(repetition) / session.name
             config = model or folder / "model" / "config.json"
-            served[repetition, session.name] = recorded(session, folder, config)
-            probe = folder / "probe.jsonl.gz"
-            compared = compare_decisions(probe, settings_of(read_probe(probe).header, config))
+            probe = read_probe(folder / "probe.jsonl.gz", digests=True)
+            served[repetition, session.name] = recorded(session, folder, config, probe)
+            compared = compare_decisions(probe, settings_of(probe.header, config))
             about = json.loads((folder / "session.json").read_text())
             decisions.append(
                 {"repetition": repetition, "session": session.name, "loads": len(session.loads)}

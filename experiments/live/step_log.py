@@ -166,7 +166,7 @@ class StepLog(Observer):
 
     def _cached(self) -> tuple[int, ...]:
         """Ids of blocks that look-ups can find."""
-        return tuple(sorted({int(block) + 1 for block in self._engine.memory.cached_block_ids()}))
+        return tuple(sorted({*(self._engine.memory.cached_block_ids() + 1).tolist()}))
 
     def _tables(self) -> tuple[Any, ...]:
         """Block tables of every request that holds blocks, one a KV group."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -121,13 +121,15 @@ def parsed(text: bytes, name: str) -> Calibration:
     return Calibration(text, name)
 
 
-def profile_names() -> list[str]:
+@cache
+def profile_names() -> tuple[str, ...]:
     """GPUs with a profile in the package."""
-    return sorted(path.stem for path in PROFILES.glob("*.json"))
+    return tuple(sorted(path.stem for path in PROFILES.glob("*.json")))
 
 
+@cache
 def profile(gpu: str) -> Calibration:
-    """The profile of a GPU from the package.
+    """The profile of a GPU from the package. Each simulation asks for it, and files of the package do not change.
 
     Raises:
         SettingError: The package has no profile of this GPU.

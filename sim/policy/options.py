@@ -444,8 +444,13 @@ def _hints(declared: type) -> dict[str, object]:
     return get_type_hints(declared, include_extras=True)
 
 
-def option_names(declared: type[Options]) -> tuple[str, ...]:
-    """Names of the options, in the order of their declaration."""
+def option_names(declared: type) -> tuple[str, ...]:
+    """Names of the options, in the order of their declaration. Every simulation asks for them dozens of times."""
+    return _names(declared)
+
+
+@cache
+def _names(declared: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(declared))
 
 

@@ -25,6 +25,8 @@ from ptx.kernels import PtxKernels, compiled, machine_of
 #: NVRTC 13.0 has one compiler for architectures before sm_100 and another one for the rest.
 ARCHITECTURES = "sm_80", "sm_120"
 SIXTEEN_BITS = "float16", "bfloat16"
+#: Each architecture and each dtype; the slow tests of more shapes have all pairs.
+each_once = pytest.mark.parametrize(("architecture", "dtype"), list(zip(ARCHITECTURES, SIXTEEN_BITS, strict=True)))
 
 
 def decode(kernels: PtxKernels, given: gpu_cases.Case, blocks: int | None = None) -> np.ndarray:
@@ -76,9 +78,8 @@ def check_latent(
     assert not kernels.divided
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
-def test_decode_attention_on_tensor_cores_and_its_merge(dtype, architecture):
+@each_once
+def test_decode_attention_on_tensor_cores_and_its_merge(architecture, dtype):
     """One block, and three that share the longest sequence."""
     kernels = PtxKernels(architecture)
     check_decode(kernels, dtype, (8, 1), 64, 16)
@@ -90,14 +91,13 @@ def test_decode_attention_of_one_head(architecture):
     check_decode(PtxKernels(architecture), "float16", (1, 1), 64, 5)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
-def test_prefill_attention_and_its_merge(dtype, architecture):
+@each_once
+def test_prefill_attention_and_its_merge(architecture, dtype):
     check_prefill(PtxKernels(architecture), dtype, (4, 1), 64)
     check_prefill(PtxKernels(architecture), dtype, (4, 1), 64, partition_tokens=64)
 
 
-@pytest.mark.parametrize(("architecture", "dtype"), list(zip(ARCHITECTURES, SIXTEEN_BITS, strict=True)))
+@each_once
 def test_latent_attention_and_its_merge(architecture, dtype):
     check_latent(PtxKernels(architecture), dtype, 12, 16, longer=8)
     check_latent(PtxKernels(architecture), dtype, 12, 16, partition_tokens=32)

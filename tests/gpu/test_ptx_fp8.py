@@ -58,9 +58,9 @@ def check_writes(monkeypatch, kernels: PtxKernels, dtype: str) -> None:
     assert (caches == wanted).all()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", source.FP8_QUERIES)
-def test_decode_attention(dtype, architecture, monkeypatch):
+@pytest.mark.parametrize(("architecture", "dtype"), list(zip(ARCHITECTURES, reversed(source.FP8_QUERIES), strict=True)))
+def test_decode_attention(architecture, dtype, monkeypatch):
+    """Each architecture and each dtype, with the conversions that errors are planted in; the slow test has all pairs."""
     for heads in ((8, 1), (1, 1)):
         check_decode(monkeypatch, PtxKernels(architecture), dtype, heads)
 

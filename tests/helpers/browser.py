@@ -36,8 +36,8 @@ _FLAGS = (
 
 
 @contextmanager
-def offline_browser(width_px: int = 1280, height_px: int = 800) -> Iterator:
-    """A selenium driver of a fresh Chromium of that window size, closed at the end; skips the test if there is none."""
+def offline_browser() -> Iterator:
+    """A selenium driver of a fresh Chromium, closed at the end; skips the test if there is none."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     chromium = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
     chromedriver = shutil.which("chromedriver")
@@ -46,17 +46,29 @@ def offline_browser(width_px: int = 1280, height_px: int = 800) -> Iterator:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = webdriver.ChromeOptions()
         options.binary_location = chromium
-        for flag in (*_FLAGS, f"--user-data-dir={profile}", f"--window-size={width_px},{height_px}"):
+        for flag in (*_FLAGS, f"--user-data-dir={profile}"):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         # A given driver path keeps selenium from looking for one to download.
         driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
         try:
-            driver.get("about:blank")
-            requested_urls(driver)
             yield driver
         finally:
             driver.quit()
+
+
+@contextmanager
+def as_new(driver: object, width_px: int = 1280, height_px: int = 800) -> Iterator:
+    """The browser as after a start: with a window of that size, an empty page, nothing emulated and nothing logged. It is left with
+    an empty page, so that no page goes on beside other tests."""
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+    driver.set_window_size(width_px, height_px)
+    driver.get("about:blank")
+    driver.get_log("browser")
+    requested_urls(driver)
+    yield driver
+    driver.get("about:blank")
 
 
 def emulate(driver: object, scheme: str, width_px: int = 1280, height_px: int = 800) -> None:

@@ -39,8 +39,11 @@ def needs(text: str) -> list[pytest.MarkDecorator]:
     """What a command or an example takes that is not installed everywhere."""
     compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
     torch = pytest.mark.skipif(find_spec("torch") is None, reason="no torch")
-    computes = re.search(r"devices\.open|calibrate --device cpu|validate --quick", text)
-    return [compiler] * ("fragmeter.gpu" in text) + [torch] * bool(computes)
+    measures = re.search(r"calibrate --device cpu|validate --quick", text)
+    computes = measures or "devices.open" in text
+    # In `make test` tests/gpu/test_runbook.py runs both with these flags, and tests/gpu/test_validate.py a validation with a calibration
+    # of its own.
+    return [compiler] * ("fragmeter.gpu" in text) + [torch] * bool(computes) + [pytest.mark.slow] * bool(measures)
 
 
 def outputs(page: Path) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from browser import offline_browser
+from browser import as_new
 from fragmeter.reports.blockmap.palette import KIND_LABELS, KINDS, SHADES, indices, palette, plain_palette
 from fragmeter.reports.blockmap.picture import mean_residency, middles, picture
 from fragmeter.reports.blockmap.player import PlayedMap, Player
@@ -99,8 +99,8 @@ def page(coarse, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def driver():
-    with offline_browser(1400, 1300) as driver:
+def driver(chromium):
+    with as_new(chromium, 1400, 1300) as driver:
         yield driver
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from browser import emulate, hexed, offline_browser, poor_texts, requested_urls, saved_csv, show, texts, wait
+from browser import as_new, emulate, hexed, poor_texts, requested_urls, saved_csv, show, texts, wait
 from fragmeter.reports.figures.figures import (
     data_of,
     fig2,
@@ -73,8 +73,8 @@ def page(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def driver():
-    with offline_browser() as driver:
+def driver(chromium):
+    with as_new(chromium) as driver:
         yield driver
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from browser import offline_browser, poor_texts, show, texts, wait
+from browser import as_new, poor_texts, show, texts, wait
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.cli.traces import write_trace_page
 from fragmeter.experiments.paper.paper import source
@@ -85,8 +85,8 @@ KINDS = {kind.__name__: kind for kind in (reproduction, own_trace, run_report, s
 
 
 @pytest.fixture(scope="module")
-def driver():
-    with offline_browser(1400, 900) as driver:
+def driver(chromium):
+    with as_new(chromium, 1400, 900) as driver:
         yield driver
 
 

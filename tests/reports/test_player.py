@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from browser import offline_browser, poor_texts, requested_urls, saved_csv, texts, wait
+from browser import as_new, poor_texts, requested_urls, saved_csv, texts, wait
 from fragmeter.reports.blockmap.palette import KIND_LABELS, KINDS
 from fragmeter.reports.blockmap.player import PlayedMap, Player
 from fragmeter.reports.page.page import Section, write_page
@@ -41,8 +41,8 @@ def page(maps, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def driver():
-    with offline_browser(1400, 1300) as driver:
+def driver(chromium):
+    with as_new(chromium, 1400, 1300) as driver:
         yield driver
 
 

@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from bench_files import benchmark
-from browser import offline_browser, poor_texts, requested_urls, saved_csv, show, texts, wait
+from browser import as_new, poor_texts, requested_urls, saved_csv, show, texts, wait
 from engine_runs import settings_of, workload_of
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.measured.report import read_measured
@@ -182,8 +182,8 @@ def results(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def driver():
-    with offline_browser(1400, 1300) as driver:
+def driver(chromium):
+    with as_new(chromium, 1400, 1300) as driver:
         yield driver
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from browser import offline_browser, poor_texts, requested_urls, show, texts, wait
+from browser import as_new, poor_texts, requested_urls, show, texts, wait
 from fragmeter.experiments.cli.story import story as draw
 from fragmeter.experiments.story.reading import story, story_names
 from fragmeter.experiments.story.story import run_story
@@ -21,8 +21,8 @@ def pages(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def driver():
-    with offline_browser() as driver:
+def driver(chromium):
+    with as_new(chromium) as driver:
         yield driver
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from browser import offline_browser, poor_texts, requested_urls, show, texts, wait
+from browser import as_new, poor_texts, requested_urls, show, texts, wait
 from fragmeter.reports.blockmap.table_viewer import Frame, TableViewer, chosen_request, table_frames
 from fragmeter.reports.page.page import Section, write_page
 from fragmeter.sim import Settings, Workload
@@ -103,8 +103,8 @@ def page(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def driver():
-    with offline_browser() as driver:
+def driver(chromium):
+    with as_new(chromium) as driver:
         yield driver
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from browser import offline_browser, show, wait
+from browser import as_new, show, wait
 from fragmeter.reports.figures.figures import request_timeline
 from fragmeter.reports.figures.timeline import MOST_REQUESTS, request_spans
 from fragmeter.reports.page.page import Section, write_page
@@ -32,8 +32,8 @@ def spans(tmp_path_factory) -> tuple[pd.DataFrame, Path]:
 
 
 @pytest.fixture(scope="module")
-def driver():
-    with offline_browser(1400, 1300) as driver:
+def driver(chromium):
+    with as_new(chromium, 1400, 1300) as driver:
         yield driver
 
 

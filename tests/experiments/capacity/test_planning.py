@@ -401,12 +401,12 @@ def test_other_seeds_that_the_goal_is_too_much_for_are_called_too_few(share, tex
 
 def test_the_fleet_of_a_candidate_does_not_depend_on_the_others():
     """With an H200, which has more requests in flight, the runs of A100s are not longer."""
-    load = Load(Inputs(requests=Requests(dataset="sharegpt"), pacing=Pacing(request_rate=40.0)))
+    load = Load(Inputs(requests=Requests(dataset="sharegpt"), pacing=Pacing(request_rate=20.0)))
     goal = Goal(Objectives(ttft=500, tpot=50))
     a100, h200 = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb", "h200"], {})
 
     def planner() -> Planner:
-        return Planner(load, goal, range(1), Workers(jobs=1), None, 40.0)
+        return Planner(load, goal, range(1), Workers(jobs=1), None, 20.0)
 
     (alone,) = planner().answers([a100])
     both = planner()

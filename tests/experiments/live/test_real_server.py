@@ -49,8 +49,9 @@ def test_every_decision_of_the_server_is_the_simulators(found):
     ],
 )
 def test_another_server_is_noticed(changed):
-    chosen = settings_of(read_probe(TIGHT / "probe.jsonl.gz").header, TIGHT / "model" / "config.json")
-    assert compare_decisions(TIGHT / "probe.jsonl.gz", settings(**chosen.as_dict() | changed)).difference
+    probe = read_probe(TIGHT / "probe.jsonl.gz", digests=True)
+    chosen = settings_of(probe.header, TIGHT / "model" / "config.json")
+    assert compare_decisions(probe, settings(**chosen.as_dict() | changed)).difference
 
 
 def test_the_block_size_is_that_of_groups_that_keep_tokens():

@@ -32,7 +32,7 @@ cases = st.one_of(crowded_cases(), long_cases())
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=50)
+@hypothesis_settings(max_examples=30)
 @given(case=cases, data=st.data())
 def test_leap_and_step_are_the_same_bits(policy, case, data):
     """Invariant 6: leap and step give identical results."""

@@ -19,7 +19,7 @@ from strategies import COSTS, Case, crowded_cases, small_cases
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=50)
+@hypothesis_settings(max_examples=30)
 @given(case=small_cases())
 def test_the_engine_does_what_the_oracle_does(policy, case):
     same(policy, case)

@@ -23,7 +23,7 @@ NAMES = sorted(SCHEDULERS.keys() & POLICIES.keys())
 
 
 @pytest.mark.parametrize("policy", NAMES)
-@hypothesis_settings(max_examples=50)
+@hypothesis_settings(max_examples=30)
 @given(case=cases)
 def test_every_step_and_slot_is_what_the_oracle_says(policy, case):
     check(policy, case)
