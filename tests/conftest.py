@@ -7,14 +7,11 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
-from cyclopts.argument import _collection as _arguments
 
 # importlib mode puts no folder of tests on the path.
 for _folder in ("", "helpers", "fuzz"):
@@ -35,25 +32,6 @@ hypothesis.settings.load_profile("fragmeter")
 # Sequences of operations, of up to twenty each.
 hypothesis.settings.register_profile("machines", max_examples=100, stateful_step_count=20)
 hypothesis.settings.register_profile("machines-in-full", max_examples=20_000, stateful_step_count=20)
-
-
-def _once_a_command(resolve: Any) -> Any:
-    """A program parses one command line, the tests over a thousand in one process: the groups of a command's flags, which take a
-    third of a parse, are those of its signature."""
-    known: dict[Any, Any] = {}
-
-    @wraps(resolve)
-    def resolved(command: Any, *parameters: Any, **groups: Any) -> Any:
-        if command not in known:
-            known[command] = resolve(command, *parameters, **groups)
-        return known[command]
-
-    return resolved
-
-
-# Other versions of cyclopts may not have it, and parse as they do.
-if hasattr(_arguments, "_resolve_groups_from_callable"):
-    _arguments._resolve_groups_from_callable = _once_a_command(_arguments._resolve_groups_from_callable)
 
 
 def pytest_collection_finish() -> None:
