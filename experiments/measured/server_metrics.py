@@ -62,6 +62,8 @@ _LIMIT_SCRAPES, _LIMIT_SHARE = 3, 0.75
 #: Standard deviations of the requests that finish in a step by which a scrape is below the limit that it reaches; and the use of the
 #: KV cache from which on it may limit about as many.
 _LIMIT_DEVIATIONS, _LIMIT_USAGE = 4.0, 0.9
+#: Share of a limit by which a scrape may be below it.
+_LIMIT_GONE = 0.25
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 Scrape = dict[Series, float]
@@ -443,6 +445,9 @@ class _Reader:
         has_room = usage and max(usage) < _LIMIT_USAGE
         finish = limit / outputs if outputs and has_room else 0.0
         gone = max(1.0, finish + _LIMIT_DEVIATIONS * sqrt(finish))
+        if gone > max(1.0, _LIMIT_GONE * limit):
+            # So many finish in a step that any number of running requests would do.
+            return None
         reached = sum(limit - each <= gone for each in running)
         return limit if reached >= _LIMIT_SHARE * len(running) else None
 

@@ -345,7 +345,8 @@ class _Reader:
                 raise SettingError("serve", word, "is neither a flag nor the value of one; one model is served")
         model = self._flags.pop("model", None) or self._model
         if not model:
-            raise SettingError("serve", written, "names no model; paste a line with vllm serve MODEL")
+            shown = " ".join(written.split())[:60]
+            raise SettingError("serve", shown, "names no model; paste a line with vllm serve MODEL")
         if "speculative-config" in self._flags:
             self._check_drafts(str(self._flags["speculative-config"]))
         return ServeLine(str(model), self._flags, self._ignored, self._not_simulated, environment)

@@ -22,7 +22,7 @@ from ...sim.spec.launch import (
     resolved_kv_dtype,
     stage_memories,
 )
-from ...sim.spec.releases import FIRST_ORDERED, FIRST_V1, LAST_ORDERED, LATEST, Release, release
+from ...sim.spec.releases import FIRST_ORDERED, FIRST_V1, FIRST_WITHOUT_V0, LAST_ORDERED, LATEST, Release, release
 from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_speculative
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
@@ -195,7 +195,9 @@ def _not_simulated(
 ) -> Iterator[str]:
     """Name the engine of releases before V1, and drafts that are not simulated; where the line does not say how many are accepted they
     count for the memory alone."""
-    if line.version is not None and line.version < FIRST_V1 and line.environment.get("VLLM_USE_V1") != "1":
+    chosen = line.environment.get("VLLM_USE_V1")
+    before = {"0": FIRST_WITHOUT_V0, "1": None}.get(chosen or "", FIRST_V1)
+    if line.version is not None and before is not None and line.version < before:
         major, minor = line.version
         yield f"the V0 engine of vLLM {major}.{minor} (defaults, memory and scheduler are V1's; --policy vllm-v0 has V0's scheduler)"
     if uncounted is not None:

@@ -276,7 +276,8 @@ class CalibratedCost:
             )
         refusal = calibration.kv_refusal(deployment.kv_dtype)
         if refusal is not None:
-            raise SettingError("cost", calibration.name, f"{refusal}; calibrate with the run's --kv-cache-dtype")
+            remedy = f"run with --kv-cache-dtype {calibration.kv_cache_dtype}, or leave --cost out"
+            raise SettingError("cost", calibration.name, f"{refusal}; {remedy}")
         self.name = "fitted" if calibration.kind == "profile" else "calibrated"
         self.calibration, self.model, self.gpu = calibration, model, gpu
         self.tensor_parallel, self.deployment = tensor_parallel, deployment

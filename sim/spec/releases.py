@@ -3,8 +3,8 @@
 Bytes are from start-up logs of H100s. Up to 0.16 the sampler of the profiled step holds 38 bytes per logit (Llama 3.1
 8B: 4.76 GiB), since 0.17 14 bytes (1.89 GiB). Memory outside of torch is 0.13 GiB on one GPU and 0.55 GiB on each of
 two; since 0.18 it is 0.25 and 2.1 GiB. Since 0.21 the memory of CUDA graphs is subtracted from the KV cache. Asynchronous
-scheduling is the default since 0.14 (pull request 27614). The V1 engine is the default since 0.8 (pull request 15064 of its guide); earlier
-releases take the oldest entry.
+scheduling is the default since 0.14 (pull request 27614). The V1 engine is the default since 0.8 (pull request 15064), and the V0 engine is gone
+since 0.11 (its release notes); for releases before the oldest entry below, that entry is taken.
 
 vLLM has two model runners, and the second profiles its start in another way. Its sampler skips top-k and top-p while it
 profiles, and holds 6 bytes a logit (the model's own and a copy in fp32). Up to 0.28 it reports no memory of CUDA graphs
@@ -96,8 +96,8 @@ _RELEASES = (
     Release((0, 33), 14, GIB // 4, int(2.1 * GIB), True, 0.92, mxfp4_width=128),
 )
 LATEST = _RELEASES[-1]
-#: The first release with the V1 engine by default.
-FIRST_V1 = (0, 8)
+#: The first release with the V1 engine by default, and the first one without the V0 engine.
+FIRST_V1, FIRST_WITHOUT_V0 = (0, 8), (0, 11)
 #: Minor versions of the first and the last release with a known order of the free queue.
 FIRST_ORDERED, LAST_ORDERED = 9, 33
 

@@ -69,7 +69,13 @@ def complaint(name: str, error: ValidationError, what: str = "calibration file")
         message = (
             f"this version reads {first['ctx']['expected']}; write it anew, or use the fragmeter that wrote the file"
         )
-    remedy = "give it" if first["type"] == "missing" else "leave it out" if first["type"] in UNKNOWN else ""
+    remedy = (
+        "give it"
+        if first["type"] == "missing"
+        else "correct its name, or leave it out"
+        if first["type"] in UNKNOWN
+        else ""
+    )
     return SettingError(f"{name}: {where}", shown, f"{message}; {remedy}" if remedy else message)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import chain
 from random import Random
+from threading import Lock
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -40,7 +41,7 @@ class Ancestry:
 
     In every step each beam survives with the same probability. A beam that does not becomes a copy of a survivor, chosen
     uniformly; if none would survive, one does. Every request draws from its own random stream, so its beams are the same
-    under every policy, and are drawn once for the runs of a process.
+    under every policy. Runs of a process share what the last requests drew.
 
     Args:
         survival: The probability, from 0 to 1.
@@ -57,7 +58,7 @@ class Ancestry:
         """See ``Lineage``."""
         drawn = self._drawn = self._drawn or _drawn(*self._stream, beams)
         if self._step == len(drawn.steps):
-            drawn.draw()
+            drawn.draw(self._step)
         self._step += 1
         return drawn.steps[self._step - 1]
 
@@ -65,32 +66,47 @@ class Ancestry:
 class _Drawn:
     """The steps of the beams of a request that were drawn so far."""
 
-    #: The first steps that differ; most others are like one of them.
+    #: The steps that differ, and how many steps are kept.
     _known: ClassVar[dict[Replaced, Replaced]] = {}
+    _kept: ClassVar[int] = 0
+    #: Several threads may serve the same requests.
+    _lock: ClassVar[Lock] = Lock()
 
     def __init__(self, survival: float, seed: int, request: int, beams: int) -> None:
-        self._survival, self._beams = survival, beams
+        self._survival, self._beams = survival, range(beams)
         entropy = np.random.SeedSequence(seed, spawn_key=(_STREAM, request)).generate_state(4)
-        self._random = Random(entropy.tobytes())
+        self._random = Random(entropy.tobytes()).random
         self.steps: list[Replaced] = []
 
-    def draw(self) -> None:
-        """Draw a step more."""
-        draw, beams, survival = self._random.random, self._beams, self._survival
-        dead = [beam for beam in range(beams) if draw() >= survival]
-        replaced: Replaced = ()
-        if dead:
-            survivors = [beam for beam in range(beams) if beam not in dead] or [int(draw() * beams)]
-            replaced = tuple((beam, survivors[int(draw() * len(survivors))]) for beam in dead if beam not in survivors)
-        if len(self._known) < _MOST_KNOWN:
-            self._known.setdefault(replaced, replaced)
-        self.steps.append(self._known.get(replaced, replaced))
+    def draw(self, step: int) -> None:
+        """Draw some steps after those drawn so far, unless another run has drawn ``step`` by now."""
+        with self._lock:
+            if step < len(self.steps):
+                return
+            draw, beams, survival, known = self._random, self._beams, self._survival, self._known
+            for _ in range(_STEPS_AT_ONCE):
+                replaced: Replaced = ()
+                dead = [beam for beam in beams if draw() >= survival]
+                if dead:
+                    survivors = [beam for beam in beams if beam not in dead] or [int(draw() * len(beams))]
+                    number = len(survivors)
+                    replaced = tuple(
+                        [(beam, survivors[int(draw() * number)]) for beam in dead if beam not in survivors]
+                    )
+                    replaced = known.setdefault(replaced, replaced)
+                self.steps.append(replaced)
+            _Drawn._kept += _STEPS_AT_ONCE
+            if _Drawn._kept > _MOST_KEPT or len(known) > _MOST_KNOWN:
+                _drawn.cache_clear()
+                known.clear()
+                _Drawn._kept = 0
 
 
 #: Sets the streams of beams apart from others that are spawned from the same seed.
 _STREAM = 15
-#: Steps that are kept once, and requests that are kept: 30 MB, at 500 steps each, if most steps are known.
-_MOST_KNOWN, _MOST_DRAWN = 1 << 16, 1 << 12
+_STEPS_AT_ONCE = 16
+#: Requests that are kept, their steps (32 MiB), and those of them that differ.
+_MOST_DRAWN, _MOST_KEPT, _MOST_KNOWN = 1 << 12, 1 << 22, 1 << 16
 _drawn = lru_cache(_MOST_DRAWN)(_Drawn)
 
 
@@ -99,7 +115,7 @@ class Group:
 
     Attributes:
         members: In order of their index; the first is the leader, which prefills for all.
-        ancestry: Of beams; None for samples, which all run to the end.
+        ancestry: Of beams, until they end; None for samples, which all run to the end.
         forked: Whether the siblings have started, or wait with the leader to be recomputed.
         spared_blocks: Blocks that they share beyond the full ones of the prompt, each counted once less
             than the tables that name it.
@@ -184,6 +200,15 @@ class GroupState(State):
             sibling.group.forked = True
         sibling.generated_tokens = 1
         sibling.start_tokens = sibling.prompt_tokens + 1
+
+    def take_finished(self) -> list[Sequence]:
+        """See ``State``; what was drawn for the beams of a request ends with them: a group and its sequences refer to each other, so they
+        last as long as the run."""
+        finished = super().take_finished()
+        for sequence in finished:
+            if sequence.group is not None:
+                sequence.group.ancestry = None
+        return finished
 
     def preempt(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...]) -> None:
         """See ``State``; siblings that had not begun wait from now on beside a leader that is computed again."""

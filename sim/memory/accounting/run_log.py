@@ -21,8 +21,9 @@ from .ledger import CACHE_CHANGE, DERIVED, LEAP, METER, Ledger, Table
 if TYPE_CHECKING:
     from .cache_log import CacheLog
 
-#: Steps of a run up to which a table (of 64 MiB) finds their rows; a search takes several times as long.
-_MOST_TABLE_STEPS = 1 << 24
+#: Steps up to which a table finds the rows of steps, of a run (64 MiB) and of each row, which makes the table smaller than the log. A
+#: search takes several times as long.
+_MOST_TABLE_STEPS, _MOST_STEPS_A_ROW = 1 << 24, 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,9 +242,10 @@ class RunLog:
 
     @cached_property
     def _row_table(self) -> np.ndarray | None:
-        """``_row_of`` of step -1 and of all others up to the end, int32; None for runs too long for a table."""
+        """``_row_of`` of step -1 and of all others up to the end, int32; None where it would be too large."""
         steps = self.rows["steps"]
-        if not len(steps) or self.row_step[-1] + steps[-1] > _MOST_TABLE_STEPS:
+        most = min(_MOST_TABLE_STEPS, _MOST_STEPS_A_ROW * len(steps))
+        if not len(steps) or self.row_step[-1] + steps[-1] > most:
             return None
         repeats = np.concatenate([[1], steps])
         # The step after the last one, too.

@@ -65,7 +65,7 @@ def test_a_calibration_over_fp8_says_so_and_prices_no_other_kv_cache(tmp_path, m
     assert cli.status(run) == cli.MISTAKE
     assert capsys.readouterr().err == (
         "fragmeter: cost = 'found.json': was measured with --kv-cache-dtype fp8, and the KV cache of this run is fp16; "
-        "calibrate with the run's --kv-cache-dtype\n"
+        "run with --kv-cache-dtype fp8, or leave --cost out\n"
     )
 
 

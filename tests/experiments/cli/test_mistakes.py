@@ -171,7 +171,7 @@ FILES = {
     "a GPU with another field": (
         ["simulate", "--request-rate", "1", "--gpu", "FILE"],
         '{"colour": "x"}',
-        "FILE: colour = 'x': is not a known field; leave it out",
+        "FILE: colour = 'x': is not a known field; correct its name, or leave it out",
     ),
 }
 

@@ -130,6 +130,9 @@ def test_a_queue_that_is_not_simulated_names_the_missing_flag(tmp_path, capsys):
         # The KV cache limits those that run, by their lengths.
         ("--num-gpu-blocks-override 2000", 400.0, 25, None),
         ("--num-gpu-blocks-override 2000", 60.0, 250, None),
+        # The tokens of a step limit them, and with answers this short any number of them would be near enough to the most.
+        ("--max-num-batched-tokens 2048", 400.0, 2, None),
+        ("--max-num-batched-tokens 2048", 400.0, 5, None),
     ],
 )
 def test_a_limit_on_sequences_is_not_a_full_cache(flag, rate, mean_output, limit, tmp_path):

@@ -86,6 +86,8 @@ def test_the_engine_of_releases_before_v1_is_named():
     (note,) = named("v0.6.6.post1")
     assert note.startswith("the V0 engine of vLLM 0.6 (") and "--policy vllm-v0 " in note
     assert named("v0.7.3") != [] == named("v0.7.3", "-e VLLM_USE_V1=1") == named("v0.8.0") == named("v0.33.0")
+    # The older engine could be chosen for some releases more.
+    assert named("v0.10.2", "-e VLLM_USE_V1=0") != [] == named("v0.11.0", "-e VLLM_USE_V1=0")
 
 
 def test_a_revision_and_other_kernels_are_not_simulated():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import operator
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from unittest import mock
 
@@ -20,6 +23,7 @@ from fragmeter.sim.memory.paged.sharing import SharingMemory
 from fragmeter.sim.metrics.gaps import Gaps
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.workload import groups as drawn
 from fragmeter.sim.workload.groups import Ancestry
 from rereads import RampRereads, Recount
 from sharing_walk import SharingWalk, requests
@@ -348,6 +352,39 @@ def test_two_runs_of_a_request_have_the_same_beams_however_they_take_turns():
     assert first + [one.replaced(4) for _ in range(3)] == second
     # Recorded: the beams of published figures come from this stream.
     assert second[:6] == [((1, 2),), ((0, 2),), ((3, 1),), ((2, 1),), ((1, 0),), ((2, 1), (3, 0))]
+
+
+def test_threads_that_serve_the_same_requests_have_the_same_beams():
+    alone = Ancestry(0.7, 8, 3)
+    expected = [alone.replaced(6) for _ in range(2000)]
+    drawn._drawn.cache_clear()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = pool.map(lambda each: [each.replaced(6) for _ in expected], [Ancestry(0.7, 8, 3) for _ in range(4)])
+            assert all(each == expected for each in found)
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize(("limit", "most"), [("_MOST_KEPT", 500), ("_MOST_KNOWN", 40)])
+def test_what_was_drawn_is_dropped_before_it_takes_much_memory(limit, most, monkeypatch):
+    expected = [[each.replaced(8) for _ in range(50)] for each in (Ancestry(0.5, 8, request) for request in range(20))]
+    drawn._drawn.cache_clear()
+    drawn._Drawn._known.clear()
+    monkeypatch.setattr(drawn._Drawn, "_kept", 0)
+    monkeypatch.setattr(drawn, limit, most)
+    kept, known = [], []
+    for _ in range(2):
+        for request, replaced in enumerate(expected):
+            ancestry = Ancestry(0.5, 8, request)
+            assert [ancestry.replaced(8) for _ in replaced] == replaced
+            kept.append(drawn._Drawn._kept)
+            known.append(len(drawn._Drawn._known))
+    found = kept if limit == "_MOST_KEPT" else known
+    # Something is kept, and dropped again.
+    assert 0 < max(found[1:]) <= most and min(map(operator.sub, found[1:], found)) < 0
 
 
 def test_requests_draw_their_beams_whatever_the_policy():

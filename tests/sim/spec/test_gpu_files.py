@@ -140,7 +140,9 @@ def test_a_missing_figure_and_a_missing_file(path, capsys):
         gpu(str(path))
     # A misspelled field is both unknown and missing: the misspelling is named.
     path.write_text(json.dumps({name.replace("pcie_gb", "pci_gb"): value for name, value in SHEET.items()}))
-    with pytest.raises(UserError, match=r"^my-gpu.json: pci_gb_per_s = .*: is not a known field; leave it out$"):
+    with pytest.raises(
+        UserError, match=r"^my-gpu.json: pci_gb_per_s = .*: is not a known field; correct its name, or leave it out$"
+    ):
         gpu(str(path))
     with pytest.raises(UserError, match=r"gpu = 'none.json': cannot be read"):
         gpu("none.json")
