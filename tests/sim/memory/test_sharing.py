@@ -355,15 +355,17 @@ def test_two_runs_of_a_request_have_the_same_beams_however_they_take_turns():
 
 
 def test_threads_that_serve_the_same_requests_have_the_same_beams():
-    alone = Ancestry(0.7, 8, 3)
-    expected = [alone.replaced(6) for _ in range(2000)]
-    drawn._drawn.cache_clear()
+    def serve(ancestry):
+        return [ancestry.replaced(6) for _ in range(800)]
+
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as pool:
-            found = pool.map(lambda each: [each.replaced(6) for _ in expected], [Ancestry(0.7, 8, 3) for _ in range(4)])
-            assert all(each == expected for each in found)
+            for request in range(10):
+                alone = serve(Ancestry(0.7, 8, request))
+                drawn._drawn.cache_clear()
+                assert all(found == alone for found in pool.map(serve, [Ancestry(0.7, 8, request) for _ in range(4)]))
     finally:
         sys.setswitchinterval(before)
 
