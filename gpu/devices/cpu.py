@@ -226,14 +226,19 @@ def indexed(cache: Any) -> Any:
 
 
 def _numbers(held: Any, scale: Any) -> Any:
-    """Keys or values ``[tokens, kv_heads, head_dim]`` of a cache, in fp8 times the scale of their KV head."""
-    return held if scale is None else held.float() * scale[:, None]
+    """Keys or values ``[tokens, kv_heads, head_dim]`` of a cache, in fp8 (or its bytes, as uint8) times the scale of their KV head."""
+    if scale is None:
+        return held
+    torch = importlib.import_module("torch")
+    codes = held.view(torch.float8_e4m3fn) if held.dtype == torch.uint8 else held
+    return codes.float() * scale[:, None]
 
 
 def rounded(new: Any, scale: Any, dtype: Any) -> Any:
-    """Keys or values ``[tokens, kv_heads, head_dim]`` as a cache of fp8 holds them: divided by the scale of their KV head, to the
-    nearest number, and to the largest one where they are beyond it."""
-    return (new.float() / scale[:, None]).clamp(-FP8_LARGEST, FP8_LARGEST).to(dtype)
+    """Keys or values ``[tokens, kv_heads, head_dim]`` as a cache of fp8 (or its bytes, as uint8) holds them: divided by the scale of
+    their KV head, to the nearest number, and to the largest one where they are beyond it."""
+    numbers = (new.float() / scale[:, None]).clamp(-FP8_LARGEST, FP8_LARGEST)
+    return numbers.to(importlib.import_module("torch").float8_e4m3fn).view(dtype)
 
 
 def _processor() -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gpu_cases
+from fragmeter.gpu.check import fp8
 from fragmeter.gpu.devices import devices, probe
 from fragmeter.sim.types.errors import MissingExtra, SettingError, UserError
 
@@ -77,6 +78,49 @@ def test_tokens_are_written_and_blocks_copied(name):
         wanted = torch.zeros(6, 2, 64)
         wanted[[5, 0, 1, 2, 3]] = new[[0, 2, 3, 2, 3]]
         assert torch.equal(cache.flatten(0, 1), wanted)
+
+
+@BOTH
+@pytest.mark.parametrize("cache_dtype", [torch.uint8, torch.float8_e4m3fn])
+def test_bytes_of_fp8_are_codes(cache_dtype, name):
+    """uint8 caches hold the codes that float8_e4m3fn caches hold, and no integers."""
+    device, new = devices.open(name), [20, 1, 0, 5]
+    given = fp8.fp8_case("float16", (4, 2), 64, 32, [20, 1, 0, 23], query_lens=new)
+    case = given.given
+    caches = [cache.view(cache_dtype) for cache in tensors(case.key_cache, case.value_cache)]
+    query, tables, contexts, *scales = tensors(
+        case.query, case.block_tables, case.context_lens, given.k_scale, given.v_scale
+    )
+    scales = dict(zip(("k_scale", "v_scale"), scales, strict=True))
+    out, starts = torch.empty_like(query), torch.tensor([0, *np.cumsum(new)], dtype=torch.int32)
+    device.prefill_attention(out, query, *caches, tables, starts, contexts, 32, 20, 32, **scales)
+    wanted = given.expected(new)
+    assert gpu_cases.error(out.numpy(), wanted) <= 1e-3
+    # The last new token of a sequence attends to all of its tokens.
+    last = [19, 20, 20, 25]
+    alone, wanted = query[last].contiguous(), wanted[last]
+    wanted[2] = 0
+    out = torch.full_like(alone, torch.nan)
+    device.decode_attention(out, alone, *caches, tables, contexts, 32, 32, **scales)
+    assert gpu_cases.error(out.numpy(), wanted) <= 1e-3
+    flat_caches, starts = [cache.flatten(0, 1) for cache in caches], tables[:, 0].long() * 32
+    starts[2] = -1
+    device.contiguous_attention(out.fill_(torch.nan), alone, *flat_caches, starts, contexts, 32, **scales)
+    assert gpu_cases.error(out.numpy(), wanted) <= 1e-3
+
+
+@BOTH
+@pytest.mark.parametrize("cache_dtype", [torch.uint8, torch.float8_e4m3fn])
+def test_tokens_are_written_as_codes_of_fp8(cache_dtype, name):
+    key, value = torch.randn(2, 4, 2, 64)
+    k_scale, v_scale = torch.tensor([[0.03, 0.01], [0.001, 0.5]])
+    caches = [torch.zeros(3, 2, 2, 64, dtype=torch.uint8).view(cache_dtype) for _ in "kv"]
+    slots = torch.tensor([5, -1, 0, 1])
+    devices.open(name).reshape_and_cache(key, value, *caches, slots, k_scale=k_scale, v_scale=v_scale)
+    for new, scale, cache in zip((key, value), (k_scale, v_scale), caches, strict=True):
+        wanted = np.zeros((6, 2, 64), np.uint8)
+        wanted[[5, 0, 1]] = fp8.encoded((new / scale[:, None]).numpy())[[0, 2, 3]]
+        assert np.array_equal(cache.view(torch.uint8).numpy().reshape(wanted.shape), wanted)
 
 
 @BOTH

@@ -58,17 +58,34 @@ CONTIGUOUS = [
     for dtype in source.FP8_QUERIES
     for heads in HEADS
 ]
+#: Rows that are no multiple of 128 bytes: lane by lane, and on tensor cores.
+RAGGED_ROWS = [
+    grid.Point("contiguous_attention_fp8", dtype, heads, 80, 16, grid.RAGGED)
+    for dtype, heads in (("bfloat16", (4, 2)), ("float16", (10, 2)))
+]
 
 
-@pytest.mark.parametrize("point", CONTIGUOUS, ids=lambda point: f"{point.dtype}-{point.heads}")
+@pytest.mark.parametrize(
+    "point", CONTIGUOUS + RAGGED_ROWS, ids=lambda point: f"{point.dtype}-{point.heads}-{point.head_dim}"
+)
 def test_contiguous_caches_agree_with_float64(point):
     outcome = grid.tried(point, Host())
     assert outcome.passes, outcome
 
 
-def test_the_scales_of_a_contiguous_cache_are_those_of_its_heads(monkeypatch):
-    gpu_cases.plant_attention(monkeypatch, "scales.of_keys(kv_head)", "scales.of_keys(0)")
-    assert not grid.tried(CONTIGUOUS[1], Host()).passes
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("scales.of_keys(kv_head)", "scales.of_keys(0)"),
+        ("scales.of_values(work.column.number % kv_heads)", "scales.of_values(0)"),
+    ],
+    ids=["keys", "values"],
+)
+def test_the_scales_of_a_contiguous_cache_are_those_of_its_heads(right, wrong, monkeypatch):
+    gpu_cases.plant_attention(monkeypatch, right, wrong)
+    outcome = grid.tried(CONTIGUOUS[1], Host())
+    # A fault would be that of the planting.
+    assert outcome.fault is None and not outcome.passes
 
 
 def slow_but(values, often):

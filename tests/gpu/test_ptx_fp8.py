@@ -12,14 +12,17 @@ import gpu_cases
 
 pytest.importorskip("cupy", reason="CuPy is not installed (extra: kernels)")
 
-from fragmeter.gpu.check import fp8
+from fragmeter.gpu.check import fp8, grid
+from fragmeter.gpu.check.cases import Host
 from fragmeter.gpu.check.fp8 import fp8_case
-from fragmeter.gpu.ops import arrays, cache, paged_attention, prefill, source
+from fragmeter.gpu.ops import arrays, cache, contiguous, paged_attention, prefill, source
 from fragmeter.gpu.ops.source import Kernel
 from fragmeter.sim.types.errors import KernelFault
 from ptx.kernels import PtxKernels
 
 ARCHITECTURES = "sm_80", "sm_120"
+#: Each architecture and each dtype, with the conversions that errors are planted in.
+PAIRS = list(zip(ARCHITECTURES, reversed(source.FP8_QUERIES), strict=True))
 
 
 def check_decode(monkeypatch, kernels: PtxKernels, dtype: str, heads: tuple[int, int], head_dim: int = 64) -> None:
@@ -58,11 +61,21 @@ def check_writes(monkeypatch, kernels: PtxKernels, dtype: str) -> None:
     assert (caches == wanted).all()
 
 
-@pytest.mark.parametrize(("architecture", "dtype"), list(zip(ARCHITECTURES, reversed(source.FP8_QUERIES), strict=True)))
+@pytest.mark.parametrize(("architecture", "dtype"), PAIRS)
 def test_decode_attention(architecture, dtype, monkeypatch):
-    """Each architecture and each dtype, with the conversions that errors are planted in; the slow test has all pairs."""
+    """The slow test has all pairs."""
     for heads in ((8, 1), (1, 1)):
         check_decode(monkeypatch, PtxKernels(architecture), dtype, heads)
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), PAIRS)
+def test_contiguous_decode_attention(architecture, dtype, monkeypatch):
+    """As :func:`check_decode`, with a scale of each of two KV heads."""
+    kernels = PtxKernels(architecture)
+    monkeypatch.setattr(contiguous, "kernels_for", lambda array: kernels)
+    point = grid.Point("contiguous_attention_fp8", dtype, (16, 2), 64, 16, (70, 0, 1))
+    assert grid.contiguously_fp8(point, Host()) <= point.tolerance
+    assert not kernels.divided
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
