@@ -10,7 +10,7 @@ import pytest
 from fragmeter.sim.engine import core
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import settings
-from fragmeter.sim.memory.accounting import growth, integrals
+from fragmeter.sim.memory.accounting import growth, integrals, run_log
 from fragmeter.sim.memory.prefix import history
 from fragmeter.sim.metrics import gaps, prefix_cache, result
 from fragmeter.sim.types import columns
@@ -24,7 +24,7 @@ REQUESTS = 2_000
 LIMITS = (
     (growth, "_CHUNK_STEPS"), (history, "_CHUNK"), (integrals, "_CHUNK_ROWS"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"),
     (gaps, "_CHUNK_OBJECTS"), (gaps, "_SORTED_ROWS"), (gaps, "_SAMPLE"), (columns, "CHUNK"), (columns, "_SHORT"), (result, "ROW_GROUP"),
-    (prefix_cache, "_MOST_KEPT"),
+    (prefix_cache, "_MOST_KEPT"), (run_log, "_MOST_TABLE_STEPS"),
 )  # fmt: skip
 
 
