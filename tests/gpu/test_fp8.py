@@ -58,7 +58,7 @@ CONTIGUOUS = [
     for dtype in source.FP8_QUERIES
     for heads in HEADS
 ]
-#: Rows that are no multiple of 128 bytes: lane by lane, and on tensor cores.
+#: A head_dim that is no power of two: lane by lane, and on tensor cores.
 RAGGED_ROWS = [
     grid.Point("contiguous_attention_fp8", dtype, heads, 80, 16, grid.RAGGED)
     for dtype, heads in (("bfloat16", (4, 2)), ("float16", (10, 2)))
