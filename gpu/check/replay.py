@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...sim.recording.plans import Plan
-from ..devices.cpu import indexed
+from ..devices.fp8 import indexed
 from ..model.executor import KEY, QUERY, VALUE, Executor
 from ..model.skeleton import DTYPES
 from .cases import TOLERANCE, dense_attention, error, slots_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import platform
 import sys
@@ -15,12 +14,11 @@ from typing import Any
 import psutil
 
 from ..ops.prepared import LayerCall, Operation
+from . import fp8
 
 #: Options of glibc's ``malloc.h``: minimum size of separately mapped arrays, and amount of free memory to give back.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _LARGE = 1 << 30
-#: The largest number of e4m3.
-FP8_LARGEST = 448
 
 
 class CpuDevice:
@@ -79,7 +77,7 @@ class CpuDevice:
         caches = (key_cache, k_scale), (value_cache, v_scale)
         for sequence, context in enumerate(context_lens.tolist()):
             table = block_tables[sequence, : -(-context // block_size)]
-            held = (_numbers(_gathered(cache, table, context), scale) for cache, scale in caches)
+            held = (fp8.numbers(_gathered(cache, table, context), scale) for cache, scale in caches)
             out[sequence] = self._decoded(query[sequence], *held)
 
     def prefill_attention(
@@ -107,7 +105,7 @@ class CpuDevice:
             if not queries:
                 continue
             table = block_tables[sequence, : -(-context // block_size)]
-            held = [_numbers(_gathered(cache, table, context), scale) for cache, scale in caches]
+            held = [fp8.numbers(_gathered(cache, table, context), scale) for cache, scale in caches]
             # Query i of q attends to context - q + i + 1 tokens.
             seen = torch.ones(queries, context, dtype=torch.bool).tril(context - queries)
             heads = [one.float().transpose(0, 1)[None] for one in (query[rows], *held)]
@@ -130,7 +128,7 @@ class CpuDevice:
         """One sequence after the other; contiguous tokens need no gather."""
         caches = (key_cache, k_scale), (value_cache, v_scale)
         for sequence, (start, context) in enumerate(zip(slot_starts.tolist(), context_lens.tolist(), strict=True)):
-            held = (_numbers(cache[start : start + context], scale) for cache, scale in caches)
+            held = (fp8.numbers(cache[start : start + context], scale) for cache, scale in caches)
             out[sequence] = self._decoded(query[sequence], *held)
 
     def latent_attention(
@@ -166,8 +164,8 @@ class CpuDevice:
         if not bool(kept.all()):
             key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
         for new, scale, cache in ((key, k_scale, key_cache), (value, v_scale, value_cache)):
-            held = new if scale is None else rounded(new, scale, cache.dtype)
-            indexed(cache).view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, indexed(held))
+            held = new if scale is None else fp8.rounded(new, scale, cache.dtype)
+            fp8.indexed(cache).view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, fp8.indexed(held))
 
     def prepared(self, operation: Operation, *arguments: Any, **scales: Any) -> LayerCall:
         """As :meth:`devices.Device.prepared`: torch checks every call anyway."""
@@ -183,13 +181,13 @@ class CpuDevice:
         """Copy whole blocks within each cache."""
         sources, destinations = block_mapping.unbind(1)
         for cache in (*key_caches, *value_caches):
-            blocks = indexed(cache)
+            blocks = fp8.indexed(cache)
             blocks.index_copy_(0, destinations, blocks.index_select(0, sources))
 
     def swap_blocks(self, source: Any, destination: Any, block_mapping: Any) -> None:
         """Copy whole blocks from one cache to another."""
         sources, destinations = block_mapping.unbind(1)
-        indexed(destination).index_copy_(0, destinations, indexed(source).index_select(0, sources))
+        fp8.indexed(destination).index_copy_(0, destinations, fp8.indexed(source).index_select(0, sources))
 
     def _decoded(self, query: Any, keys: Any, values: Any) -> Any:
         """Attention of ``query`` ``[heads, head_dim]`` over ``[tokens, kv_heads, head_dim]``; zeros if there are no tokens."""
@@ -216,29 +214,8 @@ def _keep_freed_memory() -> None:
 
 def _gathered(cache: Any, table: Any, context: int) -> Any:
     """Keys or values ``[context, kv_heads, head_dim]``, gathered by a block table."""
-    found = indexed(cache).index_select(0, table).flatten(0, 1)[:context]
+    found = fp8.indexed(cache).index_select(0, table).flatten(0, 1)[:context]
     return found if found.dtype == cache.dtype else found.view(cache.dtype)
-
-
-def indexed(cache: Any) -> Any:
-    """The cache for operations by index, which torch does not have for fp8: as integers of the same size."""
-    return cache.view(importlib.import_module("torch").uint8) if cache.itemsize == 1 else cache
-
-
-def _numbers(held: Any, scale: Any) -> Any:
-    """Keys or values ``[tokens, kv_heads, head_dim]`` of a cache, in fp8 (or its bytes, as uint8) times the scale of their KV head."""
-    if scale is None:
-        return held
-    torch = importlib.import_module("torch")
-    codes = held.view(torch.float8_e4m3fn) if held.dtype == torch.uint8 else held
-    return codes.float() * scale[:, None]
-
-
-def rounded(new: Any, scale: Any, dtype: Any) -> Any:
-    """Keys or values ``[tokens, kv_heads, head_dim]`` as a cache of fp8 (or its bytes, as uint8) holds them: divided by the scale of
-    their KV head, to the nearest number, and to the largest one where they are beyond it."""
-    numbers = (new.float() / scale[:, None]).clamp(-FP8_LARGEST, FP8_LARGEST)
-    return numbers.to(importlib.import_module("torch").float8_e4m3fn).view(dtype)
 
 
 def _processor() -> str:

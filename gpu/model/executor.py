@@ -18,8 +18,8 @@ from torch import Tensor
 from ...sim.recording.plans import Plan, PlanStep
 from ...sim.spec import ModelSpec
 from ...sim.types.errors import SettingError
-from ..devices.cpu import indexed, rounded
 from ..devices.devices import Device
+from ..devices.fp8 import indexed, rounded
 from .batch import Batch, Inputs, Stager
 from .calls import StepCalls
 from .pool import KvPool, cache_dtype
