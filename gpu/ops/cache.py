@@ -40,7 +40,7 @@ def reshape_and_cache(
         value_cache: As ``key_cache``; changed in place. Both are of the dtype of ``key``, or of fp8: float8_e4m3fn, or its bytes
             as uint8.
         slot_mapping: int64 ``[tokens]``: ``block * block_size + offset``, or -1 for padding, which is skipped.
-        k_scale: float32 ``[num_kv_heads]``, for caches of fp8 only: a key is divided by the scale of its KV head, and rounded to
+        k_scale: float32 ``[num_kv_heads]``, above 0, for caches of fp8 only: a key is divided by the scale of its KV head, and rounded to
             nearest; what is then larger than 448 becomes 448. ``head_dim`` is a multiple of 16.
         v_scale: The same for values.
         check_ids: Check every slot before the launch, which waits for the device.

@@ -41,7 +41,7 @@ def forward(
         slot_starts: int64 ``[batch]``: the slot of each sequence's first token; token i is i slots further.
         context_lens: int32 ``[batch]``, in tokens; a sequence of length 0 gives zeros.
         max_context_len: Upper bound of the context lengths; it determines how the work is split.
-        k_scale: float32 ``[num_kv_heads]``, for caches of fp8 only: a key is its number times the scale of its KV head. ``query``
+        k_scale: float32 ``[num_kv_heads]``, above 0, for caches of fp8 only: a key is its number times the scale of its KV head. ``query``
             is then float16 or bfloat16, and ``head_dim`` a multiple of 16.
         v_scale: The same for values.
         check_ids: Check every slot and context length before the launch, which waits for the device.

@@ -56,7 +56,7 @@ def forward(
         block_size: Tokens of a block, 1 to 4096.
         max_query_len: Upper bound of the new tokens of a sequence; tokens beyond it are not computed.
         max_context_len: Upper bound of the context lengths.
-        k_scale: float32 ``[num_kv_heads]``, for caches of fp8 only: a key is its number times the scale of its KV head. ``query``
+        k_scale: float32 ``[num_kv_heads]``, above 0, for caches of fp8 only: a key is its number times the scale of its KV head. ``query``
             is then float16 or bfloat16, and ``head_dim`` a multiple of 16.
         v_scale: The same for values.
         check_ids: Check every block id and length before the launch, which waits for the device.

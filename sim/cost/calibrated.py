@@ -276,7 +276,9 @@ class CalibratedCost:
             )
         refusal = calibration.kv_refusal(deployment.kv_dtype)
         if refusal is not None:
-            remedy = f"run with --kv-cache-dtype {calibration.kv_cache_dtype}, or leave --cost out"
+            # auto is fp8 for a checkpoint that asks for it.
+            measured = "fp16" if calibration.kv_cache_dtype == "auto" else calibration.kv_cache_dtype
+            remedy = f"run with --kv-cache-dtype {measured}, or leave --cost out"
             raise SettingError("cost", calibration.name, f"{refusal}; {remedy}")
         self.name = "fitted" if calibration.kind == "profile" else "calibrated"
         self.calibration, self.model, self.gpu = calibration, model, gpu

@@ -445,10 +445,11 @@ def _hints(declared: type) -> dict[str, object]:
 
 
 def option_names(declared: type) -> tuple[str, ...]:
-    """Names of the options, in the order of their declaration. Every simulation asks for them dozens of times."""
+    """Names of the options, in the order of their declaration."""
     return _names(declared)
 
 
+# Every simulation asks for them dozens of times. A cached function takes no abstract class, by mypy's rules.
 @cache
 def _names(declared: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(declared))

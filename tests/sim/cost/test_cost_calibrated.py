@@ -385,7 +385,7 @@ def test_a_calibration_prices_the_kv_cache_that_it_was_measured_with(measured, k
         CalibratedCost(with_kv_cache(measured), LLAMA, H100, deployment=Deployment(kv_dtype=kv_dtype))
     assert str(caught.value) == (
         f"cost = 'made-up.json': was measured with --kv-cache-dtype {measured}, and the KV cache of this run is {kv_dtype}; "
-        f"run with --kv-cache-dtype {measured}, or leave --cost out"
+        f"run with --kv-cache-dtype {'fp16' if measured == 'auto' else measured}, or leave --cost out"
     )
     # A profile prices other formats by their bytes.
     CalibratedCost(with_kv_cache("auto", "profile"), LLAMA, H100, deployment=Deployment(kv_dtype=kv_dtype))
