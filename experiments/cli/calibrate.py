@@ -21,13 +21,13 @@ from ..runs.output import RESULT_FILE, JsonTarget, Report, track
 
 def calibrate(
     *,
-    device: str = "cpu",
-    model: str = "toy-llama",
+    device: str | None = None,
+    model: str | None = None,
     dtype: Literal["fp32", "fp16", "bf16"] | None = None,
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto",
-    block_size: int = 16,
+    kv_cache_dtype: Literal["auto", "fp8"] | None = None,
+    block_size: int | None = None,
     quick: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     probe: Path | None = None,
     out: Annotated[Path, RESULT_FILE] = Path("calibration.json"),
     json: JsonTarget = None,
@@ -35,34 +35,39 @@ def calibrate(
     """Measure the operations of a step on a device, or fit step times to a server's recording.
 
     Args:
-        device: cpu, cuda, or cuda:N.
+        device: cpu, cuda, or cuda:N. By default cpu.
         model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder, of an OPT- or
-            Llama-like model; its shapes are measured. toy-llama and toy-opt are small enough for a CPU.
+            Llama-like model; its shapes are measured. toy-llama, the default, and toy-opt are small enough for a CPU.
         dtype: Number format of weights, activations and KV. By default fp32 on a CPU and fp16 on a GPU.
-        kv_cache_dtype: Number format of the KV cache: auto is dtype; fp8 (e4m3) takes dtype fp16 or bf16 on a GPU. The file
+        kv_cache_dtype: Number format of the KV cache: auto, the default, is dtype; fp8 (e4m3) takes dtype fp16 or bf16 on a GPU. The file
             prices runs with this KV cache alone.
-        block_size: Tokens per KV block.
+        block_size: Tokens per KV block. By default 16.
         quick: Few points, for a first try.
-        seed: Seed of weights, block tables and lengths.
+        seed: Seed of weights, block tables and lengths. By default 0.
         probe: Recording of a live vLLM server (fragmeter.probe). Fits the times of its steps; no device is measured,
             and the file is for this model on this server alone.
         out: File for the calibration, an argument of --cost.
     """
     report = Report(json, out=out)
     if probe is not None:
+        measuring = {"device": device, "model": model, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
+        for name, value in (measuring | {"block_size": block_size, "quick": quick or None, "seed": seed}).items():
+            if value is not None:
+                raise SettingError(name, value, "has no effect with --probe, which measures no device; leave it out")
         require_apart({"out": out, "json": json}, {"probe": [probe]})
         _fit(probe, out, report)
         return
     require_apart({"out": out, "json": json}, named_files(model=model))
+    block_size = 16 if block_size is None else block_size
     if block_size < 1:
         raise SettingError("block_size", block_size, "must be at least 1 slot")
-    spec = model_of(model)
-    opened = devices.open_timed(device)
+    spec = model_of(model or "toy-llama")
+    opened = devices.open_timed(device or "cpu")
     # Needs torch, which an open device has imported.
     from ...gpu.calibrate.calibrate import calibrate as measure
 
     watch = partial(track, subject="Measuring")
-    found = measure(spec, opened, dtype, block_size, quick, seed, watch, kv_cache_dtype)
+    found = measure(spec, opened, dtype, block_size, quick, seed or 0, watch, kv_cache_dtype or "auto")
     write_whole(out, as_json(found))
     _print(found, report)
     report.point_to("Calibration", out)

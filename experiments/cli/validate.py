@@ -19,6 +19,7 @@ from ...sim.output.files import as_json, require_apart, write_whole
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.recording.plans import Plan, load
 from ...sim.spec import model as model_spec
+from ...sim.spec.deployment import dtype_bits
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ..runs.inputs import named_files
@@ -124,7 +125,7 @@ def validate(
         check_plan(*shown, opened, model or "toy-llama", dtype, kept or "auto", rows, report)
         return
     if plan is not None and recorded is not None:
-        _time_plan(recorded, plan.name, opened, model, dtype, kept or "auto", report)
+        _time_plan(recorded, plan.name, opened, model, dtype, _of_plan(recorded, plan.name, kept), report)
         return
     _validate(opened, calibration, model, dtype, kept, quick, 1 if seed is None else seed, folder, report)
 
@@ -138,6 +139,24 @@ def _kv_cache_dtype(given: str | None) -> str | None:
     if given in (None, "auto", "fp8"):
         return given
     raise SettingError("kv_cache_dtype", given, "a device has auto, which is the dtype, or fp8")
+
+
+def _of_plan(plan: Plan, name: str, given: str | None) -> str:
+    """The number format of the KV cache over which a plan is timed: that of its prediction. Plans of earlier versions do not say it.
+
+    Raises:
+        SettingError: Another one is given, or a device has none like it.
+    """
+    recorded = plan.meta.get("kv_dtype")
+    if recorded is None:
+        return given or "auto"
+    own = "auto" if dtype_bits(recorded) == 16 else recorded
+    if own not in ("auto", "fp8"):
+        remedy = f"was recorded with a KV cache of {recorded}; a device has 16 bits, or fp8"
+        raise SettingError("plan", name, remedy)
+    if given not in (None, own):
+        raise SettingError("kv_cache_dtype", given, f"{name} was recorded with {recorded}; leave it out")
+    return own
 
 
 def _refuse_with_against(**flags: Any) -> None:

@@ -514,6 +514,39 @@ class TestVerb:
         assert found["step"]["count"] == plan.num_steps
         assert found["measured_ms"] > found["predicted_ms"] == pytest.approx(plan.ticks.sum() / 1e9, abs=1e-3)
 
+    @pytest.mark.parametrize(
+        ("kv_dtype", "flags", "over"),
+        [
+            ("fp8", [], "fp8"), ("fp8", ["--kv-cache-dtype", "fp8"], "fp8"), ("bf16", [], "auto"),
+            (None, [], "auto"), (None, ["--kv-cache-dtype", "fp8"], "fp8"),
+        ],
+    )  # fmt: skip
+    def test_a_plan_is_timed_over_the_kv_cache_of_its_prediction(self, kv_dtype, flags, over, tmp_path, monkeypatch):
+        """A plan of an earlier version does not say it."""
+        timed = []
+        monkeypatch.setattr(validation, "plan_timed", lambda *given: timed.append(given[-1]) or {})
+        monkeypatch.setattr(validation, "print_plan", lambda *_: None)
+        plan = recorded()
+        assert plan.meta["kv_dtype"] == "fp16"
+        meta = {name: value for name, value in plan.meta.items() if name != "kv_dtype"}
+        replace(plan, meta=meta | ({"kv_dtype": kv_dtype} if kv_dtype else {})).save(tmp_path / "plan.npz")
+        assert self.run("--plan", tmp_path / "plan.npz", *flags) == DONE
+        assert timed == [over]
+
+    @pytest.mark.parametrize(
+        ("kv_dtype", "flags", "complaint"),
+        [
+            ("fp8", ["--kv-cache-dtype", "auto"], "kv_cache_dtype = 'auto': plan.npz was recorded with fp8; leave it out"),
+            ("fp16", ["--kv-cache-dtype", "fp8"], "kv_cache_dtype = 'fp8': plan.npz was recorded with fp16; leave it out"),
+            ("int8", [], "plan = 'plan.npz': was recorded with a KV cache of int8; a device has 16 bits, or fp8"),
+        ],
+    )  # fmt: skip
+    def test_a_plan_is_not_timed_over_another_kv_cache(self, kv_dtype, flags, complaint, tmp_path, capsys):
+        plan = recorded()
+        replace(plan, meta=plan.meta | {"kv_dtype": kv_dtype}).save(tmp_path / "plan.npz")
+        assert self.run("--plan", tmp_path / "plan.npz", *flags) == MISTAKE
+        assert capsys.readouterr().err == f"fragmeter: {complaint}\n"
+
     def test_a_contiguous_plan_with_copies_runs(self, tmp_path):
         plan = replace(CONTIGUOUS, meta=CONTIGUOUS.meta | {"model": "toy-llama"})
         plan.save(tmp_path / "plan.npz")

@@ -18,6 +18,8 @@ from ...engine.run import Run, simulate
 from ...engine.settings import Settings
 from ...memory.accounting.ledger import Leap
 from ...memory.accounting.moves import Moves
+from ...spec import gpu, model
+from ...spec.launch import resolved_kv_dtype
 from ...types.errors import SettingError
 from ...types.sequence import Sequence, StepPlan
 from ...types.state import State
@@ -130,6 +132,7 @@ class PlanRecording(Observer):
             "fragmeter": version("fragmeter"),
             "policy": settings.policy,
             "model": settings.model,
+            "kv_dtype": resolved_kv_dtype(model(settings.model), gpu(settings.gpu), settings.kv_cache_dtype),
             "layout": layout.name,
             "block_size": run.replica.block_size,
             "num_blocks": run.replica.memory.num_blocks,

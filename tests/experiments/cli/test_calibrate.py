@@ -69,6 +69,22 @@ def test_a_calibration_over_fp8_says_so_and_prices_no_other_kv_cache(tmp_path, m
     )
 
 
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        (["--device", "cpu"], "device = 'cpu'"), (["--model", "toy-opt"], "model = 'toy-opt'"),
+        (["--dtype", "fp32"], "dtype = 'fp32'"), (["--kv-cache-dtype", "auto"], "kv_cache_dtype = 'auto'"),
+        (["--block-size", "16"], "block_size = 16"), (["--quick"], "quick = True"), (["--seed", "0"], "seed = 0"),
+    ],
+)  # fmt: skip
+def test_a_recording_of_a_server_is_no_device(flags, shown, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.status(["calibrate", "--probe", "none.jsonl", *flags]) == cli.MISTAKE
+    complaint = f"{shown}: has no effect with --probe, which measures no device; leave it out"
+    assert capsys.readouterr().err == f"fragmeter: {complaint}\n"
+    assert not [*tmp_path.iterdir()]
+
+
 def test_what_is_printed_is_in_the_data(calibrated):
     folder, printed = calibrated
     data, found = (json.loads((folder / name).read_text()) for name in ("printed.json", "found.json"))
