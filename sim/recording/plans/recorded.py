@@ -71,7 +71,7 @@ class Plan:
     Attributes:
         meta: ``schema_version``, ``fragmeter`` (its version), ``policy``, ``model``, ``layout`` ("paged" or
             "contiguous"), ``block_size``, ``num_blocks``, ``host_blocks``, ``num_slots``, ``first_step``,
-            ``shuffle_ids``, ``seed``, ``trace_sha256``.
+            ``shuffle_ids``, ``seed``, ``trace_sha256``, ``kv_dtype`` (not in files of earlier versions).
         start_ticks, ticks: int64 [steps].
         prefill_tokens, decodes: int64 [steps], new tokens of the rows that prefill, and rows that decode.
         padding_tokens: int64 [steps], tokens that a static batch computes as padding, which have no rows.
