@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from os import PathLike
 
 import numpy as np
 
 from ...sim.types.errors import TraceError
+
+_BLANK_LINE = re.compile(rb"\n[ \t\v\f]*\n")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +34,9 @@ class Block:
 
     def part(self, start: int, end: int | None = None) -> Block:
         """The lines from ``start`` up to ``end``."""
-        return Block(b"\n".join(self.texts()[start:end]), self.lines[start:end])
+        # What comes after them is not split.
+        texts = self.data.split(b"\n", start if end is None else end)
+        return Block(b"\n".join(texts[start:end]), self.lines[start:end])
 
     def where(self, keep: np.ndarray) -> Block:
         """The lines for which ``keep`` (bool [lines]) is true."""
@@ -60,6 +65,11 @@ def filled_lines(data: bytes, first_line: int = 1) -> tuple[Block, int]:
     """
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    text = data.removesuffix(b"\n")
+    if _BLANK_LINE.search(b"\n%b\n" % text) is None:
+        lines_before = text.count(b"\n")
+        block = Block(text, np.arange(first_line, first_line + lines_before + 1))
+        return block, first_line + lines_before + data.endswith(b"\n")
     lines = data.split(b"\n")
     filled = [index for index, line in enumerate(lines) if line.strip()]
     if len(filled) < len(lines):
