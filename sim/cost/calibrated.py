@@ -130,13 +130,13 @@ class AttentionCurves:
             us += layers * self._decode_us(batch, np.maximum(read / self._ranks, batch))
         return us
 
-    def _prefill(self, tokens: int, pairs: int) -> float:
-        us = 0.0
-        for layers, window in self._groups:
-            within = pairs if window is None else min(pairs, window * tokens)
-            held = tokens + max(0.0, within / max(tokens, 1) - (tokens + 1) / 2)
-            us += layers * float(self._prefill_us(max(tokens, 1), within, held))
-        return us if tokens else 0.0
+    def _prefill(self, tokens: int, pairs: np.ndarray) -> np.ndarray:
+        us = np.zeros(pairs.shape)
+        for layers, window in self._groups if tokens else ():
+            within = pairs if window is None else np.minimum(pairs, window * tokens)
+            held = tokens + np.maximum(0, within / tokens - (tokens + 1) / 2)
+            us += layers * self._prefill_us(tokens, within, held)
+        return us
 
 
 def mixed_model(calibration: Calibration, group: int) -> OpModel:

@@ -20,6 +20,9 @@ SAMPLES = 16
 #: Times are rounded to whole nanoseconds first: machines with floats that differ in the last bit give the same ticks.
 TICKS_PER_NS = 1_000
 
+#: Nodes of a surface that are computed with one of them.
+_BELOW, _ABOVE = 2, 5
+
 Microseconds = Callable[[np.ndarray], np.ndarray]
 
 
@@ -113,16 +116,16 @@ class Surface:
     Nodes are computed on first use; within a patch the time is linear in either count.
     """
 
-    def __init__(self, us: Callable[[int, int], float]) -> None:
+    def __init__(self, us: Callable[[int, np.ndarray], np.ndarray]) -> None:
         """
         Args:
-            us: Microseconds at two positive counts.
+            us: Microseconds at two positive counts: one of the first, and several of the second (int64).
         """
         self._us = us
         self._nodes: dict[tuple[int, int], int] = {}
 
     def __call__(self, x: int, y: int) -> int:
-        width, height = 1 << max(0, x.bit_length() - 4), 1 << max(0, y.bit_length() - 4)
+        width, height = _patch(x), _patch(y)
         left, low = x // width * width, y // height * height
         along, up = x - left, y - low
         time = self.node(left, low) * (width - along) * (height - up)
@@ -138,5 +141,15 @@ class Surface:
         """Ticks at a corner of a patch."""
         ticks = self._nodes.get((x, y))
         if ticks is None:
-            ticks = self._nodes[x, y] = round(self._us(x, y) * 1e3) * TICKS_PER_NS
+            # With the ones around it, which are likely to be needed: numpy takes as long for a few as for one.
+            height = _patch(y)
+            around = np.arange(max(y % height, y - _BELOW * height), y + (_ABOVE + 1) * height, height)
+            times = np.rint(self._us(x, around) * 1e3).astype(np.int64) * TICKS_PER_NS
+            self._nodes.update(zip(((x, low) for low in around.tolist()), times.tolist(), strict=True))
+            ticks = self._nodes[x, y]
         return ticks
+
+
+def _patch(count: int) -> int:
+    """Edge of the patch of a count."""
+    return 1 << max(0, count.bit_length() - 4)

@@ -92,8 +92,9 @@ class LatentCurves:
             )
         return self._layers * us
 
-    def _prefill(self, tokens: int, pairs: int) -> float:
+    def _prefill(self, tokens: int, pairs: np.ndarray) -> np.ndarray:
+        if not tokens:
+            return np.zeros(pairs.shape)
         name, model = self._prefill_op
-        held = tokens + max(0.0, pairs / max(tokens, 1) - (tokens + 1) / 2)
-        us = model.us(OPERATIONS[name](max(tokens, 1), pairs, held, self._heads))
-        return self._layers * float(us) if tokens else 0.0
+        held = tokens + np.maximum(0, pairs / tokens - (tokens + 1) / 2)
+        return self._layers * model.us(OPERATIONS[name](tokens, pairs, held, self._heads))

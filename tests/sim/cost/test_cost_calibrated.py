@@ -116,6 +116,15 @@ class TestSurface:
         for x, y in ((17, 1023), (999, 12_345), (123_456, 7)):
             assert us(surface(x, y)) == pytest.approx(3 + x + 0.01 * y, rel=1e-6)
 
+    @given(st.integers(0, 2), st.integers(1, 1 << 17), st.integers(1, 1 << 34))
+    def test_a_node_is_the_same_whichever_is_computed_first(self, place, tokens, pairs):
+        """A node comes with the ones around it, in one call of numpy."""
+        (name, card), shift = PROFILED[place], max(0, pairs.bit_length() - 4)
+        alone, together = (AttentionCurves(profile(card), model(name), 1, 16, "bf16").prefill for _ in range(2))
+        low = pairs >> shift << shift
+        together.node(tokens, low - (1 << shift) if low > 1 << shift else low + (1 << shift))
+        assert together.node(tokens, low) == alone.node(tokens, low)
+
     @given(st.integers(1, 10**6), st.integers(1, 10**9))
     def test_a_curved_one_is_within_half_a_percent(self, x, y):
         def curved(x, y):
