@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
-from math import floor, sqrt
+from math import floor, prod, sqrt
 
 import numpy as np
 
@@ -108,7 +108,7 @@ class Gaps:
 
     def merged(self) -> Gaps:
         """The same gaps, ascending, with equal progressions as one: most steps of a run take as long as others."""
-        order = np.lexsort((*_slope_and_count(self.slope, self.count), self.first))
+        order = _order(self.first, self.slope, self.count)
         first, slope, count = self.first[order], self.slope[order], self.count[order]
         others = [np.diff(column, prepend=-1) != 0 for column in (first, slope, count)]
         starts = np.flatnonzero(np.logical_or.reduce(others))
@@ -257,12 +257,18 @@ def _spanning(rising: tuple[np.ndarray, ...], low: int, high: int) -> tuple[int,
     return total(count[ended] * weight[ended]), [tuple(column[left] for column in rising)]
 
 
-def _slope_and_count(slope: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Keys that sort by slope and then by count: a single one, unless it would leave int64."""
-    base = 1 + int(count.max(initial=0))
-    if base * (1 + int(slope.max(initial=0))) >= _INT64:
-        return count, slope
-    return (slope * base + count,)
+def _order(*columns: np.ndarray) -> np.ndarray:
+    """The order by the first of some columns of non-negative numbers, then by the next one, and so on.
+
+    By a single key, unless it would leave int64: that takes a fifth of the time. Equal rows are then in any order.
+    """
+    bounds = [1 + int(column.max(initial=0)) for column in columns]
+    if prod(bounds) >= _INT64:
+        return np.lexsort(columns[::-1])
+    key = columns[0]
+    for column, bound in zip(columns[1:], bounds[1:], strict=True):
+        key = key * bound + column
+    return np.argsort(key)
 
 
 def _sorted_places(length: int, parts: int) -> np.ndarray:
