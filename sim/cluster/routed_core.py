@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 import numpy as np
 import simpy
 
-from ..engine.core import FOREVER, RESTS, raise_fault, started
+from ..engine.core import FOREVER, RESTS, compiled, raise_fault, started
 from ..engine.replica import Replica
 from ..memory.accounting.ledger import Ledger
 from ..types.sequence import Sequence
@@ -68,7 +68,8 @@ class RoutedCoreEngine:
     def __init__(
         self, env: simpy.Environment, replica: Replica, edges: tuple[int, ...], boundaries: Boundaries
     ) -> None:
-        self.env, self.ledger, self.end_ticks, self.until = env, Ledger(replica.memory.meter), int(env.now), NEVER
+        self.env, self.end_ticks, self.until = env, int(env.now), NEVER
+        self.ledger = Ledger(replica.memory.meter, compiled()[0])
         self._replica, self._boundaries, self._number = replica, boundaries, boundaries.add(self)
         self._max_model_len = replica.policy.limits.max_model_len
         none = (np.zeros(0, dtype=np.int64),) * 4

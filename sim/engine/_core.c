@@ -11,6 +11,7 @@ nothing has ids; core.py lists what it serves.
     _core_sosp23.h    the decisions of vllm-sosp23
     _core_v1.h        the decisions of vllm-v1
     _core_routed.h    requests that a router sends one by one, and what it reads
+    _core_history.h   passes over the logs of a run
     _core.c           what Python sees
 
 Times and counts are int64; a time that exceeds that raises OverflowError. Columns are written as records into buffers of
@@ -41,6 +42,8 @@ the caller, who gets control back when one is full: no other state outlives a ca
 #include "_core_v1.h"
 
 #include "_core_routed.h"
+
+#include "_core_history.h"
 
 static const char *CAPSULE = "fragmeter.sim.engine._core.replica";
 
@@ -411,6 +414,12 @@ static PyMethodDef METHODS[] = {
     {"logs", core_logs, METH_O, NULL},
     {"queue", core_queue, METH_O, NULL},
     {"held", core_held, METH_O, NULL},
+    {"moments", core_moments, METH_VARARGS, NULL},
+    {"takings", core_takings, METH_VARARGS, NULL},
+    {"names", core_names, METH_VARARGS, NULL},
+    {"lives", core_lives, METH_VARARGS, NULL},
+    {"date", core_date, METH_VARARGS, NULL},
+    {"count", core_count, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

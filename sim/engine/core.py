@@ -135,7 +135,7 @@ class CoreEngine:
         edges: Iterable[int] = (),
         looks: Iterable[int] = (),
     ) -> None:
-        self.env, self.memory, self.ledger = env, replica.memory, Ledger(replica.memory.meter)
+        self.env, self.memory, self.ledger = env, replica.memory, Ledger(replica.memory.meter, compiled()[0])
         self.end_ticks, self.delivered, self.stopped = int(env.now), 0, False
         self._name, edges = replica.policy.name, tuple(edges)
         #: Ticks at which the clock is that of SimPy.
@@ -256,6 +256,7 @@ class CoreCache:
     def __init__(self, memory: CachedMemory, core: ModuleType, handle: object) -> None:
         self._memory, self._core, self._handle = memory, core, handle
         history = memory.pool.history
+        history.compiled = core
         history.growing = lambda: ((first, stop, lag) for first, stop, lag in _records(core.held(handle)[0], 3))
         # In the order of their admissions, which is that of the requests in each step.
         history.alone = lambda: sorted(_records(core.held(handle)[1], 6), key=itemgetter(0, 3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ RESIDENCY_BUCKETS_MS = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 30_000),
     *(60_000, 120_000, 300_000, 600_000, 1_200_000, 1_800_000),
 )
+_BOUNDS_TICKS = np.array(RESIDENCY_BUCKETS_MS) * PER_MS
 #: Of a float64.
 _MANTISSA_BITS, _EXPONENT_OF_ONE = 52, 1023
 #: Values that are kept in memory from one reading to the next; there are 16 bytes of each.
@@ -37,7 +39,9 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
     if found is None or log is None:
         return None
     history = log.history
-    return found | ({} if history is None else _histograms(lambda: history.observations(partial(ticks_of, run.log))))
+    if history is None:
+        return found
+    return found | _histograms(lambda: history.observations(partial(ticks_of, run.log)), history.compiled)
 
 
 @once
@@ -100,36 +104,41 @@ def first_look_ups(index: np.ndarray) -> np.ndarray:
     return np.unique(index, return_index=True)[1]
 
 
-def _histograms(observations: Callable[[], Iterable[Mapping[str, Observed]]]) -> dict[str, dict[str, Any]]:
+def _histograms(
+    observations: Callable[[], Iterable[Mapping[str, Observed]]], compiled: ModuleType | None = None
+) -> dict[str, dict[str, Any]]:
     """Counts up to each bound, as Prometheus has them, with mean and median in seconds, by name.
 
     Args:
         observations: Returns parts of what was observed: int64 ticks, and the number of blocks with each. The parts are read
             twice: the second reading finds the medians among the values near them, so that no list of all values is needed.
-            Where they are many, the function is called again.
+            Where they are many, the function is called again. Names with the same tuple in a part have the same ones in all.
+        compiled: The compiled core, which then counts; or None.
     """
-    found: defaultdict[str, _Histogram] = defaultdict(_Histogram)
+    found: defaultdict[str, _Histogram] = defaultdict(partial(_Histogram, compiled))
+    same: dict[str, str] = {}
     kept: list[Mapping[str, Observed]] = []
     values = 0
     for part in observations():
-        for name, observed in part.items():
-            found[name].count(*observed)
-            values += len(observed[0])
+        same = {name: next(first for first in part if part[first] is observed) for name, observed in part.items()}
+        for name in dict.fromkeys(same.values()):
+            found[name].count(*part[name])
+            values += len(part[name][0])
         if values <= _MOST_KEPT:
             kept.append(part)
         else:
             kept.clear()
     for part in kept if values <= _MOST_KEPT else observations():
-        for name, observed in part.items():
-            found[name].look_for_median(*observed)
-    return {name: histogram.as_dict() for name, histogram in found.items()}
+        for name, histogram in found.items():
+            histogram.look_for_median(*part[name])
+    return {name: found[first].as_dict() for name, first in same.items()}
 
 
 class _Histogram:
     """A histogram of values that are read in parts, twice: ``count`` of all parts, then ``look_for_median`` of all."""
 
-    def __init__(self) -> None:
-        self._sum = 0
+    def __init__(self, compiled: ModuleType | None) -> None:
+        self._compiled, self._sum = compiled, 0
         self._counts = np.zeros(len(RESIDENCY_BUCKETS_MS) + 1, dtype=np.int64)
         self._by_width = np.zeros(_WIDTHS, dtype=np.int64)
         #: The values in the widths of the two blocks in the middle, and the number of blocks with each.
@@ -137,8 +146,13 @@ class _Histogram:
 
     def count(self, ticks: np.ndarray, blocks: np.ndarray) -> None:
         """Read a part."""
+        if self._compiled is not None:
+            columns = map(np.ascontiguousarray, (ticks, blocks))
+            high, low = self._compiled.count(*columns, _BOUNDS_TICKS, self._counts, self._by_width)
+            self._sum += (high << 64) + low
+            return
         self._sum += dot(ticks, blocks)
-        np.add.at(self._counts, np.searchsorted(np.array(RESIDENCY_BUCKETS_MS) * PER_MS, ticks), blocks)
+        np.add.at(self._counts, np.searchsorted(_BOUNDS_TICKS, ticks), blocks)
         np.add.at(self._by_width, _width(ticks), blocks)
 
     def look_for_median(self, ticks: np.ndarray, blocks: np.ndarray) -> None:
@@ -146,10 +160,8 @@ class _Histogram:
         first, last = self._middle_widths
         width = _width(ticks)
         near = (width >= first) & (width <= last)
-        values, place = np.unique(ticks[near], return_inverse=True)
-        counts = np.zeros(len(values), dtype=np.int64)
-        np.add.at(counts, place, blocks[near])
-        self._near.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+        for value, number in zip(ticks[near].tolist(), blocks[near].tolist(), strict=True):
+            self._near[value] += number
 
     @cached_property
     def _ranks(self) -> np.ndarray:

@@ -25,6 +25,7 @@ from fragmeter.sim.engine import run as run_module
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.metrics.prefix_cache import prefix_cache
 from fragmeter.sim.spec import gpu, model
 from fragmeter.sim.types.ticks import PER_MS
 from fragmeter.sim.workload.content import PromptContent
@@ -161,7 +162,7 @@ def shared_content(rng: np.random.Generator, work: Workload) -> PromptContent:
     return PromptContent(np.cumsum([0, *map(len, pieces)]), ids, tokens, covers_outputs=kind == "answers")
 
 
-def columns(run: Run) -> dict[str, list[int]]:
+def columns(run: Run) -> dict[str, list[Any]]:
     """All that the ledger has, and the end of the run."""
     tables = {name: getattr(run.log, name) for name in ("rows", "residencies", "evictions", "chunks", "copies", "host")}
     found = {f"{table}.{name}": column.tolist() for table, named in tables.items() for name, column in named.items()}
@@ -172,6 +173,7 @@ def columns(run: Run) -> dict[str, list[int]]:
         found |= {f"changes.{name}": column.tolist() for name, column in history.changes().items()}
         found |= {name: [each.tolist() for each in observed] for name, observed in history.observed_ticks().items()}
         found["evicted"] = [history.evicted_blocks]
+        found["histograms"] = [prefix_cache(run)]
     return found | {"end": [run.log.end_ticks], "refused": run.refused.tolist()}
 
 

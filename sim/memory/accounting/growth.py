@@ -13,7 +13,8 @@ from .run_log import RunLog
 
 #: Steps that are laid out at a time.
 _CHUNK_STEPS = 1 << 18
-
+#: Fields of the core's state, beside one for each phase of a block.
+_STATE_FIELDS = 3
 
 Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -49,9 +50,26 @@ def _row_moments(run_log: RunLog, first: np.ndarray) -> Moments:
     stop = column_by_slices(
         len(first), lambda part: first[part] + np.maximum(0, -(-(end[part] - first[part]) // size)) * size
     )
-    growth = Growth(size, first, stop)
-    one, two, three = columns_of([np.int64] * 3, (tuple(_moments(growth, *span)) for span in _spans(run_log)))
+    parts = (_by_steps if run_log.compiled is None else _by_core)(run_log, first, stop)
+    one, two, three = columns_of([np.int64] * 3, map(tuple, parts))
     return one, two, three
+
+
+def _by_core(run_log: RunLog, first: np.ndarray, stop: np.ndarray) -> Iterator[np.ndarray]:
+    """The moments of some rows after the other, by the compiled core."""
+    first, stop, steps = np.sort(first), np.sort(stop), run_log.rows["steps"]
+    state = np.zeros(_STATE_FIELDS + run_log.block_size, dtype=np.int64)
+    for part in slices(len(steps)):
+        moments = np.empty((3, part.stop - part.start), dtype=np.int64)
+        assert run_log.compiled is not None
+        run_log.compiled.moments((first, stop, steps[part]), run_log.block_size, state, moments)
+        yield moments
+
+
+def _by_steps(run_log: RunLog, first: np.ndarray, stop: np.ndarray) -> Iterator[np.ndarray]:
+    """As ``_by_core``, from what is taken in each step."""
+    growth = Growth(run_log.block_size, first, stop)
+    return (_moments(growth, *span) for span in _spans(run_log))
 
 
 def _spans(run_log: RunLog) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -8,6 +8,7 @@ while the simulation runs; ``integrals`` turns rows into exact sums over steps a
 from __future__ import annotations
 
 from struct import Struct
+from types import ModuleType
 
 import numpy as np
 
@@ -119,13 +120,14 @@ class Ledger:
 
     Args:
         meter: Columns that the memory fills, of ``METER``.
+        compiled: The compiled core (``engine._core``) if it serves the run, and then computes what follows from the log; or None.
     """
 
     #: What keeps the records.
     table_of = Table
 
-    def __init__(self, meter: tuple[str, ...]) -> None:
-        table = self.table_of
+    def __init__(self, meter: tuple[str, ...], compiled: ModuleType | None = None) -> None:
+        table, self.compiled = self.table_of, compiled
         self.rows, self.residencies, self.evictions = table(LEAP + meter), table(RESIDENCY), table(EVICTION)
         self.chunks, self.copies, self.host = table(CHUNK), table(COPY), table(HOST)
         #: Enter a leap that is over: the engine's columns and the memory's.

@@ -13,6 +13,7 @@ and when the run is over the run log says which ticks and which iteration that w
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import TypeVar
 
 import numpy as np
@@ -47,6 +48,11 @@ def after_step(decode_step: _Steps) -> _Steps:
 
 def ticks_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
     """Ticks of moments, int64."""
+    if run_log.compiled is not None:
+        rows = run_log.rows
+        steps = (rows[name] for name in ("first_ticks", "next_ticks", "slope_ticks"))
+        columns = rows["start_ticks"], rows["ticks"], run_log.row_step, *steps
+        return _dated(run_log.compiled, columns, run_log.end_ticks, moments)
 
     def after(row: np.ndarray) -> np.ndarray:
         return run_log.rows["start_ticks"][row] + run_log.rows["ticks"][row]
@@ -56,6 +62,14 @@ def ticks_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
 
 def iteration_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
     """Number of the first iteration from each moment on, int64."""
+    if run_log.compiled is not None:
+        columns = (
+            run_log.row_iteration,
+            run_log.rows["iterations"],
+            run_log.row_step,
+            *[np.zeros(0, dtype=np.int64)] * 3,
+        )
+        return _dated(run_log.compiled, columns, run_log.num_steps, moments)
 
     def after(row: np.ndarray) -> np.ndarray:
         return run_log.row_iteration[row] + run_log.rows["iterations"][row]
@@ -63,6 +77,13 @@ def iteration_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
     return _by_kind(
         moments, run_log.iteration_at, run_log.iteration_of, lambda step: run_log.iteration_of(step - 1) + 1, after
     )
+
+
+def _dated(compiled: ModuleType, columns: tuple[np.ndarray, ...], end: int, moments: np.ndarray) -> np.ndarray:
+    """What the compiled core says of moments, by columns of the rows."""
+    found = np.empty(len(moments), dtype=np.int64)
+    compiled.date(columns, end, np.ascontiguousarray(moments), found)
+    return found
 
 
 def _by_kind(moments: np.ndarray, *of_kinds: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:

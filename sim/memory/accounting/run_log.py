@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ class RunLog:
         groups: KV groups that share the pool.
         drafts: Columns of ``DRAFT``; None where no step verifies drafts. Then every row is a step, and its memory has counted all
             ``block_tail``.
+        compiled: As of the ledger.
         cached_level: When slots in no table came to keep their contents or their mapping, or ceased to; None where none do.
     """
 
@@ -65,6 +67,7 @@ class RunLog:
     groups: PageGroups = PageGroups()
     cached_level: CacheLog | None = None
     drafts: dict[str, np.ndarray] | None = None
+    compiled: ModuleType | None = None
 
     @classmethod
     def of(cls, ledger: Ledger, **facts: Any) -> RunLog:
@@ -73,7 +76,8 @@ class RunLog:
         evictions = ledger.evictions.columns()
         evictions["residency"] = _evicted_residency(evictions, residencies)
         others = {name: getattr(ledger, name).columns() for name in ("chunks", "copies", "host")}
-        return cls(rows=_complete(rows, residencies), residencies=residencies, evictions=evictions, **others, **facts)
+        log = {"rows": _complete(rows, residencies), "residencies": residencies, "evictions": evictions, **others}
+        return cls(**log, compiled=ledger.compiled, **facts)
 
     def forget(self) -> None:
         """Drop the columns that are quickly computed again: in a long run they take more room than the log."""

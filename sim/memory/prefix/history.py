@@ -27,10 +27,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import chain, pairwise
+from types import ModuleType
 
 import numpy as np
 
-from ...types.columns import column_by_slices, column_of, columns_of, slices
+from ...types.columns import column_by_slices, column_of, columns_of, release, slices
 from .free_queue import ALONE, FreeQueue, Log
 from .growth import Growth
 
@@ -44,6 +45,8 @@ NO_LOOK_UP = -1
 Observed = tuple[np.ndarray, np.ndarray]
 #: Parts of the tape, or takings, that are read at a time, to bound what intermediate columns take.
 _CHUNK = 1 << 17
+#: Fields of the core's state on its way through the takings, beside one for each phase of a block, and along the tape.
+_TAKING_FIELDS, _TAPE_FIELDS = 5, 6
 #: Parts of the tape with lives of their own, of one record of ``freed``, as a guess.
 _CUTS_OF_A_RECORD = 32
 
@@ -56,6 +59,8 @@ class QueueHistory:
         growing: Returns the growths of the sequences that decode now.
         alone: Returns the takings of present tables that will be logged as ``ALONE``, by ``TAKE``.
         in_step: Returns the moments at which decode steps (int64) start, in the caller's numbering.
+        compiled: The compiled core (``engine._core``), which then computes what else numpy does, with the same results and
+            the moments of ``accounting.moments``; or None.
     """
 
     def __init__(self, queue: FreeQueue, block_size: int, in_step: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -63,6 +68,7 @@ class QueueHistory:
         self.takes, self.growths = Log(TAKE), Log(GROWTH)
         self.growing: Callable[[], Iterable[tuple[int, int, int]]] = tuple
         self.alone: Callable[[], Iterable[tuple[int, ...]]] = tuple
+        self.compiled: ModuleType | None = None
         self._queue, self._block_size = queue, block_size
         # What follows from the logs at a time without held blocks, and their lengths at that time.
         self._read_lengths: tuple[int, ...] = ()
@@ -129,11 +135,8 @@ class QueueHistory:
             for part in slices(len(past.named)):
                 yield past.freed["moment"][part], past.named[part]
             yield past.hits["moment"], -past.hits["blocks"]
-            before = int(past.named_before(past.edges[:1])[0])
-            for part in slices(len(past.moment)):
-                upto = past.named_before(past.edges[part.start + 1 : part.stop + 1])
-                yield past.moment[part], -np.diff(upto, prepend=before)
-                before = int(upto[-1])
+            for part, named in past.named_by_taking():
+                yield past.moment[part], -named
 
         some = ((moment[blocks != 0], blocks[blocks != 0]) for moment, blocks in changed())
         return dict(zip(("moment", "blocks"), columns_of([np.int64] * 2, some), strict=True))
@@ -157,15 +160,18 @@ class QueueHistory:
         }
 
     def observations(self, ticks_of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Iterator[dict[str, Observed]]:
-        """``observed_ticks`` in parts, of a long run too many to be held at once."""
+        """``observed_ticks`` in parts, of a long run too many to be held at once.
+
+        Of a run without hits both names of the ages have the same tuple, in all parts.
+        """
+        untouched = not self._queue.touches
         for born, touched, taken, blocks, gaps in self._past().lives():
-            # Where nothing was hit each block was touched last at its birth.
-            birth = ticks_of(born)
-            touch, end = birth if touched is born else ticks_of(touched), ticks_of(taken)
-            since, until, of = gaps.T
+            end, (since, until, of) = ticks_of(taken), gaps.T
+            lifetime = end - ticks_of(born), blocks
             yield {
-                "vllm:kv_block_lifetime_seconds": (end - birth, blocks),
-                "vllm:kv_block_idle_before_evict_seconds": (end - touch, blocks),
+                "vllm:kv_block_lifetime_seconds": lifetime,
+                # Where nothing was hit each block was touched last at its birth.
+                "vllm:kv_block_idle_before_evict_seconds": lifetime if untouched else (end - ticks_of(touched), blocks),
                 "vllm:kv_block_reuse_gap_seconds": (ticks_of(until) - ticks_of(since), of),
             }
 
@@ -188,7 +194,7 @@ class _Past:
         self, history: QueueHistory, growing: list[tuple[int, int, int]], takes: dict[str, np.ndarray]
     ) -> None:
         queue, self._size, self._touches = history._queue, history._block_size, history._queue.touches
-        self._in_step = history.in_step
+        self._in_step, self._compiled = history.in_step, history.compiled
         self.freed = queue.freed.columns()
         self.moment, self.edges = self._takings(takes, self._growths(history, growing))
         # The head must be up to date for the log of the stack.
@@ -234,24 +240,6 @@ class _Past:
 
     def _takings(self, takes: dict[str, np.ndarray], growths: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """``moment`` and ``edges``."""
-        blocks = 0
-
-        def taken() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            nonlocal blocks
-            yield np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
-            for moments, counts in self._takings_in_turn(takes, growths):
-                upto = blocks + np.cumsum(counts)
-                blocks = int(upto[-1]) if len(upto) else blocks
-                yield moments, upto
-
-        moment, edges = columns_of([np.int64] * 2, taken())
-        return moment, edges
-
-    def _takings_in_turn(
-        self, takes: dict[str, np.ndarray], growths: dict[str, np.ndarray]
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Moments and blocks of all takings, some steps at a time. In a step the running sequences take blocks before
-        prefills do."""
         size, number = self._size, len(growths["first"])
 
         def start(part: slice) -> np.ndarray:
@@ -260,7 +248,37 @@ class _Past:
         def stop(part: slice) -> np.ndarray:
             return start(part) + np.maximum(0, growths["stop"][part] - growths["first"][part]) * size
 
-        growth = Growth(size, column_by_slices(number, start), column_by_slices(number, stop))
+        steps = column_by_slices(number, start), column_by_slices(number, stop)
+        taken = self._takings_in_turn if self._compiled is None else self._compiled_takings
+        none = np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        moment, edges = columns_of([np.int64] * 2, chain([none], taken(takes, *steps)))
+        return moment, edges
+
+    def _compiled_takings(
+        self, takes: dict[str, np.ndarray], start: np.ndarray, stop: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """``_takings_in_turn`` by the compiled core."""
+        assert self._compiled is not None
+        columns = np.sort(start), np.sort(stop), takes["decode_step"], takes["moment"], takes["blocks"]
+        state = np.zeros(_TAKING_FIELDS + self._size, dtype=np.int64)
+        moments, upto = np.empty((2, _CHUNK), dtype=np.int64)
+        found = _CHUNK
+        while found == _CHUNK:
+            found = self._compiled.takings(columns, self._size, state, moments, upto)
+            yield moments[:found], upto[:found]
+            release()
+
+    def _takings_in_turn(
+        self, takes: dict[str, np.ndarray], start: np.ndarray, stop: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Moments of all takings, and the blocks taken up to each, some steps at a time. In a step the running sequences take
+        blocks before prefills do.
+
+        Args:
+            start, stop: int64 [growths], the first step in which each sequence takes a block, and the one in which it would
+                take the first that it does not take.
+        """
+        growth, blocks = Growth(self._size, start, stop), 0
         last = max(growth.last, int(takes["decode_step"].max(initial=0)))
         for part in slices(last + 1, _CHUNK):
             grown = growth.until(part.stop)
@@ -270,7 +288,28 @@ class _Past:
             steps_of = part.start + steps, takes["decode_step"][prefills]
             order = np.argsort(np.concatenate([2 * steps_of[0], 2 * steps_of[1] + 1]), kind="stable")
             moments = np.concatenate([self._in_step(steps_of[0]), takes["moment"][prefills]])
-            yield moments[order], np.concatenate([grown[steps], takes["blocks"][prefills]])[order]
+            upto = blocks + np.cumsum(np.concatenate([grown[steps], takes["blocks"][prefills]])[order])
+            yield moments[order], upto
+            blocks = int(upto[-1]) if len(upto) else blocks
+
+    @cached_property
+    def _tape(self) -> tuple[np.ndarray, ...]:
+        """The columns by which the compiled core goes along the tape."""
+        names = ("first", "stop", "named", "grown_from", "born", "lag", "touched")
+        freed, hits = (self.freed[name] for name in names), (self.hits[name] for name in ("place", "blocks"))
+        return self._start, *freed, *hits, self.edges, self.moment, self._stacked
+
+    def named_by_taking(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Some takings at a time, and the number of blocks with a name in each."""
+        at, before = np.zeros(_TAPE_FIELDS, dtype=np.int64), int(self.named_before(self.edges[:1])[0])
+        for part in slices(len(self.moment)):
+            if self._compiled is not None:
+                named = np.empty(part.stop - part.start, dtype=np.int64)
+                self._compiled.names(self._tape, at, named)
+            else:
+                upto = self.named_before(self.edges[part.start + 1 : part.stop + 1])
+                named, before = np.diff(upto, prepend=before), int(upto[-1])
+            yield part, named
 
     @cached_property
     def _stacked(self) -> np.ndarray:
@@ -305,20 +344,44 @@ class _Past:
         A part has the moments of birth, of the last touch (or birth) and of the next taking, and the number of blocks with
         them; and gaps as rows (touch, next touch, blocks), all in the last part.
         """
-        last = np.array([0, *(touches[-1] for touches in self._touches)], dtype=np.int64)
         no_gaps, count = np.zeros((0, 3), dtype=np.int64), np.zeros(len(self._touches), dtype=np.int64)
-        for records, cuts, takings in self._cuts():
-            record, blocks, born, taken = self._lives_between(records, cuts, takings)
-            index = self.freed["touched"][record]
-            hit = index >= 0
-            np.add.at(count, index[hit], blocks[hit])
-            touched = np.where(hit, last[np.maximum(0, 1 + index)], born) if hit.any() else born
+        last = np.array([touches[-1] for touches in self._touches], dtype=np.int64)
+        on_tape = self._lives_on_tape if self._compiled is None else self._compiled_lives
+        for born, touched, taken, blocks in on_tape(last, count):
             yield born, touched, taken, blocks, no_gaps
         for part in slices(len(self._stacked)):
             stacked = self._born(self.unstacked, part, self.unstacked["first"][part])
             yield stacked, stacked, self._taken(self._stacked[part]), np.ones_like(stacked), no_gaps
         nothing = np.zeros(0, dtype=np.int64)
         yield nothing, nothing, nothing, nothing, self._gaps(count)
+
+    def _compiled_lives(self, last: np.ndarray, count: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+        """``_lives_on_tape`` by the compiled core; the moments are overwritten by those of the next part."""
+        assert self._compiled is not None
+        at, buffer = np.zeros(_TAPE_FIELDS, dtype=np.int64), np.empty((4, _CHUNK), dtype=np.int64)
+        found = _CHUNK
+        while found == _CHUNK:
+            found = self._compiled.lives(self._tape, self._size, last, count, at, buffer)
+            born, touched, taken, blocks = buffer[:, :found]
+            yield born, touched, taken, blocks.copy()
+            release()
+
+    def _lives_on_tape(self, last: np.ndarray, count: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+        """Moments of birth, of the last touch and of the next taking of blocks that were taken from the tape, and the number
+        of blocks with them, in parts.
+
+        Args:
+            last: The last moment of each of the touches.
+            count: Counts the blocks with each of the touches.
+        """
+        for records, cuts, takings in self._cuts():
+            record, blocks, born, taken = self._lives_between(records, cuts, takings)
+            index = self.freed["touched"][record]
+            hit = index >= 0
+            np.add.at(count, index[hit], blocks[hit])
+            touched = born.copy()
+            touched[hit] = last[index[hit]]
+            yield born, touched, taken, blocks
 
     def _cuts(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
         """Some records of ``freed`` at a time, the places on the tape between which their blocks have one life, or lie in a

@@ -374,6 +374,20 @@ PLANTED = {
         "nothing of an answer is found": ("cache", "->author = table", "->author = NULL"),
         "no rest of a segment": ("cache", "        segment->next = rest;\n", ""),
         "no touches": ("cache", "if (segment->num_touches)", "if (false)"),
+        "one block a step": ("history", "upto[found++] = state[TAKEN] += *taken", "upto[found++] = state[TAKEN] += 1"),
+        "prefills take a step later": ("history", "column(c, TAKE_STEP)[state[NEXT_TAKE]] <= step", "column(c, TAKE_STEP)[state[NEXT_TAKE]] < step"),
+        "no square of a step": ("history", "*taken * number * number", "*taken * number"),
+        "blocks of the stack are on the tape": ("history", "        at[LEFT]--;\n", "        ;\n"),
+        "holes are taken": ("history", "blocks = least(blocks, hole[at[HOLE]] - at[PLACE]);", ";"),
+        "no block without a name": ("history", "unnamed = size - (with < 0 ? 0 : with)", "unnamed = 0"),
+        "the initial pool has lives": ("history", "if (record > 0)", "if (true)"),
+        "a block that grew was there": ("history", "place >= column(c, GROWN_FROM)[record]", "place > column(c, GROWN_FROM)[record]"),
+        "touched at birth": ("history", "touched >= 0 ? last_of[touched] : born", "born"),
+        "touches of one block": ("history", "touches[touched] += blocks", "touches[touched] += 1"),
+        "the row of a step that began": ("history", "row_of_step(column(c, ROW_STEP), rows, count - 1, row)", "row_of_step(column(c, ROW_STEP), rows, count, row)"),
+        "steps of a row take as long": ("history", "column(c, ROW_SLOPE)[row] * (later", "0 * (later"),
+        "a bucket further": ("history", "bound[at] < value[place]", "bound[at] <= value[place] + 1000000000"),
+        "each value once": ("history", "(uint64_t)number[place];", "1;"),
     },
 }  # fmt: skip
 
@@ -401,6 +415,7 @@ def test_a_planted_difference_is_caught(policy, name, tmp_path, monkeypatch):
         ("vllm-v1", "finds nothing"),
         ("vllm-v1", "shared blocks come free"),
         ("vllm-v1", "leaps past a publication"),
+        ("vllm-v1", "no block without a name"),
     ],
 )
 def test_one_of_these_differences_is_caught(policy, name, tmp_path, monkeypatch):

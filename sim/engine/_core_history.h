@@ -1,0 +1,501 @@
+/* Passes over the logs of a run: what ``_Past`` of history.py, ``ticks_of`` of moments.py and ``_Histogram`` of
+prefix_cache.py compute in numpy, with the same integers.
+
+Columns are int64 arrays of the caller. A pass over a long column goes on from call to call by its state, an int64 array that
+is all zero at first, and ends with a call that does not fill its buffers.
+*/
+
+/* How moments.py numbers a moment: its row or step times four, plus one of these. */
+enum { AT_ROW, IN_STEP, AFTER_STEP, AFTER_ROW, MOMENT_KINDS };
+enum { MOST_COLUMNS = 16, HINT_ROWS = 8 };
+
+struct columns {
+    Py_buffer views[MOST_COLUMNS];
+    int number;
+};
+
+static void drop_columns(struct columns *c)
+{
+    while (c->number > 0)
+        PyBuffer_Release(&c->views[--c->number]);
+}
+
+/* Takes the arrays of a tuple, of which each begins a group of columns of equal length where ``begins`` has a bit; false
+   with an error set. */
+static bool take_columns(struct columns *c, PyObject *given, int number, unsigned begins)
+{
+    c->number = 0;
+    bool valid = PyTuple_Check(given) && PyTuple_Size(given) == number;
+    while (valid && c->number < number) {
+        Py_buffer *view = &c->views[c->number];
+        if (PyObject_GetBuffer(PyTuple_GetItem(given, c->number), view, PyBUF_SIMPLE) < 0)
+            break;
+        valid = view->len % 8 == 0 && (begins >> c->number & 1 || view->len == view[-1].len);
+        c->number++;
+    }
+    if (valid && c->number == number)
+        return true;
+    drop_columns(c);
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_ValueError, "%d int64 columns are needed, those of one log of equal length", number);
+    return false;
+}
+
+static int64_t *items(Py_buffer *view) { return view->buf; }
+static const int64_t *column(const struct columns *c, int place) { return c->views[place].buf; }
+static int64_t length(const Py_buffer *view) { return (int64_t)(view->len / 8); }
+static int64_t rows_of(const struct columns *c, int place) { return length(&c->views[place]); }
+
+/* Whether a state has so many fields, none of them negative, and ``more`` values. */
+static bool is_state(const Py_buffer *view, int fields, int64_t more)
+{
+    const int64_t *state = view->buf;
+    bool valid = length(view) == fields + more;
+    for (int field = 0; valid && field < fields; field++)
+        valid = state[field] >= 0;
+    return valid;
+}
+
+/* --- Takings: ``_takings`` --- */
+
+enum { NEXT_STEP, NEXT_FIRST, NEXT_STOP, NEXT_TAKE, TAKEN, TAKING_FIELDS };
+enum { FIRST_STEP, STOP_STEP, TAKE_STEP, TAKE_MOMENT, TAKE_BLOCKS, TAKING_COLUMNS };
+
+/* Moments of takings, and the blocks that were taken up to each: in each step what running sequences take, then what
+   prefills take. A sequence takes a block every ``size`` steps from its first step to before its stop. Returns how many. */
+static int64_t takings(const struct columns *c, int64_t size, int64_t *state, int64_t *moments, int64_t *upto, int64_t room)
+{
+    int64_t *by_phase = state + TAKING_FIELDS, found = 0;
+    int64_t firsts = rows_of(c, FIRST_STEP), takes = rows_of(c, TAKE_STEP);
+    const int64_t *first = column(c, FIRST_STEP), *stop = column(c, STOP_STEP);
+    for (;;) {
+        int64_t step = state[NEXT_STEP] / 2;
+        if (state[NEXT_STEP] % 2 == 0) {
+            if (state[NEXT_STOP] == firsts && state[NEXT_TAKE] == takes)
+                return found;
+            if (found == room)
+                return found;
+            int64_t *taken = &by_phase[step % size];
+            for (; state[NEXT_FIRST] < firsts && first[state[NEXT_FIRST]] <= step; state[NEXT_FIRST]++)
+                ++*taken;
+            for (; state[NEXT_STOP] < firsts && stop[state[NEXT_STOP]] <= step; state[NEXT_STOP]++)
+                --*taken;
+            if (*taken) {
+                moments[found] = step * MOMENT_KINDS + AFTER_STEP;
+                upto[found++] = state[TAKEN] += *taken;
+            }
+            state[NEXT_STEP]++;
+        }
+        for (; state[NEXT_TAKE] < takes && column(c, TAKE_STEP)[state[NEXT_TAKE]] <= step; state[NEXT_TAKE]++) {
+            if (found == room)
+                return found;
+            moments[found] = column(c, TAKE_MOMENT)[state[NEXT_TAKE]];
+            upto[found++] = state[TAKEN] += column(c, TAKE_BLOCKS)[state[NEXT_TAKE]];
+        }
+        state[NEXT_STEP]++;
+    }
+}
+
+static PyObject *core_takings(PyObject *self, PyObject *args)
+{
+    PyObject *given, *result = NULL;
+    long long size;
+    Py_buffer state, moments, upto;
+    struct columns c;
+    if (!PyArg_ParseTuple(args, "OLw*w*w*", &given, &size, &state, &moments, &upto))
+        return NULL;
+    if (size < 1 || !is_state(&state, TAKING_FIELDS, size) || upto.len != moments.len)
+        PyErr_SetString(PyExc_ValueError, "a state of the block size, and buffers of equal length are needed");
+    else if (take_columns(&c, given, TAKING_COLUMNS, 1 << FIRST_STEP | 1 << TAKE_STEP)) {
+        result = PyLong_FromLongLong(takings(&c, size, items(&state), items(&moments), items(&upto), length(&moments)));
+        drop_columns(&c);
+    }
+    PyBuffer_Release(&state);
+    PyBuffer_Release(&moments);
+    PyBuffer_Release(&upto);
+    return result;
+}
+
+/* --- Blocks taken in the rows of a run: ``growth_moments`` --- */
+
+enum { MOMENT_STEP, MOMENT_FIRST, MOMENT_STOP, MOMENT_FIELDS };
+enum { GROWTH_FIRST, GROWTH_STOP, ROW_STEPS, MOMENT_COLUMNS };
+enum { POWERS = 3 };
+
+/* Blocks taken after the first step of each of some rows, and their sums weighted with the number of the step in its row, and
+   with its square. */
+static void moments_of(const struct columns *c, int64_t size, int64_t *state, int64_t *found, int64_t rows)
+{
+    int64_t *by_phase = state + MOMENT_FIELDS, growths = rows_of(c, GROWTH_FIRST);
+    const int64_t *first = column(c, GROWTH_FIRST), *stop = column(c, GROWTH_STOP), *steps = column(c, ROW_STEPS);
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t sums[POWERS] = {0};
+        for (int64_t number = 0; number < steps[row]; number++) {
+            int64_t step = state[MOMENT_STEP]++, *taken = &by_phase[step % size];
+            for (; state[MOMENT_FIRST] < growths && first[state[MOMENT_FIRST]] <= step; state[MOMENT_FIRST]++)
+                ++*taken;
+            for (; state[MOMENT_STOP] < growths && stop[state[MOMENT_STOP]] <= step; state[MOMENT_STOP]++)
+                --*taken;
+            if (number) {
+                sums[0] += *taken;
+                sums[1] += *taken * number;
+                sums[2] += *taken * number * number;
+            }
+        }
+        for (int power = 0; power < POWERS; power++)
+            found[power * rows + row] = sums[power];
+    }
+}
+
+static PyObject *core_moments(PyObject *self, PyObject *args)
+{
+    PyObject *given, *result = NULL;
+    long long size;
+    Py_buffer state, found;
+    struct columns c;
+    if (!PyArg_ParseTuple(args, "OLw*w*", &given, &size, &state, &found))
+        return NULL;
+    if (take_columns(&c, given, MOMENT_COLUMNS, 1 << GROWTH_FIRST | 1 << ROW_STEPS)) {
+        if (size < 1 || !is_state(&state, MOMENT_FIELDS, size) || length(&found) != POWERS * rows_of(&c, ROW_STEPS))
+            PyErr_SetString(PyExc_ValueError, "a state of the block size, and a buffer for three sums a row are needed");
+        else {
+            moments_of(&c, size, items(&state), items(&found), rows_of(&c, ROW_STEPS));
+            result = Py_NewRef(Py_None);
+        }
+        drop_columns(&c);
+    }
+    PyBuffer_Release(&state);
+    PyBuffer_Release(&found);
+    return result;
+}
+
+/* --- Along the tape: ``named_before`` and ``lives`` --- */
+
+/* Columns of the tape. Of records of ``freed``: the place of the first block, and FREED. Of the holes. The positions between
+   which takings are. Their moments. The positions of blocks from the stack. */
+enum {
+    START, FIRST, STOP, NAMED, GROWN_FROM, BORN, LAG, TOUCHED, HOLE_PLACE, HOLE_BLOCKS, EDGES, MOMENT, STACKED, TAPE_COLUMNS
+};
+enum { TAPE_GROUPS = 1 << START | 1 << HOLE_PLACE | 1 << EDGES | 1 << MOMENT | 1 << STACKED };
+/* Where a pass is: the taking, counted from one, and its blocks left on the tape; the next place and its record; the next
+   hole and block of the stack. */
+enum { TAKING, LEFT, PLACE, RECORD, HOLE, NEXT_STACKED, TAPE_FIELDS };
+/* Birth, last touch, next taking, blocks. */
+enum { LIFE_FIELDS = 4 };
+
+/* Goes to the next taking. */
+static void next_taking(const struct columns *c, int64_t *at)
+{
+    const int64_t *edges = column(c, EDGES) + at[TAKING]++, *stacked = column(c, STACKED);
+    at[LEFT] = edges[1] - edges[0];
+    for (; at[NEXT_STACKED] < rows_of(c, STACKED) && stacked[at[NEXT_STACKED]] < edges[1]; at[NEXT_STACKED]++)
+        at[LEFT]--;
+}
+
+/* Goes past a hole and to the record of the next place. Returns how many blocks of the record the taking has from there; less
+   than one if a record or a hole is behind that place. */
+static int64_t next_blocks(const struct columns *c, int64_t *at)
+{
+    const int64_t *start = column(c, START), *hole = column(c, HOLE_PLACE);
+    while (at[HOLE] < rows_of(c, HOLE_PLACE) && hole[at[HOLE]] == at[PLACE])
+        at[PLACE] += column(c, HOLE_BLOCKS)[at[HOLE]++];
+    while (at[RECORD] + 1 < rows_of(c, START) && start[at[RECORD] + 1] <= at[PLACE])
+        at[RECORD]++;
+    int64_t blocks = at[LEFT];
+    if (at[HOLE] < rows_of(c, HOLE_PLACE))
+        blocks = least(blocks, hole[at[HOLE]] - at[PLACE]);
+    if (at[RECORD] + 1 < rows_of(c, START))
+        blocks = least(blocks, start[at[RECORD] + 1] - at[PLACE]);
+    return blocks;
+}
+
+static void pass_blocks(int64_t *at, int64_t blocks)
+{
+    at[PLACE] += blocks;
+    at[LEFT] -= blocks;
+}
+
+/* Blocks with a name in each of the next takings; false if the columns do not go on along the tape. */
+static bool names(const struct columns *c, int64_t *at, int64_t *named, int64_t takings)
+{
+    for (int64_t taking = 0; taking < takings; taking++) {
+        next_taking(c, at);
+        named[taking] = 0;
+        while (at[LEFT] > 0) {
+            int64_t blocks = next_blocks(c, at), record = at[RECORD], first = column(c, FIRST)[record];
+            if (blocks < 1)
+                return false;
+            /* The last block of a table comes first: those without a name. */
+            int64_t size = column(c, STOP)[record] - first, with = least(size, column(c, NAMED)[record] - first);
+            int64_t low = at[PLACE] - column(c, START)[record], unnamed = size - (with < 0 ? 0 : with);
+            int64_t more = low + blocks - (low > unnamed ? low : unnamed);
+            named[taking] += more > 0 ? more : 0;
+            pass_blocks(at, blocks);
+        }
+    }
+    return true;
+}
+
+/* Moments of birth, of the last touch and of the next taking of blocks with one life, and how many they are; and how many
+   have each of the touches. Returns how many lives; or -1 if a record has a touch that there is not, or the
+   columns do not go on along the tape. */
+static int64_t lives(const struct columns *c, int64_t size, const Py_buffer *last, int64_t *touches, int64_t *at,
+                     int64_t *found[LIFE_FIELDS], int64_t room)
+{
+    int64_t lives = 0, takings = rows_of(c, MOMENT);
+    const int64_t *last_of = last->buf;
+    for (;;) {
+        while (at[LEFT] <= 0) {
+            if (at[TAKING] == takings)
+                return lives;
+            next_taking(c, at);
+        }
+        if (lives == room)
+            return lives;
+        int64_t blocks = next_blocks(c, at), record = at[RECORD];
+        if (blocks < 1)
+            return -1;
+        /* The first record has the blocks of the initial pool, which were never taken before. */
+        if (record > 0) {
+            int64_t place = column(c, STOP)[record] - 1 - (at[PLACE] - column(c, START)[record]);
+            int64_t born = column(c, BORN)[record], touched = column(c, TOUCHED)[record];
+            if (place >= column(c, GROWN_FROM)[record]) {
+                blocks = 1;
+                born = (place * size + 1 - column(c, LAG)[record]) * MOMENT_KINDS + AFTER_STEP;
+            }
+            else
+                blocks = least(blocks, place + 1 - column(c, FIRST)[record]);
+            if (touched >= length(last))
+                return -1;
+            if (touched >= 0)
+                touches[touched] += blocks;
+            found[0][lives] = born;
+            found[1][lives] = touched >= 0 ? last_of[touched] : born;
+            found[2][lives] = column(c, MOMENT)[at[TAKING] - 1];
+            found[3][lives++] = blocks;
+        }
+        pass_blocks(at, blocks);
+    }
+}
+
+/* The columns of the tape and the state of a pass over it; false with an error set. */
+static bool take_tape(struct columns *c, PyObject *given, const Py_buffer *at)
+{
+    if (!take_columns(c, given, TAPE_COLUMNS, TAPE_GROUPS))
+        return false;
+    int64_t takings = rows_of(c, MOMENT);
+    const int64_t *state = at->buf;
+    if (rows_of(c, EDGES) == takings + 1 && is_state(at, TAPE_FIELDS, 0) && state[TAKING] <= takings &&
+        state[RECORD] < rows_of(c, START))
+        return true;
+    drop_columns(c);
+    PyErr_SetString(PyExc_ValueError, "records, an edge more than takings, and a state of the tape are needed");
+    return false;
+}
+
+static PyObject *core_names(PyObject *self, PyObject *args)
+{
+    PyObject *given, *result = NULL;
+    Py_buffer at, named;
+    struct columns c;
+    if (!PyArg_ParseTuple(args, "Ow*w*", &given, &at, &named))
+        return NULL;
+    if (take_tape(&c, given, &at)) {
+        if (items(&at)[TAKING] + length(&named) > rows_of(&c, MOMENT))
+            PyErr_SetString(PyExc_ValueError, "there are fewer takings");
+        else if (names(&c, items(&at), items(&named), length(&named)))
+            result = Py_NewRef(Py_None);
+        else
+            PyErr_SetString(PyExc_ValueError, "columns that go on along the tape are needed");
+        drop_columns(&c);
+    }
+    PyBuffer_Release(&at);
+    PyBuffer_Release(&named);
+    return result;
+}
+
+static PyObject *core_lives(PyObject *self, PyObject *args)
+{
+    PyObject *given, *result = NULL;
+    long long size;
+    Py_buffer last, touches, at, found;
+    struct columns c;
+    if (!PyArg_ParseTuple(args, "OLy*w*w*w*", &given, &size, &last, &touches, &at, &found))
+        return NULL;
+    int64_t room = length(&found) / LIFE_FIELDS, *each[LIFE_FIELDS];
+    for (int field = 0; field < LIFE_FIELDS; field++)
+        each[field] = items(&found) + field * room;
+    if (last.len != touches.len)
+        PyErr_SetString(PyExc_ValueError, "a count of each touch is needed");
+    else if (take_tape(&c, given, &at)) {
+        int64_t number = lives(&c, size, &last, items(&touches), items(&at), each, room);
+        if (number < 0)
+            PyErr_SetString(PyExc_ValueError, "columns that go on along the tape, and all touches, are needed");
+        else
+            result = PyLong_FromLongLong(number);
+        drop_columns(&c);
+    }
+    PyBuffer_Release(&last);
+    PyBuffer_Release(&touches);
+    PyBuffer_Release(&at);
+    PyBuffer_Release(&found);
+    return result;
+}
+
+/* --- Times: ``ticks_of`` and ``iteration_of`` --- */
+
+/* Of rows: start, duration, number of the first step; and durations of the first step and the second, and their growth, or
+   empty columns where each step counts as one. */
+enum { ROW_START, ROW_TICKS, ROW_STEP, ROW_FIRST, ROW_NEXT, ROW_SLOPE, TIME_COLUMNS };
+
+/* The last row that begins with a step or before, from a guess; -1 before the first. Steps that are asked for in turn are near
+   one another. */
+static int64_t row_of_step(const int64_t *row_step, int64_t rows, int64_t step, int64_t guess)
+{
+    int64_t low = -1, high = rows; /* row_step[low] <= step < row_step[high] */
+    if (guess >= 0 && guess < rows) {
+        if (row_step[guess] <= step) {
+            low = guess;
+            for (int near = 0; near < HINT_ROWS && low + 1 < rows; near++, low++)
+                if (row_step[low + 1] > step)
+                    return low;
+        } else {
+            high = guess;
+            for (int near = 0; near < HINT_ROWS && high > 0; near++)
+                if (row_step[--high] <= step)
+                    return high;
+        }
+    }
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (row_step[middle] <= step)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* When a row has done all steps before ``step``: ``RunLog._into`` from its start. */
+static int64_t ticks_before(const struct columns *c, int64_t row, int64_t step)
+{
+    int64_t steps = step - column(c, ROW_STEP)[row], start = column(c, ROW_START)[row];
+    if (steps < 1)
+        return start;
+    if (rows_of(c, ROW_FIRST) == 0)
+        return start + steps;
+    int64_t later = steps - 1;
+    return start + column(c, ROW_FIRST)[row] + column(c, ROW_NEXT)[row] * later +
+           column(c, ROW_SLOPE)[row] * (later * (later - 1) / 2);
+}
+
+/* Ticks of moments; false if one is none of this run. */
+static bool date(const struct columns *c, int64_t end_ticks, const int64_t *moments, int64_t *ticks, int64_t number)
+{
+    int64_t rows = rows_of(c, ROW_START), row = 0;
+    for (int64_t place = 0; place < number; place++) {
+        int64_t count = moments[place] / MOMENT_KINDS;
+        switch (moments[place] % MOMENT_KINDS) {
+        case AT_ROW:
+            if (count < 0 || count > rows)
+                return false;
+            ticks[place] = count < rows ? column(c, ROW_START)[count] : end_ticks;
+            break;
+        case AFTER_ROW:
+            if (count < 0 || count >= rows)
+                return false;
+            ticks[place] = column(c, ROW_START)[count] + column(c, ROW_TICKS)[count];
+            break;
+        case IN_STEP:
+            row = row_of_step(column(c, ROW_STEP), rows, count, row);
+            if (row < 0)
+                return false;
+            ticks[place] = ticks_before(c, row, count);
+            break;
+        case AFTER_STEP:
+            row = row_of_step(column(c, ROW_STEP), rows, count - 1, row);
+            if (row < 0)
+                return false;
+            ticks[place] = ticks_before(c, row, count);
+            break;
+        default: /* negative */
+            return false;
+        }
+    }
+    return true;
+}
+
+static PyObject *core_date(PyObject *self, PyObject *args)
+{
+    PyObject *given, *result = NULL;
+    long long end_ticks;
+    Py_buffer moments, ticks;
+    struct columns c;
+    if (!PyArg_ParseTuple(args, "OLy*w*", &given, &end_ticks, &moments, &ticks))
+        return NULL;
+    if (ticks.len != moments.len)
+        PyErr_SetString(PyExc_ValueError, "a buffer for the ticks of each moment is needed");
+    else if (take_columns(&c, given, TIME_COLUMNS, 1 << ROW_START | 1 << ROW_FIRST)) {
+        if (rows_of(&c, ROW_FIRST) && rows_of(&c, ROW_FIRST) != rows_of(&c, ROW_START))
+            PyErr_SetString(PyExc_ValueError, "durations of the steps of each row, or none, are needed");
+        else if (date(&c, end_ticks, moments.buf, items(&ticks), length(&moments)))
+            result = Py_NewRef(Py_None);
+        else
+            PyErr_SetString(PyExc_ValueError, "a moment is none of this run");
+        drop_columns(&c);
+    }
+    PyBuffer_Release(&moments);
+    PyBuffer_Release(&ticks);
+    return result;
+}
+
+/* --- Histograms: ``_Histogram.count`` --- */
+
+/* Of the mantissa of a float64, for ranges of ``_width``; and the exponent of one. */
+enum { MANTISSA_BITS = 52, WIDTH_BITS = 8, EXPONENT_OF_ONE = 1023 };
+
+static int64_t width_of(int64_t value)
+{
+    double number = (double)value;
+    int64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    bits >>= MANTISSA_BITS - WIDTH_BITS;
+    return value < 1 ? 0 : bits - ((int64_t)EXPONENT_OF_ONE << WIDTH_BITS) + 1;
+}
+
+/* Counts blocks by the first bound at or above their value, and by width. Returns the sum of the values in two halves. */
+static PyObject *core_count(PyObject *self, PyObject *args)
+{
+    Py_buffer values, blocks, bounds, counts, widths;
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*y*w*w*", &values, &blocks, &bounds, &counts, &widths))
+        return NULL;
+    const int64_t *value = values.buf, *number = blocks.buf, *bound = bounds.buf;
+    int64_t most = length(&bounds);
+    if (blocks.len != values.len || counts.len != bounds.len + 8)
+        PyErr_SetString(PyExc_ValueError, "as many blocks as values, and a count more than bounds are needed");
+    else {
+        unsigned __int128 sum = 0;
+        int64_t place = 0;
+        for (; place < length(&values); place++) {
+            int64_t bucket = 0, width = width_of(value[place]);
+            if (value[place] < 0 || width >= length(&widths))
+                break;
+            for (int64_t at = 0; at < most; at++)
+                bucket += bound[at] < value[place];
+            items(&counts)[bucket] += number[place];
+            items(&widths)[width] += number[place];
+            sum += (unsigned __int128)value[place] * (uint64_t)number[place];
+        }
+        if (place < length(&values))
+            PyErr_SetString(PyExc_ValueError, "a value is negative, or wider than all widths");
+        else
+            result = Py_BuildValue("KK", (unsigned long long)(sum >> 64), (unsigned long long)sum);
+    }
+    PyBuffer_Release(&values);
+    PyBuffer_Release(&blocks);
+    PyBuffer_Release(&bounds);
+    PyBuffer_Release(&counts);
+    PyBuffer_Release(&widths);
+    return result;
+}
