@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter
-from docstring_parser import parse
+from docstring_parser.google import parse
 
 from ...sim.cost import COST_NAMES
 from ...sim.engine.settings import SHARED, Settings, default_of, settings

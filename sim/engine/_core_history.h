@@ -65,35 +65,36 @@ enum { FIRST_STEP, STOP_STEP, TAKE_STEP, TAKE_MOMENT, TAKE_BLOCKS, TAKING_COLUMN
    prefills take. A sequence takes a block every ``size`` steps from its first step to before its stop. Returns how many. */
 static int64_t takings(const struct columns *c, int64_t size, int64_t *state, int64_t *moments, int64_t *upto, int64_t room)
 {
-    int64_t *by_phase = state + TAKING_FIELDS, found = 0;
-    int64_t firsts = rows_of(c, FIRST_STEP), takes = rows_of(c, TAKE_STEP);
-    const int64_t *first = column(c, FIRST_STEP), *stop = column(c, STOP_STEP);
-    for (;;) {
-        int64_t step = state[NEXT_STEP] / 2;
-        if (state[NEXT_STEP] % 2 == 0) {
-            if (state[NEXT_STOP] == firsts && state[NEXT_TAKE] == takes)
-                return found;
-            if (found == room)
-                return found;
-            int64_t *taken = &by_phase[step % size];
-            for (; state[NEXT_FIRST] < firsts && first[state[NEXT_FIRST]] <= step; state[NEXT_FIRST]++)
-                ++*taken;
-            for (; state[NEXT_STOP] < firsts && stop[state[NEXT_STOP]] <= step; state[NEXT_STOP]++)
-                --*taken;
-            if (*taken) {
+    int64_t firsts = rows_of(c, FIRST_STEP), takes = rows_of(c, TAKE_STEP), *by_phase = state + TAKING_FIELDS;
+    const int64_t *first = column(c, FIRST_STEP), *stop = column(c, STOP_STEP), *take_step = column(c, TAKE_STEP);
+    int64_t next = state[NEXT_STEP], in = state[NEXT_FIRST], out = state[NEXT_STOP], take = state[NEXT_TAKE];
+    int64_t step = next / 2, phase = step % size, found = 0, blocks = state[TAKEN];
+    /* What comes next in a step: what its sequences take, or a prefill. */
+    bool prefills = next % 2;
+    while (found < room && (prefills || out < firsts || take < takes)) {
+        if (!prefills) {
+            int64_t taken = by_phase[phase];
+            for (; in < firsts && first[in] <= step; in++)
+                taken++;
+            for (; out < firsts && stop[out] <= step; out++)
+                taken--;
+            by_phase[phase] = taken;
+            if (taken) {
                 moments[found] = step * MOMENT_KINDS + AFTER_STEP;
-                upto[found++] = state[TAKEN] += *taken;
+                upto[found++] = blocks += taken;
             }
-            state[NEXT_STEP]++;
+            prefills = true;
+        } else if (take < takes && take_step[take] <= step) {
+            moments[found] = column(c, TAKE_MOMENT)[take];
+            upto[found++] = blocks += column(c, TAKE_BLOCKS)[take++];
+        } else {
+            prefills = false;
+            step++, phase = phase + 1 == size ? 0 : phase + 1;
         }
-        for (; state[NEXT_TAKE] < takes && column(c, TAKE_STEP)[state[NEXT_TAKE]] <= step; state[NEXT_TAKE]++) {
-            if (found == room)
-                return found;
-            moments[found] = column(c, TAKE_MOMENT)[state[NEXT_TAKE]];
-            upto[found++] = state[TAKEN] += column(c, TAKE_BLOCKS)[state[NEXT_TAKE]];
-        }
-        state[NEXT_STEP]++;
     }
+    state[NEXT_STEP] = 2 * step + prefills;
+    state[NEXT_FIRST] = in, state[NEXT_STOP] = out, state[NEXT_TAKE] = take, state[TAKEN] = blocks;
+    return found;
 }
 
 static PyObject *core_takings(PyObject *self, PyObject *args)
@@ -126,25 +127,29 @@ enum { POWERS = 3 };
    with its square. */
 static void moments_of(const struct columns *c, int64_t size, int64_t *state, int64_t *found, int64_t rows)
 {
-    int64_t *by_phase = state + MOMENT_FIELDS, growths = rows_of(c, GROWTH_FIRST);
+    int64_t growths = rows_of(c, GROWTH_FIRST), *by_phase = state + MOMENT_FIELDS;
     const int64_t *first = column(c, GROWTH_FIRST), *stop = column(c, GROWTH_STOP), *steps = column(c, ROW_STEPS);
+    int64_t step = state[MOMENT_STEP], in = state[MOMENT_FIRST], out = state[MOMENT_STOP], phase = step % size;
     for (int64_t row = 0; row < rows; row++) {
         int64_t sums[POWERS] = {0};
-        for (int64_t number = 0; number < steps[row]; number++) {
-            int64_t step = state[MOMENT_STEP]++, *taken = &by_phase[step % size];
-            for (; state[MOMENT_FIRST] < growths && first[state[MOMENT_FIRST]] <= step; state[MOMENT_FIRST]++)
-                ++*taken;
-            for (; state[MOMENT_STOP] < growths && stop[state[MOMENT_STOP]] <= step; state[MOMENT_STOP]++)
-                --*taken;
+        for (int64_t number = 0; number < steps[row]; number++, step++) {
+            int64_t taken = by_phase[phase];
+            for (; in < growths && first[in] <= step; in++)
+                taken++;
+            for (; out < growths && stop[out] <= step; out++)
+                taken--;
+            by_phase[phase] = taken;
+            phase = phase + 1 == size ? 0 : phase + 1;
             if (number) {
-                sums[0] += *taken;
-                sums[1] += *taken * number;
-                sums[2] += *taken * number * number;
+                sums[0] += taken;
+                sums[1] += taken * number;
+                sums[2] += taken * number * number;
             }
         }
         for (int power = 0; power < POWERS; power++)
             found[power * rows + row] = sums[power];
     }
+    state[MOMENT_STEP] = step, state[MOMENT_FIRST] = in, state[MOMENT_STOP] = out;
 }
 
 static PyObject *core_moments(PyObject *self, PyObject *args)

@@ -138,8 +138,12 @@ class QueueHistory:
             for part, named in past.named_by_taking():
                 yield past.moment[part], -named
 
-        some = ((moment[blocks != 0], blocks[blocks != 0]) for moment, blocks in changed())
-        return dict(zip(("moment", "blocks"), columns_of([np.int64] * 2, some), strict=True))
+        def some() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            for moment, blocks in changed():
+                kept = blocks != 0
+                yield (moment, blocks) if kept.all() else (moment[kept], blocks[kept])
+
+        return dict(zip(("moment", "blocks"), columns_of([np.int64] * 2, some()), strict=True))
 
     @property
     def evicted_blocks(self) -> int:
