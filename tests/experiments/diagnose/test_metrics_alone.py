@@ -72,7 +72,9 @@ class TestOverloaded:
 
     OPEN, CLOSED = load(1000, 25.0, None), load(1000, None, 90)
 
-    @pytest.mark.parametrize("times", [{10.0, 35.0}, None], ids=["two scrapes", "every 5 s"])
+    @pytest.mark.parametrize(
+        "times", [{10.0, 35.0}, pytest.param(None, marks=pytest.mark.slow)], ids=["two scrapes", "every 5 s"]
+    )
     def test_an_open_loop_is_open(self, times, tmp_path, capsys):
         (tmp_path / "metrics.txt").write_text(scraped(run(LINE, self.OPEN), times))
         found = diagnose(tmp_path)

@@ -414,7 +414,6 @@ def test_a_planted_difference_is_caught(policy, name, tmp_path, monkeypatch):
         ("vllm-v1", "nothing in vain"),
         ("vllm-v1", "finds nothing"),
         ("vllm-v1", "shared blocks come free"),
-        ("vllm-v1", "leaps past a publication"),
         ("vllm-v1", "no block without a name"),
     ],
 )
