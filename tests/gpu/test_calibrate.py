@@ -376,7 +376,7 @@ def test_a_step_that_a_graph_replays_does_not_say_what_it_reads(probes, monkeypa
     assert [set(step.point) for step in probes.steps() if step.point["op"] == "step"] == [{"op", "rows"}] * 2
 
 
-def test_a_cpu_measures_every_number_of_rows_up_to_16_and_steps_that_read_twice_their_weights():
+def test_a_cpu_measures_every_number_of_rows_up_to_16_and_steps_that_read_more_kv_than_weights():
     """Products of up to 16 rows are no smooth function of the rows. The steps begin where KV is 1 % of what they read."""
     grid, spec = calibrate_grid.CPU, model_spec("toy-llama")
     assert {*range(1, 17)} <= {*grid.tokens} & {*grid.head_rows}
