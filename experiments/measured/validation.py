@@ -296,7 +296,7 @@ class Validation:
 
     def _read(self, calibration: Path) -> None:
         self._calibration, self._calibrated = read(calibration), json.loads(calibration.read_bytes())
-        self.__dict__.pop("cost", None)
+        self._costs: dict[bool, StepCost] = {}
 
     def _passes(self, drift: Drift) -> Iterator[list[dict[str, Any]]]:
         """Replay all runs once, and then all again: the repetitions of a run contain the drift of the machine. After each
@@ -325,14 +325,24 @@ class Validation:
                 runs.append(self._run(name) | {"drift": round(float(around.mean()), 4) if around.size else None})
             yield runs
 
-    @cached_property
+    @property
     def cost(self) -> StepCost:
-        """The calibration as step times of the model."""
+        """The calibration as step times of the model over paged memory."""
+        return self._cost_of(paged=True)
+
+    def _cost_of(self, paged: bool) -> StepCost:
+        """The same, or over memory in which each sequence lies in one piece."""
+        if paged not in self._costs:
+            self._costs[paged] = self._new_cost(paged)
+        return self._costs[paged]
+
+    def _new_cost(self, paged: bool) -> StepCost:
         kv_dtype = points.KV_DTYPES[self._kv_cache_dtype]
         deployment = Deployment(kv_dtype=kv_dtype, cuda_graphs=self._device.torch_device.type == "cuda")
         # No link and no speedup of a GPU enters: one GPU, 16 bits.
         spec = model_spec(self._scale.model)
-        return cost(self._cost, spec, gpu("a100-80gb"), block_size=BLOCK_SIZE, deployment=deployment)
+        card = gpu("a100-80gb")
+        return cost(self._cost, spec, card, block_size=BLOCK_SIZE, deployment=deployment, paged=paged)
 
     @cached_property
     def served(self) -> dict[str, Served]:
@@ -378,7 +388,8 @@ class Validation:
             # The skeleton pads batches where it captures them, and only there.
             "enforce_eager": self._device.torch_device.type != "cuda",
         }
-        # The skeleton computes step after step: no host work is hidden behind the step before it.
+        # The skeleton computes step after step: no host work is hidden behind the step before it. Requests of contiguous memory
+        # all wait from the start, so that their steps do not depend on their times.
         return priced(Settings(**common, **fields), workload, shuffle_ids, self.cost)
 
     @cached_property
@@ -427,7 +438,7 @@ class Validation:
 
     def _replay(self, one: PricedPlan, steps: np.ndarray, samples_us: np.ndarray) -> Replay:
         """Timed steps of a plan, with their times by the calibration as it is now."""
-        return replay_of(self.skeleton, steps, one.ticks(self.cost), samples_us)
+        return replay_of(self.skeleton, steps, one.ticks(self._cost_of(one.plan.is_paged)), samples_us)
 
     def _transformers(self) -> dict[str, Any]:
         """Output tokens/s of the static run's batches through transformers, beside ours of the same batches; or the reason why

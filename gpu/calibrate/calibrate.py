@@ -1,8 +1,8 @@
 """A device's calibration: a few dozen points per operation, and the models fitted to them.
 
-Samples of all points are interleaved, on a CPU those of an operation behind each other. They may be taken in several parts, with
+Samples of all points are interleaved, on a CPU those of calls that leave the caches alike behind each other. They may be taken in several parts, with
 other work in between. The overhead of a step beyond its operations (host work, launches, the last norm) is measured too, as the time of whole steps less the time
-of their operations.
+of their operations: by the fitted models on a CPU, as measured on a GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ...sim.cost.operations import OPERATIONS, OpModel
 from ...sim.spec import ModelSpec
 from ...sim.types.errors import SettingError
 from ..devices import timing
@@ -120,6 +121,10 @@ class Measuring:
         """The content of a calibration file, from all parts so far."""
         measured = self._points.points()
         ops = fit(measured, overlapped=self._on_gpu)
+        if not self._on_gpu:
+            # A model may be off by a tenth at the sizes of a step, which is as much as the step takes beyond its operations.
+            measured = self._points.points(ops)
+            ops |= fit(point for point in measured if point["op"] in ("step", "prefill_step"))
         share = repeated_reads(measured, ops["decode_attention"])
         found = {} if share is None else {"repeated_reads": share}
         return self._says | {"parts": self._points.parts, **found, "ops": ops, "points": measured}
@@ -182,8 +187,12 @@ class Samples:
             self._us[index] += samples
         self.parts += 1
 
-    def points(self) -> list[Point]:
-        """Every point with ``us``, ``iqr_us`` and ``samples``, from the samples so far."""
+    def points(self, ops: Mapping[str, Mapping[str, Any]] | None = None) -> list[Point]:
+        """Every point with ``us``, ``iqr_us`` and ``samples``, from the samples so far.
+
+        Args:
+            ops: Entries by which a step's operations take the time that is not its own; None: as they were measured.
+        """
         operations = self._operations
         timings = [timing.timing(found, self._stopwatch.quantile) for found in self._us]
         measured = [probe.point | found._asdict() for probe, found in zip(operations, timings, strict=False)]
@@ -191,6 +200,8 @@ class Samples:
         for probe, point in zip(operations, measured, strict=True):
             if probe.parts:
                 point["apart_us"] = sum(us_of[points.key(part)] for part in probe.parts)
+        if ops is not None:
+            us_of = {points.key(part): _modelled_us(ops, part) for step in self._steps for _, part in step.parts}
         whole = zip(self._steps, timings[len(operations) :], strict=True)
         return measured + [_beside(step, taken, us_of) for step, taken in whole]
 
@@ -205,10 +216,16 @@ class Samples:
         # On a GPU kinds are mixed, as in serving: GEMMs behind GEMMs would meet the limit of its power and lower the clocks.
         kinds = None
         if not self._on_gpu:
-            kinds = [probe.point["op"] for probe in self._operations] + [step.point["op"] for step in self._steps]
+            measured = [probe.point for probe in self._operations] + [step.point for step in self._steps]
+            kinds = [points.kind(point) for point in measured]
         # Every part has an order of its own.
         for index, us in timing.interleaved(self._samplers, rounds, self._seed + self.parts, kinds):
             yield index, [us]
+
+
+def _modelled_us(ops: Mapping[str, Mapping[str, Any]], point: Point) -> float:
+    sizes = {name: size for name, size in point.items() if name != "op"}
+    return float(OpModel(**ops[point["op"]]).us(OPERATIONS[point["op"]](**sizes)))
 
 
 def _beside(step: StepProbe, whole: timing.Timing, us_of: Mapping[Any, float]) -> Point:

@@ -24,6 +24,8 @@ class Grid:
         block_sizes: Block sizes besides the model's own; each is measured for ``ragged`` with similar lengths.
         shared: (sequences, approximate tokens of each, sequences that have the blocks of three quarters of their tokens in common)
             of batches with the model's own block size.
+        contiguous: (sequences, approximate tokens of each) of decodes without block tables; none where calibrations leave it to
+            those with.
         chunks, prefixes: New tokens of one prompt, and the tokens before them.
         prompts: (prompts, tokens) of prompts that are prefilled in one call.
         mixed: (sequences, approximate tokens of each, chunk, tokens before it) of attention of a step that decodes and
@@ -42,6 +44,7 @@ class Grid:
     ragged: tuple[tuple[int, int], ...]
     block_sizes: tuple[int, ...]
     shared: tuple[tuple[int, int, int], ...]
+    contiguous: tuple[tuple[int, int], ...]
     chunks: tuple[int, ...]
     prefixes: tuple[int, ...]
     prompts: tuple[tuple[int, int], ...]
@@ -53,13 +56,14 @@ class Grid:
 
 
 CPU = Grid(
-    tokens=(1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512),
-    head_rows=(1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 32, 45, 64),
+    tokens=(*range(1, 17), 23, 32, 45, 64, 91, 128, 181, 256, 362, 512),
+    head_rows=(*range(1, 17), 23, 32, 45, 64),
     batches=(1, 2, 4, 8, 16, 32, 64),
     contexts=(16, 64, 128, 256, 512, 1024, 2048),
     ragged=((4, 128), (8, 512), (16, 128), (32, 256), (64, 128)),
     block_sizes=(8, 32, 128),
     shared=((8, 512, 4), (8, 1024, 8), (16, 256, 4), (16, 256, 16), (32, 256, 8), (32, 128, 32)),
+    contiguous=tuple(product((1, 2, 4, 8, 16, 32), (16, 64, 256, 1024))),
     chunks=(16, 29, 64, 111, 256, 443, 512),
     prefixes=(0, 61, 256, 509, 1024),
     prompts=((2, 32), (4, 64), (2, 128)),
@@ -76,6 +80,13 @@ CPU = Grid(
         (16, 256, 0),
         (32, 128, 0),
         (64, 64, 0),
+        (1, 2048, 0),
+        (4, 1024, 0),
+        (8, 1024, 0),
+        (16, 1024, 0),
+        (32, 512, 0),
+        (32, 1024, 0),
+        (64, 512, 0),
         (0, 0, 29),
         (0, 0, 111),
         (0, 0, 256),
@@ -105,6 +116,7 @@ CUDA = Grid(
         (128, 1024, 4),
         (128, 512, 128),
     ),
+    contiguous=(),
     chunks=(64, 128, 333, 512, 1024, 1500, 2048, 4096, 8192),
     prefixes=(0, 500, 1024, 4096, 16384),
     prompts=((2, 128), (4, 256), (8, 512), (2, 1024)),
@@ -143,6 +155,7 @@ QUICK = Grid(
     ragged=((4, 64),),
     block_sizes=(32,),
     shared=((4, 64, 4), (4, 128, 2)),
+    contiguous=((1, 64), (4, 64)),
     chunks=(16, 32),
     prefixes=(0, 64),
     prompts=((2, 16),),

@@ -70,6 +70,12 @@ def decode_attention(
     return {"op": "decode_attention", **sizes, **shared, **_heads(model), "block_size": block_size, **element}
 
 
+def contiguous_attention(model: ModelSpec, contexts: Sequence[int], kv_cache_dtype: str = "auto") -> Point:
+    """One layer's decode attention over sequences that each lie in one piece."""
+    sizes = {"batch": len(contexts), "context_tokens": sum(contexts)}
+    return {"op": "contiguous_attention", **sizes, **_heads(model), **_element(kv_cache_dtype)}
+
+
 def prefill_attention(
     model: ModelSpec, lens: Sequence[int], contexts: Sequence[int], kv_cache_dtype: str = "auto"
 ) -> Point:
@@ -93,15 +99,33 @@ def move(op: str, model: ModelSpec, blocks: int, block_size: int, kv_cache_dtype
     return {"op": op, "bytes": blocks * block_size * model.slot_bytes(KV_DTYPES[kv_cache_dtype]), "blocks": pieces}
 
 
-def step(lens: Sequence[int]) -> Point:
+def step(lens: Sequence[int], kv_bytes: int = 0) -> Point:
     """Overhead of a step beyond its operations; steps with prompts, which no graph captures, have another one.
 
     Args:
         lens: New tokens of each row.
+        kv_bytes: KV that a step of decodes reads in all layers; 0 where that slows no GEMM.
     """
     if max(lens, default=1) == 1:
-        return {"op": "step", "rows": len(lens)}
+        read = {"kv_bytes": kv_bytes} if kv_bytes else {}
+        return {"op": "step", "rows": len(lens), **read}
     return {"op": "prefill_step", "rows": len(lens), "tokens": sum(lens)}
+
+
+#: By what calls of an operation differ in what they leave of the weights in the caches. All that has a number of tokens is one kind: a
+#: step runs it over the same tokens.
+_SIZES = {
+    "gemm": ("layer", "m"),
+    **dict.fromkeys(("kv_write", "elementwise", "embedding"), ("layer", "tokens")),
+    "step": ("step", "kv_bytes"),
+    "prefill_step": ("prefill_step", "tokens"),
+}
+
+
+def kind(point: Point) -> tuple[str, int]:
+    """Kind and size of a call, by which calls are sampled behind those that leave the caches alike."""
+    name, size = _SIZES.get(point["op"], (point["op"], "context_tokens"))
+    return name, int(point[size] if size in point else point.get("bytes", 0))
 
 
 def key(point: Point) -> tuple[tuple[str, Any], ...]:

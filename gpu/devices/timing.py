@@ -12,8 +12,8 @@ take as long as their launch.
 
 A call receives its number and selects its buffers by it, at most as many as exceed the last-level cache, see
 :attr:`Stopwatch.cold_bytes`. Warm-up calls run first and do not count. Samples of several operations are interleaved
-(:func:`interleaved`), so a slow second affects one sample of each operation and no result. Samples of one kind follow each other: on a
-CPU a step of 4 rows took 13 % more time behind six calls of other operations, and 8 % more as the third step behind them.
+(:func:`interleaved`), so a slow second affects one sample of each operation and no result. Samples of one kind follow each other, from
+the largest on: on a CPU a step of 4 rows took 13 % more time behind six calls of other operations, and 8 % more as the third step behind them.
 """
 
 from __future__ import annotations
@@ -229,21 +229,24 @@ class _Repeated:
 
 
 def interleaved(
-    samplers: Sequence[Sampler], rounds: int, seed: int, kinds: Sequence[str] | None = None
+    samplers: Sequence[Sampler], rounds: int, seed: int, kinds: Sequence[tuple[str, float]] | None = None
 ) -> Iterator[tuple[int, float]]:
     """Index and sample of each sampler, ``rounds`` times, in a new random order each time.
 
     Args:
-        kinds: Samplers of one kind follow each other, so that they find the caches as calls of their kind leave them.
+        kinds: Kind and size of each. Those of one kind follow each other, the largest first and equal ones in random order, so that
+            they find the caches as calls like them leave them.
     """
     rng = np.random.default_rng(seed)
     groups: dict[str, list[int]] = {}
-    for index, kind in enumerate(kinds or [""] * len(samplers)):
+    known = kinds or [("", 0)] * len(samplers)
+    for index, (kind, _) in enumerate(known):
         groups.setdefault(kind, []).append(index)
     parts = list(groups.values())
     for _ in range(rounds):
         for part in rng.permutation(len(parts)).tolist():
-            for index in rng.permutation(parts[part]).tolist():
+            drawn = rng.permutation(parts[part]).tolist()
+            for index in sorted(drawn, key=lambda index: known[index][1], reverse=True):
                 yield index, samplers[index]()
 
 

@@ -28,6 +28,7 @@ AGAIN = Grid(
     ragged=(),
     block_sizes=(),
     shared=(),
+    contiguous=(),
     chunks=(),
     prefixes=(),
     prompts=(),
@@ -53,7 +54,7 @@ class Drift:
         known, probes = {points.key(point) for point in calibrated}, Probes(skeleton, AGAIN, self._stopwatch, seed)
         again = [probe for probe in probes.operations() if points.key(probe.point) in known]
         self._keys = [points.key(probe.point) for probe in again]
-        self._kinds = [probe.point["op"] for probe in again]
+        self._kinds = [points.kind(probe.point) for probe in again]
         self._samplers = [self._stopwatch.sampler(probe.work, probe.captured) for probe in again]
         self._now_us: list[np.ndarray] = []
         self.compare(calibrated)

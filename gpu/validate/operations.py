@@ -200,6 +200,11 @@ def predicted_us(
     host = points.step(lens)
     if host["op"] not in calibration.ops:
         host = points.step([1] * len(lens))
+    # By how much GEMMs are longer behind reads of KV is measured with whole steps.
+    slot_bytes = model.slot_bytes(points.KV_DTYPES[kv_cache_dtype])
+    decodes = [context for new, context in zip(lens, contexts, strict=True) if new == 1]
+    alone, behind_kv = (points.step([1] * len(decodes), read) for read in (0, sum(decodes) * slot_bytes))
+    us["gemm"] = _point_us(calibration, behind_kv) - _point_us(calibration, alone)
     for count, point in [*calls, (1, host)]:
         # What a step takes beyond its operations is measured under one name.
         name = "step" if point is host else point["op"]

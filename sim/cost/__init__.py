@@ -61,6 +61,7 @@ def cost(
     server: Server | None = None,
     asynchronous: bool = False,
     pipelined: bool = False,
+    paged: bool = True,
 ) -> StepCost:
     """The cost model with this name, compiled for a model on a GPU.
 
@@ -70,6 +71,7 @@ def cost(
         server: Constants of the server, if known; refused with "paper" and with a server's fitted steps, which have their own.
         asynchronous: Whether steps are decided while the one before them runs.
         pipelined: Whether the server keeps a batch in each pipeline stage; else stages are passed by one batch at a time.
+        paged: Whether decodes read KV by block tables; else each sequence lies in one piece.
 
     Raises:
         SettingError: An unknown name; "paper" for another model or GPU than it is fitted to (the layers and width of
@@ -91,7 +93,7 @@ def cost(
         operations: OperationCost = (
             RooflineCost(model, gpu, tensor_parallel, block_size=block_size, deployment=deployment)
             if fit is None
-            else _calibrated(fit, model, gpu, tensor_parallel, block_size, deployment)
+            else _calibrated(fit, model, gpu, tensor_parallel, block_size, deployment, paged)
         )
         hides = asynchronous and operations.host_ticks() > 0
         found = operations if server is None and not hides else ServedCost(operations, server, asynchronous)
@@ -102,10 +104,16 @@ def cost(
 
 @lru_cache(maxsize=8)
 def _calibrated(
-    fit: Calibration, model: ModelSpec, gpu: GpuSpec, tensor_parallel: int, block_size: int, deployment: Deployment
+    fit: Calibration,
+    model: ModelSpec,
+    gpu: GpuSpec,
+    tensor_parallel: int,
+    block_size: int,
+    deployment: Deployment,
+    paged: bool,
 ) -> CalibratedCost:
     """One for all simulations of a deployment: they share its curves, which are drawn as batches ask for them."""
-    return CalibratedCost(fit, model, gpu, tensor_parallel, block_size, deployment)
+    return CalibratedCost(fit, model, gpu, tensor_parallel, block_size, deployment, paged)
 
 
 def default_cost(model: ModelSpec, gpu: GpuSpec, quantization: str | None = None) -> str:

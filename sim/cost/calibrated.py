@@ -62,6 +62,7 @@ class AttentionCurves:
 
     Args:
         context_ranks: Ranks that divide the tokens of a sequence.
+        paged: Whether decodes read by block tables. Else their calls are ``contiguous_attention``, where the calibration has it.
 
     Attributes:
         mixed_model: The model of ``mixed_attention``.
@@ -75,14 +76,19 @@ class AttentionCurves:
         block_size: int,
         kv_dtype: str,
         context_ranks: int = 1,
+        paged: bool = True,
     ) -> None:
         shape = model.head_attention(tensor_parallel)
         heads, kv_element_bytes = (shape.heads, shape.kv_heads, shape.head_dim), dtype_bits(kv_dtype) / 8
         gathered, self._ranks = context_ranks * shape.heads, context_ranks
-        self._decode_us = _operation_us(
-            calibration, "decode_attention", gathered, *heads[1:], block_size, kv_element_bytes
-        )
+        decoding: OpName = "decode_attention"
+        by_table: tuple[float, ...] = (block_size,)
+        if not paged and "contiguous_attention" in calibration.ops:
+            decoding, by_table = "contiguous_attention", ()
+        self._decode_us = _operation_us(calibration, decoding, gathered, *heads[1:], *by_table, kv_element_bytes)
         self._prefill_us = _operation_us(calibration, "prefill_attention", *heads, kv_element_bytes)
+        self._token_bytes = 2 * shape.kv_heads * shape.head_dim * kv_element_bytes
+        self._step = calibration.ops["step"]
         self._heads, self.mixed_model = shape.heads, mixed_model(calibration, gathered // shape.kv_heads)
         self._groups = [(group.num_layers, group.span.tokens or None) for group in model.kv_groups()]
         self._longest = model.max_model_len
@@ -124,11 +130,16 @@ class AttentionCurves:
         return OPERATIONS["mixed_attention"](0, batch, read, tokens, seen, self._heads).at
 
     def _decode(self, batch: int, context: np.ndarray) -> np.ndarray:
-        us = np.zeros(context.shape)
+        us, kv_bytes = np.zeros(context.shape), np.zeros(context.shape)
         for layers, window in self._groups:
             read = context if window is None else np.minimum(context, batch * window)
             us += layers * self._decode_us(batch, np.maximum(read / self._ranks, batch))
-        return us
+            kv_bytes += layers * self._token_bytes * read / self._ranks
+        return us + self._evicted_us(batch, kv_bytes)
+
+    def _evicted_us(self, batch: int, kv_bytes: np.ndarray) -> np.ndarray:
+        """By how much the GEMMs of a step are longer behind reads of so much KV; 0 where that was not measured."""
+        return self._step.us(operations.step(batch, kv_bytes)) - self._step.us(operations.step(batch))
 
     def _prefill(self, tokens: int, pairs: np.ndarray) -> np.ndarray:
         us = np.zeros(pairs.shape)
@@ -240,6 +251,7 @@ class CalibratedCost:
         calibration: Must have a model of every operation.
         block_size: Slots of a block, for the swaps.
         deployment: As ``RooflineCost`` takes it.
+        paged: See ``AttentionCurves``.
 
     Raises:
         SettingError: The calibration lacks an operation, or the model keeps latent vectors or states for which
@@ -267,6 +279,7 @@ class CalibratedCost:
         tensor_parallel: int = 1,
         block_size: int = 16,
         deployment: Deployment = Deployment(),
+        paged: bool = True,
     ) -> None:
         calibration.require(name for name in OPERATIONS if name not in OPTIONAL)
         refusal = self.refusal(model, calibration, deployment.quantization)
@@ -298,7 +311,7 @@ class CalibratedCost:
             self._attention = LatentCurves(self._latent, model, tensor_parallel, divided)
         else:
             self._attention = AttentionCurves(
-                calibration, model, tensor_parallel, block_size, deployment.kv_dtype, divided
+                calibration, model, tensor_parallel, block_size, deployment.kv_dtype, divided, paged
             )
         self._gemms = Counter(
             gemm

@@ -189,7 +189,15 @@ def build(
         policy=cast(PairedPolicy, scheduler),
         memory=memory,
         cost=step_cost
-        or _cost(settings, shape, card, size // deployment.decode_context_parallel, deployment, scheduler),
+        or _cost(
+            settings,
+            shape,
+            card,
+            size // deployment.decode_context_parallel,
+            deployment,
+            scheduler,
+            memory.placement is None,
+        ),
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
@@ -420,7 +428,13 @@ def _deployment(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deployme
 
 
 def _cost(
-    settings: Settings, shape: ModelSpec, card: GpuSpec, size: int, deployment: Deployment, scheduler: AnyPolicy
+    settings: Settings,
+    shape: ModelSpec,
+    card: GpuSpec,
+    size: int,
+    deployment: Deployment,
+    scheduler: AnyPolicy,
+    paged: bool,
 ) -> StepCost:
     ranks = settings.tensor_parallel_size
     server = None if settings.server is None else read_server(settings.server)
@@ -429,7 +443,7 @@ def _cost(
     name = settings.cost or (server.cost if server else default_cost(shape, card, deployment.quantization))
     scale = settings.step_scale or (FITTED_STEP_SCALE if name == "paper" else 1.0)
     ahead, pipelined = scheduler.schedules_ahead, scheduler.pipelines
-    found = cost(name, shape, card, ranks, size, scale, deployment, server, ahead, pipelined)
+    found = cost(name, shape, card, ranks, size, scale, deployment, server, ahead, pipelined, paged)
     speculative = speculative_of(settings.policy_options)
     if speculative is None:
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from fragmeter.gpu.model.layers import Layer, multiply
 from fragmeter.gpu.model.skeleton import Skeleton
 from fragmeter.sim.cost.operations import FROM_TABLES, OPERATIONS, OpModel
 from fragmeter.sim.spec import ModelSpec
+from fragmeter.sim.spec import model as model_spec
 from fragmeter.sim.types.errors import SettingError
 
 SPEC = ModelSpec("small", 3, 96, 6, 2, 16, 160, 211, 256, gated_mlp=True)
@@ -53,6 +55,16 @@ class Spy:
         shared = {"repeated_tokens": again * block_size} if again else {}
         self.seen.append({"op": "decode_attention", **sizes, **shared, **self._heads(query, keys)})
         self._device.decode_attention(out, query, keys, values, tables, contexts, block_size, longest)
+
+    def contiguous_attention(self, out, query, keys, values, starts, contexts, longest):
+        pieces = sorted(zip(starts.tolist(), contexts.tolist(), strict=True))
+        ends = [0, *(start + context for start, context in pieces)]
+        assert all(end <= start for end, (start, _) in zip(ends, pieces)) and ends[-1] <= len(keys)
+        assert longest == contexts.max()
+        sizes = {"batch": len(query), "context_tokens": int(contexts.sum())}
+        heads = {"heads": query.shape[1], "kv_heads": keys.shape[1], "head_dim": query.shape[2]}
+        self.seen.append({"op": "contiguous_attention", **sizes, **heads})
+        self._device.contiguous_attention(out, query, keys, values, starts, contexts, longest)
 
     def prefill_attention(self, out, query, keys, values, tables, starts, contexts, block_size, most, longest):
         assert not self._check(keys, tables, contexts, block_size, longest)
@@ -128,7 +140,7 @@ def test_every_operation_is_probed(probes):
 
 def test_a_probe_of_a_devices_operation_asks_for_what_its_point_says(probes, spy):
     """At every turn; a swap is one call for each cache, which together move what the point says."""
-    watched = ("kv_write", "decode_attention", "prefill_attention", *MOVES)
+    watched = ("kv_write", "decode_attention", "contiguous_attention", "prefill_attention", *MOVES)
     for probe in probes.operations():
         for number in (0, 1, 5):
             spy.seen.clear()
@@ -154,7 +166,7 @@ def test_probes_of_fp8_are_those_of_16_bits_over_half_of_the_bytes():
                 probe.work(0)
         return [probe.point for probe in probes]
 
-    read = {"kv_write", "decode_attention", "prefill_attention"}
+    read = {"kv_write", "decode_attention", "contiguous_attention", "prefill_attention"}
     for wide, narrow in zip(points_of(), points_of(kv_cache_dtype="fp8"), strict=True):
         if wide["op"] in read:
             # Smaller caches take more tables to be cold, and so other random contexts.
@@ -210,6 +222,16 @@ def test_points_that_read_blocks_again_are_not_those_of_the_operation():
     ]
     again = points_of[0] | {"repeated_tokens": 16, "us": 1000.0}
     assert fit([*points_of, again]) == fit(points_of)
+
+
+def stepped_batches(probes, count):
+    """The batches of the first steps."""
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probes._skeleton, "step", seen.append)
+        for step in itertools.islice(probes.steps(), count):
+            step.work(0)
+    return seen
 
 
 def gemm_flops(work) -> int:
@@ -292,24 +314,26 @@ def test_all_layers_pass_before_the_head_or_as_many_as_the_caches_hold(passing, 
         assert products == [(True, at, rows) for at in range(number) for _ in MATRICES] + [(False, None, rows)]
 
 
-def test_a_step_passes_before_each_step(passing, monkeypatch):
+def test_three_steps_pass_before_each_step(passing, monkeypatch):
     probes, skeleton, watch = passing
     seen = []
     monkeypatch.setattr(skeleton, "step", lambda batch: seen.append((watch.is_aside, batch)))
     for probe in probes.steps():
         seen.clear()
         probe.work(0)
-        (first, passed), (second, timed) = seen
-        assert (first, second) == (True, False) and passed is timed
+        assert [is_aside for is_aside, _ in seen] == [True] * 3 + [False]
+        assert len({id(batch) for _, batch in seen}) == 1
 
 
 def test_a_step_does_the_operations_of_its_parts(probes, spy):
     """By the device's own account and by torch's count of products; each part is among the operations."""
     measured = {points.key(probe.point) for probe in probes.operations()}
     steps = list(probes.steps())
+    # A slot: K and V of 3 layers, 2 heads of 16, 2 bytes each.
+    read = [384 * sum(batch.context_lens.tolist()) for batch in stepped_batches(probes, 2)]
     assert [step.point for step in steps] == [
-        {"op": "step", "rows": 1},
-        {"op": "step", "rows": 4},
+        {"op": "step", "rows": 1, "kv_bytes": read[0]},
+        {"op": "step", "rows": 4, "kv_bytes": read[1]},
         {"op": "prefill_step", "rows": 1, "tokens": 16},
         {"op": "prefill_step", "rows": 1, "tokens": 32},
         {"op": "prefill_step", "rows": 5, "tokens": 20},
@@ -346,6 +370,50 @@ def test_what_steps_are_made_of_is_in_the_grid(grid):
     assert all({*mixed} <= {*known} for mixed, known in zip(zip(*grid.mixed, strict=True), sizes, strict=True))
 
 
+def test_a_step_that_a_graph_replays_does_not_say_what_it_reads(probes, monkeypatch):
+    """On a GPU weights come from memory in any case."""
+    monkeypatch.setattr(Skeleton, "captures", True)
+    assert [set(step.point) for step in probes.steps() if step.point["op"] == "step"] == [{"op", "rows"}] * 2
+
+
+def test_a_cpu_measures_every_number_of_rows_up_to_16_and_steps_that_read_more_kv_than_weights():
+    """Products of up to 16 rows are no smooth function of the rows. The steps begin where KV is 1 % of what they read."""
+    grid, spec = calibrate_grid.CPU, model_spec("toy-llama")
+    assert {*range(1, 17)} <= {*grid.tokens} & {*grid.head_rows}
+    slot_bytes, weight_bytes = spec.slot_bytes("fp32"), spec.weight_bytes("fp32")
+    read = [batch * context * slot_bytes for batch, context, prompt in grid.steps if batch and not prompt]
+    assert min(read) < 0.01 * weight_bytes and max(read) > 1.5 * weight_bytes
+    many = {batch for batch, context, prompt in grid.steps if not prompt and batch * context * slot_bytes > 1e8}
+    few = {batch for batch, context, prompt in grid.steps if not prompt and batch * context * slot_bytes < 2e7}
+    # Else the share of the rows and that of KV would be the same.
+    assert len(many & few) > 1
+
+
+def test_calls_of_a_cpu_come_behind_calls_of_as_many_tokens(monkeypatch, spy):
+    """What a step runs over its tokens is sampled together, from the most tokens down; and steps from the most KV down."""
+    monkeypatch.setattr(timing, "stopwatch", lambda _: Stopwatch())
+    samples = calibrate.Samples(Skeleton(SPEC, spy, BLOCKS, BLOCK_SIZE, host_blocks=4), GRID, 0)
+    indices = []
+
+    def watch(items, *, total):
+        for index, taken in items:
+            indices.extend([index] * len(taken))
+            yield index, taken
+
+    samples.take(2, watch)
+    probes = [*samples._operations, *samples._steps]
+    assert len(indices) == 2 * len(probes)
+    for order in (indices[: len(probes)], indices[len(probes) :]):
+        kinds = [points.kind(probes[index].point) for index in order]
+        for name in ("layer", "step", "decode_attention"):
+            places = [place for place, (kind, _) in enumerate(kinds) if kind == name]
+            sizes = [kinds[place][1] for place in places]
+            assert len(set(sizes)) > 1 and places == list(range(places[0], places[-1] + 1))
+            assert sizes == sorted(sizes, reverse=True)
+        few = {probes[index].point["op"] for index, kind in zip(order, kinds) if kind == ("layer", 4)}
+        assert few == {"gemm", "kv_write", "elementwise", "embedding"}
+
+
 def test_a_steps_own_time_is_what_its_operations_leave(monkeypatch, spy):
     """Decodes or a prompt: embedding, head, in each of 3 layers 4 GEMMs, elementwise, KV write and attention: 23 calls.
 
@@ -369,12 +437,27 @@ def test_a_steps_own_time_is_what_its_operations_leave(monkeypatch, spy):
     timed = {"iqr_us": 0.0, "samples": GRID.rounds, "whole_us": 1000.0}
     alike, mixed = timed | {"us": 770.0, "parts_us": 230.0}, timed | {"us": 740.0, "parts_us": 260.0}
     wanted = [points.step(lens) | alike for lens in ([1], [1] * 4, [16], [32])]
-    assert steps == [*wanted, points.step([1] * 4 + [16]) | mixed]
+    wanted.append(points.step([1] * 4 + [16]) | mixed)
+    assert [{name: value for name, value in step.items() if name != "kv_bytes"} for step in steps] == wanted
     assert watched[0] == len(watched) - 1 == (GRID.rounds + 1) * len(found)
     whole = timing.Timing(1000.0, 3.0, 2)
     slow = {points.key(point): 50.0 for point in found}
     step = next(iter(Probes(skeleton, GRID, Stopwatch(), 0).steps()))
     assert calibrate._beside(step, whole, slow)["us"] == 20.0
+
+
+def test_a_steps_own_time_is_beside_the_models_of_its_operations(monkeypatch, spy):
+    """Of 20 us a GEMM, of 1 us any other call: of the decodes 13 GEMMs and 10 others, which leave 730 us of 1,000."""
+    monkeypatch.setattr(timing, "stopwatch", lambda _: Stopwatch())
+    samples = calibrate.Samples(Skeleton(SPEC, spy, BLOCKS, BLOCK_SIZE, host_blocks=4), GRID, 0)
+    samples.take(GRID.rounds, calibrate.unwatched)
+    plain = samples.points()
+    ops = {name: {"coefficients": {"t0_us": 20.0 if name == "gemm" else 1.0}} for name in OPERATIONS}
+    found = samples.points(ops)
+    others = [point for point in found if "step" not in point["op"]]
+    assert others == [point for point in plain if "step" not in point["op"]]
+    rests = {(point["rows"], point.get("tokens")): point["us"] for point in found if "step" in point["op"]}
+    assert rests == {(1, None): 730, (4, None): 730, (1, 16): 730, (1, 32): 730, (5, 20): 727}
 
 
 def test_the_result_is_of_the_samples_of_all_parts(monkeypatch, spy):
@@ -418,9 +501,14 @@ def test_a_gpu_mixes_kinds_of_calls_and_launches_while_it_computes(on_gpu, monke
     measuring._on_gpu = samples._on_gpu = on_gpu
     samples.take(1, calibrate.unwatched)
 
-    def fit(measured, overlapped):
-        found.append(overlapped)
-        return {"decode_attention": {}}
+    def fit(measured, overlapped=False):
+        measured = list(measured)
+        if {point["op"] for point in measured} > {"step", "prefill_step"}:
+            found.append(overlapped)
+            return dict.fromkeys(OPERATIONS, {"coefficients": {"t0_us": 1.0}})
+        # Once more, beside the models of their operations.
+        assert not on_gpu and {point["parts_us"] for point in measured} == {23.0, 26.0}
+        return {}
 
     monkeypatch.setattr(calibrate, "fit", fit)
     monkeypatch.setattr(calibrate, "repeated_reads", lambda measured, entry: 0.4)

@@ -103,6 +103,16 @@ class TestCoefficients:
         assert (step["t0_us"], step["each_us"]) == pytest.approx((300, 0.5), rel=0.03)
         assert "residuals" not in swap
 
+    def test_of_steps_grow_with_the_kv_that_they_read(self):
+        """Also where rows and KV grow together in some of them."""
+        shapes = [(1, 1e6), (4, 4e6), (16, 16e6), (64, 64e6), (1, 8e6), (8, 64e6), (32, 8e6), (64, 16e6)]
+        points = [
+            {"op": "step", "rows": rows, "kv_bytes": size, "us": 400 + 5 * rows + size / 20e3 / (1 + rows / 32)}
+            for rows, size in shapes
+        ]
+        found = fitting.fit(points)["step"]["coefficients"]
+        assert (found["t0_us"], found["each_us"], found["bytes_per_s"]) == pytest.approx((400, 5, 20e9), rel=0.03)
+
     def test_what_remains_of_a_long_step_counts_little(self):
         """Steps of 1 to 100 ms that are 1 % off: what remains of the long ones is noise, of the short ones 300 us."""
         parts = np.geomspace(1e3, 1e5, 12)

@@ -37,6 +37,18 @@ def test_a_step_of_one_kind_has_one_kind_of_attention():
         assert found & {"decode_attention", "prefill_attention"} == wanted
 
 
+@pytest.mark.parametrize("tokens", [1, 5, 16])
+def test_what_a_step_runs_over_its_tokens_is_one_kind_and_size(tokens):
+    """Attention differs by the KV that it reads, and whole steps too."""
+    parts = [part for _, part in points.operations_of_step(SPEC, [1] * tokens, [9] * tokens, 16)]
+    attention = ("decode_attention", 9 * tokens)
+    assert {points.kind(part) for part in parts} == {("layer", tokens), attention}
+    assert points.kind(points.contiguous_attention(SPEC, [9, 7])) == ("contiguous_attention", 16)
+    assert points.kind(points.step([1] * tokens, 4096)) == ("step", 4096)
+    assert points.kind(points.step([1, 30])) == ("prefill_step", 31)
+    assert points.kind(points.move("swap_in", SPEC, blocks=5, block_size=16)) == ("swap_in", 5 * 16 * 384)
+
+
 def test_moves_count_elements_of_16_bits():
     """A slot: K and V of 3 layers, 2 heads of 16, 2 bytes each: 384; a block: 6 pieces."""
     assert points.move("swap_in", SPEC, blocks=5, block_size=16) == {

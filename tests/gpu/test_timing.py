@@ -32,8 +32,8 @@ def test_each_round_samples_everything_once_in_another_order():
     )
 
 
-def test_samples_of_a_kind_follow_each_other_in_another_order_each_round():
-    kinds = ["gemm", "step", "gemm", "move", "step", "gemm"] * 4
+def test_samples_of_a_kind_follow_each_other_from_the_largest_on_and_equal_ones_in_another_order_each_round():
+    kinds = [(kind, number // 12) for number, kind in enumerate(["gemm", "step", "gemm", "move", "step", "gemm"] * 4)]
     samplers = [lambda number=number: number * 10.0 for number in range(24)]
     taken = [index for index, _ in timing.interleaved(samplers, 3, 1, kinds)]
     rounds = [taken[start : start + 24] for start in (0, 24, 48)]
@@ -41,9 +41,9 @@ def test_samples_of_a_kind_follow_each_other_in_another_order_each_round():
     for one in rounds:
         assert sorted(one) == [*range(24)]
         orders.append([kind for kind, _ in groupby(kinds[index] for index in one)])
-        assert len(orders[-1]) == 3
+        assert [size for _, size in orders[-1]] == [1, 0] * 3 and len({kind for kind, _ in orders[-1]}) == 3
     assert len(set(map(tuple, orders))) > 1
-    gemms = [[index for index in one if kinds[index] == "gemm"] for one in rounds]
+    gemms = [[index for index in one if kinds[index] == ("gemm", 1)] for one in rounds]
     assert gemms[0] != gemms[1] != gemms[2]
 
 

@@ -31,6 +31,7 @@ from fragmeter.sim.cost.curves import Curve, RisingCurve, Surface
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES
+from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import settings as replica
 from fragmeter.sim.metrics.summary import summary
@@ -178,6 +179,46 @@ def test_a_step_by_hand():
     bare = 10 + 2 * (2 * 100 * 8 * 128 + 2 * 100 * 32 * 128) / 1e6
     assert us(with_prompt) == pytest.approx(32 * (prompt - bare), rel=1e-2)
     assert us(COSTS[0].step_ticks(0, 0, 0, 0)) == 300
+
+
+EVICTING = OPS["step"] | {"coefficients": {"t0_us": 300, "each_us": 0.5, "bytes_per_s": 20e9}}
+
+
+def test_decodes_lengthen_their_step_by_the_kv_that_they_read():
+    """32 layers of K and V, 8 heads of 128, 2 bytes each: 128 KiB a token, at 20 GB/s; of 32 rows half
+    of it hides behind arithmetic. A window bounds it; a prompt reads none."""
+    plain, found = COSTS[0], CalibratedCost(calibration(step=EVICTING), LLAMA, H100)
+    for batch, context in ((1, 5000), (4, 20_000), (64, 128_000)):
+        more = found.step_ticks(batch, context, 0, 0) - plain.step_ticks(batch, context, 0, 0)
+        assert us(more) == pytest.approx(context * (128 << 10) / 20e3 / (1 + batch / 32), rel=5e-3)
+        base, slope, _ = found.decode_line(batch, context)
+        assert base + slope * context == found.step_ticks(batch, context, 0, 0)
+    assert found.step_ticks(0, 0, 500, 125_250) == plain.step_ticks(0, 0, 500, 125_250)
+    assert found.overhead_ticks() == plain.overhead_ticks()
+    gemma = model("gemma-3-27b")
+    costs = [CalibratedCost(calibration(step=step), gemma, H100) for step in (OPS["step"], EVICTING)]
+    short, long = (
+        us(costs[1].step_ticks(1, context, 0, 0) - costs[0].step_ticks(1, context, 0, 0)) for context in (500, 16_000)
+    )
+    assert 1 < long / short < 16
+
+
+def test_decodes_of_one_piece_each_have_a_time_of_their_own_where_it_was_measured(tmp_path):
+    """Half of the time by block tables: under the policies that keep a sequence in one piece, and those alone."""
+    piece = {"coefficients": {"t0_us": 5, "flops_per_s": 100e12, "bytes_per_s": 2e12, "q": 1.5}}
+    both = calibration(contiguous_attention=piece)
+    by_table, whole = (CalibratedCost(both, LLAMA, H100, paged=paged) for paged in (True, False))
+    unmeasured = CalibratedCost(calibration(), LLAMA, H100, paged=False)
+    assert len({found.step_ticks(4, 400, 0, 0) for found in (by_table, unmeasured, COSTS[0])}) == 1
+    calls = ("decode_attention", "contiguous_attention")
+    attention = [32 * float(both.ops[call].us(OPERATIONS[call](4, 400, 32, 8, 128))) for call in calls]
+    saved = by_table.step_ticks(4, 400, 0, 0) - whole.step_ticks(4, 400, 0, 0)
+    assert us(saved) == pytest.approx(attention[0] - attention[1], rel=1e-2)
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(document(contiguous_attention=piece)))
+    for policy, expected in {"static": whole, "orca-max": whole, "tgi": by_table, "vllm-v1": by_table}.items():
+        built = build(replica(cost=str(path), policy=policy, model="llama-3.1-8b", gpu="h100-80gb", enforce_eager=True))
+        assert built.cost.step_ticks(4, 400, 0, 0) == expected.step_ticks(4, 400, 0, 0)
 
 
 def test_steps_with_prompts_take_a_time_of_their_own_beside_their_operations():

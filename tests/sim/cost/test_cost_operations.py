@@ -78,7 +78,10 @@ def test_the_work_of_a_call_by_hand():
     assert OPERATIONS["kv_write"](3, 8, 128).bytes == 3 * 2 * 8 * 128 * 2 * 2
     assert OPERATIONS["elementwise"](3, 100, 400).bytes == 3 * (1000 + 1200) * 2
     assert OPERATIONS["embedding"](3, 100).bytes == 3 * 2 * 100 * 2
-    assert OPERATIONS["swap_in"](4096, 4)[1:3] == (4096, 4) and OPERATIONS["step"](7).pieces == 7
+    piece = OPERATIONS["contiguous_attention"](4, 1000, 32, 8, 128)
+    assert piece[:3] == decode[:3] and piece.at["length"] == 250
+    assert OPERATIONS["swap_in"](4096, 4)[1:3] == (4096, 4) and OPERATIONS["step"](7)[:3] == (0, 0, 7)
+    assert OPERATIONS["step"](32, 4096)[:3] == (0, 2048, 32)
 
 
 @settings(deadline=None)
@@ -210,8 +213,8 @@ def test_a_file_that_is_not_there(tmp_path):
         read(tmp_path / "none.json")
 
 
-#: What whole steps with prompts are measured for.
-BY_STEPS = {"prefill_step", "launches"}
+#: What only a calibration measures.
+BY_CALIBRATIONS = {"prefill_step", "launches", "contiguous_attention"}
 
 
 class TestProfiles:
@@ -226,7 +229,7 @@ class TestProfiles:
         assert found.kind == "profile"
         if name.startswith("rtx"):
             added = FROM_TABLES - set(LATENT)
-            assert "LLMServingSim" in found.source and set(found.ops) | FROM_TABLES | BY_STEPS == set(OPERATIONS)
+            assert "LLMServingSim" in found.source and set(found.ops) | FROM_TABLES | BY_CALIBRATIONS == set(OPERATIONS)
             assert added & set(found.ops) == (added if name == "rtx-pro-6000" else set())
             for operation in ("gemm", "decode_attention", "prefill_attention", "mixed_attention"):
                 for errors in found.ops[operation].fit["held_out"].values():
@@ -237,7 +240,7 @@ class TestProfiles:
         fitted = ["gemm", "decode_attention", "prefill_attention"] + ["gemm_fp8"] * has_fp8 + ["gemm_nvfp4"] * has_fp4
         of_formats = FROM_TABLES - (set() if has_fp4 else {"gemm_nvfp4", "moe_nvfp4"})
         tabulated = {*fitted, "moe", "all_reduce", *(of_formats if has_fp8 else ())}
-        assert set(found.ops) == set(OPERATIONS) - {"mixed_attention", *BY_STEPS, *FROM_TABLES} | tabulated
+        assert set(found.ops) == set(OPERATIONS) - {"mixed_attention", *BY_CALIBRATIONS, *FROM_TABLES} | tabulated
         # The axes of the tables were chosen on A100, H100 and H200.
         chosen = name.startswith(("a100", "h"))
         assert found.ops["all_reduce"].fit["held_out"]["message"]["median_error"] <= (0.05 if chosen else 0.1)
