@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 
@@ -18,6 +19,9 @@ def main() -> None:
     # It takes a second to load; until then Ctrl-C just ends it, without the traceback of an import.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # OpenBLAS would start a thread for each core with numpy, which spins for a tenth of a second, and divide a sum of floats among
+    # them: its last bits would follow the number of cores. Nothing here multiplies large matrices.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Loading creates many objects that stay; looking for cycles among them takes a seventh of the time.
     gc.disable()
     from fragmeter.experiments.cli.app import main as run

@@ -20,7 +20,7 @@ SAMPLES = 16
 #: Times are rounded to whole nanoseconds first: machines with floats that differ in the last bit give the same ticks.
 TICKS_PER_NS = 1_000
 
-#: Nodes of a surface that are computed with one of them.
+#: Nodes of a surface that are computed with one of them: so many patches below it and above it.
 _BELOW, _ABOVE = 2, 5
 
 Microseconds = Callable[[np.ndarray], np.ndarray]
@@ -119,7 +119,7 @@ class Surface:
     def __init__(self, us: Callable[[int, np.ndarray], np.ndarray]) -> None:
         """
         Args:
-            us: Microseconds at two positive counts: one of the first, and several of the second (int64).
+            us: Microseconds at two counts: one of the first, and several of the second (int64).
         """
         self._us = us
         self._nodes: dict[tuple[int, int], int] = {}

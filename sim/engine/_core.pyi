@@ -64,9 +64,10 @@ def logs(replica: Replica, /) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]
 def queue(replica: Replica, /) -> tuple[int, int, int, int, int, bytes, bytes]: ...
 def held(replica: Replica, /) -> tuple[bytes, bytes]: ...
 
-# Passes over int64 columns, which other passes go on with by their state (``_core_history.h`` has the columns). How many
-# takings were found, moments and blocks up to each; sums of blocks taken in rows; blocks with a name in takings; how many lives
-# were found, as records of four; times of moments; and the sum of values that are counted, in two halves of 64 bits.
+# Passes over int64 columns (``_core_history.h`` has the columns). A state carries a pass from one call to the next.
+# ``takings``: how many were found, moments and blocks up to each. ``moments``: sums of blocks taken in rows. ``names``: blocks
+# with a name in takings. ``lives``: how many were found, in four columns. ``date``: times of moments. ``count``: the sum of the
+# values that are counted, in two halves of 64 bits.
 def takings(
     columns: tuple[np.ndarray, ...], size: int, state: np.ndarray, moments: np.ndarray, upto: np.ndarray, /
 ) -> int: ...

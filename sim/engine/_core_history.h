@@ -20,8 +20,8 @@ static void drop_columns(struct columns *c)
         PyBuffer_Release(&c->views[--c->number]);
 }
 
-/* Takes the arrays of a tuple, of which each begins a group of columns of equal length where ``begins`` has a bit; false
-   with an error set. */
+/* Takes the arrays of a tuple, which are int64. Each is as long as the one before it, but where ``begins`` has its bit. False with
+   an error set. */
 static bool take_columns(struct columns *c, PyObject *given, int number, unsigned begins)
 {
     c->number = 0;
@@ -67,16 +67,16 @@ static int64_t takings(const struct columns *c, int64_t size, int64_t *state, in
 {
     int64_t firsts = rows_of(c, FIRST_STEP), takes = rows_of(c, TAKE_STEP), *by_phase = state + TAKING_FIELDS;
     const int64_t *first = column(c, FIRST_STEP), *stop = column(c, STOP_STEP), *take_step = column(c, TAKE_STEP);
-    int64_t next = state[NEXT_STEP], in = state[NEXT_FIRST], out = state[NEXT_STOP], take = state[NEXT_TAKE];
+    int64_t next = state[NEXT_STEP], started = state[NEXT_FIRST], stopped = state[NEXT_STOP], take = state[NEXT_TAKE];
     int64_t step = next / 2, phase = step % size, found = 0, blocks = state[TAKEN];
     /* What comes next in a step: what its sequences take, or a prefill. */
     bool prefills = next % 2;
-    while (found < room && (prefills || out < firsts || take < takes)) {
+    while (found < room && (prefills || stopped < firsts || take < takes)) {
         if (!prefills) {
             int64_t taken = by_phase[phase];
-            for (; in < firsts && first[in] <= step; in++)
+            for (; started < firsts && first[started] <= step; started++)
                 taken++;
-            for (; out < firsts && stop[out] <= step; out++)
+            for (; stopped < firsts && stop[stopped] <= step; stopped++)
                 taken--;
             by_phase[phase] = taken;
             if (taken) {
@@ -93,7 +93,7 @@ static int64_t takings(const struct columns *c, int64_t size, int64_t *state, in
         }
     }
     state[NEXT_STEP] = 2 * step + prefills;
-    state[NEXT_FIRST] = in, state[NEXT_STOP] = out, state[NEXT_TAKE] = take, state[TAKEN] = blocks;
+    state[NEXT_FIRST] = started, state[NEXT_STOP] = stopped, state[NEXT_TAKE] = take, state[TAKEN] = blocks;
     return found;
 }
 
@@ -129,14 +129,14 @@ static void moments_of(const struct columns *c, int64_t size, int64_t *state, in
 {
     int64_t growths = rows_of(c, GROWTH_FIRST), *by_phase = state + MOMENT_FIELDS;
     const int64_t *first = column(c, GROWTH_FIRST), *stop = column(c, GROWTH_STOP), *steps = column(c, ROW_STEPS);
-    int64_t step = state[MOMENT_STEP], in = state[MOMENT_FIRST], out = state[MOMENT_STOP], phase = step % size;
+    int64_t step = state[MOMENT_STEP], started = state[MOMENT_FIRST], stopped = state[MOMENT_STOP], phase = step % size;
     for (int64_t row = 0; row < rows; row++) {
         int64_t sums[POWERS] = {0};
         for (int64_t number = 0; number < steps[row]; number++, step++) {
             int64_t taken = by_phase[phase];
-            for (; in < growths && first[in] <= step; in++)
+            for (; started < growths && first[started] <= step; started++)
                 taken++;
-            for (; out < growths && stop[out] <= step; out++)
+            for (; stopped < growths && stop[stopped] <= step; stopped++)
                 taken--;
             by_phase[phase] = taken;
             phase = phase + 1 == size ? 0 : phase + 1;
@@ -149,7 +149,7 @@ static void moments_of(const struct columns *c, int64_t size, int64_t *state, in
         for (int power = 0; power < POWERS; power++)
             found[power * rows + row] = sums[power];
     }
-    state[MOMENT_STEP] = step, state[MOMENT_FIRST] = in, state[MOMENT_STOP] = out;
+    state[MOMENT_STEP] = step, state[MOMENT_FIRST] = started, state[MOMENT_STOP] = stopped;
 }
 
 static PyObject *core_moments(PyObject *self, PyObject *args)
@@ -185,8 +185,8 @@ enum { TAPE_GROUPS = 1 << START | 1 << HOLE_PLACE | 1 << EDGES | 1 << MOMENT | 1
 /* Where a pass is: the taking, counted from one, and its blocks left on the tape; the next place and its record; the next
    hole and block of the stack. */
 enum { TAKING, LEFT, PLACE, RECORD, HOLE, NEXT_STACKED, TAPE_FIELDS };
-/* Birth, last touch, next taking, blocks. */
-enum { LIFE_FIELDS = 4 };
+/* A life. */
+enum { BIRTH, TOUCH, TAKEN_AGAIN, OF_BLOCKS, LIFE_FIELDS };
 
 /* Goes to the next taking. */
 static void next_taking(const struct columns *c, int64_t *at)
@@ -198,7 +198,7 @@ static void next_taking(const struct columns *c, int64_t *at)
 }
 
 /* Goes past a hole and to the record of the next place. Returns how many blocks of the record the taking has from there; less
-   than one if a record or a hole is behind that place. */
+   than one where the columns do not go on along the tape. */
 static int64_t next_blocks(const struct columns *c, int64_t *at)
 {
     const int64_t *start = column(c, START), *hole = column(c, HOLE_PLACE);
@@ -209,9 +209,8 @@ static int64_t next_blocks(const struct columns *c, int64_t *at)
     int64_t blocks = at[LEFT];
     if (at[HOLE] < rows_of(c, HOLE_PLACE))
         blocks = least(blocks, hole[at[HOLE]] - at[PLACE]);
-    if (at[RECORD] + 1 < rows_of(c, START))
-        blocks = least(blocks, start[at[RECORD] + 1] - at[PLACE]);
-    return blocks;
+    /* A record ends where the next one starts. */
+    return least(blocks, start[at[RECORD]] + column(c, STOP)[at[RECORD]] - column(c, FIRST)[at[RECORD]] - at[PLACE]);
 }
 
 static void pass_blocks(int64_t *at, int64_t blocks)
@@ -221,9 +220,9 @@ static void pass_blocks(int64_t *at, int64_t blocks)
 }
 
 /* Blocks with a name in each of the next takings; false if the columns do not go on along the tape. */
-static bool names(const struct columns *c, int64_t *at, int64_t *named, int64_t takings)
+static bool names(const struct columns *c, int64_t *at, int64_t *named, int64_t number)
 {
-    for (int64_t taking = 0; taking < takings; taking++) {
+    for (int64_t taking = 0; taking < number; taking++) {
         next_taking(c, at);
         named[taking] = 0;
         while (at[LEFT] > 0) {
@@ -242,21 +241,21 @@ static bool names(const struct columns *c, int64_t *at, int64_t *named, int64_t 
 }
 
 /* Moments of birth, of the last touch and of the next taking of blocks with one life, and how many they are; and how many
-   have each of the touches. Returns how many lives; or -1 if a record has a touch that there is not, or the
-   columns do not go on along the tape. */
+   have each of the touches. Returns how many lives; or -1 if an index of a touch is out of range, or the columns
+   do not go on along the tape. */
 static int64_t lives(const struct columns *c, int64_t size, const Py_buffer *last, int64_t *touches, int64_t *at,
                      int64_t *found[LIFE_FIELDS], int64_t room)
 {
-    int64_t lives = 0, takings = rows_of(c, MOMENT);
+    int64_t number = 0;
     const int64_t *last_of = last->buf;
     for (;;) {
         while (at[LEFT] <= 0) {
-            if (at[TAKING] == takings)
-                return lives;
+            if (at[TAKING] == rows_of(c, MOMENT))
+                return number;
             next_taking(c, at);
         }
-        if (lives == room)
-            return lives;
+        if (number == room)
+            return number;
         int64_t blocks = next_blocks(c, at), record = at[RECORD];
         if (blocks < 1)
             return -1;
@@ -268,16 +267,14 @@ static int64_t lives(const struct columns *c, int64_t size, const Py_buffer *las
                 blocks = 1;
                 born = (place * size + 1 - column(c, LAG)[record]) * MOMENT_KINDS + AFTER_STEP;
             }
-            else
-                blocks = least(blocks, place + 1 - column(c, FIRST)[record]);
             if (touched >= length(last))
                 return -1;
             if (touched >= 0)
                 touches[touched] += blocks;
-            found[0][lives] = born;
-            found[1][lives] = touched >= 0 ? last_of[touched] : born;
-            found[2][lives] = column(c, MOMENT)[at[TAKING] - 1];
-            found[3][lives++] = blocks;
+            found[BIRTH][number] = born;
+            found[TOUCH][number] = touched >= 0 ? last_of[touched] : born;
+            found[TAKEN_AGAIN][number] = column(c, MOMENT)[at[TAKING] - 1];
+            found[OF_BLOCKS][number++] = blocks;
         }
         pass_blocks(at, blocks);
     }
@@ -291,7 +288,7 @@ static bool take_tape(struct columns *c, PyObject *given, const Py_buffer *at)
     int64_t takings = rows_of(c, MOMENT);
     const int64_t *state = at->buf;
     if (rows_of(c, EDGES) == takings + 1 && is_state(at, TAPE_FIELDS, 0) && state[TAKING] <= takings &&
-        state[RECORD] < rows_of(c, START))
+        (state[TAKING] || !state[LEFT]) && state[RECORD] < rows_of(c, START))
         return true;
     drop_columns(c);
     PyErr_SetString(PyExc_ValueError, "records, an edge more than takings, and a state of the tape are needed");
@@ -335,7 +332,7 @@ static PyObject *core_lives(PyObject *self, PyObject *args)
     else if (take_tape(&c, given, &at)) {
         int64_t number = lives(&c, size, &last, items(&touches), items(&at), each, room);
         if (number < 0)
-            PyErr_SetString(PyExc_ValueError, "columns that go on along the tape, and all touches, are needed");
+            PyErr_SetString(PyExc_ValueError, "columns that go on along the tape are needed, and an index of a touch below their number");
         else
             result = PyLong_FromLongLong(number);
         drop_columns(&c);
@@ -394,7 +391,7 @@ static int64_t ticks_before(const struct columns *c, int64_t row, int64_t step)
            column(c, ROW_SLOPE)[row] * (later * (later - 1) / 2);
 }
 
-/* Ticks of moments; false if one is none of this run. */
+/* Ticks of moments; false if one is outside of the run. */
 static bool date(const struct columns *c, int64_t end_ticks, const int64_t *moments, int64_t *ticks, int64_t number)
 {
     int64_t rows = rows_of(c, ROW_START), row = 0;
@@ -446,7 +443,7 @@ static PyObject *core_date(PyObject *self, PyObject *args)
         else if (date(&c, end_ticks, moments.buf, items(&ticks), length(&moments)))
             result = Py_NewRef(Py_None);
         else
-            PyErr_SetString(PyExc_ValueError, "a moment is none of this run");
+            PyErr_SetString(PyExc_ValueError, "a moment is outside of the run");
         drop_columns(&c);
     }
     PyBuffer_Release(&moments);

@@ -32,6 +32,7 @@ from ..cost import PaperCost, step_parts
 from ..cost.base import effective_context
 from ..memory import Memory
 from ..memory.accounting.ledger import Ledger
+from ..memory.accounting.moments import after_step
 from ..memory.paged.cached import CachedMemory
 from ..memory.paged.paged import PagedMemory
 from ..policy.base import AnyPolicy
@@ -256,6 +257,7 @@ class CoreCache:
     def __init__(self, memory: CachedMemory, core: ModuleType, handle: object) -> None:
         self._memory, self._core, self._handle = memory, core, handle
         history = memory.pool.history
+        assert history.in_step is after_step
         history.compiled = core
         history.growing = lambda: ((first, stop, lag) for first, stop, lag in _records(core.held(handle)[0], 3))
         # In the order of their admissions, which is that of the requests in each step.

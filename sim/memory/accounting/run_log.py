@@ -69,6 +69,10 @@ class RunLog:
     drafts: dict[str, np.ndarray] | None = None
     compiled: ModuleType | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle has: modules have neither, and numpy computes the same."""
+        return {**vars(self), "compiled": None}
+
     @classmethod
     def of(cls, ledger: Ledger, **facts: Any) -> RunLog:
         """The run log of a ledger that is written to no more."""

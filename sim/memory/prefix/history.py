@@ -59,8 +59,8 @@ class QueueHistory:
         growing: Returns the growths of the sequences that decode now.
         alone: Returns the takings of present tables that will be logged as ``ALONE``, by ``TAKE``.
         in_step: Returns the moments at which decode steps (int64) start, in the caller's numbering.
-        compiled: The compiled core (``engine._core``), which then computes what else numpy does, with the same results and
-            the moments of ``accounting.moments``; or None.
+        compiled: The compiled core (``engine._core``), which computes the same in place of numpy; or None. It has the moments of
+            ``accounting.moments``, with ``after_step`` for ``in_step``.
     """
 
     def __init__(self, queue: FreeQueue, block_size: int, in_step: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -305,15 +305,18 @@ class _Past:
 
     def named_by_taking(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Some takings at a time, and the number of blocks with a name in each."""
-        at, before = np.zeros(_TAPE_FIELDS, dtype=np.int64), int(self.named_before(self.edges[:1])[0])
-        for part in slices(len(self.moment)):
-            if self._compiled is not None:
+        if self._compiled is not None:
+            at = np.zeros(_TAPE_FIELDS, dtype=np.int64)
+            for part in slices(len(self.moment)):
                 named = np.empty(part.stop - part.start, dtype=np.int64)
                 self._compiled.names(self._tape, at, named)
-            else:
-                upto = self.named_before(self.edges[part.start + 1 : part.stop + 1])
-                named, before = np.diff(upto, prepend=before), int(upto[-1])
-            yield part, named
+                yield part, named
+            return
+        before = int(self.named_before(self.edges[:1])[0])
+        for part in slices(len(self.moment)):
+            upto = self.named_before(self.edges[part.start + 1 : part.stop + 1])
+            yield part, np.diff(upto, prepend=before)
+            before = int(upto[-1])
 
     @cached_property
     def _stacked(self) -> np.ndarray:
@@ -346,7 +349,8 @@ class _Past:
         """Lives of blocks that were taken again, in parts.
 
         A part has the moments of birth, of the last touch (or birth) and of the next taking, and the number of blocks with
-        them; and gaps as rows (touch, next touch, blocks), all in the last part.
+        them; and gaps as rows (touch, next touch, blocks), all in the last part. The moments of a part are valid until the next
+        one is asked for.
         """
         no_gaps, count = np.zeros((0, 3), dtype=np.int64), np.zeros(len(self._touches), dtype=np.int64)
         last = np.array([touches[-1] for touches in self._touches], dtype=np.int64)
@@ -360,7 +364,7 @@ class _Past:
         yield nothing, nothing, nothing, nothing, self._gaps(count)
 
     def _compiled_lives(self, last: np.ndarray, count: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-        """``_lives_on_tape`` by the compiled core; the moments are overwritten by those of the next part."""
+        """``_lives_on_tape`` by the compiled core, with the moments of all parts in one buffer."""
         assert self._compiled is not None
         at, buffer = np.zeros(_TAPE_FIELDS, dtype=np.int64), np.empty((4, _CHUNK), dtype=np.int64)
         found = _CHUNK

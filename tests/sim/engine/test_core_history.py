@@ -148,6 +148,10 @@ def test_a_sum_may_exceed_64_bits():
         ("lives", lambda: (tape(), 16, NONE, NONE, zeros(6), zeros(4, 8))),
         ("lives", lambda: (tape(edges=[0, 4]), 16, ints(0), ints(0), zeros(6), zeros(4, 8))),
         ("lives", lambda: (tape(hole=[-1]), 16, ints(0), ints(0), zeros(6), zeros(4, 8))),
+        ("lives", lambda: (tape(), 16, ints(28), ints(0), ints(0, 1, 0, 1, 0, 0), zeros(4, 8))),
+        ("lives", lambda: (tape(edges=[0, 4, 9]), 16, ints(28), ints(0), zeros(6), zeros(4, 8))),
+        ("names", lambda: (tape(), ints(0, 1, 0, 1, 0, 0), zeros(2))),
+        ("names", lambda: (tape(edges=[0, 4, 9]), zeros(6), zeros(2))),
         ("names", lambda: (tape(hole=[-1]), zeros(6), zeros(2))),
         ("names", lambda: (tape(), ints(0, 0, 0, 3, 0, 0), zeros(2))),
         ("names", lambda: (tape(), ints(0, 0, 0, -1, 0, 0), zeros(2))),
@@ -169,5 +173,5 @@ def test_a_sum_may_exceed_64_bits():
 )
 def test_columns_that_do_not_fit_are_refused(name, given):
     """No pass reads or writes past a column."""
-    with pytest.raises(ValueError, match=r"needed|takings|moment|negative"):
+    with pytest.raises(ValueError, match=r"needed|takings|outside|negative"):
         getattr(compiled(), name)(*given())

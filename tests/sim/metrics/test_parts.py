@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import settings
-from fragmeter.sim.memory.accounting import integrals, run_log
+from fragmeter.sim.memory.accounting import growth, integrals, run_log
 from fragmeter.sim.memory.prefix import history
 from fragmeter.sim.metrics import gaps, prefix_cache, result
 from fragmeter.sim.metrics.result import TABLES, table_of, write
@@ -22,22 +24,26 @@ from fragmeter.traces import synthetic_pairs, workload
 LIMITS = (
     (history, "_CHUNK"), (integrals, "_CHUNK_ROWS"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"),
     (gaps, "_CHUNK_OBJECTS"), (gaps, "_SORTED_ROWS"), (columns, "CHUNK"), (columns, "_SHORT"), (result, "ROW_GROUP"),
-    (prefix_cache, "_MOST_KEPT"), (run_log, "_MOST_TABLE_STEPS"),
+    (prefix_cache, "_MOST_KEPT"), (run_log, "_MOST_TABLE_STEPS"), (growth, "_CHUNK_STEPS"),
 )  # fmt: skip
 
 #: Rows of a part, of tables of hundreds of rows.
 PART = 17
 
 
-def served(policy: str) -> Run:
+def served(policy: str, **switches: bool) -> Run:
     """Requests that arrive faster than they are served: some are preempted, and their blocks hit."""
     work = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 150, 0, 2048), 8)
-    return simulate(settings(policy=policy, num_gpu_blocks_override=300), work)
+    return simulate(settings(policy=policy, num_gpu_blocks_override=300, **switches), work)
 
 
 @pytest.mark.parametrize("spilled", [True, False])
-@pytest.mark.parametrize("policy", ["vllm-v1", "vllm-sosp23", "static"])
-def test_parts_of_a_few_rows_give_what_one_part_gives(policy, spilled, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("policy", "core"),
+    [("vllm-v1", True), ("vllm-v1", False), ("vllm-sosp23", True), ("vllm-sosp23", False), ("static", True)],
+)
+def test_parts_of_a_few_rows_give_what_one_part_gives(policy, core, spilled, tmp_path, monkeypatch):
+    """Of the compiled core's passes, and of those in numpy."""
     whole = served(policy)
     found, tables = summary(whole), {name: table_of(whole, name) for name in TABLES}
     assert policy == "static" or sum(found["preemptions"].values())
@@ -45,7 +51,7 @@ def test_parts_of_a_few_rows_give_what_one_part_gives(policy, spilled, tmp_path,
         assert getattr(module, name) > len(whole.log.rows["steps"])
         monkeypatch.setattr(module, name, PART)
     with columns.spilling(tmp_path / "to" / "come" if spilled else None):
-        parts = served(policy)
+        parts = served(policy, core=core)
         assert isinstance(parts.log.rows["live"].base, memoryview) == spilled
         assert summary(parts) == found
         for name, table in tables.items():
@@ -58,6 +64,15 @@ def test_parts_of_a_few_rows_give_what_one_part_gives(policy, spilled, tmp_path,
         assert written.schema_arrow.equals(pq.read_schema(tmp_path / "whole.parquet"), check_metadata=True)
         assert written.read().equals(pq.read_table(tmp_path / "whole.parquet"))
     assert {path.name for path in tmp_path.iterdir()} == {"result", "whole.parquet"}
+
+
+@pytest.mark.parametrize("policy", ["vllm-sosp23", "static"])
+def test_a_log_is_copied_and_pickled(policy):
+    """The copy has no compiled core."""
+    run = served(policy)
+    for log in (pickle.loads(pickle.dumps(run.log)), deepcopy(run.log)):
+        assert log.compiled is None
+        assert summary(replace(run, log=log)) == summary(run)
 
 
 @pytest.mark.parametrize("policy", ["vllm-v1", "static"])
