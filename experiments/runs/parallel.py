@@ -36,7 +36,7 @@ _LOOK_S = 1
 #: Calls per worker of Ray at a time.
 _RAY_CALLS = 4
 #: Seconds of work that are worth the start of workers, which load the package.
-_WORTH_WORKERS_S = 3.0
+WORTH_WORKERS_S = 3.0
 #: Seconds that a first call takes at most for what it loads.
 _LOADING_S = 0.5
 _at_most: ContextVar[int | None] = ContextVar("at_most", default=None)
@@ -115,7 +115,7 @@ def as_they_finish(
                 yield result
                 # The first call also loads what the others share.
                 left, known = total - done, done > 1 or took_s > _LOADING_S
-                if known and left > 1 and left * took_s > _WORTH_WORKERS_S:
+                if known and left > 1 and left * took_s > WORTH_WORKERS_S:
                     break
             else:
                 return

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fragmeter.experiments.runs import parallel
+from fragmeter.experiments.runs import parallel, sweeping
 from fragmeter.experiments.runs.parallel import Workers, as_they_finish
 
 
@@ -69,3 +69,22 @@ def test_one_job_at_a_time_needs_no_workers(monkeypatch):
     served = Served([60.0] * 3, monkeypatch)
     served.run(jobs=1)
     assert served.here == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("points", "light"),
+    [
+        ([(1_000, True)] * 100, True),
+        # Requests that are simulated step by step take a hundred times longer.
+        ([(1_000, False)] * 29, True),
+        ([(1_000, False)] * 30, False),
+        ([(20_000, True)] * 149, True),
+        ([(20_000, True)] * 150, False),
+        ([(1_000, True), (30_000, False)], False),
+        ([(99_999, True), (1, True)], False),
+        ([(99_998, True), (1, True)], True),
+        ([], True),
+    ],
+)
+def test_the_requests_of_a_sweep_say_whether_workers_start_at_once(points, light):
+    assert sweeping._light(points) is light

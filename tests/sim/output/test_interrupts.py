@@ -23,7 +23,7 @@ WITH_WORKERS = """
 from fragmeter.__main__ import main
 from fragmeter.experiments.runs import parallel
 
-parallel._WORTH_WORKERS_S = 0.0
+parallel.WORTH_WORKERS_S = 0.0
 main()
 """
 #: Workers that outlive the program that started them for longer are orphans.
