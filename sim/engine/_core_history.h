@@ -209,7 +209,7 @@ static int64_t next_blocks(const struct columns *c, int64_t *at)
     int64_t blocks = at[LEFT];
     if (at[HOLE] < rows_of(c, HOLE_PLACE))
         blocks = least(blocks, hole[at[HOLE]] - at[PLACE]);
-    /* A record ends where the next one starts. */
+    /* A record holds blocks from its first one to its stop, on the tape from its start. */
     return least(blocks, start[at[RECORD]] + column(c, STOP)[at[RECORD]] - column(c, FIRST)[at[RECORD]] - at[PLACE]);
 }
 
@@ -332,7 +332,7 @@ static PyObject *core_lives(PyObject *self, PyObject *args)
     else if (take_tape(&c, given, &at)) {
         int64_t number = lives(&c, size, &last, items(&touches), items(&at), each, room);
         if (number < 0)
-            PyErr_SetString(PyExc_ValueError, "columns that go on along the tape are needed, and an index of a touch below their number");
+            PyErr_SetString(PyExc_ValueError, "columns that go on along the tape and an index of a touch are needed");
         else
             result = PyLong_FromLongLong(number);
         drop_columns(&c);

@@ -188,16 +188,7 @@ def build(
         # It made the memory, or the allocator's derives from what it would make.
         policy=cast(PairedPolicy, scheduler),
         memory=memory,
-        cost=step_cost
-        or _cost(
-            settings,
-            shape,
-            card,
-            size // deployment.decode_context_parallel,
-            deployment,
-            scheduler,
-            memory.placement is None,
-        ),
+        cost=step_cost or _cost(settings, shape, card, size, deployment, scheduler, memory.placement is None),
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
@@ -436,7 +427,7 @@ def _cost(
     scheduler: AnyPolicy,
     paged: bool,
 ) -> StepCost:
-    ranks = settings.tensor_parallel_size
+    ranks, size = settings.tensor_parallel_size, size // deployment.decode_context_parallel
     server = None if settings.server is None else read_server(settings.server)
     if server is not None:
         server.require(server_settings(settings))
