@@ -88,10 +88,10 @@ def print_document(document: Document, report: Report) -> None:
 
 def _transformers_text(found: Document) -> str:
     if "reason" in found:
-        return f"Static batches through transformers: not measured, {found['reason']}."
+        return f"A static batch through transformers: not measured, {found['reason']}."
     return (
-        f"Static batches through transformers {found['version']}: {found['tokens_per_s']:,.1f} output tokens/s. "
-        f"Our static run, in the same batches: {found['measured_tokens_per_s']:,.1f} measured, "
+        f"A static batch through transformers {found['version']}, {found['steps']:,} steps: {found['tokens_per_s']:,.1f} output "
+        f"tokens/s. Our static run, the same steps: {found['measured_tokens_per_s']:,.1f} measured, "
         f"{found['predicted_tokens_per_s']:,.1f} predicted."
     )
 
@@ -441,36 +441,33 @@ class Validation:
         return replay_of(self.skeleton, steps, one.ticks(self._cost_of(one.plan.is_paged)), samples_us)
 
     def _transformers(self) -> dict[str, Any]:
-        """Output tokens/s of the static run's batches through transformers, beside ours of the same batches; or the reason why
+        """Output tokens/s of the static run's first batch through transformers, beside ours of the same batch; or the reason why
         there is none."""
         plan, replay, workload = self.plans["static"], self.replays["static"], self.served["static"].workload.sequences
         if not self.skeleton.model.gated_mlp:
             return {"reason": f"{self._scale.model} is not like Llama"}
         if self._kv_cache_dtype != "auto":
             return {"reason": "its KV cache has the dtype of the model"}
-        batches = generate.static_batches(plan, workload)
+        batch = generate.first_batch(plan, workload)
         try:
-            us, version = generate.generated_us(self.skeleton, batches, self._seed)
+            us, version = generate.generated_us(self.skeleton, batch, self._seed)
         except ImportError:
             return {"reason": "it is not installed; pip install transformers"}
         except torch.OutOfMemoryError:
             return {"reason": "the device has no room for a second model"}
         except Exception as error:  # of another library, behind which nothing of ours is lost
             return {"reason": f"it failed: {' '.join(str(error).split())[:200]}"}
-        steps, tokens = batches[-1].steps.stop, sum(int(batch.output_tokens.sum()) for batch in batches)
-        timed = replay.steps < steps
-        ours = {"predicted": replay.predicted_us[timed], "measured": replay.measured_us[timed]}
+        tokens = int(batch.output_tokens.sum())
+        # Steps with prompts of later batches stand for none of this one.
+        of_batch = (replay.steps == batch.steps.start) | (plan.prefill_tokens[replay.steps] == 0)
+        times = {"": us}
+        for side, step_us in (("predicted_", replay.predicted_us), ("measured_", replay.measured_us)):
+            times[side] = batch.us(replay.steps[of_batch], step_us[of_batch])
         return {
             "version": version,
-            "batches": len(batches),
-            "steps": steps,
+            "steps": len(batch.steps),
             "output_tokens": tokens,
-            "tokens_per_s": round(tokens / sum(us) * 1e6, 2),
-            # As if the timed steps stood for all.
-            **{
-                f"{side}_tokens_per_s": round(tokens * len(one) / steps / float(one.sum()) * 1e6, 2)
-                for side, one in ours.items()
-            },
+            **{f"{side}tokens_per_s": round(tokens / taken_us * 1e6, 2) for side, taken_us in times.items()},
         }
 
     def _watching(self, subject: str) -> Callable[..., Any]:

@@ -62,17 +62,16 @@ class Compiled:
 
 def every_kernel(shared_bytes: int) -> Iterator[Kernel]:
     """All instances that the modules of this package can launch on a device with ``shared_bytes`` on a multiprocessor."""
-    ring = source.ring_bytes(shared_bytes)
     for dtype in source.SCALARS:
         for head_dim in source.HEAD_DIMS:
             for tile, slots in product(source.GROUP_TILES[dtype], source.SLOT_RULES):
-                yield source.decode_attention(dtype, head_dim, tile, slots, ring)
+                yield source.decode_attention(dtype, head_dim, tile, slots)
             yield source.prefill_attention(dtype, head_dim)
             yield source.merge_prefill(dtype, head_dim)
         yield source.reshape_and_cache_fp8(dtype)
     for dtype, head_dim in product(source.FP8_QUERIES, source.FP8_HEAD_DIMS):
         for tile, slots in product(source.GROUP_TILES[dtype], source.SLOT_RULES):
-            yield source.decode_attention(dtype, head_dim, tile, slots, ring, fp8=True)
+            yield source.decode_attention(dtype, head_dim, tile, slots, fp8=True)
         yield source.prefill_attention(dtype, head_dim, fp8=True)
     for dtype in source.LATENT_DTYPES:
         for block in source.latent_blocks(shared_bytes):

@@ -65,20 +65,17 @@ struct Work {
     unsigned begin;  // where the column of the sequence begins in the row of all granules
     Column column;
     unsigned granule, granules;  // of the sequence: the first one that is left, and all
-    // The pieces of this block.
-    int shared;
-    Column shared_columns[2];
-    Pieces pieces[2];
 
     __device__ __forceinline__ unsigned taken() const { return min(granules - granule, left); }
     __device__ __forceinline__ bool whole() const { return taken() == granules; }
 
+    // Of a sequence that is not whole.
+    __device__ __forceinline__ Pieces pieces() const {
+        const unsigned first = granule == 0 ? blockIdx.x : ranges.block_of(begin);
+        return {first, ranges.block_of(begin + granules - 1) - first + 1, blockIdx.x - first};
+    }
+
     __device__ __forceinline__ void next(const int *context_lens, int sequences) {
-        if (!whole()) {
-            const unsigned first = granule == 0 ? blockIdx.x : ranges.block_of(begin);
-            pieces[shared] = {first, ranges.block_of(begin + granules - 1) - first + 1, blockIdx.x - first};
-            shared_columns[shared++] = column;
-        }
         left -= taken();
         begin += granules;
         granule = 0;
@@ -126,7 +123,7 @@ __device__ __forceinline__ void find_work(Work &work, unsigned (&of_warps)[kWarp
         }
         const unsigned left = blockIdx.x < blocks ? ranges.begin(blockIdx.x + 1) - begin : 0;
         const unsigned granule = within - before;
-        work = {ranges, left, begin - granule, {(int)(begin / of_column), sequence}, granule, granules, 0};
+        work = {ranges, left, begin - granule, {(int)(begin / of_column), sequence}, granule, granules};
     }
     __syncthreads();
 }

@@ -10,27 +10,17 @@
 // weights change from row to column order, by movmatrix. With g = lane / 4 and t = lane % 4 a lane holds heads 2t and
 // 2t + 1 of tokens (or dimensions) g and g + 8.
 //
-// A warp processes its tokens in tiles of 16, and no barrier of the block blocks it. cp.async fetches keys and values
-// separately, kStages tiles ahead: of 2 * kStages pieces at most one is being read, and the others are in flight.
+// A warp processes its tokens in tiles of 16, and no barrier of the block blocks it. cp.async fetches keys and values in turn: while
+// the keys of a tile are multiplied, its values are in flight, and then the keys of the next tile.
 //
-// Choice of kStages: at 2.0, 3.3 and 4.8 TB/s (A100, H100, H200), over 108 and 132 multiprocessors and with a latency
-// of 0.8 to 1 us, a multiprocessor needs at least 15, 20 and 36 KiB in flight, and up to 64 KiB if memory is loaded and
-// has a longer latency. At head_dim 128 a tile is 32 KiB per block. With two stages an A100 multiprocessor (164 KiB)
-// holds two blocks and an H100 or H200 one (228 KiB) three, with at least 96 and 144 KiB in flight; at head_dim 256
-// with one stage, 64 and 96 KiB. Several blocks are faster than one block with a deeper ring of the same size: while
-// one begins or ends, others fetch.
-//
-// Cards with 100 KiB on a multiprocessor (sm_86, sm_89, sm_120; at most 1 TB/s over 84 multiprocessors, or 1.8 over 170:
-// 10 to 12 KiB in flight at 1 us) get FRAGMETER_RING_BYTES of 48 KiB: one stage at head_dim 128, so that three blocks fit.
+// At 2.0, 3.3 and 4.8 TB/s (A100, H100, H200), over 108 and 132 multiprocessors and with a latency of 0.8 to 1 us, a multiprocessor needs
+// at least 15, 20 and 36 KiB in flight. At head_dim 128 a block has 16 to 32 KiB in flight, and two to four blocks run at a time. More
+// tiles in flight were slower on an H200 in nearly all shapes, by up to 17 %: there is room for fewer blocks (docs/gpu.md).
 #pragma once
 
 #include "decode.cuh"
 #include "fp8.cuh"
 #include "matrix.cuh"
-
-#ifndef FRAGMETER_RING_BYTES  // bytes of the rings of a block, at most; one stage is the least
-#define FRAGMETER_RING_BYTES (72 * 1024)
-#endif
 
 template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache = Scalar> struct MmaDecoder {
     static constexpr int kTile = 16;
@@ -42,18 +32,16 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache = Sca
     struct Piece {  // keys or values of a tile
         uint4 loads[kTile * kRowLoads];
     };
-    static constexpr int kFitting = FRAGMETER_RING_BYTES / (kWarps * 2 * (int)sizeof(Piece));
-    static constexpr int kStages = kFitting > 1 ? kFitting : 1;
-    // Copies that a lane issues at once; more would use registers that 16 heads of 256 dimensions need, and 16 of 80 and 112 on
-    // sm_90a. The conversion of fp8 takes more.
+    // Copies that a lane issues at once; more would use registers that 16 heads of 256 dimensions need, and on sm_90a 16 of 80 and of 112
+    // to 128. The conversion of fp8 takes more.
     static constexpr bool kTight = kHeadDim == 256 && kGroup == 16;
-    static constexpr bool kCapped = kHeadDim == 80 && (kFp8 || kGroup == 16);
-    static constexpr bool kHalf = kFp8 || !Slots::kConsecutive || (kHeadDim == 112 && kGroup == 16);
-    static constexpr int kTightFetches =
-        kFp8 ? (FRAGMETER_RING_BYTES < 72 * 1024 ? 1 : 2) : Slots::kConsecutive ? 4 : 2;
+    static constexpr bool kWide = kGroup == 16 && kHeadDim >= 112 && kHeadDim <= 128;
+    static constexpr bool kCapped = (kHeadDim == 80 && (kFp8 || kGroup == 16)) || (kFp8 && kWide);
+    static constexpr bool kHalf = kFp8 || !Slots::kConsecutive || kWide;
+    static constexpr int kTightFetches = kFp8 ? 1 : Slots::kConsecutive ? 4 : 2;
     static constexpr int kFetches = kTight ? kTightFetches : kCapped ? 2 : kHalf ? 4 : 8;
     struct Ring {  // per warp
-        Piece keys[kStages], values[kStages];
+        Piece keys, values;
     };
 
     using Rows = typename Tokens<Cache, Slots>::Rows;
@@ -172,7 +160,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache = Sca
 
     // Waits until the oldest piece has arrived for all lanes.
     __device__ __forceinline__ void wait() {
-        ptx::cp_async_wait<2 * kStages - 1>();
+        ptx::cp_async_wait<1>();
         __syncwarp();
     }
 
@@ -285,28 +273,22 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots, class Cache = Sca
     static constexpr int kSecond = kFp8 ? 1 : 8;  // the second one after the first
 
     __device__ __forceinline__ void run() {
-        Rows rows[kStages];
-#pragma unroll
-        for (int tile = 0; tile < kStages; ++tile) rows[tile] = find_rows(tile);
-        Rows ahead = find_rows(kStages);  // a tile before they are needed: a block table lookup takes long
-#pragma unroll
-        for (int tile = 0; tile < kStages; ++tile) {
-            fetch(ring.keys[tile], tokens.keys, rows[tile]);
-            fetch(ring.values[tile], tokens.values, rows[tile]);
-        }
+        const Rows first = find_rows(0);
+        Rows ahead = find_rows(1);  // a tile before they are needed: a block table lookup takes long
+        fetch(ring.keys, tokens.keys, first);
+        fetch(ring.values, tokens.values, first);
         for (int tile = 0; first_token(tile) < tokens.end; ++tile) {
-            Piece &keys = ring.keys[tile % kStages], &values = ring.values[tile % kStages];
             float scores[kColumns][4] = {};
             wait();
-            score(keys, scores);
+            score(ring.keys, scores);
             __syncwarp();  // no lane reads them any more
-            fetch(keys, tokens.keys, ahead);
+            fetch(ring.keys, tokens.keys, ahead);
             weigh(tile, scores);
             wait();
-            add_values(values, scores);
+            add_values(ring.values, scores);
             __syncwarp();
-            fetch(values, tokens.values, ahead);
-            ahead = find_rows(tile + kStages + 1);
+            fetch(ring.values, tokens.values, ahead);
+            ahead = find_rows(tile + 2);
         }
         ptx::cp_async_wait<0>();
     }

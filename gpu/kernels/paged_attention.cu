@@ -101,14 +101,13 @@ __device__ __forceinline__ void attend(Scalar *out, const Partials<kHeadDim, kGr
             partials.value(slot)[place] = value;
             if (dimension == 0) partials.state(slot)[which] = make_float2(maximum, sum);
         }
+        // At once: if a block handed its pieces in after all of its work, the launch would end later.
+        if (!whole)
+            merge_piece(out + work.column.first_row(kv_heads, group, kGroup) * kHeadDim, partials, work.pieces(),
+                        work.column.rows(kv_heads, group, kGroup), storage.merging);
         __syncthreads();
         if (threadIdx.x == 0) work.next(context_lens, sequences);
         __syncthreads();
-    }
-    for (int shared = 0; shared < work.shared; ++shared) {
-        const Column &column = work.shared_columns[shared];
-        merge_piece(out + column.first_row(kv_heads, group, kGroup) * kHeadDim, partials, work.pieces[shared],
-                    column.rows(kv_heads, group, kGroup), storage.merging);
     }
 }
 

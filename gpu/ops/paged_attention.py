@@ -215,10 +215,10 @@ class Decode:
         """
         batch, _, head_dim = self.query.shape
         layer = (self.out, self.query, self.key_cache, self.value_cache, *self.scales)
-        ring, fp8 = source.ring_bytes(kernels.multiprocessor_shared_bytes), bool(self.scales)
-        decode = source.decode_attention(self.query.dtype, head_dim, self.group, self.slots.rule, ring, fp8=fp8)
+        fp8 = bool(self.scales)
+        decode = source.decode_attention(self.query.dtype, head_dim, self.group, self.slots.rule, fp8=fp8)
         tile = source.group_tile(self.query.dtype, self.group)
-        shared_bytes = source.decode_shared_bytes(self.query.dtype, head_dim, self.group, ring, fp8=fp8)
+        shared_bytes = source.decode_shared_bytes(self.query.dtype, head_dim, self.group, fp8=fp8)
         blocks = blocks or kernels.places(decode, THREADS, shared_bytes)
         # Each block has two pieces of sequences at most, and a counter for each on each level of their merge. The zeros are
         # written on the stream of the launch.

@@ -32,9 +32,7 @@ FP8_WIDTH_STEP = 32
 #: Warps of a block of the decode kernel.
 DECODE_WARPS = 4
 #: Shared memory of what a block of the decode kernel has left to do: ``Work`` of ``balance.cuh``, in whole loads.
-WORK_BYTES = 80
-#: Shared memory of the rings of a block on tensor cores: by default, and where a multiprocessor has less than this.
-RING_BYTES, SMALL_RING_BYTES, LARGE_SHARED_BYTES = 72 * 1024, 48 * 1024, 128 * 1024
+WORK_BYTES = 32
 #: Query heads that a block can serve; larger groups use several blocks. 16-bit types use tensor cores for 8 and 16.
 GROUP_TILES = {"float16": (1, 2, 8, 16), "bfloat16": (1, 2, 8, 16), "float32": (1, 2, 4, 8)}
 #: Latent attention (MLA): scalars of a cached vector, the first of them that are the value, too, and dtypes.
@@ -80,14 +78,7 @@ def _lines(path: Path, seen: set[Path]) -> list[str]:
     return lines
 
 
-def ring_bytes(shared_bytes: int) -> int:
-    """Shared memory of the rings of a block, on a device with ``shared_bytes`` on a multiprocessor."""
-    return RING_BYTES if shared_bytes >= LARGE_SHARED_BYTES else SMALL_RING_BYTES
-
-
-def decode_attention(
-    dtype: str, head_dim: int, group: int, slots: str = "PagedSlots", ring: int = RING_BYTES, *, fp8: bool = False
-) -> Kernel:
+def decode_attention(dtype: str, head_dim: int, group: int, slots: str = "PagedSlots", *, fp8: bool = False) -> Kernel:
     """Attention of ``group`` query heads per KV head.
 
     Args:
@@ -95,19 +86,10 @@ def decode_attention(
         head_dim: Head dimension.
         group: Query heads per KV head.
         slots: One of :data:`SLOT_RULES`.
-        ring: As :func:`ring_bytes` gives it.
         fp8: Whether the cache is of fp8.
     """
     name = "decode_attention_fp8" if fp8 else "decode_attention"
-    kernel = attention(f"{name}<{SCALARS[dtype]}, {head_dim}, {group_tile(dtype, group)}, {slots}>")
-    if ring == RING_BYTES or not _on_tensor_cores(dtype, group):
-        return kernel
-    return Kernel(_with_ring(kernel.text, ring), kernel.expression)
-
-
-@functools.cache  # one object per text, so that a look-up of a compiled kernel compares no characters
-def _with_ring(text: str, ring: int) -> str:
-    return f"#define FRAGMETER_RING_BYTES {ring}\n{text}"
+    return attention(f"{name}<{SCALARS[dtype]}, {head_dim}, {group_tile(dtype, group)}, {slots}>")
 
 
 def reshape_and_cache_fp8(dtype: str) -> Kernel:
@@ -130,13 +112,12 @@ def width(head_dim: int) -> int:
     return -(-head_dim // WIDTH_STEP) * WIDTH_STEP
 
 
-def decode_shared_bytes(dtype: str, head_dim: int, group: int, ring: int = RING_BYTES, *, fp8: bool = False) -> int:
+def decode_shared_bytes(dtype: str, head_dim: int, group: int, *, fp8: bool = False) -> int:
     """Dynamic shared memory of a block of :func:`decode_attention`: the ring buffers of its warps or their results, and its work."""
     tile = group_tile(dtype, group)
     if _on_tensor_cores(dtype, group):
         row_bytes = -(-head_dim // FP8_WIDTH_STEP) * FP8_WIDTH_STEP if fp8 else width(head_dim) * 2
-        stage = DECODE_WARPS * 16 * 2 * row_bytes  # keys and values of 16 tokens
-        used = max(1, ring // stage) * stage
+        used = DECODE_WARPS * 16 * 2 * row_bytes  # keys and values of 16 tokens
     else:
         used = 3 * 16 * 1024
     return max(used, DECODE_WARPS * tile * (head_dim + 2) * 4) + WORK_BYTES

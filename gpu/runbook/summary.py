@@ -217,15 +217,15 @@ def _start_up(found: Found) -> str:
 
 
 def _transformers(found: Found) -> str:
-    """The static run's batches through transformers beside the skeleton's and the predicted throughput, or why they are missing."""
+    """The static run's first batch through transformers beside the skeleton's and the predicted throughput, or why it is missing."""
     if "reason" in found:
-        return f"Static batches through transformers: not measured, {found['reason']}."
+        return f"A static batch through transformers: not measured, {found['reason']}."
     row = (
         found["version"],
-        found["batches"],
+        found["steps"],
         *(f"{found[name]:,.1f}" for name in ("tokens_per_s", "measured_tokens_per_s", "predicted_tokens_per_s")),
     )
-    headings = ("static batches, output tokens/s: transformers", "batches", "its generate", "skeleton", "predicted")
+    headings = ("a static batch, output tokens/s: transformers", "steps", "its generate", "skeleton", "predicted")
     return _table(headings, [row])
 
 

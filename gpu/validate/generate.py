@@ -1,15 +1,13 @@
-"""Static batches of the same lengths through ``transformers``' ``generate``: a measured throughput of independent code.
+"""A static batch of the same lengths through ``transformers``' ``generate``: a measured throughput of independent code.
 
 The model is a Llama of the same config with random weights, on the same device and in the same dtype; nothing is
-downloaded. Prompts are padded on the left to the longest of their batch, and a batch generates as many tokens as its longest
-output has. The cache of ``generate`` has no block tables.
+downloaded. Prompts are padded on the left to the longest one, and the batch generates as many tokens as its longest
+output has, up to a limit. The cache of ``generate`` has no block tables.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,40 +19,45 @@ from ...sim.workload.workload import Workload
 from ..devices import timing
 from ..model.skeleton import DTYPES, Skeleton
 
-#: Whole batches are generated up to so many steps, and one at least. On an H200 1,000 steps of a model of 8 billion parameters took
-#: more than 40 s.
-MOST_STEPS = 300
+#: Steps of the batch that are generated, at most. On an H200 a step of a model of 8 billion parameters took 117 ms.
+MOST_STEPS = 128
 #: New tokens of the first call, which is not timed.
 WARM_UP_TOKENS = 2
 
 
 class StaticBatch(NamedTuple):
-    """A batch of a static plan.
+    """The first steps of a static plan's first batch.
 
     Attributes:
-        steps: Its steps in the plan.
-        prompt_tokens, output_tokens: int64 [sequences].
+        steps: Those steps of the plan: the prompts, and a step for each further token of the longest output.
+        prompt_tokens: int64 [sequences].
+        output_tokens: int64 [sequences], those of these steps.
     """
 
     steps: range
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
 
+    def us(self, timed_steps: np.ndarray, us: np.ndarray) -> float:
+        """Microseconds of all steps, from those of some steps of the plan; others are on a line between their neighbours.
 
-def static_batches(plan: Plan, workload: Workload, most_steps: int = MOST_STEPS) -> list[StaticBatch]:
-    """The first batches of a static plan, with no more than so many steps, and one at least."""
-    starts = np.flatnonzero(plan.prefill_tokens).tolist()
-    found: list[StaticBatch] = []
-    for start, end in zip(starts, [*starts[1:], plan.num_steps], strict=True):
-        if found and end > most_steps:
-            break
-        rows = plan.step(start).sequence
-        found.append(StaticBatch(range(start, end), workload.prompt_tokens[rows], workload.output_tokens[rows]))
-    return found
+        Args:
+            timed_steps: Ascending; the first one is the batch's first, and no other one has prompts.
+            us: float [timed_steps].
+        """
+        return float(us[0] + np.interp(self.steps[1:], timed_steps[1:], us[1:]).sum())
 
 
-def generated_us(skeleton: Skeleton, batches: Sequence[StaticBatch], seed: int) -> tuple[list[float], str]:
-    """Microseconds of each batch, by the stopwatch's clock, and the version of transformers.
+def first_batch(plan: Plan, workload: Workload, most_steps: int = MOST_STEPS) -> StaticBatch:
+    """The first batch of a static plan, or its first ``most_steps`` steps."""
+    start, *later = np.flatnonzero(plan.prefill_tokens).tolist()
+    steps = range(start, min([*later, plan.num_steps, start + most_steps]))
+    rows = plan.step(start).sequence
+    return StaticBatch(steps, workload.prompt_tokens[rows], np.minimum(workload.output_tokens[rows], len(steps)))
+
+
+def generated_us(skeleton: Skeleton, batch: StaticBatch, seed: int) -> tuple[float, str]:
+    """Microseconds of the batch by the stopwatch's clock, and the version of transformers.
 
     Raises:
         ImportError: transformers is not installed.
@@ -63,27 +66,17 @@ def generated_us(skeleton: Skeleton, batches: Sequence[StaticBatch], seed: int) 
     library = _library()
     with skeleton.device.torch_device:  # on the host, 8 billion random weights in fp32 take minutes
         model = _llama(library, skeleton.model, DTYPES[skeleton.dtype])
-    stopwatch, rng = timing.stopwatch(skeleton.device), np.random.default_rng(seed)
-    found = []
-    for number, batch in enumerate(batches):
-        lengths, longest = batch.prompt_tokens, int(batch.prompt_tokens.max())
-        ids = skeleton.place(rng.integers(skeleton.model.vocab_size, size=(len(lengths), longest)))
-        mask = skeleton.place((np.arange(longest) >= longest - lengths[:, None]).astype(np.int64))
+    lengths, longest = batch.prompt_tokens, int(batch.prompt_tokens.max())
+    ids = skeleton.place(np.random.default_rng(seed).integers(skeleton.model.vocab_size, size=(len(lengths), longest)))
+    mask = skeleton.place((np.arange(longest) >= longest - lengths[:, None]).astype(np.int64))
 
-        def generate(new_tokens: int, ids: torch.Tensor = ids, mask: torch.Tensor = mask) -> None:
-            exactly = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "do_sample": False}
-            model.generate(input_ids=ids, attention_mask=mask, pad_token_id=0, eos_token_id=None, **exactly)
+    def generate(new_tokens: int) -> None:
+        exactly = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "do_sample": False}
+        model.generate(input_ids=ids, attention_mask=mask, pad_token_id=0, eos_token_id=None, **exactly)
 
-        if not number:
-            generate(WARM_UP_TOKENS)
-        whole = partial(_numbered, generate, int(batch.output_tokens.max()))
-        found.append(stopwatch.elapsed_us(whole, range(1)))
-    return found, str(library.__version__)
-
-
-def _numbered(generate: Callable[[int], None], new_tokens: int, _: int) -> None:
-    """A call as a stopwatch makes it, with its number."""
-    generate(new_tokens)
+    generate(WARM_UP_TOKENS)
+    us = timing.stopwatch(skeleton.device).elapsed_us(lambda _: generate(len(batch.steps)), range(1))
+    return us, str(library.__version__)
 
 
 def _library() -> Any:

@@ -29,10 +29,9 @@ __global__ void shares(int *taken, const int *context_lens, int sequences, int c
     if (threadIdx.x > 0 || work.left == ~0u) return;  // not written
     int *row = taken + blockIdx.x * most * 6;
     for (int rows = 0; rows < most && work.left > 0; ++rows, row += 6) {
-        const int shared = work.shared;
         row[0] = work.column.number, row[1] = work.column.sequence, row[2] = work.granule, row[3] = work.taken();
+        if (!work.whole()) row[4] = work.pieces().first, row[5] = work.pieces().count;
         work.next(context_lens, sequences);
-        if (work.shared > shared) row[4] = work.pieces[shared].first, row[5] = work.pieces[shared].count;
     }
 }
 """

@@ -48,9 +48,9 @@ SOME = [
 ]
 
 
-#: The instances that cards with less shared memory have of their own.
+#: Instances for cards with less shared memory, which have larger limits of registers.
 SMALL = [
-    source.decode_attention(dtype, head_dim, group, "PagedTiles", source.SMALL_RING_BYTES)
+    source.decode_attention(dtype, head_dim, group, "PagedTiles")
     for dtype, head_dim, group in (("float16", 128, 8), ("bfloat16", 64, 16), ("float16", 192, 8), ("float16", 256, 16))
 ]
 
@@ -69,33 +69,36 @@ def test_some_instances_compile_without_spills(architecture):
 def blocks_per_multiprocessor(dtype: str, head_dim: int, group: int, architecture: str) -> int:
     """Of the decode kernel, by registers (of 65,536, given out by eights) and shared memory (1 KiB more a block)."""
     shared_bytes = compile_gate.SHARED_BYTES[architecture]
-    ring = source.ring_bytes(shared_bytes)
-    kernel = source.decode_attention(dtype, head_dim, group, "PagedTiles", ring)
+    kernel = source.decode_attention(dtype, head_dim, group, "PagedTiles")
     (found,) = compile_gate.compiled([kernel], architecture)
     threads = 32 * source.DECODE_WARPS
     by_registers = 65536 // (-(-found.registers // 8) * 8 * threads)
-    return min(by_registers, shared_bytes // (source.decode_shared_bytes(dtype, head_dim, group, ring) + 1024))
+    return min(by_registers, shared_bytes // (source.decode_shared_bytes(dtype, head_dim, group) + 1024))
 
 
-@pytest.mark.parametrize(("head_dim", "group"), [(128, 8), (128, 16), (256, 8)])
-def test_tensor_cores_leave_room_for_the_blocks_that_the_ring_is_reckoned_for(head_dim, group):
-    assert blocks_per_multiprocessor("float16", head_dim, group, "sm_80") == 2
-    assert blocks_per_multiprocessor("bfloat16", head_dim, group, "sm_90a") == 3
-
-
-@pytest.mark.parametrize("architecture", ["sm_86", "sm_89", "sm_120"])
-def test_cards_with_less_shared_memory_hold_several_blocks(architecture):
-    """With the ring of an A100 it would be one: 64 of 100 KiB."""
-    assert 100 // (source.decode_shared_bytes("float16", 128, 8) // 1024 + 1) == 1
-    assert blocks_per_multiprocessor("float16", 128, 8, architecture) == 3
+@pytest.mark.parametrize(
+    ("head_dim", "group", "architecture", "blocks"),
+    [
+        (64, 8, "sm_90a", 5),
+        (128, 8, "sm_80", 3),
+        (128, 8, "sm_86", 3),
+        (128, 8, "sm_90a", 3),
+        (128, 8, "sm_120", 3),
+        (128, 16, "sm_80", 2),
+        (128, 16, "sm_90a", 3),
+        (256, 8, "sm_80", 2),
+        (256, 8, "sm_90a", 3),
+    ],
+)
+def test_a_multiprocessor_holds_several_blocks(head_dim, group, architecture, blocks):
+    assert blocks_per_multiprocessor("bfloat16", head_dim, group, architecture) == blocks
 
 
 def test_no_block_takes_more_shared_memory_than_the_smallest_device_gives():
     """99 KiB, of sm_86 and sm_89."""
     for dtype, tiles in source.GROUP_TILES.items():
         for head_dim in source.HEAD_DIMS:
-            small = source.SMALL_RING_BYTES
-            assert all(source.decode_shared_bytes(dtype, head_dim, tile, small) <= 99 * 1024 for tile in tiles)
+            assert all(source.decode_shared_bytes(dtype, head_dim, tile) <= 99 * 1024 for tile in tiles)
             assert prefill.tile_of(dtype, head_dim).shared_bytes <= 99 * 1024
 
 

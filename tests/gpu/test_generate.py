@@ -1,4 +1,4 @@
-"""Static batches through transformers: the same lengths, and what is said where it cannot run."""
+"""A static batch through transformers: the same lengths, and what is said where it cannot run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fragmeter.sim import Settings, Workload
-from fragmeter.sim.recording.plans import record
+from fragmeter.sim.recording.plans import Plan, record
 from fragmeter.sim.spec import model
 
 torch = pytest.importorskip("torch")
@@ -22,22 +22,31 @@ PROMPTS, OUTPUTS = np.array([5, 9, 9, 7, 3]), np.array([4, 2, 3, 6, 2])
 
 
 @pytest.fixture
-def batches() -> list[generate.StaticBatch]:
+def plan() -> tuple[Plan, Workload]:
     workload = Workload("few", np.zeros(5, np.int64), PROMPTS, OUTPUTS)
     settings = Settings(
         policy="static", model="toy-llama", num_gpu_blocks_override=16, max_model_len=40, max_num_seqs=2
     )
-    plan = record(settings, workload)[1]
-    assert [batch.steps.stop for batch in generate.static_batches(plan, workload, 9)] == [4]
-    assert len(generate.static_batches(plan, workload, 1)) == 1
-    return generate.static_batches(plan, workload)
+    return record(settings, workload)[1], workload
 
 
-def test_batches_are_those_of_the_plan(batches):
-    assert [batch.prompt_tokens.tolist() for batch in batches] == [[5, 9], [9, 7], [3]]
-    assert [batch.output_tokens.tolist() for batch in batches] == [[4, 2], [3, 6], [2]]
-    # A step for each token of the longest output.
-    assert [len(batch.steps) for batch in batches] == [4, 6, 2]
+@pytest.fixture
+def batch(plan) -> generate.StaticBatch:
+    return generate.first_batch(*plan)
+
+
+def test_the_batch_is_the_first_one_of_the_plan(plan, batch):
+    """A step for each token of the longest output; and of fewer steps, their tokens."""
+    assert batch.prompt_tokens.tolist() == [5, 9]
+    assert (batch.steps, batch.output_tokens.tolist()) == (range(4), [4, 2])
+    short = generate.first_batch(*plan, most_steps=3)
+    assert (short.steps, short.output_tokens.tolist()) == (range(3), [3, 2])
+
+
+def test_steps_that_are_not_timed_are_on_a_line_between_those_that_are(batch):
+    """And the prompts count once, whatever share of the timed steps they are."""
+    assert batch.us(np.array([0, 1, 3, 9]), np.array([100.0, 10.0, 14.0, 0.0])) == 100 + 10 + 12 + 14
+    assert batch.us(np.array([0, 7]), np.array([100.0, 10.0])) == 100 + 3 * 10
 
 
 class Llama:
@@ -55,7 +64,7 @@ class Llama:
         self.calls.append((attention_mask.tolist(), max_new_tokens))
 
 
-def test_generate_gets_the_lengths_of_each_batch(batches, monkeypatch):
+def test_generate_gets_the_lengths_of_the_batch(batch, monkeypatch):
     made = []
     library = SimpleNamespace(
         __version__="5.0",
@@ -65,31 +74,31 @@ def test_generate_gets_the_lengths_of_each_batch(batches, monkeypatch):
         ),
     )
     monkeypatch.setattr(generate, "_library", lambda: library)
-    us, version = generate.generated_us(Skeleton(model("toy-llama"), devices.open("cpu"), 4), batches, 1)
+    us, version = generate.generated_us(Skeleton(model("toy-llama"), devices.open("cpu"), 4), batch, 1)
     (llama,) = made
-    first, second = [[0] * 4 + [1] * 5, [1] * 9], [[1] * 9, [0] * 2 + [1] * 7]
-    assert llama.calls == [(first, 2), (first, 4), (second, 6), ([[1] * 3], 2)]
+    mask = [[0] * 4 + [1] * 5, [1] * 9]
+    assert llama.calls == [(mask, 2), (mask, 4)]
     assert llama.config["num_key_value_heads"] == model("toy-llama").num_kv_heads and llama.dtype == torch.float32
-    assert version == "5.0" and len(us) == 3 and all(one > 0 for one in us)
+    assert version == "5.0" and us > 0
 
 
-def test_without_transformers_a_line_says_so(batches, monkeypatch):
+def test_without_transformers_a_line_says_so(batch, monkeypatch):
     def missing():
         raise ModuleNotFoundError("transformers")
 
     monkeypatch.setattr(generate, "_library", missing)
     with pytest.raises(ImportError):
-        generate.generated_us(Skeleton(model("toy-llama"), devices.open("cpu"), 4), batches, 1)
+        generate.generated_us(Skeleton(model("toy-llama"), devices.open("cpu"), 4), batch, 1)
     found = {"reason": "it is not installed; pip install transformers"}
     assert validation._transformers_text(found) == (
-        "Static batches through transformers: not measured, it is not installed; pip install transformers."
+        "A static batch through transformers: not measured, it is not installed; pip install transformers."
     )
 
 
-def test_the_real_library_has_the_same_weights(batches):
+def test_the_real_library_has_the_same_weights(batch):
     """No word of a config is misread: as many parameters as the skeleton's model has."""
     library = pytest.importorskip("transformers")
     llama = generate._llama(library, model("toy-llama"), torch.bfloat16)
     assert sum(one.numel() for one in llama.parameters()) == model("toy-llama").num_params
-    us, _ = generate.generated_us(Skeleton(model("toy-llama"), devices.open("cpu"), 4), batches[:1], 1)
-    assert us[0] > 0
+    us, _ = generate.generated_us(Skeleton(model("toy-llama"), devices.open("cpu"), 4), batch, 1)
+    assert us > 0

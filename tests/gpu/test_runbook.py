@@ -77,7 +77,7 @@ def check_summary(day: Path) -> None:
     assert "steps of a vllm-v0 plan: 0 wrong" in page
     assert "## Calibration: toy-llama, fp32, quick" in page and "| decode_attention | 8 |" in page
     assert "## Validation: toy-llama, predicted against measured" in page and "| vllm-sosp23 |" in page
-    assert "tatic batches through transformers" in page or "output tokens/s: transformers" in page
+    assert "static batch through transformers" in page or "output tokens/s: transformers" in page
 
 
 def status_here(one: Part, out: Path) -> int:
@@ -248,8 +248,8 @@ def test_the_summary_has_the_results_of_a_gpu(tmp_path):
 
 
 def test_the_summary_has_the_row_of_transformers(tmp_path):
-    """Beside the skeleton's throughput in the same batches and the predicted one; or the reason why it is missing."""
-    measured = {"version": "5.24.0", "batches": 3, "steps": 900, "output_tokens": 1200, "tokens_per_s": 391.87}
+    """Beside the skeleton's throughput in the same batch and the predicted one; or the reason why it is missing."""
+    measured = {"version": "5.24.0", "steps": 128, "output_tokens": 1200, "tokens_per_s": 391.87}
     measured |= {"measured_tokens_per_s": 12391.72, "predicted_tokens_per_s": 411.8}
     runbook.play([part("first", writing("first"))], tmp_path, "cpu")
     rows = []
@@ -262,9 +262,9 @@ def test_the_summary_has_the_row_of_transformers(tmp_path):
         assert "cannot be shown" not in page
         rows.append(page.partition("## Validation: toy-llama, predicted against measured\n\n")[2])
     headings, _, row, *_ = rows[0].splitlines()
-    assert headings.endswith("transformers | batches | its generate | skeleton | predicted |")
-    assert row == "| 5.24.0 | 3 | 391.9 | 12,391.7 | 411.8 |"
-    wanted = "Static batches through transformers: not measured, the device has no room for a second model."
+    assert headings.endswith("transformers | steps | its generate | skeleton | predicted |")
+    assert row == "| 5.24.0 | 128 | 391.9 | 12,391.7 | 411.8 |"
+    wanted = "A static batch through transformers: not measured, the device has no room for a second model."
     assert rows[1].splitlines()[0] == wanted
 
 

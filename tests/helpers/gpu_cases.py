@@ -25,15 +25,13 @@ __all__ = [
 DTYPES = {name: numpy_dtype(name) for name in TOLERANCE}
 
 
-def run(
-    given: Case, blocks: int | None = None, seed: int = 0, multiprocessor_shared_bytes: int = 164 * 1024
-) -> np.ndarray:
+def run(given: Case, blocks: int | None = None, seed: int = 0) -> np.ndarray:
     """The kernels over it, threads in the order of ``seed``, as a card with so much shared memory gets them."""
     named = vars(given) | {"out": np.full_like(given.query, np.nan)}
     sizes = {name: named.pop(name) for name in ("block_size", "max_context_len")}
     views = {name: arrays.view(name, array) for name, array in named.items()}
     call = paged_attention.checked(**views, **sizes)
-    call.prepared(CpuKernels(seed, multiprocessor_shared_bytes), blocks).launch()
+    call.prepared(CpuKernels(seed), blocks).launch()
     return named["out"]
 
 
