@@ -69,7 +69,7 @@ struct Work {
     __device__ __forceinline__ unsigned taken() const { return min(granules - granule, left); }
     __device__ __forceinline__ bool whole() const { return taken() == granules; }
 
-    // Of a sequence that is not whole.
+    // The pieces of the sequence, if it is not whole.
     __device__ __forceinline__ Pieces pieces() const {
         const unsigned first = granule == 0 ? blockIdx.x : ranges.block_of(begin);
         return {first, ranges.block_of(begin + granules - 1) - first + 1, blockIdx.x - first};

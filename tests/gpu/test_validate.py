@@ -349,7 +349,7 @@ def obedient(monkeypatch):
     monkeypatch.setattr(validate, "one_step_us", one_step_us)
     monkeypatch.setattr(validate_operations.TimedStep, "operations_us", operations_us)
     monkeypatch.setattr(validate, "warm_up", lambda *_: None)
-    monkeypatch.setattr(generate, "generated_us", lambda skeleton, batches, seed: ([1e6] * len(batches), "by rote"))
+    monkeypatch.setattr(generate, "generated_us", lambda skeleton, batch, seed: (1e6, "by rote"))
 
 
 def measuring_by_rote(seeds: list[int], slower=(1.0, 1.0, 1.0), events: list[str] | None = None):
@@ -434,6 +434,9 @@ class TestVerb:
         for one in found["allocation"].values():
             for rank in ("p50_ms", "p99_ms"):
                 assert one["measured"][rank] == pytest.approx(1.25 * one["predicted"][rank], abs=2e-4)
+        served = found["transformers"]
+        assert served["tokens_per_s"] == served["output_tokens"]  # in one second
+        assert 1 < served["predicted_tokens_per_s"] / served["measured_tokens_per_s"] <= 1.2501
         lines = (out / "steps.csv").read_text().splitlines()
         assert lines[0].split(",")[-3:] == ["measured_us", "repetition_1_us", "repetition_2_us"]
         assert len(lines) == 1 + sum(run["step"]["count"] for run in found["runs"])
