@@ -6,7 +6,9 @@ sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Any
 
 from ...sim.cost import gemms
@@ -176,3 +178,14 @@ def _element(kv_cache_dtype: str) -> Point:
 
 def _heads(model: ModelSpec) -> Point:
     return {"heads": model.num_heads, "kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+
+
+def spread(measured: Iterable[Point]) -> dict[str, float]:
+    """The interquartile range of the samples over their time, by operation, in the median of its points.
+
+    The rest of a step counts over the whole step.
+    """
+    shares = defaultdict(list)
+    for point in measured:
+        shares[point["op"]].append(point["iqr_us"] / point.get("whole_us", point["us"]))
+    return {op: median(found) for op, found in shares.items()}

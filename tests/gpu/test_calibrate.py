@@ -215,6 +215,15 @@ def test_the_share_of_a_repeated_read_comes_back_from_points_that_have_it():
     assert repeated_reads([sizes | {"batch": 1, "context_tokens": 9, "us": 1}], entry) is None
 
 
+def test_the_spread_of_an_operation_is_that_of_its_median_point():
+    """A step's own time may be a small part of the step that was timed: its samples spread by the whole."""
+    measured = [
+        {"op": "gemm", "us": us, "iqr_us": iqr_us} for us, iqr_us in ((10.0, 1.0), (100.0, 2.0), (1000.0, 500.0))
+    ]
+    measured.append({"op": "step", "us": 20.0, "iqr_us": 10.0, "whole_us": 400.0})
+    assert points.spread(measured) == {"gemm": 0.1, "step": 0.025}
+
+
 def test_points_that_read_blocks_again_are_not_those_of_the_operation():
     points_of = [
         {"op": "kv_write", "tokens": tokens, "kv_heads": 2, "head_dim": 64, "us": 2.0 + tokens}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fragmeter.gpu.calibrate.points import spread
 from paths import ROOT
 
 RESULTS = ROOT / "gpu" / "results"
@@ -107,6 +108,14 @@ def test_the_page_has_the_times_of_the_run_that_it_cites():
         sizes = (f"| {row['batch']} x {row['context']:,}", heads, cache, f"{mine['us']:,.1f}")
         rows.append(" | ".join([*sizes, f"{mine['bytes_per_s'] / 1e9:,.0f}", percent(row["share_of_data_sheet"])]))
     assert len(shown) == 12 and all(line.startswith(tuple(f"{row} |" for row in rows)) for line in shown)
+
+
+def test_the_page_has_the_spread_of_calibrations():
+    """The host of the fourth run was disturbed while it was calibrated: copies to it and steps show it, and no GEMM."""
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    third, fourth = (spread(document(folder, "calibration.json")["points"]) for folder in (THIRD, FOURTH))
+    for name, text in (("swap_out", "copies to the host"), ("prefill_step", "steps with prompts"), ("gemm", "GEMMs")):
+        assert f"{percent(third[name])} and {percent(fourth[name])} of {text}" in page
 
 
 def test_the_page_has_the_times_of_variants():
