@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from rich import box
 from rich.table import Table
 
-from ...gpu.calibrate.points import spread
 from ...gpu.devices import devices
 from ...sim.output.files import as_json, require_apart, write_whole
 from ...sim.recording.probe import read_probe
@@ -92,13 +91,12 @@ def _print(found: dict[str, Any], report: Report) -> None:
     kept = " with a KV cache of fp8" if found["kv_cache_dtype"] == "fp8" else ""
     report.print_line(f"{found['model']} in {found['dtype']}{kept} on {found['device']['name']}", style="bold")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("", "points", "spread", "median error", "mean error", "held out", "bias"):
+    for heading in ("", "points", "spread", "median error", "mean", "held out", "bias"):
         table.add_column(heading, justify="right" if heading else "left")
-    spreads = spread(found["points"])
     for name, entry in found["ops"].items():
         fit = entry["fit"]
         held = max((error["median_error"] for error in fit["held_out"].values()), default=None)
-        errors = (spreads.get(name), fit["median_error"], fit["mape"], held, fit["bias"])
+        errors = (fit["spread"], fit["median_error"], fit["mape"], held, fit["bias"])
         table.add_row(name, str(fit["points"]), *map(_percent, errors))
     report.console.print(table)
     report.print_line(

@@ -125,6 +125,8 @@ class Measuring:
             # A model may be off by a tenth at the sizes of a step, which is as much as the step takes beyond its operations.
             measured = self._points.points(ops)
             ops |= fit(point for point in measured if point["op"] in ("step", "prefill_step"))
+        for name, share_of_us in points.spread(measured).items():
+            ops[name]["fit"]["spread"] = round(share_of_us, 4)
         share = repeated_reads(measured, ops["decode_attention"])
         found = {} if share is None else {"repeated_reads": share}
         return self._says | {"parts": self._points.parts, **found, "ops": ops, "points": measured}

@@ -9,7 +9,6 @@ from typing import Any
 
 from ...sim.types.optional import not_none
 from ..bench.table import HEADINGS, line
-from ..calibrate.points import spread
 
 Found = dict[str, Any]
 
@@ -125,13 +124,12 @@ def _compare(found: Found) -> str:
 
 
 def _calibration(found: Found) -> str:
-    rows, spreads = [], spread(found["points"])
+    rows = []
     for name, entry in found["ops"].items():
         fit = entry["fit"]
         held = ", ".join(f"{by} {error['median_error']:.1%}" for by, error in fit["held_out"].items())
-        errors = (f"{fit[error]:.1%}" for error in ("median_error", "mape", "bias"))
-        spread_of = f"{spreads[name]:.1%}" if name in spreads else "-"
-        rows.append((name, fit["points"], spread_of, *errors, held or "-"))
+        errors = (f"{fit[error]:.1%}" for error in ("spread", "median_error", "mape", "bias"))
+        rows.append((name, fit["points"], *errors, held or "-"))
     title = f"## Calibration: {found['model']}, {found['dtype']}{', quick' if found['quick'] else ''}"
     headings = ("operation", "points", "spread", "median error", "mean error", "bias", "median error, held out")
     return f"{title}\n\n" + _table(headings, rows)

@@ -514,7 +514,7 @@ def test_a_gpu_mixes_kinds_of_calls_and_launches_while_it_computes(on_gpu, monke
         measured = list(measured)
         if {point["op"] for point in measured} > {"step", "prefill_step"}:
             found.append(overlapped)
-            return dict.fromkeys(OPERATIONS, {"coefficients": {"t0_us": 1.0}})
+            return {name: {"coefficients": {"t0_us": 1.0}, "fit": {}} for name in OPERATIONS}
         # Once more, beside the models of their operations.
         assert not on_gpu and {point["parts_us"] for point in measured} == {23.0, 26.0}
         return {}

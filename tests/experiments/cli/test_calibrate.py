@@ -93,7 +93,8 @@ def test_what_is_printed_is_in_the_data(calibrated):
     assert lines[0].startswith("toy-llama in fp32 on ") and lines[-1] == "Calibration: found.json"
     for name, entry in data["ops"].items():
         (line,) = (line.split() for line in lines if line.startswith(name))
-        assert line[1] == str(entry["fit"]["points"]) and line[2] == f"{entry['fit']['median_error']:.1%}"
+        fit = entry["fit"]
+        assert line[1:4] == [str(fit["points"]), f"{fit['spread']:.1%}", f"{fit['median_error']:.1%}"]
 
 
 @pytest.mark.parametrize("share", [None, 0.424])
