@@ -172,7 +172,9 @@ def status(tokens: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
     except MemoryError as error:
-        return _refuse(f"more memory than this machine has ({error}); ask for fewer requests, or for less time")
+        # numpy says how much; C and Python say nothing.
+        found = f" ({error})" if str(error) else ""
+        return _refuse(f"more memory than this machine has{found}; ask for fewer requests, or for less time")
     except Exception as error:
         return _fault(error)
     return DONE

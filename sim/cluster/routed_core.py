@@ -59,6 +59,7 @@ class RoutedCoreEngine:
         replica: One that ``core.serves`` accepts.
         edges: Ticks at which a measurement begins and ends, or none; leaps end there.
         boundaries: Of all engines of the cluster.
+        sequences: Of all requests of the cluster: no step has more.
 
     Attributes:
         process, ledger, end_ticks: As of ``Engine``.
@@ -66,14 +67,14 @@ class RoutedCoreEngine:
     """
 
     def __init__(
-        self, env: simpy.Environment, replica: Replica, edges: tuple[int, ...], boundaries: Boundaries
+        self, env: simpy.Environment, replica: Replica, edges: tuple[int, ...], boundaries: Boundaries, sequences: int
     ) -> None:
         self.env, self.end_ticks, self.until = env, int(env.now), NEVER
         self.ledger = Ledger(replica.memory.meter, compiled()[0])
         self._replica, self._boundaries, self._number = replica, boundaries, boundaries.add(self)
         self._max_model_len = replica.policy.limits.max_model_len
         none = (np.zeros(0, dtype=np.int64),) * 4
-        most = replica.policy.limits.max_num_seqs
+        most = min(replica.policy.limits.max_num_seqs, max(1, sequences))
         parts = started(replica, (*none, np.zeros(0, dtype=bool)), most, edges, routed=True)
         self._core, self._handle, self._cache = parts
         self._changed: Callable[[], None] = ignored

@@ -98,7 +98,8 @@ class Fleet:
         engines: Engines
         if self._by_core:
             self._boundaries = boundaries = Boundaries()
-            engines = [RoutedCoreEngine(self.env, replica, edges(settings), boundaries) for replica in replicas]
+            parts, count = (edges(settings), boundaries), int(workload.num_sequences[rows].sum())
+            engines = [RoutedCoreEngine(self.env, replica, *parts, count) for replica in replicas]
         elif cluster.disaggregated:
             engines = self._disaggregated(cluster)
         else:

@@ -297,12 +297,16 @@ class TestDoctor:
         assert found["fragmeter"] == fragmeter.__version__
 
 
-def test_more_than_the_memory_holds_is_refused(monkeypatch, capsys):
-    def allocate(*_: object) -> None:
-        np.empty(2**50)
+def no_memory() -> None:
+    raise MemoryError  # as C and Python do
 
-    monkeypatch.setattr("fragmeter.experiments.runs.inputs.synthetic_pairs", allocate)
+
+@pytest.mark.parametrize(
+    ("allocate", "found"), [(lambda: np.empty(2**50), " (Unable to allocate 8.00 PiB"), (no_memory, "; ask")]
+)
+def test_more_than_the_memory_holds_is_refused(allocate, found, monkeypatch, capsys):
+    monkeypatch.setattr("fragmeter.experiments.runs.inputs.synthetic_pairs", lambda *_: allocate())
     assert status(["simulate"]) == MISTAKE
     error = capsys.readouterr().err
-    assert error.startswith("fragmeter: more memory than this machine has")
+    assert error.startswith(f"fragmeter: more memory than this machine has{found}")
     assert error.endswith("ask for fewer requests, or for less time\n") and error.count("\n") == 1

@@ -21,7 +21,7 @@ from cluster_runs import ROUTERS, TIGHT, Views, unrefused
 from core_loads import POLICIES, Load, changed_core, columns, needs_core, spied
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.sim import settings
-from fragmeter.sim.cluster import ClusterRun, FleetSchedule, cluster, cluster_summary, simulate_cluster
+from fragmeter.sim.cluster import ClusterRun, FleetSchedule, cluster, cluster_summary, routed_core, simulate_cluster
 from fragmeter.sim.cluster import run as cluster_run
 from fragmeter.sim.cluster.routed_core import Boundaries
 from fragmeter.sim.cluster.routing import Lowest, Router
@@ -304,6 +304,32 @@ def test_a_difference_in_c_is_caught(name, tmp_path, monkeypatch):
 def test_one_of_these_differences_is_caught(name, tmp_path, monkeypatch):
     """A few of those above, in every run of the tests."""
     catch(name, tmp_path, monkeypatch)
+
+
+@needs_core
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_core_without_a_planted_difference_is_no_different(policy, tmp_path, monkeypatch):
+    """Otherwise a comparison that always failed would catch all of them."""
+    _, _, header, before, _ = next(iter(PLANTED_IN_C.values()))
+    unchanged = changed_core(tmp_path, header, before, before)
+    monkeypatch.setattr(core, "compiled", lambda: (unchanged, "unchanged"))
+    for seed in range(10):
+        compare(FleetLoad(seed, policy, "kv-aware"))
+
+
+@needs_core
+def test_seats_that_no_request_can_take_need_no_memory(monkeypatch):
+    """Twenty million seats: 160 MB of each engine, where Python has a list of the sequences that run."""
+    load, most = FleetLoad(0, "vllm-v1", "kv-aware"), []
+
+    def noting(*parts: Any, **how: Any) -> Any:
+        most.append(parts[2])
+        return core.started(*parts, **how)
+
+    monkeypatch.setattr(routed_core, "started", noting)
+    load.load.chosen |= {"max_num_seqs": 20_000_000, "max_num_batched_tokens": 20_000_000}
+    assert everything(load.run()) == everything(load.run(core=False))
+    assert most and max(most) <= load.work.num_sequences.sum()
 
 
 def catch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

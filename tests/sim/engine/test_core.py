@@ -439,6 +439,19 @@ def test_a_difference_between_looks_is_caught(policy, owner, name, other, monkey
     assert any(differs(Load(seed, policy)) for seed in range(30))
 
 
+@needs_core
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_core_without_a_planted_difference_is_no_different(policy, tmp_path, monkeypatch):
+    """Otherwise a comparison that always failed would catch all of them. It serves, too: without the core nothing would differ."""
+    _, (header, before, _) = next(iter(PLANTED[policy].items()))
+    unchanged, asked = changed_core(tmp_path, header, before, before), []
+    monkeypatch.setattr(core, "compiled", lambda: asked.append(policy) or (unchanged, "unchanged"))
+    for seed in range(10):
+        compare(Load(seed, policy))
+        assert asked
+        asked.clear()
+
+
 def catch(policy, name, tmp_path, monkeypatch):
     """Plant a difference, and find it."""
     header, before, after = PLANTED[policy][name]
