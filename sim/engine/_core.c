@@ -105,7 +105,9 @@ static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests)
     c->offsets = names[1].buf, c->numbers = names[2].buf, c->stops = names[3].buf;
     int64_t links = (int64_t)(names[2].len / 8);
     bool valid = names[0].len == num_requests && names[1].len == (num_requests + 1) * 8 && names[3].len == names[2].len &&
-                 c->offsets[num_requests] == links && num_chains >= 0;
+                 c->offsets[0] == 0 && c->offsets[num_requests] == links && num_chains >= 0;
+    for (int64_t request = 0; valid && request < num_requests; request++)
+        valid = c->offsets[request] <= c->offsets[request + 1];
     for (int64_t at = 0; valid && at < links; at++)
         valid = c->numbers[at] >= 0 && c->numbers[at] < num_chains;
     if (!valid) {

@@ -467,3 +467,25 @@ def differs(load: Load) -> bool:
     except Exception:
         return True
     return False
+
+
+@needs_core
+@pytest.mark.parametrize(
+    ("array", "place", "value"), [(1, 0, 1), (1, 1, 1 << 40), (1, 1, -1), (2, 0, 1 << 40), (2, 0, -1)]
+)
+def test_paths_that_lie_outside_their_arrays_are_refused(array, place, value, monkeypatch):
+    """Offsets of the requests that do not rise, and numbers of chains that there are not."""
+    real = core._names
+    load = next(
+        load for seed in range(100) if (load := Load(seed, "vllm-v1")).work.content and load.run().replica.cache_log
+    )
+
+    def bent(*given):
+        names = list(real(*given))
+        names[array] = names[array].copy()
+        names[array][place] = value
+        return tuple(names)
+
+    monkeypatch.setattr(core, "_names", bent)
+    with pytest.raises(ValueError, match="a path of each request is needed"):
+        load.run()
