@@ -318,8 +318,8 @@ def test_a_core_without_a_planted_difference_is_no_different(policy, tmp_path, m
 
 
 @needs_core
-def test_seats_that_no_request_can_take_need_no_memory(monkeypatch):
-    """Twenty million seats: 160 MB of each engine, where Python has a list of the sequences that run."""
+def test_max_num_seqs_above_the_number_of_requests_needs_no_memory(monkeypatch):
+    """Of twenty million sequences the core would allocate 160 MB for each engine, where Python has a list of those that run."""
     load, most = FleetLoad(0, "vllm-v1", "kv-aware"), []
 
     def noting(*parts: Any, **how: Any) -> Any:
