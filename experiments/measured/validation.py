@@ -458,11 +458,9 @@ class Validation:
         except Exception as error:  # of another library, behind which nothing of ours is lost
             return {"reason": f"it failed: {' '.join(str(error).split())[:200]}"}
         tokens = int(batch.output_tokens.sum())
-        # Steps with prompts of later batches stand for none of this one.
-        of_batch = (replay.steps == batch.steps.start) | (plan.prefill_tokens[replay.steps] == 0)
         times = {"": us}
         for side, step_us in (("predicted_", replay.predicted_us), ("measured_", replay.measured_us)):
-            times[side] = batch.us(replay.steps[of_batch], step_us[of_batch])
+            times[side] = batch.us(plan, replay.steps, step_us)
         return {
             "version": version,
             "steps": len(batch.steps),

@@ -38,14 +38,16 @@ class StaticBatch(NamedTuple):
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
 
-    def us(self, timed_steps: np.ndarray, us: np.ndarray) -> float:
+    def us(self, plan: Plan, timed_steps: np.ndarray, us: np.ndarray) -> float:
         """Microseconds of all steps, from those of some steps of the plan; others are on a line between their neighbours.
 
         Args:
-            timed_steps: Ascending; the first one is the batch's first, and no other one has prompts.
+            plan: That of the batch.
+            timed_steps: Ascending; the first one is the batch's first. Those with prompts of later batches stand for none.
             us: float [timed_steps].
         """
-        return float(us[0] + np.interp(self.steps[1:], timed_steps[1:], us[1:]).sum())
+        decodes = plan.prefill_tokens[timed_steps] == 0
+        return float(us[0] + np.interp(self.steps[1:], timed_steps[decodes], us[decodes]).sum())
 
 
 def first_batch(plan: Plan, workload: Workload, most_steps: int = MOST_STEPS) -> StaticBatch:

@@ -43,10 +43,18 @@ def test_the_batch_is_the_first_one_of_the_plan(plan, batch):
     assert (short.steps, short.output_tokens.tolist()) == (range(3), [3, 2])
 
 
-def test_steps_that_are_not_timed_are_on_a_line_between_those_that_are(batch):
+@pytest.mark.parametrize(
+    ("timed", "us", "decodes_us"),
+    [
+        ([0, 1, 3, 9], [100, 10, 14, 0], 10 + 12 + 14),
+        ([0, 7], [100, 10], 3 * 10),
+        # The second batch begins at step 4.
+        ([0, 1, 4, 5], [100, 10, 900, 18], 10 + 12 + 14),
+    ],
+)
+def test_steps_that_are_not_timed_are_on_a_line_between_those_that_are(timed, us, decodes_us, plan, batch):
     """And the prompts count once, whatever share of the timed steps they are."""
-    assert batch.us(np.array([0, 1, 3, 9]), np.array([100.0, 10.0, 14.0, 0.0])) == 100 + 10 + 12 + 14
-    assert batch.us(np.array([0, 7]), np.array([100.0, 10.0])) == 100 + 3 * 10
+    assert batch.us(plan[0], np.array(timed), np.array(us, float)) == 100 + decodes_us
 
 
 class Llama:

@@ -26,7 +26,7 @@ DTYPES = {name: numpy_dtype(name) for name in TOLERANCE}
 
 
 def run(given: Case, blocks: int | None = None, seed: int = 0) -> np.ndarray:
-    """The kernels over it, threads in the order of ``seed``, as a card with so much shared memory gets them."""
+    """The kernels over it, threads in the order of ``seed``."""
     named = vars(given) | {"out": np.full_like(given.query, np.nan)}
     sizes = {name: named.pop(name) for name in ("block_size", "max_context_len")}
     views = {name: arrays.view(name, array) for name, array in named.items()}
