@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import gc
+import json as json_module
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
 from ...gpu.devices import devices
 from ...gpu.devices.devices import Device
+from ...sim.cost.calibration import read
 from ...sim.output.files import as_json, require_apart, write_whole
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.recording.plans import Plan, load
@@ -25,6 +27,9 @@ from ...sim.types.optional import not_none
 from ..runs.inputs import named_files
 from ..runs.output import RESULTS, JsonTarget, Report, track
 from .replica_flags import REPLICA, ReplicaFlags
+
+if TYPE_CHECKING:
+    from ...gpu.model.skeleton import Skeleton
 
 _PLAN = Parameter(group=Group("A recorded plan", sort_key=0))
 _DEVICE = Parameter(group=Group("Device", sort_key=1))
@@ -67,7 +72,7 @@ def validate(
         every: Check only every n-th step. By default all; the moves and writes of all steps are carried out.
         device: cpu (default), cuda, or cuda:N. To check a plan also shim: the CPU build of the kernels, slow.
         calibration: Calibration that predicts the step times, from fragmeter calibrate. By default the device is
-            calibrated first.
+            calibrated first. On a GPU its whole steps are measured again beside the runs.
         model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder. By default toy-llama; on a
             GPU llama-3.1-8b; for timing a plan the plan's model; for checking a plan toy-llama; for a server the model that
             the benchmark names.
@@ -268,15 +273,16 @@ def _calibrated(
     quick: bool,
     seed: int,
     out: OutputFolder | None,
-) -> Iterator[tuple[Path, Callable[[], Path] | None]]:
-    """The path of a calibration, and a function that measures one more part of it: the given file, or a new one in ``out``, or
-    in a temporary folder if ``out`` is None.
+) -> Iterator[tuple[Path, Callable[[Skeleton], Path] | None]]:
+    """The path of a calibration, and a function that measures more of it: the given file, or a new one in ``out``, or in a temporary
+    folder if ``out`` is None.
 
     A new calibration uses a different seed from ``seed``, the seed of the validation. On a CPU it has a part before the first
-    pass over the runs and one after each, because other load on the machine changes its speed within a minute. A given
-    calibration is complete, and so is that of a GPU: its memory has no room for the skeletons of both.
+    pass over the runs and one after each, because other load on the machine changes its speed within a minute; a given one is
+    complete. Of a GPU the whole steps are measured again before, between and after the passes, on the skeleton of the runs: the host's share of
+    them changes as quickly. Its operations do not, and the memory has no room for the skeletons of both.
     """
-    if given is not None:
+    if given is not None and device.torch_device.type == "cpu":
         yield given, None
         return
     from ...gpu.calibrate.calibrate import Measuring, calibrate
@@ -293,16 +299,47 @@ def _calibrated(
             return path
 
         if device.torch_device.type != "cpu":
-            found = calibrate(model, device, dtype, quick=quick, seed=seed + 1, watch=watch, kv_cache_dtype=of_cache)
-            # A skeleton and its graphs reference each other; the next one needs their memory.
-            gc.collect()
-            yield kept(found), None
+            if given is None:
+                found = calibrate(
+                    model, device, dtype, quick=quick, seed=seed + 1, watch=watch, kv_cache_dtype=of_cache
+                )
+                # A skeleton and its graphs reference each other; the next one needs their memory.
+                gc.collect()
+            path = given or kept(found)
+            yield path, _steps_again(path, device, scale.rounds + 1, kept)
             return
         measuring = Measuring(model, device, dtype, quick=quick, seed=seed + 1, kv_cache_dtype=of_cache)
         rounds = -(-measuring.grid.rounds // (scale.rounds + 1))
 
-        def measured() -> Path:
+        def measured(_: Skeleton | None = None) -> Path:
             measuring.measure(rounds, watch)
             return kept(measuring.document())
 
         yield measured(), measured
+
+
+def _steps_again(
+    path: Path, device: Device, parts: int, kept: Callable[[Mapping[str, Any]], Path]
+) -> Callable[[Skeleton], Path] | None:
+    """A function that measures one part of a calibration's steps again; None if the file is not a calibration of this device.
+
+    Args:
+        parts: How often it will be called.
+        kept: Writes a calibration file.
+    """
+    from ...gpu.calibrate.steps_again import StepsAgain
+
+    then = read(path)
+    if then.kind != "calibration" or then.device.get("name") != device.describe()["name"]:
+        return None
+    known: list[StepsAgain] = []
+
+    def measured(skeleton: Skeleton) -> Path:
+        if not known:
+            known.append(StepsAgain(skeleton, json_module.loads(path.read_bytes())))
+        if not known[0].count:
+            return path
+        known[0].measure(parts, partial(track, subject="Steps again"))
+        return kept(known[0].document())
+
+    return measured

@@ -63,6 +63,11 @@ def print_document(document: Document, report: Report) -> None:
     calibration = document["calibration"]
     report.print_line(f"{document['model']} on {document['device']['name']}", style="bold")
     report.print_line(f"Predicted by: {calibration['source']}, {calibration['device']}. It saw none of these runs.")
+    if "step_drifts" in calibration:
+        looks = ", ".join(f"{drift:+.1%}" for drift in calibration["step_drifts"])
+        report.print_line(
+            f"Its whole steps were measured again before, between and after the passes; they took {looks} more time than before."
+        )
     if calibration["parts"] > 1:
         report.print_line(f"It was measured in {calibration['parts']} parts, before, between and after the passes.")
     runs = document["runs"]
@@ -243,7 +248,8 @@ class Validation:
         dtype: Number format of weights and KV; None takes the calibration's.
         seed: Seed of the requests, their block tables and the weights.
         watch: Progress display.
-        again: Measures one more part of the calibration, and returns the file of all parts so far; None if it is complete.
+        again: Measures one more part of the calibration, or its steps again on the skeleton of the runs, and returns the file of
+            all parts so far; None if it is complete.
         kv_cache_dtype: Number format of the KV cache, auto or fp8; None takes the calibration's.
 
     Raises:
@@ -258,11 +264,10 @@ class Validation:
         dtype: str | None,
         seed: int,
         watch: Watch,
-        again: Callable[[], Path] | None = None,
+        again: Callable[[Skeleton], Path] | None = None,
         kv_cache_dtype: str | None = None,
     ) -> None:
         self._device, self._scale, self._seed, self._watch, self._again = device, scale, seed, watch, again
-        self._cost = str(calibration)
         self._read(calibration)
         self._dtype = dtype or self._calibration.dtype or usual_dtype(device)
         self._kv_cache_dtype = kv_cache_dtype or self._calibration.kv_cache_dtype
@@ -295,18 +300,22 @@ class Validation:
         yield "transformers", self._transformers()
 
     def _read(self, calibration: Path) -> None:
+        self._cost = str(calibration)
         self._calibration, self._calibrated = read(calibration), json.loads(calibration.read_bytes())
         self._costs: dict[bool, StepCost] = {}
 
     def _passes(self, drift: Drift) -> Iterator[list[dict[str, Any]]]:
         """Replay all runs once, and then all again: the repetitions of a run contain the drift of the machine. After each
-        pass comes another part of the calibration, if it is measured in parts.
+        pass comes another part of the calibration, if it is measured in parts. That of a GPU's steps has one before the first
+        pass, too: its captures release the memory that torch has cached.
 
         Yields:
             The runs, from the passes so far.
         """
         timed = {name: chosen_steps(plan, self._scale.timed_steps) for name, plan in self.plans.items()}
         samples_us: dict[str, list[np.ndarray]] = {name: [] for name in timed}
+        if self.skeleton.captures:
+            self._next_part(drift)
         validate.warm_up(self.skeleton, ((self.plans[name], steps.tolist()) for name, steps in timed.items()))
         for number in range(1, self._scale.rounds + 1):
             drift.look()
@@ -314,9 +323,7 @@ class Validation:
                 watch = self._watching(f"{name}, pass {number}")
                 samples_us[name].append(validate.pass_us(self.skeleton, self.plans[name], steps.tolist(), watch))
                 drift.look()
-            if self._again is not None:
-                self._read(self._again())
-                drift.compare(self._calibrated["points"])
+            self._next_part(drift)
             looks = np.reshape(drift.looks, (number, -1))
             runs = []
             for place, (name, steps) in enumerate(timed.items()):
@@ -324,6 +331,12 @@ class Validation:
                 around = looks[:, place : place + 2]
                 runs.append(self._run(name) | {"drift": round(float(around.mean()), 4) if around.size else None})
             yield runs
+
+    def _next_part(self, drift: Drift) -> None:
+        """Measure another part of the calibration, and predict by all parts."""
+        if self._again is not None:
+            self._read(self._again(self.skeleton))
+            drift.compare(self._calibrated["points"])
 
     @property
     def cost(self) -> StepCost:
@@ -405,7 +418,8 @@ class Validation:
     def _calibration_data(self) -> dict[str, Any]:
         found = self._calibration
         data = {"kind": found.kind, "source": found.source, "sha256": found.sha256}
-        return data | {"device": found.device.get("name"), "parts": self._calibrated.get("parts", 1)}
+        more = {name: self._calibrated[name] for name in ("step_drifts",) if name in self._calibrated}
+        return data | {"device": found.device.get("name"), "parts": self._calibrated.get("parts", 1), **more}
 
     def _drift(self) -> Drift:
         """The drift of the machine since the calibration; it has no points on any other machine."""

@@ -84,7 +84,11 @@ def gathered(device: Device, caches: Caches) -> Work:
 
 
 def flashinfer(device: Device, caches: Caches) -> Work:
-    """FlashInfer over the same tables; with tensor cores for groups of at least four, as its users enable them."""
+    """FlashInfer over the same tables; with tensor cores for groups of at least four, as its users enable them.
+
+    Of its kernels with tensor cores it chooses those of FlashAttention-3 on Hopper, which compute a tile of queries for each head
+    of a decode: 2,208 us at 128 x 4k with groups of four on an H200. Those of FlashAttention-2 take the heads of a group together.
+    """
     try:
         library = importlib.import_module("flashinfer")
     except ImportError as error:
@@ -100,7 +104,7 @@ def flashinfer(device: Device, caches: Caches) -> Work:
     planned = []
     for tables in caches.block_tables:
         wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, "NHD", use_tensor_cores=shape.heads // shape.kv_heads >= 4
+            workspace, "NHD", use_tensor_cores=shape.heads // shape.kv_heads >= 4, backend="fa2"
         )
         wrapper.plan(
             starts,

@@ -7,7 +7,7 @@ of their operations: by the fitted models on a CPU, as measured on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -125,11 +125,17 @@ class Measuring:
             # A model may be off by a tenth at the sizes of a step, which is as much as the step takes beyond its operations.
             measured = self._points.points(ops)
             ops |= fit(point for point in measured if point["op"] in ("step", "prefill_step"))
-        for name, share_of_us in points.spread(measured).items():
-            ops[name]["fit"]["spread"] = round(share_of_us, 4)
+        with_spread(ops, measured)
         share = repeated_reads(measured, ops["decode_attention"])
         found = {} if share is None else {"repeated_reads": share}
         return self._says | {"parts": self._points.parts, **found, "ops": ops, "points": measured}
+
+
+def with_spread(ops: dict[str, dict[str, Any]], measured: Sequence[Point]) -> dict[str, dict[str, Any]]:
+    """The entries of a calibration file, each with the spread of its points' samples."""
+    for name, share_of_us in points.spread(measured).items():
+        ops[name]["fit"]["spread"] = round(share_of_us, 4)
+    return ops
 
 
 def _skeleton(
@@ -205,7 +211,7 @@ class Samples:
         if ops is not None:
             us_of = {points.key(part): _modelled_us(ops, part) for step in self._steps for _, part in step.parts}
         whole = zip(self._steps, timings[len(operations) :], strict=True)
-        return measured + [_beside(step, taken, us_of) for step, taken in whole]
+        return measured + [beside(step, taken, us_of) for step, taken in whole]
 
     def _taken(self, rounds: int) -> Iterator[tuple[int, list[float]]]:
         """Warm up all calls that are not, which gives one item without a sample per call, and then one sample at a time."""
@@ -230,7 +236,7 @@ def _modelled_us(ops: Mapping[str, Mapping[str, Any]], point: Point) -> float:
     return float(OpModel(**ops[point["op"]]).us(OPERATIONS[point["op"]](**sizes)))
 
 
-def _beside(step: StepProbe, whole: timing.Timing, us_of: Mapping[Any, float]) -> Point:
+def beside(step: StepProbe, whole: timing.Timing, us_of: Mapping[Any, float]) -> Point:
     """Overhead of a step beyond its operations; ``whole_us`` and ``parts_us`` are the times that it is computed from."""
     parts_us = sum(count * us_of[points.key(part)] for count, part in step.parts)
     rest = whole._replace(us=max(LEAST_REST * whole.us, whole.us - parts_us))

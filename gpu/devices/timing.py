@@ -93,6 +93,9 @@ class Stopwatch(Protocol):
         affected, so nothing runs there.
         """
 
+    def before(self, work: Callable[[], object]) -> None:
+        """Run untimed work that comes before a call that the host takes part in, on every device, to its end."""
+
     def elapsed_us(self, work: Work, numbers: range) -> float:
         """Microseconds of a single execution of ``work`` for each of ``numbers``; on a GPU including the wait for completion."""
 
@@ -126,6 +129,10 @@ class CpuStopwatch:
         between()
         self._aside_ns += time.thread_time_ns() - start
 
+    def before(self, work: Callable[[], object]) -> None:
+        """As in :class:`Stopwatch`."""
+        self.aside(work)
+
     def elapsed_us(self, work: Work, numbers: range) -> float:
         """As in :class:`Stopwatch`."""
         self._aside_ns, start = 0, time.thread_time_ns()
@@ -149,6 +156,7 @@ class CudaStopwatch:
         cache_bytes = torch.cuda.get_device_properties(device.torch_device).L2_cache_size
         self.cold_bytes = CACHES * cache_bytes
         self._flushed = scratch(device, cache_bytes)
+        self._before_ns = 0
 
     def sampler(self, work: Work, captured: bool = True) -> Sampler:
         """As in :class:`Stopwatch`."""
@@ -164,14 +172,21 @@ class CudaStopwatch:
     def aside(self, between: Callable[[], object]) -> None:
         """As in :class:`Stopwatch`."""
 
+    def before(self, work: Callable[[], object]) -> None:
+        """As in :class:`Stopwatch`."""
+        start = time.perf_counter_ns()
+        work()
+        self._device.synchronize()
+        self._before_ns += time.perf_counter_ns() - start
+
     def elapsed_us(self, work: Work, numbers: range) -> float:
         """As in :class:`Stopwatch`."""
         self._device.synchronize()
-        start = time.perf_counter_ns()
+        self._before_ns, start = 0, time.perf_counter_ns()
         for number in numbers:
             work(number)
         self._device.synchronize()
-        return (time.perf_counter_ns() - start) / 1e3
+        return (time.perf_counter_ns() - start - self._before_ns) / 1e3
 
     def _replayed(self, work: Work, calls: int) -> Sampler:
         """Samples of a graph of ``calls`` calls, which are warmed up before: compilation and creation are not captured."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...sim.types.optional import not_none
@@ -126,11 +127,15 @@ class Rows:
 
     def tensors(self) -> list[Tensor]:
         """The tensors that are not None."""
-        found = (self.context_lens, self.block_tables, self.slot_starts, self.query_start_loc)
-        return [tensor for tensor in found if tensor is not None]
+        return [getattr(self, name) for name in self._present()]
 
+    def holding(self, tensors: Iterable[Tensor]) -> Rows:
+        """The same rows with other tensors: the next ones, in the order of :meth:`tensors`."""
+        return replace(self, **dict(zip(self._present(), tensors)))
 
-Place = Callable[[np.ndarray], Tensor]
+    def _present(self) -> list[str]:
+        names = ("context_lens", "block_tables", "slot_starts", "query_start_loc")
+        return [name for name in names if getattr(self, name) is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +154,15 @@ class Inputs:
         rows = [tensor for part in (self.decodes, self.prefills) if part for tensor in part.tensors()]
         return [self.token_ids, self.positions, self.slot_mapping, self.last_tokens, *rows]
 
-    def load(self, other: Inputs) -> None:
-        """Copy the values of ``other``, which has the same shapes."""
-        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
-            mine.copy_(theirs, non_blocking=True)
+    def holding(self, tensors: Iterable[Tensor]) -> Inputs:
+        """The same batch with other tensors, in the order of :meth:`tensors`."""
+        left = iter(tensors)
+        tokens = (next(left), next(left), next(left), next(left))
+        return Inputs(*tokens, *(rows and rows.holding(left) for rows in (self.decodes, self.prefills)))
 
 
 class Stager:
-    """Transfers batches to a device.
+    """Makes tensors of batches, on the host.
 
     Args:
         vocab_size: Token ids are taken modulo this.
@@ -167,8 +173,8 @@ class Stager:
     def __init__(self, vocab_size: int, block_size: int, num_slots: int) -> None:
         self._vocab_size, self._block_size, self._num_slots = vocab_size, block_size, num_slots
 
-    def inputs(self, batch: Batch, place: Place, max_context_len: int | None = None) -> Inputs:
-        """The batch as tensors, each created by ``place``; ``max_context_len`` overrides the maximum of the rows."""
+    def inputs(self, batch: Batch, max_context_len: int | None = None) -> Inputs:
+        """The batch as tensors; ``max_context_len`` overrides the maximum of the rows."""
         row_of_token, positions = _positions(batch.query_lens, batch.context_lens)
         prefills = batch.query_lens > 1
         tokens = np.argsort(prefills[row_of_token], kind="stable")
@@ -177,38 +183,38 @@ class Stager:
         order = np.concatenate((decoding, prompts))
         ends[order] = np.cumsum(batch.query_lens[order]) - 1
         return Inputs(
-            place(batch.token_ids[tokens] % self._vocab_size),
-            place(np.maximum(positions[tokens], 0)),
-            place(batch.slot_mapping[tokens].astype(np.int64)),
-            place(ends),
-            self._decodes(batch, decoding, place, max_context_len) if len(decoding) else None,
-            self._prefills(batch, prompts, len(decoding), place) if len(prompts) else None,
+            torch.from_numpy(batch.token_ids[tokens] % self._vocab_size),
+            torch.from_numpy(np.maximum(positions[tokens], 0)),
+            torch.from_numpy(batch.slot_mapping[tokens].astype(np.int64)),
+            torch.from_numpy(ends),
+            self._decodes(batch, decoding, max_context_len) if len(decoding) else None,
+            self._prefills(batch, prompts, len(decoding)) if len(prompts) else None,
         )
 
-    def _decodes(self, batch: Batch, rows: np.ndarray, place: Place, max_context_len: int | None) -> Rows:
+    def _decodes(self, batch: Batch, rows: np.ndarray, max_context_len: int | None) -> Rows:
         contexts = batch.context_lens[rows].astype(np.int32)
         tables, starts = batch.block_tables, batch.slot_starts
         return Rows(
             slice(0, len(rows)),
-            place(contexts),
+            torch.from_numpy(contexts),
             max_context_len or int(contexts.max()),
             self._block_size,
-            block_tables=None if tables is None else place(tables[rows].astype(np.int32)),
-            slot_starts=None if starts is None else place(starts[rows].astype(np.int64)),
+            block_tables=None if tables is None else torch.from_numpy(tables[rows].astype(np.int32)),
+            slot_starts=None if starts is None else torch.from_numpy(starts[rows].astype(np.int64)),
         )
 
-    def _prefills(self, batch: Batch, rows: np.ndarray, first_token: int, place: Place) -> Rows:
+    def _prefills(self, batch: Batch, rows: np.ndarray, first_token: int) -> Rows:
         lens, contexts = batch.query_lens[rows], batch.context_lens[rows].astype(np.int32)
         block_size, tables = self._block_size, batch.block_tables
         if tables is None:
             block_size, tables = self._consecutive(not_none(batch.slot_starts), batch.context_lens)
         return Rows(
             slice(first_token, first_token + int(lens.sum())),
-            place(contexts),
+            torch.from_numpy(contexts),
             int(contexts.max()),
             block_size,
-            block_tables=place(tables[rows].astype(np.int32)),
-            query_start_loc=place(np.concatenate(([0], np.cumsum(lens))).astype(np.int32)),
+            block_tables=torch.from_numpy(tables[rows].astype(np.int32)),
+            query_start_loc=torch.from_numpy(np.concatenate(([0], np.cumsum(lens))).astype(np.int32)),
             max_query_len=int(lens.max()),
         )
 

@@ -141,7 +141,8 @@ class Executor:
     def advance(self, step: int) -> Inputs:
         """Execute the moves and writes of the next step; returns the inputs of :meth:`attention`."""
         move(self.pool, self.plan, self.plan.step(step))
-        inputs = self._stager.inputs(batch(self.plan, step), self.place)
+        inputs = self._stager.inputs(batch(self.plan, step))
+        inputs = inputs.holding(tensor.to(self._device.torch_device) for tensor in inputs.tensors())
         calls = StepCalls(self._device, inputs)
         for layer in range(self.model.num_layers):
             key, value = (self.drawn(kind, layer, inputs.token_ids, inputs.positions) for kind in (KEY, VALUE))

@@ -1,4 +1,4 @@
-"""Decode-only steps as captured graphs: their inputs are static buffers that every step refills.
+"""Decode-only steps as captured graphs: their inputs are one piece of memory that every step refills with one copy.
 
 Batches are padded to the sizes that vLLM captures (``sim.spec.deployment``). The longest context is padded to a
 power of two of blocks, since a graph's block tables have a fixed width. A calibration times decode attention with the same padding
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ...sim.spec.deployment import MAX_CAPTURED, padded_batch
-from .batch import Batch, Inputs, Place, Stager
+from .batch import Batch, Inputs, Stager
+from .packing import packed, views
 
 Replay = Callable[[], None]
 #: Runs of a step before its capture; they compile kernels and create handles.
@@ -28,35 +29,42 @@ class DecodeGraphs:
     """Captured steps, by padded batch size, blocks of the longest context, and layout.
 
     Args:
-        stager: Creates the tensors of batches.
+        stager: Makes the tensors of batches.
         block_size: Tokens of a block.
-        place: Creates one tensor on the device.
+        device: The device that computes.
         forward: A step, from its inputs to its logits.
     """
 
-    def __init__(self, stager: Stager, block_size: int, place: Place, forward: Callable[[Inputs], Tensor]) -> None:
-        self._stager, self._block_size, self._place, self._forward = stager, block_size, place, forward
-        self._captured: dict[tuple[int, int, bool], tuple[Inputs, Replay, Tensor]] = {}
+    def __init__(
+        self, stager: Stager, block_size: int, device: torch.device, forward: Callable[[Inputs], Tensor]
+    ) -> None:
+        self._stager, self._block_size, self._device, self._forward = stager, block_size, device, forward
+        self._captured: dict[tuple[int, int, bool], tuple[Tensor, Replay, Tensor]] = {}
 
     def takes(self, batch: Batch) -> bool:
         """Whether a graph can run the batch: it has only decodes, and no more than vLLM captures."""
         return batch.only_decodes and len(batch.query_lens) <= MAX_CAPTURED
 
     def inputs(self, batch: Batch) -> Inputs:
-        """The tensors of a batch, padded to its captured size."""
+        """The tensors of a batch on the host, padded to its captured size."""
         rows, blocks = self._size(batch)
-        return self._stager.inputs(batch.padded(rows, blocks), self._place, max_context_len=blocks * self._block_size)
+        return self._stager.inputs(batch.padded(rows, blocks), max_context_len=blocks * self._block_size)
 
     def step(self, batch: Batch) -> Tensor:
         """Replay the graph of the batch's size; the first call for a size captures it."""
-        fresh, shape = self.inputs(batch), (*self._size(batch), batch.is_paged)
+        inputs, shape = self.inputs(batch), (*self._size(batch), batch.is_paged)
+        fresh = packed(inputs.tensors(), pinned=self._device.type == "cuda")
         if shape not in self._captured:
-            self._captured[shape] = (fresh, *capture(lambda: self._forward(fresh)))
-        inputs, replay, logits = self._captured[shape]
-        if inputs is not fresh:
-            inputs.load(fresh)
+            self._captured[shape] = self._capture(inputs, fresh.to(self._device, copy=True))
+        memory, replay, logits = self._captured[shape]
+        memory.copy_(fresh, non_blocking=True)
         replay()
         return logits[: len(batch.query_lens)]
+
+    def _capture(self, inputs: Inputs, memory: Tensor) -> tuple[Tensor, Replay, Tensor]:
+        """The memory of a graph's inputs, its replay, and its logits."""
+        held = inputs.holding(views(memory, inputs.tensors()))
+        return memory, *capture(lambda: self._forward(held))
 
     def _size(self, batch: Batch) -> tuple[int, int]:
         return captured_size(len(batch.query_lens), int(batch.context_lens.max()), self._block_size)

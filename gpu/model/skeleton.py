@@ -20,6 +20,7 @@ from .batch import Batch, Inputs, Stager
 from .calls import StepCalls
 from .graphs import DecodeGraphs
 from .layers import check_shape, draw_weights
+from .packing import packed, views
 from .pool import KvPool, cache_dtype, require_room
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -66,7 +67,7 @@ class Skeleton:
         self.stager = Stager(model.vocab_size, block_size, self.pool.num_slots)
         self._on_gpu = device.torch_device.type == "cuda"
         captures = self._on_gpu if graphs is None else graphs
-        self._graphs = DecodeGraphs(self.stager, block_size, self.place, self.forward) if captures else None
+        self._graphs = DecodeGraphs(self.stager, block_size, device.torch_device, self.forward) if captures else None
 
     @torch.inference_mode()
     def step(self, batch: Batch) -> Tensor:
@@ -84,17 +85,18 @@ class Skeleton:
         return self._graphs is not None
 
     def inputs(self, batch: Batch) -> Inputs:
-        """The tensors of a step, padded as its graph has them if it is captured."""
-        if self._graphs and self._graphs.takes(batch):
-            return self._graphs.inputs(batch)
-        return self.stager.inputs(batch, self.place)
+        """The tensors of a step on the device, padded as its graph has them if it is captured."""
+        graphs = self._graphs if self._graphs and self._graphs.takes(batch) else None
+        inputs = (graphs or self.stager).inputs(batch)
+        if not self._on_gpu:
+            return inputs
+        tensors = inputs.tensors()
+        memory = packed(tensors, pinned=True).to(self.device.torch_device, non_blocking=True)
+        return inputs.holding(views(memory, tensors))
 
     def place(self, values: np.ndarray) -> Tensor:
-        """``values`` as a new tensor on the device; a GPU copies them asynchronously from pinned memory."""
-        tensor = torch.from_numpy(np.ascontiguousarray(values))
-        if self._on_gpu:
-            return tensor.pin_memory().to(self.device.torch_device, non_blocking=True)
-        return tensor
+        """``values`` as a new tensor on the device."""
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device.torch_device)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """A step with its inputs on the device."""

@@ -119,7 +119,7 @@ def decode_shared_bytes(dtype: str, head_dim: int, group: int, *, fp8: bool = Fa
         row_bytes = -(-head_dim // FP8_WIDTH_STEP) * FP8_WIDTH_STEP if fp8 else width(head_dim) * 2
         used = DECODE_WARPS * 16 * 2 * row_bytes  # keys and values of 16 tokens
     else:
-        used = 3 * 16 * 1024
+        used = 2 * 16 * 1024  # as FmaDecoder::Ring
     return max(used, DECODE_WARPS * tile * (head_dim + 2) * 4) + WORK_BYTES
 
 

@@ -49,8 +49,8 @@ def flashinfer(factor: float):
     """A FlashInfer that computes with torch, and not quite right for any factor but one."""
 
     class Wrapper:
-        def __init__(self, workspace, layout, use_tensor_cores):
-            assert layout == "NHD"
+        def __init__(self, workspace, layout, use_tensor_cores, backend):
+            assert (layout, backend) == ("NHD", "fa2")
 
         def plan(self, starts, blocks, last, heads, kv_heads, head_dim, page_size, q_data_type, kv_data_type):
             assert starts.tolist() == [0, 4, 8] and last.tolist() == [16, 16] and page_size == 16

@@ -120,6 +120,8 @@ class Stopwatch:
     def aside(self, between):
         pass
 
+    before = aside
+
 
 @pytest.fixture()
 def spy():
@@ -270,6 +272,8 @@ class Passing(Stopwatch):
         between()
         self.is_aside = False
 
+    before = aside
+
 
 @pytest.fixture()
 def passing(spy):
@@ -332,6 +336,24 @@ def test_three_steps_pass_before_each_step(passing, monkeypatch):
         probe.work(0)
         assert [is_aside for is_aside, _ in seen] == [True] * 3 + [False]
         assert len({id(batch) for _, batch in seen}) == 1
+
+
+def test_on_a_gpu_six_decodes_of_its_sequences_pass_before_each_step(passing, monkeypatch):
+    probes, skeleton, watch = passing
+    monkeypatch.setattr(Skeleton, "captures", True)
+    seen = []
+    monkeypatch.setattr(skeleton, "step", lambda batch: seen.append((watch.is_aside, batch)))
+    prompts = 0
+    for probe in probes.steps():
+        seen.clear()
+        probe.work(0)
+        assert [is_aside for is_aside, _ in seen] == [True] * 6 + [False]
+        *before, timed = [batch for _, batch in seen]
+        prompts += not timed.only_decodes
+        for batch in before:
+            assert batch.only_decodes and batch.context_lens.tolist() == timed.context_lens.tolist()
+            assert (batch.block_tables == timed.block_tables).all()
+    assert prompts == 3
 
 
 def test_a_step_does_the_operations_of_its_parts(probes, spy):
@@ -452,7 +474,7 @@ def test_a_steps_own_time_is_what_its_operations_leave(monkeypatch, spy):
     whole = timing.Timing(1000.0, 3.0, 2)
     slow = {points.key(point): 50.0 for point in found}
     step = next(iter(Probes(skeleton, GRID, Stopwatch(), 0).steps()))
-    assert calibrate._beside(step, whole, slow)["us"] == 20.0
+    assert calibrate.beside(step, whole, slow)["us"] == 20.0
 
 
 def test_a_steps_own_time_is_beside_the_models_of_its_operations(monkeypatch, spy):

@@ -7,6 +7,7 @@ import weakref
 from contextlib import contextmanager
 from itertools import groupby
 from types import SimpleNamespace
+from unittest.mock import ANY
 
 import pytest
 
@@ -130,7 +131,7 @@ class Cuda:
     """torch.cuda as far as a stopwatch needs it: what is captured runs when the graph is replayed."""
 
     def __init__(self, clock) -> None:
-        self.clock, self.log, self.call_ns = clock, [], 500_000
+        self.clock, self.log, self.call_ns, self.busy_ns = clock, [], 500_000, 0
 
     def graph_pool_handle(self):
         return "memory"
@@ -140,6 +141,8 @@ class Cuda:
 
     def synchronize(self, number=0):
         self.log.append("wait")
+        self.clock.ns += self.busy_ns
+        self.busy_ns = 0
 
     def CUDAGraph(self):
         graph = SimpleNamespace(calls=0)
@@ -230,6 +233,27 @@ def test_where_the_host_takes_part_a_gpu_is_waited_for_on_the_wall_clock(clock, 
     sample = cuda_stopwatch(cuda).sampler(work, captured=False)
     cuda.log.clear()
     assert sample() == 1000 and cuda.log == [2, "wait", 3, 4, "wait"]
+
+
+def test_what_comes_before_is_waited_for_and_does_not_count(clock, cuda):
+    """A step of 3,000 us behind two others, each queued in 100 us, for which the device takes 5,000 us."""
+    stopwatch = cuda_stopwatch(cuda)
+
+    def other():
+        cuda.log.append("other")
+        clock.ns += 100_000
+        cuda.busy_ns = 5_000_000
+
+    def work(number):
+        for _ in range(2):
+            stopwatch.before(other)
+        cuda.log.append(number)
+        clock.ns += 3_000_000
+
+    sample = stopwatch.sampler(work, captured=False)
+    cuda.log.clear()
+    assert sample() == sample() == 3000
+    assert cuda.log == 2 * ["wait", "other", "wait", "other", "wait", ANY, "wait"]
 
 
 def test_on_a_gpu_nothing_is_done_aside(cuda):

@@ -1,0 +1,150 @@
+"""Steps of a calibration, measured again: a host that got slower changes the rest of steps, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("scipy")
+
+from fragmeter.experiments.cli import validate
+from fragmeter.gpu.calibrate import calibrate
+from fragmeter.gpu.calibrate.fitting import fit
+from fragmeter.gpu.calibrate.grid import QUICK
+from fragmeter.gpu.calibrate.steps_again import OF_STEPS, StepsAgain
+from fragmeter.gpu.devices import devices, timing
+from fragmeter.gpu.model.skeleton import Skeleton
+from fragmeter.sim.cost.calibration import read
+from fragmeter.sim.cost.operations import OPERATIONS, OpModel
+from fragmeter.sim.spec import ModelSpec
+
+SPEC = ModelSpec("small", 3, 96, 6, 2, 16, 160, 211, 256, gated_mlp=True)
+
+
+class Host:
+    """A stopwatch by which operations take 10 us, and whole steps as long as the host makes them take."""
+
+    quantile, cold_bytes, how = 0.5, 1 << 20, "by rote"
+
+    def __init__(self, monkeypatch, step_us: float) -> None:
+        self.step_us, self.warmed = step_us, 0
+        monkeypatch.setattr(timing, "stopwatch", lambda _: self)
+
+    def sampler(self, work, captured=True):
+        self.warmed += 1
+        return lambda: 10.0 if captured else self.step_us
+
+    def aside(self, between):
+        pass
+
+    before = aside
+
+
+def skeleton(blocks: int = 64) -> Skeleton:
+    return Skeleton(SPEC, devices.open("cpu"), blocks, 16, host_blocks=4)
+
+
+def calibrated() -> dict:
+    """As a GPU's file: the rest of a step is what its measured operations leave. Read from JSON."""
+    samples = calibrate.Samples(skeleton(), QUICK, 5)
+    samples.take(QUICK.rounds, calibrate.unwatched)
+    points = samples.points()
+    found = {"points": points, "ops": calibrate.with_spread(fit(points), points), "quick": True, "seed": 5}
+    return json.loads(json.dumps(found | {"kind": "calibration", "parts": 1}))
+
+
+def test_a_slower_host_is_found_by_the_parts_and_operations_stay(monkeypatch):
+    """Of 1,000 us a step takes 770 beyond its calls; then 1,500, 1,500 and 1,200 us, of which the median is 1,500."""
+    host = Host(monkeypatch, 1000.0)
+    then = calibrated()
+    before = deepcopy(then)
+    again, warmed = StepsAgain(skeleton(), then), host.warmed
+    for host.step_us in (1500.0, 1500.0, 1200.0):
+        again.measure(3)
+    assert host.warmed == warmed + len(QUICK.steps)
+    assert again.drifts == pytest.approx([0.5, 0.5, 0.2])
+    found = again.document()
+    assert then == before
+    assert found["step_drifts"] == [0.5, 0.5, 0.2]
+    assert found.keys() == {*then, "step_drifts"}
+    operations = [point for point in then["points"] if point["op"] not in OF_STEPS]
+    assert found["points"][: len(operations)] == operations
+    for name, entry in then["ops"].items():
+        assert (found["ops"][name] == entry) == (name not in OF_STEPS), name
+    steps = found["points"][len(operations) :]
+    assert [step["us"] - (1500 - step["parts_us"]) for step in steps] == [0] * len(QUICK.steps)
+    assert {step["samples"] for step in steps} == {3}
+    for document, rest_us in ((then, 770), (found, 1270)):
+        entry = document["ops"]["step"]
+        assert OpModel(**entry).us(OPERATIONS["step"](rows=4)) == pytest.approx(rest_us, rel=0.05)
+
+
+def test_a_host_as_before_gives_the_same_file(monkeypatch):
+    Host(monkeypatch, 1000.0)
+    then = calibrated()
+    again = StepsAgain(skeleton(), then)
+    again.measure(1)
+    found = again.document()
+    assert found.pop("step_drifts") == [0.0]
+    assert found == then
+
+
+def test_steps_that_the_calibration_lacks_are_left_out(monkeypatch):
+    """A calibration of another version, of which a GEMM is missing; and runs over a pool that is too small for some steps."""
+    host = Host(monkeypatch, 1000.0)
+    then = calibrated()
+    assert len(QUICK.steps) == 5
+    without = then | {"points": [point for point in then["points"] if (point["op"], point.get("m")) != ("gemm", 20)]}
+    host.step_us = 1100.0
+    for again, steps in ((StepsAgain(skeleton(), without), 4), (StepsAgain(skeleton(blocks=8), then), 3)):
+        again.measure(2)
+        found = [point for point in again.document()["points"] if point["op"] in OF_STEPS]
+        assert len(found) == steps and np.isclose(again.drifts, [0.1]).all()
+
+
+class TestInAValidation:
+    """Of a GPU, which a CPU plays."""
+
+    GPU = SimpleNamespace(torch_device=torch.device("cuda"), describe=lambda: {"name": "card"})
+
+    def given(self, tmp_path, **changes):
+        path = tmp_path / "given.json"
+        content = {"schema_version": 1, "source": "measured", "device": {"name": "card"}} | calibrated() | changes
+        path.write_text(json.dumps(content))
+        return path
+
+    def calibrated(self, path, **options):
+        scale = SimpleNamespace(model="toy-llama", rounds=3)
+        return validate._calibrated(self.GPU, path, scale, None, None, True, 1, **({"out": None} | options))
+
+    def test_the_file_of_each_part_predicts_and_the_given_one_stays(self, tmp_path, monkeypatch):
+        host = Host(monkeypatch, 1000.0)
+        given = self.given(tmp_path)
+        before, us = given.read_bytes(), []
+        with self.calibrated(given) as (path, again):
+            assert path == given and again is not None
+            runs = skeleton()
+            for host.step_us in (1300.0, 1300.0, 1000.0):
+                found = read(again(runs))
+                us.append(float(found.ops["step"].us(OPERATIONS["step"](rows=4))))
+        assert us == pytest.approx([1070.0] * 3, rel=0.05)
+        assert given.read_bytes() == before
+
+    def test_a_file_of_another_device_or_of_a_table_is_taken_as_it_is(self, tmp_path, monkeypatch):
+        Host(monkeypatch, 1000.0)
+        for changes in ({"device": {"name": "another"}}, {"kind": "profile"}):
+            with self.calibrated(self.given(tmp_path, **changes)) as (_, again):
+                assert again is None
+
+    def test_a_file_without_points_is_taken_as_it_is(self, tmp_path, monkeypatch):
+        Host(monkeypatch, 1000.0)
+        path = self.given(tmp_path)
+        content = {name: part for name, part in json.loads(path.read_text()).items() if name not in ("points", "seed")}
+        path.write_text(json.dumps(content))
+        with self.calibrated(path) as (_, again):
+            assert [again(skeleton()) for _ in range(2)] == [path, path]
