@@ -9,7 +9,7 @@
 //                           step 1   | token kRows ...
 //
 // A ring has 32 KiB per block: two stages of 16, or more of less. On an H200 two were faster than three in 21 of 24
-// shapes, by up to 4 %; one was 7 % faster still with 8 sequences of groups of two, and up to 21 % slower with a single one.
+// shapes, by up to 6 %; one was up to 7 % faster still in half of them, and up to 22 % slower with a single sequence.
 #pragma once
 
 #include "decode.cuh"

@@ -58,7 +58,7 @@ def calibrated() -> dict:
     return json.loads(json.dumps(found | {"kind": "calibration", "parts": 1}))
 
 
-def test_a_slower_host_is_found_by_the_parts_and_operations_stay(monkeypatch):
+def test_a_slower_host_is_found_by_the_parts_and_operations_are_kept(monkeypatch):
     """Of 1,000 us a step takes 770 beyond its calls; then 1,500, 1,500 and 1,200 us, of which the median is 1,500."""
     host = Host(monkeypatch, 1000.0)
     then = calibrated()
@@ -122,7 +122,7 @@ class TestInAValidation:
         scale = SimpleNamespace(model="toy-llama", rounds=3)
         return validate._calibrated(self.GPU, path, scale, None, None, True, 1, **({"out": None} | options))
 
-    def test_the_file_of_each_part_predicts_and_the_given_one_stays(self, tmp_path, monkeypatch):
+    def test_the_file_of_each_part_predicts_and_the_given_one_is_unchanged(self, tmp_path, monkeypatch):
         host = Host(monkeypatch, 1000.0)
         given = self.given(tmp_path)
         before, us = given.read_bytes(), []
