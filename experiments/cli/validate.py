@@ -273,7 +273,7 @@ def _calibrated(
     quick: bool,
     seed: int,
     out: OutputFolder | None,
-) -> Iterator[tuple[Path, Callable[[Skeleton], Path] | None]]:
+) -> Iterator[tuple[Path, Callable[[Skeleton], Path | None] | None]]:
     """The path of a calibration, and a function that measures more of it: the given file, or a new one in ``out``, or in a temporary
     folder if ``out`` is None.
 
@@ -320,25 +320,28 @@ def _calibrated(
 
 def _steps_again(
     path: Path, device: Device, parts: int, kept: Callable[[Mapping[str, Any]], Path]
-) -> Callable[[Skeleton], Path] | None:
-    """A function that measures one part of a calibration's steps again; None if the file is not a calibration of this device.
+) -> Callable[[Skeleton], Path | None] | None:
+    """A function that measures one part of a calibration's steps again, and returns None where the file has none of them; None if the
+    file is not a calibration of this device.
 
     Args:
         parts: How often it will be called.
         kept: Writes a calibration file.
     """
+    from ...gpu.calibrate.fitting import require_scipy
     from ...gpu.calibrate.steps_again import StepsAgain
 
     then = read(path)
     if then.kind != "calibration" or then.device.get("name") != device.describe()["name"]:
         return None
+    require_scipy()
     known: list[StepsAgain] = []
 
-    def measured(skeleton: Skeleton) -> Path:
+    def measured(skeleton: Skeleton) -> Path | None:
         if not known:
             known.append(StepsAgain(skeleton, json_module.loads(path.read_bytes())))
         if not known[0].count:
-            return path
+            return None
         known[0].measure(parts, partial(track, subject="Steps again"))
         return kept(known[0].document())
 

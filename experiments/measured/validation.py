@@ -64,9 +64,9 @@ def print_document(document: Document, report: Report) -> None:
     report.print_line(f"{document['model']} on {document['device']['name']}", style="bold")
     report.print_line(f"Predicted by: {calibration['source']}, {calibration['device']}. It saw none of these runs.")
     if "step_drifts" in calibration:
-        looks = ", ".join(f"{drift:+.1%}" for drift in calibration["step_drifts"])
+        drifts = ", ".join(f"{drift:+.1%}" for drift in calibration["step_drifts"])
         report.print_line(
-            f"Its whole steps were measured again before, between and after the passes; they took {looks} more time than before."
+            f"Its whole steps were measured again before, between and after the passes: {drifts} of their time."
         )
     if calibration["parts"] > 1:
         report.print_line(f"It was measured in {calibration['parts']} parts, before, between and after the passes.")
@@ -249,7 +249,7 @@ class Validation:
         seed: Seed of the requests, their block tables and the weights.
         watch: Progress display.
         again: Measures one more part of the calibration, or its steps again on the skeleton of the runs, and returns the file of
-            all parts so far; None if it is complete.
+            all parts so far, or None where there is nothing to measure; None if the calibration is taken as it is.
         kv_cache_dtype: Number format of the KV cache, auto or fp8; None takes the calibration's.
 
     Raises:
@@ -264,11 +264,12 @@ class Validation:
         dtype: str | None,
         seed: int,
         watch: Watch,
-        again: Callable[[Skeleton], Path] | None = None,
+        again: Callable[[Skeleton], Path | None] | None = None,
         kv_cache_dtype: str | None = None,
     ) -> None:
         self._device, self._scale, self._seed, self._watch, self._again = device, scale, seed, watch, again
         self._read(calibration)
+        self._is_again = False
         self._dtype = dtype or self._calibration.dtype or usual_dtype(device)
         self._kv_cache_dtype = kv_cache_dtype or self._calibration.kv_cache_dtype
         refusal = self._calibration.kv_refusal(points.KV_DTYPES[self._kv_cache_dtype])
@@ -306,8 +307,8 @@ class Validation:
 
     def _passes(self, drift: Drift) -> Iterator[list[dict[str, Any]]]:
         """Replay all runs once, and then all again: the repetitions of a run contain the drift of the machine. After each
-        pass comes another part of the calibration, if it is measured in parts. That of a GPU's steps has one before the first
-        pass, too: its captures release the memory that torch has cached.
+        pass comes another part of the calibration, if it is measured in parts. On a GPU one comes before the warm-up, too: it captures
+        graphs, which releases the memory that torch has cached, and the next step would wait for memory.
 
         Yields:
             The runs, from the passes so far.
@@ -334,9 +335,11 @@ class Validation:
 
     def _next_part(self, drift: Drift) -> None:
         """Measure another part of the calibration, and predict by all parts."""
-        if self._again is not None:
-            self._read(self._again(self.skeleton))
-            drift.compare(self._calibrated["points"])
+        path = None if self._again is None else self._again(self.skeleton)
+        if path is not None:
+            self._read(path)
+            self._is_again = True
+            drift.compare(self._calibrated.get("points", ()))
 
     @property
     def cost(self) -> StepCost:
@@ -418,7 +421,8 @@ class Validation:
     def _calibration_data(self) -> dict[str, Any]:
         found = self._calibration
         data = {"kind": found.kind, "source": found.source, "sha256": found.sha256}
-        more = {name: self._calibrated[name] for name in ("step_drifts",) if name in self._calibrated}
+        drifts = self._calibrated.get("step_drifts") if self._is_again else None
+        more = {} if drifts is None else {"step_drifts": drifts}
         return data | {"device": found.device.get("name"), "parts": self._calibrated.get("parts", 1), **more}
 
     def _drift(self) -> Drift:

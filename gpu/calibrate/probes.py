@@ -3,8 +3,8 @@
 In a step, all other layers run between two uses of weights and cache blocks. Probes therefore take the weights of one layer after
 the other, and rotate through as much data as a model has weights: where these fit into the last-level cache they stay there from
 one step to the next, and elsewhere they are cold. Activations come directly from the previous operation and are warm. On a CPU
-the code is cold as well: untimed, a layer runs between two of its GEMMs, its GEMMs between two calls of any other operation, and
-some steps before each step.
+the code is cold as well: untimed, a layer runs between two of its GEMMs, and its GEMMs between two calls of any other operation. On
+every device some steps run before each step.
 """
 
 from __future__ import annotations

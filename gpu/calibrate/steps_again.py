@@ -31,10 +31,10 @@ class StepsAgain:
 
     Args:
         skeleton: The skeleton that runs them.
-        calibrated: The content of a calibration file of the same model, dtype and device. Steps that it lacks are left out.
+        calibrated: The content of a calibration file of the same device. Steps that it lacks are left out.
 
     Attributes:
-        count: Number of steps; 0 if the file has none of them, and nothing can be measured.
+        count: Number of steps; 0 if the file has none of them, or is of another model or dtype, and nothing can be measured.
         drifts: By how much longer the steps took than in the calibration, as a share: the median, for each part.
     """
 
@@ -43,7 +43,10 @@ class StepsAgain:
         self._then, self._seed = calibrated.get("points", ()), calibrated.get("seed", 0)
         self._us_of = {points.key(point): point["us"] for point in self._then}
         self._grid = QUICK if calibrated.get("quick") else CUDA
-        found = Probes(skeleton, self._grid, self._stopwatch, self._seed).steps()
+        with torch.inference_mode():
+            found = list(Probes(skeleton, self._grid, self._stopwatch, self._seed).steps())
+        if _kind(calibrated) != (skeleton.model.name, skeleton.dtype, skeleton.kv_cache_dtype):
+            found = []
         then_us = [(step, self._then_us(step)) for step in found]
         self._steps = [step for step, us in then_us if us is not None]
         self.count = len(self._steps)
@@ -69,17 +72,33 @@ class StepsAgain:
     def document(self) -> dict[str, Any]:
         """The calibration file with the steps of all parts so far; ``step_drifts`` are :attr:`drifts`."""
         timings = [timing.timing(us, self._stopwatch.quantile) for us in self._us]
-        steps = [beside(step, taken, self._us_of) for step, taken in zip(self._steps, timings, strict=True)]
-        kept = {name: entry for name, entry in self._calibrated["ops"].items() if name not in OF_STEPS}
-        operations = [point for point in self._then if point["op"] not in OF_STEPS]
-        ops = kept | with_spread(fit(steps, overlapped=True), steps)
+        again = [beside(step, taken, self._us_of) for step, taken in zip(self._steps, timings, strict=True)]
+        # A step that the pool has no room for is as it was.
+        others = [point for point in self._then if not any(_is_same_step(point, step) for step in again)]
+        steps = again + [point for point in others if point["op"] in OF_STEPS]
+        fitted = with_spread(fit(steps, overlapped=True), steps)
+        # Those of steps with prompts belong together.
+        stale = {*fitted, "launches"} if "prefill_step" in fitted else {*fitted}
+        kept = {name: entry for name, entry in self._calibrated["ops"].items() if name not in stale}
         drifts = [round(drift, 4) for drift in self.drifts]
-        return {**self._calibrated, "step_drifts": drifts, "ops": ops, "points": operations + steps}
+        return {**self._calibrated, "step_drifts": drifts, "ops": kept | fitted, "points": others + again}
 
     def _then_us(self, step: StepProbe) -> float | None:
         """Time of the step in the calibration, which is found by the time of its operations; None if it is not there."""
         if any(points.key(part) not in self._us_of for _, part in step.parts):
             return None
         parts_us = sum(count * self._us_of[points.key(part)] for count, part in step.parts)
-        alike = [point for point in self._then if step.point.items() <= point.items()]
-        return next((point["whole_us"] for point in alike if math.isclose(point["parts_us"], parts_us)), None)
+        wanted = step.point | {"parts_us": parts_us}
+        return next((point["whole_us"] for point in self._then if _is_same_step(point, wanted)), None)
+
+
+def _kind(calibrated: Mapping[str, Any]) -> tuple[Any, ...]:
+    return calibrated.get("model"), calibrated.get("dtype"), calibrated.get("kv_cache_dtype", "auto")
+
+
+def _is_same_step(point: points.Point, step: points.Point) -> bool:
+    """Whether a point is of a step: by its operation and sizes, and by the time of its operations, as lengths are not among the sizes."""
+    sizes = ("op", "rows", "tokens", "kv_bytes")
+    if "parts_us" not in point or any(point.get(name) != step.get(name) for name in sizes):
+        return False
+    return math.isclose(point["parts_us"], step["parts_us"])

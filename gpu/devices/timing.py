@@ -94,7 +94,8 @@ class Stopwatch(Protocol):
         """
 
     def before(self, work: Callable[[], object]) -> None:
-        """Run untimed work that comes before a call that the host takes part in, on every device, to its end."""
+        """Run work that comes before a call that the host takes part in, on every device. Its time does not count, to its end on a
+        GPU."""
 
     def elapsed_us(self, work: Work, numbers: range) -> float:
         """Microseconds of a single execution of ``work`` for each of ``numbers``; on a GPU including the wait for completion."""
@@ -174,6 +175,8 @@ class CudaStopwatch:
 
     def before(self, work: Callable[[], object]) -> None:
         """As in :class:`Stopwatch`."""
+        # The call before may still run, and counts.
+        self._device.synchronize()
         start = time.perf_counter_ns()
         work()
         self._device.synchronize()

@@ -131,7 +131,8 @@ class Rows:
 
     def holding(self, tensors: Iterable[Tensor]) -> Rows:
         """The same rows with other tensors: the next ones, in the order of :meth:`tensors`."""
-        return replace(self, **dict(zip(self._present(), tensors)))
+        left = iter(tensors)
+        return replace(self, **{name: next(left) for name in self._present()})
 
     def _present(self) -> list[str]:
         names = ("context_lens", "block_tables", "slot_starts", "query_start_loc")

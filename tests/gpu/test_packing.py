@@ -7,8 +7,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from fragmeter.gpu.devices import devices
+from fragmeter.gpu.model import skeleton as skeletons
 from fragmeter.gpu.model.batch import Batch, Stager
-from fragmeter.gpu.model.packing import ALIGNMENT, packed, views
+from fragmeter.gpu.model.packing import packed, views
+from fragmeter.sim.spec import model
+
+#: Kernels load 16 bytes at a time.
+LOAD_BYTES = 16
 
 
 def test_tensors_come_back_from_a_copy_of_the_memory():
@@ -26,7 +32,7 @@ def test_tensors_come_back_from_a_copy_of_the_memory():
     found = list(views(memory.clone(), tensors))
     for tensor, back in zip(tensors, found, strict=True):
         assert back.dtype == tensor.dtype and torch.equal(back, tensor)
-        assert not len(back) or (back.data_ptr() - found[0].data_ptr()) % ALIGNMENT == 0
+        assert not len(back) or (back.data_ptr() - found[0].data_ptr()) % LOAD_BYTES == 0
     again = packed([tensor + 1 for tensor in tensors])
     assert len(again) == len(memory)
 
@@ -51,3 +57,25 @@ def test_a_batch_keeps_its_tensors_apart(contiguous):
         for name in before.__slots__:
             one, other = getattr(before, name), getattr(after, name)
             assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
+
+
+def test_a_gpu_gets_a_copy_of_all_tensors_at_once(monkeypatch):
+    """Played by a CPU, where pinned memory is any memory."""
+    sent = []
+
+    def pinned_on_a_gpu(tensors, pinned=False):
+        assert pinned
+        sent.append(packed(tensors))
+        return sent[-1]
+
+    monkeypatch.setattr(skeletons, "packed", pinned_on_a_gpu)
+    skeleton = skeletons.Skeleton(model("toy-llama"), devices.open("cpu"), num_blocks=8)
+    batch = Batch.paged([3, 1], [20, 5], [1, 2, 3, 4], [[5, 2], [1]], 16)
+    here = skeleton.inputs(batch)
+    monkeypatch.setattr(skeleton, "_on_gpu", True)
+    there = skeleton.inputs(batch)
+    (memory,) = sent
+    begin, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes
+    for before, after in zip(here.tensors(), there.tensors(), strict=True):
+        assert torch.equal(before, after) and before.dtype == after.dtype
+        assert begin <= after.data_ptr() < end

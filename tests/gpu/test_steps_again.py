@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,16 +14,21 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("scipy")
 
 from fragmeter.experiments.cli import validate
-from fragmeter.gpu.calibrate import calibrate
+from fragmeter.experiments.measured import validation
+from fragmeter.experiments.measured.validation_runs import QUICK as QUICK_SCALE
+from fragmeter.gpu.calibrate import calibrate, points, steps_again
 from fragmeter.gpu.calibrate.fitting import fit
 from fragmeter.gpu.calibrate.grid import QUICK
+from fragmeter.gpu.calibrate.probes import Probes
 from fragmeter.gpu.calibrate.steps_again import OF_STEPS, StepsAgain
 from fragmeter.gpu.devices import devices, timing
 from fragmeter.gpu.model.skeleton import Skeleton
-from fragmeter.sim.cost.calibration import read
+from fragmeter.gpu.validate import validate as passes
+from fragmeter.sim.cost.calibration import PROFILES, read
 from fragmeter.sim.cost.operations import OPERATIONS, OpModel
 from fragmeter.sim.spec import ModelSpec
 
+PROFILE = PROFILES / "h100-80gb.json"
 SPEC = ModelSpec("small", 3, 96, 6, 2, 16, 160, 211, 256, gated_mlp=True)
 
 
@@ -54,8 +60,9 @@ def calibrated() -> dict:
     samples = calibrate.Samples(skeleton(), QUICK, 5)
     samples.take(QUICK.rounds, calibrate.unwatched)
     points = samples.points()
-    found = {"points": points, "ops": calibrate.with_spread(fit(points), points), "quick": True, "seed": 5}
-    return json.loads(json.dumps(found | {"kind": "calibration", "parts": 1}))
+    ops = calibrate.with_spread(fit(points, overlapped=True), points)
+    what = {"kind": "calibration", "model": SPEC.name, "dtype": "fp32", "kv_cache_dtype": "auto", "parts": 1}
+    return json.loads(json.dumps(what | {"points": points, "ops": ops, "quick": True, "seed": 5}))
 
 
 def test_a_slower_host_is_found_by_the_parts_and_operations_are_kept(monkeypatch):
@@ -95,16 +102,57 @@ def test_a_host_as_before_gives_the_same_file(monkeypatch):
 
 
 def test_steps_that_the_calibration_lacks_are_left_out(monkeypatch):
-    """A calibration of another version, of which a GEMM is missing; and runs over a pool that is too small for some steps."""
+    """A calibration of another version, of which a GEMM, or the attention of prompts, is missing; and runs over a pool that is too
+    small for some steps. What was not measured again is as it was, and nothing is lost."""
     host = Host(monkeypatch, 1000.0)
     then = calibrated()
     assert len(QUICK.steps) == 5
-    without = then | {"points": [point for point in then["points"] if (point["op"], point.get("m")) != ("gemm", 20)]}
+    no_gemm = then | {"points": [point for point in then["points"] if (point["op"], point.get("m")) != ("gemm", 20)]}
+    no_prompts = then | {"points": [point for point in then["points"] if point["op"] != "prefill_attention"]}
     host.step_us = 1100.0
-    for again, steps in ((StepsAgain(skeleton(), without), 4), (StepsAgain(skeleton(blocks=8), then), 3)):
+    for given, blocks, measured in ((no_gemm, 64, 4), (no_prompts, 64, 2), (then, 8, 3)):
+        again = StepsAgain(skeleton(blocks), given)
         again.measure(2)
-        found = [point for point in again.document()["points"] if point["op"] in OF_STEPS]
-        assert len(found) == steps and np.isclose(again.drifts, [0.1]).all()
+        found = again.document()
+        whole = [point["whole_us"] for point in found["points"] if point["op"] in OF_STEPS]
+        assert sorted(whole) == [1000.0] * (5 - measured) + [1100.0] * measured
+        assert again.count == measured and np.isclose(again.drifts, [0.1]).all()
+        assert found["ops"].keys() == then["ops"].keys()
+
+
+def test_steps_of_equal_rows_are_told_apart_by_their_operations(monkeypatch):
+    """Two decodes of one row, over 16 and over 100 tokens."""
+    host = Host(monkeypatch, 1000.0)
+    monkeypatch.setattr(steps_again, "QUICK", replace(QUICK, steps=((1, 16, 0), (1, 100, 0))))
+    then = calibrated()
+    steps = [
+        {"op": "step", "rows": 1, "us": 1.0, "iqr_us": 0.0, "samples": 1, "parts_us": 0.0, "whole_us": whole}
+        for whole in (2000.0, 4000.0)
+    ]
+    operations = {}
+    for step, point in zip(Probes(skeleton(), steps_again.QUICK, host, 5).steps(), steps, strict=True):
+        point |= {name: step.point[name] for name in ("kv_bytes",) if name in step.point}
+        for count, part in step.parts:
+            us = 10.0 if part["op"] != "decode_attention" else float(part["context_tokens"])
+            operations[points.key(part)] = part | {"us": us, "iqr_us": 0.0, "samples": 1}
+            point["parts_us"] += count * us
+    again = StepsAgain(skeleton(), then | {"points": [*operations.values(), *steps]})
+    host.step_us = 3000.0
+    again.measure(1)
+    # 3,000 is 1.5 times 2,000 and 0.75 times 4,000.
+    assert again.count == 2 and again.drifts == pytest.approx([0.125])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dtype": "bf16"}, {"model": "another"}, {"kv_cache_dtype": "fp8"}, {"quick": False}, {"points": []}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_of_a_file_of_something_else_nothing_is_measured(changes, monkeypatch):
+    """Of another model, of other numbers, of the large grid, and without points."""
+    Host(monkeypatch, 1000.0)
+    assert StepsAgain(skeleton(), calibrated()).count == len(QUICK.steps)
+    assert StepsAgain(skeleton(), calibrated() | changes).count == 0
 
 
 class TestInAValidation:
@@ -147,4 +195,39 @@ class TestInAValidation:
         content = {name: part for name, part in json.loads(path.read_text()).items() if name not in ("points", "seed")}
         path.write_text(json.dumps(content))
         with self.calibrated(path) as (_, again):
-            assert [again(skeleton()) for _ in range(2)] == [path, path]
+            assert [again(skeleton()) for _ in range(2)] == [None, None]
+
+    def test_the_last_part_predicts_and_the_first_comes_before_all_steps(self, tmp_path, monkeypatch):
+        """Parts of one, two, ... times the profile's times, each in a file of its own."""
+        events, profile = [], json.loads(PROFILE.read_text())
+        monkeypatch.setattr(Skeleton, "captures", True)
+        monkeypatch.setattr(passes, "warm_up", lambda *_: events.append("warm up"))
+        monkeypatch.setattr(passes, "pass_us", lambda skeleton, plan, steps, watch: np.full(len(steps), 1000.0))
+        files = []
+
+        def again(runs):
+            assert runs is running.skeleton
+            events.append("part")
+            files.append(tmp_path / f"{len(files)}.json")
+            ops = deepcopy(profile["ops"])
+            for entry in ops.values():
+                entry["coefficients"] = {"t0_us": 10.0 * len(files)}
+                entry.pop("residuals", None)
+            files[-1].write_text(json.dumps(profile | {"ops": ops, "step_drifts": [0.5] * len(files)}))
+            return files[-1]
+
+        running = validation.Validation(
+            devices.open("cpu"), PROFILE, QUICK_SCALE, None, 1, lambda items, *_: items, again
+        )
+        found, predicted = [], []
+        for name, part in running.parts():
+            if name == "calibration":
+                found.append(part)
+            if name == "runs":
+                predicted.append(running.replays["static"].predicted_us.sum())
+            if name == "acceptance":
+                break
+        assert events == ["part", "warm up", *["part"] * QUICK_SCALE.rounds]
+        assert "step_drifts" not in found[0] and found[-1]["step_drifts"] == [0.5] * (QUICK_SCALE.rounds + 1)
+        assert found[-1]["sha256"] == read(files[-1]).sha256
+        assert predicted[-1] / predicted[0] == pytest.approx((QUICK_SCALE.rounds + 1) / 2, rel=1e-3)

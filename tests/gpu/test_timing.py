@@ -253,7 +253,27 @@ def test_what_comes_before_is_waited_for_and_does_not_count(clock, cuda):
     sample = stopwatch.sampler(work, captured=False)
     cuda.log.clear()
     assert sample() == sample() == 3000
-    assert cuda.log == 2 * ["wait", "other", "wait", "other", "wait", ANY, "wait"]
+    other_waited = ["wait", "other", "wait"]
+    assert cuda.log == 2 * ["wait", *other_waited, *other_waited, ANY, "wait"]
+
+
+def test_what_runs_when_the_next_call_is_prepared_counts(clock, cuda):
+    """Steps of 100 us of the host and 700 us of the device, of which a sample has more than one."""
+    stopwatch = cuda_stopwatch(cuda)
+
+    def other():
+        cuda.busy_ns = 5_000_000
+
+    def work(number):
+        stopwatch.before(other)
+        cuda.log.append(number)
+        clock.ns += 100_000
+        cuda.busy_ns = 700_000
+
+    sample = stopwatch.sampler(work, captured=False)
+    cuda.log.clear()
+    assert sample() == 800
+    assert len([number for number in cuda.log if number != "wait"]) > 2
 
 
 def test_on_a_gpu_nothing_is_done_aside(cuda):
