@@ -1,8 +1,8 @@
 """The whole steps of a calibration, measured again on another skeleton of the same model.
 
 On a GPU the operations of a calibration come from replayed graphs, and two calibrations of one card agree to 0.5 %. What a step takes
-beyond them is the host's, and changes within minutes: on one machine 0.8 ms a step in one run and 1.3 ms in the next. A validation
-therefore measures the calibration's steps again beside its own, by the same shapes, and keeps the operations.
+beyond them is gaps between kernels and the host's work, which changes within minutes: 0.8 ms a step in one run and 1.3 ms in the next. A
+validation therefore measures the calibration's steps again beside its own, by the same shapes, and keeps the operations.
 """
 
 from __future__ import annotations
