@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from ...sim.metrics.objectives import objectives
 from ...sim.output.folders import OutputFolder
 from ...sim.spec.launch import capacity
+from ...sim.types.bounds import Seed, Seeds
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from ...traces.arrivals.pacing import read_curve
@@ -88,7 +89,7 @@ class Aims:
 
     goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative_iterable="")] = None
     attainment: Annotated[float, Field(gt=0, le=1)] = 0.9
-    seeds: Annotated[int, Field(ge=1, le=1000)] | None = None
+    seeds: Seeds | None = None
     verify_seeds: Annotated[int, Field(ge=0, le=100_000)] = 0
     prices: Path | None = None
     explain: Annotated[bool, Parameter(negative="")] = False
@@ -96,7 +97,7 @@ class Aims:
     startup_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
     cost: str | None = None
     server: str | None = None
-    seed: Annotated[int, Field(ge=0, le=2**62)] = 0
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _check(self) -> Aims:

@@ -17,9 +17,9 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.cluster import Cluster
-from ...sim.cluster.config import Replicas
 from ...sim.engine.settings import Settings
 from ...sim.metrics.objectives import objectives
+from ...sim.types.bounds import Replicas
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.validation import requirement
 from ...traces import Pacing

@@ -70,13 +70,18 @@ def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollec
 
 
 def _in_digits(argument: Argument, token: Token) -> Token:
-    field = argument.name.lstrip("-").replace("-", "_")
+    field = _field(argument)
     if field in _HUMAN_READABLE and (number := human_readable_int(token.value)) is not None:
         return token.evolve(value=str(number))
     if _WHOLE.fullmatch(token.value):
         return token
     suffix = ", or with a suffix as 16K" if field in _HUMAN_READABLE else ""
     raise SettingError(field, token.value, f"must be a whole number, in digits{suffix}")
+
+
+def _field(argument: Argument) -> str:
+    """The setting that a flag gives, as errors name it: ``max_num_seqs`` of ``--max-num-seqs``."""
+    return argument.name.lstrip("-").replace("-", "_").lower()
 
 
 def is_whole(hint: Any) -> bool:
@@ -191,7 +196,8 @@ def _know_policies(tokens: Sequence[str]) -> None:
 def _one_line(error: CycloptsError) -> str:
     """An error of parsing as field, value and remedy; those without a field keep cyclopts' text."""
     if isinstance(error.__cause__, pydantic.ValidationError):
-        return str(setting_error(error.__cause__))
+        argument = getattr(error, "argument", None)
+        return str(setting_error(error.__cause__, _field(argument) if isinstance(argument, Argument) else ""))
     verb = " ".join(("fragmeter", *(error.command_chain or ())))
     match error:
         case UnknownCommandError(app=App() as parent, unused_tokens=[name, *_]):
@@ -210,7 +216,7 @@ def _one_line(error: CycloptsError) -> str:
         case RepeatArgumentError():
             return f"{error.token.keyword}: is given more than once; keep one"
         case CoercionError(token=Token() as token, argument=Argument() as argument):
-            field = argument.name.lstrip("-").replace("-", "_").lower()
+            field = _field(argument)
             if get_origin(error.target_type) is Literal:
                 return _unknown(field, token.value, get_args(error.target_type))
             if error.target_type in _REQUIREMENTS:

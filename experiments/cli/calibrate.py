@@ -13,6 +13,7 @@ from ...gpu.devices import devices
 from ...sim.output.files import as_json, require_apart, write_whole
 from ...sim.recording.probe import read_probe
 from ...sim.spec import model as model_of
+from ...sim.types.bounds import BlockSize, Seed
 from ...sim.types.errors import SettingError
 from ..measured.step_fit import fitted
 from ..runs.inputs import named_files
@@ -25,9 +26,9 @@ def calibrate(
     model: str | None = None,
     dtype: Literal["fp32", "fp16", "bf16"] | None = None,
     kv_cache_dtype: Literal["auto", "fp8"] | None = None,
-    block_size: int | None = None,
+    block_size: BlockSize | None = None,
     quick: bool = False,
-    seed: int | None = None,
+    seed: Seed | None = None,
     probe: Path | None = None,
     out: Annotated[Path, RESULT_FILE] = Path("calibration.json"),
     json: JsonTarget = None,
@@ -58,16 +59,15 @@ def calibrate(
         _fit(probe, out, report)
         return
     require_apart({"out": out, "json": json}, named_files(model=model))
-    block_size = 16 if block_size is None else block_size
-    if block_size < 1:
-        raise SettingError("block_size", block_size, "must be at least 1 slot")
     spec = model_of(model or "toy-llama")
     opened = devices.open_timed(device or "cpu")
     # Needs torch, which an open device has imported.
     from ...gpu.calibrate.calibrate import calibrate as measure
 
     watch = partial(track, subject="Measuring")
-    found = measure(spec, opened, dtype, block_size, quick, seed or 0, watch, kv_cache_dtype or "auto")
+    found = measure(
+        spec, opened, dtype, 16 if block_size is None else block_size, quick, seed or 0, watch, kv_cache_dtype or "auto"
+    )
     write_whole(out, as_json(found))
     _print(found, report)
     report.point_to("Calibration", out)

@@ -15,6 +15,7 @@ from ...reports.data.results import read_documents
 from ...sim.engine.replica import build
 from ...sim.engine.settings import Settings
 from ...sim.output.files import require_apart
+from ...sim.types.bounds import Seeds
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
@@ -94,7 +95,7 @@ def compare(
     requests: REQUESTS = Requests(),
     workers: WORKERS = Workers(),
     sets: Annotated[list[str] | None, Parameter(name="--set", group=COMPARISON, negative_iterable="")] = None,
-    seeds: Annotated[int, Parameter(group=COMPARISON)] = DEFAULT_SEEDS,
+    seeds: Annotated[Seeds, Parameter(group=COMPARISON)] = DEFAULT_SEEDS,
     confidence: Annotated[float, Parameter(group=COMPARISON)] = DEFAULT_CONFIDENCE,
     waste: Annotated[bool, Parameter(group=COMPARISON, negative="")] = False,
     price: Annotated[float | None, Parameter(group=COMPARISON)] = None,
@@ -179,7 +180,7 @@ def _print_waste(
     """Report the cost of each kind of waste for each side."""
     if folders:
         raise UserError("compare --waste runs settings again; give them with --set, not as result folders")
-    check(seeds, price)
+    check(price)
     _check_twice(sets)
     compared = [(text, changed(inputs, _values(text))) for text in sets] or [(inputs.settings.policy, inputs)]
     if any(side.pacing != Pacing() for _, side in compared):
@@ -215,8 +216,6 @@ def _refuse_flags_of_runs(inputs: Inputs, seeds: int, confidence: float) -> None
 
 def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> list[Side]:
     """Run each side with the same seeds."""
-    if seeds < 1:
-        raise SettingError("seeds", seeds, "must be 1 or more")
     _check_twice(sets)
     numbers = [str(inputs.settings.seed + place) for place in range(seeds)]
     combinations = [{**_values(text), "seed": number} for text in sets for number in numbers]

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.metrics.objectives import objectives
 from ...sim.output.files import require_apart
+from ...sim.types.bounds import Seed
 from ...sim.types.errors import SettingError
 from ..diagnose.diagnosis import Diagnoser
 from ..diagnose.load import Sources, served_load
@@ -47,7 +48,7 @@ class Draws:
     attainment: Annotated[float, Field(gt=0, le=1)] | None = None
     num_prompts: Annotated[int, Field(ge=50, le=10**7)] = 1000
     seeds: Annotated[int, Field(ge=1, le=100)] = 4
-    seed: Annotated[int, Field(ge=0, le=2**62)] = 0
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _check(self) -> Draws:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from ...sim.output.files import require_apart
+from ...sim.types.bounds import Jobs, Seeds
 from ...sim.types.errors import SettingError
 from ..reproduce.figures import FIGURES
 from ..reproduce.own_page import own_of, reproduce_own
@@ -38,8 +39,8 @@ def reproduce(
     alpaca_trace: Path | None = None,
     server: OWN_SERVER = OwnServer(),
     runs: Path | None = None,
-    seeds: int | None = None,
-    jobs: Annotated[int | None, Parameter(group=Group("Workers", sort_key=8))] = None,
+    seeds: Seeds | None = None,
+    jobs: Annotated[Jobs | None, Parameter(group=Group("Workers", sort_key=8))] = None,
     out: Annotated[Path | None, RESULTS] = None,
     json: JsonTarget = None,
 ) -> None:
@@ -67,8 +68,6 @@ def reproduce(
             settings, lengths and code are not repeated.
     """
     report = Report(json)
-    if jobs is not None and jobs < 1:
-        raise SettingError("jobs", jobs, "must be 1 or more")
     require_apart({"out": out, "json": json}, named_files(trace=trace, alpaca_trace=alpaca_trace))
     if runs is not None and figure != SERVERS:
         raise SettingError("runs", str(runs), f"applies only to {SERVERS}; leave it out")

@@ -17,6 +17,7 @@ from ...reports.figures import figures
 from ...reports.page.page import Section, page_title, write_page
 from ...sim.output.files import require_apart, require_writable
 from ...sim.types import ticks
+from ...sim.types.bounds import Seed
 from ...sim.types.optional import not_none
 from ...traces import (
     Reading,
@@ -256,7 +257,7 @@ def _in_short(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 @traces.command
 def sample(
-    load: Path, target: Path, /, *, num_prompts: int | None = None, seed: int = 0, json: JsonTarget = None
+    load: Path, target: Path, /, *, num_prompts: int | None = None, seed: Seed = 0, json: JsonTarget = None
 ) -> None:
     """Draw requests from a load file of traces synth.
 

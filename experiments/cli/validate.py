@@ -22,6 +22,7 @@ from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.recording.plans import Plan, load
 from ...sim.spec import model as model_spec
 from ...sim.spec.deployment import dtype_bits
+from ...sim.types.bounds import Seed
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ..runs.inputs import named_files
@@ -48,7 +49,7 @@ def validate(
     model: Annotated[str | None, _DEVICE] = None,
     dtype: Annotated[Literal["fp32", "fp16", "bf16"] | None, _DEVICE] = None,
     quick: Annotated[bool, Parameter(group=_DEVICE.group, negative="")] = False,
-    seed: Annotated[int | None, _DEVICE] = None,
+    seed: Annotated[Seed | None, _DEVICE] = None,
     against: Annotated[Path | None, _SERVER] = None,
     metrics: Annotated[Path | None, _SERVER] = None,
     serve: Annotated[str | None, _SERVER] = None,

@@ -24,13 +24,13 @@ import numpy as np
 from ...sim import Settings
 from ...sim import settings as checked
 from ...sim.types import ticks
+from ...sim.types.bounds import LEAST_SCALE, MOST_SCALE
 from .replay import Benchmark, Replayed, compared, replay, total_error
 
 #: Runs for a fit of the step scale, at most, and the error at which the fit stops.
 MOST_RUNS, CLOSE = 8, 5e-4
 #: Errors below this count as zero; a knob that removes a smaller share of the error than the second number has no effect.
 NO_ERROR, EXPLAINS = 0.005, 0.1
-_SMALLEST, _LARGEST = 1e-3, 1e3
 #: Corrections of an offset in a closed loop, and the largest offset that counts as zero.
 MOST_CORRECTIONS, _IN_TIME_TICKS = 4, ticks.PER_MS // 20
 
@@ -127,7 +127,7 @@ def _root(attempt: Callable[[float], Tried], first: Tried) -> Tried:
     tried.
     """
     best = here = first
-    low, high = log(_SMALLEST), log(_LARGEST)
+    low, high = log(LEAST_SCALE), log(MOST_SCALE)
     slope = -1.0
     for _ in range(MOST_RUNS):
         if abs(best[2]) < CLOSE:

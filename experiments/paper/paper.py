@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from os import PathLike
 
-from ...sim.types.errors import SettingError
 from ...sim.workload.workload import Workload
 from ...traces import LengthPairs, catalogue, paper_workload, read, sample, stream
 from .published import Published, published_fig2, published_fig13a, published_fig13b, published_fig15
@@ -146,8 +145,6 @@ def source(
     Raises:
         UserError: The file cannot be read, has an invalid row, or has no request that the model can hold.
     """
-    if seeds is not None and seeds < 1:
-        raise SettingError("seeds", seeds, "must be 1 or more")
     if trace is None and alpaca_trace is None:
         return Source(tuple(range(seeds or DEFAULT_SEEDS)))
     sharegpt, alpaca = (None if path is None else read(path).pairs for path in (trace, alpaca_trace))

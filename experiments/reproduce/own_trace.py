@@ -160,8 +160,6 @@ def own_trace(file: str, trace: Trace, server: OwnServer, seeds: int | None) -> 
     longest = model(server.model).max_model_len
     if trace.arrival_ticks is None and server.request_rate is None:
         raise MissingSetting("request_rate", f"{file} has no arrivals; give a request rate")
-    if seeds is not None and seeds < 1:
-        raise SettingError("seeds", seeds, "must be 1 or more")
     if seeds is not None and server.request_rate is None:
         raise SettingError("seeds", seeds, f"{file} has its own arrivals and nothing is drawn; leave it out")
     keep = trace.prompt_tokens + trace.output_tokens <= longest

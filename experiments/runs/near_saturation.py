@@ -25,6 +25,7 @@ from ...sim.cost import outside_ticks
 from ...sim.engine.run import Run
 from ...sim.engine.settings import Settings
 from ...sim.metrics.requests import RequestTimes, request_times
+from ...sim.types.bounds import LEAST_SCALE, MOST_SCALE
 from ...sim.types.ticks import PER_MS
 from ...sim.workload.workload import Workload
 from .serving import Load, serve
@@ -183,7 +184,10 @@ def saturation(
 
 def _range(settings: Settings, served: ServedLoad, again: Callable[[Settings], RequestTimes]) -> LatencyRange | None:
     found = _means(served.times)
-    shorter, longer = (_means(again(with_steps(settings, factor))) for factor in (1 - CHANGE, 1 + CHANGE))
+    changed = [with_steps(settings, factor) for factor in (1 - CHANGE, 1 + CHANGE)]
+    if None in changed:
+        return None
+    shorter, longer = (_means(again(each)) for each in changed if each)
     if all(abs(longer[name] - shorter[name]) <= _MOVED * found[name] for name in METRICS):
         return None
     return LatencyRange(shorter, longer)
@@ -194,10 +198,10 @@ def times_of(run: Run | ClusterRun) -> RequestTimes:
     return cluster_times(run) if isinstance(run, ClusterRun) else request_times(run)
 
 
-def with_steps(settings: Settings, factor: float) -> Settings:
-    """The settings with a factor on all step times."""
-    scale = getattr(compiled_cost(settings), "scale", 1.0)
-    return replace(settings, step_scale=round(scale * factor, 6))
+def with_steps(settings: Settings, factor: float) -> Settings | None:
+    """The settings with a factor on all step times; None if steps would be scaled beyond what a setting may be."""
+    scale = round(getattr(compiled_cost(settings), "scale", 1.0) * factor, 6)
+    return replace(settings, step_scale=scale) if LEAST_SCALE <= scale <= MOST_SCALE else None
 
 
 def _means(times: RequestTimes) -> dict[str, float]:

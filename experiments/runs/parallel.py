@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
 from multiprocessing import resource_tracker
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import joblib
 from joblib.externals.loky.backend import resource_tracker as loky_tracker
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
 
 from ...sim.output.interrupts import INTERRUPTED
+from ...sim.types.bounds import Jobs
 from ...sim.types.errors import MissingExtra, SettingError
 from ...sim.types.optional import not_none
 
@@ -52,7 +53,7 @@ class Workers:
         address: Where the cluster is: tcp://HOST:PORT of Dask's scheduler; HOST:PORT or auto for Ray.
     """
 
-    jobs: Annotated[int, Field(ge=1, le=2**16)] | None = None
+    jobs: Jobs | None = None
     engine: Literal["loky", "dask", "ray"] = "loky"
     address: str | None = None
 

@@ -315,13 +315,7 @@ def page(rows: Sequence[Row], load: str, path: str | PathLike[str]) -> Path:
     return write_page(path, _TITLE, load, [Section(_TITLE, BASIS, [figures.waste_cost(rows)])])
 
 
-def check(seeds: int, price: float | None) -> None:
-    """Refuse invalid arguments.
-
-    Raises:
-        SettingError: No seed, or an invalid price.
-    """
-    if seeds < 1:
-        raise SettingError("seeds", seeds, "must be 1 or more")
+def check(price: float | None) -> None:
+    """Refuse a price that is not positive and finite."""
     if price is not None and not 0 < price < float("inf"):
         raise SettingError("price", price, "must be positive: what an hour of one GPU costs")

@@ -9,9 +9,9 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from ..engine.settings import setting_error
+from ..types.bounds import Replicas
 from ..types.errors import SettingError
 
-Replicas = Annotated[int, Field(ge=1, le=1024)]
 ROUTERS = ("round-robin", "least-outstanding-tokens", "kv-aware", "prefix-affine")
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from ..policy.base import AnyPolicy
 from ..policy.options import Options, either, option_names
 from ..policy.registry import POLICIES, declaring, options_by_policy, policy
-from ..types.bounds import Blocks, BlockSize, Count, Scale, Seconds, Tokens
+from ..types.bounds import Blocks, BlockSize, Count, Replicas, Scale, Seconds, Seed, Tokens
 from ..types.errors import SettingError
 from ..types.validation import requirement
 
@@ -73,7 +73,7 @@ class Settings:
     gpu: str = "a100-40gb"
     tensor_parallel_size: Count = 1
     pipeline_parallel_size: Count = 1
-    data_parallel_size: Count = 1
+    data_parallel_size: Replicas = 1
     enable_expert_parallel: bool = False
     quantization: Literal["awq", "gptq", "int8", "fp8", "nvfp4"] | None = None
     kv_cache_dtype: Literal["auto", "fp16", "bf16", "fp8", "int8", "int4"] = "auto"
@@ -92,7 +92,7 @@ class Settings:
     leap: bool = True
     core: bool = True
     ids: bool = False
-    seed: Annotated[int, Field(le=2**63)] = 0
+    seed: Seed = 0
     options: tuple[tuple[str, Any], ...] = ()
 
     @model_validator(mode="before")
@@ -112,9 +112,6 @@ class Settings:
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
-        if self.seed < 0:
-            # Also where nothing is drawn: results say by which seed they came.
-            raise SettingError("seed", self.seed, "must be 0 or more")
         if self.enable_prefix_caching and not policy(self.policy).caches_prefixes:
             able = [name for name, kind in POLICIES.items() if kind.caches_prefixes]
             remedy = f"{self.policy} keeps no prefixes; use {either(able)}"
@@ -197,8 +194,12 @@ def settings(**fields: Any) -> Settings:
         raise setting_error(error) from None
 
 
-def setting_error(error: ValidationError) -> SettingError:
-    """The first error of pydantic as one line: field, value, requirement."""
+def setting_error(error: ValidationError, field: str = "") -> SettingError:
+    """The first error of pydantic as one line: field, value, requirement.
+
+    Args:
+        field: Name of the field where the value was validated alone, so that pydantic does not know it.
+    """
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"][:1])
+    name = str(first["loc"][0]) if first["loc"] else field
     return SettingError(name, first["input"], requirement(first))

@@ -38,9 +38,17 @@ def _without_suffix(value: Any) -> Any:
 
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
+Replicas = Annotated[int, Field(ge=1, le=1024)]
+#: Programs add small numbers to it, for runs of their own.
+Seed = Annotated[int, Field(ge=0, le=2**62)]
+Jobs = Annotated[int, Field(ge=1, le=2**16)]
+#: Runs of the same settings with other seeds.
+Seeds = Annotated[int, Field(ge=1, le=1000)]
 Tokens = Annotated[int, BeforeValidator(_without_suffix), Field(ge=1, le=2**31)]
 Blocks = Annotated[int, Field(ge=1, le=2**26)]
 BlockSize = Annotated[int, Field(ge=1, le=65_536)]
 Gibibytes = Annotated[float, Field(ge=0, le=65_536)]
-Scale = Annotated[float, Field(ge=1e-3, le=1e3)]
+#: Factors on step times that can be given, and that are tried where one is fitted.
+LEAST_SCALE, MOST_SCALE = 1e-3, 1e3
+Scale = Annotated[float, Field(ge=LEAST_SCALE, le=MOST_SCALE)]
 Seconds = Annotated[float, Field(ge=0, le=8.0e6)]

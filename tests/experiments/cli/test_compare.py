@@ -121,7 +121,7 @@ def test_result_folders(results, capsys):
         (["--set", "block_size=8", "--set", "block_size"], "set = 'block_size': must be NAME=VALUE"),
         (["--set", "n=1", "--set", "seed=8"], "both sides have the same seeds"),
         (["--set", "n=1", "--set", "n=1"], "is compared with itself"),
-        (["--set", "n=1", "--set", "n=2", "--seeds", "0"], "seeds = 0: must be 1 or more"),
+        (["--set", "n=1", "--set", "n=2", "--seeds", "0"], "seeds = 0: must be at least 1"),
         (["--set", "n=1", "--set", "n=2", "--confidence", "95"], "confidence = 95.0: must lie between 0 and 1"),
         (["--set", "block_size=8", "--set", "gpu=h100-80gb,cost=paper", "--jobs", "1", *LOAD], "is fitted to opt-13b"),
     ],

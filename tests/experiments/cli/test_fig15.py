@@ -116,4 +116,4 @@ def test_several_seeds_give_means_with_their_range(monkeypatch, tmp_path, capsys
 
 def test_no_seed_is_a_mistake(capsys):
     assert status(["reproduce", "fig15", "--seeds", "0"]) == MISTAKE
-    assert capsys.readouterr().err == "fragmeter: seeds = 0: must be 1 or more\n"
+    assert capsys.readouterr().err == "fragmeter: seeds = 0: must be at least 1\n"

@@ -131,13 +131,13 @@ MISTAKES = {
     ),
     "seed": (
         ["simulate", "--seed", "-1", "--request-rate", "1"],
-        "seed = -1: must be 0 or more",
+        "seed = -1: must be at least 0",
     ),
     "tokens": (
         ["simulate", "--max-tokens", "9" * 5000, "--request-rate", "1"],
         f"max_tokens = '{'9' * 5000}': no model is that long; give at most 2147483648",
     ),
-    "seeds": (["reproduce", "fig2", "--seeds", "0"], "seeds = 0: must be 1 or more"),
+    "seeds": (["reproduce", "fig2", "--seeds", "0"], "seeds = 0: must be at least 1"),
     "flag for a file": (
         ["doctor", "--json", "--verbose"],
         "json = '--verbose': is a flag; name a file, or - for standard output",
@@ -258,7 +258,7 @@ def test_a_calibration_file_with_a_wrong_field(tmp_path, capsys):
 def test_a_seed_is_checked_also_where_nothing_is_drawn(tmp_path, capsys):
     trace = tmp_path / "trace.csv"
     trace.write_text(HEAD + "0,7,5\n")
-    assert refused(capsys, "simulate", "--trace", trace, "--seed", "-1") == "seed = -1: must be 0 or more"
+    assert refused(capsys, "simulate", "--trace", trace, "--seed", "-1") == "seed = -1: must be at least 0"
 
 
 PARSING = {

@@ -170,7 +170,7 @@ def test_users_that_would_wait_are_there_at_once_too():
         (["--waste", "--request-rate", "2"], "compare --waste lets all requests arrive at once; leave out"),
         (["--waste", "--set", "request_rate=2"], "compare --waste lets all requests arrive at once; leave out"),
         (["--waste", "--price", "0"], "price = 0.0: must be positive"),
-        (["--waste", "--seeds", "0"], "seeds = 0: must be 1 or more"),
+        (["--waste", "--seeds", "0"], "seeds = 0: must be at least 1"),
         (["--waste", "--set", "policy=orca", "--set", "policy=orca"], "is compared with itself"),
         (["--price", "2", "--set", "policy=orca", "--set", "policy=static"], "--price goes with --waste"),
     ],
