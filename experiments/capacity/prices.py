@@ -10,13 +10,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from ...sim.types.errors import SettingError
+from ...sim.types.user_files import json_value, text_of, toml_value
 
 #: Seconds of an hour, and number of tokens that a price refers to.
 HOUR_S, MILLION = 3600, 1_000_000
@@ -59,13 +59,11 @@ def prices(path: Path | None) -> Prices:
     """
     if path is None:
         text = resources.files(__package__).joinpath("facts/prices.json").read_text("utf-8")
-        return _checked(json.loads(text), EXAMPLES)
+        return _checked(json_value(text), EXAMPLES)
     try:
-        text = path.read_text("utf-8-sig")
-        found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise SettingError("prices", str(path), f"cannot be read ({error.strerror}); name a file") from None
-    except (ValueError, RecursionError) as error:
+        text = text_of(path, "prices")
+        found = toml_value(text) if path.suffix == ".toml" else json_value(text)
+    except ValueError as error:
         raise SettingError(
             "prices", str(path), f"is neither JSON nor TOML ({' '.join(str(error).split())}); correct it"
         ) from None

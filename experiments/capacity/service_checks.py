@@ -6,7 +6,6 @@ it takes to say whether 90 % of other seeds meet the goal, with 95 % confidence 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -21,6 +20,7 @@ from ...sim.engine.settings import Settings
 from ...sim.metrics.objectives import objectives
 from ...sim.types.bounds import Replicas
 from ...sim.types.errors import SettingError, UserError
+from ...sim.types.user_files import text_of, toml_value
 from ...sim.types.validation import requirement
 from ...traces import Pacing
 from ..runs.inputs import Inputs, Requests
@@ -120,9 +120,7 @@ def read_services(path: Path) -> list[Service]:
         SettingError: The file cannot be read, or a service is invalid; the text names it and its key.
     """
     try:
-        found = tomllib.loads(path.read_text("utf-8-sig"))
-    except OSError as error:
-        raise SettingError("check", str(path), f"cannot be read ({error.strerror}); name a TOML file") from None
+        found = toml_value(text_of(path, "check"))
     except ValueError as error:
         raise SettingError("check", str(path), f"is no TOML ({' '.join(str(error).split())}); correct it") from None
     tables = found.get("service")

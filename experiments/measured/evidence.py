@@ -31,6 +31,7 @@ from ...sim.spec.gpu import GpuSpec
 from ...sim.spec.matrix import PARTS, QUANTIZATIONS, formats_by_part
 from ...sim.spec.shape import ModelSpec
 from ...sim.types.errors import UserError
+from ...sim.types.user_files import content_of, json_value
 from ..runs.near_saturation import LoadClass
 
 #: Most lines that are printed.
@@ -289,7 +290,7 @@ def _unknown_experts(card: str, shape: ModelSpec, quantization: str | None) -> U
 
 def _of_file(path: str) -> tuple[str, str]:
     """Basis and origin of step times from a file: a profile is fitted to tables, a calibration is measured."""
-    content = json.loads(Path(path).read_bytes())
+    content = json_value(content_of(path, "cost"))
     if content.get("kind") == "profile":
         return "kernel tables", f"kernel times from tables, the profile {Path(path).name}"
     return "a measured device", f"kernels measured on a device, the calibration {Path(path).name}"

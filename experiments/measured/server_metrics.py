@@ -27,11 +27,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from math import isfinite, sqrt
 from os import PathLike
-from pathlib import Path
 from typing import NamedTuple
 
 from ...sim.types.errors import UserError
 from ...sim.types.optional import not_none
+from ...sim.types.user_files import text_of
 from .loop import Loop, Point, loop_of
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?))?")
@@ -217,7 +217,7 @@ def read_served_load(path: str | PathLike[str], one_engine: bool = False) -> Ser
 
 def _read(path: str | PathLike[str]) -> tuple[list[_Scrape], float | None]:
     """The scrapes of a file, and the seconds from the first to the last if it has times."""
-    text = _text(path)
+    text = text_of(path, "metrics")
     samples = list(_samples(path, text))
     if not samples:
         raise UserError(f"{path}: has no metrics of vLLM; give the server's response from /metrics")
@@ -284,22 +284,13 @@ def kv_usage_over_time(path: str | PathLike[str]) -> list[tuple[float, float]]:
     """
     found: list[tuple[float, float]] = []
     time_s: float | None = None
-    for line in _text(path).splitlines():
+    for line in text_of(path, "metrics").splitlines():
         if (number := _number(line)) is not None:
             time_s = number
         elif time_s is not None and (sample := _SAMPLE.fullmatch(line)) and sample[1] in KV_USAGE:
             found.append((time_s, float(sample[3])))
             time_s = None
     return found
-
-
-def _text(path: str | PathLike[str]) -> str:
-    try:
-        return Path(path).read_text("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not text; give the server's response from /metrics") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check the path") from None
 
 
 def _samples(path: str | PathLike[str], text: str) -> Iterator[_Sample]:

@@ -19,6 +19,7 @@ import numpy as np
 from ... import __version__
 from ...sim.output.files import as_json
 from ...sim.output.folders import OutputFolder
+from ...sim.types.user_files import json_value
 from ...traces import LengthPairs
 
 _KEY, _CONTENT = "follows_from", "content_sha256"
@@ -81,10 +82,10 @@ class Kept:
         if self._folder is None:
             return None
         try:
-            document = json.loads(self._folder.read(self._path(name)))
+            document = json_value(self._folder.read(self._path(name)))
             content = {name: value for name, value in document.items() if name != _CONTENT}
             return document if (content[_KEY], document[_CONTENT]) == (key, _hash(content)) else None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def keep(self, name: str, key: str, document: dict[str, Any]) -> dict[str, Any]:

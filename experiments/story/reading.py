@@ -33,7 +33,6 @@ import tomllib
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib import resources
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -41,6 +40,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.engine.settings import Settings, settings
 from ...sim.types.errors import SettingError, UserError
+from ...sim.types.user_files import text_of, toml_value
 from .source import Source
 from .story import CONFIG, MOST_SLOTS, MOST_WORDS, Caption, Story, StoryRequest
 
@@ -97,11 +97,7 @@ def story(name_or_path: str) -> Story:
         near = get_close_matches(name_or_path, _ORDER, n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
         raise SettingError("story", name_or_path, f"one of {', '.join(_ORDER)}, or a TOML file{meant}")
-    try:
-        return read_story(Path(name_or_path).read_text("utf-8-sig"), name_or_path)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise SettingError("story", name_or_path, f"cannot be read ({reason}); name a TOML file") from None
+    return read_story(text_of(name_or_path, "story"), name_or_path)
 
 
 def read_story(text: str, file: str) -> Story:
@@ -115,13 +111,15 @@ def read_story(text: str, file: str) -> Story:
     """
     source = Source(file, text)
     try:
-        found = TypeAdapter(_File).validate_python(tomllib.loads(text))
+        found = TypeAdapter(_File).validate_python(toml_value(text))
     except tomllib.TOMLDecodeError as error:
         # "Invalid value (at line 5, column 14)", or "(at end of document)".
         what, _, at = str(error).rstrip(")").partition(" (at ")
         raise UserError(f"{file}, {at}: is no TOML: {what}; correct it") from None
     except ValidationError as error:
         raise source.complaint(error, _FIELDS) from None
+    except ValueError as error:
+        raise UserError(f"{file}: is no TOML: {error}; correct it") from None
     runs = _runs(found, source)
     _check_requests(found.requests, source)
     for place, caption in enumerate(found.captions, start=1):

@@ -23,6 +23,7 @@ from typing import overload
 from ...sim.spec.speculative import ACCEPTANCE_KEYS, parse_speculative
 from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import SettingError, UserError
+from ...sim.types.user_files import json_value, text_of
 
 #: Flags that are read, and whether they take a value.
 READ = {
@@ -264,13 +265,14 @@ class ServeLine:
         return number
 
 
-def pasted(text: str) -> str:
-    """The text, or the content of the file of that name."""
+def pasted(text: str, field: str = "serve") -> str:
+    """The text, or the content of the file of that name, which ``field`` gives."""
     try:
-        return Path(text).read_text("utf-8-sig") if "\n" not in text and Path(text).is_file() else text
-    except (OSError, UnicodeDecodeError):
+        is_file = "\n" not in text and Path(text).is_file()
+    except (OSError, ValueError):
         # A long line is not a file name.
         return text
+    return text_of(text, field) if is_file else text
 
 
 def parse_serve(text: str) -> ServeLine:
@@ -376,7 +378,11 @@ class _Reader:
         """Drafts: as one JSON object, or key by key (``--speculative-config.method eagle3``)."""
         _, _, key = written.partition(".")
         if key:
-            known = json.loads(str(self._flags.get("speculative-config", "{}")))
+            known = _json_or_text(str(self._flags.get("speculative-config", "{}")))
+            if not isinstance(known, dict):
+                raise SettingError(
+                    "--speculative-config", known, "is no JSON object, so that no key can be added to it"
+                )
             value = json.dumps(known | {key: _json_or_text(value)})
         self._flags["speculative-config"] = value
 
@@ -409,8 +415,8 @@ class _Reader:
 
 def _json_or_text(value: str) -> object:
     try:
-        return json.loads(value)
-    except json.JSONDecodeError:
+        return json_value(value)
+    except ValueError:
         return value
 
 

@@ -63,7 +63,7 @@ def read_log(text: str) -> StartupLog:
     Raises:
         SettingError: The log has no line of this kind.
     """
-    given, text = text, pasted(text)
+    given, text = text, pasted(text, "startup_log")
     concurrency = [(_whole(tokens), float(sequences)) for tokens, sequences in _CONCURRENCY.findall(text)]
     memory = [int(float(one or other) * GIB) for one, other in _MEMORY.findall(text)]
     log = StartupLog(

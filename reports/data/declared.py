@@ -6,7 +6,6 @@ the types that the run wrote; everything else in it is ignored.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from ...sim.memory import BUCKETS
 from ...sim.memory.accounting.integrals import OPTIONAL_BUCKETS
 from ...sim.metrics.residencies import BEGINS, ENDS, KINDS
 from ...sim.output import frames as pd
+from ...sim.types.user_files import json_value
 
 #: Limits of ticks (int64), of counts (a product of two also fits in int64), and of slots (the largest pool).
 MOST_TICKS, MOST_COUNT, MOST_SLOTS = 2**63 - 1, 2**31 - 1, 2**48
@@ -270,8 +270,8 @@ def read_json(path: Path, declared: Mapping[str, Any]) -> dict[str, Any]:
         OSError: It cannot be read.
     """
     try:
-        document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):  # not UTF-8 or JSON, numbers of thousands of digits, brackets as deep
+        document = json_value(path.read_bytes())
+    except ValueError:
         raise Damaged(f"{path.name}: is not JSON") from None
     check_document(document, declared, path.name)
     _check_numbers(document, path.name)

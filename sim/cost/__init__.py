@@ -11,7 +11,7 @@ from ..spec.gpu import GpuSpec
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
-from ..types.validation import content_of
+from ..types.user_files import content_of
 from .base import PipelinedCost, ScaledCost, StepCost, outside_ticks
 from .calibrated import CalibratedCost
 from .calibration import Calibration, parsed, profile, profile_names, read

@@ -22,7 +22,8 @@ from pydantic.dataclasses import dataclass
 
 from ..spec.deployment import dtype_bits
 from ..types.errors import SettingError
-from ..types.validation import complaint, content_of
+from ..types.user_files import content_of
+from ..types.validation import complaint
 from .operations import AXES, Coefficients, OpModel, OpName, smallest_call
 
 PROFILES = Path(__file__).parent / "profiles"

@@ -24,7 +24,8 @@ from pydantic.dataclasses import dataclass
 
 from ..types import ticks
 from ..types.errors import SettingError
-from ..types.validation import complaint, content_of
+from ..types.user_files import content_of
+from ..types.validation import complaint
 from .base import StepCost, StepParts, among, coefficient, effective_context
 
 #: A minute, and a second: larger values are in another unit.

@@ -9,7 +9,6 @@ The fit holds for the model, the device and the settings of that server, and for
 from __future__ import annotations
 
 import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import field
@@ -20,6 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from ..types import ticks
 from ..types.errors import SettingError, UserError
+from ..types.user_files import json_value
 from ..types.validation import complaint
 from .base import coefficient
 
@@ -142,7 +142,7 @@ class FittedSteps:
 def is_steps(text: bytes) -> bool:
     """Whether a file is a fit of steps, or claims to be one."""
     try:
-        content = json.loads(text)
+        content = json_value(text)
     except ValueError:
         return False
     return isinstance(content, dict) and content.get("kind") == KIND

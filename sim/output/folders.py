@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
 import re
 import secrets
@@ -37,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from ..types.errors import SettingError, user_paths
+from ..types.user_files import json_value
 from .files import (
     AnyPath,
     as_json,
@@ -90,9 +90,9 @@ class FolderKind:
     def marks(self, folder: Path) -> bool:
         """Whether the folder has the marker of this kind."""
         try:
-            content = json.loads((folder / self.marker).read_bytes())
+            content = json_value((folder / self.marker).read_bytes())
             return self.recognises(content) if self.recognises else content == self._marker_content
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError):
             return False
 
     def write_marker(self, path: Path) -> None:

@@ -21,7 +21,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ..types.errors import SettingError
-from ..types.validation import complaint, content_of
+from ..types.user_files import content_of
+from ..types.validation import complaint
 
 GB, TFLOPS = 10**9, 10**12
 #: Limits of the figures of a file: outside of them a figure is in another unit. No text, and no true or false.

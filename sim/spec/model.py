@@ -6,7 +6,6 @@ The presets are configurations as well (``data/models.json``) and are read by th
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
@@ -14,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from ..types.errors import SettingError
+from ..types.user_files import content_of, json_value
 from .checkpoint import named_format, needs_quantization_file, with_quantization_file
 from .config import Config
 from .families import read_config, refuse_unsupported
@@ -32,7 +32,7 @@ from .shape import ModelSpec
 
 @cache
 def _presets() -> dict[str, Config]:
-    return json.loads(resources.files(__package__).joinpath("data/models.json").read_text("utf-8"))
+    return json_value(resources.files(__package__).joinpath("data/models.json").read_text("utf-8"))
 
 
 @cache
@@ -136,9 +136,8 @@ def _named_format(name: str, path: Path, config: Config) -> str | None:
 
 def _load(path: Path) -> Config:
     try:
-        config = json.loads(path.read_text("utf-8-sig"))
-    # ValueError: not UTF-8, not JSON, or a number of thousands of digits. RecursionError: thousands of nested brackets.
-    except (OSError, ValueError, RecursionError) as error:
+        config = json_value(content_of(path, "model"))
+    except ValueError as error:
         raise SettingError("model", str(path), f"is not readable as JSON ({error}); give a config.json") from error
     if not isinstance(config, dict):
         raise SettingError("model", str(path), "is not a model's configuration; give a config.json")

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..types.errors import NotSimulated, SettingError
+from ..types.user_files import json_value
 from .attention import FULL
 from .deployment import Deployment
 from .matrix import WEIGHT_BITS
@@ -181,8 +182,8 @@ def parse_speculative(text: str, needs_rates: bool = True) -> SpeculativeConfig:
         SettingError: It is no object of that kind, or does not say how many drafts are accepted.
     """
     try:
-        given = json.loads(text)
-    except json.JSONDecodeError as error:
+        given = json_value(text)
+    except ValueError as error:
         raise SettingError(_FIELD, text, f"is no JSON ({error})") from None
     if not isinstance(given, dict):
         raise SettingError(_FIELD, text, 'must be an object, as {"method": "eagle3", "num_speculative_tokens": 3}')

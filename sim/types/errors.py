@@ -18,6 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike, fspath
 
+#: Characters of a value in an error.
+_MOST_SHOWN = 400
+
 
 class FragmeterError(Exception):
     """Base of every error that fragmeter raises on purpose."""
@@ -37,8 +40,10 @@ class SettingError(UserError):
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         self.field, self.value, self.remedy = field, value, remedy
-        shown = fspath(value) if isinstance(value, PathLike) else value
-        super().__init__(f"{field} = {shown!r}: {remedy}")
+        shown = repr(fspath(value) if isinstance(value, PathLike) else value)
+        if len(shown) > _MOST_SHOWN:
+            shown = f"{shown[:_MOST_SHOWN]}..."
+        super().__init__(f"{field} = {shown}: {remedy}")
 
 
 class MissingSetting(SettingError):

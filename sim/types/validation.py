@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import isnan
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import SettingError, UserError
@@ -77,18 +76,3 @@ def complaint(name: str, error: ValidationError, what: str = "calibration file")
         else ""
     )
     return SettingError(f"{name}: {where}", shown, f"{message}; {remedy}" if remedy else message)
-
-
-def content_of(path: str | Path, field: str) -> bytes:
-    """The bytes of a file.
-
-    Args:
-        field: Setting that names it.
-
-    Raises:
-        UserError: It cannot be read.
-    """
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(f"{field} = {str(path)!r}: cannot be read: {error.strerror}") from None

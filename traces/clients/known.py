@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from ...sim.types.errors import TraceError
+from ...sim.types.user_files import json_value
 from ..parsing.files import TraceFile
 from ..parsing.json_values import elements
 from .aiperf import is_aiperf, is_aiperf_summary, read_aiperf
@@ -53,8 +54,8 @@ def benchmark_result(file: TraceFile) -> BenchmarkResult | None:
 
 def _object(text: bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = json_value(text)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
@@ -67,8 +68,8 @@ def _document(file: TraceFile) -> dict[str, Any]:
     """
     text = file.whole()
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return json_value(text)
+    except ValueError as error:
         complaint, line = "brackets too deep or numbers too long", None
         if isinstance(error, json.JSONDecodeError):
             complaint, line = error.msg, error.lineno

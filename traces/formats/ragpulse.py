@@ -16,13 +16,13 @@ of a line in that order and ignores their keys).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from os import fspath
 from pathlib import Path
 from typing import Any
 
 from ...sim.types.errors import TraceError
+from ...sim.types.user_files import json_value
 from ..parsing import arrow as pa
 from ..parsing.form import BLOCK_TOKENS, HASH_IDS, SECONDS, Form
 from ..parsing.jsonl_format import sessions, whole_lists
@@ -82,9 +82,9 @@ def _sizes(folder: Path) -> dict[int, int]:
     for path in sorted(folder.glob("[1-5]_*.jsonl")):
         for line, text in enumerate(path.read_bytes().splitlines(), 1):
             try:
-                chunk, tokens = json.loads(text).values()
+                chunk, tokens = json_value(text).values()
                 sizes[int(chunk)] = int(tokens)
-            except (ValueError, AttributeError, TypeError, RecursionError, OverflowError):
+            except (ValueError, AttributeError, TypeError, OverflowError):
                 remedy = "must be an object of a chunk and its tokens; fetch the file again"
                 raise TraceError(path, line, "row", shown(text.decode(errors="replace")), remedy) from None
     return sizes

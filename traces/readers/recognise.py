@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...sim.types.errors import TraceError
+from ...sim.types.user_files import json_value
 from ..clients.known import benchmark_result
 from ..formats.azure import AZURE
 from ..formats.bailian import BAILIAN
@@ -209,8 +209,8 @@ def _counts(records: Sequence[dict[str, Any]], form: Form) -> Iterator[tuple[int
 def _record(text: bytes) -> dict[str, Any] | None:
     """The JSON object on a line; None if the line has no valid one."""
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
+        record = json_value(text)
+    except ValueError:
         return None
     return record if isinstance(record, dict) else None
 

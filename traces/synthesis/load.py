@@ -20,6 +20,7 @@ from pydantic.dataclasses import dataclass
 
 from ...sim.output.files import as_utf8, write_whole
 from ...sim.types.errors import TraceError
+from ...sim.types.user_files import json_value
 from ...sim.types.validation import requirement
 from ..parsing.files import TraceFile
 from ..parsing.table import shown
@@ -123,14 +124,14 @@ def read_load(path: str | PathLike[str]) -> Load:
         TraceError: The file is not a load, or has an invalid number.
     """
     try:
-        return Load(**json.loads(TraceFile(path, _MOST_BYTES).whole()))
+        return Load(**json_value(TraceFile(path, _MOST_BYTES).whole()))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or None
         raise TraceError(
             path, None, field, shown(first["input"]), f"{requirement(first)}; fit the load again"
         ) from None
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         complaint = " ".join(str(error).split())[:80]
         raise TraceError(path, None, None, None, f"is not a load ({complaint}); make one with traces synth") from None
 

@@ -112,6 +112,8 @@ class BlockMap:
 
 _ARRAYS = tuple(field.name for field in fields(BlockMap) if field.name != "meta")
 _TYPES = {"bucket": np.uint8, **dict.fromkeys(("sequence", "live_slots", "references"), np.int32)}
+#: 2,048 blocks at 2,000 moments, 32 bytes each, and as much again seven times.
+_MOST_BYTES = 2**30
 #: Of deflate: a busy map takes a fifth of the time that it takes at 6, and a sixth more bytes.
 _LEVEL = 4
 
@@ -131,7 +133,7 @@ def load(path: str | PathLike[str]) -> BlockMap:
         OSError: It cannot be read.
     """
     remedy = "record it anew with fragmeter simulate --record-blocks"
-    meta, arrays = load_archive(path, "recorded block map", _ARRAYS, SCHEMA_VERSION, remedy)
+    meta, arrays = load_archive(path, "recorded block map", _ARRAYS, SCHEMA_VERSION, remedy, _MOST_BYTES)
     for name, shape in _shapes(arrays).items():
         if arrays[name].shape != shape or arrays[name].dtype.kind not in "iu":
             raise UserError(f"{path}: {name} is {arrays[name].dtype} {list(arrays[name].shape)}; {remedy}")

@@ -196,6 +196,8 @@ class Plan:
 
 
 _ARRAYS = tuple(field.name for field in fields(Plan) if field.name != "meta")
+#: A plan lies in memory whole, where it is recorded and where it is run.
+_MOST_BYTES = 2**33
 
 
 def load(path: str | PathLike[str]) -> Plan:
@@ -206,7 +208,7 @@ def load(path: str | PathLike[str]) -> Plan:
         OSError: It cannot be read.
     """
     remedy = "record it anew with fragmeter simulate --record-plan"
-    meta, arrays = load_archive(path, "recorded plan", _ARRAYS, SCHEMA_VERSION, remedy)
+    meta, arrays = load_archive(path, "recorded plan", _ARRAYS, SCHEMA_VERSION, remedy, _MOST_BYTES)
     for complaint in complaints(meta, arrays):
         raise UserError(f"{path}: {complaint}; {remedy}")
     return Plan(meta, **arrays)

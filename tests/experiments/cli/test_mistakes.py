@@ -135,7 +135,7 @@ MISTAKES = {
     ),
     "tokens": (
         ["simulate", "--max-tokens", "9" * 5000, "--request-rate", "1"],
-        f"max_tokens = '{'9' * 5000}': no model is that long; give at most 2147483648",
+        f"max_tokens = '{'9' * 399}...: no model is that long; give at most 2147483648",
     ),
     "seeds": (["reproduce", "fig2", "--seeds", "0"], "seeds = 0: must be at least 1"),
     "flag for a file": (

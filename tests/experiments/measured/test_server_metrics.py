@@ -241,7 +241,7 @@ def test_what_cannot_be_read_is_refused(text, complaint, tmp_path):
 
 def test_files_that_are_none(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, complaint in (("missing", "cannot be read"), ("binary", "is not text")):
+    for name, complaint in (("missing", "cannot be read"), ("binary", "is not UTF-8 text")):
         with pytest.raises(UserError, match=complaint):
             read_metrics(tmp_path / name)
 

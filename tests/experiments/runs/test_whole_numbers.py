@@ -64,8 +64,8 @@ def test_so_is_whatever_one_parser_takes_for_a_number_and_another_does_not(verb,
 
 @pytest.mark.parametrize(("value", "meant"), [("-1", -1), ("007", 7)])
 def test_a_whole_number_is_taken_as_it_is(value, meant):
-    _, bound, _ = app.parse_args(["traces", "sample", "a", "b", "--seed", value])
-    assert bound.arguments["seed"] == meant
+    _, bound, _ = app.parse_args(["traces", "sample", "a", "b", "--num-prompts", value])
+    assert bound.arguments["num_prompts"] == meant
 
 
 @pytest.mark.parametrize("flag", ["--max-model-len", "--max-num-batched-tokens"])
@@ -79,7 +79,7 @@ class TestSuffixes:
             _, bound, _ = app.parse_args([*verb.split(), flag, value])
             assert [getattr(each, field) for each in bound.arguments.values() if hasattr(each, field)] == [meant]
 
-    @pytest.mark.parametrize("value", ["16Q", "1.5K", "K", "16 K", "1e3", "9" * 5000 + "k"])
+    @pytest.mark.parametrize("value", ["16Q", "1.5K", "K", "16 K", "1e3", "9" * 300 + "k"])
     def test_anything_else_is_refused_in_a_line(self, flag, value, capsys):
         assert status(["simulate", flag, value]) == MISTAKE
         field = flag.removeprefix("--").replace("-", "_")

@@ -223,7 +223,7 @@ def test_a_story_that_is_not_there(here, capsys):
     for name, shown in (
         ("frist", "story = 'frist': one of first-prompt, two-requests,"),
         ("sampels", f"story = 'sampels': one of {', '.join(story_names())}, or a TOML file; did you mean samples?"),
-        ("no.toml", "story = 'no.toml': cannot be read (No such file or directory); name a TOML file"),
+        ("no.toml", "story = 'no.toml': cannot be read: No such file or directory"),
     ):
         assert status(["story", name]) == MISTAKE
         assert f"fragmeter: {shown}" in capsys.readouterr().err
