@@ -229,7 +229,7 @@ def test_a_story_that_is_not_there(here, capsys):
         assert f"fragmeter: {shown}" in capsys.readouterr().err
     (here / "latin.toml").write_bytes(b"title = '\xe9'")
     assert status(["story", "latin.toml"]) == MISTAKE
-    assert "cannot be read (is not UTF-8)" in capsys.readouterr().err
+    assert "is not UTF-8 text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [[], ["list"]])
