@@ -8,13 +8,29 @@ import signal
 import sys
 
 
+def _open_streams() -> None:
+    """Open what was closed at the start (``>&-``), so that no result file gets its number, and printing goes nowhere."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
+
+
 def main() -> None:
     """Entry point: load the program, and run the command line."""
+    _open_streams()
     if sys.argv[1:] == ["--version"]:
         # Without loading the program.
         from fragmeter import __version__
 
-        print(__version__)
+        try:
+            print(__version__, flush=True)
+        except OSError as error:
+            print(f"fragmeter: standard output: {error.strerror}; make room", file=sys.stderr)
+            sys.exit(2)
         return
     # It takes a second to load; until then Ctrl-C just ends it, without the traceback of an import.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

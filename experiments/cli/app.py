@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from errno import EDQUOT, EFBIG, EIO, ENOSPC
 from functools import partial
 from io import TextIOWrapper
 from types import NoneType
@@ -180,9 +181,17 @@ def status(tokens: Sequence[str]) -> int:
         # numpy says how much; C and Python say nothing.
         found = f" ({error})" if str(error) else ""
         return _refuse(f"more memory than this machine has{found}; ask for fewer requests, or for less time")
+    except OSError as error:
+        return _refuse(_of_machine(error))
     except Exception as error:
         return _fault(error)
     return DONE
+
+
+def _of_machine(error: OSError) -> str:
+    """An error of the machine that no reader or writer has named: of standard output, which has no file name, or of a library."""
+    where = error.filename or ("standard output" if error.errno in (ENOSPC, EDQUOT, EIO, EFBIG) else "this machine")
+    return f"{where}: {error.strerror or error}; make room or choose another place, and run again"
 
 
 def _know_policies(tokens: Sequence[str]) -> None:

@@ -47,6 +47,8 @@ def _shared_help() -> dict[str, str]:
     """Help of the shared settings, with the names that a flag takes."""
     described = {each.arg_name: each.description or "" for each in parse(Settings.__doc__ or "").params}
     names = {"policy": policies(), "model": model_names(), "gpu": gpu_names(), "cost": COST_NAMES}
+    # Without docstrings (PYTHONOPTIMIZE=2) there is no help.
+    described = {name: described.get(name, "") for name in SHARED}
     return described | {name: f"{described[name]} One of {', '.join(values)}." for name, values in names.items()}
 
 

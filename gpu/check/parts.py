@@ -54,6 +54,13 @@ def compile_gate() -> Part:
         nvrtc, _ = toolkit()
     except MissingExtra:
         return Part("compile gate", False, "no NVRTC or no CUDA headers", "pip install 'fragmeter[kernels]'")
+    except OSError as error:
+        return Part(
+            "compile gate",
+            False,
+            f"CuPy cannot be imported: {error}",
+            "set CUPY_CACHE_DIR to a folder that can be written",
+        )
     major, minor = nvrtc.getVersion()
     return Part("compile gate", True, f"NVRTC {major}.{minor} and CUDA's headers")
 

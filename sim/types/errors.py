@@ -16,6 +16,7 @@ from __future__ import annotations
 import copyreg
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import ENOMEM
 from os import PathLike, fspath
 
 #: Characters of a value in an error.
@@ -104,11 +105,13 @@ class KernelFault(FragmeterError):
 
 @contextmanager
 def user_paths(wanted: str | PathLike[str]) -> Iterator[None]:
-    """Convert an ``OSError`` to a ``UserError`` with a remedy."""
+    """Convert an ``OSError`` to a ``UserError`` with a remedy; lack of memory to a ``MemoryError``."""
     try:
         yield
     except BrokenPipeError:
         # The reader has closed the pipe, as in ``| head``.
         raise
     except OSError as error:
+        if error.errno == ENOMEM:
+            raise MemoryError from error
         raise UserError(f"{fspath(wanted)}: cannot be written ({error.strerror}); choose another place") from None
