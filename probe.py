@@ -41,6 +41,20 @@ class ProbeScheduler:
         return scheduler
 
 
+def _new_file(path: str) -> Any:
+    """A text file of this name, with a number where one exists: a server that is restarted keeps the recording before its crash."""
+    root, extension = os.path.splitext(path)
+    opened = gzip.open if path.endswith(".gz") else open
+    name, number = path, 0
+    while True:
+        try:
+            # Devices and pipes always exist.
+            return opened(name, "wt" if os.path.exists(name) and not os.path.isfile(name) else "xt")
+        except FileExistsError:
+            number += 1
+            name = f"{root}.{number}{extension}"
+
+
 class _Probe:
     """Writes a line for each step of a scheduler; ``events`` are those since the last step was scheduled."""
 
@@ -76,7 +90,7 @@ class _Probe:
             root, extension = os.path.splitext(path)
             path = f"{root}.rank{config.parallel_config.data_parallel_rank}{extension}"
         # Open as long as the server runs.
-        self._file: Any = (gzip.open if path.endswith(".gz") else open)(path, "wt")
+        self._file: Any = _new_file(path)
         model, pool, caches = config.model_config, self._manager.block_pool, config.cache_config
         limits = ("max_num_seqs", "max_num_batched_tokens", "async_scheduling")
         self._write(

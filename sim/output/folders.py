@@ -27,6 +27,7 @@ import re
 import secrets
 import shutil
 import stat
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from typing import Any
 from ..types.errors import SettingError, user_paths
 from ..types.user_files import json_value
 from .files import (
+    LEFTOVER,
     AnyPath,
     as_json,
     hold,
@@ -52,6 +54,8 @@ from .files import (
 MARKER = "fragmeter.json"
 _MARKER_VERSION = 1
 _NEW, _OLD = "new", "old"
+#: The locked file of the process that writes into a folder; a part file, so that a killed command leaves nothing that stays.
+_WRITER = f"{LEFTOVER}writer-part"
 # Linux: <linux/fcntl.h>, <linux/fs.h>.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 #: Errors of renameat2 if the kernel or the file system does not support the exchange.
@@ -104,6 +108,47 @@ class FolderKind:
         return {"schema_version": _MARKER_VERSION, "kind": self.name}
 
 
+class _Claim:
+    """A locked file in a folder, with the number of the process that writes there; gone with the object, or the process.
+
+    Raises:
+        SettingError: Another process writes there.
+    """
+
+    def __init__(self, folder: Path, field: str, shown: str) -> None:
+        path = folder / _WRITER
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            if not hold(descriptor, without_locks=True):
+                writer = os.read(descriptor, 20).decode(errors="replace")
+                os.close(descriptor)
+                if writer == str(os.getpid()):
+                    return
+                remedy = f"is written by process {writer or 'of another command'}; wait for its end, or choose another folder"
+                raise SettingError(field, shown, remedy)
+            if _is_same(descriptor, path):
+                break
+            # Its writer removed it after it was opened here.
+            os.close(descriptor)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        weakref.finalize(self, _give_up, path, descriptor)
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    """Whether an open file still has this name."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    return False
+
+
+def _give_up(path: Path, descriptor: int) -> None:
+    """Remove the file of a claim; before it is unlocked, so that no other process has locked a file without a name."""
+    with suppress(OSError):
+        path.unlink()
+    os.close(descriptor)
+
+
 class OutputFolder:
     """A folder with files that are replaced one by one. The first file creates the folder and its marker.
 
@@ -116,8 +161,17 @@ class OutputFolder:
 
     def __init__(self, path: AnyPath, kind: FolderKind, field: str = "out") -> None:
         self.path = Path(path)
-        self._kind = kind
+        self._kind, self._field = kind, field
         self._target = check_folder(path, kind, field)
+        self._claim: _Claim | None = None
+        if self._target.is_dir():
+            self._take()
+
+    def _take(self) -> None:
+        """Refuse a folder that another process writes, and tell others that this one does."""
+        if self._claim is None:
+            with user_paths(self.path):
+                self._claim = _Claim(self._target, self._field, os.fspath(self.path))
 
     def write(self, relative: str, content: str | bytes) -> Path:
         """Write a file completely or not at all, and return its path.
@@ -148,6 +202,7 @@ class OutputFolder:
         """
         with user_paths(self.path):
             self._target.mkdir(parents=True, exist_ok=True)
+        self._take()
         if not self._kind.marks(self._target):
             self._kind.write_marker(self._target / MARKER)
 

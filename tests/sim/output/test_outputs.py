@@ -445,6 +445,8 @@ class TestALeftover:
         folder.write("parts/b.json", "2")
         left = tmp_path / "out" / "parts" / leftover_name(tmp_path / "x", "9-part")
         left.write_text("half")
+        # Its claim of the folder goes with it.
+        del folder
         OutputFolder(tmp_path / "out", FolderKind("test", ("a", "parts/*.json")))
         assert not left.exists()
         assert contents(tmp_path / "out").keys() == {"a", "parts/b.json", MARKER}

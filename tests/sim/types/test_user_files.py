@@ -108,7 +108,7 @@ def test_an_archive_is_measured_before_it_is_unpacked(tmp_path):
     tracemalloc.stop()
 
 
-def test_an_archive_whose_directory_understates_its_size(tmp_path):
+def test_a_directory_that_understates_the_size_of_an_archive(tmp_path):
     """The directory says ten bytes; what follows is not read."""
     path, content = tmp_path / "blocks.npz", io.BytesIO()
     np.lib.format.write_array(content, np.zeros(2**20, dtype=np.uint8))

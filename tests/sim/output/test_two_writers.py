@@ -1,0 +1,83 @@
+"""Two processes that write into one folder, and recordings of one name: neither loses a file of the other."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import subprocess
+import sys
+
+import pytest
+
+from fragmeter import probe
+from fragmeter.sim.output.folders import FolderKind, OutputFolder
+from fragmeter.sim.types.errors import SettingError
+
+KIND = FolderKind("trial", ("*.json",))
+#: Writes a file, says so, and keeps the folder until its input ends.
+WRITER = """
+import sys
+from fragmeter.sim.output.folders import FolderKind, OutputFolder
+folder = OutputFolder(sys.argv[1], FolderKind("trial", ("*.json",)))
+folder.write("first.json", "1")
+print("written", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def writer(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, tmp_path / "out"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "written\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_second_writer_is_refused_and_told_the_first(writer, tmp_path):
+    with pytest.raises(SettingError, match=f"is written by process {writer.pid}; wait"):
+        OutputFolder(tmp_path / "out", KIND)
+    writer.communicate("")
+    OutputFolder(tmp_path / "out", KIND).write("second.json", "2")
+    gc.collect()
+    assert names(tmp_path / "out") == ["first.json", "fragmeter.json", "second.json"]
+
+
+def test_a_killed_writer_keeps_nobody_out(writer, tmp_path):
+    writer.kill()
+    writer.communicate()
+    OutputFolder(tmp_path / "out", KIND).write("second.json", "2")
+    gc.collect()
+    assert names(tmp_path / "out") == ["first.json", "fragmeter.json", "second.json"]
+
+
+def test_a_writer_that_began_before_there_was_a_folder_is_refused_at_its_first_file(tmp_path, request):
+    late = OutputFolder(tmp_path / "out", KIND)
+    first = request.getfixturevalue("writer")
+    with pytest.raises(SettingError, match=f"is written by process {first.pid}; wait"):
+        late.write("second.json", "2")
+    assert "second.json" not in names(tmp_path / "out")
+
+
+def test_one_process_may_open_a_folder_twice(tmp_path):
+    one, two = (OutputFolder(tmp_path / "out", KIND) for _ in range(2))
+    one.write("first.json", "1")
+    two.write("second.json", "2")
+    assert {"first.json", "second.json"} <= {*names(tmp_path / "out")}
+
+
+def test_a_restarted_server_keeps_the_recording_before_its_crash(tmp_path):
+    path = str(tmp_path / "steps.jsonl.gz")
+    for text in ("crashed", "second", "third"):
+        with probe._new_file(path) as file:
+            file.write(text)
+    found = {each.name: gzip.open(each, "rt").read() for each in tmp_path.iterdir()}
+    assert found == {"steps.jsonl.gz": "crashed", "steps.jsonl.1.gz": "second", "steps.jsonl.2.gz": "third"}
+    with probe._new_file("/dev/null") as nowhere:
+        assert nowhere.name == "/dev/null"
