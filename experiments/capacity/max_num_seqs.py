@@ -6,7 +6,7 @@ has one). The search therefore does not bisect:
 
 1. A run with the largest possible value gives the peak number of running sequences. Larger values change nothing.
 2. From the peak down, each value is simulated until the first preemption, which occurs early for large values. The
-   first value without a preemption is the answer.
+   first value without a preemption is the answer. Preemptions are those that vLLM counts (``sim.metrics.requests``).
 3. A smaller bound is independent of order and times: as many of the longest sequences as fit in the pool together
    never preempt.
 """
@@ -23,6 +23,7 @@ from ...sim import Settings, Workload, simulate
 from ...sim.engine.engine import Engine
 from ...sim.engine.observer import Observer
 from ...sim.engine.run import Run
+from ...sim.metrics.requests import preemptions
 from ...sim.types.sequence import StepPlan
 
 #: Progress display: takes the values, their description and their number.
@@ -72,7 +73,7 @@ def largest_max_num_seqs(settings: Settings, work: Workload, watch: Watch) -> Ma
     peak = int(run.log.rows["batch_size"].max(initial=0)) + 1 + (run.replica.policy.schedules_ahead and int(together))
     peak = min(most, peak)
     sure = _in_any_order(run)
-    if not len(run.log.evictions["index"]):
+    if not len(preemptions(run).ticks):
         return MaxNumSeqs(most, peak, most, sure, 1)
     values, runs = range(peak, 0, -1), 1
     for value in watch(values, "Lower max_num_seqs", len(values)):
@@ -101,10 +102,7 @@ class _UntilPreempted(Observer):
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:
         """See ``Observer``."""
-        state = self._engine.state
-        # A finished sequence loses nothing (asynchronous scheduling).
-        losing = [each for each in plan.preempted if each not in state.finished and each not in state.in_vain]
-        if losing or plan.swapped_out:
+        if plan.preempted or plan.swapped_out:
             self.preempted = True
             self._engine.stop()
 

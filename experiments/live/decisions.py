@@ -64,7 +64,6 @@ def compare_decisions(probe: ProbedRun, chosen: Settings) -> Decisions:
     steps = _computed(probe)
     log = StepLog(digests=True)
     run = simulate(replace(chosen, ids=True), workload_in_steps(probe, steps), _ONE_TICK, observers=[log])
-    log.idle_started(run.log.end_ticks, 0)
     # Rows in which requests only arrive, or are only preempted, last no time. A last step that is computed in vain is no
     # part of a simulated run.
     real_rows = run.log.rows["ticks"] > 0
@@ -86,7 +85,7 @@ def compare_decisions(probe: ProbedRun, chosen: Settings) -> Decisions:
         preemptions=len(probe.preemptions),
         evicted_blocks=sum(step.evicted for step in steps),
         hit_tokens=sum(sum(request.hit_tokens) for request in probe.requests),
-        difference=first_difference(_served(probe, steps), Served(log.steps, log.finished)),
+        difference=first_difference(_served(probe, steps), log.served(run)),
         waste=waste,
     )
 
@@ -134,7 +133,7 @@ def workload_in_steps(probe: ProbedRun, steps: Sequence[ProbedStep]) -> Workload
         UserError: A request was aborted or has not finished.
     """
     for request in probe.requests:
-        if request.reason not in ("length", "stop"):
+        if not request.is_complete:
             ended = "has not finished" if request.reason is None else f"ended with {request.reason}"
             raise UserError(f"request {request.name} {ended}; record until all requests are answered")
     starts = [step.start_ns for step in steps]
@@ -177,4 +176,5 @@ def _served(probe: ProbedRun, steps: Sequence[ProbedStep]) -> Served:
         )
         for now, step in zip(clock, steps)
     ]
-    return Served(log, sorted(finished))
+    preempted = np.bincount([number for _, number in probe.preemptions], minlength=len(probe.requests))
+    return Served(log, sorted(finished), preemptions=tuple(preempted.tolist()))

@@ -11,8 +11,10 @@ import numpy as np
 
 from ...sim.engine.engine import Engine
 from ...sim.engine.observer import Observer
+from ...sim.engine.run import Run
 from ...sim.memory import PagedMemory
 from ...sim.memory.accounting.ledger import LEAP, Leap
+from ...sim.metrics.requests import preemptions
 from ...sim.recording.probe import blocks_digest
 from ...sim.types.errors import SimulationFault
 from ...sim.types.sequence import Sequence, StepPlan
@@ -53,11 +55,14 @@ class Served(NamedTuple):
         steps: Every step that computed something or preempted a request.
         finished: (ticks, request), in order.
         rejected: Requests that the API server rejected, ascending.
+        preemptions: How often each request was preempted, counted apart from ``steps``: by vLLM's ``Request``, or by the
+            metrics of a simulated run.
     """
 
     steps: list[Step]
     finished: list[tuple[int, int]]
     rejected: tuple[int, ...] = ()
+    preemptions: tuple[int, ...] = ()
 
 
 class Difference(NamedTuple):
@@ -82,6 +87,8 @@ def first_difference(real: Served, ours: Served) -> Difference | None:
                 return Difference(number, field, value, known)
     if real.rejected != ours.rejected:
         return Difference(len(real.steps), "rejected", real.rejected, ours.rejected)
+    if real.preemptions != ours.preemptions:
+        return Difference(len(real.steps), "preemptions", real.preemptions, ours.preemptions)
     if real.finished != ours.finished:
         pairs = zip_longest(real.finished, ours.finished)
         number, (theirs, mine) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
@@ -163,6 +170,13 @@ class StepLog(Observer):
 
     def idle_started(self, now: int, ticks: int) -> None:
         self._note_finished(now)
+
+    def served(self, run: Run) -> Served:
+        """All of a run that is over."""
+        self._note_finished(run.log.end_ticks)
+        rejected = () if run.rejected is None else tuple(np.flatnonzero(run.rejected).tolist())
+        counts = np.bincount(preemptions(run).request, minlength=len(run.workload))
+        return Served(self.steps, self.finished, rejected, tuple(counts.tolist()))
 
     def _cached(self) -> tuple[int, ...]:
         """Ids of blocks that look-ups can find."""

@@ -136,7 +136,7 @@ def _preemptions(figure: go.Figure, found: BlockMap, requests: np.ndarray | None
     shown = np.unique(np.linspace(0, count - 1, min(count, _MOST_MARKS)).round().astype(int))
     sequence = found.preempted_sequence[shown]
     preempted = sequence if requests is None else requests[sequence]
-    fate = np.where(found.preempted_swapped[shown] == 1, "to the host", "to be computed again")
+    fate = np.where(found.preempted_swapped[shown] == 1, "to the host", "its blocks freed")
     figure.add_scatter(
         name=f"preemption ({count:,})" if count <= _MOST_MARKS else f"preemption ({len(shown):,} of {count:,} marked)",
         x=found.preempted_ticks[shown] / clock.unit_ticks,

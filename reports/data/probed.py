@@ -180,13 +180,14 @@ class _Tables:
 
     def _residencies(self) -> pd.DataFrame:
         rows = [
-            (row, *residency, place > 0)
+            (row, *residency, place > 0, each.is_complete and place + 1 == len(each.residencies))
             for row, each in enumerate(self._served)
             for place, residency in enumerate(each.residencies)
         ]
         rows.sort(key=lambda row: row[1])
-        request, start, first, end, preempted, again = (np.array(column) for column in zip(*rows, strict=True))
-        ended = np.where(preempted, ENDS.index("preempted"), ENDS.index("finished"))
+        request, start, first, end, preempted, again, last = (np.array(column) for column in zip(*rows, strict=True))
+        # A request that is preempted while its last token is computed finishes with that token.
+        ended = np.where(preempted & ~last, ENDS.index("preempted"), ENDS.index("finished"))
         return pd.DataFrame(
             {
                 "request": request,

@@ -111,7 +111,10 @@ class Caption:
         for sequence in step.preempted:
             if sequence in self._before:
                 what = self._what([self._before[sequence]])
-                yield f"{self._name(sequence)} is preempted and loses {what}. Its tokens are computed again later."
+                if sequence in present(step):
+                    yield f"{self._name(sequence)} is preempted and loses {what}. Its tokens are computed again later."
+                else:
+                    yield f"{self._name(sequence)} is preempted after its last token, so nothing is computed again."
         if step.swap_outs:
             sources, targets = zip(*step.swap_outs)
             where = f"{counted(sources, 'block')} to {counted(targets, 'host block')}"

@@ -13,7 +13,7 @@ from ..memory.accounting.integrals import Window
 from ..metrics.gaps import Gaps
 from ..metrics.kv_offloading import kv_offloading
 from ..metrics.prefix_cache import hits_and_evictions
-from ..metrics.requests import RequestTimes, request_times
+from ..metrics.requests import RequestTimes, preemptions, request_times
 from ..metrics.speculative_decoding import most_drafts, speculative_decoding
 from ..metrics.summary import refused_requests, serving, waste, work_summary
 from ..metrics.work import Work, work
@@ -159,7 +159,7 @@ def _replica(number: int, role: str, part: Run) -> dict[str, Any]:
         "output_tokens": int((part.workload.output_tokens * part.workload.num_sequences).sum()),
         "num_steps": part.log.num_steps,
         "mean_batch": window.mean_batch,
-        "preemptions": int(np.isin(part.log.evictions["swapped"], (0, 1)).sum()),
+        "preemptions": len(preemptions(part).ticks),
         "kv_usage_pct": 100 * (1 - window.share_of_time("free") - window.share_of_time("cached")),
         "prefix_cache_hit_rate": None if cache is None else cache["hit_rate"],
         "waste": waste(window),

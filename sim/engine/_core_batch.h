@@ -37,6 +37,9 @@ struct sequence {
     int64_t born;
 };
 
+/* Kinds of evictions, as in ledger.py: the core has neither a swap nor a stall. */
+enum eviction { RECOMPUTE = 0, COMPLETE = 3 };
+
 /* A preempted sequence. */
 struct preempted {
     int64_t request, generated_tokens, lost_tokens, kind;
@@ -256,14 +259,19 @@ static void start(struct replica *r, int32_t slot)
     r->residencies.next += RESIDENCY_FIELDS;
 }
 
-/* ``Ledger.evict`` and ``State.preempt``: a sequence goes to the front of the queue. Its blocks are given back elsewhere. */
-static void to_queue(struct replica *r, const struct sequence *sequence, struct chain *own)
+/* ``Ledger.evict``. */
+static void log_eviction(struct replica *r, const struct sequence *sequence, enum eviction swapped)
 {
     int64_t record[EVICTION_FIELDS] = {
-        r->index[sequence->request], sequence->start_step, r->decode_step, r->now, 0,
+        r->index[sequence->request], sequence->start_step, r->decode_step, r->now, swapped,
     };
     memcpy(r->evictions.next, record, sizeof record);
     r->evictions.next += EVICTION_FIELDS;
+}
+
+/* ``State.preempt``: a sequence goes to the front of the queue. Its blocks are given back elsewhere. */
+static void to_queue(struct replica *r, const struct sequence *sequence, struct chain *own)
+{
     struct preempted *head = &r->preempted[r->num_preempted++];
     *head = (struct preempted){
         .request = sequence->request,

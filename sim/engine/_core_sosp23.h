@@ -9,6 +9,7 @@ static bool make_room(struct replica *r, int64_t *need)
         if (r->free > *need - own)
             break;
         *need -= own;
+        log_eviction(r, &r->slots[r->last], RECOMPUTE);
         to_queue(r, &r->slots[r->last], NULL);
         leave(r, r->last);
         preempts = true;

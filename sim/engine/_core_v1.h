@@ -165,6 +165,7 @@ static int64_t give_way(struct replica *r, int32_t slot, int64_t free)
     for (int32_t at = 0; over && at < r->num_ended; at++)
         if (r->ended[at] == slot)
             r->ended[at] = NONE;
+    log_eviction(r, sequence, over ? COMPLETE : RECOMPUTE);
     if (over)
         drop_chain(own);
     else

@@ -17,7 +17,7 @@ from collections import deque
 
 from ..cost.base import StepCost, draft_ticks, effective_context
 from ..memory import Memory
-from ..memory.accounting.ledger import Ledger
+from ..memory.accounting.ledger import COMPLETE, RECOMPUTE, SWAP, Ledger
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..types.sums import causal_pairs
@@ -106,11 +106,16 @@ class Executor:
         state, memory, ledger, decode_step = self._state, self._memory, self._ledger, self._state.decode_step
         if preempted or swapped_out:
             memory.evict(preempted, swapped_out, decode_step)
-            if state.finished or state.in_vain:
+            back = []
+            for sequence in preempted:
                 # A finished sequence that is preempted does not return to the queue.
-                preempted = tuple(sequence for sequence in preempted if not state.forget(sequence))
-            ledger.evict(preempted, swapped_out, decode_step, now)
-            state.preempt(preempted, swapped_out)
+                over = state.forget(sequence)
+                ledger.evict(sequence, COMPLETE if over else RECOMPUTE, decode_step, now)
+                if not over:
+                    back.append(sequence)
+            for sequence in swapped_out:
+                ledger.evict(sequence, SWAP, decode_step, now)
+            state.preempt(tuple(back), swapped_out)
         for sequence in swapped_in:
             state.swapped.popleft()
             memory.swap_in(sequence, decode_step)

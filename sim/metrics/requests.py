@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..engine.run import Run
-from ..memory.accounting.ledger import STALLED
+from ..memory.accounting.ledger import STALLED, SWAP
 from ..memory.accounting.run_log import RunLog
 from ..types.columns import column_by_slices, column_of, slices
 from ..types.once import once
@@ -130,7 +130,7 @@ class Preemptions(NamedTuple):
     Attributes:
         request: Rows of the workload.
         ticks: Time of the preemption.
-        swapped: 1 if its blocks were swapped to the host, 0 if it is recomputed.
+        swapped: 1 if its blocks were swapped to the host, 0 if they were given up.
     """
 
     request: np.ndarray
@@ -139,11 +139,15 @@ class Preemptions(NamedTuple):
 
 
 def preemptions(run: Run) -> Preemptions:
-    """The preemptions of a run; the preemption of a group of sequences counts once."""
+    """The preemptions of a run, counted as vLLM counts them; the preemption of a group of sequences counts once.
+
+    With asynchronous scheduling a sequence may be preempted while the running step computes its last token. That is a
+    preemption, too, although nothing is recomputed.
+    """
     evictions, leader = run.log.evictions, run.log.leader
     counted = (leader[evictions["index"]] == evictions["index"]) & (evictions["swapped"] != STALLED)
     request = run.workload.request_of(evictions["index"][counted])
-    return Preemptions(request, evictions["ticks"][counted], evictions["swapped"][counted])
+    return Preemptions(request, evictions["ticks"][counted], (evictions["swapped"][counted] == SWAP).astype(np.int64))
 
 
 def resumed_gap_ticks(run_log: RunLog) -> np.ndarray:

@@ -87,6 +87,11 @@ class ProbedRequest:
     residencies: list[tuple[int, int, int, bool]] = field(default_factory=list)
     contents: tuple[int, ...] = ()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has all of its output, and was not aborted."""
+        return self.reason in ("length", "stop")
+
 
 class ProbedStep(NamedTuple):
     """A call of the server's scheduler that computed something, preempted a request, or left nothing running.

@@ -170,14 +170,17 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
     clock, recorder = _Clock(case.step_ticks), engine.model_executor
     prompts, outputs = server.tokens_of(case.workload)
     recorder.attach(engine, outputs, clock)
-    arrivals, finished, arrived = case.workload.arrival_ticks.tolist(), [], 0
+    arrivals, requests, finished, arrived = case.workload.arrival_ticks.tolist(), [], [], 0
     while True:
         while arrived < len(arrivals) and arrivals[arrived] <= clock.now:
-            engine.add_request(server._request(case, arrived, prompts[arrived], outputs[arrived], engine))
+            request = server._request(case, arrived, prompts[arrived], outputs[arrived], engine)
+            requests.append(request)
+            engine.add_request(request)
             arrived += 1
         events = [*recorder.ends.values(), *arrivals[arrived : arrived + 1]]
         if not (engine.scheduler.requests or arrived < len(arrivals)):
-            return Served(recorder.steps, finished), recorder
+            counts = tuple(request.num_preemptions for request in requests)
+            return Served(recorder.steps, finished, preemptions=counts), recorder
         if engine.scheduler.has_requests() or engine.batch_queue:
             recorder.idle, before = False, clock.now
             answers, _ = engine.step_fn()
@@ -216,8 +219,7 @@ def serve_ours(case: Case, copies: Copies, asynchronous: bool = False) -> Served
     gib = copies.host_blocks * _host_bytes(case) / (1 << 30)
     chosen = ours.settings_of(case, asynchronous, enable_prefix_caching=True, kv_offloading_size=gib)
     run = simulate(chosen, case.workload, _Cost(case.step_ticks, copies=copies), observers=[log])
-    log.idle_started(run.log.end_ticks, 0)
-    return Served(log.steps, log.finished)
+    return log.served(run)
 
 
 def comparable(served: Served) -> Served:
@@ -226,4 +228,4 @@ def comparable(served: Served) -> Served:
     Block tables, cached blocks and times show all of them.
     """
     steps = [step._replace(hits=(), evicted=0) for step in served.steps if step.scheduled or step.preempted]
-    return Served(steps, served.finished)
+    return served._replace(steps=steps)

@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fragmeter.experiments.live.step_log import Served, StepLog
 from fragmeter.sim import Settings, Workload, settings, simulate
 from fragmeter.sim.metrics.summary import summary as summary_of
@@ -123,9 +121,7 @@ def serve(case: Case, asynchronous: bool = False) -> Served:
     run = simulate(
         settings_of(case, asynchronous, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log]
     )
-    log.idle_started(run.log.end_ticks, 0)
-    rejected = () if run.rejected is None else tuple(np.flatnonzero(run.rejected).tolist())
-    return Served(log.steps, log.finished, rejected)
+    return log.served(run)
 
 
 def summary(case: Case, asynchronous: bool, leap: bool, ids: bool) -> dict[str, Any]:

@@ -274,11 +274,12 @@ def serve(
     recorder.attach(engine, outputs, clock)
     arrivals, finished = case.workload.arrival_ticks.tolist(), []
     frontend = Frontend(engine, [len(prompt) for prompt in prompts])
-    arrived = 0
+    arrived, requests = 0, {}
     while True:
         while arrived < len(arrivals) and arrivals[arrived] <= clock.now:
             if frontend.accepts(arrived, arrivals[arrived]):
-                engine.add_request(_request(case, arrived, prompts[arrived], outputs[arrived], engine))
+                requests[arrived] = _request(case, arrived, prompts[arrived], outputs[arrived], engine)
+                engine.add_request(requests[arrived])
             arrived += 1
         if engine.scheduler.has_requests() or engine.batch_queue:
             answers, _ = engine.step_fn()
@@ -290,7 +291,8 @@ def serve(
         elif arrived < len(arrivals):
             clock.wait_until(arrivals[arrived])
         else:
-            return Served(recorder.steps, finished, tuple(frontend.rejected))
+            counts = (requests[each].num_preemptions if each in requests else 0 for each in range(arrived))
+            return Served(recorder.steps, finished, tuple(frontend.rejected), tuple(counts))
 
 
 class Frontend:

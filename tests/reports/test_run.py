@@ -149,7 +149,7 @@ def test_marks_of_preemptions_name_the_request(swapped):
     requests = np.repeat(np.arange(len(work)), work.num_sequences)
     marks = next(trace for trace in block_map(swapped, "Blocks", requests).data if trace.name.startswith("preemption"))
     assert marks.name == f"preemption ({len(swapped.preempted_ticks)})"
-    fates = ("to be computed again", "to the host")
+    fates = ("its blocks freed", "to the host")
     assert [(preempted, fate) for preempted, fate in marks.customdata] == [
         (str(requests[sequence]), fates[swapped])
         for sequence, swapped in zip(swapped.preempted_sequence, swapped.preempted_swapped)

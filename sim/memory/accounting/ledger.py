@@ -55,10 +55,12 @@ DERIVED = (
 )
 #: Columns of a residency: a sequence on the device from an admission (or swap-in) on.
 RESIDENCY = ("index", "start_step", "start_ticks", "tokens", "generated_tokens", "kind", "recomputed_tokens")
-#: Columns of an eviction: a residency that ended before its sequence did.
+#: Columns of an eviction: a sequence that loses its place on the device before its output is known to be complete.
 EVICTION = ("index", "start_step", "decode_step", "ticks", "swapped")
-#: What ``swapped`` says of an eviction: the sequence is recomputed, comes back from the host, or stands still.
-STALLED = 2
+#: What ``swapped`` says of an eviction: the sequence is recomputed, comes back from the host, stands still, or does not come
+#: back, as the step that ran when it was preempted computed its last token (asynchronous scheduling). All but ``STALLED``
+#: are preemptions, as vLLM counts them.
+RECOMPUTE, SWAP, STALLED, COMPLETE = range(4)
 #: Columns of a chunk: part of a prefill that goes on after its step.
 CHUNK = ("index", "start_ticks", "tokens", "recomputed_tokens")
 #: Columns of the copies on the device that are made in one step.
@@ -168,10 +170,10 @@ class Ledger:
         """A sequence computes nothing from ``decode_step`` on, and keeps its blocks."""
         self.evictions.append((sequence.index, sequence.start_step, decode_step, now, STALLED))
 
-    def evict(
-        self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int, now: int
-    ) -> None:
-        """Sequences leave the device ``now``, before ``decode_step``, and have to come back."""
-        for swapped, sequences in enumerate((preempted, swapped_out)):
-            for sequence in sequences:
-                self.evictions.append((sequence.index, sequence.start_step, decode_step, now, swapped))
+    def evict(self, sequence: Sequence, swapped: int, decode_step: int, now: int) -> None:
+        """A sequence is preempted ``now``, before ``decode_step``.
+
+        Args:
+            swapped: ``RECOMPUTE``, ``SWAP`` or ``COMPLETE``.
+        """
+        self.evictions.append((sequence.index, sequence.start_step, decode_step, now, swapped))

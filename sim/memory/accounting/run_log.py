@@ -17,7 +17,7 @@ import numpy as np
 from ...types.columns import column_by_slices, column_of, columns_of, slices
 from ...types.sequence import NOT_DECODING, SWAPPED_IN
 from .kv_groups import PageGroups
-from .ledger import CACHE_CHANGE, DERIVED, LEAP, METER, Ledger, Table
+from .ledger import CACHE_CHANGE, COMPLETE, DERIVED, LEAP, METER, Ledger, Table
 
 if TYPE_CHECKING:
     from .cache_log import CacheLog
@@ -375,8 +375,8 @@ def _prefills(start_ticks: np.ndarray, residencies: dict[str, np.ndarray]) -> np
 
 
 def _evicted_residency(evictions: dict[str, np.ndarray], residencies: dict[str, np.ndarray]) -> np.ndarray:
-    """The residency that each eviction ends; -1 where a prefill was evicted."""
-    ended = evictions["start_step"] != NOT_DECODING
+    """The residency that each eviction ends; -1 where it evicted a prefill, or a sequence with a complete output."""
+    ended = (evictions["start_step"] != NOT_DECODING) & (evictions["swapped"] != COMPLETE)
     every = slices(len(residencies["index"]))
     evicted = np.zeros(1 + max((int(residencies["index"][part].max()) for part in every), default=-1), dtype=bool)
     evicted[evictions["index"][ended]] = True

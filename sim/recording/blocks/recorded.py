@@ -55,7 +55,7 @@ class BlockMap:
             ... blocks.
         largest_free_blocks: int64 [columns], the longest free run.
         preempted_ticks, preempted_sequence: int64 [preemptions], in order of time.
-        preempted_swapped: int64 [preemptions], 1 if swapped to the host, 0 if recomputed.
+        preempted_swapped: int64 [preemptions], 1 if swapped to the host, 0 if its blocks were given up.
     """
 
     meta: Mapping[str, Any]

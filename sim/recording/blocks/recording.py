@@ -48,7 +48,7 @@ from ...engine.observer import Observer
 from ...engine.run import Run, simulate
 from ...engine.settings import Settings
 from ...memory import Memory
-from ...memory.accounting.ledger import STALLED, Leap
+from ...memory.accounting.ledger import STALLED, SWAP, Leap
 from ...types.errors import SettingError
 from ...types.sequence import StepPlan
 from ...types.sums import ticks_of, whole_steps
@@ -336,10 +336,11 @@ def _runs(lengths: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def _preemptions(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Time and kind of each preemption of a sequence."""
+    """Time, sequence and kind of each preemption of a sequence."""
     evictions = run.log.evictions
     pushed = evictions["swapped"] != STALLED
-    return tuple(evictions[name][pushed] for name in ("ticks", "index", "swapped"))
+    ticks, index, swapped = (evictions[name][pushed] for name in ("ticks", "index", "swapped"))
+    return ticks, index, (swapped == SWAP).astype(np.int64)
 
 
 def _mark_given_up(

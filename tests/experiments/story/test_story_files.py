@@ -261,6 +261,35 @@ def test_a_caption_of_the_first_part_of_a_step():
     ]
 
 
+def test_a_request_that_is_preempted_while_its_last_token_is_computed():
+    """Seven blocks of two, steps decided one ahead: that of step 6 does not know that B ends at an EOS, and preempts it."""
+    text = """title = "Own"
+text = "Two requests."
+[settings]
+policy = "vllm-v1"
+block_size = 2
+num_gpu_blocks_override = 8
+max_model_len = 64
+max_num_seqs = 2
+max_num_batched_tokens = 64
+enable_prefix_caching = false
+[[requests]]
+name = "A"
+prompt = "a"
+output = "1 2 3 4 5 6"
+[[requests]]
+name = "B"
+prompt = "b c d e"
+output = "1 2 3 4 5"
+max_tokens = 10
+"""
+    (run,) = run_story(read_story(text, "own.toml"))
+    preempted = [(frame.label, event) for frame in run.frames for event in frame.events if "preempted" in event]
+    ((label, event),) = preempted
+    assert label == "6" and event.startswith("B ")
+    assert not any("later" in event for frame in run.frames for event in frame.events)
+
+
 def test_siblings_that_are_preempted_before_and_after_they_began():
     """Both requests have two samples. In five blocks B gives way before B2 has begun, in six after."""
     text = changed('output = "three four"', 'outputs = ["three four five six", "x y z w"]').partition("[[captions]]")[0]
