@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from pydantic import ValidationError
 
-from ...reports.figures.waste_bars import WasteBars, wasted
+from ...reports.figures.waste_bars import WasteBars
 from ...sim.cluster import Cluster, ClusterRun, cluster_table_of
 from ...sim.engine.run import Run
 from ...sim.engine.settings import Settings, default_of, setting_error
 from ...sim.metrics.result import table_of
-from ...sim.metrics.views import HELD_VIEW, nine_buckets
+from ...sim.metrics.views import PAPER_VIEW, WASTE, amount, nine_buckets
 from ...sim.output import frames as pd
 from ...sim.policy.registry import declaring, options_by_policy, policy
 from ...sim.recording.blocks import BlockMap, BlockRecording
@@ -46,6 +46,7 @@ _ELSEWHERE = {
     "shuffle_ids": "applies only to a recorded plan; use fragmeter simulate --record-plan",
     "openmetrics": "is written by fragmeter simulate --openmetrics; sim.metrics.openmetrics has the function",
     "openmetrics_interval": "applies only to fragmeter simulate --openmetrics",
+    "view": "chooses what a terminal shows; run.waste has the paper's view, and run.memory the buckets",
 }
 _TRACES = "a path, a pandas DataFrame, a Trace or a Workload"
 _SINGLE = (str, bool, int, float, tuple, list, PathLike)
@@ -271,12 +272,14 @@ class Simulation:
 
     @property
     def waste(self) -> dict[str, float]:
-        """Percent of the pool, mean over iterations: live, reservation, internal, external, free (cached included).
+        """Percent of the pool by the paper's categories, mean over iterations: ``token_states``, ``reservation``, ``internal``,
+        ``external_and_others``. ``sim.metrics.views`` defines them."""
+        return PAPER_VIEW.grouped(self._buckets)
 
-        Reservation and internal fragmentation are counted as in the paper; external fragmentation excludes free slots here.
-        """
-        buckets = nine_buckets(self._summary["waste"]["mean_over_iterations_pct"]["buckets"])
-        return {group: sum(buckets[bucket] for bucket in parts) for group, parts in HELD_VIEW.items()}
+    @property
+    def _buckets(self) -> dict[str, float]:
+        """Percent of the pool by the nine buckets, mean over iterations."""
+        return nine_buckets(self._summary["waste"]["mean_over_iterations_pct"]["buckets"])
 
     def save(self, folder: str | PathLike[str]) -> Path:
         """Write the result folder of ``fragmeter simulate --out``, in place of an earlier result, and return its path.
@@ -301,7 +304,7 @@ class Simulation:
         )
         return (
             f"{settings.policy}: {settings.model} on {gpus} x {gpu(settings.gpu).name}, {len(self.run.workload):,} requests{refused}\n"
-            f"{throughput}; {latencies}; waste {wasted(self.waste):.1f} %"
+            f"{throughput}; {latencies}; waste {amount(self._buckets, WASTE):.1f} %"
         )
 
     def _repr_html_(self) -> str:
@@ -324,4 +327,4 @@ def waste_bars(*runs: Simulation, labels: Sequence[str] | None = None) -> WasteB
     named = [run.run.settings.policy for run in runs] if labels is None else [str(label) for label in labels]
     if len(named) != len(runs):
         raise SettingError("labels", len(named), f"must be one for each of {len(runs)} runs")
-    return WasteBars(named, [run.waste for run in runs])
+    return WasteBars(named, [run._buckets for run in runs])

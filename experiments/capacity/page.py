@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
+from ...sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, sums
 from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.types.optional import not_none
@@ -66,9 +67,7 @@ def write_plan(
         points = pareto_rows(ranks)
         drawn = [figures.pareto(points, document["currency"])] if points else []
         memory = "Of each GPU. Activations are estimated."
-        slots = (
-            "Means over time at the recommended rate, in percent of the pool: in the paper's view, and slot by slot."
-        )
+        slots = "Means over time at the recommended rate, in percent of the pool: {}."
         sections = [
             Section("Candidates", rows=listed, figures=[figures.cost_bars(*_costs(ranks, document["currency"]))]),
             Section("The recommendation", "\n\n".join(document["details"]), figures=_sensitivity(ranks[0][0])),
@@ -76,8 +75,18 @@ def write_plan(
             Section("Price and speed", figures=drawn),
             *sections,
             Section("GPU memory", memory, rows=memory_rows(ranks)),
-            Section("Contents of the KV cache", slots, rows=view_rows(ranks, "paper_view_pct")),
-            Section("Use of each slot", slots, rows=view_rows(ranks, "buckets_pct")),
+            Section(
+                "Contents of the KV cache",
+                slots.format(PAPER_VIEW.title),
+                rows=view_rows(ranks, "paper_view_pct"),
+                definitions=PAPER_VIEW.definitions(),
+            ),
+            Section(
+                "Use of each slot",
+                "\n\n".join((slots.format(SLOTS_VIEW.title), f"In {PAPER_VIEW.title} {'; '.join(sums())}.")),
+                rows=view_rows(ranks, "buckets_pct"),
+                definitions=SLOTS_VIEW.definitions(),
+            ),
         ]
     sections.append(Section("Basis of the plan", "\n\n".join(assumptions)))
     return write_page(out.path / PAGE, f"A plan for {document['load']}", document["recommendation"], sections)

@@ -10,6 +10,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from ...reports.style.labels import metric_label
 from ...sim.cluster import Cluster
 from ...sim.engine.settings import Settings
 from ...sim.spec.launch import capacity
@@ -594,10 +595,7 @@ def view_rows(ranks: Sequence[tuple[Answer, Bill]], view: str) -> list[dict[str,
     """The contents of the KV cache at the recommended rate, in percent. Some candidates alone have rejected drafts."""
     names = list(dict.fromkeys(name for answer, _ in ranks for name in answer.at_rate[view]))
     return [
-        {"Candidate": answer.candidate.name} | {_label(name): answer.at_rate[view].get(name, 0.0) for name in names}
+        {"Candidate": answer.candidate.name}
+        | {metric_label(f"{name}_pct").capitalize(): answer.at_rate[view].get(name, 0.0) for name in names}
         for answer, _ in ranks
     ]
-
-
-def _label(name: str) -> str:
-    return name.replace("_", " ").capitalize()

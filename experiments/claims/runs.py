@@ -12,6 +12,7 @@ import numpy as np
 from ...sim.engine.replica import FITTED_STEP_SCALE
 from ...sim.engine.run import Run, simulate
 from ...sim.metrics.requests import request_times
+from ...sim.metrics.views import SLOTS_VIEW
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ...traces import sample, stream
@@ -19,7 +20,6 @@ from ..paper.paper import FIG2, MAX_MODEL_LEN, Source
 from ..paper.settings import paper_settings
 from ..paper.stories import OneSecondStep
 
-BUCKETS_HELD = ("reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded")
 _KEPT = 64
 _SEARCH_STEP, _SEARCH_WITHIN = 1.15, 1.03
 
@@ -69,7 +69,7 @@ def _fig2(seed: int) -> Workload:
 def _shares(trial: Trial, policy: str, more: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, float], ...]:
     chosen = paper_settings(policy=policy, step_scale=trial.step_scale, window=FIG2.window_s, **dict(more))
     window = simulate(chosen, _fig2(trial.seed)).window
-    found = {bucket: 100 * window.share_of_steps(bucket) for bucket in (*BUCKETS_HELD, "live", "free", "cached")}
+    found = {bucket: 100 * window.share_of_steps(bucket) for bucket in SLOTS_VIEW.categories}
     return *found.items(), ("waste", 100 - found["live"])
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...sim.metrics.views import WASTE, amount
 from .claim import PARTIAL, PASS, Expected, Judged, Part, Probe, Values
-from .runs import BUCKETS_HELD, Trial
+from .runs import Trial
 
 SIMULATED = "simulated: Fig 2's load (OPT-13B, A100-40GB, 4 req/s of synthetic ShareGPT lengths)"
 #: The paper's baselines, used where a text says "earlier systems" without a name.
@@ -22,7 +23,7 @@ _WASTE_OF_PAGING_PCT = 4.0
 
 def held_waste(shares: Mapping[str, float]) -> float:
     """Percent of the pool that is held and not live."""
-    return sum(shares[bucket] for bucket in BUCKETS_HELD)
+    return amount(shares, WASTE)
 
 
 def _effective(trial: Trial) -> Values:
@@ -68,12 +69,12 @@ def judge_three_kinds(values: Mapping[str, float]) -> Judged:
         (
             Part("what continuous batching removes", cured, THERE_PCT),
             Part("reservation, which remains", reserved, THERE_PCT),
-            Part("external fragmentation, which remains", external, THERE_PCT),
+            Part("slots lost to rounding up and gaps, which remain", external, THERE_PCT),
             Part("what paging removes", paged, most=_WASTE_OF_PAGING_PCT),
         ),
         f"slots of ended sequences and padding {values['ended_or_padding_static_pct']:.1f} % (static),"
-        f" {values['ended_or_padding_orca_max_pct']:.1f} % (Orca); reservation {reserved:.1f} % and external"
-        f" {external:.1f} % even under Orca (Oracle); all three {paged:.1f} % (vLLM)",
+        f" {values['ended_or_padding_orca_max_pct']:.1f} % (Orca); reservation {reserved:.1f} % and slots lost to rounding up and"
+        f" gaps {external:.1f} % even under Orca (Oracle); all three {paged:.1f} % (vLLM)",
         "Iteration-level scheduling frees the slots of finished sequences; only allocation on demand frees the rest.",
     )
 

@@ -12,8 +12,10 @@ from rich import box
 from rich.table import Table
 
 from ...reports.data.results import read_documents
+from ...reports.page.terminal_tables import definition_lines
 from ...sim.engine.replica import build
 from ...sim.engine.settings import Settings
+from ...sim.metrics.views import PAPER_VIEW
 from ...sim.output.files import require_apart
 from ...sim.types.bounds import Seeds
 from ...sim.types.errors import SettingError, UserError
@@ -29,13 +31,14 @@ from ..runs.points import flat
 from ..runs.sweeping import sweep_points
 from ..runs.unread import given
 from ..sweep.paired import Difference, differences
-from ..sweep.waste_cost_table import BASIS, check, page, tables, waste_costs
+from ..sweep.waste_cost_table import BASIS, check, definitions, page, tables, waste_costs
 from ..sweep.waste_cost_table import Side as WasteSide
 from .replica_flags import SETTINGS, SettingsFlags
 from .sweep import WORKERS
 
 COMPARISON = Group("Comparison", sort_key=-1)
 DEFAULT_SEEDS, DEFAULT_CONFIDENCE = 5, 0.95
+_TOKEN_STATES = "waste.mean_over_time_pct.paper_view.token_states"
 #: Metrics in the terminal table, and their labels.
 _SHOWN = {
     "request_throughput": "requests/s",
@@ -53,7 +56,7 @@ _SHOWN = {
     "refused": "refused",
     "speculative_decoding.spec_decode_acceptance_length": "acceptance length",
     "speculative_decoding.spec_decode_acceptance_rate": "acceptance, %",
-    "waste.mean_over_time_pct.buckets.live": "live, % of pool",
+    _TOKEN_STATES: f"{PAPER_VIEW.categories['token_states'].label}, %",
 }
 
 
@@ -147,7 +150,7 @@ def compare(
         report.print_line()
         for text in _remarks(base, other):
             report.print_line(text)
-    for text in _steps_text(sides):
+    for text in (PAPER_VIEW.categories["token_states"].defined, *_steps_text(sides)):
         report.print_line(text)
     report.data(
         {
@@ -189,7 +192,8 @@ def _print_waste(
     for found in tables(rows):
         report.console.print(found)
         report.print_line()
-    for text in (BASIS, *evidence_lines(side.settings for _, side in compared)):
+    defined = definition_lines(definitions(rows))
+    for text in (*defined, BASIS, *evidence_lines(side.settings for _, side in compared)):
         report.print_line(text)
     if out is not None:
         load = f"Means over {seeds} seeds, the first of them {inputs.settings.seed}."

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
+from ...sim.metrics.views import ViewName
 from ...sim.output.files import require_apart
 from ...sim.types.bounds import Jobs, Seeds
 from ...sim.types.errors import SettingError
@@ -20,6 +21,7 @@ from ..reproduce.reproduction import ALL, Traces, folder_of
 from ..reproduce.reproduction import reproduce as rerun
 from ..reproduce.servers import FIGURE as SERVERS
 from ..reproduce.servers import reproduce_servers
+from ..reproduce.text import WASTE
 from ..runs.inputs import named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 
@@ -42,6 +44,7 @@ def reproduce(
     seeds: Seeds | None = None,
     jobs: Annotated[Jobs | None, Parameter(group=Group("Workers", sort_key=8))] = None,
     out: Annotated[Path | None, RESULTS] = None,
+    view: Annotated[ViewName, RESULTS] = "paper",
     json: JsonTarget = None,
 ) -> None:
     """Rerun the figures of the PagedAttention paper, simulated beside published.
@@ -66,11 +69,15 @@ def reproduce(
             number of cores.
         out: Folder for the page, reproduction.html, and a JSON file for each figure. Figures there with the same
             settings, lengths and code are not repeated.
+        view: Division of the KV pool in the printed waste table: the paper's four categories, or slots, what becomes of each
+            slot. The page has both.
     """
     report = Report(json)
     require_apart({"out": out, "json": json}, named_files(trace=trace, alpaca_trace=alpaca_trace))
     if runs is not None and figure != SERVERS:
         raise SettingError("runs", str(runs), f"applies only to {SERVERS}; leave it out")
+    if view != "paper" and figure not in (WASTE, ALL):
+        raise SettingError("view", view, f"has no effect on {figure}; leave it out")
     if figure == SERVERS:
         given = {"trace": trace, "alpaca_trace": alpaca_trace, "seeds": seeds, "jobs": jobs, **server.given}
         _refuse_given(given, SERVERS)
@@ -79,9 +86,9 @@ def reproduce(
         _refuse_given({"alpaca_trace": alpaca_trace, **server.given}, PREFIX_CACHE)
         reproduce_prefix_cache(trace, seeds, report, folder_of(out))
     elif own := own_of(figure, Traces(trace, alpaca_trace), server, seeds):
-        reproduce_own(figure, own, report, out, jobs)
+        reproduce_own(figure, own, report, out, jobs, view)
     else:
-        rerun(figure, Traces(trace, alpaca_trace), seeds, report, folder_of(out), jobs)
+        rerun(figure, Traces(trace, alpaca_trace), seeds, report, folder_of(out), jobs, view)
 
 
 def _refuse_given(arguments: Mapping[str, Any], figure: str) -> None:

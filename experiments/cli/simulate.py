@@ -15,12 +15,26 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ...reports.page.terminal_tables import definition_lines
 from ...sim.cluster import Cluster, ClusterRun
 from ...sim.engine.observer import Observer
 from ...sim.engine.run import Run
 from ...sim.metrics.openmetrics import DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOST_INTERVAL_S
 from ...sim.metrics.openmetrics import openmetrics as metrics_text
 from ...sim.metrics.result import check_target
+from ...sim.metrics.views import (
+    PAPER_VIEW,
+    SLOT_CATEGORIES,
+    SLOTS_VIEW,
+    UNUSED,
+    USAGE_VIEW,
+    VIEWS,
+    Category,
+    View,
+    ViewName,
+    amount,
+    nine_buckets,
+)
 from ...sim.output.files import require_apart, require_writable_file, write_whole
 from ...sim.spec import gpu
 from ...sim.types.columns import spilling
@@ -105,20 +119,27 @@ _LATENCIES = {
     "itl": "inter-token latency",
     "e2el": "end-to-end latency",
 }
-_VIEWS = {
-    "paper_view": "the paper's view, free slots external",
-    "popular_view": "free slots apart",
-    "usage": "KV cache usage, cached blocks free",
-}
 
 
-def print_summary(content: Mapping[str, Any], console: Console) -> None:
-    """Print the tables of ``sim.metrics.summary``: throughput, latency, waste, and KV groups if the model has several."""
-    groups = [_groups(content["kv_groups"])] if content.get("kv_groups") else []
+def print_summary(content: Mapping[str, Any], console: Console, view: ViewName = "paper") -> None:
+    """Print the tables of ``sim.metrics.summary``: throughput, latency, the KV pool in a view, and KV groups if the model has
+    several. Categories are defined below their table."""
     replicas = _shown_replicas(content["replicas"]) if "replicas" in content else []
-    for table in (_throughput(content), *replicas, _latency(content), _waste(content["waste"]), *groups):
+    for table in (_throughput(content), *replicas, _latency(content)):
         console.print(table)
         console.print()
+    _print_defined(_waste(content["waste"], VIEWS[view]), _pool_definitions(VIEWS[view]), console)
+    if content.get("kv_groups"):
+        buckets = _group_buckets(content["kv_groups"])
+        defined = [(SLOT_CATEGORIES[bucket].label, SLOT_CATEGORIES[bucket].definition) for bucket in buckets]
+        _print_defined(_groups(content["kv_groups"], buckets), defined, console)
+
+
+def _print_defined(table: Table, definitions: Sequence[tuple[str, str]], console: Console) -> None:
+    console.print(table)
+    for text in definition_lines(definitions):
+        console.print(text, style="dim", markup=False, highlight=False)
+    console.print()
 
 
 def _table(*headings: str) -> Table:
@@ -208,22 +229,35 @@ def _ms(value: float) -> str:
     return f"{value:,.1f}" if value < 10_000 else f"{value:,.0f}"
 
 
-def _waste(content: Mapping[str, Any]) -> Table:
+def _waste(content: Mapping[str, Any], view: View) -> Table:
     start_s, end_s = content["window_s"]
     table = _table(f"% of the KV pool, {start_s:g} to {end_s:,.1f} s", "mean over iterations", "mean over time")
-    over_steps, over_time = content["mean_over_iterations_pct"], content["mean_over_time_pct"]
-    for view, heading in _VIEWS.items():
-        table.add_row(heading, style="bold")
-        for group, value in over_steps[view].items():
-            table.add_row(f"  {group.replace('_', ' ')}", f"{value:.1f}", f"{over_time[view][group]:.1f}")
+    means = [nine_buckets(content[f"mean_over_{of}_pct"]["buckets"]) for of in ("iterations", "time")]
+    for shown in (view, USAGE_VIEW):
+        table.add_row(shown.title, style="bold")
+        for category in (*shown.categories.values(), *_parts(shown)):
+            table.add_row(f"  {category.label}", *(f"{amount(shares, category):.1f}" for shares in means))
     return table
 
 
-def _groups(content: Sequence[Mapping[str, Any]]) -> Table:
+def _parts(view: View) -> list[Category]:
+    """Parts of a category that have a line of their own."""
+    return [UNUSED] if view is PAPER_VIEW else []
+
+
+def _pool_definitions(view: View) -> list[tuple[str, str]]:
+    return [*view.definitions(), *((part.label, part.definition) for part in _parts(view)), *USAGE_VIEW.definitions()]
+
+
+def _group_buckets(content: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Buckets with a column in the table of KV groups."""
     states = any("state" in group["mean_over_iterations_pct"] for group in content)
-    buckets = ["live", "reserved", "block_tail", *(["state"] if states else [])]
-    names = [bucket.removeprefix("block_") for bucket in buckets]
-    table = _table("% of the KV pool", "layers", "window", *names, "padding")
+    return ["live", "reserved", "block_tail", *(["state"] if states else [])]
+
+
+def _groups(content: Sequence[Mapping[str, Any]], buckets: Sequence[str]) -> Table:
+    names = [SLOT_CATEGORIES[bucket].label for bucket in buckets]
+    table = _table(f"% of the KV pool, {SLOTS_VIEW.title}", "layers", "window", *names, "padding")
     for group in content:
         shares = group["mean_over_iterations_pct"]
         held = (f"{shares[bucket]:.1f}" if bucket in shares else "-" for bucket in buckets)
@@ -250,6 +284,7 @@ def simulate(
     record_blocks: Annotated[bool, Parameter(negative=""), RESULTS] = False,
     openmetrics: Annotated[Path | None, RESULTS] = None,
     openmetrics_interval: Annotated[float | None, RESULTS] = None,
+    view: Annotated[ViewName, RESULTS] = "paper",
     json: JsonTarget = None,
 ) -> None:
     """Simulate one or several replicas that serve a trace.
@@ -268,6 +303,8 @@ def simulate(
             ``fragmeter report``. The results are the same with and without.
         openmetrics: Write the run as vLLM's metrics over simulated time, in OpenMetrics text with timestamps, into this file.
         openmetrics_interval: Simulated seconds between two scrapes of --openmetrics. By default 5.
+        view: Division of the KV pool on the terminal: the four categories of the PagedAttention paper, or slots, what becomes
+            of each slot. Results have both.
     """
     settings = replica.settings()
     interval_s = _interval(openmetrics, openmetrics_interval)
@@ -298,7 +335,7 @@ def simulate(
             write_whole(openmetrics, "".join(metrics_text(runs, settings.model, interval_s)))
         content = summarize(run)
         _keep(partial(write_result, run, request=load.described, recordings=recordings, content=content), out)
-        _print(load, run, content, report, out)
+        _print(load, run, content, report, out, view)
         if plan is not None and wanted is not None:
             report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
         if openmetrics is not None:
@@ -372,7 +409,9 @@ def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
         yield lambda arrived: bar.update(task, completed=arrived)
 
 
-def _print(load: Load, run: Run | ClusterRun, content: dict[str, Any], report: Report, out: Path | None) -> None:
+def _print(
+    load: Load, run: Run | ClusterRun, content: dict[str, Any], report: Report, out: Path | None, view: ViewName
+) -> None:
     """Print the summary."""
     kind, near = saturation_of(load, run)
     chosen, work = load.inputs.settings, load.work
@@ -384,7 +423,7 @@ def _print(load: Load, run: Run | ClusterRun, content: dict[str, Any], report: R
     engines = engines_lines(chosen)
     for text in (known.text(), *engines):
         report.print_line(text)
-    print_summary(content, report.console)
+    print_summary(content, report.console, view)
     for text in (
         *([] if near is None else [near.text()]),
         *_thrashing_lines(content["work"]),

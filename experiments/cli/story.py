@@ -7,8 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from ...reports.page.terminal_tables import definition_lines
 from ...reports.story.player import PlayedRun, write_story
-from ...reports.story.text import frame_lines
+from ...reports.story.text import definitions, frame_lines
 from ...sim.output.files import require_apart
 from ...sim.types.errors import SettingError
 from ..runs.output import RESULT_FILE, Report, make_folder_of
@@ -50,7 +51,8 @@ def story(
     make_folder_of(page)
     report = Report(None, out=page)
     if page is None:
-        for line in (chosen.title, *(line for run in runs for line in _lines(run, len(runs) > 1))):
+        defined = definition_lines(definitions(frame for run in runs for frame in run.frames))
+        for line in (chosen.title, *(line for run in runs for line in _lines(run, len(runs) > 1)), "", *defined):
             report.line(line)
         return
     write_story(page, chosen.title, chosen.text, [_played(run) for run in runs])

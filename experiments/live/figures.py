@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from ...reports.style.labels import Numbers
+from ...reports.style.labels import Numbers, metric_label
 from ...reports.style.look import blank, fill, hatched
 from ...reports.style.palette import BUCKETS, INK, colour
 from ...sim.engine.run import Run
 from ...sim.memory.accounting.growth import growth_moments
+from ...sim.metrics.views import SLOTS_VIEW
 from ...sim.recording.probe import ProbedStep
 from ...sim.types.ticks import PER_SECOND
 
@@ -192,16 +193,19 @@ def waste_of_both(decisions: Sequence[Mapping[str, Any]]) -> go.Figure:
         for place, side in enumerate(("server", "ledger"))
     ]
     used = [bucket for bucket in BUCKETS if any(shares.get(bucket) for _, shares in bars)]
-    columns = ["Session", *(f"{bucket.replace('_', ' ').capitalize()}, %" for bucket in used)]
+    columns = ["Session", *(f"{metric_label(bucket).capitalize()}, %" for bucket in used)]
     rows = [[label, *(round(shares.get(bucket, 0.0), 4) for bucket in used)] for label, shares in bars]
     subtitle = "Percent of the slots of the pool, mean over the time of the server's steps."
     numbers: Numbers = {"columns": columns, "rows": rows}
-    figure = blank("Waste of the server and of the ledger", subtitle, 150 + 28 * len(bars), numbers)
+    definitions = SLOTS_VIEW.definitions(used)
+    figure = blank(
+        "Slots of the server and of the ledger", subtitle, 150 + 28 * len(bars), numbers, definitions=definitions
+    )
     for bucket in used:
         hue = BUCKETS[bucket]
         shares = [each.get(bucket, 0.0) for _, each in bars]
         figure.add_bar(
-            name=bucket.replace("_", " "),
+            name=metric_label(bucket),
             orientation="h",
             x=shares,
             y=[label for label, _ in bars],
@@ -211,7 +215,7 @@ def waste_of_both(decisions: Sequence[Mapping[str, Any]]) -> go.Figure:
             insidetextanchor="middle",
             textangle=0,
             textfont={"color": hue.text, "size": 12},
-            hovertemplate="%{y}: " + bucket.replace("_", " ") + " %{x:.3f} %<extra></extra>",
+            hovertemplate="%{y}: " + metric_label(bucket) + " %{x:.3f} %<extra></extra>",
         )
     figure.update_layout(barmode="stack", legend_traceorder="normal")
     figure.update_xaxes(range=[0, 100], ticksuffix=" %")

@@ -9,6 +9,7 @@ from typing import TypeVar
 from ...sim.engine.run import Run, simulate, simulate_window
 from ...sim.metrics.result import memory_table
 from ...sim.metrics.summary import waste
+from ...sim.metrics.views import nine_buckets
 from ...sim.output import frames as pd
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
@@ -45,9 +46,8 @@ class Measured:
     """Results of one run.
 
     Attributes:
-        values: Means over iterations in the window, by metric: ``*_pct`` of the paper's view and ``popular_*_pct`` of
-            the popular one, in percent of the pool; ``batched_requests``; and those of ``OVER_THE_RUN`` for a case that
-            is served to the end.
+        values: Means over iterations in the window, by metric: ``*_pct`` of the paper's categories and of the nine buckets,
+            in percent of the pool; ``batched_requests``; and those of ``OVER_THE_RUN`` for a case that is served to the end.
         over_time: The percentages as means over time.
     """
 
@@ -126,5 +126,5 @@ def _run(workload: Workload, case: Case) -> Run:
 
 
 def _percentages(views: dict[str, dict[str, float]]) -> dict[str, float]:
-    paper = {f"{group}_pct": value for group, value in views["paper_view"].items()}
-    return paper | {f"popular_{group}_pct": value for group, value in views["popular_view"].items()}
+    shares = views["paper_view"] | nine_buckets(views["buckets"])
+    return {f"{name}_pct": value for name, value in shares.items()}

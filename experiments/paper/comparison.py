@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -51,11 +51,23 @@ def _sensitivities(experiment: Experiment, bench: Bench, scales: Sequence[float]
     return {"workload": bench.source.description(experiment, seeds), "seeds": list(seeds), "rows": rows}
 
 
-def compared_rows(experiment: Experiment, bench: Bench, fit: Fit) -> list[Row]:
+def compared_rows(
+    experiment: Experiment,
+    bench: Bench,
+    fit: Fit,
+    systems: Mapping[str, str] = SERIES,
+    metrics: Sequence[str] = (),
+    to_the_end: bool = False,
+) -> list[Row]:
     """Every value of the figure, published and simulated with all seeds of the source.
 
     If the source has a single seed, further seeds give the range. The change for 1 % of step time is a mean over the
     first seeds of the source.
+
+    Args:
+        systems: Series of the rows, and their policies.
+        metrics: Metrics of the rows; by default those of the figure.
+        to_the_end: See ``Case``.
     """
     seeds = bench.source.seeds
     few = seeds[: len(OTHER_SEEDS)]
@@ -68,23 +80,30 @@ def compared_rows(experiment: Experiment, bench: Bench, fit: Fit) -> list[Row]:
     groups |= {change: (few, change) for change in STEP_CHANGES}
     cases = {
         (name, what): [
-            Case(experiment, seed, policy, round(fit.scale * change, _SCALE_DECIMALS), fit.terms) for seed in chosen
+            Case(experiment, seed, policy, round(fit.scale * change, _SCALE_DECIMALS), fit.terms, to_the_end)
+            for seed in chosen
         ]
-        for name, policy in SERIES.items()
+        for name, policy in systems.items()
         for what, (chosen, change) in groups.items()
     }
     runs = bench.measure_groups(cases, experiment.figure)
-    return [row for name in SERIES for row in _rows(experiment, name, {what: runs[name, what] for what in groups})]
+    return [
+        row
+        for name in systems
+        for row in _rows(experiment, name, metrics or experiment.metrics, {what: runs[name, what] for what in groups})
+    ]
 
 
-def _rows(experiment: Experiment, series: str, runs: dict[Any, list[Measured]]) -> Iterator[Row]:
+def _rows(
+    experiment: Experiment, series: str, metrics: Sequence[str], runs: dict[Any, list[Measured]]
+) -> Iterator[Row]:
     published = experiment.published()
-    for metric in experiment.metrics:
+    for metric in metrics:
         values = {what: [run.values[metric] for run in mine] for what, mine in runs.items()}
         yield row(
             series,
             metric,
-            published[series, metric],
+            published.get((series, metric)),
             runs["requested"],
             kind="fitted" if series in experiment.fitted else "predicted",
             other_seeds=values["other_seeds"],

@@ -102,8 +102,8 @@ def _reserved(simulated: _Values, published: _Values) -> str:
     used, kept, never = ("token_slots", "reserved_slots", "internal_slots")
     slots = sum(simulated.total(part) for part in (used, kept, never))
     return (
-        f"Of {slots:,} slots that two requests reserve {simulated.total(used):,} have tokens and"
-        f" {simulated.total(never):,} are never used; published {published.total(used):,} and {published.total(never):,}."
+        f"Of {slots:,} slots of two requests {simulated.total(used):,} are token states and {simulated.total(never):,} internal,"
+        f" all of them for output that never comes; published {published.total(used):,} and {published.total(never):,}."
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...reports.figures import figures
 from ...reports.page.page import Section
+from ...sim.metrics.views import ViewName
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.spec import gpu
 from ...sim.types.errors import SettingError
@@ -31,7 +32,7 @@ from .own_trace import (
     require_gaps,
 )
 from .reproduction import ALL, Page, Traces, stopping
-from .sections import compared
+from .sections import compared, moved_lines, waste_pictures
 from .text import for_reports, print_figure
 
 TITLE, PAGE = "Your trace, the paper's systems", "your-trace.html"
@@ -73,13 +74,19 @@ def own_of(figure: str, traces: Traces, server: OwnServer, seeds: int | None) ->
 
 
 def reproduce_own(
-    wanted: str, own: OwnTrace, report: Report, out: str | PathLike[str] | None, jobs: int | None = None
+    wanted: str,
+    own: OwnTrace,
+    report: Report,
+    out: str | PathLike[str] | None,
+    jobs: int | None = None,
+    view: ViewName = "paper",
 ) -> None:
     """Draw a figure, or ``all`` of them, for a trace of the user's; report each, and write the page.
 
     Args:
         out: Folder for the page and a JSON file for each figure; figures there with the same inputs are not run again.
         jobs: Number of runs at a time; None takes the cores of this machine.
+        view: View of the waste table that is printed.
 
     Raises:
         UserError: The folder cannot be written, or the trace cannot be served.
@@ -108,7 +115,7 @@ def reproduce_own(
             if path is not None:
                 page.add(name, document, [_section(document)])
                 page.write(path)
-            print_figure(document | {"basis": [document["finding"], *document["basis"]]}, report)
+            print_figure(document | {"basis": [document["finding"], *document["basis"]], "view": view}, report)
     if path is not None:
         report.point_to("Page", path)
     report.data({"figures": documents} if wanted == ALL else documents[0])
@@ -151,12 +158,7 @@ def _batch(document: Payload) -> Section:
 
 
 def _waste(document: Payload) -> Section:
-    rows = for_reports(document)["rows"]
-    return replace(
-        _compared(document),
-        figures=[figures.waste(rows, view) for view in ("paper", "popular")],
-        is_half=False,
-    )
+    return replace(_compared(document), text=moved_lines(document), figures=waste_pictures(document), is_half=False)
 
 
 _SECTIONS: dict[str, Callable[[Payload], Section]] = {

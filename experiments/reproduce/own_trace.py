@@ -210,11 +210,7 @@ def waste_table(own: OwnTrace) -> Payload:
     """The waste table: what the pool holds under every policy of the paper, and its throughput."""
     policies = {name: policy for policy, name in NAMES.items()}
     runs = _runs(own, FIG2, policies, to_the_end=True)
-    rows = [
-        _row(name, measured_as, found) | {"metric": metric}
-        for name, found in runs.items()
-        for metric, measured_as in METRICS.items()
-    ]
+    rows = [_row(name, metric, found) for name, found in runs.items() for metric in METRICS]
     return _document(own, "waste", rows, _used_text(rows), runs, FIG2)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ...reports.page.page import Section, write_page
+from ...sim.metrics.views import ViewName
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.types.errors import SettingError, UserError
 from ..paper.bench import Bench
@@ -242,6 +243,7 @@ def reproduce(
     report: Report,
     folder: OutputFolder | None,
     jobs: int | None = None,
+    view: ViewName = "paper",
 ) -> None:
     """Rerun a figure, or ``all``, report it and write the page.
 
@@ -252,6 +254,7 @@ def reproduce(
         traces: Files of length pairs.
         seeds: Number of seeds; None takes each figure's own number.
         jobs: Number of figures at a time, or of runs of a single figure; None takes the cores of this machine.
+        view: View of the waste table that is printed.
 
     Raises:
         UserError: The trace or the seeds are invalid, or the figure does not use them; the folder cannot be written.
@@ -261,21 +264,25 @@ def reproduce(
     benches = Benches(source(traces.trace, seeds, traces.alpaca_trace), seeds)
     rerun = _all if wanted == ALL else _one
     with at_most(jobs):
-        rerun(wanted, benches, report, folder, jobs)
+        rerun(wanted, benches, report, folder, jobs, view)
 
 
-def _one(name: str, benches: Benches, report: Report, folder: OutputFolder | None, jobs: int | None) -> None:
+def _one(
+    name: str, benches: Benches, report: Report, folder: OutputFolder | None, jobs: int | None, view: ViewName
+) -> None:
     [(_, document)] = documents([name], benches, Kept(folder), jobs)
-    FIGURES[name].print(document, report)
+    FIGURES[name].print(document | {"view": view}, report)
     page = Page([name], with_stories=False, head=head_of(name))
     _show(page, name, document, benches, folder)
     _point_to(page, report, folder)
     report.data(document)
 
 
-def _all(_: str, benches: Benches, report: Report, folder: OutputFolder | None, jobs: int | None) -> None:
+def _all(
+    _: str, benches: Benches, report: Report, folder: OutputFolder | None, jobs: int | None, view: ViewName
+) -> None:
     names = [name for name, figure in FIGURES.items() if figure.in_all]
-    done = Done(names, report)
+    done = Done(names, report, view)
     page, count = Page(names, with_stories=True), Count("figures", len(names))
     if folder is not None:
         folder.make()
@@ -314,10 +321,11 @@ class Done:
 
     Args:
         names: All requested figures.
+        view: View of the waste table.
     """
 
-    def __init__(self, names: Sequence[str], report: Report) -> None:
-        self._names, self._report = names, report
+    def __init__(self, names: Sequence[str], report: Report, view: ViewName = "paper") -> None:
+        self._names, self._report, self._view = names, report, view
         self._done: dict[str, Payload] = {}
         self._num_reported = 0
 
@@ -340,7 +348,7 @@ class Done:
         """Report the finished figures up to the first unfinished one."""
         while self._num_reported < len(self._names) and self._names[self._num_reported] in self._done:
             name = self._names[self._num_reported]
-            FIGURES[name].print(self._done[name], self._report)
+            FIGURES[name].print(self._done[name] | {"view": self._view}, self._report)
             self._num_reported += 1
 
 

@@ -15,7 +15,7 @@ from ..paper.comparison import Payload
 from ..paper.grades import GRADES, LIMITS, PERCENT, POINTS
 from ..paper.rows import Row, place_text
 from .headlines import headline
-from .text import RULE, for_reports, known_values, predicted_errors, summary_rows, worst_value
+from .text import RULE, WASTE, for_reports, known_values, predicted_errors, summary_rows, worst_value
 
 KEY, TITLE = "scorecard", "Does it reproduce?"
 _NOTE = (
@@ -23,8 +23,6 @@ _NOTE = (
     " off."
 )
 _LEAST_ROWS = 3
-#: Its published values are Fig 2's, which has a grade of its own.
-_AGAIN = "waste"
 
 
 def name_of(figure: str) -> str:
@@ -103,7 +101,7 @@ def first_section(documents: Mapping[str, Payload], titles: Mapping[str, str]) -
         titles: Heading of each figure's section, by name.
     """
     rows = [
-        _score(name, document, titles) for name, document in documents.items() if name != _AGAIN and graded(document)
+        _score(name, document, titles) for name, document in documents.items() if name != WASTE and graded(document)
     ]
     if len(rows) < _LEAST_ROWS:
         return []
@@ -157,7 +155,7 @@ def counts_text(known: Sequence[Row], documents: Mapping[str, Payload]) -> str:
         known: As ``constants`` has them.
     """
     by_figure = Counter(f"Fig {_figure_number(row['Fitted on'])}" for row in known)
-    counts = Counter(row["kind"] for name, each in documents.items() if name != _AGAIN for row in _compared(each))
+    counts = Counter(row["kind"] for name, each in documents.items() if name != WASTE for row in _compared(each))
     on = ", ".join(f"{count} on {figure}" for figure, count in by_figure.items())
     return (
         f"{len(known)} constants are fitted: {on}. The {counts['fitted']} published {_values(counts['fitted'])} that they were"

@@ -12,6 +12,7 @@ from ...reports.figures import figures
 from ...reports.figures.scale import sensitivity_numbers
 from ...reports.page.page import Section
 from ...reports.style.labels import comparison_numbers
+from ...sim.metrics.views import SLOTS_VIEW, VIEWS, moved_text
 from ..paper.bench import Bench, Case
 from ..paper.comparison import Payload
 from ..paper.figures.fig3 import BLOCKS, free_slots
@@ -143,15 +144,31 @@ def fig15(payload: Payload, bench: Bench) -> list[Section]:
 
 
 def waste(payload: Payload, bench: Bench) -> list[Section]:
-    """Every policy's waste by the paper's categories; folded, by those of popular texts, the change of each value over seeds
-    and step times, and the pool over time."""
-    bars, popular = (figures.waste(for_reports(payload)["rows"], view) for view in ("paper", "popular"))
+    """Every policy's pool in the paper's view; folded, slot by slot, the change of each value over seeds and step times, and the
+    pool over time."""
+    bars, slots = waste_pictures(payload)
     moving = _table(row for row in payload["rows"] if "step_1pct" in row)
     over_time, ledgers = _ledgers(payload, bench)
     section = compared("The waste table: one trace, one pool, every policy", payload)
-    details = _BETWEEN.join((section.details, over_time))
-    folded = [popular, *ledgers]
+    details = _BETWEEN.join((section.details, moved_lines(payload), over_time))
+    folded = [slots, *ledgers]
     return [replace(section, figures=[bars], folded_rows=moving, folded_figures=folded, details=details, is_half=False)]
+
+
+def waste_pictures(payload: Payload) -> list[go.Figure]:
+    """The pictures of a waste table: in the paper's view, and slot by slot."""
+    rows = for_reports(payload)["rows"]
+    return [figures.waste(rows, view) for view in VIEWS.values()]
+
+
+def moved_lines(payload: Payload) -> str:
+    """From the paper's view of a waste table to its slots: for each policy what its categories consist of."""
+    lines = for_reports(payload)["rows"]
+    found = {
+        line["policy"]: moved_text({bucket: line[f"{bucket}_pct"] for bucket in SLOTS_VIEW.categories})
+        for line in lines
+    }
+    return " ".join(f"{policy}: {text}." for policy, text in found.items() if text)
 
 
 def stories() -> Section:

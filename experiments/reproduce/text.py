@@ -13,9 +13,11 @@ from ...reports.style.labels import is_percent
 from ..paper.comparison import Payload
 from ..paper.figures.waste import by_policy
 from ..paper.grades import LIMITS, PERCENT, POINTS, grade
+from ..paper.paper import FIG2
 from ..paper.rows import Row, passed, value_name
 from ..runs.output import Report
 
+WASTE = "waste"
 #: The rule of the grades, for the scorecard and the summary.
 RULE = (
     "Grades by the worst predicted value: pass within {:g} % of the published value, near within {:g} %, miss beyond; of"
@@ -43,7 +45,7 @@ def print_figure(payload: Payload, report: Report) -> None:
 
 def for_reports(payload: Payload) -> Payload:
     """The payload in the form of the tables and pictures of reports; rows of a trace of the user's have no published value."""
-    if payload["figure"] == "waste":
+    if payload["figure"] == WASTE:
         return payload | {"rows": by_policy(payload["rows"])}
     return payload | {
         "rows": [_NOTHING_PUBLISHED | row | {"fitted": row["kind"] == "fitted"} for row in payload["rows"]]
@@ -68,9 +70,11 @@ def summary_rows(documents: Iterable[Payload]) -> list[Row]:
 
     ``predicted`` and ``fitted`` count values; ``mean_error`` and ``worst_error`` are of the predicted ones, in
     ``unit``, and ``grade`` is that of the worst; ``findings`` counts the findings of the figure, and ``passed`` those that
-    pass.
+    pass. The waste table has no row beside Fig 2: its published values are the same, and have one grade.
     """
-    return [row for document in documents for row in _summary(document)]
+    found = list(documents)
+    again = WASTE if any(document["figure"] == FIG2.figure for document in found) else None
+    return [row for document in found if document["figure"] != again for row in _summary(document)]
 
 
 def _summary(document: Payload) -> Iterator[Row]:

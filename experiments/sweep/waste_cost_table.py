@@ -36,10 +36,13 @@ from rich.table import Table
 
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
+from ...reports.style.labels import metric_label
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings
 from ...sim.engine.unread import only_read
 from ...sim.metrics.requests import request_times
+from ...sim.metrics.views import SLOTS_VIEW
+from ...sim.metrics.views import WASTE as _WASTE
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
@@ -50,7 +53,7 @@ from ..runs.parallel import Workers, as_they_finish
 from ..runs.unread import refuse_unread
 
 #: Buckets that can be returned to the pool one by one; ``ALL`` returns all of them, so that only live and free slots remain.
-WASTE = ("reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded")
+WASTE = _WASTE.buckets
 ALL = "all"
 #: The pool is stable once it moves by less than this share; the iteration also ends after this many rounds.
 _STANDS, _MOST_ROUNDS = 0.002, 12
@@ -306,8 +309,14 @@ def _table(rows: Sequence[Row], what: str, base: Callable[[Row], str] | None, ce
     for bucket in (*WASTE, ALL):
         mine = [at.get((side, bucket)) for side in sides]
         if any(mine):
-            found.add_row(f"without {bucket}" if base else bucket, *(cell(row) if row else "-" for row in mine))
+            name = metric_label(bucket)
+            found.add_row(f"without {name}" if base else name, *(cell(row) if row else "-" for row in mine))
     return found
+
+
+def definitions(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Label and definition of each kind of waste in the rows."""
+    return SLOTS_VIEW.definitions(bucket for bucket in WASTE if any(row["without"] == bucket for row in rows))
 
 
 def page(rows: Sequence[Row], load: str, path: str | PathLike[str]) -> Path:

@@ -16,6 +16,7 @@ from colorsys import hls_to_rgb
 
 import numpy as np
 
+from ...sim.metrics.views import SLOTS_VIEW
 from ...sim.recording.blocks import NO_SEQUENCE
 from ..style.palette import BUCKETS
 
@@ -23,7 +24,7 @@ SHADES = 12
 KINDS: tuple[str, ...] = (*BUCKETS, "given_up")
 """What a block can be, by its number in a recorded map."""
 
-KIND_LABELS: dict[str, str] = {bucket: bucket.replace("_", " ") for bucket in BUCKETS} | {
+KIND_LABELS: dict[str, str] = {bucket: each.label for bucket, each in SLOTS_VIEW.categories.items()} | {
     "given_up": "free since a preemption"
 }
 _HELD_KINDS = KINDS.index("stranded")

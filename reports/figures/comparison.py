@@ -7,6 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from ...sim.metrics.views import PAPER_VIEW
 from ..style.labels import (
     Row,
     comparison_data,
@@ -29,12 +30,7 @@ Comparison = dict[str, Any]
 a row may also carry ``minimum`` and ``maximum`` (range over seeds) and ``fitted`` (true where the model was fitted)."""
 
 SIDES = ("published", "simulated")
-FIG2_PARTS: dict[str, Hue] = {
-    "token_states_pct": PARTS["token_states"],
-    "reservation_pct": PARTS["reservation"],
-    "internal_pct": PARTS["internal"],
-    "external_and_others_pct": PARTS["external"],
-}
+FIG2_PARTS: dict[str, Hue] = {f"{key}_pct": PARTS[key] for key in PAPER_VIEW.categories}
 _LEAST_LABELLED_PCT = 3.0
 
 
@@ -48,10 +44,11 @@ def fig2(comparison: Comparison) -> go.Figure:
     names, sides = series_of(rows), _sides(rows)
     figure = blank(
         f"Use of the KV pool, {' and '.join(sides)}",
-        f"Percent of all KV slots, mean over iterations. {comparison['workload']}.",
+        f"Percent of all KV slots in {PAPER_VIEW.title}, mean over iterations. {comparison['workload']}.",
         118 + 37 * len(sides) * len(names),
         comparison_numbers(rows),
         comparison_data(rows),
+        PAPER_VIEW.definitions(),
     )
     for metric, hue in FIG2_PARTS.items():
         figure.add_trace(_part([row for row in rows if row["metric"] == metric], metric, hue, names, sides))

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import plotly.graph_objects as go
 
+from ...sim.metrics.views import SLOTS_VIEW
 from ...sim.output import frames as pd
-from ..style.labels import Numbers
+from ..style.labels import Numbers, metric_label
 from ..style.look import blank, hatched, note
 from ..style.palette import BUCKETS, INK
 
@@ -31,7 +32,8 @@ def ledger_over_time(
     used = [bucket for bucket in BUCKETS if whole[bucket].any()]
     listed = whole.iloc[thin(whole["start_s"].to_numpy(), _MOST_LINES)]
     subtitle = _subtitle(len(drawn), len(whole), len(listed), used)
-    figure = blank(title, subtitle, 380, _numbers(listed, used), _numbers(drawn, used))
+    definitions = SLOTS_VIEW.definitions(used)
+    figure = blank(title, subtitle, 380, _numbers(listed, used), _numbers(drawn, used), definitions)
     if end_s is not None:
         drawn = pd.concat([drawn, drawn.tail(1).assign(start_s=end_s)])
     for bucket in used:
@@ -59,7 +61,7 @@ def thin(start_s: np.ndarray, most: int) -> np.ndarray:
 
 
 def _subtitle(drawn: int, rows: int, listed: int, used: list[str]) -> str:
-    empty = [bucket.replace("_", " ") for bucket in BUCKETS if bucket not in used]
+    empty = [metric_label(bucket) for bucket in BUCKETS if bucket not in used]
     parts = [f"Drawn: {drawn:,} of {rows:,} rows, those in force at evenly spaced times."] if drawn < rows else []
     parts += [f"Listed below: {listed} of {rows:,} rows, evenly spaced."] if listed < rows else []
     parts += [f"Empty at all times: {', '.join(empty)}."] if empty else []
@@ -69,7 +71,7 @@ def _subtitle(drawn: int, rows: int, listed: int, used: list[str]) -> str:
 def _layer(table: pd.DataFrame, bucket: str) -> go.Scatter:
     hue = BUCKETS[bucket]
     return go.Scatter(
-        name=bucket.replace("_", " "),
+        name=metric_label(bucket),
         x=table["start_s"].to_numpy(),
         y=table[bucket].to_numpy(),
         stackgroup="slots",
@@ -112,4 +114,4 @@ def _watermark(figure: go.Figure, table: pd.DataFrame, slots: int) -> None:
 
 def _numbers(table: pd.DataFrame, used: list[str]) -> Numbers:
     rows = [list(row) for row in table[["start_s", *used]].astype(object).itertuples(index=False)]
-    return {"columns": ["Time (s)", *(bucket.replace("_", " ").capitalize() for bucket in used)], "rows": rows}
+    return {"columns": ["Time (s)", *(metric_label(bucket).capitalize() for bucket in used)], "rows": rows}

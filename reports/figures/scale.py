@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from ...sim.types.optional import not_none
-from ..style.labels import PARAMETERS, Numbers, Row, is_percent, metric_label, parameter_of, series_of
+from ..style.labels import PARAMETERS, Numbers, Row, definitions_of, is_percent, metric_label, parameter_of, series_of
 from ..style.look import blank, note
 from ..style.palette import GRID, INK, MUTED, Hue
 from .comparison import FIG2_PARTS
@@ -32,6 +32,7 @@ def scale_sensitivity(rows: Sequence[Row], fitted_scale: float | None = None) ->
         f"Simulated minus published, in points of the KV pool. Grey band: within {_WITHIN_POINTS} points.{fitted}",
         120 + 190 * -(-len(names) // 2),
         sensitivity_numbers(rows),
+        definitions=definitions_of(rows),
     )
     figure.set_subplots(-(-len(names) // 2), 2, shared_yaxes="all", horizontal_spacing=0.06, vertical_spacing=0.17)
     for at, name in enumerate(names):

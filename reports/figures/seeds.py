@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from ..style.labels import Row, comparison_data, comparison_numbers, metric_label, series_of
+from ..style.labels import Row, comparison_data, comparison_numbers, definitions_of, metric_label, series_of
 from ..style.look import blank, note
 from ..style.palette import INK, PAPER, PARTS
 
@@ -25,6 +25,7 @@ def seeds(rows: Sequence[Row]) -> go.Figure:
         110 + 24 * (len(rows) + len(names)),
         comparison_numbers(rows),
         comparison_data(rows),
+        definitions_of(rows),
     )
     # Published first: the dot is then drawn over the tick, and both remain visible where they agree.
     _published(figure, rows, places)

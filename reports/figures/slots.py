@@ -7,18 +7,16 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
+from ...sim.metrics.views import SLOTS_VIEW, Category
 from ..style.labels import Numbers
 from ..style.look import blank, fill
 from ..style.palette import BUCKETS, INK, PAPER, Hue
 
-#: What a slot may hold, its words and its colour.
-HELD: dict[str, tuple[str, Hue]] = {
-    "live": ("token", BUCKETS["live"]),
-    "reserved": ("reserved: a token will come", BUCKETS["reserved"]),
-    "over_estimate": ("never used", BUCKETS["over_estimate"]),
-    "block_tail": ("rest of the last block", BUCKETS["block_tail"]),
-    "free_too_few": ("free, too few for the request that waits", BUCKETS["stranded"]),
-    "free": ("free", BUCKETS["free"]),
+#: What a slot may be in, and its colour: a bucket of the ledger, or ``FREE_TOO_FEW`` in place of free.
+FREE_TOO_FEW = "free_too_few"
+_HUES: dict[str, Hue] = BUCKETS | {FREE_TOO_FEW: BUCKETS["stranded"]}
+_CATEGORIES = SLOTS_VIEW.categories | {
+    FREE_TOO_FEW: Category("free, too few", ("free",), "that are free, and too few for the request that waits")
 }
 _COLUMNS, _CELL_PX, _GAP_ROWS = 128, 10, 2
 
@@ -45,9 +43,11 @@ def slot_grid(title: str, subtitle: str, groups: Mapping[str, Sequence[tuple[str
         first_rows[name] = rows
         runs += _runs(parts, rows)
         rows = runs[-1].row + 1
-    figure = blank(title, subtitle, 60 + _CELL_PX * rows, _numbers(groups))
-    for kind in (kind for kind in HELD if any(run.kind == kind for run in runs)):
-        figure.add_trace(_squares([run for run in runs if run.kind == kind], *HELD[kind]))
+    kinds = [kind for kind in _CATEGORIES if any(run.kind == kind for run in runs)]
+    defined = [(_CATEGORIES[kind].label, _CATEGORIES[kind].definition) for kind in kinds]
+    figure = blank(title, subtitle, 60 + _CELL_PX * rows, _numbers(groups), definitions=defined)
+    for kind in kinds:
+        figure.add_trace(_squares([run for run in runs if run.kind == kind], _CATEGORIES[kind].label, _HUES[kind]))
     for column in range(1, _COLUMNS):
         figure.add_shape(
             type="line",
@@ -96,6 +96,8 @@ def _squares(runs: Sequence[_Run], words: str, hue: Hue) -> go.Bar:
 
 def _numbers(groups: Mapping[str, Sequence[tuple[str, int]]]) -> Numbers:
     rows = [
-        [name.replace("<br>", " "), HELD[kind][0], count] for name, parts in groups.items() for kind, count in parts
+        [name.replace("<br>", " "), _CATEGORIES[kind].label, count]
+        for name, parts in groups.items()
+        for kind, count in parts
     ]
     return {"columns": ["Slots of", "Contents", "Slots"], "rows": rows}

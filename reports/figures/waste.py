@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from ..style.labels import VIEWS, Numbers, Row
+from ...sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, View
+from ..style.labels import Numbers, Row, metric_label, view_metrics
 from ..style.look import blank, fill, hatched
 from ..style.palette import BUCKETS, INK, MUTED, PARTS, REFERENCE
 
@@ -21,14 +22,16 @@ def waste_cost(rows: Sequence[Row]) -> go.Figure:
     """
     bars = [row for row in rows if row["without"] in (*BUCKETS, _ALL)]
     subtitle = "Requests/s with the slots of a bucket given back, over requests/s as it is; all requests come at once."
-    figure = blank("Cost of each kind of waste", subtitle, 130 + 28 * len(bars), _numbers(rows))
+    used = [bucket for bucket in BUCKETS if any(row["without"] == bucket for row in bars)]
+    title = f"Cost of each kind of waste: {SLOTS_VIEW.title}"
+    figure = blank(title, subtitle, 130 + 28 * len(bars), _numbers(rows), definitions=SLOTS_VIEW.definitions(used))
     for bucket in (*BUCKETS, _ALL):
         mine = [(place, row) for place, row in enumerate(bars) if row["without"] == bucket]
         if not mine:
             continue
         hue = BUCKETS.get(bucket, REFERENCE)
         figure.add_bar(
-            name=bucket.replace("_", "-"),
+            name=metric_label(bucket),
             orientation="h",
             base=1,
             x=[row["gain"] - 1 for _, row in mine],
@@ -61,37 +64,30 @@ def _axes(figure: go.Figure, bars: Sequence[Row]) -> None:
 
 def _numbers(rows: Sequence[Row]) -> Numbers:
     columns = ["", "Without", "Of the pool, %", "Requests/s", "Gain"]
-    keys = ("side", "without", "share_pct", "request_throughput", "gain")
-    return {"columns": columns, "rows": [[row[key] for key in keys] for row in rows]}
+    keys = ("share_pct", "request_throughput", "gain")
+    lines = [[row["side"], metric_label(row["without"]), *(row[key] for key in keys)] for row in rows]
+    return {"columns": columns, "rows": lines}
 
 
-_TITLES = {
-    "paper": ("Use of the KV pool by policy: the paper's view", "External & others holds free slots too."),
-    "popular": (
-        "Use of the KV pool by policy: free slots apart",
-        "Reservation includes what is reserved for an output that never comes; free slots do not count as waste.",
-    ),
-    "buckets": (
-        "Use of the KV pool by policy: every bucket",
-        "Every slot is in exactly one of the nine.",
-    ),
-}
 _HUES = PARTS | BUCKETS
 _LEAST_LABELLED_PCT = 3.0
 
 
-def waste(rows: Sequence[Row], view: str = "paper") -> go.Figure:
+def waste(rows: Sequence[Row], view: View = PAPER_VIEW) -> go.Figure:
     """Horizontal stacked bars, one per policy, in percent of all KV slots.
 
-    The view is ``paper``, ``popular`` or ``buckets``. Rows have ``policy``, ``batched_requests``,
-    ``output_tokens_per_s`` and the percentages of ``labels.VIEWS[view]``, which add up to 100.
+    Rows have ``policy``, ``batched_requests``, ``output_tokens_per_s`` and the percentages of the view (``view_metrics``).
     """
-    title, subtitle = _TITLES[view]
-    subtitle = f"Percent of all KV slots, mean over iterations. {subtitle}"
-    figure = blank(title, subtitle, 100 + 46 * len(rows), waste_numbers(rows, view))
-    for key, (label, part) in VIEWS[view].items():
-        hue = _HUES[part]
-        values = [row[key] for row in rows]
+    figure = blank(
+        f"Use of the KV pool by policy: {view.title}",
+        "Percent of all KV slots, mean over iterations.",
+        100 + 46 * len(rows),
+        waste_numbers(rows, view),
+        definitions=view.definitions(),
+    )
+    for key, category in view.categories.items():
+        hue, label = _HUES[key], category.label
+        values = [row[f"{key}_pct"] for row in rows]
         figure.add_bar(
             name=label,
             orientation="h",
@@ -115,9 +111,9 @@ def _name(row: Row) -> str:
     return f"{row['policy']}<br><span style='color:{MUTED};font-size:11px'>batch {row['batched_requests']:.1f}</span>"
 
 
-def waste_numbers(rows: Sequence[Row], view: str) -> Numbers:
+def waste_numbers(rows: Sequence[Row], view: View) -> Numbers:
     """The rows as a table: one line per policy with the view's percentages, throughput and batch size."""
-    heads = [f"{label.capitalize()}, %" for label, _ in VIEWS[view].values()]
-    keys = ["policy", *VIEWS[view], "output_tokens_per_s", "batched_requests"]
+    heads = [f"{category.label.capitalize()}, %" for category in view.categories.values()]
+    keys = ["policy", *view_metrics(view), "output_tokens_per_s", "batched_requests"]
     columns = ["Policy", *heads, "Output tokens/s", "Batched requests"]
     return {"columns": columns, "rows": [[row[key] for key in keys] for row in rows]}

@@ -28,6 +28,8 @@ IMAGES = FolderKind("set of pictures", ("[0-9][0-9]-*.png", "[0-9][0-9]-*.svg"))
 _WIDTH_PX = 1000
 #: Title and subtitle, which a page prints beside the picture.
 _HEADING_PX = 60
+#: A line that defines a label, which a page prints below the picture.
+_LINE_PX = 17
 #: Scale of a PNG: pixels of the file per pixel of the figure.
 _SCALE = 2
 #: plotly.js gives every drawing a random number, which ends the names of its parts.
@@ -74,7 +76,11 @@ def _task(figure: go.Figure, path: Path, kind: ImageFormat) -> dict[str, Any]:
     for place, trace in enumerate(content["data"]):
         # Without this, plotly.js chooses a random one.
         trace["uid"] = f"{place:06d}"
-    size = {"width": layout.width or _WIDTH_PX, "height": layout.height + _HEADING_PX}
+    defined = layout.meta.get("definitions", ())
+    lines = [layout.title.subtitle.text, *(f"{label}: {definition}" for label, definition in defined)]
+    content["layout"]["title"]["subtitle"]["text"] = "<br>".join(lines)
+    height = layout.height + _HEADING_PX + _LINE_PX * len(defined)
+    size = {"width": layout.width or _WIDTH_PX, "height": height}
     return {"fig": content, "path": path, "opts": {"format": kind, "scale": _SCALE if kind == "png" else 1, **size}}
 
 

@@ -78,6 +78,7 @@ class Section:
         badge: Grade of the whole section.
         is_half: Whether two such cards stand side by side on a wide page.
         key: Anchor of the section; by default section-N.
+        definitions: Headings of the table, each with one line that defines it.
     """
 
     title: str
@@ -94,6 +95,7 @@ class Section:
     badge: str = ""
     is_half: bool = False
     key: str = ""
+    definitions: Sequence[tuple[str, str]] = ()
 
 
 def write_page(
@@ -176,6 +178,9 @@ def _widget(widget: Widget, serials: Iterator[int]) -> dict[str, Any]:
 def _section(section: Section, at: int, counter: Iterator[int]) -> dict[str, Any]:
     widgets = [_widget(widget, counter) for widget in section.widgets]
     pictures = [_picture(figure, next(counter)) for figure in section.figures]
+    folded = [_picture(figure, next(counter)) for figure in section.folded_figures]
+    shown = [picture for widget in widgets for picture in widget["pictures"]]
+    _define_once([*shown, *pictures, *folded], section.definitions)
     return {
         "id": section.key or f"section-{at}",
         "title": section.title,
@@ -186,12 +191,21 @@ def _section(section: Section, at: int, counter: Iterator[int]) -> dict[str, Any
         "paragraphs": _paragraphs(section.text),
         "widgets": widgets,
         "picture_rows": [(small, list(row)) for small, row in groupby(pictures, key=itemgetter("is_small"))],
-        "folded_pictures": [_picture(figure, next(counter)) for figure in section.folded_figures],
+        "folded_pictures": folded,
+        "definitions": section.definitions,
         "fold": section.fold,
         "is_half": section.is_half,
         "table": _table(_rows_as_numbers(section.rows)) if section.rows else None,
         "folded_table": _table(_rows_as_numbers(section.folded_rows)) if section.folded_rows else None,
     }
+
+
+def _define_once(pictures: Sequence[dict[str, Any]], known: Sequence[tuple[str, str]]) -> None:
+    """Keep a definition beside the first picture of a section alone, and none that the section itself has."""
+    seen = {label for label, _ in known}
+    for picture in pictures:
+        picture["definitions"] = [pair for pair in picture["definitions"] if pair[0] not in seen]
+        seen |= {label for label, _ in picture["definitions"]}
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -215,6 +229,7 @@ def _picture(figure: go.Figure, serial: int) -> dict[str, Any]:
         "table": _table(numbers),
         "data": as_script(meta.get("data", numbers)),
         "closer": as_script(meta["closer"]) if "closer" in meta else "",
+        "definitions": meta.get("definitions", []),
         "csv": f"{file_stem(heading['text'])}.csv",
     }
 

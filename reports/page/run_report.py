@@ -15,7 +15,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ...sim.metrics.objectives import Objectives
-from ...sim.metrics.views import USAGE_VIEW, grouped
+from ...sim.metrics.views import SLOTS_VIEW, USAGE_VIEW, VIEWS, moved_text
 from ...sim.recording.blocks import BlockMap
 from ...sim.types.ticks import PER_SECOND
 from ..blockmap.player import PlayedMap, Player
@@ -190,13 +190,20 @@ def _waste(inputs: PageInputs) -> Section | None:
     rows = [_waste_row(result) for result in _served(inputs)]
     if not rows:
         return None
+    moved = (
+        f"{row['policy']}: {text}."
+        for row in rows
+        if (text := moved_text({bucket: row[f"{bucket}_pct"] for bucket in SLOTS_VIEW.categories}))
+    )
     text = (
-        "The same slots in the paper's four kinds (its Fig 2), and in all nine buckets. The table has the KV cache usage in"
+        "The same slots in the paper's view (its Fig 2), and what becomes of each slot. The table has the KV cache usage in"
         " vLLM's two units: blocks in use (cached blocks without references are free), and slots that hold tokens. A mean"
         " over iterations counts each step of the span once, a mean over time weights each moment of the span equally."
     )
     usage = [row for result in _served(inputs) for row in _usage_rows(result)]
-    return Section("Use of the memory", text, [waste(rows), waste(rows, "buckets")], rows=usage)
+    pictures = [waste(rows, view) for view in VIEWS.values()]
+    paragraphs = "\n\n".join((text, *moved))
+    return Section("Use of the memory", paragraphs, pictures, rows=usage, definitions=USAGE_VIEW.definitions())
 
 
 def _usage_rows(result: Result) -> list[dict[str, Any]]:
@@ -204,30 +211,27 @@ def _usage_rows(result: Result) -> list[dict[str, Any]]:
     content = result.summary["waste"]
     start_s, end_s = content["window_s"]
     over_steps, over_time = (
-        grouped(content[f"mean_over_{of}_pct"]["buckets"], USAGE_VIEW) for of in ("iterations", "time")
+        USAGE_VIEW.grouped(content[f"mean_over_{of}_pct"]["buckets"]) for of in ("iterations", "time")
     )
     return [
         {
             "Run": result.name,
-            "KV cache usage": unit.replace("_", " "),
+            "KV cache usage": category.label,
             "Mean over iterations (%)": round(over_steps[unit], 1),
             "Mean over time (%)": round(over_time[unit], 1),
             "Span": f"{start_s:g} to {end_s:,.1f} s",
         }
-        for unit in USAGE_VIEW
+        for unit, category in USAGE_VIEW.categories.items()
     ]
 
 
 def _waste_row(result: Result) -> dict[str, Any]:
     shares = result.summary["waste"]["mean_over_iterations_pct"]
-    paper = shares["paper_view"]
     return {
         "policy": result.name,
         "batched_requests": result.summary["mean_batch"],
         "output_tokens_per_s": result.summary["output_throughput"],
-        "token_states_pct": paper["token_states"],
-        **{f"paper_{kind}_pct": value for kind, value in paper.items() if kind != "token_states"},
-        **{f"{bucket}_pct": value for bucket, value in shares["buckets"].items()},
+        **{f"{name}_pct": value for name, value in (shares["paper_view"] | shares["buckets"]).items()},
     }
 
 

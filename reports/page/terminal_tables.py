@@ -5,18 +5,19 @@ The console decides on colour and bold: rich shows them on a terminal and writes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ...sim.metrics.views import PAPER_VIEW, UNUSED, VIEWS, Category, View, amount, sums
 from ...sim.types.optional import not_none
 from ..style.labels import (
     PARAMETERS,
-    VIEWS,
     Row,
+    definitions_of,
     difference,
     has_published,
     has_range,
@@ -35,18 +36,6 @@ Payload = dict[str, Any]
 """``{"figure", "workload", "rows"}`` as written by ``--json``; see design.md, "The command line"."""
 
 _ERROR_NOTE = "error: simulated - published, in points; where marked %, of the published value"
-_VIEW_NOTE = "The paper counts free slots as external & others; the second part does not."
-_VIEW_HEADINGS = {"paper": "The paper's view:", "popular": "Free slots apart:"}
-_WASTE_HEADINGS = (
-    "token\nstates",
-    "\nreservation",
-    "\ninternal",
-    "\nexternal",
-    "free &\ncached",
-    "output\ntokens/s",
-    "\nbatch",
-)
-_UNUSED_KEY = "popular_unused_pct"
 
 
 def comparison_table(payload: Payload) -> Table:
@@ -114,26 +103,42 @@ def _cells(row: Row, ranged: bool, moving: bool, at_x: bool, how: bool, compared
     yield origin(row)
 
 
-def waste_table(payload: Payload) -> Table:
-    """The waste table: one line per policy, first in the paper's view of waste, then with free slots apart."""
+def waste_table(payload: Payload, view: View = PAPER_VIEW) -> Table:
+    """The waste table: one line per policy, with the categories of a view; in the paper's view also throughput and batch."""
     table = _table(gap=1)
     table.add_column("policy", no_wrap=True)
-    for heading in _WASTE_HEADINGS:
+    rates = ["output\ntokens/s", "\nbatch"] if view is PAPER_VIEW else []
+    for heading in (*(_in_two_lines(each.label) for each in shown_categories(payload, view)), *rates):
         table.add_column(heading, justify="right", no_wrap=True)
-    for view, heading in _VIEW_HEADINGS.items():
-        table.add_row(heading, style="bold")
-        for row in payload["rows"]:
-            table.add_row(row["policy"], *_waste_cells(row, view), end_section=row is payload["rows"][-1])
+    for row in payload["rows"]:
+        shares = (f"{_share(row, each):.1f}" for each in shown_categories(payload, view))
+        ends = f"{row['output_tokens_per_s']:,.0f}", f"{row['batched_requests']:.1f}"
+        table.add_row(row["policy"], *shares, *ends[: len(rates)])
     return table
 
 
-def _waste_cells(row: Row, view: str) -> Iterator[str]:
-    for key in VIEWS[view]:
-        yield f"{row[key]:.1f}"
-    if _UNUSED_KEY not in VIEWS[view]:
-        yield "-"
-    yield f"{row['output_tokens_per_s']:,.0f}"
-    yield f"{row['batched_requests']:.1f}"
+def shown_categories(payload: Payload, view: View) -> list[Category]:
+    """Columns of the waste table: the paper's categories and the part that is free, or the slots' without those empty in every
+    row."""
+    if view is PAPER_VIEW:
+        return [*view.categories.values(), UNUSED]
+    return [each for each in view.categories.values() if any(_share(row, each) for row in payload["rows"])]
+
+
+def _share(row: Row, category: Category) -> float:
+    """Percent of the pool in a category, from a row's buckets."""
+    return amount({bucket: row[f"{bucket}_pct"] for bucket in category.buckets}, category)
+
+
+def _in_two_lines(heading: str) -> str:
+    """A heading, divided behind its first words; one of a single word is in the second line."""
+    *first, last = heading.split()
+    return f"{' '.join(first)}\n{last}"
+
+
+def definition_lines(definitions: Sequence[tuple[str, str]]) -> list[str]:
+    """A line for each label of a table, which defines it."""
+    return [f"{label}: {definition}" for label, definition in definitions]
 
 
 def sensitivity_table(payload: Payload) -> Table:
@@ -164,11 +169,20 @@ def _by_value(rows: list[Row]) -> dict[tuple[str, float | None], list[Row]]:
 
 
 def print_payload(payload: Payload, console: Console) -> None:
-    """Print a payload under its title, as the table that fits it: waste, values by parameter, or a comparison."""
+    """Print a payload under its title, as the table that fits it: waste, values by parameter, or a comparison.
+
+    Categories of the KV pool are defined below the table, and the title names their view: ``payload["view"]`` of the waste
+    table, the paper's of others.
+    """
     rows = payload["rows"]
+    is_waste = payload["figure"] == "waste"
+    view: View = VIEWS[payload.get("view", "paper")] if is_waste else PAPER_VIEW
     parameter = parameter_of(rows)
-    if payload["figure"] == "waste":
-        subject, table, remark = "% of the KV pool, by policy", waste_table(payload), _VIEW_NOTE
+    definitions = [] if is_waste else definitions_of(rows)
+    if is_waste:
+        subject, table = "% of the KV pool, by policy", waste_table(payload, view)
+        definitions = [(each.label, each.definition) for each in shown_categories(payload, view)]
+        remark = "" if view is PAPER_VIEW else "\n  ".join((f"In {PAPER_VIEW.title}", *sums()))
     elif parameter is not None:
         subject, table, remark = f"{_subject(rows)}, by {PARAMETERS[parameter][1]}", sensitivity_table(payload), ""
     else:
@@ -177,11 +191,12 @@ def print_payload(payload: Payload, console: Console) -> None:
         sides = "published and simulated" if compared else "simulated"
         subject, table = f"{_subject(rows)}, {sides}", comparison_table(payload)
         remark = remark if compared else ""
-    console.print(f"{payload['figure']}: {subject}", style="bold", markup=False, highlight=False)
+    of = f", {view.title}" if definitions else ""
+    console.print(f"{payload['figure']}: {subject}{of}", style="bold", markup=False, highlight=False)
     console.print(payload["workload"], markup=False, highlight=False)
     console.print(table, highlight=False)
-    if remark:
-        console.print(remark, style="dim", markup=False, highlight=False)
+    for text in (*definition_lines(definitions), *([remark] if remark else [])):
+        console.print(text, style="dim", markup=False, highlight=False)
 
 
 def _subject(rows: list[Row]) -> str:

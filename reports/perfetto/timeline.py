@@ -38,8 +38,8 @@ import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
-from ...sim.memory import BUCKETS
 from ...sim.metrics.residencies import KINDS
+from ...sim.metrics.views import SLOTS_VIEW
 from ...sim.output import frames as pd
 from ...sim.output.files import whole_file
 from ...sim.types.errors import UserError
@@ -211,8 +211,8 @@ def _write_run(tracks: Tracks, result: Result, spans: pd.DataFrame) -> None:
     memory, sequences = tracks.group("memory", run), tracks.group("sequences", run)
     never = np.iinfo(np.int64).max
     table = replica_over_time(result.memory, result.steps, keeps_over_idle_spans(result), never)
-    for bucket in BUCKETS:
-        counter = tracks.counter(bucket.replace("_", " "), memory, "slots")
+    for bucket, category in SLOTS_VIEW.categories.items():
+        counter = tracks.counter(category.label, memory, "slots")
         _write_values(tracks, counter, table["start_ticks"], table[bucket])
     _write_values(tracks, tracks.counter("running", sequences, "sequences"), *_running(result.residencies))
     waiting = tracks.counter("waiting", sequences, "requests")

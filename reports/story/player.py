@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from ..page.page import Section, write_page
 from ..style.palette import BUCKETS, COLOURED, INK, PAPER, STATES, TIMELINE, Hue, colour, dark, mixed
 from .frames import Frame
+from .text import definitions
 
 #: States of a sequence in the strip over time: its letter, its words, and its fill.
 _STATES: dict[str, tuple[str, str, Hue]] = {
@@ -70,6 +71,11 @@ class StoryPlayer:
                 for at, run in enumerate(self.runs)
             ],
         }
+
+    @property
+    def definitions(self) -> list[tuple[str, str]]:
+        """Label and definition of each bucket of the runs."""
+        return definitions(frame for run in self.runs for frame in run.frames)
 
     @property
     def constants(self) -> Mapping[str, Any]:

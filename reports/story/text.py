@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from ...sim.metrics.views import SLOTS_VIEW
 from .frames import BlockView, Cell, Frame, SequenceView
 
 
@@ -48,4 +49,10 @@ def _slot(cell: Cell) -> str:
 
 
 def _counts(buckets: dict[str, int]) -> str:
-    return ", ".join(f"{count} {bucket}" for bucket, count in buckets.items())
+    return ", ".join(f"{count} {SLOTS_VIEW.categories[bucket].label}" for bucket, count in buckets.items())
+
+
+def definitions(frames: Iterable[Frame]) -> list[tuple[str, str]]:
+    """Label and definition of each bucket that any slot of the frames is in."""
+    used = {bucket for frame in frames for bucket in frame.buckets}
+    return SLOTS_VIEW.definitions(bucket for bucket in SLOTS_VIEW.categories if bucket in used)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...sim.memory import BUCKETS
+from ...sim.metrics.views import PAPER_VIEW, SLOT_CATEGORIES, UNUSED, View
 
 Row = Mapping[str, Any]
 """One row of a payload: a value of one series, in design.md's form."""
@@ -14,11 +14,12 @@ Row = Mapping[str, Any]
 Numbers = dict[str, list[Any]]
 """A table as plain data: ``columns`` (headings) and ``rows`` (lists of text, numbers or None)."""
 
+#: Metrics of Fig 3, which counts slots, and their categories of the paper's view.
+CATEGORY_SLOTS = {"token_slots": "token_states", "reserved_slots": "reservation", "internal_slots": "internal"}
 METRICS: dict[str, str] = {
-    "token_states_pct": "token states",
-    "reservation_pct": "reservation",
-    "internal_pct": "internal",
-    "external_and_others_pct": "external & others",
+    **{f"{key}_pct": each.label for key, each in (PAPER_VIEW.categories | SLOT_CATEGORIES).items()},
+    "unused_pct": UNUSED.label,
+    **{metric: PAPER_VIEW.categories[key].label for metric, key in CATEGORY_SLOTS.items()},
     "batched_requests": "batched requests",
     "param_gb": "weights, GB",
     "kv_gb": "KV cache, GiB",
@@ -47,23 +48,17 @@ PARAMETERS: dict[str, tuple[str, str]] = {
 }
 """Parameters for which values are shown at several settings: key of the rows, letter, and label."""
 
-VIEWS: dict[str, dict[str, tuple[str, str]]] = {
-    "paper": {
-        "token_states_pct": ("token states", "token_states"),
-        "paper_reservation_pct": ("reservation", "reservation"),
-        "paper_internal_pct": ("internal", "internal"),
-        "paper_external_and_others_pct": ("external & others", "external"),
-    },
-    "popular": {
-        "token_states_pct": ("token states", "token_states"),
-        "popular_reservation_pct": ("reservation", "reservation"),
-        "popular_internal_pct": ("internal", "internal"),
-        "popular_external_pct": ("external", "external"),
-        "popular_unused_pct": ("free & cached", "unused"),
-    },
-    "buckets": {f"{bucket}_pct": (bucket.replace("_", " "), bucket) for bucket in BUCKETS},
-}
-"""The waste table's columns, view by view: key of the row, label, part of the palette. A view adds up to 100."""
+
+def view_metrics(view: View) -> list[str]:
+    """Keys of a row with the percentages of a view, which add up to 100."""
+    return [f"{key}_pct" for key in view.categories]
+
+
+def definitions_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
+    """Label and definition of the categories of the paper's view that the rows have values of."""
+    found = {row["metric"] for row in rows}
+    known = {CATEGORY_SLOTS.get(metric, metric.removesuffix("_pct")) for metric in found}
+    return PAPER_VIEW.definitions(key for key in PAPER_VIEW.categories if key in known)
 
 
 #: Decimals of values below each bound.

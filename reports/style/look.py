@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -52,15 +53,25 @@ def _template() -> go.layout.Template:
     )
 
 
-def blank(title: str, subtitle: str, height: int, numbers: Numbers, data: Numbers | None = None) -> go.Figure:
+def blank(
+    title: str,
+    subtitle: str,
+    height: int,
+    numbers: Numbers,
+    data: Numbers | None = None,
+    definitions: Sequence[tuple[str, str]] = (),
+) -> go.Figure:
     """An empty figure in the project's layout, ``height`` pixels high and as wide as its container.
 
     ``numbers`` is the table of the figure's values. It is stored in ``layout.meta["numbers"]``, and a page prints it as
     text below the picture. If it is an excerpt or a summary, ``data`` has all drawn values. It is stored in
-    ``layout.meta["data"]``, and a page makes a CSV file of it.
+    ``layout.meta["data"]``, and a page makes a CSV file of it. ``definitions`` are labels of the legend, each with one line that
+    defines it; a page prints them below the picture.
     """
     heading = {"text": title, "subtitle": {"text": subtitle, "font": {"size": 13, "color": MUTED}}}
-    meta = {"numbers": numbers} | ({} if data is None else {"data": data})
+    meta: dict[str, Any] = {"numbers": numbers} | ({} if data is None else {"data": data})
+    if definitions:
+        meta["definitions"] = [list(pair) for pair in definitions]
     return go.Figure(layout={"template": _template(), "title": heading, "height": height, "meta": meta})
 
 

@@ -54,10 +54,11 @@ PARTS: dict[str, Hue] = {
     "token_states": _BLUE,
     "reservation": _SKY,
     "internal": _VERMILLION,
-    "external": _ORANGE,
+    "external_and_others": _ORANGE,
     "unused": _GREY,
 }
-"""The parts of both views of waste; each has the colour of the bucket that is most of it."""
+"""The categories of the paper's view, and the part of the last that is unused; each has the colour of the bucket that is most
+of it."""
 
 STATES: dict[str, Hue] = {"prefill": _BLUE, "decode": _SKY, "finished_hold": _PURPLE, "waiting": _GREY}
 """What a sequence does in an iteration, in the textbook pictures."""

@@ -20,12 +20,20 @@ from .prefix_cache import prefix_cache
 from .requests import RequestTimes, request_times
 from .sharing import sharing
 from .speculative_decoding import most_drafts, speculative_decoding
-from .views import PAPER_VIEW, POPULAR_VIEW, USAGE_VIEW, nine_buckets, percent
+from .views import PAPER_VIEW, USAGE_VIEW, nine_buckets
 from .work import Work, work
 
 PERCENTILES = (50, 90, 95, 99)
 #: Refused requests that are named; ``requests.parquet`` has them all.
 MOST_REFUSED = 20
+#: A division that no table shows, because its names have other values than the paper's; readers of older summaries have it.
+_POPULAR_VIEW = {
+    "live": ("live",),
+    "reservation": ("reserved", "over_estimate"),
+    "internal": ("finished_hold", "block_tail"),
+    "external": ("round_up", "stranded"),
+    "free": ("free", "cached"),
+}
 
 
 def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
@@ -82,7 +90,7 @@ def goodput(goal: Objectives, times: RequestTimes, end_ticks: int) -> dict[str, 
 
 
 def waste(window: Window) -> dict[str, Any]:
-    """The ledger of a window in percent of the pool, by buckets, in both views, and as usage by blocks and by tokens, as
+    """The ledger of a window in percent of the pool, by buckets, in the paper's view, and as usage by blocks and by tokens, as
     means over iterations (the paper's) and over time."""
     means: dict[str, Callable[[str], float]] = {"iterations": window.share_of_steps, "time": window.share_of_time}
     result: dict[str, Any] = {
@@ -92,11 +100,14 @@ def waste(window: Window) -> dict[str, Any]:
     for name, share in means.items():
         others = [bucket for bucket in OPTIONAL_BUCKETS if bucket in window.slot_steps]
         shares = {bucket: share(bucket) for bucket in (*BUCKETS, *others)}
+        nine = nine_buckets(shares)
         result[f"mean_over_{name}_pct"] = {
             "buckets": {bucket: 100 * value for bucket, value in shares.items()},
-            "paper_view": percent(nine_buckets(shares), PAPER_VIEW),
-            "popular_view": percent(nine_buckets(shares), POPULAR_VIEW),
-            "usage": percent(nine_buckets(shares), USAGE_VIEW),
+            "paper_view": PAPER_VIEW.percent(nine),
+            "popular_view": {
+                group: 100 * sum(nine[bucket] for bucket in buckets) for group, buckets in _POPULAR_VIEW.items()
+            },
+            "usage": USAGE_VIEW.percent(nine),
         }
     return result
 

@@ -1,48 +1,144 @@
-"""Views of the nine buckets: the paper's, the popular one, and the paper's with free slots apart."""
+"""Names for the slots of a KV pool: the ledger's buckets, and the paper's four categories, which are sums of buckets.
+
+There are two views of a pool. Both have every slot exactly once:
+
+    PAPER_VIEW   the categories of SOSP'23, Fig 2; every table, picture and bar shows it unless it says otherwise
+    SLOTS_VIEW   what becomes of each slot: the buckets themselves, one by one
+
+No name is in both views with two values. Labels and definitions are written here alone: what shows a category takes
+them from here, and shows the definition beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-#: SOSP'23, Fig 2: their sum is the whole pool.
-PAPER_VIEW = {
-    "token_states": ("live",),
-    "reservation": ("reserved",),
-    "internal": ("over_estimate", "block_tail", "finished_hold"),
-    "external_and_others": ("round_up", "stranded", "free", "cached"),
+from ..memory.accounting.integrals import BUCKETS
+
+ViewName = Literal["paper", "slots"]
+
+
+@dataclass(frozen=True, slots=True)
+class Category:
+    """A group of slots.
+
+    Attributes:
+        label: Its name in tables and pictures.
+        buckets: The buckets of the ledger that it adds up.
+        which: Which slots it has, as a phrase behind "slots".
+    """
+
+    label: str
+    buckets: tuple[str, ...]
+    which: str
+
+    @property
+    def definition(self) -> str:
+        """Which slots it has, behind its label."""
+        return f"slots {self.which}"
+
+    @property
+    def defined(self) -> str:
+        """One line: label and definition."""
+        return f"{self.label}: {self.definition}"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A division of the pool.
+
+    Attributes:
+        title: Its name in the title of a table or picture.
+        categories: By key of ``summary.json``, in the order in which they are stacked.
+    """
+
+    title: str
+    categories: dict[str, Category]
+
+    def grouped(self, amounts: Mapping[str, float]) -> dict[str, float]:
+        """Amounts by bucket, added up to the categories, in the unit of the amounts."""
+        return {key: sum(amounts[bucket] for bucket in each.buckets) for key, each in self.categories.items()}
+
+    def percent(self, shares: Mapping[str, float]) -> dict[str, float]:
+        """Shares of the pool by bucket, as fractions of 1, added up to the categories, in percent."""
+        return {key: 100 * share for key, share in self.grouped(shares).items()}
+
+    def definitions(self, keys: Iterable[str] | None = None) -> list[tuple[str, str]]:
+        """Label and definition of each category, or of those with these keys."""
+        chosen = self.categories if keys is None else keys
+        return [(self.categories[key].label, self.categories[key].definition) for key in chosen]
+
+
+#: Which slots are in each bucket of the ledger; the last two are in runs that have them.
+_BUCKETS = {
+    "live": "that hold the keys and values of a token",
+    "reserved": "that a coming token fills",
+    "over_estimate": "for output that never comes",
+    "block_tail": "past the end of a sequence, in its last block",
+    "round_up": "past the requested size, where an allocator rounds it up",
+    "finished_hold": "of ended sequences of a static batch, and its padding",
+    "stranded": "in a gap too small for the first request that waits",
+    "cached": "that no request holds, kept with their contents",
+    "free": "that any request can take",
+    "state": "of states, which do not grow with the tokens",
+    "rejected": "of drafts that no output keeps",
 }
-#: The paper's groups, with unused slots apart: in a pool that is not full these are no waste.
-HELD_VIEW = {
-    "live": ("live",),
-    "reservation": ("reserved",),
-    "internal": ("over_estimate", "block_tail", "finished_hold"),
-    "external": ("round_up", "stranded"),
-    "free": ("free", "cached"),
-}
-#: The three kinds of waste as popular texts explain them; free slots do not count as waste.
-POPULAR_VIEW = {
-    "live": ("live",),
-    "reservation": ("reserved", "over_estimate"),
-    "internal": ("finished_hold", "block_tail"),
-    "external": ("round_up", "stranded"),
-    "free": ("free", "cached"),
-}
+SLOT_CATEGORIES = {bucket: Category(bucket.replace("_", " "), (bucket,), which) for bucket, which in _BUCKETS.items()}
+SLOTS_VIEW = View("what becomes of each slot", {bucket: SLOT_CATEGORIES[bucket] for bucket in BUCKETS})
+PAPER_VIEW = View(
+    "the paper's view",
+    {
+        "token_states": Category("token states", ("live",), _BUCKETS["live"]),
+        "reservation": Category("reservation", ("reserved",), _BUCKETS["reserved"]),
+        "internal": Category(
+            "internal",
+            ("over_estimate", "block_tail", "finished_hold"),
+            "for output that never comes, ended sequences, ends of blocks",
+        ),
+        "external_and_others": Category(
+            "external & others",
+            ("round_up", "stranded", "free", "cached"),
+            "lost to rounding up and to gaps, and free or cached",
+        ),
+    },
+)
+VIEWS: dict[ViewName, View] = {"paper": PAPER_VIEW, "slots": SLOTS_VIEW}
+#: The part of external & others that the next request can use. In a pool that is not full it is no waste.
+UNUSED = Category("of it free", ("free", "cached"), "of external & others that are free or cached")
+#: What is neither token states nor unused.
+WASTE = Category(
+    "waste",
+    tuple(bucket for bucket in BUCKETS if bucket not in ("live", *UNUSED.buckets)),
+    "of reservation, internal, and the part of external & others that is not free",
+)
 #: KV cache usage in vLLM's two units: ``vllm:kv_cache_usage_perc`` counts blocks in use, cached blocks without references
 #: as free; ``vllm:kv_cache_token_usage_perc``, of its pull request 57336, counts slots with keys and values.
-USAGE_VIEW = {
-    "by_blocks": ("live", "reserved", "over_estimate", "block_tail", "finished_hold", "round_up"),
-    "by_tokens": ("live",),
-}
+USAGE_VIEW = View(
+    "KV cache usage, cached blocks free",
+    {
+        "by_blocks": Category(
+            "by blocks",
+            ("live", "reserved", "over_estimate", "block_tail", "finished_hold", "round_up"),
+            "in blocks that a sequence holds",
+        ),
+        "by_tokens": Category("by tokens", ("live",), _BUCKETS["live"]),
+    },
+)
 
 
-def grouped(amounts: Mapping[str, float], view: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """Amounts by bucket, added up to a view's groups, in the unit of the amounts."""
-    return {group: sum(amounts[bucket] for bucket in buckets) for group, buckets in view.items()}
+def sums() -> list[str]:
+    """A line for each category of the paper's view: the buckets that it adds up."""
+    return [
+        f"{category.label} = {' + '.join(SLOT_CATEGORIES[bucket].label for bucket in category.buckets)}"
+        for category in PAPER_VIEW.categories.values()
+    ]
 
 
-def percent(shares: Mapping[str, float], view: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """Shares of the pool by bucket, as fractions of 1, added up to a view's groups, in percent."""
-    return {group: 100 * share for group, share in grouped(shares, view).items()}
+def amount(shares: Mapping[str, float], category: Category) -> float:
+    """The slots of a category, from amounts by bucket, in their unit."""
+    return sum(shares[bucket] for bucket in category.buckets)
 
 
 def nine_buckets(buckets: Mapping[str, float]) -> dict[str, float]:
@@ -52,3 +148,25 @@ def nine_buckets(buckets: Mapping[str, float]) -> dict[str, float]:
     nine["live"] += nine.pop("state", 0)
     nine["reserved"] += nine.pop("rejected", 0)
     return nine
+
+
+#: Percent of the pool that a table with one decimal shows as 0.0.
+_LEAST_PCT = 0.05
+
+
+def moved_text(percent: Mapping[str, float]) -> str:
+    """From the paper's view to the slots: the buckets of each category that has several, as part of a sentence.
+
+    Args:
+        percent: Of the pool, by bucket.
+    """
+    return "; ".join(_moved(percent))
+
+
+def _moved(percent: Mapping[str, float]) -> Iterator[str]:
+    for category in PAPER_VIEW.categories.values():
+        parts = [bucket for bucket in category.buckets if percent[bucket] >= _LEAST_PCT]
+        if len(category.buckets) > 1 and parts:
+            first, *others = (f"{percent[bucket]:.1f}{{}} slots {_BUCKETS[bucket]}" for bucket in parts)
+            of = f" of the {amount(percent, category):.1f} points of {category.label} are"
+            yield ", ".join([first.format(of), *(other.format("") for other in others)])

@@ -24,6 +24,8 @@ from fragmeter.reports.figures.figures import (
 from fragmeter.reports.page.page import Section, write_page
 from fragmeter.reports.page.scorecard import Score, Scorecard
 from fragmeter.reports.style.palette import BUCKETS, DARK, PAPER
+from fragmeter.sim.metrics.views import SLOTS_VIEW
+from pools import waste_row
 
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
 SHARES = {"Orca (Max)": [20.4, 13.3, 57.3, 8.9], "Orca (Pow2)": [26.8, 17.9, 13.6, 41.6], "vLLM": [96.3, 0.0, 1.7, 2.0]}
@@ -50,10 +52,20 @@ def ledger() -> go.Figure:
 
 
 def policies() -> list[dict]:
-    row = {"policy": "orca-max", "token_states_pct": 20.0, "output_tokens_per_s": 300.0, "batched_requests": 7.0}
-    row |= {"paper_reservation_pct": 13.0, "paper_internal_pct": 57.0, "paper_external_and_others_pct": 10.0}
-    row |= {"popular_reservation_pct": 50.0, "popular_internal_pct": 10.0, "popular_external_pct": 10.0}
-    return [row | {"popular_unused_pct": 10.0}]
+    return [
+        waste_row(
+            "orca-max",
+            300.0,
+            7.0,
+            live=20,
+            reserved=13,
+            over_estimate=37,
+            block_tail=10,
+            finished_hold=10,
+            stranded=4,
+            free=6,
+        )
+    ]
 
 
 def figures() -> list[go.Figure]:
@@ -61,7 +73,7 @@ def figures() -> list[go.Figure]:
     states = ("waiting", "prefill", "decode", "finished_hold")
     cells = [{"sequence": "S1", "iteration": at, "state": state} for at, state in enumerate(states, start=1)]
     scales = [row | {"scale": scale} for row in rows for scale in (1.0, 1.25)]
-    shown = [fig2(comparison()), fig13a(batches()), waste(policies()), waste(policies(), "popular"), ledger()]
+    shown = [fig2(comparison()), fig13a(batches()), waste(policies()), waste(policies(), SLOTS_VIEW), ledger()]
     return [*shown, scale_sensitivity(scales, 1.1), seeds(rows), story(cells, "A story"), fig15(batches(2))]
 
 
@@ -90,7 +102,7 @@ def test_every_figure_has_its_marks(driver, page):
     bars = """return [...document.querySelectorAll(".plot")].map((plot) =>
       [...plot.querySelectorAll(".barlayer .point path")].filter((bar) => bar.getBBox().width > 0).length)"""
     # In Fig 2: 12 simulated, 9 published and one "not published", less one of length 0.
-    assert driver.execute_script(bars) == [21, 2, 4, 5, 0, 0, 0, 4, 2]
+    assert driver.execute_script(bars) == [21, 2, 4, 7, 0, 0, 0, 4, 2]
     count = "return document.querySelectorAll('#plot-{} {}').length"
     assert driver.execute_script(count.format(5, ".scatterlayer .js-fill")) == 9
     assert driver.execute_script(count.format(6, ".scatterlayer .js-line")) == 9
@@ -233,7 +245,7 @@ def test_a_legend_on_a_phone_is_whole_and_above_the_bars(driver, tmp_path):
     row = {"policy": "vLLM", "batched_requests": 1.0, "output_tokens_per_s": 1.0} | {
         f"{name}_pct": 100 / 9 for name in BUCKETS
     }
-    page = write_page(tmp_path / "legend.html", "Legend", "", [Section("Bars", figures=[waste([row], "buckets")])])
+    page = write_page(tmp_path / "legend.html", "Legend", "", [Section("Bars", figures=[waste([row], SLOTS_VIEW)])])
     show(driver, page, "light", 420)
     wait(
         driver,

@@ -20,6 +20,8 @@ from fragmeter.reports.figures.figures import (
     with_limit,
 )
 from fragmeter.reports.style.palette import BUCKETS, DARK, PARTS, STATES, contrast, dark
+from fragmeter.sim.metrics.views import PAPER_VIEW, SLOTS_VIEW
+from pools import waste_row
 
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
 LABELS = ["token states", "reservation", "internal", "external & others"]
@@ -142,14 +144,8 @@ class TestFig15:
 
 
 WASTE_ROWS = [
-    {"policy": "orca-max", "token_states_pct": 20.0, "output_tokens_per_s": 300.0, "batched_requests": 7.0}
-    | {"paper_reservation_pct": 13.0, "paper_internal_pct": 57.0, "paper_external_and_others_pct": 10.0}
-    | {"popular_reservation_pct": 70.0, "popular_internal_pct": 0.0, "popular_external_pct": 4.0}
-    | {"popular_unused_pct": 6.0},
-    {"policy": "vllm-sosp23", "token_states_pct": 96.0, "output_tokens_per_s": 900.0, "batched_requests": 30.0}
-    | {"paper_reservation_pct": 0.0, "paper_internal_pct": 1.5, "paper_external_and_others_pct": 2.5}
-    | {"popular_reservation_pct": 0.0, "popular_internal_pct": 1.5, "popular_external_pct": 0.0}
-    | {"popular_unused_pct": 2.5},
+    waste_row("orca-max", 300.0, 7.0, live=20.0, reserved=13.0, over_estimate=57.0, stranded=4.0, free=6.0),
+    waste_row("vllm-sosp23", 900.0, 30.0, live=96.0, block_tail=1.5, free=2.5),
 ]
 
 
@@ -157,16 +153,21 @@ class TestWaste:
     @pytest.mark.parametrize(
         ("view", "parts"),
         [
-            ("paper", {"reservation": [13, 0], "internal": [57, 1.5], "external & others": [10, 2.5]}),
             (
-                "popular",
-                {"reservation": [70, 0], "internal": [0, 1.5], "external": [4, 0], "free & cached": [6, 2.5]},
+                PAPER_VIEW,
+                {"token states": [20, 96], "reservation": [13, 0], "internal": [57, 1.5], "external & others": [10, 2.5]},
+            ),
+            (
+                SLOTS_VIEW,
+                {"live": [20, 96], "reserved": [13, 0], "over estimate": [57, 0], "block tail": [0, 1.5], "round up": [0, 0],
+                 "finished hold": [0, 0], "stranded": [4, 0], "cached": [0, 0], "free": [6, 2.5]},
             ),
         ],
-    )
+    )  # fmt: skip
     def test_every_bar_is_the_value_in_the_table(self, view, parts):
         figure = waste(WASTE_ROWS, view)
-        assert {trace.name: list(trace.x) for trace in figure.data} == {"token states": [20, 96]} | parts
+        assert {trace.name: list(trace.x) for trace in figure.data} == parts
+        assert [label for label, _ in figure.layout.meta["definitions"]] == list(parts)
         assert {tuple(trace.y) for trace in figure.data} == {(0, 1)}
         assert [name.split("<br>")[0] for name in figure.layout.yaxis.ticktext] == ["orca-max", "vllm-sosp23"]
 

@@ -16,6 +16,7 @@ from fragmeter.reports.data.results import read_result
 from fragmeter.reports.page import run_report
 from fragmeter.reports.page.images import write_images
 from fragmeter.reports.page.run_report import PageInputs, figures
+from fragmeter.sim.metrics.views import PAPER_VIEW
 
 TRACE = "arrival_s,prompt_tokens,output_tokens\n0,7,5\n0,9,3\n0.1,30,4\n"
 
@@ -54,11 +55,13 @@ def test_every_figure_of_a_report_is_a_picture(browser, folder, tmp_path, capsys
     assert [path.name for path in drawn] == [
         "01-vllm-v1-kv-slots-by-bucket.svg",
         "02-use-of-the-kv-pool-by-policy-the-paper-s-view.svg",
-        "03-use-of-the-kv-pool-by-policy-every-bucket.svg",
+        "03-use-of-the-kv-pool-by-policy-what-becomes-of-each-slot.svg",
     ]
     said = [[*filter(None, map(str.strip, ElementTree.parse(path).getroot().itertext()))] for path in drawn]
     assert {"vllm-v1: KV slots by bucket", "live", "free"} <= set(said[0])
-    assert {"token states", "vllm-v1"} <= set(said[1])
+    assert {"token states", "vllm-v1", *(category.defined for category in PAPER_VIEW.categories.values())} <= set(
+        said[1]
+    )
     figure = figures(shown)[0]
     (again,) = write_images(tmp_path / "again", [figure], "svg")
     assert again.name == drawn[0].name and again.read_bytes() == drawn[0].read_bytes()
@@ -66,7 +69,7 @@ def test_every_figure_of_a_report_is_a_picture(browser, folder, tmp_path, capsys
     assert not again.exists()
     content = png.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", content[16:24]) == (2 * 1000, 2 * (figure.layout.height + 60))
+    assert struct.unpack(">II", content[16:24]) == (2 * 1000, 2 * (figure.layout.height + 60 + 17 * 4))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import pytest
 from rich.console import Console
 
 from fragmeter.reports.page.terminal_tables import print_payload
+from fragmeter.sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, UNUSED
+from pools import waste_row
 
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
 
@@ -49,12 +51,12 @@ WASTE = {
     "figure": "waste",
     "workload": "made up",
     "rows": [
-        {"policy": "fastertransformer", "token_states_pct": 20.0, "output_tokens_per_s": 12_345.6}
-        | {"batched_requests": 7.0, "popular_unused_pct": 6.0}
-        | {"paper_reservation_pct": 13.0, "paper_internal_pct": 57.0, "paper_external_and_others_pct": 10.0}
-        | {"popular_reservation_pct": 70.0, "popular_internal_pct": 0.0, "popular_external_pct": 4.0}
+        waste_row(
+            "fastertransformer", 12_345.6, 7.0, live=20.0, reserved=13.0, over_estimate=50.0, block_tail=3.0, round_up=1.0,
+            finished_hold=4.0, stranded=3.0, free=6.0,
+        )
     ],
-}
+}  # fmt: skip
 
 SCALE = {
     "figure": "fig2",
@@ -94,11 +96,23 @@ def test_values_at_an_x_say_where():
     assert ["vLLM", "0.25", "1.50", "3.00", "+100.0%", "label", "predicted"] in lines(payload)
 
 
-def test_the_waste_table_shows_both_views():
-    words = [line.split() for line in printed(WASTE).splitlines()]
-    assert ["fastertransformer", "20.0", "13.0", "57.0", "10.0", "-", "12,346", "7.0"] in words
-    assert ["fastertransformer", "20.0", "70.0", "0.0", "4.0", "6.0", "12,346", "7.0"] in words
-    assert "policy states reservation internal external cached tokens/s batch".split() in words
+def test_the_waste_table_is_the_papers_view_with_the_free_part_apart():
+    text = printed(WASTE)
+    words = [line.split() for line in text.splitlines()]
+    assert "the paper's view" in text.splitlines()[0]
+    assert ["fastertransformer", "20.0", "13.0", "57.0", "10.0", "6.0", "12,346", "7.0"] in words
+    assert "policy states reservation internal others free tokens/s batch".split() in words
+    assert [category.defined for category in (*PAPER_VIEW.categories.values(), UNUSED)] == text.splitlines()[-5:]
+
+
+def test_slots_have_columns_of_their_own_and_say_how_they_add_up_to_the_papers():
+    text = printed(WASTE | {"view": "slots"})
+    assert "what becomes of each slot" in text.splitlines()[0]
+    assert ["fastertransformer", *"20.0 13.0 50.0 3.0 1.0 4.0 3.0 6.0".split()] in map(str.split, text.splitlines())
+    defined = [line for line in text.splitlines() if ": slots " in line]
+    # No policy of the table caches, and empty buckets have no column.
+    assert defined == [each.defined for bucket, each in SLOTS_VIEW.categories.items() if bucket != "cached"]
+    assert "internal = over estimate + block tail + finished hold" in " ".join(text.split())
 
 
 def test_the_scale_table_has_a_column_a_scale():
@@ -119,7 +133,9 @@ def test_a_value_at_several_x_has_a_line_each_in_either_table():
     assert ["fig15: mean memory saved, by beam survival q"] in table
 
 
-@pytest.mark.parametrize("payload", [fig2(), fig2(minimum=17.96, maximum=22.0), FIG13A, WASTE, SCALE])
+@pytest.mark.parametrize(
+    "payload", [fig2(), fig2(minimum=17.96, maximum=22.0), FIG13A, WASTE, SCALE, WASTE | {"view": "slots"}]
+)
 def test_nothing_is_cut_or_wrapped_in_80_columns_and_a_pipe_gets_no_colour(payload):
     text = printed(payload)
     assert max(map(len, text.splitlines())) <= 80

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....reports.figures.slots import FREE_TOO_FEW
 from ....sim.cost import PaperCost
 from ....sim.engine.run import simulate
 from ....sim.recording.steps import record
@@ -28,8 +29,6 @@ from ..rows import Row, as_finding, value_row
 from ..settings import paper_settings
 
 FIGURE = "fig3"
-#: In place of the bucket "free": the slots are free while a request waits that needs more.
-FREE_TOO_FEW = "free_too_few"
 CHUNKS, BLOCKS = "orca", "vllm-sosp23"
 _SECOND, _BLOCK_SIZE, _FREE = 1, 16, 1024
 _THIRD, _AS_THIRD = "Request C", "Request A"

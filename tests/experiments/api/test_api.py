@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -19,9 +20,10 @@ from fragmeter.experiments.api.simulation import arguments
 from fragmeter.experiments.cli.app import app
 from fragmeter.experiments.runs.inputs import Inputs
 from fragmeter.reports.data.results import read_result
-from fragmeter.reports.figures.waste_bars import GROUPS, WasteBars
+from fragmeter.reports.figures.waste_bars import WasteBars
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.memory import BUCKETS
+from fragmeter.sim.metrics.views import PAPER_VIEW, UNUSED, WASTE
 from fragmeter.traces import synthetic_pairs, workload
 from paths import ROOT
 
@@ -98,6 +100,7 @@ class TestSameAsTheCommandLine:
             "shuffle_ids",
             "openmetrics",
             "openmetrics_interval",
+            "view",
         }
         assert only_there < flags
         keywords = inspect.signature(fm.simulate).parameters
@@ -248,17 +251,13 @@ class TestWhatItSays:
         throughput = f"{run.summary['request_throughput']:,.2f} requests/s"
         p99 = f"TTFT p50 {run.summary['median_ttft_ms']:,.1f} ms, p99 {run.summary['p99_ttft_ms']:,.1f} ms"
         assert second.startswith(throughput) and p99 in second
-        assert second.endswith(
-            f"waste {sum(run.waste[name] for name in ('reservation', 'internal', 'external')):.1f} %"
-        )
+        buckets = run.as_dict()["waste"]["mean_over_iterations_pct"]["buckets"]
+        used = sum(buckets[bucket] for bucket in ("live", "free", "cached"))
+        assert second.endswith(f"waste {100 - used:.1f} %") and buckets["free"] > 0
 
-    def test_the_shares_are_the_papers_with_what_is_free_apart(self, run):
-        paper = run.as_dict()["waste"]["mean_over_iterations_pct"]["paper_view"]
-        assert sum(run.waste.values()) == pytest.approx(100) and run.waste["free"] > 0
-        assert run.waste["reservation"] == paper["reservation"] and run.waste["internal"] == pytest.approx(
-            paper["internal"]
-        )
-        assert run.waste["external"] + run.waste["free"] == pytest.approx(paper["external_and_others"])
+    def test_the_shares_are_the_papers(self, run):
+        assert run.waste == pytest.approx(run.as_dict()["waste"]["mean_over_iterations_pct"]["paper_view"])
+        assert sum(run.waste.values()) == pytest.approx(100)
 
     def test_the_html_is_whole_and_asks_for_nothing(self, run):
         page = Elements()
@@ -279,10 +278,20 @@ class TestWhatItSays:
             fm.waste_bars(run, labels=["a", "b"])
 
     def test_a_bar_of_text_is_as_long_as_its_shares(self):
-        shares = {"live": 50.0, "reservation": 10.0, "internal": 20.0, "external": 0.0, "free": 20.0}
-        line, legend = str(WasteBars(["a"], [shares])).splitlines()
-        assert line == f"a {'█' * 25}{'▓' * 5}{'▒' * 10}{'·' * 10}  50.0 % live, 30.0 % waste"
-        assert [label in legend for label, _, _ in GROUPS.values()] == [True] * 5
+        shares = dict.fromkeys(BUCKETS, 0.0) | {"live": 50, "reserved": 10, "over_estimate": 14, "block_tail": 6}
+        shares |= {"stranded": 4, "cached": 6, "free": 10}
+        line, view, *legend = str(WasteBars(["a"], [shares])).splitlines()
+        assert line == f"a {'█' * 25}{'▓' * 5}{'▒' * 10}{'░' * 2}{'·' * 8}  50.0 % token states, 34.0 % waste"
+        assert view.strip() == "the paper's view, mean over iterations:"
+        named = [*PAPER_VIEW.categories.values(), UNUSED, WASTE]
+        assert [text.strip(" █▓▒░·") for text in legend] == [category.defined for category in named]
+
+    def test_a_number_in_a_bar_is_that_of_a_category(self):
+        """External & others has two pieces: what is lost, without a number of its own, and what is free."""
+        shares = dict.fromkeys(BUCKETS, 0.0) | {"live": 60, "stranded": 15, "free": 25}
+        page = WasteBars(["a"], [shares])._repr_html_()
+        numbers = re.findall(r"<text[^>]*>([^<]*)</text>", page)
+        assert numbers == ["60.0", "25.0"] and "external &amp; others 40.0 %, of it free 25.0 %" in page
 
 
 class Elements(HTMLParser):

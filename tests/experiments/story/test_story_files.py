@@ -50,6 +50,10 @@ step 2
 end
   A is done and releases blocks 0 and 1.
   slots: 8 free
+
+live: slots that hold the keys and values of a token
+reserved: slots that a coming token fills
+free: slots that any request can take
 """
 
 
