@@ -40,7 +40,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_second_writer_is_refused_and_told_the_first(writer, tmp_path):
+def test_a_second_writer_is_refused_by_the_first_ones_number(writer, tmp_path):
     with pytest.raises(SettingError, match=f"is written by process {writer.pid}; wait"):
         OutputFolder(tmp_path / "out", KIND)
     writer.communicate("")
@@ -49,7 +49,7 @@ def test_a_second_writer_is_refused_and_told_the_first(writer, tmp_path):
     assert names(tmp_path / "out") == ["first.json", "fragmeter.json", "second.json"]
 
 
-def test_a_killed_writer_keeps_nobody_out(writer, tmp_path):
+def test_a_killed_writer_leaves_the_folder_open(writer, tmp_path):
     writer.kill()
     writer.communicate()
     OutputFolder(tmp_path / "out", KIND).write("second.json", "2")
