@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_runs import settings_of
-from fragmeter.experiments.capacity import max_rate, split
+from fragmeter.experiments.capacity import fleet, max_rate, split
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision, Kind
-from fragmeter.experiments.capacity.fleet import FleetSearch, Tested, serve
+from fragmeter.experiments.capacity.fleet import FleetSearch, serve
 from fragmeter.experiments.capacity.load import Drawn
 from fragmeter.experiments.capacity.service_checks import Checked, Service
 from fragmeter.experiments.cli.app import DONE, status
@@ -99,7 +99,7 @@ class TestSplit:
 
 def result_of(
     size: int, share_of, rate_of, engines: int = 1, seeds: int = 4
-) -> tuple[Tested, list[tuple[Kind, int, int]]]:
+) -> tuple[fleet.Tested, list[tuple[Kind, int, int]]]:
     """What ``of_size`` says of known shares and rates, for 10 requests/s, and its trials."""
     steps = FleetSearch(10.0, 1, 1, 0.9, 10**6, range(seeds), engines).of_size(size)
     asked, trials = [], next(steps)
