@@ -25,7 +25,6 @@ from ...sim.spec.launch import capacity
 from ...sim.spec.speculative import parse_speculative
 from ...sim.types.errors import SettingError
 from ..runs.grid import MOST_POINTS, NONE, axis_values
-from ..vllm_serve.checks import refusal
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
 from ..vllm_serve.remedies import remedies
@@ -220,8 +219,7 @@ def _candidate(
     found = started(replace(line, flags=flags), axis_values["gpu"], model_name, log)
     if found.uncounted is not None:
         raise found.uncounted
-    allow_long = line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
-    refused = refusal(found.launch, found.fits_length, allow_long)
+    refused = found.refusal()
     if refused is not None:
         return Candidate(axis_values, None, refused.text + _remedy(found), found)
     policy = axis_values.get("policy", _VLLM)

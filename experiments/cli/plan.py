@@ -28,7 +28,7 @@ from ..capacity.service_checks import check_services
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
-from ..vllm_serve.checks import Refusal, gib, refusal
+from ..vllm_serve.checks import Refusal, gib
 from ..vllm_serve.line import ServeLine, parse_serve, pasted, version
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.remedies import Remedy, remedies
@@ -135,8 +135,7 @@ def _start(
     Raises:
         UserError: The load cannot be read, or served.
     """
-    allow_long = answer.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
-    refused = refusal(answer.launch, answer.fits_length, allow_long)
+    refused = answer.refusal()
     if refused is None:
         # Before any output, because the load may be refused.
         about = subject_of(answer.settings(), mean_tokens, load)

@@ -10,7 +10,6 @@ from ...sim.cost import default_cost, prices_kv
 from ...sim.engine.settings import settings
 from ...sim.spec.launch import Capacity, Launch, capacity
 from ...sim.types.errors import SettingError, UserError
-from ..vllm_serve.checks import refusal
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
 from ..vllm_serve.start import Started, started, with_release
@@ -83,8 +82,7 @@ class Server:
 
     def refused(self) -> str | None:
         """vLLM's refusal to start; None if it starts."""
-        allow_long = self.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
-        found = refusal(self.launch, self.started.fits_length, allow_long)
+        found = self.started.refusal()
         return None if found is None else found.text
 
 

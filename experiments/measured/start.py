@@ -10,7 +10,6 @@ from ...sim import Settings, settings
 from ...sim.spec import model
 from ...sim.types.errors import SettingError, TraceError, UserError
 from ...traces import check_fits, measured, read
-from ..vllm_serve.checks import refusal
 from ..vllm_serve.line import ServeLine, parse_serve, pasted, version
 from ..vllm_serve.log import read_log
 from ..vllm_serve.start import started, with_release
@@ -72,11 +71,9 @@ def replica(server: Server, model_id: str | None) -> Settings:
     log = None if server.startup_log is None else read_log(server.startup_log)
     line = parse_serve(pasted(server.serve))
     answer = started(_dated(line, server.vllm), server.gpu, server.model, log)
-    refused = refusal(answer.launch, answer.fits_length, line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1")
+    refused = answer.refusal()
     if refused is not None:
-        raise UserError(
-            f"serve: the estimated memory does not suffice to start: {refused.text} Paste its --startup-log."
-        )
+        raise UserError(f"serve: it does not start by the estimated memory: {refused.text} Paste its --startup-log.")
     _require_one(server.given.get("data_parallel_size") or answer.replicas)
     return settings(**{**with_release(answer.settings(), answer.line).as_dict(), **server.given})
 

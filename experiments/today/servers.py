@@ -18,13 +18,14 @@ class Server:
 
     Attributes:
         label: Name in pictures.
-        model, gpu, tensor_parallel_size: As in settings.
+        model, gpu, tensor_parallel_size, max_num_seqs: As in settings.
     """
 
     label: str
     model: str
     gpu: str
     tensor_parallel_size: int = 1
+    max_num_seqs: int | None = None
 
     @property
     def name(self) -> str:
@@ -37,12 +38,15 @@ class Server:
         return model(self.model).max_model_len
 
     def settings(self) -> Settings:
-        """The defaults of ``vllm serve``; every step is an event, so that the ledger has a row for each."""
+        """The defaults of ``vllm serve``, unless it starts with fewer sequences alone; every step is an event, so that the ledger has
+        a row for each.
+        """
         return settings(
             policy="vllm-v1",
             model=self.model,
             gpu=self.gpu,
             tensor_parallel_size=self.tensor_parallel_size,
+            max_num_seqs=self.max_num_seqs,
             leap=False,
         )
 
@@ -85,7 +89,8 @@ SERVERS = (
     Server("Zamba2 7B", "zamba2-7b", "h100-80gb"),
     Server("Kimi Linear 48B", "kimi-linear-48b-a3b", "b200"),
     Server("DeepSeek V3.2", "deepseek-v3.2", "h200", 8),
-    Server("Nemotron 3 Super", "nemotron-3-super", "h200", 2),
+    # With the default of 1,024 vLLM refuses it: more sequences than blocks for their states.
+    Server("Nemotron 3 Super", "nemotron-3-super", "h200", 2, max_num_seqs=512),
     Server("GLM-5.3-Flash", "glm-5.3-flash", "h200", 4),
 )
 

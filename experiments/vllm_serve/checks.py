@@ -10,6 +10,7 @@ from ...sim.spec.launch import (
     CONTEXT_BYTES,
     Launch,
     capacity,
+    decode_blocks,
     fits,
     longest_model_len,
     require_divisible,
@@ -25,7 +26,8 @@ class Refusal:
     """A failed start-up check.
 
     Attributes:
-        kind: "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "no KV cache" or "KV cache".
+        kind: "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "no KV cache", "KV cache" or
+            "states".
         text: vLLM's message, with the computed numbers.
     """
 
@@ -53,6 +55,7 @@ def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[
     yield _too_heavy(launch)
     yield _not_one_group(launch)
     yield _too_little_left(launch, any_length)
+    yield too_few_states(launch)
 
 
 #: Architectures of NVIDIA's compute capabilities 7 and 8, without kernels for sparse attention.
@@ -152,6 +155,18 @@ def _too_little_left(launch: Launch, any_length: bool) -> Refusal | None:
         "KV cache",
         f"To serve at least one request with the model's max seq len ({launch.max_model_len}), ({gib(needed)} GiB KV"
         f" cache is needed, which is larger than the available KV cache memory ({gib(left)} GiB).{estimate}",
+    )
+
+
+def too_few_states(launch: Launch) -> Refusal | None:
+    """The failed check of more sequences than the pool has blocks for their states, before vLLM captures CUDA graphs."""
+    blocks, seqs = decode_blocks(launch), launch.max_num_seqs
+    if blocks is None or seqs <= blocks:
+        return None
+    return Refusal(
+        "states",
+        f"max_num_seqs ({seqs}) exceeds available Mamba cache blocks ({blocks}). Each decode sequence requires one Mamba cache block, so"
+        f" CUDA graph capture cannot proceed. Please lower max_num_seqs to at most {blocks} or increase gpu_memory_utilization.",
     )
 
 

@@ -176,6 +176,11 @@ IGNORED_SWITCHES = set(
     """.split()
 )
 
+#: Flags with an object, as JSON or key by key; the second is read for its graphs alone.
+_OBJECTS = ("speculative-config", "compilation-config")
+#: Flags without a simulated effect that decide whether a server starts (``graphs``).
+_DECIDE = ("compilation-config", "optimization-level")
+
 #: Flags that take every word up to the next flag.
 MANY = {
     "allowed-headers",
@@ -365,26 +370,24 @@ class _Reader:
             found = value if joined else self._value(written, name)
         if name in NOT_SIMULATED:
             self._not_simulated.append(f"--{name} ({NOT_SIMULATED[name][1]})")
-        elif name == "speculative-config":
-            self._speculate(written, str(found))
-        elif name in READ:
+        if name in _OBJECTS:
+            self._flags[name] = self._object(name, written, str(found))
+        elif name in READ or name in _DECIDE:
             self._flags[name] = found
             if name == "kv-offloading-backend" and found != "native":
                 self._not_simulated.append(f"--{name} {found} (a KV cache that is kept elsewhere)")
-        else:
+        elif name not in NOT_SIMULATED:
             self._ignored.append(f"--{name}")
 
-    def _speculate(self, written: str, value: str) -> None:
-        """Drafts: as one JSON object, or key by key (``--speculative-config.method eagle3``)."""
+    def _object(self, name: str, written: str, value: str) -> str:
+        """A flag's JSON object, or that of all its keys up to this one (``--speculative-config.method eagle3``)."""
         _, _, key = written.partition(".")
-        if key:
-            known = _json_or_text(str(self._flags.get("speculative-config", "{}")))
-            if not isinstance(known, dict):
-                raise SettingError(
-                    "--speculative-config", known, "is no JSON object, so that no key can be added to it"
-                )
-            value = json.dumps(known | {key: _json_or_text(value)})
-        self._flags["speculative-config"] = value
+        if not key:
+            return value
+        known = _json_or_text(str(self._flags.get(name, "{}")))
+        if not isinstance(known, dict):
+            raise SettingError(f"--{name}", known, "is no JSON object, so that no key can be added to it")
+        return json.dumps(known | {key: _json_or_text(value)})
 
     def _check_drafts(self, text: str) -> None:
         """Name drafts of methods that are not simulated; with rates that vLLM refuses no server starts."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...sim.spec.context_parallel import is_simulated
-from ...sim.spec.launch import Launch, longest_model_len, resolved_kv_dtype
-from .checks import refusal, too_few_tokens, undivided
+from ...sim.spec.launch import Launch, decode_blocks, longest_model_len, resolved_kv_dtype
+from ...sim.types.optional import not_none
+from .checks import refusal, too_few_states, too_few_tokens, undivided
 
 #: Largest number of ranks tried.
 _MOST_RANKS = 64
@@ -23,10 +24,11 @@ class Remedy:
 
 
 def remedies(launch: Launch, any_length: bool = False) -> list[Remedy]:
-    """Changes with which the line starts: fewest ranks, fewest ranks that divide sequences, longest sequence, fp8 KV cache, fp8
-    weights, lowest utilization, tokens.
+    """Changes with which the line starts: most sequences, fewest ranks, fewest ranks that divide sequences, longest sequence, fp8
+    KV cache, fp8 weights, nearest utilization, tokens, graphs without whole decode steps, no graphs.
     """
     found = [
+        _first("--max-num-seqs", _sequences(launch), any_length),
         _first("--tensor-parallel-size", _ranks(launch), any_length),
         _first("--decode-context-parallel-size", _context_ranks(launch), any_length),
         _first("--max-model-len", _lengths(launch), any_length),
@@ -34,6 +36,8 @@ def remedies(launch: Launch, any_length: bool = False) -> list[Remedy]:
         _first("--quantization", _fp8_weights(launch), any_length),
         _first("--gpu-memory-utilization", _utilizations(launch), any_length),
         _first("--max-num-batched-tokens", _tokens(launch), any_length),
+        _first("-cc.cudagraph_mode", _graphs(launch), any_length),
+        _first("--enforce-eager", _no_graphs(launch), any_length),
     ]
     return [remedy for remedy in found if remedy is not None]
 
@@ -93,3 +97,21 @@ def _utilizations(launch: Launch) -> Candidates:
 def _tokens(launch: Launch) -> Candidates:
     if too_few_tokens(launch):
         yield launch.max_num_seqs, replace(launch, max_num_batched_tokens=launch.max_num_seqs)
+
+
+def _sequences(launch: Launch) -> Candidates:
+    """As many sequences as vLLM's message names."""
+    if undivided(launch) is None and too_few_states(launch):
+        blocks = not_none(decode_blocks(launch))
+        if blocks:
+            yield blocks, replace(launch, max_num_seqs=blocks)
+
+
+def _graphs(launch: Launch) -> Candidates:
+    if undivided(launch) is None and too_few_states(launch):
+        yield "PIECEWISE", replace(launch, full_graphs=False)
+
+
+def _no_graphs(launch: Launch) -> Candidates:
+    if undivided(launch) is None and too_few_states(launch):
+        yield "", replace(launch, deployment=replace(launch.deployment, cuda_graphs=False))

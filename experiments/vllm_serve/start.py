@@ -26,7 +26,8 @@ from ...sim.spec.releases import FIRST_ORDERED, FIRST_V1, FIRST_WITHOUT_V0, LAST
 from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_speculative
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
-from .checks import refusal, undivided
+from .checks import Refusal, refusal, undivided
+from .graphs import captures_decodes
 from .line import ServeLine
 from .log import StartupLog
 
@@ -59,6 +60,11 @@ class Started:
     fits_length: bool
     replicas: int
     uncounted: NotSimulated | None = None
+
+    def refusal(self) -> Refusal | None:
+        """vLLM's refusal to start; None if it starts."""
+        allow_long = self.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
+        return refusal(self.launch, self.fits_length, allow_long)
 
     def settings(self) -> Settings:
         """The line as settings of ``fragmeter simulate``, with the computed pool."""
@@ -126,14 +132,13 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
     shape = _shape(line, model_name)
     speculative, uncounted = _drafter(line, shape)
     line = replace(line, not_simulated=[*line.not_simulated, *_not_simulated(line, speculative, uncounted)])
-    card = gpu(gpu_name)
-    tokens, seqs = _batch(line, card)
+    card, vllm = gpu(gpu_name), _release(line)
+    tokens, seqs = _batch(line, card, vllm)
     length = line.text("max-model-len", "")
     fits_length = length in ("auto", "-1")
     longest = shape.max_model_len if fits_length else line.whole("max-model-len", shape.max_model_len)
     if not line.switch("enable-chunked-prefill", True) and "max-num-batched-tokens" not in line.flags:
         tokens = max(tokens, longest)
-    vllm = _release(line)
     _require_divided(line, shape)
     launch = Launch(
         model=shape,
@@ -146,8 +151,8 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
         gpu_memory_utilization=line.share("gpu-memory-utilization", vllm.gpu_memory_utilization),
         block_size=checked_block_size(shape, line.whole("block-size")) or BLOCK_SIZE,
         hybrid=not line.switch(_ONE_GROUP),
-        # vLLM does not cache prefixes of models without attention by default.
-        enable_prefix_caching=line.switch("enable-prefix-caching", bool(shape.attention_layers)),
+        full_graphs=captures_decodes(line, vllm),
+        enable_prefix_caching=line.switch("enable-prefix-caching", _caches(shape, vllm)),
         release=vllm,
         kv_cache_memory_bytes=line.whole("kv-cache-memory-bytes"),
         num_gpu_blocks_override=line.whole("num-gpu-blocks-override"),
@@ -230,8 +235,13 @@ def _shape(line: ServeLine, model_name: str | None) -> ModelSpec:
     return replace(shape, name=name) if Path(name).exists() or is_mixed else shape
 
 
-def _batch(line: ServeLine, card: GpuSpec) -> tuple[int, int]:
-    tokens, seqs = batch_defaults(card)
+def _caches(shape: ModelSpec, vllm: Release) -> bool:
+    """Whether vLLM caches prefixes by default: not of models without attention, nor at first of those with states beside it."""
+    return bool(shape.attention_layers) and (not shape.state_layers or vllm.caches_states)
+
+
+def _batch(line: ServeLine, card: GpuSpec, vllm: Release) -> tuple[int, int]:
+    tokens, seqs = batch_defaults(card, vllm)
     return line.whole("max-num-batched-tokens", tokens), line.whole("max-num-seqs", seqs)
 
 

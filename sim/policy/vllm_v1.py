@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from operator import attrgetter
 from typing import ClassVar
 
@@ -16,8 +17,8 @@ from ..memory.paged.paged import PagedMemory
 from ..memory.paged.speculative import Speculation, SpeculativeMemory, SpeculativeTransaction
 from ..memory.paged.transaction import PagedTransaction
 from ..memory.prefix import Chains
-from ..spec.launch import Launch, batch_defaults, capacity, fits, longest_model_len
-from ..spec.releases import unhashed_first
+from ..spec.launch import Launch, batch_defaults, capacity, decode_blocks, fits, longest_model_len
+from ..spec.releases import LAST_ORDERED, release, unhashed_first
 from ..spec.speculative import SpeculativeConfig
 from ..types.errors import SettingError
 from ..types.sequence import Sequence, StepPlan
@@ -124,7 +125,8 @@ class VllmV1(TokenBudget):
         """See ``Policy``; the pool that ``vllm serve`` computes at its start (``spec.launch``).
 
         Raises:
-            SettingError: vLLM would not start, as the pool cannot hold one sequence of ``max_model_len``, or of one token.
+            SettingError: vLLM would not start: the pool cannot hold one sequence of ``max_model_len``, or of one token, or has
+                fewer blocks than sequences with states.
         """
         if num_blocks is not None:
             blocks, size = super().pool_size(server, options, num_blocks, block_size)
@@ -155,6 +157,11 @@ class VllmV1(TokenBudget):
                 raise SettingError("tensor_parallel", server.tensor_parallel, remedy)
             remedy = f"the KV cache holds a sequence of {longest} tokens; take a shorter one, or a larger GPU"
             raise SettingError("max_model_len", server.max_model_len, remedy)
+        minor = minor_version(options.vllm_release) if isinstance(options, VllmV1Options) else LAST_ORDERED
+        states = decode_blocks(replace(launch, release=release((0, minor))))
+        if states is not None and seqs > states:
+            remedy = f"exceeds the {states} blocks for states, with which vLLM does not start; give at most {states}, or --enforce-eager"
+            raise SettingError("max_num_seqs", seqs, remedy)
         return capacity(launch).num_blocks, launch.block_size * server.deployment.decode_context_parallel
 
     @classmethod

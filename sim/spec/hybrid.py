@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from ..types.errors import NotSimulated
 from .attention import KvGroup, Span
@@ -100,11 +100,12 @@ def _formed(model: ModelSpec) -> tuple[KvGroup, ...]:
     return tuple(KvGroup(group.span, group.layers) for group in form_kv_cache(attention_layers(model), settings).groups)
 
 
+@lru_cache(maxsize=1024)
 def formed_layout(
     model: ModelSpec, settings: CacheSettings, kv_dtype: str, tensor_parallel: int, export_tokens: int = 0
 ) -> HybridLayout:
     """The groups of a model with pages of several sizes, as ``form_kv_cache`` forms them: with states, or with other heads in
-    layers with a window.
+    layers with a window. Cached, as searches for the longest sequence and for remedies ask the same again.
 
     Args:
         export_tokens: See ``StateLayer``.

@@ -4,7 +4,7 @@
     - weights                  as loaded, with the rotary table
     - activations              the peak of one dummy step: max_num_batched_tokens, then max_num_seqs samples
     - outside of torch         CUDA libraries, NCCL
-    - CUDA graphs              since 0.21; before, they used the rest of the GPU memory
+    - CUDA graphs              since 0.20; before, they used the rest of the GPU memory
     = KV cache, in blocks of --block-size tokens of all layers (with KV groups: of the layers of a page)
 
 Weights, blocks and the check follow vLLM's arithmetic. The activations are estimated:
@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 from ..types.errors import SettingError
 from .attention import FP8_DS_MLA
-from .deployment import CUDA_GRAPH_BYTES, DTYPE_BITS, Deployment, stages
+from .deployment import CUDA_GRAPH_BYTES, DTYPE_BITS, MAX_CAPTURED, Deployment, stages
 from .gpu import GpuSpec
 from .hybrid import HybridLayout, formed_layout, hybrid_layout
 from .kv_cache import CacheSettings
@@ -55,6 +55,11 @@ _VOCAB_PADDING = 64
 #: GPUs with NVIDIA's compute capabilities 10 and 12; others that have kernels for sparse attention are of 9.
 _BLACKWELL, _RTX_BLACKWELL = ("b200", "b300"), ("rtx-pro-6000",)
 _INDEXER_LOGITS_BYTES = 512 << 20
+#: GLM-5.3-Flash is in the releases from 0.30 on. Builds before (vllm-project/recipes#906, where the pool has 3,081 blocks) made the check
+#: of ``decode_blocks`` while they profiled, in a pool with as many blocks as the largest graph has tokens; no release does.
+_GLM5_NEXT, _FIRST_GLM5_NEXT = "glm5_next", (0, 30)
+#: Tokens of the largest graph by default on GPUs of compute capability 10; elsewhere ``MAX_CAPTURED``.
+_BLACKWELL_GRAPH = 1024
 
 
 def checked_block_size(model: ModelSpec, given: int | None) -> int | None:
@@ -103,11 +108,12 @@ def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, sixteen_bit: s
     return given
 
 
-def batch_defaults(gpu: GpuSpec) -> tuple[int, int]:
-    """Defaults of max_num_batched_tokens and max_num_seqs; those of small GPUs apply to A100s."""
-    if gpu.memory_bytes >= _LARGEST_BYTES:
+def batch_defaults(gpu: GpuSpec, release: Release = LATEST) -> tuple[int, int]:
+    """Defaults of max_num_batched_tokens and max_num_seqs of a server; those of small GPUs apply to A100s."""
+    if gpu.memory_bytes >= _LARGEST_BYTES and release.largest_batch:
         return _LARGEST
-    return _LARGE if gpu.memory_bytes >= _LARGE_BYTES and gpu.architecture != "a100" else _OTHER
+    is_small = gpu.memory_bytes < _LARGE_BYTES or (gpu.architecture == "a100" and not release.large_a100)
+    return _OTHER if is_small else _LARGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +124,7 @@ class Launch:
         deployment: Pipeline stages, number formats, CUDA graphs.
         block_size: Tokens per block on a rank, before they are raised for states.
         hybrid: Whether layers with a window keep only the tokens within it.
+        full_graphs: Whether CUDA graphs of whole decode steps are captured (``cudagraph_mode``), where graphs are.
         enable_prefix_caching: Whether states at ends of blocks are kept; of no effect on models without states.
         release: Release of vLLM.
         export_tokens: Of the layers with a state (``StateMixer.export_tokens``); None is that of the GPU and the release.
@@ -137,6 +144,7 @@ class Launch:
     gpu_memory_utilization: float = LATEST.gpu_memory_utilization
     block_size: int = BLOCK_SIZE
     hybrid: bool = True
+    full_graphs: bool = True
     enable_prefix_caching: bool = True
     release: Release = LATEST
     export_tokens: int | None = None
@@ -389,6 +397,24 @@ def fits(launch: Launch) -> bool:
     """
     needed = launch.sequence_blocks(launch.max_model_len) + (launch.model.mixer is not None)
     return all(memory.kv_cache_bytes >= needed * memory.block_bytes > 0 for memory in stage_memories(launch))
+
+
+def decode_blocks(launch: Launch) -> int | None:
+    """Blocks that max_num_seqs must not exceed: each sequence of a captured decode step needs one for its states.
+
+    vLLM compares it with ``KVCacheConfig.num_blocks``: all blocks of the pool, whatever the number of groups, and the null block too
+    (``resolve_cudagraph_mode_and_sizes`` of its ``config/compilation.py``).
+
+    Returns:
+        None where nothing is compared: without states, without graphs of whole decode steps, and before 0.20.
+    """
+    captures = launch.deployment.cuda_graphs and launch.full_graphs
+    if not (launch.model.state_layers and captures and launch.release.checks_states):
+        return None
+    blocks = capacity(launch).num_blocks
+    if launch.model.model_type == _GLM5_NEXT and launch.release.since < _FIRST_GLM5_NEXT:
+        return min(blocks, _BLACKWELL_GRAPH if launch.gpu.architecture in _BLACKWELL else MAX_CAPTURED)
+    return blocks
 
 
 def longest_model_len(launch: Launch) -> int:

@@ -2,7 +2,8 @@
 
 Bytes are from start-up logs of H100s. Up to 0.16 the sampler of the profiled step holds 38 bytes per logit (Llama 3.1
 8B: 4.76 GiB), since 0.17 14 bytes (1.89 GiB). Memory outside of torch is 0.13 GiB on one GPU and 0.55 GiB on each of
-two; since 0.18 it is 0.25 and 2.1 GiB. Since 0.21 the memory of CUDA graphs is subtracted from the KV cache. Asynchronous
+two; since 0.18 it is 0.25 and 2.1 GiB. Since 0.20 the memory of CUDA graphs is subtracted from the KV cache, and 0.92 of the GPU
+memory is requested by default, before 0.9 (``envs.py`` and ``config/cache.py`` in the wheels of 0.17 to 0.21). Asynchronous
 scheduling is the default since 0.14 (pull request 27614). The V1 engine is the default since 0.8 (pull request 15064), and the V0 engine is gone
 since 0.11 (its release notes); for releases before the oldest entry below, that entry is taken.
 
@@ -27,6 +28,11 @@ Since 0.24 (pull request 42656) blocks without a hash go to the head; with prefi
 Kernels export states from within a prefill (``StateMixer.export_tokens``) since 0.29 in Kimi K3, 0.32 in Mamba-2 and 0.33 in
 gated delta nets, as the wheels of 0.28 to 0.33 say; entries that differ in nothing else are there for it.
 
+A model with states does not start since 0.20 where max_num_seqs exceeds the blocks of the pool (pull request 38270): the wheels of 0.20
+to 0.33 have the check, and those of 0.18 to 0.19.1 capture smaller graphs instead. Prefixes of such models are cached by default since
+0.26 (``is_prefix_caching_supported`` in the wheels of 0.12 to 0.33). Defaults of a step are larger on GPUs from 160 GiB on since 0.28,
+and those of an A100 are those of small GPUs since 0.9 (``get_batch_defaults`` in the wheels of 0.8 to 0.33).
+
 FlashInfer's kernels for mxfp4 experts on Blackwell take a rank's width in multiples of 256 in 0.22 (its logs, and
 ``mxfp4_round_up_hidden_size_and_intermediate_size`` before it) and of 128 in 0.33 (the same function). 256 is taken for the releases
 between, which were not read.
@@ -34,7 +40,9 @@ between, which were not read.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .pool import GIB
 from .shape import ModelSpec
@@ -42,32 +50,40 @@ from .shape import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release and the later ones up to the next entry.
+    """A release and the later ones up to the next entry. The defaults are those of the oldest.
 
     Attributes:
         since: Major and minor version.
         sampler_bytes: Bytes per sampled logit at the peak of the profiled step.
         alone_bytes, together_bytes: Bytes outside of torch on a single GPU, and on each of several GPUs.
         counts_graphs: Whether the memory of CUDA graphs is subtracted from the KV cache.
-        gpu_memory_utilization: The default; 0.92 in the wheel of 0.21, and assumed to be 0.9 before.
+        gpu_memory_utilization: The default.
         async_scheduling: The default.
         v2_model_types: Model types that run on the second model runner, while that does not count CUDA graphs.
         v2_quantized: Whether these do so if their weights are quantized.
         v2_dense: Whether so do all models with attention alone and without experts.
         mxfp4_width: Multiple to which a rank's width of mxfp4 experts is padded for FlashInfer's kernels on Blackwell.
+        checks_states: Whether max_num_seqs is compared with the blocks that hold states.
+        caches_states: Whether prefixes of models with states and attention are cached by default.
+        large_a100: Whether an A100 of 80 GB has the default batch of a large GPU.
+        largest_batch: Whether GPUs from 160 GiB on have a larger default batch.
     """
 
-    since: tuple[int, int]
-    sampler_bytes: int
-    alone_bytes: int
-    together_bytes: int
-    counts_graphs: bool
-    gpu_memory_utilization: float
-    async_scheduling: bool = True
+    since: tuple[int, int] = (0, 0)
+    sampler_bytes: int = 38
+    alone_bytes: int = int(0.13 * GIB)
+    together_bytes: int = int(0.55 * GIB)
+    counts_graphs: bool = False
+    gpu_memory_utilization: float = 0.9
+    async_scheduling: bool = False
     v2_model_types: frozenset[str] = frozenset()
     v2_quantized: bool = False
     v2_dense: bool = False
     mxfp4_width: int = 256
+    checks_states: bool = False
+    caches_states: bool = False
+    large_a100: bool = True
+    largest_batch: bool = False
 
     def profiling(self, model: ModelSpec, quantized: bool) -> Release:
         """The release as it profiles a model, with the model runner that it takes for it."""
@@ -78,23 +94,37 @@ class Release:
 
 
 _V2_SAMPLER_BYTES = 6
-_QWEN3, _DENSE = frozenset({"qwen3"}), frozenset({"llama", "mistral", "qwen3"})
+_DENSE = frozenset({"llama", "mistral", "qwen3"})
 _WITH_EXPERTS = _DENSE | {"deepseek_v2", "qwen2_moe", "granitemoe"}
-_RELEASES = (
-    Release((0, 0), 38, int(0.13 * GIB), int(0.55 * GIB), False, 0.9, async_scheduling=False),
-    Release((0, 14), 38, int(0.13 * GIB), int(0.55 * GIB), False, 0.9),
-    Release((0, 17), 14, int(0.13 * GIB), int(0.55 * GIB), False, 0.9),
-    Release((0, 18), 14, GIB // 4, int(2.1 * GIB), False, 0.9),
-    Release((0, 21), 14, GIB // 4, int(2.1 * GIB), True, 0.92),
-    Release((0, 22), 14, GIB // 4, int(2.1 * GIB), True, 0.92, v2_model_types=_QWEN3),
-    Release((0, 23), 14, GIB // 4, int(2.1 * GIB), True, 0.92, v2_model_types=_DENSE),
-    Release((0, 24), 14, GIB // 4, int(2.1 * GIB), True, 0.92, v2_model_types=_WITH_EXPERTS, v2_quantized=True),
-    Release((0, 25), 14, GIB // 4, int(2.1 * GIB), True, 0.92, True, _WITH_EXPERTS, v2_quantized=True, v2_dense=True),
-    Release((0, 29), 14, GIB // 4, int(2.1 * GIB), True, 0.92, True, _WITH_EXPERTS, v2_quantized=True, v2_dense=True),
-    Release((0, 30), _V2_SAMPLER_BYTES, GIB // 4, int(2.1 * GIB), True, 0.92),
-    Release((0, 32), _V2_SAMPLER_BYTES, GIB // 4, int(2.1 * GIB), True, 0.92),
-    Release((0, 33), 14, GIB // 4, int(2.1 * GIB), True, 0.92, mxfp4_width=128),
+#: What changed in a minor version of major version 0.
+_CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
+    (9, {"large_a100": False}),
+    (14, {"async_scheduling": True}),
+    (17, {"sampler_bytes": 14}),
+    (18, {"alone_bytes": GIB // 4, "together_bytes": int(2.1 * GIB)}),
+    (20, {"counts_graphs": True, "gpu_memory_utilization": 0.92, "checks_states": True}),
+    (22, {"v2_model_types": frozenset({"qwen3"})}),
+    (23, {"v2_model_types": _DENSE}),
+    (24, {"v2_model_types": _WITH_EXPERTS, "v2_quantized": True}),
+    (25, {"v2_dense": True}),
+    (26, {"caches_states": True}),
+    (28, {"largest_batch": True}),
+    (29, {}),
+    (30, {"sampler_bytes": _V2_SAMPLER_BYTES, "v2_model_types": frozenset(), "v2_quantized": False, "v2_dense": False}),
+    (32, {}),
+    (33, {"sampler_bytes": 14, "mxfp4_width": 128}),
 )
+
+
+def _releases() -> Iterator[Release]:
+    found = Release()
+    yield found
+    for minor, changes in _CHANGES:
+        found = replace(found, since=(0, minor), **changes)
+        yield found
+
+
+_RELEASES = tuple(_releases())
 LATEST = _RELEASES[-1]
 #: The first release with the V1 engine by default, and the first one without the V0 engine.
 FIRST_V1, FIRST_WITHOUT_V0 = (0, 8), (0, 11)

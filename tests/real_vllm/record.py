@@ -1,4 +1,4 @@
-"""Logs of the real vLLM as digests, for tests without it.
+"""Logs of the real vLLM as digests, and what it says of lines before it captures its graphs, for tests without it.
 
 cd tests && python -m real_vllm.record      writes recorded.json anew, by the installed vLLM
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fragmeter.experiments.live.step_log import Served
 
+from .starts import starts
 from .workloads import KINDS, OPTIONS, Case
 
 _FILE = Path(__file__).with_name("recorded.json")
@@ -42,6 +43,19 @@ def recorded() -> dict[str, str]:
     return found
 
 
+def recorded_starts() -> dict[str, str | None]:
+    """What vLLM 0.33.0 says of the lines of ``starts``, by their names."""
+    found: dict[str, str | None] = json.loads(_FILE.read_text())["starts"]
+    return found
+
+
+def real_starts() -> dict[str, str | None]:
+    """What the installed vLLM says of them."""
+    from . import graphs
+
+    return {each.name: graphs.answer(each) for each in starts()}
+
+
 def real() -> dict[str, str]:
     """The digests of the installed vLLM."""
     from . import server
@@ -52,4 +66,5 @@ def real() -> dict[str, str]:
 if __name__ == "__main__":
     from vllm import __version__
 
-    _FILE.write_text(json.dumps({"vllm": __version__, "digests": real()}, indent=0) + "\n")
+    everything = {"vllm": __version__, "digests": real(), "starts": real_starts()}
+    _FILE.write_text(json.dumps(everything, indent=0) + "\n")

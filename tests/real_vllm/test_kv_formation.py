@@ -110,7 +110,7 @@ class WideLayer(Layer):
     head_size_v: int = 0
 
 
-def _spec_of(layer: Layer, config: object) -> KVCacheSpec:
+def spec_of(layer: Layer, config: object) -> KVCacheSpec:
     spec = vllm_layers.spec_of(layer, config)
     return replace(spec, head_size_v=layer.head_size_v) if isinstance(layer, WideLayer) else spec
 
@@ -145,7 +145,7 @@ def _vllm_layers(layers: Sequence[kv_layers.Layer]) -> tuple[Layer, ...]:
     return tuple(found)
 
 
-def _setup(case: Case) -> Setup:
+def setup_of(case: Case) -> Setup:
     settings = case.settings
     return Setup(
         layers=_vllm_layers(case.layers),
@@ -168,8 +168,8 @@ def real(case: Case) -> Answer | Refusal:
     # The scheduler's own copy has one layer's pages for all.
     workers = mock.patch.object(server.Recorder, "initialize_from_config", lambda self, configs: placed.extend(configs))
     try:
-        with workers, mock.patch.object(server, "spec_of", _spec_of):
-            engine = start(_setup(case))
+        with workers, mock.patch.object(server, "spec_of", spec_of):
+            engine = start(setup_of(case))
     except (ValueError, NotImplementedError) as error:
         return Refusal(_longest(r"estimated maximum model length is (\d+)", error))
     config, scheduler = placed[0], engine.scheduler
@@ -437,11 +437,11 @@ def test_pipeline_stages_have_the_groups_and_blocks_of_vllm(first: int, record_p
             mine = form_kv_cache(case.layers, case.settings)
         except SettingError:
             continue
-        setup = _setup(case)
+        setup = setup_of(case)
         config = server.config_of(setup)
         vllm_layers.align_block_size(config, setup.layers)
         config.cache_config.kv_cache_layout = "LBNHC"
-        specs = [{str(number): _spec_of(setup.layers[number], config) for number in part} for part in parts]
+        specs = [{str(number): spec_of(setup.layers[number], config) for number in part} for part in parts]
         memory = [1 << 41, 1 << 42, 1 << 41]
         theirs = get_kv_cache_configs(config, specs, memory, get_global_kv_cache_groups(config, specs))
         placed = [mine.on_stage(part) for part in parts]

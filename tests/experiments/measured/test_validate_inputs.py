@@ -163,7 +163,7 @@ class TestReplica:
             (["--serve", "vllm serve opt-13b"], "gpu = None: is missing; give the server's GPU"),
             (
                 ["--gpu", "a100-40gb", "--serve", "vllm serve opt-66b"],
-                "serve: the estimated memory does not suffice to start: ",
+                "serve: it does not start by the estimated memory: ",
             ),
             (
                 ["--gpu", "a100-80gb", "--serve", "vllm serve opt-13b -dp 2"],

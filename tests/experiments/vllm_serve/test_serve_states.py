@@ -1,0 +1,188 @@
+"""Lines of models with states that have more sequences than blocks: public reports, releases, graphs, and every command that reads them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fragmeter.experiments.capacity.candidates import candidates
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.diagnose.server import server_of
+from fragmeter.experiments.measured.start import Server, replica
+from fragmeter.experiments.vllm_serve.line import parse_serve, version
+from fragmeter.experiments.vllm_serve.remedies import remedies
+from fragmeter.experiments.vllm_serve.start import Started, started
+from fragmeter.sim.engine.replica import build
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.spec import gpu
+from fragmeter.sim.spec.launch import batch_defaults, capacity
+from fragmeter.sim.spec.releases import release
+from fragmeter.sim.types.errors import SettingError, UserError
+
+LINE = "vllm serve qwen3.6-27b -q fp8 --max-model-len 32768 --num-gpu-blocks-override 600"
+
+
+def answer(text: str, card: str = "h100-80gb", vllm: str = "0.33") -> Started:
+    return started(replace(parse_serve(text), version=version(vllm)), card)
+
+
+def kind(found: Started) -> str | None:
+    refused = found.refusal()
+    return refused and refused.kind
+
+
+# Of public reports: recipes#551, NVIDIA-AI-Blueprints/retail-shopping-assistant#95, vllm#49064 and recipes#906. The second states no release, and
+# the first release with the check is 0.20.
+REPORTS = [
+    ("h100-80gb", "0.22", "Qwen/Qwen3.6-27B-FP8 --gpu-memory-utilization 0.95", 856),
+    ("h100-80gb", "0.20", "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8 -tp 2", 524),
+    ("h200", "0.29", "zai-org/GLM-5.3-Flash -tp 4", 512),
+]
+
+
+@pytest.mark.parametrize(("card", "vllm", "line", "blocks"), REPORTS)
+def test_reported_servers_do_not_start_with_the_default_and_start_with_the_remedy(card, vllm, line, blocks):
+    refused = answer(f"vllm serve {line}", card, vllm)
+    assert refused.launch.max_num_seqs == 1024
+    assert kind(refused) == "states"
+    first = remedies(refused.launch)[0]
+    assert first.flag == "--max-num-seqs"
+    assert int(first.value) == pytest.approx(blocks, rel=0.09)
+    assert kind(answer(f"vllm serve {line} --max-num-seqs {first.value}", card, vllm)) is None
+    # The report's own number is a remedy too, and one sequence more than the pool has blocks for is none.
+    assert kind(answer(f"vllm serve {line} --max-num-seqs {blocks}", card, vllm)) is None
+    alone = {remedy.flag: remedy.value for remedy in remedies(refused.launch)}
+    assert {"-cc.cudagraph_mode", "--enforce-eager"} <= alone.keys()
+    for flag in ("--max-num-seqs", "-cc.cudagraph_mode", "--enforce-eager"):
+        assert kind(answer(f"vllm serve {line} {flag} {alone[flag]}", card, vllm)) is None
+
+
+def test_a_sequence_more_than_blocks_is_refused_in_the_words_of_vllm():
+    assert kind(answer(f"{LINE} --max-num-seqs 600")) is None
+    refused = answer(f"{LINE} --max-num-seqs 601").refusal()
+    assert refused is not None
+    assert refused.text.startswith(
+        "max_num_seqs (601) exceeds available Mamba cache blocks (600). Each decode sequence"
+    )
+    assert "Please lower max_num_seqs to at most 600 or increase gpu_memory_utilization." in refused.text
+
+
+def test_all_blocks_of_a_pool_count_whatever_the_groups():
+    # Of six packed groups four keep states.
+    line = "vllm serve zai-org/GLM-5.3-Flash -tp 4 --max-model-len 32768 --num-gpu-blocks-override 600 --max-num-seqs"
+    assert len(answer(f"{line} 600", "h200").launch.layout.groups) == 6
+    assert kind(answer(f"{line} 600", "h200")) is None
+    assert kind(answer(f"{line} 601", "h200")) == "states"
+
+
+@pytest.mark.parametrize(
+    ("flags", "vllm", "starts"),
+    [
+        ("", "0.33", False),
+        ("", "0.20", False),
+        ("", "0.19", True),
+        ("", "0.18", True),
+        ("--enforce-eager", "0.33", True),
+        ("-cc.cudagraph_mode PIECEWISE", "0.33", True),
+        ("-cc.cudagraph_mode=piecewise", "0.33", True),
+        ("""--compilation-config '{"cudagraph_mode": "PIECEWISE"}'""", "0.25", True),
+        ("--compilation-config.mode 3 --compilation-config.cudagraph_mode PIECEWISE", "0.33", True),
+        ("-cc.cudagraph_mode FULL", "0.33", False),
+        ("-cc.cudagraph_mode FULL_DECODE_ONLY", "0.33", False),
+        ("-O0", "0.33", True),
+        ("-O1", "0.33", True),
+        ("-O2", "0.33", False),
+        ("-O1 -cc.cudagraph_mode FULL_AND_PIECEWISE", "0.33", False),
+        # Without compilation no graph is piecewise, and up to 0.29 there was none then.
+        ("-cc.mode none", "0.33", False),
+        ("-cc.mode none", "0.29", True),
+        ("-cc.mode 0 -cc.cudagraph_mode FULL_DECODE_ONLY", "0.29", False),
+    ],
+)
+def test_only_graphs_of_whole_decode_steps_and_later_releases_need_a_block_a_sequence(flags, vllm, starts):
+    assert (kind(answer(f"{LINE} {flags}", vllm=vllm)) is None) == starts
+
+
+def test_models_without_states_need_none():
+    line = "vllm serve {} --max-model-len 512 --num-gpu-blocks-override 600 --max-num-seqs 1024"
+    for name in ("llama-3.1-8b", "gemma-3-27b"):
+        assert kind(answer(line.format(name))) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ("-cc.cudagraph_mode HALF", "--compilation-config.cudagraph_mode = 'HALF': one of NONE, PIECEWISE, FULL"),
+        ("-cc '{\"mode\": 3'", "--compilation-config = '{\"mode\": 3': is not readable JSON"),
+        ("-cc " + "[" * 20_000, "is not readable JSON"),
+    ],
+)
+def test_a_mode_that_vllm_does_not_have_is_a_mistake(flags, complaint, capsys):
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", f"{LINE} {flags}"]) == MISTAKE
+    captured = capsys.readouterr()
+    assert complaint in captured.err and captured.err.count("\n") == 1
+
+
+def test_every_command_that_reads_the_line_says_so():
+    text = f"{LINE} --max-num-seqs 601"
+    words = answer(text).refusal().text
+    line = parse_serve(text)
+    (candidate,) = candidates(line, ["h100-80gb"], {})
+    assert candidate.refused == f"{words} With --max-num-seqs 600 it would."
+    with pytest.raises(UserError) as diagnosed:
+        server_of(line, "h100-80gb", None, None)
+    with pytest.raises(UserError) as validated:
+        replica(Server(text, None, "h100-80gb", None, None, {}), None)
+    assert words in str(diagnosed.value) and words in str(validated.value)
+    starting = text.replace("601", "600")
+    assert candidates(parse_serve(starting), ["h100-80gb"], {})[0].refused is None
+    assert server_of(parse_serve(starting), "h100-80gb", None, None).refused() is None
+
+
+def test_a_change_of_a_diagnosis_must_start_too():
+    server = server_of(parse_serve(f"{LINE} --max-num-seqs 400"), "h100-80gb", None, None)
+    assert server.changed({"max-num-seqs": "600"}) is not None
+    assert server.changed({"max-num-seqs": "601"}) is None
+
+
+def test_a_simulated_server_with_the_pool_of_its_start_has_a_block_a_sequence():
+    given = {"policy": "vllm-v1", "model": "qwen3.6-27b", "gpu": "h100-80gb", "max_model_len": 32_768}
+    with pytest.raises(SettingError, match="max_num_seqs = 1024: exceeds the 335 blocks for states"):
+        build(settings(**given))
+    for other in ({"max_num_seqs": 335}, {"enforce_eager": True}, {"vllm_release": "0.19"}):
+        assert build(settings(**given, **other)).num_blocks >= 335
+
+
+def test_the_answer_names_the_smallest_change_first(capsys):
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", LINE]) == DONE
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Each of these alone would start: --max-num-seqs 600 " in text
+
+
+def test_defaults_of_a_step_are_those_of_the_release_and_the_card():
+    def defaults(card: str, minor: int) -> tuple[int, int]:
+        return batch_defaults(gpu(card), release((0, minor)))
+
+    assert defaults("b200", 33) == defaults("mi300x", 28) == (16_384, 1024)
+    assert defaults("b200", 27) == defaults("h100-80gb", 33) == defaults("h200", 8) == (8192, 1024)
+    assert defaults("a100-80gb", 33) == defaults("a100-80gb", 9) == defaults("l40s", 33) == (2048, 256)
+    assert defaults("a100-80gb", 8) == (8192, 1024)
+    assert defaults("a100-40gb", 8) == (2048, 256)
+    # A line's own tokens limit the sequences that are the default.
+    assert answer("vllm serve llama-3.1-8b --max-num-batched-tokens 512").launch.max_num_seqs == 512
+
+
+def test_prefixes_beside_states_are_cached_by_default_since_0_26():
+    # Of 48 gated delta nets in three groups the state at hand, and a second one for prefixes.
+    blocks = {vllm: answer(LINE, vllm=vllm).launch.sequence_blocks(32_768) for vllm in ("0.25", "0.26")}
+    assert blocks["0.26"] - blocks["0.25"] == 3
+    assert answer(f"{LINE} --enable-prefix-caching", vllm="0.25").launch.sequence_blocks(32_768) == blocks["0.26"]
+    assert answer("vllm serve llama-3.1-8b", vllm="0.20").launch.enable_prefix_caching
+
+
+def test_blocks_of_a_line_are_those_that_the_check_counts():
+    line = "vllm serve qwen3.6-27b -q fp8 --max-model-len 32768 --max-num-seqs {} --kv-cache-memory-bytes 20G"
+    blocks = capacity(answer(line.format(1)).launch).num_blocks
+    assert kind(answer(line.format(blocks))) is None
+    assert kind(answer(line.format(blocks + 1))) == "states"
