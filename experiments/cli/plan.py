@@ -225,6 +225,9 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
     held = {tokens: users(launch, found.num_blocks, tokens) for tokens in lengths}
     settings = answer.settings()
     source = "by vLLM's own log" if log else "an estimate; --startup-log has vLLM's own"
+    if log and log.assumes(launch):
+        meaning = "up to 0.20.0" if launch.release.since < (0, 20) else "since 0.20.1"
+        source += f"; its tokens are read as {meaning}, unless you add its line with the concurrency or the release"
     fitting = ", ".join(f"{number:,} with {tokens:,} tokens" for tokens, number in held.items())
     report.print_line(
         f"{_subject(answer)} starts: {_where(answer)} has a KV cache of {found.num_blocks:,} blocks ({found.num_tokens:,} tokens,"

@@ -85,7 +85,7 @@ def pool_of(metrics: ServerMetrics | None, block_size: int) -> StartupLog | None
     if metrics is None or metrics.num_gpu_blocks is None:
         return None
     blocks = metrics.num_gpu_blocks * (metrics.block_size or block_size) // block_size
-    return StartupLog(blocks, None, None, None)
+    return StartupLog(num_blocks=blocks)
 
 
 def pool_origin(line: ServeLine, log: StartupLog | None, seen: ServerMetrics | None, has_metrics: bool) -> str:

@@ -1,10 +1,19 @@
-"""The KV cache size from a pasted vLLM start-up log, which replaces the computed size."""
+"""The KV cache size from a pasted vLLM start-up log, which replaces the computed size.
+
+The tokens of ``GPU KV cache size`` are, as ``_report_kv_cache_config`` and ``get_kv_cache_capacity`` in the wheels of 0.17 to 0.33 say,
+
+    up to 0.20.0    blocks // groups * tokens of the smallest block of a group
+    since 0.20.1    int(sequences of max_model_len that fit * max_model_len)
+
+A log says which: by its release, else because the second is the product of the line about concurrency, else by the memory that it names.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ...sim.spec.launch import Launch, capacity
@@ -20,6 +29,14 @@ _BLOCKS = re.compile(rf"# (?:GPU|CUDA) blocks: {_COUNT}|num_gpu_blocks is: {_COU
 _TOKENS = re.compile(rf"GPU KV cache size: {_COUNT} tokens", re.ASCII)
 _CONCURRENCY = re.compile(rf"Maximum concurrency for {_COUNT} tokens per request: {_DECIMAL}x", re.ASCII)
 _MEMORY = re.compile(rf"Available KV cache memory: {_DECIMAL} GiB|reserved for KV Cache is {_DECIMAL}\s?GiB", re.ASCII)
+#: The line of the API server or of the engine; the third form is the picture above the API server's lines.
+_VERSION = re.compile(
+    r"(?:vLLM API server version|LLM engine \(v|[█▀▄] +version) ?v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?([\w.+]*)"
+)
+#: By how much a number with two decimals may be rounded.
+_ROUNDED = 0.005
+#: The minor version within which the meaning of the tokens changed, and its last release with the first meaning.
+_CHANGED, _LAST_BY_GROUPS = (0, 20), (0, 20, 0)
 
 
 @dataclass(frozen=True)
@@ -31,27 +48,108 @@ class StartupLog:
         num_tokens: ``GPU KV cache size: 123,456 tokens``.
         concurrency: ``Maximum concurrency for 8,192 tokens per request: 15.07x``, as length and sequences.
         memory_bytes: ``Available KV cache memory: 12.34 GiB``, of one GPU.
+        version: Release of vLLM; its last part is None for a build between releases.
     """
 
-    num_blocks: int | None
-    num_tokens: int | None
-    concurrency: tuple[int, float] | None
-    memory_bytes: int | None
+    num_blocks: int | None = None
+    num_tokens: int | None = None
+    concurrency: tuple[int, float] | None = None
+    memory_bytes: int | None = None
+    version: tuple[int, int, int | None] | None = None
 
     def kv_cache_bytes(self, launch: Launch) -> int:
-        """The smallest KV cache of any GPU, from the most exact line."""
+        """The smallest KV cache of any GPU, from the most exact lines.
+
+        These are the blocks; else tokens and concurrency, unless the memory contradicts them: they depend on the groups of layers, which those
+        of a drafter that is not counted change; else the memory, which is known to 0.01 GiB.
+        """
         block_bytes = capacity(launch).stage.block_bytes
         if self.num_blocks is not None:
             return self.num_blocks * block_bytes
-        if self.num_tokens is not None:
-            return _blocks(launch, launch.max_model_len, self.num_tokens / launch.max_model_len) * block_bytes
-        if self.memory_bytes is not None:
+        memory = self._by_memory(launch, block_bytes)
+        ranges = [self._by_tokens(launch, memory), self._by_concurrency(launch)]
+        found = memory
+        for each in ranges:
+            found = _common(found, each) or found
+        if self.memory_bytes is not None and found == memory:
             return self.memory_bytes
-        return _blocks(launch, *not_none(self.concurrency)) * block_bytes
+        # Of several numbers that give the same tokens, the largest is sure to hold the longest sequence, as the server's did.
+        left = not_none(found)
+        return left[len(left) // 2 if self.num_tokens is None else -1] * block_bytes
+
+    def assumes(self, launch: Launch) -> bool:
+        """Whether the release decides what its tokens mean, and the log does not say which it is."""
+        alone = (
+            self.num_blocks is None
+            and self.num_tokens is not None
+            and self.concurrency is None
+            and self.memory_bytes is None
+        )
+        return alone and self.version is None and _groups(launch)[0] > 1
+
+    def _by_memory(self, launch: Launch, block_bytes: int) -> range | None:
+        """Numbers of blocks, as the memory is rounded; None without it, and where stages have blocks of several sizes."""
+        if self.memory_bytes is None or (self.num_tokens is not None and launch.deployment.pipeline_parallel > 1):
+            return None
+        rounded = int(_ROUNDED * GIB)
+        return range((self.memory_bytes - rounded) // block_bytes, (self.memory_bytes + rounded) // block_bytes + 1)
+
+    def _by_tokens(self, launch: Launch, memory: range | None) -> range | None:
+        tokens = self.num_tokens
+        if tokens is None:
+            return None
+        groups, size = _groups(launch)
+        by_groups = range(tokens // size * groups, (tokens // size + 1) * groups)
+        length = launch.max_model_len if self.concurrency is None else self.concurrency[0]
+        needed = _sequence_blocks(launch, length)
+        # The numbers of blocks with ``blocks * length // needed == tokens``; none if the division is rounded otherwise.
+        least = -(-tokens * needed // length)
+        by_product = range(least, max(least, -(-(tokens + 1) * needed // length) - 1) + 1)
+        return by_groups if self._counts_groups(launch, memory, by_product) else by_product
+
+    def _counts_groups(self, launch: Launch, memory: range | None, by_product: range) -> bool:
+        """Whether the tokens have the meaning that they have up to 0.20.0."""
+        if self.version is not None and self.version[:2] != _CHANGED:
+            return self.version[:2] < _CHANGED
+        if self.version is not None and self.version[2] is not None:
+            return self.version <= _LAST_BY_GROUPS
+        if self.concurrency is not None:
+            length, sequences = self.concurrency
+            return abs(not_none(self.num_tokens) - sequences * length) > _ROUNDED * length + 1
+        if memory is not None:
+            return _common(memory, by_product) is None
+        return launch.release.since < _CHANGED
+
+    def _by_concurrency(self, launch: Launch) -> range | None:
+        if self.concurrency is None:
+            return None
+        length, sequences = self.concurrency
+        needed = _sequence_blocks(launch, length)
+        nearest = round(sequences * needed)
+        least, most = ((sequences + sign * _ROUNDED) * needed for sign in (-1, 1))
+        return range(min(nearest, math.ceil(least)), max(nearest, math.floor(most)) + 1)
 
 
-def _blocks(launch: Launch, tokens: int, sequences: float) -> int:
-    return round(sequences * launch.sequence_blocks(tokens))
+def _groups(launch: Launch) -> tuple[int, int]:
+    """KV groups of a launch, and tokens of their smallest block on all ranks that divide a sequence."""
+    layout, ranks = launch.layout, launch.deployment.decode_context_parallel
+    if layout is None:
+        return 1, launch.block_tokens
+    if layout.config is None:
+        return len(layout.groups), launch.block_size * ranks
+    return len(layout.groups), min(group.block_size for group in layout.config.groups) * ranks
+
+
+def _sequence_blocks(launch: Launch, tokens: int) -> int:
+    """Blocks of a sequence as long as the log's longest."""
+    return replace(launch, max_model_len=tokens).sequence_blocks(tokens)
+
+
+def _common(one: range | None, other: range | None) -> range | None:
+    """Numbers in both ranges, or in the only one; None if there are none."""
+    if one is None or other is None:
+        return one if other is None else other
+    return range(max(one.start, other.start), min(one.stop, other.stop)) or None
 
 
 def read_log(text: str) -> StartupLog:
@@ -71,12 +169,19 @@ def read_log(text: str) -> StartupLog:
         num_tokens=_last(_whole(tokens) for tokens in _TOKENS.findall(text)),
         concurrency=_last(concurrency),
         memory_bytes=min(memory, default=None),
+        version=_last(_version(*found) for found in _VERSION.findall(text)),
     )
-    if log == StartupLog(None, None, None, None):
+    if replace(log, version=None) == StartupLog():
         lines = "GPU KV cache size, Available KV cache memory, Maximum concurrency or # GPU blocks"
         remedy = f"has none of the lines {lines}; give vLLM's output from its start"
         raise SettingError("startup_log", " ".join(given.split())[:60], remedy)
     return log
+
+
+def _version(major: str, minor: str, patch: str, rest: str) -> tuple[int, int, int | None]:
+    """A release; a build between releases (``0.20.1rc1.dev16``) is of no patch."""
+    is_release = patch and (not rest or rest.startswith((".post", "+")))
+    return int(major), int(minor), int(patch) if is_release else None
 
 
 def _whole(text: str) -> int:

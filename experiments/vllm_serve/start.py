@@ -124,11 +124,13 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
 
     Args:
         model_name: Preset or ``config.json`` that gives the shape, in place of the model that the line names.
-        log: The engine's own log; its KV cache size replaces the computed one.
+        log: The engine's own log; its KV cache size replaces the computed one. Its release is that of a line that names none.
 
     Raises:
         SettingError: A value is invalid or not understood.
     """
+    if line.version is None and log is not None and log.version is not None:
+        line = replace(line, version=log.version[:2])
     shape = _shape(line, model_name)
     speculative, uncounted = _drafter(line, shape)
     line = replace(line, not_simulated=[*line.not_simulated, *_not_simulated(line, speculative, uncounted)])

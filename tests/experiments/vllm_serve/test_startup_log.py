@@ -1,0 +1,174 @@
+"""Start-up logs of servers: public ones, and those that each meaning of their tokens would give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.vllm_serve.line import parse_serve, version
+from fragmeter.experiments.vllm_serve.log import read_log
+from fragmeter.experiments.vllm_serve.start import Started, started
+from fragmeter.sim.spec.launch import Launch, capacity
+
+GIB = 1 << 30
+
+
+def blocks(line: str, card: str, log: str, vllm: str | None = None) -> int:
+    return capacity(answer(line, card, log, vllm).launch).num_blocks
+
+
+def answer(line: str, card: str, log: str, vllm: str | None = None) -> Started:
+    parsed = parse_serve(f"vllm serve {line}")
+    parsed = parsed if vllm is None else replace(parsed, version=version(vllm))
+    return started(parsed, card, log=read_log(log))
+
+
+# vllm#40691, talos-argocd-proxmox#1995 and club-3090#612; the blocks of the first are in the report's discussion.
+PUBLIC = [
+    (
+        "Qwen/Qwen3.5-27B --max-model-len 32768 --max-num-seqs 16 --max-num-batched-tokens 16384",
+        "h200",
+        "(EngineCore pid=1) Initializing a V1 LLM engine (v0.19.0) with config: model='Qwen3.5-27B'\n"
+        "INFO [kv_cache_utils.py:1319] GPU KV cache size: 290,864 tokens\n"
+        "INFO [kv_cache_utils.py:1324] Maximum concurrency for 32,768 tokens per request: 33.04x",
+        1487,
+    ),
+    (
+        "Qwen/Qwen3.6-27B-FP8 -tp 2 --max-model-len 131072 --max-num-seqs 2 --kv-cache-dtype fp8_e4m3 --max-num-batched-tokens 8192",
+        "rtx-3090",
+        "vLLM API server version 0.27.1\nAvailable KV cache memory: 4.99 GiB\nGPU KV cache size: 302,921 tokens\n"
+        "Maximum concurrency for 131,072 tokens per request: 2.31x",
+        208,
+    ),
+    (
+        "nvidia/Qwen3.6-35B-A3B-NVFP4 --dtype bfloat16 --max-model-len 131072 --kv-cache-dtype fp8 --enable-prefix-caching --max-num-seqs 1",
+        "rtx-5090",
+        "(EngineCore pid=107) INFO [core.py:114] Initializing a V1 LLM engine (v0.24.0) with config: mo\n"
+        "Available KV cache memory: 5.98 GiB\nGPU KV cache size: 567,978 tokens\n"
+        "Maximum concurrency for 131,072 tokens per request: 4.33x",
+        299,
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "card", "log", "expected"), PUBLIC)
+def test_public_logs_have_the_blocks_of_their_servers(line, card, log, expected):
+    assert blocks(line, card, log) == expected
+    # What the tokens mean follows from their product with the concurrency, too.
+    without = "\n".join(text for text in log.splitlines() if "LLM" not in text)
+    vllm = read_log(log).version
+    assert blocks(line, card, without, f"{vllm[0]}.{vllm[1]}") == expected
+
+
+# club-3090#46: dev16 after 0.20.0, with a drafter whose layers are in other groups.
+RUNNING = """(Worker_TP0 pid=118) INFO 05-04 01:05:57 [gpu_worker.py:440] Available KV cache memory: 9.74 GiB
+(EngineCore pid=109) INFO 05-04 01:05:57 [kv_cache_utils.py:1713] GPU KV cache size: 67,728 tokens
+(EngineCore pid=109) INFO 05-04 01:05:57 [kv_cache_utils.py:1718] Maximum concurrency for 180,000 tokens per request: 1.06x"""
+
+
+@pytest.mark.parametrize("vllm", [None, "0.20", "0.33"])
+def test_a_running_server_whose_groups_are_others_has_the_memory_of_its_log(vllm):
+    line = "Qwen/Qwen3.6-27B -q awq -tp 2 --kv-cache-dtype fp8 --max-model-len 180000 --max-num-seqs 2"
+    found = answer(line, "rtx-4090", RUNNING, vllm)
+    assert found.refusal() is None
+    assert capacity(found.launch).stage.kv_cache_bytes == int(9.74 * GIB)
+
+
+LINES = {
+    "states": "qwen3.6-27b -q fp8 --max-model-len 32768 --max-num-seqs 16",
+    "states, cached": "qwen3.6-27b -q fp8 --max-model-len 32768 --max-num-seqs 16 --enable-prefix-caching",
+    "windows": "gemma-3-27b -tp 2 --max-model-len 32768 --max-num-seqs 16",
+    "latent vectors and states": "kimi-linear-48b-a3b -tp 2 --max-model-len 32768 --max-num-seqs 16",
+    "one group": "llama-3.1-8b --max-model-len 32768 --max-num-seqs 16",
+    "divided sequences": "deepseek-v3 -tp 8 -dcp 8 --max-model-len 32768 --max-num-seqs 16",
+}
+
+
+def groups_of(launch: Launch) -> tuple[int, int]:
+    """Groups, and tokens of the smallest block."""
+    layout = launch.layout
+    if layout is None:
+        return 1, launch.block_tokens
+    sizes = [group.block_size for group in layout.config.groups] if layout.config else [launch.block_size]
+    return len(layout.groups), min(sizes)
+
+
+def log_of(launch: Launch, number: int, release: str | None, lines: str) -> str:
+    """What vLLM would log with that many blocks; ``lines`` has T, C and M for tokens, concurrency and memory."""
+    length, needed = launch.max_model_len, launch.sequence_blocks(launch.max_model_len)
+    groups, size = groups_of(launch)
+    tokens = number // groups * size if launch.release.since < (0, 20) else int(number / needed * length)
+    memory = number * capacity(launch).stage.block_bytes + capacity(launch).stage.block_bytes // 2
+    written = [f"Initializing a V1 LLM engine (v{release}) with config"] if release else []
+    written += [f"Available KV cache memory: {memory / GIB:.2f} GiB"] if "M" in lines else []
+    written += [f"GPU KV cache size: {tokens:,} tokens"] if "T" in lines else []
+    written += (
+        [f"Maximum concurrency for {length:,} tokens per request: {number / needed:.2f}x"] if "C" in lines else []
+    )
+    return "\n".join(written)
+
+
+@pytest.mark.parametrize("name", LINES)
+@settings(max_examples=30)
+@given(number=st.integers(60, 6000), vllm=st.sampled_from(["0.17.1", "0.19.0", "0.25.1", "0.33.0"]), data=st.data())
+def test_every_log_says_its_blocks(name, number, vllm, data):
+    lines = data.draw(st.sampled_from(["TCM", "TC", "TM", "T"]))
+    line, card = LINES[name], "h200"
+    launch = started(replace(parse_serve(f"vllm serve {line}"), version=version(vllm)), card).launch
+    number += launch.sequence_blocks(launch.max_model_len) + 1
+    names_release = lines == "T" or data.draw(st.booleans())
+    text = log_of(launch, number, vllm if names_release else None, lines)
+    # A command of another release than the log's own changes nothing.
+    found = answer(line, card, text, None if names_release else vllm)
+    read, (groups, _) = capacity(found.launch).num_blocks, groups_of(launch)
+    assert found.refusal() is None
+    old = launch.release.since < (0, 20)
+    assert number <= read < number + (groups if old else 1)
+    if "C" in lines and number < 100:
+        assert read == number
+
+
+def test_lines_of_a_build_between_releases_say_what_its_tokens_mean():
+    line = LINES["states"]
+    builds = {
+        "0.20.1rc1.dev16+g7a1eb8ac2": "0.19",
+        "0.20.2rc1.dev9+g01d4d1ad3": "0.25",
+        "0.20.0": "0.19",
+        "0.20.1": "0.25",
+    }
+    for build, alike in builds.items():
+        launch = started(replace(parse_serve(f"vllm serve {line}"), version=version(alike)), "h200").launch
+        text = log_of(launch, 800, build, "TCM")
+        assert blocks(line, "h200", text) == 800
+    assert read_log("vLLM API server version 0.20.1rc1.dev16+g7a1eb8ac2\n# GPU blocks: 9").version == (0, 20, None)
+    assert read_log("Initializing a V1 LLM engine (v0.20.1) with\n# GPU blocks: 9").version == (0, 20, 1)
+    assert read_log("INFO  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.17.0\n# GPU blocks: 9").version == (0, 17, 0)
+    assert read_log("NCCL version 2.27.5\n# GPU blocks: 9").version is None
+
+
+def test_a_line_without_a_release_is_of_the_release_of_its_log():
+    line, log = (
+        "vllm serve qwen3.6-27b -q fp8 --num-gpu-blocks-override 600",
+        "LLM engine (v0.19.1) with\n# GPU blocks: 600",
+    )
+    found = started(parse_serve(line), "h100-80gb", log=read_log(log))
+    assert found.launch.release.since == (0, 18)
+    # The default of 1,024 sequences is more than its blocks, which that release does not mind.
+    assert found.refusal() is None
+    assert started(replace(parse_serve(line), version=(0, 20)), "h100-80gb", log=read_log(log)).refusal() is not None
+
+
+def test_what_is_assumed_of_tokens_alone_is_said(capsys):
+    def told(line: str, log: str) -> bool:
+        assert status(["plan", "--gpu", "h200", "--serve", f"vllm serve {line}", "--startup-log", log]) == DONE
+        return "tokens are read as since 0.20.1" in " ".join(capsys.readouterr().out.split())
+
+    tokens = "GPU KV cache size: 290,864 tokens"
+    assert told(LINES["states"], tokens)
+    assert not told(LINES["states"], f"{tokens}\nMaximum concurrency for 32,768 tokens per request: 8.88x")
+    assert not told(LINES["states"], f"LLM engine (v0.33.0) with\n{tokens}")
+    assert not told(LINES["one group"], tokens)
