@@ -28,6 +28,7 @@ from ...sim.policy.registry import declaring, options_by_policy, policy
 from ...sim.recording.blocks import BlockMap, BlockRecording
 from ...sim.spec import gpu
 from ...sim.types.errors import SettingError
+from ...sim.types.plugins import plugin_code
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Reading, Trace, is_frame, trace_of_frame
 from ..runs.inputs import Inputs, Requests
@@ -187,6 +188,7 @@ def _given(values: dict[str, Any]) -> Trace | Workload | None:
     return trace_of_frame(trace) if is_frame(trace) else trace
 
 
+@plugin_code()
 def simulate(*, record_blocks: bool = False, **keywords: Any) -> Simulation:
     """Serve a trace on a simulated replica, or on several, to the last request.
 
@@ -203,6 +205,8 @@ def simulate(*, record_blocks: bool = False, **keywords: Any) -> Simulation:
 
     Raises:
         UserError: A keyword is unknown, or a value or a trace is invalid: one line with field, value and remedy.
+        PluginError: A ``UserError``: a policy or an allocator of another package breaks a rule of docs/extending.md, or raises
+            an exception, which is the ``__cause__``.
         SimulationFault: An invariant of the simulator is violated.
     """
     if not isinstance(record_blocks, bool):

@@ -1,7 +1,7 @@
 """The program ``fragmeter``: its verbs, its error output and its exit status.
 
 Exit status: 0 success; 2 a user error, one line on standard error; 1 an internal fault, one line and how to report it
-(``FRAGMETER_DEBUG=1`` shows the traceback); 130 Ctrl-C and 143 SIGTERM, finished results are kept; 141 the reader of
+(``FRAGMETER_DEBUG=1`` shows the traceback, and that of an exception of a plug-in); 130 Ctrl-C and 143 SIGTERM, finished results are kept; 141 the reader of
 the output has closed it.
 
 Integer flags of all verbs are checked before cyclopts and pydantic convert them: decimal digits, optionally with a
@@ -46,7 +46,8 @@ from ...sim.engine.settings import setting_error
 from ...sim.output.interrupts import handle, message_of, status_of
 from ...sim.policy.registry import installed, policy
 from ...sim.types.bounds import human_readable_int
-from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
+from ...sim.types.errors import ObjectivesMissed, PluginError, SettingError, UserError
+from ...sim.types.plugins import plugin_code
 from ..runs.output import Terminal
 from ..vllm_serve.line import SHORT
 
@@ -162,13 +163,16 @@ def _exit_now(status: int, *_: object) -> NoReturn:
 def status(tokens: Sequence[str]) -> int:
     """Run the command line and return the exit status."""
     try:
-        _know_policies(tokens)
-        app(tokens)
+        with plugin_code():
+            _know_policies(tokens)
+            app(tokens)
     except ObjectivesMissed:
         return MISSED
     except CycloptsError as error:
         return _refuse(_one_line(error))
     except UserError as error:
+        if isinstance(error, PluginError):
+            _show_traceback()
         return _refuse(str(error))
     except KeyboardInterrupt as interrupt:
         _complain(message_of(interrupt, keeps=any(token.startswith(("--out", "--json", "--save")) for token in tokens)))
@@ -183,7 +187,7 @@ def status(tokens: Sequence[str]) -> int:
         return _refuse(f"more memory than this machine has{found}; ask for fewer requests, or for less time")
     except OSError as error:
         return _refuse(_of_machine(error))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return _fault(error)
     return DONE
 
@@ -253,9 +257,14 @@ def _refuse(text: str) -> int:
     return MISTAKE
 
 
-def _fault(error: Exception) -> int:
+def _show_traceback() -> None:
+    """Print the traceback of the exception that is handled, where FRAGMETER_DEBUG asks for it."""
     if os.environ.get("FRAGMETER_DEBUG") == "1":
         traceback.print_exc()
+
+
+def _fault(error: BaseException) -> int:
+    _show_traceback()
     summary = " ".join(f"{type(error).__name__}: {error}".split())
     _complain(f"an internal fault ({summary}); please report it with the output of FRAGMETER_DEBUG=1")
     return FAULT

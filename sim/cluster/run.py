@@ -37,6 +37,7 @@ from ..spec import gpu, model
 from ..spec.launch import resolved_kv_dtype
 from ..types.errors import SettingError
 from ..types.optional import not_none
+from ..types.plugins import plugin_code
 from ..types.sequence import Sequence as Prefilled
 from ..workload.closed_loop import ClosedLoop, Maker
 from ..workload.content import TokenRuns
@@ -342,6 +343,7 @@ class ClusterRun:
         return self.runs[0].log.end_ticks
 
 
+@plugin_code()
 def simulate_cluster(
     settings: Settings,
     workload: Workload,

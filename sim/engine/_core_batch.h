@@ -20,7 +20,7 @@ enum { FRESH = 0, RECOMPUTED = 1, NOT_DECODING = -2 };
 /* The steps of the longest leap, ``_LONGEST_LEAP`` of engine.py. */
 #define LONGEST_LEAP ((int64_t)1 << 16)
 
-enum status { FAILED = -1, GOES_ON = 0, ENDED = 1, STUCK = 2, UNPUBLISHED = 3, RESTS = 4 };
+enum status { FAILED = -1, GOES_ON = 0, ENDED = 1, STUCK = 2, UNPUBLISHED = 3, RESTS = 4, OVERDRAWN = 5 };
 /* What a sequence in a slot does: the last two are those of ``State.finished`` and ``State.in_vain``. */
 enum progress { DECODES, PREFILLS, HAS_FINISHED, IN_VAIN };
 
@@ -84,6 +84,7 @@ struct replica {
     /* Time. */
     int64_t now, decode_step, holds_until;
     bool unpublished; /* whether the head lacks a block that a running sequence has filled */
+    bool overdrawn;   /* whether more blocks were taken than there are */
     int64_t steps_to_look; /* until the head of the queue may find more blocks, from the last decision on */
     int64_t edges[2];
     int num_edges, next_edge;
@@ -441,6 +442,7 @@ static bool leap_over(struct replica *r, const struct step *step, int64_t until,
     int64_t row[9] = {r->now, limit, first, second, growth, batch, prefill, 0, waiting};
     write_row(r, row, context, r->num_blocks - r->free + r->phases[r->decode_step % r->block_size]);
     r->free -= growth_of(r, limit);
+    r->overdrawn |= r->free < 0;
     *last = more ? end - second - growth * (more - 1) : r->now;
     r->now = end;
     r->decode_step += limit;

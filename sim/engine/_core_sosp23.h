@@ -85,6 +85,8 @@ static enum status serve_sosp23(struct replica *r, int64_t until)
         if (r->batch_size) {
             if (!leap_over(r, r->begins ? &r->step : NULL, until, &last))
                 return FAILED;
+            if (r->overdrawn)
+                return OVERDRAWN;
             if (r->leap.steps)
                 break;
             while (one_ends(r))

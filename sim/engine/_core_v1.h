@@ -483,6 +483,8 @@ static enum status serve_v1(struct replica *r, int64_t until)
                 return FAILED;
             if (r->unpublished)
                 return UNPUBLISHED;
+            if (r->overdrawn)
+                return OVERDRAWN;
             if (r->leap.steps)
                 break;
         } else if (r->begins && (r->step.ticks || r->step.preempts)) {

@@ -48,7 +48,7 @@ _FOLDER = Path(__file__).parent
 _LEAPS = 1 << 15
 FOREVER = (1 << 63) - 1
 #: What ``_core.serve`` and ``_core.advance`` say first.
-_ENDED, _STUCK, _UNPUBLISHED, RESTS = 1, 2, 3, 4
+_ENDED, _STUCK, _UNPUBLISHED, RESTS, _OVERDRAWN = 1, 2, 3, 4, 5
 #: Settings that may have another value than their default. The core reads them, or the sizes, limits and step times that
 #: follow from them. A run with any other setting, such as one that is added later, is served in Python.
 SETTINGS = frozenset(
@@ -221,6 +221,8 @@ def raise_fault(status: int, policy: str, waiting: int) -> None:
         raise SimulationFault(f"policy {policy} is stuck: nothing runs and {waiting} requests wait")
     if status == _UNPUBLISHED:
         raise SimulationFault("a block that a waiting request looks for is full and was not published")
+    if status == _OVERDRAWN:
+        raise SimulationFault(f"policy {policy} granted more blocks than are free")
 
 
 def _ends_early(workload: Workload, max_model_len: int) -> np.ndarray:

@@ -41,6 +41,7 @@ from ..types.state import State
 from ..types.sums import whole_steps
 from ..workload.source import NEVER, Source
 from .executor import Begun, Executor, FirstStep
+from .guard import Guard, translated
 from .observer import Observer
 from .transfers import TransferSource
 
@@ -100,6 +101,12 @@ class Engine:
         self._transfers = transfers
         self.state.speculates = memory.speculation is not None
         self._effective = effective_context(cost)
+        guard = Guard.of(policy, memory)
+        self._schedule, self._horizon, self._advance = (
+            (policy.schedule, policy.horizon, memory.advance)
+            if guard is None
+            else (guard.schedule, guard.horizon, guard.advance)
+        )
         self.ledger = Ledger(memory.meter)
         self._executor = Executor(self.state, memory, cost, self.ledger)
         self.leap = self._may_leap = leap
@@ -114,7 +121,7 @@ class Engine:
         self._answered: list[Sequence] = []
         #: Decode step up to which the policy's decision stays the same if no request arrives.
         self._holds_until = 0
-        self.process = env.process(self._serve())
+        self.process = env.process(translated(self._serve(), policy, memory, cost, self.state))
 
     def stop(self) -> None:
         """End the run after the step or leap in progress."""
@@ -123,8 +130,8 @@ class Engine:
     def _serve(self) -> Generator[simpy.Event, Cut, None]:
         source, policy, memory, state = self.source, self.policy, self.memory, self.state
         # Local names: a run makes millions of these calls.
-        wake, priority, transaction, schedule = self._waker(), self.priority, memory.transaction, policy.schedule
-        enter, advance, calendar = self.ledger.enter, memory.advance, state.calendar
+        wake, priority, transaction, schedule = self._waker(), self.priority, memory.transaction, self._schedule
+        enter, advance, calendar = self.ledger.enter, self._advance, state.calendar
         take_finished = state.take_ended if policy.leaves_together else state.take_finished
         release = self._release_and_notify if source.hears_of_finishes else memory.release
         ahead, finish = self._ahead, self._finish
@@ -319,7 +326,7 @@ class Engine:
     def _ask_horizon(self, limit: int) -> int:
         """Steps, at most ``limit``, for which the policy's decision stays the same."""
         state = self.state
-        steps = min(self.policy.horizon(state, self.memory, limit), _LONGEST_LEAP)
+        steps = min(self._horizon(state, self.memory, limit), _LONGEST_LEAP)
         if not state.waiting and not state.swapped:
             # No sequence could take the place of a finished one: the decision holds across finishes.
             self._holds_until = state.decode_step + steps
@@ -380,9 +387,14 @@ class Engine:
         return len(state.waiting) + len(state.swapped) + len(state.prefilling) + len(state.stalled)
 
     def _check_done(self) -> None:
-        left = self._unfinished()
+        """Check that nothing is left when nothing can go on: no sequence, and no slot that one held."""
+        left = self._unfinished() + len(self.state.running)
         if left:
             raise SimulationFault(f"policy {self.policy.name} is stuck: nothing runs and {left} requests wait")
+        memory = self.memory
+        held = memory.capacity_slots - memory.pinned_slots - memory.room_after(self.state, 0)
+        if held:
+            raise SimulationFault(f"{held} slots are held after the last request")
 
 
 class Alarm(simpy.Event):

@@ -35,8 +35,10 @@ from ..spec.pool import offloaded_blocks
 from ..spec.releases import LAST_ORDERED
 from ..spec.weights import weights_format
 from ..types.errors import NotSimulated, SettingError
+from ..types.plugins import plugin_code
 from ..workload.content import PromptSource
 from ..workload.dialogue import Dialogue
+from .guard import checked_cost
 from .settings import Settings
 
 GIB = 1 << 30
@@ -116,6 +118,7 @@ def _under_settings_names() -> Iterator[None]:
 
 
 @_under_settings_names()
+@plugin_code()
 def build(
     settings: Settings,
     step_cost: StepCost | None = None,
@@ -188,7 +191,9 @@ def build(
         # It made the memory, or the allocator's derives from what it would make.
         policy=cast(PairedPolicy, scheduler),
         memory=memory,
-        cost=step_cost or _cost(settings, shape, card, size, deployment, scheduler, memory.placement is None),
+        cost=checked_cost(
+            step_cost or _cost(settings, shape, card, size, deployment, scheduler, memory.placement is None)
+        ),
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,

@@ -19,7 +19,8 @@ from ..memory.accounting.ledger import Ledger
 from ..memory.accounting.run_log import RunLog
 from ..policy.options import VllmV1Options
 from ..types import ticks
-from ..types.errors import UserError
+from ..types.errors import SimulationFault, UserError
+from ..types.plugins import failed, plugin_code
 from ..types.state import State
 from ..workload.closed_loop import ClosedLoop, Maker
 from ..workload.source import OpenLoop
@@ -27,6 +28,7 @@ from ..workload.workload import Workload
 from .core import CoreEngine, serves
 from .engine import Engine
 from .grouping import grouped_source, is_grouped, leaders, smallest_pools
+from .guard import suspect
 from .observer import Observer
 from .queue_limits import LimitedLoop
 from .replica import Replica, build
@@ -79,6 +81,7 @@ class Run:
         return self.accounts.window(*edges(self.settings))
 
 
+@plugin_code()
 def simulate(
     settings: Settings,
     workload: Workload,
@@ -126,7 +129,16 @@ def finished(
         smallest_pool_blocks: See ``Run``.
     """
     run_log = run_log_of(ledger, replica.memory, workload, grouped, end_ticks)
-    return Run(settings, workload, replica, run_log, smallest_pool_blocks)
+    run = Run(settings, workload, replica, run_log, smallest_pool_blocks)
+    plugin = suspect(replica.policy, replica.memory)
+    try:
+        run.accounts.require_conserved()
+        if plugin is not None:
+            # Every bucket apart, which takes longer.
+            run.accounts.at_rows()
+    except SimulationFault as fault:
+        raise fault if plugin is None else failed(plugin, "schedule", fault) from fault
+    return run
 
 
 def run_log_of(ledger: Ledger, memory: Memory, workload: Workload, grouped: bool, end_ticks: int) -> RunLog:
@@ -156,6 +168,7 @@ def run_log_of(ledger: Ledger, memory: Memory, workload: Workload, grouped: bool
     )
 
 
+@plugin_code()
 def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost | None = None) -> Run:
     """Run to the end of the settings' window: ``window`` equals that of ``simulate``, other attributes do not.
 
@@ -180,6 +193,7 @@ def _run_past(engine: Engine | CoreEngine, end_ticks: int) -> None:
         engine.env.run(until=until)
 
 
+@plugin_code()
 def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledger:
     """The ledger of ``simulate`` at a time: rows of finished leaps, residencies that have begun.
 

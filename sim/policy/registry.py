@@ -17,6 +17,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from ..types.errors import SettingError
+from ..types.plugins import described, know, where_raised
 from .base import AnyPolicy, Policy, Pool
 from .fastgen import FastGen
 from .lightllm import LightLLM
@@ -141,9 +142,11 @@ def imported(field: str, name: str, group: str, others: Iterable[str] = ()) -> o
         found: object = import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # another package's module may raise anything
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise SettingError(field, name, f"cannot be imported ({text}); check the name and the module") from None
+    except (Exception, SystemExit) as error:  # another package's module may raise anything
+        place = where_raised(error)
+        text = described(error) + (f" in {place[0]}, line {place[1]}" if place else "")
+        raise SettingError(field, name, f"cannot be imported ({text}); check the name and the module") from error
+    know(field, found)
     return found
 
 

@@ -6,6 +6,7 @@ FragmeterError
 │   │   ├── MissingSetting
 │   │   └── NotSimulated   valid in the simulated system
 │   ├── TraceError        a row or a column of a trace file
+│   ├── PluginError       a policy, memory or cost of another package
 │   └── MissingExtra      an optional package that the command needs
 ├── SimulationFault       a defect of fragmeter: exit status 1
 └── KernelFault           a GPU kernel that fails on the CPU: exit status 1
@@ -85,6 +86,43 @@ class TraceError(UserError):
         where = self.path if line is None else f"{self.path}, {unit} {line}"
         what = "" if field is None else f" {field} = {value!r}:"
         super().__init__(f"{where}:{what} {remedy}")
+
+
+class PluginError(UserError):
+    """A policy, memory or cost that is not of this package breaks a rule or raises an exception, which is the ``__cause__``.
+
+    The text has file, line, class, step and what is wrong.
+
+    Args:
+        what: What is wrong, and the remedy.
+
+    Attributes:
+        path, line: In its code.
+        owner: "policy", "memory" or "cost", and its class; empty if what is wrong says it all.
+        rule: The rule that it breaks, of docs/extending.md; None for an exception.
+        step: Decode step of the run; None outside of one.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        owner: str = "",
+        path: str = "",
+        line: int = 0,
+        rule: str | None = None,
+        step: int | None = None,
+    ) -> None:
+        self.what, self.owner, self.path, self.line, self.rule, self.step = what, owner, path, line, rule, step
+        where = f"{path}, line {line}: {owner}" if owner else ""
+        breaks = "" if rule is None else f" breaks the rule {rule!r}"
+        when = "" if step is None else f" in decode step {step}"
+        super().__init__(f"{where}{breaks}{when}{'' if rule is None else ':'} {what}" if owner else what)
+
+    def at_step(self, step: int) -> PluginError:
+        """The same error in a decode step, unless it has one."""
+        if self.step is not None or not self.owner:
+            return self
+        return PluginError(self.what, self.owner, self.path, self.line, self.rule, step)
 
 
 class MissingExtra(UserError):

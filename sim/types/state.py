@@ -110,14 +110,18 @@ class State:
         heapify(self.calendar)
         for sequence in preempted:
             sequence.computed_tokens = 0
-            if self._preempted_first:
-                self.waiting.appendleft(sequence)
-            else:
-                _insert(self.waiting, sequence)
+            self.put_back(self.waiting, sequence)
         for sequence in swapped_out:
             sequence.kind = SWAPPED_IN
             sequence.computed_tokens = sequence.start_tokens - 1
             _insert(self.swapped, sequence)
+
+    def put_back(self, waiting: deque[Sequence], sequence: Sequence) -> None:
+        """Put a preempted sequence into a queue: at the front, or in its place by arrival."""
+        if self._preempted_first:
+            waiting.appendleft(sequence)
+        else:
+            _insert(waiting, sequence)
 
     def _drop(self, sequence: Sequence) -> None:
         if sequence in self.prefilling:

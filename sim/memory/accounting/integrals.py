@@ -42,13 +42,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ...types.columns import column_by_slices, column_of, slices
 from ...types.errors import SimulationFault
 from ...types.sums import dot, total
+from ...types.ticks import PER_SECOND
 from .growth import Moments, growth_moments, skip_moments
 from .kv_groups import SLIDING, STATE, PageGroups
 from .moments import first_row_of, iteration_of, ticks_of
@@ -176,7 +177,7 @@ class Accounts:
         """Sums over a span of time.
 
         Raises:
-            SimulationFault: A leap passes an edge, so the run did not stop at this window.
+            SimulationFault: A leap passes an edge, so the run did not stop at this window; or a bucket is below 0.
         """
         run_log, end_ticks = self.log, self.log.end_ticks if end_ticks is None else end_ticks
         over_steps: Counter[str] = Counter()
@@ -198,12 +199,16 @@ class Accounts:
         idle_ticks = end_ticks - start_ticks - over_time["ticks"]
         slot_ticks["free"] += (capacity - run_log.pinned_slots) * idle_ticks
         slot_ticks["live"] += run_log.pinned_slots * idle_ticks
+        slot_steps = self._buckets(over_steps, tail_steps, capacity * over_steps["steps"])
+        for name, slots in (*slot_steps.items(), *slot_ticks.items()):
+            if slots < 0 and self._groups == run_log.groups:
+                raise SimulationFault(f"the ledger does not add up: {name} = {slots}, summed over a window")
         return Window(
             start_ticks=start_ticks,
             end_ticks=end_ticks,
             num_steps=over_steps["steps"],
             batch_steps=over_steps["batch"],
-            slot_steps=self._buckets(over_steps, tail_steps, capacity * over_steps["steps"]),
+            slot_steps=slot_steps,
             slot_ticks=slot_ticks,
         )
 
@@ -253,6 +258,44 @@ class Accounts:
             **({"rejected": rejected} if self.log.drafts is not None else {}),
         }
 
+    def require_conserved(self) -> None:
+        """Check that every slot is in exactly one bucket in each row, so that the buckets add up to the pool.
+
+        Where ``free`` is what the others leave, that is so if no bucket is below 0. ``block_tail`` counts as reserved here and
+        ``cached`` as free: to tell them apart takes as long as the integrals, which check them where they are computed.
+
+        Raises:
+            SimulationFault: Names the first row that fails, and the bucket.
+        """
+        run_log, end = self.log, 0
+        # A memory fills a few of the levels; the others are one number, broadcast.
+        filled = [name for name in _LEVELS if run_log.rows[name].strides != (0,)]
+        for part in slices(len(run_log.row_step), _CHUNK_ROWS):
+            rows = {name: column[part] for name, column in run_log.rows.items()}
+            start, ticks = rows["start_ticks"], rows["ticks"]
+            gaps = start[1:] - start[:-1] - ticks[:-1]
+            self._require({"steps": rows["steps"], "ticks": ticks, "start_ticks": start[:1] - end}, part.start)
+            self._require({"start_ticks": gaps}, part.start + 1)
+            end = start[-1] + ticks[-1]
+            levels: dict[str, Any] = dict.fromkeys(_LEVELS, 0) | {name: rows[name] for name in filled}
+            # Tails are left out, those of prefills too.
+            buckets = self._buckets({**levels, "cached": 0}, -levels["prefill_tail"], run_log.capacity_slots)
+            if not run_log.paged:
+                # Reservations stay as they are through a row, and the tokens in them grow.
+                grown = rows["growing"] * np.maximum(rows["steps"] - 1, 0)
+                buckets["reserved"] = buckets["reserved"] - grown
+            self._require(buckets, part.start)
+
+    def _require(self, columns: Mapping[str, np.ndarray | int], first_row: int) -> None:
+        """Raise SimulationFault if a column of rows is below 0 anywhere."""
+        for name, column in columns.items():
+            found = np.atleast_1d(column)
+            if found.min(initial=0) < 0:
+                place = int(np.argmax(found < 0))
+                row = first_row + place
+                when = f"decode step {self.log.row_step[row]}, {self.log.rows['start_ticks'][row] / PER_SECOND:.6f} s"
+                raise SimulationFault(f"the ledger does not add up: {name} = {found[place]} in {when}")
+
     def external_fragmentation(self, start_ticks: int = 0, end_ticks: int | None = None) -> tuple[float, float]:
         """The classical index, 1 - longest free run / all that is free, as a mean over the iterations
         and over the time of a window; 0 where nothing is free, and where any free block serves."""
@@ -273,7 +316,11 @@ class Accounts:
         return float(sums[0] @ index) / max(1, int(steps.sum())), float(sums[1] @ index) / (end_ticks - start_ticks)
 
     def at_rows(self, part: slice = slice(None)) -> dict[str, np.ndarray]:
-        """Each bucket in the first step of every row, or of some rows, int64 [rows]: the ledger over time."""
+        """Each bucket in the first step of every row, or of some rows, int64 [rows]: the ledger over time.
+
+        Raises:
+            SimulationFault: A bucket is below 0, so that the others exceed the pool.
+        """
         run_log = self.log
         rows = {name: column[part] for name, column in run_log.rows.items()}
         tail = sum(
@@ -281,7 +328,10 @@ class Accounts:
         )
         # A row that only swaps has the number of the one after it, but no sequence runs in it.
         levels = {**rows, "cached": self._cached_at_rows[part]}
-        return self._buckets(levels, np.where(rows["iterations"] == 0, 0, tail), run_log.capacity_slots)
+        buckets = self._buckets(levels, np.where(rows["iterations"] == 0, 0, tail), run_log.capacity_slots)
+        if self._groups == run_log.groups:
+            self._require(buckets, part.start or 0)
+        return buckets
 
     @cached_property
     def _cached_at_rows(self) -> np.ndarray:

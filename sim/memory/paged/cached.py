@@ -472,7 +472,10 @@ class CachedMemory(PagedMemory):
             return live - shared, held, tail
         # As there, without the call: nearly all rows of a run are such.
         free, phases, start = self.free, self._phases, decode_step % size
-        self.free = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(start, steps))
+        left = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(start, steps))
+        self.free = left
+        if left < 0:
+            raise self.overdrawn()
         live = state.batch_size * decode_step + state.lag_sum - shared
         return live, (self.num_blocks - free + phases[start]) * size, 0
 

@@ -52,6 +52,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.kv_groups import FULL, SLIDING, STATE, PageGroups
@@ -588,8 +589,15 @@ class PagedMemory(PagedDefaults):
         if not steps:
             return live, (self.num_blocks - free) * size, tail
         phases, start = self._phases, state.decode_step % size
-        self.free = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(start, steps))
+        left = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(start, steps))
+        self.free = left
+        if left < 0:
+            raise self.overdrawn()
         return live, (self.num_blocks - free + phases[start]) * size, tail
+
+    def overdrawn(self) -> SimulationFault:
+        """The fault of a policy that granted more than is free."""
+        return SimulationFault(f"{-self.free} blocks more than are free are taken; the policy must have seen to that")
 
     def _advance_groups(self, state: State, steps: int, tail: int) -> Meter:
         """``advance``, without the slots that are live."""
@@ -608,5 +616,7 @@ class PagedMemory(PagedDefaults):
         before = [kind.released for kind in self.giving]
         changes = [kind.advance(decode_step, steps) for kind in self.giving]
         self._hold(taken, [released for _, released in changes])
+        if self.free < 0:
+            raise self.overdrawn()
         skipped = ((back + first) * size for back, (first, _) in zip(before, changes, strict=True))
         return held * size, tail, *skipped, *others

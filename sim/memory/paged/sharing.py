@@ -202,6 +202,8 @@ class SharingMemory(PagedMemory):
         self.due_copies = 0
         self._saved_blocks -= due
         self.free -= due
+        if self.free < 0:
+            raise self.overdrawn()
         return live + due * size, held + due * size, 0, saved - due * size
 
     def _owed(self, decode_step: int) -> tuple[int, int]:

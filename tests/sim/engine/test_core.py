@@ -23,6 +23,8 @@ from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory.paged.cached import CachedMemory
 from fragmeter.sim.metrics.result import write
 from fragmeter.sim.policy.vllm_v1 import VllmV1
+from fragmeter.sim.types.errors import PluginError
+from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.users import Users
 from fragmeter.sim.workload.workload import Workload
@@ -250,17 +252,18 @@ def test_a_fault_of_the_step_times_is_passed_on():
             raise ValueError("no such step")
 
     work = Workload("one", np.array([0]), np.array([20]), np.array([5]))
-    with pytest.raises(ValueError, match="no such step"):
+    with pytest.raises(PluginError, match="no such step") as raised:
         simulate(settings(), work, Broken())
+    assert isinstance(raised.value.__cause__, ValueError)
 
 
 @needs_core
 def test_a_time_past_64_bits_is_an_error():
     class Ages(LineCost):
         def step_ticks(self, *_: int) -> int:
-            return 1 << 62
+            return 86_400 * PER_SECOND
 
-    work = Workload("three", np.array([0, 0, 0]), np.array([20, 20, 20]), np.array([5, 6, 7]))
+    work = Workload("three", np.array([0, 0, 0]), np.array([20, 20, 20]), np.array([50, 60, 70]))
     with pytest.raises(OverflowError, match="64 bits"):
         simulate(settings(max_num_seqs=1), work, Ages())
 

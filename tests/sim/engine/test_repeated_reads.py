@@ -21,6 +21,7 @@ from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.repeats import idle_repeats
 from fragmeter.sim.memory.paged import cached, group_cache, speculative
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.types.errors import PluginError
 from hybrid_runs import model_of
 from oracle import Limits, Pool
 from oracle.hybrid import Groups
@@ -177,7 +178,7 @@ def test_a_wrong_count_is_found(module, switches, part):
     def wrong(*given) -> int:
         return part * idle_repeats(*given)
 
-    with mock.patch.object(module, "idle_repeats", wrong), pytest.raises(AssertionError, match="the tables have"):
+    with mock.patch.object(module, "idle_repeats", wrong), pytest.raises(PluginError, match="the tables have"):
         crowd(**switches)
 
 
