@@ -45,6 +45,7 @@ from ..paper.rows import Row
 from ..runs.crossing import Crossing, NoCrossing
 from ..runs.output import track
 from ..runs.parallel import in_parallel
+from ..runs.points import file_hashes
 
 #: SHA-256 of the paper's pairs of at most 2,048 tokens (``is_papers``), of the files that its artifact publishes.
 SHAREGPT_SHA256 = "f5058b5db6b217130064da919351702f19839a94af6e7725236fa80621d6f99f"
@@ -145,9 +146,9 @@ class OwnTrace:
         return ContextCost(self.step_scale) if self.cost == "paper" else None
 
     def identity(self) -> str:
-        """Text that determines the documents, apart from the lengths; of a model or GPU in a file its content counts."""
+        """Text that determines the documents, apart from the lengths; of files that the server names the content counts."""
         hashes = [self.workload(seed).sha256() for seed in self.seeds]
-        return f"{self.server} {model(self.server.model)} {gpu(self.server.gpu)} {self.left_out} {hashes}"
+        return f"{self.server} {file_hashes(self.settings(SERIES[VLLM]))} {self.left_out} {hashes}"
 
 
 def own_trace(file: str, trace: Trace, server: OwnServer, seeds: int | None) -> OwnTrace:

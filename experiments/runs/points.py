@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from hashlib import sha256
-from inspect import getsourcefile
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ from ...sim.engine.settings import Settings
 from ...sim.metrics.objectives import Objectives
 from ...sim.output.files import as_utf8
 from ...sim.output.folders import FolderKind, OutputFolder
-from ...sim.policy.registry import POLICIES, allocator, options_by_policy, policy
+from ...sim.policy.options import speculative_of
+from ...sim.policy.registry import options_by_policy, plugin_files
 from ...sim.spec import gpu
-from ...sim.spec.repositories import cached_config
+from ...sim.spec.model import origin
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Trace, holds_load
 from .inputs import Inputs, Requests
@@ -70,38 +70,29 @@ def key(inputs: Inputs, work: Workload, goal: Objectives | None = None) -> str:
 
     The hash covers settings, the files that they name, requests, objectives, the code and numpy's version.
     """
-    settings = inputs.settings
     content = {
         "versions": versions(),
-        "settings": settings.as_dict(),
-        "files": [_hash_of(Path(name)) for name in (*_named(settings), *_own_code(settings))],
+        "settings": inputs.settings.as_dict(),
+        "files": file_hashes(inputs.settings),
         "workload": work.sha256(),
     } | ({} if goal is None else {"goodput": goal.limits})
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _named(settings: Settings) -> list[str]:
-    """Settings that may be paths of files."""
+def file_hashes(settings: Settings) -> dict[str, str | None]:
+    """Hashes of all files that settings name, and of the modules of plug-ins: an edit of one changes the result.
+
+    Raises:
+        UserError: A model, a GPU or a plug-in that cannot be read.
+    """
+    speculative = speculative_of(settings.policy_options)
+    models = [settings.model, *([speculative.model] if speculative and speculative.method == "draft_model" else [])]
     card = [settings.gpu, gpu(settings.gpu).profile or ""] if settings.gpu.endswith(".json") else []
-    return [
-        str(cached_config(settings.model) or settings.model),
-        *card,
-        settings.cost or "",
-        *([settings.server] if settings.server else []),
-    ]
-
-
-def _own_code(settings: Settings) -> Iterator[str]:
-    """Source files of a policy and an allocator of other packages: an edit changes the key."""
-    found: list[Any] = [] if settings.policy in POLICIES else [policy(settings.policy)]
-    found += [] if settings.allocator is None else [allocator(settings.allocator)]
-    for each in found:
-        yield getsourcefile(each) or ""
-
-
-def _hash_of(path: Path) -> str | None:
-    path = path / "config.json" if path.is_dir() else path
-    return sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    paths = {name: Path(name) for name in (*card, settings.cost or "", settings.server or "")}
+    paths |= {f"module {name}": path for name, path in plugin_files(settings.policy, settings.allocator).items()}
+    return {f"model {name}": origin(name) for name in models if name} | {
+        name: sha256(path.read_bytes()).hexdigest() for name, path in paths.items() if path.is_file()
+    }
 
 
 class Store:

@@ -321,7 +321,7 @@ class CheckedCost:
 
 
 def checked_cost(cost: StepCost) -> StepCost:
-    """A cost whose times are checked, where it is a plug-in."""
+    """A cost with checked times, where it is a plug-in."""
     know("cost", type(cost))
     return CheckedCost(cost) if is_plugin(cost) else cost
 

@@ -15,9 +15,11 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from ..types.errors import SettingError
 from ..types.plugins import described, know, where_raised
+from ..types.user_code import imported_files, note_loaded
 from .base import AnyPolicy, Policy, Pool
 from .fastgen import FastGen
 from .lightllm import LightLLM
@@ -124,20 +126,12 @@ def imported(field: str, name: str, group: str, others: Iterable[str] = ()) -> o
     Raises:
         SettingError: It cannot be imported.
     """
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        point = _entry_points(group).get(name)
-        if point is None:
-            known = [*others, *_entry_points(group)]
-            near = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            listed = f"one of {', '.join(known)}, or package.module:ClassName" if known else "package.module:ClassName"
-            raise SettingError(field, name, f"{listed}{hint}")
-        module, attribute = point.module, point.attr
+    module, attribute = _located(field, name, group, others)
     # As ``python -m`` does: a file beside one's own data is found without installing it.
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
+    before = set(sys.modules)
     try:
         found: object = import_module(module)
         for part in attribute.split("."):
@@ -146,7 +140,42 @@ def imported(field: str, name: str, group: str, others: Iterable[str] = ()) -> o
         place = where_raised(error)
         text = described(error) + (f" in {place[0]}, line {place[1]}" if place else "")
         raise SettingError(field, name, f"cannot be imported ({text}); check the name and the module") from error
+    note_loaded(module, sys.modules.keys() - before)
     know(field, found)
+    return found
+
+
+def _located(field: str, name: str, group: str, others: Iterable[str] = ()) -> tuple[str, str]:
+    """Module and attribute that ``package.module:Name``, or an entry point, names; see ``imported``."""
+    module, colon, attribute = name.partition(":")
+    if colon:
+        return module, attribute
+    point = _entry_points(group).get(name)
+    if point is None:
+        known = [*others, *_entry_points(group)]
+        near = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        listed = f"one of {', '.join(known)}, or package.module:ClassName" if known else "package.module:ClassName"
+        raise SettingError(field, name, f"{listed}{hint}")
+    return point.module, point.attr
+
+
+def plugin_files(chosen: str, allocator_name: str | None = None) -> dict[str, Path]:
+    """Files of user code that a policy and an allocator are made of, by the names of their modules; none of this package.
+
+    Args:
+        chosen, allocator_name: The settings ``policy`` and ``allocator``.
+
+    Raises:
+        SettingError: One of them cannot be imported.
+    """
+    found: dict[str, Path] = {}
+    if chosen not in POLICIES | OPTIONAL:
+        policy(chosen)
+        found |= imported_files(_located("policy", chosen, POLICY_GROUP)[0])
+    if allocator_name is not None:
+        allocator(allocator_name)
+        found |= imported_files(_located("allocator", allocator_name, ALLOCATOR_GROUP)[0])
     return found
 
 

@@ -1,4 +1,4 @@
-"""Plug-ins: policies, memories and costs whose classes are not of this package.
+"""Plug-ins: policies, memories and costs with classes that are not of this package.
 
 Their exceptions, and their calls of ``sys.exit``, become a ``PluginError`` where ``plugin_code`` surrounds the call. It finds
 them in the traceback: the innermost frame of a method of a known class says which one raised, and the innermost frame of user
@@ -13,8 +13,6 @@ code says where.
 from __future__ import annotations
 
 import inspect
-import sys
-import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,12 +20,11 @@ from traceback import walk_tb
 from types import FrameType
 
 from .errors import PluginError, UserError
+from .user_code import is_user_module
 
 _PACKAGE = __name__.partition(".")[0]
 #: Characters of an exception's text that an error shows.
 _SHOWN = 300
-#: Folders of installed packages.
-INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})
 #: Classes of plug-ins that this process has met, with what each one is.
 _KNOWN: dict[type, str] = {}
 
@@ -132,7 +129,7 @@ def failed(kind: type, method: str, error: Exception, step: int | None = None) -
 
 
 def _class_of(frame: FrameType) -> type | None:
-    """The class of a plug-in that a frame runs a method of, or whose module it runs a function of."""
+    """The class of a plug-in that a frame runs a method of, or a function of its module."""
     module, name = _module_of(frame), frame.f_code.co_qualname
     kinds = [kind for kind in _KNOWN if any(base.__module__ == module for base in kind.__mro__)]
     for kind in kinds:
@@ -147,19 +144,3 @@ def _module_of(frame: FrameType) -> str:
 
 def _is_user_code(frame: FrameType) -> bool:
     return is_user_module(_module_of(frame), Path(frame.f_code.co_filename), {kind.__module__ for kind in _KNOWN})
-
-
-def is_user_module(name: str, path: Path, plugins: set[str]) -> bool:
-    """Whether a module is neither of this package, nor of Python, nor of an installed package other than those of plug-ins.
-
-    Args:
-        name, path: Its full name and its file.
-        plugins: Modules of plug-ins.
-    """
-    top = name.partition(".")[0]
-    if top == _PACKAGE or (top in sys.stdlib_module_names and top != "__main__"):
-        return False
-    if top in {plugin.partition(".")[0] for plugin in plugins}:
-        return True
-    path = path.resolve()
-    return not any(path.is_relative_to(folder) for folder in INSTALLED)
