@@ -71,7 +71,7 @@ RUNNING = """(Worker_TP0 pid=118) INFO 05-04 01:05:57 [gpu_worker.py:440] Availa
 
 
 @pytest.mark.parametrize("vllm", [None, "0.20", "0.33"])
-def test_a_running_server_whose_groups_are_others_has_the_memory_of_its_log(vllm):
+def test_a_running_server_with_other_groups_has_the_memory_of_its_log(vllm):
     line = "Qwen/Qwen3.6-27B -q awq -tp 2 --kv-cache-dtype fp8 --max-model-len 180000 --max-num-seqs 2"
     found = answer(line, "rtx-4090", RUNNING, vllm)
     assert found.refusal() is None
@@ -163,12 +163,12 @@ def test_a_line_without_a_release_is_of_the_release_of_its_log():
 
 
 def test_what_is_assumed_of_tokens_alone_is_said(capsys):
-    def told(line: str, log: str) -> bool:
+    def says(line: str, log: str) -> bool:
         assert status(["plan", "--gpu", "h200", "--serve", f"vllm serve {line}", "--startup-log", log]) == DONE
         return "tokens are read as since 0.20.1" in " ".join(capsys.readouterr().out.split())
 
     tokens = "GPU KV cache size: 290,864 tokens"
-    assert told(LINES["states"], tokens)
-    assert not told(LINES["states"], f"{tokens}\nMaximum concurrency for 32,768 tokens per request: 8.88x")
-    assert not told(LINES["states"], f"LLM engine (v0.33.0) with\n{tokens}")
-    assert not told(LINES["one group"], tokens)
+    assert says(LINES["states"], tokens)
+    assert not says(LINES["states"], f"{tokens}\nMaximum concurrency for 32,768 tokens per request: 8.88x")
+    assert not says(LINES["states"], f"LLM engine (v0.33.0) with\n{tokens}")
+    assert not says(LINES["one group"], tokens)
