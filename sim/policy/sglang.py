@@ -9,7 +9,7 @@ import numpy as np
 from ..memory.accounting.kv_groups import PageGroups
 from ..memory.paged.radix_memory import RETRACT_STEPS, RadixMemory, RadixTransaction
 from ..memory.paged.radix_slots import SlotRadixMemory
-from ..memory.prefix import RadixTree
+from ..memory.prefix import RadixTree, first_tokens
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
@@ -184,9 +184,10 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
 def _follows(string: tuple[Run, ...], others: RadixTree) -> bool:
     """Whether a string begins as one of the others; if not it is another one."""
-    _, tokens = others.match(string, 0)
+    beginning = first_tokens(string, IN_BATCH_TOKENS)
+    _, tokens = others.match(beginning)
     if tokens < IN_BATCH_TOKENS:
-        others.insert(string, 0)
+        others.insert(beginning)
     return tokens >= IN_BATCH_TOKENS
 
 

@@ -55,7 +55,7 @@ def shared_cases(draw: st.DrawFn) -> Case:
 
     The oracle is given every token, the simulator what its traces say.
     """
-    bounds = draw(limits([40, 64], [3, 8, 30, 2560], [1, 3, 64]))
+    bounds = draw(limits([40, 64], [1, 3, 8, 30, 2560], [1, 3, 64]))
     bounds = replace(bounds, schedule_policy=draw(st.sampled_from(["lpm", "lpm", "fcfs"])))
     some = requests(8, 24, 14, [0, 0, 1, 100, 121, 700], bounds.max_model_len)
     drawn = draw(st.one_of(some, late_requests()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fragmeter.sim.memory.prefix import RadixTree
+from fragmeter.sim.memory.prefix import RadixTree, Rest
 
 from .draws import combined, picks
 
@@ -20,27 +20,32 @@ def spelled(runs):
 
 
 def strings(tree: RadixTree) -> dict:
-    """Every node but the root by its string: (tokens of its edge, locks, last access)."""
-    found, todo = {}, [((), tree.root)]
+    """Every node but the root by its string: (tokens of its edge, locks of strings that go through it)."""
+    found, todo, ends = {}, [((), tree.root)], {}
     while todo:
         string, node = todo.pop()
         for token, child in node.children.items():
             edge = spelled(child.runs)
             assert child.parent is node and edge[0] == token and len(edge) == child.tokens
             todo.append((string + edge, child))
-            found[string + edge] = (len(edge), child.locks, child.last_access)
-    return found
+            found[string + edge] = len(edge)
+            ends[string + edge] = child.locks - sum(below.locks > 0 for below in child.children.values())
+    assert all(count >= 0 for count in ends.values())
+    return {
+        string: (edge, sum(count for end, count in ends.items() if end[: len(string)] == string))
+        for string, edge in found.items()
+    }
 
 
 class Trie:
     """Every cached string of tokens with its time of last access, and the ends at which edges are cut.
 
-    A time is (the caller's, number of the call, 1 if the call made it): of two leaves that one call
-    touched, the one that was there before is less recent.
+    A time is (number of the call, 1 if the call made it): of two leaves that one call touched, the one that was there
+    before is less recent.
     """
 
     def __init__(self):
-        self.times: dict[tuple, tuple[int, int, int]] = {}
+        self.times: dict[tuple, tuple[int, int]] = {}
         self.locks: dict[tuple, int] = {}
         self.ends = {()}
         self.calls = 0
@@ -54,7 +59,7 @@ class Trie:
         """The end of the edge on which ``string`` lies."""
         return min((end for end in self.ends if end[: len(string)] == string), key=len)
 
-    def shared(self, tokens, now):
+    def shared(self, tokens):
         """How much of ``tokens`` is cached; touches the edges on the way and cuts the last one there."""
         self.calls += 1
         length = 0
@@ -64,14 +69,14 @@ class Trie:
         while len(end) < length:
             end = self.end_below(tokens[: len(end) + 1])
             for string in self.edge(end):
-                self.times[string] = (now, self.calls, 0)
+                self.times[string] = (self.calls, 0)
         self.ends.add(tokens[:length])
         return length
 
-    def insert(self, tokens, now):
-        length = self.shared(tokens, now)
+    def insert(self, tokens):
+        length = self.shared(tokens)
         for end in range(length + 1, len(tokens) + 1):
-            self.times[tokens[:end]] = (now, self.calls, 1)
+            self.times[tokens[:end]] = (self.calls, 1)
             self.locks[tokens[:end]] = 0
         self.ends.add(tokens)
         return length
@@ -96,38 +101,75 @@ class Trie:
         return freed
 
     def strings(self):
-        return {end: (len(self.edge(end)), self.locks[end], self.times[end][0]) for end in self.ends if end}
+        return {end: (len(self.edge(end)), self.locks[end]) for end in self.ends if end}
 
 
 class RadixMachine(RuleBasedStateMachine):
     @initialize()
     def plant(self):
-        self.tree, self.trie, self.now = RadixTree(), Trie(), 0
+        self.tree, self.trie = RadixTree(), Trie()
         self.locked: list = []
+        # Strings that were followed, each with the place that it was followed to.
+        self.followed: list = []
 
-    @rule(key=KEY, later=st.integers(0, 1))
-    def match(self, key, later):
-        self.now += later
-        node, tokens = self.tree.match(key, self.now)
-        assert tokens == self.trie.shared(spelled(key), self.now)
+    @rule(key=KEY)
+    def match(self, key):
+        node, tokens = self.tree.match(key)
+        assert tokens == self.trie.shared(spelled(key))
         self.expect_at(node, spelled(key)[:tokens])
 
-    @rule(key=KEY, later=st.integers(0, 1))
-    def insert(self, key, later):
-        self.now += later
-        node, tokens = self.tree.insert(key, self.now)
-        assert tokens == self.trie.insert(spelled(key), self.now)
+    @rule(key=KEY, pick=picks, again=st.booleans())
+    def follow(self, key, pick, again):
+        """A string that waits is followed again and again, from where it ended on."""
+        place = self.tree.start
+        if again and self.followed:
+            key, place = self.followed.pop(pick % len(self.followed))
+        place = self.tree.follow(key, place)
+        assert place.tokens == self.trie.shared(spelled(key))
+        self.expect_at(place.node, spelled(key)[: place.tokens])
+        self.followed.append((key, place))
+
+    @rule(key=KEY)
+    def insert(self, key):
+        node, tokens = self.tree.insert(key)
+        assert tokens == self.trie.insert(spelled(key))
         self.expect_at(node, spelled(key))
+
+    @precondition(lambda self: self.locked)
+    @rule(pick=picks, key=KEY, sizes=st.lists(st.integers(0, 4), max_size=3))
+    def insert_in_pieces(self, pick, key, sizes):
+        """A string that goes on after one that is locked, as a prefill in chunks does; its lock moves along."""
+        node, string = self.locked.pop(pick % len(self.locked))
+        rest = Rest(key)
+        for size in sizes:
+            piece = rest.take(min(size, len(spelled(key))))
+            key = key if not piece else self.without(key, len(spelled(piece)))
+            end, tokens = self.tree.insert(piece, node)
+            longer = string + spelled(piece)
+            assert tokens == self.trie.insert(longer) - len(string)
+            self.expect_at(end, longer)
+            self.tree.unlock(node)
+            self.tree.lock(end)
+            self.trie.lock(string, -1)
+            self.trie.lock(longer, 1)
+            node, string = end, longer
+        self.locked.append((node, string))
+
+    def without(self, key, tokens):
+        """A string without its first tokens."""
+        rest = Rest(key)
+        rest.take(tokens)
+        return tuple(rest.take(len(spelled(key)) - tokens))
 
     @rule(key=KEY, insert=st.booleans())
     def lock(self, key, insert):
         """As requests do: they lock what they match, or what they have inserted."""
-        node, tokens = self.tree.insert(key, self.now) if insert else self.tree.match(key, self.now)
+        node, tokens = self.tree.insert(key) if insert else self.tree.match(key)
         string = spelled(key)
         if insert:
-            self.trie.insert(string, self.now)
+            self.trie.insert(string)
         else:
-            string = string[: self.trie.shared(string, self.now)]
+            string = string[: self.trie.shared(string)]
         self.tree.lock(node)
         self.trie.lock(string, 1)
         self.locked.append((node, string))
@@ -164,6 +206,9 @@ class RadixMachine(RuleBasedStateMachine):
             self.tree.unlock(node)
             self.trie.lock(string, -1)
         if hasattr(self, "tree"):
-            held = self.tree.evictable_tokens
-            assert self.tree.evict(10**9) == held == self.trie.evict(10**9)
+            # One after the other.
+            while held := self.tree.evictable_tokens:
+                assert self.tree.evict(1) == self.trie.evict(1) > 0
+                assert strings(self.tree) == self.trie.strings()
+                assert self.tree.evictable_tokens < held
             assert not self.tree.root.children and not self.tree.evictable_tokens

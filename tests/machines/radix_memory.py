@@ -39,18 +39,13 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
     def build(self, num_slots):
         self.contents = Contents()
         self.serve(self.kind(*num_slots, self.contents))
-        self.trie, self.free, self.calls = Trie(), *num_slots, 0
+        self.trie, self.free = Trie(), *num_slots
         # What each running sequence has in the tree, in order of admission.
         self.locked: dict[Sequence, tuple] = {}
 
     def string(self, sequence: Sequence, tokens: int) -> tuple:
         row = sequence.index
         return spelled((*self.contents.runs(row), *self.contents.output_runs(row)))[:tokens]
-
-    def now(self) -> int:
-        """Times are calls of the tree."""
-        self.calls += 1
-        return self.calls
 
     def evictable(self) -> int:
         return sum(not locks for locks in self.trie.locks.values())
@@ -73,7 +68,7 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
         self.contents.rows.setdefault(sequence.index, (kind, prompt, output))
         transaction = self.memory.transaction(self.state.decode_step)
         key = self.string(sequence, sequence.start_tokens - 1)
-        found = self.trie.shared(key, self.now())
+        found = self.trie.shared(key)
         assert transaction.look_up(sequence) == found
         self.trie.lock(key[:found], 1)
         transaction.lock(sequence)
@@ -99,7 +94,7 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
 
     def insert(self, sequence: Sequence) -> None:
         """What it computed joins the tree, which frees what is there already, and its lock is taken off."""
-        known = self.trie.insert(self.string(sequence, self.tokens[sequence]), self.now())
+        known = self.trie.insert(self.string(sequence, self.tokens[sequence]))
         locked = self.locked.pop(sequence)
         self.free += known - len(locked)
         self.trie.lock(locked, -1)

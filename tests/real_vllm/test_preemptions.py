@@ -64,7 +64,7 @@ def test_counts_are_those_of_vllm(first, asynchronous, record_property):
 
 
 def test_a_log_without_preemptions_of_requests_that_are_complete_is_noticed(monkeypatch):
-    """Of requests with a last token in the step that runs."""
+    """Those with their last token in the step that runs."""
     evict = Ledger.evict
 
     def forgetting(ledger: Ledger, sequence: Sequence, swapped: int, decode_step: int, now: int) -> None:

@@ -26,7 +26,7 @@ from ..accounting.cache_log import CacheLog
 from ..accounting.defaults import MemoryDefaults
 from ..accounting.ledger import METER, Meter
 from ..accounting.moments import after_row, at_row, in_step
-from ..prefix import RadixNode, RadixTree, all_but_last, first_tokens
+from ..prefix import Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens
 
 #: ``SGLANG_RETRACT_DECODE_STEPS``: slots made free, and reserved, for each sequence left after a retraction.
 RETRACT_STEPS = 20
@@ -34,10 +34,35 @@ RETRACT_STEPS = 20
 
 @dataclass(slots=True)
 class Holding:
-    """What a sequence has in the tree: the node that it locks, and the tokens up to there."""
+    """What a sequence has in the tree.
+
+    Attributes:
+        node: The node that it locks.
+        tokens: Tokens up to there.
+        rest: What follows them in its prompt and output, once any of it has joined the tree.
+    """
 
     node: RadixNode
     tokens: int
+    rest: Rest | None = None
+
+
+@dataclass(slots=True)
+class Known:
+    """The known tokens of a sequence that waits, prefills or runs: they are looked up again and again.
+
+    Attributes:
+        tokens: How many they are.
+        string: All of them.
+        before_last: All but the last one, which has to be computed.
+        place, found: How far the tree had ``string`` and ``before_last`` when they were looked up last.
+    """
+
+    tokens: int
+    string: tuple[Run, ...]
+    before_last: tuple[Run, ...]
+    place: Place
+    found: Place
 
 
 class RadixTransaction:
@@ -80,15 +105,16 @@ class RadixTransaction:
 
     def match(self, sequence: Sequence) -> int:
         """How many of them the tree holds."""
-        memory = self.memory
-        return memory.tree.match(memory.known(sequence), memory.tick())[1]
+        known = self.memory.known_of(sequence)
+        known.place = self.memory.tree.follow(known.string, known.place)
+        return known.place.tokens
 
     def look_up(self, sequence: Sequence) -> int:
         """How many of them it would not have to compute: the last one it has to."""
-        memory = self.memory
-        node, tokens = memory.tree.match(all_but_last(memory.known(sequence)), memory.tick())
-        self._found = Holding(node, tokens)
-        return tokens
+        known = self.memory.known_of(sequence)
+        known.found = found = self.memory.tree.follow(known.before_last, known.found)
+        self._found = Holding(found.node, found.tokens)
+        return found.tokens
 
     def lock(self, sequence: Sequence) -> None:
         """The sequence takes what was looked up last."""
@@ -112,8 +138,9 @@ class RadixTransaction:
         self.room += sequence.held_tokens(decode_step) - holding.tokens
         for node in self.memory.tree.path(holding.node):
             self._given_up[node] = self._given_up.get(node, 0) + 1
-            if self._given_up[node] == node.locks:
-                self.room += node.tokens
+            if self._given_up[node] < node.locks:
+                break
+            self.room += node.tokens
 
 
 class RadixMemory(MemoryDefaults):
@@ -149,10 +176,7 @@ class RadixMemory(MemoryDefaults):
         self.finish_steps = (-1, -1)
         # Sequences that prefill in this step, in order, and the tokens that are computed of each when it is over.
         self._batch: list[tuple[Sequence, int]] = []
-        # Strings of sequences that wait, prefill or run, by their tokens: they are looked up again and again.
-        self._known: dict[Sequence, tuple[int, tuple[Run, ...]]] = {}
-        # Times are calls of the tree.
-        self._calls = 0
+        self._known: dict[Sequence, Known] = {}
         self._transaction = RadixTransaction(self)
 
     @property
@@ -160,25 +184,24 @@ class RadixMemory(MemoryDefaults):
         """Slots that are free or can be evicted."""
         return self.free + self.tree.evictable_tokens
 
-    def tick(self) -> int:
-        """The time of another call of the tree."""
-        self._calls += 1
-        return self._calls
-
     def known(self, sequence: Sequence) -> tuple[Run, ...]:
         """The tokens that a sequence's next prefill, or its last, begins with: its prompt, and what it generated."""
-        tokens, string = self._known.get(sequence, (0, ()))
-        if tokens != sequence.start_tokens:
-            string = self._string(sequence, sequence.start_tokens)
-            self._known[sequence] = sequence.start_tokens, string
-        return string
+        return self.known_of(sequence).string
 
-    def _string(self, sequence: Sequence, tokens: int) -> tuple[Run, ...]:
-        """The first tokens of a sequence's prompt and output."""
+    def known_of(self, sequence: Sequence) -> Known:
+        """The same tokens, and where they were found."""
+        known, tokens = self._known.get(sequence), sequence.start_tokens
+        if known is None or known.tokens != tokens:
+            string, start = first_tokens(self._runs_of(sequence), tokens), self.tree.start
+            known = self._known[sequence] = Known(tokens, string, all_but_last(string), start, start)
+        return known
+
+    def _runs_of(self, sequence: Sequence) -> tuple[Run, ...]:
+        """A sequence's prompt and output."""
         index, runs = sequence.index, self._runs
         if runs is None:
-            return ((index, 0, tokens),)
-        return first_tokens((*runs.runs(index), *runs.output_runs(index)), tokens)
+            return ((index, 0, sequence.target_tokens),)
+        return (*runs.runs(index), *runs.output_runs(index))
 
     def transaction(self, decode_step: int) -> RadixTransaction:
         """What is asked in ``decode_step``; one at a time."""
@@ -275,18 +298,23 @@ class RadixMemory(MemoryDefaults):
         """What a prefill computed joins the tree, and unless the sequence is done its lock moves there."""
         node = self._insert(sequence, tokens)
         holding = self.holdings[sequence]
-        self.tree.unlock(holding.node)
+        before = holding.node
         if tokens == sequence.start_tokens and sequence.finish_step <= decode_step:
             del self.holdings[sequence], self._known[sequence]
         else:
+            # Before the other is unlocked, so that the path to both stays locked.
             self.tree.lock(node)
             holding.node, holding.tokens = node, tokens
+        self.tree.unlock(before)
 
     def _insert(self, sequence: Sequence, tokens: int) -> RadixNode:
         """Its first tokens join the tree; those of its own that are there already are free."""
-        string = self.known(sequence) if tokens == sequence.start_tokens else self._string(sequence, tokens)
-        node, known = self.tree.insert(string, self.tick())
-        self.free += known - self.holdings[sequence].tokens
+        holding = self.holdings[sequence]
+        if holding.rest is None:
+            holding.rest = Rest(self._runs_of(sequence))
+            holding.rest.take(holding.tokens)
+        node, known = self.tree.insert(holding.rest.take(tokens - holding.tokens), holding.node)
+        self.free += known
         return node
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:

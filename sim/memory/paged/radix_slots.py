@@ -36,15 +36,15 @@ class SlotTree(RadixTree):
         self.slots: dict[RadixNode, array[int]] = {}
         self.evicted = array("i")
 
-    def along(self, node: RadixNode) -> array[int]:
-        """Slots of the string that ends at a node."""
+    def along(self, node: RadixNode, above: RadixNode | None = None) -> array[int]:
+        """Slots of the string that ends at a node; those of the tokens after ``above``, if that is given."""
         slots = array("i")
-        for step in reversed(self.path(node)):
+        for step in reversed(self.path(node, above)):
             slots += self.slots[step]
         return slots
 
-    def _split(self, node: RadixNode, tokens: int, now: int) -> RadixNode:
-        upper, slots = super()._split(node, tokens, now), self.slots[node]
+    def _split(self, node: RadixNode, tokens: int) -> RadixNode:
+        upper, slots = super()._split(node, tokens), self.slots[node]
         self.slots[upper], self.slots[node] = slots[:tokens], slots[tokens:]
         return upper
 
@@ -242,14 +242,16 @@ class SlotRadixMemory(RadixMemory):
 
     def _insert(self, sequence: Sequence, tokens: int) -> RadixNode:
         """See ``RadixMemory``; the sequence goes on with the tree's slots."""
-        node, table = super()._insert(sequence, tokens), self.tables.tables[sequence]
+        holding, table = self.holdings[sequence], self.tables.tables[sequence]
+        node, first = super()._insert(sequence, tokens), holding.tokens
         # A new leaf is there, the end of the string.
         self.tree.slots.setdefault(node, table[tokens - node.tokens : tokens])
-        slots = self.tree.along(node)
-        if table[:tokens] != slots:
-            own = np.array(table[:tokens])
+        # Up to the node that it has locked the table has the tree's slots.
+        slots = self.tree.along(node, holding.node)
+        if table[first:tokens] != slots:
+            own = np.array(table[first:tokens])
             self.tables.pool.release(own[own != np.array(slots)])
-            table[:tokens] = slots
+            table[first:tokens] = slots
         return node
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:

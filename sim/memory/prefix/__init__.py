@@ -6,7 +6,7 @@ from .chains import Chain, Chains, HashChain, Path, lookup_blocks
 from .free_queue import ALONE, FreeIds, FreeQueue
 from .hashed_pool import HashedBlockPool
 from .history import QueueHistory
-from .radix import RadixNode, RadixTree, all_but_last, first_tokens, shared_tokens
+from .radix import Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens, shared_tokens
 from .segments import BlockTable, Found, Segment, SegmentPool
 
 __all__ = [
@@ -20,9 +20,11 @@ __all__ = [
     "HashChain",
     "HashedBlockPool",
     "Path",
+    "Place",
     "QueueHistory",
     "RadixNode",
     "RadixTree",
+    "Rest",
     "Segment",
     "SegmentPool",
     "all_but_last",

@@ -7,9 +7,15 @@ An edge has a string of tokens. An edge is split at the token where two strings 
 
 A request locks the path to the node that it has matched, computes the remaining tokens, inserts them, and
 unlocks the path when it finishes. Nodes without locks are kept until tokens are needed. Then whole leaves
-are evicted, the least recently used first; a parent without remaining children becomes a leaf. A walk
-touches every node that it enters, including both halves of a node that it splits. Time does not decrease,
-so touches are ordered by time. Of nodes touched at the same time, the node touched first is the least
+are evicted, the least recently used first; a parent without remaining children becomes a leaf. In SGLang a walk
+touches every node that it enters, including both halves of a node that it splits, and a request locks every node
+on its path. Only leaves are evicted, so a touch or a lock is noted here where it ends:
+
+    touch    of the last node of the walk; an evicted leaf leaves its touch to its parent, which is as recent
+    lock     of the last node of the path; a node with a locked child is locked, too
+
+A walk can go on where an earlier one of the same string ended, so a prefill of many chunks costs as much as its
+tokens, and not as its tokens times its chunks. Of nodes touched in one call, the node touched first is the least
 recent, as in SGLang, where the clock advances between any two touches.
 
 A token is a position in an abstract stream (a block of a trace, the output of a request). A string is a
@@ -26,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from ...types.errors import SimulationFault
 from ...workload.content import Run
@@ -42,9 +49,8 @@ class RadixNode:
         parent: None for the root and for an evicted node.
         runs: Tokens of the edge.
         tokens: Number of tokens of the edge.
-        locks: Number of locks on this node and on nodes below it.
-        last_access: Time of the last touch, in the caller's unit.
-        touch: Serial number of the last touch.
+        locks: Locks of strings that end here, and one for each child that is locked.
+        touch: Serial number of the last touch here, or of an evicted node below.
         queued: Whether it is in the heap.
         children: Children by the first token of their edges.
     """
@@ -53,10 +59,24 @@ class RadixNode:
     runs: tuple[Run, ...] = ()
     tokens: int = 0
     locks: int = 0
-    last_access: int = 0
     touch: int = 0
     queued: bool = False
     children: dict[Token, RadixNode] = field(default_factory=dict)
+
+
+class Place(NamedTuple):
+    """How far a string is cached.
+
+    Attributes:
+        node: Where the tree ends it.
+        tokens: Its tokens up to there.
+        run, into: The rest of the string: index of a run, and tokens into that run.
+    """
+
+    node: RadixNode
+    tokens: int
+    run: int
+    into: int
 
 
 class RadixTree:
@@ -72,33 +92,56 @@ class RadixTree:
         self.root = RadixNode()
         self.evictable_tokens = 0
         self.protected_tokens = 0
-        self._now = 0
         self._touches = 0
         self._queue: list[tuple[int, RadixNode]] = []
 
-    def match(self, key: Sequence[Run], now: int) -> tuple[RadixNode, int]:
+    def match(self, key: Sequence[Run]) -> tuple[RadixNode, int]:
         """The longest cached prefix of ``key``: the node at its end (created by a split if necessary), and its tokens.
 
         Touches the nodes on the path.
-
-        Raises:
-            SimulationFault: ``now`` is before the time of an earlier call (invariant 5).
         """
-        node, tokens, _, _ = self._walk(key, now)
-        return node, tokens
+        return self.follow(key, self.start)[:2]
 
-    def insert(self, key: Sequence[Run], now: int) -> tuple[RadixNode, int]:
+    @property
+    def start(self) -> Place:
+        """The place before the first token of every string."""
+        return Place(self.root, 0, 0, 0)
+
+    def follow(self, key: Sequence[Run], place: Place) -> Place:
+        """As ``match``, from a place on to which the same ``key`` was followed before, if its node is still there."""
+        node, tokens, run, into = place if self.holds(place.node) else self.start
+        while run < len(key):
+            stream, start, _ = key[run]
+            child = node.children.get((stream, start + into))
+            if child is None:
+                break
+            shared, run, into = _shared(child.runs, key, run, into)
+            node = child if shared == child.tokens else self._split(child, shared)
+            tokens += shared
+        self._touch(node)
+        return Place(node, tokens, run, into)
+
+    def holds(self, node: RadixNode) -> bool:
+        """Whether the node has not been evicted."""
+        return node is self.root or node.parent is not None
+
+    def insert(self, key: Sequence[Run], after: RadixNode | None = None) -> tuple[RadixNode, int]:
         """Cache ``key``. Returns the node at its end, and the number of its tokens that were cached before.
 
         Touches the nodes on the path. New nodes are not locked.
 
+        Args:
+            after: End of the string that ``key`` goes on with; by default the empty one.
+
         Raises:
-            SimulationFault: See ``match``.
+            SimulationFault: ``after`` is evicted.
         """
-        node, tokens, place, into = self._walk(key, now)
-        if place < len(key):
-            stream, start, length = key[place]
-            node = self._append(node, ((stream, start + into, length - into), *key[place + 1 :]), now)
+        if after is not None and not self.holds(after):
+            raise _evicted()
+        node, tokens, run, into = self.follow(key, self.start if after is None else Place(after, 0, 0, 0))
+        if run < len(key):
+            stream, start, length = key[run]
+            node = self._append(node, ((stream, start + into, length - into), *key[run + 1 :]))
         return node, tokens
 
     def lock(self, node: RadixNode) -> None:
@@ -107,11 +150,13 @@ class RadixTree:
         Raises:
             SimulationFault: The node is evicted.
         """
-        for step in self.path(node):
-            if not step.locks:
-                self.evictable_tokens -= step.tokens
-                self.protected_tokens += step.tokens
-            step.locks += 1
+        while node is not self.root:
+            node.locks += 1
+            if node.locks > 1:
+                break
+            self.evictable_tokens -= node.tokens
+            self.protected_tokens += node.tokens
+            node = self._parent_of(node)
 
     def unlock(self, node: RadixNode) -> None:
         """Remove one lock of ``node`` and of its ancestors.
@@ -119,14 +164,16 @@ class RadixTree:
         Raises:
             SimulationFault: The node has no lock.
         """
-        for step in self.path(node):
-            if not step.locks:
+        while node is not self.root:
+            if not node.locks:
                 raise SimulationFault("a radix node is unlocked more often than locked")
-            step.locks -= 1
-            if not step.locks:
-                self.evictable_tokens += step.tokens
-                self.protected_tokens -= step.tokens
-                self._offer(step)
+            node.locks -= 1
+            if node.locks:
+                break
+            self.evictable_tokens += node.tokens
+            self.protected_tokens -= node.tokens
+            self._offer(node)
+            node = self._parent_of(node)
 
     def evict(self, tokens: int) -> int:
         """Evict leaves until ``tokens`` are freed or no leaf without locks is left. Returns the number of freed tokens.
@@ -144,55 +191,34 @@ class RadixTree:
                 self._offer(node)
         return freed
 
-    def _walk(self, key: Sequence[Run], now: int) -> tuple[RadixNode, int, int, int]:
-        """Walk along ``key`` as far as it is cached.
-
-        Returns:
-            The node there, the number of tokens up to it, and the start of the remaining ``key``: index of a run, and
-            tokens into that run.
-        """
-        if now < self._now:
-            raise SimulationFault(f"a radix tree is used at {now} after {self._now}")
-        self._now = now
-        node, tokens, place, into = self.root, 0, 0, 0
-        while place < len(key):
-            stream, start, _ = key[place]
-            child = node.children.get((stream, start + into))
-            if child is None:
-                break
-            shared, place, into = _shared(child.runs, key, place, into)
-            self._touch(child, now)
-            node = child if shared == child.tokens else self._split(child, shared, now)
-            tokens += shared
-        return node, tokens, place, into
-
-    def _split(self, node: RadixNode, tokens: int, now: int) -> RadixNode:
+    def _split(self, node: RadixNode, tokens: int) -> RadixNode:
         """Insert a parent of ``node`` with the first ``tokens`` of its edge; ``node`` remains the end of its string."""
         parent = self._parent_of(node)
         above, below = _cut(node.runs, tokens)
-        upper = RadixNode(parent, above, tokens, node.locks, children={below[0][:2]: node})
-        self._touch(upper, now)
+        upper = RadixNode(parent, above, tokens, int(node.locks > 0), children={below[0][:2]: node})
+        self._touch(node)
         parent.children[above[0][:2]] = upper
         node.parent, node.runs, node.tokens = upper, below, node.tokens - tokens
         return upper
 
-    def _append(self, parent: RadixNode, runs: tuple[Run, ...], now: int) -> RadixNode:
+    def _append(self, parent: RadixNode, runs: tuple[Run, ...]) -> RadixNode:
         leaf = RadixNode(parent, runs, sum(length for _, _, length in runs))
         parent.children[runs[0][:2]] = leaf
         self.evictable_tokens += leaf.tokens
-        self._touch(leaf, now)
+        self._touch(leaf)
         self._offer(leaf)
         return leaf
 
     def _remove(self, leaf: RadixNode) -> None:
         parent, leaf.parent = self._parent_of(leaf), None
+        parent.touch = max(parent.touch, leaf.touch)
         del parent.children[leaf.runs[0][:2]]
         self.evictable_tokens -= leaf.tokens
         self._offer(parent)
 
-    def _touch(self, node: RadixNode, now: int) -> None:
+    def _touch(self, node: RadixNode) -> None:
         self._touches += 1
-        node.last_access, node.touch = now, self._touches
+        node.touch = self._touches
 
     def _offer(self, node: RadixNode) -> None:
         """Push ``node`` into the heap if it is an evictable leaf and not yet in the heap."""
@@ -200,25 +226,27 @@ class RadixTree:
             node.queued = True
             heappush(self._queue, (node.touch, node))
 
-    def path(self, node: RadixNode) -> list[RadixNode]:
-        """``node`` and its ancestors, without the root.
+    def path(self, node: RadixNode, above: RadixNode | None = None) -> list[RadixNode]:
+        """``node`` and its ancestors, up to the one below ``above``, by default the root.
 
         Raises:
             SimulationFault: The node is evicted.
         """
-        path = []
-        while node is not self.root:
-            if node.parent is None:
-                raise SimulationFault("a radix node is used after its eviction")
+        path, above = [], above or self.root
+        while node is not above:
             path.append(node)
-            node = node.parent
+            node = self._parent_of(node)
         return path
 
     @staticmethod
     def _parent_of(node: RadixNode) -> RadixNode:
         if node.parent is None:
-            raise SimulationFault("a radix node is used after its eviction")
+            raise _evicted()
         return node.parent
+
+
+def _evicted() -> SimulationFault:
+    return SimulationFault("a radix node is used after its eviction")
 
 
 def all_but_last(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -234,6 +262,28 @@ def first_tokens(runs: Sequence[Run], tokens: int) -> tuple[Run, ...]:
             return (*runs[:place], (stream, start, tokens))
         tokens -= length
     return tuple(runs)
+
+
+class Rest:
+    """What is left of a string that is taken piece by piece."""
+
+    __slots__ = ("_into", "_run", "_runs")
+
+    def __init__(self, runs: tuple[Run, ...]) -> None:
+        self._runs, self._run, self._into = runs, 0, 0
+
+    def take(self, tokens: int) -> list[Run]:
+        """The next ``tokens`` tokens; no more may be left."""
+        taken = []
+        while tokens:
+            stream, start, length = self._runs[self._run]
+            step = min(tokens, length - self._into)
+            taken.append((stream, start + self._into, step))
+            tokens -= step
+            self._into += step
+            if self._into == length:
+                self._run, self._into = self._run + 1, 0
+        return taken
 
 
 def shared_tokens(runs: Sequence[Run], others: Sequence[Run]) -> int:

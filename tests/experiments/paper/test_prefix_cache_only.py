@@ -171,7 +171,7 @@ class TestTheOracle:
         read = read_hashed(Path(os.environ["FRAGMETER_TRACES"]) / "mooncake_conversation.jsonl.gz")
         runs = [(block, 0, tokens) for block, tokens in zip(read.hash_ids.tolist(), read.block_tokens.tolist())]
         tree, offsets = RadixTree(), read.offsets.tolist()
-        hits = sum(tree.insert(runs[start:end], 0)[1] for start, end in pairwise(offsets))
+        hits = sum(tree.insert(runs[start:end])[1] for start, end in pairwise(offsets))
         assert hits == oracle()["traces"]["mooncake_conversation"]["infinite"]["all_requests_hit_tokens"]
 
 

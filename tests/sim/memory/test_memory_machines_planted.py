@@ -54,7 +54,7 @@ skip, swap_out, give_back, drop_partial = (
     GroupTables.give_back,
     PagedMemory.drop,
 )
-split, drop = RadixTree._split, GroupTables.drop
+split, drop, insert = RadixTree._split, GroupTables.drop, RadixMemory._insert
 count_stream = StreamMemory._count
 
 
@@ -199,8 +199,9 @@ def evicts_what_lacks(memory: RadixMemory, slots: int) -> None:
 
 
 def frees_all_that_it_inserts(memory: RadixMemory, sequence, tokens: int):
-    node, _ = memory.tree.insert(memory._string(sequence, tokens), memory.tick())
-    memory.free += tokens - memory.holdings[sequence].tokens
+    free, held = memory.free, memory.holdings[sequence].tokens
+    node = insert(memory, sequence, tokens)
+    memory.free = free + tokens - held
     return node
 
 

@@ -128,7 +128,7 @@ def test_each_replica_of_a_cluster_counts_its_own(seed, replicas):
     assert sum(rows) == sum(cluster_summary(run)["preemptions"].values())
 
 
-def test_loads_preempt_sequences_with_a_last_token_in_the_running_step():
+def test_loads_preempt_sequences_that_are_complete():
     """The properties would say little if none did."""
     seen = []
     for seed in range(60):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from fractions import Fraction
 from unittest import mock
 
@@ -124,7 +126,7 @@ class TestInvariants:
     @given(case=st.one_of(shared_cases(), crowded_cases()), leap=st.booleans())
     def test_1_and_2_slots_and_locks_are_those_of_running_sequences(self, case, leap):
         """Invariant 1: free, own, locked and evictable slots are the pool; live counts a shared token once; cached is
-        what is unlocked. Invariant 2: a node's locks are the sequences with strings that pass through it."""
+        what is unlocked. Invariant 2: a node's locks are the sequences with strings that end at it, and its children that are locked."""
         advance, looks, cached = RadixMemory.advance, [], []
 
         def watch(memory: RadixMemory, state: State, steps: int):
@@ -132,7 +134,10 @@ class TestInvariants:
             held = {s: s.held_tokens(state.decode_step + steps) for s in state.running if s in memory.holdings}
             own = sum(tokens - memory.holdings[s].tokens for s, tokens in held.items())
             nodes, paths = nodes_of(memory), [memory.tree.path(h.node) for h in memory.holdings.values()]
-            assert [node.locks for node in nodes] == [sum(node in path for path in paths) for node in nodes]
+            on_paths = {node for path in paths for node in path}
+            for node in nodes:
+                ending = sum(path[:1] == [node] for path in paths)
+                assert node.locks == ending + len(on_paths.intersection(node.children.values()))
             locked = sum(node.tokens for node in nodes if node.locks)
             evictable = sum(node.tokens for node in nodes if not node.locks)
             assert (locked, evictable) == (memory.tree.protected_tokens, memory.tree.evictable_tokens)
@@ -181,10 +186,39 @@ def test_leaps_pass_over_evictions():
     assert leapt.window.slot_ticks["cached"] > 10 * (5000 - 500)
 
 
+def calls_of(prompt: int, shared: int, ids: bool) -> int:
+    """Calls of functions in a run of six requests with a token budget of 1."""
+    pieces = [[(A, shared), (-1 - index, prompt - shared)] for index in range(6)]
+    case = story([(0, 2, each) for each in pieces], 8 * prompt, max_num_batched_tokens=1)
+    case = replace(case, limits=replace(case.limits, max_model_len=prompt + 100))
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        run = serve("sglang", case, leap=False, ids=ids)
+    finally:
+        sys.setprofile(before)
+    assert run.log.num_steps > prompt
+    return calls
+
+
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_the_work_of_a_prefill_in_chunks_is_proportional_to_its_tokens(share, ids):
+    """Chunks of one token: twice the tokens, twice the work. Waiting requests find what the first one computes."""
+    few, many = (calls_of(prompt, int(share * prompt), ids) for prompt in (150, 300))
+    assert many < 2.2 * few
+
+
 def test_what_two_lock_has_room_when_both_are_retracted():
     """Each has two slots of its own beside the four that they share."""
     memory, decode_step = RadixMemory(20), 5
-    node, _ = memory.tree.insert([(A, 0, 4)], memory.tick())
+    node, _ = memory.tree.insert([(A, 0, 4)])
     sequences = [Sequence(index, 4, 9, 9) for index in range(2)]
     for sequence in sequences:
         memory.tree.lock(node)
