@@ -24,8 +24,8 @@ from fragmeter.experiments.today.waste_today import of_load
 HEAD = """\
 # Waste of today's models
 
-`fragmeter reproduce waste-today` serves today's models on today's cards with the defaults of vLLM 0.33, and divides every byte of the KV
-cache by what it holds. The tables of this page are its result, written by `make waste-today`; nothing in them is edited by hand. No GPU
+`fragmeter reproduce waste-today` serves today's models on today's cards with the defaults of vLLM 0.33 (Nemotron 3 Super with `--max-num-seqs 512`: with the
+default [it does not start](serve.md#sequences-and-blocks-of-models-with-states)), and divides every byte of the KV cache by what it holds. The tables of this page are its result, written by `make waste-today`; nothing in them is edited by hand. No GPU
 was used: step times are those of `--cost fitted`, or of `--cost roofline` where the profile of a card does not cover a model.
 
 ```sh
