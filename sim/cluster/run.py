@@ -25,8 +25,19 @@ from ..cost import StepCost, outside_ticks
 from ..engine.core import CoreEngine, serves
 from ..engine.engine import Alarm, Engine
 from ..engine.grouping import is_grouped, pinned_tokens, smallest_pools
+from ..engine.guard import of_plugins
 from ..engine.replica import Replica, build
-from ..engine.run import Run, as_delivered, check_fits, edges, finished, milestones, no_cycle_collection, queue_limits
+from ..engine.run import (
+    Run,
+    as_delivered,
+    check_fits,
+    edges,
+    finished,
+    milestones,
+    no_cycle_collection,
+    queue_limits,
+    require_served,
+)
 from ..engine.settings import Settings
 from ..engine.unread import refuse_unread, refuse_unread_in_cluster
 from ..memory.accounting.ledger import Table
@@ -37,7 +48,6 @@ from ..spec import gpu, model
 from ..spec.launch import resolved_kv_dtype
 from ..types.errors import SettingError
 from ..types.optional import not_none
-from ..types.plugins import plugin_code
 from ..types.sequence import Sequence as Prefilled
 from ..workload.closed_loop import ClosedLoop, Maker
 from ..workload.content import TokenRuns
@@ -343,7 +353,7 @@ class ClusterRun:
         return self.runs[0].log.end_ticks
 
 
-@plugin_code()
+@of_plugins
 def simulate_cluster(
     settings: Settings,
     workload: Workload,
@@ -397,6 +407,8 @@ def simulate_cluster(
         finished(settings, part, False, replica, engine.ledger, end_ticks, needed[own])
         for own, part, replica, engine in zip(where, fleet.parts(where), replicas, fleet.engines, strict=True)
     )
+    for run in runs:
+        require_served(run)
     return ClusterRun(settings, cluster, asked, runs, where, needed, fleet.transfers(), schedule)
 
 

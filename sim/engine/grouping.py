@@ -11,6 +11,7 @@ from ..policy.base import AnyPolicy
 from ..policy.options import BeamOptions, VllmV0Options
 from ..policy.registry import policy, serves_groups
 from ..types.errors import SettingError
+from ..types.plugins import broken, is_plugin
 from ..workload.closed_loop import ClosedLoop, Maker
 from ..workload.groups import Ancestry, Grouping, GroupLoop, GroupState
 from ..workload.workload import Workload
@@ -87,6 +88,9 @@ def leaders(workload: Workload, grouped: bool) -> np.ndarray:
 
 def smallest_pools(policy: AnyPolicy, block_size: int, workload: Workload, grouped: bool) -> np.ndarray:
     """Blocks of the smallest pool that can serve each request, int64 [n]; without groups, one of its sequences."""
-    if grouped:
-        return policy.smallest_pool_blocks(workload, block_size)
-    return policy.smallest_pool_blocks(workload.sequences, block_size)[workload.first_sequences]
+    asked = workload if grouped else workload.sequences
+    found = policy.smallest_pool_blocks(asked, block_size)
+    if is_plugin(policy) and (np.shape(found) != (len(asked),) or np.asarray(found).dtype.kind not in "iu"):
+        what = f"smallest_pool_blocks returns no integer for each of {len(asked)} requests; return an int64 array"
+        raise broken(type(policy), "smallest_pool_blocks", "limits", what)
+    return found if grouped else found[workload.first_sequences]

@@ -12,11 +12,12 @@ that a plan's promise holds through a leap would be another method of ``Guard`` 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from collections.abc import Sequence as Values
+from functools import wraps
 from itertools import chain
 from operator import index
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import simpy
 
@@ -24,17 +25,20 @@ from ..cost.base import StepCost, among, draft_ticks, outside_ticks
 from ..memory import Memory, Transaction
 from ..memory.accounting.ledger import Meter
 from ..policy.base import PairedPolicy
-from ..types.errors import PluginError, UserError
-from ..types.plugins import blamed, broken, failed, is_plugin, know
+from ..policy.registry import plugin_of
+from ..types.errors import PluginError
+from ..types.plugins import blamed, broken, failed, is_plugin, know, plugin_code
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..types.ticks import PER_SECOND
+from .settings import Settings
 
 #: Decisions without a decode step, beyond two for each sequence on the device or in a queue, after which a policy stands still.
 _MOST_DECISIONS = 1000
 #: Longest step: a day.
 _LONGEST_TICKS = 86_400 * PER_SECOND
 _SEQUENCES = "admitted", "preempted", "swapped_out", "swapped_in", "order", "forked"
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 _COUNTS = "prefill_tokens", "padded_tokens", "flush_ticks"
 
 
@@ -134,19 +138,21 @@ class Guard:
 
     def _require_sequences(self, state: State, name: str, value: Any) -> None:
         if not isinstance(value, tuple) or not all(isinstance(each, Sequence) for each in value):
-            self._refuse(state, "plan", f"{name} = {value!r}; give a tuple of sequences")
+            self._refuse(state, "plan", f"{name} is {_shown(value)}; give a tuple of sequences")
 
     def _chunks(self, plan: StepPlan, state: State) -> tuple[tuple[Sequence, int], ...]:
         """The chunks of a plan; they are pairs, and stalls are two tuples of sequences, or none."""
         if not isinstance(plan.stalls, tuple) or len(plan.stalls) not in (0, 2):
-            self._refuse(state, "plan", f"stalls = {plan.stalls!r}; give two tuples of sequences, or none")
+            self._refuse(state, "plan", f"stalls is {_shown(plan.stalls)}; give two tuples of sequences, or none")
         for part in plan.stalls:
             self._require_sequences(state, "stalls", part)
         pairs = isinstance(plan.chunks, tuple) and all(
             isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], Sequence) for each in plan.chunks
         )
         if not pairs:
-            self._refuse(state, "plan", f"chunks = {plan.chunks!r}; give a tuple of pairs of a sequence and tokens")
+            self._refuse(
+                state, "plan", f"chunks is {_shown(plan.chunks)}; give a tuple of pairs of a sequence and tokens"
+            )
         return tuple((sequence, self._count(state, "tokens of a chunk", tokens)) for sequence, tokens in plan.chunks)
 
     def _check_once(self, plan: StepPlan, state: State) -> None:
@@ -326,6 +332,32 @@ def checked_cost(cost: StepCost) -> StepCost:
     return CheckedCost(cost) if is_plugin(cost) else cost
 
 
+def whole_numbers(kind: type, method: str, found: Any) -> tuple[int, int]:
+    """Two sizes or limits that a class of policies computes, checked where it is a plug-in.
+
+    Raises:
+        PluginError: They are no whole numbers from 1.
+    """
+    if not is_plugin(kind):
+        return cast(tuple[int, int], found)
+    one, other = (_whole(each) for each in found) if isinstance(found, tuple) and len(found) == 2 else (None, None)
+    if one is None or other is None or min(one, other) < 1:
+        raise broken(kind, method, "limits", f"{method} returns {found!r}; return two whole numbers, 1 or more")
+    return one, other
+
+
+def of_plugins(call: _Call) -> _Call:
+    """Convert exceptions of plug-ins in a function of settings, and name the settings' plug-in where one leaves a state in which
+    the function cannot go on."""
+
+    @wraps(call)
+    def converted(settings: Settings, *others: Any, **keywords: Any) -> Any:
+        with plugin_code(lambda: plugin_of(settings.policy, settings.allocator)):
+            return call(settings, *others, **keywords)
+
+    return cast(_Call, converted)
+
+
 def suspect(policy: object, memory: object) -> type | None:
     """The class of the policy, or else of the memory, that is a plug-in; None where both are of this package."""
     return next((type(part) for part in (policy, memory) if is_plugin(part)), None)
@@ -349,12 +381,17 @@ def _translated(
     except PluginError as error:
         raise error.at_step(state.decode_step) from error.__cause__
     except (Exception, SystemExit) as error:
-        found = blamed(error, state.decode_step, kind)
-        if found is None and kind is not None and not isinstance(error, UserError | MemoryError | SystemExit):
-            found = failed(kind, "schedule", error, state.decode_step)
+        step = state.decode_step
+        found = blamed(error, step, kind) or failed(kind, "schedule", error, step)
         if found is None:
             raise
         raise found from error
+
+
+def _shown(value: object) -> str:
+    """What a field of a plan is, without addresses."""
+    parts = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+    return f"a {type(value).__name__}{parts}"
 
 
 def _whole(value: object) -> int | None:

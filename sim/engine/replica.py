@@ -35,10 +35,10 @@ from ..spec.pool import offloaded_blocks
 from ..spec.releases import LAST_ORDERED
 from ..spec.weights import weights_format
 from ..types.errors import NotSimulated, SettingError
-from ..types.plugins import plugin_code
+from ..types.plugins import broken, is_plugin
 from ..workload.content import PromptSource
 from ..workload.dialogue import Dialogue
-from .guard import checked_cost
+from .guard import checked_cost, of_plugins, whole_numbers
 from .settings import Settings
 
 GIB = 1 << 30
@@ -118,7 +118,7 @@ def _under_settings_names() -> Iterator[None]:
 
 
 @_under_settings_names()
-@plugin_code()
+@of_plugins
 def build(
     settings: Settings,
     step_cost: StepCost | None = None,
@@ -163,9 +163,11 @@ def build(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
     )
-    num_blocks, size = kind.pool_size(server, options, settings.num_gpu_blocks_override, asked_size)
+    asked = settings.num_gpu_blocks_override, asked_size
+    num_blocks, size = whole_numbers(kind, "pool_size", kind.pool_size(server, options, *asked))
     held = num_blocks * size // max_model_len, max_model_len
-    seqs, tokens = kind.step_limits(server, held, settings.max_num_seqs, settings.max_num_batched_tokens)
+    given = settings.max_num_seqs, settings.max_num_batched_tokens
+    seqs, tokens = whole_numbers(kind, "step_limits", kind.step_limits(server, held, *given))
     limits = Limits(
         max_model_len=max_model_len,
         max_num_seqs=seqs,
@@ -186,7 +188,7 @@ def build(
         dialogue=dialogue,
         seed=settings.seed,
     )
-    memory = scheduler.memory(pool) if settings.allocator is None else _own_memory(settings, pool, layout)
+    memory = _memory_of(scheduler, pool) if settings.allocator is None else _own_memory(settings, pool, layout)
     return Replica(
         # It made the memory, or the allocator's derives from what it would make.
         policy=cast(PairedPolicy, scheduler),
@@ -234,10 +236,24 @@ def _own_memory(settings: Settings, pool: Pool, layout: HybridLayout | None) -> 
         remedy = "serves requests of one sequence, without prefix caching, over layers that keep every token"
         raise SettingError("allocator", name, f"{remedy}; leave it out")
     memory = allocator(name)(pool)
-    missing = [each for each in MEMORY_METHODS if not hasattr(memory, each)]
+    missing = _missing(memory)
     if missing:
-        raise SettingError("allocator", name, f"lacks {', '.join(missing)}; docs/extending.md says what a memory has")
+        raise SettingError("allocator", name, f"lacks {missing}; docs/extending.md says what a memory has")
     return cast(Memory, memory)
+
+
+def _memory_of(scheduler: AnyPolicy, pool: Pool) -> Memory:
+    """The memory of a policy."""
+    memory = scheduler.memory(pool)
+    if is_plugin(scheduler) and (missing := _missing(memory)):
+        what = f"memory returns {type(memory).__name__}, which lacks {missing}; return a PagedMemory or another memory"
+        raise broken(type(scheduler), "memory", "accounts", what)
+    return memory
+
+
+def _missing(memory: object) -> str:
+    """What a memory lacks, for errors; empty if it has all that every memory has."""
+    return ", ".join(each for each in MEMORY_METHODS if not hasattr(memory, each))
 
 
 def _caches_prefixes(settings: Settings, workload: PromptSource | None, shape: ModelSpec) -> bool:

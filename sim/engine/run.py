@@ -20,7 +20,6 @@ from ..memory.accounting.run_log import RunLog
 from ..policy.options import VllmV1Options
 from ..types import ticks
 from ..types.errors import SimulationFault, UserError
-from ..types.plugins import failed, plugin_code
 from ..types.state import State
 from ..workload.closed_loop import ClosedLoop, Maker
 from ..workload.source import OpenLoop
@@ -28,7 +27,7 @@ from ..workload.workload import Workload
 from .core import CoreEngine, serves
 from .engine import Engine
 from .grouping import grouped_source, is_grouped, leaders, smallest_pools
-from .guard import suspect
+from .guard import of_plugins, suspect
 from .observer import Observer
 from .queue_limits import LimitedLoop
 from .replica import Replica, build
@@ -81,7 +80,7 @@ class Run:
         return self.accounts.window(*edges(self.settings))
 
 
-@plugin_code()
+@of_plugins
 def simulate(
     settings: Settings,
     workload: Workload,
@@ -110,7 +109,11 @@ def simulate(
     if isinstance(source, ClosedLoop):
         workload = replace(workload, arrival_ticks=source.sent() - outside_ticks(replica.cost))
     run = finished(settings, workload, grouped, replica, engine.ledger, engine.end_ticks, needed)
-    return replace(run, rejected=source.rejected) if isinstance(source, LimitedLoop) else run
+    if isinstance(source, LimitedLoop):
+        run = replace(run, rejected=source.rejected)
+    if not engine.stopped:
+        require_served(run)
+    return run
 
 
 def finished(
@@ -130,15 +133,26 @@ def finished(
     """
     run_log = run_log_of(ledger, replica.memory, workload, grouped, end_ticks)
     run = Run(settings, workload, replica, run_log, smallest_pool_blocks)
-    plugin = suspect(replica.policy, replica.memory)
-    try:
-        run.accounts.require_conserved()
-        if plugin is not None:
-            # Every bucket apart, which takes longer.
-            run.accounts.at_rows()
-    except SimulationFault as fault:
-        raise fault if plugin is None else failed(plugin, "schedule", fault) from fault
+    run.accounts.require_conserved()
+    if suspect(replica.policy, replica.memory) is not None:
+        # Every bucket apart, which takes longer.
+        run.accounts.at_rows()
     return run
+
+
+def require_served(run: Run) -> None:
+    """Check that a run served every request that it did not refuse: each was on the device until it finished.
+
+    Raises:
+        SimulationFault: Some were not.
+    """
+    log, asked = run.log, ~run.refused if run.rejected is None else ~(run.refused | run.rejected)
+    leads = log.leader == np.arange(len(log.leader))
+    expected = int(np.count_nonzero(leads & np.repeat(asked, run.workload.num_sequences)))
+    ended = log.evictions["index"][log.evictions["residency"] >= 0]
+    served = np.count_nonzero(leads[log.residencies["index"]]) - np.count_nonzero(leads[ended])
+    if served != expected:
+        raise SimulationFault(f"the run is over, and {served} of {expected} requests are served")
 
 
 def run_log_of(ledger: Ledger, memory: Memory, workload: Workload, grouped: bool, end_ticks: int) -> RunLog:
@@ -168,7 +182,7 @@ def run_log_of(ledger: Ledger, memory: Memory, workload: Workload, grouped: bool
     )
 
 
-@plugin_code()
+@of_plugins
 def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost | None = None) -> Run:
     """Run to the end of the settings' window: ``window`` equals that of ``simulate``, other attributes do not.
 
@@ -193,7 +207,7 @@ def _run_past(engine: Engine | CoreEngine, end_ticks: int) -> None:
         engine.env.run(until=until)
 
 
-@plugin_code()
+@of_plugins
 def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledger:
     """The ledger of ``simulate`` at a time: rows of finished leaps, residencies that have begun.
 

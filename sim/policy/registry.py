@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from ..types.errors import SettingError
-from ..types.plugins import described, know, where_raised
+from ..types.plugins import described, is_plugin, know, where_raised
 from ..types.user_code import imported_files, note_loaded
 from .base import AnyPolicy, Policy, Pool
 from .fastgen import FastGen
@@ -158,6 +158,20 @@ def _located(field: str, name: str, group: str, others: Iterable[str] = ()) -> t
         listed = f"one of {', '.join(known)}, or package.module:ClassName" if known else "package.module:ClassName"
         raise SettingError(field, name, f"{listed}{hint}")
     return point.module, point.attr
+
+
+def plugin_of(chosen: str, allocator_name: str | None = None) -> type | None:
+    """The class of a policy, or else of an allocator, that is not of this package; None where there is none.
+
+    Args:
+        chosen, allocator_name: See ``plugin_files``.
+    """
+    parts = [
+        *([] if chosen in POLICIES else [policy(chosen)]),
+        *([allocator(allocator_name)] if allocator_name else []),
+    ]
+    kinds = (part if isinstance(part, type) else type(part) for part in parts)
+    return next((kind for kind in kinds if is_plugin(kind)), None)
 
 
 def plugin_files(chosen: str, allocator_name: str | None = None) -> dict[str, Path]:

@@ -13,7 +13,7 @@ code says where.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
@@ -30,13 +30,14 @@ _KNOWN: dict[type, str] = {}
 
 
 def is_plugin(part: object) -> bool:
-    """Whether the class of an object is not of this package."""
-    return type(part).__module__.partition(".")[0] != _PACKAGE
+    """Whether the class of an object, or a class itself, is not of this package."""
+    kind = part if isinstance(part, type) else type(part)
+    return kind.__module__.partition(".")[0] != _PACKAGE
 
 
 def know(part: str, kind: object) -> None:
     """Note what a class is, "policy", "memory" or "cost", unless it is of this package."""
-    if isinstance(kind, type) and kind.__module__.partition(".")[0] != _PACKAGE:
+    if isinstance(kind, type) and is_plugin(kind):
         _KNOWN.setdefault(kind, part)
 
 
@@ -70,10 +71,14 @@ def broken(kind: type, method: str, rule: str, what: str, step: int | None = Non
 
 
 @contextmanager
-def plugin_code() -> Iterator[None]:
+def plugin_code(suspect: Callable[[], type | None] = lambda: None) -> Iterator[None]:
     """Convert exceptions of plug-ins in this context, or in a function that it decorates.
 
     A ``UserError`` that a plug-in raises stays as it is: it is one line with a remedy.
+
+    Args:
+        suspect: The class of a plug-in that takes part, which is named also where it raises nothing itself and leaves a state
+            in which this package cannot go on.
 
     Raises:
         PluginError: A plug-in raised an exception, which is its ``__cause__``, or ended the program.
@@ -87,7 +92,8 @@ def plugin_code() -> Iterator[None]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        found = blamed(error)
+        kind = suspect()
+        found = blamed(error, None, kind) or failed(kind, "schedule", error)
         if found is None:
             raise
         raise found from error
@@ -123,8 +129,11 @@ def where_raised(error: BaseException) -> tuple[str, int] | None:
     return next(((frame.f_code.co_filename, line) for frame, line in frames if _is_user_code(frame)), None)
 
 
-def failed(kind: type, method: str, error: Exception, step: int | None = None) -> PluginError:
-    """The error of a class with which a run cannot go on, although it raises nothing itself."""
+def failed(kind: type | None, method: str, error: BaseException, step: int | None = None) -> PluginError | None:
+    """The error of a class with which a run cannot go on, although it raises nothing itself; None without one, and where the
+    machine has no more memory."""
+    if kind is None or not isinstance(error, Exception) or isinstance(error, UserError | MemoryError):
+        return None
     return broken(kind, method, "execution", f"the run cannot go on with it ({described(error)}); correct it", step)
 
 
