@@ -64,7 +64,7 @@ def test_public_logs_have_the_blocks_of_their_servers(line, card, log, expected)
     assert blocks(line, card, without, f"{vllm[0]}.{vllm[1]}") == expected
 
 
-# club-3090#46: dev16 after 0.20.0, with a drafter whose layers are in other groups.
+# club-3090#46: dev16 after 0.20.0, with the layers of a drafter in other groups.
 RUNNING = """(Worker_TP0 pid=118) INFO 05-04 01:05:57 [gpu_worker.py:440] Available KV cache memory: 9.74 GiB
 (EngineCore pid=109) INFO 05-04 01:05:57 [kv_cache_utils.py:1713] GPU KV cache size: 67,728 tokens
 (EngineCore pid=109) INFO 05-04 01:05:57 [kv_cache_utils.py:1718] Maximum concurrency for 180,000 tokens per request: 1.06x"""

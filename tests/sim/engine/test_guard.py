@@ -105,7 +105,7 @@ def test_a_mistake_of_a_cost_ends_the_run(mistake, core):
 
 
 def test_a_mistake_of_a_cost_is_seen_where_progress_is_reported():
-    """SimPy raises a copy of an error that nobody waits for."""
+    """SimPy raises a copy of an error that no process waits for."""
     with pytest.raises(PluginError) as raised:
         simulate(settings(num_gpu_blocks_override=12, block_size=4, core=False), workload(), planted.Unpriced(), print)
     assert isinstance(raised.value.__cause__, ZeroDivisionError) and raised.value.step == 0
