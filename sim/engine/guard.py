@@ -17,7 +17,7 @@ from collections.abc import Sequence as Values
 from functools import wraps
 from itertools import chain
 from operator import index
-from typing import Any, NoReturn, TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 import simpy
 
@@ -38,7 +38,8 @@ _MOST_DECISIONS = 1000
 #: Longest step: a day.
 _LONGEST_TICKS = 86_400 * PER_SECOND
 _SEQUENCES = "admitted", "preempted", "swapped_out", "swapped_in", "order", "forked"
-_Call = TypeVar("_Call", bound=Callable[..., Any])
+_Call = TypeVar("_Call", bound=Callable[..., object])
+_Sent = TypeVar("_Sent")
 _COUNTS = "prefill_tokens", "padded_tokens", "flush_ticks"
 
 
@@ -136,7 +137,7 @@ class Guard:
             self._refuse(state, "tokens", f"{name} = {value!r}; give a whole number, 0 or more")
         return found
 
-    def _require_sequences(self, state: State, name: str, value: Any) -> None:
+    def _require_sequences(self, state: State, name: str, value: object) -> None:
         if not isinstance(value, tuple) or not all(isinstance(each, Sequence) for each in value):
             self._refuse(state, "plan", f"{name} is {_shown(value)}; give a tuple of sequences")
 
@@ -258,7 +259,7 @@ class CheckedCost:
         self.name = inner.name
         self._times(outside_ticks(inner), "outside_ticks", ())
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name == "inner" or name.startswith("__"):
             # Of a copy that has no attributes yet.
             raise AttributeError(name)
@@ -332,7 +333,7 @@ def checked_cost(cost: StepCost) -> StepCost:
     return CheckedCost(cost) if is_plugin(cost) else cost
 
 
-def whole_numbers(kind: type, method: str, found: Any) -> tuple[int, int]:
+def whole_numbers(kind: type, method: str, found: object) -> tuple[int, int]:
     """Two sizes or limits that a class of policies computes, checked where it is a plug-in.
 
     Raises:
@@ -351,7 +352,7 @@ def of_plugins(call: _Call) -> _Call:
     the function cannot go on."""
 
     @wraps(call)
-    def converted(settings: Settings, *others: Any, **keywords: Any) -> Any:
+    def converted(settings: Settings, *others: object, **keywords: object) -> object:
         with plugin_code(lambda: plugin_of(settings.policy, settings.allocator)):
             return call(settings, *others, **keywords)
 
@@ -364,8 +365,8 @@ def suspect(policy: object, memory: object) -> type | None:
 
 
 def translated(
-    serving: Generator[simpy.Event, Any, None], policy: PairedPolicy, memory: Memory, cost: StepCost, state: State
-) -> Generator[simpy.Event, Any, None]:
+    serving: Generator[simpy.Event, _Sent, None], policy: PairedPolicy, memory: Memory, cost: StepCost, state: State
+) -> Generator[simpy.Event, _Sent, None]:
     """The process of an engine, with errors of plug-ins that name the decode step; itself where there are none."""
     kind = suspect(policy, memory)
     if kind is None and not any(isinstance(each, CheckedCost) for each in (cost, getattr(cost, "inner", None))):
@@ -374,8 +375,8 @@ def translated(
 
 
 def _translated(
-    serving: Generator[simpy.Event, Any, None], kind: type | None, state: State
-) -> Generator[simpy.Event, Any, None]:
+    serving: Generator[simpy.Event, _Sent, None], kind: type | None, state: State
+) -> Generator[simpy.Event, _Sent, None]:
     try:
         yield from serving
     except PluginError as error:

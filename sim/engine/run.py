@@ -146,11 +146,14 @@ def require_served(run: Run) -> None:
     Raises:
         SimulationFault: Some were not.
     """
-    log, asked = run.log, ~run.refused if run.rejected is None else ~(run.refused | run.rejected)
-    leads = log.leader == np.arange(len(log.leader))
-    expected = int(np.count_nonzero(leads & np.repeat(asked, run.workload.num_sequences)))
-    ended = log.evictions["index"][log.evictions["residency"] >= 0]
-    served = np.count_nonzero(leads[log.residencies["index"]]) - np.count_nonzero(leads[ended])
+    log, left_out = run.log, run.refused if run.rejected is None else run.refused | run.rejected
+    begun, ended = log.residencies["index"], log.evictions["index"][log.evictions["residency"] >= 0]
+    if run.workload.shares:
+        # A leader stands for its siblings, which may end before they begin.
+        leads = log.leader == np.arange(len(log.leader))
+        begun, ended = begun[leads[begun]], ended[leads[ended]]
+        left_out = left_out[np.repeat(np.arange(len(left_out)), run.workload.num_sequences)[leads]]
+    served, expected = len(begun) - len(ended), len(left_out) - int(np.count_nonzero(left_out))
     if served != expected:
         raise SimulationFault(f"the run is over, and {served} of {expected} requests are served")
 

@@ -42,7 +42,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -267,7 +267,7 @@ class Accounts:
         Raises:
             SimulationFault: Names the first row that fails, and the bucket.
         """
-        run_log, end = self.log, 0
+        run_log, end, nothing = self.log, 0, np.zeros((), dtype=np.int64)
         # A memory fills a few of the levels; the others are one number, broadcast.
         filled = [name for name in _LEVELS if run_log.rows[name].strides != (0,)]
         for part in slices(len(run_log.row_step), _CHUNK_ROWS):
@@ -277,9 +277,9 @@ class Accounts:
             self._require({"steps": rows["steps"], "ticks": ticks, "start_ticks": start[:1] - end}, part.start)
             self._require({"start_ticks": gaps}, part.start + 1)
             end = start[-1] + ticks[-1]
-            levels: dict[str, Any] = dict.fromkeys(_LEVELS, 0) | {name: rows[name] for name in filled}
+            levels = dict.fromkeys(_LEVELS, nothing) | {name: rows[name] for name in filled}
             # Tails are left out, those of prefills too.
-            buckets = self._buckets({**levels, "cached": 0}, -levels["prefill_tail"], run_log.capacity_slots)
+            buckets = self._buckets(levels | {"cached": nothing}, -levels["prefill_tail"], run_log.capacity_slots)
             if not run_log.paged:
                 # Reservations stay as they are through a row, and the tokens in them grow.
                 grown = rows["growing"] * np.maximum(rows["steps"] - 1, 0)

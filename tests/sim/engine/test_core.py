@@ -263,6 +263,9 @@ def test_a_time_past_64_bits_is_an_error():
         def step_ticks(self, *_: int) -> int:
             return 86_400 * PER_SECOND
 
+        def decode_line(self, *_: int) -> tuple[int, int, None]:
+            return self.step_ticks(), 0, None
+
     work = Workload("three", np.array([0, 0, 0]), np.array([20, 20, 20]), np.array([50, 60, 70]))
     with pytest.raises(OverflowError, match="64 bits"):
         simulate(settings(max_num_seqs=1), work, Ages())
