@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from ...reports.figures import figures
 from ...reports.figures.scale import sensitivity_numbers
 from ...reports.page.page import Section
-from ...reports.style.labels import comparison_numbers
+from ...reports.style.labels import comparison_numbers, view_metrics
 from ...sim.metrics.views import SLOTS_VIEW, VIEWS, moved_text
 from ..paper.bench import Bench, Case
 from ..paper.comparison import Payload
@@ -144,10 +144,11 @@ def fig15(payload: Payload, bench: Bench) -> list[Section]:
 
 
 def waste(payload: Payload, bench: Bench) -> list[Section]:
-    """Every policy's pool in the paper's view; folded, slot by slot, the change of each value over seeds and step times, and the
-    pool over time."""
+    """Every policy's pool in the paper's view; folded, the change of each value over seeds and step times, the same slot by slot,
+    and the pool over time."""
     bars, slots = waste_pictures(payload)
-    moving = _table(row for row in payload["rows"] if "step_1pct" in row)
+    slot_metrics = view_metrics(SLOTS_VIEW)
+    moving = _table(row for row in payload["rows"] if row["metric"] not in slot_metrics)
     over_time, ledgers = _ledgers(payload, bench)
     section = compared("The waste table: one trace, one pool, every policy", payload)
     details = _BETWEEN.join((section.details, moved_lines(payload), over_time))

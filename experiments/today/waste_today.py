@@ -11,7 +11,9 @@ from rich import box
 from rich.table import Table
 
 from ...reports.figures import figures
+from ...reports.figures.memory import kv_definitions
 from ...reports.page.page import Section
+from ...reports.page.terminal_tables import definition_lines
 from ...sim import simulate
 from ...sim.engine.run import Run
 from ...sim.memory.accounting.kv_groups import STATE
@@ -163,6 +165,8 @@ def print_waste_today(payload: Payload, report: Report) -> None:
     for load in dict.fromkeys(row["load"] for row in payload["kv_bytes"]):
         report.print_line()
         report.console.print(_table(load, of_load(payload["kv_bytes"], load)))
+    for text in definition_lines(kv_definitions(BUCKETS)):
+        report.print_line(text)
     report.print_line()
     for found in payload["findings"]:
         report.print_line(f"{'Pass' if found['passes'] else 'Fail'}: {found['finding']}")
@@ -171,7 +175,7 @@ def print_waste_today(payload: Payload, report: Report) -> None:
     report.print_line()
 
 
-_HEADINGS = {"block_tail": "tail", "page_padding": "pad", "reserved": "resv", "stranded": "strand"}
+_HEADINGS = {"block_tail": "block\ntail", "page_padding": "page\npadding"}
 
 
 def _table(load: str, rows: Sequence[Row]) -> Table:
@@ -217,6 +221,7 @@ def _pictures(payload: Payload) -> Iterator[Section]:
         "Percent of the slots of the pool by bucket. A slot of a KV group is a token in its layers; page padding is bytes within"
         " slots, so only the bytes above show it.",
         rows=[dict(row) for row in payload["slots"]],
+        definitions=kv_definitions(SLOTS),
     )
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import plotly.graph_objects as go
 
+from ...sim.metrics.views import SLOT_CATEGORIES
 from ..style.labels import Numbers, Row
 from ..style.look import blank, fill, hatched
 from ..style.palette import INK, MEMORY, MUTED
 
 _LEAST_LABELLED_PCT = 4.0
+#: Parts of the KV cache in bytes: pages are padded, and where each kind of layer has pages of its own, free ones may be of
+#: another kind.
+KV_DEFINITIONS = {bucket: (category.label, category.definition) for bucket, category in SLOT_CATEGORIES.items()} | {
+    "page_padding": ("page padding", "bytes of a page that no layer of its group uses"),
+    "stranded": ("stranded", "slots that are free, but only for another kind of layer"),
+}
 #: Height of a bar, and of what is above and below the bars, in pixels.
 _BAR, _FRAME = 24, 150
 
@@ -42,6 +49,11 @@ def hbm(rows: Sequence[Row]) -> go.Figure:
     return _stacked("Every byte of a GPU under vLLM", "Percent of the memory of one GPU.", names, shares, parts)
 
 
+def kv_definitions(parts: Iterable[str]) -> list[tuple[str, str]]:
+    """Label and definition of those parts that are of the KV cache."""
+    return [KV_DEFINITIONS[part] for part in parts if part in KV_DEFINITIONS]
+
+
 def _stacked(
     title: str,
     subtitle: str,
@@ -54,7 +66,8 @@ def _stacked(
     columns = ["", "", *(f"{label}, %" for label in labels)]
     numbers: Numbers = {"columns": columns, "rows": [[*pair, *row] for pair, row in zip(names, values, strict=True)]}
     places = _places(names)
-    figure = blank(title, subtitle, _FRAME + round(_BAR * (places[-1] + 1)) if places else _FRAME, numbers)
+    height = _FRAME + round(_BAR * (places[-1] + 1)) if places else _FRAME
+    figure = blank(title, subtitle, height, numbers, definitions=kv_definitions(parts))
     for at, (part, label) in enumerate(zip(parts, labels, strict=True)):
         hue, mine = MEMORY[part], [row[at] for row in values]
         figure.add_bar(
