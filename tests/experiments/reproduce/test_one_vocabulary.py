@@ -58,7 +58,7 @@ def documents(bench) -> dict[str, dict]:
 def texts(tmp_path_factory) -> dict[str, str]:
     """What each command shows of the run, by command."""
     folder = tmp_path_factory.mktemp("run")
-    result, page, waste_cost = folder / NAME, folder / "report.html", folder / "cost.html"
+    result, page = folder / NAME, folder / "report.html"
     texts = {
         "paper": run_here("simulate", *LOAD, "--out", result).stdout,
         "slots": run_here("simulate", *LOAD, "--view", "slots").stdout,
