@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from ...reports.figures import figures
 from ...reports.figures.scale import sensitivity_numbers
 from ...reports.page.page import Section
-from ...reports.style.labels import comparison_numbers, view_metrics
+from ...reports.style.labels import comparison_numbers, definitions_of, view_metrics
 from ...sim.metrics.views import SLOTS_VIEW, VIEWS, moved_text
 from ..paper.bench import Bench, Case
 from ..paper.comparison import Payload
@@ -103,7 +103,8 @@ def fig3(payload: Payload, _: Bench) -> list[Section]:
     section = compared("Fig 3: slots of two requests", payload)
     table = _table(for_reports(payload)["rows"])
     grid = figures.slot_grid(title, subtitle, groups)
-    return [replace(section, figures=[grid], folded_rows=table, is_half=False)]
+    definitions = definitions_of(payload["rows"])
+    return [replace(section, figures=[grid], folded_rows=table, definitions=definitions, is_half=False)]
 
 
 def _holdings(pool: Mapping[str, Any]) -> dict[str, list[tuple[str, int]]]:

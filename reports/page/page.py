@@ -78,7 +78,7 @@ class Section:
         badge: Grade of the whole section.
         is_half: Whether two such cards stand side by side on a wide page.
         key: Anchor of the section; by default section-N.
-        definitions: Headings of the table, each with one line that defines it.
+        definitions: Headings of the table, or names in the finding, each with one line that defines it.
     """
 
     title: str
