@@ -32,7 +32,7 @@ try:
     from fragmeter.reports.perfetto.timeline import write_timeline
 except ImportError:
     write_timeline = None
-    print("no timelines: the package perfetto is not installed; pip install 'fragmeter[perfetto]'")
+    print("no timelines: the package perfetto is not installed; pip install -e '.[perfetto]' in the checkout")
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "out/figures")
 folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """A first run, and the waste bars of three policies: ``python examples/first_run.py [FOLDER]``, or cell by cell in a notebook.
 
 Editors with Jupyter open the ``# %%`` cells of this file as a notebook; there ``run`` and ``fm.waste_bars(...)`` alone on
-the last line of a cell draw the bars in colour. Nothing beyond ``pip install fragmeter`` is needed.
+the last line of a cell draw the bars in colour. Nothing beyond ``pip install -e .`` in the checkout is needed.
 """
 
 # %% One run: 200 requests with ShareGPT's lengths, Poisson arrivals at 2 requests/s, OPT-13B on an A100.

@@ -2,7 +2,7 @@
 
 The same points run in this process, too: both sweeps write the same bytes. A cluster of several machines is there
 already: give ``fragmeter sweep --address`` the address of its Dask scheduler or of its Ray head. The example needs
-``pip install 'fragmeter[dask]'`` or ``'fragmeter[ray]'``.
+``pip install -e '.[dask]'`` or ``'.[ray]'``.
 """
 
 from __future__ import annotations

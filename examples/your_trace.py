@@ -1,6 +1,6 @@
 """A trace of your own, and how many GPU blocks it needs: ``python examples/your_trace.py [FOLDER]``, or cell by cell.
 
-The trace here is made up; put the path of yours in its place. Nothing beyond ``pip install fragmeter`` is needed.
+The trace here is made up; put the path of yours in its place. Nothing beyond ``pip install -e .`` in the checkout is needed.
 """
 
 # %% A trace: when each request arrives, and how many tokens its prompt and its answer have.

@@ -2,7 +2,7 @@
 
     python examples/teaching/1_reservations.py
 
-Cell by cell in an editor with Jupyter, too. Nothing beyond ``pip install fragmeter`` is needed. ``fragmeter story orca-chunks``
+Cell by cell in an editor with Jupyter, too. Nothing beyond ``pip install -e .`` in the checkout is needed. ``fragmeter story orca-chunks``
 draws the four requests of the first cells, step by step.
 """
 

@@ -19,6 +19,7 @@ from ...sim.engine.core import compiled
 from ...sim.engine.run import simulate
 from ...sim.engine.settings import settings
 from ...sim.metrics.summary import summary
+from ...sim.types.errors import install
 from ...sim.workload.workload import Workload
 from ..runs.output import JsonTarget, Report
 
@@ -56,9 +57,7 @@ def simulator() -> Part:
 def core() -> Part:
     """Load the compiled core. Without it Python gives the same results."""
     module, found = compiled()
-    remedy = (
-        None if module else "pip install fragmeter again, where there is a C compiler; Python gives the same results"
-    )
+    remedy = None if module else f"{install()} again, with a C compiler; Python gives the same results"
     return Part("compiled core", module is not None, found, remedy)
 
 
@@ -67,7 +66,7 @@ def reports() -> Part:
     try:
         importlib.import_module("...reports.page.page", __package__)
     except ImportError as error:
-        return Part("reports", False, f"{error.name} is missing", "pip install fragmeter again")
+        return Part("reports", False, f"{error.name} is missing", f"{install()} again")
     return Part("reports", True, f"plotly {version('plotly')}, jinja2 {version('jinja2')}")
 
 

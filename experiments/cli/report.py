@@ -16,7 +16,7 @@ from ...reports.page.sweep_report import write_sweep_report
 from ...sim.metrics.objectives import objectives
 from ...sim.output.files import as_utf8, require_apart
 from ...sim.output.folders import check_folder
-from ...sim.types.errors import MissingExtra, SettingError
+from ...sim.types.errors import MissingExtra, SettingError, install
 from ..measured.evidence import recorded_text
 from ..measured.report import is_against, read_measured, write_against_report
 from ..runs.inputs import named_files
@@ -147,7 +147,7 @@ def _timeline_writer(path: Path | None) -> Callable[[Path, list[Result]], Path] 
     try:
         from ...reports.perfetto.timeline import write_timeline
     except ImportError:
-        text = "perfetto: the package perfetto is not installed; pip install 'fragmeter[perfetto]'"
+        text = f"perfetto: the package perfetto is not installed; {install('perfetto')}"
         raise MissingExtra(text) from None
     return write_timeline
 

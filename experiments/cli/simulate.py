@@ -155,7 +155,9 @@ def _throughput(content: Mapping[str, Any]) -> Table:
     table.add_row("refused", f"{content['refused']:,}", "")
     if "rejected" in content:
         table.add_row("rejected", f"{content['rejected']:,}", "by the API server's limits")
-    table.add_row("requests/s", f"{content['request_throughput']:,.2f}", "")
+    arriving = content["request_throughput_while_arriving"]
+    beside = "" if arriving is None else f"{arriving:,.2f} while requests arrive"
+    table.add_row("requests/s", f"{content['request_throughput']:,.2f}", beside)
     table.add_row("output tokens/s", f"{content['output_throughput']:,.1f}", "")
     table.add_row("mean batch", f"{content['mean_batch']:,.2f}", f"over {content['waste']['num_steps']:,} steps")
     preemptions = content["preemptions"]

@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 
 from ...sim.output.interrupts import INTERRUPTED
 from ...sim.types.bounds import Jobs
-from ...sim.types.errors import MissingExtra, SettingError
+from ...sim.types.errors import MissingExtra, SettingError, install
 from ...sim.types.optional import not_none
 
 Result = TypeVar("Result")
@@ -207,7 +207,7 @@ def _on_ray(call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], worker
 
 
 def _missing(extra: str) -> MissingExtra:
-    return MissingExtra(f"engine = {extra!r}: its package is not installed; pip install 'fragmeter[{extra}]'")
+    return MissingExtra(f"engine = {extra!r}: its package is not installed; {install(extra)}")
 
 
 def _silent(engine: str, address: str | None) -> SettingError:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
 
 from ...sim.metrics.objectives import Objectives
-from ...sim.types.errors import MissingExtra, SettingError, UserError
+from ...sim.types.errors import MissingExtra, SettingError, UserError, install
 from ...sim.types.optional import not_none
 from ..runs.grid import PART_OF, Point, changed, known_name, listed
 from ..runs.inputs import Inputs
@@ -268,7 +268,7 @@ def _study(seed: int, wanted: Wanted, axes: Mapping[str, Axis]) -> tuple[Any, di
     try:
         import optuna
     except ImportError:
-        raise MissingExtra("search: the package optuna is not installed; pip install 'fragmeter[optuna]'") from None
+        raise MissingExtra(f"search: the package optuna is not installed; {install('optuna')}") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = optuna.samplers.TPESampler(seed=seed % 2**32, constant_liar=True)
     study = optuna.create_study(sampler=sampler, direction="maximize" if wanted.maximize else "minimize")

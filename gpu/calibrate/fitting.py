@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...sim.cost.operations import OPERATIONS, Coefficients, OpModel, OpName, Residuals, Work, corners
-from ...sim.types.errors import MissingExtra, UserError
+from ...sim.types.errors import MissingExtra, UserError, install
 from ...sim.types.optional import not_none
 from .points import REPEATED
 
@@ -473,4 +473,4 @@ def _scipy(part: str) -> ModuleType:
     try:
         return importlib.import_module(f"scipy.{part}")
     except ImportError:
-        raise MissingExtra("fitting needs scipy: pip install 'fragmeter[fit]'") from None
+        raise MissingExtra(f"fitting needs scipy: {install('fit')}") from None

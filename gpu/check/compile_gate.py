@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from types import ModuleType
 
-from ...sim.types.errors import KernelFault, MissingExtra
+from ...sim.types.errors import KernelFault, MissingExtra, install
 from ..devices import program
 from ..ops import source
 from ..ops.source import Kernel
@@ -132,7 +132,7 @@ def toolkit() -> tuple[ModuleType, Path]:
         include = next(folder for folder in folders if (folder / "cuda_fp16.h").exists())
         nvrtc.getVersion()
     except (ImportError, AttributeError, RuntimeError, StopIteration) as error:
-        raise MissingExtra("compiling kernels needs NVRTC: pip install 'fragmeter[kernels]'") from error
+        raise MissingExtra(f"compiling kernels needs NVRTC: {install('kernels')}") from error
     return nvrtc, include
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from ...sim.types.errors import MissingExtra
+from ...sim.types.errors import MissingExtra, install
 from ..devices.probe import probe
 from ..ops.cpu_kernels import compiler
 from .compile_gate import toolkit
@@ -53,21 +53,17 @@ def compile_gate() -> Part:
     try:
         nvrtc, _ = toolkit()
     except MissingExtra:
-        return Part("compile gate", False, "no NVRTC or no CUDA headers", "pip install 'fragmeter[kernels]'")
+        return Part("compile gate", False, "no NVRTC or no CUDA headers", install("kernels"))
     except OSError as error:
-        return Part(
-            "compile gate",
-            False,
-            f"CuPy cannot be imported: {error}",
-            "set CUPY_CACHE_DIR to a folder that can be written",
-        )
+        remedy = "set CUPY_CACHE_DIR to a folder that can be written"
+        return Part("compile gate", False, f"CuPy cannot be imported: {error}", remedy)
     major, minor = nvrtc.getVersion()
     return Part("compile gate", True, f"NVRTC {major}.{minor} and CUDA's headers")
 
 
 def torch() -> Part:
     """torch and its build; a CPU build is sufficient without a GPU."""
-    part = _library("torch", "pip install 'fragmeter[torch]'", _torch_build)
+    part = _library("torch", install("torch"), _torch_build)
     if not part.works or probe().state != "ready":
         return part
     found = importlib.import_module("torch")
@@ -86,14 +82,14 @@ def _torch_build(found: ModuleType) -> str:
 
 def cupy() -> Part:
     """CuPy, which runs our kernels on a GPU."""
-    return _library("cupy", "pip install 'fragmeter[gpu]' (CUDA 13) or 'fragmeter[gpu12]' (CUDA 12)", label="CuPy")
+    return _library("cupy", f"{install('gpu')} (CUDA 13; gpu12 for CUDA 12)", label="CuPy")
 
 
 def gpu() -> Part:
     """A GPU that CuPy can use."""
     report = probe()
     remedies = {
-        "no-cupy": "pip install 'fragmeter[gpu]'",
+        "no-cupy": install("gpu"),
         "no-driver": "install NVIDIA's driver: 580 or newer for CUDA 13, 525 or newer for CUDA 12 (extra gpu12)",
         "no-device": "look at nvidia-smi and CUDA_VISIBLE_DEVICES; without a GPU use --device cpu",
         "failed": "look at nvidia-smi; CuPy's own account: python -c 'import cupy; cupy.show_config()'",
@@ -103,7 +99,7 @@ def gpu() -> Part:
 
 def fitting() -> Part:
     """scipy, which ``fragmeter calibrate`` needs for fitting."""
-    return _library("scipy", "to calibrate: pip install 'fragmeter[fit]'")
+    return _library("scipy", f"to calibrate: {install('fit')}")
 
 
 def flashinfer() -> Part:

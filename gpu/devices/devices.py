@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from ...sim.types.errors import MissingExtra, SettingError, UserError
+from ...sim.types.errors import MissingExtra, SettingError, UserError, install
 from ..ops import cache, contiguous, latent_attention, paged_attention, prefill
 from ..ops.prepared import LayerCall, Operation
 from .cpu import CpuDevice
@@ -289,7 +289,7 @@ def _torch() -> ModuleType:
     try:
         return importlib.import_module("torch")
     except ModuleNotFoundError as error:
-        raise MissingExtra("running on a device needs torch: pip install 'fragmeter[torch]'") from error
+        raise MissingExtra(f"running on a device needs torch: {install('torch')}") from error
 
 
 def _gpu(torch: ModuleType, name: str, number: int) -> int:

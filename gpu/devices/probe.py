@@ -44,7 +44,7 @@ def probe() -> GpuReport:
         cupy = importlib.import_module("cupy")
     except ModuleNotFoundError as error:
         if error.name == "cupy":
-            return GpuReport("no-cupy", "CuPy is not installed; the simulator needs none (extra: fragmeter[gpu])")
+            return GpuReport("no-cupy", "CuPy is not installed; the simulator needs none (extra: gpu)")
         return GpuReport("failed", f"CuPy cannot be imported: {error}")
     except Exception as error:
         return GpuReport("failed", f"CuPy cannot be imported: {error}")

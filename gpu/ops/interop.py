@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...sim.types.errors import MissingExtra, SettingError
+from ...sim.types.errors import MissingExtra, SettingError, install
 
 #: DLPack's kinds of devices (``DLDeviceType``): memory that a CPU reads, and memory of a CUDA device.
 _ON_HOST, _ON_CUDA = (1, 3), (2, 13)
@@ -40,7 +40,7 @@ def cupy() -> ModuleType:
     try:
         return importlib.import_module("cupy")
     except ModuleNotFoundError as error:
-        raise MissingExtra("arrays on a GPU need CuPy: pip install 'fragmeter[gpu]'") from error
+        raise MissingExtra(f"arrays on a GPU need CuPy: {install('gpu')}") from error
 
 
 def adopted(field: str, array: Any, written: bool) -> Any:

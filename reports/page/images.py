@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 
 from ...sim.output.files import write_whole
 from ...sim.output.folders import FolderKind, replace_folder
-from ...sim.types.errors import MissingExtra, UserError
+from ...sim.types.errors import MissingExtra, UserError, install
 from ...sim.types.optional import not_none
 from ..style.labels import file_stem
 
@@ -45,7 +45,7 @@ def require_kaleido() -> None:
     try:
         import kaleido  # noqa: F401
     except ImportError:
-        raise MissingExtra("images: the package kaleido is not installed; pip install 'fragmeter[images]'") from None
+        raise MissingExtra(f"images: the package kaleido is not installed; {install('images')}") from None
 
 
 def write_images(folder: str | os.PathLike[str], figures: Sequence[go.Figure], kind: ImageFormat) -> list[Path]:

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..types.errors import SettingError
+from ..types.errors import SettingError, install
 
 #: Repositories with the shape of a preset under another name.
 _ALIKE = {
@@ -215,7 +215,7 @@ def _downloaded(name: str, namesake: str | None) -> Path:
     try:
         found = _download(name, "config.json")
     except ImportError:
-        remedy = "pip install 'fragmeter[hub]' to download its config.json, or name a config.json"
+        remedy = f"{install('hub')} to download its config.json, or name a config.json"
         raise SettingError("model", name, f"{where}; {remedy}") from None
     except _REFUSALS as error:
         raise SettingError("model", name, f"{where}; {_reason(name, error)}") from None

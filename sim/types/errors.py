@@ -129,6 +129,12 @@ class MissingExtra(UserError):
     """A missing optional package that the command needs; the text names the extra to install."""
 
 
+def install(extra: str = "") -> str:
+    """The command that installs fragmeter, or one of its extras. No package index has it, so its name alone installs nothing."""
+    target = f"'.[{extra}]'" if extra else "."
+    return f"pip install -e {target} in the checkout"
+
+
 class ObjectivesMissed(FragmeterError):
     """A service misses its objectives: an answer, with an exit status of its own."""
 

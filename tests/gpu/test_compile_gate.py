@@ -133,5 +133,5 @@ def test_a_source_that_does_not_compile_names_its_line():
 
 def test_without_the_headers_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(compile_gate, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"^compiling kernels needs NVRTC: pip install 'fragmeter\[kernels\]'"):
+    with pytest.raises(MissingExtra, match=r"^compiling kernels needs NVRTC: pip install -e '\.\[kernels\]'"):
         compile_gate.compiled(SOME, "sm_80")

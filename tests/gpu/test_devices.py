@@ -149,7 +149,7 @@ def test_another_name_is_refused(name):
 
 def test_without_torch_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'fragmeter\[torch\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install -e '\.\[torch\]'"):
         devices.open("cpu")
 
 

@@ -165,5 +165,5 @@ def test_device_arrays_are_taken_by_cupy_which_waits_for_their_stream(monkeypatc
 
 def test_device_arrays_without_cupy_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'fragmeter\[gpu\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install -e '\.\[gpu\]'"):
         arrays.view("query", Exported(np.zeros(2, np.int32), (2, 3)))

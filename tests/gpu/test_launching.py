@@ -271,7 +271,7 @@ def test_arrays_of_two_devices_do_not_mix(cupy):
 def test_without_cupy_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     launching._cuda.cache_clear()
-    with pytest.raises(MissingExtra, match=r"pip install 'fragmeter\[gpu\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install -e '\.\[gpu\]'"):
         launching.kernels_for(arrays.Array("query", 0, (0,), "int32", 0, "cuda:0", None))
 
 

@@ -309,7 +309,7 @@ for module, *sys.argv[1:] in {programs}:
         print(module, end.code)
 """
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    complaint = "fragmeter: running on a device needs torch: pip install 'fragmeter[torch]'\n"
+    complaint = "fragmeter: running on a device needs torch: pip install -e '.[torch]' in the checkout\n"
     assert (printed.returncode, printed.stderr) == (0, complaint * len(programs))
     assert printed.stdout.splitlines() == [f"{module} 2" for module, *_ in programs]
     assert not [*tmp_path.iterdir()]

@@ -233,7 +233,7 @@ def test_an_example_script_runs_without_what_is_optional(script, tmp_path, monke
     for package in OPTIONAL:
         monkeypatch.setitem(sys.modules, package, None)
     printed = printed_by(script, tmp_path, monkeypatch, capfd)
-    assert printed.count("pip install 'fragmeter[perfetto]'") == (script.name == "block_map.py")
+    assert printed.count("pip install -e '.[perfetto]'") == (script.name == "block_map.py")
 
 
 @pytest.mark.parametrize(("example", "shown"), EXAMPLES)

@@ -219,3 +219,24 @@ def test_all_names_what_is_there():
         assert sorted(module.__all__) == list(module.__all__) or module is fragmeter
         for name in module.__all__:
             assert getattr(module, name) is not None
+
+
+def test_nothing_says_to_install_by_a_name_that_no_index_has():
+    """Remedies and pages name what works: the checkout and its extras. ``sim.types.errors.install`` words the remedies."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    named = re.compile(r"pip install (?:-\S+ )*['\"]?fragmeter\b|fragmeter\[")
+    found = [
+        (name, line)
+        for name in listed.split("\0")
+        if name.endswith((".py", ".md", ".cfg", ".toml", ".html", ".j2"))
+        and name not in ("CHANGELOG.md", "tests/package/test_package.py")
+        for line in (ROOT / name).read_text("utf-8").splitlines()
+        if named.search(line)
+    ]
+    assert found == []
+    extras = {
+        name for path in modules() for name in re.findall(r"\binstall\([\"'](\w+)[\"']\)", path.read_text("utf-8"))
+    }
+    parsed = configparser.ConfigParser()
+    parsed.read(ROOT / "setup.cfg")
+    assert len(extras) >= 8 and extras <= set(parsed["options.extras_require"])

@@ -65,5 +65,6 @@ def test_the_same_run_of_today_has_the_same_numbers(former, tmp_path):
     for mean in ("mean_over_iterations_pct", "mean_over_time_pct"):
         # Since written beside the views.
         assert summaries[1]["waste"][mean].pop("usage")["by_tokens"] == summaries[0]["waste"][mean]["buckets"]["live"]
+    assert summaries[1].pop("request_throughput_while_arriving") > summaries[1]["request_throughput"]
     assert {summaries[1].pop(name) for name in ("sharing", "kv_offloading", "speculative_decoding")} == {None}
     assert summaries[0] == summaries[1]

@@ -94,5 +94,5 @@ def test_without_kaleido_nothing_is_written(folder, tmp_path, capsys, monkeypatc
     arguments = ["report", str(folder), "--out", str(tmp_path / "report.html"), "--images", str(tmp_path / "images")]
     assert status(arguments) == MISTAKE
     said = capsys.readouterr().err
-    assert said.endswith("images: the package kaleido is not installed; pip install 'fragmeter[images]'\n")
+    assert said.endswith("images: the package kaleido is not installed; pip install -e '.[images]' in the checkout\n")
     assert said.count("\n") == 1 and not any(tmp_path.iterdir())

@@ -237,7 +237,7 @@ class TestCommand:
         places = ["--perfetto", str(tmp_path / "run.pftrace"), "--out", str(tmp_path / "report.html")]
         assert status(["report", str(folder), *places]) == MISTAKE
         said = capsys.readouterr().err
-        assert "the package perfetto is not installed; pip install 'fragmeter[perfetto]'" in said
+        assert "the package perfetto is not installed; pip install -e '.[perfetto]'" in said
         assert said.count("\n") == 1 and not any(tmp_path.iterdir())
 
     def test_a_result_of_an_earlier_version_is_refused(self, folder, tmp_path, capsys):

@@ -92,7 +92,7 @@ def test_without_the_package_that_fetches(tmp_path, capsys, monkeypatch):
     assert status(["traces", "get", "mooncake-conversation", "--out", str(tmp_path)]) == MISTAKE
     complaint = capsys.readouterr().err
     assert (
-        "needs the package pooch: pip install 'fragmeter[traces]', or fetch the file by hand from https://raw"
+        "needs the package pooch: pip install -e '.[traces]' in the checkout, or fetch the file by hand from https://raw"
         in complaint
     )
 

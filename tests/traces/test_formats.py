@@ -130,7 +130,7 @@ class TestShareGpt:
 
     def test_without_the_package_that_counts(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "tokenizers", None)
-        with pytest.raises(MissingExtra, match=r"needs the package tokenizers: pip install 'fragmeter\[traces\]'"):
+        with pytest.raises(MissingExtra, match=r"needs the package tokenizers: pip install -e '\.\[traces\]'"):
             read(SAMPLES / "sharegpt.json", Reading(tokenizer=Path("tokenizer.json")))
 
     def test_conversations_that_end_anywhere_in_a_piece(self, monkeypatch):

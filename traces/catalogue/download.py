@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...sim.types.errors import MissingExtra, SettingError, UserError
+from ...sim.types.errors import MissingExtra, SettingError, UserError, install
 from ...sim.workload.workload import Workload
 from ..readers.readers import read
 from ..types.trace import Trace
@@ -163,7 +163,7 @@ def _file(url: str, folder: Path) -> Path:
         import pooch
         import requests
     except ImportError:
-        text = "traces get needs the package pooch: pip install 'fragmeter[traces]', or fetch the file by hand from"
+        text = f"traces get needs the package pooch: {install('traces')}, or fetch the file by hand from"
         raise MissingExtra(f"{text} {url}") from None
     # At its default level pooch logs each download to standard error, with a checksum to paste into the code.
     pooch.get_logger().setLevel("ERROR")

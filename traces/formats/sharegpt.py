@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...sim.types.errors import MissingExtra, SettingError
+from ...sim.types.errors import MissingExtra, SettingError, install
 from ..parsing import arrow as pa
 from ..parsing.form import Form
 from ..parsing.json_values import Element
@@ -82,7 +82,7 @@ def _counter(tokenizer: Path) -> Counter:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        text = "--tokenizer needs the package tokenizers: pip install 'fragmeter[traces]', or leave it out to take characters/4"
+        text = f"--tokenizer needs the package tokenizers: {install('traces')}, or leave it out to take characters/4"
         raise MissingExtra(text) from None
     try:
         found = Tokenizer.from_file(str(tokenizer))

@@ -117,7 +117,7 @@ def test_without_scipy_nothing_is_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     monkeypatch.setattr(calibrate.Measuring, "measure", lambda *_: pytest.fail("measured"))
     assert cli.status(["calibrate", "--out", str(tmp_path / "found.json")]) == cli.MISTAKE
-    assert capsys.readouterr().err == "fragmeter: fitting needs scipy: pip install 'fragmeter[fit]'\n"
+    assert capsys.readouterr().err == "fragmeter: fitting needs scipy: pip install -e '.[fit]' in the checkout\n"
 
 
 def test_interrupted_it_leaves_the_file_as_it_was(tmp_path, monkeypatch, capsys):

@@ -230,10 +230,10 @@ class TestDoctor:
         built = ["compiled core"] if parts["compiled core"]["works"] else []
         assert [name for name, part in parts.items() if part["works"]] == ["simulator", *built, "reports"]
         assert parts["CPU kernels"]["remedy"] == "install g++, or name a compiler in CXX"
-        assert parts["compile gate"]["remedy"] == "pip install 'fragmeter[kernels]'"
+        assert parts["compile gate"]["remedy"] == "pip install -e '.[kernels]'"
         assert (parts["torch"]["works"], parts["torch"]["found"]) == (False, "not installed")
-        assert "fragmeter[gpu12]" in parts["CuPy"]["remedy"]
-        assert "fragmeter[gpu]" in parts["GPU"]["found"]
+        assert "gpu12 for CUDA 12" in parts["CuPy"]["remedy"]
+        assert "extra: gpu" in parts["GPU"]["found"]
 
     def test_what_is_installed_and_broken_does_not_work(self, monkeypatch, tmp_path):
         """A file that lacks a module of its own, and a library that lacks one of the system's."""

@@ -209,4 +209,4 @@ def test_refused_values(tokens, message, tmp_path, capsys):
 def test_without_the_package(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert status(["sweep", *SMALL, *BLOCKS, "--out", str(tmp_path / "out")]) == MISTAKE
-    assert "pip install 'fragmeter[optuna]'" in capsys.readouterr().err
+    assert "pip install -e '.[optuna]'" in capsys.readouterr().err

@@ -174,7 +174,7 @@ def test_a_cluster_needs_its_package(engine, module, tmp_path, monkeypatch, caps
     monkeypatch.setitem(sys.modules, module, None)
     tokens = ["--engine", engine, "--address", "tcp://localhost:1", "--out", str(tmp_path)]
     assert status(["sweep", "--grid", "seed=0:1", *SMALL, *tokens]) == MISTAKE
-    assert f"pip install 'fragmeter[{engine}]'" in capsys.readouterr().err
+    assert f"pip install -e '.[{engine}]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

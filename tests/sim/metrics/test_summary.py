@@ -20,6 +20,7 @@ from fragmeter.sim.metrics.gaps import Gaps
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.sequence import RECOMPUTED
+from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.workload import Workload
 from strategies import long_cases
 
@@ -128,6 +129,19 @@ def test_the_summary_has_the_keys_of_vllm_bench_serve():
         "duration", "completed", "total_input_tokens", "total_output_tokens", "request_throughput",
         "output_throughput", "total_token_throughput",
     } <= set(said)  # fmt: skip
+
+
+def test_requests_per_second_while_requests_arrive_leave_out_the_drain():
+    """One request a second, each served in less: ten of eleven are done by the last arrival, and the last one's drain counts not."""
+    arrivals, ones = np.arange(11) * PER_SECOND, np.full(11, 1)
+    said = summary(simulate(settings(policy="vllm-sosp23"), Workload("even", arrivals, 20 * ones, 5 * ones)))
+    assert 10 < said["duration"] < 11
+    assert said["request_throughput_while_arriving"] == 1.0
+    assert said["request_throughput"] == pytest.approx(11 / said["duration"])
+    long = summary(simulate(settings(policy="vllm-sosp23"), Workload("long", arrivals, 20 * ones, 500 * ones)))
+    assert long["request_throughput_while_arriving"] == 0.0 < long["request_throughput"]
+    at_once = summary(simulate(settings(policy="vllm-sosp23"), Workload("at once", 0 * ones, 20 * ones, 5 * ones)))
+    assert at_once["request_throughput_while_arriving"] is None
 
 
 def test_a_result_directory_is_whole_and_the_same_bytes_twice(tmp_path):
