@@ -12,10 +12,9 @@ from rich import box
 from rich.table import Table
 
 from ...reports.data.results import read_documents
-from ...reports.page.terminal_tables import definition_lines
 from ...sim.engine.replica import build
 from ...sim.engine.settings import Settings
-from ...sim.metrics.views import PAPER_VIEW
+from ...sim.metrics.views import PAPER_VIEW, definition_lines
 from ...sim.output.files import require_apart
 from ...sim.types.bounds import Seeds
 from ...sim.types.errors import SettingError, UserError

@@ -15,7 +15,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...reports.page.terminal_tables import definition_lines
 from ...sim.cluster import Cluster, ClusterRun
 from ...sim.engine.observer import Observer
 from ...sim.engine.run import Run
@@ -33,6 +32,7 @@ from ...sim.metrics.views import (
     View,
     ViewName,
     amount,
+    definition_lines,
     nine_buckets,
 )
 from ...sim.output.files import require_apart, require_writable_file, write_whole

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ...reports.page.terminal_tables import definition_lines
 from ...reports.story.player import PlayedRun, write_story
 from ...reports.story.text import definitions, frame_lines
+from ...sim.metrics.views import definition_lines
 from ...sim.output.files import require_apart
 from ...sim.types.errors import SettingError
 from ..runs.output import RESULT_FILE, Report, make_folder_of

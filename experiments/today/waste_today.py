@@ -13,10 +13,10 @@ from rich.table import Table
 from ...reports.figures import figures
 from ...reports.figures.memory import kv_definitions
 from ...reports.page.page import Section
-from ...reports.page.terminal_tables import definition_lines
 from ...sim import simulate
 from ...sim.engine.run import Run
 from ...sim.memory.accounting.kv_groups import STATE
+from ...sim.metrics.views import definition_lines
 from ...sim.types.errors import SimulationFault
 from ..paper.bench import Bench
 from ..paper.comparison import Payload

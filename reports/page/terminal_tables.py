@@ -5,14 +5,14 @@ The console decides on colour and bold: rich shows them on a terminal and writes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...sim.metrics.views import PAPER_VIEW, UNUSED, VIEWS, Category, View, amount, sums
+from ...sim.metrics.views import PAPER_VIEW, UNUSED, VIEWS, Category, View, amount, definition_lines, sums
 from ...sim.types.optional import not_none
 from ..style.labels import (
     PARAMETERS,
@@ -134,11 +134,6 @@ def _in_two_lines(heading: str) -> str:
     """A heading, divided behind its first words; one of a single word is in the second line."""
     *first, last = heading.split()
     return f"{' '.join(first)}\n{last}"
-
-
-def definition_lines(definitions: Sequence[tuple[str, str]]) -> list[str]:
-    """A line for each label of a table, which defines it."""
-    return [f"{label}: {definition}" for label, definition in definitions]
 
 
 def sensitivity_table(payload: Payload) -> Table:

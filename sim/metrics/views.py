@@ -128,6 +128,11 @@ USAGE_VIEW = View(
 )
 
 
+def definition_lines(definitions: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each label, which defines it."""
+    return [f"{label}: {definition}" for label, definition in definitions]
+
+
 def sums() -> list[str]:
     """A line for each category of the paper's view: the buckets that it adds up."""
     return [

@@ -230,7 +230,7 @@ class TestDoctor:
         built = ["compiled core"] if parts["compiled core"]["works"] else []
         assert [name for name, part in parts.items() if part["works"]] == ["simulator", *built, "reports"]
         assert parts["CPU kernels"]["remedy"] == "install g++, or name a compiler in CXX"
-        assert parts["compile gate"]["remedy"] == "pip install -e '.[kernels]'"
+        assert parts["compile gate"]["remedy"] == "pip install -e '.[kernels]' in the checkout"
         assert (parts["torch"]["works"], parts["torch"]["found"]) == (False, "not installed")
         assert "gpu12 for CUDA 12" in parts["CuPy"]["remedy"]
         assert "extra: gpu" in parts["GPU"]["found"]
