@@ -15,9 +15,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable
 from collections.abc import Sequence as Values
 from functools import wraps
-from itertools import chain
+from itertools import chain, islice
 from operator import index
-from typing import NoReturn, TypeVar, cast
+from typing import NoReturn, SupportsIndex, TypeVar, cast
 
 import simpy
 
@@ -40,7 +40,6 @@ _LONGEST_TICKS = 86_400 * PER_SECOND
 _SEQUENCES = "admitted", "preempted", "swapped_out", "swapped_in", "order", "forked"
 _Call = TypeVar("_Call", bound=Callable[..., object])
 _Sent = TypeVar("_Sent")
-_COUNTS = "prefill_tokens", "padded_tokens", "flush_ticks"
 
 
 class Guard:
@@ -94,23 +93,35 @@ class Guard:
             PluginError: The policy granted more than is free, or the levels are none.
         """
         memory = self._memory
-        lacking = -memory.room_after(state, steps)
-        if lacking > 0:
-            what = f"{lacking} slots more than are free are taken in a leap of {max(1, steps)}"
-            self._refuse(state, "blocks", f"{what}; grant what the transaction has free, and promise fewer steps")
+        if memory.room_only_falls():
+            self._check_blocks(state, steps, steps)
         meter = memory.advance(state, steps)
         if len(meter) != len(memory.meter) or any(_whole(level) is None for level in meter):
             what = f"advance returns {meter!r}; return a whole number for each of {', '.join(memory.meter)}"
             raise broken(type(memory), "advance", "accounts", what, state.decode_step)
+        # Where sequences give blocks back while they run, this is known only now.
+        self._check_blocks(state, 0, steps)
         return meter
+
+    def _check_blocks(self, state: State, ahead: int, steps: int) -> None:
+        """Check that no more is taken than is free, in so many steps ahead of a leap of ``steps``."""
+        lacking = -self._memory.room_after(state, ahead)
+        if lacking > 0:
+            what = f"{lacking} slots more than are free are taken in a leap of {max(1, steps)}"
+            self._refuse(state, "blocks", f"{what}; grant what the transaction has free, and promise fewer steps")
 
     def _refuse(self, state: State, rule: str, what: str, method: str = "schedule") -> NoReturn:
         kind = type(self._policy) if is_plugin(self._policy) else type(self._memory)
         raise broken(kind, method, rule, what, state.decode_step)
 
     def _check_room(self, state: State) -> None:
-        """Where no sequence is on the device all slots are free, or keep contents that can be given up."""
+        """Where no sequence is on the device all slots are free, or keep contents that can be given up.
+
+        Copies from the host, and prompts that go to another replica, hold slots without a sequence; the engine checks at the end.
+        """
         memory = self._memory
+        if memory.transfers is not None or self._policy.disaggregates:
+            return
         held = memory.capacity_slots - memory.pinned_slots - memory.room_after(state, 0)
         if held and not (state.running or state.prefilling or state.stalled or state.finished):
             kind = type(memory) if is_plugin(memory) else type(self._policy)
@@ -121,11 +132,14 @@ class Guard:
         """The plan, with Python's integers, if it can be carried out."""
         if not isinstance(plan, StepPlan):
             self._refuse(state, "plan", f"schedule returns {type(plan).__name__}; return a StepPlan")
-        counts = {name: self._count(state, name, getattr(plan, name)) for name in _COUNTS}
         for name in _SEQUENCES:
             self._require_sequences(state, name, getattr(plan, name))
-        chunks = self._chunks(plan, state)
-        plan = plan._replace(**counts, chunks=chunks)  # type: ignore[arg-type]  # counts by their names
+        plan = plan._replace(
+            prefill_tokens=self._count(state, "prefill_tokens", plan.prefill_tokens),
+            padded_tokens=self._count(state, "padded_tokens", plan.padded_tokens),
+            flush_ticks=self._count(state, "flush_ticks", plan.flush_ticks),
+            chunks=self._chunks(plan, state),
+        )
         self._check_once(plan, state)
         self._check_members(plan, state)
         self._check_tokens(plan, state)
@@ -173,8 +187,9 @@ class Guard:
         if plan.stalls:
             self._require_in(state, "stalls", plan.stalls[0], running, *gone)
             self._require_in(state, "stalls", plan.stalls[1], state.stalled)
-        siblings = {sibling for group in state.forking for sibling in group.siblings}
-        self._require_in(state, "forked", plan.forked, siblings)
+        back = (sequence.group for sequence in plan.swapped_in)
+        groups = chain(state.forking, (group for group in back if group is not None and not group.forked))
+        self._require_in(state, "forked", plan.forked, {sibling for group in groups for sibling in group.siblings})
         swapped = [*state.swapped, *plan.swapped_out]
         if plan.swapped_out:
             swapped.sort(key=lambda sequence: sequence.order)
@@ -210,19 +225,22 @@ class Guard:
     def _require_head(
         self, state: State, field: str, taken: Values[Sequence], queue: Iterable[Sequence], name: str
     ) -> None:
-        head = iter(queue)
-        for place, sequence in enumerate(taken):
-            if next(head, None) is not sequence:
-                what = f"request {sequence.index} of {field} is not number {place} of {name}"
-                self._refuse(state, "members", f"{what}; take sequences from the head of the queue, in order")
+        """The sequences that are taken from a queue are the first ones of it, in any order."""
+        if not taken:
+            return
+        head = set(islice(queue, len(taken)))
+        other = next((sequence for sequence in taken if sequence not in head), None)
+        if other is not None:
+            what = f"request {other.index} of {field} is not among the first {len(taken)} of {name}"
+            self._refuse(state, "members", f"{what}; take sequences from the head of the queue, or give an order")
 
     def _check_tokens(self, plan: StepPlan, state: State) -> None:
         """Chunks go on after the step, and the tokens of the step cover what its prompts compute."""
         computed = sum((plan.padded_tokens or each.start_tokens) - each.computed_tokens for each in plan.admitted)
         for sequence, tokens in plan.chunks:
             most = sequence.start_tokens - sequence.computed_tokens - 1
-            if not 1 <= tokens <= most:
-                what = f"a chunk of request {sequence.index} has {tokens} tokens; give from 1 to {most}, or admit it"
+            if tokens > most:
+                what = f"a chunk of request {sequence.index} has {tokens} tokens; give {most} at most, or admit it"
                 self._refuse(state, "tokens", what)
             computed += tokens
         if plan.prefill_tokens < computed:
@@ -398,6 +416,7 @@ def _shown(value: object) -> str:
 def _whole(value: object) -> int | None:
     """A whole number as Python's integer; None for anything else."""
     try:
-        return index(value)  # type: ignore[arg-type]
+        return index(value) if isinstance(value, SupportsIndex) else None
     except TypeError:
+        # An array of several numbers.
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -108,6 +108,10 @@ def _imported_policy(name: str) -> type[AnyPolicy]:
         raise SettingError("policy", name, "is not a subclass of fragmeter.sim.policy.Policy; derive it from that")
     if found.schedule is Policy.schedule or found.memory is Policy.memory:
         raise SettingError("policy", name, "must define schedule and memory; docs/extending.md has an example")
+    if not (is_dataclass(found.options_type) and issubclass(found.options_type, Options)):
+        raise SettingError(
+            "policy", name, "its options_type must be a dataclass derived from fragmeter.sim.policy.Options"
+        )
     unset = [each.name for each in fields(found.options_type) if each.default is MISSING]
     if unset:
         raise SettingError("policy", name, f"its option {unset[0]} has no default; give it one")

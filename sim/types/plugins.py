@@ -67,7 +67,7 @@ def broken(kind: type, method: str, rule: str, what: str, step: int | None = Non
         what: What is wrong, and the remedy.
         step: Decode step, if the run has begun.
     """
-    return PluginError(what, owner_of(kind), *place_of(kind, method), rule, step)
+    return PluginError(" ".join(what.split()), owner_of(kind), *place_of(kind, method), rule, step)
 
 
 @contextmanager
@@ -106,6 +106,9 @@ def blamed(error: BaseException, step: int | None = None, suspect: type | None =
         step: Decode step, if the run has begun.
         suspect: The class to name where user code raised that is of no known class, such as a part that a memory was made with.
     """
+    if isinstance(error.__cause__, StopIteration) and isinstance(error, RuntimeError):
+        # What Python makes of it in a generator, such as the process of an engine.
+        error = error.__cause__
     frames = reversed([frame for frame, _ in walk_tb(error.__traceback__)])
     kind = next((found for frame in frames if (found := _class_of(frame)) is not None), suspect)
     place = where_raised(error)

@@ -76,9 +76,9 @@ class TooFewTokens(Right):
         return super().plan(admitted, state)._replace(prefill_tokens=1)
 
 
-class EmptyChunk(Right):
+class NegativeChunk(Right):
     def plan(self, admitted, state):
-        return StepPlan(chunks=((admitted[0], 0),))
+        return StepPlan(chunks=((admitted[0], -1),))
 
 
 class WholeChunk(Right):
@@ -130,6 +130,11 @@ class NoPlan(Right):
 class Raises(Right):
     def schedule(self, state, transaction):
         return {}["no such key"]
+
+
+class RunsOut(Right):
+    def schedule(self, state, transaction):
+        return next(sequence for sequence in state.stalled)
 
 
 class RaisesInPart(Right):
@@ -262,7 +267,7 @@ MISTAKES = [
     Mistake(Negative, "schedule", "tokens"),
     Mistake(Fractional, "schedule", "tokens"),
     Mistake(TooFewTokens, "schedule", "tokens"),
-    Mistake(EmptyChunk, "schedule", "tokens"),
+    Mistake(NegativeChunk, "schedule", "tokens"),
     Mistake(WholeChunk, "schedule", "tokens"),
     Mistake(Stranger, "schedule", "members"),
     Mistake(AdmitsRunning, "schedule", "members"),
@@ -273,6 +278,7 @@ MISTAKES = [
     Mistake(AList, "schedule", "plan"),
     Mistake(NoPlan, "schedule", "plan"),
     Mistake(Raises, "schedule", KeyError),
+    Mistake(RunsOut, "schedule", RuntimeError),
     Mistake(RaisesInPart, "schedule", TypeError),
     Mistake(Exits, "schedule", SystemExit),
     Mistake(RaisesWhenMade, "__init__", ArithmeticError),

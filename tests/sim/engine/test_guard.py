@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -14,10 +15,12 @@ import planted
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim import Workload, settings, simulate, summary
 from fragmeter.sim.cluster import Cluster, simulate_cluster
+from fragmeter.sim.engine import guard
 from fragmeter.sim.memory.contiguous.contiguous import ContiguousMemory
 from fragmeter.sim.memory.paged.paged import PagedMemory
 from fragmeter.sim.policy import Limits
 from fragmeter.sim.policy.orca import OrcaOracle
+from fragmeter.sim.policy.registry import POLICIES
 from fragmeter.sim.policy.vllm_sosp23 import VllmSosp23
 from fragmeter.sim.types.errors import PluginError, SimulationFault, UserError
 from planted import COSTS, MISTAKES, Mistake
@@ -138,6 +141,19 @@ def test_a_policy_without_a_mistake_runs_like_one_without_checks(tmp_path):
     planted.Own = own
     assert summary(simulate(settings(policy="planted:Own", **POOL), workload())) == right
     assert simulate(settings(policy="planted:Right", **POOL), workload(), LineCost()).log.num_steps
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_policy_of_the_package_breaks_a_rule(policy, monkeypatch):
+    """Under the checks each has the results that it has without them, also where requests wait and are preempted."""
+    work = Workload("many", np.arange(40) // 8 * 10**10, np.arange(40) * 7 % 61 + 4, np.arange(40) * 11 % 53 + 1)
+    chosen = settings(policy=policy, model="opt-13b", gpu="a100-40gb", num_gpu_blocks_override=40, core=False)
+    alone = summary(simulate(chosen, work))
+    monkeypatch.setattr(guard, "is_plugin", lambda part: not isinstance(part, guard.CheckedCost))
+    checked = mock.Mock(wraps=guard.Guard.of)
+    monkeypatch.setattr(guard.Guard, "of", checked)
+    assert summary(simulate(chosen, work)) == alone
+    assert checked.call_count == 1 and guard.Guard.of(*checked.call_args.args) is not None
 
 
 class TestTheLedgerOfOurOwnPolicies:

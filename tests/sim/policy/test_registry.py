@@ -156,6 +156,7 @@ def own_module(tmp_path, monkeypatch) -> Path:
         "@dataclass(frozen=True, kw_only=True)\n"
         "class Unset(Options):\n    quantum: int\n"
         "class WithoutDefault(VllmSosp23):\n    options_type = Unset\n"
+        "class Untyped(VllmSosp23):\n    options_type = dict\n"
         "class Derived(VllmSosp23):\n    name = 'derived'\n"
     )
     return path
@@ -164,6 +165,11 @@ def own_module(tmp_path, monkeypatch) -> Path:
 def test_an_option_without_a_default_is_refused(own_module):
     with pytest.raises(SettingError, match="its option quantum has no default"):
         policy(f"{own_module.stem}:WithoutDefault")
+
+
+def test_options_that_are_no_dataclass_are_refused(own_module):
+    with pytest.raises(SettingError, match="its options_type must be a dataclass"):
+        policy(f"{own_module.stem}:Untyped")
 
 
 def test_a_derived_policy_serves_samples_one_by_one_and_no_beams(own_module):
