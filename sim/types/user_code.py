@@ -11,13 +11,11 @@ import ast
 import sys
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 _PACKAGE = __name__.partition(".")[0]
-#: Folders of installed packages.
-_INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})
 #: Functions that import the module that their first argument names.
 _IMPORTERS = ("import_module", "__import__")
 #: Modules that were loaded while another one was imported.
@@ -37,7 +35,13 @@ def is_user_module(name: str, path: Path, plugins: Collection[str] = ()) -> bool
     if any(plugin.partition(".")[0] == top for plugin in plugins):
         return True
     path = path.resolve()
-    return not any(path.is_relative_to(folder) for folder in _INSTALLED)
+    return not any(path.is_relative_to(folder) for folder in _installed())
+
+
+@cache
+def _installed() -> frozenset[Path]:
+    """Folders of installed packages."""
+    return frozenset(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
 
 
 def note_loaded(name: str, modules: Iterable[str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from fragmeter.sim.memory import PagedMemory
-from fragmeter.sim.policy import Policy
+from fragmeter.sim.policy import Options, Policy
 from fragmeter.sim.policy.vllm_sosp23 import VllmSosp23
 from fragmeter.sim.types.sequence import CARRY_ON, Sequence, StepPlan
 from strategies import LineCost
@@ -39,6 +41,21 @@ class Right(Policy):
 
     def _blocks(self, sequence, transaction):
         return transaction.blocks_of(sequence.prompt_tokens + sequence.output_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FussyOptions(Options):
+    patience: Annotated[int, Field(ge=1, description="Taken if it is even.")] = 2
+
+    def __post_init__(self):
+        if self.patience % 2:
+            raise LookupError("odd")
+
+
+class Fussy(Right):
+    """With options that raise."""
+
+    options_type = FussyOptions
 
 
 class GrantsTooMuch(Right):

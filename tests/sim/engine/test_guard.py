@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from functools import partial
 from unittest import mock
 
@@ -112,6 +113,28 @@ def test_a_mistake_of_a_cost_is_seen_where_progress_is_reported():
     with pytest.raises(PluginError) as raised:
         simulate(settings(num_gpu_blocks_override=12, block_size=4, core=False), workload(), planted.Unpriced(), print)
     assert isinstance(raised.value.__cause__, ZeroDivisionError) and raised.value.step == 0
+
+
+def test_options_that_raise_are_named():
+    assert fragmeter.simulate(policy="planted:Fussy", patience=4, trace=TRACE, **POOL).summary["completed"] == 4
+    with pytest.raises(PluginError) as raised:
+        fragmeter.simulate(policy="planted:Fussy", patience=3, trace=TRACE, **POOL)
+    assert isinstance(raised.value.__cause__, LookupError) and raised.value.path == planted.__file__
+
+
+@pytest.mark.parametrize("name", ["Exits", "GrantsTooMuch"])
+def test_a_sweep_without_a_point_that_runs_ends_with_the_mistake(name, tmp_path, capfd):
+    chosen = flags(tmp_path, policy=f"planted:{name}")
+    assert status(["sweep", *chosen[1:], "--grid", "seed=1,2", "--jobs", "1"]) == MISTAKE
+    assert f"policy planted:{name}" in capfd.readouterr().err
+    assert not (tmp_path / "out" / "sweep.parquet").exists()
+
+
+def test_an_error_survives_the_way_from_another_process():
+    error = PluginError("raises KeyError: 1", "policy mine:Mine", "mine.py", 3, None, 7)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), vars(copy)) == (str(error), vars(error))
+    assert "mine.py, line 3: policy mine:Mine in decode step 7" in str(copy)
 
 
 def test_an_allocator_that_leaks_is_named():
