@@ -51,12 +51,14 @@ class Subject:
         settings: The replica.
         work: The load; None if only a length is given.
         mean_tokens: That length.
+        fitting: Sequences of that length that run at once in the pool (``launch.users``).
         n: Samples of a request.
     """
 
     settings: Settings
     work: Workload | None
     mean_tokens: int | None
+    fitting: int | None = None
     n: int = SAMPLES
 
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
@@ -97,20 +99,25 @@ def questions_of(ask: str | None, flags: Flags) -> list[str]:
     return [] if ask is None else questions(ask)
 
 
-def subject_of(settings: Settings, mean_tokens: int | None, flags: Flags) -> tuple[Subject, Trace | None]:
+def subject_of(
+    settings: Settings, mean_tokens: int | None, fitting: int | None, flags: Flags
+) -> tuple[Subject, Trace | None]:
     """The subject of the questions, and the source of its requests; None for the source if only a length is given.
+
+    Args:
+        fitting: See ``Subject``.
 
     Raises:
         UserError: The load cannot be read or made, or no question reads one of its flags.
     """
     requests, reading, pacing = flags
     if flags == NO_FLAGS:
-        return Subject(settings, None, mean_tokens), None
+        return Subject(settings, None, mean_tokens, fitting), None
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     lengths = inputs.lengths()
     work = inputs.workload(lengths)
     refuse_unread([(inputs, work)], LOAD_FIELDS)
-    return Subject(only_read(settings, work), work, mean_tokens, requests.n or SAMPLES), lengths
+    return Subject(only_read(settings, work), work, mean_tokens, fitting, requests.n or SAMPLES), lengths
 
 
 def answers(names: list[str], subject: Subject, trace: Trace | None, report: Report) -> dict[str, Data]:
@@ -139,16 +146,12 @@ def answers(names: list[str], subject: Subject, trace: Trace | None, report: Rep
 def _answer_max_num_seqs(subject: Subject, report: Report) -> Data:
     own = subject.settings.max_num_seqs
     if subject.work is None:
-        replica, tokens = subject.replica(), not_none(subject.mean_tokens)
-        null = replica.policy.null_blocks
-        longest = Workload("longest", np.zeros(1), np.full(1, max(1, tokens - 1)), np.ones(1))
-        each = int(replica.policy.smallest_pool_blocks(longest, replica.block_size)[0]) - null
-        sure = (replica.num_blocks - null) // each
+        tokens, fitting = not_none(subject.mean_tokens), not_none(subject.fitting)
         report.print_line(
-            f"max-num-seqs: up to {sure:,} sequences of {tokens:,} tokens each run without preemption"
-            " in any order. Give a load to find larger values."
+            f"max-num-seqs: up to {fitting:,} sequences of {tokens:,} tokens each run at once without preemption,"
+            " all at their full length. Give a load to find larger values."
         )
-        return {"in_any_order": sure}
+        return {"at_once": fitting}
     found = plan_max_num_seqs.largest_max_num_seqs(subject.settings, subject.work, track)
     report.print_line(_max_num_seqs_text(found))
     values = [own] if found.largest in (None, own) else [own, found.largest]

@@ -138,7 +138,8 @@ def _start(
     refused = answer.refusal()
     if refused is None:
         # Before any output, because the load may be refused.
-        about = subject_of(answer.settings(), mean_tokens, load)
+        fitting = None if mean_tokens is None else _users(answer.launch, mean_tokens)
+        about = subject_of(answer.settings(), mean_tokens, fitting, load)
         data = _print_start(answer, log, mean_tokens, report)
         data["answers"] = answers(questions, *about, report)
     else:
@@ -216,19 +217,26 @@ def _facts(answer: Started) -> dict[str, Any]:
     }
 
 
+def _users(launch: Launch, tokens: int) -> int:
+    """Sequences of ``tokens`` that run at once, whatever max_num_seqs is."""
+    return users(launch, capacity(launch).num_blocks, tokens)
+
+
 def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | None, report: Report) -> dict[str, Any]:
     launch = answer.launch
     if mean_tokens is not None and mean_tokens > launch.max_model_len:
         raise SettingError("mean_tokens", mean_tokens, f"is more than max_model_len = {launch.max_model_len}")
     found = capacity(launch)
     lengths = [launch.max_model_len] if mean_tokens is None else [launch.max_model_len, mean_tokens]
-    held = {tokens: users(launch, found.num_blocks, tokens) for tokens in lengths}
+    held = {tokens: _users(launch, tokens) for tokens in lengths}
     settings = answer.settings()
     source = "by vLLM's own log" if log else "an estimate; --startup-log has vLLM's own"
     if log and log.assumes(launch):
         meaning = "up to 0.20.0" if launch.release.since < (0, 20) else "since 0.20.1"
         source += f"; its tokens are read as {meaning}, unless you add its line with the concurrency or the release"
     fitting = ", ".join(f"{number:,} with {tokens:,} tokens" for tokens, number in held.items())
+    if max(held.values()) > launch.max_num_seqs:
+        fitting += f"; --max-num-seqs {launch.max_num_seqs} runs no more"
     report.print_line(
         f"{_subject(answer)} starts: {_where(answer)} has a KV cache of {found.num_blocks:,} blocks ({found.num_tokens:,} tokens,"
         f" {source}), which holds {found.max_concurrency:.2f} sequences of {launch.max_model_len:,} tokens."

@@ -10,7 +10,7 @@ from ...sim.spec.launch import (
     CONTEXT_BYTES,
     Launch,
     capacity,
-    decode_blocks,
+    capture_blocks,
     fits,
     longest_model_len,
     require_divisible,
@@ -160,7 +160,7 @@ def _too_little_left(launch: Launch, any_length: bool) -> Refusal | None:
 
 def too_few_states(launch: Launch) -> Refusal | None:
     """The failed check of more sequences than the pool has blocks for their states, before vLLM captures CUDA graphs."""
-    blocks, seqs = decode_blocks(launch), launch.max_num_seqs
+    blocks, seqs = capture_blocks(launch), launch.max_num_seqs
     if blocks is None or seqs <= blocks:
         return None
     return Refusal(

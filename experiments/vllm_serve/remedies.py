@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...sim.spec.context_parallel import is_simulated
-from ...sim.spec.launch import Launch, decode_blocks, longest_model_len, resolved_kv_dtype
+from ...sim.spec.launch import Launch, capture_blocks, longest_model_len, resolved_kv_dtype
 from ...sim.types.optional import not_none
 from .checks import refusal, too_few_states, too_few_tokens, undivided
 
@@ -102,7 +102,7 @@ def _tokens(launch: Launch) -> Candidates:
 def _sequences(launch: Launch) -> Candidates:
     """As many sequences as vLLM's message names."""
     if undivided(launch) is None and too_few_states(launch):
-        blocks = not_none(decode_blocks(launch))
+        blocks = not_none(capture_blocks(launch))
         if blocks:
             yield blocks, replace(launch, max_num_seqs=blocks)
 

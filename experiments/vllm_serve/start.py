@@ -89,7 +89,7 @@ class Started:
             max_num_batched_tokens=launch.max_num_batched_tokens,
             disable_hybrid_kv_cache_manager=not (launch.hybrid or launch.model.mixer),
             enable_prefix_caching=None if launch.enable_prefix_caching else False,
-            async_scheduling=self.line.switch("async-scheduling", launch.release.async_scheduling),
+            async_scheduling=launch.async_scheduling,
             watermark=self.line.text("watermark", "0"),
             **self._scheduling(),
         )
@@ -159,6 +159,7 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
         kv_cache_memory_bytes=line.whole("kv-cache-memory-bytes"),
         num_gpu_blocks_override=line.whole("num-gpu-blocks-override"),
         speculative=speculative,
+        async_scheduling=line.switch("async-scheduling", vllm.async_scheduling),
     )
     if log is not None and undivided(launch) is None:
         measured = log.kv_cache_bytes(launch) - min(memory.kv_cache_bytes for memory in stage_memories(launch))

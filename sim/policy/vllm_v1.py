@@ -17,7 +17,7 @@ from ..memory.paged.paged import PagedMemory
 from ..memory.paged.speculative import Speculation, SpeculativeMemory, SpeculativeTransaction
 from ..memory.paged.transaction import PagedTransaction
 from ..memory.prefix import Chains
-from ..spec.launch import Launch, batch_defaults, capacity, decode_blocks, fits, longest_model_len
+from ..spec.launch import Launch, batch_defaults, capacity, capture_blocks, fits, longest_model_len
 from ..spec.releases import LAST_ORDERED, release, unhashed_first
 from ..spec.speculative import SpeculativeConfig
 from ..types.errors import SettingError
@@ -158,7 +158,7 @@ class VllmV1(TokenBudget):
             remedy = f"the KV cache holds a sequence of {longest} tokens; take a shorter one, or a larger GPU"
             raise SettingError("max_model_len", server.max_model_len, remedy)
         minor = minor_version(options.vllm_release) if isinstance(options, VllmV1Options) else LAST_ORDERED
-        states = decode_blocks(replace(launch, release=release((0, minor))))
+        states = capture_blocks(replace(launch, release=release((0, minor))))
         if states is not None and seqs > states:
             remedy = f"exceeds the {states} blocks for states, with which vLLM does not start; give at most {states}, or --enforce-eager"
             raise SettingError("max_num_seqs", seqs, remedy)

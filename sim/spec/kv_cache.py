@@ -243,6 +243,20 @@ class KvCacheConfig:
             return -(-min(window + in_flight, tokens) // group.block_size)
         return -(-tokens // group.block_size)
 
+    def decode_blocks(self, tokens: int) -> int:
+        """Most blocks that a sequence ever holds in a step that decodes, up to ``tokens`` computed tokens, over all groups.
+
+        A step in which a state at the end of a block is kept holds that of the block before, too.
+        """
+        return sum(self._decode_blocks(group, tokens) for group in self.groups)
+
+    def _decode_blocks(self, group: KvCacheGroup, tokens: int) -> int:
+        if group.kind == "ring":
+            return 1
+        if group.kind == "state":
+            return min(2, -(-tokens // group.block_size)) if self.mamba_cache_mode == "align" else 1
+        return window_blocks(tokens, group.span.tokens, group.block_size)
+
     def sequence_bytes(self, tokens: int) -> int:
         """Maximum of bytes of the pool that a sequence of ``tokens`` takes."""
         return self.sequence_blocks(tokens) * self.bytes_per_block
@@ -281,6 +295,16 @@ class KvCacheConfig:
         vLLM forms the groups of the whole model first, so that all stages have the same block tables.
         """
         return replace(self, groups=tuple(_project(group, layers) for group in self.groups))
+
+
+def window_blocks(tokens: int, window_tokens: int, block_size: int) -> int:
+    """Most blocks that a group of layers ever keeps for a sequence that decodes, up to ``tokens`` computed tokens.
+
+    Args:
+        window_tokens: 0 keeps every token. A window may begin with the last token of a block.
+    """
+    kept = min(tokens, window_tokens + block_size - 2) if window_tokens else tokens
+    return -(-kept // block_size)
 
 
 def _project(group: KvCacheGroup, layers: Container[int]) -> KvCacheGroup:

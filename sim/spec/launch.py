@@ -34,7 +34,7 @@ from .attention import FP8_DS_MLA
 from .deployment import CUDA_GRAPH_BYTES, DTYPE_BITS, MAX_CAPTURED, Deployment, stages
 from .gpu import GpuSpec
 from .hybrid import HybridLayout, formed_layout, hybrid_layout
-from .kv_cache import CacheSettings
+from .kv_cache import CacheSettings, window_blocks
 from .pool import GIB
 from .releases import LATEST, Release
 from .shape import ModelSpec
@@ -56,7 +56,7 @@ _VOCAB_PADDING = 64
 _BLACKWELL, _RTX_BLACKWELL = ("b200", "b300"), ("rtx-pro-6000",)
 _INDEXER_LOGITS_BYTES = 512 << 20
 #: GLM-5.3-Flash is in the releases from 0.30 on. Builds before (vllm-project/recipes#906, where the pool has 3,081 blocks) made the check
-#: of ``decode_blocks`` while they profiled, in a pool with as many blocks as the largest graph has tokens; no release does.
+#: of ``capture_blocks`` while they profiled, in a pool with as many blocks as the largest graph has tokens; no release does.
 _GLM5_NEXT, _FIRST_GLM5_NEXT = "glm5_next", (0, 30)
 #: Tokens of the largest graph by default on GPUs of compute capability 10; elsewhere ``MAX_CAPTURED``.
 _BLACKWELL_GRAPH = 1024
@@ -132,6 +132,7 @@ class Launch:
         correction_bytes: Added to the computed KV cache memory, from an engine's log.
         num_gpu_blocks_override: Number of blocks, independent of the memory.
         speculative: The drafter, if any: its weights take memory, and its layers are in the blocks.
+        async_scheduling: Whether a step is decided while the step before it runs; both have drafts.
     """
 
     model: ModelSpec
@@ -152,6 +153,7 @@ class Launch:
     correction_bytes: int = 0
     num_gpu_blocks_override: int | None = None
     speculative: SpeculativeConfig | None = None
+    async_scheduling: bool = True
 
     @property
     def num_gpus(self) -> int:
@@ -203,6 +205,22 @@ class Launch:
         within = min(layout.window_tokens - 1 + self.max_num_batched_tokens, tokens)
         full = len(layout.groups) - layout.num_sliding
         return full * -(-tokens // self.block_size) + layout.num_sliding * (-(-within // self.block_size) + 1)
+
+    def decode_blocks(self, tokens: int) -> int:
+        """Most blocks that a sequence with ``tokens`` of prompt and output holds in a step that decodes, over all KV groups.
+
+        The last token is never stored. Drafts of the steps in flight are, with what a drafter looks ahead.
+        """
+        stored = max(1, tokens - 1)
+        if self.speculative is not None:
+            ahead = (1 + self.async_scheduling) * self.speculative.num_speculative_tokens
+            stored = min(stored + ahead + self.speculative.lookahead_tokens, self.max_model_len)
+        layout = self.layout
+        if layout is None:
+            return -(-stored // self.block_tokens)
+        if layout.config:
+            return layout.config.decode_blocks(stored)
+        return sum(window_blocks(stored, group.span.tokens, self.block_size) for group in layout.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,8 +404,11 @@ def capacity(launch: Launch) -> Capacity:
 
 
 def users(launch: Launch, num_blocks: int, tokens: int) -> int:
-    """Concurrent sequences of ``tokens`` that fit in the pool, at most max_num_seqs."""
-    return min(launch.max_num_seqs, max(0, num_blocks - 1) // launch.sequence_blocks(tokens))
+    """Sequences with ``tokens`` of prompt and output that run at once in the pool without preemption, whatever max_num_seqs is.
+
+    They may all be at their full length. A prompt takes more while it is computed, but waits for that without preempting any.
+    """
+    return max(0, num_blocks - 1) // launch.decode_blocks(tokens)
 
 
 def fits(launch: Launch) -> bool:
@@ -399,7 +420,7 @@ def fits(launch: Launch) -> bool:
     return all(memory.kv_cache_bytes >= needed * memory.block_bytes > 0 for memory in stage_memories(launch))
 
 
-def decode_blocks(launch: Launch) -> int | None:
+def capture_blocks(launch: Launch) -> int | None:
     """Blocks that max_num_seqs must not exceed: each sequence of a captured decode step needs one for its states.
 
     vLLM compares it with ``KVCacheConfig.num_blocks``: all blocks of the pool, whatever the number of groups, and the null block too

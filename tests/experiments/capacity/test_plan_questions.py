@@ -226,7 +226,7 @@ class TestCommand:
         assert self.plan("--ask", "max-num-seqs,samples,preemption-mode", "--mean-tokens", 321, "--json", "-") == DONE
         answers = json.loads(capsys.readouterr().out)["answers"]
         # 99 blocks without the null block; 320 tokens are stored, in 20 blocks.
-        assert answers["max-num-seqs"] == {"in_any_order": 4}
+        assert answers["max-num-seqs"] == {"at_once": 4}
         assert answers["samples"] == {"n": 4, "one": 20, "forking": 50, "separate": 53, "unshared": 80, "runs": []}
         assert [one["tokens"] for one in answers["preemption-mode"]["one_preemption"]] == [321, 1024]
         assert answers["preemption-mode"]["runs"] == []

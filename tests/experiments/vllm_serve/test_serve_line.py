@@ -277,10 +277,11 @@ def test_auto_takes_the_longest_that_fits():
     assert launched("--max-model-len auto").launch.max_model_len == 131_072
 
 
-def test_users_that_fit_leave_out_the_null_block_and_obey_max_num_seqs():
+def test_users_that_fit_leave_out_the_null_block_and_the_last_token():
     launch = launched("--max-num-seqs 4").launch
-    # 2,000 tokens are 125 blocks.
-    assert [users(launch, blocks, 2000) for blocks in (0, 125, 126, 250, 251, 10_000)] == [0, 0, 1, 1, 2, 4]
+    # 2,000 tokens are 125 blocks, and so are 2,001: the last one is not stored.
+    for tokens in (2000, 2001):
+        assert [users(launch, blocks, tokens) for blocks in (0, 125, 126, 250, 251, 10_000)] == [0, 0, 1, 1, 2, 79]
 
 
 LOGS = {
