@@ -107,6 +107,21 @@ def test_one_that_does_not_start(check):
     assert code == MISSED and "**does not start: " in text and "--tensor-parallel-size 2 it would.**" in text
 
 
+def test_only_runs_of_too_few_requests_are_a_bound(check, tmp_path):
+    """100 requests do not fill a replica; four sequences at a time do. One that does not start has no rate at all."""
+    check(
+        GOOD,
+        service(name="full", serve="vllm serve llama-3.1-8b --max-num-seqs 4", request_rate=1, goodput=["ttft:60000"]),
+        service(name="none", serve="vllm serve llama-3.1-70b -tp 1"),
+    )
+    target = tmp_path / "checks.json"
+    status(["plan", "--check", str(tmp_path / "services.toml"), "--jobs", "1", "--json", str(target)])
+    good, full, none = json.loads(target.read_text())["services"]
+    assert [each["highest_rate_is_bound"] for each in (good, full, none)] == [True, False, False]
+    assert [each["is_burst"] for each in (good, full, none)] == [False] * 3
+    assert none["highest_rate"] is none["headroom"] is none["sure_rate"] is None and none["shares"] == []
+
+
 def test_one_with_requests_longer_than_its_model(check):
     code, text = check(service(serve="vllm serve llama-3.1-8b --max-model-len 64"))
     assert code == MISSED and "**cannot be simulated: " in text and "more than max_model_len = 64" in text

@@ -390,6 +390,23 @@ def test_a_sequence_in_the_running_step_is_not_preempted():
     assert _admissions(work, 6, 100) == [first, (200, "stall [1]"), (300, "preempt [1]"), last]
 
 
+def test_what_was_loaded_comes_before_what_waits_for_blocks():
+    """Eight blocks. Requests 3 and 5 load a block each, one after the other, while request 4 waits for that of request 3. It then
+    needs six blocks more and finds four, until request 3 has ended."""
+    texts, tokens = np.array([7, 8, 9, 7, 7, 8]), np.array([4, 4, 28, 4, 4, 4])
+    work = Workload(
+        "queue", np.array([0, 1000, 2000, 5000, 5000, 5000]), np.array([5, 5, 29, 5, 25, 5]), np.array([2, 2, 2, 7, 2, 2]),
+        content=PromptContent(np.arange(7), texts, tokens),
+    )  # fmt: skip
+    log = _Log()
+    simulate(_settings(9, 100), work, _Costs(), observers=[log])
+    assert [line for line in log.lines if line[0] >= 5000 and line[1].startswith("admit")] == [
+        (5250, "admit [3], 1 tokens"),
+        (5550, "admit [5], 1 tokens"),
+        (5950, "admit [4], 21 tokens"),
+    ]
+
+
 def test_size_0_is_no_offloading():
     assert settings(policy="vllm-v1", kv_offloading_size=0) == settings(policy="vllm-v1")
 
