@@ -34,7 +34,7 @@ help:
 	@echo "make smoke        run the main commands once, without the packages of the tests; smoke-lowest: on the lowest versions"
 	@echo "make release-check  build wheel and sdist into dist, test both in clean environments outside the checkout"
 	@echo "make benchmark    measure the speed of the simulator on one core"
-	@echo "make docs         write docs/reproduction.md again; TRACE=FILE ALPACA=FILE add the paper's own length pairs"
+	@echo "make docs         write docs/reproduction.md again, and its grades into README.md; TRACE=FILE ALPACA=FILE add the paper's own length pairs"
 	@echo "make step-costs   compare step times over all figures, write docs/step-costs.md (half an hour); TRACE and ALPACA as for docs"
 	@echo "make screenshots  take the pictures of the README and docs/gallery.md from new pages"
 
@@ -168,6 +168,7 @@ docs: $(VENV)/.core
 	$(BIN)/fragmeter reproduce all --out out/reproduction
 	$(if $(TRACE),$(BIN)/fragmeter reproduce all --trace $(TRACE) --alpaca-trace $(ALPACA) --out out/reproduction-exact)
 	$(BIN)/python docs/reproduction.py out/reproduction docs/reproduction.md $(if $(TRACE),out/reproduction-exact)
+	$(BIN)/python docs/readme.py
 
 step-costs: $(VENV)/.core
 	mkdir -p out

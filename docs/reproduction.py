@@ -17,7 +17,16 @@ from fragmeter.experiments.reproduce.figures import FIGURES
 from fragmeter.experiments.reproduce.headlines import headline
 from fragmeter.experiments.reproduce.scorecard import constants, counts_text, paper_order
 from fragmeter.experiments.reproduce.text import SUMMARY_NOTE, finding_lines, summary_lines, summary_rows
-from fragmeter.reports.style.labels import difference, metric_label, number, origin, step_text
+from fragmeter.reports.style.labels import (
+    definitions_of,
+    difference,
+    metric_label,
+    number,
+    origin,
+    step_text,
+    view_metrics,
+)
+from fragmeter.sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, View, definition_lines
 
 Document = dict[str, Any]
 _HEAD = """# The paper, rerun
@@ -106,8 +115,22 @@ def _constants(documents: dict[str, Document]) -> Iterator[str]:
 def _figure(name: str, document: Document, on_pairs: Document | None) -> Iterator[str]:
     yield f"\n## {heading(name)}\n"
     yield f"{document['workload']}.\n"
-    yield f"{_rows(document['rows'], on_pairs['rows'] if on_pairs else [])}\n"
+    for view, rows in _by_view(document["rows"]):
+        definitions = definition_lines(view.definitions() if view is SLOTS_VIEW else definitions_of(rows))
+        if definitions:
+            yield f"{view.title.capitalize()}:\n"
+            yield "".join(f"- {text}\n" for text in definitions)
+        yield f"{_rows(rows, on_pairs['rows'] if on_pairs else [])}\n"
     yield from (f"- {text}" for text in _merged(_sentences(document), _sentences(on_pairs) if on_pairs else None))
+
+
+def _by_view(rows: Sequence[Document]) -> Iterator[tuple[View, list[Document]]]:
+    """The rows slot by slot after those of the paper's view and all others; most figures have none of them."""
+    slots = view_metrics(SLOTS_VIEW)
+    yield PAPER_VIEW, [row for row in rows if row.get("metric") not in slots]
+    of_slots = [row for row in rows if row.get("metric") in slots]
+    if of_slots:
+        yield SLOTS_VIEW, of_slots
 
 
 def _sentences(document: Document) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ...sim.metrics.views import PAPER_VIEW, UNUSED, WASTE, amount
+from ...sim.metrics.views import PAPER_VIEW, UNUSED, WASTE, Category, amount
 from ..style.labels import number
 from ..style.palette import PAPER, PARTS
 
@@ -34,21 +34,22 @@ class WasteBars:
     shares: Sequence[Mapping[str, float]]
 
     def __str__(self) -> str:
-        """One line per run: bar, token states and waste in percent; and a line for each sign that defines it."""
+        """One line per run: bar, token states and waste in percent; below them the signs, and a line for each name that defines it."""
         width = max(map(len, self.labels), default=0)
         lines = [
             f"{label:<{width}} {_text_bar(shares)} {_numbers(shares)}"
             for label, shares in zip(self.labels, self.shares, strict=True)
         ]
-        signs = [f"{''.join(map(_SIGNS.__getitem__, pieces)):<2} {text}" for pieces, text in _legend()]
-        legend = (f"{PAPER_VIEW.title}, mean over iterations:", *signs, f"   {WASTE.defined}")
+        signs = "  ".join(f"{''.join(_SIGNS[piece] for piece in pieces)} {each.label}" for pieces, each in _legend())
+        defined = (each.defined for each in (*(each for _, each in _legend()), WASTE))
+        legend = (f"{signs}: {PAPER_VIEW.title}, mean over iterations", *defined)
         return "\n".join([*lines, *(f"{'':<{width}} {text}" for text in legend)])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """One self-contained block of HTML: an SVG and its numbers for each run, and a legend with definitions."""
-        legend = [f"{''.join(map(_swatch, pieces))} {escape(text)}" for pieces, text in _legend()]
+        legend = [f"{''.join(map(_swatch, pieces))} {escape(each.defined)}" for pieces, each in _legend()]
         rows = "".join(
             f'<tr><td style="text-align:right">{escape(label)}</td><td>{_svg(label, shares)}</td>'
             f'<td style="text-align:right">{_numbers(shares)}</td></tr>'
@@ -62,11 +63,11 @@ class WasteBars:
         )
 
 
-def _legend() -> list[tuple[tuple[str, ...], str]]:
-    """The pieces of each category, and its definition."""
+def _legend() -> list[tuple[tuple[str, ...], Category]]:
+    """The pieces of each category."""
     pieces = {_LAST: (_LAST, _UNUSED)}
-    categories = [(pieces.get(key, (key,)), category.defined) for key, category in PAPER_VIEW.categories.items()]
-    return [*categories, ((_UNUSED,), UNUSED.defined)]
+    categories = [(pieces.get(key, (key,)), category) for key, category in PAPER_VIEW.categories.items()]
+    return [*categories, ((_UNUSED,), UNUSED)]
 
 
 def _swatch(piece: str) -> str:

@@ -280,11 +280,12 @@ class TestWhatItSays:
     def test_a_bar_of_text_is_as_long_as_its_shares(self):
         shares = dict.fromkeys(BUCKETS, 0.0) | {"live": 50, "reserved": 10, "over_estimate": 14, "block_tail": 6}
         shares |= {"stranded": 4, "cached": 6, "free": 10}
-        line, view, *legend = str(WasteBars(["a"], [shares])).splitlines()
+        line, signs, *legend = str(WasteBars(["a"], [shares])).splitlines()
         assert line == f"a {'█' * 25}{'▓' * 5}{'▒' * 10}{'░' * 2}{'·' * 8}  50.0 % token states, 34.0 % waste"
-        assert view.strip() == "the paper's view, mean over iterations:"
+        names = "█ token states  ▓ reservation  ▒ internal  ░· external & others  · of it free"
+        assert signs.strip() == f"{names}: the paper's view, mean over iterations"
         named = [*PAPER_VIEW.categories.values(), UNUSED, WASTE]
-        assert [text.strip(" █▓▒░·") for text in legend] == [category.defined for category in named]
+        assert [text.strip() for text in legend] == [category.defined for category in named]
 
     def test_a_number_in_a_bar_is_that_of_a_category(self):
         """External & others has two pieces: what is lost, without a number of its own, and what is free."""

@@ -18,12 +18,21 @@ from paths import ROOT
 IN_ALL = [name for name, figure in FIGURES.items() if figure.in_all]
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("docs_reproduction", ROOT / "docs" / "reproduction.py")
+def loaded(name: str):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def script():
+    return loaded("reproduction")
+
+
+@pytest.fixture(scope="module")
+def front():
+    return loaded("readme")
 
 
 def made_up(folder: Path, simulated: float) -> Path:
@@ -152,3 +161,30 @@ def test_errors_of_the_page_are_percent_or_points():
     places = [numbers["columns"].index(name) for name in ("Per 1 % of step", "Error")]
     cells = [[line[place] for place in places] for line in numbers["rows"]]
     assert cells == [["1.0%", "+1.5%"], ["0.0%", "+0.0%"], ["0.4", "-3.0"]]
+
+
+class TestTheFrontPage:
+    """README.md says what the page of the reproduction says, the misses first."""
+
+    TEXT = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
+
+    @pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+    def test_it_has_the_grades_of_the_document(self, page, front):
+        written = (ROOT / page).read_text("utf-8")
+        assert front.with_grades(page, written, self.TEXT) == written
+
+    def test_every_miss_is_a_row_with_its_worst_value(self):
+        table = cells_of(self.TEXT, "Accuracy against the paper")
+        misses = [(f"Fig {line[0].removeprefix('fig')}", line[5], line[4]) for line in table if line[6] == "miss"]
+        rows = cells_of((ROOT / "README.md").read_text("utf-8"), "Accuracy")
+        assert len(misses) >= 4 and [tuple(row) for row in rows[: len(misses)]] == misses
+
+    def test_what_passes_now_is_no_miss_and_a_conclusion_that_comes_out_is_not_denied(self, front):
+        one = re.search(r"^\| fig14f .*$", self.TEXT, re.MULTILINE)[0]
+        mended = self.TEXT.replace(one, one.replace("| miss |", "| pass |"))
+        mended = mended.replace("Fail: Recompute or swap", "Pass: Recompute or swap")
+        before, after = (front.block("README.md", text) for text in (self.TEXT, mended))
+        assert "| Fig 14f |" in before and "Fig 19b does not come out" in before and "at all 9 block sizes" in before
+        assert "| Fig 14f |" not in after and "does not come out" not in after and "| Fig 19b |" in after
+        passed = [int(re.search(r"(\d+) pass", text)[1]) for text in (before, after)]
+        assert passed[1] == passed[0] + 1
