@@ -26,6 +26,8 @@ Numbers are means over {seeds} seeds of synthetic lengths. The deciding number i
 and, if it depends on the step time fitted to OPT-13B, with its change if all steps take 1 % longer. With `--out DIR`
 each claim is stored when it is finished, and an interrupted run continues from there. No GPU was used.
 
+Waste is what these texts mean by it: every slot that holds no token, free ones too. Reservation: slots that a coming token fills.
+
 Rates of beams (claims 5 and 13, and vLLM's blog) are those of `fragmeter reproduce fig14f`: its requests, step times
 and search. The first seed's are the figure's own; here they are means over the seeds.
 

@@ -15,6 +15,7 @@ from importlib import resources
 from statistics import fmean
 from typing import Any
 
+from ...sim.metrics.views import PAPER_VIEW
 from ..paper.comparison import Payload
 from ..runs.kept import Kept, key
 from ..runs.output import track
@@ -152,5 +153,9 @@ def _basis() -> Iterator[str]:
     yield (
         "Numbers are means over the seeds. The deciding number has its range over the seeds beside it, and its change"
         " if all steps take 1 % longer (step times fitted to OPT-13B only)."
+    )
+    yield (
+        "Waste is what these texts mean by it: every slot that holds no token, free ones too."
+        f" {PAPER_VIEW.categories['reservation'].defined.capitalize()}."
     )
     yield "No GPU was used. Claims that need one are not testable here; their rows name the experiment."

@@ -25,7 +25,7 @@ CLAIMS: Cases = {
         [
             ("ended_or_padding_orca_max_pct", 59.0, 59.1, "what continuous batching removes"),
             ("reserved_orca_oracle_pct", 1.0, 0.9, "reservation, which remains"),
-            ("external_orca_oracle_pct", 1.0, 0.9, "external fragmentation, which remains"),
+            ("external_orca_oracle_pct", 1.0, 0.9, "slots lost to rounding up and gaps, which remain"),
             ("all_three_vllm_pct", 4.0, 4.1, "what paging removes"),
         ],
     ),
