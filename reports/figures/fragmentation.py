@@ -1,4 +1,4 @@
-"""External fragmentation: free blocks, and the longest run of them, over time."""
+"""Free blocks, and the longest run of them, over time: the classical index of external fragmentation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def largest_free_run(found: BlockMap, title: str) -> go.Figure:
     subtitle = f"Of what is free, {100 * index:.0f} % lies outside the longest run, over the whole run."
     all_moments = _numbers(time_s, free, found.largest_free_blocks)
     figure = blank(title, subtitle, 300, _excerpt(all_moments), all_moments)
-    for name, blocks, hue in (("free", free, HUES["free"]), ("longest run", found.largest_free_blocks, HUES["live"])):
+    for name, blocks, hue in (
+        ("free blocks", free, HUES["free"]),
+        ("longest run", found.largest_free_blocks, HUES["live"]),
+    ):
         figure.add_scatter(
             name=name,
             x=time_s,
@@ -33,7 +36,7 @@ def largest_free_run(found: BlockMap, title: str) -> go.Figure:
             mode="lines",
             fill="tozeroy",
             fillcolor=hue.light,
-            line={"shape": "hvh", "width": 1, "color": INK if name == "free" else hue.light},
+            line={"shape": "hvh", "width": 1, "color": INK if name == "free blocks" else hue.light},
             hovertemplate="%{y:,.0f} blocks",
         )
     figure.update_layout(hovermode="x unified", dragmode="zoom")

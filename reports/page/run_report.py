@@ -284,9 +284,10 @@ def _fragmentation(inputs: PageInputs) -> Section | None:
     ]
     text = (
         "A policy that reserves memory in one piece can use a free block only where its neighbours are free too."
-        " A paged policy takes any block: it does not mind short runs."
+        " A paged policy takes any block: it does not mind short runs. Stranded slots are free blocks here. The share outside the"
+        " longest run is the classical index of external fragmentation; it is no category of the pool."
     )
-    return Section("External fragmentation", text, figures)
+    return Section("Runs of free blocks", text, figures)
 
 
 def _latencies(inputs: PageInputs) -> Section | None:

@@ -84,7 +84,7 @@ def test_the_page_says_what_is_added_up(replicas):
 def test_runs_beside_each_other_are_on_one_clock(replicas, tmp_path):
     short = result_of(tmp_path / "short", "--policy vllm-v1 --request-rate 99 --record-blocks")
     assert short.end_s < replicas.end_s
-    wanted = ("Memory over time", "External fragmentation", "Requests over time")
+    wanted = ("Memory over time", "Runs of free blocks", "Requests over time")
     sections = [made for make in SECTIONS if (made := make(PageInputs([short, replicas]))) and made.title in wanted]
     overs = [figure for made in sections for figure in made.figures if figure.layout.xaxis.title.text == "time"]
     assert len(overs) == 2 + 1 + 2

@@ -202,7 +202,7 @@ def test_every_section_is_there_and_every_figure_has_marks(driver, results):
         "The block map",
         "Memory over time",
         "Use of the memory",
-        "External fragmentation",
+        "Runs of free blocks",
         "Latency",
         "Batch and throughput over time",
         "Requests over time",

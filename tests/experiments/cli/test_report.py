@@ -54,7 +54,7 @@ def test_one_page_of_two_runs(results, tmp_path, capsys):
         ("vllm-v1", 3, False),
     ]
     html = page.read_text()
-    for title in ("The block map", "Memory over time", "External fragmentation", "Requests over time"):
+    for title in ("The block map", "Memory over time", "Runs of free blocks", "Requests over time"):
         assert html.count(f">{title}</h2>") == 1
     assert "orca-max beside vllm-v1: use of the KV cache" in html
 
@@ -83,7 +83,7 @@ def test_the_usage_on_the_page_is_that_of_the_summary(results, tmp_path):
 def test_a_run_without_a_map_has_the_other_sections(results, tmp_path):
     assert report(results / "vllm-v1", "--out", tmp_path / "report.html") == DONE
     html = (tmp_path / "report.html").read_text()
-    assert ">The block map</h2>" not in html and ">External fragmentation</h2>" not in html
+    assert ">The block map</h2>" not in html and ">Runs of free blocks</h2>" not in html
     assert ">Requests over time</h2>" in html
 
 
