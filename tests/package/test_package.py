@@ -30,7 +30,6 @@ MAY_IMPORT = {
 IGNORED = {
     "experiments/api/simulation.py": 1,
     "experiments/measured/replay.py": 1,
-    "sim/engine/guard.py": 2,
     "sim/policy/vllm_real.py": 1,
     "sim/real_vllm/core.py": 2,
     "sim/types/errors.py": 1,
