@@ -10,7 +10,7 @@ from typing import Any
 from ...sim.types.optional import not_none
 from .candidates import Candidate
 from .confidence import mean_rate
-from .fleet import Fleet
+from .fleet import MOST_REPLICAS, Fleet
 from .load import Load
 from .max_rate import MaxRate
 from .prices import HOUR_S, MILLION, Prices
@@ -41,6 +41,8 @@ class Answer:
         verified: Results of other seeds.
         longer_steps: The effect of steps that take a tenth longer on the fleet of the recommendation; None for other candidates.
         influences: The inputs that the bill of the recommendation depends on most, largest first.
+        least_replicas: The fewest replicas that may serve the wanted rate, without a run (``least``); None without a wanted rate. If they
+            are more than a plan simulates, ``error`` says so.
         equal: Names of the other candidates with the same settings and the same fleet for the wanted rate.
     """
 
@@ -55,6 +57,7 @@ class Answer:
     verified: tuple[Verified, ...] = ()
     longer_steps: Effect | None = None
     influences: tuple[Influence, ...] = ()
+    least_replicas: int | None = None
     equal: tuple[str, ...] = ()
 
     @property
@@ -115,6 +118,11 @@ class Answer:
     def at_rate(self) -> dict[str, Any]:
         """The detail of a candidate with a recommended rate."""
         return not_none(self.detail)
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether its fleet is larger than those that a plan simulates, whatever the runs say (``least_replicas``)."""
+        return self.error is not None and (self.least_replicas or 0) > MOST_REPLICAS
 
     @property
     def every_rate_meets(self) -> bool:

@@ -44,7 +44,7 @@ from .load import TURNOVERS, Load
 from .max_rate import MOST, highest
 
 #: Most replicas of a fleet (``Cluster.num_replicas``), and relative to the first fleet that is tried.
-_MOST, _TIMES_FIRST = 1024, 8
+MOST_REPLICAS, _TIMES_FIRST = 1024, 8
 #: Seeds to begin with.
 DEFAULT_FLEET_SEEDS = 4
 #: Share of the size by which ``fewest`` may be smaller at the end of the search.
@@ -88,6 +88,7 @@ class Tested(NamedTuple):
         rates: Highest rates of the seeds to begin with, requests/s.
         sure_rate: The rate that other seeds take (``lower_limit``), requests/s.
         known_rates: As ``Answer`` has them.
+        least_replicas: As ``Answer`` has it, of a fleet that is smaller, which was not simulated; None of others.
     """
 
     decision: Decision
@@ -95,6 +96,7 @@ class Tested(NamedTuple):
     rates: tuple[float, ...]
     sure_rate: float
     known_rates: tuple[float, ...] | None = None
+    least_replicas: int | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class Fleet:
 
 def first_fleet(wanted: float, of_one: float) -> int:
     """The number of replicas for a rate, from the rate of one, both in requests/s."""
-    return min(max(1, ceil(wanted / of_one - _ROUNDING)), _MOST)
+    return max(1, ceil(wanted / of_one - _ROUNDING))
 
 
 Results = Mapping[Trial, float]
@@ -161,8 +163,8 @@ class FleetSearch:
     ) -> None:
         self._wanted, self._attainment, self._counted, self._engines = wanted, attainment, counted, engines
         self._least = max(1, ceil(least / engines))
-        self._near = max(ceil(near / engines), self._least)
-        self._most = max(1, min(_MOST // engines, _TIMES_FIRST * self._near))
+        self._near = min(max(ceil(near / engines), self._least), max(1, MOST_REPLICAS // engines))
+        self._most = max(1, min(MOST_REPLICAS // engines, _TIMES_FIRST * self._near))
         self._first, self._count = seeds[0], len(seeds)
         self._most_seeds = max(NUM_SEEDS, self._count)
         self._found: dict[tuple[Kind, int], list[float]] = {}

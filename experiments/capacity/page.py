@@ -13,11 +13,14 @@ import plotly.graph_objects as go
 
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
+from ...reports.style.labels import metric_label
 from ...sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, sums
 from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
+from ...sim.spec.launch import capacity
 from ...sim.types.optional import not_none
 from ..runs.points import FINISHED, as_parquet
+from ..vllm_serve.checks import gib
 from .answer import Answer, Bill
 from .confidence import capped
 from .day_page import day_cells, day_rows, day_section
@@ -26,12 +29,10 @@ from .sensitivity import CHANGE
 from .text import (
     billed,
     hourly_text,
-    memory_rows,
     range_text,
     rate_text,
     sure_headroom_text,
     tokens_text,
-    view_rows,
 )
 
 PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
@@ -74,17 +75,17 @@ def write_plan(
             *([] if day is None else [day_section(day, currency, document["goal"]["attainment"])]),
             Section("Price and speed", figures=drawn),
             *sections,
-            Section("GPU memory", memory, rows=memory_rows(ranks)),
+            Section("GPU memory", memory, rows=_memory_rows(ranks)),
             Section(
                 "Contents of the KV cache",
                 slots.format(PAPER_VIEW.title),
-                rows=view_rows(ranks, "paper_view_pct"),
+                rows=_view_rows(ranks, "paper_view_pct"),
                 definitions=PAPER_VIEW.definitions(),
             ),
             Section(
                 "Use of each slot",
                 "\n\n".join((slots.format(SLOTS_VIEW.title), f"In {PAPER_VIEW.title} {'; '.join(sums())}.")),
-                rows=view_rows(ranks, "buckets_pct"),
+                rows=_view_rows(ranks, "buckets_pct"),
                 definitions=SLOTS_VIEW.definitions(),
             ),
         ]
@@ -260,3 +261,30 @@ def _row(answer: Answer, bill: Bill, currency: str, preempts: bool) -> dict[str,
         **({"Preemptions": at["preemptions"]} if preempts else {}),
         "Limited by": f"{(limit['objective'] or 'throughput').upper()}, {limit['cause']}",
     }
+
+
+def _memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
+    """The memory of each GPU by use, in GiB."""
+    rows = []
+    for answer, _ in ranks:
+        stage = capacity(answer.candidate.started.launch).stage
+        parts = {
+            "Weights": stage.weight_bytes,
+            "Activations": stage.activation_bytes,
+            "Other": stage.non_torch_bytes + stage.cuda_graph_bytes,
+            "KV cache": stage.kv_cache_bytes,
+        }
+        rows.append(
+            {"Candidate": answer.candidate.name} | {f"{name}, GiB": float(gib(part)) for name, part in parts.items()}
+        )
+    return rows
+
+
+def _view_rows(ranks: Sequence[tuple[Answer, Bill]], view: str) -> list[dict[str, Any]]:
+    """The contents of the KV cache at the recommended rate, in percent. Some candidates alone have rejected drafts."""
+    names = list(dict.fromkeys(name for answer, _ in ranks for name in answer.at_rate[view]))
+    return [
+        {"Candidate": answer.candidate.name}
+        | {metric_label(f"{name}_pct").capitalize(): answer.at_rate[view].get(name, 0.0) for name in names}
+        for answer, _ in ranks
+    ]

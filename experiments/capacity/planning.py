@@ -1,5 +1,7 @@
 """Find the fleet and the cost of every candidate for a wanted rate, or the highest rate of a replica, and rank them.
 
+    0. least     with a wanted rate: the fewest replicas by the data sheet, without a run (``least``); candidates that need more
+                 than a plan simulates go no further
     1. ahead     every candidate, with the first seed and one replica (``max_rate.go_ahead``)
        with a wanted rate (the runs of a candidate have as many requests as fill its replicas, ``Load``):
     2. share     with --prefill-replicas auto, the best share of the fleet that prefills (``split``)
@@ -25,8 +27,7 @@ tokens have no price. It is listed after the candidates with a price. For a want
 from __future__ import annotations
 
 import json
-import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
 from math import inf
@@ -34,7 +35,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from ...sim.cluster import Cluster
 from ...sim.engine.settings import Settings
-from ...sim.engine.unread import only_read
 from ...sim.types.errors import SimulationFault, UserError
 from ...sim.types.optional import not_none
 from ...sim.workload.workload import Workload
@@ -46,24 +46,23 @@ from ..runs.slo_check import Goal, SloCheck
 from ..runs.sweeping import Outcome
 from .answer import Answer, Verified
 from .candidates import Candidate
-from .confidence import NUM_SEEDS, Kind
-from .day import Day, DayPlan, full_load, replicas_for, served_day, sizes_below
-from .detail import BEYOND, detail
+from .confidence import NUM_SEEDS, Decision, Kind
+from .day import Day, DayPlan, replicas_for, sizes_below
+from .detail import BEYOND
 from .fleet import (
+    MOST_REPLICAS,
     FleetSearch,
     Results,
     Tested,
     Trial,
-    check_fleet,
     first_fleet,
-    highest_rate,
-    known_rate,
-    takes_rate,
 )
+from .least import BY_SATURATION, fewest, too_many
 from .load import Load
-from .max_rate import Ahead, MaxRate, SeedRate, follow, go_ahead
-from .sensitivity import LONGER_STEPS, STEP_TIME, changed_rate, changes, influences
-from .split import AUTO, best_share, divided, fewest_replicas
+from .max_rate import Ahead, MaxRate, SeedRate
+from .sensitivity import LONGER_STEPS, STEP_TIME, changes, influences
+from .split import AUTO, divided, fewest_replicas
+from .stages import carry_out, rate_of
 
 
 class Service(NamedTuple):
@@ -117,6 +116,8 @@ class Planner:
         self._hashes: dict[tuple[int, int], str] = {}
         #: Share of the replicas that prefill, where it was asked for.
         self._shares: dict[Service, float] = {}
+        #: The fewest replicas that may serve the wanted rate, by the data sheet.
+        self._least: dict[Service, int] = {}
 
     def answers(self, candidates: Sequence[Candidate]) -> list[Answer]:
         """The answer of each candidate, in their order; of candidates with equal settings and fleets, that of the first.
@@ -125,10 +126,17 @@ class Planner:
             SimulationFault: An invariant of the simulator is violated.
         """
         services = {_service(each): each for each in candidates if each.settings}
-        ahead = self._run("go ahead", {each.settings: Job(each.settings, self._seeds[0]) for each in services})
-        begun = {service: _ahead(found) for service in services if (found := ahead[service[0]].summary) is not None}
+        few = {service: self._is_simulated(service, candidate) for service, candidate in services.items()}
+        jobs = {each.settings: Job(each.settings, self._seeds[0]) for each in services if few[each]}
+        ahead = self._run("go ahead", jobs)
+        begun = {each: _ahead(found) for each in services if few[each] and (found := ahead[each[0]].summary)}
         answers = {
-            service: Answer(candidate, ahead[service[0]].error, wanted=self._wanted)
+            service: Answer(
+                candidate,
+                ahead[service[0]].error if few[service] else too_many(candidate, self._least[service], self._wanted),
+                wanted=self._wanted,
+                least_replicas=self._least.get(service),
+            )
             for service, candidate in services.items()
         }
         if self._wanted is None:
@@ -142,6 +150,18 @@ class Planner:
             replace(of_none if each.settings is None else answers[_service(each)], candidate=each)
             for each in candidates
         )
+
+    def _is_simulated(self, service: Service, candidate: Candidate) -> bool:
+        """Whether a fleet that a plan simulates may serve the wanted rate, if there is one, by the data sheet."""
+        if self._wanted is None:
+            return True
+        work = self._work(self._load, self._seeds[0])
+        try:
+            self._least[service] = fewest(candidate, work, self._wanted, self._goal.attainment)
+        except UserError:
+            # Its runs say why.
+            return True
+        return self._least[service] <= MOST_REPLICAS
 
     def _distinct(self, answers: Iterable[Answer]) -> list[Answer]:
         """The answers, without those of fleets that another one has, too."""
@@ -195,10 +215,16 @@ class Planner:
         """The answers with the fleet for the wanted rate."""
         wanted = not_none(self._wanted)
         sized = {service: replace(answers[service], found=MaxRate.of(found)) for service, found in begun.items()}
+        able = {service: found for service, found in begun.items() if found.found.rate}
+        least = {service: self._least_of(service, found) for service, found in able.items()}
+        for service, replicas in least.items():
+            if replicas > MOST_REPLICAS:
+                why = too_many(answers[service].candidate, replicas, wanted, BY_SATURATION)
+                sized[service] = replace(answers[service], error=why, least_replicas=replicas)
         near = {
             service: max(first_fleet(wanted, found.found.rate), fewest_replicas(service.prefill_replicas))
-            for service, found in begun.items()
-            if found.found.rate
+            for service, found in able.items()
+            if least[service] <= MOST_REPLICAS
         }
         failed = self._find_shares(near)
         searches = {
@@ -239,7 +265,7 @@ class Planner:
     def _known(self, jobs: Mapping[Service, Sequence[Job]]) -> dict[Service, tuple[float, ...]]:
         """The rates that runs tell by seed, of the fleets with a seed of which the highest rate is unknown."""
         numbered = {(service, place): job for service, some in jobs.items() for place, job in enumerate(some)}
-        found = {name: _rate_of(outcome) for name, outcome in self._run("known", numbered).items()}
+        found = {name: rate_of(outcome) for name, outcome in self._run("known", numbered).items()}
         rates = {service: tuple(found[service, place] for place in range(len(some))) for service, some in jobs.items()}
         return {
             service: known
@@ -272,6 +298,8 @@ class Planner:
             SimulationFault: An invariant of the simulator is violated.
         """
         service = _service(candidate)
+        if not self._is_simulated(service, candidate) or replicas < self._least.get(service, 1):
+            return Tested(Decision.TOO_FEW, (), (), 0.0, least_replicas=self._least[service])
         outcome = self._run("go ahead", {service: Job(service.settings, self._seeds[0])})[service]
         if outcome.summary is None:
             return not_none(outcome.error)
@@ -285,10 +313,15 @@ class Planner:
         known = self._known({service: self._known_jobs(service, replicas, begun.saturated, tested.rates)})
         return tested._replace(known_rates=known.get(service))
 
-    def _search(self, service: Service, begun: Ahead, near: int) -> FleetSearch:
-        wanted, least = not_none(self._wanted), fewest_replicas(service.prefill_replicas)
+    def _least_of(self, service: Service, begun: Ahead) -> int:
+        """The fewest replicas that may serve the wanted rate: by the data sheet, and by what one replica serves."""
+        least = fewest_replicas(service.prefill_replicas)
         if least == 1 and begun.saturated is not None:
-            least = first_fleet(wanted, begun.saturated)
+            least = first_fleet(not_none(self._wanted), begun.saturated)
+        return max(least, self._least.get(service, 1))
+
+    def _search(self, service: Service, begun: Ahead, near: int) -> FleetSearch:
+        wanted, least = not_none(self._wanted), self._least_of(service, begun)
         engines = service.settings.data_parallel_size
         return FleetSearch(wanted, near, least, self._goal.attainment, begun.alone.counted, self._seeds, engines)
 
@@ -395,7 +428,7 @@ class Planner:
         simulated = changes(self._goal) if all_inputs else [LONGER_STEPS]
         rates = self._rates({change: job.with_more(change) for change in simulated}, "sensitivity")
         if fleet is None:
-            unchanged, margin, replicas = _rate_of(self._run("headroom", {0: job})[0]), 1.0, None
+            unchanged, margin, replicas = rate_of(self._run("headroom", {0: job})[0]), 1.0, None
         else:
             unchanged, margin, replicas = fleet.rates[0], fleet.sure_rate / not_none(self._wanted), answer.replicas
         found = influences(rates, unchanged, margin, replicas, answer.candidate.engines)
@@ -463,7 +496,7 @@ class Planner:
 
     def _rates(self, jobs: Mapping[_Name, Job], stage: str = "headroom") -> dict[_Name, float]:
         """The highest rates of fleets, requests/s."""
-        return {name: _rate_of(outcome) for name, outcome in self._run(stage, jobs).items()}
+        return {name: rate_of(outcome) for name, outcome in self._run(stage, jobs).items()}
 
     def _share(self, answer: Answer, replicas: int, factor: float, rate: float, seeds: Sequence[int]) -> Verified:
         service = _service(answer.candidate)
@@ -500,14 +533,18 @@ class Planner:
     def _key(self, stage: str, chosen: Settings, seed: int, more: tuple[Any, ...] = ()) -> str:
         """A hash of every input of a job's result."""
         load = self.load_of(chosen)
-        drawn = seed, load.num_prompts()
-        if drawn not in self._works:
-            self._works[drawn] = load.draw(seed).at(1.0)
-        run = key(Inputs(settings=chosen), self._works[drawn])
+        run = key(Inputs(settings=chosen), self._work(load, seed))
         parts = [asdict(each) if isinstance(each, (Ahead, Cluster)) else each for each in more]
         replicas = next((each.size for each in more if isinstance(each, Cluster)), 1)
         served = self._hash(load, seed, replicas)
         return sha256(json.dumps([stage, run, served, asdict(self._goal), seed, parts]).encode()).hexdigest()
+
+    def _work(self, load: Load, seed: int) -> Workload:
+        """The requests that a seed has for one replica, at 1 request/s."""
+        drawn = seed, load.num_prompts()
+        if drawn not in self._works:
+            self._works[drawn] = load.draw(seed).at(1.0)
+        return self._works[drawn]
 
     def _hash(self, load: Load, seed: int, replicas: int) -> str:
         """The hash of the requests that a seed has for a fleet."""
@@ -525,62 +562,3 @@ def _service(candidate: Candidate) -> Service:
 
 def _ahead(data: dict[str, Any]) -> Ahead:
     return Ahead(SloCheck(**data["alone"]), data["saturated"], SeedRate(**data["found"]), data["in_flight"])
-
-
-def _fleet(chosen: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float) -> dict[str, Any]:
-    drawn = load.draw(seed, cluster.size)
-    found = check_fleet(chosen, drawn.at(rate), cluster, goal)
-    return {Kind.SHARE: found.attained, "meets": found.meets}
-
-
-def _takes(*arguments: Any) -> dict[str, Any]:
-    return {Kind.MEETS: takes_rate(*arguments)}
-
-
-def _headroom(*arguments: Any) -> dict[str, Any]:
-    return _rate_data(highest_rate(*arguments))
-
-
-def _known_rate(chosen: Settings, load: Load, goal: Goal, seed: int, *more: Any) -> dict[str, Any]:
-    return _rate_data(known_rate(chosen, load, seed, *more))
-
-
-def _sensitivity(*arguments: Any) -> dict[str, Any]:
-    return _rate_data(changed_rate(*arguments))
-
-
-def _rate_data(rate: float) -> dict[str, Any]:
-    # JSON has no infinity.
-    return {Kind.RATE: None if rate == inf else rate}
-
-
-def _rate_of(outcome: Outcome) -> float:
-    """The rate that ``_rate_data`` has."""
-    found = not_none(outcome.summary)[Kind.RATE]
-    return inf if found is None else found
-
-
-_STAGES: dict[str, Callable[..., dict[str, Any]]] = {
-    "go ahead": lambda *arguments: asdict(go_ahead(*arguments)),
-    "follow": lambda *arguments: _rate_data(follow(*arguments).rate),
-    "prefill share": lambda *arguments: {"share": best_share(*arguments)},
-    "fleets": _fleet,
-    "headroom": _headroom,
-    "other seeds": _takes,
-    "known": _known_rate,
-    "detail": detail,
-    "sensitivity": _sensitivity,
-    "day": served_day,
-    "full load": full_load,
-}
-
-
-def carry_out(name: str, stage: str, chosen: Settings, load: Load, goal: Goal, seed: int, *more: Any) -> Outcome:
-    """Run one job of a step. Unread settings are not refused; errors are returned, never raised."""
-    try:
-        chosen = only_read(chosen, load.draw(seed).at(1.0))
-        return Outcome(name, _STAGES[stage](chosen, load, goal, seed, *more))
-    except UserError as error:
-        return Outcome(name, error=str(error))
-    except Exception:
-        return Outcome(name, fault=traceback.format_exc())

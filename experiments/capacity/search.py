@@ -35,6 +35,7 @@ from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS, allowed_misses
 from .day import Day, DayPlan
 from .day_text import day_lines, day_table
 from .fleet import DEFAULT_FLEET_SEEDS
+from .least import least_headline
 from .load import Load
 from .max_rate import DEFAULT_SEEDS
 from .page import write_plan
@@ -277,6 +278,8 @@ class _SearchOutput:
             return f"{text} {beside}" if unpriced else text
         if unpriced:
             return beside
+        if bounds := [answer for answer in self._answers if answer.is_too_large]:
+            return least_headline(bounds, self._priced)
         tried = [answer for answer in self._answers if answer.found]
         if not tried:
             return "Buy none of these: no candidate has a rate; the reasons follow."
@@ -391,6 +394,8 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
             "saturated_request_rate": found.saturated,
             "attained_alone": found.alone.attained,
         }
+    if answer.least_replicas is not None:
+        data["least_replicas"] = answer.least_replicas
     if answer.prefill_replicas is not None:
         data["prefill_replicas"] = answer.prefill_replicas
     if answer.fleet is not None:

@@ -31,6 +31,7 @@ from ..vllm_serve.line import parse_serve
 from .candidates import Candidate, candidates
 from .confidence import Decision, mean_rate
 from .fleet import DEFAULT_FLEET_SEEDS
+from .least import BY_DATA_SHEET, whole
 from .load import Load
 from .planning import Planner
 
@@ -81,6 +82,7 @@ class Checked:
         highest_rate: Mean of the seeds, requests/s; None if every rate meets the objectives.
         is_bound: Whether ``highest_rate`` is a lower bound, because the runs have too few requests to fill a replica.
         is_burst: Whether the runs at the rate are bursts, which say nothing of a load that lasts.
+        least_replicas: The fewest replicas that may serve the rate, of a smaller fleet, which was not simulated; None of others.
     """
 
     service: Service
@@ -91,6 +93,7 @@ class Checked:
     highest_rate: float | None = None
     is_bound: bool = False
     is_burst: bool = False
+    least_replicas: int | None = None
 
     @property
     def meets(self) -> bool:
@@ -156,6 +159,12 @@ def check_services(path: Path, workers: Workers, seed: int, report: Report) -> b
                 f"{each.service.name}: at {each.request_rate:.3g} requests/s its runs are bursts, which say nothing of a load that lasts:"
                 " they have too few requests to fill a replica (num_prompts)."
             )
+        if each.least_replicas is not None:
+            report.line("")
+            report.line(
+                f"{each.service.name}: {each.request_rate:.3g} requests/s need at least {whole(each.least_replicas)} replicas"
+                f" {BY_DATA_SHEET}."
+            )
     report.data({"services": [_data(each) for each in checked], "meets": all(each.meets for each in checked)})
     return all(each.meets for each in checked)
 
@@ -189,6 +198,8 @@ def _check(
     found = Planner(load, goal, seeds, workers, None, wanted).tested(candidate, service.replicas)
     if isinstance(found, str):
         return Checked(service, wanted, f"cannot be simulated: {found}")
+    if found.least_replicas is not None:
+        return Checked(service, wanted, _RESULTS[found.decision], least_replicas=found.least_replicas)
     known, sure, highest = found.known_rates, found.sure_rate, mean_rate(found.rates)
     decision = found.decision
     # A longer load of the rate is harder than a burst: a burst that misses the goal is decided.
@@ -241,6 +252,7 @@ def _data(each: Checked) -> dict[str, Any]:
         "highest_rate": each.highest_rate,
         "highest_rate_is_bound": each.is_bound,
         "is_burst": each.is_burst,
+        "least_replicas": each.least_replicas,
         "headroom": None if each.highest_rate is None else each.highest_rate / each.request_rate - 1,
         "result": each.result,
         "meets": each.meets,

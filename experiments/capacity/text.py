@@ -10,15 +10,12 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from ...reports.style.labels import metric_label
 from ...sim.cluster import Cluster
 from ...sim.engine.settings import Settings
-from ...sim.spec.launch import capacity
 from ...sim.types.optional import not_none
 from ..measured.evidence import evidence
 from ..runs.near_saturation import LatencyRange
 from ..runs.slo_check import Goal
-from ..vllm_serve.checks import gib
 from .answer import Answer, Bill
 from .candidates import Candidate
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS
@@ -497,7 +494,7 @@ def _none_in_short(answer: Answer) -> str:
     if answer.candidate.refused:
         return "does not start"
     if answer.error:
-        return "cannot be simulated"
+        return "too many replicas" if answer.is_too_large else "cannot be simulated"
     return "every rate meets" if answer.every_rate_meets else "no rate meets"
 
 
@@ -510,7 +507,7 @@ def why_none(answer: Answer, goal: Goal) -> str:
     if answer.candidate.refused:
         return f"does not start: {answer.candidate.refused}"
     if answer.error:
-        return f"cannot be simulated: {answer.error}"
+        return answer.error if answer.is_too_large else f"cannot be simulated: {answer.error}"
     if answer.every_rate_meets:
         return f"{EVERY_RATE}; for a price give more requests a run (--num-prompts), or say what is to be served"
     alone = answer.rates.alone
@@ -572,30 +569,3 @@ def verified_text(answer: Answer, count: int) -> str:
         return f"{answer.candidate.name}: of {count} other seeds {shares} meet the goal{few}"
     shares = " and ".join(f"{each.share:.1%} at {each.factor:g} times" for each in answer.verified)
     return f"{answer.candidate.name}: of {count} other seeds {shares} {answer.rate:.3g} requests/s meet the goal"
-
-
-def memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
-    """The memory of each GPU by use, in GiB."""
-    rows = []
-    for answer, _ in ranks:
-        stage = capacity(answer.candidate.started.launch).stage
-        parts = {
-            "Weights": stage.weight_bytes,
-            "Activations": stage.activation_bytes,
-            "Other": stage.non_torch_bytes + stage.cuda_graph_bytes,
-            "KV cache": stage.kv_cache_bytes,
-        }
-        rows.append(
-            {"Candidate": answer.candidate.name} | {f"{name}, GiB": float(gib(part)) for name, part in parts.items()}
-        )
-    return rows
-
-
-def view_rows(ranks: Sequence[tuple[Answer, Bill]], view: str) -> list[dict[str, Any]]:
-    """The contents of the KV cache at the recommended rate, in percent. Some candidates alone have rejected drafts."""
-    names = list(dict.fromkeys(name for answer, _ in ranks for name in answer.at_rate[view]))
-    return [
-        {"Candidate": answer.candidate.name}
-        | {metric_label(f"{name}_pct").capitalize(): answer.at_rate[view].get(name, 0.0) for name in names}
-        for answer, _ in ranks
-    ]
