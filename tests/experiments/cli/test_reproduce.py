@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cli_runs import command, run_here
-from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.paper.fit import CONTEXT_STEP_SCALE
 from fragmeter.experiments.reproduce.figures import FIGURES
 from fragmeter.sim.output.folders import MARKER
@@ -219,3 +219,8 @@ def test_a_terminal_interrupts_every_process_and_twice(later_s, interrupted, tmp
     assert error == "fragmeter: interrupted; finished results are kept\n"
     assert sorted(path.name for path in out.iterdir()) == sorted([*(f"{name}.json" for name in FIRST), MARKER, PAGE])
     assert json.loads((out / "waste.json").read_text("utf-8"))["figure"] == "waste"
+
+
+def test_a_view_of_the_pool_is_of_the_waste_table_alone(capsys):
+    assert status(["reproduce", "fig3", "--view", "slots"]) == MISTAKE
+    assert "view = 'slots': has no effect on fig3; leave it out" in capsys.readouterr().err
