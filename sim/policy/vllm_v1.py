@@ -443,7 +443,7 @@ class VllmV1(TokenBudget):
         tokens = min(tokens, self._longest_chunk)
         known, size = sequence.start_tokens, transaction.block_size
         prompt_end = sequence.prefill_end
-        if not self.groups.states_by_block or computed >= prompt_end:
+        if not self.groups.states_by_block:
             return tokens
         end = computed + tokens
         if end < prompt_end:

@@ -227,13 +227,12 @@ class Accounts:
         """The nine buckets, and that of states where the model has some, from columns, or from what was summed over them; ``slots`` is the pool, summed alike."""
         live, held, target, requested = sums["live"], sums["held"], sums["target"], sums["requested"]
         tail = tail + sums["prefill_tail"]
-        groups, state = self._groups, 0 * held
+        groups = self._groups
         # A page of each growing group, less what groups gave back, and what several tables name.
-        if groups.states:
-            state = groups.states * (held - sums["skipped_states"] if groups.states_by_block else sums["states"])
-            state = state - sums["shared_states"]
-        if groups.rings:
-            state = state + groups.rings * sums["states"]
+        state = (groups.rings + (0 if groups.states_by_block else groups.states)) * sums["states"]
+        if groups.states_by_block:
+            state = state + groups.states * (held - sums["skipped_states"])
+        state = state - sums["shared_states"] * (groups.states > 0)
         number = groups.full + groups.sliding
         twice = groups.sliding * sums["skipped"]
         twice = twice + sums["shared"] * (groups.full > 0) + sums["shared_in_windows"] * (groups.sliding > 0)

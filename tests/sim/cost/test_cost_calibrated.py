@@ -328,18 +328,25 @@ def test_a_step_has_the_experts_of_every_layer(deployment):
     assert step_cost.describe()["moe.t0_us"]["value"] == own.coefficients.t0_us
 
 
-@pytest.mark.parametrize(("ranks", "fused"), [(2, 4096), (4, 128), (8, 32)])
-def test_small_all_reduces_normalise_on_hopper(ranks, fused):
-    """Llama 3.1 70B: a message of 64, 2 and 0.5 MiB has so many tokens of 8,192 values. The step grows by two kernels, and by the
-    reads and writes of two norms, in each of 80 layers with the next token."""
-    spec, fit = model("llama-3.1-70b"), profile("h200")
-    step_cost, elementwise = CalibratedCost(fit, spec, gpu("h200"), ranks), fit.ops["elementwise"].coefficients
+@pytest.mark.parametrize(
+    ("card", "ranks", "fused"),
+    [
+        *((card, *limit) for card in ("h100-80gb", "h200") for limit in ((2, 4096), (4, 128), (8, 32))),
+        *(("b200", *limit) for limit in ((2, 4096), (4, 2048), (8, 64))),
+        *(("b300", *limit) for limit in ((2, 4096), (4, 4096), (8, 256))),
+    ],
+)
+def test_small_all_reduces_normalise(card, ranks, fused):
+    """Llama 3.1 70B: a message of 64, 32, 4, 2, 1 or 0.5 MiB has so many tokens of 8,192 values. The step grows by two kernels, and
+    by the reads and writes of two norms, in each of 80 layers with the next token."""
+    spec, fit = model("llama-3.1-70b"), profile(card)
+    step_cost, elementwise = CalibratedCost(fit, spec, gpu(card), ranks), fit.ops["elementwise"].coefficients
     less = step_cost._elementwise_us(np.array([fused, fused + 1]), 0)
     plain = elementwise.us(OPERATIONS["elementwise"](np.array([fused, fused + 1]), 8192, 0))
     assert less[1] == plain[1]
     norms = fused * 8 * 8192 * 2 / elementwise.bytes_per_s * 1e6
     assert plain[0] - less[0] == pytest.approx(elementwise.t0_us / 2 + norms)
-    one = CalibratedCost(fit, spec, gpu("h200"))
+    one = CalibratedCost(fit, spec, gpu(card))
     assert one._elementwise_us(np.array([fused]), 0)[0] == plain[0]
     a100 = CalibratedCost(profile("a100-80gb"), spec, gpu("a100-80gb"), 4)
     assert a100._elementwise_us(np.array([1]), 0) == a100._us("elementwise", OPERATIONS["elementwise"](1, 8192, 0))

@@ -86,6 +86,19 @@ def test_acceptance_0_and_1_have_closed_forms(method: str, rate: float, gain: in
         assert found["spec_decode_acceptance_rate"] == (100.0 * rate if steps > 1 else 0)
 
 
+@ahead
+@pytest.mark.parametrize("method", ["ngram", "eagle"])
+def test_blocks_of_a_finished_request_are_cached_while_nothing_runs(method: str, ahead: bool):
+    """Two requests of 8 tokens and 5 of output, of which 12 have KV at the end: three blocks of 4. The first one's stay cached from
+    its end on at 500, also under the second, which begins at 10,000."""
+    work = Workload("two", np.array([0, 10_000]), np.array([8, 8]), np.array([5, 5]))
+    given = chosen(config(method, 2, 0), async_scheduling=ahead, enable_prefix_caching=True)
+    run = simulate(given, work, Flat())
+    assert run.log.end_ticks == 10_500
+    assert run.accounts.window().slot_ticks["cached"] == 12 * (10_500 - 500)
+    assert run.accounts.window(2000, 3000).slot_ticks["cached"] == 12 * 1000
+
+
 class _Slots(Observer):
     """Live and rejected slots, blocks and drafts of each step."""
 

@@ -1,0 +1,171 @@
+"""Small cases of memories and their accounts, with answers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine_runs import settings_of
+from fragmeter.sim import simulate
+from fragmeter.sim.memory import PagedMemory, PageGroups
+from fragmeter.sim.memory.accounting.kv_groups import FULL, RING, SLIDING, STATE
+from fragmeter.sim.memory.prefix import Chains
+from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.types.sequence import Sequence
+from fragmeter.sim.types.state import State
+from fragmeter.sim.workload.workload import Workload
+from machines.pools import Strings
+from oracle import Limits, Pool
+from ramp_cost import RampCost
+
+
+class Served:
+    """A memory, and the state of the engine around it."""
+
+    def __init__(self, memory: PagedMemory) -> None:
+        self.memory, self.state = memory, State()
+
+    def start(self, index: int, prompt: int, output: int = 99) -> Sequence:
+        """A sequence that prefills its whole prompt in the coming step."""
+        sequence = Sequence(index, prompt, output, output)
+        self.memory.admit(sequence, self.state.decode_step)
+        self.state.start(sequence, self.state.decode_step)
+        return sequence
+
+    def step(self, steps: int = 1) -> tuple[int, ...]:
+        """The running sequences grow; what the ledger is told."""
+        meter = self.memory.advance(self.state, steps)
+        self.state.decode_step += steps
+        return meter
+
+
+class TestTables:
+    def test_of_a_sequence_that_stops_to_grow_has_the_blocks_that_are_counted(self):
+        """Prompts of 4 and 6 tokens in blocks of 4. After five steps they have 8 and 10 tokens: two and three blocks."""
+        served = Served(PagedMemory(9, 4, ids=True))
+        first, second = served.start(0, 4), served.start(1, 6)
+        served.step(5)
+        assert served.memory.free == 9 - 2 - 3
+        served.memory.hold_finished((first, second), served.state.decode_step)
+        tables = served.memory.tables.tables
+        # In step 1 the first takes a block, in step 3 the second does.
+        assert (tables[first], tables[second]) == ([0, 3], [1, 2, 4])
+        served.memory.release_finished((first, second), served.state.decode_step)
+        assert served.memory.free == served.memory.tables.pool.num_free == 9
+
+
+class TestPagesOfGroups:
+    """Blocks of 2 tokens. A full group and two with a window of 4: with 9 tokens a sequence holds 5 blocks in the full group,
+    and 2 in each other one, whose window of the next token begins with token 6."""
+
+    GROUPS = PageGroups.of(full=1, sliding=2, window_tokens=4, most_prompt_blocks=5)
+
+    def memory(self) -> PagedMemory:
+        return PagedMemory(40, 2, groups=self.GROUPS, host_blocks=40, ids=True)
+
+    def test_of_tokens_and_of_given_back_blocks(self):
+        memory = self.memory()
+        assert memory.pages(5, [3]) == 5 * 3 - 3 * 2
+        assert [memory.pages_for(tokens) for tokens in (1, 4, 5, 9)] == [3, 6, 9 - 2, 15 - 6]
+
+    def test_the_pool_has_what_the_groups_have_not(self):
+        served = Served(self.memory())
+        sequence = served.start(0, 9)
+        # The prompt takes all its blocks; those before the window come back in the next step.
+        held = []
+        for _ in range(4):
+            served.step()
+            held.append(40 - served.memory.free)
+        # 9, 10, 11 and 12 tokens.
+        assert held == [3 * 5, 3 * 5 - 2 * 3, 3 * 6 - 2 * 3, 3 * 6 - 2 * 4]
+        served.memory.release((sequence,), served.state.decode_step)
+        assert served.memory.free == 40
+
+    def test_the_host_has_what_the_next_token_needs(self):
+        served = Served(self.memory())
+        sequence = served.start(0, 9)
+        served.step(2)
+        served.memory.evict((), (sequence,), served.state.decode_step)
+        # Ten tokens: five blocks in the full group, and two in each other one.
+        assert (served.memory.free, served.memory.host_free) == (40, 40 - 9)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "exports", "blocks"),
+    [
+        ((FULL,), False, 5),
+        ((FULL, STATE), False, 6),
+        ((FULL, STATE), True, 7),
+        ((FULL, STATE, STATE, RING), True, 10),
+        ((FULL, RING), False, 6),
+        ((SLIDING, RING), False, 4),
+    ],
+)
+def test_an_admission_asks_for_a_block_for_each_ring_and_state(kinds, exports, blocks):
+    """Of five blocks of tokens, three at the most in a window; where kernels export states, two for each state."""
+    groups = PageGroups(kinds, window_tokens=4, most_prompt_blocks=3, exports_states=exports)
+    assert groups.wanted_blocks(5) == blocks
+    assert groups.wanted_blocks(0) == 0
+
+
+class TestPublished:
+    """Requests of the same tokens in blocks of 4, in one group whose sequences take their blocks one by one."""
+
+    def memory(self, ahead: bool) -> PagedMemory:
+        strings = Strings()
+        for _ in range(3):
+            strings.add([(0, 0, 30)])
+        groups = PageGroups((FULL,), ahead=ahead)
+        return PagedMemory(20, 4, groups=groups, chains=Chains(strings, 4), in_turn=True)
+
+    @pytest.mark.parametrize(("ahead", "found"), [(False, 8), (True, 4)])
+    def test_a_block_that_a_decode_fills_is_found_when_its_last_token_is_known(self, ahead, found):
+        """In the step that computes it; with steps ahead, the token is only known after that step."""
+        served = Served(self.memory(ahead))
+        first = served.start(0, 7)
+        served.step()
+        transaction = served.memory.transaction(served.state.decode_step)
+        transaction.grow_tables(0)
+        transaction.take(first, 1, transaction.needed(first, 1))
+        assert served.memory.cache.look_up(Sequence(1, 20, 9, 9)).blocks * 4 == found
+
+    @pytest.mark.parametrize("ahead", [False, True])
+    def test_a_block_that_a_prefill_fills_is_found_in_that_step(self, ahead):
+        """Chunks of 4 tokens of a prompt of 10; every token of a prompt is known."""
+        served = Served(self.memory(ahead))
+        first = Sequence(0, 10, 9, 9)
+        transaction = served.memory.transaction(0)
+        assert transaction.look_up(first) == 0
+        transaction.enter(first, 4, transaction.lacking(first, 4))
+        first.computed_tokens = 4
+        served.memory.prefill(first, 0)
+        served.step(0)
+        transaction = served.memory.transaction(0)
+        transaction.take(first, 4, transaction.needed(first, 4))
+        assert served.memory.cache.look_up(Sequence(1, 20, 9, 9)).blocks == 2
+
+
+def test_a_pinned_prefix_is_live_while_nothing_runs():
+    """Two requests of 12 tokens, of which 8 are a pinned prefix, and 3 of output, a million ticks apart, in blocks of 4. A step
+    takes 100 ticks, and there are 3 for each: 600 ticks of steps, and else only the prefix is live."""
+    chosen = settings_of("vllm-sosp23", Pool(10, 4), Limits(40), work=None, shared_prefix_tokens=8)
+    work = Workload("apart", np.array([0, 1_000_000]), np.array([12, 12]), np.array([3, 3]))
+    run = simulate(chosen, work, RampCost(base_ticks=100))
+    assert run.log.pinned_slots == 8
+    span = run.accounts.window(0, 1_000_300)
+    # A sequence has 4, 5 and 6 tokens of its own in its three steps.
+    live = 8 * 1_000_300 + 2 * 100 * (4 + 5 + 6)
+    assert span.slot_ticks["live"] == live
+    assert sum(span.slot_ticks.values()) == run.log.capacity_slots * 1_000_300
+
+
+def test_swapped_blocks_are_on_the_host_from_their_going_to_their_return():
+    """Two requests of 8 tokens and 9 of output in blocks of 4, with five blocks. In the second step either needs a third block,
+    and one goes to the host with two, which takes 34 ticks, until the other one has ended after nine steps of 100."""
+    chosen = settings_of("vllm-sosp23", Pool(5, 4, 10), Limits(40, preemption_mode="swap", watermark_fraction=0.0))
+    work = Workload("two", np.zeros(2, dtype=np.int64), np.array([8, 8]), np.array([9, 9]))
+    run = simulate(chosen, work, RampCost(base_ticks=100))
+    host = {name: column.tolist() for name, column in run.log.host.items()}
+    assert host["held_blocks"] == [2, 0]
+    assert host["ticks"] == [100, 900 + 34]
+    assert summary(run)["host_pool"]["max_used_blocks"] == 2
