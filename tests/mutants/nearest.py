@@ -1,0 +1,61 @@
+"""The tests nearest to each module, in the order in which they run beside its mutants: what fails soonest first."""
+
+from __future__ import annotations
+
+#: Test files and folders under ``tests`` by the beginning of a module's path. A module has those of all its entries, the longest
+#: path first.
+NEAREST: dict[str, tuple[str, ...]] = {
+    "experiments/capacity/": (
+        "experiments/capacity/test_decisions.py",
+        "experiments/capacity/test_fleet.py",
+        "experiments/capacity/test_confidence.py",
+        "experiments/capacity/test_max_rate.py",
+        "experiments/capacity/test_planning.py",
+        "experiments/capacity/test_sensitivity.py",
+        "experiments/capacity/test_service_checks.py",
+        "experiments/capacity",
+    ),
+    "experiments/capacity/day.py": ("experiments/capacity/test_day.py",),
+    "experiments/capacity/fleet.py": ("experiments/capacity/test_fleet.py",),
+    "experiments/capacity/load.py": ("experiments/capacity/test_max_rate.py",),
+    "experiments/capacity/max_rate.py": ("experiments/capacity/test_max_rate.py",),
+    "experiments/capacity/confidence.py": ("experiments/capacity/test_confidence.py",),
+    "experiments/capacity/split.py": ("experiments/capacity/test_split.py",),
+    "experiments/capacity/sensitivity.py": ("experiments/capacity/test_sensitivity.py",),
+    "experiments/capacity/service_checks.py": ("experiments/capacity/test_service_checks.py",),
+    "experiments/capacity/max_num_seqs.py": ("experiments/capacity/test_plan_questions.py",),
+    "experiments/capacity/preemption.py": ("experiments/capacity/test_plan_questions.py",),
+    "experiments/capacity/questions.py": ("experiments/capacity/test_plan_questions.py",),
+    "experiments/capacity/samples.py": ("experiments/capacity/test_plan_questions.py",),
+    "experiments/capacity/planning.py": ("experiments/capacity/test_planning.py",),
+    "sim/memory/": (
+        "sim/memory/test_known_answers.py",
+        "sim/memory",
+        "sim/metrics",
+        "sim/engine/test_closed_forms.py",
+        "sim/engine/test_rings.py",
+        "sim/engine/test_states.py",
+        "sim/engine/test_hybrid.py",
+        "sim/engine/test_hybrid_caching.py",
+        "sim/engine/test_repeated_reads.py",
+        "sim/engine/test_prefix_caching.py",
+        "sim/engine/test_oracle.py",
+    ),
+    "sim/memory/accounting/": ("sim/engine/test_leaps.py", "sim/policy/test_compositions.py"),
+    "sim/memory/paged/cached.py": ("sim/engine/test_prefix_caching.py",),
+    "sim/memory/paged/cells.py": ("sim/policy/test_llama_cpp.py",),
+    "sim/memory/paged/deferred.py": ("sim/policy/test_vattention.py", "sim/policy/test_vattention_pages.py"),
+    "sim/memory/paged/dialogue.py": ("sim/memory/test_dialogue.py",),
+    "sim/memory/paged/offload.py": ("sim/policy/test_kv_offloading.py", "sim/policy/test_kv_offloading_serial.py"),
+    "sim/memory/paged/radix": ("sim/policy/test_sglang.py", "sim/policy/test_sglang_tree.py"),
+    "sim/memory/paged/reserved.py": ("sim/policy/test_tgi.py", "sim/policy/test_lightllm.py"),
+    "sim/memory/paged/sharing": ("sim/memory/test_sharing.py", "sim/memory/test_sharing_schedulers.py"),
+    "sim/memory/paged/speculative.py": ("sim/policy/test_speculative_decoding.py",),
+    "sim/memory/paged/transaction.py": ("sim/policy/test_exported_states.py",),
+}
+
+
+def nearest(path: str) -> list[str]:
+    """The tests of a module, each file once."""
+    entries = sorted((entry for entry in NEAREST if path.startswith(entry)), key=len, reverse=True)
+    return [*dict.fromkeys(name for entry in entries for name in NEAREST[entry])]

@@ -1,0 +1,37 @@
+"""A plugin of pytest for the tests beside a mutant: they import the mutant, and none goes on for ever.
+
+Both limits are of the processor's time and not of the clock, so that they do not depend on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+#: Processor seconds of a test, some ten times what the longest takes; bytes of the address space.
+_SECONDS, _BYTES = 60, 16 << 30
+#: Exit statuses: a test took too long; the tests did not import the mutant.
+TOO_LONG, NOT_IMPORTED = 77, 78
+#: Names the mutated file, and the module.
+FILE, MODULE = "FRAGMETER_MUTANT_FILE", "FRAGMETER_MUTANT_MODULE"
+
+
+def pytest_configure() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    signal.signal(signal.SIGPROF, lambda *_: os._exit(TOO_LONG))
+
+
+def pytest_runtest_logstart() -> None:
+    signal.setitimer(signal.ITIMER_PROF, _SECONDS)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    module = sys.modules.get(os.environ[MODULE])
+    if module is not None and Path(str(module.__file__)) != Path(os.environ[FILE]):
+        os._exit(NOT_IMPORTED)
