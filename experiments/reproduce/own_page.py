@@ -32,7 +32,7 @@ from .own_trace import (
     require_gaps,
 )
 from .reproduction import ALL, Page, Traces, stopping
-from .sections import compared, moved_lines, waste_pictures
+from .sections import compared, moved_line, waste_pictures
 from .text import for_reports, print_figure
 
 TITLE, PAGE = "Your trace, the paper's systems", "your-trace.html"
@@ -158,7 +158,7 @@ def _batch(document: Payload) -> Section:
 
 
 def _waste(document: Payload) -> Section:
-    return replace(_compared(document), text=moved_lines(document), figures=waste_pictures(document), is_half=False)
+    return replace(_compared(document), text=moved_line(document), figures=waste_pictures(document), is_half=False)
 
 
 _SECTIONS: dict[str, Callable[[Payload], Section]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import plotly.graph_objects as go
@@ -12,7 +13,7 @@ from ...reports.figures import figures
 from ...reports.figures.scale import sensitivity_numbers
 from ...reports.page.page import Section
 from ...reports.style.labels import comparison_numbers, definitions_of, view_metrics
-from ...sim.metrics.views import SLOTS_VIEW, VIEWS, moved_text
+from ...sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, VIEWS, moved_text, sums
 from ..paper.bench import Bench, Case
 from ..paper.comparison import Payload
 from ..paper.figures.fig3 import BLOCKS, free_slots
@@ -152,7 +153,7 @@ def waste(payload: Payload, bench: Bench) -> list[Section]:
     moving = _table(row for row in payload["rows"] if row["metric"] not in slot_metrics)
     over_time, ledgers = _ledgers(payload, bench)
     section = compared("The waste table: one trace, one pool, every policy", payload)
-    details = _BETWEEN.join((section.details, moved_lines(payload), over_time))
+    details = _BETWEEN.join((section.details, moved_line(payload), over_time))
     folded = [slots, *ledgers]
     return [replace(section, figures=[bars], folded_rows=moving, folded_figures=folded, details=details, is_half=False)]
 
@@ -163,14 +164,12 @@ def waste_pictures(payload: Payload) -> list[go.Figure]:
     return [figures.waste(rows, view) for view in VIEWS.values()]
 
 
-def moved_lines(payload: Payload) -> str:
-    """From the paper's view of a waste table to its slots: for each policy what its categories consist of."""
-    lines = for_reports(payload)["rows"]
-    found = {
-        line["policy"]: moved_text({bucket: line[f"{bucket}_pct"] for bucket in SLOTS_VIEW.categories})
-        for line in lines
-    }
-    return " ".join(f"{policy}: {text}." for policy, text in found.items() if text)
+def moved_line(payload: Payload) -> str:
+    """From the paper's view of a waste table to its slots: the sums, and the numbers of the policy with the most internal."""
+    most = max(for_reports(payload)["rows"], key=itemgetter("internal_pct"))
+    moved = moved_text({bucket: most[f"{bucket}_pct"] for bucket in SLOTS_VIEW.categories})
+    sentence = f" {most['policy']}: {moved}." if moved else ""
+    return f"In {PAPER_VIEW.title} {'; '.join(sums())}.{sentence}"
 
 
 def stories() -> Section:

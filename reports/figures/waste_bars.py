@@ -52,7 +52,7 @@ class WasteBars:
         legend = [f"{''.join(map(_swatch, pieces))} {escape(each.defined)}" for pieces, each in _legend()]
         rows = "".join(
             f'<tr><td style="text-align:right">{escape(label)}</td><td>{_svg(label, shares)}</td>'
-            f'<td style="text-align:right">{_numbers(shares)}</td></tr>'
+            f'<td style="text-align:right;white-space:nowrap">{_numbers(shares)}</td></tr>'
             for label, shares in zip(self.labels, self.shares, strict=True)
         )
         lines = "".join(f"<div>{line}</div>" for line in (*legend, escape(WASTE.defined)))
