@@ -7,6 +7,7 @@ changes the draw only where it adds or removes a mutant with a low number.
 from __future__ import annotations
 
 import json
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,6 +24,7 @@ SEED, COUNT = 49, 60
 EQUIVALENT: dict[str, str] = json.loads((Path(__file__).parent / "equivalent.json").read_text())
 
 
+@cache
 def all_mutants() -> list[Mutant]:
     """The mutants of all modules of ``MUTATED``."""
     paths = [path for folder in MUTATED for path in sorted((ROOT / folder).glob("*.py")) if path.name not in TEXTS]

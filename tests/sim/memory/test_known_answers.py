@@ -33,7 +33,7 @@ class Served:
         return sequence
 
     def step(self, steps: int = 1) -> tuple[int, ...]:
-        """The running sequences grow; what the ledger gets."""
+        """The running sequences grow; the levels for the ledger."""
         meter = self.memory.advance(self.state, steps)
         self.state.decode_step += steps
         return meter
@@ -56,7 +56,7 @@ class TestTables:
 
 class TestPagesOfGroups:
     """Blocks of 2 tokens. A full group and two with a window of 4: with 9 tokens a sequence holds 5 blocks in the full group,
-    and 2 in each other one; its window for the next token begins with token 6."""
+    and 2 in each other one, as the window of the next token begins with token 6."""
 
     GROUPS = PageGroups.of(full=1, sliding=2, window_tokens=4, most_prompt_blocks=5)
 
@@ -109,7 +109,7 @@ def test_an_admission_asks_for_a_block_for_each_ring_and_state(kinds, exports, b
 
 
 class TestPublished:
-    """Requests of the same tokens in blocks of 4, in one group; its sequences take their blocks one by one."""
+    """Requests of the same tokens in blocks of 4, in one group, where sequences take their blocks one by one."""
 
     def memory(self, ahead: bool) -> PagedMemory:
         strings = Strings()
