@@ -23,7 +23,7 @@ from .prices import Prices
 
 #: Tolerance for the rounding of floats.
 _ROUNDING = 1e-9
-#: Most replicas that are counted one by one, so that all their GPUs are a float; and from which number on they are written by their magnitude.
+#: Most replicas that are counted, so that all their GPUs are a float; and from which number on they are written by their magnitude.
 _MOST, _MOST_WRITTEN = 1e300, 10**15
 #: What a number of replicas follows from.
 BY_DATA_SHEET = "by the bandwidth and the flops of the data sheet"
