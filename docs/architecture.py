@@ -22,6 +22,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -330,7 +331,7 @@ def placed(laid: Panel) -> None:
     for sweep in range(400):
         for row in laid.rows if sweep % 2 else reversed(laid.rows):
             others = [tied.get(id(box), [box]) for box in row]
-            spread(row, [sum(other.x for other in tied_to) / len(tied_to) for tied_to in others])
+            spread(row, [fsum(other.x for other in tied_to) / len(tied_to) for tied_to in others])
     left = min(box.x - box.width / 2 for row in laid.rows for box in row)
     for box in (box for row in laid.rows for box in row):
         box.x = round(box.x - left, 1)

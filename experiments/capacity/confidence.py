@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from math import comb, exp, inf, lgamma, log, sqrt
+from math import comb, exp, fsum, inf, lgamma, log, sqrt
 from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
@@ -96,7 +96,7 @@ def by_count(misses: int, num_seeds: int) -> Decision:
         return Decision.TOO_FEW if misses else Decision.ENOUGH
     if misses <= allowed_misses(num_seeds):
         return Decision.ENOUGH
-    fewer = sum(_probability(count, num_seeds) for count in range(misses))
+    fewer = fsum(_probability(count, num_seeds) for count in range(misses))
     return Decision.TOO_FEW if 1 - fewer <= _TOO_MANY else Decision.OPEN
 
 
@@ -166,7 +166,7 @@ def tolerance_factor(n: int) -> float:
     low, high = 0.0, 1000.0
     for _ in range(60):
         k = (low + high) / 2
-        sure = sum(
+        sure = fsum(
             weight * normal.cdf(k * sqrt(n) * chi / sqrt(degrees) - wanted) for weight, chi in zip(weights, chis)
         )
         low, high = (low, k) if sure * width / 3 > CONFIDENCE else (k, high)

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import fsum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -192,7 +193,7 @@ def full_load(settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cl
     # The middle of the arrivals: before it the fleet fills, after it it drains.
     edges = np.array([arrivals[len(arrivals) // 4], arrivals[3 * len(arrivals) // 4]])
     concurrency = float(_held(times, edges)[0]) / float(edges[1] - edges[0]) / cluster.size
-    usage = sum(pool_use(run).mean_usage for run in runs) / len(runs)
+    usage = fsum(pool_use(run).mean_usage for run in runs) / len(runs)
     return {"concurrency": concurrency, "kv_cache_usage": usage}
 
 

@@ -13,7 +13,7 @@ TPOT and the end-to-end latency are of the decode replicas.
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from math import inf
+from math import fsum, inf
 from typing import Any
 
 from ...sim.cluster import Cluster
@@ -152,7 +152,7 @@ def limit_of_split(beyond: Served, work: Workload, goal: Goal) -> dict[str, Any]
 
 
 def _cause(waits: dict[str, float], preemptions: int) -> str:
-    queued = sum(waits.values())
+    queued = fsum(waits.values())
     for cause in ("max_num_seqs", "memory"):
         if queued and waits[cause] > _MOSTLY * queued:
             return cause

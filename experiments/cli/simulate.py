@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -206,7 +207,7 @@ def _replicas(content: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("replica", "requests", "tokens in", "tokens out", "batch", "KV used", "hits", "busy")
     for replica in content:
         seconds, hits = replica["work"]["seconds"], replica["prefix_cache_hit_rate"]
-        busy = 1 - seconds["idle"] / sum(seconds.values()) if sum(seconds.values()) else 0.0
+        busy = 1 - seconds["idle"] / fsum(seconds.values()) if fsum(seconds.values()) else 0.0
         counts = (f"{replica[name]:,}" for name in ("requests", "input_tokens", "output_tokens"))
         table.add_row(
             f"{replica['replica']}" if replica["role"] == "both" else f"{replica['replica']} {replica['role']}",

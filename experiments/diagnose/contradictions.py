@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import fsum, isfinite, sqrt
 
 from ..measured.server_metrics import Histogram, ServerMetrics
 from ..runs.slo_check import Goal
@@ -137,7 +137,7 @@ def _surely_meets(metrics: ServerMetrics | None, clients: ClientLatencies | None
         return clients.attained >= goal.attainment
     found = _within(metrics, goal)
     known = found.keys() == goal.objectives.limits.keys()
-    return known and 1 - sum(1 - least for least, _ in found.values()) >= goal.attainment
+    return known and 1 - fsum(1 - least for least, _ in found.values()) >= goal.attainment
 
 
 def _of_latencies(case: Case, clients: ClientLatencies | None) -> Iterator[Contradiction]:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import fsum
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -109,7 +110,7 @@ def _serve(load: Load, url: str, served: str, python: Path, model: Path, folder:
         raise UserError(f"{log}: {found.get('completed', 0)} of {load.requests} requests were answered")
     kept = {name: value for name, value in found.items() if name not in _LARGE}
     # The time of an answer after its first token: one gap instead of one a token.
-    path.write_text(json.dumps(kept | {"itls": [[round(sum(gaps), 6)] for gaps in found["itls"]]}))
+    path.write_text(json.dumps(kept | {"itls": [[round(fsum(gaps), 6)] for gaps in found["itls"]]}))
     return round(time.monotonic() - began, 1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def mean_error(metrics: Mapping[str, Mapping[str, float | None]], model: str) ->
     """Mean absolute error of a model over the judged metrics."""
     errors = [metrics[name][f"{model}_error"] for name in LIMITS if name in metrics]
     known = [abs(error) for error in errors if error is not None]
-    return sum(known) / len(known)
+    return fsum(known) / len(known)
 
 
 def table(found: Mapping[str, Any]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import log, sqrt
+from math import fsum, log, sqrt
 from typing import NamedTuple
 
 #: Seconds from an answer to the client's next request in the scheduler, and a variance for counts that are whole numbers.
@@ -75,7 +75,7 @@ def loop_of(points: Sequence[Point]) -> Loop:
     counted = _steady(points)
     if not counted:
         return Loop("unknown", "no scrape with a time has requests in flight while others arrive")
-    mean = sum(point.in_flight for point in counted) / len(counted)
+    mean = fsum(point.in_flight for point in counted) / len(counted)
     if len(counted) < 2:
         return Loop("unknown", "a single scrape with requests in flight does not tell", in_flight=mean)
     first, last = counted[0], counted[-1]
@@ -105,7 +105,7 @@ def _steady(points: Sequence[Point]) -> list[Point]:
 
 def _log_odds(points: Sequence[Point]) -> float:
     """The logarithm of the odds for a closed loop."""
-    return sum(
+    return fsum(
         (log(open_ / closed) - change**2 * (1 / closed - 1 / open_)) / 2
         for change, open_, closed in _changes(points)
         if open_ > closed

@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from math import isfinite, sqrt
+from math import fsum, isfinite, sqrt
 from os import PathLike
 from typing import NamedTuple
 
@@ -207,7 +207,7 @@ def read_served_load(path: str | PathLike[str], one_engine: bool = False) -> Ser
         return replace(_Reader(path, scrapes, *_arriving(scrapes)).metrics(elapsed_s), loop=loop)
     of_engines = {engine: [_of_engine(scrape, engine) for scrape in scrapes] for engine in engines}
     # Of equally busy ones the first.
-    engine = max(engines, key=lambda each: sum(_in_flight(scrape.samples) for scrape in of_engines[each]))
+    engine = max(engines, key=lambda each: fsum(_in_flight(scrape.samples) for scrape in of_engines[each]))
     scrapes = of_engines[engine]
     found, own = _Reader(path, scrapes, *_arriving(scrapes)).metrics(elapsed_s), loop_of(_points(scrapes))
     # Clients choose no engine: only all requests in flight stay the same.
@@ -472,12 +472,12 @@ def _sum(scrape: Scrape, names: tuple[str, ...]) -> float | None:
     for wanted in names:
         values = [value for (name, _), value in scrape.items() if name == wanted and isfinite(value)]
         if values:
-            return sum(values)
+            return fsum(values)
     return None
 
 
 def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    return fsum(values) / len(values) if values else None
 
 
 def _whole(text: str | None) -> int | None:

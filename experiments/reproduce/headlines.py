@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from math import fsum
 
 from ...reports.style.labels import number
 from ..paper.block_sizes.block_sizes import RECOMPUTE, SWAP
@@ -168,7 +169,7 @@ def _swaps(simulated: _Values, published: _Values) -> str:
 
     def text(side: _Values) -> tuple[str, str, str]:
         ways = ("swap out", "swap in")
-        few, many = (sum(side.one(way, fig19a.METRIC, size) for way in ways) for size in (small, large))
+        few, many = (fsum(side.one(way, fig19a.METRIC, size) for way in ways) for size in (small, large))
         return f"{few:.0f} ms", f"{many:.0f} ms", f"{side.one(RECOMPUTE, fig19a.METRIC, large):.0f} ms"
 
     mine, printed = text(simulated), text(published)

@@ -11,6 +11,7 @@ import numpy as np
 from ...sim.engine.run import Run
 from ...sim.memory.accounting.growth import growth_moments
 from ...sim.metrics.prefix_cache import hits_and_evictions
+from ...sim.types.sums import dot, total
 
 #: Buckets of slots that a new request can use; all others are in use.
 _FREE = ("free", "cached", "stranded")
@@ -120,4 +121,4 @@ def usage_over_spans(run: Run, edges: Sequence[int]) -> UsageOverSpans:
 
 
 def _mean(values: np.ndarray, weights: np.ndarray) -> float:
-    return float(values @ weights.astype(np.float64) / weights.sum()) if weights.any() else 0.0
+    return dot(values, weights) / total(weights) if weights.any() else 0.0

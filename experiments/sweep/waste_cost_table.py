@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import fsum
 from os import PathLike
 from pathlib import Path
 from statistics import fmean
@@ -77,7 +78,7 @@ class Saturated:
 
     def share(self, buckets: Sequence[str]) -> float:
         """Share of the pool in some buckets."""
-        return sum(self.shares[bucket] for bucket in buckets)
+        return fsum(self.shares[bucket] for bucket in buckets)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import lcm
+from math import fsum, lcm
 from typing import NamedTuple
 
 from ...sim.memory.accounting.kv_groups import FULL, SLIDING
@@ -196,6 +196,6 @@ def separate_pools(kinds: Sequence[PageKind], pool_bytes: int) -> dict[PageKind,
     if all(kind.window_tokens for kind in attention):
         weights = dict.fromkeys(attention, 1.0)
     # Bytes of a token position, with so many tokens of windows as the ratio says.
-    position_bytes = sum(weights[kind] * kind.page_bytes for kind in attention)
+    position_bytes = fsum(weights[kind] * kind.page_bytes for kind in attention)
     pages = {kind: int((pool_bytes - of_states) * weights[kind] / position_bytes) for kind in attention}
     return pages | {kind: of_states // sum(each.page_bytes for each in states) for kind in states}

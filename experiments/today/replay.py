@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
+from math import fsum
 from typing import NamedTuple
 
 import numpy as np
@@ -202,8 +203,8 @@ def _account(
 ) -> Account:
     """The account, with ``free`` as what is left, and the sequences that fit where all kinds share the pool."""
     others = {bucket: value for bucket, value in buckets.items() if bucket != "free"}
-    pinned = sum(value for bucket, value in others.items() if bucket != "cached")
-    free = {"free": pool_bytes + short - sum(others.values())}
+    pinned = fsum(value for bucket, value in others.items() if bucket != "cached")
+    free = {"free": pool_bytes + short - fsum(others.values())}
     return Account(name, others | free, sequences * pool_bytes / max(1.0, pinned), short)
 
 

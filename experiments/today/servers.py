@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import fsum
 
 from ...sim.engine.run import Run
 from ...sim.engine.settings import Settings, settings
@@ -109,7 +110,7 @@ def hbm_gib(memory: StageMemory, buckets: Mapping[str, float]) -> dict[str, floa
         "cuda_graphs": memory.cuda_graph_bytes,
         "outside_torch": memory.non_torch_bytes,
     }
-    left = memory.requested_bytes - sum(parts.values()) - sum(buckets.values())
+    left = memory.requested_bytes - fsum((*parts.values(), *buckets.values()))
     kv_cache = dict(buckets) | {"free": buckets["free"] + left}
     never = {"never_used": memory.total_bytes - memory.requested_bytes}
     return {name: value / gib for name, value in (parts | kv_cache | never).items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import fsum
 
 import plotly.graph_objects as go
 
@@ -82,7 +83,7 @@ def _stacked(
             customdata=[", ".join(pair) for pair in names],
             hovertemplate="%{customdata}: %{x:.1f} % " + f"{label}<extra></extra>",
         )
-    most = max((sum(row) for row in values), default=100)
+    most = max((fsum(row) for row in values), default=100)
     if most > 100.5:
         figure.add_vline(x=100, line={"color": INK, "width": 1, "dash": "dot"})
     figure.update_layout(barmode="stack", legend_traceorder="normal")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum
 from typing import Any
 
 import plotly.graph_objects as go
@@ -45,7 +46,7 @@ def arrivals(rows: Sequence[Row]) -> go.Figure:
     """
     numbers: Numbers = {"columns": ["From (s)", "To (s)", "Requests/s"], "rows": [list(row.values()) for row in rows]}
     width_s = rows[0]["end_s"] - rows[0]["start_s"]
-    mean = sum(row["requests_per_s"] for row in rows) * width_s / len(rows)
+    mean = fsum(row["requests_per_s"] for row in rows) * width_s / len(rows)
     subtitle = f"Requests a second, counted over {width_s:,.3g} s each: {mean:,.1f} requests on average."
     figure = blank("Arrivals over time", subtitle, 300, numbers)
     figure.add_bar(

@@ -12,6 +12,7 @@ and the host.
 from __future__ import annotations
 
 from collections import Counter
+from math import fsum
 from typing import NamedTuple
 
 import numpy as np
@@ -83,7 +84,7 @@ class IdealReplica(NamedTuple):
             for matrix in layer_matrices(self.model, layer, self.tensor_parallel):
                 params[format_of(matrix, form)] += matrix.used_params
         fastest = self.gpu.fp16_flops_per_s
-        return 2 * sum(
+        return 2 * fsum(
             count * fastest / max(fastest, self.gpu.quantized_flops_per_s(name or "") or 0)
             for name, count in sorted(params.items(), key=str)
         )

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import cached_property, lru_cache
-from math import log2, prod
+from math import fsum, log2, prod
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -484,7 +484,7 @@ class Residuals:
                 for index, weight in found
                 for side, part in ((0, 1 - share), (1, share))
             ]
-        return sum(weight * self.log_ratios[index] for index, weight in found)
+        return fsum(weight * self.log_ratios[index] for index, weight in found)
 
     @cached_property
     def _places(self) -> list[list[float]]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from functools import partial
+from math import fsum
 
 from ..spec.deployment import Deployment, ExpertRanks
 from ..spec.gpu import GpuSpec
@@ -108,7 +109,7 @@ class RooflineCost:
             if part is not None and matrix.part != part:
                 continue
             params[format_of(matrix, self.deployment.quantization)] += matrix.used_params
-        return sum(count / shares.speedup(self.gpu, form) if form else count for form, count in params.items())
+        return fsum(count / shares.speedup(self.gpu, form) if form else count for form, count in params.items())
 
     def _bytes(self, matrices: list[Matrix]) -> int:
         return sum(matrix_bytes(matrix, self.deployment.quantization) for matrix in matrices)

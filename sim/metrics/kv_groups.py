@@ -7,6 +7,7 @@ slots are shares of bytes: the shares of all groups and of free slots add up to 
 from __future__ import annotations
 
 from collections import Counter
+from math import fsum
 from typing import Any
 
 import numpy as np
@@ -83,5 +84,5 @@ def _shares(window: Window, groups: int, padding: float) -> dict[str, dict[str, 
             for bucket in held
         }
         shares[f"mean_over_{name}_pct"] = {bucket: 100 * (one[bucket] / capacity) for bucket in held}
-    means = {name.removesuffix("_pct"): padding * sum(buckets.values()) for name, buckets in shares.items()}
+    means = {name.removesuffix("_pct"): padding * fsum(buckets.values()) for name, buckets in shares.items()}
     return shares | {"page_padding_pct": means}

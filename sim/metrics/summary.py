@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import fsum
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def waste(window: Window) -> dict[str, Any]:
             "buckets": {bucket: 100 * value for bucket, value in shares.items()},
             "paper_view": PAPER_VIEW.percent(nine),
             "popular_view": {
-                group: 100 * sum(nine[bucket] for bucket in buckets) for group, buckets in _POPULAR_VIEW.items()
+                group: 100 * fsum(nine[bucket] for bucket in buckets) for group, buckets in _POPULAR_VIEW.items()
             },
             "usage": USAGE_VIEW.percent(nine),
         }

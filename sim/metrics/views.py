@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import fsum
 from typing import Literal
 
 from ..memory.accounting.integrals import BUCKETS
@@ -59,7 +60,7 @@ class View:
 
     def grouped(self, amounts: Mapping[str, float]) -> dict[str, float]:
         """Amounts by bucket, added up to the categories, in the unit of the amounts."""
-        return {key: sum(amounts[bucket] for bucket in each.buckets) for key, each in self.categories.items()}
+        return {key: fsum(amounts[bucket] for bucket in each.buckets) for key, each in self.categories.items()}
 
     def percent(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Shares of the pool by bucket, as fractions of 1, added up to the categories, in percent."""
@@ -143,7 +144,7 @@ def sums() -> list[str]:
 
 def amount(shares: Mapping[str, float], category: Category) -> float:
     """The slots of a category, from amounts by bucket, in their unit."""
-    return sum(shares[bucket] for bucket in category.buckets)
+    return fsum(shares[bucket] for bucket in category.buckets)
 
 
 def nine_buckets(buckets: Mapping[str, float]) -> dict[str, float]:

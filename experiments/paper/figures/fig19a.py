@@ -11,6 +11,7 @@ reported beside it, fitted to none of these values.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import fsum
 from typing import Any
 
 from ....sim.cost import PaperCost, cost
@@ -151,7 +152,7 @@ def quicker_from(rows: list[Row]) -> dict[str, Any]:
     def first(side: str) -> int | None:
         at = {(row["series"], row["x"]): row[side] for row in rows}
         sizes = sorted(size for series, size in at if series == "recompute")
-        return next((s for s in sizes if sum(at[name, s] for name in _names()) < at["recompute", s]), None)
+        return next((s for s in sizes if fsum(at[name, s] for name in _names()) < at["recompute", s]), None)
 
     published, found = first("published"), first("simulated")
     return as_finding(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import fsum
 from typing import Any
 
 from ....sim.metrics.views import SLOTS_VIEW
@@ -86,7 +87,7 @@ Values = dict[tuple[str, str], float]
 
 def _of(at: Values, series: str, *buckets: str) -> float:
     """Percent of the pool in some buckets, or in a category of the paper's view."""
-    return sum(at[series, f"{bucket}_pct"] for bucket in buckets)
+    return fsum(at[series, f"{bucket}_pct"] for bucket in buckets)
 
 
 def _idle_slots(at: Values) -> tuple[str, bool]:

@@ -42,6 +42,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import fsum
+from operator import mul
 from typing import TypeVar
 
 import numpy as np
@@ -312,7 +314,8 @@ class Accounts:
         sums = np.zeros((2, len(index)), dtype=np.int64)
         np.add.at(sums[0], kind.ravel(), steps)
         np.add.at(sums[1], kind.ravel(), ticks)
-        return float(sums[0] @ index) / max(1, int(steps.sum())), float(sums[1] @ index) / (end_ticks - start_ticks)
+        over_steps, over_time = (fsum(map(mul, each.tolist(), index.tolist())) for each in sums)
+        return over_steps / max(1, int(steps.sum())), over_time / (end_ticks - start_ticks)
 
     def at_rows(self, part: slice = slice(None)) -> dict[str, np.ndarray]:
         """Each bucket in the first step of every row, or of some rows, int64 [rows]: the ledger over time.
