@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-#: Processor seconds of a test, some ten times what the longest takes; bytes of the address space.
-_SECONDS, _BYTES = 60, 16 << 30
+#: Processor seconds of a test, several times what the longest takes; bytes of the address space.
+_SECONDS, _BYTES = 30, 16 << 30
 #: Exit statuses: a test took too long; the tests did not import the mutant.
 TOO_LONG, NOT_IMPORTED = 77, 78
 #: Names the mutated file, and the module.
