@@ -43,7 +43,7 @@ class TestDetail:
         used = sum(share for name, share in buckets.items() if name not in ("free", "cached"))
         assert found["kv_cache_pct"] == pytest.approx(used) and 0 < used < 100
 
-    def test_rates_of_a_fleet_are_told_by_the_replica(self):
+    def test_rates_of_a_fleet_are_those_of_a_replica(self):
         found = detail(CHOSEN, LOAD, GOAL, 0, Cluster(num_replicas=2), 20.0, 40.0)
         assert [point["request_rate"] for point in found["curve"]] == [2.5, 5.0, 7.5, 10.0]
 
@@ -70,12 +70,12 @@ class TestWaiting:
         )
         return simulate(chosen, work, RampCost(base_ticks=100))
 
-    def test_for_a_seat(self):
-        """Ten batches of four: while the last one runs nobody waits."""
+    def test_for_a_place_in_the_batch(self):
+        """Ten batches of four: while the last one runs none waits."""
         assert waiting_shares(self.run(400, 4)) == pytest.approx({"max_num_seqs": 0.9, "memory": 0, "steps": 0})
 
     def test_for_blocks(self):
-        """A request has two blocks at first and four at its end. In sixteen blocks and the null block no seat is missing, and a
+        """A request has two blocks at first and four at its end. In sixteen blocks and the null block no place is missing, and a
         prompt and a block to come for it are never free at once while others wait."""
         found = waiting_shares(self.run(17, 40))
         assert found["max_num_seqs"] == found["steps"] == 0 and 0.7 < found["memory"] < 1
