@@ -38,7 +38,7 @@ from ..memory.paged.paged import PagedMemory
 from ..policy.base import AnyPolicy
 from ..policy.vllm_sosp23 import VllmSosp23
 from ..policy.vllm_v1 import VllmV1
-from ..types.errors import SimulationFault
+from ..types.errors import Overdrawn, SimulationFault
 from ..workload.workload import Workload
 from .replica import Replica
 from .settings import Settings
@@ -222,7 +222,7 @@ def raise_fault(status: int, policy: str, waiting: int) -> None:
     if status == _UNPUBLISHED:
         raise SimulationFault("a block that a waiting request looks for is full and was not published")
     if status == _OVERDRAWN:
-        raise SimulationFault(f"policy {policy} granted more blocks than are free")
+        raise Overdrawn(f"policy {policy} granted more blocks than are free")
 
 
 def _ends_early(workload: Workload, max_model_len: int) -> np.ndarray:

@@ -26,7 +26,7 @@ from ..memory import Memory, Transaction
 from ..memory.accounting.ledger import Meter
 from ..policy.base import PairedPolicy
 from ..policy.registry import plugin_of
-from ..types.errors import PluginError
+from ..types.errors import Overdrawn, PluginError
 from ..types.plugins import blamed, broken, failed, is_plugin, know, plugin_code
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
@@ -87,28 +87,22 @@ class Guard:
         return found
 
     def advance(self, state: State, steps: int) -> Meter:
-        """The memory's levels, after a check that it has what the steps take.
+        """The memory's levels, and a check that it has what the steps take.
 
         Raises:
-            PluginError: The policy granted more than is free, or the levels are none.
+            PluginError: The levels are none.
+            Overdrawn: The policy granted more than is free.
         """
         memory = self._memory
-        if memory.room_only_falls():
-            self._check_blocks(state, steps, steps)
         meter = memory.advance(state, steps)
         if len(meter) != len(memory.meter) or any(_whole(level) is None for level in meter):
             what = f"advance returns {meter!r}; return a whole number for each of {', '.join(memory.meter)}"
             raise broken(type(memory), "advance", "accounts", what, state.decode_step)
-        # Where sequences give blocks back while they run, this is known only now.
-        self._check_blocks(state, 0, steps)
-        return meter
-
-    def _check_blocks(self, state: State, ahead: int, steps: int) -> None:
-        """Check that no more is taken than is free, in so many steps ahead of a leap of ``steps``."""
-        lacking = -self._memory.room_after(state, ahead)
+        lacking = -memory.room_after(state, 0)
         if lacking > 0:
-            what = f"{lacking} slots more than are free are taken in a leap of {max(1, steps)}"
-            self._refuse(state, "blocks", f"{what}; grant what the transaction has free, and promise fewer steps")
+            # A memory of the package has seen to that.
+            raise Overdrawn(f"{lacking} slots more than are free are taken")
+        return meter
 
     def _refuse(self, state: State, rule: str, what: str, method: str = "schedule") -> NoReturn:
         kind = type(self._policy) if is_plugin(self._policy) else type(self._memory)

@@ -220,9 +220,11 @@ def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledg
         UserError, SimulationFault: as ``simulate``.
     """
     # The ledger of the core may be ahead of the clock.
-    engine = _start(replace(settings, core=False), workload, is_grouped(settings, workload)).engine
+    grouped = is_grouped(settings, workload)
+    engine = _start(replace(settings, core=False), workload, grouped).engine
     with no_cycle_collection():
         engine.env.run(until=end_ticks)
+    Accounts(run_log_of(engine.ledger, engine.memory, workload, grouped, end_ticks)).require_conserved()
     return engine.ledger
 
 

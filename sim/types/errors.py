@@ -9,6 +9,7 @@ FragmeterError
 │   ├── PluginError       a policy, memory or cost of another package
 │   └── MissingExtra      an optional package that the command needs
 ├── SimulationFault       a defect of fragmeter: exit status 1
+│   └── Overdrawn         more blocks or slots are taken than are free
 └── KernelFault           a GPU kernel that fails on the CPU: exit status 1
 """
 
@@ -141,6 +142,10 @@ class ObjectivesMissed(FragmeterError):
 
 class SimulationFault(FragmeterError):
     """A violated invariant of the simulator: a defect of fragmeter."""
+
+
+class Overdrawn(SimulationFault):
+    """More blocks or slots are taken than are free: the policy granted them."""
 
 
 class KernelFault(FragmeterError):

@@ -19,7 +19,7 @@ from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
 
-from .errors import PluginError, UserError
+from .errors import Overdrawn, PluginError, UserError
 from .user_code import is_user_module
 
 _PACKAGE = __name__.partition(".")[0]
@@ -137,6 +137,9 @@ def failed(kind: type | None, method: str, error: BaseException, step: int | Non
     machine has no more memory."""
     if kind is None or not isinstance(error, Exception) or isinstance(error, UserError | MemoryError):
         return None
+    if isinstance(error, Overdrawn):
+        remedy = "grant what the transaction has free, and promise fewer steps"
+        return broken(kind, method, "blocks", f"{error}; {remedy}", step)
     return broken(kind, method, "execution", f"the run cannot go on with it ({described(error)}); correct it", step)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from fragmeter.sim.memory import PagedMemory
+from fragmeter.sim.memory import ContiguousMemory, PagedMemory
 from fragmeter.sim.policy import Options, Policy
 from fragmeter.sim.policy.vllm_sosp23 import VllmSosp23
 from fragmeter.sim.types.sequence import CARRY_ON, Sequence, StepPlan
@@ -257,6 +257,20 @@ class CountsTwice(Right):
         return HeldTwice(pool.num_blocks, pool.block_size)
 
 
+class Unreserved(GrantsTooMuch):
+    """Admits without a reservation."""
+
+    def memory(self, pool):
+        return ContiguousMemory(pool.num_blocks, pool.block_size)
+
+
+class ReservesTooMuch(Unreserved):
+    def schedule(self, state, transaction):
+        for sequence in state.waiting:
+            transaction.reserve(sequence.target_tokens)
+        return super().schedule(state, transaction)
+
+
 class Derived(VllmSosp23):
     """Of a policy of the package, with one of its methods."""
 
@@ -310,6 +324,8 @@ MISTAKES = [
     Mistake(Leaks, "release", "release", LeakingMemory),
     Mistake(Shortens, "advance", "accounts", ShortMeter),
     Mistake(CountsTwice, "schedule", "execution"),
+    Mistake(Unreserved, "schedule", "execution"),
+    Mistake(ReservesTooMuch, "schedule", "blocks"),
     Mistake(Derived, "horizon", LookupError),
 ]
 

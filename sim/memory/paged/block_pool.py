@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...types.errors import SimulationFault
+from ...types.errors import Overdrawn, SimulationFault
 
 
 class BlockPool:
@@ -54,14 +54,14 @@ class BlockPool:
         """A free block, referenced once.
 
         Raises:
-            SimulationFault: No block is free; the policy must have seen to that.
+            Overdrawn: No block is free; the policy must have seen to that.
         """
         return self.take_many(1)[0]
 
     def take_many(self, count: int) -> list[int]:
         """``count`` blocks, as ``take`` would give them one after the other."""
         if count > self.num_free:
-            raise SimulationFault(f"{count} blocks are taken and {self.num_free} are free")
+            raise Overdrawn(f"{count} blocks are taken and {self.num_free} are free")
         if count == 0:
             return []
         blocks = self._free_ids[: -count - 1 : -1]
@@ -124,7 +124,7 @@ class BlockQueue(BlockPool):
     def take_many(self, count: int) -> list[int]:
         """See ``BlockPool``."""
         if count > self.num_free:
-            raise SimulationFault(f"{count} blocks are taken and {self.num_free} are free")
+            raise Overdrawn(f"{count} blocks are taken and {self.num_free} are free")
         fresh = min(count, self.num_blocks - self._fresh)
         blocks = [*range(self._fresh, self._fresh + fresh), *self._free_ids[: count - fresh]]
         self._fresh += fresh

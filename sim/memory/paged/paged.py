@@ -52,7 +52,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...types.errors import SimulationFault
+from ...types.errors import Overdrawn
 from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.kv_groups import FULL, SLIDING, STATE, PageGroups
@@ -595,9 +595,9 @@ class PagedMemory(PagedDefaults):
             raise self.overdrawn()
         return live, (self.num_blocks - free + phases[start]) * size, tail
 
-    def overdrawn(self) -> SimulationFault:
+    def overdrawn(self) -> Overdrawn:
         """The fault of a policy that granted more than is free."""
-        return SimulationFault(f"{-self.free} blocks more than are free are taken; the policy must have seen to that")
+        return Overdrawn(f"{-self.free} blocks more than are free are taken")
 
     def _advance_groups(self, state: State, steps: int, tail: int) -> Meter:
         """``advance``, without the slots that are live."""

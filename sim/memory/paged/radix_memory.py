@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...types.errors import SimulationFault
+from ...types.errors import Overdrawn
 from ...types.sequence import Sequence
 from ...types.state import State
 from ...workload.content import Run, Tokens
@@ -269,7 +269,7 @@ class RadixMemory(MemoryDefaults):
         self._make_free(slots)
         self.free -= slots
         if self.free < 0:
-            raise SimulationFault(f"{-self.free} more slots are taken than there are")
+            raise Overdrawn(f"{-self.free} more slots are taken than there are")
 
     def _grow(self, batch_size: int, decode_step: int, end: int) -> None:
         """So many slots in each step from ``decode_step`` to before ``end``, at once up to the next that must evict."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from ...types.errors import SimulationFault
+from ...types.errors import Overdrawn, SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
 from ...workload.content import Tokens
@@ -81,10 +81,10 @@ class SlotPool:
         """``count`` ids, int32, the last one freed first.
 
         Raises:
-            SimulationFault: Fewer are free; the policy must have seen to that.
+            Overdrawn: Fewer are free; the policy must have seen to that.
         """
         if count > self.num_free:
-            raise SimulationFault(f"{count} slots are taken and {self.num_free} are free")
+            raise Overdrawn(f"{count} slots are taken and {self.num_free} are free")
         returned = min(count, self._height)
         slots = np.empty(count, dtype=np.int32)
         slots[:returned] = self._stack[self._height - returned : self._height][::-1]

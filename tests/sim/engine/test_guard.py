@@ -86,6 +86,12 @@ def test_a_mistake_of_a_policy_ends_the_run(mistake, tmp_path, capfd):
     assert (raised.value.step is None) == (before_the_run or over)
 
 
+def test_a_grant_of_too_much_is_named_where_blocks_have_ids():
+    with pytest.raises(PluginError) as raised:
+        fragmeter.simulate(policy="planted:GrantsTooMuch", trace=TRACE, record_blocks=True, **POOL)
+    assert raised.value.rule == "blocks"
+
+
 @pytest.mark.parametrize(
     "mistake", [each for each in MISTAKES if each.kind.__name__ in ("Raises", "Exits", "GrantsTooMuch")]
 )
