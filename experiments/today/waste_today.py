@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from ...reports.figures import figures
-from ...reports.figures.memory import kv_definitions
+from ...reports.figures.memory import KV_DEFINITIONS, kv_definitions
 from ...reports.page.page import Section
 from ...sim import simulate
 from ...sim.engine.run import Run
@@ -165,7 +165,7 @@ def print_waste_today(payload: Payload, report: Report) -> None:
     for load in dict.fromkeys(row["load"] for row in payload["kv_bytes"]):
         report.print_line()
         report.console.print(_table(load, of_load(payload["kv_bytes"], load)))
-    for text in definition_lines(kv_definitions(BUCKETS)):
+    for text in definition_lines((_HEADINGS.get(bucket, bucket), KV_DEFINITIONS[bucket][1]) for bucket in BUCKETS):
         report.print_line(text)
     report.print_line()
     for found in payload["findings"]:
@@ -175,7 +175,7 @@ def print_waste_today(payload: Payload, report: Report) -> None:
     report.print_line()
 
 
-_HEADINGS = {"block_tail": "block\ntail", "page_padding": "page\npadding"}
+_HEADINGS = {"block_tail": "tail", "page_padding": "pad", "reserved": "resv", "stranded": "strand"}
 
 
 def _table(load: str, rows: Sequence[Row]) -> Table:
