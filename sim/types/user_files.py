@@ -11,7 +11,7 @@ import tomllib
 from os import PathLike, fspath
 from typing import Any
 
-from .errors import UserError
+from .errors import SettingError
 
 #: Far beyond any file of settings, logs and metrics included.
 MOST_BYTES = 2**28
@@ -24,7 +24,7 @@ def content_of(path: str | PathLike[str], field: str) -> bytes:
         field: Setting that names it.
 
     Raises:
-        UserError: It cannot be read, or is larger than ``MOST_BYTES``.
+        SettingError: It cannot be read, or is larger than ``MOST_BYTES``.
     """
     try:
         # One byte more than allowed: a device has no size, and may have no end.
@@ -33,9 +33,9 @@ def content_of(path: str | PathLike[str], field: str) -> bytes:
     except (OSError, ValueError) as error:
         # ValueError: a path with a null character.
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UserError(f"{field} = {fspath(path)!r}: cannot be read: {reason}") from None
+        raise SettingError(field, fspath(path), f"cannot be read: {reason}") from None
     if len(content) > MOST_BYTES:
-        raise UserError(f"{field} = {fspath(path)!r}: has more than {MOST_BYTES >> 20} MiB; is it the right file?")
+        raise SettingError(field, fspath(path), f"has more than {MOST_BYTES >> 20} MiB; is it the right file?")
     return content
 
 
@@ -43,12 +43,12 @@ def text_of(path: str | PathLike[str], field: str) -> str:
     """The text of a file in UTF-8, without a byte order mark.
 
     Raises:
-        UserError: As ``content_of``, or the file is not UTF-8.
+        SettingError: As ``content_of``, or the file is not UTF-8.
     """
     try:
         return content_of(path, field).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{field} = {fspath(path)!r}: is not UTF-8 text ({error.reason}); save it as UTF-8") from None
+        raise SettingError(field, fspath(path), f"is not UTF-8 text ({error.reason}); save it as UTF-8") from None
 
 
 def json_value(text: str | bytes) -> Any:

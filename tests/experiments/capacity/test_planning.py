@@ -508,7 +508,7 @@ class TestPrices:
             prices(tmp_path / "prices.json")
 
     def test_no_file(self, tmp_path):
-        with pytest.raises(SettingError, match="cannot be read .No such file"):
+        with pytest.raises(SettingError, match="cannot be read: No such file"):
             prices(tmp_path / "none.json")
 
 

@@ -148,7 +148,7 @@ def test_interrupted_it_leaves_the_file_as_it_was(tmp_path, monkeypatch, capsys)
             "device = 'shim': shows that kernels are right, not how long they take; take cpu or cuda",
         ),
         (["--model", "mixtral-8x7b"], "model = 'mixtral-8x7b': has a mixture of experts; take one like OPT or Llama"),
-        (["--block-size", "0"], "block_size = 0: must be at least 1 slot"),
+        (["--block-size", "0"], "block_size = 0: must be at least 1"),
         (["--out", "missing/found.json"], "missing/found.json: cannot be written (No such file or directory)"),
     ],
 )
