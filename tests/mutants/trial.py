@@ -25,6 +25,9 @@ from .watch import FILE, MODULE, TOO_LONG
 _SECONDS = 900
 #: Exit statuses of pytest: all passed, some failed, and what cannot be collected.
 _PASSED, _FAILED, _INTERRUPTED = 0, 1, 2
+#: In place of an exit status: this process stopped the tests. Signals by which a mutant ends its own process.
+_STOPPED = -1000
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
 class Trial(NamedTuple):
@@ -65,16 +68,19 @@ def try_out(mutant: Mutant) -> Trial:
     with tempfile.TemporaryDirectory() as folder:
         file = package_with(mutant, Path(folder))
         status, output = _run(mutant, Path(folder), file)
+        if status == -signal.SIGTERM:
+            # Somebody ended them: no verdict.
+            status, output = _run(mutant, Path(folder), file)
     return Trial(mutant, _killed_by(mutant, status, output), time.monotonic() - began)
 
 
 def _killed_by(mutant: Mutant, status: int, output: str) -> str | None:
     if status == _PASSED:
         return None
-    if status == TOO_LONG:
+    if status in (TOO_LONG, _STOPPED):
         return "a test that takes too long"
-    if status < 0:
-        return f"signal {-status}"
+    if -status in _CRASHES:
+        return f"a crash, signal {-status}"
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
     if status not in (_FAILED, _INTERRUPTED) or failed is None:
         raise RuntimeError(f"{mutant.key}: the tests ended with status {status}:\n{output[-3000:]}")
@@ -118,5 +124,6 @@ def _run(mutant: Mutant, folder: Path, file: Path) -> tuple[int, str]:
         output, _ = running.communicate(timeout=_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(running.pid, signal.SIGKILL)
-        output, _ = running.communicate()
+        running.communicate()
+        return _STOPPED, ""
     return running.returncode, output

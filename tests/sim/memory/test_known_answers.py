@@ -108,6 +108,58 @@ def test_an_admission_asks_for_a_block_for_each_ring_and_state(kinds, exports, b
     assert groups.wanted_blocks(0) == 0
 
 
+class TestAdmission:
+    """Blocks of 4 tokens, of which a prompt of 20 has five; a window asks for three at the most."""
+
+    def memory(self, *kinds: str, cached: bool = True, exports: bool = False) -> PagedMemory:
+        strings = Strings()
+        for own in range(2):
+            strings.add([(9, 0, 10), (own, 0, 10)])
+        by_block = cached and STATE in kinds
+        groups = PageGroups(kinds, 8, 3, states_by_block=by_block, exports_states=exports)
+        return PagedMemory(60, 4, groups=groups, chains=Chains(strings, 4) if cached else None, in_turn=True)
+
+    def asked(self, memory: PagedMemory, now: int, index: int = 0) -> tuple[int, int]:
+        """Blocks that an admission asks for if it computes ``now`` tokens, and those that hold none of them."""
+        transaction, sequence = memory.transaction(0), Sequence(index, 20, 5, 5)
+        known = transaction.look_up(sequence)
+        return transaction.lacking(sequence, now), transaction.beyond(sequence, known + now)
+
+    @pytest.mark.parametrize(
+        ("exports", "now", "asked"),
+        [
+            # Two full groups have ten blocks, the window three, the state and the ring one; of 8 tokens 3 x 2, and those two.
+            (False, 8, (15, 7)),
+            # All at once: the window's group has all five blocks, too.
+            (False, 20, (17, 0)),
+            # The last chunk takes a second block for the state that it exports.
+            (True, 8, (16, 8)),
+            (True, 20, (18, 0)),
+        ],
+    )
+    def test_of_all_kinds_of_groups(self, exports, now, asked):
+        assert self.asked(self.memory(FULL, FULL, SLIDING, STATE, RING, exports=exports), now) == asked
+
+    def test_where_nothing_is_kept_for_look_ups(self):
+        """5 + 3 + 1 + 1 blocks; those of 8 tokens are 2 + 2 + 1 + 1."""
+        assert self.asked(self.memory(FULL, SLIDING, STATE, RING, cached=False), 8) == (10, 4)
+
+    def test_behind_a_prefix_that_is_found(self):
+        """Two blocks of 10 shared tokens: three are left in each of two full groups, and one of them for the next four tokens."""
+        served = Served(self.memory(FULL, FULL, RING))
+        first = Sequence(0, 20, 5, 5)
+        transaction = served.memory.transaction(0)
+        assert transaction.look_up(first) == 0
+        transaction.enter(first, 20, 11)
+        served.memory.admit(first, 0)
+        served.state.start(first, 0)
+        served.step()
+        assert self.asked(served.memory, 4, index=1) == (3 * 2 + 1, 2 * 2)
+        # Those of a request that has left have to be taken from the free ones.
+        served.memory.release((first,), 1)
+        assert self.asked(served.memory, 4, index=1) == (3 * 2 + 1 + 2 * 2, 2 * 2)
+
+
 class TestPublished:
     """Requests of the same tokens in blocks of 4, in one group, where sequences take their blocks one by one."""
 
