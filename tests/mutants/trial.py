@@ -69,7 +69,7 @@ def try_out(mutant: Mutant) -> Trial:
         file = package_with(mutant, Path(folder))
         status, output = _run(mutant, Path(folder), file)
         if status == -signal.SIGTERM:
-            # Somebody ended them: no verdict.
+            # Ended from outside, which says nothing of the mutant.
             status, output = _run(mutant, Path(folder), file)
     return Trial(mutant, _killed_by(mutant, status, output), time.monotonic() - began)
 
