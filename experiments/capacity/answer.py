@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -14,7 +14,7 @@ from .fleet import MOST_REPLICAS, Fleet
 from .load import Load
 from .max_rate import MaxRate
 from .prices import HOUR_S, MILLION, Prices
-from .sensitivity import Effect, Influence
+from .sensitivity import PRICE, Effect, Influence
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Bill:
-    """Cost of a candidate.
+    """Cost of a candidate, in the currency of the prices, which is GPU-hours where a GPU has no price.
 
     Attributes:
         replicas, gpus: Number needed for the wanted rate; without one a single replica, or the engines that share its experts.
@@ -155,11 +155,7 @@ class Bill:
 
 
 def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None) -> Bill:
-    """Cost of serving the wanted rate, in requests/s.
-
-    Raises:
-        SettingError: The GPU has no price.
-    """
+    """Cost of serving the wanted rate, in requests/s."""
     launch, replicas = answer.candidate.started.launch, answer.replicas
     fewest = replicas if answer.fleet is None or answer.is_burst else answer.fleet.fewest
     replica_hour = launch.num_gpus * prices.of(launch.gpu.name)
@@ -172,6 +168,13 @@ def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None) -> Bi
         full = replicas * replica_hour / (HOUR_S / MILLION * answer.fleet_rate * tokens["total"])
     gpus, per_hour, lowest = replicas * launch.num_gpus, replicas * replica_hour, fewest * replica_hour
     return Bill(replicas, gpus, fewest, per_hour, lowest, per_million, full)
+
+
+def without_price(answer: Answer, prices: Prices) -> Answer:
+    """The answer without the influence of the price, where GPUs are counted."""
+    if not prices.missing:
+        return answer
+    return replace(answer, influences=tuple(each for each in answer.influences if each.name != PRICE))
 
 
 def ranked(answers: Sequence[Answer], load: Load, prices: Prices, wanted: float | None) -> list[tuple[Answer, Bill]]:

@@ -25,6 +25,7 @@ from .answer import Answer, Bill
 from .confidence import capped
 from .day_page import day_cells, day_rows, day_section
 from .day_text import day_summary
+from .prices import GPU_HOURS
 from .sensitivity import CHANGE
 from .text import (
     billed,
@@ -208,7 +209,8 @@ def _costs(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> tuple[list[di
             cost, low, high = bill.per_hour, bill.fewest_per_hour, bill.per_hour
         highest = None if answer.is_burst else max(high, cost)
         rows.append({"candidate": answer.candidate.name, "cost": cost, "lowest": min(low, cost), "highest": highest})
-    unit = f"{currency} per million tokens" if ranks[0][0].wanted is None else f"{currency} per hour"
+    hourly = "GPUs" if currency == GPU_HOURS else f"{currency} per hour"
+    unit = f"{currency} per million tokens" if ranks[0][0].wanted is None else hourly
     return rows, unit
 
 
@@ -244,10 +246,11 @@ def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
 def _row(answer: Answer, bill: Bill, currency: str, preempts: bool) -> dict[str, Any]:
     """A row of the table of candidates; ``preempts`` is whether any of them preempts requests."""
     at, limit, hourly = answer.at_rate, answer.at_rate["limit"], hourly_text(answer, bill)
+    per_hour = bill.per_hour if hourly == f"{bill.per_hour:,.2f}" else hourly
     return {
         "Candidate": answer.candidate.name,
         "GPUs": range_text(answer, bill),
-        f"{currency}/h": bill.per_hour if hourly == f"{bill.per_hour:,.2f}" else hourly,
+        **({} if currency == GPU_HOURS else {f"{currency}/h": per_hour}),
         f"{currency}/M tokens": tokens_text(answer, bill),
         **(
             {"Requests/s a replica": rate_text(answer)}

@@ -4,13 +4,15 @@
     [per_gpu_hour]
     h200 = 4.59
 
-``facts/prices.json`` has examples, each with source and date.
+``facts/prices.json`` has examples, each with source and date. Where a GPU of a plan has no price, bills cannot be compared: the plan
+counts GPUs, and costs are GPU-hours.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ HOUR_S, MILLION = 3600, 1_000_000
 MOST_PRICE = 10**12
 #: Origin of the prices in the package.
 EXAMPLES = "examples"
+#: The currency of a plan that counts GPUs.
+GPU_HOURS = "GPU-hours"
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,9 @@ class Prices:
 
     Attributes:
         origin: The price file, or a note that the prices are examples.
+        currency: That of the prices; ``GPU_HOURS`` where GPUs are counted.
         sources: Source of each price, if the file gives one.
+        missing: GPUs of the plan without a price. If there are any, GPUs are counted.
     """
 
     origin: str
@@ -40,15 +46,31 @@ class Prices:
     per_gpu_hour: dict[str, float]
     sources: dict[str, str]
 
+    missing: tuple[str, ...] = ()
+
+    def for_gpus(self, names: Iterable[str]) -> Prices:
+        """The prices for a plan with these GPUs; it counts GPUs if one of them has none."""
+        missing = tuple(dict.fromkeys(name for name in names if name not in self.per_gpu_hour))
+        return replace(self, currency=GPU_HOURS, missing=missing) if missing else self
+
     def of(self, gpu: str) -> float:
-        """Price of one GPU for an hour; raises SettingError if it has none."""
-        if gpu not in self.per_gpu_hour:
-            remedy = "add it under per_gpu_hour"
-            if self.origin == EXAMPLES:
-                content = json.dumps({"per_gpu_hour": {gpu: 2.5}})
-                remedy = f"write a price for an hour into a file, such as {content}, and give it with --prices"
-            raise SettingError("prices", self.origin, f"has no price of {gpu}; {remedy}")
-        return self.per_gpu_hour[gpu]
+        """Price of one GPU for an hour; 1 where GPUs are counted."""
+        return 1.0 if self.missing else self.per_gpu_hour[gpu]
+
+    def line(self) -> str:
+        """Where the prices are from; or which are missing, and how to give them."""
+        if not self.missing:
+            return f"Prices: {self.origin}{', to be edited (--prices)' if self.origin == EXAMPLES else ''}."
+        content = json.dumps({"per_gpu_hour": dict.fromkeys(self.missing, 2.5)})
+        return (
+            f"Prices: none of {' and '.join(self.missing)} ({self.origin}), so that candidates are ranked by GPUs, and costs are"
+            f" GPU-hours. For bills write prices for an hour into a file, such as {content}, and give it with --prices."
+        )
+
+    def as_dict(self) -> dict[str, dict[str, float | str | None]]:
+        """Price and source of each GPU; None of those without."""
+        named = (*self.per_gpu_hour, *self.missing)
+        return {name: {"price": self.per_gpu_hour.get(name), "source": self.sources.get(name)} for name in named}
 
 
 def prices(path: Path | None) -> Prices:

@@ -29,7 +29,7 @@ from ..runs.slo_check import Goal
 from ..runs.unread import LOAD_FIELDS, refuse_unread
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
-from .answer import Answer, Bill, ranked
+from .answer import Answer, Bill, ranked, without_price
 from .candidates import Candidate, Choices, candidates
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS, allowed_misses
 from .day import Day, DayPlan
@@ -75,7 +75,8 @@ class Aims:
             nothing about others.
         verify_seeds: Other draws: the share that meets the goal with the fleet and with a replica fewer, or without a
             wanted rate at the recommended rate and at 1.15 times it.
-        prices: JSON or TOML file with per_gpu_hour, a price for each GPU. By default examples, with sources.
+        prices: JSON or TOML file with per_gpu_hour, a price for each GPU. By default examples, with sources. If a GPU has none,
+            candidates are ranked by GPUs, and costs are GPU-hours.
         explain: Print why each of the other candidates is not recommended.
         sensitivity: Find the effect of shorter steps and of each objective on the recommendation's bill, too, by simulations with
             values that are 10 % lower and higher. That of the price, the wanted rate and longer steps is always found.
@@ -133,14 +134,13 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         UserError: An invalid input, before anything is simulated.
     """
     goal = Goal(objectives(not_none(aims.goodput)), aims.attainment)
-    priced = prices(aims.prices)
+    known = prices(aims.prices)
     # A line without a length takes the longest that fits on each GPU.
     flags = request.line.flags or {"max-model-len": "auto"}
     line = replace(request.line, flags=flags)
     steps = aims.cost, aims.server
     found = candidates(line, request.gpus, request.choices.axes(), request.model, request.log, *steps)
-    for candidate in found:
-        priced.of(candidate.started.launch.gpu.name)
+    priced = known.for_gpus(candidate.started.launch.gpu.name for candidate in found)
     able = [candidate for candidate in found if candidate.settings]
     day, inputs = _day(request.inputs, request.choices, aims)
     request = replace(request, inputs=inputs)
@@ -162,7 +162,10 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         answers = planner.verified(answers, aims.verify_seeds)
     if ranks := ranked(answers, load, priced, wanted):
         best = ranks[0][0]
-        answers = [planner.influenced(each, aims.sensitivity) if each is best else each for each in answers]
+        answers = [
+            without_price(planner.influenced(each, aims.sensitivity), priced) if each is best else each
+            for each in answers
+        ]
     plan_of_day = None
     if day is not None and (ranks := ranked(answers, load, priced, wanted)):
         best, bill = ranks[0]
@@ -297,7 +300,7 @@ class _SearchOutput:
         return lines + equal + [f"{answer.candidate.name}: {why_none(answer, self._goal)}" for answer in self._others]
 
     def _assumptions(self) -> list[str]:
-        load, aims = self._load, self._aims
+        load = self._load
         wanted = "no rate is asked for" if self._wanted is None else f"{self._wanted:.3g} requests/s wanted"
         chosen = [(each.candidate.settings, _load_of(each)) for each in self._answers if each.candidate.settings]
         counts = load.num_prompts(), *(self._load_of(each).num_prompts(each.replicas) for each, _ in self._ranks)
@@ -308,7 +311,7 @@ class _SearchOutput:
             *dict.fromkeys(
                 line for each, _ in chosen for line in (*engines_lines(each, planned=True), *drafts_lines(each))
             ),
-            f"Prices: {self._priced.origin}{', to be edited (--prices)' if aims.prices is None else ''}.",
+            self._priced.line(),
         ]
 
     def _load_of(self, answer: Answer) -> Load:
@@ -350,10 +353,8 @@ class _SearchOutput:
             "seeds": self._aims.seeds,
             "seed": self._aims.seed,
             "currency": self._priced.currency,
-            "prices": {
-                name: {"price": price, "source": self._priced.sources.get(name)}
-                for name, price in self._priced.per_gpu_hour.items()
-            },
+            "prices": self._priced.as_dict(),
+            "gpus_without_price": list(self._priced.missing),
             "explained": list(explained),
             **({} if self._day is None else {"day": self._day.as_dict()}),
             "candidates": [_data(answer, bills.get(answer.candidate.name)) for answer in self._by_rank()],

@@ -21,6 +21,7 @@ from .candidates import Candidate
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS
 from .detail import BEYOND
 from .fleet import Fleet
+from .prices import GPU_HOURS
 from .sensitivity import CHANGE, Effect, Influence
 
 CAUSES = {
@@ -157,6 +158,8 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
     need = "" if wanted is None else f" for {wanted:.3g} requests/s"
     at_least = "at least " if _is_lower_bound(answer) else ""
     parts = [f"{at_least}{bill_text(bill)} {currency}/h ({_month_text(bill)} {currency} a month)"]
+    if currency == GPU_HOURS:
+        parts = ["no price (--prices), so ranked by GPUs"]
     if at_least:
         parts.append("a lower bound: at this rate the runs are bursts, and a load that lasts may need more")
     if wanted is not None:
@@ -234,7 +237,7 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
         f" median TTFT is {at['median_ttft_ms']:,.0f} ms and the median TPOT {at['median_tpot_ms']:,.1f} ms.",
         *([] if at["near_saturation"] is None else [LatencyRange(**at["near_saturation"]).text()]),
         limit_text(answer),
-        *_neighbour(ranks, wanted),
+        *_neighbour(ranks, wanted, currency),
         *([] if wanted is None else _cheaper(ranks, currency)),
         *_sensitivity_text(answer),
     ]
@@ -323,7 +326,7 @@ def _headroom(answer: Answer) -> str:
     )
 
 
-def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> list[str]:
+def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None, currency: str) -> list[str]:
     """The other candidate with the largest gain in the highest rate for the money, if it is worth a sentence; one with more number
     formats that change answers only if there is no other."""
     (best, cheapest), *others = ranks
@@ -348,10 +351,18 @@ def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None) -> li
     lossy = not lossless
     rate, price, answer = (lossless or gains)[0]
     return [
-        f"For {_more_money(price)}, {answer.candidate.name} takes {rate:.1f} times as many requests:"
+        f"For {_more_money(price, 'GPUs' if currency == GPU_HOURS else 'money')}, {answer.candidate.name} takes {rate:.1f} times as many requests:"
         f" {answer.fleet_rate:.3g} requests/s (headroom {headroom_text(answer)} in place of {headroom_text(best)})"
         f"{f'; {_CAVEAT}' if lossy else ''}."
     ]
+
+
+def _hourly(bill: Bill, currency: str) -> str:
+    """The price of an hour, or the GPUs where these are counted."""
+    if currency != GPU_HOURS:
+        return f"{bill_text(bill)} {currency}/h"
+    low, high = f"{bill.fewest_replicas * bill.gpus // bill.replicas:,} to ", _gpus(bill)
+    return high if bill.fewest_replicas == bill.replicas else low + high
 
 
 def _cheaper(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> list[str]:
@@ -365,19 +376,19 @@ def _cheaper(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> list[str]:
         if some:
             answer, bill = min(some, key=lambda each: each[1].fewest_per_hour)
             why = (
-                f"at least {bill_text(bill)} {currency}/h, {_BOUND}"
+                f"at least {_hourly(bill, currency)}, {_BOUND}"
                 if bursts
-                else f"{bill_text(bill)} {currency}/h, of which the seeds confirm only the higher end, as"
+                else f"{_hourly(bill, currency)}, of which the seeds confirm only the higher end, as"
                 f" {replicas_text(bill.fewest_replicas)} may be enough"
             )
             lines.append(f"{answer.candidate.name} may be cheaper: {why}.")
     return lines
 
 
-def _more_money(price: float) -> str:
+def _more_money(price: float, what: str = "money") -> str:
     """A bill relative to that of the recommendation, which is the lowest, as text."""
     share = f"{price - 1:.0%}" if price >= 1.01 else f"{price - 1:.1%}"
-    return "the same money" if share == "0.0%" else f"{share} more money"
+    return f"the same {what}" if share == "0.0%" else f"{share} more {what}"
 
 
 def _sensitivity_text(answer: Answer) -> list[str]:
@@ -441,13 +452,13 @@ def candidates_table(
 ) -> Table:
     """One row per candidate, the recommended one first, candidates without a rate last."""
     differ = _differing([answer.candidate for answer, _ in ranks] + [answer.candidate for answer in others])
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table, counted = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False), currency == GPU_HOURS
     table.add_column(", ".join(("gpu", *differ)).replace("_", " "), overflow="fold", min_width=10)
     for heading in (
         "requests/s\neach" if wanted is None else "head-\nroom",
         "GPUs",
-        f"{currency}\n/h",
-        f"{currency}\n/M tok",
+        *([] if counted else [f"{currency}\n/h"]),
+        "GPU-h\n/M tok" if counted else f"{currency}\n/M tok",
         "p90\nTTFT",
         "p90\nTPOT",
         "KV\nfull",
@@ -460,7 +471,7 @@ def candidates_table(
             _values(answer.candidate, differ),
             _rate_cell(answer),
             range_text(answer, bill),
-            hourly_text(answer, bill, "-\n"),
+            *([] if counted else [hourly_text(answer, bill, "-\n")]),
             tokens_text(answer, bill, bound=">"),
             f"{at['p90_ttft_ms']:,.0f}",
             f"{at['p90_tpot_ms']:,.1f}",
@@ -468,7 +479,7 @@ def candidates_table(
             _limit_in_short(limit),
         )
     for answer in others:
-        table.add_row(_values(answer.candidate, differ), *["-"] * 7, _none_in_short(answer))
+        table.add_row(_values(answer.candidate, differ), *["-"] * (6 if counted else 7), _none_in_short(answer))
     return table
 
 
@@ -531,11 +542,13 @@ def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: flo
     """One line: the reason why a candidate that can serve is not recommended."""
     winner, cheapest = best
     if _is_lower_bound(answer) and not winner.is_burst:
-        return f"at least {bill_text(bill)} {currency}/h, {_BOUND}"
+        return f"at least {_hourly(bill, currency)}, {_BOUND}"
     limited = _limit_in_short(answer.at_rate["limit"])
     rates = f"a replica takes {rate_text(answer)} ({rate_text(winner)} there), limited by {limited}"
     if _is_lower_bound(answer):
         rates = f"both are lower bounds; limited by {limited}"
+    if wanted is not None and bill.per_hour > cheapest.per_hour and currency == GPU_HOURS:
+        return f"{_gpus(bill)}{_split_text(answer)} against {cheapest.gpus:,}; {rates}"
     if wanted is not None and bill.per_hour > cheapest.per_hour:
         return (
             f"{bill_text(bill)} {currency}/h against {bill_text(cheapest)}: {_gpus(bill)}{_split_text(answer)}; {rates}"

@@ -116,9 +116,19 @@ class TestBill:
             ranks = ranked([a100_, h200], FixedLoad, PRICES, 9.0)
             assert [each.candidate for each, _ in ranks] == [each.candidate for each in order]
 
-    def test_a_gpu_without_a_price(self):
-        with pytest.raises(SettingError, match="prices = 'here': has no price of h100-80gb; add it under per_gpu_hour"):
-            bill(answer_of("h100-80gb", 1.0), FixedLoad, PRICES, None)
+    def test_beside_a_gpu_without_a_price_gpus_are_counted(self):
+        """25 requests/s: three A100, one H200 or two MI300X; and a token by the GPU-hours of replicas at their full rates."""
+        rates = {"a100-80gb": 10.0, "h200": 26.0, "mi300x": 13.0}
+        counted = PRICES.for_gpus(rates)
+        for wanted, order in ((25.0, ["h200", "mi300x", "a100-80gb"]), (None, ["h200", "mi300x", "a100-80gb"])):
+            answers = [answer_of(name, rate, wanted=wanted) for name, rate in rates.items()]
+            ranks = ranked(answers, FixedLoad, counted, wanted)
+            assert [each.candidate.axis_values["gpu"] for each, _ in ranks] == order
+            assert [found.per_hour for _, found in ranks] == [found.gpus for _, found in ranks]
+        assert ranks[0][1].full_per_million == pytest.approx(1e6 / (26 * 400 * 3600))
+        assert (counted.missing, counted.currency, PRICES.for_gpus(["h200"])) == (("mi300x",), "GPU-hours", PRICES)
+        assert counted.as_dict()["mi300x"] == {"price": None, "source": None}
+        assert counted.as_dict()["h200"]["price"] == 5.0
 
 
 class TestNeighbour:
