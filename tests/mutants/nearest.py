@@ -16,6 +16,8 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "experiments/capacity",
     ),
     "experiments/capacity/day.py": ("experiments/capacity/test_day.py",),
+    "experiments/capacity/answer.py": ("experiments/capacity/test_planning.py",),
+    "experiments/capacity/detail.py": ("experiments/capacity/test_detail.py",),
     "experiments/capacity/fleet.py": ("experiments/capacity/test_fleet.py",),
     "experiments/capacity/load.py": ("experiments/capacity/test_max_rate.py",),
     "experiments/capacity/max_rate.py": ("experiments/capacity/test_max_rate.py",),

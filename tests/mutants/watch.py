@@ -11,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 #: Processor seconds of a test, several times what the longest takes; bytes of the address space.
@@ -21,7 +22,14 @@ TOO_LONG, NOT_IMPORTED = 77, 78
 FILE, MODULE = "FRAGMETER_MUTANT_FILE", "FRAGMETER_MUTANT_MODULE"
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure() -> None:
+    # What fails need not be made small.
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    for name in ("machines", "fragmeter"):
+        profile = hypothesis.settings.get_profile(name)
+        hypothesis.settings.register_profile(name, profile, phases=phases)
+    hypothesis.settings.load_profile("fragmeter")
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     signal.signal(signal.SIGPROF, lambda *_: os._exit(TOO_LONG))
 
