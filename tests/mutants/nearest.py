@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from paths import TESTS
+
 #: Test files and folders under ``tests`` by the beginning of a module's path. A module has those of all its entries, the longest
 #: path first.
 NEAREST: dict[str, tuple[str, ...]] = {
@@ -58,6 +60,8 @@ NEAREST: dict[str, tuple[str, ...]] = {
 
 
 def nearest(path: str) -> list[str]:
-    """The tests of a module, each file once."""
+    """The test files of a module, each once. Folders are not left to pytest, which would take their files in its own order."""
     entries = sorted((entry for entry in NEAREST if path.startswith(entry)), key=len, reverse=True)
-    return [*dict.fromkeys(name for entry in entries for name in NEAREST[entry])]
+    named = [TESTS / name for entry in entries for name in NEAREST[entry]]
+    files = [file for each in named for file in (sorted(each.rglob("test_*.py")) if each.is_dir() else [each])]
+    return [file.relative_to(TESTS).as_posix() for file in dict.fromkeys(files)]

@@ -115,9 +115,16 @@ def mutants(path: str, text: str) -> list[Mutant]:
     return [mutant for mutant, _ in _changed(path, ast.parse(text))]
 
 
+def unchanged(path: str) -> Mutant:
+    """No change: the control of a trial."""
+    return Mutant(path, "module", "nothing", "nothing", 0, 1)
+
+
 def mutated(mutant: Mutant, text: str) -> str:
     """The source of a module with the change of one of its ``mutants``."""
     tree = ast.parse(text)
+    if mutant.before == mutant.after:
+        return ast.unparse(tree)
     return next(ast.unparse(tree) for each, _ in _changed(mutant.path, tree) if each == mutant)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mutants import trial
-from mutants.draw import COUNT, EQUIVALENT, SEED, all_mutants, drawn
+from mutants.draw import COUNT, EQUIVALENT, MUTATED, SEED, all_mutants, drawn
 from mutants.nearest import NEAREST, nearest
-from mutants.operators import Mutant, mutants, mutated
+from mutants.operators import Mutant, mutants, mutated, unchanged
 from mutants.trial import Trial, package_with, report, try_all, try_out
 from paths import ROOT, TESTS
 
@@ -124,6 +124,12 @@ class TestTrial:
         assert (
             one == file and other.is_relative_to(tmp_path) and other.samefile(ROOT / "sim/memory/accounting/ledger.py")
         )
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("path", [f"{folder}/__init__.py" for folder in MUTATED])
+    def test_beside_no_mutant_all_tests_pass(self, path):
+        """What kills a mutant is the mutant."""
+        assert try_out(unchanged(path)).killed_by is None
 
     @pytest.mark.slow
     def test_it_is_killed_by_a_test_of_its_result_and_not_by_another(self, monkeypatch):

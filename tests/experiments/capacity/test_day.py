@@ -235,6 +235,13 @@ def test_a_day_where_every_rate_meets_the_objectives(tmp_path, capsys):
     assert [step["replicas"] for step in day["steps"]] == [1, 1] and day["attained"] == 1
 
 
+def test_replicas_start_within_two_minutes_unless_a_user_says_otherwise(tmp_path, capsys):
+    (tmp_path / "day.csv").write_text("start_s,request_rate\n0,2\n600,1\n")
+    flags = ["--rate-curve", str(tmp_path / "day.csv"), "--json", str(tmp_path / "day.json")]
+    assert status([*PLAN, "--attainment", "0.1", "--num-prompts", "100", "--seeds", "1", *flags]) == DONE
+    assert json.loads((tmp_path / "day.json").read_text())["day"]["startup_seconds"] == 120
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
