@@ -21,6 +21,9 @@ class Parents(Generic[Kept]):
         kept: What parents that are done keep, by request, the one used longest ago first.
     """
 
+    #: Whether a sequence is admitted in this step.
+    _joining: bool
+
     def know(self, dialogue: Dialogue) -> None:
         """Set the parent of every request; call it first."""
         self.kept: OrderedDict[int, Kept] = OrderedDict()
@@ -28,8 +31,6 @@ class Parents(Generic[Kept]):
         self._rolls_back = dialogue.rolls_back.tolist()
         self._children = [0] * len(dialogue)
         self._running: dict[int, Sequence] = {}
-        # Whether a sequence is admitted in this step.
-        self._joining = False
 
     def expect(self, children: np.ndarray) -> None:
         """How many requests that will be served go on from each, int64 [n]."""

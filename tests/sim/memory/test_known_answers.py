@@ -9,8 +9,11 @@ from engine_runs import settings_of
 from fragmeter.sim import simulate
 from fragmeter.sim.memory import PagedMemory, PageGroups
 from fragmeter.sim.memory.accounting.kv_groups import FULL, RING, SLIDING, STATE
+from fragmeter.sim.memory.paged.offload import OffloadedMemory, OffloadTransaction
+from fragmeter.sim.memory.paged.speculative import Speculation, SpeculativeMemory
 from fragmeter.sim.memory.prefix import Chains
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.spec.speculative import SpeculativeConfig
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
 from fragmeter.sim.workload.workload import Workload
@@ -52,6 +55,17 @@ class TestTables:
         assert (tables[first], tables[second]) == ([0, 3], [1, 2, 4])
         served.memory.release_finished((first, second), served.state.decode_step)
         assert served.memory.free == served.memory.tables.pool.num_free == 9
+
+    def test_a_table_takes_its_block_before_those_of_a_finished_request_come_free(self):
+        """With steps ahead the decision for the step in which a request is over is taken while it still has its blocks."""
+        served = Served(PagedMemory(9, 4, ids=True))
+        first, second = served.start(0, 5), served.start(1, 4)
+        served.step()
+        served.memory.hold_finished((first,), served.state.decode_step)
+        served.memory.release_finished((first,), served.state.decode_step)
+        # Blocks 0 and 1 are the last ones freed, and the next ones taken.
+        assert served.memory.tables.tables == {second: [2, 3]}
+        assert served.memory.tables.pool.free_ids[-2:] == (1, 0) or served.memory.tables.pool.free_ids[-2:] == (0, 1)
 
 
 class TestPagesOfGroups:
@@ -158,6 +172,83 @@ class TestAdmission:
         # Those of a request that has left have to be taken from the free ones.
         served.memory.release((first,), 1)
         assert self.asked(served.memory, 4, index=1) == (3 * 2 + 1 + 2 * 2, 2 * 2)
+
+
+class TestAdmissionWithDrafts:
+    """Blocks of 4 tokens; a drafter of two tokens looks ahead by two slots."""
+
+    def memory(self) -> SpeculativeMemory:
+        strings = Strings()
+        for own in range(2):
+            strings.add([(9, 0, 10), (own, 0, 10)])
+        drafter = SpeculativeConfig("eagle3", 2, None, (0.5, 0.25))
+        return SpeculativeMemory(20, 4, Speculation(drafter, 0), Chains(strings, 4), 64, True, False)
+
+    @pytest.mark.parametrize(
+        ("now", "asked"),
+        [
+            # 16 tokens are four blocks; 4 tokens and two slots are two of them.
+            (4, (4, 2)),
+            # 16 tokens and two slots are five blocks.
+            (16, (5, 0)),
+        ],
+    )
+    def test_of_a_prompt_and_of_its_first_tokens(self, now, asked):
+        transaction, sequence = self.memory().transaction(0), Sequence(0, 16, 5, 5)
+        assert transaction.look_up(sequence) == 0
+        assert (transaction.lacking(sequence, now), transaction.beyond(sequence, now)) == asked
+
+    def test_behind_a_prefix_that_is_found(self):
+        """Two blocks of 10 shared tokens, in no table any more: they have to be taken, too."""
+        memory = self.memory()
+        transaction, first = memory.transaction(0), Sequence(0, 16, 5, 5)
+        transaction.look_up(first)
+        transaction.enter(first, 16, 5)
+        memory.release((first,), 1)
+        transaction, second = memory.transaction(1), Sequence(1, 16, 5, 5)
+        assert transaction.look_up(second) == 8
+        assert (transaction.lacking(second, 4), transaction.beyond(second, 12)) == (2 + 2, 0)
+        assert transaction.lacking(second, 8) == 3 + 2
+
+
+class TestAdmissionFromTheHost:
+    """Blocks of 4 tokens. A prompt of 18 tokens, five blocks, of which the host has two."""
+
+    def offered(self, free: int, reserves_whole: bool) -> tuple[OffloadedMemory, OffloadTransaction, Sequence]:
+        strings = Strings()
+        strings.add([(9, 0, 18)])
+        memory = OffloadedMemory(
+            free,
+            4,
+            PageGroups((FULL,)),
+            Chains(strings, 4),
+            10,
+            True,
+            watermark_blocks=0,
+            reserves_whole=reserves_whole,
+        )
+        sequence = Sequence(0, 18, 5, 5)
+        names = memory.cache.names_of(sequence)[:2]
+        memory.tier.cache.start_store(7, [(name, place) for place, name in enumerate(names)])
+        memory.tier.cache.end_store(names)
+        return memory, memory.transaction(0), sequence
+
+    @pytest.mark.parametrize(
+        ("free", "reserves_whole", "loads"), [(5, True, True), (4, True, False), (5, False, True), (4, False, True), (1, False, False)]
+    )  # fmt: skip
+    def test_it_is_loaded_where_its_blocks_fit(self, free, reserves_whole, loads):
+        """The two blocks, or all five where an admission reserves them."""
+        memory, transaction, sequence = self.offered(free, reserves_whole)
+        assert transaction.look_up(sequence) == (None if loads else 0)
+        assert (memory.tier.loaded, transaction.free) == ({sequence: 2} if loads else {}, free - 2 * loads)
+        if not loads:
+            assert (transaction.lacking(sequence, 18), transaction.beyond(sequence, 4)) == (free + 1, 0)
+
+    def test_what_it_takes_after_the_load_is_beyond_its_first_tokens(self):
+        memory, transaction, sequence = self.offered(9, True)
+        transaction.look_up(sequence)
+        assert transaction.lacking(sequence, 10) == 5 - 2
+        assert [transaction.beyond(sequence, tokens) for tokens in (4, 8, 9, 12, 13, 18)] == [3, 3, 2, 2, 1, 0]
 
 
 class TestPublished:

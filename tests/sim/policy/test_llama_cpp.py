@@ -96,6 +96,16 @@ def shared(requests: list[Request], cells: int, max_num_seqs: int, max_num_batch
     return serve("llama-cpp", Case(requests, Pool(cells, 1), limits, StoryCost()), kv_unified=True, **switches)
 
 
+def test_cells_of_an_idle_slot_are_cached_until_a_request_is_given_a_slot():
+    """Two requests of 8 tokens and 5 of output, of which 12 have KV at the end. The first one's cells stay with its slot until the
+    second comes at 100,000."""
+    run = shared([Request(0, 8, 5), Request(100_000, 8, 5)], 100, 2, 64)
+    (end, last) = (times[2] for times in times_of(run).values())
+    assert end < 1000 and last == 100_000 + end
+    assert run.accounts.window().slot_ticks["cached"] == 12 * (100_000 - end)
+    assert run.accounts.window(2000, 3000).slot_ticks["cached"] == 12 * 1000
+
+
 def cells(live: int, cached: int, free: int) -> dict[str, int]:
     empty = dict.fromkeys(("reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded"), 0)
     return {"live": live, **empty, "cached": cached, "free": free}
