@@ -318,7 +318,7 @@ class Planner:
         least = fewest_replicas(service.prefill_replicas)
         if least == 1 and begun.saturated is not None:
             least = first_fleet(not_none(self._wanted), begun.saturated)
-        return max(least, self._least.get(service, 1))
+        return max(least, self._least.get(service, least))
 
     def _search(self, service: Service, begun: Ahead, near: int) -> FleetSearch:
         wanted, least = not_none(self._wanted), self._least_of(service, begun)

@@ -272,7 +272,7 @@ class _Finder:
     def _constant(self, node: ast.Constant) -> None:
         if isinstance(node.value, bool):
             self._note(node, "value", not node.value)
-        elif isinstance(node.value, int | float):
+        elif isinstance(node.value, int | float) and node.value + 1 != node.value:
             self._note(node, "value", node.value + 1)
             self._note(node, "value", node.value - 1)
 

@@ -55,6 +55,7 @@ class TestOperators:
             "assert a < 1",
             "try:\n    pass\nexcept OSError as error:\n    at = error.errno + 1\n    raise ValueError(at) from None",
             "a = f'{b + 1}'",
+            "a = 1e300",
             "def f(a) -> str:\n    return a + 1",
             "report.line(a + 1)",
             "zip(a, b, strict=True).c",

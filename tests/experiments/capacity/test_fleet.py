@@ -339,6 +339,12 @@ def test_engines_that_share_experts_come_together(needed, near, found):
     assert {each.replicas for each in fleet.tried} == {trial.replicas for trial in trials}
 
 
+def test_more_engines_than_half_of_the_largest_fleet_come_once():
+    """600 engines share experts; twice as many are more than a fleet has."""
+    fleet, _ = run(search(near=1, engines=600), lambda *_: 0.5)
+    assert (fleet.replicas, [each.replicas for each in fleet.tried]) == (None, [600])
+
+
 def test_more_seeds_to_begin_with_are_kept():
     """Of 60 seeds two miss with one replica, beyond the first 48: one may."""
     asked = []
