@@ -332,10 +332,10 @@ def same_with_ids(case, data):
 
 
 @hypothesis_settings(max_examples=60)
-@given(case=shared_cases(), events=st.integers(1, 40))
-def test_what_is_known_of_a_run_that_is_stopped(case, events):
+@given(case=shared_cases(), events=st.integers(1, 40), ahead=st.booleans())
+def test_what_is_known_of_a_run_that_is_stopped(case, events, ahead):
     """While sequences hold blocks the logs say how many are cached, with ids and without."""
-    with_ids, without = stopped(case, events, ids=True), stopped(case, events, ids=False)
+    with_ids, without = (stopped(case, events, ids, ahead) for ids in (True, False))
     cached = {*with_ids.memory.cached_block_ids().tolist()}.intersection(with_ids.memory.pool.queue.free_ids)
     changes = [engine.memory.pool.history.changes() for engine in (with_ids, without)]
     assert changes[0]["blocks"].sum() == len(cached)
@@ -347,9 +347,9 @@ def test_what_is_known_of_a_run_that_is_stopped(case, events):
     assert with_ids.memory.evicted_blocks == without.memory.evicted_blocks
 
 
-def stopped(case: SharedCase, events: int, ids: bool) -> Engine:
+def stopped(case: SharedCase, events: int, ids: bool, ahead: bool) -> Engine:
     """An engine that ends with the step, or leap, that is under way after so many events."""
-    engine = engine_to_step(caching_settings(case, ids=ids), case.cost, case.workload)
+    engine = engine_to_step(caching_settings(case, ids=ids, async_scheduling=ahead), case.cost, case.workload)
     for _ in range(events):
         if engine.process.is_alive:
             engine.env.step()
