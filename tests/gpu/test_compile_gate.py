@@ -55,7 +55,13 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize("architecture", compile_gate.ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        each if each in ("sm_80", "sm_90a") else pytest.param(each, marks=pytest.mark.slow)
+        for each in compile_gate.ARCHITECTURES
+    ],
+)
 def test_some_instances_compile_without_spills(architecture):
     """The tightest on sm_80 alone, where it needs most registers; the slow test has them all."""
     some = SOME if compile_gate.SHARED_BYTES[architecture] > 128 * 1024 else SMALL

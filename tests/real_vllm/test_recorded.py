@@ -27,7 +27,7 @@ def test_leaps_and_block_ids_change_nothing(kind: str, asynchronous: bool, seeds
         assert leaps == ours.summary(case, asynchronous, leap=True, ids=True)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True], ids=["sync", "async"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_leaps_and_block_ids_change_nothing_under_an_option(option: str, asynchronous: bool):
     for kind in KINDS:

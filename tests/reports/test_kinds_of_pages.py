@@ -90,7 +90,13 @@ def driver(chromium):
         yield driver
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, id=name, marks=[] if kind in (reproduction, run_report) else [pytest.mark.slow])
+        for name, kind in KINDS.items()
+    ],
+)
 def test_a_page_has_an_index_a_search_and_two_schemes(kind, driver, tmp_path):
     path = kind(tmp_path)
     show(driver, path, "light", 1400)

@@ -143,8 +143,9 @@ class Started(BaseException):
     """Raised in place of a run."""
 
 
-#: Sweeps and comparisons take the flags of simulate.
-_SLOW = [pytest.param(each, marks=pytest.mark.slow) if each in ("sweep", "compare") else each for each in LINES]
+#: Sweeps, comparisons and validations take the flags of simulate.
+_RARE = ("sweep", "compare", "validate")
+_SLOW = [pytest.param(each, marks=pytest.mark.slow) if each in _RARE else each for each in LINES]
 
 
 @pytest.mark.parametrize("command", _SLOW)

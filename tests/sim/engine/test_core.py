@@ -413,14 +413,8 @@ def test_a_planted_difference_is_caught(policy, name, tmp_path, monkeypatch):
     [
         ("vllm-sosp23", "leaps past a budget"),
         ("vllm-sosp23", "looks a leap later"),
-        ("vllm-sosp23", "no edges"),
-        ("vllm-sosp23", "a corner of a patch"),
-        ("vllm-v1", "looks a leap later"),
         ("vllm-v1", "no step ahead"),
-        ("vllm-v1", "nothing in vain"),
-        ("vllm-v1", "finds nothing"),
         ("vllm-v1", "shared blocks come free"),
-        ("vllm-v1", "no block without a name"),
     ],
 )
 def test_one_of_these_differences_is_caught(policy, name, tmp_path, monkeypatch):

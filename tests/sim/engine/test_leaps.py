@@ -137,6 +137,7 @@ def test_a_leap_stops_for_an_arrival_unless_a_request_is_blocked():
     assert [finish for _, _, finish, *_ in times_of(run).values()] == [4622, 1202, 5798, 4772]
 
 
+@pytest.mark.slow
 def test_a_run_longer_than_what_is_integrated_at_a_time_is_the_same_bits():
     """Three hundred thousand steps, which the accounts take in pieces; leaps cross the pieces' edges."""
     rng = np.random.default_rng(5)
