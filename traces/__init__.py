@@ -20,6 +20,7 @@ from .readers.readers import (
 from .stats.stats import mean_rate, stats
 from .synthesis.fitting import draw, fit
 from .synthesis.load import Load, read_load, write_load
+from .synthesis.random_load import RandomLoad
 from .synthesis.sosp23 import paper_workload
 from .synthesis.summaries import sample, synthetic_pairs
 from .types.pairs import LengthPairs
@@ -32,6 +33,7 @@ __all__ = [
     "Load",
     "Measured",
     "Pacing",
+    "RandomLoad",
     "Reading",
     "Trace",
     "catalogue",

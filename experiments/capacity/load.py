@@ -85,9 +85,9 @@ class Load:
             if getattr(self.pacing, name) is not None:
                 raise SettingError(name, str(getattr(self.pacing, name)), remedy)
         if self.pacing.think_time is not None:
-            remedy = "needs a closed loop, and the requests of a plan arrive at a rate; leave it out"
+            remedy = "makes a closed loop, and the requests of a plan arrive at a rate; give requests_per_user_hour, or a rate"
             raise SettingError("think_time", self.pacing.think_time, remedy)
-        wanted = self.pacing.request_rate
+        wanted = self.pacing.rate
         if wanted is not None and not 0 < wanted < inf:
             raise SettingError("request_rate", wanted, "must be above 0 and finite: it is the rate to be served")
         requests = inputs.requests
@@ -167,7 +167,12 @@ class Load:
         if pacing.rate_scale is not None:
             return f"{self.name}, its gaps as traced"
         shape = f"gamma gaps of burstiness {pacing.burstiness:g}" if pacing.burstiness else "Poisson arrivals"
-        return f"{self.name}, {shape}"
+        users = (
+            ""
+            if pacing.users is None
+            else f", {pacing.users:,} users with {pacing.requests_per_user_hour:g} requests an hour"
+        )
+        return f"{self.name}, {shape}{users}"
 
     def source(self) -> str:
         """Name and source of the requests."""

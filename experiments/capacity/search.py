@@ -212,8 +212,8 @@ def _refuse_unread(request: PlanRequest, able: Sequence[Candidate], load: Load, 
 def _wanted(load: Load) -> float | None:
     """Wanted rate in requests/s; None without a flag for it."""
     pacing = load.pacing
-    if pacing.request_rate is not None:
-        return pacing.request_rate
+    if pacing.rate is not None:
+        return pacing.rate
     return load.trace_rate and load.trace_rate * (pacing.rate_scale or 1)
 
 

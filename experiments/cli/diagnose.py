@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from ...sim.engine.settings import setting_error
 from ...sim.metrics.objectives import objectives
 from ...sim.output.files import require_apart
 from ...sim.types.bounds import Seed
 from ...sim.types.errors import SettingError
+from ...traces import Pacing
 from ..diagnose.diagnosis import Diagnoser
 from ..diagnose.load import Sources, served_load
 from ..diagnose.measured import calibrated, pool_of, pool_origin, seen_by_server, with_block_size
@@ -22,13 +24,15 @@ from ..diagnose.text import as_data, print_diagnosis
 from ..runs.inputs import named_files
 from ..runs.output import JsonTarget, Report
 from ..runs.parallel import Workers
+from ..runs.random_lengths import RandomLengths
 from ..runs.slo_check import Goal
 from ..vllm_serve.line import parse_serve, pasted, version
 from ..vllm_serve.log import read_log
 from .sweep import WORKERS
 
 _SERVER = Group("Server", sort_key=-2)
-_LINE, _LOAD = Parameter(group=_SERVER), Parameter(group=Group("Load", sort_key=-1))
+_LOAD_GROUP = Group("Load", sort_key=-1)
+_LINE, _LOAD = Parameter(group=_SERVER), Parameter(group=_LOAD_GROUP)
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -62,6 +66,18 @@ class Draws:
         return None if self.goodput is None else Goal(objectives(self.goodput), self.attainment or Goal.attainment)
 
 
+def _pacing(**given: Any) -> Pacing:
+    """How requests arrive.
+
+    Raises:
+        SettingError: A number is out of range, or flags contradict each other.
+    """
+    try:
+        return Pacing(**given)
+    except ValidationError as error:
+        raise setting_error(error) from None
+
+
 DRAWS = Annotated[Draws, Parameter(name="*", group=Group("Objectives and draws", sort_key=0))]
 
 
@@ -79,6 +95,10 @@ def diagnose(
     trace: Annotated[Path | None, _LOAD] = None,
     request_rate: Annotated[float | None, _LOAD] = None,
     max_concurrency: Annotated[int | None, _LOAD] = None,
+    users: Annotated[int | None, _LOAD] = None,
+    requests_per_user_hour: Annotated[float | None, _LOAD] = None,
+    think_time: Annotated[float | None, _LOAD] = None,
+    lengths: Annotated[RandomLengths, Parameter(name="*", group=_LOAD_GROUP)] = RandomLengths(),
     draws: DRAWS = Draws(),
     workers: WORKERS = Workers(),
     json: JsonTarget = None,
@@ -86,8 +106,8 @@ def diagnose(
     """Say why a vllm serve line preempts or is slow, what fills its KV cache, and which flags to change.
 
     The server is simulated as it serves, and with each flag that may remove a symptom, on the same draws of its load. The
-    load comes from whichever of the files there is, the best one first: requests of a benchmark, a probe or a trace; else
-    lengths and rate of the metrics; else ShareGPT's lengths at 80 % of the rate that the server can serve.
+    load comes from the best source that is given: requests of a benchmark, a probe or a trace; else requests of given lengths;
+    else lengths and rate of the metrics; else ShareGPT's lengths at 80 % of the rate that the server can serve.
 
     Args:
         serve: Command line of the server as pasted into a shell, or a file with it.
@@ -104,6 +124,9 @@ def diagnose(
         trace: Trace file, as for simulate.
         request_rate: Poisson arrivals at this rate, in requests/s, in place of the load's own.
         max_concurrency: Users of a closed loop in place of arrivals.
+        users: Number of users, with requests_per_user_hour or think_time, as for simulate.
+        requests_per_user_hour: Requests of each of the users in an hour, at a rate.
+        think_time: Mean seconds between an answer and a user's next request, in a closed loop.
     """
     report = Report(json)
     if gpu is None:
@@ -111,7 +134,11 @@ def diagnose(
     goal = draws.goal()
     read = named_files(serve=serve, model=model, startup_log=startup_log, bench=bench, probe=probe, trace=trace)
     require_apart({"json": json}, read | named_files(metrics=metrics, cost=cost))
-    sources = Sources(bench, probe, trace, request_rate, max_concurrency, draws.num_prompts)
+    pacing = _pacing(
+        request_rate=request_rate, max_concurrency=max_concurrency, users=users, think_time=think_time,
+        requests_per_user_hour=requests_per_user_hour,
+    )  # fmt: skip
+    sources = Sources(bench, probe, trace, lengths.random_load, pacing, draws.num_prompts)
     seen = seen_by_server(metrics, probe, sources.file is not None)
     line = parse_serve(pasted(serve))
     line = line if vllm is None else replace(line, version=version(vllm))

@@ -421,7 +421,9 @@ def _print(
     gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)
     report.print_line(f"{chosen.policy}: {chosen.model} on {gpus} x {gpu(chosen.gpu).name}", style="bold")
     rate = f"; no arrivals are given, so {DEFAULT_RATE:g} request/s (--request-rate)" if load.unpaced else ""
-    report.print_line(f"{work.name}, {len(work):,} requests{rate}")
+    in_words = load.inputs.requests.random_load is not None or load.inputs.pacing.users is not None
+    paced = f"; {load.inputs.pacing.in_words}" if in_words and not load.unpaced else rate
+    report.print_line(f"{work.name}, {len(work):,} requests{paced}")
     known = evidence(chosen, kind)
     engines = engines_lines(chosen)
     for text in (known.text(), *engines):

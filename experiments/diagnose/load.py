@@ -1,6 +1,7 @@
 """The load of a diagnosis, from what is known of it, and its draws.
 
     benchmark, probe, trace   its requests; draws are blocks of consecutive requests with their gaps, as of a plan
+    given lengths             requests drawn with them (``traces.synthesis.random_load``)
     metrics                   clients that wait for answers or not (``measured.loop``); lengths drawn from the server's histograms
     nothing                   ShareGPT lengths, at a share of the rate that the replica serves when requests always wait;
                               as many requests as that takes are sent at once, whatever the size of a draw
@@ -23,9 +24,20 @@ from ...sim.types import ticks
 from ...sim.types.errors import MissingSetting, SettingError, UserError
 from ...sim.types.optional import not_none
 from ...sim.workload.content import PromptContent
-from ...sim.workload.users import Users
 from ...sim.workload.workload import Workload
-from ...traces import Trace, check_fits, measured, read, read_with_content, stream, synthetic_pairs, workload
+from ...traces import (
+    Pacing,
+    RandomLoad,
+    Trace,
+    check_fits,
+    measured,
+    read,
+    read_with_content,
+    stream,
+    synthetic_pairs,
+    users,
+    workload,
+)
 from ...traces.arrivals.pacing import at_rate, unit_gaps
 from ..capacity.load import drawn_rows, taken, traced_gaps_s
 from ..measured.server_metrics import Histogram, ServerMetrics
@@ -55,6 +67,7 @@ class ServedLoad:
         num_prompts: Requests of a draw.
         origin: Where it comes from, for the report.
         assumed: Whether it is a guess.
+        think_s: Mean seconds between an answer and the user's next request, exponentially distributed.
     """
 
     trace: Trace
@@ -63,6 +76,7 @@ class ServedLoad:
     num_prompts: int
     origin: str
     assumed: bool = False
+    think_s: float = 0.0
 
     @property
     def knows_contents(self) -> bool:
@@ -84,7 +98,8 @@ class ServedLoad:
             trace = taken(self.trace, rows)
         if self.max_concurrency is not None:
             arrived = replace(trace, arrival_ticks=np.zeros(n, dtype=np.int64))
-            return workload(arrived, users=Users(self.max_concurrency, np.zeros(n, dtype=np.int64)))
+            clients = Pacing(max_concurrency=self.max_concurrency, think_time=self.think_s)
+            return workload(arrived, users=users(clients, arrived, seed))
         if self.rate is None and rows is not None:
             gaps_s = traced_gaps_s(self.trace)[rows]
             arrivals = np.rint(np.cumsum(gaps_s) * 1e9).astype(np.int64) * (ticks.PER_SECOND // 10**9)
@@ -107,7 +122,8 @@ class Sources:
 
     Attributes:
         bench, probe, trace: Files with requests.
-        request_rate, max_concurrency: Flags that say how requests arrive.
+        random: Requests of given lengths; None without any.
+        pacing: How requests arrive: a rate, users, or neither.
         num_prompts: Requests of a draw.
 
     Raises:
@@ -117,22 +133,38 @@ class Sources:
     bench: Path | None
     probe: Path | None
     trace: Path | None
-    request_rate: float | None
-    max_concurrency: int | None
+    random: RandomLoad | None
+    pacing: Pacing
     num_prompts: int
 
     def __post_init__(self) -> None:
         """Refuse several files, several arrivals, and numbers that cannot be."""
-        rate, users = self.request_rate, self.max_concurrency
+        rate, clients = self.request_rate, self.max_concurrency
         if rate is not None and not rate > 0:
             raise SettingError("request_rate", rate, "must be above 0")
-        if users is not None and users < 1:
-            raise SettingError("max_concurrency", users, "must be 1 or more")
-        if rate is not None and users is not None:
-            raise SettingError("max_concurrency", users, "excludes request_rate; give one of them")
+        if rate is not None and clients is not None:
+            raise SettingError("max_concurrency", clients, "excludes a request rate; give one of them")
         if len(self._files) > 1:
             (first, _), (name, path), *_ = self._files
             raise SettingError(name, str(path), f"both it and {first} have the requests; give one of them")
+        if self._files and self.random is not None:
+            name, path = self._files[0]
+            raise SettingError(name, str(path), "has the requests, and their lengths are given, too; give one of them")
+
+    @property
+    def request_rate(self) -> float | None:
+        """Requests/s as given; None without it."""
+        return self.pacing.rate
+
+    @property
+    def max_concurrency(self) -> int | None:
+        """Users of a closed loop as given; None without them."""
+        return self.pacing.concurrency
+
+    @property
+    def think_s(self) -> float:
+        """Mean think time of given users, in seconds."""
+        return self.pacing.think_time or 0.0
 
     @property
     def _files(self) -> list[tuple[str, Path]]:
@@ -157,7 +189,7 @@ def served_load(sources: Sources, metrics: ServerMetrics | None, served: Setting
     if found is not None:
         load = _of_file(*found, sources)
         check_fits(load.trace, not_none(served.max_model_len), found[1])
-    elif metrics is not None:
+    elif metrics is not None and sources.random is None:
         load = _of_metrics(metrics, sources, served)
     else:
         load = _assumed(sources, served)
@@ -169,14 +201,15 @@ def served_load(sources: Sources, metrics: ServerMetrics | None, served: Setting
 
 def _of_file(kind: str, path: Path, sources: Sources) -> ServedLoad:
     trace = read(path) if kind == "bench" else read_with_content(path)
-    users, rate = sources.max_concurrency, sources.request_rate
-    if kind == "bench" and rate is None and users is None:
+    clients, rate = sources.max_concurrency, sources.request_rate
+    if kind == "bench" and rate is None and clients is None:
         seen = measured(path, trace)
-        users = seen.max_concurrency
+        clients = seen.max_concurrency
         rate = seen.request_rate if trace.arrival_ticks is None else None
-    if trace.arrival_ticks is None and rate is None and users is None:
+    if trace.arrival_ticks is None and rate is None and clients is None:
         raise SettingError(kind, str(path), "has no arrivals; give --request-rate or --max-concurrency as well")
-    return ServedLoad(trace, rate, users, sources.num_prompts, f"{len(trace):,} requests of {path.name}")
+    origin = f"{len(trace):,} requests of {path.name}"
+    return ServedLoad(trace, rate, clients, sources.num_prompts, origin, think_s=sources.think_s)
 
 
 def _of_metrics(metrics: ServerMetrics, sources: Sources, served: Settings) -> ServedLoad:
@@ -188,13 +221,14 @@ def _of_metrics(metrics: ServerMetrics, sources: Sources, served: Settings) -> S
     prompts, outputs = (_drawn_lengths(each, rng, longest) for each in (metrics.prompts, metrics.outputs))
     prompts = np.minimum(prompts, longest - 1)
     trace = Trace("metrics", prompts, np.minimum(outputs, longest - prompts))
-    rate, users, why = sources.request_rate, sources.max_concurrency, ""
-    if rate is None and users is None:
-        rate, users, why = _clients(metrics)
-    how = f"{users:,} requests in flight" if users else f"{rate:.3g} requests/s"
+    rate, clients, why = sources.request_rate, sources.max_concurrency, ""
+    if rate is None and clients is None:
+        rate, clients, why = _clients(metrics)
+    how = f"{clients:,} requests in flight" if clients else f"{rate:.3g} requests/s"
     if metrics.engine is not None:
         how += f", of engine {metrics.engine}, the busiest of {metrics.num_engines}"
-    return ServedLoad(trace, rate, users, sources.num_prompts, f"lengths by the server's histograms, {how}{why}")
+    origin = f"lengths by the server's histograms, {how}{why}"
+    return ServedLoad(trace, rate, clients, sources.num_prompts, origin, think_s=sources.think_s)
 
 
 def _clients(metrics: ServerMetrics) -> tuple[float | None, int | None, str]:
@@ -232,14 +266,20 @@ def _drawn_lengths(lengths: Histogram, rng: np.random.Generator, longest: int) -
 
 
 def _assumed(sources: Sources, served: Settings) -> ServedLoad:
-    pairs = synthetic_pairs(DATASETS[DEFAULT_DATASET], _POOL, 0, not_none(served.max_model_len))
-    trace = Trace(DEFAULT_DATASET, pairs.prompt_tokens, pairs.output_tokens)
-    rate, users = sources.request_rate, sources.max_concurrency
-    how = f"{rate:g} requests/s, as given" if rate else f"{users} users, as given"
-    if rate is None and users is None:
+    """Requests of given lengths, or of ShareGPT's, at a given rate or at a share of the highest."""
+    longest, random = not_none(served.max_model_len), sources.random
+    if random is None:
+        pairs = synthetic_pairs(DATASETS[DEFAULT_DATASET], _POOL, 0, longest)
+        trace, lengths = Trace(DEFAULT_DATASET, pairs.prompt_tokens, pairs.output_tokens), "assumed: ShareGPT's lengths"
+    else:
+        trace, lengths = random.draw(max(_POOL, sources.num_prompts), 0, longest), f"as given: {random.name}"
+    rate, clients, how = sources.request_rate, sources.max_concurrency, f"{sources.pacing.in_words}, as given"
+    is_assumed = rate is None and clients is None
+    if is_assumed:
         rate = ASSUMED_SHARE * _saturated(served, trace)
         how = f"{rate:.3g} requests/s, {ASSUMED_SHARE:.0%} of what it serves at most"
-    return ServedLoad(trace, rate, users, sources.num_prompts, f"assumed: ShareGPT's lengths, {how}", assumed=True)
+    origin, assumed = f"{lengths}, {how}", random is None or is_assumed
+    return ServedLoad(trace, rate, clients, sources.num_prompts, origin, assumed, sources.think_s)
 
 
 def _saturated(served: Settings, trace: Trace) -> float:

@@ -35,23 +35,27 @@ from ...traces import (
     workload,
 )
 from ...traces.readers.readers import format_of
+from .random_lengths import RandomLengths
 
 DATASETS = {"sharegpt": "vllm_sosp23_sharegpt_opt", "alpaca": "alpaca52k_opt"}
 DEFAULT_DATASET, DEFAULT_PROMPTS = "sharegpt", 1000
+#: Name of requests of given lengths, as in ``vllm bench serve``.
+RANDOM = "random"
 MOST_TOKENS = 2**31
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class Requests:
-    """The requests to serve.
+class Requests(RandomLengths):
+    """The requests to serve: of a file, of given lengths (see ``RandomLengths``), or drawn from a length summary.
 
     Attributes:
         trace: Trace file; docs/traces.md lists the formats. fragmeter's own columns are prompt_tokens and
             output_tokens, and arrival_s unless --request-rate is given; hash_ids or session_id describe shared
             prefixes. Or a load file of traces synth.
-        dataset: Length summary in the package that requests are drawn from without --trace. By default sharegpt.
-        num_prompts: Number of requests. By default all of a trace, as many as the trace of a load had, and 1000 of a
-            dataset.
+        dataset: Length summary in the package that requests are drawn from without --trace and --input-len. By default
+            sharegpt.
+        num_prompts: Number of requests. By default all of a trace, as many as the trace of a load had, and 1000 of
+            drawn ones.
         max_tokens: Output limit that clients declare: true (the true output), pow2 (its next power of two) or a
             number. By default the trace's, or none.
         n: Sequences per request: samples, or beams with --use-beam-search. By default the trace's, or one.
@@ -108,6 +112,13 @@ class Inputs:
         requests, settings = self.requests, self.settings
         self._check_count()
         max_model_len = self.max_model_len
+        if (given := requests.random_load) is not None:
+            other = next((name for name in ("trace", "dataset") if getattr(requests, name) is not None), None)
+            if other is not None:
+                raise UserError(
+                    f"--{other} and the lengths of --input-len, --output-len and --random-* exclude each other; give one"
+                )
+            return given.draw(requests.num_prompts or DEFAULT_PROMPTS, settings.seed, max_model_len)
         if requests.trace is None:
             name, count = requests.dataset or DEFAULT_DATASET, requests.num_prompts or DEFAULT_PROMPTS
             pairs = synthetic_pairs(DATASETS[name], count, settings.seed, max_model_len)
@@ -163,8 +174,12 @@ class Inputs:
         requests, pacing = self.requests, self.pacing
         # The hash of the workload identifies the file; its folder has no effect.
         trace_name = requests.trace.name if requests.trace else trace_name
-        origin = {"trace": trace_name} if trace_name else {"dataset": requests.dataset or DEFAULT_DATASET}
-        rate = "inf" if pacing.request_rate == float("inf") else pacing.request_rate
+        lengths = requests.random_load
+        if lengths is not None:
+            origin: dict[str, Any] = {"dataset": RANDOM} | asdict(lengths)
+        else:
+            origin = {"trace": trace_name} if trace_name else {"dataset": requests.dataset or DEFAULT_DATASET}
+        rate = "inf" if pacing.rate == float("inf") else pacing.rate
         more = {name: value for name, value in asdict(pacing).items() if value is not None and name != "request_rate"}
         if pacing.rate_curve is not None:
             more["rate_curve"] = pacing.rate_curve.name
@@ -191,6 +206,8 @@ def source_text(requests: Requests, reading: Reading) -> str:
     Raises:
         TraceError: The file cannot be read.
     """
+    if requests.random_load is not None:
+        return f"drawn with {requests.random_load.name} (--input-len, --output-len)"
     if requests.trace is None:
         name = DATASETS[requests.dataset or DEFAULT_DATASET]
         entry = next(each for each in catalogue.describe() if each.name == name)

@@ -24,7 +24,7 @@ from ...sim.spec import gpu
 from ...sim.spec.model import origin
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Trace, holds_load
-from .inputs import Inputs, Requests
+from .inputs import Inputs
 from .kept import Kept, versions
 
 #: Subfolder of a sweep or a plan for finished points.
@@ -60,7 +60,7 @@ class Workloads:
         if requests.trace is not None and not holds_load(requests.trace):
             # A file gives the same requests for every seed.
             settings = replace(settings, seed=0)
-        requests = Requests(trace=requests.trace, dataset=requests.dataset, num_prompts=requests.num_prompts)
+        requests = replace(requests, max_tokens=None, n=None)
         lengths: Trace = self._lengths(replace(inputs, requests=requests, settings=settings, pacing=Pacing()))
         return inputs.workload(lengths)
 

@@ -72,7 +72,7 @@ class Unread:
             if not policy(chosen).reads_max_tokens:
                 able = [name for name, kind in POLICIES.items() if kind.reads_max_tokens]
                 return f"{chosen} reserves nothing by it; use {either(able)}, {LEAVE_OUT}"
-        if name == "burstiness" and inputs.pacing.request_rate == inf:
+        if name == "burstiness" and inputs.pacing.rate == inf:
             return f"at an infinite rate all requests arrive at once; use a finite rate, {LEAVE_OUT}"
         return None if name in LOAD_FIELDS else why_unread(name, inputs.settings, work)
 

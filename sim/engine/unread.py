@@ -89,6 +89,10 @@ def is_required(field: str) -> bool:
     return declared is not None and field in declared.required
 
 
+#: What asks for nearly the same under other policies.
+_INSTEAD = {"shared_prefix_tokens": ", or --random-prefix-len with --input-len, which prefix caching finds"}
+
+
 def refuse_lacking(settings: Settings) -> None:
     """Refuse an option that changes what requests ask for, under a policy that lacks it.
 
@@ -98,7 +102,8 @@ def refuse_lacking(settings: Settings) -> None:
     own = option_names(policy(settings.policy).options_type)
     for name, value in settings.options:
         if name not in own and is_required(name):
-            remedy = f"{settings.policy} does not support it; use --policy {either(readers(name))}"
+            instead = _INSTEAD.get(name, "")
+            remedy = f"{settings.policy} does not support it; use --policy {either(readers(name))}{instead}"
             raise SettingError(name, value, remedy)
 
 

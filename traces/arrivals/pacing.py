@@ -7,6 +7,7 @@ the sum of the first i gaps. One draw therefore serves every constant rate and e
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +31,9 @@ from .streams import stream
 
 #: Columns of a rate curve and their contents.
 _CURVE = {"start_s": "seconds, from 0 on", "request_rate": "requests/s"}
+SECONDS_PER_HOUR = 3600
+#: Fields that set a rate; one at most is given.
+_RATES = ("request_rate", "rate_curve", "rate_scale", "requests_per_user_hour")
 Factor = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
@@ -50,6 +54,9 @@ class Pacing:
             with sessions a user sends the turns of one session, each after the answer to the turn before; without
             max_concurrency each session has its own user and begins at the arrival of its first turn. By default the
             think times are the trace's delays, if it has any.
+        users: Number of users: with requests_per_user_hour at a rate, whatever the answers; with
+            think_time in a closed loop, as max_concurrency.
+        requests_per_user_hour: Requests of each of the users in an hour; Poisson arrivals at the rate of all of them.
     """
 
     request_rate: float | None = None
@@ -58,17 +65,58 @@ class Pacing:
     rate_scale: Factor | None = None
     max_concurrency: Annotated[int, Field(ge=1, le=2**31)] | None = None
     think_time: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    users: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    requests_per_user_hour: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Pacing:
-        named = [name for name in ("request_rate", "rate_curve", "rate_scale") if getattr(self, name) is not None]
-        if len(named) > 1:
-            raise SettingError(named[1], getattr(self, named[1]), f"excludes {named[0]}; give one of them")
-        if self.burstiness is not None and (self.request_rate is None and self.rate_curve is None):
+        for excluding in (_RATES, ("max_concurrency", "users"), ("think_time", "requests_per_user_hour")):
+            named = [name for name in excluding if getattr(self, name) is not None]
+            if len(named) > 1 and not (named == ["max_concurrency", "users"] and self.requests_per_user_hour):
+                raise SettingError(named[1], getattr(self, named[1]), f"excludes {named[0]}; give one of them")
+        if self.requests_per_user_hour is not None and self.users is None:
+            remedy = "needs the number of users; give it"
+            raise SettingError("requests_per_user_hour", self.requests_per_user_hour, remedy)
+        if self.users is not None and self.requests_per_user_hour is None and self.think_time is None:
+            remedy = "says nothing of how often they ask; give requests_per_user_hour (a rate), or think_time (a closed loop)"
+            raise SettingError("users", self.users, remedy)
+        if self.burstiness is not None and (self.rate is None and self.rate_curve is None):
             raise SettingError(
                 "burstiness", self.burstiness, "applies only to drawn arrivals; give a request rate or a rate curve"
             )
         return self
+
+    @property
+    def rate(self) -> float | None:
+        """Requests/s of drawn arrivals, as given or of all users; None without either."""
+        if self.users is None or self.requests_per_user_hour is None:
+            return self.request_rate
+        return self.users * self.requests_per_user_hour / SECONDS_PER_HOUR
+
+    @property
+    def concurrency(self) -> int | None:
+        """Maximum number of requests in flight; None without a closed loop."""
+        return (
+            self.users if self.max_concurrency is None and self.requests_per_user_hour is None else self.max_concurrency
+        )
+
+    @property
+    def in_words(self) -> str:
+        """The arrivals; empty where they are the trace's own."""
+        shape = "Poisson" if self.burstiness is None else f"burstiness {self.burstiness:g}"
+        parts = []
+        if self.rate is not None:
+            parts.append("all at once" if self.rate == inf else f"{self.rate:.4g} requests/s ({shape})")
+        if self.requests_per_user_hour is not None:
+            parts[0] += f": {self.users:,} users, {self.requests_per_user_hour:g} an hour each"
+        if self.rate_curve is not None:
+            parts.append(f"at the rates of {self.rate_curve.name}")
+        if self.rate_scale is not None:
+            parts.append(f"as traced, {self.rate_scale:g} times as fast")
+        if self.concurrency is not None:
+            think = "" if self.think_time is None else f", each {self.think_time:g} s after the answer"
+            parts.append(f"at most {self.concurrency:,} in flight{think}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +155,9 @@ def paced(trace: Trace, pacing: Pacing, seed: int = 0) -> Trace:
     if pacing.rate_curve is not None:
         gaps = _gaps(trace, pacing, seed)
         return replace(trace, arrival_ticks=along(read_curve(pacing.rate_curve), gaps, pacing.rate_curve))
-    if pacing.request_rate is not None:
-        return replace(trace, arrival_ticks=at_rate(pacing.request_rate, _gaps(trace, pacing, seed)))
-    if pacing.max_concurrency is not None and trace.arrival_ticks is None:
+    if pacing.rate is not None:
+        return replace(trace, arrival_ticks=at_rate(pacing.rate, _gaps(trace, pacing, seed)))
+    if pacing.concurrency is not None and trace.arrival_ticks is None:
         return replace(trace, arrival_ticks=np.zeros(len(trace), dtype=np.int64))
     return trace
 
@@ -131,7 +179,7 @@ def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
     think_s, sessions = pacing.think_time, None
     if think_s is not None or trace.delay_ticks is not None:
         sessions = None if trace.content is None else trace.content.session_id
-    if pacing.max_concurrency is None and sessions is None:
+    if pacing.concurrency is None and sessions is None:
         if think_s is not None:
             remedy = "applies only to users; give their number as max_concurrency, or a trace with sessions"
             raise SettingError("think_time", think_s, remedy)
@@ -141,7 +189,7 @@ def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
     else:
         drawn_s = stream(seed, "think times").exponential(size=len(trace)) * (think_s or 0)
         think_ticks = to_ticks(drawn_s, ticks.PER_SECOND)
-    return Users(pacing.max_concurrency, think_ticks, sessions)
+    return Users(pacing.concurrency, think_ticks, sessions)
 
 
 def _before_next_turn(delay_ticks: np.ndarray, sessions: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from importlib.resources import files
 from typing import TypedDict
 
@@ -71,17 +72,30 @@ def sample(set_name: str, n: int, rng: np.random.Generator, max_total_tokens: in
         raise SettingError("n", n, "must be 0 or more")
     if max_total_tokens is None:
         return LengthPairs(set_name, *_draw(summary, n, rng))
+    return LengthPairs(set_name, *drawn_within(lambda count: _draw(summary, count, rng), n, max_total_tokens, set_name))
+
+
+def drawn_within(draw: Callable[[int], np.ndarray], n: int, max_total_tokens: int, name: str) -> np.ndarray:
+    """``n`` pairs of lengths of at most ``max_total_tokens`` in all, int64 [2, n]; longer ones are drawn again.
+
+    Args:
+        draw: Draws so many pairs, int64 [2, count].
+        name: What is drawn, for the error.
+
+    Raises:
+        SettingError: Almost no pair is below the cap.
+    """
     accepted = np.empty((2, 0), dtype=np.int64)
     drawn = 0
     while accepted.shape[1] < n:
         block = max(n - accepted.shape[1], _FEWEST_PER_BLOCK)
-        pairs = _draw(summary, block, rng)
+        pairs = draw(block)
         accepted = np.concatenate((accepted, pairs[:, pairs.sum(axis=0) <= max_total_tokens]), axis=1)
         drawn += block
         if drawn >= _DRAWS_BEFORE_GIVING_UP and accepted.shape[1] < drawn // 1000:
-            remedy = f"fewer than 1 in 1,000 of {set_name} fit; raise it"
+            remedy = f"fewer than 1 in 1,000 of {name} fit; raise it"
             raise SettingError("max_total_tokens", max_total_tokens, remedy)
-    return LengthPairs(set_name, *accepted[:, :n])
+    return accepted[:, :n]
 
 
 def synthetic_pairs(set_name: str, n: int, seed: int, max_model_len: int) -> LengthPairs:

@@ -355,9 +355,7 @@ OFTEN = PLANTED[::5]
 @pytest.mark.parametrize(
     ("allocator", "owner", "method", "broken"),
     [
-        pytest.param(
-            *bug, id=f"{bug[0]}-{bug[3].__qualname__}", marks=[] if bug in OFTEN else [pytest.mark.slow]
-        )
+        pytest.param(*bug, id=f"{bug[0]}-{bug[3].__qualname__}", marks=[] if bug in OFTEN else [pytest.mark.slow])
         for bug in PLANTED
     ],
 )

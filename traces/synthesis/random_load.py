@@ -1,0 +1,113 @@
+"""Requests of given lengths, drawn as by the data set ``random`` of ``vllm bench serve``, or lognormal.
+
+    fixed       a range ratio of 0: every length is the mean
+    uniform     whole numbers from floor(mean * (1 - ratio)) to ceil(mean * (1 + ratio)), both included, and at least 1 for
+                outputs: first all prompts, then all outputs, from numpy's default generator of the seed. Lengths equal those of
+                vllm bench serve with the same seed and number of prompts, for a tokenizer that adds no special tokens
+                (vllm-project/vllm, ``vllm/benchmarks/datasets/utils.py``, 0.33)
+    lognormal   by mean and coefficient of variation: exp(mu + sigma z), where sigma^2 = ln(1 + cv^2) and mu = ln(mean) -
+                sigma^2 / 2; requests longer than the model are drawn again
+
+A common prefix comes before each prompt, in addition to its length, as vLLM's ``--random-prefix-len``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor, log, log1p, sqrt
+
+import numpy as np
+
+from ...sim.types.errors import SettingError
+from ...sim.workload.content import PromptContent
+from ..arrivals.streams import stream
+from ..types.trace import Trace
+from .summaries import drawn_within
+
+
+@dataclass(frozen=True)
+class RandomLoad:
+    """Distributions of the lengths of requests, in tokens.
+
+    Attributes:
+        input_len, output_len: Means of the prompt without the common prefix, and of the output.
+        range_ratios: Half the width of each uniform range relative to its mean, in [0, 1): of prompts, of outputs.
+        cvs: Coefficients of variation of lognormal lengths, in place of ``range_ratios``; None for uniform ones.
+        prefix_len: Tokens that all prompts begin with.
+    """
+
+    input_len: int
+    output_len: int
+    range_ratios: tuple[float, float] = (0.0, 0.0)
+    cvs: tuple[float, float] | None = None
+    prefix_len: int = 0
+
+    @property
+    def name(self) -> str:
+        """The load in words."""
+        cvs, ratios = self.cvs or (None, None), self.range_ratios
+        prompts = _in_words(self.input_len, ratios[0], cvs[0], least=0)
+        prefix = f"{self.prefix_len:,} common tokens, then " if self.prefix_len else ""
+        return f"prompts of {prefix}{prompts}, outputs of {_in_words(self.output_len, ratios[1], cvs[1], least=1)}"
+
+    def draw(self, n: int, seed: int, max_model_len: int) -> Trace:
+        """``n`` requests without arrivals, none longer than the model.
+
+        Raises:
+            SettingError: A request may be empty, or longer than the model; with a lognormal, nearly all are longer.
+        """
+        prompts, outputs = (
+            self._uniform(n, seed, max_model_len) if self.cvs is None else self._lognormal(n, seed, max_model_len)
+        )
+        content = None
+        if self.prefix_len:
+            pieces = np.full(n, self.prefix_len)
+            content = PromptContent(np.arange(n + 1), np.zeros(n, dtype=np.int64), pieces)
+        return Trace(self.name, prompts + self.prefix_len, outputs, content=content)
+
+    def _uniform(self, n: int, seed: int, max_model_len: int) -> tuple[np.ndarray, np.ndarray]:
+        (least, most), (fewest, longest) = (
+            _range(self.input_len, self.range_ratios[0], 0),
+            _range(self.output_len, self.range_ratios[1], 1),
+        )
+        if self.prefix_len + least < 1:
+            raise SettingError(
+                "input_len", self.input_len, "lets a prompt have no token; raise it, or lower the range ratio"
+            )
+        if self.prefix_len + most + longest > max_model_len:
+            remedy = f"with outputs of up to {longest:,}, requests have up to {self.prefix_len + most + longest:,} tokens, and the model takes {max_model_len:,}; lower it"
+            raise SettingError("input_len", self.input_len, remedy)
+        rng = np.random.default_rng(seed)
+        prompts = rng.integers(least, most + 1, size=n)
+        return prompts, rng.integers(fewest, longest + 1, size=n)
+
+    def _lognormal(self, n: int, seed: int, max_model_len: int) -> tuple[np.ndarray, np.ndarray]:
+        rng, cvs = stream(seed, "lognormal lengths"), self.cvs or (0.0, 0.0)
+
+        def drawn(count: int) -> np.ndarray:
+            means = (self.input_len, self.output_len)
+            return np.array([_lognormal_lengths(mean, cv, count, rng) for mean, cv in zip(means, cvs, strict=True)])
+
+        try:
+            prompts, outputs = drawn_within(drawn, n, max_model_len - self.prefix_len, "requests")
+        except SettingError:
+            remedy = f"fewer than 1 request in 1,000 is within the model's {max_model_len:,} tokens; lower it"
+            raise SettingError("input_len", self.input_len, remedy) from None
+        return prompts, outputs
+
+
+def _range(mean: int, ratio: float, least: int) -> tuple[int, int]:
+    return max(floor(mean * (1 - ratio)), least), max(ceil(mean * (1 + ratio)), least)
+
+
+def _lognormal_lengths(mean: int, cv: float, n: int, rng: np.random.Generator) -> np.ndarray:
+    variance = log1p(cv * cv)
+    drawn = np.exp(log(mean) - variance / 2 + sqrt(variance) * rng.standard_normal(n))
+    return np.maximum(np.rint(drawn), 1).astype(np.int64)
+
+
+def _in_words(mean: int, ratio: float, cv: float | None, least: int) -> str:
+    if cv:
+        return f"{mean:,} tokens on average (lognormal, CV {cv:g})"
+    low, high = _range(mean, 0.0 if cv is not None else ratio, least)
+    return f"{mean:,} tokens" if low == high else f"{low:,} to {high:,} tokens (uniform)"
