@@ -7,7 +7,7 @@ it takes to say whether 90 % of other seeds meet the goal, with 95 % confidence 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +26,7 @@ from ...traces import Pacing
 from ..runs.inputs import Inputs, Requests
 from ..runs.output import Report
 from ..runs.parallel import Workers
+from ..runs.random_lengths import RandomLengths
 from ..runs.slo_check import Goal
 from ..vllm_serve.line import parse_serve
 from .candidates import Candidate, candidates
@@ -37,8 +38,8 @@ from .planning import Planner
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class Service:
-    """A service: its replicas, load and objectives.
+class Service(RandomLengths):
+    """A service: its replicas, load and objectives. Its lengths may be given as in ``RandomLengths``.
 
     Attributes:
         name: Name in the table.
@@ -49,6 +50,7 @@ class Service:
         trace: Trace file, relative to the file of services.
         dataset: Data set to draw from, without a trace.
         request_rate: Requests/s of the fleet; by default the trace's own.
+        users, requests_per_user_hour: In place of ``request_rate``, as of ``simulate``.
         burstiness: Burstiness of the gaps, as of ``simulate``.
         num_prompts: Requests of each seed, as of ``plan``.
         goodput: Objectives of every request, such as ["ttft:500", "tpot:50"], in ms.
@@ -64,6 +66,8 @@ class Service:
     trace: str | None = None
     dataset: Literal["sharegpt", "alpaca"] | None = None
     request_rate: float | None = None
+    users: int | None = None
+    requests_per_user_hour: float | None = None
     burstiness: float | None = None
     num_prompts: int | None = None
     goodput: list[str]
@@ -176,14 +180,20 @@ def _prepare(service: Service, path: Path, seed: int) -> tuple[Service, Candidat
             parse_serve(service.serve), [service.gpu], {"router": [service.router]}, cost=service.cost
         )
         trace = None if service.trace is None else path.parent / service.trace
-        requests = Requests(trace=trace, dataset=service.dataset, num_prompts=service.num_prompts)
-        pacing = Pacing(request_rate=service.request_rate, burstiness=service.burstiness)
+        lengths = {each.name: getattr(service, each.name) for each in fields(RandomLengths)}
+        requests = Requests(trace=trace, dataset=service.dataset, num_prompts=service.num_prompts, **lengths)
+        pacing = Pacing(
+            request_rate=service.request_rate,
+            users=service.users,
+            requests_per_user_hour=service.requests_per_user_hour,
+            burstiness=service.burstiness,
+        )
         settings = Settings(model=candidate.started.launch.model.name, seed=seed)
         load = Load(Inputs(settings=settings, requests=requests, pacing=pacing))
         goal = Goal(objectives(service.goodput), service.attainment)
     except UserError as error:
         raise UserError(f"{path}: service {service.name}: {error}") from None
-    wanted = service.request_rate or load.trace_rate
+    wanted = pacing.rate or load.trace_rate
     if wanted is None:
         raise UserError(f"{path}: service {service.name}: request_rate: its load has no arrivals; give a rate")
     return service, candidate, load, goal, wanted

@@ -53,6 +53,14 @@ def test_services_that_meet_their_objectives(check):
     assert all(re.search(r"\| >\+\d+% \| meets", line) for line in lines[2:])
 
 
+def test_a_load_in_words_is_that_of_a_rate(check):
+    words = {"input_len": 200, "output_len": 20, "random_cv": 0.5}
+    users = {"request_rate": None, "users": 1800, "requests_per_user_hour": 10}
+    assert check(service(dataset=None, **words, **users)) == check(service(dataset=None, **words))
+    code, text = check(service(**words, dataset="alpaca"))
+    assert code == MISTAKE and "exclude each other" in text
+
+
 def test_one_that_misses_them_gives_the_status_of_its_own(check, tmp_path):
     """No replica prefills within a microsecond; the other service meets its objectives all the same."""
     code, text = check(GOOD, service(name="fast", goodput=["ttft:0.001"]))
