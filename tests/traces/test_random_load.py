@@ -142,7 +142,9 @@ def test_every_command_takes_the_words(tmp_path, capsys):
     goal = ["--goodput", "ttft:500", "--seeds", 1]
     done("plan", "--model", "opt-13b", "--gpu", "a100-40gb", *goal, *words, *users, *counted)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "prompts of 96 common tokens, then 100 to 300 tokens (uniform), outputs of 24 to 36 tokens (uniform)" in shown
+    assert (
+        "prompts of 96 common tokens, then 100 to 300 tokens (uniform), outputs of 24 to 36 tokens (uniform)" in shown
+    )
     line = ["--serve", "vllm serve facebook/opt-13b", "--gpu", "a100-40gb"]
     done("diagnose", *line, *words, *users, "--seeds", 1, "--num-prompts", 100)
     assert "prompts of 96 common tokens" in " ".join(capsys.readouterr().out.split())
