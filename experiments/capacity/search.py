@@ -171,6 +171,8 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         best, bill = ranks[0]
         startup_s = DEFAULT_STARTUP_S if aims.startup_seconds is None else aims.startup_seconds
         plan_of_day = planner.over_day(best, day, startup_s, bill.per_hour / bill.replicas)
+    if request.line.uncounted_names:
+        report.print_line(f"Without {', '.join(request.line.uncounted_names)}, not counted:")
     _SearchOutput(aims, goal, planner, load, wanted, priced, answers, plan_of_day).write(report, out)
 
 

@@ -49,7 +49,7 @@ from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import ObjectivesMissed, PluginError, SettingError, UserError
 from ...sim.types.plugins import plugin_code
 from ..runs.output import Terminal
-from ..vllm_serve.line import SHORT
+from ..vllm_serve.flags import spellings
 
 _WHOLE = re.compile("-?[0-9]+")
 #: The flags of ``vllm serve`` with ``human_readable_int`` that other verbs have as well (``vllm/engine/arg_utils.py``).
@@ -218,7 +218,8 @@ def _one_line(error: CycloptsError) -> str:
         case UnknownOptionError():
             flag = error.token.keyword or error.token.value
             near = _near_flags(flag, [name for each in error.argument_collection for name in each.names])
-            named = [f"--{SHORT[flag[1:]]}"] if flag[:1] == "-" and flag[1:] in SHORT else near
+            short = spellings().get(flag[1:])
+            named = [f"--{short}"] if flag[:1] == "-" and short else near
             return f"{flag}: {verb} has no such flag; {f'did you mean {named[0]}?' if named else f'see {verb} --help'}"
         case MissingArgumentError(argument=Argument() as argument):
             wanted = argument.token_count()[0]

@@ -140,8 +140,7 @@ def diagnose(
     )  # fmt: skip
     sources = Sources(bench, probe, trace, lengths.random_load, pacing, draws.num_prompts)
     seen = seen_by_server(metrics, probe, sources.file is not None)
-    line = parse_serve(pasted(serve))
-    line = line if vllm is None else replace(line, version=version(vllm))
+    line = parse_serve(pasted(serve), None if vllm is None else version(vllm))
     log = None if startup_log is None else read_log(startup_log)
     server = server_of(line, gpu, model, log, cost)
     if metrics is not None:

@@ -29,6 +29,7 @@ from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_fil
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
 from ..vllm_serve.checks import Refusal, gib
+from ..vllm_serve.flags import Release, releases, text_of_release
 from ..vllm_serve.line import ServeLine, parse_serve, pasted, version
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.remedies import Remedy, remedies
@@ -108,8 +109,7 @@ def plan(
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
     log = None if startup_log is None else read_log(startup_log)
-    line = _line(serve, model)
-    line = line if vllm is None else replace(line, version=version(vllm))
+    line = _line(serve, model, None if vllm is None else version(vllm))
     gpus = values_of("gpu", gpu)
     if planned:
         _require_one_launch(log, gpus, choices)
@@ -170,13 +170,13 @@ def _require_no_others(check: Path, alone: dict[str, Any], *groups: Any) -> None
         raise SettingError("check", str(check), f"has the services, loads and objectives; leave out {flags}")
 
 
-def _line(serve: str | None, model: str | None) -> ServeLine:
+def _line(serve: str | None, model: str | None, release: Release | None) -> ServeLine:
     """The pasted line, or a line with the model only."""
     if serve is not None:
-        return parse_serve(pasted(serve))
+        return parse_serve(pasted(serve), release)
     if model is None:
         raise UserError("plan needs a model: --model a preset, org/name or config.json, or --serve a vllm serve line")
-    return ServeLine(model, {})
+    return ServeLine(model, {}, version=release)
 
 
 def _require_one_launch(log: StartupLog | None, gpus: list[str], choices: Choices) -> None:
@@ -214,6 +214,8 @@ def _facts(answer: Started) -> dict[str, Any]:
         "vllm_since": ".".join(map(str, launch.release.since)),
         "ignored": answer.line.ignored,
         "not_simulated": answer.line.not_simulated,
+        "uncounted": answer.line.uncounted,
+        "of_other_releases": answer.line.of_other_releases,
     }
 
 
@@ -268,8 +270,9 @@ def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | Non
 
 
 def _subject(answer: Started) -> str:
-    """The subject of an answer, which knows nothing of the memory of drafts that are not counted."""
-    return "It" if answer.uncounted is None else "Without --speculative-config it"
+    """The subject of an answer, with the flags that it does not count."""
+    names = answer.line.uncounted_names
+    return f"Without {', '.join(names)}, not counted, it" if names else "It"
 
 
 def _where(answer: Started) -> str:
@@ -356,6 +359,11 @@ def _remedy_text(answer: Started, remedy: Remedy) -> str:
 
 
 def _print_flags(answer: Started, report: Report) -> None:
-    for label, flags in (("Not simulated", answer.line.not_simulated), ("Of no effect here", answer.line.ignored)):
+    line = answer.line
+    for label, flags in (
+        (f"Not in vLLM {text_of_release(line.version or releases()[-1])}, which refuses it", line.of_other_releases),
+        ("Not simulated", line.not_simulated),
+        ("Of no effect here", line.ignored),
+    ):
         if flags:
             report.line(f"{label}: {', '.join(flags)}")

@@ -14,6 +14,7 @@ from ..measured.evidence import evidence, evidence_lines
 from ..measured.server_metrics import ServerMetrics
 from ..runs.output import Report
 from ..runs.slo_check import Goal
+from ..vllm_serve.flags import releases, text_of_release
 from .causes import PREEMPTS, Case, pressure
 from .contradictions import queue, queue_reason
 from .diagnosis import CONFIDENCE, LEAST_GAIN, Diagnosis, Gain, Remedy
@@ -30,7 +31,9 @@ _DIFFERS, _ONE_REQUEST, _ONE_POINT = 0.15, 1.0, 0.01
 
 def print_diagnosis(found: Diagnosis, goal: Goal | None, clients: ClientLatencies | None, report: Report) -> None:
     """Print the answer, the reason, the changes, what was measured, and what it rests on."""
-    report.print_line(headline(found, goal), style="bold")
+    names = found.case.server.line.uncounted_names
+    without = f"Without {', '.join(names)}, not counted: " if names else ""
+    report.print_line(f"{without}{headline(found, goal)}", style="bold")
     report.print_line()
     for line in (*_remedies(found, clients), *_why(found), _filling(found), _caching(found, goal)):
         report.print_line(line)
@@ -229,9 +232,12 @@ def _warnings(found: Diagnosis) -> Iterator[str]:
         yield f"The server {what}: the load or a flag differs; trust the changes less."
     if difference := _difference(case):
         yield difference
-    flags = case.server.line.not_simulated
-    if flags:
-        yield f"Not simulated: {', '.join(flags)}."
+    line = case.server.line
+    if line.of_other_releases:
+        release = text_of_release(line.version or releases()[-1])
+        yield f"Not in vLLM {release}, which refuses it: {', '.join(line.of_other_releases)}."
+    if line.not_simulated:
+        yield f"Not simulated: {', '.join(line.not_simulated)}."
 
 
 def _difference(case: Case) -> str | None:

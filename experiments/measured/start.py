@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from ...sim import Settings, settings
 from ...sim.spec import model
 from ...sim.types.errors import SettingError, TraceError, UserError
 from ...traces import check_fits, measured, read
-from ..vllm_serve.line import ServeLine, parse_serve, pasted, version
+from ..vllm_serve.line import parse_serve, pasted, version
 from ..vllm_serve.log import read_log
 from ..vllm_serve.start import started, with_release
 from .replay import Benchmark
@@ -69,8 +69,8 @@ def replica(server: Server, model_id: str | None) -> Settings:
     if server.gpu is None:
         raise SettingError("gpu", None, "is missing; give the server's GPU")
     log = None if server.startup_log is None else read_log(server.startup_log)
-    line = parse_serve(pasted(server.serve))
-    answer = started(_dated(line, server.vllm), server.gpu, server.model, log)
+    line = parse_serve(pasted(server.serve), None if server.vllm is None else version(server.vllm))
+    answer = started(line, server.gpu, server.model, log)
     refused = answer.refusal()
     if refused is not None:
         raise UserError(f"serve: it does not start by the estimated memory: {refused.text} Paste its --startup-log.")
@@ -82,10 +82,6 @@ def _require_one(engines: int) -> None:
     """Refuse several engines: those that share experts wait for each other, so that one alone is not the server."""
     if engines > 1:
         raise SettingError("--data-parallel-size", engines, "one replica is simulated; benchmark one")
-
-
-def _dated(line: ServeLine, vllm: str | None) -> ServeLine:
-    return line if vllm is None else replace(line, version=version(vllm))
 
 
 def _by_flags(server: Server, model_id: str | None) -> Settings:

@@ -133,7 +133,9 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
         line = replace(line, version=log.version[:2])
     shape = _shape(line, model_name)
     speculative, uncounted = _drafter(line, shape)
-    line = replace(line, not_simulated=[*line.not_simulated, *_not_simulated(line, speculative, uncounted)])
+    left_out = [*_not_simulated(line, speculative, uncounted)]
+    drafts = [] if uncounted is None else left_out[-1:]
+    line = replace(line, not_simulated=[*line.not_simulated, *left_out], uncounted=[*drafts, *line.uncounted])
     card, vllm = gpu(gpu_name), _release(line)
     tokens, seqs = _batch(line, card, vllm)
     length = line.text("max-model-len", "")

@@ -130,7 +130,7 @@ class TestPlan:
             (["--policy", "static", "--max-num-batched-tokens", "2048,4096"], "max_num_batched_tokens = 2048: static"),
             (["--skip-bad"], "skip_bad = True: applies only to a trace"),
             (["--policy", "vllm-v0", "--max-tokens", "true"], "max_tokens = 'true': vllm-v0 reserves nothing by it"),
-            (["--think-time", "1"], "think_time = 1.0: needs a closed loop"),
+            (["--think-time", "1"], "think_time = 1.0: makes a closed loop"),
             (["--mean-tokens", "100"], "mean_tokens = 100: applies to one server"),
         ],
     )

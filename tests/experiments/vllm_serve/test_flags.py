@@ -1,0 +1,119 @@
+"""Flags of ``vllm serve`` by release: each is simulated, of no effect, or not simulated with its reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.vllm_serve.flags import (
+    CHANGES_MEMORY,
+    IGNORED,
+    NOT_SIMULATED,
+    READ,
+    READ_VARIABLES,
+    VARIABLES,
+    flags,
+    releases,
+    spellings,
+)
+from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.sim.types.errors import SettingError, UserError
+
+CONFIG = {"config"}
+
+
+def test_every_flag_of_vllm_has_one_answer():
+    lists = [READ, IGNORED, NOT_SIMULATED.keys(), CONFIG]
+    assert sum(map(len, lists)) == len(set().union(*lists))
+    assert set().union(*lists) == flags().keys()
+    assert CHANGES_MEMORY <= NOT_SIMULATED.keys() and not READ_VARIABLES & VARIABLES.keys()
+    assert set(spellings().values()) <= flags().keys()
+
+
+def test_releases_are_those_that_were_read():
+    assert (releases()[0], releases()[-1]) == ((0, 8), (0, 33)) and len(releases()) == 26
+    known = flags()
+    # As the sources of 0.17 and 0.22 have them.
+    assert (known["swap-space"].last, known["spec-method"].first) == ((0, 17), (0, 22))
+    assert known["swap-space"].is_of((0, 6)) and not known["swap-space"].is_of((0, 18))
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("--enable-prefix-caching", True),
+        ("--no-enable-prefix-caching", False),
+        ("--disable-prefix-caching", False),
+        ("--enable-prefix-caching=false", False),
+        ("--enable_prefix_caching", True),
+        ("--enable-prefix", True),
+    ],
+)
+def test_spellings_of_a_switch(written, value):
+    assert parse_serve(f"vllm serve opt-13b {written}").flags == {"enable-prefix-caching": value}
+
+
+def test_a_flag_with_a_value_takes_it():
+    """A list of paths was taken for a second model."""
+    line = parse_serve("vllm serve opt-13b --disable-access-log-for-endpoints /health,/metrics --max-num-seqs 8")
+    assert (line.model, line.flags) == ("opt-13b", {"max-num-seqs": "8"})
+
+
+def test_a_comment_ends_a_line():
+    line = parse_serve("vllm serve opt-13b \\\n  --max-model-len 1024        # half of 2K")
+    assert (line.model, line.flags) == ("opt-13b", {"max-model-len": "1024"})
+
+
+def test_drafts_by_flags_of_their_own_are_those_of_the_object():
+    apart = parse_serve("vllm serve opt-13b --spec-method ngram --spec-tokens 3")
+    assert apart.flags == {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'}
+    with pytest.raises(SettingError, match="excludes method"):
+        parse_serve("""vllm serve opt-13b --spec-method ngram -sc '{"method": "ngram", "num_speculative_tokens": 3}'""")
+
+
+def test_a_flag_of_another_release_is_named():
+    line = "vllm serve opt-13b --swap-space 4 --spec-method ngram --spec-tokens 3"
+    assert parse_serve(line, (0, 16)).of_other_releases == ["--spec-method (since 0.22)", "--spec-tokens (since 0.22)"]
+    assert parse_serve(line).of_other_releases == ["--swap-space (up to 0.17)"]
+    assert parse_serve("vllm serve opt-13b --seed 1", (0, 5)).of_other_releases == []
+
+
+def test_what_no_release_has_is_refused_and_what_one_may_have_is_named():
+    with pytest.raises(UserError, match="no release of vLLM from 0.8 to 0.33 has it; did you mean --max-num-seqs"):
+        parse_serve("vllm serve opt-13b --max-num-seq-s 5")
+    line = parse_serve("vllm serve opt-13b --of-tomorrow 5 --also --max-num-seqs 8", (0, 34))
+    assert line.flags == {"max-num-seqs": "8"}
+    assert line.uncounted_names == ["--of-tomorrow", "--also"]
+
+
+def test_images_of_other_projects_say_nothing_of_the_release():
+    command = "docker run --gpus all {} --model opt-13b"
+    assert parse_serve(command.format("lmcache/vllm-openai:v0.3.14")).version is None
+    assert parse_serve(command.format("docker.io/vllm/vllm-openai:v0.11.2")).version == (0, 11)
+
+
+def test_what_is_not_counted_stands_in_the_first_line(capsys):
+    serve = (
+        "VLLM_PP_LAYER_PARTITION=20,20 vllm serve opt-13b --enable-lora --no-enable-eplb --attention-backend FLASHINFER"
+    )
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", serve]) == DONE
+    shown = capsys.readouterr().out
+    first, *rest = " ".join(shown.split()).split(" starts: ")
+    assert first == "Without --enable-lora, VLLM_PP_LAYER_PARTITION, not counted, it"
+    assert "VLLM_PP_LAYER_PARTITION=20,20 (stages with other layers)" in rest[0]
+    plan = ["--goodput", "ttft:5000", "--request-rate", "1", "--num-prompts", "100", "--seeds", "1"]
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", serve, *plan]) == DONE
+    assert capsys.readouterr().out.startswith("Without --enable-lora, VLLM_PP_LAYER_PARTITION, not counted:\n")
+    load = ["--request-rate", "1", "--num-prompts", "50", "--seeds", "1"]
+    assert status(["diagnose", "--gpu", "h100-80gb", "--serve", serve, *load]) == DONE
+    assert capsys.readouterr().out.startswith("Without --enable-lora, VLLM_PP_LAYER_PARTITION, not counted: ")
+
+
+def test_without_any_the_first_line_is_the_answer(capsys):
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", "vllm serve opt-13b --port 8000"]) == DONE
+    assert capsys.readouterr().out.startswith("It starts: ")
+
+
+def test_an_unknown_flag_on_the_command_line(capsys):
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", "vllm serve opt-13b --max-modell-len 5"]) == MISTAKE
+    assert "did you mean --max-model-len?" in capsys.readouterr().err
