@@ -80,9 +80,12 @@ def test_a_log_without_preemptions_of_requests_that_are_complete_is_noticed(monk
 def test_the_tables_of_a_probe_count_as_a_run_does(tmp_path):
     """Preemptions of each request, and how residencies end; requests are in another order."""
     preempted = 0
-    for case in (KINDS[kind](seed) for kind in ("tight", "mixed") for seed in range(1000, 1015)):
-        probed(case, tmp_path / "probe.jsonl", asynchronous=True)
-        server_side = read_probed(tmp_path / "probe.jsonl")
+    cases = (KINDS[kind](seed) for kind in ("tight", "mixed") for seed in range(1000, 1015))
+    for number, case in enumerate(cases):
+        # A probe leaves the recording of an earlier one alone.
+        recording = tmp_path / f"probe-{number}.jsonl"
+        probed(case, recording, asynchronous=True)
+        server_side = read_probed(recording)
         run = simulate(ours.settings_of(case, True), case.workload, ours.ConstantCost(case.step_ticks))
         table, ended = server_side.requests, server_side.residencies["ended"]
         assert server_side.summary["preemptions"] == summary(run)["preemptions"]
