@@ -15,12 +15,15 @@ from ...sim.metrics.objectives import objectives
 from ...sim.output.files import require_apart
 from ...sim.types.bounds import Seed
 from ...sim.types.errors import SettingError
-from ...traces import Pacing
+from ...sim.types.optional import not_none
+from ...traces import Pacing, measured
+from ...traces import read as read_trace
 from ..diagnose.diagnosis import Diagnoser
 from ..diagnose.load import Sources, served_load
-from ..diagnose.measured import calibrated, pool_of, pool_origin, seen_by_server, with_block_size
+from ..diagnose.measured import as_measured, calibrated, pool_of, pool_origin, seen_by_server
 from ..diagnose.server import server_of
 from ..diagnose.text import as_data, print_diagnosis
+from ..measured.statements import contradictions, of_benchmark, of_line, of_log, of_metrics, of_probe
 from ..runs.inputs import named_files
 from ..runs.output import JsonTarget, Report
 from ..runs.parallel import Workers
@@ -143,18 +146,27 @@ def diagnose(
     line = parse_serve(pasted(serve), None if vllm is None else version(vllm))
     log = None if startup_log is None else read_log(startup_log)
     server = server_of(line, gpu, model, log, cost)
+    said = [*of_line(server.started), *([] if startup_log is None else of_log(startup_log))]
     if metrics is not None:
-        line = with_block_size(line, seen, server.launch.rank_block_tokens)
+        said += of_metrics(metrics, not_none(seen))
+        line = as_measured(line, seen, server.launch.rank_block_tokens)
         server = server_of(line, gpu, model, log, cost)
+    if probe is not None:
+        said += of_probe(probe)
     # A given number of blocks says nothing of the memory that the server has.
     if log is None and "num-gpu-blocks-override" not in line.flags:
         server = server_of(line, gpu, model, pool_of(seen, server.launch.rank_block_tokens), cost)
     server = replace(server, pool_origin=pool_origin(line, log, seen, metrics is not None))
     clients = None
     if bench is not None:
+        said += of_benchmark(bench, measured(bench, read_trace(bench)), seen if metrics is not None else None)
+    contradicted = contradictions(said)
+    for text in contradicted:
+        report.print_line(text)
+    if bench is not None:
         server, clients = calibrated(server, bench, goal)
     load = served_load(sources, seen, server.settings())
     seeds = range(draws.seed, draws.seed + draws.seeds)
     found = Diagnoser(server, load, seen, clients, goal, seeds, workers).diagnose()
     print_diagnosis(found, goal, clients, report)
-    report.data(as_data(found, goal, clients))
+    report.data(as_data(found, goal, clients) | {"contradictory_inputs": contradicted})

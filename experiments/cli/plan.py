@@ -25,6 +25,7 @@ from ..capacity.page import PLAN
 from ..capacity.questions import Flags, answers, questions_of, subject_of
 from ..capacity.search import AIMS, Aims, PlanRequest, search
 from ..capacity.service_checks import check_services
+from ..measured.statements import contradictions, of_line, of_log
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
@@ -119,7 +120,9 @@ def plan(
         return
     _refuse_unused(serve, gpus, aims, choices, out)
     questions = questions_of(ask, load)
-    _start(started(line, gpus[0], model, log), log, questions, mean_tokens, load, report)
+    answer = started(line, gpus[0], model, log)
+    contradicted = [] if startup_log is None else contradictions([*of_line(answer), *of_log(startup_log)])
+    _start(answer, log, questions, mean_tokens, load, contradicted, report)
 
 
 def _start(
@@ -128,9 +131,10 @@ def _start(
     questions: list[str],
     mean_tokens: int | None,
     load: Flags,
+    contradicted: list[str],
     report: Report,
 ) -> None:
-    """Report whether a line starts, and where it does the answers to questions.
+    """Report whether a line starts, and where it does the answers to questions; first what line and log contradict each other in.
 
     Raises:
         UserError: The load cannot be read, or served.
@@ -140,12 +144,15 @@ def _start(
         # Before any output, because the load may be refused.
         fitting = None if mean_tokens is None else _users(answer.launch, mean_tokens)
         about = subject_of(answer.settings(), mean_tokens, fitting, load)
+    for text in contradicted:
+        report.print_line(text)
+    if refused is None:
         data = _print_start(answer, log, mean_tokens, report)
         data["answers"] = answers(questions, *about, report)
     else:
         data = _print_refusal(answer, refused, report)
     _print_flags(answer, report)
-    report.data(_facts(answer) | data)
+    report.data(_facts(answer) | data | {"contradictory_inputs": contradicted})
 
 
 def _require_no_others(check: Path, alone: dict[str, Any], *groups: Any) -> None:

@@ -72,12 +72,18 @@ def _of_probe(path: Path) -> ServerMetrics:
     )
 
 
-def with_block_size(line: ServeLine, metrics: ServerMetrics | None, block_size: int) -> ServeLine:
-    """The line with the block size of the server's metrics, where it has none and its blocks would have ``block_size`` tokens."""
-    known = None if metrics is None else metrics.block_size
-    if "block-size" in line.flags or known in (None, block_size):
+def as_measured(line: ServeLine, metrics: ServerMetrics | None, block_size: int) -> ServeLine:
+    """The line with the block size and the prefix caching of the server's metrics, where it has no flag for them and its blocks
+    would have ``block_size`` tokens."""
+    if metrics is None:
         return line
-    return replace(line, flags=dict(line.flags) | {"block-size": str(known)})
+    found = dict(line.flags)
+    if metrics.block_size not in (None, block_size):
+        found.setdefault("block-size", str(metrics.block_size))
+    caching = metrics.config.get("enable_prefix_caching", "").lower()
+    if caching in ("true", "false"):
+        found.setdefault("enable-prefix-caching", caching == "true")
+    return replace(line, flags=found)
 
 
 def pool_of(metrics: ServerMetrics | None, block_size: int) -> StartupLog | None:

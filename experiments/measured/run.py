@@ -24,7 +24,8 @@ from .constants import fitted_to, replay_served, served, server_document, server
 from .evidence import evidence
 from .knobs import EXPLAINS, NO_ERROR, Knob, ranked, vary_knobs
 from .replay import LATENCIES, STATISTICS, Benchmark, Replayed, compared, replay, scatter, total_error
-from .start import Server, benchmark, replica
+from .start import Server, benchmark, replica, statements
+from .statements import contradictions
 
 #: Allowed difference between the server's count of requests and the benchmark's: scrapes do not start with the benchmark,
 #: and vLLM's client sends one trial request first.
@@ -201,6 +202,9 @@ def validate_against(
     if save_server is not None:
         # Before any output, because the settings may be refused.
         served(chosen, ServerConstants())
+    contradicted = contradictions(statements(server, path, bench.measured, metrics, bench.metrics))
+    for text in contradicted:
+        report.print_line(text)
     report.print_line(
         f"{chosen.policy}: {chosen.model} on {gpu(chosen.gpu).name}, compared with the benchmark", style="bold"
     )
@@ -222,6 +226,7 @@ def validate_against(
         "failed": bench.trace.left_out.failed,
         "refused": int(base.run.refused.sum()),
         "server_metrics": None if bench.metrics is None else asdict(bench.metrics),
+        "contradictory_inputs": contradicted,
         "rows": rows,
         "error": error,
         "calibrate_first": [knob.name for knob in ranked(knobs)],

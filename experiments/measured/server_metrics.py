@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import fsum, isfinite, sqrt
 from os import PathLike
@@ -140,6 +140,9 @@ class ServerMetrics:
         ttfts, tpots, e2els: Latencies of the requests, in seconds.
         arrival_rate: Requests/s that arrive while any do; only ``read_served_load`` has it, if the file has times.
         loop: Whether clients wait for answers; only ``read_served_load`` has it. Its rate and requests in flight are those of the engine.
+        config: Labels of ``cache_config_info``.
+        model_name: Label of the requests; None if they have several.
+        most_in_flight: Most requests that run or wait at a scrape.
         engine, num_engines: Label of the engine that all is of, and the number of engines in the file, if there are several.
     """
 
@@ -165,6 +168,9 @@ class ServerMetrics:
     e2els: Histogram | None = None
     arrival_rate: float | None = None
     loop: Loop | None = None
+    config: Mapping[str, str] = field(default_factory=dict)
+    model_name: str | None = None
+    most_in_flight: float | None = None
     engine: str | None = None
     num_engines: int = 1
 
@@ -402,7 +408,14 @@ class _Reader:
             tpots=self._histogram(TPOT),
             e2els=self._histogram(E2EL),
             arrival_rate=self._arrival_rate,
+            config=config,
+            model_name=self._model_name(),
+            most_in_flight=max(map(_in_flight, self._scrapes)) or None,
         )
+
+    def _model_name(self) -> str | None:
+        names = {dict(labels).get("model_name") for name, labels in self._scrapes[-1] if name in RUNNING}
+        return names.pop() if len(names) == 1 else None
 
     def _config(self) -> Mapping[str, str]:
         return next((dict(labels) for name, labels in self._scrapes[-1] if name == CONFIG), {})

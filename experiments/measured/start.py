@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 from ...sim import Settings, settings
 from ...sim.spec import model
 from ...sim.types.errors import SettingError, TraceError, UserError
-from ...traces import check_fits, measured, read
+from ...traces import Measured, check_fits, measured, read
 from ..vllm_serve.line import parse_serve, pasted, version
 from ..vllm_serve.log import read_log
 from ..vllm_serve.start import started, with_release
 from .replay import Benchmark
-from .server_metrics import read_metrics
+from .server_metrics import ServerMetrics, read_metrics
+from .statements import Statement, of_benchmark, of_line, of_log, of_metrics
 
 #: Default policy if neither a line nor a flag names one: the server of the benchmark.
 POLICY = "vllm-v1"
@@ -76,6 +78,27 @@ def replica(server: Server, model_id: str | None) -> Settings:
         raise UserError(f"serve: it does not start by the estimated memory: {refused.text} Paste its --startup-log.")
     _require_one(server.given.get("data_parallel_size") or answer.replicas)
     return settings(**{**with_release(answer.settings(), answer.line).as_dict(), **server.given})
+
+
+def statements(
+    server: Server, path: Path, seen: Measured, metrics: Path | None, by_server: ServerMetrics | None
+) -> Iterator[Statement]:
+    """What the description of the server, its log, its metrics and the benchmark of ``path`` say.
+
+    Raises:
+        UserError: As ``replica``.
+    """
+    if server.serve is not None:
+        log = None if server.startup_log is None else read_log(server.startup_log)
+        line = parse_serve(pasted(server.serve), None if server.vllm is None else version(server.vllm))
+        yield from of_line(started(line, str(server.gpu), server.model, log))
+    elif server.model is not None:
+        yield Statement("--model", "model", server.model)
+    if server.startup_log is not None:
+        yield from of_log(server.startup_log)
+    if metrics is not None and by_server is not None:
+        yield from of_metrics(metrics, by_server)
+    yield from of_benchmark(path, seen, by_server)
 
 
 def _require_one(engines: int) -> None:

@@ -65,6 +65,7 @@ class ServeLine:
         not_simulated: Flags and variables without an effect in the simulation, each with the reason.
         uncounted: Those of them that change the KV cache, or what is served from it.
         named: Full names of all its flags that a release has.
+        served_model_names: Names by which clients know the model.
         environment: Variables assigned in front of the program, or passed to the container.
         version: Major and minor number of vLLM, from a container's tag.
     """
@@ -75,6 +76,7 @@ class ServeLine:
     not_simulated: list[str] = field(default_factory=list)
     uncounted: list[str] = field(default_factory=list)
     named: list[str] = field(default_factory=list)
+    served_model_names: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     version: Release | None = None
 
@@ -206,6 +208,7 @@ class _Reader:
         self._not_simulated: list[str] = []
         self._uncounted: list[str] = []
         self._named: list[str] = []
+        self._served: list[str] = []
 
     def line(self, environment: dict[str, str], written: str) -> ServeLine:
         """The parsed line; ``environment`` has the assignments in front of the program, ``written`` is all of it."""
@@ -227,7 +230,14 @@ class _Reader:
         for variable in (name for name in environment if name in VARIABLES):
             self._leave_out(f"{variable}={environment[variable]}", VARIABLES[variable], changes_memory=True)
         return ServeLine(
-            str(model), self._flags, self._ignored, self._not_simulated, self._uncounted, self._named, environment
+            str(model),
+            self._flags,
+            self._ignored,
+            self._not_simulated,
+            self._uncounted,
+            self._named,
+            self._served,
+            environment,
         )
 
     def _flag(self, word: str) -> None:
@@ -254,6 +264,8 @@ class _Reader:
                 self._leave_out(f"--{name} {found}", "a KV cache that is kept elsewhere", changes_memory=True)
         elif name not in NOT_SIMULATED:
             self._ignored.append(f"--{name}")
+        if name == "served-model-name":
+            self._served += str(found).split()
 
     def _leave_out(self, what: str, why: str, changes_memory: bool) -> None:
         text = f"{what} ({why})"

@@ -40,7 +40,7 @@ def scraped(
     work = workload(Trace("load", prompts, outputs, arrivals))
     chosen = replace(server_of(parse_serve(line), "h100-80gb", None, None).settings(), step_scale=step_scale)
     served = simulate(only_read(chosen, work), work, step_cost(chosen))
-    path.write_text("".join(openmetrics([served], "m", every_s)))
+    path.write_text("".join(openmetrics([served], "llama-3.1-8b", every_s)))
     return 1 - observation(served, Goal(objectives(GOAL[1:]))).cost
 
 

@@ -40,7 +40,7 @@ def run(line: str, work: Workload) -> Run:
 
 def scraped(served: Run, times: set[float] | None) -> str:
     """Its metrics as ``simulate --openmetrics`` writes them, every 5 s or at some of these times."""
-    lines = "".join(openmetrics([served], "m", 5.0)).splitlines()
+    lines = "".join(openmetrics([served], "llama-3.1-8b", 5.0)).splitlines()
     kept = (line for line in lines if times is None or line.startswith("#") or float(line.rpartition(" ")[2]) in times)
     return "\n".join(kept) + "\n"
 

@@ -42,7 +42,14 @@ def test_gauges_are_those_of_scrapes_with_running_requests(tmp_path):
     text = scrape(0, 0.0, 5) + "1795334400\n" + scrape(4, 0.25, 5)
     text += "2026-11-22T08:00:02+00:00\n" + scrape(2, 0.75, 9) + scrape(0, 0.0, 12)
     assert found(tmp_path, text) == ServerMetrics(
-        num_scrapes=4, kv_usage=(0.5, 0.75), running=3.0, waiting=0.0, preemptions=7.0, elapsed_s=2.0
+        num_scrapes=4,
+        kv_usage=(0.5, 0.75),
+        running=3.0,
+        waiting=0.0,
+        preemptions=7.0,
+        elapsed_s=2.0,
+        model_name="m",
+        most_in_flight=4.0,
     )
 
 
@@ -51,7 +58,9 @@ def test_what_is_no_number_is_not_there(value, tmp_path):
     names = ("time_to_first_token_seconds_sum", "time_to_first_token_seconds_count")
     text = scrape(1, 0.5, 3, **dict.fromkeys(names, 7.0))
     metrics = found(tmp_path, text.replace(" 7.0", f" {value}").replace(" 3\n", f" {value}\n"))
-    assert metrics == ServerMetrics(num_scrapes=1, kv_usage=(0.5, 0.5), running=1.0, waiting=0.0)
+    assert metrics == ServerMetrics(
+        num_scrapes=1, kv_usage=(0.5, 0.5), running=1.0, waiting=0.0, model_name="m", most_in_flight=1.0
+    )
 
 
 def test_counters_and_histograms_count_from_the_first_scrape(tmp_path):
@@ -181,7 +190,9 @@ vllm:num_preemptions_total{engine="0"} 4 1e1
 
 def test_openmetrics_text_has_a_scrape_for_each_time(tmp_path):
     """Its families follow each other; series of one time are a scrape, wherever they stand."""
-    assert found(tmp_path, FAMILIES) == ServerMetrics(num_scrapes=3, running=3.0, preemptions=3.0, elapsed_s=10.0)
+    assert found(tmp_path, FAMILIES) == ServerMetrics(
+        num_scrapes=3, running=3.0, preemptions=3.0, elapsed_s=10.0, most_in_flight=4.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,7 +210,7 @@ def test_openmetrics_text_with_unclear_times_is_refused(old, new, complaint, tmp
 def test_timestamps_without_the_end_of_openmetrics_are_ignored(tmp_path):
     """A server's own text has them in ms, if at all, and the scrapes stand one after another."""
     text = "vllm:num_requests_running 4 1763790000000\nvllm:num_requests_running 2 1763790000000\n"
-    assert found(tmp_path, text) == ServerMetrics(num_scrapes=2, running=3.0)
+    assert found(tmp_path, text) == ServerMetrics(num_scrapes=2, running=3.0, most_in_flight=4.0)
 
 
 def test_older_names_are_known(tmp_path):
