@@ -54,7 +54,7 @@ class Statement(NamedTuple):
     """What one source says.
 
     Attributes:
-        source: Who says it, as text.
+        source: Name of the source.
         name: Name of a setting, as in Python.
         value: A number, a switch or a text.
         served: Names by which clients know a model.
@@ -195,7 +195,7 @@ def of_benchmark(path: str | PathLike[str], seen: Measured, metrics: ServerMetri
     """What a benchmark says of the server and of its clients.
 
     Args:
-        metrics: The server's, whose requests in flight are compared with the limit of the clients.
+        metrics: The server's, with requests in flight that are compared with the limit of the clients.
     """
     source = Path(path).name
     if seen.model_id is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,6 +122,54 @@ class TestMeasured:
         assert "Left out: 1 requests" in printed
         assert ("no start_times" in printed) == (write is as_sglang)
         assert ("no times between tokens: ITL is left out" in printed) == (write is as_guidellm)
+
+
+def exported(starts_s: Sequence[float], latencies_s: Sequence[float]) -> str:
+    """An export of AIPerf with such requests."""
+    units = {
+        "input_sequence_length": (10, "tokens"),
+        "output_sequence_length": (5, "tokens"),
+        "time_to_first_token": (1.0, "ms"),
+    }
+    return "\n".join(
+        json.dumps(
+            {
+                "metadata": {"request_start_ns": EPOCH_NS + round(start_s * 1e9), "benchmark_phase": "profiling"},
+                "metrics": {name: {"value": value, "unit": unit} for name, (value, unit) in units.items()}
+                | {"request_latency": {"value": latency_s * 1e3, "unit": "ms"}},
+            }
+        )
+        for start_s, latency_s in zip(starts_s, latencies_s, strict=True)
+    )
+
+
+class TestClosedLoopsOfAiperf:
+    """Its export does not say how requests were sent; a closed loop was replayed at the times of its requests."""
+
+    @staticmethod
+    def users(folder: Path, starts_s: Sequence[float], latencies_s: Sequence[float]) -> int | None:
+        path = folder / "profile_export.jsonl"
+        path.write_text(exported(starts_s, latencies_s))
+        return measured(path, read(path)).max_concurrency
+
+    @pytest.mark.parametrize("users", [1, 4, 32])
+    def test_users_send_when_they_have_an_answer(self, users, tmp_path):
+        rng = np.random.default_rng(users)
+        latencies, free, starts = rng.exponential(2.0, 300), [0.0] * users, []
+        for latency in latencies:
+            free.sort()
+            starts.append(free[0] + 0.002)
+            free[0] += 0.002 + latency
+        assert self.users(tmp_path, starts, latencies) == users
+
+    @pytest.mark.parametrize("rate", [0.1, 2.0, 20.0])
+    def test_requests_at_a_rate_are_of_no_users(self, rate, tmp_path):
+        rng = np.random.default_rng(5)
+        assert self.users(tmp_path, np.cumsum(rng.exponential(1 / rate, 300)), rng.exponential(2.0, 300)) is None
+
+    def test_requests_at_once_or_few_say_nothing(self, tmp_path):
+        assert self.users(tmp_path, [0.0] * 50, np.linspace(1, 2, 50)) is None
+        assert self.users(tmp_path, [0.0, 1.0], [0.9, 0.9]) is None
 
 
 def test_a_closed_loop_of_guidellm_is_one(tmp_path):

@@ -4,6 +4,9 @@
      "metrics": {"input_sequence_length": {"value": 128, "unit": "tokens"}, "time_to_first_token": {"value": 50.0, "unit":
      "ms"}, "request_latency": ..., "inter_chunk_latency": {"value": [10.0, ...], "unit": "ms"}, ...}, "error": {...}}
 
+The export does not say how requests were sent. They are those of a closed loop if nearly all of them were sent at once when
+another one had ended, and brought the requests in flight back to their highest number: that many users.
+
 Metrics that a request does not have are missing or null. Requests of the warm-up are left out. Requests with an error
 and cancelled requests count as failed. ``profile_export_aiperf.json`` has statistics only, and
 ``profile_export_raw.jsonl`` has no lengths.
@@ -14,8 +17,10 @@ post_processors/record_export_jsonl_writer.py, metrics/metric_dicts.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from ...sim.types.errors import TraceError
 from ...sim.types.ticks import PER_SECOND
@@ -29,6 +34,8 @@ _PROMPT, _OUTPUT, _START = "input_sequence_length", "output_sequence_length", "r
 _TTFT, _E2EL, _GAPS = "time_to_first_token", "request_latency", "inter_chunk_latency"
 #: The unit in which each metric is exported.
 _UNITS = {_PROMPT: "tokens", _OUTPUT: "tokens", _TTFT: "ms", _E2EL: "ms", _GAPS: "ms"}
+#: Requests of each user, at least, and the share of the requests, that show a closed loop; and how soon one follows another.
+_LEAST_TURNS, _NEARLY_ALL, _AT_ONCE_NS = 3, 0.9, 50e6
 AIPERF = Client(
     Form(
         "AIPerf",
@@ -63,7 +70,27 @@ def read_aiperf(file: TraceFile) -> BenchmarkResult:
     """
     records = enumerate(_records(file), 1)
     requests = [_request(file, row, record) for row, record in records if not _is_warmup(record)]
-    return BenchmarkResult(AIPERF, file.path, in_order(requests, _START), {})
+    answered = [request.fields for request in requests if not request.failed]
+    return BenchmarkResult(AIPERF, file.path, in_order(requests, _START), {"max_concurrency": _users(answered)})
+
+
+def _users(requests: Sequence[Mapping[str, Any]]) -> int | None:
+    """Users of a closed loop that sent the requests; None for an open loop, and if there are too few requests to say."""
+    try:
+        starts_ns = np.array([request[_START] for request in requests], dtype=np.float64)
+        ends_ns = starts_ns + 1e6 * np.array([request[_E2EL] for request in requests], dtype=np.float64)
+    except (KeyError, TypeError, ValueError):
+        return None
+    starts_ns.sort()
+    ends_ns.sort()
+    ended = np.searchsorted(ends_ns, starts_ns, side="right")
+    in_flight = np.arange(1, len(starts_ns) + 1) - ended
+    users = int(in_flight.max(initial=0))
+    if len(starts_ns) < _LEAST_TURNS * users or not users:
+        return None
+    after = starts_ns[users:] - ends_ns[np.maximum(ended[users:] - 1, 0)]
+    follows = (in_flight[users:] == users) & (after <= _AT_ONCE_NS) & (ended[users:] > 0)
+    return users if follows.mean() >= _NEARLY_ALL else None
 
 
 def _records(file: TraceFile) -> Iterator[dict[str, Any]]:
