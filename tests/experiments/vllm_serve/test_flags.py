@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
@@ -18,6 +20,7 @@ from fragmeter.experiments.vllm_serve.flags import (
 )
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.sim.types.errors import SettingError, UserError
+from paths import ROOT
 
 CONFIG = {"config"}
 
@@ -117,3 +120,12 @@ def test_without_any_the_first_line_is_the_answer(capsys):
 def test_an_unknown_flag_on_the_command_line(capsys):
     assert status(["plan", "--gpu", "h100-80gb", "--serve", "vllm serve opt-13b --max-modell-len 5"]) == MISTAKE
     assert "did you mean --max-model-len?" in capsys.readouterr().err
+
+
+def test_pasted_lines_are_counted():
+    counts = runpy.run_path(str(ROOT / "docs" / "pasted_lines.py"))["counts"]
+    lines = ["vllm serve opt-13b --port 1", "vllm serve opt-175b", "vllm serve nobody/knows --seed 1", "vllm serve a b"]
+    outcomes, flags, reasons = counts(lines, "h200")
+    assert outcomes == {"starts": 1, "refused by vLLM": 1, "read, not answered": 1, "not read": 1}
+    assert flags == {("of no effect", "port"): 1, ("of no effect", "seed"): 1}
+    assert [reason.split(":")[0] for reason in reasons] == ["not answered", "not read"]
