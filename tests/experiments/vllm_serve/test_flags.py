@@ -124,7 +124,7 @@ def test_an_unknown_flag_on_the_command_line(capsys):
 
 def test_pasted_lines_are_counted():
     counts = runpy.run_path(str(ROOT / "docs" / "pasted_lines.py"))["counts"]
-    lines = ["vllm serve opt-13b --port 1", "vllm serve opt-175b", "vllm serve nobody/knows --seed 1", "vllm serve a b"]
+    lines = ["vllm serve opt-13b --port 1", "vllm serve opt-175b", "vllm serve not/known --seed 1", "vllm serve a b"]
     outcomes, flags, reasons = counts(lines, "h200")
     assert outcomes == {"starts": 1, "refused by vLLM": 1, "read, not answered": 1, "not read": 1}
     assert flags == {("of no effect", "port"): 1, ("of no effect", "seed"): 1}
