@@ -121,7 +121,7 @@ def plan(
     _refuse_unused(serve, gpus, aims, choices, out)
     questions = questions_of(ask, load)
     answer = started(line, gpus[0], model, log)
-    contradicted = [] if startup_log is None else contradictions([*of_line(answer), *of_log(startup_log)])
+    contradicted = contradictions([*of_line(answer), *([] if startup_log is None else of_log(startup_log))])
     _start(answer, log, questions, mean_tokens, load, contradicted, report)
 
 

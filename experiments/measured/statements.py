@@ -128,6 +128,9 @@ def of_line(answer: Started) -> Iterator[Statement]:
     yield Statement(LINE, "data_parallel_size", answer.replicas)
     caching = f"{LINE}" if "enable-prefix-caching" in line.flags else f"{LINE} (by default)"
     yield Statement(caching, "enable_prefix_caching", launch.enable_prefix_caching)
+    if line.gpus is not None:
+        yield Statement(LINE, "gpus", launch.num_gpus * answer.replicas)
+        yield Statement("its deployment", "gpus", line.gpus)
     if "block-size" in line.flags:
         yield Statement(LINE, "block_size", launch.rank_block_tokens)
     for name, flag in _FLAGS.items():

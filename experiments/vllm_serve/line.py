@@ -1,7 +1,7 @@
 """Parser of a pasted ``vllm serve`` command line: find it in the surrounding text, split it into flags, read the values.
 
-The parser accepts ``vllm serve MODEL ...``, ``python -m vllm.entrypoints.openai.api_server ...`` and ``docker run ...
-vllm/vllm-openai:TAG ...``, with environment assignments in front, line continuations, dashes or underscores, ``--flag
+The parser accepts ``vllm serve MODEL ...``, ``python -m vllm.entrypoints.openai.api_server ...``, ``docker run ...
+vllm/vllm-openai:TAG ...`` and deployment files (``deployments``), with environment assignments in front, line continuations, dashes or underscores, ``--flag
 value`` or ``--flag=value``, and flags shortened as far as they stay unique.
 
 ``flags`` says of each flag which releases have it, and what becomes of it here.
@@ -23,6 +23,7 @@ from ...sim.spec.speculative import ACCEPTANCE_KEYS, parse_speculative
 from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.user_files import json_value, text_of
+from .deployments import config_flags, deployed, flag_words, is_deployment
 from .flags import (
     CHANGES_MEMORY,
     NOT_SIMULATED,
@@ -68,6 +69,7 @@ class ServeLine:
         served_model_names: Names by which clients know the model.
         environment: Variables assigned in front of the program, or passed to the container.
         version: Major and minor number of vLLM, from a container's tag.
+        gpus: GPUs that its deployment requests; None without one.
     """
 
     model: str
@@ -79,6 +81,7 @@ class ServeLine:
     served_model_names: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     version: Release | None = None
+    gpus: int | None = None
 
     @property
     def of_other_releases(self) -> list[str]:
@@ -150,6 +153,9 @@ def parse_serve(text: str, release: Release | None = None) -> ServeLine:
     Raises:
         SettingError: The line starts no server, has a flag that vLLM does not have, or lacks a value or the model.
     """
+    gpus = None
+    if is_deployment(text):
+        _, text, gpus = deployed(text)
     words = _words(text)
     start = _start(words)
     environment = dict(word.split("=", 1) for word in words[:start] if _ASSIGNMENT.fullmatch(word))
@@ -157,7 +163,7 @@ def parse_serve(text: str, release: Release | None = None) -> ServeLine:
     if release is None and tag is not None:
         release = version(tag[1])
     line = _Reader(_until_shell(words[start:]), release).line(environment, text)
-    return replace(line, version=release)
+    return replace(line, version=release, gpus=gpus)
 
 
 def version(text: str) -> Release:
@@ -200,7 +206,7 @@ class _Reader:
     """Reads the arguments in one pass."""
 
     def __init__(self, words: list[str], release: Release | None) -> None:
-        self._left = words[::-1]
+        self._left, self._all = words[::-1], words
         self._release = release
         self._model: str | None = None
         self._flags: dict[str, str | bool] = {}
@@ -248,7 +254,8 @@ class _Reader:
             self._of_a_newer_release(written, joined)
             return
         if name == "config":
-            raise SettingError(written, value or "a file", "is not read; paste its contents as flags")
+            self._config(value if joined else self._value(written, name))
+            return
         if flags()[name].kind == "switch":
             found: str | bool = self._truth(value, joined) != off
         else:
@@ -266,6 +273,16 @@ class _Reader:
             self._ignored.append(f"--{name}")
         if name == "served-model-name":
             self._served += str(found).split()
+
+    def _config(self, path: str) -> None:
+        """Add the flags of a file that the line does not give; as in vLLM those of the line count."""
+        given = {_resolved(word.partition("=")[0], self._release)[0] for word in self._all if word.startswith("--")}
+        for name, value in config_flags(text_of(Path(path), "config")).items():
+            words = flag_words(name, value)
+            if name == "model":
+                self._model = self._model or str(value)
+            elif _resolved(words[0].partition("=")[0], self._release)[0] not in given:
+                self._left += reversed(words)
 
     def _leave_out(self, what: str, why: str, changes_memory: bool) -> None:
         text = f"{what} ({why})"

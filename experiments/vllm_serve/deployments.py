@@ -1,0 +1,301 @@
+"""The server in a deployment file, as a command line.
+
+    docker compose                 a service with an image or a command of vLLM
+    Kubernetes                     a container of any object (Deployment, StatefulSet, Job, LeaderWorkerSet, ...)
+    KServe                         InferenceService with vLLM's arguments, LLMInferenceService
+    production-stack, llm-d        values of their charts: modelSpec, modelArtifacts with decode and prefill
+    vLLM's --config                a mapping of flags
+
+A file is walked for mappings of these shapes, wherever they are, so that templates around them do not matter. Arguments are a list or a
+text, and may be a script for a shell. Variables of the container's environment are filled in. GPUs are those that
+it requests.
+
+Sources of the keys: docs.docker.com/reference/compose-file, kubernetes.io (Container), kserve.github.io (InferenceService,
+LLMInferenceService), vllm-project/production-stack (helm/values.yaml), llm-d-incubation/llm-d-modelservice (values.yaml),
+vLLM's docs/configuration/serve_args.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import yaml
+
+from ...sim.types.errors import SettingError
+from .flags import flags
+
+#: A line with which a YAML file begins, and no command line does.
+_FIRST = re.compile(r"(?:---|[\w./\"'-]+:(?:\s|$)|- \w)")
+_SHELLS = ("bash", "sh")
+_VARIABLE = re.compile(r"\$[({]?(\w+)[)}]?")
+_MODULE = "vllm.entrypoints.openai.api_server"
+_SCHEMES = re.compile(r"^(?:hf|huggingface)://")
+_GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+#: Keys of production-stack's ``vllmConfig`` by their flags.
+_STACK = {
+    "maxModelLen": "max-model-len", "maxNumSeqs": "max-num-seqs", "dtype": "dtype", "tensorParallelSize": "tensor-parallel-size",
+    "pipelineParallelSize": "pipeline-parallel-size", "gpuMemoryUtilization": "gpu-memory-utilization",
+    "enableChunkedPrefill": "enable-chunked-prefill", "enablePrefixCaching": "enable-prefix-caching", "maxLoras": "max-loras",
+}  # fmt: skip
+#: Objects of KServe, and ranks of llm-d's and KServe's ``parallelism`` by their flags.
+_KSERVE = ("InferenceService", "LLMInferenceService")
+_KSERVE_FLAGS = {"--model_id": "--model", "--model-id": "--model", "--model_name": "--served-model-name"}
+_KSERVE_OWN = {"--backend", "--enable_docs_url", "--enable-docs-url", "--model_dir", "--tensor_input_names"}
+_RANKS = {"tensor": "tensor-parallel-size", "pipeline": "pipeline-parallel-size", "data": "data-parallel-size"}
+
+
+class Deployed(NamedTuple):
+    """A server of a deployment.
+
+    Attributes:
+        name: Name of the service or the container.
+        line: Its command line, with the environment and the image in front.
+        gpus: GPUs that it requests; None if the file does not say.
+    """
+
+    name: str
+    line: str
+    gpus: int | None
+
+
+def is_deployment(text: str) -> bool:
+    """Whether a text is YAML and no command line."""
+    lines = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
+    return "\n" in text.strip() and _FIRST.match(next(lines, "")) is not None
+
+
+def deployed(text: str) -> Deployed:
+    """The only server of a deployment file.
+
+    Raises:
+        SettingError: The text is no YAML, or has no server of vLLM, or several.
+    """
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise SettingError(
+            "serve", "YAML", f"cannot be read ({' '.join(str(error).split())[:120]}); correct it"
+        ) from None
+    found = {each.line: each for document in documents for each in _servers(document)}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if not found:
+        remedy = "has no server of vLLM: no image, command or values of it, and no model; paste its vllm serve line"
+        raise SettingError("serve", "the deployment", remedy)
+    names = ", ".join(each.name for each in found.values())
+    raise SettingError("serve", "the deployment", f"has {len(found)} servers of vLLM ({names}); leave one in the file")
+
+
+def config_flags(text: str) -> dict[str, Any]:
+    """The flags in a file of ``vllm serve --config``.
+
+    Raises:
+        SettingError: It is no mapping of flags.
+    """
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError):
+        content = None
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise SettingError("--config", "the file", "is no YAML of flags; correct it, or paste its contents as flags")
+    return content
+
+
+def flag_words(name: str, value: Any) -> list[str]:
+    """A flag of a configuration as words of a command line."""
+    flag = f"--{name.replace('_', '-').removeprefix('--')}"
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    if isinstance(value, list):
+        return [flag, *map(str, value)]
+    return [f"{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
+
+
+def _servers(document: Any) -> Iterator[Deployed]:
+    """The servers anywhere in a document."""
+    if isinstance(document, dict) and _is_config(document):
+        content = dict(document)
+        words = [word for name, value in content.items() if name != "model" for word in flag_words(name, value)]
+        yield Deployed("config", shlex.join(["vllm", "serve", str(document.get("model", "")), *words]), None)
+        return
+    seen: set[int] = set()
+    waiting: list[tuple[str, Any, Mapping[str, Any]]] = [("server", document, {})]
+    while waiting:
+        name, node, around = waiting.pop()
+        # Anchors make one object stand in many places.
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, list):
+            waiting += [(name, each, around) for each in reversed(node)]
+        elif isinstance(node, dict):
+            around = _around(node, around)
+            server = _server(str(node.get("name", name)), node, around)
+            if server is not None:
+                yield server
+            elif not _is_stack(node):
+                waiting += [(str(key), each, around) for key, each in reversed(node.items())]
+
+
+def _is_config(document: Mapping[Any, Any]) -> bool:
+    names = [str(name).replace("_", "-") for name in document]
+    return "model" in names and all(name in flags() or name.removeprefix("no-") in flags() for name in names)
+
+
+def _is_stack(node: Mapping[str, Any]) -> bool:
+    return isinstance(node.get("modelURL"), str)
+
+
+def _around(node: Mapping[str, Any], around: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an object says of the containers in it: its model and ranks."""
+    found = dict(around)
+    spec = node.get("spec")
+    if node.get("kind") in _KSERVE and isinstance(spec, dict):
+        model = spec.get("model")
+        found["kserve"] = True
+        if isinstance(model, dict) and isinstance(model.get("uri"), str):
+            found["model"] = _SCHEMES.sub("", model["uri"])
+        found["parallelism"] = spec.get("parallelism")
+    artifacts = node.get("modelArtifacts")
+    if isinstance(artifacts, dict) and isinstance(artifacts.get("uri"), str):
+        found["model"] = _SCHEMES.sub("", artifacts["uri"])
+    if isinstance(node.get("parallelism"), dict) and "containers" in node:
+        found["parallelism"] = node["parallelism"]
+    return found
+
+
+def _server(name: str, node: Mapping[str, Any], around: Mapping[str, Any]) -> Deployed | None:
+    """The server that a mapping is; None for any other mapping."""
+    if _is_stack(node):
+        return _of_stack(name, node)
+    image = node["image"] if isinstance(node.get("image"), str) else ""
+    words = [*_words(node.get("entrypoint", node.get("command"))), *_words(node.get("args"))]
+    if "entrypoint" in node:
+        words += _words(node.get("command"))
+    environment = _environment(node.get("environment", node.get("env")))
+    words = [_filled(word, environment) for word in words]
+    starts = _starts(words)
+    model = around.get("model") or _storage(node, around)
+    if around.get("kserve"):
+        words = _of_kserve(words)
+    is_container = bool({"resources", "modelFormat"} & node.keys() or image or words)
+    of_chart = node.get("modelCommand") == "vllmServe" or "vllm" in str(node.get("name", ""))
+    is_template = is_container and (model is not None and (around.get("kserve") or of_chart) or "modelFormat" in node)
+    if not (starts or "vllm" in image or is_template):
+        return None
+    if not starts:
+        if not (model or _names_model(words)):
+            return None
+        front = ["vllm", "serve", *([model] if model and not _names_model(words) else [])]
+        words = [*front, *words, *_ranks(around, words)]
+    assigned = [f"{key}={value}" for key, value in environment.items() if key.startswith("VLLM_")]
+    return Deployed(name, shlex.join([*assigned, *([image] if image else []), *words]), _gpus(node))
+
+
+def _of_stack(name: str, node: Mapping[str, Any]) -> Deployed:
+    config = node.get("vllmConfig") if isinstance(node.get("vllmConfig"), dict) else {}
+    assert config is not None
+    words = [word for key, flag in _STACK.items() if key in config for word in flag_words(flag, config[key])]
+    if node.get("enableLoRA") or config.get("enableLoRA"):
+        words.append("--enable-lora")
+    words += [str(each) for each in config.get("extraArgs") or []]
+    if isinstance(cache := node.get("lmcacheConfig"), dict) and cache.get("enabled"):
+        words += flag_words("kv-transfer-config", {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"})
+    environment = _environment(node.get("env"))
+    assigned = [f"{key}={value}" for key, value in environment.items() if key.startswith("VLLM_")]
+    image = f"{node['repository']}:{node['tag']}" if node.get("repository") and node.get("tag") else ""
+    line = shlex.join([*assigned, *([image] if image else []), "vllm", "serve", str(node["modelURL"]), *words])
+    return Deployed(name, line, _whole(node.get("requestGPU")))
+
+
+def _words(value: Any) -> list[str]:
+    """Arguments: a list, or a text that a shell would split."""
+    if isinstance(value, str):
+        try:
+            return shlex.split(value.replace("\\\n", " "), comments=True)
+        except ValueError:
+            return []
+    words = [str(each) for each in value if not isinstance(each, dict | list)] if isinstance(value, list) else []
+    for place, word in enumerate(words):
+        if word.rsplit("/", 1)[-1] in _SHELLS and place + 2 < len(words) and words[place + 1].endswith("c"):
+            return [*words[:place], *_words(words[place + 2])]
+    # A list may begin with the shell's option, its command being elsewhere; and an item may be a script.
+    return [each for word in words for each in (_words(word) if "\n" in word or "vllm serve" in word else [word])]
+
+
+def _starts(words: list[str]) -> bool:
+    pairs = zip(words, words[1:], strict=False)
+    return any(word.rsplit("/", 1)[-1] == "vllm" and after == "serve" or after == _MODULE for word, after in pairs)
+
+
+def _names_model(words: list[str]) -> bool:
+    return bool(words and not words[0].startswith("-")) or any(word.split("=")[0] == "--model" for word in words)
+
+
+def _environment(value: Any) -> dict[str, str]:
+    """Variables: a mapping, a list of ``NAME=VALUE``, or a list of mappings with ``name`` and ``value``."""
+    if isinstance(value, dict):
+        return {str(name): str(each) for name, each in value.items()}
+    found = {}
+    for each in value if isinstance(value, list) else []:
+        if isinstance(each, str) and "=" in each:
+            name, _, text = each.partition("=")
+            found[name] = text
+        elif isinstance(each, dict) and "name" in each and "value" in each:
+            found[str(each["name"])] = str(each["value"])
+    return found
+
+
+def _filled(word: str, environment: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda found: environment.get(found[1], found[0]), word)
+
+
+def _storage(node: Mapping[str, Any], around: Mapping[str, Any]) -> str | None:
+    """The model of an InferenceService's predictor."""
+    uri = node.get("storageUri")
+    return _SCHEMES.sub("", uri) if around.get("kserve") and isinstance(uri, str) and _SCHEMES.match(uri) else None
+
+
+def _of_kserve(words: list[str]) -> list[str]:
+    """Arguments of KServe's runtime as those of vLLM."""
+    named = ((*word.partition("="), word) for word in words)
+    return [
+        f"{_KSERVE_FLAGS[name]}={value}" if name in _KSERVE_FLAGS else word
+        for name, _, value, word in named
+        if name not in _KSERVE_OWN
+    ]
+
+
+def _ranks(around: Mapping[str, Any], words: list[str]) -> list[str]:
+    given = around.get("parallelism")
+    if not isinstance(given, dict) or any("parallel-size" in word for word in words):
+        return []
+    ranks = {flag: _whole(given.get(name)) for name, flag in _RANKS.items()}
+    return [f"--{flag}={ranks[flag]}" for flag in ranks if (ranks[flag] or 1) > 1]
+
+
+def _gpus(node: Mapping[str, Any]) -> int | None:
+    """GPUs that a container requests."""
+    resources = node.get("resources")
+    for kind in ("limits", "requests"):
+        amounts = resources.get(kind) if isinstance(resources, dict) else None
+        for name in _GPUS:
+            if isinstance(amounts, dict) and name in amounts:
+                return _whole(amounts[name])
+    devices: Any = node.get("deploy")
+    for key in ("resources", "reservations", "devices"):
+        devices = devices.get(key) if isinstance(devices, dict) else None
+    for device in devices if isinstance(devices, list) else []:
+        if isinstance(device, dict):
+            ids = device.get("device_ids")
+            return len(ids) if isinstance(ids, list) else _whole(device.get("count"))
+    return None
+
+
+def _whole(value: Any) -> int | None:
+    text = str(value)
+    return int(text) if re.fullmatch(r"\d{1,6}", text) else None

@@ -1,0 +1,200 @@
+"""Deployment files: the model, the flags, the GPUs and the image of their server are those of its line."""
+
+from __future__ import annotations
+
+import pytest
+
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.sim.types.errors import SettingError
+
+COMPOSE = """
+services:
+  proxy:
+    image: nginx:1.27
+    command: ["nginx", "-g", "daemon off;"]
+  llm:
+    image: vllm/vllm-openai:v0.21.0
+    command: >
+      --model ${MODEL} --tensor-parallel-size 2
+      --max-model-len 8192 --enforce-eager
+    environment:
+      - MODEL=facebook/opt-13b
+      - VLLM_USE_V1=1
+    deploy:
+      resources:
+        reservations:
+          devices:
+            - driver: nvidia
+              count: 2
+              capabilities: [gpu]
+"""
+DEPLOYMENT = """
+# A server and its service.
+apiVersion: v1
+kind: Service
+metadata: {name: llm}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: llm}
+spec:
+  replicas: 3
+  template:
+    spec:
+      containers:
+        - name: vllm
+          image: vllm/vllm-openai:v0.21.0
+          command: ["vllm", "serve", "facebook/opt-13b"]
+          args: ["--tensor-parallel-size", "2", "--max-model-len=$(LENGTH)", "--enforce-eager"]
+          env:
+            - {name: LENGTH, value: "8192"}
+            - {name: VLLM_USE_V1, value: "1"}
+          resources: {limits: {nvidia.com/gpu: "2"}}
+"""
+SCRIPT = """
+kind: StatefulSet
+spec:
+  template:
+    spec:
+      containers:
+        - name: server
+          image: registry.local/mirror/vllm/vllm-openai:v0.21.0
+          env: [{name: VLLM_USE_V1, value: "1"}]
+          command: ["/bin/bash", "-c"]
+          args:
+            - |
+              echo ready
+              exec vllm serve facebook/opt-13b \\
+                --tensor-parallel-size 2 --max-model-len 8192 \\
+                --enforce-eager  # as on the other node
+          resources: {requests: {nvidia.com/gpu: 2}}
+"""
+INFERENCE_SERVICE = """
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: opt}
+spec:
+  predictor:
+    model:
+      modelFormat: {name: huggingface}
+      args: [--model_name=opt, --max_model_len=8192, --tensor-parallel-size=2, --enforce-eager, --backend=vllm]
+      env: [{name: VLLM_USE_V1, value: "1"}]
+      storageUri: hf://facebook/opt-13b
+      resources: {limits: {nvidia.com/gpu: "2"}}
+"""
+LLM_SERVICE = """
+apiVersion: serving.kserve.io/v1alpha1
+kind: LLMInferenceService
+metadata: {name: opt}
+spec:
+  model: {uri: "hf://facebook/opt-13b", name: facebook/opt-13b}
+  parallelism: {tensor: 2}
+  router: {route: {}, scheduler: {}}
+  template:
+    containers:
+      - name: main
+        env: [{name: VLLM_USE_V1, value: "1"}]
+        args: ["--max-model-len=8192", "--enforce-eager"]
+        resources: {limits: {nvidia.com/gpu: "2", cpu: "8"}}
+"""
+STACK = """
+servingEngineSpec:
+  runtimeClassName: ""
+  modelSpec:
+    - name: opt
+      repository: lmcache/vllm-openai
+      tag: v0.3.14
+      modelURL: facebook/opt-13b
+      replicaCount: 2
+      requestGPU: 2
+      vllmConfig: {maxModelLen: 8192, tensorParallelSize: 2, extraArgs: ["--enforce-eager"]}
+      env: [{name: VLLM_USE_V1, value: "1"}]
+      initContainer: {name: wait, image: "lmcache/vllm-openai:latest", command: ["sleep", "1"]}
+routerSpec: {repository: lmcache/lmstack-router, extraArgs: ["--session"]}
+"""
+LLM_D = """
+modelArtifacts: {uri: "hf://facebook/opt-13b", size: 40Gi}
+routing: {proxy: {image: "ghcr.io/llm-d/llm-d-routing-sidecar:v0.4.0"}}
+decode:
+  replicas: 2
+  parallelism: {tensor: 2, data: 1}
+  containers:
+    - name: vllm
+      image: ghcr.io/llm-d/llm-d-cuda:v0.5.0
+      modelCommand: vllmServe
+      args: ["--max-model-len=8192", "--enforce-eager"]
+      env: [{name: VLLM_USE_V1, value: "1"}]
+      resources: {limits: {nvidia.com/gpu: "2"}}
+    - {name: agent, image: "busybox:1.36", args: ["sleep", "9"]}
+prefill: {create: false}
+"""
+CONFIG = """
+# serve.yaml
+model: facebook/opt-13b
+tensor-parallel-size: 2
+max_model_len: 8192
+enforce-eager: true
+"""
+FILES = {
+    "compose": COMPOSE, "Deployment": DEPLOYMENT, "StatefulSet with a script": SCRIPT, "InferenceService": INFERENCE_SERVICE,
+    "LLMInferenceService": LLM_SERVICE, "production-stack": STACK, "llm-d": LLM_D, "vLLM's --config": CONFIG,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_deployment_is_its_line(kind):
+    line = parse_serve(FILES[kind])
+    assert line.model == "facebook/opt-13b"
+    assert (line.whole("tensor-parallel-size"), line.whole("max-model-len")) == (2, 8192)
+    assert line.switch("enforce-eager") and set(line.flags) == {
+        "tensor-parallel-size",
+        "max-model-len",
+        "enforce-eager",
+    }
+    assert line.gpus == (None if kind == "vLLM's --config" else 2)
+    assert line.environment == ({} if kind == "vLLM's --config" else {"VLLM_USE_V1": "1"})
+    # The tag of vLLM's own image alone is its release.
+    assert line.version == ((0, 21) if kind in ("compose", "Deployment", "StatefulSet with a script") else None)
+
+
+def test_it_is_read_from_its_file(tmp_path, capsys):
+    (tmp_path / "deployment.yaml").write_text(DEPLOYMENT)
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", str(tmp_path / "deployment.yaml")]) != MISTAKE
+    (tmp_path / "stack.yaml").write_text(STACK.replace("env:", "lmcacheConfig: {enabled: true}\n      env:"))
+    capsys.readouterr()
+    assert status(["plan", "--gpu", "a100-80gb", "--serve", str(tmp_path / "stack.yaml")]) != MISTAKE
+    assert capsys.readouterr().out.startswith("Without --kv-transfer-config, not counted, it")
+
+
+def test_a_file_of_flags_gives_way_to_the_line(tmp_path):
+    (tmp_path / "serve.yaml").write_text(CONFIG)
+    line = parse_serve(f"vllm serve --config {tmp_path / 'serve.yaml'} --max-model-len 4096 --no-enforce-eager")
+    assert (line.model, line.whole("max-model-len"), line.whole("tensor-parallel-size")) == (
+        "facebook/opt-13b",
+        4096,
+        2,
+    )
+    assert not line.switch("enforce-eager")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("services:\n  web: {image: nginx}\n", "has no server of vLLM"),
+        (COMPOSE + "  second:\n    image: vllm/vllm-openai\n    command: --model facebook/opt-66b\n", "has 2 servers of vLLM (llm, second)"),
+        ("services:\n  llm: [\n", "cannot be read"),
+        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "has no server of vLLM"),
+        ("- " * 3000 + "x\ny: z\n", ""),
+    ],
+)  # fmt: skip
+def test_what_has_no_single_server_is_refused(text, complaint):
+    with pytest.raises(SettingError) as error:
+        parse_serve(text)
+    assert complaint in str(error.value) and "\n" not in str(error.value)
+
+
+def test_more_ranks_than_gpus_are_a_contradiction(tmp_path, capsys):
+    (tmp_path / "deployment.yaml").write_text(DEPLOYMENT.replace('"2"}}', '"1"}}'))
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", str(tmp_path / "deployment.yaml")]) == DONE
+    assert capsys.readouterr().out.startswith("Contradiction: gpus is 2 by the line, 1 by its deployment.")
