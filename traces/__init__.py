@@ -20,7 +20,6 @@ from .readers.readers import (
 from .stats.stats import mean_rate, stats
 from .synthesis.fitting import draw, fit
 from .synthesis.load import Load, read_load, write_load
-from .synthesis.random_load import RandomLoad
 from .synthesis.sosp23 import paper_workload
 from .synthesis.summaries import sample, synthetic_pairs
 from .types.pairs import LengthPairs
@@ -33,7 +32,6 @@ __all__ = [
     "Load",
     "Measured",
     "Pacing",
-    "RandomLoad",
     "Reading",
     "Trace",
     "catalogue",

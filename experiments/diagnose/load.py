@@ -27,7 +27,6 @@ from ...sim.workload.content import PromptContent
 from ...sim.workload.workload import Workload
 from ...traces import (
     Pacing,
-    RandomLoad,
     Trace,
     check_fits,
     measured,
@@ -39,6 +38,7 @@ from ...traces import (
     workload,
 )
 from ...traces.arrivals.pacing import at_rate, unit_gaps
+from ...traces.synthesis.random_load import RandomLoad
 from ..capacity.load import drawn_rows, taken, traced_gaps_s
 from ..measured.server_metrics import Histogram, ServerMetrics
 from ..runs.inputs import DATASETS, DEFAULT_DATASET

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from ...sim.types.bounds import Tokens
 from ...sim.types.errors import SettingError
 from ...sim.types.user_files import json_value
-from ...traces import RandomLoad
+from ...traces.synthesis.random_load import RandomLoad
 
 #: Defaults of ``vllm bench serve`` for what is left out of a load that is given.
 DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN = 1024, 128

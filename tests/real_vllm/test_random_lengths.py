@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 
 from vllm.benchmarks.datasets.utils import get_sampling_params
 
-from fragmeter.traces import RandomLoad
+from fragmeter.traces.synthesis.random_load import RandomLoad
 
 #: A tokenizer that adds no special tokens.
 TOKENIZER = SimpleNamespace(num_special_tokens_to_add=lambda: 0, vocab_size=50_000)

@@ -12,7 +12,8 @@ import pytest
 import fragmeter as fm
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.types.errors import SettingError
-from fragmeter.traces import Pacing, RandomLoad, write
+from fragmeter.traces import Pacing, write
+from fragmeter.traces.synthesis.random_load import RandomLoad
 
 #: As ``get_sampling_params`` of vLLM 0.33 draws them from numpy's generator of seed 7, for 5 requests with 100 and 20 tokens and ratio
 #: 0.5; tests/real_vllm/test_random_lengths.py compares with the installed one.
