@@ -47,6 +47,7 @@ from ...sim.output.interrupts import handle, message_of, status_of
 from ...sim.policy.registry import installed, policy
 from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import ObjectivesMissed, PluginError, SettingError, UserError
+from ...sim.types.notes import collected_notes
 from ...sim.types.plugins import plugin_code
 from ..runs.output import Terminal
 from ..vllm_serve.flags import spellings
@@ -163,7 +164,7 @@ def _exit_now(status: int, *_: object) -> NoReturn:
 def status(tokens: Sequence[str]) -> int:
     """Run the command line and return the exit status."""
     try:
-        with plugin_code():
+        with plugin_code(), collected_notes():
             _know_policies(tokens)
             app(tokens)
     except ObjectivesMissed:

@@ -13,6 +13,7 @@ from ...sim.policy import policies
 from ...sim.spec import gpu, model
 from ...sim.spec.gpu import gpu_names
 from ...sim.spec.model import model_names
+from ...sim.spec.stored import stored_names
 from ..measured.evidence import basis_of
 from ..runs.output import JsonTarget, Report
 from ..story.reading import story, story_names
@@ -33,6 +34,10 @@ def list(kind: Kind, /, *, json: JsonTarget = None) -> None:
         report.print_line(_BY_GPU)
         report.print_line()
     report.console.print(_table([row | _shortened(row) for row in rows]))
+    if kind == "models":
+        report.print_line(
+            f"{len(stored_names())} repositories are known by their names, too: docs/models.md lists them."
+        )
     report.data({kind: rows})
 
 

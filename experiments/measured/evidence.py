@@ -366,7 +366,7 @@ def _nearest(settings: Settings, load: LoadClass | None) -> Nearest | None:
         same_ranks = row["tensor_parallel_size"] == settings.tensor_parallel_size
         same_kind = row["mixture_of_experts"] == (shape.experts is not None)
         apart = 0 if load is None else abs(_LOADS.index(row["load"]) - _LOADS.index(load))
-        return same_kind, same_engines, same_ranks, -apart, row["model"] == shape.name
+        return same_kind, same_engines, same_ranks, -apart, shape.has_layers_of(model(row["model"]))
 
     most = max(map(likeness, found))
     alike = [row for row in found if likeness(row) == most]
@@ -383,7 +383,8 @@ def _nearest(settings: Settings, load: LoadClass | None) -> Nearest | None:
 
 def _elsewhere(settings: Settings, load: LoadClass | None) -> Elsewhere | None:
     """The runs of the model on other cards, those with the same load if there are some; None if the card itself has some."""
-    found = [row for row in _measured() if row["model"] == model(settings.model).name]
+    shape = model(settings.model)
+    found = [row for row in _measured() if shape.has_layers_of(model(row["model"]))]
     if not found or any(row["gpu"] == settings.gpu for row in found):
         return None
     found = [row for row in found if row["load"] == load] or found

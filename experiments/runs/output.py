@@ -15,6 +15,7 @@ from rich.console import Console
 
 from ...sim.output.files import STDOUT, as_json, is_stdout, is_stream, require_writable_file, write_whole
 from ...sim.types.errors import SettingError, user_paths
+from ...sim.types.notes import notes
 
 Item = TypeVar("Item")
 _RESULTS = Group("Results", sort_key=9)
@@ -111,7 +112,16 @@ def track(items: Iterable[Item], subject: str, total: int) -> Iterable[Item]:
 
 
 class Terminal(Console):
-    """Rich's console, which raises the error when the reader of the output has closed it."""
+    """Rich's console, which raises the error when the reader of the output has closed it, and prints notes before the text that rests on them."""
+
+    _said = 0
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, after the notes that are not printed yet."""
+        said, self._said = self._said, len(notes())
+        for text in notes()[said:]:
+            super().print(text, markup=False)
+        super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:
         """Called by rich while it handles the error."""
@@ -169,7 +179,7 @@ class Report:
     def data(self, document: Any) -> None:
         """Write the command's data at its end."""
         if self._json_target is not None:
-            write_whole(self._json_target, as_json(document))
+            write_whole(self._json_target, as_json({"notes": notes(), **document} if notes() else document))
 
     def data_so_far(self, document: Any) -> None:
         """Write the data of finished items to the file. A pipe or a device gets one document, at the end."""

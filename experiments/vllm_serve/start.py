@@ -1,6 +1,6 @@
 """A pasted command line on a GPU with vLLM's defaults filled in: every value that determines the size of the KV cache.
 
-The model that a line names is a path, a preset, or the preset of a Hugging Face repository's shape.
+The model that a line names is a path, a preset, or a Hugging Face repository of which facts are stored.
 """
 
 from __future__ import annotations
@@ -233,11 +233,9 @@ def _release(line: ServeLine) -> Release:
 def _shape(line: ServeLine, model_name: str | None) -> ModelSpec:
     name = model_name or line.text("hf-config-path", line.model)
     shape = model(name)
-    # A preset by its own name has other number formats than such a checkpoint.
     if line.switch("language-model-only"):
         shape = replace(shape, encoder=None)
-    is_mixed = shape.kv_dtype is not None or "[" in (shape.quantization or "")
-    return replace(shape, name=name) if Path(name).exists() or is_mixed else shape
+    return replace(shape, name=name) if Path(name).exists() else shape
 
 
 def _caches(shape: ModelSpec, vllm: Release) -> bool:

@@ -81,7 +81,7 @@ def falcon(config: Config, name: str) -> ModelSpec:
     )
 
 
-def _windows(
+def sliding_windows(
     config: Config,
     name: str,
     windowed: Callable[[int], bool] = lambda layer: True,
@@ -114,8 +114,8 @@ def llama(
 
 
 def mistral(config: Config, name: str, **features: Any) -> ModelSpec:
-    """Mistral, Llama and Phi 3: all layers may have a window."""
-    return llama(config, name, spans=_windows(config, name), **features)
+    """Mistral, Llama, Granite and Phi 3: all layers may have a window."""
+    return llama(config, name, spans=sliding_windows(config, name), **features)
 
 
 def mixtral(config: Config, name: str) -> ModelSpec:
@@ -125,7 +125,7 @@ def mixtral(config: Config, name: str) -> ModelSpec:
 
 def _qwen(config: Config, name: str, **features: Any) -> ModelSpec:
     first = count(config, name, "max_window_layers", 28)
-    windows = _windows(config, name, lambda layer: layer >= first, 4096, switched_on=False)
+    windows = sliding_windows(config, name, lambda layer: layer >= first, 4096, switched_on=False)
     return llama(config, name, spans=windows, **features)
 
 
@@ -154,15 +154,20 @@ def qwen3_moe(config: Config, name: str) -> ModelSpec:
 
 def gemma2(config: Config, name: str) -> ModelSpec:
     """Gemma 2."""
-    return _gemma(config, name, spans=_windows(config, name, lambda layer: layer % 2 == 0, 4096))
+    return _gemma(config, name, spans=sliding_windows(config, name, lambda layer: layer % 2 == 0, 4096))
 
 
 def gemma3(config: Config, name: str) -> ModelSpec:
     """Gemma 3."""
     # transformers renamed the key when it added layer_types.
     every = count(config, name, "sliding_window_pattern", config.get("_sliding_window_pattern", 6))
-    windows = _windows(config, name, lambda layer: (layer + 1) % every != 0, 4096)
-    defaults = {"vocab_size": 262_208, "max_position_embeddings": 131_072}
+    windows = sliding_windows(config, name, lambda layer: (layer + 1) % every != 0, 4096)
+    defaults = {
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    }
     return _gemma(defaults | dict(config), name, spans=windows, qk_norm=True)
 
 
@@ -302,7 +307,7 @@ def gpt_oss(config: Config, name: str) -> ModelSpec:
     return llama(
         config,
         name,
-        spans=_windows(config, name, lambda layer: layer % 2 == 0, 128),
+        spans=sliding_windows(config, name, lambda layer: layer % 2 == 0, 128),
         experts=experts,
         attention_sinks=True,
         qkv_bias=True,
@@ -340,7 +345,9 @@ def llama4(config: Config, name: str) -> ModelSpec:
 
 
 def deepseek(config: Config, name: str) -> ModelSpec:
-    """DeepSeek V2 and V3, Kimi K2."""
+    """DeepSeek V2 and V3, Kimi K2; the text model of DeepSeek-OCR has K and V."""
+    if config.get("use_mla") is False:
+        return llama(given(config), name, experts=_deepseek_experts(config, name))
     heads = count(config, name, "num_attention_heads")
     latent = Latent(
         kv_rank=count(config, name, "kv_lora_rank"),
@@ -427,6 +434,11 @@ def glm4_moe(config: Config, name: str) -> ModelSpec:
     )
 
 
+def glm4_moe_lite(config: Config, name: str) -> ModelSpec:
+    """GLM 4.7 Flash: latent attention, and the experts of DeepSeek V3 after the first layer."""
+    return deepseek({"topk_method": "noaux_tc", "first_k_dense_replace": 1, **given(config)}, name)
+
+
 def minimax_m2(config: Config, name: str) -> ModelSpec:
     """MiniMax M2 to M2.7: every layer has full attention."""
     biased = bool(config.get("use_routing_bias"))
@@ -477,19 +489,17 @@ def step(config: Config, name: str) -> ModelSpec:
     """Step 3.5 and 3.7 Flash: layers with a window have more query heads (``step3p5.py`` of vLLM)."""
     layers, other = num_layers(config, name), config.get("attention_other_setting")
     other = other if isinstance(other, dict) else {"num_attention_heads": config.get("num_sliding_attention_heads")}
-    if other.get("num_attention_heads") is None:
-        remedy = f"must give the heads of layers with a window of {name}, as vLLM reads them"
-        raise SettingError("attention_other_setting", config.get("attention_other_setting"), remedy)
     # Two generations of names; the kinds of further layers are those of layers for multi-token prediction.
     renamed = {
         "num_key_value_heads": config.get("num_attention_groups"),
-        "n_routed_experts": config.get("moe_num_experts"),
+        "n_routed_experts": config.get("moe_num_experts", config.get("num_experts")),
         "num_experts_per_tok": config.get("moe_top_k"),
     }
     config = {**config, **given(renamed)}
     kinds, routed = config.get("layer_types"), _step_experts(config, name)
     config["layer_types"] = kinds[:layers] if isinstance(kinds, list) else kinds
-    kv_heads, head_dim = count(config, name, "num_key_value_heads"), count(config, name, "head_dim")
+    heads, kv_heads = count(config, name, "num_attention_heads"), count(config, name, "num_key_value_heads")
+    head_dim = count(config, name, "head_dim")
     experts = read_experts(
         config,
         name,
@@ -502,8 +512,9 @@ def step(config: Config, name: str) -> ModelSpec:
     return llama(
         config,
         name,
-        spans=_windows(config, name),
-        window_heads=Heads(count(other, name, "num_attention_heads"), kv_heads, head_dim),
+        spans=sliding_windows(config, name),
+        # vLLM takes the heads of the other layers where the file names none.
+        window_heads=Heads(count(other, name, "num_attention_heads", heads), kv_heads, head_dim),
         qk_norm=True,
         output_bias=False,
         head_gates=bool(config.get("use_head_wise_attn_gate")),
@@ -512,8 +523,10 @@ def step(config: Config, name: str) -> ModelSpec:
 
 
 def _step_experts(config: Config, name: str) -> frozenset[int]:
-    """The layers with experts, which the file lists as text."""
+    """The layers with experts, which the file lists as text, or else all but the first."""
     listed = config.get("moe_layers_enum")
+    if listed is None:
+        return frozenset(range(count(config, name, "first_k_dense_replace", 1, least=0), num_layers(config, name)))
     try:
         return frozenset(map(int, str(listed).split(",")))
     except ValueError:

@@ -41,7 +41,7 @@ _BY_ALGORITHM: dict[tuple[object, object], str] = {
 }
 _PACKED = {(4, 128): "w4a16", (4, 32): "w4a16-g32"}
 _OF_LAYERS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "MXFP8": "mxfp8"}
-_KNOWN = "one of awq and gptq with 4 bits in groups of 128, w4a16, fp8, int8, mxfp4, mxfp8, nvfp4, or null for 16 bit"
+_KNOWN = "one of awq, gptq and auto-round with 4 bits in groups of 128, w4a16, fp8, int8, mxfp4, mxfp8, nvfp4, or null for 16 bit"
 _MODULES = {
     "mixer": ("self_attn.o_proj", "linear_attn.out_proj", "mixer.out_proj", "mixer.o_proj"),
     "mlp": ("mlp.down_proj", "feed_forward.down_proj", "mixer.down_proj"),
@@ -57,12 +57,14 @@ _MODULES = {
 _MODULES_OF_GEMMA4 = _MODULES | {"shared": ("mlp.down_proj",), "expert": ("experts.0.down_proj",)}
 
 
+#: What vLLM requires of NVFP4 in ModelOpt's own file.
+_REQUIRED_OF_NVFP4 = ("group_size", "exclude_modules")
+#: Parts of layers in 16 bits.
+Plain = frozenset[tuple[str, int]]
 #: Formats in the names of quantised checkpoints.
 _IN_NAMES = re.compile(
     r"(?:^|[-_./])(nvfp4|mxfp4|fp4|mxfp8|fp8|awq|gptq|int[48]|w[48]a(?:4|8|16)|[48]-?bit)(?=$|[-_.])", re.IGNORECASE
 )
-#: What vLLM requires of NVFP4 in ModelOpt's own file.
-_REQUIRED_OF_NVFP4 = ("group_size", "kv_cache_quant_algo", "exclude_modules")
 
 
 def named_format(name: str, config: Config) -> str | None:
@@ -86,17 +88,9 @@ def needs_quantization_file(config: Config) -> bool:
 
 
 def with_quantization_file(config: Config, found: Mapping[str, Any]) -> Config:
-    """A configuration that ``needs_quantization_file``, with the contents of that file.
-
-    Raises:
-        SettingError: vLLM requires a key that the file does not have.
-    """
+    """A configuration that ``needs_quantization_file``, with the contents of that file."""
     inner = found.get("quantization")
     inner = inner if isinstance(inner, dict) else {}
-    missing = [key for key in _REQUIRED_OF_NVFP4 if key not in inner]
-    if "NVFP4" in str(inner.get("quant_algo")).upper() and missing:
-        remedy = f"must be given in {QUANTIZATION_FILE} with NVFP4, as vLLM requires"
-        raise SettingError(f"quantization.{missing[0]}", None, remedy)
     given = config.get("quantization_config")
     if isinstance(given, dict):
         return {**config, "quantization_config": {**given, "quantized_layers": inner.get("quantized_layers")}}
@@ -113,15 +107,32 @@ def with_formats(spec: ModelSpec, config: Config) -> ModelSpec:
     if given is None:
         return spec
     keys: Mapping[str, Any] = given if isinstance(given, dict) else {}
-    method = _method(keys)
-    if isinstance(keys.get("quantization"), dict):
-        keys = {**keys, **keys["quantization"]}
+    method, assumed = _method(keys), None
+    if isinstance(own := keys.get("quantization"), dict):
+        method, keys, assumed = "modelopt", {**keys, **own}, _lacking(spec, own)
     modules = _MODULES_OF_GEMMA4 if config.get("model_type") == "gemma4_text" else _MODULES
     if isinstance(keys.get("quantized_layers"), dict) and method == "modelopt":
-        formats = _listed(spec, keys["quantized_layers"], modules)
+        formats, plain = _listed(spec, keys["quantized_layers"], modules)
     else:
-        formats = _ignoring(spec, _format(spec, given, keys, method), keys, modules)
-    return replace(spec, quantization=quantization_name(formats), kv_dtype=_kv_dtype(keys, method))
+        formats, plain = _ignoring(spec, _format(spec, given, keys, method), keys, modules)
+    return replace(
+        spec,
+        quantization=quantization_name(formats),
+        unquantized=plain,
+        kv_dtype=_kv_dtype(keys, method),
+        assumed=assumed,
+    )
+
+
+def _lacking(spec: ModelSpec, own: Mapping[str, Any]) -> str | None:
+    """What is taken for granted of ModelOpt's own file without keys that vLLM requires with NVFP4."""
+    missing = [key for key in _REQUIRED_OF_NVFP4 if key not in own]
+    if "NVFP4" not in str(own.get("quant_algo")).upper() or not missing:
+        return None
+    return (
+        f"{spec.name}: {QUANTIZATION_FILE} lacks {', '.join(missing)}, which vLLM requires with NVFP4; all layers are taken to be in NVFP4,"
+        " in groups of 16."
+    )
 
 
 def _method(keys: Mapping[str, Any]) -> object:
@@ -135,16 +146,19 @@ def _method(keys: Mapping[str, Any]) -> object:
 
 def _format(spec: ModelSpec, given: object, keys: Mapping[str, Any], method: object) -> str:
     """The format of all quantised modules."""
-    if method in ("fp8", "mxfp4"):
-        return str(method)
+    if method in ("fp8", "fbgemm_fp8"):
+        return "fp8"
+    if method == "mxfp4":
+        return "mxfp4"
     algorithm = keys.get("quant_algo") or keys.get("format")
     # ModelOpt and llm-compressor write one method for several formats.
     if found := _BY_ALGORITHM.get((method, algorithm)):
         return found
     if (method, algorithm) == ("compressed-tensors", "pack-quantized") and (form := _packed(keys)):
         return form
-    if method in ("awq", "gptq") and (keys.get("bits"), keys.get("group_size")) == (4, 128):
-        return str(method)
+    if method in ("awq", "gptq", "auto-round") and (keys.get("bits"), keys.get("group_size")) == (4, 128):
+        # AutoRound packs as GPTQ or AWQ do, which have the same bytes.
+        return "awq" if method == "awq" else "gptq"
     raise SettingError("quantization_config", given, f"is not understood in {spec.name}; {_KNOWN}")
 
 
@@ -176,8 +190,8 @@ def _kv_dtype(keys: Mapping[str, Any], method: object) -> str | None:
 
 def _ignoring(
     spec: ModelSpec, form: str, keys: Mapping[str, Any], modules: Mapping[str, tuple[str, ...]]
-) -> dict[str, str]:
-    """One format for all parts that no pattern names."""
+) -> tuple[dict[str, str], Plain]:
+    """One format for all parts that no pattern names, and the parts of layers that one does."""
     named = ("ignore", "exclude_modules", "modules_to_not_convert")
     key = next((key for key in named if keys.get(key)), "ignore")
     patterns = keys.get(key) or []
@@ -186,36 +200,63 @@ def _ignoring(
     # Layers for multi-token prediction count from 0 again.
     tests = [_pattern(each) for each in patterns if not each.startswith("mtp")]
     found: dict[str, str] = {}
+    plain: set[tuple[str, int]] = set()
     for part in (part for part in QUANTIZATIONS[form].parts if part in _MODULES):
         layers = _layers(spec, part)
-        left = [any(test.search(name) for name in _names(modules[part], layer) for test in tests) for layer in layers]
-        if any(left) and not all(left):
-            raise SettingError(
-                f"quantization_config.{key}", part, f"of some layers of {spec.name} is left out, of others not"
-            )
-        if layers and not any(left):
+        left = {
+            layer
+            for layer in layers
+            if any(test.search(name) for name in _names(modules[part], layer) for test in tests)
+        }
+        if len(left) < len(layers):
             found[part] = form
-    return _complete(spec, found)
+            plain.update((part, layer) for layer in left)
+    return _complete(spec, found), frozenset(plain)
 
 
-def _listed(spec: ModelSpec, layers: Mapping[str, Any], modules: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """The format of each part, from a list of modules with theirs."""
+def _listed(
+    spec: ModelSpec, layers: Mapping[str, Any], modules: Mapping[str, tuple[str, ...]]
+) -> tuple[dict[str, str], Plain]:
+    """The format of each part, from a list of modules with theirs, and the parts of layers that it does not list."""
     algorithms = {_bare(name): value.get("quant_algo") for name, value in layers.items() if isinstance(value, dict)}
     found: dict[str, str] = {}
+    plain: set[tuple[str, int]] = set()
     for part in PARTS:
         places = (
-            ["lm_head"]
-            if part == "head"
-            else [name for layer in _layers(spec, part) for name in _names(modules[part], layer)]
+            {layer: list(_names(modules[part], layer)) for layer in _layers(spec, part)}
+            if part != "head"
+            else {0: ["lm_head"]}
         )
-        given = {str(algorithms[name]) for place in places for name in _prefixes(place) if name in algorithms}
-        if given and (len(given) > 1 or not given <= _OF_LAYERS.keys()):
+        given = {
+            layer: {str(algorithms[name]) for place in names for name in _prefixes(place) if name in algorithms}
+            for layer, names in places.items()
+        }
+        forms = set().union(*given.values())
+        if forms and (len(forms) > 1 or not forms <= _OF_LAYERS.keys()):
             known = ", ".join(_OF_LAYERS)
             remedy = f"of {part} of {spec.name} is not understood; one of {known} for all layers"
-            raise SettingError("quantization_config.quantized_layers", ", ".join(sorted(given)), remedy)
-        if given:
-            found[part] = _OF_LAYERS[given.pop()]
-    return _complete(spec, found)
+            raise SettingError("quantization_config.quantized_layers", ", ".join(sorted(forms)), remedy)
+        if forms:
+            found[part] = _OF_LAYERS[forms.pop()]
+            plain.update((part, layer) for layer, listed in given.items() if not listed)
+    return _complete(spec, found), frozenset(plain)
+
+
+def deciding_modules(spec: ModelSpec, listed: Any) -> Any:
+    """Of the modules that a checkpoint names, or gives formats, those by which the format of a part of the model is decided."""
+    known = [
+        name
+        for modules in (_MODULES, _MODULES_OF_GEMMA4)
+        for part in modules
+        for layer in _layers(spec, part)
+        for name in _names(modules[part], layer)
+    ]
+    if isinstance(listed, dict):
+        places = {prefix for name in [*known, "lm_head"] for prefix in _prefixes(name)}
+        return {
+            name: {"quant_algo": value.get("quant_algo")} for name, value in listed.items() if _bare(name) in places
+        }
+    return [text for text in listed if any(_pattern(text).search(name) for name in known)] or listed[:1]
 
 
 def _complete(spec: ModelSpec, found: dict[str, str]) -> dict[str, str]:

@@ -12,6 +12,8 @@ Config = Mapping[str, object]
 #: Upper bounds, beyond any model: of heads, hidden sizes, vocabularies and contexts; and of layers, which are listed.
 MOST_COUNT, MOST_LAYERS = 2**40, 2**14
 
+#: Rotary scaling of which the positions of ``config.json`` are the scaled ones already (``_get_and_verify_max_len`` of vLLM 0.33).
+_WITHIN_POSITIONS = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 # Keys of layers with a state of fixed size instead of K and V. Only some families read them.
 _STATES = {
     "linear_num_key_heads": "linear attention",
@@ -29,6 +31,7 @@ _KINDS = {
     "deepseek_sparse_attention": FULL,
     "linear_attention": STATE,
     "mamba": STATE,
+    "conv": STATE,
     "M": STATE,
     "mlp": NONE,
     "-": NONE,
@@ -104,8 +107,23 @@ def shape(config: Config, name: str, head_dim: int | None = None) -> dict[str, A
         "num_kv_heads": kv_heads,
         "head_dim": count(config, name, "head_dim", head_dim or hidden // heads),
         "vocab_size": count(config, name, "vocab_size"),
-        "max_model_len": count(config, name, "max_position_embeddings"),
+        "max_model_len": longest_sequence(config, name),
     }
+
+
+def longest_sequence(config: Config, name: str) -> int:
+    """Tokens of the longest sequence, as vLLM derives it: the positions, or those of Command R's own key, times the factor of rotary
+    scaling where that is not within them already."""
+    longest = count(config, name, "max_position_embeddings")
+    if config.get("model_max_length") is not None:
+        longest = count(config, name, "model_max_length")
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, dict) or "gemma3" in str(config.get("model_type")):
+        return longest
+    factor, kind = scaling.get("factor"), scaling.get("rope_type", scaling.get("type"))
+    if kind in _WITHIN_POSITIONS or not isinstance(factor, (int, float)) or not 0 < factor <= MOST_LAYERS:
+        return longest
+    return int(longest * factor)
 
 
 def refuse_unread(config: Config, name: str, read: frozenset[str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..types.errors import SettingError
-from . import attention_families, state_families
+from . import attention_families, grouped_families, state_families
 from .checkpoint import with_formats
 from .config import Config, refuse_unread
 from .encoders import encoder_of
@@ -20,18 +20,20 @@ def read_config(config: Config, name: str) -> ModelSpec:
     Raises:
         SettingError: The family, a key or a value is not supported.
     """
-    text, outer = config.get("text_config"), config.get("model_type")
+    text, outer = config.get("text_config", config.get("language_config")), config.get("model_type")
     if isinstance(text, dict):
         config = {**config, **text}
     kind = config.get("model_type")
     if isinstance(kind, str):
         refuse_unsupported(kind, name)
-    family = _FAMILIES.get(kind) if isinstance(kind, str) else None
-    refuse_unread(config, name, family.reads if family else frozenset())
-    if family is None:
-        raise SettingError("model_type", kind, f"is not understood in {name}; one of {', '.join(_FAMILIES)}")
+    if not isinstance(kind, str):
+        raise SettingError("model_type", kind, f"must name the family of {name}, as {', '.join(_FAMILIES)}")
+    family = _FAMILIES.get(kind, _UNKNOWN)
+    refuse_unread(config, name, family.reads)
     spec = with_formats(family.read(config, name), config)
-    return replace(spec, encoder=encoder_of(config, name), model_type=outer if isinstance(outer, str) else None)
+    assumed = grouped_families.assumption(spec, kind) if family is _UNKNOWN else spec.assumed
+    encoder, outer = encoder_of(config, name), outer if isinstance(outer, str) else None
+    return replace(spec, encoder=encoder, model_type=outer, assumed=assumed)
 
 
 def refuse_unsupported(kind: str, name: str) -> None:
@@ -72,6 +74,32 @@ _FAMILIES = {
     "phi3": _Family(attention_families.mistral, _WINDOWS),
     "qwen2": _Family(attention_families.qwen2, _WINDOWS),
     "qwen3": _Family(attention_families.qwen3, _WINDOWS),
+    "qwen2_vl": _Family(attention_families.qwen2, _WINDOWS),
+    "qwen2_vl_text": _Family(attention_families.qwen2, _WINDOWS),
+    "qwen2_5_vl": _Family(attention_families.qwen2, _WINDOWS),
+    "qwen2_5_vl_text": _Family(attention_families.qwen2, _WINDOWS),
+    "ministral3": _Family(attention_families.mistral, _WINDOWS),
+    "ministral": _Family(attention_families.mistral, _WINDOWS),
+    "granite": _Family(attention_families.mistral, _WINDOWS),
+    "glm4": _Family(grouped_families.glm4),
+    "glm4v": _Family(grouped_families.glm4),
+    "glm4v_text": _Family(grouped_families.glm4),
+    "glm": _Family(grouped_families.glm),
+    "chatglm": _Family(grouped_families.chatglm),
+    "seed_oss": _Family(grouped_families.seed_oss),
+    "smollm3": _Family(grouped_families.smollm3, _WINDOWS),
+    "exaone4_5_text": _Family(grouped_families.exaone4, _WINDOWS),
+    "exaone4": _Family(grouped_families.exaone4, _WINDOWS),
+    "olmo2": _Family(grouped_families.olmo3, _WINDOWS),
+    "olmo3": _Family(grouped_families.olmo3, _WINDOWS),
+    "cohere": _Family(grouped_families.cohere, _WINDOWS),
+    "cohere2": _Family(grouped_families.cohere, _WINDOWS),
+    "ernie4_5": _Family(grouped_families.ernie4_5),
+    "ernie4_5_moe": _Family(grouped_families.ernie4_5_moe),
+    "hunyuan": _Family(grouped_families.hunyuan, _WINDOWS | {"num_experts"}),
+    "hunyuan_v1_moe": _Family(grouped_families.hunyuan, _WINDOWS | {"num_experts"}),
+    "hunyuan_v1_dense": _Family(grouped_families.hunyuan, _WINDOWS | {"num_experts"}),
+    "glm4_moe_lite": _Family(attention_families.glm4_moe_lite, frozenset({"kv_lora_rank", "n_routed_experts"})),
     "gpt2": _Family(attention_families.gpt2),
     "gpt_bigcode": _Family(attention_families.gpt_bigcode),
     "falcon": _Family(attention_families.falcon),
@@ -86,6 +114,7 @@ _FAMILIES = {
     "gpt_oss": _Family(attention_families.gpt_oss, _WINDOWS | {"num_local_experts"}),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
+    "deepseek_vl_v2": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
     "deepseek_v32": _Family(attention_families.sparse, _SPARSE),
     "glm_moe_dsa": _Family(attention_families.glm_moe_dsa, _SPARSE),
@@ -124,13 +153,25 @@ _FAMILIES = {
     "glm5_next_text": _GLM5_NEXT,
     "glm5_next": _GLM5_NEXT,
     "zamba2": _Family(state_families.zamba2, frozenset({"mamba_d_state", "state_size", "layer_types"})),
+    "lfm2": _Family(state_families.lfm2, frozenset({"layer_types"})),
     "mamba2": _Family(state_families.mamba2_alone, frozenset({"state_size"})),
 }
+
+#: Any other family.
+_UNKNOWN = _Family(grouped_families.unknown, _WINDOWS)
 
 # Known families that this package does not support.
 _REFUSED = {
     "falcon_h1": "has attention and Mamba side by side in every layer",
     "deepseek_v4": "attends to compressed tokens, with pages of several sizes in a block of the KV cache",
+    "deepseek_ref": "is DeepSeek V4, which attends to compressed tokens, with pages of several sizes in a block of the KV cache",
     "minimax_text_01": "has lightning attention",
     "minimax": "has lightning attention",
+    "mllama": "attends to the states of an image encoder in some layers",
+    "mllama_text_model": "attends to the states of an image encoder in some layers",
+    **dict.fromkeys(
+        ("rwkv", "rwkv5", "rwkv6", "rwkv7", "retnet", "xlstm"), "keeps a recurrent state in place of K and V"
+    ),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "modernbert"), "is an encoder, which keeps no KV cache"),
+    **dict.fromkeys(("t5", "bart", "whisper"), "has an encoder and a decoder that attends to it"),
 }

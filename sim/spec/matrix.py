@@ -39,7 +39,7 @@ class Matrix(NamedTuple):
     Attributes:
         by_inputs: Whether ranks divide the inputs; each rank then holds all outputs and their scales.
         copies, used: Number of matrices, and number of them that a token is multiplied with; None is all.
-        part: One of ``PARTS``, or "router", "convolution" or "indexer", which are never quantised.
+        part: One of ``PARTS``, or "router", "convolution" or "indexer", which are never quantised, or "plain", which this layer's is not.
     """
 
     inputs: int

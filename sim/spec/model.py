@@ -13,21 +13,14 @@ from importlib import resources
 from pathlib import Path
 
 from ..types.errors import SettingError
+from ..types.notes import note
 from ..types.user_files import content_of, json_value
 from .checkpoint import named_format, needs_quantization_file, with_quantization_file
 from .config import Config
 from .families import read_config, refuse_unsupported
-from .repositories import (
-    QUANTIZATION_FILE,
-    Known,
-    cached_config,
-    config_file,
-    download,
-    namesake,
-    preset_of,
-    unsupported,
-)
+from .repositories import QUANTIZATION_FILE, cached_config, config_file, download, nearest, unsupported
 from .shape import ModelSpec
+from .stored import Stored, stored, stored_names
 
 
 @cache
@@ -36,8 +29,54 @@ def _presets() -> dict[str, Config]:
 
 
 @cache
-def _preset(name: str) -> ModelSpec:
-    return read_config(_presets()[name], name)
+def _by_repository() -> dict[str, str]:
+    """Presets by the repository that their facts are of, in small letters."""
+    return {
+        str(config["_name_or_path"]).lower(): name for name, config in _presets().items() if "_name_or_path" in config
+    }
+
+
+def preset_config(name: str) -> Config:
+    """The ``config.json`` of a preset, as far as it is stored: its own facts, or those of the repository that it is a short name of."""
+    facts = _stored_of(name)
+    return _presets()[name] if facts is None else facts.config
+
+
+def _stored_of(preset: str) -> Stored | None:
+    """The stored facts that a preset is a short name of; None if it has facts of its own."""
+    config = _presets()[preset]
+    return stored(str(config["_name_or_path"])) if len(config) == 1 else None
+
+
+@cache
+def _named(name: str) -> ModelSpec:
+    """The model of a preset, or of a repository with stored facts, under its short name if it has one."""
+    facts = _stored_of(name) if name in _presets() else stored(name)
+    if facts is None:
+        return read_config(_presets()[name], name)
+    spec, preset = (
+        read_files(facts.config, facts.quantization_file, facts.name),
+        _by_repository().get(facts.name.lower()),
+    )
+    name = preset if preset is not None and _stored_of(preset) is not None else facts.name
+    assumed = spec.assumed if facts.doubt is None else f"{facts.name}: {facts.doubt}."
+    return replace(spec, name=name, assumed=assumed)
+
+
+def read_files(config: Config, beside: Config | None, name: str, checkpoint: str | None = None) -> ModelSpec:
+    """The model of a ``config.json`` and of ModelOpt's file, if vLLM reads one beside it.
+
+    Args:
+        beside: ``hf_quant_config.json``, if there is one.
+        name: Name of the model.
+        checkpoint: Name of the checkpoint, which may have a number format; None is the model's.
+
+    Raises:
+        SettingError: The family, a key or a value is not supported.
+    """
+    if beside is not None and needs_quantization_file(config):
+        config = with_quantization_file(config, beside)
+    return replace(read_config(config, name), named_format=named_format(checkpoint or name, config))
 
 
 def model_names() -> list[str]:
@@ -56,15 +95,18 @@ def model(name_or_path: str | Path) -> ModelSpec:
             configuration has layers that its family does not support.
     """
     name = str(name_or_path)
-    found = _found(name)
-    if isinstance(found, Path):
-        config = _load(found)
-        if (beside := _quantization_file(name, found, config)) is not None:
-            config = with_quantization_file(config, _load(beside))
-        spec = read_config(config, (found.parent.name or found.stem) if Path(name).exists() else name)
-        return replace(spec, named_format=_named_format(name, found, config))
-    spec = _preset(found.preset)
-    return replace(spec, quantization=found.quantization or spec.quantization, kv_dtype=found.kv_dtype or spec.kv_dtype)
+    spec = _model(name, _found(name))
+    if spec.assumed is not None:
+        note(spec.assumed)
+    return spec
+
+
+def _model(name: str, found: str | Path) -> ModelSpec:
+    if not isinstance(found, Path):
+        return _named(found)
+    config, beside = _load(found), _quantization_file(name, found)
+    shown = (found.parent.name or found.stem) if Path(name).exists() else name
+    return read_files(config, None if beside is None else _load(beside), shown, _checkpoint(name, found))
 
 
 def origin(name: str) -> str | None:
@@ -75,24 +117,27 @@ def origin(name: str) -> str | None:
     found = _found(name)
     if isinstance(found, Path):
         digest = f"config.json with SHA-256 {sha256(found.read_bytes()).hexdigest()}"
-        if (beside := _quantization_file(name, found, _load(found))) is not None:
+        if (beside := _quantization_file(name, found)) is not None:
             digest += f", {QUANTIZATION_FILE} with SHA-256 {sha256(beside.read_bytes()).hexdigest()}"
         if Path(name).exists():
             return digest
         return f"{name} on the Hugging Face hub, revision {found.parent.name}, {digest}"
-    if name == found.preset:
+    if name in _presets():
         return None
-    guessed = f"; weights in {found.quantization} by the name" if found.is_guess else ""
-    return f"preset {found.preset}, which has the shape of {name}{guessed}"
+    facts = stored(found)
+    if facts is None:
+        return f"preset {found}"
+    doubt = f"; {facts.doubt}" if facts.doubt else ""
+    return f"config.json of {facts.name}: {facts.source}, read {facts.read}{doubt}"
 
 
-def _found(name: str) -> Known | Path:
-    """A preset, or a ``config.json``: in order a preset's name, a path, a preset's repository, the cache of the hub, the hub.
+def _found(name: str) -> str | Path:
+    """A preset or a repository with stored facts, or a ``config.json``.
 
-    The file in the cache says more than the suffix of a name.
+    In order: a preset's name, a path, the cache of the hub, stored facts, a preset with facts of that repository, the hub.
     """
     if name in _presets():
-        return Known(name)
+        return name
     path = Path(name)
     if path.is_dir() and not (path / "config.json").is_file():
         raise SettingError("model", name, "is a folder without a config.json; name another, or a preset")
@@ -101,37 +146,40 @@ def _found(name: str) -> Known | Path:
         return path
     if path.exists() or name.endswith(".json"):
         raise SettingError("model", name, "is no file here; give the path of a config.json, or a preset")
-    known = preset_of(name, _presets())
-    if known is not None and not (known.is_guess and cached_config(name)):
-        return known
+    if (cached := cached_config(name)) is not None:
+        return cached
+    if (facts := stored(name)) is not None:
+        return facts.name
+    if (own := _by_repository().get(name.rstrip("/").lower())) is not None:
+        return own
     if (kind := unsupported(name)) is not None:
         refuse_unsupported(kind, name)
-    alike = namesake(name, _presets())
+    alike = nearest(name, [*_presets(), *stored_names()])
     if (downloaded := config_file(name, alike)) is not None:
         return downloaded
     if alike is not None:
-        raise SettingError(
-            "model", name, f"is no file or folder here; give one, or the preset of that name: --model {alike}"
-        )
+        remedy = f"is no file or folder here; give one, or the model of nearly that name: --model {alike}"
+        raise SettingError("model", name, remedy)
     raise SettingError("model", name, f"one of {', '.join(_presets())}, or a path to a config.json")
 
 
-def _quantization_file(name: str, path: Path, config: Config) -> Path | None:
+def _quantization_file(name: str, path: Path) -> Path | None:
     """The file of ModelOpt that vLLM reads beside a ``config.json``; of a repository that says a format by its name, from the hub, too."""
+    config = _load(path)
     if path.name != "config.json" or not needs_quantization_file(config):
         return None
     beside = path.with_name(QUANTIZATION_FILE)
-    if not beside.is_file() and not Path(name).exists() and _named_format(name, path, config):
+    if not beside.is_file() and not Path(name).exists() and named_format(name, config):
         download(name, QUANTIZATION_FILE, path.parent.name)
     return beside if beside.is_file() else None
 
 
-def _named_format(name: str, path: Path, config: Config) -> str | None:
-    """``named_format`` of a repository, or of a local folder or file."""
+def _checkpoint(name: str, path: Path) -> str:
+    """The name of a repository, or of a local folder or file."""
     if not Path(name).exists():
-        return named_format(name, config)
+        return name
     path = path.resolve()
-    return named_format(path.parent.name if path.name == "config.json" else path.stem, config)
+    return path.parent.name if path.name == "config.json" else path.stem
 
 
 def _load(path: Path) -> Config:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..types.errors import SettingError
 from .attention import FULL, HeadAttention, Heads, Indexer, KvGroup, Latent, LatentAttention, Span
@@ -84,10 +85,13 @@ class ModelSpec:
         mlp_sizes: Width of the MLP of each layer, 0 without one, if layers differ. A layer then has a norm for each of its parts.
         experts: Mixture of experts, instead of the MLP of some layers.
         quantization: Number format of the checkpoint's matrices; None is 16 bit.
+        unquantized: Parts of layers (``matrix.PARTS`` and the layer) that the checkpoint leaves in 16 bits, where it quantises the part in
+            others.
         named_format: Number format of weights that the checkpoint's name has and its files lack; the real one is not known then.
         kv_dtype: Number format of the KV cache that the checkpoint asks for; None is 16 bit.
         encoder: Vision encoder that is loaded beside the text model, if any.
         model_type: ``model_type`` of the configuration; None is unknown. It chooses vLLM's model runner, no bytes.
+        assumed: What was taken for granted of a family that is not known, for its reader; None if nothing was.
     """
 
     name: str
@@ -125,10 +129,20 @@ class ModelSpec:
     mlp_sizes: tuple[int, ...] | None = None
     experts: Experts | None = None
     quantization: str | None = None
+    unquantized: frozenset[tuple[str, int]] = frozenset()
     named_format: str | None = None
     kv_dtype: str | None = None
     encoder: Encoder | None = None
     model_type: str | None = None
+    assumed: str | None = None
+
+    def has_layers_of(self, other: ModelSpec) -> bool:
+        """Whether the layers are those of another model; number formats, the longest sequence and an encoder may be others."""
+        apart: dict[str, Any] = {
+            "name": "", "max_model_len": 0, "quantization": None, "unquantized": frozenset(), "named_format": None, "kv_dtype": None,
+            "encoder": None, "model_type": None, "assumed": None,
+        }  # fmt: skip
+        return replace(self, **apart) == replace(other, **apart)
 
     @property
     def mlp_matrices(self) -> int:

@@ -14,7 +14,7 @@ from .attention_families import deepseek, given, llama, read_experts
 from .config import Config, count, num_layers, numbers, shape, state_spans
 from .shape import Experts, ModelSpec
 from .shared_blocks import SharedBlocks
-from .states import GatedDelta, KimiDelta, Mamba, Mamba2
+from .states import GatedDelta, KimiDelta, Mamba, Mamba2, ShortConv
 
 
 def qwen3_next(config: Config, name: str, experts: bool = True, **features: Any) -> ModelSpec:
@@ -153,6 +153,35 @@ def jamba(config: Config, name: str) -> ModelSpec:
         )
     spans = state_spans(name, layers, "attn_layer_period", kinds, "attention mamba")
     return llama(config, name, spans=spans, mixer=mixer, experts=experts)
+
+
+def lfm2(config: Config, name: str) -> ModelSpec:
+    """LFM2: gated short convolutions and attention."""
+    layers, kinds = num_layers(config, name), config.get("layer_types")
+    if kinds is None:
+        attention = numbers(config, name, "full_attn_idxs") or range(layers)
+        kinds = ["full_attention" if layer in attention else "conv" for layer in range(layers)]
+    width = count(config, name, "intermediate_size", config.get("block_ff_dim", 12288))
+    if config.get("block_auto_adjust_ff_dim", True):
+        multiple, multiplier = (
+            count(config, name, "block_multiple_of", 256),
+            config.get("block_ffn_dim_multiplier", 1.0),
+        )
+        if not isinstance(multiplier, (int, float)) or not 0 < multiplier < 100:
+            raise SettingError("block_ffn_dim_multiplier", multiplier, f"must be a number above 0 in {name}")
+        width = multiple * -(-int(multiplier * int(2 * width / 3)) // multiple)
+    inner = count(config, name, "conv_dim", count(config, name, "hidden_size"))
+    return llama(
+        config,
+        name,
+        intermediate_size=width,
+        tied_embeddings=bool(config.get("tie_embedding", config.get("tie_word_embeddings", True))),
+        qk_norm=True,
+        spans=state_spans(name, layers, "layer_types", kinds, "full_attention conv"),
+        mixer=ShortConv(
+            conv_kernel=count(config, name, "conv_L_cache", 3), inner=inner, bias=bool(config.get("conv_bias"))
+        ),
+    )
 
 
 def nemotron_h(config: Config, name: str) -> ModelSpec:

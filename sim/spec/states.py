@@ -1,12 +1,13 @@
 """Layers that keep a state of fixed size instead of K and V: one class for each kind.
 
 A sequence of any length has one state in each of these layers. A state is two tensors: the last inputs of a short
-convolution, and a matrix per head that each token updates.
+convolution, and a matrix per head that each token updates; of a short convolution alone it is the first.
 
     Mamba       [inner, state]                    arXiv 2312.00752   Jamba
     Mamba2      [heads, head_dim, state]          arXiv 2405.21060   Nemotron-H, Granite 4, Bamba, Mamba-2
     GatedDelta  [value_heads, value_dim, key_dim] arXiv 2412.06464   Qwen3-Next, Qwen3.5
     KimiDelta   [heads, head_dim, head_dim]       arXiv 2510.26692   Kimi Linear
+    ShortConv   none                              vLLM short_conv    LFM2
 
 Shapes, number formats and the division among ranks are those of vLLM 0.33 (``MambaStateShapeCalculator`` and
 ``MambaStateDtypeCalculator`` in ``vllm/model_executor/layers/mamba/mamba_utils.py``, and the layers in that folder).
@@ -90,11 +91,11 @@ class StateMixer(ABC):
         return self.conv_kernel - 1, self.conv_channels(ranks)
 
     def state_shapes(self, ranks: int = 1) -> tuple[tuple[int, ...], ...]:
-        """Both tensors of a state on each rank."""
+        """The tensors of a state on each rank."""
         return self.conv_shape(ranks), self.recurrent_shape(ranks)
 
-    def state_dtypes(self, dtype: str = "fp16", conv_dtype: str = "auto", state_dtype: str = "auto") -> tuple[str, str]:
-        """Number formats of both tensors.
+    def state_dtypes(self, dtype: str = "fp16", conv_dtype: str = "auto", state_dtype: str = "auto") -> tuple[str, ...]:
+        """Number formats of the tensors.
 
         Args:
             dtype: Number format of the model.
@@ -280,6 +281,59 @@ class Mamba2(StateMixer):
         """
         within = 2 * self.chunk * (self._groups(ranks) * self.state_size + self.inner_size(ranks))
         return within + 4 * prod(self.recurrent_shape(ranks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConv(StateMixer):
+    """A gated short convolution as in LFM2: the state is its last inputs alone (``short_conv.py`` of vLLM).
+
+    Attributes:
+        inner: Number of channels.
+        bias: Whether the convolution and the projections have biases.
+    """
+
+    inner: int
+    bias: bool = False
+
+    @property
+    def divisors(self) -> dict[str, int]:
+        return {"channels": self.inner}
+
+    def conv_channels(self, ranks: int = 1) -> int:
+        return self.inner // ranks
+
+    def recurrent_shape(self, ranks: int = 1) -> tuple[int, ...]:
+        return (0,)
+
+    def state_shapes(self, ranks: int = 1) -> tuple[tuple[int, ...], ...]:
+        return (self.conv_shape(ranks),)
+
+    def state_dtypes(self, dtype: str = "fp16", conv_dtype: str = "auto", state_dtype: str = "auto") -> tuple[str, ...]:
+        return (dtype if conv_dtype == "auto" else conv_dtype,)
+
+    def inner_size(self, ranks: int = 1) -> int:
+        return self.inner // ranks
+
+    def projections(self, hidden_size: int, ranks: int = 1) -> tuple[Matrix, ...]:
+        inner = self.inner // ranks
+        return Matrix(hidden_size, 3 * inner), Matrix(inner, hidden_size)
+
+    def gemm_elements(self, ranks: int = 1) -> int:
+        return 4 * self.inner // ranks
+
+    def vector_params(self, hidden_size: int, ranks: int = 1) -> int:
+        return self.bias * (4 * self.inner // ranks + hidden_size)
+
+    @property
+    def chunk_tokens(self) -> int:
+        return 0
+
+    def chunk_bytes(self, ranks: int = 1, dtype: str = "fp16") -> int:
+        return 0
+
+    def prefill_flops(self, ranks: int = 1) -> int:
+        """None: there is no recurrence beside the convolution."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

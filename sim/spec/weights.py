@@ -45,6 +45,15 @@ def layer_matrices(
     Args:
         expert_ranks: Division of the routed experts; None divides them like all matrices.
     """
+    found = _all_matrices(model, layer, tensor_parallel, expert_ranks)
+    if not model.unquantized:
+        return found
+    return tuple(each._replace(part="plain") if (each.part, layer) in model.unquantized else each for each in found)
+
+
+def _all_matrices(
+    model: ModelSpec, layer: int, tensor_parallel: int, expert_ranks: ExpertRanks | None
+) -> tuple[Matrix, ...]:
     mixer = _mixer_matrices(model, layer, tensor_parallel) + model.call_matrices(layer, tensor_parallel)
     experts = model.experts
     if experts is None or layer not in experts.layers:

@@ -25,6 +25,7 @@ from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
 from fragmeter.sim import spec
 from fragmeter.sim.spec.families import read_config
+from fragmeter.sim.spec.model import preset_config
 from fragmeter.sim.types.errors import SettingError
 
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -37,7 +38,7 @@ CLASSES = {
     "mamba2": ("mamba2", "Mamba2ForCausalLM"),
     "zamba2": ("zamba2", "Zamba2ForCausalLM"),
 }
-_DATA = json.loads((Path(spec.__file__).parent / "data" / "models.json").read_text("utf-8"))
+_DATA = {name: preset_config(name) for name in spec.model_names()}
 PRESETS = {
     # Files of Qwen3.5 leave out the type of their text part.
     name: {"model_type": f"{config['model_type']}_text"} | config["text_config"] if "text_config" in config else config

@@ -143,10 +143,9 @@ class TestReplica:
         assert data["error"] == pytest.approx(0, abs=1e-9)
 
     def test_the_benchmark_names_the_model(self):
-        chosen = replica(
-            Described(None, None, "h100-80gb", None, None, {"gpu": "h100-80gb"}), "nvidia/Llama-3.1-8B-FP8"
-        )
-        assert (chosen.policy, chosen.model, chosen.quantization) == ("vllm-v1", "llama-3.1-8b", "fp8")
+        """The number format is the checkpoint's own."""
+        chosen = replica(Described(None, None, "h100-80gb", None, None, {"gpu": "h100-80gb"}), "Qwen/Qwen3-32B-FP8")
+        assert (chosen.policy, chosen.model, chosen.quantization) == ("vllm-v1", "Qwen/Qwen3-32B-FP8", None)
 
     @pytest.mark.parametrize(
         ("flags", "complaint"),

@@ -15,7 +15,6 @@ from fragmeter.experiments.vllm_serve.log import read_log
 from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.settings import settings
-from fragmeter.sim.spec import model, model_names
 from fragmeter.sim.spec.launch import capacity, longest_model_len, users
 from fragmeter.sim.spec.speculative import UNKNOWN_RATES, parse_speculative
 from fragmeter.sim.types.errors import NotSimulated, SettingError, UserError
@@ -136,7 +135,7 @@ MISTAKES = {
     "vllm serve opt-13b --gpu-memory-utilization 92": "--gpu-memory-utilization = '92': must be above 0",
     "vllm serve opt-13b opt-66b": "serve = 'opt-66b': is neither a flag nor the value of one",
     "vllm serve opt-13b --config a.yaml": "is not read; paste its contents as flags",
-    "vllm serve unknown/unknown-3b": "model = 'unknown/unknown-3b': is no preset, and not in the local cache of the Hugging Face hub; HF_HUB_OFFLINE forbids",
+    "vllm serve unknown/unknown-3b": "model = 'unknown/unknown-3b': is no preset, no stored file is of it, and it is not in the local cache of the Hugging Face hub; HF_HUB_OFFLINE forbids",
     "vllm serve opt-13b --dtype float32": "--dtype = 'float32': is not supported",
     "vllm serve opt-13b --kv-cache-dtype nvfp4": "--kv-cache-dtype = 'nvfp4': is not supported",
     "vllm serve opt-13b -q bitsandbytes": "--quantization = 'bitsandbytes': is not supported",
@@ -168,21 +167,20 @@ def test_line_and_log_may_be_in_files(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "preset", "quantization"),
+    ("name", "form", "kv_dtype", "parameters"),
     [
-        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b", None),
-        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "llama-3.1-8b", "fp8"),
-        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "llama-3.1-70b", "awq"),
-        ("mistralai/Mistral-7B-Instruct-v0.1", "mistral-7b-v0.1", None),
-        ("google/gemma-3-27b-it", "gemma-3-27b", None),
-        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout", None),
-        ("deepseek-ai/DeepSeek-R1", "deepseek-v3", "fp8"),
-        ("facebook/opt-13b", "opt-13b", None),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", None, "bf16", 8_030_261_248),
+        ("google/gemma-3-27b-it", None, "bf16", 27_009_346_304),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", None, "bf16", 107_769_861_120),
+        ("deepseek-ai/DeepSeek-R1", "fp8", "bf16", 671_026_419_200),
+        ("nvidia/Llama-3.1-70B-Instruct-FP8", "fp8", "fp8", 70_553_706_496),
+        ("facebook/opt-13b", None, "bf16", 12_853_473_280),
     ],
 )
-def test_repositories_with_the_shape_of_a_preset(name, preset, quantization):
-    assert preset in model_names()
-    assert (model(name).name, model(name).quantization) == (preset, quantization)
+def test_a_repository_has_the_formats_of_its_own_files(name, form, kv_dtype, parameters):
+    launch = started(parse_serve(f"vllm serve {name} -tp 8"), "h200").launch
+    assert (launch.deployment.quantization, launch.deployment.kv_dtype) == (form, kv_dtype)
+    assert launch.model.num_params == pytest.approx(parameters, rel=2e-3)
 
 
 def test_a_model_with_fixed_size_states_is_a_simulation_with_the_same_blocks():

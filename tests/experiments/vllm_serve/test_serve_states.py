@@ -35,7 +35,7 @@ def kind(found: Started) -> str | None:
 # Of public reports: recipes#551, NVIDIA-AI-Blueprints/retail-shopping-assistant#95, vllm#49064 and recipes#906. The second states no release, and
 # the first release with the check is 0.20.
 REPORTS = [
-    ("h100-80gb", "0.22", "Qwen/Qwen3.6-27B-FP8 --gpu-memory-utilization 0.95", 856),
+    ("h100-80gb", "0.22", "qwen3.6-27b -q fp8 --gpu-memory-utilization 0.95", 856),
     ("h100-80gb", "0.20", "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8 -tp 2", 524),
     ("h200", "0.29", "zai-org/GLM-5.3-Flash -tp 4", 512),
 ]

@@ -38,7 +38,7 @@ PUBLIC = [
         1487,
     ),
     (
-        "Qwen/Qwen3.6-27B-FP8 -tp 2 --max-model-len 131072 --max-num-seqs 2 --kv-cache-dtype fp8_e4m3 --max-num-batched-tokens 8192",
+        "qwen3.6-27b -q fp8 -tp 2 --max-model-len 131072 --max-num-seqs 2 --kv-cache-dtype fp8_e4m3 --max-num-batched-tokens 8192",
         "rtx-3090",
         "vLLM API server version 0.27.1\nAvailable KV cache memory: 4.99 GiB\nGPU KV cache size: 302,921 tokens\n"
         "Maximum concurrency for 131,072 tokens per request: 2.31x",

@@ -213,7 +213,10 @@ class TestSparseBlocks:
         assert "--block-size 128" in capsys.readouterr().out
         assert status([*line.split(), f"{serve} --block-size 64"]) == MISTAKE
         said = capsys.readouterr().err
-        assert said == "fragmeter: block_size = 64: must be a multiple of 128 tokens for the indexer of minimax-m3\n"
+        assert (
+            said
+            == "fragmeter: block_size = 64: must be a multiple of 128 tokens for the indexer of MiniMaxAI/MiniMax-M3\n"
+        )
 
 
 class TestHeadsThatDiffer:
@@ -374,14 +377,39 @@ class TestFormatsOfParts:
         config(**self.MOE, quantization_config={"quant_method": "modelopt_mixed", "quant_algo": "MIXED_PRECISION"})
         assert (model(path).quantization, model(path).kv_dtype) == ("nvfp4[expert]", None)
 
-    def test_what_vllm_requires_of_the_file(self, config):
+    def test_a_file_without_what_vllm_requires_is_taken_for_all_layers(self, config):
+        """The answer says so."""
         path = config(**self.MOE)
         written = {"producer": {"name": "modelopt"}, "quantization": self.LEGACY | {"quant_algo": "NVFP4"}}
         path.with_name("hf_quant_config.json").write_text(json.dumps(written))
-        with pytest.raises(
-            SettingError, match="^quantization.group_size = None: must be given in hf_quant_config.json"
-        ):
-            model(path)
+        assert model(path).quantization == "nvfp4" and "group_size" in model(path).assumed
+        written["quantization"]["group_size"] = 16
+        path.with_name("hf_quant_config.json").write_text(json.dumps(written))
+        assert model(path).assumed is None
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn", "model.layers.2.self_attn"]},
+            {
+                "quant_method": "modelopt",
+                "quantized_layers": {
+                    f"model.layers.{layer}.{part}": {"quant_algo": "FP8"}
+                    for layer in range(4)
+                    for part in ("self_attn.o_proj", "mlp.experts")
+                    if part != "self_attn.o_proj" or layer in (1, 3)
+                },
+            },
+        ],
+        ids=["left out", "listed"],
+    )
+    def test_a_part_of_some_layers_has_sixteen_bits(self, config, given):
+        """Attention of two layers of four: 8 heads of 32, 2 KV heads, each output with a scale of 32 bits."""
+        found, whole = model(config(**self.MOE, quantization_config=given)), model(config(**self.MOE))
+        assert found.quantization == "fp8"
+        attention, outputs = 256 * (256 + 2 * 64) + 256 * 256, 256 + 2 * 64 + 256
+        more = stage_bytes(found, quantization="fp8")[0] - stage_bytes(whole, quantization="fp8")[0]
+        assert more == 2 * (attention - 4 * outputs)
 
     def test_a_kv_cache_of_four_bits_needs_another_format(self):
         spec = replace(model("qwen3-8b"), kv_dtype="nvfp4")
@@ -402,10 +430,6 @@ class TestFormatsOfParts:
     @pytest.mark.parametrize(
         ("given", "text"),
         [
-            (
-                {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn"]},
-                "quantization_config.modules_to_not_convert = 'mixer': of some layers of tiny is left out, of others not",
-            ),
             (_packed(4, 64), "is not understood in tiny"),
             (_packed(8, 128), "is not understood in tiny"),
             (
@@ -471,10 +495,6 @@ GEMMA_4 = {"model_type": "gemma4_text", "sliding_window": 64, "hidden_size_per_l
         ),
         (MINIMAX_M3 | {"moe_layer_freq": [0, 1]}, "moe_layer_freq = [0, 1]: must have one number for each of the 4"),
         ({"model_type": "deepseek_v4"}, "model_type = 'deepseek_v4': attends to compressed tokens"),
-        (
-            {"model_type": "step3p7"},
-            "attention_other_setting = None: must give the heads of layers with a window of tiny",
-        ),
         (STEP | {"moe_layers_enum": "1,b"}, "moe_layers_enum = '1,b': must list the layers with experts of tiny"),
     ],
 )
