@@ -119,9 +119,7 @@ def _by_flags(server: Server, model_id: str | None) -> Settings:
     if server.model is None:
         if model_id is None:
             raise SettingError("model", None, "is missing, and the benchmark names none; give --model")
-        served = model(model_id)
-        own = served.quantization == model(served.name).quantization
-        shape = {"model": served.name, "quantization": None if own else served.quantization}
+        shape = {"model": model(model_id).name}
     found = settings(**{"policy": POLICY, **shape, **server.given})
     _require_one(found.data_parallel_size)
     return found

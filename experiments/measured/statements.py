@@ -112,7 +112,7 @@ def _same_model(one: Statement, other: Statement) -> bool:
     if names & others:
         return True
     try:
-        return model(str(one.value)).name == model(str(other.value)).name
+        return model(str(one.value)).has_layers_of(model(str(other.value)))
     except UserError:
         return False
 

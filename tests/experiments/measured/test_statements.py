@@ -97,6 +97,7 @@ def test_each_contradiction_is_named_and_no_other(name, source, change, tmp_path
         ("vllm serve facebook/opt-13b", "opt-13b"),
         ("vllm serve opt-13b", "facebook/opt-13b"),
         ("vllm serve /models/opt-13b --model-impl auto --hf-config-path opt-13b", "facebook/opt-13b"),
+        ("vllm serve llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct"),
         ("vllm serve opt-13b --served-model-name chat mine", "mine"),
     ],
 )
