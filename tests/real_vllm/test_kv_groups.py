@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from fragmeter.sim.spec import ModelSpec, hybrid_layout, model, model_names, page_bytes
+from fragmeter.sim.spec import (
+    CacheSettings,
+    ModelSpec,
+    cache_layers,
+    form_kv_cache,
+    hybrid_layout,
+    model,
+    model_names,
+    page_bytes,
+)
 
 from .kv_groups import Question, groups_of
 from .shapes import Layer
@@ -30,11 +39,16 @@ ALIKE = [
     for name in model_names()
     if not (model(name).mixer or model(name).indexer or model(name).window_heads or model(name).mlp_sizes)
 ]
+#: Of families without a preset.
+ALIKE += [
+    "LGAI-EXAONE/EXAONE-4.0-32B", "allenai/Olmo-3.1-32B-Instruct", "google/gemma-3-4b-it", "google/gemma-2-9b",
+    "HuggingFaceTB/SmolLM3-3B", "deepseek-ai/DeepSeek-OCR", "zai-org/glm-4-9b", "tencent/Hunyuan-A13B-Instruct",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ALIKE)
 def test_the_groups_of_presets_are_those_of_vllm(name):
-    spec, tokens = model(name), 4096
+    spec, tokens = model(name), 8192
     layers = _layers(spec)
     question = Question(
         layers, max_model_len=min(tokens, spec.max_model_len), disable_hybrid=name.startswith("llama-4")
@@ -84,3 +98,19 @@ def test_questions_come_as_json():
     value = {"layers": [{"kind": "state", "state_shapes": [[3, 8]], "state_dtypes": ["float32"]}], "block_size": 32}
     state = Layer("state", state_shapes=((3, 8),), state_dtypes=("float32",))
     assert Question.from_json(value) == Question((state,), block_size=32)
+
+
+def test_short_convolutions_are_groups_of_their_own():
+    """LFM2: 10 layers keep the last two inputs of 2,048 channels, 6 are attention."""
+    spec = model("LiquidAI/LFM2-1.2B")
+    state = Layer("state", state_shapes=((2, 2048),), state_dtypes=("bfloat16",))
+    heads = Layer(kv_heads=8, head_size=64)
+    layers = tuple(heads if spec.span(layer).keeps_tokens else state for layer in range(spec.num_layers))
+    answer = groups_of(Question(layers, max_model_len=8192))
+    settings = CacheSettings(max_model_len=8192, max_num_batched_tokens=8192, block_size=16)
+    ours = form_kv_cache(cache_layers(spec, "bf16", 1, "bf16"), settings)
+    theirs = [(tuple(sorted(group["layers"])), group["block_size"], group["page_bytes"]) for group in answer["groups"]]
+    assert theirs == [
+        (group.layers, group.specs[0].block_size, group.specs[0].page_size_bytes) for group in ours.groups
+    ]
+    assert answer["block_bytes"] == ours.bytes_per_block

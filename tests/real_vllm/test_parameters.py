@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from fragmeter.sim import spec
 from fragmeter.sim.spec import model
 from fragmeter.sim.spec.model import preset_config
+from fragmeter.sim.spec.stored import stored
 
 _DATA = {name: preset_config(name) for name in spec.model_names()}
 #: With encoders, latent attention that an indexer makes sparse, or heads that differ from layer to layer.
@@ -32,7 +33,9 @@ def _num_params(config: dict[str, Any]) -> int:
     """Parameters of transformers' class, with the router's corrections, which it keeps as buffers."""
     given = {key: value for key, value in config.items() if key not in ("model_type", "_name_or_path")}
     for part in (given, given.get("text_config", {})):
-        part.pop("quantization_config", None)
+        # Of rotary positions only what decides the longest sequence is stored; they have no parameters.
+        for key in ("quantization_config", "rope_scaling", "rope_parameters"):
+            part.pop(key, None)
     read = AutoConfig.for_model(config["model_type"], **given)
     kind = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
     with torch.device("meta"):
@@ -48,3 +51,16 @@ def test_there_are_such_presets():
 @pytest.mark.parametrize("name", _NAMES)
 def test_parameters_are_those_of_transformers(name: str):
     assert model(name).num_params == _num_params(json.loads(json.dumps(_DATA[name])))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ByteDance-Seed/Seed-OSS-36B-Instruct", "HuggingFaceTB/SmolLM3-3B", "LGAI-EXAONE/EXAONE-4.0-32B", "LiquidAI/LFM2-1.2B",
+        "ibm-granite/granite-3.3-8b-instruct", "mistralai/Devstral-2-123B-Instruct-2512", "google/gemma-2-9b",
+    ],
+)  # fmt: skip
+def test_parameters_of_families_without_a_preset(name: str):
+    facts = stored(name)
+    assert facts is not None
+    assert model(name).num_params == _num_params(json.loads(json.dumps(facts.config)))
