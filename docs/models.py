@@ -6,7 +6,7 @@
 
 The first reads every ``ORG/NAME/config.json`` of the folders, with ``hf_quant_config.json`` beside it. ``sources.tsv`` in a folder says where they
 are from: name, repository or package, path in it, commit or release, and a fifth column where the file is doubted, one line each. A file replaces what
-is stored of its name, but a doubted file only a doubted one. Of a file only the keys
+is stored of its name, but a doubted file nothing that is from elsewhere. Of a file only the keys
 that the readers of ``sim/spec`` name are stored, and of lists of modules only those that decide a format; the script
 refuses to write what would be read as another model. Files that are not understood are named and left out.
 
@@ -172,8 +172,8 @@ def read(folders: list[Path], day: str) -> None:
     for folder in folders:
         where = sources(folder)
         for name, config, beside in files(folder):
-            known = name in own or (name in found and "doubt" not in found[name])
-            if "doubt" in where[name] and known:
+            other = found.get(name, where[name])["source"].partition(",")[0] != where[name]["source"].partition(",")[0]
+            if "doubt" in where[name] and (name in own or other):
                 continue
             try:
                 found[name] = where[name] | {"read": day} | facts_of(name, config, beside)
