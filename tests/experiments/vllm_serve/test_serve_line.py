@@ -134,7 +134,7 @@ MISTAKES = {
     "vllm serve opt-13b --max-model-len 1.5K": "must be a whole number",
     "vllm serve opt-13b --gpu-memory-utilization 92": "--gpu-memory-utilization = '92': must be above 0",
     "vllm serve opt-13b opt-66b": "serve = 'opt-66b': is neither a flag nor the value of one",
-    "vllm serve opt-13b --config a.yaml": "is not read; paste its contents as flags",
+    "vllm serve opt-13b --config a.yaml": "config = 'a.yaml': ",
     "vllm serve unknown/unknown-3b": "model = 'unknown/unknown-3b': is no preset, no stored file is of it, and it is not in the local cache of the Hugging Face hub; HF_HUB_OFFLINE forbids",
     "vllm serve opt-13b --dtype float32": "--dtype = 'float32': is not supported",
     "vllm serve opt-13b --kv-cache-dtype nvfp4": "--kv-cache-dtype = 'nvfp4': is not supported",
