@@ -23,7 +23,7 @@ a burst, and not a load. ``known_rate`` is the rate up to which their runs are a
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import ceil, inf, log
 from typing import Any, NamedTuple
 
@@ -118,7 +118,7 @@ class Fleet:
     tried: tuple[Tried, ...]
     rates: tuple[float, ...] = ()
     sure_rate: float = 0.0
-    seeds: int = 1
+    seeds: int = field(kw_only=True)
     misses: int = 0
 
     @property
@@ -136,7 +136,65 @@ Results = Mapping[Trial, float]
 Steps = Generator[list[Trial], Results, Fleet]
 
 
-class FleetSearch:
+class RateSearch:
+    """The search for the rates of fleets.
+
+    Args:
+        seeds: Seeds to begin with; more follow the last.
+        engines: Sizes are multiples of this number of replicas, which share experts.
+    """
+
+    # The steps count in multiples of ``engines``; trials and results in replicas.
+
+    def __init__(self, seeds: Sequence[int], engines: int = 1) -> None:
+        self._first, self._count, self._engines = seeds[0], len(seeds), engines
+        self._found: dict[tuple[Kind, int], list[float]] = {}
+
+    def rates(
+        self, size: int, known: Sequence[float] = (), near: float | None = None
+    ) -> Generator[list[Trial], Results, tuple[tuple[float, ...], float]]:
+        """As ``FleetSearch.steps``: the highest rates of one fleet with the seeds to begin with, and the rate that other seeds take,
+        requests/s.
+
+        Args:
+            known: Rates of the first seeds that are known.
+            near: Where to seek that of the first seed.
+        """
+        self._found[Kind.RATE, size] = [*known]
+        # To the end, whatever is wanted: nobody asks how many seeds miss.
+        limit = yield from self._limit(size, inf, near, to_end=True)
+        return tuple(self._found[Kind.RATE, size]), limit.rate
+
+    def _limit(
+        self, size: int, wanted: float, near: float | None = None, *, to_end: bool = False
+    ) -> Generator[list[Trial], Results, Limit]:
+        """The rate that other seeds take with a fleet, from the rates of the seeds to begin with."""
+        yield from self._complete(Kind.RATE, size, near)
+        rounds = lower_limit(self._found[Kind.RATE, size], wanted, to_end=to_end)
+        values: list[float] | None = None
+        while True:
+            try:
+                kind, seeds, rate = next(rounds) if values is None else rounds.send(values)
+            except StopIteration as end:
+                return end.value
+            near = rate if kind is Kind.MEETS else near_rate(rate)
+            trials = [Trial(kind, size * self._engines, self._first + seed, near) for seed in seeds]
+            results = yield trials
+            values = [results[trial] for trial in trials]
+
+    def _complete(self, kind: Kind, size: int, near: float | None = None) -> Generator[list[Trial], Results, None]:
+        """Ask for the trials of a fleet that are missing. The first seed's rate is where those of the others are sought."""
+        known = self._found.setdefault((kind, size), [])
+        while len(known) < self._count:
+            first, many = len(known), self._count
+            if kind is Kind.RATE:
+                near, many = (near_rate(known[0]), many) if known else (near, 1)
+            missing = [Trial(kind, size * self._engines, self._first + place, near) for place in range(first, many)]
+            results = yield missing
+            known += [results[trial] for trial in missing]
+
+
+class FleetSearch(RateSearch):
     """The search for the smallest fleet.
 
     Args:
@@ -145,11 +203,8 @@ class FleetSearch:
         least: Sizes below are known to be too few.
         attainment: Share of the requests that must meet the objectives.
         counted: Number of requests that a share is of.
-        seeds: Seeds to begin with; more follow the last.
-        engines: Sizes are multiples of this number of replicas, which share experts.
+        seeds, engines: As of ``RateSearch``.
     """
-
-    # The steps count in multiples of ``engines``; trials and results in replicas.
 
     def __init__(
         self,
@@ -161,13 +216,12 @@ class FleetSearch:
         seeds: Sequence[int],
         engines: int = 1,
     ) -> None:
-        self._wanted, self._attainment, self._counted, self._engines = wanted, attainment, counted, engines
+        super().__init__(seeds, engines)
+        self._wanted, self._attainment, self._counted = wanted, attainment, counted
         self._least = max(1, ceil(least / engines))
         self._near = min(max(ceil(near / engines), self._least), max(1, MOST_REPLICAS // engines))
         self._most = max(1, min(MOST_REPLICAS // engines, _TIMES_FIRST * self._near))
-        self._first, self._count = seeds[0], len(seeds)
         self._most_seeds = max(NUM_SEEDS, self._count)
-        self._found: dict[tuple[Kind, int], list[float]] = {}
         #: Of sizes that 48 seeds confirmed, or did not.
         self._confirmed: dict[int, Decision] = {}
 
@@ -178,7 +232,7 @@ class FleetSearch:
         """
         size, fewest = yield from self._by_shares()
         while size is not None:
-            limit = yield from self._limit(size)
+            limit = yield from self._limit(size, self._wanted)
             found = self._confirmed[size] = limit.decision
             if found is Decision.ENOUGH:
                 if (Kind.SHARE, size) not in self._found:
@@ -201,22 +255,9 @@ class FleetSearch:
                 break
             self._count = min(2 * self._count, self._most_seeds)
         self._count = begun
-        limit = yield from self._limit(size, to_end=True)
+        limit = yield from self._limit(size, self._wanted, to_end=True)
         decision = limit.decision if found.decision is Decision.ENOUGH else found.decision
         return Tested(decision, found.shares, tuple(self._found[Kind.RATE, size]), limit.rate)
-
-    def rates(
-        self, size: int, known: Sequence[float] = (), near: float | None = None
-    ) -> Generator[list[Trial], Results, tuple[tuple[float, ...], float]]:
-        """As ``steps``: the highest rates of one fleet with the seeds to begin with, and the rate that other seeds take, requests/s.
-
-        Args:
-            known: Rates of the first seeds that are known.
-            near: Where to seek that of the first seed.
-        """
-        self._found[Kind.RATE, size] = [*known]
-        limit = yield from self._limit(size, near, to_end=True)
-        return tuple(self._found[Kind.RATE, size]), limit.rate
 
     def _fleet(self, size: int | None, fewest: int, limit: Limit | None = None) -> Fleet:
         sizes = sorted(size for kind, size in self._found if kind is Kind.SHARE)
@@ -224,7 +265,7 @@ class FleetSearch:
         if size is None or limit is None:
             return Fleet(None, fewest, tried, seeds=max(len(each.shares) for each in tried))
         rates = tuple(self._found[Kind.RATE, size])
-        return Fleet(size * self._engines, fewest, tried, rates, limit.rate, limit.num_seeds, limit.misses)
+        return Fleet(size * self._engines, fewest, tried, rates, limit.rate, limit.misses, seeds=limit.num_seeds)
 
     def _tried(self, size: int) -> Tried:
         shares = self._found[Kind.SHARE, size]
@@ -236,15 +277,13 @@ class FleetSearch:
         begun, near = self._count, self._near
         while True:
             enough = yield from self._smallest(near, lambda found: found is Decision.ENOUGH)
-            highest = self._most if enough is None else enough
-            fewest = yield from self._smallest(highest, lambda found: found is not Decision.TOO_FEW)
-            fewest = highest if fewest is None else fewest
-            settled = highest - fewest <= PRECISION * highest and enough is not None
-            hopeless = enough is None and fewest == self._most
-            if settled or hopeless or self._count in (1, self._most_seeds):
+            largest = self._most if enough is None else enough
+            fewest = yield from self._smallest(largest, lambda found: found is not Decision.TOO_FEW)
+            settled = fewest is None or enough is not None and enough - fewest <= PRECISION * enough
+            if settled or self._count in (1, self._most_seeds):
                 self._count = begun
-                return enough, fewest
-            self._count, near = min(2 * self._count, self._most_seeds), highest
+                return enough, largest if fewest is None else fewest
+            self._count, near = min(2 * self._count, self._most_seeds), largest
 
     def _smallest(self, near: int, passes: Callable[[Decision], bool]) -> Generator[list[Trial], Results, int | None]:
         """The smallest size that passes; sizes that pass are taken to have no smaller one above them that does not."""
@@ -265,34 +304,6 @@ class FleetSearch:
                 probe = (low + high) // 2
             stride *= 2
         return high
-
-    def _limit(
-        self, size: int, near: float | None = None, *, to_end: bool = False
-    ) -> Generator[list[Trial], Results, Limit]:
-        """The rate that other seeds take with a fleet, from the rates of the seeds to begin with."""
-        yield from self._complete(Kind.RATE, size, near)
-        rounds = lower_limit(self._found[Kind.RATE, size], self._wanted, to_end=to_end)
-        values: list[float] | None = None
-        while True:
-            try:
-                kind, seeds, rate = next(rounds) if values is None else rounds.send(values)
-            except StopIteration as end:
-                return end.value
-            near = rate if kind is Kind.MEETS else near_rate(rate)
-            trials = [Trial(kind, size * self._engines, self._first + seed, near) for seed in seeds]
-            results = yield trials
-            values = [results[trial] for trial in trials]
-
-    def _complete(self, kind: Kind, size: int, near: float | None = None) -> Generator[list[Trial], Results, None]:
-        """Ask for the trials of a fleet that are missing. The first seed's rate is where those of the others are sought."""
-        known = self._found.setdefault((kind, size), [])
-        while len(known) < self._count:
-            first, many = len(known), self._count
-            if kind is Kind.RATE:
-                near, many = (near_rate(known[0]), many) if known else (near, 1)
-            missing = [Trial(kind, size * self._engines, self._first + place, near) for place in range(first, many)]
-            results = yield missing
-            known += [results[trial] for trial in missing]
 
 
 class Served(NamedTuple):
@@ -335,7 +346,7 @@ def _in_turn(settings: Settings, work: Workload, replicas: int) -> Served:
     each = [
         replace(times, index=rows[times.index]) for rows, times in zip(parts, map(request_times, runs), strict=True)
     ]
-    columns = {field.name: np.concatenate([getattr(times, field.name) for times in each]) for field in fields(each[0])}
+    columns = {part.name: np.concatenate([getattr(times, part.name) for times in each]) for part in fields(each[0])}
     return Served(RequestTimes(**columns), runs[0])
 
 
@@ -432,7 +443,7 @@ def known_rate(
     def known(power: int) -> bool:
         return wanted * FINE**power <= highest_found and is_load(wanted * FINE**power)
 
-    if not highest_found or (highest_found < inf and is_load(highest_found)):
+    if near_rate(highest_found) and is_load(highest_found):
         return highest_found
     found = highest(known, 0, _FINE_STRIDE)
     return 0.0 if found is None else wanted * FINE**found

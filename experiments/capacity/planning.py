@@ -52,6 +52,7 @@ from .detail import BEYOND
 from .fleet import (
     MOST_REPLICAS,
     FleetSearch,
+    RateSearch,
     Results,
     Tested,
     Trial,
@@ -187,9 +188,7 @@ class Planner:
     def _rated(self, answers: dict[Service, Answer], begun: dict[Service, Ahead]) -> dict[Service, Answer]:
         """The answers with the rates of one replica over all seeds."""
         searches = {
-            service: FleetSearch(0.0, 1, 1, self._goal.attainment, found.alone.counted, self._seeds).rates(
-                1, (found.found.rate,)
-            )
+            service: RateSearch(self._seeds).rates(1, (found.found.rate,))
             for service, found in begun.items()
             if found.found.rate
         }
@@ -478,12 +477,7 @@ class Planner:
         """The rates that smaller fleets of a candidate take, requests/s, and whether these are limited by ``known_rate``."""
         service, wanted = _service(answer.candidate), not_none(self._wanted)
         seeds = range(self._seeds[0], self._seeds[0] + count)
-        searches = {
-            size: FleetSearch(wanted, size, size, self._goal.attainment, 1, seeds).rates(
-                size, near=wanted * size / answer.replicas
-            )
-            for size in sizes
-        }
+        searches = {size: RateSearch(seeds).rates(size, near=wanted * size / answer.replicas) for size in sizes}
         takes, short = {}, False
         for size, (found, error) in self._drive(searches, dict.fromkeys(sizes, (service, answer.rates))).items():
             if found is None:

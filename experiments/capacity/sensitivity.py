@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil, inf
+from math import inf
 from typing import NamedTuple
 
 from ...sim.cluster import Cluster
 from ...sim.engine.settings import Settings
 from ...sim.types.optional import not_none
 from ..runs.slo_check import Goal, compiled_cost
-from .fleet import highest_rate
+from .fleet import first_fleet, highest_rate
 from .load import Load
 
 #: Relative change of an input.
@@ -144,7 +144,7 @@ def effect_of(
         return Effect(factor, None, None)
     needed = replicas
     if replicas is not None and not price:
-        counted = engines * ceil(round(replicas * relative / (margin if worse else 1.0) / engines, 9))
+        counted = engines * first_fleet(replicas * relative, engines * margin if worse else engines)
         needed = max(replicas, counted) if worse else min(replicas, counted)
     return Effect(factor, relative, needed)
 

@@ -68,13 +68,14 @@ def best_share(
     rate = wanted * size / replicas
 
     @cache
-    def found(prefill: int) -> tuple[float, float]:
-        """The highest rate, and where none meets the goal, the share of the requests that do."""
+    def found(prefill: int) -> float:
+        """The highest rate; where none meets the goal, less than any rate by the number of requests that miss it."""
         cluster = divided(size, router, str(prefill))
         highest = highest_rate(settings, load, goal, seed, cluster, rate, None)
         if highest:
-            return highest, 0.0
-        return 0.0, check_fleet(settings, load.draw(seed, size).at(rate), cluster, goal).attained
+            return highest
+        missing = check_fleet(settings, load.draw(seed, size).at(rate), cluster, goal)
+        return missing.met - missing.counted
 
     low, high = 1, size - 1
     while low < high:

@@ -58,7 +58,7 @@ def answer_of(gpu: str, rate: float, ranks: str = "1", wanted: float | None = No
     if wanted is None or rate == inf:
         return Answer(candidate, found=found, wanted=wanted, detail=at)
     size = ceil(wanted / rate)
-    fleet = Fleet(size, max(1, size - 1), (Tried(size, (1.0,), Decision.ENOUGH),), (size * rate,), size * rate)
+    fleet = Fleet(size, max(1, size - 1), (Tried(size, (1.0,), Decision.ENOUGH),), (size * rate,), size * rate, seeds=1)
     return Answer(candidate, found=found, wanted=wanted, fleet=fleet, detail=at)
 
 
@@ -168,7 +168,7 @@ class TestNeighbour:
         def answers(*rates: float) -> list[Answer]:
             fp8 = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {"kv_cache_dtype": ["auto", "fp8"]})
             found = [replace(answer_of("a100-80gb", rate, wanted=20.0), detail=self.AT) for rate in rates]
-            fleet = Fleet(1, 1, (Tried(1, (1.0,), Decision.ENOUGH),), (inf,))
+            fleet = Fleet(1, 1, (Tried(1, (1.0,), Decision.ENOUGH),), (inf,), seeds=1)
             return [
                 replace(each, candidate=candidate, fleet=each.fleet or fleet)
                 for each, candidate in zip(found, fp8, strict=True)
@@ -372,7 +372,7 @@ class TestTheRateOfAFleet:
         assert any(line.endswith(text) for line in lines)
 
     def answer(self, *rates: float, sure_rate: float = 21.0) -> Answer:
-        fleet = Fleet(2, 2, (Tried(2, (0.95,) * len(rates), Decision.ENOUGH),), rates, sure_rate, NUM_SEEDS)
+        fleet = Fleet(2, 2, (Tried(2, (0.95,) * len(rates), Decision.ENOUGH),), rates, sure_rate, seeds=NUM_SEEDS)
         at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "near_saturation": None, "kv_cache_pct": 1.0,
               "preemptions": 0, "limit": {"objective": None}}  # fmt: skip
         return replace(answer_of("a100-80gb", 11.0, wanted=20.0), fleet=fleet, detail=at)
@@ -445,7 +445,7 @@ class TestUnknownRates:
     )
     def test_a_fleet_of_any_size_that_takes_twice_the_wanted_rate_is_called_idle(self, rates, known, idle):
         """Eight replicas, the fewest of engines that share experts."""
-        fleet = Fleet(8, 8, (Tried(8, (1.0,), Decision.ENOUGH),), rates)
+        fleet = Fleet(8, 8, (Tried(8, (1.0,), Decision.ENOUGH),), rates, seeds=1)
         answer = replace(answer_of("a100-80gb", 300.0, wanted=20.0), fleet=fleet, known_rates=known)
         at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "near_saturation": None, "kv_cache_pct": 1.0,
               "preemptions": 0, "limit": {"objective": None}}  # fmt: skip

@@ -198,7 +198,7 @@ def test_a_plan_has_the_range_of_its_fleet():
 
 
 def test_a_fleet_that_meets_the_goal_at_every_rate_has_no_number():
-    fleet = Fleet(2, 2, (Tried(2, (1.0, 1.0), Decision.ENOUGH),), (inf, inf))
+    fleet = Fleet(2, 2, (Tried(2, (1.0, 1.0), Decision.ENOUGH),), (inf, inf), seeds=2)
     found = MaxRate(SloCheck(True, 80, 80, {}), 3.0, (2.0,), 5)
     answer = Answer(None, found=found, wanted=4.0, fleet=fleet, detail={})
     assert (headroom_text(answer), rate_text(answer)) == ("every rate", "every rate")
