@@ -166,7 +166,7 @@ class RateSearch:
         return tuple(self._found[Kind.RATE, size]), limit.rate
 
     def _limit(
-        self, size: int, wanted: float, near: float | None = None, *, to_end: bool = False
+        self, size: int, wanted: float, near: float | None = None, *, to_end: bool
     ) -> Generator[list[Trial], Results, Limit]:
         """The rate that other seeds take with a fleet, from the rates of the seeds to begin with."""
         yield from self._complete(Kind.RATE, size, near)
@@ -200,7 +200,7 @@ class FleetSearch(RateSearch):
     Args:
         wanted: The wanted rate, requests/s.
         near: Size to begin with.
-        least: Sizes below are known to be too few.
+        least: Sizes below are known to be too few; 1 or more.
         attainment: Share of the requests that must meet the objectives.
         counted: Number of requests that a share is of.
         seeds, engines: As of ``RateSearch``.
@@ -218,9 +218,9 @@ class FleetSearch(RateSearch):
     ) -> None:
         super().__init__(seeds, engines)
         self._wanted, self._attainment, self._counted = wanted, attainment, counted
-        self._least = max(1, ceil(least / engines))
-        self._near = min(max(ceil(near / engines), self._least), max(1, MOST_REPLICAS // engines))
-        self._most = max(1, min(MOST_REPLICAS // engines, _TIMES_FIRST * self._near))
+        self._least, largest = ceil(least / engines), max(1, MOST_REPLICAS // engines)
+        self._near = min(max(ceil(near / engines), self._least), largest)
+        self._most = min(largest, _TIMES_FIRST * self._near)
         self._most_seeds = max(NUM_SEEDS, self._count)
         #: Of sizes that 48 seeds confirmed, or did not.
         self._confirmed: dict[int, Decision] = {}
@@ -232,7 +232,7 @@ class FleetSearch(RateSearch):
         """
         size, fewest = yield from self._by_shares()
         while size is not None:
-            limit = yield from self._limit(size, self._wanted)
+            limit = yield from self._limit(size, self._wanted, to_end=False)
             found = self._confirmed[size] = limit.decision
             if found is Decision.ENOUGH:
                 if (Kind.SHARE, size) not in self._found:

@@ -201,7 +201,8 @@ class TestCliff:
 
 
 def test_a_rate_that_is_just_met_needs_no_further_replica():
-    assert (first_fleet(0.3, 0.1), first_fleet(0.301, 0.1), first_fleet(0.01, 3.0)) == (3, 4, 1)
+    found = [first_fleet(wanted, of_one) for wanted, of_one in ((0.3, 0.1), (0.301, 0.1), (0.01, 3.0), (1e-12, 3.0))]
+    assert found == [3, 4, 1, 1]
 
 
 SERVICE_S = 0.1

@@ -19,10 +19,16 @@ from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.metrics.objectives import Objectives
+from fragmeter.sim.types.optional import not_none
 
 GOAL = Goal(Objectives(ttft=1000))
 #: The first seed of all searches here.
 FIRST = 7
+
+
+def rate_of(size: int, need: int) -> float:
+    """Requests/s of so many replicas of which ``need`` serve one; every rate where it is 0."""
+    return size / need if need else inf
 
 
 class Engine:
@@ -36,16 +42,17 @@ class Engine:
         self.asked: list[Trial] = []
 
     def rate(self, replicas: int, seed: int) -> float:
-        return replicas // self.engines / self.needs[seed - FIRST]
+        return rate_of(replicas // self.engines, self.needs[seed - FIRST])
 
     def result(self, trial: Trial) -> float:
         """A share, a rate, or whether the rate is taken."""
         assert trial.replicas % self.engines == 0 and trial not in self.asked
         self.asked.append(trial)
         rate = self.rate(trial.replicas, trial.seed)
+        assert trial.near is not None if trial.kind is Kind.MEETS else trial.near is None or 0 < trial.near < inf
         if trial.kind is Kind.SHARE:
             return min(1.0, 0.9 * rate)
-        return rate if trial.kind is Kind.RATE else float(rate >= (trial.near or 0))
+        return rate if trial.kind is Kind.RATE else float(rate >= not_none(trial.near))
 
     def drive(self, steps: Generator[list[Trial], Any, Any]) -> Any:
         results = None
@@ -61,7 +68,7 @@ def misses(needs: list[int], size: int) -> int:
     return sum(need > size for need in needs)
 
 
-NEEDS = st.integers(1, 30).flatmap(
+NEEDS = st.integers(0, 30).flatmap(
     lambda low: st.lists(st.integers(low, low + 6), min_size=NUM_SEEDS, max_size=NUM_SEEDS)
 )
 
@@ -78,8 +85,8 @@ class TestSmallestFleet:
             assert (found.replicas, found.rates, found.sure_rate, found.misses) == (None, (), 0.0, 0)
             return
         assert (found.replicas, found.seeds, found.misses) == (engines * smallest, NUM_SEEDS, misses(needs, smallest))
-        assert found.rates == tuple(smallest / need for need in needs[:begun])
-        assert found.sure_rate == smallest / sorted(needs)[-2]
+        assert found.rates == tuple(rate_of(smallest, need) for need in needs[:begun])
+        assert found.sure_rate == rate_of(smallest, sorted(needs)[-2])
         # Sizes that the seeds of the search call too few are below the range, and no others.
         seen = max(len(each.shares) for each in found.tried)
         not_too_few = next(
@@ -91,7 +98,7 @@ class TestSmallestFleet:
         assert found.replicas in {each.replicas for each in found.tried}
         for each in found.tried:
             assert each.shares == tuple(
-                min(1.0, 0.9 * (each.replicas // engines / need)) for need in needs[: len(each.shares)]
+                min(1.0, 0.9 * rate_of(each.replicas // engines, need)) for need in needs[: len(each.shares)]
             )
 
     def test_the_largest_fleet_gets_more_seeds_as_long_as_it_may_be_enough(self):
@@ -124,6 +131,22 @@ class TestSmallestFleet:
             shares = [trial.replicas for trial in engine.asked if trial.kind is Kind.SHARE]
             assert shares[: len(sizes)] == sizes
 
+    @pytest.mark.parametrize(("size", "seeds"), [(40, 4), (39, 8)])
+    def test_a_range_of_a_fortieth_of_the_size_is_narrow_enough(self, size, seeds):
+        """Of one replica fewer every second seed says that it is too few: four leave it open, and eight do not."""
+
+        def result(trial: Trial) -> float:
+            fewer = size - trial.replicas
+            if trial.kind is not Kind.SHARE:
+                return 2.0
+            return 0.95 if fewer <= 0 or (fewer == 1 and trial.seed % 2) else 0.5
+
+        engine = Engine([])
+        engine.result = result  # type: ignore[method-assign]
+        found = engine.drive(FleetSearch(1.0, size, 1, 0.9, 10**6, range(FIRST, FIRST + 4)).steps())
+        assert (found.replicas, found.fewest) == (size, size - (seeds == 4))
+        assert max(len(each.shares) for each in found.tried) == seeds
+
     def test_larger_fleets_grow_by_a_fiftieth_until_they_are_confirmed(self):
         """Shares find 120 replicas enough; rates none before 126: 120, 122, 124, 126."""
         sizes = []
@@ -154,7 +177,7 @@ class TestOneSize:
         engine = Engine(needs, engines)
         search = FleetSearch(1.0, 1, 1, 0.9, 10**6, range(FIRST, FIRST + begun), engines)
         found = engine.drive(search.of_size(size * engines))
-        rates = [size / need for need in needs]
+        rates = [rate_of(size, need) for need in needs]
         shares = [min(1.0, 0.9 * rate) for rate in rates]
         count = begun
         while decide(shares[:count], 0.9, 1e-6) is Decision.OPEN and count < NUM_SEEDS:
@@ -167,19 +190,20 @@ class TestOneSize:
         assert (found.decision, found.shares) == (decision, tuple(shares[:count]))
         assert (found.rates, found.sure_rate) == (tuple(rates[:begun]), sure)
 
-    @given(NEEDS, st.integers(1, 20), st.sampled_from([1, 4, 60]), st.booleans())
-    def test_rates_of_the_seeds_to_begin_with_and_of_others(self, needs, size, begun, is_known):
+    @given(NEEDS, st.integers(1, 20), st.sampled_from([1, 4, 60]), st.integers(0, 3))
+    def test_rates_of_the_seeds_to_begin_with_and_of_others(self, needs, size, begun, known):
         needs = needs + needs[: max(0, begun - NUM_SEEDS)]
-        engine = Engine(needs)
-        known = (size / needs[0],) if is_known else ()
-        found = engine.drive(RateSearch(range(FIRST, FIRST + begun)).rates(size, known, 5.0))
-        rates = [size / need for need in needs]
-        # One of 48 may be lower, and two of 60.
+        rates = [rate_of(size, need) for need in needs]
+        engine, known = Engine(needs), min(known, begun)
+        found = engine.drive(RateSearch(range(FIRST, FIRST + begun)).rates(size, rates[:known], 5.0))
+        # One of 48 may be lower, and one of 60.
         assert found == (tuple(rates[:begun]), rates[0] if begun == 1 else sorted(rates)[1])
-        searched = [trial for trial in engine.asked if trial.kind is Kind.RATE]
         assert {trial.replicas for trial in engine.asked} <= {size}
-        assert [trial.near for trial in searched if trial.seed == FIRST] == ([] if is_known else [5.0])
-        assert all(trial.near == rates[0] for trial in searched if FIRST < trial.seed < FIRST + begun)
+        begun_with = [trial for trial in engine.asked if trial.kind is Kind.RATE and trial.seed < FIRST + begun]
+        assert [trial.seed - FIRST for trial in begun_with] == [*range(known, begun)]
+        # Near the given rate, and those of other seeds near that of the first, where it is a rate.
+        near = rates[0] if 0 < rates[0] < inf else None
+        assert all(trial.near == (5.0 if trial.seed == FIRST else near) for trial in begun_with)
 
 
 class AnyLoad:

@@ -1,0 +1,566 @@
+"""Whole plans of a made-up service: what is bought and each number of the answer, beside brute force. Nothing is simulated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fragmeter.experiments.capacity import planning
+from fragmeter.experiments.capacity.candidates import candidates
+from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision, mean_rate
+from fragmeter.experiments.capacity.load import Load
+from fragmeter.experiments.capacity.max_rate import STEP
+from fragmeter.experiments.capacity.planning import Planner
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.runs.inputs import Inputs, Requests
+from fragmeter.experiments.runs.parallel import Workers
+from fragmeter.experiments.runs.slo_check import Goal
+from fragmeter.experiments.runs.sweeping import Outcome
+from fragmeter.experiments.vllm_serve.line import ServeLine
+from fragmeter.sim.cluster import Cluster
+from fragmeter.sim.metrics.objectives import Objectives
+from fragmeter.traces import Pacing
+
+#: Exponents of 1.02 of the rate of one replica with the first seed: 9.94, 19.7 and 25.7 requests/s.
+POWERS = {"a100-80gb": 116, "h100-80gb": 150.0, "h200": 164}
+PRICES = {"a100-80gb": 2.0, "h100-80gb": 3.0, "h200": 5.0}
+#: First seed of all plans.
+FIRST = 3
+_TIMES = {f"{rank}_{name}_ms": 9.0 for name in ("ttft", "tpot", "e2el") for rank in ("median", "p90", "p99")}
+DETAIL = {
+    **_TIMES, "attained": 1.0, "request_throughput": 1.0, "output_throughput": 1.0, "total_token_throughput": 1.0,
+    "mean_batch": 1.0, "num_gpu_blocks": 9, "block_size": 16, "preemptions": 0, "refused": 0, "load": "light",
+    "near_saturation": None, "kv_cache_pct": 1.0, "buckets_pct": {}, "paper_view_pct": {}, "curve": [],
+    "limit": {"objective": None, "missed": {}, "cause": "steps", "preemptions": 0, "waiting": {}},
+}  # fmt: skip
+
+
+def factor_of(seed: int) -> float:
+    """Rates of seeds differ by up to 5 %; that of the first is 1."""
+    return 1 + ((seed - FIRST) * 31 % 97 - 48) / 1000 * ((seed - FIRST) > 0)
+
+
+@dataclass
+class Service:
+    """Replicas of which each takes a rate that depends on the GPU and the seed.
+
+    Attributes:
+        saturated: Rate of a replica that always has requests waiting, relative to that of the first seed; None of none.
+        known: Rate up to which runs are a load, relative to the highest one.
+        failing: Steps that fail, with the GPU.
+        calls: Step, GPU, seed, and further arguments.
+    """
+
+    saturated: float | None = 2.0
+    known: float = 1.0
+    failing: tuple[str, str] | None = None
+    alone: bool = True
+    share: float = 0.25
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def of_one(self, gpu: str, seed: int = FIRST) -> float:
+        return STEP ** int(POWERS[gpu]) * factor_of(seed)
+
+    def rates(self, gpu: str, replicas: int = 1, count: int = NUM_SEEDS, first: int = FIRST) -> list[float]:
+        return [replicas * self.of_one(gpu, seed) for seed in range(first, first + count)]
+
+    def carry_out(self, name: str, stage: str, chosen: Any, load: Load, goal: Goal, seed: int, *more: Any) -> Outcome:
+        gpu = str(chosen.gpu)
+        self.calls.append((stage, gpu, seed, *more))
+        if self.failing == (stage, gpu):
+            return Outcome(name, error="it fails")
+        cluster = more[0] if more and isinstance(more[0], Cluster) else Cluster()
+        assert len(more) < 3 or stage in ("known", "day", "detail", "prefill share") or cluster.disaggregated or (
+            more[2 - (stage == "other seeds")] == pytest.approx(self._most(gpu, cluster.size))
+        )  # fmt: skip
+        return Outcome(name, self._found(stage, gpu, seed, cluster, more))
+
+    def _most(self, gpu: str, replicas: int) -> float | None:
+        return None if self.saturated is None else self.saturated * self.of_one(gpu) * replicas
+
+    def _found(self, stage: str, gpu: str, seed: int, cluster: Cluster, more: Sequence[Any]) -> dict[str, Any]:
+        rate = cluster.size * self.of_one(gpu, seed)
+        match stage:
+            case "go ahead":
+                alone = {"meets": self.alone, "counted": 80, "met": 80 * self.alone, "missed": {"ttft": 80}}
+                power = int(POWERS[gpu]) if self.alone else None
+                return {"alone": alone, "saturated": self._most(gpu, 1), "found": {"power": power}, "in_flight": 3.0}
+            case "fleets":
+                return {"share": min(1.0, 0.9 * rate / more[1]), "meets": rate >= more[1]}
+            case "other seeds":
+                return {"meets": rate >= more[2]}
+            case "headroom" | "follow":
+                return {"rate": rate}
+            case "known":
+                return {"rate": self.known * more[2]}
+            case "sensitivity":
+                name, factor = more[3]
+                return {"rate": rate / factor if name == "step time" else rate * factor**0.5}
+            case "prefill share":
+                return {"share": self.share}
+            case "detail":
+                return dict(DETAIL)
+            case "day":
+                return self._day(*more)
+            case _:
+                assert stage == "full load"
+                return {"concurrency": 7.0, "kv_cache_usage": 0.5}
+
+    @staticmethod
+    def _day(cluster: Cluster, day: Any, sizes: Sequence[int], startup_s: float) -> dict[str, Any]:
+        hours = [size * (end - start) / 3600 for size, (start, end) in zip(sizes, day.spans_s, strict=True)]
+        steps = {
+            name: [0.95] * len(sizes) for name in ("attained", "concurrency", "kv_cache_usage", "peak_kv_cache_usage")
+        }
+        requests = [round(rate * (end - start)) for rate, (start, end) in zip(day.rates, day.spans_s, strict=True)]
+        return {
+            "requests": sum(requests),
+            "attained": 0.95,
+            "steps": {"requests": requests, **steps, "replica_hours": hours},
+            "replica_hours": sum(hours),
+        }
+
+    def of_stage(self, stage: str, gpu: str | None = None) -> list[tuple[Any, ...]]:
+        return [call[2:] for call in self.calls if call[0] == stage and gpu in (None, call[1])]
+
+
+Plan = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Plan:
+    """Runs ``plan`` with a service, and returns its document."""
+
+    def run(service: Service, *flags: str, gpus: str = "a100-80gb,h200", seeds: int | None = 4) -> dict[str, Any]:
+        monkeypatch.setattr(planning, "carry_out", service.carry_out)
+        (tmp_path / "prices.json").write_text(json.dumps({"currency": "EUR", "per_gpu_hour": PRICES}))
+        (tmp_path / "short.csv").write_text("prompt_tokens,output_tokens\n30,10\n50,30\n")
+        given = {
+            "--trace": tmp_path / "short.csv",
+            "--prices": tmp_path / "prices.json",
+            "--seeds": seeds,
+            "--seed": FIRST,
+        }
+        own = [text for name, value in given.items() if value and name not in flags for text in (name, str(value))]
+        line = ["plan", "--model", "llama-3.1-8b", "--gpu", gpus, "--goodput", "ttft:500", "--jobs", "1"]
+        assert status([*line, "--num-prompts", "100", *own, *flags, "--json", str(tmp_path / "plan.json")]) == DONE
+        capsys.readouterr()
+        return json.loads((tmp_path / "plan.json").read_text())
+
+    return run
+
+
+def smallest(service: Service, gpu: str, wanted: float) -> int:
+    """The smallest fleet that at most one of 48 seeds misses."""
+    return ceil(wanted / sorted(service.rates(gpu))[1])
+
+
+class TestForARate:
+    """100 requests/s: eleven A100s for 22 an hour, or five H200s for 25, of which four are one too few for some seeds."""
+
+    def test_the_answer(self, plan):
+        service = Service()
+        document = plan(service, "--request-rate", "100")
+        first, other = document["candidates"]
+        assert (document["recommended"], document["wanted_request_rate"]) == ({"gpu": "a100-80gb"}, 100)
+        assert (document["seeds"], document["seed"], document["currency"], document["num_prompts"]) == (
+            4,
+            3,
+            "EUR",
+            100,
+        )
+        for found, gpu in ((first, "a100-80gb"), (other, "h200")):
+            size = smallest(service, gpu, 100)
+            rates = service.rates(gpu, size)
+            fleet, cost = found["fleet"], found["bill"]
+            assert found["candidate"] == {"gpu": gpu}
+            assert (fleet["replicas"], fleet["seeds"]) == (size, NUM_SEEDS)
+            assert fleet["misses"] == sum(rate < 100 for rate in rates)
+            assert fleet["rates"] == rates[:4] and fleet["sure_rate"] == sorted(rates)[1]
+            assert (cost["replicas"], cost["gpus"], cost["per_hour"]) == (size, size, size * PRICES[gpu])
+            assert (
+                cost["fewest_replicas"] == fleet["fewest"] and cost["fewest_per_hour"] == fleet["fewest"] * PRICES[gpu]
+            )
+            prompt, output = 40, 20
+            for name, tokens in (("input", prompt), ("output", output), ("total", prompt + output)):
+                assert cost["per_million"][name] == pytest.approx(size * PRICES[gpu] / (0.36 * tokens))
+            mean = float(np.exp(np.log(rates[:4]).mean()))
+            assert cost["full_per_million"] == pytest.approx(size * PRICES[gpu] / (0.0036 * mean * 60))
+            assert found["request_rate"] == 100 / size and not found["every_rate_meets"]
+            assert found["seed_rates"] == [service.of_one(gpu)] and found["spread"] == 0
+            assert found["saturated_request_rate"] == 2 * service.of_one(gpu) and found["attained_alone"] == 1
+            assert "known_rates" not in found and "verified" not in found and "prefill_replicas" not in found
+            # The detail is of the first seed, with the highest rate of one replica.
+            assert service.of_stage("detail", gpu) == [(FIRST, Cluster(num_replicas=size), 100, service.of_one(gpu))]
+        assert not service.of_stage("known")
+        assert {call[1] for call in service.of_stage("fleets", "h200")} <= {
+            Cluster(num_replicas=size) if size > 1 else Cluster() for size in range(1, 9)
+        }
+
+    def test_longer_steps_of_the_recommendation(self, plan):
+        document = plan(Service(), "--request-rate", "100")
+        first, other = document["candidates"]
+        effects = {each["name"]: each for each in first["sensitivity"]}
+        assert "sensitivity" not in other and {*effects} == {"price of a GPU", "wanted rate", "step time"}
+        size, margin = first["fleet"]["replicas"], first["fleet"]["sure_rate"] / 100
+        assert first["longer_steps"] == effects["step time"]["higher"]
+        assert effects["step time"]["lower"] is None and effects["step time"]["higher"]["bill"] == pytest.approx(1.1)
+        assert first["longer_steps"]["replicas"] == ceil(size * 1.1 / margin)
+        wanted = effects["wanted rate"]
+        assert (wanted["lower"]["bill"], wanted["higher"]["bill"]) == pytest.approx((0.9, 1.1))
+        assert (wanted["lower"]["replicas"], wanted["higher"]["replicas"]) == (
+            ceil(size * 0.9),
+            ceil(size * 1.1 / margin),
+        )
+        assert [effects["price of a GPU"][side]["replicas"] for side in ("lower", "higher")] == [size, size]
+
+    def test_all_inputs_on_request(self, plan):
+        service = Service()
+        first, _ = plan(service, "--request-rate", "100", "--sensitivity")["candidates"]
+        effects = {each["name"]: each for each in first["sensitivity"]}
+        assert effects["step time"]["lower"]["bill"] == pytest.approx(0.9)
+        assert effects["ttft"]["lower"]["bill"] == pytest.approx(0.9**-0.5)
+        assert effects["ttft"]["higher"]["bill"] == pytest.approx(1.1**-0.5)
+        cluster = Cluster(num_replicas=first["fleet"]["replicas"])
+        assert {call[:3] for call in service.of_stage("sensitivity")} == {(FIRST, cluster, 100)}
+
+    @pytest.mark.parametrize("count", [1, 40])
+    def test_other_seeds_verify_it(self, plan, count):
+        """The seeds after all that the search may have seen, with the fleet and with one replica fewer."""
+        service = Service()
+        document = plan(service, "--request-rate", "100", "--verify-seeds", str(count))
+        first_new = FIRST + 4 + NUM_SEEDS
+        for found in document["candidates"]:
+            gpu, size = found["candidate"]["gpu"], found["fleet"]["replicas"]
+            shares = [
+                sum(rate >= 100 for rate in service.rates(gpu, replicas, count, first_new)) / count
+                for replicas in (size, size - 1)
+            ]
+            expected = [
+                {"replicas": size - fewer, "factor": 1.0, "share": share}
+                for fewer, share in zip((0, 1), shares, strict=True)
+            ]
+            assert found["verified"] == expected
+
+    def test_a_single_replica_has_no_smaller_fleet(self, plan):
+        service = Service()
+        document = plan(service, "--request-rate", "5", "--verify-seeds", "3", "--explain")
+        assert [each["replicas"] for found in document["candidates"] for each in found["verified"]] == [1, 1]
+        assert [each["fleet"]["replicas"] for each in document["candidates"]] == [1, 1]
+        assert document["recommended"] == {"gpu": "a100-80gb"}
+
+    def test_above_its_saturated_rate_a_smaller_fleet_meets_nothing_and_is_not_served(self, plan):
+        """A replica that always has requests waiting serves 1 % more than the highest rate: one fewer than ten serve less than 98."""
+        service = Service(saturated=1.01)
+        (found,) = plan(service, "--request-rate", "98", "--verify-seeds", "2", gpus="a100-80gb")["candidates"]
+        size = found["fleet"]["replicas"]
+        assert size == smallest(service, "a100-80gb", 98)
+        least = ceil(98 / (1.01 * service.of_one("a100-80gb")))
+        assert min(each["replicas"] for each in found["fleet"]["tried"]) >= least
+        assert found["verified"][-1] == {"replicas": size - 1, "factor": 1.0, "share": 0.0} or size - 1 >= least
+
+    def test_bursts_make_bounds(self, plan):
+        """Runs are loads up to 0.97 of the highest rates: a lower bound of the headroom where that is above 100."""
+        service = Service(saturated=None, known=0.97)
+        document = plan(service, "--request-rate", "100")
+        for found in document["candidates"]:
+            rates = service.rates(found["candidate"]["gpu"], found["fleet"]["replicas"])[:4]
+            assert found["known_rates"] == pytest.approx([0.97 * rate for rate in rates])
+            assert found["fleet"]["rates"] == rates and found["saturated_request_rate"] is None
+            assert "longer_steps" not in found
+            known = max(100.0, mean_rate(found["known_rates"]))
+            cost = found["bill"]
+            assert cost["full_per_million"] == pytest.approx(cost["per_hour"] / (0.0036 * known * 60))
+            if min(found["known_rates"]) < 100:
+                assert cost["fewest_replicas"] == cost["replicas"]
+        seeds = [seed for seed, *_ in service.of_stage("known", "h200")]
+        assert seeds == [3, 4, 5, 6]
+
+    def test_runs_that_are_loads_are_known(self, plan):
+        document = plan(Service(saturated=None), "--request-rate", "100")
+        assert not any("known_rates" in found for found in document["candidates"])
+        assert all("longer_steps" in found for found in document["candidates"][:1])
+
+    @pytest.mark.parametrize("stage", ["go ahead", "fleets", "headroom", "other seeds", "detail"])
+    def test_what_fails_of_one_leaves_the_others(self, plan, stage):
+        document = plan(Service(failing=(stage, "a100-80gb")), "--request-rate", "100")
+        first, failed = document["candidates"]
+        assert document["recommended"] == first["candidate"] == {"gpu": "h200"}
+        assert failed["error"] == "it fails" and "bill" not in failed and first["error"] is None
+        assert ("fleet" in failed) == (stage == "detail")
+
+    def test_what_misses_alone_is_not_searched_for(self, plan):
+        service = Service(alone=False)
+        document = plan(service, "--request-rate", "100")
+        assert document["recommended"] is None and document["flags"] is None
+        assert {call[0] for call in service.calls} == {"go ahead"}
+        assert [each["attained_alone"] for each in document["candidates"]] == [0, 0]
+        assert [each["request_rate"] for each in document["candidates"]] == [0, 0]
+
+    def test_one_seed_is_taken_at_its_word(self, plan):
+        service = Service()
+        document = plan(service, "--request-rate", "100", seeds=1)
+        for found in document["candidates"]:
+            size = ceil(100 / service.of_one(found["candidate"]["gpu"]))
+            assert (found["fleet"]["replicas"], found["fleet"]["seeds"]) == (size, 1)
+            assert (
+                found["fleet"]["sure_rate"]
+                == found["fleet"]["rates"][0]
+                == size * service.of_one(found["candidate"]["gpu"])
+            )
+        assert {call[2] for call in service.calls} == {FIRST}
+
+    def test_four_seeds_begin_a_search_and_twelve_a_rate(self, plan):
+        assert plan(Service(), "--request-rate", "9", seeds=None)["seeds"] == 4
+        assert plan(Service(), seeds=None)["seeds"] == 12
+
+    def test_the_wanted_rate_of_a_trace_is_its_own_times_the_scale(self, plan, tmp_path):
+        """A request each half second."""
+        rows = "".join(f"{place / 2},30,10\n" for place in range(9))
+        (tmp_path / "timed.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+        trace = ["--trace", str(tmp_path / "timed.csv"), "--rate-scale"]
+        assert [plan(Service(), *trace, scale)["wanted_request_rate"] for scale in ("1", "3")] == [2, 6]
+
+    def test_a_request_longer_than_the_model_refuses_it(self, plan, tmp_path):
+        (tmp_path / "long.csv").write_text("prompt_tokens,output_tokens\n900,124\n")
+        lengths = ["--max-model-len", "1023,1024", "--trace", str(tmp_path / "long.csv"), "--request-rate", "9"]
+        first, other = plan(Service(), *lengths, gpus="h200")["candidates"]
+        assert first["candidate"]["max_model_len"] == "1024" and first["bill"]["replicas"] == 1
+        assert "1,024 tokens, and max_model_len is 1023" in other["refused"]
+
+    def test_equal_fleets_are_one_answer(self, plan):
+        """A router before one replica chooses nothing; before two they differ."""
+        routers = ["--router", "round-robin,kv-aware"]
+        for rate, count in (("5", 1), ("40", 2)):
+            document = plan(Service(), *routers, "--request-rate", rate, gpus="a100-80gb")
+            assert len(document["candidates"]) == count
+
+    def test_gpus_are_counted_where_one_has_no_price(self, plan, tmp_path):
+        PRICED = {name: price for name, price in PRICES.items() if name != "h200"}
+        (tmp_path / "few.json").write_text(json.dumps({"per_gpu_hour": PRICED}))
+        document = plan(Service(), "--request-rate", "100", "--prices", str(tmp_path / "few.json"))
+        first, other = document["candidates"]
+        assert (document["currency"], document["gpus_without_price"]) == ("GPU-hours", ["h200"])
+        assert [each["bill"]["per_hour"] for each in (first, other)] == [
+            each["bill"]["gpus"] for each in (first, other)
+        ]
+        assert {each["name"] for each in first["sensitivity"]} == {"wanted rate", "step time"}
+
+
+class TestDivided:
+    """A quarter of the replicas prefill."""
+
+    def test_the_share_divides_every_fleet(self, plan):
+        service = Service(saturated=2.0, known=0.99)
+        flags = ["--request-rate", "100", "--prefill-replicas", "auto", "--verify-seeds", "2"]
+        (found,) = plan(service, *flags, gpus="a100-80gb")["candidates"]
+        size = smallest(service, "a100-80gb", 100)
+        assert (found["fleet"]["replicas"], found["prefill_replicas"]) == (size, round(size / 4))
+        assert service.of_stage("prefill share") == [
+            (FIRST, ceil(100 / service.of_one("a100-80gb")), "round-robin", 100)
+        ]
+        clusters = {call[1] for call in service.of_stage("fleets")}
+        assert all(each.prefill_replicas == max(1, int(each.size / 4 + 0.5)) for each in clusters)
+        # Its limit is sought above its own highest rate, and its known rates are asked for though replicas saturate.
+        ((_, cluster, rate, highest),) = service.of_stage("detail")
+        assert (cluster.size, rate, highest) == (size, 100, service.rates("a100-80gb", size)[0])
+        assert len(service.of_stage("known")) == 4 and found["known_rates"] == pytest.approx(
+            [0.99 * each for each in found["fleet"]["rates"]]
+        )
+        assert [each["replicas"] for each in found["verified"]] == [size, size - 1]
+
+    @pytest.mark.parametrize(("prefill", "least"), [("1", 2), ("3", 4), ("auto", 2)])
+    def test_the_smallest_has_both_kinds(self, plan, prefill, least):
+        service = Service()
+        flags = ["--request-rate", "1", "--prefill-replicas", prefill, "--verify-seeds", "2"]
+        (found,) = plan(service, *flags, gpus="a100-80gb")["candidates"]
+        assert found["fleet"]["replicas"] == found["fleet"]["fewest"] == least
+        assert [each["replicas"] for each in found["verified"]] == [least]
+
+    def test_a_share_that_cannot_be_found_is_an_error(self, plan):
+        service = Service(failing=("prefill share", "a100-80gb"))
+        flags = ["--request-rate", "30", "--prefill-replicas", "none,auto"]
+        first, failed = plan(service, *flags, gpus="a100-80gb")["candidates"]
+        assert (failed["error"], first["candidate"]["prefill_replicas"]) == ("it fails", "none")
+
+    @pytest.mark.parametrize("flag", ["--prefill-replicas", "--router"])
+    def test_without_a_rate_there_is_no_fleet(self, flag, capsys):
+        value = {"--prefill-replicas": "1", "--router": "kv-aware"}[flag]
+        line = ["plan", "--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", "--num-prompts", "100"]
+        assert status([*line, flag, value]) == MISTAKE
+        assert "is of a fleet, for a wanted rate; give --request-rate" in capsys.readouterr().err
+
+
+class TestWithoutARate:
+    """The rate that 90 % of other seeds take with one replica, and the price of its tokens."""
+
+    def test_the_answer(self, plan):
+        service = Service()
+        document = plan(service, "--verify-seeds", "30", "--sensitivity")
+        first, other = document["candidates"]
+        assert (first["candidate"]["gpu"], document["wanted_request_rate"]) == ("h200", None)
+        for found in (first, other):
+            gpu = found["candidate"]["gpu"]
+            rates = service.rates(gpu)
+            sure = sorted(rates)[1]
+            assert (found["request_rate"], found["seed_rates"]) == (sure, rates[:4])
+            assert found["spread"] == pytest.approx(np.log(rates[:4]).std(ddof=1))
+            assert "fleet" not in found and "known_rates" not in found and "least_replicas" not in found
+            cost = found["bill"]
+            assert (cost["replicas"], cost["gpus"], cost["per_hour"]) == (1, 1, PRICES[gpu])
+            assert (
+                cost["per_million"]["total"]
+                == cost["full_per_million"]
+                == pytest.approx(PRICES[gpu] / (0.0036 * sure * 60))
+            )
+            assert service.of_stage("detail", gpu) == [(FIRST, Cluster(), sure, rates[0])]
+            first_new = FIRST + 4 + NUM_SEEDS
+            assert found["verified"] == [
+                {
+                    "replicas": 1,
+                    "factor": factor,
+                    "share": sum(rate >= sure * factor for rate in service.rates(gpu, 1, 30, first_new)) / 30,
+                }
+                for factor in (1.0, 1.15)
+            ]
+        effects = {each["name"]: each for each in first["sensitivity"]}
+        assert {*effects} == {"price of a GPU", "step time", "ttft"} and "longer_steps" not in first
+        assert effects["step time"]["higher"] == {"factor": 1.1, "bill": pytest.approx(1.1), "replicas": None}
+        assert effects["ttft"]["lower"]["bill"] == pytest.approx(0.9**-0.5)
+        assert {call[:3] for call in service.of_stage("sensitivity")} == {(FIRST, Cluster(), first["request_rate"])}
+
+    def test_without_a_request_for_it_nothing_is_changed(self, plan):
+        service = Service()
+        assert not any("sensitivity" in found for found in plan(service)["candidates"])
+        assert not service.of_stage("sensitivity") and not service.of_stage("fleets")
+
+    def test_bursts_make_bounds(self, plan):
+        service = Service(saturated=None, known=0.5)
+        for found in plan(service)["candidates"]:
+            gpu = found["candidate"]["gpu"]
+            assert found["known_rates"] == [rate / 2 for rate in service.rates(gpu)[:4]]
+            calls = service.of_stage("known", gpu)
+            expected = [(FIRST + place, Cluster(), rate, rate) for place, rate in enumerate(service.rates(gpu)[:4])]
+            assert calls == expected
+
+    def test_a_replica_that_saturates_tells_its_rates(self, plan):
+        service = Service(known=0.5)
+        assert not any("known_rates" in found for found in plan(service)["candidates"])
+        assert not service.of_stage("known")
+
+    def test_what_meets_at_every_rate_has_no_price(self, plan, monkeypatch):
+        monkeypatch.setitem(POWERS, "a100-80gb", 700)
+        monkeypatch.setattr(Service, "of_one", lambda self, gpu, seed=FIRST: inf if gpu == "a100-80gb" else 20.0)
+        service = Service(saturated=None)
+        first, every = plan(service)["candidates"]
+        assert first["candidate"]["gpu"] == "h200" and "bill" not in every
+        assert every["every_rate_meets"] and every["request_rate"] is None and every["seed_rates"] == [None] * 4
+        assert service.of_stage("detail", "a100-80gb") == [(FIRST, Cluster(), inf, inf)]
+
+
+class TestDay:
+    """Steps of 40, 100 and 70 requests/s, of 60 s each."""
+
+    def day(self, plan: Plan, service: Service, tmp_path: Path, rows: str = "0,40\n60,100\n120,70\n") -> dict[str, Any]:
+        (tmp_path / "day.csv").write_text(f"start_s,request_rate\n{rows}")
+        flags = ["--rate-curve", str(tmp_path / "day.csv"), "--startup-seconds", "20"]
+        document = plan(service, *flags, gpus="a100-80gb")
+        assert document["wanted_request_rate"] == 100
+        return document["day"]
+
+    def test_each_step_has_the_smallest_fleet(self, plan, tmp_path):
+        service = Service()
+        day = self.day(plan, service, tmp_path)
+        sure = sorted(service.rates("a100-80gb"))[1]
+        most = ceil(100 / sure)
+        assert [step["replicas"] for step in day["steps"]] == [ceil(rate / sure) for rate in (40, 100, 70)]
+        assert day["constant_replicas"] == most and not day["rates_are_lower_bounds"]
+        sizes = sorted({round(most * part / 9) for part in range(1, 9)} | {most})
+        assert day["rate_by_replicas"] == {str(size): pytest.approx(size * sure) for size in sizes}
+        sought = {
+            call[1].size: call[4] for call in service.of_stage("headroom") if call[0] == FIRST and call[1].size < most
+        }
+        assert sought == {size: pytest.approx(100 * size / most) for size in sizes[:-1]}
+        assert service.of_stage("full load") == [(FIRST, Cluster(num_replicas=most), pytest.approx(most * sure))]
+        assert day["autoscaler_targets"] == {
+            "concurrency": 7,
+            "kv_cache_usage": 0.5,
+            "request_rate": pytest.approx(most * sure),
+        }
+        # An A100 costs 2 an hour.
+        hours = sum(step["replicas"] for step in day["steps"]) / 60
+        assert (day["replica_hours"], day["price"]) == pytest.approx((hours, 2 * hours))
+        assert (day["constant_replica_hours"], day["constant_price"]) == pytest.approx((3 * most / 60, 6 * most / 60))
+        assert [step["price"] for step in day["steps"]] == pytest.approx(
+            [step["replicas"] / 30 for step in day["steps"]]
+        )
+        assert [step["constant_price"] for step in day["steps"]] == pytest.approx([most / 30] * 3)
+        assert [(step["start_s"], step["end_s"]) for step in day["steps"]] == [(0, 60), (60, 120), (120, 180)]
+        assert (day["startup_seconds"], day["requests"], day["attainment"]) == (20, 60 * 210, 0.9)
+        assert day["attained"] == day["attained_by_constant_fleet"] == 0.95
+        assert {call[0] for call in service.of_stage("day")} == {FIRST}
+        assert {call[3] for call in service.of_stage("day")} == {
+            (most,) * 3,
+            tuple(step["replicas"] for step in day["steps"]),
+        }
+
+    def test_bursts_of_smaller_fleets_are_bounds(self, plan, tmp_path):
+        """Their runs are loads up to 0.8 of the highest rates."""
+        service = Service(saturated=None, known=0.8)
+        day = self.day(plan, service, tmp_path)
+        most = day["constant_replicas"]
+        lowest = 0.8 * min(service.rates("a100-80gb", 1, 4))
+        takes = {int(size): rate for size, rate in day["rate_by_replicas"].items()}
+        assert day["rates_are_lower_bounds"]
+        assert all(rate == pytest.approx(size * lowest) for size, rate in takes.items() if size < most)
+        assert takes[most] == 100
+
+    def test_what_fails_ends_it(self, plan, tmp_path, capsys):
+        for stage in ("day", "full load"):
+            with pytest.raises(AssertionError):
+                self.day(plan, Service(failing=(stage, "a100-80gb")), tmp_path)
+            assert "it fails" in capsys.readouterr().err
+
+
+class TestOneFleet:
+    """What ``plan --check`` asks for."""
+
+    GOAL = Goal(Objectives(ttft=500))
+
+    def asked(self, service: Service, replicas: int, monkeypatch: pytest.MonkeyPatch, wanted: float = 100.0) -> Any:
+        monkeypatch.setattr(planning, "carry_out", service.carry_out)
+        load = Load(Inputs(requests=Requests(dataset="alpaca", num_prompts=100), pacing=Pacing(request_rate=wanted)))
+        (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {})
+        seeds = range(FIRST, FIRST + 4)
+        return Planner(load, self.GOAL, seeds, Workers(jobs=1), None, wanted).tested(candidate, replicas)
+
+    @pytest.mark.parametrize("size", [8, 9, 10, 11, 12])
+    def test_of_that_size(self, size, monkeypatch):
+        service = Service()
+        found = self.asked(service, size, monkeypatch)
+        rates = service.rates("a100-80gb", size)
+        assert (found.rates, found.sure_rate) == (tuple(rates[:4]), sorted(rates)[1])
+        assert found.known_rates is None and found.least_replicas is None
+        enough = sum(rate < 100 for rate in rates) <= 1
+        assert (found.decision is Decision.ENOUGH) == enough == (size >= smallest(service, "a100-80gb", 100))
+
+    def test_rates_of_bursts(self, monkeypatch):
+        found = self.asked(Service(saturated=None, known=0.5), 12, monkeypatch)
+        assert found.known_rates == pytest.approx([rate / 2 for rate in found.rates])
+
+    def test_below_the_data_sheet_nothing_is_run(self, monkeypatch):
+        service = Service()
+        found = self.asked(service, 1, monkeypatch, 2e4)
+        assert found[:5] == (Decision.TOO_FEW, (), (), 0.0, None)
+        assert 1 < found.least_replicas < 1024 and not service.calls
+
+    @pytest.mark.parametrize("stage", ["go ahead", "fleets", "headroom"])
+    def test_what_fails_is_said(self, stage, monkeypatch):
+        assert self.asked(Service(failing=(stage, "a100-80gb")), 11, monkeypatch) == "it fails"
