@@ -8,6 +8,9 @@ from paths import TESTS
 #: path first.
 NEAREST: dict[str, tuple[str, ...]] = {
     "experiments/capacity/": (
+        "experiments/capacity/test_small_parts.py",
+        "experiments/capacity/test_made_up_engines.py",
+        "experiments/capacity/test_made_up_plans.py",
         "experiments/capacity/test_decisions.py",
         "experiments/capacity/test_fleet.py",
         "experiments/capacity/test_confidence.py",
@@ -17,21 +20,55 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "experiments/capacity/test_service_checks.py",
         "experiments/capacity",
     ),
-    "experiments/capacity/day.py": ("experiments/capacity/test_day.py",),
-    "experiments/capacity/answer.py": ("experiments/capacity/test_planning.py",),
-    "experiments/capacity/detail.py": ("experiments/capacity/test_detail.py",),
-    "experiments/capacity/fleet.py": ("experiments/capacity/test_fleet.py",),
+    "experiments/capacity/day.py": (
+        "experiments/capacity/test_small_parts.py",
+        "experiments/capacity/test_day.py",
+    ),
+    "experiments/capacity/search.py": ("experiments/capacity/test_made_up_plans.py",),
+    "experiments/capacity/answer.py": (
+        "experiments/capacity/test_made_up_plans.py",
+        "experiments/capacity/test_planning.py",
+    ),
+    "experiments/capacity/detail.py": (
+        "experiments/capacity/test_small_parts.py",
+        "experiments/capacity/test_detail.py",
+    ),
+    "experiments/capacity/fleet.py": (
+        "experiments/capacity/test_made_up_engines.py",
+        "experiments/capacity/test_fleet.py",
+    ),
     "experiments/capacity/load.py": ("experiments/capacity/test_max_rate.py",),
-    "experiments/capacity/max_rate.py": ("experiments/capacity/test_max_rate.py",),
-    "experiments/capacity/confidence.py": ("experiments/capacity/test_confidence.py",),
-    "experiments/capacity/split.py": ("experiments/capacity/test_split.py",),
-    "experiments/capacity/sensitivity.py": ("experiments/capacity/test_sensitivity.py",),
-    "experiments/capacity/service_checks.py": ("experiments/capacity/test_service_checks.py",),
+    "experiments/capacity/max_rate.py": (
+        "experiments/capacity/test_made_up_engines.py",
+        "experiments/capacity/test_max_rate.py",
+    ),
+    "experiments/capacity/confidence.py": (
+        "experiments/capacity/test_small_parts.py",
+        "experiments/capacity/test_confidence.py",
+    ),
+    "experiments/capacity/split.py": (
+        "experiments/capacity/test_small_parts.py",
+        "experiments/capacity/test_split.py",
+    ),
+    "experiments/capacity/sensitivity.py": (
+        "experiments/capacity/test_small_parts.py",
+        "experiments/capacity/test_sensitivity.py",
+    ),
+    "experiments/capacity/service_checks.py": (
+        "experiments/capacity/test_made_up_plans.py",
+        "experiments/capacity/test_service_checks.py",
+    ),
     "experiments/capacity/max_num_seqs.py": ("experiments/capacity/test_plan_questions.py",),
-    "experiments/capacity/preemption.py": ("experiments/capacity/test_plan_questions.py",),
+    "experiments/capacity/preemption.py": (
+        "experiments/capacity/test_small_parts.py",
+        "experiments/capacity/test_plan_questions.py",
+    ),
     "experiments/capacity/questions.py": ("experiments/capacity/test_plan_questions.py",),
     "experiments/capacity/samples.py": ("experiments/capacity/test_plan_questions.py",),
-    "experiments/capacity/planning.py": ("experiments/capacity/test_planning.py",),
+    "experiments/capacity/planning.py": (
+        "experiments/capacity/test_made_up_plans.py",
+        "experiments/capacity/test_planning.py",
+    ),
     "sim/memory/": (
         "sim/memory/test_known_answers.py",
         "sim/memory",

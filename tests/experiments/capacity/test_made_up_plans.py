@@ -18,7 +18,7 @@ from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision, mean_
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import STEP
 from fragmeter.experiments.capacity.planning import Planner
-from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.cli.app import DONE, MISSED, MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.parallel import Workers
 from fragmeter.experiments.runs.slo_check import Goal
@@ -564,3 +564,59 @@ class TestOneFleet:
     @pytest.mark.parametrize("stage", ["go ahead", "fleets", "headroom"])
     def test_what_fails_is_said(self, stage, monkeypatch):
         assert self.asked(Service(failing=(stage, "a100-80gb")), 11, monkeypatch) == "it fails"
+
+
+class TestChecks:
+    """``plan --check`` of 100 requests/s, on the fleets of a made-up service."""
+
+    @pytest.fixture
+    def check(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+        def run(service: Service, replicas: int, rate: float = 100.0) -> dict[str, Any]:
+            monkeypatch.setattr(planning, "carry_out", service.carry_out)
+            path, out = tmp_path / "services.toml", tmp_path / "found.json"
+            path.write_text(
+                '[[service]]\nname = "one"\nserve = "vllm serve llama-3.1-8b"\ngpu = "a100-80gb"\ndataset = "alpaca"\n'
+                f'num_prompts = 100\nrequest_rate = {rate}\ngoodput = ["ttft:500"]\nreplicas = {replicas}\n'
+            )
+            line = ["plan", "--check", str(path), "--jobs", "1", "--seed", str(FIRST), "--json", str(out)]
+            code, document = status(line), json.loads(out.read_text())
+            (found,) = document["services"]
+            assert document["meets"] == found["meets"] == (code == DONE) and code in (DONE, MISSED)
+            return found
+
+        return run
+
+    @pytest.mark.parametrize(("size", "result"), [(9, "misses"), (10, "misses"), (11, "meets"), (20, "meets")])
+    def test_a_fleet_meets_them_if_all_but_one_of_48_seeds_do(self, size, result, check):
+        service = Service()
+        found = check(service, size)
+        rates = service.rates("a100-80gb", size)
+        mean = float(np.exp(np.log(rates[:4]).mean()))
+        assert (found["result"], found["meets"]) == (result, sum(rate < 100 for rate in rates) <= 1)
+        assert found["shares"][:4] == [min(1.0, 0.9 * rate / 100) for rate in rates[:4]]
+        assert (found["sure_rate"], found["highest_rate"]) == (sorted(rates)[1], pytest.approx(mean))
+        assert found["headroom"] == pytest.approx(mean / 100 - 1)
+        assert (found["request_rate"], found["replicas"]) == (100, size)
+        assert not found["is_burst"] and not found["highest_rate_is_bound"] and found["least_replicas"] is None
+
+    @pytest.mark.parametrize(("known", "is_burst"), [(0.9, False), (0.4, True)])
+    def test_a_burst_at_the_rate_leaves_it_open(self, known, is_burst, check):
+        """Twenty replicas take 199 requests/s in bursts."""
+        service = Service(saturated=None, known=known)
+        found = check(service, 20)
+        rates = service.rates("a100-80gb", 20)
+        assert (found["is_burst"], found["result"]) == (is_burst, "open" if is_burst else "meets")
+        assert found["highest_rate_is_bound"] and found["sure_rate"] == (None if is_burst else sorted(rates)[1])
+        assert found["highest_rate"] == pytest.approx(max(100.0, known * mean_rate(rates[:4])))
+
+    def test_a_burst_that_misses_is_decided(self, check):
+        found = check(Service(saturated=None, known=0.5), 5)
+        assert (found["result"], found["is_burst"], found["highest_rate_is_bound"]) == ("misses", False, True)
+        assert found["highest_rate"] == pytest.approx(mean_rate(Service().rates("a100-80gb", 5)[:4]))
+
+    def test_a_rate_that_is_just_known_is_no_burst(self, check):
+        """Of the first four seeds the lowest takes exactly the wanted rate as a load."""
+        lowest = min(Service().rates("a100-80gb", 20, 4))
+        found = check(Service(saturated=None, known=100 / lowest), 20)
+        assert min(100 / lowest * rate for rate in Service().rates("a100-80gb", 20, 4)) == 100
+        assert not found["is_burst"]
