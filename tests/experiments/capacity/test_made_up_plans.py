@@ -390,6 +390,16 @@ class TestDivided:
         first, failed = plan(service, *flags, gpus="a100-80gb")["candidates"]
         assert (failed["error"], first["candidate"]["prefill_replicas"]) == ("it fails", "none")
 
+    @pytest.mark.parametrize(
+        "given", [["--prefill-replicas", "0"], ["--router", "best"], ["--router", "round-robin,none"]]
+    )
+    def test_what_is_no_fleet_is_refused_before_a_run(self, given, monkeypatch, capsys):
+        service = Service()
+        monkeypatch.setattr(planning, "carry_out", service.carry_out)
+        line = ["plan", "--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", "--num-prompts", "100"]
+        assert status([*line, "--request-rate", "9", "--jobs", "1", *given]) == MISTAKE
+        assert not service.calls and capsys.readouterr().err.count("\n") == 1
+
     @pytest.mark.parametrize("flag", ["--prefill-replicas", "--router"])
     def test_without_a_rate_there_is_no_fleet(self, flag, capsys):
         value = {"--prefill-replicas": "1", "--router": "kv-aware"}[flag]

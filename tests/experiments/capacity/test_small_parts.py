@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fragmeter.experiments.capacity import day, detail, preemption, questions, split
 from fragmeter.experiments.capacity.confidence import Kind, capped, lower_limit, mean_rate
 from fragmeter.experiments.capacity.day import Day, replicas_for, schedule_of, sizes_below
-from fragmeter.experiments.capacity.load import DEFAULT_PROMPTS, Load
+from fragmeter.experiments.capacity.load import DEFAULT_PROMPTS, Load, drawn_rows, traced_gaps_s
 from fragmeter.experiments.capacity.questions import Subject
 from fragmeter.experiments.capacity.sensitivity import Change, effect_of, influences
 from fragmeter.experiments.cli.app import MISTAKE, status
@@ -25,7 +25,10 @@ from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.sim import Workload, settings
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.metrics.objectives import Objectives
+from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.ticks import PER_SECOND
+from fragmeter.traces import Pacing, Trace, stream
+from fragmeter.traces.arrivals.pacing import unit_gaps
 
 GOAL = Goal(Objectives(ttft=500))
 
@@ -421,6 +424,79 @@ class TestLoad:
         assert (load.num_prompts(), load.num_prompts(2)) == (6005, 12_010)
         assert len(load.draw(0).gaps) == 6005 and not load.is_short(1)
         assert Load(Inputs(requests=Requests(dataset="alpaca"))).num_prompts() == DEFAULT_PROMPTS
+
+
+class TestDayOfRequests:
+    """Two requests/s for 100 s, none for 50 s, and four for 150 s."""
+
+    STEPS = ((0.0, 100.0, 150.0), (2.0, 0.0, 4.0), 300.0)
+
+    def load(self, tmp_path: Any, rows: int, session: bool = False, **pacing: float) -> Load:
+        text = "".join(f"{place},{100 + place},{1 + place}{f',{place}' * session}\n" for place in range(rows))
+        (tmp_path / "load.csv").write_text(f"arrival_s,prompt_tokens,output_tokens{',session_id' * session}\n{text}")
+        return Load(Inputs(requests=Requests(trace=tmp_path / "load.csv"), pacing=Pacing(request_rate=4.0, **pacing)))
+
+    @pytest.mark.parametrize(("burstiness", "spread"), [(None, 1.0), (0.25, 2.0)])
+    def test_its_requests_arrive_along_the_steps(self, burstiness, spread, tmp_path):
+        given = {} if burstiness is None else {"burstiness": burstiness}
+        work = self.load(tmp_path, 64, **given).day(5, *self.STEPS)
+        # Gaps at rate 1, of which 200 and 800 pass in the first and the second half.
+        gaps = unit_gaps(3000, burstiness or 1.0, stream(5, "arrivals"))
+        passed = np.cumsum(gaps)
+        passed = passed[passed < 800]
+        expected = np.where(passed <= 200, passed / 2, 150 + (passed - 200) / 4)
+        assert work.arrival_ticks / PER_SECOND == pytest.approx(expected, abs=1e-6)
+        assert gaps.std() == pytest.approx(spread, rel=0.15)
+        # Prompt and output of a row stay together; rows are drawn one by one.
+        assert (work.prompt_tokens == work.output_tokens + 99).all()
+        assert (np.diff(work.prompt_tokens) % 64 == 1).mean() < 0.1
+        other = self.load(tmp_path, 64, **given).day(6, *self.STEPS)
+        assert other.prompt_tokens[:50].tolist() != work.prompt_tokens[:50].tolist()
+
+    def test_requests_that_share_prefixes_have_to_be_enough(self, tmp_path):
+        count = len(self.load(tmp_path, 64).day(5, *self.STEPS))
+        work = self.load(tmp_path, count, session=True).day(5, *self.STEPS)
+        assert work.prompt_tokens.tolist() == [*range(100, 100 + count)]
+        with pytest.raises(SettingError, match="keeps its order"):
+            self.load(tmp_path, count - 1, session=True).day(5, *self.STEPS)
+
+    def test_those_of_a_data_set_are_drawn_by_the_seed(self):
+        load = Load(Inputs(requests=Requests(dataset="alpaca"), pacing=Pacing(request_rate=4.0)))
+        one, same, other = (load.day(seed, *self.STEPS) for seed in (5, 5, 6))
+        assert one.prompt_tokens.tolist() == same.prompt_tokens.tolist()
+        assert one.prompt_tokens[:50].tolist() != other.prompt_tokens[:50].tolist()
+        assert len(one) == len(one.arrival_ticks) == pytest.approx(800, rel=0.15)
+
+    def test_gaps_as_traced_and_blocks_of_rows(self, tmp_path):
+        """Blocks of 64 rows from anywhere, which go on at the first row."""
+        found = drawn_rows(100, 150, True, np.random.default_rng(3))
+        starts = np.random.default_rng(3).integers(100, size=3)
+        expected = [(int(start) + place) % 100 for start in starts for place in range(64)][:150]
+        assert found.tolist() == expected
+        assert drawn_rows(100, 9, False, np.random.default_rng(3)).max() < 100
+        trace = Trace(
+            "three", np.ones(3, dtype=int), np.ones(3, dtype=int), arrival_ticks=np.array([5, 6, 9]) * PER_SECOND
+        )
+        assert traced_gaps_s(trace).tolist() == [2.0, 1.0, 3.0]
+        one = Trace("one", np.ones(1, dtype=int), np.ones(1, dtype=int), arrival_ticks=np.array([5]))
+        assert traced_gaps_s(one).tolist() == [0.0]
+
+    def test_the_rate_and_the_lengths_of_a_trace(self, tmp_path):
+        load = self.load(tmp_path, 5)
+        assert (load.trace_rate, load.mean_tokens, load.longest_tokens) == (1.0, (102.0, 3.0), 109)
+        assert (load.num_prompts(3), load.is_short(1), load.is_drawn, load.keeps_order) == (5000, False, False, False)
+        assert (self.load(tmp_path, 5, session=True).num_prompts(3), self.load(tmp_path, 1).trace_rate) == (5, None)
+
+    @pytest.mark.parametrize(("rate", "is_rate"), [(0.0, False), (inf, False), (1e-9, True)])
+    def test_a_wanted_rate_is_above_0_and_finite(self, rate, is_rate):
+        def load() -> Load:
+            return Load(Inputs(requests=Requests(dataset="alpaca"), pacing=Pacing(request_rate=rate)))
+
+        if is_rate:
+            assert load().pacing.request_rate == rate
+        else:
+            with pytest.raises(SettingError, match="must be above 0 and finite"):
+                load()
 
 
 class Costs:
