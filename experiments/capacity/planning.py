@@ -297,7 +297,7 @@ class Planner:
             SimulationFault: An invariant of the simulator is violated.
         """
         service = _service(candidate)
-        if not self._is_simulated(service, candidate) or replicas < self._least.get(service, 1):
+        if not self._is_simulated(service, candidate) or replicas < self._least.get(service, replicas):
             return Tested(Decision.TOO_FEW, (), (), 0.0, least_replicas=self._least[service])
         outcome = self._run("go ahead", {service: Job(service.settings, self._seeds[0])})[service]
         if outcome.summary is None:

@@ -63,6 +63,7 @@ class Service:
     failing: tuple[str, str] | None = None
     alone: bool = True
     share: float = 0.25
+    in_flight: float = 3.0
     calls: list[tuple[Any, ...]] = field(default_factory=list)
 
     def of_one(self, gpu: str, seed: int = FIRST) -> float:
@@ -91,7 +92,12 @@ class Service:
             case "go ahead":
                 alone = {"meets": self.alone, "counted": 80, "met": 80 * self.alone, "missed": {"ttft": 80}}
                 power = int(POWERS[gpu]) if self.alone else None
-                return {"alone": alone, "saturated": self._most(gpu, 1), "found": {"power": power}, "in_flight": 3.0}
+                return {
+                    "alone": alone,
+                    "saturated": self._most(gpu, 1),
+                    "found": {"power": power},
+                    "in_flight": self.in_flight,
+                }
             case "fleets":
                 return {"share": min(1.0, 0.9 * rate / more[1]), "meets": rate >= more[1]}
             case "other seeds":
@@ -579,7 +585,27 @@ class TestOneFleet:
         service = Service()
         found = self.asked(service, 1, monkeypatch, 2e4)
         assert found[:5] == (Decision.TOO_FEW, (), (), 0.0, None)
-        assert 1 < found.least_replicas < 1024 and not service.calls
+        least = found.least_replicas
+        assert 1 < least < 1024 and not service.calls
+        # With as many it is, and with one fewer it is not.
+        assert self.asked(service, least - 1, monkeypatch, 2e4).least_replicas == least and not service.calls
+        assert self.asked(service, least, monkeypatch, 2e4).shares and service.of_stage("go ahead") == [(FIRST,)]
+        assert self.asked(service, 1, monkeypatch, 1e9).least_replicas > 1024
+
+    def test_its_runs_fill_its_replicas(self, monkeypatch):
+        """A replica has 600 requests in flight at its highest rate: its runs have ten times as many."""
+        service, counts = Service(in_flight=600), {}
+
+        def carry_out(name, stage, chosen, load, *more):
+            counts[stage] = load.num_prompts()
+            return service.carry_out(name, stage, chosen, load, *more)
+
+        monkeypatch.setattr(planning, "carry_out", carry_out)
+        load = Load(Inputs(requests=Requests(dataset="alpaca"), pacing=Pacing(request_rate=9.0)))
+        (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {})
+        planner = Planner(load, self.GOAL, range(FIRST, FIRST + 1), Workers(jobs=1), None, 9.0)
+        assert planner.tested(candidate, 1).decision is Decision.ENOUGH
+        assert counts == {"go ahead": 5000, "fleets": 6000, "headroom": 6000}
 
     @pytest.mark.parametrize("stage", ["go ahead", "fleets", "headroom"])
     def test_what_fails_is_said(self, stage, monkeypatch):

@@ -82,7 +82,8 @@ class TestMaxNumSeqs:
         work = Workload("three", np.zeros(3), np.full(3, 4), np.full(3, 5))
         chosen = replace(CHOSEN, num_gpu_blocks_override=10)
         found = plan_max_num_seqs.largest_max_num_seqs(chosen, work, quiet)
-        assert (found.most, found.largest, found.in_any_order) == (3, 2, 2)
+        # With the largest value, with three and with two.
+        assert found == plan_max_num_seqs.MaxNumSeqs(most=3, peak=3, largest=2, in_any_order=2, runs=3)
         # Twelve blocks are eleven without the null block: one too few for three.
         twelve = replace(chosen, num_gpu_blocks_override=12)
         assert plan_max_num_seqs.largest_max_num_seqs(twelve, work, quiet).in_any_order == 2

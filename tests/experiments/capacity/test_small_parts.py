@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from fractions import Fraction
 from math import inf
@@ -13,15 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragmeter.experiments.capacity import day, detail, preemption, questions, split
+from fragmeter.experiments.capacity import candidates as candidates_of_plan
+from fragmeter.experiments.capacity import day, detail, least, preemption, questions, split
+from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.confidence import Kind, capped, lower_limit, mean_rate
 from fragmeter.experiments.capacity.day import Day, replicas_for, schedule_of, sizes_below
 from fragmeter.experiments.capacity.load import DEFAULT_PROMPTS, Load, drawn_rows, traced_gaps_s
+from fragmeter.experiments.capacity.prices import Prices, prices
 from fragmeter.experiments.capacity.questions import Subject
+from fragmeter.experiments.capacity.search import Aims
 from fragmeter.experiments.capacity.sensitivity import Change, effect_of, influences
 from fragmeter.experiments.cli.app import MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck
+from fragmeter.experiments.vllm_serve.line import ServeLine
 from fragmeter.sim import Workload, settings
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.metrics.objectives import Objectives
@@ -591,3 +597,101 @@ class TestQuestions:
         assert status(line) == MISTAKE
         error = capsys.readouterr().err
         assert "fixed-size states; leave it out" in error and "--disable-hybrid" not in error
+
+
+class TestDataSheet:
+    """Requests that read for 1, 2, ... 10 ms, and compute for 20, 18, ... 2 ms."""
+
+    @pytest.mark.parametrize(
+        ("attainment", "wanted", "replicas"),
+        [
+            # The cheapest nine of ten compute for 90 ms, which is 9 ms a request of the load; eight for 72 ms, and all for 110.
+            (0.9, 1000.0, 9), (0.9, 1000.01, 10), (0.81, 1000.0, 9), (0.8, 1000.0, 8), (1.0, 1000.0, 11), (1.0, 1e-12, 1),
+        ],
+    )  # fmt: skip
+    def test_the_fewest_replicas(self, attainment, wanted, replicas, monkeypatch):
+        times = np.arange(1, 11) / 1000, np.arange(20, 0, -2) / 1000
+        ideal = SimpleNamespace(seconds=lambda work: times)
+        monkeypatch.setattr(least, "ideal_replica", lambda candidate: ideal)
+        assert least.fewest(None, range(10), wanted, attainment) == replicas
+
+    def test_where_all_need_too_many_the_cheapest_is_named(self):
+        def answer(gpu: str, replicas: int, gpus: int) -> Any:
+            launch = SimpleNamespace(num_gpus=gpus, gpu=SimpleNamespace(name=gpu))
+            candidate = SimpleNamespace(started=SimpleNamespace(launch=launch), num_gpus=gpus)
+            return SimpleNamespace(candidate=candidate, least_replicas=replicas, error="too many")
+
+        priced = Prices("here", "EUR", {"a": 2.0, "b": 3.0}, {})
+        answers = [answer("a", 2000, 8), answer("b", 5000, 2), answer("a", 9000, 1), answer("b", 3001, 2)]
+        assert least.least_headline(answers, priced).startswith("Buy at least 9,000 x a: ")
+        assert least.least_headline(answers[:2], priced).startswith("Buy at least 10,000 x b: ")
+        assert (least.whole(10**15 - 1), least.whole(10**15)) == ("999,999,999,999,999", "1e+15")
+
+
+class TestPrices:
+    @pytest.mark.parametrize(
+        ("price", "is_price"), [(0, False), (10**12, True), (10**12 + 1, False), (0.01, True), (True, False)]
+    )
+    def test_a_price_is_above_0_and_at_most_a_million_million(self, price, is_price, tmp_path):
+        path = tmp_path / "prices.json"
+        path.write_text(json.dumps({"per_gpu_hour": {"h200": price}}))
+        if is_price:
+            assert prices(path) == Prices(str(path), "USD", {"h200": price}, {})
+        else:
+            with pytest.raises(SettingError, match="h200 costs"):
+                prices(path)
+
+    def test_gpus_without_a_price_are_counted(self):
+        known = Prices("here", "EUR", {"h200": 5.0, "l4": 1.0}, {"h200": "a list"})
+        counted = known.for_gpus(["mi300x", "h200", "mi300x", "b200"])
+        assert (counted.missing, counted.of("h200"), known.of("h200")) == (("mi300x", "b200"), 1.0, 5.0)
+        assert known.for_gpus(["h200", "l4"]) is known
+        assert known.as_dict() == {"h200": {"price": 5.0, "source": "a list"}, "l4": {"price": 1.0, "source": None}}
+
+
+class TestCandidates:
+    def test_another_policy_keeps_what_the_line_sets(self):
+        line = {"max-num-seqs": "7", "max-num-batched-tokens": "512", "block-size": "32", "max-model-len": "512"}
+        (set_,) = candidates(ServeLine("llama-3.1-8b", line), ["h200"], {"policy": ["vllm-v0"]})
+        assert (set_.settings.max_num_seqs, set_.settings.max_num_batched_tokens, set_.settings.block_size) == (
+            7,
+            512,
+            32,
+        )
+        plain, v0 = candidates(
+            ServeLine("llama-3.1-8b", {"max-model-len": "512"}), ["h200"], {"policy": ["none", "vllm-v0"]}
+        )
+        slots = plain.settings.num_gpu_blocks_override * plain.settings.block_size
+        assert v0.settings.num_gpu_blocks_override * 16 == slots and v0.settings.max_num_seqs is None
+        assert v0.settings.max_num_batched_tokens is v0.settings.block_size is None
+
+    def test_number_formats_count(self):
+        axes = {"quantization": ["none", "fp8"], "kv_cache_dtype": ["auto", "fp8"]}
+        found = candidates(ServeLine("llama-3.1-8b", {"max-model-len": "512"}), ["h200"], axes)
+        assert [each.num_lossy for each in found] == [0, 1, 1, 2]
+        (alone,) = candidates(ServeLine("llama-3.1-8b", {"quantization": "fp8", "max-model-len": "512"}), ["h200"], {})
+        assert (alone.num_lossy, alone.engines, alone.router, alone.prefill_replicas) == (0, 1, "round-robin", "none")
+
+    @pytest.mark.parametrize(("value", "flag"), [("true", True), ("false", False), ("none", None)])
+    def test_switches(self, value, flag):
+        line = ServeLine("llama-3.1-8b", {"max-model-len": "512"})
+        (found,) = candidates(line, ["h200"], {"enable_prefix_caching": [value]})
+        assert (found.settings.value("enable_prefix_caching") is False) == (flag is False)
+        with pytest.raises(SettingError, match="must be true, false or none"):
+            candidates(line, ["h200"], {"enable_prefix_caching": ["1"]})
+
+    def test_at_most_so_many(self, monkeypatch):
+        monkeypatch.setattr(candidates_of_plan, "MOST_POINTS", 4)
+        line = ServeLine("llama-3.1-8b", {"max-model-len": "512"})
+        assert len(candidates(line, ["h200", "a100-80gb"], {"max_num_seqs": ["8", "9"]})) == 4
+        with pytest.raises(SettingError, match="more candidates than 4"):
+            candidates(line, ["h200"], {"max_num_seqs": ["5", "6", "7", "8", "9"]})
+
+
+@pytest.mark.parametrize(("seeds", "begins"), [(1, True), (2, False), (3, False), (4, True), (None, True)])
+def test_one_seed_or_at_least_four_begin_a_plan(seeds, begins):
+    if begins:
+        assert Aims(seeds=seeds).seeds == seeds
+    else:
+        with pytest.raises(SettingError, match="too few to begin"):
+            Aims(seeds=seeds)
