@@ -161,7 +161,7 @@ class RateSearch:
             near: Where to seek that of the first seed.
         """
         self._found[Kind.RATE, size] = [*known]
-        # To the end, whatever is wanted: nobody asks how many seeds miss.
+        # To the end, whatever is wanted: the number of misses is not used.
         limit = yield from self._limit(size, inf, near, to_end=True)
         return tuple(self._found[Kind.RATE, size]), limit.rate
 

@@ -1,4 +1,4 @@
-"""Searches beside brute force: replicas whose highest rate is a known function of their number and of the seed."""
+"""Searches beside brute force: replicas with a highest rate that is a known function of their number and of the seed."""
 
 from __future__ import annotations
 

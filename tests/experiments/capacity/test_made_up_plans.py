@@ -468,13 +468,13 @@ class TestWithoutARate:
 
     def test_of_seeds_that_take_a_rate_it_is_asked_whether_its_run_is_a_load(self, plan, monkeypatch):
         """Of four seeds one takes no rate and another every rate."""
-        rates = {3: 0.5, 4: 0.0, 5: inf, 6: 0.25}
+        rates = {3: 0.5, 4: inf, 5: 0.25, 6: 0.0}
         monkeypatch.setattr(Service, "of_one", lambda self, gpu, seed=FIRST: rates.get(seed, 0.4))
         monkeypatch.setitem(POWERS, "a100-80gb", -35)
         service = Service(saturated=None)
         (found,) = plan(service, gpus="a100-80gb")["candidates"]
         assert (found["request_rate"], found["spread"]) == (0.25, 0.0)
-        assert {seed for seed, *_ in service.of_stage("known")} == {3, 6}
+        assert {seed for seed, *_ in service.of_stage("known")} == {3, 5}
 
     def test_a_replica_that_saturates_tells_its_rates(self, plan):
         service = Service(known=0.5)
