@@ -26,8 +26,8 @@ from ..runs.slo_check import Goal, check_run, check_times, compiled_cost
 from .fleet import Served, serve
 from .load import Load
 
-#: Shares of the recommended rate at which latency and price are reported, for the picture.
-SHARES = (0.25, 0.5, 0.75, 1.0)
+#: Shares of the recommended rate at which latency and price are reported beside those at the rate itself, for the picture.
+SHARES = (0.25, 0.5, 0.75)
 #: Rate, relative to the recommended rate, at which the limit is determined; the check of the recommendation uses it too.
 BEYOND = 1.15
 #: Times the blocks of the run that confirms memory as the limit, and the share of the misses that it may have at most.
@@ -61,7 +61,7 @@ def detail(
         UserError, SimulationFault: As ``simulate``.
     """
     drawn, one = load.draw(seed, cluster.size), load.draw(seed)
-    shares = SHARES[:-1] if rate < inf else ()
+    shares = SHARES if rate < inf else ()
     summaries = {share: serve(settings, drawn.at(rate * share), cluster).summary() for share in shares}
     work = drawn.at(rate)
     served = serve(settings, work, cluster)

@@ -26,6 +26,7 @@ from fragmeter.experiments.runs.sweeping import Outcome
 from fragmeter.experiments.vllm_serve.line import ServeLine
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.metrics.objectives import Objectives
+from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.traces import Pacing
 
 #: Exponents of 1.02 of the rate of one replica with the first seed: 9.94, 19.7 and 25.7 requests/s.
@@ -263,14 +264,31 @@ class TestForARate:
         assert document["recommended"] == {"gpu": "a100-80gb"}
 
     def test_above_its_saturated_rate_a_smaller_fleet_meets_nothing_and_is_not_served(self, plan):
-        """A replica that always has requests waiting serves 1 % more than the highest rate: one fewer than ten serve less than 98."""
-        service = Service(saturated=1.01)
+        """A replica that always has requests waiting serves 8.95 a second: eleven serve 98, and ten do not."""
+        service = Service(saturated=0.9)
         (found,) = plan(service, "--request-rate", "98", "--verify-seeds", "2", gpus="a100-80gb")["candidates"]
-        size = found["fleet"]["replicas"]
-        assert size == smallest(service, "a100-80gb", 98)
-        least = ceil(98 / (1.01 * service.of_one("a100-80gb")))
-        assert min(each["replicas"] for each in found["fleet"]["tried"]) >= least
-        assert found["verified"][-1] == {"replicas": size - 1, "factor": 1.0, "share": 0.0} or size - 1 >= least
+        assert found["fleet"]["replicas"] == 11 == min(each["replicas"] for each in found["fleet"]["tried"])
+        assert found["verified"][-1] == {"replicas": 10, "factor": 1.0, "share": 0.0}
+        assert {cluster.size for _, cluster, _ in service.of_stage("fleets")} == {11}
+
+    @pytest.mark.parametrize("seeds", [(3,), (3, 4, 5, 6)])
+    def test_where_the_first_seed_takes_every_rate_nothing_is_changed(self, seeds, plan, monkeypatch):
+        rates = dict.fromkeys(seeds, inf)
+        monkeypatch.setattr(Service, "of_one", lambda self, gpu, seed=FIRST: rates.get(seed, 30.0))
+        monkeypatch.setitem(POWERS, "a100-80gb", 700)
+        service = Service(saturated=None)
+        (found,) = plan(service, "--request-rate", "20", "--sensitivity", gpus="a100-80gb")["candidates"]
+        assert found["fleet"]["replicas"] == 1 and "sensitivity" not in found
+        assert not service.of_stage("sensitivity")
+
+    def test_a_fault_of_a_run_is_raised_with_its_last_line(self, monkeypatch):
+        monkeypatch.setattr(planning, "carry_out", lambda name, *_: Outcome(name, fault="Traceback\n  at\nthe last"))
+        load = Load(Inputs(requests=Requests(dataset="alpaca", num_prompts=100), pacing=Pacing(request_rate=9.0)))
+        planner = Planner(load, Goal(Objectives(ttft=500)), range(4), Workers(jobs=1), None, 9.0)
+        with pytest.raises(SimulationFault) as raised:
+            planner.answers(candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {}))
+        assert str(raised.value) == "the last"
+        assert raised.value.__notes__ == ["Traceback\n  at\nthe last"]
 
     def test_bursts_make_bounds(self, plan):
         """Runs are loads up to 0.97 of the highest rates: a lower bound of the headroom where that is above 100."""

@@ -230,7 +230,7 @@ class TestLimit:
     def test_memory_is_it_where_twice_the_blocks_cure_half_of_the_misses(
         self, cause, objective, still, relieved, found, runs, monkeypatch
     ):
-        """Four of ten requests miss; the run with 20 blocks in place of 10 has this many."""
+        """Four of eight requests miss, and with 20 blocks in place of 10 this many."""
         blocks = []
 
         def simulate(chosen, work, cost):
@@ -238,7 +238,7 @@ class TestLimit:
             return run_of([(1, 0, 0, 0)])
 
         causes = iter([{"cause": cause, "objective": objective}, {"cause": relieved, "objective": "ttft"}])
-        shares = iter([SloCheck(False, 10, 6, {}), SloCheck(False, 10, 10 - still, {})])
+        shares = iter([SloCheck(False, 8, 4, {}), SloCheck(False, 8, 8 - still, {})])
         monkeypatch.setattr(detail, "compiled_cost", lambda _: None)
         monkeypatch.setattr(detail, "simulate", simulate)
         monkeypatch.setattr(detail, "limit", lambda run, goal: next(causes))
