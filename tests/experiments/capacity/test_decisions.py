@@ -16,7 +16,7 @@ from fragmeter.experiments.capacity.fleet import FleetSearch, serve
 from fragmeter.experiments.capacity.load import Drawn
 from fragmeter.experiments.capacity.service_checks import Checked, Service
 from fragmeter.experiments.cli.app import DONE, status
-from fragmeter.experiments.runs.slo_check import Goal
+from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.metrics.objectives import Objectives
@@ -27,13 +27,6 @@ from oracle import Limits, Pool
 from ramp_cost import RampCost
 
 GOAL = Goal(Objectives(ttft=1000))
-
-
-class Attained:
-    """A check with this share of requests that meet the goal."""
-
-    def __init__(self, attained: float) -> None:
-        self.attained = attained
 
 
 class AnyLoad:
@@ -82,7 +75,7 @@ class TestSplit:
         shares = shares[:15]
 
         def check(chosen, rate, cluster, goal):
-            return Attained(shares[cluster.prefill_replicas - 1] / 10**6)
+            return SloCheck(False, 10**6, shares[cluster.prefill_replicas - 1], {})
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(split, "highest_rate", lambda *_: 0.0)
