@@ -72,10 +72,10 @@ def best_share(
         """The highest rate; where none meets the goal, less than any rate by the number of requests that miss it."""
         cluster = divided(size, router, str(prefill))
         highest = highest_rate(settings, load, goal, seed, cluster, rate, None)
-        if highest:
-            return highest
-        missing = check_fleet(settings, load.draw(seed, size).at(rate), cluster, goal)
-        return missing.met - missing.counted
+        if not highest:
+            missing = check_fleet(settings, load.draw(seed, size).at(rate), cluster, goal)
+            highest = missing.met - missing.counted
+        return highest
 
     low, high = 1, size - 1
     while low < high:

@@ -91,6 +91,13 @@ class TestMaxNumSeqs:
             plan_max_num_seqs.MaxNumSeqs(most=3, peak=3, largest=3, in_any_order=3, runs=1)
         )
 
+    @pytest.mark.parametrize("chosen", [CHOSEN, AHEAD], ids=["sync", "async"])
+    def test_of_requests_that_are_all_refused_none_is_preempted(self, chosen):
+        """Of 45 tokens each, in nine blocks of two."""
+        work = Workload("long", np.zeros(3), np.full(3, 40), np.full(3, 5))
+        found = plan_max_num_seqs.largest_max_num_seqs(replace(chosen, num_gpu_blocks_override=10), work, quiet)
+        assert found == plan_max_num_seqs.MaxNumSeqs(most=3, peak=1, largest=3, in_any_order=0, runs=1)
+
     def test_each_sample_counts(self):
         work = Workload("one", np.zeros(1), np.full(1, 4), np.full(1, 5), n=np.array([3]))
         found = plan_max_num_seqs.largest_max_num_seqs(replace(CHOSEN, num_gpu_blocks_override=10), work, quiet)

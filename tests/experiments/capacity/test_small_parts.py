@@ -365,15 +365,18 @@ class TestDay:
         assert (sizes_below(90), sizes_below(2), sizes_below(1)) == ([10, 20, 30, 40, 50, 60, 70, 80], [1], [])
 
     def test_targets_are_those_of_the_middle_of_the_arrivals(self, monkeypatch):
-        """Eight requests arrive 10 ticks apart and take 30: between the third and the seventh three are in flight on two replicas."""
-        arrivals = np.arange(8) * 10
-        times = SimpleNamespace(arrival_ticks=arrivals[::-1], finish_ticks=arrivals[::-1] + 30)
+        """Twelve requests arrive 10 ticks apart, and each takes longer: between the fourth and the tenth on two replicas."""
+        arrivals = np.arange(12) * 10
+        times = SimpleNamespace(arrival_ticks=arrivals[::-1], finish_ticks=(arrivals + arrivals // 3 + 5)[::-1])
         fleet = SimpleNamespace(runs=(0.25, 0.75))
         monkeypatch.setattr(day, "ClusterRun", SimpleNamespace)
         monkeypatch.setattr(day, "serve", lambda *_: SimpleNamespace(run=fleet, times=times))
         monkeypatch.setattr(day, "pool_use", lambda run: SimpleNamespace(mean_usage=run))
         found = day.full_load(settings(), RateOnly(), GOAL, 0, Cluster(num_replicas=2), 5.0)
-        assert found == {"concurrency": 1.5, "kv_cache_usage": 0.5}
+        spans = zip(times.arrival_ticks.tolist(), times.finish_ticks.tolist(), strict=True)
+        assert found == {
+            "concurrency": pytest.approx(sum(overlap(span, (30, 90)) for span in spans) / 60 / 2), "kv_cache_usage": 0.5
+        }  # fmt: skip
 
     def test_a_day_of_two_steps_by_hand(self, monkeypatch):
         """Two requests in the first 10 s and one in the next; one takes 5 s, one is there from the 8th to the 12th, and one takes 10 s,
