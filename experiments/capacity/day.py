@@ -192,7 +192,7 @@ def full_load(settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cl
     arrivals = np.sort(times.arrival_ticks)
     # The middle of the arrivals: before it the fleet fills, after it it drains.
     edges = np.array([arrivals[len(arrivals) // 4], arrivals[3 * len(arrivals) // 4]])
-    concurrency = float(_held(times, edges)[0]) / float(edges[1] - edges[0]) / cluster.size
+    concurrency = _held(times, edges).item() / float(edges[1] - edges[0]) / cluster.size
     usage = fsum(pool_use(run).mean_usage for run in runs) / len(runs)
     return {"concurrency": concurrency, "kv_cache_usage": usage}
 

@@ -395,7 +395,7 @@ class TestDay:
             asked.append((cluster, schedule.sizes, schedule.startup_ticks))
             return SimpleNamespace(runs=parts, end_ticks=25 * PER_SECOND)
 
-        uses = iter([([2.0, 3.0], [4.0, 0.0], [0.5, 0.25]), ([1.0, 0.0], [2.0, 0.0], [0.25, 0.75])])
+        uses = iter([([2.0, 3.0], [4.0, 0.0], [0.5, 0.9]), ([1.0, 0.0], [2.0, 0.0], [0.25, 0.75])])
         names = ("used_ticks", "busy_ticks", "peak")
         monkeypatch.setattr(day, "compiled_cost", lambda _: None)
         monkeypatch.setattr(day, "simulate_cluster", simulate_cluster)
@@ -417,7 +417,7 @@ class TestDay:
         assert (found["requests"], found["attained"], found["replica_hours"]) == (3, pytest.approx(2 / 3), 1.5)
         assert found["steps"] == {
             "requests": [2, 1], "attained": [1.0, 0.0], "concurrency": [0.7, pytest.approx(0.35)],
-            "kv_cache_usage": [0.5, 3.0], "peak_kv_cache_usage": [0.5, 0.75], "replica_hours": [1.0, 0.5],
+            "kv_cache_usage": [0.5, 3.0], "peak_kv_cache_usage": [0.5, 0.9], "replica_hours": [1.0, 0.5],
         }  # fmt: skip
 
     def test_a_step_without_requests_has_no_share(self):
