@@ -555,6 +555,17 @@ class TestDay:
             tuple(step["replicas"] for step in day["steps"]),
         }
 
+    def test_of_several_candidates_it_is_that_of_the_recommended_one(self, plan, tmp_path):
+        service = Service()
+        (tmp_path / "day.csv").write_text("start_s,request_rate\n0,40\n60,100\n")
+        document = plan(service, "--rate-curve", str(tmp_path / "day.csv"), gpus="h200,a100-80gb")
+        best, day = document["candidates"][0], document["day"]
+        assert best["candidate"] == {"gpu": "a100-80gb"} and {
+            call[1] for call in service.calls if call[0] == "day"
+        } == {"a100-80gb"}
+        assert day["constant_replicas"] == best["bill"]["replicas"] and day["startup_seconds"] == 120
+        assert day["constant_price"] == pytest.approx(2 * day["constant_replica_hours"])
+
     def test_bursts_of_smaller_fleets_are_bounds(self, plan, tmp_path):
         """Their runs are loads up to 0.8 of the highest rates."""
         service = Service(saturated=None, known=0.8)
