@@ -9,8 +9,10 @@ from paths import TESTS
 NEAREST: dict[str, tuple[str, ...]] = {
     "experiments/capacity/": (
         "experiments/capacity/test_small_parts.py",
+        "experiments/capacity/test_small_days.py",
         "experiments/capacity/test_made_up_engines.py",
         "experiments/capacity/test_made_up_plans.py",
+        "experiments/capacity/test_made_up_checks.py",
         "experiments/capacity/test_decisions.py",
         "experiments/capacity/test_fleet.py",
         "experiments/capacity/test_confidence.py",
@@ -21,7 +23,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "experiments/capacity",
     ),
     "experiments/capacity/day.py": (
-        "experiments/capacity/test_small_parts.py",
+        "experiments/capacity/test_small_days.py",
         "experiments/capacity/test_day.py",
     ),
     "experiments/capacity/search.py": ("experiments/capacity/test_made_up_plans.py",),
@@ -37,7 +39,10 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "experiments/capacity/test_made_up_engines.py",
         "experiments/capacity/test_fleet.py",
     ),
-    "experiments/capacity/load.py": ("experiments/capacity/test_max_rate.py",),
+    "experiments/capacity/load.py": (
+        "experiments/capacity/test_small_days.py",
+        "experiments/capacity/test_max_rate.py",
+    ),
     "experiments/capacity/max_rate.py": (
         "experiments/capacity/test_made_up_engines.py",
         "experiments/capacity/test_max_rate.py",
@@ -55,7 +60,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "experiments/capacity/test_sensitivity.py",
     ),
     "experiments/capacity/service_checks.py": (
-        "experiments/capacity/test_made_up_plans.py",
+        "experiments/capacity/test_made_up_checks.py",
         "experiments/capacity/test_service_checks.py",
     ),
     "experiments/capacity/max_num_seqs.py": ("experiments/capacity/test_plan_questions.py",),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from math import ceil, inf
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ import pytest
 
 from fragmeter.experiments.capacity import planning
 from fragmeter.experiments.capacity.candidates import candidates
-from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision, mean_rate
+from fragmeter.experiments.capacity.confidence import NUM_SEEDS, mean_rate
 from fragmeter.experiments.capacity.load import Load
-from fragmeter.experiments.capacity.max_rate import STEP
 from fragmeter.experiments.capacity.planning import Planner
-from fragmeter.experiments.cli.app import DONE, MISSED, MISTAKE, status
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.parallel import Workers
 from fragmeter.experiments.runs.slo_check import Goal
@@ -28,115 +26,7 @@ from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.traces import Pacing
-
-#: Exponents of 1.02 of the rate of one replica with the first seed: 9.94, 19.7 and 25.7 requests/s.
-POWERS = {"a100-80gb": 116, "h100-80gb": 150.0, "h200": 164}
-PRICES = {"a100-80gb": 2.0, "h100-80gb": 3.0, "h200": 5.0}
-#: First seed of all plans.
-FIRST = 3
-_TIMES = {f"{rank}_{name}_ms": 9.0 for name in ("ttft", "tpot", "e2el") for rank in ("median", "p90", "p99")}
-DETAIL = {
-    **_TIMES, "attained": 1.0, "request_throughput": 1.0, "output_throughput": 1.0, "total_token_throughput": 1.0,
-    "mean_batch": 1.0, "num_gpu_blocks": 9, "block_size": 16, "preemptions": 0, "refused": 0, "load": "light",
-    "near_saturation": None, "kv_cache_pct": 1.0, "buckets_pct": {}, "paper_view_pct": {}, "curve": [],
-    "limit": {"objective": None, "missed": {}, "cause": "steps", "preemptions": 0, "waiting": {}},
-}  # fmt: skip
-
-
-def factor_of(seed: int) -> float:
-    """Rates of seeds differ by up to 5 %; that of the first is 1."""
-    return 1 + ((seed - FIRST) * 31 % 97 - 48) / 1000 * ((seed - FIRST) > 0)
-
-
-@dataclass
-class Service:
-    """Replicas of which each takes a rate that depends on the GPU and the seed.
-
-    Attributes:
-        saturated: Rate of a replica that always has requests waiting, relative to that of the first seed; None of none.
-        known: Rate up to which runs are a load, relative to the highest one.
-        failing: Steps that fail, with the GPU.
-        calls: Step, GPU, seed, and further arguments.
-    """
-
-    saturated: float | None = 2.0
-    known: float = 1.0
-    failing: tuple[str, str] | None = None
-    alone: bool = True
-    share: float = 0.25
-    in_flight: float = 3.0
-    calls: list[tuple[Any, ...]] = field(default_factory=list)
-
-    def of_one(self, gpu: str, seed: int = FIRST) -> float:
-        return STEP ** int(POWERS[gpu]) * factor_of(seed)
-
-    def rates(self, gpu: str, replicas: int = 1, count: int = NUM_SEEDS, first: int = FIRST) -> list[float]:
-        return [replicas * self.of_one(gpu, seed) for seed in range(first, first + count)]
-
-    def carry_out(self, name: str, stage: str, chosen: Any, load: Load, goal: Goal, seed: int, *more: Any) -> Outcome:
-        gpu = str(chosen.gpu)
-        self.calls.append((stage, gpu, seed, *more))
-        if self.failing == (stage, gpu):
-            return Outcome(name, error="it fails")
-        cluster = more[0] if more and isinstance(more[0], Cluster) else Cluster()
-        assert len(more) < 3 or stage in ("known", "day", "detail", "prefill share") or cluster.disaggregated or (
-            more[2 - (stage == "other seeds")] == pytest.approx(self._most(gpu, cluster.size))
-        )  # fmt: skip
-        return Outcome(name, self._found(stage, gpu, seed, cluster, more))
-
-    def _most(self, gpu: str, replicas: int) -> float | None:
-        return None if self.saturated is None else self.saturated * self.of_one(gpu) * replicas
-
-    def _found(self, stage: str, gpu: str, seed: int, cluster: Cluster, more: Sequence[Any]) -> dict[str, Any]:
-        rate = cluster.size * self.of_one(gpu, seed)
-        match stage:
-            case "go ahead":
-                alone = {"meets": self.alone, "counted": 80, "met": 80 * self.alone, "missed": {"ttft": 80}}
-                power = int(POWERS[gpu]) if self.alone else None
-                return {
-                    "alone": alone,
-                    "saturated": self._most(gpu, 1),
-                    "found": {"power": power},
-                    "in_flight": self.in_flight,
-                }
-            case "fleets":
-                return {"share": min(1.0, 0.9 * rate / more[1]), "meets": rate >= more[1]}
-            case "other seeds":
-                return {"meets": rate >= more[2]}
-            case "headroom" | "follow":
-                return {"rate": rate}
-            case "known":
-                return {"rate": self.known * more[2]}
-            case "sensitivity":
-                name, factor = more[3]
-                return {"rate": rate / factor if name == "step time" else rate * factor**0.5}
-            case "prefill share":
-                return {"share": self.share}
-            case "detail":
-                return dict(DETAIL)
-            case "day":
-                return self._day(*more)
-            case _:
-                assert stage == "full load"
-                return {"concurrency": 7.0, "kv_cache_usage": 0.5}
-
-    @staticmethod
-    def _day(cluster: Cluster, day: Any, sizes: Sequence[int], startup_s: float) -> dict[str, Any]:
-        hours = [size * (end - start) / 3600 for size, (start, end) in zip(sizes, day.spans_s, strict=True)]
-        steps = {
-            name: [0.95] * len(sizes) for name in ("attained", "concurrency", "kv_cache_usage", "peak_kv_cache_usage")
-        }
-        requests = [round(rate * (end - start)) for rate, (start, end) in zip(day.rates, day.spans_s, strict=True)]
-        return {
-            "requests": sum(requests),
-            "attained": 0.95,
-            "steps": {"requests": requests, **steps, "replica_hours": hours},
-            "replica_hours": sum(hours),
-        }
-
-    def of_stage(self, stage: str, gpu: str | None = None) -> list[tuple[Any, ...]]:
-        return [call[2:] for call in self.calls if call[0] == stage and gpu in (None, call[1])]
-
+from made_up_service import FIRST, POWERS, PRICES, Service, smallest
 
 Plan = Callable[..., dict[str, Any]]
 
@@ -162,11 +52,6 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         return json.loads((tmp_path / "plan.json").read_text())
 
     return run
-
-
-def smallest(service: Service, gpu: str, wanted: float) -> int:
-    """The smallest fleet that at most one of 48 seeds misses."""
-    return ceil(wanted / sorted(service.rates(gpu))[1])
 
 
 class TestForARate:
@@ -358,6 +243,12 @@ class TestForARate:
         first, other = plan(Service(), *lengths, gpus="h200")["candidates"]
         assert first["candidate"]["max_model_len"] == "1024" and first["bill"]["replicas"] == 1
         assert "1,024 tokens, and max_model_len is 1023" in other["refused"]
+
+    def test_the_flags_are_those_of_the_recommendation(self, plan):
+        """Of equal bills the first."""
+        document = plan(Service(), "--max-num-seqs", "8,9", "--request-rate", "30", gpus="h200")
+        assert [each["candidate"]["max_num_seqs"] for each in document["candidates"]] == ["8", "9"]
+        assert "--max-num-seqs 8" in document["flags"] and "--max-num-seqs 9" not in document["flags"]
 
     def test_equal_fleets_are_one_answer(self, plan):
         """A router before one replica chooses nothing; before two they differ."""
@@ -582,116 +473,3 @@ class TestDay:
             with pytest.raises(AssertionError):
                 self.day(plan, Service(failing=(stage, "a100-80gb")), tmp_path)
             assert "it fails" in capsys.readouterr().err
-
-
-class TestOneFleet:
-    """What ``plan --check`` asks for."""
-
-    GOAL = Goal(Objectives(ttft=500))
-
-    def asked(self, service: Service, replicas: int, monkeypatch: pytest.MonkeyPatch, wanted: float = 100.0) -> Any:
-        monkeypatch.setattr(planning, "carry_out", service.carry_out)
-        load = Load(Inputs(requests=Requests(dataset="alpaca", num_prompts=100), pacing=Pacing(request_rate=wanted)))
-        (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {})
-        seeds = range(FIRST, FIRST + 4)
-        return Planner(load, self.GOAL, seeds, Workers(jobs=1), None, wanted).tested(candidate, replicas)
-
-    @pytest.mark.parametrize("size", [8, 9, 10, 11, 12])
-    def test_of_that_size(self, size, monkeypatch):
-        service = Service()
-        found = self.asked(service, size, monkeypatch)
-        rates = service.rates("a100-80gb", size)
-        assert (found.rates, found.sure_rate) == (tuple(rates[:4]), sorted(rates)[1])
-        assert found.known_rates is None and found.least_replicas is None
-        enough = sum(rate < 100 for rate in rates) <= 1
-        assert (found.decision is Decision.ENOUGH) == enough == (size >= smallest(service, "a100-80gb", 100))
-
-    def test_rates_of_bursts(self, monkeypatch):
-        found = self.asked(Service(saturated=None, known=0.5), 12, monkeypatch)
-        assert found.known_rates == pytest.approx([rate / 2 for rate in found.rates])
-
-    def test_below_the_data_sheet_nothing_is_run(self, monkeypatch):
-        service = Service()
-        found = self.asked(service, 1, monkeypatch, 2e4)
-        assert found[:5] == (Decision.TOO_FEW, (), (), 0.0, None)
-        least = found.least_replicas
-        assert 1 < least < 1024 and not service.calls
-        # With as many it is, and with one fewer it is not.
-        assert self.asked(service, least - 1, monkeypatch, 2e4).least_replicas == least and not service.calls
-        assert self.asked(service, least, monkeypatch, 2e4).shares and service.of_stage("go ahead") == [(FIRST,)]
-        assert self.asked(service, 1, monkeypatch, 1e9).least_replicas > 1024
-
-    def test_its_runs_fill_its_replicas(self, monkeypatch):
-        """A replica has 600 requests in flight at its highest rate: its runs have ten times as many."""
-        service, counts = Service(in_flight=600), {}
-
-        def carry_out(name, stage, chosen, load, *more):
-            counts[stage] = load.num_prompts()
-            return service.carry_out(name, stage, chosen, load, *more)
-
-        monkeypatch.setattr(planning, "carry_out", carry_out)
-        load = Load(Inputs(requests=Requests(dataset="alpaca"), pacing=Pacing(request_rate=9.0)))
-        (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {})
-        planner = Planner(load, self.GOAL, range(FIRST, FIRST + 1), Workers(jobs=1), None, 9.0)
-        assert planner.tested(candidate, 1).decision is Decision.ENOUGH
-        assert counts == {"go ahead": 5000, "fleets": 6000, "headroom": 6000}
-
-    @pytest.mark.parametrize("stage", ["go ahead", "fleets", "headroom"])
-    def test_what_fails_is_said(self, stage, monkeypatch):
-        assert self.asked(Service(failing=(stage, "a100-80gb")), 11, monkeypatch) == "it fails"
-
-
-class TestChecks:
-    """``plan --check`` of 100 requests/s, on the fleets of a made-up service."""
-
-    @pytest.fixture
-    def check(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-        def run(service: Service, replicas: int, rate: float = 100.0) -> dict[str, Any]:
-            monkeypatch.setattr(planning, "carry_out", service.carry_out)
-            path, out = tmp_path / "services.toml", tmp_path / "found.json"
-            path.write_text(
-                '[[service]]\nname = "one"\nserve = "vllm serve llama-3.1-8b"\ngpu = "a100-80gb"\ndataset = "alpaca"\n'
-                f'num_prompts = 100\nrequest_rate = {rate}\ngoodput = ["ttft:500"]\nreplicas = {replicas}\n'
-            )
-            line = ["plan", "--check", str(path), "--jobs", "1", "--seed", str(FIRST), "--json", str(out)]
-            code, document = status(line), json.loads(out.read_text())
-            (found,) = document["services"]
-            assert document["meets"] == found["meets"] == (code == DONE) and code in (DONE, MISSED)
-            return found
-
-        return run
-
-    @pytest.mark.parametrize(("size", "result"), [(9, "misses"), (10, "misses"), (11, "meets"), (20, "meets")])
-    def test_a_fleet_meets_them_if_all_but_one_of_48_seeds_do(self, size, result, check):
-        service = Service()
-        found = check(service, size)
-        rates = service.rates("a100-80gb", size)
-        mean = float(np.exp(np.log(rates[:4]).mean()))
-        assert (found["result"], found["meets"]) == (result, sum(rate < 100 for rate in rates) <= 1)
-        assert found["shares"][:4] == [min(1.0, 0.9 * rate / 100) for rate in rates[:4]]
-        assert (found["sure_rate"], found["highest_rate"]) == (sorted(rates)[1], pytest.approx(mean))
-        assert found["headroom"] == pytest.approx(mean / 100 - 1)
-        assert (found["request_rate"], found["replicas"]) == (100, size)
-        assert not found["is_burst"] and not found["highest_rate_is_bound"] and found["least_replicas"] is None
-
-    @pytest.mark.parametrize(("known", "is_burst"), [(0.9, False), (0.4, True)])
-    def test_a_burst_at_the_rate_leaves_it_open(self, known, is_burst, check):
-        """Twenty replicas take 199 requests/s in bursts."""
-        service = Service(saturated=None, known=known)
-        found = check(service, 20)
-        rates = service.rates("a100-80gb", 20)
-        assert (found["is_burst"], found["result"]) == (is_burst, "open" if is_burst else "meets")
-        assert found["highest_rate_is_bound"] and found["sure_rate"] == (None if is_burst else sorted(rates)[1])
-        assert found["highest_rate"] == pytest.approx(max(100.0, known * mean_rate(rates[:4])))
-
-    def test_a_burst_that_misses_is_decided(self, check):
-        found = check(Service(saturated=None, known=0.5), 5)
-        assert (found["result"], found["is_burst"], found["highest_rate_is_bound"]) == ("misses", False, True)
-        assert found["highest_rate"] == pytest.approx(mean_rate(Service().rates("a100-80gb", 5)[:4]))
-
-    def test_a_rate_that_is_just_known_is_no_burst(self, check):
-        """Of the first four seeds the lowest takes exactly the wanted rate as a load."""
-        lowest = min(Service().rates("a100-80gb", 20, 4))
-        found = check(Service(saturated=None, known=100 / lowest), 20)
-        assert min(100 / lowest * rate for rate in Service().rates("a100-80gb", 20, 4)) == 100
-        assert not found["is_burst"]

@@ -1,0 +1,130 @@
+"""A made-up service: the jobs of a plan are answered by known functions of GPU, seed and fleet. Nothing is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+import pytest
+
+from fragmeter.experiments.capacity.confidence import NUM_SEEDS
+from fragmeter.experiments.capacity.load import Load
+from fragmeter.experiments.capacity.max_rate import STEP
+from fragmeter.experiments.runs.slo_check import Goal
+from fragmeter.experiments.runs.sweeping import Outcome
+from fragmeter.sim.cluster import Cluster
+
+#: Exponents of 1.02 of the rate of one replica with the first seed: 9.94, 19.7 and 25.7 requests/s.
+POWERS = {"a100-80gb": 116, "h100-80gb": 150.0, "h200": 164}
+PRICES = {"a100-80gb": 2.0, "h100-80gb": 3.0, "h200": 5.0}
+#: First seed of all plans.
+FIRST = 3
+_TIMES = {f"{rank}_{name}_ms": 9.0 for name in ("ttft", "tpot", "e2el") for rank in ("median", "p90", "p99")}
+DETAIL = {
+    **_TIMES, "attained": 1.0, "request_throughput": 1.0, "output_throughput": 1.0, "total_token_throughput": 1.0,
+    "mean_batch": 1.0, "num_gpu_blocks": 9, "block_size": 16, "preemptions": 0, "refused": 0, "load": "light",
+    "near_saturation": None, "kv_cache_pct": 1.0, "buckets_pct": {}, "paper_view_pct": {}, "curve": [],
+    "limit": {"objective": None, "missed": {}, "cause": "steps", "preemptions": 0, "waiting": {}},
+}  # fmt: skip
+
+
+def factor_of(seed: int) -> float:
+    """Rates of seeds differ by up to 5 %; that of the first is 1."""
+    return 1 + ((seed - FIRST) * 31 % 97 - 48) / 1000 * ((seed - FIRST) > 0)
+
+
+@dataclass
+class Service:
+    """Replicas of which each takes a rate that depends on the GPU and the seed.
+
+    Attributes:
+        saturated: Rate of a replica that always has requests waiting, relative to that of the first seed; None of none.
+        known: Rate up to which runs are a load, relative to the highest one.
+        failing: Steps that fail, with the GPU.
+        calls: Step, GPU, seed, and further arguments.
+    """
+
+    saturated: float | None = 2.0
+    known: float = 1.0
+    failing: tuple[str, str] | None = None
+    alone: bool = True
+    share: float = 0.25
+    in_flight: float = 3.0
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def of_one(self, gpu: str, seed: int = FIRST) -> float:
+        return STEP ** int(POWERS[gpu]) * factor_of(seed)
+
+    def rates(self, gpu: str, replicas: int = 1, count: int = NUM_SEEDS, first: int = FIRST) -> list[float]:
+        return [replicas * self.of_one(gpu, seed) for seed in range(first, first + count)]
+
+    def carry_out(self, name: str, stage: str, chosen: Any, load: Load, goal: Goal, seed: int, *more: Any) -> Outcome:
+        gpu = str(chosen.gpu)
+        self.calls.append((stage, gpu, seed, *more))
+        if self.failing == (stage, gpu):
+            return Outcome(name, error="it fails")
+        cluster = more[0] if more and isinstance(more[0], Cluster) else Cluster()
+        assert len(more) < 3 or stage in ("known", "day", "detail", "prefill share") or cluster.disaggregated or (
+            more[2 - (stage == "other seeds")] == pytest.approx(self._most(gpu, cluster.size))
+        )  # fmt: skip
+        return Outcome(name, self._found(stage, gpu, seed, cluster, more))
+
+    def _most(self, gpu: str, replicas: int) -> float | None:
+        return None if self.saturated is None else self.saturated * self.of_one(gpu) * replicas
+
+    def _found(self, stage: str, gpu: str, seed: int, cluster: Cluster, more: Sequence[Any]) -> dict[str, Any]:
+        rate = cluster.size * self.of_one(gpu, seed)
+        match stage:
+            case "go ahead":
+                alone = {"meets": self.alone, "counted": 80, "met": 80 * self.alone, "missed": {"ttft": 80}}
+                power = int(POWERS[gpu]) if self.alone else None
+                return {
+                    "alone": alone,
+                    "saturated": self._most(gpu, 1),
+                    "found": {"power": power},
+                    "in_flight": self.in_flight,
+                }
+            case "fleets":
+                return {"share": min(1.0, 0.9 * rate / more[1]), "meets": rate >= more[1]}
+            case "other seeds":
+                return {"meets": rate >= more[2]}
+            case "headroom" | "follow":
+                return {"rate": rate}
+            case "known":
+                return {"rate": self.known * more[2]}
+            case "sensitivity":
+                name, factor = more[3]
+                return {"rate": rate / factor if name == "step time" else rate * factor**0.5}
+            case "prefill share":
+                return {"share": self.share}
+            case "detail":
+                return dict(DETAIL)
+            case "day":
+                return self._day(*more)
+            case _:
+                assert stage == "full load"
+                return {"concurrency": 7.0, "kv_cache_usage": 0.5}
+
+    @staticmethod
+    def _day(cluster: Cluster, day: Any, sizes: Sequence[int], startup_s: float) -> dict[str, Any]:
+        hours = [size * (end - start) / 3600 for size, (start, end) in zip(sizes, day.spans_s, strict=True)]
+        steps = {
+            name: [0.95] * len(sizes) for name in ("attained", "concurrency", "kv_cache_usage", "peak_kv_cache_usage")
+        }
+        requests = [round(rate * (end - start)) for rate, (start, end) in zip(day.rates, day.spans_s, strict=True)]
+        return {
+            "requests": sum(requests),
+            "attained": 0.95,
+            "steps": {"requests": requests, **steps, "replica_hours": hours},
+            "replica_hours": sum(hours),
+        }
+
+    def of_stage(self, stage: str, gpu: str | None = None) -> list[tuple[Any, ...]]:
+        return [call[2:] for call in self.calls if call[0] == stage and gpu in (None, call[1])]
+
+
+def smallest(service: Service, gpu: str, wanted: float) -> int:
+    """The smallest fleet that at most one of 48 seeds misses."""
+    return ceil(wanted / sorted(service.rates(gpu))[1])
