@@ -72,7 +72,7 @@ def detail(
         "attained": check_times(work, served.times, goal).attained,
         **{name: whole[name] for name in (*_RATES, *_TIMES)},
         "preemptions": sum(whole["preemptions"].values()),
-        "refused": whole["refused"],
+        "refused_requests": whole["refused"],
         "load": load_class,
         "near_saturation": None if near is None else asdict(near),
         "kv_cache_pct": 100 - ledger["buckets"]["free"] - ledger["buckets"]["cached"],

@@ -243,6 +243,8 @@ class TestForARate:
         first, other = plan(Service(), *lengths, gpus="h200")["candidates"]
         assert first["candidate"]["max_model_len"] == "1024" and first["bill"]["replicas"] == 1
         assert "1,024 tokens, and max_model_len is 1023" in other["refused"]
+        # The number of refused requests has a name of its own.
+        assert first["refused"] is None
 
     def test_the_flags_are_those_of_the_recommendation(self, plan):
         """Of equal bills the first."""
