@@ -24,7 +24,7 @@ FIRST = 3
 _TIMES = {f"{rank}_{name}_ms": 9.0 for name in ("ttft", "tpot", "e2el") for rank in ("median", "p90", "p99")}
 DETAIL = {
     **_TIMES, "attained": 1.0, "request_throughput": 1.0, "output_throughput": 1.0, "total_token_throughput": 1.0,
-    "mean_batch": 1.0, "num_gpu_blocks": 9, "block_size": 16, "preemptions": 0, "refused": 0, "load": "light",
+    "mean_batch": 1.0, "num_gpu_blocks": 9, "block_size": 16, "preemptions": 0, "refused_requests": 0, "load": "light",
     "near_saturation": None, "kv_cache_pct": 1.0, "buckets_pct": {}, "paper_view_pct": {}, "curve": [],
     "limit": {"objective": None, "missed": {}, "cause": "steps", "preemptions": 0, "waiting": {}},
 }  # fmt: skip
