@@ -31,7 +31,7 @@ from ...sim.types.errors import SettingError
 from ...sim.types.plugins import plugin_code
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Reading, Trace, is_frame, trace_of_frame
-from ..runs.inputs import Inputs, Requests
+from ..runs.inputs import Inputs, Requests, say_start
 from ..runs.points import flat
 from ..runs.serving import prepare, refuse_for_cluster, serve, serve_observed, summarize, write_result
 
@@ -185,7 +185,11 @@ def _given(values: dict[str, Any]) -> Trace | Workload | None:
             why = "excludes trace" if name == "dataset" else apart[part]
             raise SettingError(name, _shown(values[name]), f"{why}, and trace is a {kind}; leave it out")
     del values["trace"]
-    return trace_of_frame(trace) if is_frame(trace) else trace
+    if not is_frame(trace):
+        return trace
+    found = trace_of_frame(trace)
+    say_start(found, found.name)
+    return found
 
 
 @plugin_code()

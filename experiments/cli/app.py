@@ -49,7 +49,7 @@ from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import ObjectivesMissed, PluginError, SettingError, UserError
 from ...sim.types.notes import collected_notes
 from ...sim.types.plugins import plugin_code
-from ..runs.output import Terminal
+from ..runs.output import Terminal, print_beside
 from ..vllm_serve.flags import spellings
 
 _WHOLE = re.compile("-?[0-9]+")
@@ -274,5 +274,4 @@ def _fault(error: BaseException) -> int:
 
 def _complain(text: str) -> None:
     """Print one line. Characters in names that would break the line or control the terminal are escaped."""
-    shown = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
-    print(f"fragmeter: {shown}", file=sys.stderr)
+    print_beside(f"fragmeter: {text}")

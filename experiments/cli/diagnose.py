@@ -16,7 +16,7 @@ from ...sim.output.files import require_apart
 from ...sim.types.bounds import Seed
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
-from ...traces import Pacing, measured
+from ...traces import Pacing, Reading, measured
 from ...traces import read as read_trace
 from ..diagnose.diagnosis import Diagnoser
 from ..diagnose.load import Sources, served_load
@@ -24,11 +24,12 @@ from ..diagnose.measured import as_measured, calibrated, pool_of, pool_origin, s
 from ..diagnose.server import server_of
 from ..diagnose.text import as_data, print_diagnosis
 from ..measured.statements import contradictions, of_benchmark, of_line, of_log, of_metrics, of_probe
-from ..runs.inputs import named_files
+from ..runs.inputs import READING, named_files
 from ..runs.output import JsonTarget, Report
 from ..runs.parallel import Workers
 from ..runs.random_lengths import RandomLengths
 from ..runs.slo_check import Goal
+from ..runs.unread import refuse_unread_reading
 from ..vllm_serve.line import parse_serve, pasted, version
 from ..vllm_serve.log import read_log
 from .sweep import WORKERS
@@ -102,6 +103,7 @@ def diagnose(
     requests_per_user_hour: Annotated[float | None, _LOAD] = None,
     think_time: Annotated[float | None, _LOAD] = None,
     lengths: Annotated[RandomLengths, Parameter(name="*", group=_LOAD_GROUP)] = RandomLengths(),
+    reading: READING = Reading(),
     draws: DRAWS = Draws(),
     workers: WORKERS = Workers(),
     json: JsonTarget = None,
@@ -141,7 +143,8 @@ def diagnose(
         request_rate=request_rate, max_concurrency=max_concurrency, users=users, think_time=think_time,
         requests_per_user_hour=requests_per_user_hour,
     )  # fmt: skip
-    sources = Sources(bench, probe, trace, lengths.random_load, pacing, draws.num_prompts)
+    sources = Sources(bench, probe, trace, lengths.random_load, pacing, draws.num_prompts, reading)
+    refuse_unread_reading(reading, trace)
     seen = seen_by_server(metrics, probe, sources.file is not None)
     line = parse_serve(pasted(serve), None if vllm is None else version(vllm))
     log = None if startup_log is None else read_log(startup_log)

@@ -12,6 +12,7 @@ from ...sim.metrics.views import ViewName
 from ...sim.output.files import require_apart
 from ...sim.types.bounds import Jobs, Seeds
 from ...sim.types.errors import SettingError
+from ...traces import Reading
 from ..reproduce.figures import FIGURES
 from ..reproduce.own_page import own_of, reproduce_own
 from ..reproduce.own_trace import OwnServer
@@ -22,8 +23,9 @@ from ..reproduce.reproduction import reproduce as rerun
 from ..reproduce.servers import FIGURE as SERVERS
 from ..reproduce.servers import reproduce_servers
 from ..reproduce.text import WASTE
-from ..runs.inputs import named_files
+from ..runs.inputs import READING, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
+from ..runs.unread import refuse_unread_reading
 
 OWN_SERVER = Annotated[OwnServer, Parameter(name="*", group=Group("A trace of your own", sort_key=3))]
 #: Figures that can be rerun.
@@ -40,6 +42,7 @@ def reproduce(
     trace: Path | None = None,
     alpaca_trace: Path | None = None,
     server: OWN_SERVER = OwnServer(),
+    reading: READING = Reading(),
     runs: Path | None = None,
     seeds: Seeds | None = None,
     jobs: Annotated[Jobs | None, Parameter(group=Group("Workers", sort_key=8))] = None,
@@ -80,14 +83,17 @@ def reproduce(
         raise SettingError("view", view, f"has no effect on {figure}; leave it out")
     if figure == SERVERS:
         given = {"trace": trace, "alpaca_trace": alpaca_trace, "seeds": seeds, "jobs": jobs, **server.given}
+        refuse_unread_reading(reading, None)
         _refuse_given(given, SERVERS)
         reproduce_servers(runs, report, folder_of(out))
     elif figure == PREFIX_CACHE:
         _refuse_given({"alpaca_trace": alpaca_trace, **server.given}, PREFIX_CACHE)
+        refuse_unread_reading(reading, None)
         reproduce_prefix_cache(trace, seeds, report, folder_of(out))
-    elif own := own_of(figure, Traces(trace, alpaca_trace), server, seeds):
+    elif own := own_of(figure, Traces(trace, alpaca_trace), server, seeds, reading):
         reproduce_own(figure, own, report, out, jobs, view)
     else:
+        refuse_unread_reading(reading, None)
         rerun(figure, Traces(trace, alpaca_trace), seeds, report, folder_of(out), jobs, view)
 
 

@@ -29,12 +29,11 @@ from ...traces import (
     fit,
     read,
     read_load,
-    read_with_content,
     write,
     write_load,
 )
 from ...traces import stats as stats_of
-from ..runs.inputs import READING, left_out_lines, named_files
+from ..runs.inputs import READING, left_out_lines, named_files, read_trace, say_start
 from ..runs.output import RESULT_FILE, JsonTarget, Report
 
 _HEADINGS = {"prompt_tokens": "Prompt (tokens)", "output_tokens": "Output (tokens)", "total_tokens": "Both (tokens)"}
@@ -160,7 +159,7 @@ def stats(
     """
     report = Report(json, out=out)
     require_apart({"out": out, "json": json}, named_files(file=file, reading=reading))
-    trace = read_with_content(file, reading)
+    trace = read_trace(file, reading)
     found = stats_of(trace)
     lengths = {name: value for name, value in found.items() if name.endswith("_tokens")}
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -175,7 +174,8 @@ def stats(
         report.print_line(text)
     if out is not None:
         report.point_to("Page", write_trace_page(trace, found, out))
-    report.data(found)
+    started = trace.start is not None and trace.start.text is not None
+    report.data(found | ({"start": asdict(trace.start)} if started and trace.start else {}))
 
 
 def _number(value: float) -> str:
@@ -206,7 +206,7 @@ def convert(source: Path, target: Path, /, reading: READING = Reading(), *, json
     report = Report(json, target=target)
     check_target(target)
     require_apart({"target": target, "json": json}, named_files(source=source, reading=reading))
-    trace = read_with_content(source, reading)
+    trace = read_trace(source, reading)
     write(trace, target)
     report.print_line(f"{target}: {len(trace):,} requests")
     for text in left_out_lines(trace):
@@ -229,6 +229,7 @@ def synth(
     report = Report(json, out=out)
     require_apart({"out": out, "json": json}, named_files(file=file, reading=reading))
     trace = read(file, reading)
+    say_start(trace, file)
     load = fit(trace)
     write_load(load, out)
     found, drawn = stats_of(trace), stats_of(draw(load))

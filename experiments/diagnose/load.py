@@ -27,6 +27,7 @@ from ...sim.workload.content import PromptContent
 from ...sim.workload.workload import Workload
 from ...traces import (
     Pacing,
+    Reading,
     Trace,
     check_fits,
     measured,
@@ -41,7 +42,7 @@ from ...traces.arrivals.pacing import at_rate, unit_gaps
 from ...traces.synthesis.random_load import RandomLoad
 from ..capacity.load import drawn_rows, taken, traced_gaps_s
 from ..measured.server_metrics import Histogram, ServerMetrics
-from ..runs.inputs import DATASETS, DEFAULT_DATASET
+from ..runs.inputs import DATASETS, DEFAULT_DATASET, say_start
 from ..runs.slo_check import saturated_rate
 
 #: Requests that lengths are drawn from, where no file has requests.
@@ -125,6 +126,7 @@ class Sources:
         random: Requests of given lengths; None without any.
         pacing: How requests arrive: a rate, users, or neither.
         num_prompts: Requests of a draw.
+        reading: How to read ``trace``.
 
     Raises:
         SettingError: There are several files or arrivals, or a number cannot be.
@@ -136,6 +138,7 @@ class Sources:
     random: RandomLoad | None
     pacing: Pacing
     num_prompts: int
+    reading: Reading = Reading()
 
     def __post_init__(self) -> None:
         """Refuse several files, several arrivals, and numbers that cannot be."""
@@ -200,7 +203,9 @@ def served_load(sources: Sources, metrics: ServerMetrics | None, served: Setting
 
 
 def _of_file(kind: str, path: Path, sources: Sources) -> ServedLoad:
-    trace = read(path) if kind == "bench" else read_with_content(path)
+    trace = read(path) if kind == "bench" else read_with_content(path, sources.reading)
+    if kind == "trace":
+        say_start(trace, path)
     clients, rate = sources.max_concurrency, sources.request_rate
     if kind == "bench" and rate is None and clients is None:
         seen = measured(path, trace)

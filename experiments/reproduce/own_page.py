@@ -13,12 +13,14 @@ from ...sim.metrics.views import ViewName
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.spec import gpu
 from ...sim.types.errors import SettingError
-from ...traces import read
+from ...traces import Reading, read
 from ..paper.comparison import Payload
 from ..paper.rate_sweep.rate_sweep import TARGET_S
+from ..runs.inputs import say_start
 from ..runs.kept import Kept, key
 from ..runs.output import Report
 from ..runs.parallel import at_most
+from ..runs.unread import refuse_unread_reading
 from .figures import FIGURES as OF_THE_PAPER
 from .own_trace import (
     ALPACA_SHA256,
@@ -38,7 +40,9 @@ from .text import for_reports, print_figure
 TITLE, PAGE = "Your trace, the paper's systems", "your-trace.html"
 
 
-def own_of(figure: str, traces: Traces, server: OwnServer, seeds: int | None) -> OwnTrace | None:
+def own_of(
+    figure: str, traces: Traces, server: OwnServer, seeds: int | None, reading: Reading = Reading()
+) -> OwnTrace | None:
     """The trace of the user's that a figure is drawn for; None for the figures of the paper.
 
     A trace is the user's if it is not the paper's, or if a server or a rate is given for it.
@@ -57,7 +61,7 @@ def own_of(figure: str, traces: Traces, server: OwnServer, seeds: int | None) ->
     if figure != ALL and not OF_THE_PAPER[figure].traced:
         # It refuses any trace.
         return None
-    trace, path = read(traces.trace), str(traces.trace)
+    trace, path = read(traces.trace, reading), str(traces.trace)
     if is_papers(trace, SHAREGPT_SHA256) and not server.given:
         return None
     if figure not in (ALL, *FIGURES):
@@ -67,6 +71,8 @@ def own_of(figure: str, traces: Traces, server: OwnServer, seeds: int | None) ->
         raise SettingError(
             "alpaca_trace", str(traces.alpaca_trace), "has no effect on a trace of your own; leave it out"
         )
+    refuse_unread_reading(reading, Path(path))
+    say_start(trace, path)
     own = own_trace(Path(path).name, trace, server, seeds)
     if figure in (ALL, "fig12a"):
         require_gaps(own)

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.cluster import Cluster
 from ...sim.engine.settings import Settings
+from ...sim.output.files import as_utf8
 from ...sim.spec import model
 from ...sim.types.errors import SettingError, UserError
 from ...sim.workload.workload import Workload
@@ -35,6 +36,7 @@ from ...traces import (
     workload,
 )
 from ...traces.readers.readers import format_of
+from .output import print_once
 from .random_lengths import RandomLengths
 
 DATASETS = {"sharegpt": "vllm_sosp23_sharegpt_opt", "alpaca": "alpaca52k_opt"}
@@ -130,7 +132,7 @@ class Inputs:
         else:
             # Skipping bad rows includes rows that are too long.
             longest = max_model_len if self.reading.skip_bad else None
-            found = read_with_content(requests.trace, self.reading, longest)
+            found = read_trace(requests.trace, self.reading, longest)
         return self.taken(found, requests.trace)
 
     def taken(self, trace: Trace, path: str | PathLike[str]) -> Trace:
@@ -198,6 +200,21 @@ def _first(trace: Trace, num_prompts: int | None) -> Trace:
     if num_prompts > len(trace):
         raise SettingError("num_prompts", num_prompts, f"the trace has no more than {len(trace)}; ask for fewer")
     return trace.first(num_prompts)
+
+
+def read_trace(path: Path, reading: Reading = Reading(), longest: int | None = None) -> Trace:
+    """The trace of a file, as ``read_with_content``; says on standard error when it begins and in which unit, if that is not
+    from 0 in the documented unit.
+    """
+    found = read_with_content(path, reading, longest)
+    say_start(found, path)
+    return found
+
+
+def say_start(trace: Trace, path: str | PathLike[str]) -> None:
+    """Print when a trace begins and in which unit, once for each file, unless it begins at 0 in the documented unit."""
+    if trace.start is not None and (text := trace.start.text) is not None:
+        print_once(f"{as_utf8(path)}: {text}.")
 
 
 def source_text(requests: Requests, reading: Reading) -> str:

@@ -37,6 +37,24 @@ JsonTarget = Annotated[
 _no_bars: ContextVar[bool] = ContextVar("no_bars", default=False)
 
 
+def print_beside(text: str) -> None:
+    """Print one line on standard error, with escapes for characters that would break it or control the terminal."""
+    shown = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    print(shown, file=sys.stderr)
+
+
+_printed: set[str] = set()
+
+
+def print_once(text: str) -> None:
+    """Print one line on standard error, unless this command has printed it: a sweep reads a file more than once, its workers too."""
+    from multiprocessing import parent_process
+
+    if text not in _printed and parent_process() is None:
+        _printed.add(text)
+        print_beside(text)
+
+
 @contextmanager
 def no_bars() -> Iterator[None]:
     """``track`` draws nothing in this block, because its items are part of another bar."""
@@ -151,6 +169,7 @@ class Report:
     """
 
     def __init__(self, json_target: str | None, **files: str | os.PathLike[str] | None) -> None:
+        _printed.clear()
         given = {"json": json_target, **files}
         targets = {flag: os.fspath(path) for flag, path in given.items() if path is not None}
         for flag, path in targets.items():

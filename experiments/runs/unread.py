@@ -7,7 +7,7 @@ is enough, so a sweep over policies may have an axis that some of them do not re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from math import inf
@@ -66,7 +66,7 @@ class Unread:
 
     def _why(self, name: str, inputs: Inputs, work: Workload) -> str | None:
         if name in _READING:
-            return self._why_not_of_trace(name, inputs.requests.trace)
+            return _why_not_of_trace(name, inputs.requests.trace, self._fields_read)
         if name == "max_tokens":
             chosen = inputs.settings.policy
             if not policy(chosen).reads_max_tokens:
@@ -76,12 +76,26 @@ class Unread:
             return f"at an infinite rate all requests arrive at once; use a finite rate, {LEAVE_OUT}"
         return None if name in LOAD_FIELDS else why_unread(name, inputs.settings, work)
 
-    def _why_not_of_trace(self, name: str, trace: Path | None) -> str | None:
-        if trace is None:
-            return f"applies only to a trace; use --trace, {LEAVE_OUT}"
-        if name in self._fields_read(trace):
-            return None
-        return f"{trace.name} {_NEEDED[name]}; leave it out"
+
+def _why_not_of_trace(name: str, trace: Path | None, fields_of: Callable[[Path], frozenset[str]]) -> str | None:
+    if trace is None:
+        return f"applies only to a trace; use --trace, {LEAVE_OUT}"
+    if name in fields_of(trace):
+        return None
+    return f"{trace.name} {_NEEDED[name]}; leave it out"
+
+
+def refuse_unread_reading(reading: Reading, trace: Path | None) -> None:
+    """Refuse options of a reader that a trace, or no trace, does not use.
+
+    Raises:
+        UserError: There is one, or the trace cannot be read.
+    """
+    for name, value in vars(reading).items():
+        if value != getattr(Reading(), name):
+            why = _why_not_of_trace(name, trace, fields_read)
+            if why is not None:
+                raise SettingError(name, str(value) if isinstance(value, Path) else value, why)
 
 
 #: Fields of a command line outside of the replica.
@@ -91,6 +105,7 @@ _READING = tuple(field.name for field in fields(Reading))
 _NEEDED = {
     "skip_bad": "is a load, which has no rows",
     "tokenizer": "holds no ShareGPT texts",
+    "time_unit": "has no times",
     "timed_trace_chunk_hash_size": "has no hash_ids of unknown block size",
     "timed_trace_sec_multiplier": "has no timestamp without a unit",
     "max_inflated_bytes": "is not compressed",

@@ -66,12 +66,21 @@ CSV = {
     "timeless": (HEAD + b"0,1,2\n,1,2\n", ", line 3: arrival_s = None: is missing; give a time, 0 or more"),
     "never": (HEAD + b"0,1,2\ninf,1,2\n", ", line 3: arrival_s = inf: must be a finite time; correct or drop the row"),
     "unix time": (
-        HEAD + b"1700000000.5,1,2\n",
-        ", line 2: arrival_s = 1700000000.5: must be below 8388608; subtract the first arrival from all",
+        HEAD + b"0.5,1,2\n1700000000.5,1,2\n",
+        ", line 3: arrival_s = 1700000000.5: is more than 97 days after the first; cut the trace, correct the row,"
+        " or give --time-unit",
     ),
     "date": (
-        HEAD + b"2024-01-01 10:00:00,1,2\n",
-        ", line 2: arrival_s = '2024-01-01 10:00:00': must be a time, 0 or more; correct the row",
+        HEAD + b"0,1,2\n2024-01-01 10:00:00,1,2\n",
+        ", line 3: arrival_s = '2024-01-01 10:00:00': must be a time, 0 or more; correct the row",
+    ),
+    "date before": (
+        HEAD + b"2024-01-01T10:00:00Z,1,2\n2024-01-01T09:00:00Z,1,2\n",
+        ", line 3: arrival_s = '2024-01-01T09:00:00Z': is before the row above; sort the rows by arrival",
+    ),
+    "number after a date": (
+        HEAD + b"2024-01-01T10:00:00Z,1,2\n5,1,2\n",
+        ", line 3: arrival_s = '5': must be a date and time like those of the rows above; correct the row",
     ),
     "short row": (
         HEAD + b"0,1,2\n\n0,1\n",

@@ -151,7 +151,7 @@ def test_nine_decimals_become_ticks_exactly(tmp_path_factory, arrivals_ns):
     rows = [f"{ns // 10**9}.{ns % 10**9:09d},1,1" for ns in arrivals_ns]
     path = tmp_path_factory.getbasetemp() / "exact.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "\n".join(rows))
-    assert read(path).arrival_ticks.tolist() == [ns * 1000 for ns in arrivals_ns]
+    assert read(path).arrival_ticks.tolist() == [(ns - arrivals_ns[0]) * 1000 for ns in arrivals_ns]
 
 
 def test_a_request_as_long_as_the_model_fits_and_one_longer_does_not(tmp_path):

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from ...sim.types.errors import TraceError
-from ...sim.types.ticks import PER_SECOND
 from ..parsing.files import TraceFile
-from ..parsing.form import Clock, Form, lengths
+from ..parsing.form import Form, lengths
 from ..parsing.json_values import elements
 from ..parsing.table import shown
+from ..parsing.times import clock
 from .result import BenchmarkResult, Client, Latency, Request, in_order
 
 _PROMPT, _OUTPUT, _START = "input_sequence_length", "output_sequence_length", "request_start_ns"
@@ -40,7 +40,7 @@ AIPERF = Client(
     Form(
         "AIPerf",
         frozenset({"metadata", "metrics"}),
-        {_START: Clock(PER_SECOND // 10**9, from_first=True)},
+        {_START: clock("ns", doubted=False)},
         lengths(_PROMPT, _OUTPUT),
         content={},
         failures=True,

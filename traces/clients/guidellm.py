@@ -19,10 +19,10 @@ from math import inf
 from os import PathLike
 from typing import Any
 
-from ...sim.types import ticks
 from ...sim.types.errors import TraceError
-from ..parsing.form import Clock, Form, lengths
+from ..parsing.form import Form, lengths
 from ..parsing.table import shown
+from ..parsing.times import clock
 from .result import BenchmarkResult, Client, Latency, Request, in_order
 
 _START, _EARLIER_START = "request_start_time", "start_time"
@@ -31,7 +31,7 @@ GUIDELLM = Client(
     Form(
         "GuideLLM",
         frozenset({"benchmarks"}),
-        {_START: Clock(ticks.PER_SECOND, from_first=True)},
+        {_START: clock("s", doubted=False)},
         lengths("prompt_tokens", "output_tokens"),
         content={},
         failures=True,

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from ...sim.types import ticks
 from ...sim.types.errors import TraceError
-from ..parsing.form import Clock, Form, lengths
+from ..parsing.form import Form, lengths
 from ..parsing.table import shown
+from ..parsing.times import clock
 from .result import BenchmarkResult, Client, Latency, Request, in_order
 
 PROMPT, OUTPUT, TTFTS, GAPS, ERRORS = "input_lens", "output_lens", "ttfts", "itls", "errors"
@@ -28,7 +28,7 @@ VLLM = Client(
     Form(
         "vllm bench serve",
         frozenset({PROMPT, OUTPUT}),
-        {_START: Clock(ticks.PER_SECOND, from_first=True)},
+        {_START: clock("s", doubted=False)},
         lengths(PROMPT, OUTPUT),
         content={},
         failures=True,

@@ -9,12 +9,12 @@ The multimodal trace of 2025 also has the column NumImages. It is not read, beca
 Source: Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and AzureLLMInferenceDataset2024.md.
 """
 
-from ..parsing.form import Clock, Form, lengths
+from ..parsing.form import SECONDS, Form, lengths
 
 AZURE = Form(
     "Azure LLM inference",
     frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}),
-    {"TIMESTAMP": Clock(None, from_first=True)},
+    {"TIMESTAMP": SECONDS},
     lengths("ContextTokens", "GeneratedTokens"),
     content={},
 )

@@ -15,19 +15,21 @@ ai-dynamo/aiperf, pull requests 299 and 452.
 
 from dataclasses import replace
 
-from ...sim.types import ticks
-from ..parsing.form import MILLISECONDS, VLLM_BLOCK_TOKENS, Clock, Form
+from ..parsing.form import MILLISECONDS, SECONDS, VLLM_BLOCK_TOKENS, Form
 from ..parsing.reading import Reading
+from ..parsing.times import PER_SECOND, Clock
 
 MOONCAKE = Form("Mooncake", frozenset({"timestamp", "input_length", "output_length"}), {"timestamp": MILLISECONDS})
 
 
 def timed(block_tokens: int, reading: Reading) -> Form:
     """The form of a file with blocks of ``block_tokens`` tokens; ``reading`` may set its time unit."""
-    title, unit_ticks = "Mooncake", ticks.PER_MS
+    title, unit = "Mooncake", MILLISECONDS
     if block_tokens == VLLM_BLOCK_TOKENS:
-        title, unit_ticks = "vLLM timed_trace", ticks.PER_SECOND
-    if reading.timed_trace_sec_multiplier is not None:
-        unit_ticks = round(reading.timed_trace_sec_multiplier * ticks.PER_SECOND)
-    clocks, delays = {"timestamp": Clock(unit_ticks)}, {"delay": unit_ticks}
-    return replace(MOONCAKE, title=title, clocks=clocks, block_tokens=block_tokens, delays=delays)
+        title, unit = "vLLM timed_trace", SECONDS
+    multiplier = reading.timed_trace_sec_multiplier
+    if multiplier is not None and round(multiplier * PER_SECOND) != unit.ticks:
+        unit = Clock(f"{multiplier:g}", round(multiplier * PER_SECOND), reason="--timed-trace-sec-multiplier says so")
+    elif multiplier is not None:
+        unit = replace(unit, doubted=False, whole=False)
+    return replace(MOONCAKE, title=title, clocks={"timestamp": unit}, block_tokens=block_tokens, delays={"delay": unit})

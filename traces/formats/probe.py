@@ -10,8 +10,8 @@ from os import PathLike
 
 import numpy as np
 
-from ...sim.types import ticks
 from ...sim.types.errors import TraceError
+from ..parsing.times import TICKS_PER_NS, to_ticks
 from ..types.trace import LeftOut, Rows, Trace
 
 _FIRST = b'{"fragmeter_probe":'
@@ -54,7 +54,7 @@ def probe_trace(path: str | PathLike[str], name: str, content: bool, longest: in
         name,
         prompt_tokens=lengths[:, 0],
         output_tokens=lengths[:, 1],
-        arrival_ticks=(arrivals - arrivals[0]) * (ticks.PER_US // 1000),
+        arrival_ticks=to_ticks(arrivals, TICKS_PER_NS, int(arrivals[0])),
         max_tokens=lengths[:, 2],
         rows=Rows("request", np.array(done, dtype=np.int64) + 1),
         content=probe.content(done) if content and probe.header["prefix_caching"] else None,

@@ -90,22 +90,10 @@ def _sizes(folder: Path) -> dict[int, int]:
     return sizes
 
 
-def _seconds(table: Table, name: str, values: Sequence[Any]) -> Column:
-    """Numbers; accepts numbers in text."""
-    found = []
-    for row, value in enumerate(values):
-        try:
-            found.append(None if value is None else float(value))
-        except (ValueError, TypeError, OverflowError):
-            raise table.error(row, name, value, "must be a number of seconds; correct the row") from None
-    return pa.array(found, pa.float64(), from_pandas=False)
-
-
 RAGPULSE = Form(
     "RAGPulse",
     frozenset({"timestamp", "input_length", "output_length"}),
     {"timestamp": SECONDS},
     content={_CHUNKS: _chunks, _TALK: sessions},
-    clock_reader=_seconds,
     preparer=_sized,
 )

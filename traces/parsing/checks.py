@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from ...sim.types.errors import SettingError
 from ...sim.workload.dialogue import NO_PARENT, Dialogue
+from ..types.start import Start
 from . import arrow as pa
-from .form import BLOCK_TOKENS, HASH_IDS, SESSION, Clock, Form
+from .form import BLOCK_TOKENS, HASH_IDS, SESSION, Form
 from .jsonl_format import session_text
 from .pieces import sized_pieces, whole_pieces
-from .table import Table
-from .times import LATEST_S, PER_SECOND, TICKS_PER_NS, date_ns, is_zoned, to_ticks
+from .table import Table, shown
+from .times import (
+    LATEST_S,
+    PER_SECOND,
+    TIME_UNITS,
+    Clock,
+    clock,
+    date_ns,
+    decided,
+    has_dates,
+    is_zoned,
+    to_ticks,
+    utc_date,
+)
 
 Arrays = dict[str, np.ndarray]
 _TOO_MANY_TOKENS = 2**31
@@ -32,22 +47,30 @@ class Before:
     """State carried from the rows checked so far to the next ones.
 
     Attributes:
-        origin: The first time of the file, for a clock that starts at the first request; None before the first row.
+        field: Name of the column of times; None before a row has one.
+        unit: The unit of the times, decided from the first rows that have any; None before.
+        zoned: Whether times are dates with an offset; None for numbers.
+        first, last: The first and the last time, in the file's unit; None before the first row.
         last_ticks: The last arrival.
-        zoned: Whether dates have an offset.
-        timed: Whether earlier rows have a time.
+        start: How the file writes the first time.
     """
 
-    origin: float | int | None = None
+    field: str | None = None
+    unit: Clock | None = None
+    zoned: bool | None = None
+    first: float | int | None = None
+    last: float | int | None = None
     last_ticks: int = 0
-    zoned: bool = False
-    timed: bool = False
+    start: Start | None = None
 
 
-def checked(table: Table, form: Form, before: Before, longest: int = 2 * _TOO_MANY_TOKENS) -> tuple[Arrays, Before]:
+def checked(
+    table: Table, form: Form, before: Before, longest: int = 2 * _TOO_MANY_TOKENS, time_unit: str | None = None
+) -> tuple[Arrays, Before]:
     """The arrays of some rows under our names, and the state for the next rows.
 
     Args:
+        time_unit: Unit of the times, if the user gives it.
         longest: Maximum of prompt + output, in tokens.
 
     Raises:
@@ -69,20 +92,56 @@ def checked(table: Table, form: Form, before: Before, longest: int = 2 * _TOO_MA
     for name in (name for name in DIALOGUE if name in table.columns and name in form.names):
         arrays[name] = _optional(table, name)
     arrays |= _content(table, arrays["prompt_tokens"], form.block_tokens)
+    if before.unit is None:
+        before = _begun(table, form, before, time_unit)
     delay = next((name for name in form.delays if name in table.columns), None)
     if delay is not None:
-        arrays["delay_ticks"] = delays = _delays(table, delay, form.delays[delay])
+        arrays["delay_ticks"] = delays = _delays(table, delay, _unit_of_delays(form, delay, before, time_unit))
         if SESSION in arrays:
             alone = np.array([name is None for name in arrays[SESSION]]) & (delays > 0)
-            shown = pa.as_numpy(table.columns[delay])
+            written = pa.as_numpy(table.columns[delay])
             table.refuse(
-                alone, delay, shown, "applies only to a turn of a session, and the row has no session_id; give one"
+                alone, delay, written, "applies only to a turn of a session, and the row has no session_id; give one"
             )
         table = _timed(table, delay, form, before)
-    clock = next((name for name in form.clocks if name in table.columns), None)
-    if clock is not None:
-        arrays["arrival_ticks"], before = _arrivals(table, clock, form.clocks[clock], before)
+    field = _clock_of(table, form)
+    if field is not None:
+        arrays["arrival_ticks"], before = _arrivals(table, field, before)
     return arrays, before
+
+
+def _clock_of(table: Table, form: Form) -> str | None:
+    """Name of the column of times; None without one."""
+    return next((name for name in form.clocks if name in table.columns), None)
+
+
+def _begun(table: Table, form: Form, before: Before, time_unit: str | None) -> Before:
+    """The state with the unit of the times, if these rows have any.
+
+    Raises:
+        UserError: The unit is not clear, or is given for dates.
+    """
+    field = _clock_of(table, form)
+    times = None if field is None else table.columns[field].drop_null()
+    if field is None or times is None or not len(times):
+        return before
+    if has_dates(times):
+        if time_unit is not None:
+            raise SettingError("time_unit", time_unit, f"{table.path} has dates, which need no unit; leave it out")
+        return replace(before, field=field, unit=clock("ns"), zoned=is_zoned(times))
+    own = form.clocks[field]
+    if _is_numeric(times.type):
+        numbers = numbers_of(Table(table.path, {field: times}, np.arange(len(times))), field, "a time")
+        own = decided(numbers, own, time_unit, f"{table.path}: {field}")
+    return replace(before, field=field, unit=own)
+
+
+def _unit_of_delays(form: Form, delay: str, before: Before, time_unit: str | None) -> int:
+    """Ticks of the unit of delays: that of the times, if the format has one unit for both."""
+    own = form.delays[delay]
+    if before.unit is not None and before.zoned is None and form.clocks[before.field or ""] == own:
+        return before.unit.ticks
+    return own.ticks if time_unit is None else TIME_UNITS[time_unit]
 
 
 def _column(table: Table, form: Form, field: str) -> str:
@@ -185,19 +244,19 @@ def _delays(table: Table, field: str, unit_ticks: int) -> np.ndarray:
 
 def _timed(table: Table, delay: str, form: Form, before: Before) -> Table:
     """The table, where a row with a delay but no time of its own gets the time of the row above."""
-    field = next((name for name in form.clocks if name in table.columns), next(iter(form.clocks)))
-    unit_ticks = form.clocks[field].unit_ticks
+    field = _clock_of(table, form) or before.field or next(iter(form.clocks))
     times = table.columns.get(field, pa.nulls(len(table)))
-    if not (before.timed or times.null_count < len(times)) or unit_ticks is None:
+    if before.last is None and times.null_count == len(times):
         return table
     if pa.types.is_null(times.type):
         times = times.cast(pa.float64())
     if not (pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
         return table
     above = pa.compute.fill_null_forward(times)
-    if before.timed:
-        # Exact: to_ticks finds the nanosecond again.
-        above = pa.compute.fill_null(above.cast(pa.float64()), before.last_ticks / unit_ticks)
+    if before.last is not None:
+        if isinstance(before.last, float):
+            above = above.cast(pa.float64())
+        above = pa.compute.fill_null(above, before.last)
     timed = pa.compute.is_null(table.columns[delay])
     return table.having(**{field: pa.compute.if_else(timed, times.cast(above.type), above)})
 
@@ -242,34 +301,34 @@ def _counts(table: Table, field: str, what: str) -> np.ndarray:
     return counts
 
 
-def _arrivals(table: Table, field: str, clock: Clock, before: Before) -> tuple[np.ndarray, Before]:
-    zoned = before.zoned
-    if clock.unit_ticks is None:
-        zoned = zoned if before.origin is not None else is_zoned(table, field)
-        times, unit_ticks = date_ns(table, field, zoned), TICKS_PER_NS
+def _arrivals(table: Table, field: str, before: Before) -> tuple[np.ndarray, Before]:
+    """Ticks (int64 [n]) from the first request of the file to each of these."""
+    column, unit = table.columns[field], before.unit or clock("ns")
+    if before.zoned is not None:
+        times = date_ns(table, field, before.zoned)
     else:
-        times, unit_ticks = numbers_of(table, field, "a time, 0 or more"), clock.unit_ticks
+        times = numbers_of(table, field, "a time, 0 or more")
         table.refuse(~np.isfinite(times), field, times, "must be a finite time; correct or drop the row")
-    shown, origin = _as_written(table, field), before.origin
-    if clock.from_first:
-        origin = times[0] if origin is None else origin
-        times = times - origin
-    early, latest = "is before the row above; sort the rows by arrival", LATEST_S * PER_SECOND // unit_ticks
-    if clock.from_first:
-        low, high = early, "is more than 97 days after the first; cut the trace, or correct the row"
-    else:
-        low = "must be 0 or more; count from the start of the run"
-        high = f"must be below {latest}; subtract the first arrival from all"
-    table.refuse(times < 0, field, shown, low)
-    table.refuse(times >= latest, field, shown, high)
-    arrivals = to_ticks(times, unit_ticks)
-    table.refuse(np.diff(arrivals, prepend=before.last_ticks) < 0, field, shown, early)
-    return arrivals, Before(origin, int(arrivals[-1]), zoned, timed=True)
+        table.refuse(times < 0, field, times, "must be 0 or more; count from the start of the run")
+    first, start = before.first, before.start
+    if first is None or start is None:
+        first = times[0].item()
+        start = _start(column, first, unit, before.zoned)
+    written, latest = pa.as_numpy(column), LATEST_S * PER_SECOND // unit.ticks
+    early = "is before the row above; sort the rows by arrival"
+    table.refuse(times < first, field, written, early)
+    late = "is more than 97 days after the first; cut the trace, correct the row, or give --time-unit"
+    table.refuse(times - first >= latest, field, written, late)
+    arrivals = to_ticks(times, unit.ticks, first)
+    table.refuse(np.diff(arrivals, prepend=before.last_ticks) < 0, field, written, early)
+    seen = {"first": first, "last": times[-1].item(), "last_ticks": int(arrivals[-1]), "start": start}
+    return arrivals, replace(before, **seen)
 
 
-def _as_written(table: Table, field: str) -> np.ndarray:
-    """The times in the file's own notation, for error messages."""
-    return pa.as_numpy(table.columns[field])
+def _start(column: Any, first: float, unit: Clock, zoned: bool | None) -> Start:
+    if zoned is not None:
+        return Start(str(column[0].as_py()), None, str(column[0].as_py()))
+    return Start(f"{shown(first)}", unit.unit, utc_date(first, unit), unit.reason)
 
 
 def numbers_of(table: Table, field: str, meaning: str) -> np.ndarray:

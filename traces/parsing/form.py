@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...sim.types import ticks
-from .jsonl_format import Reader, numbers, sessions, whole_lists
+from .jsonl_format import Reader, moments, numbers, sessions, whole_lists
 from .table import Table
+from .times import Clock, clock
 
 #: Our columns of lengths and numbers, and their names in files of our own form, of the SOSP'23 pairs and of Mooncake.
 OWN_NAMES = {
@@ -30,21 +30,7 @@ HASH_IDS, BLOCK_TOKENS, SESSION = "hash_ids", "block_tokens", "session_id"
 #: Columns of prompt contents, and their JSON readers.
 CONTENT = {HASH_IDS: whole_lists, BLOCK_TOKENS: whole_lists, SESSION: sessions}
 
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """The unit and origin of arrival times in a file.
-
-    Attributes:
-        unit_ticks: Ticks per unit; None for dates.
-        from_first: Whether times count from the first request, which then arrives at 0.
-    """
-
-    unit_ticks: int | None
-    from_first: bool = False
-
-
-SECONDS, MILLISECONDS = Clock(ticks.PER_SECOND), Clock(ticks.PER_MS)
+SECONDS, MILLISECONDS = clock("s"), clock("ms", whole=True)
 
 
 def as_it_is(table: Table) -> Table:
@@ -59,11 +45,11 @@ class Form:
     Attributes:
         title: Name of the format in messages.
         marks: Columns that no other format has.
-        clocks: Its names of the arrival column, and the clock of each.
+        clocks: Its names of the arrival column, and the clock of each: of numbers, since dates have no unit.
         names: Our name of each column of numbers, and its names in the file.
         content: Columns of prompt contents, by the file's names, and their JSON readers.
-        delays: Its names of the time between a turn of a session and the answer before it, and the ticks of their units.
-        clock_reader: JSON reader of an arrival.
+        delays: Its names of the time between a turn of a session and the answer before it, and the clock of each; one of the
+            same clock as the arrivals has their unit.
         preparer: Returns, for one file, the function that converts ``content`` into our own columns of prompt contents.
         failures: Whether a length of 0 marks a failed request; the rows of failed requests are left out and counted.
         block_tokens: Tokens of a full block of ``hash_ids``, for files that do not state it.
@@ -74,8 +60,7 @@ class Form:
     clocks: Mapping[str, Clock]
     names: Mapping[str, Sequence[str]] = field(default_factory=lambda: OWN_NAMES)
     content: Mapping[str, Reader] = field(default_factory=lambda: CONTENT)
-    delays: Mapping[str, int] = field(default_factory=dict)
-    clock_reader: Reader = numbers
+    delays: Mapping[str, Clock] = field(default_factory=dict)
     preparer: Callable[[], Callable[[Table], Table]] = lambda: as_it_is
     failures: bool = False
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
@@ -87,7 +72,7 @@ class Form:
 
     def readers(self, content: bool) -> dict[str, Reader]:
         """JSON readers of the file's keys; with ``content``, also those of the prompt contents."""
-        readers = dict.fromkeys(self.numbers, numbers) | dict.fromkeys(self.clocks, self.clock_reader)
+        readers = dict.fromkeys(self.numbers, numbers) | dict.fromkeys(self.clocks, moments)
         return readers | (dict(self.content) if content else {})
 
 

@@ -89,6 +89,22 @@ def numbers(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
     return pa.array(values, pa.int64())
 
 
+def moments(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
+    """Times: numbers, which may be in text, as ``numbers``; or texts of which none is a number, for dates."""
+    found = [_number_in_text(value) if isinstance(value, str) else value for value in values]
+    texts = [value for value in found if value is not None]
+    if texts and all(isinstance(value, str) for value in texts):
+        return pa.array(found, pa.string())
+    return numbers(table, name, found)
+
+
+def _number_in_text(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text.encode("utf-8", "replace").decode()
+
+
 def _is_number(value: Any) -> bool:
     if type(value) not in (int, float):
         return value is None

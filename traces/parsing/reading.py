@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
+
+from ...sim.types.errors import SettingError
 
 #: Default limit on the decompressed size, in bytes: six times the largest public trace.
 MOST_INFLATED_BYTES = 8 * 2**30
@@ -20,15 +22,23 @@ class Reading:
         skip_bad: Leave out rows with impossible values, and count them, instead of refusing the file.
         tokenizer: A ``tokenizer.json`` that counts the tokens of ShareGPT's texts; default: a quarter of their
             characters.
+        time_unit: Unit of the trace's times; by default decided from the format and the values (docs/traces.md).
         timed_trace_chunk_hash_size: Tokens of a full block of ``hash_ids``; default: inferred from the lengths, 512 as
             in Mooncake or 16 as in vLLM and Bailian.
-        timed_trace_sec_multiplier: Seconds of one unit of ``timestamp``; default: a millisecond for blocks of 512
-            tokens or none, a second for blocks of 16.
+        timed_trace_sec_multiplier: Seconds of one unit of ``timestamp``; default: as time_unit.
         max_inflated_bytes: Maximum size of a decompressed file; larger ones are refused.
     """
 
     skip_bad: bool = False
     tokenizer: Path | None = None
+    time_unit: Literal["s", "ms", "us", "ns"] | None = None
     timed_trace_chunk_hash_size: Annotated[int, Field(ge=1, le=2**20)] | None = None
     timed_trace_sec_multiplier: Annotated[float, Field(gt=0, le=86_400)] | None = None
     max_inflated_bytes: Annotated[int, Field(ge=1)] = MOST_INFLATED_BYTES
+
+    @model_validator(mode="after")
+    def _check(self) -> Reading:
+        if self.time_unit is not None and self.timed_trace_sec_multiplier is not None:
+            remedy = "excludes timed_trace_sec_multiplier; give one of them"
+            raise SettingError("time_unit", self.time_unit, remedy)
+        return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
+from typing import Any
 
 import numpy as np
 
@@ -32,11 +33,11 @@ class Gathering:
     Args:
         path: The file.
         form: Its format.
-        limits: Further arguments of ``checked``.
+        checks: Further arguments of ``checked``.
     """
 
-    def __init__(self, path: str | PathLike[str], form: Form, **limits: int) -> None:
-        self._path, self._form, self._limits = path, form, limits
+    def __init__(self, path: str | PathLike[str], form: Form, **checks: Any) -> None:
+        self._path, self._form, self._checks = path, form, checks
         self._prepare = form.preparer()
         self._before = Before()
         self._parts: list[Arrays] = []
@@ -56,7 +57,7 @@ class Gathering:
         gone = failed(table, self._form) if self._form.failures else np.zeros(len(table), dtype=bool)
         table = self._prepare(table.where(~gone))
         if len(table):
-            arrays, before = checked(table, self._form, self._before, **self._limits)
+            arrays, before = checked(table, self._form, self._before, **self._checks)
             self._check_alike(table, arrays)
             if SESSION in arrays:
                 arrays[SESSION] = self._numbered(arrays[SESSION])
@@ -113,7 +114,9 @@ class Gathering:
         content, rows = _content(columns), Rows(self._unit, lines)
         plain = {field: column for field, column in columns.items() if field not in DIALOGUE}
         left_out = LeftOut(self._failed, self._bad, None if self._first_bad is None else str(self._first_bad))
-        return Trace(name, **plain, rows=rows, content=content, dialogue=tree, left_out=left_out)
+        return Trace(
+            name, **plain, rows=rows, content=content, dialogue=tree, left_out=left_out, start=self._before.start
+        )
 
     def _columns(self) -> Arrays:
         """The arrays of all rows; releases the arrays of the parts one by one to save memory."""

@@ -97,7 +97,7 @@ def _read(path: str | PathLike[str], reading: Reading, content: bool, **limits: 
     if is_probe(file.head()):
         return probe_trace(path, Path(file.bare_name).stem, content, **limits)
     source = recognise(file, reading, content)
-    gathering = Gathering(path, source.form, **limits)
+    gathering = Gathering(path, source.form, time_unit=reading.time_unit, **limits)
     for piece in source.pieces:
         _take(gathering, source.parse, piece, reading.skip_bad)
     return gathering.trace(Path(file.bare_name).stem)

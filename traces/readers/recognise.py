@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -32,6 +32,7 @@ from ..parsing.parquet_format import open_parquet, parquet_tables
 from ..parsing.pieces import likely_block_tokens
 from ..parsing.reading import Reading
 from ..parsing.table import Table, shown
+from ..parsing.times import has_dates, is_date
 from ..parsing.unpickle import pickle_pieces, pickle_table
 from ..synthesis.load import is_load
 
@@ -81,7 +82,8 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
         raise TraceError(file.path, None, None, None, "is a load; draw a trace from it by traces sample")
     result = benchmark_result(file)
     if result is not None:
-        return Source(result.client.form, result.pieces(), result.table)
+        form = result.client.form
+        return Source(form, result.pieces(), result.table, _time_unit(form, form.clocks))
     if start == b"[" and ending not in _TEXT_LINES:
         return _array(file, reading, content)
     if start == b"{" or ending in (*_TEXT_LINES, ".json"):
@@ -94,7 +96,7 @@ def _parquet(file: TraceFile, head: bytes, content: bool) -> Source:
     names = parquet.schema_arrow.names
     require_lengths(file.path, None, OWN, names)
     tables = parquet_tables(file, parquet, set(OWN.readers(content)))
-    return Source(OWN, tables, as_it_is, frozenset({"max_inflated_bytes"}))
+    return Source(OWN, tables, as_it_is, frozenset({"max_inflated_bytes"}) | _time_unit(OWN, names))
 
 
 def _csv(file: TraceFile, content: bool) -> Source:
@@ -106,18 +108,27 @@ def _csv(file: TraceFile, content: bool) -> Source:
     wanted = [name for name in dict.fromkeys([*form.numbers, *sessions]) if name in names]
     _refuse_repeated(file.path, line, names, wanted)
     require_lengths(file.path, line, form, names)
-    texts = [*sessions, *(name for name, clock in form.clocks.items() if clock.unit_ticks is None)]
     rows = (block for block in chain([first.part(1)], blocks) if len(block))
-    return Source(form, _some(file, rows), CsvParser(file.path, names, tuple(wanted), tuple(texts)))
-
-
-def _some(file: TraceFile, blocks: Iterator[Block]) -> Iterator[Block]:
-    """Blocks of a CSV; refuses a file without any."""
-    first = next(blocks, None)
-    if first is None:
+    second = next(rows, None)
+    if second is None:
         raise TraceError(file.path, None, None, None, "has a header and no rows; give one request a line")
-    yield first
-    yield from blocks
+    texts = [*sessions, *_dates(file.path, names, [name for name in form.clocks if name in names], second.part(0, 1))]
+    parser = CsvParser(file.path, names, tuple(wanted), tuple(texts))
+    return Source(form, chain([second], rows), parser, _time_unit(form, names))
+
+
+def _dates(path: str | PathLike[str], names: tuple[str, ...], clocks: Sequence[str], row: Block) -> list[str]:
+    """Columns of dates, by the first row: Arrow would read some of them as dates, and name no row with a bad one."""
+    try:
+        columns = CsvParser(path, names, tuple(clocks), tuple(clocks))(row).columns if clocks else {}
+    except TraceError:
+        return []
+    return [name for name, column in columns.items() if has_dates(column)]
+
+
+def _time_unit(form: Form, names: Iterable[str]) -> frozenset[str]:
+    """``time_unit``, if one of these columns has times."""
+    return frozenset({"time_unit"} if any(name in form.clocks for name in names) else ())
 
 
 def _array(file: TraceFile, reading: Reading, content: bool) -> Source:
@@ -176,19 +187,21 @@ def _records(
 
 
 def _timed_fields(form: Form, records: Sequence[dict[str, Any]]) -> frozenset[str]:
-    """The ``--timed-trace-*`` fields that a form uses: its time unit, and its block size if the file does not state it."""
+    """Fields of the time unit, and of the block size if the file does not state it, that a form uses."""
+    unit = _time_unit(form, set().union(*records))
     if form is RAGPULSE:
-        return frozenset()
+        return unit
     if form.marks == MOONCAKE.marks:
-        return frozenset({"timed_trace_chunk_hash_size", "timed_trace_sec_multiplier"})
+        return unit | {"timed_trace_chunk_hash_size", "timed_trace_sec_multiplier"}
     has_blocks = any(HASH_IDS in record and BLOCK_TOKENS not in record for record in records)
-    return frozenset({"timed_trace_chunk_hash_size"} if has_blocks else ())
+    return unit | ({"timed_trace_chunk_hash_size"} if has_blocks else set())
 
 
 def _jsonl_form(records: Sequence[dict[str, Any]], reading: Reading) -> Form:
     first = records[0] if records else {}
     named, block_size = MOONCAKE.marks <= first.keys(), reading.timed_trace_chunk_hash_size
-    if named and (isinstance(first.get(HASH_IDS), dict) or isinstance(first["timestamp"], str)):
+    time = first.get("timestamp")
+    if named and (isinstance(first.get(HASH_IDS), dict) or isinstance(time, str) and not is_date(time)):
         return RAGPULSE
     if BAILIAN.marks <= first.keys():
         return replace(BAILIAN, block_tokens=block_size or BAILIAN.block_tokens)

@@ -11,6 +11,7 @@ from ...sim.types.errors import SettingError, TraceError
 from ...sim.workload.content import PromptContent
 from ...sim.workload.dialogue import Dialogue
 from .pairs import LengthPairs, frozen_column
+from .start import Start
 
 #: Maximum number of requests in a trace.
 MOST_REQUESTS = 2**31
@@ -57,7 +58,7 @@ class Trace:
         name: The file's name without its suffixes, for titles.
         prompt_tokens: At least 1.
         output_tokens: At least 1: the true output length.
-        arrival_ticks: Not decreasing; None if the file has no times.
+        arrival_ticks: Not decreasing, of a file from 0 on; None if the file has no times.
         max_tokens: The maximum output length that each request declares; None if the file has none.
         rows: The line or row of each request in its file.
         n: Sequences of each request; None if the file has none.
@@ -67,6 +68,7 @@ class Trace:
         delay_ticks: The user's delay before each turn of a session, after the answer to the previous turn; None if the
             file has none.
         priority: Priority of each request, lower first; None if the file has none.
+        start: When the first request arrives by the file's own clock; None if the file has no times.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Trace:
     left_out: LeftOut = LeftOut()
     delay_ticks: np.ndarray | None = None
     priority: np.ndarray | None = None
+    start: Start | None = None
 
     def __post_init__(self) -> None:
         for field in _COLUMNS:
