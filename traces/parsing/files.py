@@ -136,22 +136,21 @@ class TraceFile:
         Raises:
             TraceError: As ``pieces``; or a line is too long, and the error names it.
         """
-        rest, first_line = b"", 1
-        for piece in self.pieces():
-            data = rest + piece
+        rest, first_line, pieces = b"", 1, self.pieces()
+        following = next(pieces, b"")
+        while following:
+            data, following = rest + following, next(pieces, b"")
             end = data.rfind(b"\n") + 1
             if not end and len(data) > LONGEST_LINE_BYTES:
                 remedy = f"is longer than {LONGEST_LINE_BYTES:,} bytes; give one request a line"
                 raise TraceError(self.path, first_line, None, None, remedy)
+            # The last line may have no end; it stays with the lines before it.
+            end = end if following else len(data)
             if end:
                 block, first_line = filled_lines(data[:end], first_line)
                 if len(block):
                     yield block
             rest = data[end:]
-        if rest:
-            block, _ = filled_lines(rest, first_line)
-            if len(block):
-                yield block
 
 
 class _Pieces(io.RawIOBase):

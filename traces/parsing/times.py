@@ -14,7 +14,7 @@ The rate is that of the middle 80 % of the requests in the first few megabytes, 
 An arrival is rounded to a whole nanosecond, half to even. Whole seconds and the fraction are converted separately, since
 ``seconds * 1e12`` in float64 has too few bits. A float64 below ``LATEST_S`` differs by less than half a nanosecond from the
 decimal text that it was read from. Text of up to nine decimals therefore converts exactly, and every format gives the same
-ticks. Integers are exact. Larger floats, such as seconds since 1970, are subtracted from each other first, which is exact.
+ticks. Integers are exact. Of larger floats, such as seconds since 1970, text of up to six decimals converts exactly.
 """
 
 from __future__ import annotations
@@ -89,19 +89,19 @@ def decided(times: np.ndarray, own: Clock, given: str | None, where: str) -> Clo
     since_1970 = [unit for unit, per_unit in TIME_UNITS.items() if _since_1970(times[0], per_unit)]
     if since_1970:
         unit = since_1970[0]
-        return own if unit == own.unit else clock(unit, reason="as such they count from 1970")
+        return own if unit == own.unit else clock(unit, reason="they then count from 1970")
     rates = _rates(times)
     likely = [unit for unit, rate in rates.items() if LEAST_RATE <= rate < MOST_RATE]
     if own.whole and "s" in likely and (times != np.floor(times)).any():
-        return clock("s", reason=f"{own.unit} would be whole numbers; give --time-unit {own.unit} if they are not")
+        return clock("s", reason="milliseconds would be whole numbers")
     if not own.doubted or own.unit not in rates or LEAST_RATE <= rates[own.unit] <= MOST_RATE or not likely:
         return own
-    found = f"in {own.unit} they are {rates[own.unit]:.3g} requests/s"
+    found = f"in {own.unit} they would be {rates[own.unit]:.3g} requests/s"
     if len(likely) > 1:
         others = " or ".join(f"{rates[unit]:.3g} in {unit}" for unit in likely)
         remedy = f"{where}: {found}, {others}; give --time-unit {' or '.join(likely)}, or {own.unit} if that is right"
         raise MissingSetting("time_unit", remedy)
-    return clock(likely[0], reason=f"{found}; give --time-unit {own.unit} if that is right")
+    return clock(likely[0], reason=found)
 
 
 def _since_1970(time: float, unit_ticks: int) -> bool:
@@ -122,17 +122,20 @@ def _rates(times: np.ndarray) -> dict[str, float]:
 
 def to_ticks(times: np.ndarray, unit_ticks: int, first: float = 0) -> np.ndarray:
     """Ticks (int64 [n]) from ``first`` to ``times`` (int or float64 [n], finite), all counted in units of ``unit_ticks``."""
-    if times.dtype.kind == "i":
+    if times.dtype.kind == "i" and first == int(first):
         return (times - int(first)) * unit_ticks
-    if first * unit_ticks >= LATEST_S * PER_SECOND:
-        times, first = times - first, 0
-    whole, first_whole = np.floor(times), np.floor(first)
-    fraction_ns, first_ns = (
-        np.rint(rest * (unit_ticks // TICKS_PER_NS)) for rest in (times - whole, first - first_whole)
-    )
-    return (whole - first_whole).astype(np.int64) * unit_ticks + (fraction_ns - first_ns).astype(
-        np.int64
-    ) * TICKS_PER_NS
+    (first_whole,), (first_ns,) = _split(np.array([first], dtype=np.float64), unit_ticks)
+    whole, rest_ns = _split(times.astype(np.float64), unit_ticks)
+    return (whole - first_whole).astype(np.int64) * unit_ticks + (rest_ns - first_ns) * TICKS_PER_NS
+
+
+def _split(times: np.ndarray, unit_ticks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Whole units (float64 [n]), and the nanoseconds after them (int64 [n])."""
+    whole = np.floor(times)
+    rest, per_us = times - whole, unit_ticks / ticks.PER_US
+    us = np.rint(rest * per_us)
+    is_us = np.abs(us / per_us - rest) <= np.spacing(times) / 2
+    return whole, np.where(is_us, us * 1000, np.rint(rest * (unit_ticks // TICKS_PER_NS))).astype(np.int64)
 
 
 def to_seconds(arrival_ticks: np.ndarray) -> np.ndarray:

@@ -31,7 +31,8 @@ class Start:
         if self.reason is None:
             return None if starts_at_zero else f"times {begins}, which is 0 here"
         named = _NAMES.get(self.unit or "", f"units of {self.unit} s")
-        return f"times read as {named}, because {self.reason}; they {begins}"
+        remedy = "" if self.reason.startswith("--") else " (--time-unit sets another unit)"
+        return f"times read as {named}, because {self.reason}{remedy}{'' if starts_at_zero else f'; they {begins}'}"
 
 
 _NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
