@@ -4,7 +4,7 @@ Simulated time begins at the first request, whatever a trace counts from: 0, the
 
 1. ``--time-unit``, or ``--timed-trace-sec-multiplier``;
 2. none for dates in text;
-3. that in which the first time lies between 2015 and 2100, counted from 1970;
+3. that in which the first time lies between 2020 and 2050, counted from 1970;
 4. seconds for fractions where the format has whole milliseconds (Mooncake), if the rate is then likely;
 5. the format's own, unless it may be doubted and the rate is unlikely: outside 0.01 to 1,000 requests/s. Then it is the only
    other unit with a likely rate; with several the user must give it, and without any the format's own stays.
@@ -38,8 +38,8 @@ PER_SECOND, TICKS_PER_NS = ticks.PER_SECOND, ticks.PER_US // 1000
 TIME_UNITS = {"s": PER_SECOND, "ms": ticks.PER_MS, "us": ticks.PER_US, "ns": TICKS_PER_NS}
 #: Likely rates, in requests/s.
 LEAST_RATE, MOST_RATE = 0.01, 1000.0
-#: Start of 2015 and of 2100, in seconds since 1970.
-_LIKELY_DATES_S = 1_420_070_400, 4_102_444_800
+#: Start of 2020 and of 2050, in seconds since 1970.
+_LIKELY_DATES_S = 1_577_836_800, 2_524_608_000
 _OFFSET = re.compile(r"(Z|[+-]\d\d(:?\d\d)?)$")
 _DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
 
@@ -145,7 +145,7 @@ def to_seconds(arrival_ticks: np.ndarray) -> np.ndarray:
 
 
 def utc_date(time: float, unit: Clock) -> str | None:
-    """The date of a time, where it is one between 2015 and 2100."""
+    """The date of a time, where it is one between 2020 and 2050."""
     if not _since_1970(time, unit.ticks):
         return None
     return (
