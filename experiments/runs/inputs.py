@@ -132,7 +132,8 @@ class Inputs:
         else:
             # Skipping bad rows includes rows that are too long.
             longest = max_model_len if self.reading.skip_bad else None
-            found = read_trace(requests.trace, self.reading, longest)
+            found = read_with_content(requests.trace, self.reading, longest)
+            say_start(found, requests.trace)
         return self.taken(found, requests.trace)
 
     def taken(self, trace: Trace, path: str | PathLike[str]) -> Trace:
@@ -202,13 +203,11 @@ def _first(trace: Trace, num_prompts: int | None) -> Trace:
     return trace.first(num_prompts)
 
 
-def read_trace(path: Path, reading: Reading = Reading(), longest: int | None = None) -> Trace:
-    """The trace of a file, as ``read_with_content``; says on standard error when it begins and in which unit, if that is not
-    from 0 in the documented unit.
-    """
-    found = read_with_content(path, reading, longest)
-    say_start(found, path)
-    return found
+def trace_lines(trace: Trace) -> Iterator[str]:
+    """When a trace begins and in which unit, unless at 0 in the documented unit, and what was left out of it."""
+    if trace.start is not None and (text := trace.start.text) is not None:
+        yield f"{text[0].upper()}{text[1:]}."
+    yield from left_out_lines(trace)
 
 
 def say_start(trace: Trace, path: str | PathLike[str]) -> None:

@@ -281,6 +281,7 @@ NAMES = sorted(path.name for path in SAMPLES.iterdir() if path.suffix in (".csv"
 READINGS: dict[str, tuple[Any, ...]] = {
     "skip_bad": (True,),
     "tokenizer": (Path("no-such-tokenizer.json"),),
+    "time_unit": ("s", "ms", "us"),
     "timed_trace_chunk_hash_size": (16, 512),
     "timed_trace_sec_multiplier": (3.0,),
     "max_inflated_bytes": (1,),
