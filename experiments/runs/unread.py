@@ -66,7 +66,7 @@ class Unread:
 
     def _why(self, name: str, inputs: Inputs, work: Workload) -> str | None:
         if name in _READING:
-            return _why_not_of_trace(name, inputs.requests.trace, self._fields_read)
+            return _why_not_of_trace(name, inputs.requests.trace, inputs.reading, self._fields_read)
         if name == "max_tokens":
             chosen = inputs.settings.policy
             if not policy(chosen).reads_max_tokens:
@@ -77,10 +77,12 @@ class Unread:
         return None if name in LOAD_FIELDS else why_unread(name, inputs.settings, work)
 
 
-def _why_not_of_trace(name: str, trace: Path | None, fields_of: Callable[[Path], frozenset[str]]) -> str | None:
+def _why_not_of_trace(
+    name: str, trace: Path | None, reading: Reading, fields_of: Callable[[Path, str | None], frozenset[str]]
+) -> str | None:
     if trace is None:
         return f"applies only to a trace; use --trace, {LEAVE_OUT}"
-    if name in fields_of(trace):
+    if name in fields_of(trace, reading.columns):
         return None
     return f"{trace.name} {_NEEDED[name]}; leave it out"
 
@@ -93,7 +95,7 @@ def refuse_unread_reading(reading: Reading, trace: Path | None) -> None:
     """
     for name, value in vars(reading).items():
         if value != getattr(Reading(), name):
-            why = _why_not_of_trace(name, trace, fields_read)
+            why = _why_not_of_trace(name, trace, reading, fields_read)
             if why is not None:
                 raise SettingError(name, str(value) if isinstance(value, Path) else value, why)
 
@@ -105,6 +107,7 @@ _READING = tuple(field.name for field in fields(Reading))
 _NEEDED = {
     "skip_bad": "is a load, which has no rows",
     "tokenizer": "holds no ShareGPT texts",
+    "columns": "has columns that it is known by",
     "time_unit": "has no times",
     "timed_trace_chunk_hash_size": "has no hash_ids of unknown block size",
     "timed_trace_sec_multiplier": "has no timestamp without a unit",

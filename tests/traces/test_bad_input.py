@@ -108,15 +108,15 @@ CSV = {
     ),
     "wrong column": (
         b"prompt,output\n1,2\n",
-        ", line 1: columns = 'prompt,output': no column prompt_tokens; name it prompt_tokens or input or input_length",
+        ", line 1: columns = 'prompt,output': no column prompt_tokens; name it prompt_tokens or input or input_length, or say by --columns which it is",
     ),
     "no header": (
         b"\n21,518\n8,66\n",
-        ", line 2: columns = '21,518': no column prompt_tokens; name it prompt_tokens or input or input_length",
+        ", line 2: columns = '21,518': no column prompt_tokens; name it prompt_tokens or input or input_length, or say by --columns which it is",
     ),
     "one column": (
         b"input\n1\n",
-        ", line 1: columns = 'input': no column output_tokens; name it output_tokens or output or output_length",
+        ", line 1: columns = 'input': no column output_tokens; name it output_tokens or output or output_length, or say by --columns which it is",
     ),
     "column twice": (
         b"input,input,output\n1,2,3\n",
@@ -160,7 +160,7 @@ JSONL = {
     "list": (b"[1,2]\n", ", line 1: row = '[1,2]': is not a JSON object; give one object a line"),
     "wrong key": (
         b'{"prompt":1,"output":2}\n',
-        ", line 1: columns = 'prompt,output': no column prompt_tokens; name it prompt_tokens or input or input_length",
+        ", line 1: columns = 'prompt,output': no column prompt_tokens; name it prompt_tokens or input or input_length, or say by --columns which it is",
     ),
 }
 
@@ -171,7 +171,7 @@ PARQUET = {
     "list": (parquet(input=[[1, 2]], output=[1]), f", row 1: input = [1, 2]: {NUMBER}"),
     "wrong column": (
         parquet(input=[1], x=[1]),
-        ": columns = 'input,x': no column output_tokens; name it output_tokens or output or output_length",
+        ": columns = 'input,x': no column output_tokens; name it output_tokens or output or output_length, or say by --columns which it is",
     ),
     "no rows": (
         parquet(input=pa.array([], pa.int64()), output=pa.array([], pa.int64())),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -50,10 +50,10 @@ class JsonlParser:
         else:
             lines, records = np.array([element.line for element in piece]), [self._object(element) for element in piece]
         table = Table(self.path, {}, lines)
-        present = set().union(*records)
+        present = keys(records, self.readers)
         return table.having(
             **{
-                name: reader(table, name, [record.get(name) for record in records])
+                name: reader(table, name, [value_at(record, name) for record in records])
                 for name, reader in self.readers.items()
                 if name in present
             }
@@ -77,6 +77,23 @@ class JsonlParser:
             remedy = "is not a JSON object; give one object a line"
             raise TraceError(self.path, line, "row", shown(text.decode()), remedy)
         return record
+
+
+def value_at(record: Record, path: str) -> Any:
+    """The value of a key, or of keys within it, as ``usage.prompt_tokens``; None without it. Keys may have dots of their own."""
+    if path in record or "." not in path:
+        return record.get(path)
+    for place, letter in enumerate(path):
+        inner = record.get(path[:place]) if letter == "." else None
+        if isinstance(inner, dict) and (found := value_at(inner, path[place + 1 :])) is not None:
+            return found
+    return None
+
+
+def keys(records: Sequence[Record], names: Iterable[str]) -> set[str]:
+    """Keys of the records, and those of ``names`` that are keys within them."""
+    found = set().union(*records)
+    return found | {name for name in names if "." in name and any(value_at(each, name) is not None for each in records)}
 
 
 def numbers(table: Table, name: str, values: Sequence[Any]) -> pa.Array:

@@ -54,8 +54,11 @@ def format_of(path: str | PathLike[str], reading: Reading = Reading()) -> str:
     return "fragmeter.probe" if is_probe(file.head()) else recognise(file, reading, content=True).form.title
 
 
-def fields_read(path: str | PathLike[str]) -> frozenset[str]:
+def fields_read(path: str | PathLike[str], columns: str | None = None) -> frozenset[str]:
     """Fields of ``Reading`` that affect how this file is read.
+
+    Args:
+        columns: As of ``Reading``.
 
     Raises:
         TraceError: The file cannot be read, or has an unknown format.
@@ -64,7 +67,7 @@ def fields_read(path: str | PathLike[str]) -> frozenset[str]:
     if is_load(file.head()) or is_probe(file.head()):
         # Requests are drawn from a load: it has no rows and no blocks, and is small. A probe's file has no bad rows.
         return frozenset()
-    source = recognise(file, Reading(), content=True)
+    source = recognise(file, Reading(columns=columns), content=True)
     return source.reads | {"skip_bad"} | ({"max_inflated_bytes"} if file.is_compressed() else frozenset())
 
 

@@ -17,6 +17,7 @@ from ..formats.azure import AZURE
 from ..formats.bailian import BAILIAN
 from ..formats.burstgpt import BURSTGPT
 from ..formats.mooncake import MOONCAKE, timed
+from ..formats.named import named_form
 from ..formats.own import OWN
 from ..formats.ragpulse import RAGPULSE
 from ..formats.sharegpt import SHAREGPT, ShareGptParser
@@ -26,7 +27,7 @@ from ..parsing.csv_format import CsvParser, header
 from ..parsing.files import TraceFile
 from ..parsing.form import BLOCK_TOKENS, HASH_IDS, OWN_NAMES, Form, as_it_is
 from ..parsing.json_values import Element, batches, elements
-from ..parsing.jsonl_format import JsonlParser, whole_lists
+from ..parsing.jsonl_format import JsonlParser, keys, whole_lists
 from ..parsing.lines import Block
 from ..parsing.parquet_format import open_parquet, parquet_tables
 from ..parsing.pieces import likely_block_tokens
@@ -43,6 +44,8 @@ CSV_FORMS = (AZURE, BURSTGPT, VIDUR, SPLITWISE)
 _HEAD_LINES = 64
 #: Names of length fields; they distinguish an array of requests from an array of conversations.
 _LENGTHS = {name for field in ("prompt_tokens", "output_tokens") for name in OWN_NAMES[field]}
+#: Names of our columns in an error.
+_NAMES_SHOWN = 3
 _TEXT_LINES = (".jsonl", ".ndjson")
 
 
@@ -73,8 +76,11 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
         TraceError: The file is missing, is empty, or has no known columns.
     """
     head, ending = file.head(), Path(file.bare_name).suffix
+    named = None if reading.named is None else named_form(reading.named)
     if head.startswith(_PARQUET_MAGIC) or ending == ".parquet":
-        return _parquet(file, head, content)
+        return _parquet(file, head, content, named or OWN)
+    if named is not None:
+        return _of_named(file, named, content, head.lstrip()[:1] in (b"[", b"{") or ending in _TEXT_LINES)
     if head.startswith(_PICKLE_MAGIC) or ending in (".pkl", ".pickle"):
         return Source(OWN, pickle_pieces(file), partial(pickle_table, file.path))
     start = head.lstrip()[:1]
@@ -91,19 +97,35 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
     return _csv(file, content)
 
 
-def _parquet(file: TraceFile, head: bytes, content: bool) -> Source:
+def _parquet(file: TraceFile, head: bytes, content: bool, form: Form) -> Source:
     parquet = open_parquet(file, head)
     names = parquet.schema_arrow.names
-    require_lengths(file.path, None, OWN, names)
-    tables = parquet_tables(file, parquet, set(OWN.readers(content)))
-    return Source(OWN, tables, as_it_is, frozenset({"max_inflated_bytes"}) | _time_unit(OWN, names))
+    require_lengths(file.path, None, form, names)
+    tables = parquet_tables(file, parquet, set(form.readers(content)))
+    reads = frozenset({"max_inflated_bytes"} | ({"columns"} if form is not OWN else set()))
+    return Source(form, tables, as_it_is, reads | _time_unit(form, names))
 
 
-def _csv(file: TraceFile, content: bool) -> Source:
+def _of_named(file: TraceFile, form: Form, content: bool, is_json: bool) -> Source:
+    """A file with columns that the user names, whatever other columns it has."""
+    if not is_json:
+        source = _csv(file, content, form)
+        return replace(source, reads=source.reads | {"columns"})
+    values = elements(file)
+    heads = list(islice(values, _HEAD_LINES))
+    records = [element.value for element in heads if isinstance(element.value, dict)]
+    if records:
+        require_lengths(file.path, heads[0].line, form, [*keys(records, form.readers(content))])
+    parser = JsonlParser(file.path, form.readers(content))
+    reads = frozenset({"columns"}) | _time_unit(form, keys(records, form.clocks))
+    return Source(form, batches(chain(heads, values)), parser, reads)
+
+
+def _csv(file: TraceFile, content: bool, form: Form | None = None) -> Source:
     blocks = file.blocks()
     first = next(blocks)
     names, line = header(file.path, first), int(first.lines[0])
-    form = next((form for form in CSV_FORMS if form.marks <= set(names)), OWN)
+    form = form or next((form for form in CSV_FORMS if form.marks <= set(names)), OWN)
     sessions = [name for name, reader in form.content.items() if content and reader is not whole_lists]
     wanted = [name for name in dict.fromkeys([*form.numbers, *sessions]) if name in names]
     _refuse_repeated(file.path, line, names, wanted)
@@ -182,7 +204,7 @@ def _records(
     """JSON objects in the form that the first ones match; ``line`` is the line of the first, None if it is not parsable."""
     form = _jsonl_form(heads, reading)
     if line is not None:
-        require_lengths(file.path, line, form, list(heads[0]))
+        require_lengths(file.path, line, form, [*heads[0], *keys(heads[:1], form.numbers) - heads[0].keys()])
     return Source(form, pieces, JsonlParser(file.path, form.readers(content)), _timed_fields(form, heads))
 
 
@@ -234,6 +256,13 @@ def _refuse_repeated(path: str | PathLike[str], line: int, names: Sequence[str],
         raise TraceError(path, line, "columns", shown(",".join(names)), f"{twice} appears twice; keep one")
 
 
+def _remedy(field: str, form: Form) -> str:
+    if form.names is not OWN.names:
+        return f"name it {' or '.join(form.names[field])}"
+    names = " or ".join(form.names[field][:_NAMES_SHOWN])
+    return f"name it {names}, or say by --columns which it is"
+
+
 def require_lengths(path: str | PathLike[str], line: int | None, form: Form, names: Sequence[str]) -> None:
     """Refuse columns without both lengths, or with ``fork_at`` or ``truncate_to`` but no ``parent``.
 
@@ -244,7 +273,7 @@ def require_lengths(path: str | PathLike[str], line: int | None, form: Form, nam
     for field in ("prompt_tokens", "output_tokens"):
         ours = form.names[field]
         if not any(name in names for name in ours):
-            raise TraceError(path, line, "columns", found, f"no column {field}; name it {' or '.join(ours)}")
+            raise TraceError(path, line, "columns", found, f"no column {field}; {_remedy(field, form)}")
     for alone in ("fork_at", "truncate_to"):
         if alone in names and "parent" not in names and form is OWN:
             remedy = (

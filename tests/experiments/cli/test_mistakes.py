@@ -21,7 +21,7 @@ TRACES = {
     "wrong column": (
         "arrival_s,prompt_tokens,reply\n0,7,5\n",
         ", line 1: columns = 'arrival_s,prompt_tokens,reply': no column output_tokens;"
-        " name it output_tokens or output or output_length",
+        " name it output_tokens or output or output_length, or say by --columns which it is",
     ),
     "negative length": (
         HEAD + "0,7,5\n1,-3,5\n",
