@@ -187,10 +187,30 @@ class HybridMachine(Served, RuleBasedStateMachine):
         while steps and self.tokens and (self.begun or self.step_fits()):
             if not self.begun:
                 self.check_transaction()
-            limit = min(steps, self.steps_to_finish())
-            reach = max(1, min(limit, self.memory.steps_with(self.state, self.memory.free, limit)))
+            reach = max(1, self.reach(min(steps, self.steps_to_finish())))
             self.advance(reach)
             steps -= reach
+
+    def reach(self, limit: int) -> int:
+        """Steps for which the pages suffice; before the coming one has begun all of them, as far as its cycles are alike."""
+        steps = min(limit, self.memory.steps_with(self.state, self.memory.free, limit))
+        if not self.begun:
+            alike = min(kind.steps_alike(self.state.decode_step) for kind in self.memory.giving)
+            assert steps == min(self.steps_that_fit(limit), alike)
+        return steps
+
+    def steps_that_fit(self, limit: int) -> int:
+        """Steps in each of which pages that are free before it suffice for all sequences, found on a copy of the tables."""
+        copy = GroupTables(0, self.memory.block_size, self.model.groups)
+        copy.free = [*self.model.free]
+        copy.tables = {sequence: tuple(map(list, tables)) for sequence, tables in self.model.tables.items()}
+        for step in range(limit):
+            tokens = {sequence: self.tokens[sequence] + step for sequence in self.in_order()}
+            if sum(copy.exchange(sequence, held, held + 1)[1] for sequence, held in tokens.items()) > len(copy.free):
+                return step
+            for sequence, held in tokens.items():
+                copy.reach(sequence, held, held + 1)
+        return limit
 
     def advance(self, steps: int) -> None:
         """Steps pass, and finished sequences leave."""

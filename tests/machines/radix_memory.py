@@ -174,4 +174,5 @@ class SlotRadixMachine(RadixMemoryMachine):
             assert table[: holding.tokens] == tree.along(holding.node)
             taken += table[holding.tokens :]
         assert sorted([*taken, *tables.pool.free_ids]) == list(range(self.memory.num_blocks))
+        assert sorted(self.memory.cached_block_ids()) == sorted(slot for slots in tree.slots.values() for slot in slots)
         assert all(len(slots) == node.tokens for node, slots in tree.slots.items())

@@ -30,7 +30,7 @@ def growth_moments(run_log: RunLog) -> Moments:
     )
 
 
-def skip_moments(run_log: RunLog, window_tokens: int, ahead: bool = False) -> Moments:
+def skip_moments(run_log: RunLog, window_tokens: int, ahead: bool) -> Moments:
     """As ``growth_moments``, for the blocks that a group with a window gives back.
 
     What a prompt needed is given back in the step after its prefill, the first of a row; what decoding
@@ -41,7 +41,8 @@ def skip_moments(run_log: RunLog, window_tokens: int, ahead: bool = False) -> Mo
     """
     size = run_log.block_size
     turn = window_tokens + size - run_log.residency_lag + ahead
-    late = np.maximum(0, run_log.residencies["start_step"] + 1 + ahead - turn)
+    # What a prompt needed ends a leap: up to two steps later all is given back in first steps, which no moment counts.
+    late = np.maximum(0, run_log.residencies["start_step"] + 1 - turn)
     return _row_moments(run_log, turn + -(-late // size) * size)
 
 

@@ -123,9 +123,9 @@ class CachedMemory(PagedMemory):
         num_blocks: int,
         block_size: int,
         chains: Chains,
-        ids: bool = False,
-        unnamed_first: bool = False,
-        ahead: bool = False,
+        ids: bool,
+        unnamed_first: bool,
+        ahead: bool,
     ) -> None:
         super().__init__(num_blocks, block_size)
         # A running sequence takes a block as its last step ends; also for a token that is computed in vain, in a step in which

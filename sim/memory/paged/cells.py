@@ -91,7 +91,7 @@ class CellMemory(PagedMemory):
         evicted: Kept cells that were freed because a batch lacked cells.
     """
 
-    def __init__(self, cells: int, ids: bool = False, caches: bool = False) -> None:
+    def __init__(self, cells: int, ids: bool, caches: bool) -> None:
         super().__init__(cells, 1)
         self.evicted = 0
         self.kept: dict[int, int] = {}

@@ -112,7 +112,7 @@ class DeferredMemory(PagedMemory):
         ids: Whether to keep tables of page groups.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, ids: bool = False) -> None:
+    def __init__(self, num_blocks: int, block_size: int, ids: bool) -> None:
         super().__init__(num_blocks, block_size)
         self.regions = Regions()
         #: Slots that are mapped and in no table.

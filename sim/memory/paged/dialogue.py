@@ -65,7 +65,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         self.cached_level = self.cache_log
         # Nothing goes to the host, not even victims with blocks that others hold too.
         self.host_free = -1
-        self.tables: SharingTables = SharingTables(num_blocks, 0, block_size)
+        self.tables: SharingTables = SharingTables(num_blocks, 0, block_size, 0)
         # Tables only grow: a block is copied before a table begins with it.
         self.tables.rewrites = False
         # Running tables that name a block, of those that several tables name or did.

@@ -65,7 +65,7 @@ class GroupCache:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, groups: PageGroups, chains: Chains, unnamed_first: bool = True
+        self, num_blocks: int, block_size: int, groups: PageGroups, chains: Chains, unnamed_first: bool
     ) -> None:
         self.log = CacheLog(block_size)
         self.moment = 0

@@ -38,8 +38,8 @@ class GroupTables:
         host_blocks: int,
         block_size: int,
         groups: PageGroups,
-        cache: GroupCache | None = None,
-        last_first: bool = True,
+        cache: GroupCache | None,
+        last_first: bool,
     ) -> None:
         self.pool = block_pool(num_blocks, last_first) if cache is None else cache.pool
         self.host_pool = BlockPool(host_blocks)

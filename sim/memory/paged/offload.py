@@ -283,7 +283,7 @@ class HostTier:
             self.levels.append((now, self._level))
 
 
-def _not_connected(blocks: int = 0) -> int:
+def _not_connected(*_: int) -> int:
     raise SimulationFault("an engine must connect the host tier before copies begin")
 
 

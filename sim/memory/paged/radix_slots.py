@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable
+from itertools import chain
 
 import numpy as np
 
@@ -175,7 +176,7 @@ class SlotRadixMemory(RadixMemory):
 
     def cached_block_ids(self) -> np.ndarray:
         """See ``Memory``: all slots of the tree, of which some are locked."""
-        return np.concatenate([np.zeros(0, dtype=np.int64), *map(np.asarray, self.tree.slots.values())])
+        return np.fromiter(chain.from_iterable(self.tree.slots.values()), dtype=np.int64)
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``RadixMemory``."""

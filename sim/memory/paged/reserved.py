@@ -18,7 +18,7 @@ class ReservedMemory(ContiguousMemory):
 
     residue = "block_tail"
 
-    def __init__(self, num_blocks: int, block_size: int, ids: bool = False) -> None:
+    def __init__(self, num_blocks: int, block_size: int, ids: bool) -> None:
         super().__init__(num_blocks, block_size)
         self.tables: BlockTables | None = BlockTables(num_blocks, 0, block_size) if ids else None
 

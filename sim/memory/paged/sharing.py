@@ -36,9 +36,7 @@ class SharingMemory(PagedMemory):
 
     meter: tuple[str, ...] = (*METER[:2], "prefill_tail", "saved")
 
-    def __init__(
-        self, num_blocks: int, block_size: int, host_blocks: int = 0, ids: bool = False, prefix_blocks: int = 0
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, host_blocks: int, ids: bool, prefix_blocks: int) -> None:
         super().__init__(num_blocks, block_size, host_blocks)
         self.tables: SharingTables | None = (
             SharingTables(num_blocks, host_blocks, block_size, prefix_blocks) if ids else None

@@ -20,7 +20,7 @@ class SharingTables(BlockTables):
     #: Of the kind that counts references.
     pool: BlockPool
 
-    def __init__(self, num_blocks: int, host_blocks: int, block_size: int, prefix_blocks: int = 0) -> None:
+    def __init__(self, num_blocks: int, host_blocks: int, block_size: int, prefix_blocks: int) -> None:
         super().__init__(num_blocks, host_blocks, block_size)
         self.prefix = self.pool.take_many(prefix_blocks)
         # Sequences with a last block that may be shared in the step that comes next.

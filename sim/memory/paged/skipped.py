@@ -48,7 +48,7 @@ class SkippedBlocks:
         "_ahead", "_due_steps", "_phases", "_settled", "_size", "_turns", "_window_tokens", "number", "prompts", "released",
     )  # fmt: skip
 
-    def __init__(self, window_tokens: int, block_size: int, number: int, ahead: bool = False) -> None:
+    def __init__(self, window_tokens: int, block_size: int, number: int, ahead: bool) -> None:
         self.number, self.released = number, 0
         self._window_tokens, self._size, self._ahead = window_tokens, block_size, ahead
         self.prompts: dict[Sequence, int] = {}

@@ -59,8 +59,8 @@ class StreamMemory(ReservedMemory):
         kept: Tokens that streams without such a sequence keep, by slot.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, streams: int, ids: bool = False, caches: bool = False) -> None:
-        super().__init__(num_blocks, block_size)
+    def __init__(self, num_blocks: int, block_size: int, streams: int, ids: bool, caches: bool) -> None:
+        super().__init__(num_blocks, block_size, ids=False)
         self.stream_tokens = num_blocks // streams * block_size
         self.tables: StreamTables | None = StreamTables(num_blocks, block_size, streams) if ids else None
         self.cache_log = self.cached_level = CacheLog(1) if caches else None

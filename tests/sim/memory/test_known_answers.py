@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from engine_runs import settings_of
 from fragmeter.sim import simulate
 from fragmeter.sim.memory import PagedMemory, PageGroups
+from fragmeter.sim.memory.accounting.integrals import Accounts
 from fragmeter.sim.memory.accounting.kv_groups import FULL, RING, SLIDING, STATE
+from fragmeter.sim.memory.accounting.ledger import Ledger
+from fragmeter.sim.memory.accounting.moves import Moves
+from fragmeter.sim.memory.paged.dialogue import DialogueMemory
 from fragmeter.sim.memory.paged.offload import OffloadedMemory, OffloadTransaction
 from fragmeter.sim.memory.paged.speculative import Speculation, SpeculativeMemory
 from fragmeter.sim.memory.prefix import Chains
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.spec.speculative import SpeculativeConfig
+from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
+from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
 from fragmeter.sim.workload.workload import Workload
 from machines.pools import Strings
 from oracle import Limits, Pool
@@ -286,6 +295,61 @@ class TestPublished:
         transaction = served.memory.transaction(0)
         transaction.take(first, 4, transaction.needed(first, 4))
         assert served.memory.cache.look_up(Sequence(1, 20, 9, 9)).blocks == 2
+
+    @pytest.mark.parametrize(("ahead", "found"), [(False, 8), (True, 4)])
+    def test_a_block_that_the_last_step_of_a_leap_fills_is_found_before_the_next_one_is_taken(self, ahead, found):
+        """Five tokens, and three steps more."""
+        served = Served(self.memory(ahead))
+        served.start(0, 5)
+        served.step(4)
+        served.memory.transaction(served.state.decode_step)
+        assert served.memory.cache.look_up(Sequence(1, 20, 9, 9)).blocks * 4 == found
+
+
+def test_a_request_that_goes_on_within_a_block_copies_it():
+    """Of the seven tokens of a running request one goes on from six, which end within its second block, and one from four."""
+    dialogue = Dialogue(np.array([NO_PARENT, 0, 0]), np.array([0, 6, 4]), np.zeros(3, dtype=bool))
+    memory = DialogueMemory(9, 4, dialogue)
+    memory.tables.moves = Moves()
+    served = Served(memory)
+    parent = served.start(0, 7)
+    served.step()
+    memory.transaction(served.state.decode_step)
+    children = [Sequence(index, 8, 5, 5) for index in (1, 2)]
+    for child in children:
+        memory.look_up(child, served.state.decode_step)
+        memory.promise(child)
+        memory.admit(child, served.state.decode_step)
+    tables = [memory.tables.tables[sequence] for sequence in (parent, *children)]
+    assert [table[:1] for table in tables] == [tables[0][:1]] * 3
+    assert memory.tables.moves.copies == [(tables[0][1], tables[1][1], 4)]
+
+
+@pytest.mark.parametrize(
+    ("lost", "computed", "tokens", "recomputed"), [(0, 0, 5, 0), (10, 4, 3, 3), (10, 8, 5, 2), (10, 12, 5, 0)]
+)
+def test_a_chunk_computes_again_what_was_lost(lost, computed, tokens, recomputed):
+    """Of so many tokens that a preempted sequence had, those behind what it has by now."""
+    ledger, sequence = Ledger(()), Sequence(3, 20, 5, 5)
+    sequence.lost_tokens, sequence.computed_tokens = lost, computed
+    ledger.chunk(sequence, tokens, 700)
+    assert {name: column.tolist() for name, column in ledger.chunks.columns().items()} == {
+        "index": [3],
+        "start_ticks": [700],
+        "tokens": [tokens],
+        "recomputed_tokens": [recomputed],
+    }
+
+
+@pytest.mark.parametrize(("growing", "fails"), [(1, False), (2, True)])
+def test_tokens_that_outgrow_a_reservation_are_a_fault_within_the_leap(growing, fails):
+    """Four tokens, and ten of output in a leap, all of it reserved: twice as many do not fit."""
+    chosen = settings_of("orca-oracle", Pool(8, 4), Limits(40), work=None)
+    log = simulate(chosen, Workload("one", np.zeros(1), np.array([4]), np.array([10])), RampCost(base_ticks=100)).log
+    assert max(log.rows["steps"]) > 2
+    grown = replace(log, rows=log.rows | {"growing": log.rows["growing"] * growing})
+    with pytest.raises(SimulationFault, match="reserved") if fails else nullcontext():
+        Accounts(grown).require_conserved()
 
 
 def test_a_pinned_prefix_is_live_while_nothing_runs():

@@ -39,7 +39,7 @@ FRESH = {
     "paged with ids": lambda: PagedMemory(8, 4, ids=True),
     "chunked": lambda: PagedMemory(8, 4, whole_prompts=True),
     "deferred": lambda: DeferredMemory(8, 4, ids=True),
-    "sharing": lambda: SharingMemory(8, 4, ids=True, prefix_blocks=2),
+    "sharing": lambda: SharingMemory(8, 4, 0, ids=True, prefix_blocks=2),
     "windows": lambda: PagedMemory(8, 4, groups=WINDOW),
     "counted": lambda: ContiguousMemory(8, 4),
     "static": lambda: BatchMemory(8, 4),
@@ -142,7 +142,7 @@ def test_reclaimable_blocks_are_named_where_there_are_ids():
     held = list(memory.tables.tables[sequence])
     memory.release((sequence,), 1)
     assert memory.cached_block_ids().tolist() == held and len(held) == memory.cached_blocks == 1
-    assert DeferredMemory(8, 4).cached_block_ids().dtype == np.int64
+    assert DeferredMemory(8, 4, ids=False).cached_block_ids().dtype == np.int64
 
 
 def asks_by_name(tree: ast.AST) -> bool:
