@@ -463,21 +463,10 @@ class CachedMemory(PagedMemory):
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; shared slots are live once."""
-        decode_step, size = state.decode_step, self.block_size
         self.cache_log.row += 1
-        self._grown_until = decode_step + steps
-        shared = self.pool.num_shared * size
-        if self.partial or not steps:
-            live, held, tail = super().advance(state, steps)
-            return live - shared, held, tail
-        # As there, without the call: nearly all rows of a run are such.
-        free, phases, start = self.free, self._phases, decode_step % size
-        left = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(start, steps))
-        self.free = left
-        if left < 0:
-            raise self.overdrawn()
-        live = state.batch_size * decode_step + state.lag_sum - shared
-        return live, (self.num_blocks - free + phases[start]) * size, 0
+        self._grown_until = state.decode_step + steps
+        live, held, tail = super().advance(state, steps)
+        return live - self.pool.num_shared * self.block_size, held, tail
 
     def _growing(self) -> Iterator[tuple[int, int, int]]:
         """See ``QueueHistory``."""

@@ -446,12 +446,8 @@ class PagedMemory(PagedDefaults):
         """Blocks of one group that the running sequences need in the ``steps`` steps from ``decode_step`` on."""
         size, phases = self.block_size, self._phases
         start = decode_step % size
-        if steps < size:
-            blocks = sum(phases[start : start + steps])
-        else:
-            cycles, rest = divmod(steps, size)
-            blocks = cycles * sum(phases[:size]) + sum(phases[start : start + rest])
-        return blocks
+        cycles, rest = divmod(steps, size)
+        return cycles * sum(phases[:size]) + sum(phases[start : start + rest])
 
     def steps_with(self, state: State, blocks: int, limit: int) -> int:
         """Steps from the coming one on in which every sequence finds its blocks in any order of taking, with ``blocks``
@@ -588,12 +584,10 @@ class PagedMemory(PagedDefaults):
         free = self.free
         if not steps:
             return live, (self.num_blocks - free) * size, tail
-        phases, start = self._phases, state.decode_step % size
-        left = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(start, steps))
-        self.free = left
-        if left < 0:
+        self.free -= self.growth(state.decode_step, steps)
+        if self.free < 0:
             raise self.overdrawn()
-        return live, (self.num_blocks - free + phases[start]) * size, tail
+        return live, (self.num_blocks - free + self._phases[state.decode_step % size]) * size, tail
 
     def overdrawn(self) -> Overdrawn:
         """The fault of a policy that granted more than is free."""

@@ -22,12 +22,13 @@ of the prompt, the second one for the whole prompt, and each later one as if the
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from sys import maxsize
 
 from ...types.sequence import Sequence
 from ..accounting.kv_groups import STATE_WINDOW, PageGroups, skipped_blocks
 
 #: More steps than in any leap.
-_FOR_EVER = 1 << 40
+_FOR_EVER = maxsize
 
 
 class SkippedBlocks:

@@ -161,7 +161,7 @@ class SpeculativeTransaction(PagedTransaction):
 
     def _reach(self, sequence: Sequence, tokens: int, known: int) -> None:
         self.memory.reach(sequence, tokens)
-        self.memory.publish(sequence, min(tokens, known), known)
+        self.memory.publish(sequence, tokens, known)
         self.free = self.memory.free
 
     def preempt(self, sequence: Sequence) -> None:
@@ -180,10 +180,6 @@ class SpeculativeTransaction(PagedTransaction):
 
     def pass_over(self, sequence: Sequence) -> None:
         """See ``PagedTransaction``."""
-
-    def junction(self, sequence: Sequence) -> int:
-        """See ``PagedTransaction``; one KV group has none."""
-        return 0
 
 
 class SpeculativeMemory(PagedMemory):
@@ -306,9 +302,7 @@ class SpeculativeMemory(PagedMemory):
     def reach(self, sequence: Sequence, tokens: int) -> None:
         """A sequence takes the blocks of ``tokens`` and of the slots after them that it lacks."""
         table = self.block_table(sequence)
-        missing = self.blocks_with_lookahead(tokens) - len(table)
-        if missing > 0:
-            table += self.pool.take_many(missing)
+        table += self.pool.take_many(max(0, self.blocks_with_lookahead(tokens) - len(table)))
         self.free = self.pool.num_free
 
     def publish(self, sequence: Sequence, tokens: int, known: int) -> None:
@@ -417,7 +411,7 @@ class SpeculativeMemory(PagedMemory):
     def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
         for sequence in finished:
-            self._standing[sequence] = sequence.held_tokens(decode_step)
+            self.stall(sequence, decode_step)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
@@ -437,10 +431,6 @@ class SpeculativeMemory(PagedMemory):
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """See ``Memory``; their blocks were given up when the step was decided."""
-
-    def drop(self, sequence: Sequence, decode_step: int) -> None:
-        """See ``Memory``."""
-        self.drop_table(sequence)
 
     def _end_row(self) -> None:
         if self.cache_log is not None:

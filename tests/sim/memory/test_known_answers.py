@@ -220,6 +220,89 @@ class TestAdmissionWithDrafts:
         assert transaction.lacking(second, 8) == 3 + 2
 
 
+class TestDrafts:
+    """Two drafts for each token of a decode, in blocks of 4, up to 12 tokens of a sequence."""
+
+    def memory(self, ahead: bool = False) -> SpeculativeMemory:
+        drafter = SpeculativeConfig("ngram", 2, None, (0.5, 0.25))
+        return SpeculativeMemory(20, 4, Speculation(drafter, 0), None, 12, True, ahead)
+
+    def test_a_decode_computes_its_drafts_as_far_as_the_budget_and_the_model_allow(self):
+        memory = self.memory()
+        sequence = Sequence(0, 6, 6, 6)
+        transaction = memory.transaction(0)
+        transaction.look_up(sequence)
+        transaction.enter(sequence, 6, 2)
+        served = Served(memory)
+        memory.admit(sequence, 0)
+        served.state.start(sequence, 0)
+        transaction = memory.transaction(1)
+        # Six tokens are computed, and the model has places for the inputs of 11 at the most.
+        assert [transaction.tokens_of(sequence, budget) for budget in (9, 3, 2, 0)] == [3, 3, 2, 0]
+        transaction = memory.transaction(4)
+        assert transaction.tokens_of(sequence, 9) == 11 - 9
+        transaction = memory.transaction(6)
+        assert transaction.tokens_of(sequence, 9) == 0
+
+    def test_a_decode_that_ends_in_the_step_that_runs_computes_no_more(self):
+        """Six tokens of prompt and two of output: after the first two steps both are there, whatever drafts are accepted."""
+        memory = self.memory(ahead=True)
+        sequence = Sequence(0, 6, 2, 2)
+        served = Served(memory)
+        transaction = memory.transaction(0)
+        transaction.look_up(sequence)
+        transaction.enter(sequence, 6, 2)
+        memory.admit(sequence, 0)
+        served.state.start(sequence, 0)
+        memory.verify(served.state)
+        served.step()
+        transaction = memory.transaction(1)
+        assert transaction.tokens_of(sequence, 9) == 3
+        transaction.take(sequence, 3, 0)
+        memory.verify(served.state)
+        served.step()
+        assert memory.transaction(2).tokens_of(sequence, 9) == 0
+
+    @pytest.mark.parametrize(
+        ("decodes", "prefilling", "continues", "prompt", "computed", "tokens", "padded"),
+        [
+            # A lone token is not padded in a step of its own, but beside a decode, or behind a prefix that is found.
+            (False, False, False, 1, 0, 1, 1),
+            (True, False, False, 1, 0, 1, 3),
+            (False, False, False, 9, 8, 1, 3),
+            # Two tokens are a prefill, and so is the rest of a chunked one; a step with such a one pads nothing.
+            (True, False, False, 10, 8, 2, 2),
+            (True, True, False, 9, 8, 1, 1),
+            (True, False, True, 9, 8, 1, 1),
+            # 8 and 3 tokens are below 12; 9 and 3 are not.
+            (True, False, False, 10, 9, 1, 1),
+        ],
+    )
+    def test_a_lone_token_is_padded_to_the_length_of_a_decode(
+        self, decodes, prefilling, continues, prompt, computed, tokens, padded
+    ):
+        memory, sequence = self.memory(), Sequence(0, prompt, 3, 3)
+        transaction = memory.transaction(0)
+        assert not memory.continues_prefill
+        memory.continues_prefill = continues
+        if decodes:
+            memory.drafts[Sequence(1, 4, 4, 4)] = 2
+        if prefilling:
+            memory.prefilling[sequence] = computed
+        assert transaction.padded(sequence, computed, tokens) == padded
+
+    def test_a_step_that_goes_on_with_a_prefill_pads_nothing(self):
+        memory, sequence = self.memory(), Sequence(0, 9, 3, 3)
+        transaction = memory.transaction(0)
+        transaction.look_up(sequence)
+        transaction.enter(sequence, 8, 2)
+        sequence.computed_tokens = 8
+        memory.prefill(sequence, 0)
+        transaction = memory.transaction(0)
+        transaction.take(sequence, 1, 1)
+        assert memory.continues_prefill and not memory.drafts
+
+
 class TestAdmissionFromTheHost:
     """Blocks of 4 tokens. A prompt of 18 tokens, five blocks, of which the host has two."""
 

@@ -442,6 +442,19 @@ def test_a_step_waits_for_the_stores_of_blocks_that_are_taken_again():
     assert summary(run)["kv_offloading"]["flush_seconds"] == 3900 / 10**12
 
 
+@pytest.mark.parametrize(("pool", "waits", "end"), [(7, [(100, 4000)], 4200), (20, [], 200)])
+def test_a_step_waits_for_what_a_request_stores_as_it_ends_if_it_takes_those_blocks(pool, waits, end):
+    """As above with one token of output: the first request ends at 100, and its four full blocks are stored from then on. In a pool
+    of six the second one takes them; in a larger one it takes others."""
+    work = Workload("two", np.array([0, 10]), np.array([17, 17]), np.array([1, 1]))
+    run = simulate(_settings(pool, 100), work, _Costs(store_ticks=1000))
+    flushes = _tier(run).flushes.columns()
+    assert [*zip(flushes["start_ticks"].tolist(), flushes["ticks"].tolist())] == waits
+    assert run.log.end_ticks == end
+    transfers = _tier(run).transfers.columns()
+    assert (transfers["blocks"].tolist()[0], transfers["is_store"].tolist()[0]) == (4, 1)
+
+
 @pytest.mark.parametrize(
     "chosen",
     [

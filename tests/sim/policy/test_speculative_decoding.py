@@ -202,6 +202,9 @@ def test_rates_are_those_of_the_draws():
     speculation = Speculation(parse_speculative(json.dumps(config("eagle", 3, rates))), seed=3)
     sequence = Sequence(0, 1, 4000, 4000)
     drawn = np.array([speculation.accepted(sequence, place) for place in range(4000)])
+    # Each request has a random stream of its own, the 24th of the seed.
+    stream = np.random.default_rng(np.random.SeedSequence(3, spawn_key=(24, 0))).random((4000, 1))
+    assert drawn.tolist() == (stream < rates).sum(axis=1).tolist()
     for place, rate in enumerate(rates):
         assert abs((drawn > place).mean() - rate) < 4 * (rate * (1 - rate) / 4000) ** 0.5
     # Another request has another stream, and the same one has the same.
