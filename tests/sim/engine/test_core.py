@@ -85,6 +85,17 @@ def test_core_python_and_stepping_are_the_same_bits_at_length(seed, policy):
 
 
 @needs_core
+def test_runs_that_end_early_have_taken_the_same_blocks_from_the_cache():
+    """Wherever a watch ends them, the step after that may be decided, and has not run."""
+    for seed in range(30, 65):
+        load = Load(seed, "vllm-v1", most=12)
+        looks, last = load.looks_of(load.run())
+        for end in range(last % 7, len(looks), 7):
+            compiled, python = (load.watched(looks, end, core=core)[0] for core in (True, False))
+            assert columns(compiled) == columns(python)
+
+
+@needs_core
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_loads_preempt_refuse_idle_and_leap(policy):
     """The property would say little if they did not."""

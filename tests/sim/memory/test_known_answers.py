@@ -306,9 +306,12 @@ class TestDrafts:
 class TestAdmissionFromTheHost:
     """Blocks of 4 tokens. A prompt of 18 tokens, five blocks, of which the host has two."""
 
-    def offered(self, free: int, reserves_whole: bool) -> tuple[OffloadedMemory, OffloadTransaction, Sequence]:
+    def offered(
+        self, free: int, reserves_whole: bool, watermark_blocks: int = 0
+    ) -> tuple[OffloadedMemory, OffloadTransaction, Sequence]:
         strings = Strings()
-        strings.add([(9, 0, 18)])
+        for text in (9, 5, 9):
+            strings.add([(text, 0, 18)])
         memory = OffloadedMemory(
             free,
             4,
@@ -316,7 +319,7 @@ class TestAdmissionFromTheHost:
             Chains(strings, 4),
             10,
             True,
-            watermark_blocks=0,
+            watermark_blocks=watermark_blocks,
             reserves_whole=reserves_whole,
         )
         sequence = Sequence(0, 18, 5, 5)
@@ -335,6 +338,40 @@ class TestAdmissionFromTheHost:
         assert (memory.tier.loaded, transaction.free) == ({sequence: 2} if loads else {}, free - 2 * loads)
         if not loads:
             assert (transaction.lacking(sequence, 18), transaction.beyond(sequence, 4)) == (free + 1, 0)
+
+    @pytest.mark.parametrize(
+        ("blocks", "reserves_whole", "running", "loads"),
+        [
+            (5, True, False, True),
+            (6, True, True, False),
+            (7, True, True, True),
+            (3, False, True, False),
+            (4, False, True, True),
+            (2, False, False, True),
+        ],
+    )
+    def test_beside_another_sequence_a_block_is_left_free(self, blocks, reserves_whole, running, loads):
+        """The other one has a block, and the watermark is one."""
+        memory, transaction, sequence = self.offered(blocks, reserves_whole, watermark_blocks=1)
+        if running:
+            other = Sequence(1, 4, 5, 5)
+            transaction.look_up(other)
+            transaction.enter(other, 4, 1)
+        assert memory.any_running == running
+        assert transaction.look_up(sequence) == (None if loads else 0)
+
+    def test_it_may_be_admitted_once_a_running_one_fills_its_next_block_or_copies_go_on(self):
+        """Requests 0 and 2 are the same text, request 1 another one."""
+        memory, transaction, sequence = self.offered(20, False)
+        alike, other = Sequence(2, 18, 5, 5), Sequence(1, 18, 5, 5)
+        assert [memory.may_admit(sequence, running) for running in ([], [other], [alike], [other, alike])] == [
+            False,
+            False,
+            True,
+            True,
+        ]
+        transaction.look_up(sequence)
+        assert memory.may_admit(alike, [])
 
     def test_what_it_takes_after_the_load_is_beyond_its_first_tokens(self):
         memory, transaction, sequence = self.offered(9, True)

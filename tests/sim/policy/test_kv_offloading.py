@@ -351,6 +351,7 @@ def test_hits_by_tier_are_those_of_a_replay_and_leaps_change_nothing(case: Share
     stepped = simulate(replace(chosen, leap=False), case.workload, case.cost)
     assert _outcome(stepped) == _outcome(run)
     assert summary(stepped) == summary(run)
+    assert not run.replica.memory.offering
     assert all(ticks > 0 for ticks in _tier(run).flushes.columns()["ticks"])
     assert min(run.window.slot_ticks.values()) >= 0 <= min(run.window.slot_steps.values())
 
@@ -440,6 +441,16 @@ def test_a_step_waits_for_the_stores_of_blocks_that_are_taken_again():
     }
     assert run.log.end_ticks == 4300
     assert summary(run)["kv_offloading"]["flush_seconds"] == 3900 / 10**12
+
+
+def test_a_step_waits_for_the_stores_of_a_preempted_request():
+    """Two prompts of two blocks in a pool of six. At 500 either needs a fourth block, and the second request gives way; the stores of
+    its prompt, 2,000 ticks after those of the first one, run to 4100."""
+    work = Workload("two", np.zeros(2), np.array([8, 8]), np.array([6, 6]))
+    run = simulate(_settings(7, 100), work, _Costs(store_ticks=1000))
+    assert run.log.evictions["ticks"].tolist() == [500]
+    flushes = _tier(run).flushes.columns()
+    assert [*zip(flushes["start_ticks"].tolist(), flushes["ticks"].tolist())] == [(500, 3600)]
 
 
 @pytest.mark.parametrize(("pool", "waits", "end"), [(7, [(100, 4000)], 4200), (20, [], 200)])
