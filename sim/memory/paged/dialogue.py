@@ -144,7 +144,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         not in this step, and one that is copied, which must stay until it is."""
         (sequence,) = members
         start, claimed = self._start(sequence), self._claimed
-        again = sum(not self._named.get(block, 1) and block not in claimed for block in start.shared)
+        again = sum(self._named.get(block) == 0 and block not in claimed for block in start.shared)
         again += start.copied is not None
         return -(-(sequence.start_tokens - tokens) // self.block_size) - len(start.shared) + again
 

@@ -360,7 +360,7 @@ class TestAdmissionFromTheHost:
         assert memory.any_running == running
         assert transaction.look_up(sequence) == (None if loads else 0)
 
-    def test_it_may_be_admitted_once_a_running_one_fills_its_next_block_or_copies_go_on(self):
+    def test_it_may_be_admitted_once_a_running_one_fills_its_next_block_or_while_blocks_are_copied(self):
         """Requests 0 and 2 are the same text, request 1 another one."""
         memory, transaction, sequence = self.offered(20, False)
         alike, other = Sequence(2, 18, 5, 5), Sequence(1, 18, 5, 5)
