@@ -103,6 +103,12 @@ NEAREST: dict[str, tuple[str, ...]] = {
     "sim/memory/paged/cells.py": ("sim/policy/test_llama_cpp.py",),
     "sim/memory/paged/deferred.py": ("sim/policy/test_vattention.py", "sim/policy/test_vattention_pages.py"),
     "sim/memory/paged/dialogue.py": ("sim/memory/test_dialogue.py", "sim/engine/test_families.py"),
+    "sim/memory/paged/group_": (
+        "sim/memory/test_known_answers.py",
+        "sim/engine/test_hybrid_caching.py",
+        "sim/engine/test_states.py",
+        "sim/policy/test_exported_states.py",
+    ),
     "sim/memory/paged/offload.py": ("sim/policy/test_kv_offloading.py", "sim/policy/test_kv_offloading_serial.py"),
     "sim/memory/paged/paged.py": ("sim/memory/test_known_answers.py", "sim/policy/test_compositions.py"),
     "sim/memory/paged/radix": (
@@ -117,6 +123,12 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "sim/engine/test_families.py",
         "sim/recording/test_plan_stories.py",
     ),
+    "sim/memory/paged/skipped.py": (
+        "sim/memory/test_known_answers.py",
+        "sim/engine/test_hybrid.py",
+        "sim/engine/test_states.py",
+    ),
+    "sim/memory/paged/streams.py": ("sim/policy/test_llama_cpp.py", "sim/engine/test_schedulers.py"),
     "sim/memory/paged/speculative.py": ("sim/policy/test_speculative_decoding.py",),
     "sim/memory/paged/transaction.py": ("sim/policy/test_exported_states.py",),
 }
