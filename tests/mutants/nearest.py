@@ -130,7 +130,14 @@ NEAREST: dict[str, tuple[str, ...]] = {
     ),
     "sim/memory/paged/streams.py": ("sim/policy/test_llama_cpp.py", "sim/engine/test_schedulers.py"),
     "sim/memory/paged/speculative.py": ("sim/policy/test_speculative_decoding.py",),
-    "sim/memory/paged/transaction.py": ("sim/policy/test_exported_states.py",),
+    "sim/memory/paged/transaction.py": (
+        "sim/memory/test_known_answers.py",
+        "sim/policy/test_exported_states.py",
+        "sim/engine/test_schedulers.py",
+        "sim/engine/test_states.py",
+        "sim/engine/test_hybrid_caching.py",
+        "sim/policy/test_compositions.py",
+    ),
 }
 
 

@@ -89,6 +89,16 @@ class TestStories:
         look_ups = run.replica.memory.cache_log.look_up_columns()
         assert list(zip(look_ups["index"].tolist(), look_ups["hit_tokens"].tolist())) == [(0, 0), (1, 32)]
 
+    def test_a_chunk_ends_where_the_prefix_of_an_earlier_prompt_does(self):
+        """Three prompts have 48 tokens in common. The first one is computed to its 80th token at once, with a state there alone. So
+        the second one finds none, but stops at its 48th token, and the third one finds the state that it leaves there."""
+        work = workload([0, 10_000, 20_000], [[(0, 48)]] * 3, [40, 41, 42], [2, 2, 2])
+        run = simulate(chosen("sf", 40, enable_prefix_caching=True), work, LineCost())
+        look_ups = run.replica.memory.cache_log.look_up_columns()
+        assert list(zip(look_ups["index"].tolist(), look_ups["hit_tokens"].tolist())) == [(0, 0), (1, 0), (2, 48)]
+        chunks = zip(run.log.chunks["index"].tolist(), run.log.chunks["tokens"].tolist())
+        assert [*chunks] == [(0, 80), (1, 48), (1, 32), (2, 32)]
+
     def test_a_prompt_waits_a_step_for_a_state_that_is_being_computed(self):
         """Both are there at once: the second finds 32 tokens published, but their state is computed in this step."""
         steps = tables_of(workload([0, 0], [[(0, 40)], [(0, 40)]], [0, 0], [2, 2]), caching=True)
