@@ -78,10 +78,9 @@ class PagedTransaction:
 
         None if it waits for a copy, and sequences behind it may be admitted.
         """
-        cache, tables = self.memory.cache, self.memory.group_tables
-        if cache is None or tables is None:
+        cache = self.memory.cache
+        if cache is None:
             return sequence.computed_tokens
-        tables.grow_until(self.decode_step + 1)
         self.group_found = cache.look_up(sequence)
         return self.group_found.blocks * self.block_size
 
