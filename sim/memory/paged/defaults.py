@@ -13,13 +13,11 @@ class PagedDefaults(MemoryDefaults):
     """The part of paged memory for prefix caches, sequences that share, and pages that stay mapped: without them it does nothing.
 
     Attributes:
-        block_size: Tokens a block.
         searches: Whether beams run: each of their steps is a decision.
         prefix_blocks: Blocks of a prefix that every prompt begins with, pinned from the start.
         due_copies: Shared blocks that running sequences copy in their next step.
     """
 
-    block_size: int
     searches = False
     prefix_blocks = due_copies = 0
 
@@ -54,8 +52,8 @@ class PagedDefaults(MemoryDefaults):
 
     def held_blocks(self, leader: Sequence, decode_step: int) -> int:
         """Blocks that come free if a sequence, and all that share with it, give way before ``decode_step``."""
-        return -(-leader.held_tokens(decode_step) // self.block_size)
+        raise self._cannot("share blocks")
 
     def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
         """Blocks that sequences which come together take for all but their last ``tokens`` known tokens."""
-        return sum(-(-(member.start_tokens - tokens) // self.block_size) for member in members)
+        raise self._cannot("share blocks")

@@ -461,13 +461,15 @@ def test_a_chunk_computes_again_what_was_lost(lost, computed, tokens, recomputed
     }
 
 
-@pytest.mark.parametrize(("growing", "fails"), [(1, False), (2, True)])
-def test_tokens_that_outgrow_a_reservation_are_a_fault_within_the_leap(growing, fails):
-    """Four tokens, and ten of output in a leap, all of it reserved: twice as many do not fit."""
+@pytest.mark.parametrize(("growing", "more", "fails"), [(1, 1, False), (2, 0, True), (1, 2, True)])
+def test_tokens_that_outgrow_a_reservation_are_a_fault_within_the_leap(growing, more, fails):
+    """Four tokens, and ten of output in a leap. All 14 slots are reserved, and 13 are filled, as the last token needs none: there is
+    room for one more, but not for two, nor for a second sequence."""
     chosen = settings_of("orca-oracle", Pool(8, 4), Limits(40), work=None)
     log = simulate(chosen, Workload("one", np.zeros(1), np.array([4]), np.array([10])), RampCost(base_ticks=100)).log
     assert max(log.rows["steps"]) > 2
-    grown = replace(log, rows=log.rows | {"growing": log.rows["growing"] * growing})
+    changed = {"growing": log.rows["growing"] * growing, "live": log.rows["live"] + more}
+    grown = replace(log, rows=log.rows | changed)
     with pytest.raises(SimulationFault, match="reserved") if fails else nullcontext():
         Accounts(grown).require_conserved()
 
