@@ -474,6 +474,15 @@ def test_tokens_that_outgrow_a_reservation_are_a_fault_within_the_leap(growing, 
         Accounts(grown).require_conserved()
 
 
+def test_a_fault_of_the_ledger_names_its_step():
+    """The second of two such requests has two tokens too many from its first step on, the tenth after the ten of the first one."""
+    work = Workload("two", np.array([0, 10_000]), np.array([4, 4]), np.array([10, 10]))
+    log = simulate(settings_of("orca-oracle", Pool(8, 4), Limits(40), work=None), work, RampCost(base_ticks=100)).log
+    live = log.rows["live"] + 2 * (log.rows["start_ticks"] >= 10_000)
+    with pytest.raises(SimulationFault, match=r"reserved = -\d+ in decode step 10, "):
+        Accounts(replace(log, rows=log.rows | {"live": live})).require_conserved()
+
+
 def test_a_pinned_prefix_is_live_while_nothing_runs():
     """Two requests of 12 tokens, of which 8 are a pinned prefix, and 3 of output, a million ticks apart, in blocks of 4. A step
     takes 100 ticks, and there are 3 for each: 600 ticks of steps, and else only the prefix is live."""
