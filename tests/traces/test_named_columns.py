@@ -63,11 +63,11 @@ ROWS = pd.DataFrame(
         "when": ["2026-11-28T08:00:00Z", "2026-11-28T08:00:04Z"],
         "in": [100, 30],
         "out": [7, 9],
-        "who": ["x", "y"],
+        "user": ["x", "y"],
         "limit": [50, 60],
     }
 )
-NAMED = "arrival=when,prompt=in,output=out,session=who,max_tokens=limit"
+NAMED = "arrival=when,prompt=in,output=out,session=user,max_tokens=limit"
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "json", "parquet", "csv.gz"])
