@@ -18,6 +18,7 @@ from ...sim.engine.settings import Settings
 from ...sim.output.files import as_utf8
 from ...sim.spec import model
 from ...sim.types.errors import SettingError, UserError
+from ...sim.types.notes import note
 from ...sim.workload.workload import Workload
 from ...traces import (
     Pacing,
@@ -36,7 +37,7 @@ from ...traces import (
     workload,
 )
 from ...traces.readers.readers import format_of
-from .output import print_once
+from .output import printable
 from .random_lengths import RandomLengths
 
 DATASETS = {"sharegpt": "vllm_sosp23_sharegpt_opt", "alpaca": "alpaca52k_opt"}
@@ -211,9 +212,9 @@ def trace_lines(trace: Trace) -> Iterator[str]:
 
 
 def say_start(trace: Trace, path: str | PathLike[str]) -> None:
-    """Print when a trace begins and in which unit, once for each file, unless it begins at 0 in the documented unit."""
+    """Note when a trace begins and in which unit, unless it begins at 0 in the documented unit."""
     if trace.start is not None and (text := trace.start.text) is not None:
-        print_once(f"{as_utf8(path)}: {text}.")
+        note(f"{printable(as_utf8(path))}: {text}.")
 
 
 def source_text(requests: Requests, reading: Reading) -> str:

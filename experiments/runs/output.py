@@ -37,22 +37,14 @@ JsonTarget = Annotated[
 _no_bars: ContextVar[bool] = ContextVar("no_bars", default=False)
 
 
+def printable(text: str) -> str:
+    """The text with escapes for characters that would break its line or control the terminal."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
 def print_beside(text: str) -> None:
-    """Print one line on standard error, with escapes for characters that would break it or control the terminal."""
-    shown = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
-    print(shown, file=sys.stderr)
-
-
-_printed: set[str] = set()
-
-
-def print_once(text: str) -> None:
-    """Print one line on standard error, unless this command has printed it: a sweep reads a file more than once, its workers too."""
-    from multiprocessing import parent_process
-
-    if text not in _printed and parent_process() is None:
-        _printed.add(text)
-        print_beside(text)
+    """Print one line on standard error, with escapes as in ``printable``."""
+    print(printable(text), file=sys.stderr)
 
 
 @contextmanager
@@ -169,7 +161,6 @@ class Report:
     """
 
     def __init__(self, json_target: str | None, **files: str | os.PathLike[str] | None) -> None:
-        _printed.clear()
         given = {"json": json_target, **files}
         targets = {flag: os.fspath(path) for flag, path in given.items() if path is not None}
         for flag, path in targets.items():

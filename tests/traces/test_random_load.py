@@ -16,7 +16,7 @@ from fragmeter.traces import Pacing, write
 from fragmeter.traces.synthesis.random_load import RandomLoad
 
 #: As ``get_sampling_params`` of vLLM 0.33 draws them from numpy's generator of seed 7, for 5 requests with 100 and 20 tokens and ratio
-#: 0.5; tests/real_vllm/test_random_lengths.py compares with the installed one.
+#: 0.5; tests/real_vllm/test_lengths.py compares with the installed one.
 BY_VLLM = [[145, 113, 119, 140, 108], [26, 27, 14, 11, 16]]
 MANY = 200_000
 

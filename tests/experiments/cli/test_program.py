@@ -108,7 +108,8 @@ class TestList:
             rows = json.loads(printed(capsys, "list", kind, "--json", "-"))[kind]
             assert [next(iter(row.values())) for row in rows] == [*names]
             shown = [line.split()[0] for line in printed(capsys, "list", kind).splitlines() if line.strip()]
-            assert shown[-len(rows) :] == [*names]
+            first = shown.index(next(iter(names)))
+            assert shown[first : first + len(rows)] == [*names]
 
     def test_numbers_of_a_row(self, capsys):
         rows = json.loads(printed(capsys, "list", "models", "--json", "-"))["models"]
