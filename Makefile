@@ -7,7 +7,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # mypy takes the name of the package from its folder: a link by that name stands for a checkout of any name.
 TYPES := $(VENV)/types
 # As many workers as cores; the tests of a file share what they set up.
-PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto --dist loadfile
+PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto --dist loadfile --no-loadscope-reorder
 
 SMALL := --num-prompts 50 --request-rate 2
 ON_LOWEST = $(MAKE) VENV=$(VENV)-lowest CONSTRAINTS='--constraint $(VENV)-lowest/lowest.txt'

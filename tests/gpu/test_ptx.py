@@ -266,6 +266,7 @@ def plant(monkeypatch, right: str, wrong: str) -> None:
     monkeypatch.setattr(source, "_kernel_text", kernel_text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "error"), PLANTED)
 def test_a_planted_error_in_inline_assembly_is_caught(function, error, monkeypatch):
     kernels = PtxKernels("sm_80")

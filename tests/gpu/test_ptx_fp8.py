@@ -165,6 +165,7 @@ ERRORS = {
 PLANTED = [(function, error) for function, (_, _, errors) in ERRORS.items() for error in errors]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "error"), PLANTED)
 def test_a_planted_error_in_inline_assembly_is_caught(function, error, monkeypatch):
     architecture, dtype, errors = ERRORS[function]

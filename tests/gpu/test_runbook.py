@@ -53,6 +53,7 @@ def test_the_whole_day_on_the_cpu(tmp_path, capsys):
 
 
 @needs_all
+@pytest.mark.slow
 def test_the_summary_has_the_results_of_the_parts_on_the_cpu(tmp_path, brief_drift):
     """One after another in this process, where libraries are loaded once; with a second run for the parts that were left out."""
     for needed in ("torch", "scipy"):

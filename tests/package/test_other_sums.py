@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from other_sums import COMMANDS, KINDS, unlike
 from paths import ROOT
 
@@ -17,6 +19,7 @@ def written(kind: str, folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_no_byte_depends_on_the_last_digit_of_a_sum(tmp_path):
     as_before, other = (written(kind, tmp_path / kind) for kind in ("left_to_right", "unlike"))
     assert {name.partition("/")[0] for name in as_before} == COMMANDS.keys()

@@ -211,7 +211,7 @@ def test_the_colours_can_be_chosen_on_the_page(driver, pages):
     driver.execute_script("delete document.documentElement.dataset.theme")
 
 
-@pytest.mark.parametrize("width_px", [1400, 900, 420])
+@pytest.mark.parametrize("width_px", [1400, pytest.param(900, marks=pytest.mark.slow), 420])
 @pytest.mark.parametrize("name", story_names())
 def test_nothing_sticks_out_of_the_window(driver, pages, name, width_px):
     opened(driver, pages[name], "light", width_px)

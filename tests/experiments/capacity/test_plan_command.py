@@ -166,6 +166,7 @@ class TestCommand:
         assert "every rate meets the objectives: all requests at once do" in page
         assert document["recommended"] is None and "give more requests" in printed
 
+    @pytest.mark.slow
     def test_a_rate_where_every_rate_meets_the_objectives(self, capsys):
         """Its fleet is simulated as any other: with each seed, divided or not. Equal fleets are listed once."""
         splits, routers = ["--prefill-replicas", "none,1,auto,2"], ["--router", "round-robin,kv-aware"]

@@ -109,6 +109,7 @@ class TestTheFolder:
         ledgers = page[page.index("The ledger over time: ") :]
         assert [name for name in ALL_SERIES if f"<h3>{name}</h3>" in ledgers] == ALL_SERIES
 
+    @pytest.mark.slow
     def test_made_anew_it_is_the_same_bytes_and_a_table_with_its_findings_is_printed(self, kept, tmp_path, capsys):
         """Alone, and in a folder that is not there yet."""
         data_file, out = tmp_path / "waste.json", tmp_path / "new" / "out"
@@ -193,7 +194,11 @@ def test_ctrl_c_leaves_what_is_finished(interrupted):
     ]
 
 
-@pytest.mark.parametrize("later_s", [pytest.param(0, marks=pytest.mark.slow), 0.3, 1.5], ids=lambda s: f"{s} s later")
+@pytest.mark.parametrize(
+    "later_s",
+    [pytest.param(0, marks=pytest.mark.slow), 0.3, pytest.param(1.5, marks=pytest.mark.slow)],
+    ids=lambda s: f"{s} s later",
+)
 def test_a_terminal_interrupts_every_process_and_twice(later_s, interrupted, tmp_path):
     """As a terminal does it, at moments in which workers are starting, and in which they run.
 

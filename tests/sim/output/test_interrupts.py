@@ -83,6 +83,7 @@ def test_a_signal_keeps_what_is_finished_and_ends_the_workers(number, status, sa
     assert_goes_on(tmp_path / "out", in_peace)
 
 
+@pytest.mark.slow
 def test_workers_of_a_killed_program_end_by_themselves(in_peace, tmp_path):
     program, workers = started_sweep(tmp_path / "out", 3)
     program.kill()
