@@ -26,15 +26,19 @@ from typing import Any, NamedTuple
 import yaml
 
 from ...sim.types.errors import SettingError
-from .flags import flags
+from .flags import flags, spellings
 
 #: A line with which a YAML file begins, and no command line does.
 _FIRST = re.compile(r"(?:---|[\w./\"'-]+:(?:\s|$)|- \w)")
 _SHELLS = ("bash", "sh")
-_VARIABLE = re.compile(r"\$[({]?(\w+)[)}]?")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|\((\w+)\)|(\w+))")
 _MODULE = "vllm.entrypoints.openai.api_server"
 _SCHEMES = re.compile(r"^(?:hf|huggingface)://")
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+#: Lists of a pod's containers, whose command takes the place of the image's own.
+_OF_PODS = ("containers", "initContainers")
+#: Values of a file with its anchors written out, at most.
+_MOST_VALUES = 100_000
 #: Keys of production-stack's ``vllmConfig`` by their flags.
 _STACK = {
     "maxModelLen": "max-model-len", "maxNumSeqs": "max-num-seqs", "dtype": "dtype", "tensorParallelSize": "tensor-parallel-size",
@@ -45,6 +49,8 @@ _STACK = {
 _KSERVE = ("InferenceService", "LLMInferenceService")
 _KSERVE_FLAGS = {"--model_id": "--model", "--model-id": "--model", "--model_name": "--served-model-name"}
 _KSERVE_OWN = {"--backend", "--enable_docs_url", "--enable-docs-url", "--model_dir", "--tensor_input_names"}
+#: Where KServe mounts the model, and its variable with more arguments.
+_MOUNTED, _MORE_ARGUMENTS = "/mnt/models", "VLLM_ADDITIONAL_ARGS"
 _RANKS = {"tensor": "tensor-parallel-size", "pipeline": "pipeline-parallel-size", "data": "data-parallel-size"}
 
 
@@ -63,9 +69,10 @@ class Deployed(NamedTuple):
 
 
 def is_deployment(text: str) -> bool:
-    """Whether a text is YAML and no command line."""
+    """Whether a text is YAML, or JSON, and no command line."""
     lines = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
-    return "\n" in text.strip() and _FIRST.match(next(lines, "")) is not None
+    first = next(lines, "")
+    return first.startswith("{") or "\n" in text.strip() and _FIRST.match(first) is not None
 
 
 def deployed(text: str) -> Deployed:
@@ -76,9 +83,11 @@ def deployed(text: str) -> Deployed:
     """
     try:
         documents = list(yaml.safe_load_all(text))
+        _require_finite(documents)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
+        remedy = "is a template; give what helm template prints" if "{{" in text else "correct it"
         raise SettingError(
-            "serve", "YAML", f"cannot be read ({' '.join(str(error).split())[:120]}); correct it"
+            "serve", "YAML", f"cannot be read ({' '.join(str(error).split())[:120]}); {remedy}"
         ) from None
     found = {each.line: each for document in documents for each in _servers(document)}
     if len(found) == 1:
@@ -98,6 +107,7 @@ def config_flags(text: str) -> dict[str, Any]:
     """
     try:
         content = yaml.safe_load(text)
+        _require_finite(content)
     except (yaml.YAMLError, RecursionError, ValueError):
         content = None
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
@@ -111,8 +121,29 @@ def flag_words(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag[2:]}"]
     if isinstance(value, list):
-        return [flag, *map(str, value)]
-    return [f"{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
+        return [flag, *map(str, value)] if value else []
+    return [f"{flag}={json.dumps(value, default=str) if isinstance(value, dict) else value}"]
+
+
+def _require_finite(content: Any) -> None:
+    """Refuse anchors that stand in themselves, or make a few lines endless.
+
+    Raises:
+        ValueError: There are more than ``_MOST_VALUES`` values with all anchors written out.
+    """
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        if not isinstance(node, list | dict):
+            return 1
+        if id(node) not in sizes:
+            # Within itself it counts as endless.
+            sizes[id(node)] = _MOST_VALUES
+            sizes[id(node)] = 1 + sum(map(size, node.values() if isinstance(node, dict) else node))
+        return sizes[id(node)]
+
+    if size(content) > _MOST_VALUES:
+        raise ValueError(f"its anchors stand for more than {_MOST_VALUES:,} values")
 
 
 def _servers(document: Any) -> Iterator[Deployed]:
@@ -120,7 +151,7 @@ def _servers(document: Any) -> Iterator[Deployed]:
     if isinstance(document, dict) and _is_config(document):
         content = dict(document)
         words = [word for name, value in content.items() if name != "model" for word in flag_words(name, value)]
-        yield Deployed("config", shlex.join(["vllm", "serve", str(document.get("model", "")), *words]), None)
+        yield Deployed("config", shlex.join(["vllm", "serve", document["model"], *words]), None)
         return
     seen: set[int] = set()
     waiting: list[tuple[str, Any, Mapping[str, Any]]] = [("server", document, {})]
@@ -134,7 +165,7 @@ def _servers(document: Any) -> Iterator[Deployed]:
             waiting += [(name, each, around) for each in reversed(node)]
         elif isinstance(node, dict):
             around = _around(node, around)
-            server = _server(str(node.get("name", name)), node, around)
+            server = _server(str(node.get("name", name)), node, around, of_pod=name in _OF_PODS)
             if server is not None:
                 yield server
             elif not _is_stack(node):
@@ -142,8 +173,11 @@ def _servers(document: Any) -> Iterator[Deployed]:
 
 
 def _is_config(document: Mapping[Any, Any]) -> bool:
-    names = [str(name).replace("_", "-") for name in document]
-    return "model" in names and all(name in flags() or name.removeprefix("no-") in flags() for name in names)
+    """Whether most names are flags; the others are refused as flags that no release has."""
+    if not isinstance(document.get("model"), str) or not all(isinstance(name, str) for name in document):
+        return False
+    names = [name.replace("_", "-").removeprefix("no-") for name in document]
+    return 2 * sum(name in flags() or name in spellings() for name in names) >= len(names)
 
 
 def _is_stack(node: Mapping[str, Any]) -> bool:
@@ -151,7 +185,7 @@ def _is_stack(node: Mapping[str, Any]) -> bool:
 
 
 def _around(node: Mapping[str, Any], around: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an object says of the containers in it: its model and ranks."""
+    """What an object says of the containers in it: its model, ranks and nodes."""
     found = dict(around)
     spec = node.get("spec")
     if node.get("kind") in _KSERVE and isinstance(spec, dict):
@@ -163,25 +197,32 @@ def _around(node: Mapping[str, Any], around: Mapping[str, Any]) -> Mapping[str, 
     artifacts = node.get("modelArtifacts")
     if isinstance(artifacts, dict) and isinstance(artifacts.get("uri"), str):
         found["model"] = _SCHEMES.sub("", artifacts["uri"])
+    if isinstance(group := node.get("leaderWorkerTemplate"), dict):
+        found["nodes"] = _whole(group.get("size"))
     if isinstance(node.get("parallelism"), dict) and "containers" in node:
         found["parallelism"] = node["parallelism"]
     return found
 
 
-def _server(name: str, node: Mapping[str, Any], around: Mapping[str, Any]) -> Deployed | None:
+def _server(name: str, node: Mapping[str, Any], around: Mapping[str, Any], of_pod: bool) -> Deployed | None:
     """The server that a mapping is; None for any other mapping."""
     if _is_stack(node):
         return _of_stack(name, node)
-    image = node["image"] if isinstance(node.get("image"), str) else ""
+    environment = _environment(node.get("environment", node.get("env")))
+    image = _filled(node["image"], environment) if isinstance(node.get("image"), str) else ""
     words = [*_words(node.get("entrypoint", node.get("command"))), *_words(node.get("args"))]
     if "entrypoint" in node:
         words += _words(node.get("command"))
-    environment = _environment(node.get("environment", node.get("env")))
-    words = [_filled(word, environment) for word in words]
-    starts = _starts(words)
     model = around.get("model") or _storage(node, around)
     if around.get("kserve"):
-        words = _of_kserve(words)
+        environment.setdefault(_MORE_ARGUMENTS, "")
+        words = _of_kserve(words, model)
+    starts = _starts(words)
+    if around.get("kserve") and not starts:
+        words.append(f"${_MORE_ARGUMENTS}")
+    words = [each for word in words for each in _expanded(word, environment)]
+    if of_pod and node.get("command") and not starts:
+        return None
     is_container = bool({"resources", "modelFormat"} & node.keys() or image or words)
     of_chart = node.get("modelCommand") == "vllmServe" or "vllm" in str(node.get("name", ""))
     is_template = is_container and (model is not None and (around.get("kserve") or of_chart) or "modelFormat" in node)
@@ -192,21 +233,24 @@ def _server(name: str, node: Mapping[str, Any], around: Mapping[str, Any]) -> De
             return None
         front = ["vllm", "serve", *([model] if model and not _names_model(words) else [])]
         words = [*front, *words, *_ranks(around, words)]
-    assigned = [f"{key}={value}" for key, value in environment.items() if key.startswith("VLLM_")]
-    return Deployed(name, shlex.join([*assigned, *([image] if image else []), *words]), _gpus(node))
+    gpus = _gpus(node)
+    gpus = None if gpus is None else gpus * (around.get("nodes") or 1)
+    return Deployed(name, shlex.join([*_assigned(environment), *([image] if image else []), *words]), gpus)
 
 
 def _of_stack(name: str, node: Mapping[str, Any]) -> Deployed:
     config = node.get("vllmConfig") if isinstance(node.get("vllmConfig"), dict) else {}
     assert config is not None
+    if config:
+        # Its template turns caching off where the values do not turn it on.
+        config = {"enablePrefixCaching": False} | config
     words = [word for key, flag in _STACK.items() if key in config for word in flag_words(flag, config[key])]
     if node.get("enableLoRA") or config.get("enableLoRA"):
         words.append("--enable-lora")
-    words += [str(each) for each in config.get("extraArgs") or []]
+    words += _words(config.get("extraArgs"))
     if isinstance(cache := node.get("lmcacheConfig"), dict) and cache.get("enabled"):
         words += flag_words("kv-transfer-config", {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"})
-    environment = _environment(node.get("env"))
-    assigned = [f"{key}={value}" for key, value in environment.items() if key.startswith("VLLM_")]
+    assigned = _assigned(_environment(node.get("env")))
     image = f"{node['repository']}:{node['tag']}" if node.get("repository") and node.get("tag") else ""
     line = shlex.join([*assigned, *([image] if image else []), "vllm", "serve", str(node["modelURL"]), *words])
     return Deployed(name, line, _whole(node.get("requestGPU")))
@@ -239,7 +283,7 @@ def _names_model(words: list[str]) -> bool:
 def _environment(value: Any) -> dict[str, str]:
     """Variables: a mapping, a list of ``NAME=VALUE``, or a list of mappings with ``name`` and ``value``."""
     if isinstance(value, dict):
-        return {str(name): str(each) for name, each in value.items()}
+        return {str(name): str(each) for name, each in value.items() if not isinstance(each, dict | list)}
     found = {}
     for each in value if isinstance(value, list) else []:
         if isinstance(each, str) and "=" in each:
@@ -250,8 +294,27 @@ def _environment(value: Any) -> dict[str, str]:
     return found
 
 
+def _assigned(environment: Mapping[str, str]) -> list[str]:
+    """vLLM's own variables, as a shell assigns them."""
+    return [
+        f"{key}={value}" for key, value in environment.items() if key.startswith("VLLM_") and key != _MORE_ARGUMENTS
+    ]
+
+
 def _filled(word: str, environment: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda found: environment.get(found[1], found[0]), word)
+    """A word with the values of its variables, or their defaults; others stay."""
+
+    def value(found: re.Match[str]) -> str:
+        default = found[0] if found[2] is None else found[2]
+        return environment.get(found[1] or found[3] or found[4], default)
+
+    return _VARIABLE.sub(value, word)
+
+
+def _expanded(word: str, environment: Mapping[str, str]) -> list[str]:
+    """The words for one word: those of a variable that has several arguments, or none."""
+    text = _filled(word, environment)
+    return _words(text) if _VARIABLE.fullmatch(word) and (not text or text.startswith("-")) else [text]
 
 
 def _storage(node: Mapping[str, Any], around: Mapping[str, Any]) -> str | None:
@@ -260,13 +323,17 @@ def _storage(node: Mapping[str, Any], around: Mapping[str, Any]) -> str | None:
     return _SCHEMES.sub("", uri) if around.get("kserve") and isinstance(uri, str) and _SCHEMES.match(uri) else None
 
 
-def _of_kserve(words: list[str]) -> list[str]:
-    """Arguments of KServe's runtime as those of vLLM."""
+def _of_kserve(words: list[str], model: str | None) -> list[str]:
+    """Arguments of KServe's runtime as those of vLLM, with the model in place of the folder where KServe mounts it."""
     named = ((*word.partition("="), word) for word in words)
-    return [
+    words = [
         f"{_KSERVE_FLAGS[name]}={value}" if name in _KSERVE_FLAGS else word
         for name, _, value, word in named
         if name not in _KSERVE_OWN
+    ]
+    mounted = (_MOUNTED, f"--model={_MOUNTED}")
+    return [
+        word.rstrip("/").replace(_MOUNTED, model) if model and word.rstrip("/") in mounted else word for word in words
     ]
 
 

@@ -281,7 +281,7 @@ class _Reader:
             words = flag_words(name, value)
             if name == "model":
                 self._model = self._model or str(value)
-            elif _resolved(words[0].partition("=")[0], self._release)[0] not in given:
+            elif words and _resolved(words[0].partition("=")[0], self._release)[0] not in given:
                 self._left += reversed(words)
 
     def _leave_out(self, what: str, why: str, changes_memory: bool) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
+
 import pytest
+import yaml
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.vllm_serve.line import parse_serve
-from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.types.errors import UserError
 
 COMPOSE = """
 services:
@@ -147,7 +151,7 @@ def test_a_deployment_is_its_line(kind):
     line = parse_serve(FILES[kind])
     assert line.model == "facebook/opt-13b"
     assert (line.whole("tensor-parallel-size"), line.whole("max-model-len")) == (2, 8192)
-    assert line.switch("enforce-eager") and set(line.flags) == {
+    assert line.switch("enforce-eager") and set(line.flags) - {"enable-prefix-caching"} == {
         "tensor-parallel-size",
         "max-model-len",
         "enforce-eager",
@@ -168,7 +172,7 @@ def test_it_is_read_from_its_file(tmp_path, capsys):
 
 
 def test_a_file_of_flags_gives_way_to_the_line(tmp_path):
-    (tmp_path / "serve.yaml").write_text(CONFIG)
+    (tmp_path / "serve.yaml").write_text(CONFIG + "middleware: []\ncompilation-config: {since: 2024-01-01}\n")
     line = parse_serve(f"vllm serve --config {tmp_path / 'serve.yaml'} --max-model-len 4096 --no-enforce-eager")
     assert (line.model, line.whole("max-model-len"), line.whole("tensor-parallel-size")) == (
         "facebook/opt-13b",
@@ -178,9 +182,74 @@ def test_a_file_of_flags_gives_way_to_the_line(tmp_path):
     assert not line.switch("enforce-eager")
 
 
+DEFAULTS = """
+services:
+  llm:
+    image: vllm/vllm-openai:${TAG:-v0.21.0}
+    command: --model ${MODEL-facebook/opt-13b} --max-model-len ${LENGTH:-2048} --tensor-parallel-size ${RANKS:-2}
+    environment: {LENGTH: 1024}
+"""
+
+
+def test_a_variable_without_a_value_has_its_default():
+    line = parse_serve(DEFAULTS)
+    assert (line.model, line.version) == ("facebook/opt-13b", (0, 21))
+    assert (line.whole("max-model-len"), line.whole("tensor-parallel-size")) == (1024, 2)
+
+
+def test_json_is_a_deployment_as_well():
+    assert parse_serve(json.dumps(next(iter(yaml.safe_load_all(SCRIPT))))) == parse_serve(SCRIPT)
+
+
+@pytest.mark.parametrize("script", [False, True])
+def test_kserve_adds_arguments_and_mounts_the_model(script):
+    more = "env: [{name: VLLM_ADDITIONAL_ARGS, value: '--max-model-len 8192 --enforce-eager'}]"
+    text = LLM_SERVICE.replace('env: [{name: VLLM_USE_V1, value: "1"}]', more)
+    text = text.replace('        args: ["--max-model-len=8192", "--enforce-eager"]\n', "")
+    if script:
+        command = "command: [bash, -c, 'vllm serve /mnt/models -tp 2 ${VLLM_ADDITIONAL_ARGS}']"
+        text = text.replace("- name: main", f"- name: main\n        {command}")
+    line = parse_serve(text)
+    assert (line.model, line.whole("max-model-len"), line.whole("tensor-parallel-size")) == (
+        "facebook/opt-13b",
+        8192,
+        2,
+    )
+    assert line.switch("enforce-eager") and line.environment == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "caches"), [("maxNumSeqs: 8", False), ("enablePrefixCaching: true", True), ("", None)]
+)
+def test_production_stack_caches_only_if_its_values_say_so(values, caches):
+    line = parse_serve(STACK.split("vllmConfig")[0] + f"vllmConfig: {{{values}}}\n")
+    assert line.flags.get("enable-prefix-caching") is caches
+
+
+@pytest.mark.parametrize("command", ["[sleep, infinity]", "[vllm, bench, serve, --model, m]", "[bash, worker.sh]"])
+def test_a_pod_that_runs_another_command_of_vllms_image_is_no_server(command):
+    other = f"        - {{name: other, image: 'vllm/vllm-openai:v0.21.0', command: {command}}}\n"
+    assert parse_serve(DEPLOYMENT + other) == parse_serve(DEPLOYMENT)
+
+
+def test_the_gpus_of_a_group_of_nodes_are_those_of_all():
+    text = DEPLOYMENT.replace("  template:\n", "  leaderWorkerTemplate:\n    size: 4\n    leaderTemplate:\n", 1)
+    assert (
+        parse_serve(text.replace("    spec:", "      spec:").replace("      containers:", "        containers:")).gpus
+        == 8
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        (CONFIG + "max-num-sequences: 3\n", "--max-num-sequences: no release of vLLM"),
+        (CONFIG + "3: 4\n", "has no server of vLLM"),
+        (CONFIG + "speculative-config: &a {method: *a}\n", "its anchors stand for more than"),
+        ("a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+            f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdefgh")
+        ), "its anchors stand for more than"),
+        (CONFIG.replace("8192", "{{ .Values.length }} {{- x }}"), "helm template"),
         ("services:\n  web: {image: nginx}\n", "has no server of vLLM"),
         (COMPOSE + "  second:\n    image: vllm/vllm-openai\n    command: --model facebook/opt-66b\n", "has 2 servers of vLLM (llm, second)"),
         ("services:\n  llm: [\n", "cannot be read"),
@@ -189,7 +258,7 @@ def test_a_file_of_flags_gives_way_to_the_line(tmp_path):
     ],
 )  # fmt: skip
 def test_what_has_no_single_server_is_refused(text, complaint):
-    with pytest.raises(SettingError) as error:
+    with pytest.raises(UserError) as error:
         parse_serve(text)
     assert complaint in str(error.value) and "\n" not in str(error.value)
 
