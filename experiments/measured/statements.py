@@ -5,7 +5,8 @@ or of another run of it. Defaults of the line are statements only where a source
 them: ranks, and whether prefixes are cached.
 
 Two names of a model are the same where their last parts are, where the line serves it by that name (``--served-model-name``), or where
-both have the facts of one model.
+both have the facts of one model, number formats included. A path in the hub's cache is its repository, and what another path holds is
+not known.
 """
 
 from __future__ import annotations
@@ -35,8 +36,20 @@ _FLAGS = {
     "max_num_seqs": "max-num-seqs",
     "max_num_batched_tokens": "max-num-batched-tokens",
     "num_gpu_blocks_override": "num-gpu-blocks-override",
-    "kv_cache_dtype": "kv-cache-dtype",
 }
+#: Formats of the KV cache by other names of them; ``auto`` is 16 bit, unless the checkpoint has another.
+_KV_DTYPES = {"bfloat16": "auto", "float16": "auto", "half": "auto", "fp8_e4m3": "fp8"}
+#: Flags of servers on several nodes: a deployment then requests the GPUs of one.
+_NODES = {
+    "nnodes",
+    "node-rank",
+    "headless",
+    "data-parallel-size-local",
+    "data-parallel-start-rank",
+    "data-parallel-rank",
+}
+#: A repository in the cache of the Hugging Face hub.
+_CACHED = re.compile(r"(?:^|/)models--(?:.+--)?([^/]+)/snapshots/")
 _RANKS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 #: vLLM's line with the configuration of its engine, and that with the arguments that are no defaults.
 _CONFIG, _GIVEN = re.compile(r"LLM engine \(v[^)]*\) with config: (.*)"), re.compile(r"non-default args: (\{.*\})")
@@ -88,6 +101,8 @@ def _agree(one: Statement, other: Statement) -> bool:
     if one.name == "in_flight":
         # The first states a limit.
         return float(str(other.value)) <= float(str(one.value))
+    if one.name == "kv_cache_dtype":
+        return _kv_dtype(one.value) == _kv_dtype(other.value)
     first, second = (_plain(each.value) for each in (one, other))
     return first == second
 
@@ -103,18 +118,32 @@ def _plain(value: object) -> object:
         return text
 
 
+def _kv_dtype(value: object) -> str:
+    text = str(value).lower().removeprefix("torch.")
+    return _KV_DTYPES.get(text, text)
+
+
 def _same_model(one: Statement, other: Statement) -> bool:
-    aliases = one.by_clients or other.by_clients
+    aliases = (
+        one.by_clients or other.by_clients or any(str(said.value).startswith(("/", ".", "~")) for said in (one, other))
+    )
     names, others = (
-        {Path(name.lower()).name for name in (str(said.value), *(said.served if aliases else ()))}
-        for said in (one, other)
+        {_last_part(name) for name in (str(said.value), *(said.served if aliases else ()))} for said in (one, other)
     )
     if names & others:
         return True
     try:
-        return model(str(one.value)).has_layers_of(model(str(other.value)))
+        first, second = model(str(one.value)), model(str(other.value))
     except UserError:
         return False
+    formats = [(each.quantization, each.named_format, each.max_model_len) for each in (first, second)]
+    return first.has_layers_of(second) and formats[0] == formats[1]
+
+
+def _last_part(name: str) -> str:
+    """The name of a model without its folders or its organisation, in lower case."""
+    cached = _CACHED.search(name)
+    return Path((name if cached is None else cached[1]).lower()).name
 
 
 def of_line(answer: Started) -> Iterator[Statement]:
@@ -128,15 +157,25 @@ def of_line(answer: Started) -> Iterator[Statement]:
     yield Statement(LINE, "data_parallel_size", answer.replicas)
     caching = f"{LINE}" if "enable-prefix-caching" in line.flags else f"{LINE} (by default)"
     yield Statement(caching, "enable_prefix_caching", launch.enable_prefix_caching)
-    if line.gpus is not None:
+    if line.gpus is not None and not _NODES & set(line.named):
         yield Statement(LINE, "gpus", launch.num_gpus * answer.replicas)
         yield Statement("its deployment", "gpus", line.gpus)
     if "block-size" in line.flags:
         yield Statement(LINE, "block_size", launch.rank_block_tokens)
+    yield from _kv_cache(answer)
     for name, flag in _FLAGS.items():
         if flag in line.flags:
             value = line.whole(flag) if name.startswith(("max_num", "num_")) else line.flags[flag]
             yield Statement(LINE, name, launch.max_model_len if name == "max_model_len" else value)
+
+
+def _kv_cache(answer: Started) -> Iterator[Statement]:
+    """The format of the KV cache, unless the checkpoint or the card chooses it."""
+    launch, written = answer.launch, answer.line.text("kv-cache-dtype", "auto")
+    if written != "auto":
+        yield Statement(LINE, "kv_cache_dtype", written)
+    elif launch.deployment.kv_dtype == "bf16":
+        yield Statement(f"{LINE} (by default)", "kv_cache_dtype", "auto")
 
 
 def of_log(given: str) -> Iterator[Statement]:
@@ -149,18 +188,34 @@ def of_log(given: str) -> Iterator[Statement]:
     log: StartupLog = read_log(given)
     if log.version is not None:
         yield Statement(source, "vllm", text_of_release(log.version[:2]))
-    if (config := _CONFIG.search(text)) is not None:
-        if (model_name := re.search(r"\bmodel='([^']*)'", config[1])) is not None:
-            served = re.search(r"\bserved_model_name=([^,]*)", config[1])
-            yield Statement(source, "model", model_name[1], (served[1],) if served else ())
-        for field in _FIELDS:
-            if (value := re.search(rf"\b{field}=([^,\s]+)", config[1])) is not None:
-                yield Statement(source, "max_model_len" if field == "max_seq_len" else field, value[1])
-    if (arguments := _GIVEN.search(text)) is not None:
-        known = _literal(arguments[1])
-        for name in ("block_size", *(each for each in _FLAGS if each not in ("max_model_len", "kv_cache_dtype"))):
-            if known.get(name) is not None:
-                yield Statement(source, name, known[name])
+    config, arguments = _CONFIG.search(text), _GIVEN.search(text)
+    given = {} if arguments is None else _literal(arguments[1])
+    if config is not None:
+        for name, value in _configured(config[1], given):
+            yield Statement(source, name, value, _served(config[1]) if name == "model" else ())
+    for name in ("block_size", *(each for each in _FLAGS if each != "max_model_len")):
+        if given.get(name) is not None:
+            yield Statement(source, name, given[name])
+
+
+def _configured(config: str, given: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Settings in an engine's configuration, by their names as flags."""
+    if (named := re.search(r"\bmodel='([^']*)'", config)) is not None:
+        yield "model", named[1]
+    for field in _FIELDS:
+        value = re.search(rf"\b{field}=([^,\s]+)", config)
+        if value is None or value[1] == "None":
+            continue
+        if field != "data_parallel_size":
+            yield "max_model_len" if field == "max_seq_len" else field, value[1]
+        # An engine of a model without experts counts itself alone, whatever the flag says.
+        elif value[1] != "1" or given:
+            yield field, value[1] if value[1] != "1" else given.get(field, 1)
+
+
+def _served(config: str) -> tuple[str, ...]:
+    served = re.search(r"\bserved_model_name=([^,]*)", config)
+    return () if served is None else (served[1],)
 
 
 def _literal(text: str) -> Mapping[str, Any]:

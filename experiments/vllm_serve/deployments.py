@@ -35,7 +35,7 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|\((\w+)\)|(\w+))")
 _MODULE = "vllm.entrypoints.openai.api_server"
 _SCHEMES = re.compile(r"^(?:hf|huggingface)://")
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
-#: Lists of a pod's containers, whose command takes the place of the image's own.
+#: Lists of a pod's containers: their command takes the place of the image's own.
 _OF_PODS = ("containers", "initContainers")
 #: Values of a file with its anchors written out, at most.
 _MOST_VALUES = 100_000

@@ -64,6 +64,8 @@ PLANTED = [
     ("max_num_batched_tokens", "line", ("--max-num-batched-tokens 2048", "--max-num-batched-tokens 4096")),
     ("max_model_len", "log", ("max_seq_len=2048", "max_seq_len=1024")),
     ("kv_cache_dtype", "log", ("kv_cache_dtype=auto", "kv_cache_dtype=fp8")),
+    ("kv_cache_dtype", "line", ("--max-num-seqs", "--kv-cache-dtype fp8_e4m3 --max-num-seqs")),
+    ("data_parallel_size", "line", ("--max-num-seqs", "--data-parallel-size 2 --max-num-seqs")),
 ]  # fmt: skip
 
 
@@ -104,6 +106,39 @@ def test_each_contradiction_is_named_and_no_other(name, source, change, tmp_path
 def test_two_names_of_one_model_agree(line, served, tmp_path):
     metrics = METRICS.replace("facebook/opt-13b", served)
     assert found(tmp_path, line, "GPU KV cache size: 16,000 tokens", metrics, {"model_id": served}) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "change"),
+    [
+        ("--data-parallel-size 2", ("'max_num_seqs': 16", "'max_num_seqs': 16, 'data_parallel_size': 2")),
+        ("--kv-cache-dtype bfloat16", ("kv_cache_dtype=auto", "kv_cache_dtype=torch.bfloat16")),
+        ("", ("enable_prefix_caching=True", "enable_prefix_caching=None")),
+        ("", ("model='facebook/opt-13b'", "model='/hub/models--facebook--opt-13b/snapshots/0123abcd'")),
+        ("--served-model-name facebook/opt-13b", ("model='facebook/opt-13b'", "model='/models/one'")),
+    ],
+)
+def test_other_words_for_the_same_agree(flags, change, tmp_path):
+    assert found(tmp_path, f"{LINE} {flags}", LOG.replace(*change), METRICS, ABOUT) == []
+
+
+def test_formats_of_8_bit_have_two_names(tmp_path):
+    log, metrics = (text.replace("=auto", "=fp8_e4m3").replace('"auto"', '"fp8"') for text in (LOG, METRICS))
+    assert found(tmp_path, f"{LINE} --kv-cache-dtype fp8", log, metrics, ABOUT) == []
+    # By default it is 16 bit.
+    assert found(tmp_path, LINE, log, metrics, ABOUT) == ["kv_cache_dtype"]
+
+
+@pytest.mark.parametrize(
+    ("served", "other"),
+    [
+        ("Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+    ],
+)
+def test_equal_layers_are_not_the_same_model(served, other, tmp_path):
+    said = (f"vllm serve {served}", "GPU KV cache size: 16,000 tokens", METRICS.replace("facebook/opt-13b", other))
+    assert found(tmp_path, *said, {"model_id": other}) == ["model"]
 
 
 def test_a_probe_is_of_the_server_of_the_line():

@@ -267,3 +267,8 @@ def test_more_ranks_than_gpus_are_a_contradiction(tmp_path, capsys):
     (tmp_path / "deployment.yaml").write_text(DEPLOYMENT.replace('"2"}}', '"1"}}'))
     assert status(["plan", "--gpu", "h100-80gb", "--serve", str(tmp_path / "deployment.yaml")]) == DONE
     assert capsys.readouterr().out.startswith("Contradiction: gpus is 2 by the line, 1 by its deployment.")
+    # A node of several has its own GPUs alone.
+    shared = '"--data-parallel-size=4", "--data-parallel-size-local=1", "--tensor-parallel-size"'
+    (tmp_path / "deployment.yaml").write_text(DEPLOYMENT.replace('"--tensor-parallel-size"', shared))
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", str(tmp_path / "deployment.yaml")]) == DONE
+    assert "Contradiction" not in capsys.readouterr().out
