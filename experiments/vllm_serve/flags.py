@@ -40,8 +40,8 @@ _CHANGES_MEMORY = {
     "a KV cache that is moved or kept elsewhere": "kv-transfer-config",
     "ranks that divide the tokens of a prompt": "prefill-context-parallel-size",
     "changes to the model's configuration": "hf-overrides model-class-overrides",
-    "an encoder takes memory": """limit-mm-per-prompt mm-processor-kwargs mm-encoder-tp-mode mm-processor-cache-gb
-        mm-encoder-attn-backend mm-encoder-attn-dtype mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-margin
+    "an encoder takes memory": """limit-mm-per-prompt mm-processor-kwargs mm-encoder-tp-mode mm-encoder-attn-backend
+        mm-encoder-attn-dtype mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-margin
         mm-encoder-fp8-scale-save-path mm-encoder-only mm-ipc-gpu-memory-gb mm-device-do-normalize mm-processor-device
         skip-mm-profiling video-pruning-method video-pruning-rate ec-manager-config ec-transfer-config
         enable-multimodal-encoder-data-parallel""",
@@ -108,7 +108,7 @@ IGNORED = frozenset(
     enable-auto-tool-choice enable-elastic-ep enable-ep-weight-filter enable-fault-tolerance enable-force-include-usage
     enable-layerwise-nvtx-tracing enable-log-deltas enable-log-outputs enable-log-requests enable-logging-iteration-details
     enable-mfu-metrics enable-mm-embeds enable-offline-docs enable-per-request-metrics enable-prompt-embeds
-    enable-prompt-tokens-details enable-reasoning enable-request-id-headers     enable-return-routed-experts enable-scale-out enable-server-load-tracking enable-ssl-refresh
+    enable-prompt-tokens-details enable-reasoning enable-request-id-headers enable-return-routed-experts enable-scale-out enable-server-load-tracking enable-ssl-refresh
     enable-tokenizer-info-endpoint exclude-tools-when-tool-choice-none expand-tools-even-if-tool-choice-none
     expert-placement-strategy fail-on-environ-validation fault-tolerance-config fingerprint-mode fingerprint-value
     generation-config grpc grpc-port guided-decoding-backend guided-decoding-disable-additional-properties
@@ -118,7 +118,7 @@ IGNORED = frozenset(
     log-config-file log-error-stack log-level logging-config logits-processor-pattern logits-processors logprobs-mode
     master-addr master-port max-log-len max-logprobs max-long-partial-prefills max-num-partial-prefills
     max-parallel-loading-workers max-seq-len-to-capture media-io-kwargs middleware mm-hasher-algorithm
-    mm-processor-cache-type mm-shm-cache-max-object-size-mb mm-tensor-ipc model-loader-extra-config node-rank
+    mm-processor-cache-gb mm-processor-cache-type mm-shm-cache-max-object-size-mb mm-tensor-ipc model-loader-extra-config node-rank
     otlp-traces-endpoint override-generation-config override-neuron-config
     per-request-spec-decode-metrics port preemption-mode prefix-caching-hash-algo profiler-config pt-load-map-location
     ray-workers-use-nsight reasoning-config reasoning-effort-map reasoning-parser reasoning-parser-plugin
@@ -137,6 +137,11 @@ NOT_SIMULATED = {
     name: why for group in (_CHANGES_MEMORY, _CHANGES_TIMES) for why, names in group.items() for name in names.split()
 }
 CHANGES_MEMORY = frozenset(name for names in _CHANGES_MEMORY.values() for name in names.split())
+#: Values with which one of them changes nothing.
+UNCHANGED = {
+    "runner": ("auto", "generate"), "task": ("auto", "generate"), "convert": ("auto", "none"), "cpu-offload-gb": ("0",),
+    "performance-mode": ("balanced",), "mamba-cache-dtype": ("auto",), "mamba-ssm-cache-dtype": ("auto",),
+}  # fmt: skip
 
 #: Environment variables that are simulated, and those that are not and change the answer, by reason.
 READ_VARIABLES = frozenset({"VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "VLLM_USE_V1"})

@@ -28,6 +28,7 @@ from .flags import (
     CHANGES_MEMORY,
     NOT_SIMULATED,
     READ,
+    UNCHANGED,
     VARIABLES,
     Release,
     flags,
@@ -188,13 +189,20 @@ def _start(words: Sequence[str]) -> int:
             return place + 2
     for place, word in enumerate(words):
         if "vllm-openai" in word and not word.startswith("-"):
-            return place + 1
+            # With --entrypoint vllm the image starts by the name of the command.
+            return place + 1 + (list(words[place + 1 : place + 2]) == ["serve"])
     raise SettingError("serve", _short(" ".join(words)), "starts no server; paste a line with vllm serve MODEL")
 
 
 def _until_shell(words: Sequence[str]) -> list[str]:
-    ends = (place for place, word in enumerate(words) if _SHELL_ENDS.fullmatch(word))
-    return list(words[: next(ends, len(words))])
+    found = []
+    for word in words:
+        if _SHELL_ENDS.fullmatch(word):
+            break
+        found.append(word.removesuffix(";"))
+        if word.endswith(";"):
+            break
+    return found
 
 
 def _short(text: str) -> str:
@@ -261,15 +269,18 @@ class _Reader:
         else:
             found = value if joined else self._value(written, name)
         self._named.append(name)
-        if name in NOT_SIMULATED:
-            self._leave_out(f"--{name}", NOT_SIMULATED[name], name in CHANGES_MEMORY and found is not False)
+        # Where it is turned off it takes no memory.
+        is_off = name in CHANGES_MEMORY and found is False or found in UNCHANGED.get(name, ())
+        left_out = name in NOT_SIMULATED and not is_off
+        if left_out:
+            self._leave_out(f"--{name}", NOT_SIMULATED[name], name in CHANGES_MEMORY)
         if name in _OBJECTS:
             self._flags[name] = self._object(name, written, str(found))
         elif name in READ or name in _DECIDE:
             self._flags[name] = found
             if name == "kv-offloading-backend" and found != "native":
                 self._leave_out(f"--{name} {found}", "a KV cache that is kept elsewhere", changes_memory=True)
-        elif name not in NOT_SIMULATED:
+        elif not left_out:
             self._ignored.append(f"--{name}")
         if name == "served-model-name":
             self._served += str(found).split()

@@ -13,6 +13,7 @@ from fragmeter.experiments.vllm_serve.flags import (
     NOT_SIMULATED,
     READ,
     READ_VARIABLES,
+    UNCHANGED,
     VARIABLES,
     flags,
     releases,
@@ -60,6 +61,39 @@ def test_a_flag_with_a_value_takes_it():
     """A list of paths was taken for a second model."""
     line = parse_serve("vllm serve opt-13b --disable-access-log-for-endpoints /health,/metrics --max-num-seqs 8")
     assert (line.model, line.flags) == ("opt-13b", {"max-num-seqs": "8"})
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "--no-enable-lora",
+        "--enable-lora=false",
+        "--no-enable-eplb",
+        "--runner generate",
+        "--cpu-offload-gb 0",
+        "--mm-processor-cache-gb 0",
+    ],
+)
+def test_what_is_turned_off_takes_no_memory(written):
+    line = parse_serve(f"vllm serve opt-13b {written}")
+    assert not line.not_simulated and not line.uncounted and line.ignored
+
+
+def test_values_that_change_nothing_are_of_flags_that_are_not_simulated():
+    assert UNCHANGED.keys() <= NOT_SIMULATED.keys()
+    assert parse_serve("vllm serve opt-13b --runner pooling").uncounted_names == ["--runner"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve opt-13b --max-num-seqs 8; echo started",
+        "docker run --entrypoint vllm vllm/vllm-openai:v0.21.0 serve opt-13b --max-num-seqs 8",
+    ],
+)
+def test_a_line_within_others_ends_and_begins_where_a_shell_and_a_container_say(text):
+    line = parse_serve(text)
+    assert (line.model, line.whole("max-num-seqs")) == ("opt-13b", 8)
 
 
 def test_a_comment_ends_a_line():
