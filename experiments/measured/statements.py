@@ -189,13 +189,13 @@ def of_log(given: str) -> Iterator[Statement]:
     if log.version is not None:
         yield Statement(source, "vllm", text_of_release(log.version[:2]))
     config, arguments = _CONFIG.search(text), _GIVEN.search(text)
-    given = {} if arguments is None else _literal(arguments[1])
+    named = {} if arguments is None else _literal(arguments[1])
     if config is not None:
-        for name, value in _configured(config[1], given):
+        for name, value in _configured(config[1], named):
             yield Statement(source, name, value, _served(config[1]) if name == "model" else ())
     for name in ("block_size", *(each for each in _FLAGS if each != "max_model_len")):
-        if given.get(name) is not None:
-            yield Statement(source, name, given[name])
+        if named.get(name) is not None:
+            yield Statement(source, name, named[name])
 
 
 def _configured(config: str, given: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
