@@ -214,7 +214,7 @@ def trace_lines(trace: Trace) -> Iterator[str]:
 def say_start(trace: Trace, path: str | PathLike[str]) -> None:
     """Note when a trace begins and in which unit, unless it begins at 0 in the documented unit."""
     if trace.start is not None and (text := trace.start.text) is not None:
-        note(f"{printable(as_utf8(path))}: {text}.")
+        note(f"{printable(as_utf8(Path(path).name))}: {text}.")
 
 
 def source_text(requests: Requests, reading: Reading) -> str:
