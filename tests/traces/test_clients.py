@@ -167,6 +167,10 @@ class TestClosedLoopsOfAiperf:
         rng = np.random.default_rng(5)
         assert self.users(tmp_path, np.cumsum(rng.exponential(1 / rate, 300)), rng.exponential(2.0, 300)) is None
 
+    def test_requests_at_a_constant_rate_are_of_no_users(self, tmp_path):
+        latencies = np.random.default_rng(5).uniform(0.985, 0.995, 300)
+        assert self.users(tmp_path, np.arange(300) / 50, latencies) is None
+
     def test_requests_at_once_or_few_say_nothing(self, tmp_path):
         assert self.users(tmp_path, [0.0] * 50, np.linspace(1, 2, 50)) is None
         assert self.users(tmp_path, [0.0, 1.0], [0.9, 0.9]) is None

@@ -36,6 +36,8 @@ _TTFT, _E2EL, _GAPS = "time_to_first_token", "request_latency", "inter_chunk_lat
 _UNITS = {_PROMPT: "tokens", _OUTPUT: "tokens", _TTFT: "ms", _E2EL: "ms", _GAPS: "ms"}
 #: Requests of each user, at least, and the share of the requests, that show a closed loop; and how soon one follows another.
 _LEAST_TURNS, _NEARLY_ALL, _AT_ONCE_NS = 3, 0.9, 50e6
+#: Coefficient of variation of the gaps between the requests of several users, at least.
+_LEAST_CV = 0.1
 AIPERF = Client(
     Form(
         "AIPerf",
@@ -87,6 +89,10 @@ def _users(requests: Sequence[Mapping[str, Any]]) -> int | None:
     in_flight = np.arange(1, len(starts_ns) + 1) - ended
     users = int(in_flight.max(initial=0))
     if len(starts_ns) < _LEAST_TURNS * users or not users:
+        return None
+    gaps_ns = np.diff(starts_ns[users:])
+    if users > 1 and gaps_ns.std() < _LEAST_CV * gaps_ns.mean():
+        # At a constant rate as many requests are in flight as in a closed loop.
         return None
     after = starts_ns[users:] - ends_ns[np.maximum(ended[users:] - 1, 0)]
     follows = (in_flight[users:] == users) & (after <= _AT_ONCE_NS) & (ended[users:] > 0)
