@@ -147,6 +147,9 @@ class Sources:
             raise SettingError("request_rate", rate, "must be above 0")
         if rate is not None and clients is not None:
             raise SettingError("max_concurrency", clients, "excludes a request rate; give one of them")
+        if self.pacing.think_time is not None and clients is None:
+            remedy = "applies only to users; give their number as users"
+            raise SettingError("think_time", self.pacing.think_time, remedy)
         if len(self._files) > 1:
             (first, _), (name, path), *_ = self._files
             raise SettingError(name, str(path), f"both it and {first} have the requests; give one of them")
@@ -195,7 +198,7 @@ def served_load(sources: Sources, metrics: ServerMetrics | None, served: Setting
     elif metrics is not None and sources.random is None:
         load = _of_metrics(metrics, sources, served)
     else:
-        load = _assumed(sources, served)
+        load = _assumed(metrics, sources, served)
     if metrics is not None and metrics.hit_rate and metrics.hit_rate >= _SHARED and not load.knows_contents:
         origin = f"{load.origin}; {metrics.hit_rate:.0%} of each prompt as one common prefix, by the measured hit rate"
         load = replace(load, trace=_with_prefix(load.trace, metrics.hit_rate), origin=origin)
@@ -229,11 +232,14 @@ def _of_metrics(metrics: ServerMetrics, sources: Sources, served: Settings) -> S
     rate, clients, why = sources.request_rate, sources.max_concurrency, ""
     if rate is None and clients is None:
         rate, clients, why = _clients(metrics)
-    how = f"{clients:,} requests in flight" if clients else f"{rate:.3g} requests/s"
-    if metrics.engine is not None:
-        how += f", of engine {metrics.engine}, the busiest of {metrics.num_engines}"
-    origin = f"lengths by the server's histograms, {how}{why}"
+    origin = f"lengths by the server's histograms, {_sent(rate, clients, metrics)}{why}"
     return ServedLoad(trace, rate, clients, sources.num_prompts, origin, think_s=sources.think_s)
+
+
+def _sent(rate: float | None, clients: int | None, metrics: ServerMetrics) -> str:
+    how = f"{clients:,} requests in flight" if clients else f"{rate:.3g} requests/s"
+    of = "" if metrics.engine is None else f", of engine {metrics.engine}, the busiest of {metrics.num_engines}"
+    return f"{how}{of}"
 
 
 def _clients(metrics: ServerMetrics) -> tuple[float | None, int | None, str]:
@@ -270,15 +276,19 @@ def _drawn_lengths(lengths: Histogram, rng: np.random.Generator, longest: int) -
     return np.maximum(1, np.rint(drawn * lengths.mean / drawn.mean())).astype(np.int64)
 
 
-def _assumed(sources: Sources, served: Settings) -> ServedLoad:
-    """Requests of given lengths, or of ShareGPT's, at a given rate or at a share of the highest."""
+def _assumed(metrics: ServerMetrics | None, sources: Sources, served: Settings) -> ServedLoad:
+    """Requests of given lengths, or of ShareGPT's, at a given rate, as the server's clients send them, or at a share of the highest."""
     longest, random = not_none(served.max_model_len), sources.random
     if random is None:
         pairs = synthetic_pairs(DATASETS[DEFAULT_DATASET], _POOL, 0, longest)
         trace, lengths = Trace(DEFAULT_DATASET, pairs.prompt_tokens, pairs.output_tokens), "assumed: ShareGPT's lengths"
     else:
-        trace, lengths = random.draw(max(_POOL, sources.num_prompts), 0, longest), f"as given: {random.name}"
+        trace = random.draw(max(_POOL, sources.num_prompts), 0, longest)
+        lengths = f"as given: {trace.name}"
     rate, clients, how = sources.request_rate, sources.max_concurrency, f"{sources.pacing.in_words}, as given"
+    if rate is None and clients is None and metrics is not None:
+        rate, clients, why = _clients(metrics)
+        how = f"{_sent(rate, clients, metrics)}, by the metrics{why}"
     is_assumed = rate is None and clients is None
     if is_assumed:
         rate = ASSUMED_SHARE * _saturated(served, trace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 import fragmeter as fm
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.types.errors import SettingError
-from fragmeter.traces import Pacing, write
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.traces import Pacing, users, write
 from fragmeter.traces.synthesis.random_load import RandomLoad
 
 #: As ``get_sampling_params`` of vLLM 0.33 draws them from numpy's generator of seed 7, for 5 requests with 100 and 20 tokens and ratio
@@ -53,6 +55,12 @@ class TestLengths:
         drawn = RandomLoad(1000, 100, cvs=(2.0, 2.0), prefix_len=500).draw(5000, 0, 4096)
         assert (drawn.prompt_tokens + drawn.output_tokens).max() <= 4096 and drawn.prompt_tokens.min() >= 501
 
+    def test_means_that_the_model_does_not_allow_are_named_as_drawn(self):
+        load = RandomLoad(3000, 400, cvs=(1.0, 0.0))
+        short, long = load.draw(5000, 0, 4096), load.draw(5000, 0, 10**6)
+        assert short.prompt_tokens.mean() < 2000 and long.name == load.name
+        assert f"{short.prompt_tokens.mean():,.0f} and 400 on average" in short.name
+
     def test_a_prefix_comes_on_top_and_is_common(self):
         drawn = RandomLoad(100, 10, prefix_len=64).draw(3, 0, 2048)
         assert drawn.prompt_tokens.tolist() == [164] * 3
@@ -61,7 +69,7 @@ class TestLengths:
     @pytest.mark.parametrize(
         ("load", "words"),
         [
-            (RandomLoad(2000, 100), "up to 2,100 tokens, and the model takes 2,048"),
+            (RandomLoad(2000, 100), "up to 2,100 tokens .*, and the model takes 2,048"),
             (RandomLoad(1500, 100, (0.5, 0.0)), "up to 2,350 tokens"),
             (RandomLoad(1000, 100, prefix_len=1000), "up to 2,100 tokens"),
             (RandomLoad(1, 1, (0.5, 0.0)), "lets a prompt have no token"),
@@ -72,6 +80,16 @@ class TestLengths:
         with pytest.raises(SettingError, match=words) as error:
             load.draw(10, 0, 2048)
         assert error.value.field == "input_len"
+
+    @pytest.mark.parametrize("cvs", [None, (0.1, 0.1)])
+    def test_the_longest_part_is_to_be_lowered(self, cvs):
+        for load, field in (
+            (RandomLoad(9, 5000, cvs=cvs), "output_len"),
+            (RandomLoad(9, 9, cvs=cvs, prefix_len=5000), "random_prefix_len"),
+        ):
+            with pytest.raises(SettingError) as error:
+                load.draw(10, 0, 2048)
+            assert (error.value.field, error.value.value) == (field, 5000)
 
 
 class TestUsers:
@@ -97,6 +115,18 @@ class TestUsers:
         with pytest.raises(SettingError) as error:
             Pacing(**given)
         assert error.value.field == field
+
+
+@pytest.mark.parametrize("sessions", [None, np.repeat([0, 1], 100)])
+def test_think_times_beyond_all_time_are_refused(sessions):
+    trace = RandomLoad(10, 10).draw(200, 0, 2048)
+    if sessions is not None:
+        trace = replace(trace, content=PromptContent.of_sessions(sessions))
+    made = users(Pacing(max_concurrency=2, think_time=1e4), trace)
+    assert made is not None and made.think_ticks.sum() < 2**63 - 1
+    with pytest.raises(SettingError, match="lower it") as error:
+        users(Pacing(max_concurrency=2, think_time=1e6), trace)
+    assert error.value.field == "think_time"
 
 
 #: Each load in words, the same requests as a file, and the same arrivals.
@@ -178,3 +208,9 @@ def test_a_prefix_is_found_by_prefix_caching():
 def test_what_contradicts_itself_is_refused(flags, capsys):
     assert status(["simulate", *flags]) == MISTAKE
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_think_times_of_no_users_are_refused_by_a_diagnosis_as_well(capsys):
+    line = ["--serve", "vllm serve facebook/opt-13b", "--gpu", "a100-40gb"]
+    assert status(["diagnose", *line, "--input-len", "100", "--request-rate", "1", "--think-time", "3"]) == MISTAKE
+    assert capsys.readouterr().err.startswith("fragmeter: think_time = 3.0: applies only to users")

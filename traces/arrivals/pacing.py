@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.types import ticks
 from ...sim.types.errors import SettingError, TraceError
-from ...sim.workload.content import turns_before
+from ...sim.workload.content import NO_SESSION, turns_before
 from ...sim.workload.users import Users
 from ..parsing.checks import numbers_of
 from ..parsing.csv_format import CsvParser, header
@@ -188,8 +188,25 @@ def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
         think_ticks = _before_next_turn(trace.delay_ticks, sessions)
     else:
         drawn_s = stream(seed, "think times").exponential(size=len(trace)) * (think_s or 0)
+        latest_s = _latest_s(drawn_s, pacing.concurrency, sessions)
+        if latest_s >= LATEST_S / 2:
+            raise SettingError(
+                "think_time", think_s, f"makes {len(trace)} requests last up to {latest_s:.0f} s; lower it"
+            )
         think_ticks = to_ticks(drawn_s, ticks.PER_SECOND)
     return Users(pacing.concurrency, think_ticks, sessions)
+
+
+def _latest_s(think_s: np.ndarray, users: int | None, sessions: np.ndarray | None) -> float:
+    """Seconds after which no user thinks any more, without the time of the answers, at most.
+
+    That is the longest session (or think time) behind an equal share of all others.
+    """
+    longest = think_s.max(initial=0)
+    if sessions is not None and (turns := sessions != NO_SESSION).any():
+        _, session = np.unique(sessions[turns], return_inverse=True)
+        longest = max(longest, np.bincount(session, think_s[turns]).max())
+    return float(longest + (0 if users is None else think_s.sum() / users))
 
 
 def _before_next_turn(delay_ticks: np.ndarray, sessions: np.ndarray) -> np.ndarray:

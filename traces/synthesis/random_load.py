@@ -24,6 +24,9 @@ from ..arrivals.streams import stream
 from ..types.trace import Trace
 from .summaries import drawn_within
 
+#: Relative difference of the mean of drawn lengths from the given one, from which on both are named.
+_SAME_MEAN = 0.05
+
 
 @dataclass(frozen=True)
 class RandomLoad:
@@ -63,7 +66,22 @@ class RandomLoad:
         if self.prefix_len:
             pieces = np.full(n, self.prefix_len)
             content = PromptContent(np.arange(n + 1), np.zeros(n, dtype=np.int64), pieces)
-        return Trace(self.name, prompts + self.prefix_len, outputs, content=content)
+        return Trace(
+            self._name_as_drawn(prompts, outputs, max_model_len), prompts + self.prefix_len, outputs, content=content
+        )
+
+    def _name_as_drawn(self, prompts: np.ndarray, outputs: np.ndarray, max_model_len: int) -> str:
+        """The name, with the means of the requests where those of a lognormal are others, as longer ones than the model are left out."""
+        drawn, given = (prompts.mean(), outputs.mean()), (self.input_len, self.output_len)
+        if self.cvs is None or all(abs(mean / of - 1) <= _SAME_MEAN for mean, of in zip(drawn, given, strict=True)):
+            return self.name
+        return f"{self.name}; drawn within {max_model_len:,} tokens they are {drawn[0]:,.0f} and {drawn[1]:,.0f} on average"
+
+    @property
+    def _longest_part(self) -> tuple[str, int]:
+        """The longest part of a request: its setting, and its tokens."""
+        parts = {"input_len": self.input_len, "output_len": self.output_len, "random_prefix_len": self.prefix_len}
+        return max(parts.items(), key=lambda part: part[1])
 
     def _uniform(self, n: int, seed: int, max_model_len: int) -> tuple[np.ndarray, np.ndarray]:
         (least, most), (fewest, longest) = (
@@ -75,8 +93,11 @@ class RandomLoad:
                 "input_len", self.input_len, "lets a prompt have no token; raise it, or lower the range ratio"
             )
         if self.prefix_len + most + longest > max_model_len:
-            remedy = f"with outputs of up to {longest:,}, requests have up to {self.prefix_len + most + longest:,} tokens, and the model takes {max_model_len:,}; lower it"
-            raise SettingError("input_len", self.input_len, remedy)
+            field, value = self._longest_part
+            parts = f"{self.prefix_len:,} in common, {most:,} of a prompt and {longest:,} of an output"
+            total = self.prefix_len + most + longest
+            remedy = f"requests have up to {total:,} tokens ({parts}), and the model takes {max_model_len:,}; lower it"
+            raise SettingError(field, value, remedy)
         rng = np.random.default_rng(seed)
         prompts = rng.integers(least, most + 1, size=n)
         return prompts, rng.integers(fewest, longest + 1, size=n)
@@ -92,7 +113,7 @@ class RandomLoad:
             prompts, outputs = drawn_within(drawn, n, max_model_len - self.prefix_len, "requests")
         except SettingError:
             remedy = f"fewer than 1 request in 1,000 is within the model's {max_model_len:,} tokens; lower it"
-            raise SettingError("input_len", self.input_len, remedy) from None
+            raise SettingError(*self._longest_part, remedy) from None
         return prompts, outputs
 
 

@@ -107,6 +107,8 @@ class TestOverloaded:
 
     def test_one_scrape_does_not_tell(self, tmp_path, capsys):
         (tmp_path / "metrics.txt").write_text(scraped(run(LINE, self.OPEN), {35.0}))
-        assert diagnose(tmp_path)["load"]["max_concurrency"]
+        users = diagnose(tmp_path)["load"]["max_concurrency"]
+        # With given lengths the clients are those of the metrics as well.
+        assert users and diagnose(tmp_path, "--input-len", 1000)["load"]["max_concurrency"] == users
         printed = " ".join(capsys.readouterr().out.split())
         assert "the metrics do not say whether clients wait for answers: a single scrape" in printed
