@@ -209,7 +209,7 @@ def _server(name: str, node: Mapping[str, Any], around: Mapping[str, Any], of_po
     if _is_stack(node):
         return _of_stack(name, node)
     environment = _environment(node.get("environment", node.get("env")))
-    image = _filled(node["image"], environment) if isinstance(node.get("image"), str) else ""
+    image = filled(node["image"], environment) if isinstance(node.get("image"), str) else ""
     words = [*_words(node.get("entrypoint", node.get("command"))), *_words(node.get("args"))]
     if "entrypoint" in node:
         words += _words(node.get("command"))
@@ -301,7 +301,7 @@ def _assigned(environment: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _filled(word: str, environment: Mapping[str, str]) -> str:
+def filled(word: str, environment: Mapping[str, str]) -> str:
     """A word with the values of its variables, or their defaults; others stay."""
 
     def value(found: re.Match[str]) -> str:
@@ -313,7 +313,7 @@ def _filled(word: str, environment: Mapping[str, str]) -> str:
 
 def _expanded(word: str, environment: Mapping[str, str]) -> list[str]:
     """The words for one word: those of a variable that has several arguments, or none."""
-    text = _filled(word, environment)
+    text = filled(word, environment)
     return _words(text) if _VARIABLE.fullmatch(word) and (not text or text.startswith("-")) else [text]
 
 

@@ -23,7 +23,7 @@ from ...sim.spec.speculative import ACCEPTANCE_KEYS, parse_speculative
 from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.user_files import json_value, text_of
-from .deployments import config_flags, deployed, flag_words, is_deployment
+from .deployments import config_flags, deployed, filled, flag_words, is_deployment
 from .flags import (
     CHANGES_MEMORY,
     NOT_SIMULATED,
@@ -157,9 +157,9 @@ def parse_serve(text: str, release: Release | None = None) -> ServeLine:
     gpus = None
     if is_deployment(text):
         _, text, gpus = deployed(text)
-    words = _words(text)
+    words = _with_values(_words(text))
     start = _start(words)
-    environment = dict(word.split("=", 1) for word in words[:start] if _ASSIGNMENT.fullmatch(word))
+    environment = _assigned(words[:start])
     tag = next(filter(None, map(_TAG.search, words[:start])), None)
     if release is None and tag is not None:
         release = version(tag[1])
@@ -182,13 +182,29 @@ def _words(text: str) -> list[str]:
         raise SettingError("serve", _short(text), f"cannot be split into words ({error}); check its quotes") from None
 
 
+def _assigned(words: Sequence[str]) -> dict[str, str]:
+    """Variables that a shell assigns, or a container gets, in these words."""
+    parts = (word.removesuffix(";").partition("=") for word in words if _ASSIGNMENT.fullmatch(word))
+    return {name: value for name, _, value in parts}
+
+
+def _with_values(words: Sequence[str]) -> list[str]:
+    """The words, with the values of variables that are assigned in words before."""
+    found: list[str] = []
+    environment: dict[str, str] = {}
+    for word in words:
+        found.append(filled(word, environment))
+        environment |= _assigned(found[-1:])
+    return found
+
+
 def _start(words: Sequence[str]) -> int:
     """Index of the first argument of the server."""
     for place, (word, after) in enumerate(pairwise(words)):
         if word.rsplit("/", 1)[-1] == "vllm" and after == "serve" or word == "-m" and after == _MODULE:
             return place + 2
     for place, word in enumerate(words):
-        if "vllm-openai" in word and not word.startswith("-"):
+        if "vllm-openai" in word and not word.startswith("-") and not _ASSIGNMENT.fullmatch(word):
             # With --entrypoint vllm the image starts by the name of the command.
             return place + 1 + (list(words[place + 1 : place + 2]) == ["serve"])
     raise SettingError("serve", _short(" ".join(words)), "starts no server; paste a line with vllm serve MODEL")

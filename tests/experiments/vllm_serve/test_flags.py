@@ -89,11 +89,15 @@ def test_values_that_change_nothing_are_of_flags_that_are_not_simulated():
     [
         "vllm serve opt-13b --max-num-seqs 8; echo started",
         "docker run --entrypoint vllm vllm/vllm-openai:v0.21.0 serve opt-13b --max-num-seqs 8",
+        "export MODEL=opt-13b SEQS=8; vllm serve $MODEL --max-num-seqs ${SEQS}",
+        "IMAGE=vllm/vllm-openai:v0.21.0\ndocker run -e VLLM_USE_V1=1 $IMAGE --model ${MODEL:-opt-13b} --max-num-seqs 8",
     ],
 )
 def test_a_line_within_others_ends_and_begins_where_a_shell_and_a_container_say(text):
     line = parse_serve(text)
     assert (line.model, line.whole("max-num-seqs")) == ("opt-13b", 8)
+    assert all(";" not in value for value in line.environment.values())
+    assert line.version == ((0, 21) if "v0.21.0" in text else None)
 
 
 def test_a_comment_ends_a_line():
