@@ -49,6 +49,7 @@ _MANY = {"allowed-headers", "default-mm-loras", "middleware"}
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 #: The tags of other projects' images count their own releases.
 _TAG = re.compile(r"(?:^|/)vllm/vllm-openai:(v?\d{1,4}\.\d{1,4})")
+_DOCKER_GPUS = re.compile(r"--gpus[= ]\"?(?:(\d{1,4})|device=([\w,-]+))\"?(?: |$)")
 _NUMBER = re.compile(r"-?[\d.]+[kKmMgGtT]?")
 _OPTIMIZATION = re.compile(r"^-O(\d)$")
 #: Tokens at which a shell starts another command; redirections too.
@@ -70,7 +71,7 @@ class ServeLine:
         served_model_names: Names by which clients know the model.
         environment: Variables assigned in front of the program, or passed to the container.
         version: Major and minor number of vLLM, from a container's tag.
-        gpus: GPUs that its deployment requests; None without one.
+        gpus: GPUs that its deployment requests, or that its container gets; None if nothing says so.
     """
 
     model: str
@@ -160,6 +161,7 @@ def parse_serve(text: str, release: Release | None = None) -> ServeLine:
     words = _with_values(_words(text))
     start = _start(words)
     environment = _assigned(words[:start])
+    gpus = _docker_gpus(words[:start]) if gpus is None else gpus
     tag = next(filter(None, map(_TAG.search, words[:start])), None)
     if release is None and tag is not None:
         release = version(tag[1])
@@ -196,6 +198,14 @@ def _with_values(words: Sequence[str]) -> list[str]:
         found.append(filled(word, environment))
         environment |= _assigned(found[-1:])
     return found
+
+
+def _docker_gpus(words: Sequence[str]) -> int | None:
+    """GPUs that ``docker run --gpus`` gives the container; None for all of them, or if it does not say."""
+    given = _DOCKER_GPUS.search(" ".join(words))
+    if given is None:
+        return None
+    return int(given[1]) if given[1] else given[2].count(",") + 1
 
 
 def _start(words: Sequence[str]) -> int:

@@ -100,6 +100,20 @@ def test_a_line_within_others_ends_and_begins_where_a_shell_and_a_container_say(
     assert line.version == ((0, 21) if "v0.21.0" in text else None)
 
 
+@pytest.mark.parametrize(
+    ("given", "gpus"),
+    [
+        ("--gpus 2", 2),
+        ("--gpus=all", None),
+        ("--gpus '\"device=0,3\"'", 2),
+        ("--gpus device=GPU-3a23c669", 1),
+        ("", None),
+    ],
+)
+def test_the_gpus_of_a_container_are_those_of_the_line(given, gpus):
+    assert parse_serve(f"docker run {given} -p 80:80 vllm/vllm-openai:v0.21.0 opt-13b -tp 2").gpus == gpus
+
+
 def test_a_comment_ends_a_line():
     line = parse_serve("vllm serve opt-13b \\\n  --max-model-len 1024        # half of 2K")
     assert (line.model, line.flags) == ("opt-13b", {"max-model-len": "1024"})
