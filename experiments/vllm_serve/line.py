@@ -314,8 +314,10 @@ class _Reader:
     def _config(self, path: str) -> None:
         """Add the flags of a file that the line does not give; as in vLLM those of the line count."""
         given = {_resolved(word.partition("=")[0], self._release)[0] for word in self._all if word.startswith("--")}
+        # Loaders before that of 0.33 leave a switch out that is false, and so at its default.
+        drops_false = self._release is not None and self._release < releases()[-1]
         for name, value in config_flags(text_of(Path(path), "config")).items():
-            words = flag_words(name, value)
+            words = [] if value is False and drops_false else flag_words(name, value)
             if name == "model":
                 self._model = self._model or str(value)
             elif words and _resolved(words[0].partition("=")[0], self._release)[0] not in given:

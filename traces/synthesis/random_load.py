@@ -131,4 +131,4 @@ def _in_words(mean: int, ratio: float, cv: float | None, least: int) -> str:
     if cv:
         return f"{mean:,} tokens on average (lognormal, CV {cv:g})"
     low, high = _range(mean, 0.0 if cv is not None else ratio, least)
-    return f"{mean:,} tokens" if low == high else f"{low:,} to {high:,} tokens (uniform)"
+    return f"{mean:,} token{'s' * (mean != 1)}" if low == high else f"{low:,} to {high:,} tokens (uniform)"

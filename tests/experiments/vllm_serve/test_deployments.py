@@ -171,6 +171,13 @@ def test_it_is_read_from_its_file(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("Without --kv-transfer-config, not counted, it")
 
 
+def test_older_releases_leave_out_what_a_file_turns_off(tmp_path):
+    (tmp_path / "serve.yaml").write_text("model: facebook/opt-13b\nenable-prefix-caching: false\n")
+    text = f"vllm serve --config {tmp_path / 'serve.yaml'}"
+    assert parse_serve(text).flags == {"enable-prefix-caching": False}
+    assert parse_serve(text, (0, 11)).flags == {}
+
+
 def test_a_file_of_flags_gives_way_to_the_line(tmp_path):
     (tmp_path / "serve.yaml").write_text(CONFIG + "middleware: []\ncompilation-config: {since: 2024-01-01}\n")
     line = parse_serve(f"vllm serve --config {tmp_path / 'serve.yaml'} --max-model-len 4096 --no-enforce-eager")
