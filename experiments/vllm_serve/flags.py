@@ -61,8 +61,6 @@ _CHANGES_MEMORY = {
         sleep-mode-offload-cudagraph sleep-preserve-parameter-names""",
     "sequences of up to the window alone": "disable-sliding-window",
     "windows that are computed again": "swa-bounded-replay",
-    "other CUDA graphs": """compilation-config cudagraph-capture-sizes cuda-graph-sizes max-cudagraph-capture-size
-        optimization-level""",
     "other defaults of --max-num-seqs and --max-num-batched-tokens": "performance-mode",
     "a buffer of tokens for each request": "enable-trace-replay",
 }
@@ -70,6 +68,8 @@ _CHANGES_MEMORY = {
 _CHANGES_TIMES = {
     "ranks that divide a sequence gather queries and add up outputs, as by default": "dcp-comm-backend dcp-q-replicate",
     "the facts are those of the preset, or of the repository's main branch": "revision",
+    "other CUDA graphs": """compilation-config cudagraph-capture-sizes cuda-graph-sizes max-cudagraph-capture-size
+        optimization-level""",
     "two batches at once": "enable-dbo dbo-decode-token-threshold dbo-prefill-token-threshold ubatch-size",
     "kernels are those that vLLM chooses": """attention-backend attention-config kernel-config moe-backend all2all-backend
         model-impl override-attention-dtype enable-flashinfer-autotune enable-batch-sharded-sampling

@@ -181,3 +181,8 @@ def test_pasted_lines_are_counted():
     assert outcomes == {"starts": 1, "refused by vLLM": 1, "read, not answered": 1, "not read": 1}
     assert flags == {("of no effect", "port"): 1, ("of no effect", "seed"): 1}
     assert [reason.split(":")[0] for reason in reasons] == ["not answered", "not read"]
+
+
+def test_graphs_that_decide_whether_a_line_starts_are_not_called_uncounted():
+    """A remedy with them would contradict its own answer."""
+    assert parse_serve("vllm serve opt-13b -cc.cudagraph_mode PIECEWISE -O1").uncounted == []
