@@ -312,8 +312,8 @@ def simulate(
     settings = replica.settings()
     interval_s = _interval(openmetrics, openmetrics_interval)
     report = Report(json)
-    if out is not None:
-        check_target(out)
+    # Held until the results are written.
+    claim = None if out is None else check_target(out)
     wanted = wanted_plan(record_plan, record_steps, shuffle_ids, out)
     plan_file = None if wanted is None else wanted.file
     read = named_files(settings=replica, requests=requests, pacing=pacing, reading=reading)
@@ -345,6 +345,7 @@ def simulate(
             report.point_to("Metrics", openmetrics)
         if blocks is not None and out is not None:
             report.point_to(f"Block map of {_map_text(blocks)}", out / "blocks.npz")
+    del claim
 
 
 def _interval(openmetrics: Path | None, seconds: float | None) -> float:

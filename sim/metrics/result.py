@@ -30,7 +30,7 @@ from ..engine.run import Run
 from ..engine.settings import Settings
 from ..output import frames as pd
 from ..output.files import as_json, write_whole
-from ..output.folders import FolderKind, check_folder, replace_folder
+from ..output.folders import Claim, FolderKind, check_folder, claim_beside, replace_folder
 from ..types.columns import column_of, slices
 from ..types.once import once
 from ..workload.workload import Workload
@@ -230,13 +230,17 @@ def expand(steps: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def check_target(directory: str | Path) -> None:
-    """Refuse a directory that ``write`` would not replace; call it before a long run.
+def check_target(directory: str | Path) -> Claim | None:
+    """Refuse a directory that ``write`` would not replace, or that another process is about to replace; call it before a long run.
+
+    Returns:
+        The claim of this process, which ends with the object.
 
     Raises:
-        UserError: As ``folders.check_folder``.
+        UserError: As ``folders.check_folder`` and ``folders.claim_beside``.
     """
     check_folder(directory, RESULT)
+    return claim_beside(directory)
 
 
 class Recording(Protocol):

@@ -108,15 +108,14 @@ class FolderKind:
         return {"schema_version": _MARKER_VERSION, "kind": self.name}
 
 
-class _Claim:
-    """A locked file in a folder, with the number of the process that writes there; gone with the object, or the process.
+class Claim:
+    """A locked file with the number of the process that writes a folder; gone with the object, or the process.
 
     Raises:
         SettingError: Another process writes there.
     """
 
-    def __init__(self, folder: Path, field: str, shown: str) -> None:
-        path = folder / _WRITER
+    def __init__(self, path: Path, field: str, shown: str) -> None:
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             if not hold(descriptor, without_locks=True):
@@ -163,7 +162,7 @@ class OutputFolder:
         self.path = Path(path)
         self._kind, self._field = kind, field
         self._target = check_folder(path, kind, field)
-        self._claim: _Claim | None = None
+        self._claim: Claim | None = None
         if self._target.is_dir():
             self._take()
 
@@ -171,7 +170,7 @@ class OutputFolder:
         """Refuse a folder that another process writes, and tell others that this one does."""
         if self._claim is None:
             with user_paths(self.path):
-                self._claim = _Claim(self._target, self._field, os.fspath(self.path))
+                self._claim = Claim(self._target / _WRITER, self._field, os.fspath(self.path))
 
     def write(self, relative: str, content: str | bytes) -> Path:
         """Write a file completely or not at all, and return its path.
@@ -205,6 +204,19 @@ class OutputFolder:
         self._take()
         if not self._kind.marks(self._target):
             self._kind.write_marker(self._target / MARKER)
+
+
+def claim_beside(path: AnyPath, field: str = "out") -> Claim | None:
+    """Claim a folder that is replaced as a whole, by a file next to it; None where nothing is next to it yet.
+
+    Raises:
+        SettingError: Another process is about to replace it.
+    """
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        return None
+    with user_paths(path):
+        return Claim(target.parent / leftover_name(target, "writer-part"), field, os.fspath(path))
 
 
 def check_folder(path: AnyPath, kind: FolderKind, field: str = "out") -> Path:

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from fragmeter import probe
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.output.folders import FolderKind, OutputFolder
 from fragmeter.sim.types.errors import SettingError
 
@@ -63,6 +64,33 @@ def test_a_writer_that_began_before_there_was_a_folder_is_refused_at_its_first_f
     with pytest.raises(SettingError, match=f"is written by process {first.pid}; wait"):
         late.write("second.json", "2")
     assert "second.json" not in names(tmp_path / "out")
+
+
+#: Claims a result, as a run does until it is written.
+CLAIMER = """
+import sys
+from fragmeter.sim.metrics.result import check_target
+claim = check_target(sys.argv[1])
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_run_into_one_result_is_refused_before_it_begins(tmp_path, capsys):
+    """Both ended well, and the second one's results were gone."""
+    out = tmp_path / "out"
+    first = subprocess.Popen(
+        [sys.executable, "-c", CLAIMER, out], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert first.stdout.readline() == "claimed\n"
+    assert status(["simulate", "--num-prompts", "5", "--out", str(out)]) == MISTAKE
+    assert f"is written by process {first.pid}; wait for its end" in capsys.readouterr().err
+    # A killed one leaves its file, which the next one takes and removes.
+    first.kill()
+    first.communicate()
+    assert status(["simulate", "--num-prompts", "5", "--out", str(out)]) == DONE
+    gc.collect()
+    assert names(tmp_path) == ["out"]
 
 
 def test_one_process_may_open_a_folder_twice(tmp_path):
