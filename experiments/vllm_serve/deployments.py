@@ -27,12 +27,11 @@ import yaml
 
 from ...sim.types.errors import SettingError
 from .flags import flags, spellings
+from .shell import VARIABLE, filled, first_argument, split
 
 #: A line with which a YAML file begins, and no command line does.
 _FIRST = re.compile(r"(?:---|[\w./\"'-]+:(?:\s|$)|- \w)")
 _SHELLS = ("bash", "sh")
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|\((\w+)\)|(\w+))")
-_MODULE = "vllm.entrypoints.openai.api_server"
 _SCHEMES = re.compile(r"^(?:hf|huggingface)://")
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 #: Lists of a pod's containers: their command takes the place of the image's own.
@@ -217,7 +216,7 @@ def _server(name: str, node: Mapping[str, Any], around: Mapping[str, Any], of_po
     if around.get("kserve"):
         environment.setdefault(_MORE_ARGUMENTS, "")
         words = _of_kserve(words, model)
-    starts = _starts(words)
+    starts = first_argument(words) is not None
     if around.get("kserve") and not starts:
         words.append(f"${_MORE_ARGUMENTS}")
     words = [each for word in words for each in _expanded(word, environment)]
@@ -260,7 +259,7 @@ def _words(value: Any) -> list[str]:
     """Arguments: a list, or a text that a shell would split."""
     if isinstance(value, str):
         try:
-            return shlex.split(value.replace("\\\n", " "), comments=True)
+            return split(value)
         except ValueError:
             return []
     words = [str(each) for each in value if not isinstance(each, dict | list)] if isinstance(value, list) else []
@@ -269,11 +268,6 @@ def _words(value: Any) -> list[str]:
             return [*words[:place], *_words(words[place + 2])]
     # A list may begin with the shell's option, its command being elsewhere; and an item may be a script.
     return [each for word in words for each in (_words(word) if "\n" in word or "vllm serve" in word else [word])]
-
-
-def _starts(words: list[str]) -> bool:
-    pairs = zip(words, words[1:], strict=False)
-    return any(word.rsplit("/", 1)[-1] == "vllm" and after == "serve" or after == _MODULE for word, after in pairs)
 
 
 def _names_model(words: list[str]) -> bool:
@@ -301,20 +295,10 @@ def _assigned(environment: Mapping[str, str]) -> list[str]:
     ]
 
 
-def filled(word: str, environment: Mapping[str, str]) -> str:
-    """A word with the values of its variables, or their defaults; others stay."""
-
-    def value(found: re.Match[str]) -> str:
-        default = found[0] if found[2] is None else found[2]
-        return environment.get(found[1] or found[3] or found[4], default)
-
-    return _VARIABLE.sub(value, word)
-
-
 def _expanded(word: str, environment: Mapping[str, str]) -> list[str]:
     """The words for one word: those of a variable that has several arguments, or none."""
     text = filled(word, environment)
-    return _words(text) if _VARIABLE.fullmatch(word) and (not text or text.startswith("-")) else [text]
+    return _words(text) if VARIABLE.fullmatch(word) and (not text or text.startswith("-")) else [text]
 
 
 def _storage(node: Mapping[str, Any], around: Mapping[str, Any]) -> str | None:

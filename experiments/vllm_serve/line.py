@@ -1,8 +1,8 @@
 """Parser of a pasted ``vllm serve`` command line: find it in the surrounding text, split it into flags, read the values.
 
 The parser accepts ``vllm serve MODEL ...``, ``python -m vllm.entrypoints.openai.api_server ...``, ``docker run ...
-vllm/vllm-openai:TAG ...`` and deployment files (``deployments``), with environment assignments in front, line continuations, dashes or underscores, ``--flag
-value`` or ``--flag=value``, and flags shortened as far as they stay unique.
+vllm/vllm-openai:TAG ...`` and deployment files (``deployments``), with environment assignments in front, line continuations, dashes or
+underscores, ``--flag value`` or ``--flag=value``, and flags shortened as far as they stay unique.
 
 ``flags`` says of each flag which releases have it, and what becomes of it here.
 """
@@ -12,10 +12,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import overload
 
@@ -23,7 +21,7 @@ from ...sim.spec.speculative import ACCEPTANCE_KEYS, parse_speculative
 from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.user_files import json_value, text_of
-from .deployments import config_flags, deployed, filled, flag_words, is_deployment
+from .deployments import config_flags, deployed, flag_words, is_deployment
 from .flags import (
     CHANGES_MEMORY,
     NOT_SIMULATED,
@@ -36,6 +34,7 @@ from .flags import (
     spellings,
     text_of_release,
 )
+from .shell import ASSIGNMENT, assigned, filled, first_argument, split
 
 #: Flags with an object, as JSON or key by key; the second is read for its graphs alone.
 _OBJECTS = ("speculative-config", "compilation-config")
@@ -46,7 +45,6 @@ _DRAFTS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_s
 #: Flags that took several words in some release.
 _MANY = {"allowed-headers", "default-mm-loras", "middleware"}
 
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 #: The tags of other projects' images count their own releases.
 _TAG = re.compile(r"(?:^|/)vllm/vllm-openai:(v?\d{1,4}\.\d{1,4})")
 _DOCKER_GPUS = re.compile(r"--gpus[= ]\"?(?:(\d{1,4})|device=([\w,-]+))\"?(?: |$)")
@@ -54,7 +52,6 @@ _NUMBER = re.compile(r"-?[\d.]+[kKmMgGtT]?")
 _OPTIMIZATION = re.compile(r"^-O(\d)$")
 #: Tokens at which a shell starts another command; redirections too.
 _SHELL_ENDS = re.compile(r"[|;&].*|\d?>.*|<")
-_MODULE = "vllm.entrypoints.openai.api_server"
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,7 @@ def parse_serve(text: str, release: Release | None = None) -> ServeLine:
         _, text, gpus = deployed(text)
     words = _with_values(_words(text))
     start = _start(words)
-    environment = _assigned(words[:start])
+    environment = assigned(words[:start])
     gpus = _docker_gpus(words[:start]) if gpus is None else gpus
     tag = next(filter(None, map(_TAG.search, words[:start])), None)
     if release is None and tag is not None:
@@ -179,15 +176,9 @@ def version(text: str) -> Release:
 
 def _words(text: str) -> list[str]:
     try:
-        return shlex.split(text.replace("\\\r\n", " ").replace("\\\n", " "), comments=True)
+        return split(text)
     except ValueError as error:
         raise SettingError("serve", _short(text), f"cannot be split into words ({error}); check its quotes") from None
-
-
-def _assigned(words: Sequence[str]) -> dict[str, str]:
-    """Variables that a shell assigns, or a container gets, in these words."""
-    parts = (word.removesuffix(";").partition("=") for word in words if _ASSIGNMENT.fullmatch(word))
-    return {name: value for name, _, value in parts}
 
 
 def _with_values(words: Sequence[str]) -> list[str]:
@@ -196,7 +187,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
     environment: dict[str, str] = {}
     for word in words:
         found.append(filled(word, environment))
-        environment |= _assigned(found[-1:])
+        environment |= assigned(found[-1:])
     return found
 
 
@@ -210,11 +201,10 @@ def _docker_gpus(words: Sequence[str]) -> int | None:
 
 def _start(words: Sequence[str]) -> int:
     """Index of the first argument of the server."""
-    for place, (word, after) in enumerate(pairwise(words)):
-        if word.rsplit("/", 1)[-1] == "vllm" and after == "serve" or word == "-m" and after == _MODULE:
-            return place + 2
+    if (found := first_argument(words)) is not None:
+        return found
     for place, word in enumerate(words):
-        if "vllm-openai" in word and not word.startswith("-") and not _ASSIGNMENT.fullmatch(word):
+        if "vllm-openai" in word and not word.startswith("-") and not ASSIGNMENT.fullmatch(word):
             # With --entrypoint vllm the image starts by the name of the command.
             return place + 1 + (list(words[place + 1 : place + 2]) == ["serve"])
     raise SettingError("serve", _short(" ".join(words)), "starts no server; paste a line with vllm serve MODEL")
