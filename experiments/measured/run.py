@@ -24,7 +24,7 @@ from .constants import fitted_to, replay_served, served, server_document, server
 from .evidence import evidence
 from .knobs import EXPLAINS, NO_ERROR, Knob, ranked, vary_knobs
 from .replay import LATENCIES, STATISTICS, Benchmark, Replayed, compared, replay, scatter, total_error
-from .start import Server, benchmark, replica, statements
+from .start import Server, benchmark, replica, started_line, statements
 from .statements import contradictions
 
 #: Allowed difference between the server's count of requests and the benchmark's: scrapes do not start with the benchmark,
@@ -197,12 +197,13 @@ def validate_against(
     Raises:
         UserError: As in ``start``, or the results cannot be written.
     """
-    chosen = replica(server, measured(path, read(path)).model_id)
+    answer = started_line(server)
+    chosen = replica(server, answer, measured(path, read(path)).model_id)
     bench = benchmark(path, metrics, chosen)
     if save_server is not None:
         # Before any output, because the settings may be refused.
         served(chosen, ServerConstants())
-    contradicted = contradictions(statements(server, path, bench.measured, metrics, bench.metrics))
+    contradicted = contradictions(statements(server, answer, path, bench.measured, metrics, bench.metrics))
     for text in contradicted:
         report.print_line(text)
     report.print_line(

@@ -13,7 +13,7 @@ from ...sim.types.errors import SettingError, TraceError, UserError
 from ...traces import Measured, check_fits, measured, read
 from ..vllm_serve.line import parse_serve, pasted, version
 from ..vllm_serve.log import read_log
-from ..vllm_serve.start import started, with_release
+from ..vllm_serve.start import Started, started, with_release
 from .replay import Benchmark
 from .server_metrics import ServerMetrics, read_metrics
 from .statements import Statement, of_benchmark, of_line, of_log, of_metrics
@@ -57,22 +57,33 @@ def benchmark(path: Path, metrics: Path | None, chosen: Settings) -> Benchmark:
     return Benchmark(trace, seen, None if metrics is None else read_metrics(metrics))
 
 
-def replica(server: Server, model_id: str | None) -> Settings:
+def started_line(server: Server) -> Started | None:
+    """The server's command line as it starts; None if flags describe the server.
+
+    Raises:
+        UserError: The line or the log cannot be read, or there is no GPU.
+    """
+    if server.serve is None:
+        return None
+    if server.gpu is None:
+        raise SettingError("gpu", None, "is missing; give the server's GPU")
+    log = None if server.startup_log is None else read_log(server.startup_log)
+    line = parse_serve(pasted(server.serve), None if server.vllm is None else version(server.vllm))
+    return started(line, server.gpu, server.model, log)
+
+
+def replica(server: Server, answer: Started | None, model_id: str | None) -> Settings:
     """The settings of the replica.
 
     Args:
+        answer: Result of ``started_line``.
         model_id: The model in the benchmark file, used if the user names none.
 
     Raises:
         UserError: The description is incomplete, the server cannot start, or a setting is invalid.
     """
-    if server.serve is None:
+    if answer is None:
         return _by_flags(server, model_id)
-    if server.gpu is None:
-        raise SettingError("gpu", None, "is missing; give the server's GPU")
-    log = None if server.startup_log is None else read_log(server.startup_log)
-    line = parse_serve(pasted(server.serve), None if server.vllm is None else version(server.vllm))
-    answer = started(line, server.gpu, server.model, log)
     refused = answer.refusal()
     if refused is not None:
         raise UserError(f"serve: it does not start by the estimated memory: {refused.text} Paste its --startup-log.")
@@ -81,17 +92,20 @@ def replica(server: Server, model_id: str | None) -> Settings:
 
 
 def statements(
-    server: Server, path: Path, seen: Measured, metrics: Path | None, by_server: ServerMetrics | None
+    server: Server,
+    answer: Started | None,
+    path: Path,
+    seen: Measured,
+    metrics: Path | None,
+    by_server: ServerMetrics | None,
 ) -> Iterator[Statement]:
-    """What the description of the server, its log, its metrics and the benchmark of ``path`` say.
+    """What the line, or the flags, of the server, its log, its metrics and the benchmark of ``path`` say.
 
-    Raises:
-        UserError: As ``replica``.
+    Args:
+        answer: Result of ``started_line``.
     """
-    if server.serve is not None:
-        log = None if server.startup_log is None else read_log(server.startup_log)
-        line = parse_serve(pasted(server.serve), None if server.vllm is None else version(server.vllm))
-        yield from of_line(started(line, str(server.gpu), server.model, log))
+    if answer is not None:
+        yield from of_line(answer)
     elif server.model is not None:
         yield Statement("--model", "model", server.model)
     if server.startup_log is not None:

@@ -144,7 +144,9 @@ class TestReplica:
 
     def test_the_benchmark_names_the_model(self):
         """The number format is the checkpoint's own."""
-        chosen = replica(Described(None, None, "h100-80gb", None, None, {"gpu": "h100-80gb"}), "Qwen/Qwen3-32B-FP8")
+        chosen = replica(
+            Described(None, None, "h100-80gb", None, None, {"gpu": "h100-80gb"}), None, "Qwen/Qwen3-32B-FP8"
+        )
         assert (chosen.policy, chosen.model, chosen.quantization) == ("vllm-v1", "Qwen/Qwen3-32B-FP8", None)
 
     @pytest.mark.parametrize(

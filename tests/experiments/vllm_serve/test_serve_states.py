@@ -9,7 +9,7 @@ import pytest
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.diagnose.server import server_of
-from fragmeter.experiments.measured.start import Server, replica
+from fragmeter.experiments.measured.start import Server, replica, started_line
 from fragmeter.experiments.vllm_serve.line import parse_serve, version
 from fragmeter.experiments.vllm_serve.remedies import remedies
 from fragmeter.experiments.vllm_serve.start import Started, started
@@ -133,7 +133,8 @@ def test_every_command_that_reads_the_line_says_so():
     with pytest.raises(UserError) as diagnosed:
         server_of(line, "h100-80gb", None, None)
     with pytest.raises(UserError) as validated:
-        replica(Server(text, None, "h100-80gb", None, None, {}), None)
+        described = Server(text, None, "h100-80gb", None, None, {})
+        replica(described, started_line(described), None)
     assert words in str(diagnosed.value) and words in str(validated.value)
     starting = text.replace("601", "600")
     assert candidates(parse_serve(starting), ["h100-80gb"], {})[0].refused is None
