@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +19,7 @@ from ...traces import Pacing, Reading, measured
 from ...traces import read as read_trace
 from ..diagnose.diagnosis import Diagnoser
 from ..diagnose.load import Sources, served_load
-from ..diagnose.measured import as_measured, calibrated, pool_of, pool_origin, seen_by_server
+from ..diagnose.measured import as_served, calibrated, seen_by_server
 from ..diagnose.server import server_of
 from ..diagnose.text import as_data, print_diagnosis
 from ..measured.statements import contradictions, of_benchmark, of_line, of_log, of_metrics, of_probe
@@ -148,18 +147,11 @@ def diagnose(
     seen = seen_by_server(metrics, probe, sources.file is not None)
     line = parse_serve(pasted(serve), None if vllm is None else version(vllm))
     log = None if startup_log is None else read_log(startup_log)
-    server = server_of(line, gpu, model, log, cost)
-    said = [*of_line(server.started), *([] if startup_log is None else of_log(startup_log))]
-    if metrics is not None:
-        said += of_metrics(metrics, not_none(seen))
-        line = as_measured(line, seen, server.launch.rank_block_tokens)
-        server = server_of(line, gpu, model, log, cost)
-    if probe is not None:
-        said += of_probe(probe)
-    # A given number of blocks says nothing of the memory that the server has.
-    if log is None and "num-gpu-blocks-override" not in line.flags:
-        server = server_of(line, gpu, model, pool_of(seen, server.launch.rank_block_tokens), cost)
-    server = replace(server, pool_origin=pool_origin(line, log, seen, metrics is not None))
+    as_given = server_of(line, gpu, model, log, cost)
+    server = as_served(as_given, line, gpu, model, log, seen, has_metrics=metrics is not None)
+    said = [*of_line(as_given.started), *([] if startup_log is None else of_log(startup_log))]
+    said += [] if metrics is None else of_metrics(metrics, not_none(seen))
+    said += [] if probe is None else of_probe(probe)
     clients = None
     if bench is not None:
         said += of_benchmark(bench, measured(bench, read_trace(bench)), seen if metrics is not None else None)

@@ -17,7 +17,7 @@ from ..measured.server_metrics import ServerMetrics, read_served_load
 from ..runs.slo_check import Goal
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
-from .server import Server
+from .server import Server, server_of
 
 #: Difference of the step time from which on steps are scaled to a benchmark.
 _CALIBRATES = 0.02
@@ -84,6 +84,32 @@ def as_measured(line: ServeLine, metrics: ServerMetrics | None, block_size: int)
     if caching in ("true", "false"):
         found.setdefault("enable-prefix-caching", caching == "true")
     return replace(line, flags=found)
+
+
+def as_served(
+    server: Server,
+    line: ServeLine,
+    gpu: str,
+    model: str | None,
+    log: StartupLog | None,
+    seen: ServerMetrics | None,
+    *,
+    has_metrics: bool,
+) -> Server:
+    """The server of a line with what it says of itself: by its metrics block size and caching, and the size of its KV cache.
+
+    Args:
+        line, gpu, model, log: What ``server`` was made of.
+        seen: Metrics, or what a probe has of them.
+        has_metrics: Whether they are metrics.
+    """
+    if has_metrics:
+        line = as_measured(line, seen, server.launch.rank_block_tokens)
+        server = server_of(line, gpu, model, log, server.cost)
+    # A given number of blocks says nothing of the memory that the server has.
+    if log is None and "num-gpu-blocks-override" not in line.flags:
+        server = server_of(line, gpu, model, pool_of(seen, server.launch.rank_block_tokens), server.cost)
+    return replace(server, pool_origin=pool_origin(line, log, seen, has_metrics))
 
 
 def pool_of(metrics: ServerMetrics | None, block_size: int) -> StartupLog | None:
