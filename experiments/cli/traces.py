@@ -34,7 +34,7 @@ from ...traces import (
     write_load,
 )
 from ...traces import stats as stats_of
-from ..runs.inputs import READING, named_files, trace_lines
+from ..runs.inputs import READING, left_out_lines, named_files, say_start
 from ..runs.output import RESULT_FILE, JsonTarget, Report
 
 _HEADINGS = {"prompt_tokens": "Prompt (tokens)", "output_tokens": "Output (tokens)", "total_tokens": "Both (tokens)"}
@@ -161,6 +161,7 @@ def stats(
     report = Report(json, out=out)
     require_apart({"out": out, "json": json}, named_files(file=file, reading=reading))
     trace = read_with_content(file, reading)
+    say_start(trace, file)
     found = stats_of(trace)
     lengths = {name: value for name, value in found.items() if name.endswith("_tokens")}
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -171,7 +172,7 @@ def stats(
         table.add_row(statistic, *(_number(values[statistic]) for values in lengths.values()))
     report.print_line(f"{found['name']}: {found['rows']:,} requests", style="bold")
     report.console.print(table)
-    for text in (_arrivals_text(found), *_reuse_lines(found), *trace_lines(trace)):
+    for text in (_arrivals_text(found), *_reuse_lines(found), *left_out_lines(trace)):
         report.print_line(text)
     if out is not None:
         report.point_to("Page", write_trace_page(trace, found, out))
@@ -208,9 +209,10 @@ def convert(source: Path, target: Path, /, reading: READING = Reading(), *, json
     check_target(target)
     require_apart({"target": target, "json": json}, named_files(source=source, reading=reading))
     trace = read_with_content(source, reading)
+    say_start(trace, source)
     write(trace, target)
     report.print_line(f"{target}: {len(trace):,} requests")
-    for text in trace_lines(trace):
+    for text in left_out_lines(trace):
         report.print_line(text)
     report.data({"path": str(target), "rows": len(trace), "left_out": asdict(trace.left_out)})
 
@@ -230,6 +232,7 @@ def synth(
     report = Report(json, out=out)
     require_apart({"out": out, "json": json}, named_files(file=file, reading=reading))
     trace = read(file, reading)
+    say_start(trace, file)
     load = fit(trace)
     write_load(load, out)
     found, drawn = stats_of(trace), stats_of(draw(load))
@@ -241,7 +244,7 @@ def synth(
         (name, ours), (_, theirs) = row
         table.add_row(name, ours, theirs)
     report.console.print(table)
-    for text in trace_lines(trace):
+    for text in left_out_lines(trace):
         report.print_line(text)
     report.point_to("Load", out)
     report.data({"path": str(out), "trace": found, "drawn": drawn})

@@ -204,13 +204,6 @@ def _first(trace: Trace, num_prompts: int | None) -> Trace:
     return trace.first(num_prompts)
 
 
-def trace_lines(trace: Trace) -> Iterator[str]:
-    """When a trace begins and in which unit, unless at 0 in the documented unit, and what was left out of it."""
-    if trace.start is not None and (text := trace.start.text) is not None:
-        yield f"{text[0].upper()}{text[1:]}."
-    yield from left_out_lines(trace)
-
-
 def say_start(trace: Trace, path: str | PathLike[str]) -> None:
     """Note when a trace begins and in which unit, unless it begins at 0 in the documented unit."""
     if trace.start is not None and (text := trace.start.text) is not None:

@@ -282,14 +282,14 @@ class TestCommands:
             assert printed.err == ""
             shown = " ".join(printed.out.split())
             assert shown.count(said) == (1 if first else 0)
-            assert command[0] == "traces" or not first or shown.startswith(f"{path.name}: t{said}")
+            assert not first or shown.startswith(f"{path.name}: t{said}")
             files = (file for file in out.rglob("*") if file.is_file() and "points" not in file.parts)
             written = {file.relative_to(out): file.read_bytes() for file in files}
             if (document := written.get(Path("c.json"))) is not None:
                 content = json.loads(document)
                 assert bool(content.pop("notes", None)) == bool(first)
                 written[Path("c.json")] = json.dumps(content).encode()
-            seen.append((shown.replace(f"{path.name}: t{said}", "").replace(f"T{said}", "").split(), written))
+            seen.append((shown.replace(f"{path.name}: t{said}", "").split(), written))
             out.rename(tmp_path / f"out{first}")
         assert seen[0] == seen[1]
 
