@@ -56,7 +56,7 @@ class Drawn:
     n: int | None
 
     def at(self, rate: float) -> Workload:
-        """The requests at a rate in requests/s."""
+        """The workload with its gaps scaled to ``rate``, in requests/s."""
         paced = replace(self.trace, arrival_ticks=at_rate(rate, self.gaps))
         return workload(paced, max_tokens=self.max_tokens, n=self.n)
 

@@ -57,7 +57,7 @@ class Matrix(NamedTuple):
 
     @property
     def used_params(self) -> int:
-        """Elements on each rank that a token is multiplied with."""
+        """Elements on each rank that one token is multiplied with: of experts, those that it is routed to."""
         return (self.copies if self.used is None else self.used) * self._elements
 
     @property

@@ -57,7 +57,7 @@ def _base(name: str) -> str:
 
 
 def config_file(name: str, alike: str | None = None) -> Path | None:
-    """The ``config.json`` of a repository, from the cache, or downloaded into it; None if the name is of no repository.
+    """The ``config.json`` of a repository, from the cache, or downloaded into it; None if the name is not of the form ORG/NAME.
 
     Args:
         alike: A known model with nearly that name, for the error.

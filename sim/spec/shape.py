@@ -212,7 +212,7 @@ class ModelSpec:
         return self.num_heads // tensor_parallel
 
     def kv_heads_per_rank(self, tensor_parallel: int = 1, span: Span = FULL) -> int:
-        """KV heads on each rank of layers with a span, at least one: with more ranks than KV heads, ranks hold copies."""
+        """KV heads on each rank in layers of that span. At least one: with more ranks than KV heads, heads are replicated."""
         self.heads_per_rank(tensor_parallel)
         heads = self.heads(span).num_kv_heads
         if not heads:
@@ -251,7 +251,7 @@ class ModelSpec:
         )
 
     def state_mixer(self, tensor_parallel: int = 1) -> StateMixer | None:
-        """The mixer of the state layers; None for a model without state layers.
+        """The mixer of the layers with a state (Mamba, gated delta net, ...); None for a model without such layers.
 
         Raises:
             SettingError: ``tensor_parallel`` ranks cannot divide it.

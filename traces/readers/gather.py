@@ -81,7 +81,7 @@ class Gathering:
             raise TraceError(self._path, int(line), name, None, remedy, table.unit)
 
     def _numbered(self, names: np.ndarray) -> np.ndarray:
-        """Numbers of sessions, in the order in which they begin."""
+        """The session of each row as a number; sessions are numbered in order of their first row."""
         numbers = self._sessions
         return np.array([numbers.setdefault(name, len(numbers)) for name in names.tolist()], dtype=np.int64)
 

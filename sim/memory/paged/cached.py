@@ -298,7 +298,8 @@ class CachedMemory(PagedMemory):
         return True
 
     def _known_tokens(self, sequence: Sequence, decode_step: int) -> int:
-        """Computed tokens of a decoding sequence that were known when ``decode_step`` was decided."""
+        """Computed tokens of a decoding sequence with known ids when ``decode_step`` was scheduled: with asynchronous scheduling the last
+        one is still being sampled."""
         tokens = sequence.held_tokens(decode_step)
         return tokens - (self._ahead and tokens > sequence.start_tokens)
 
