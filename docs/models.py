@@ -186,9 +186,8 @@ def read(folders: list[Path], day: str) -> None:
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
 
 
-def answer(name: str) -> dict[str, Any]:
+def answer(spec: ModelSpec) -> dict[str, Any]:
     """The figures of a model in which a name and a file must agree."""
-    spec = model(name)
     return {
         "KV bytes per token": [spec.slot_bytes(form) for form in ("bf16", "fp8")],
         "groups": spec.kv_groups(),
@@ -205,7 +204,7 @@ def count(folder: Path) -> None:
     for name, _, _ in files(folder):
         for how, asked in (("folder", str(folder / name)), ("name", name)):
             try:
-                by[how][name] = answer(asked)
+                by[how][name] = answer(model(asked))
             except UserError as error:
                 print(f"by {how}: {name}: {str(error)[:160]}")
     both = by["folder"].keys() & by["name"].keys()

@@ -128,3 +128,13 @@ class Service:
 def smallest(service: Service, gpu: str, wanted: float) -> int:
     """The smallest fleet that at most one of 48 seeds misses."""
     return ceil(wanted / sorted(service.rates(gpu))[1])
+
+
+class RateOnly:
+    """A load that is not served: at a rate it is the rate."""
+
+    def draw(self, seed: int, replicas: int = 1) -> RateOnly:
+        return self
+
+    def at(self, rate: float) -> float:
+        return rate

@@ -8,6 +8,7 @@ from math import sqrt
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fragmeter as fm
@@ -169,6 +170,9 @@ def test_every_command_takes_the_words(tmp_path, capsys):
     assert "5 requests/s (Poisson): 1,800 users, 10 an hour each" in " ".join(capsys.readouterr().out.split())
     done("compare", "--set", "policy=orca-max", "--set", "policy=vllm-v1", "--seeds", 2, *words, *users, *counted)
     done("sweep", "--grid", "input_len=100,200", *SERVED, *words, *users, *counted, "--out", tmp_path / "sweep")
+    swept = pd.read_parquet(tmp_path / "sweep" / "sweep.parquet")
+    # Half of 100 and of 200 either way, after 96 common tokens.
+    assert (swept["total_input_tokens"] / 100).tolist() == pytest.approx([196, 296], rel=0.05)
     capsys.readouterr()
     goal = ["--goodput", "ttft:500", "--seeds", 1]
     done("plan", "--model", "opt-13b", "--gpu", "a100-40gb", *goal, *words, *users, *counted)

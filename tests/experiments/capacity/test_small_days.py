@@ -23,18 +23,9 @@ from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.traces import Pacing, Trace, stream
 from fragmeter.traces.arrivals.pacing import unit_gaps
+from made_up_service import RateOnly
 
 GOAL = Goal(Objectives(ttft=500))
-
-
-class RateOnly:
-    """A load that is not served: at a rate it is the rate."""
-
-    def draw(self, seed: int, replicas: int = 1) -> RateOnly:
-        return self
-
-    def at(self, rate: float) -> float:
-        return rate
 
 
 def overlap(one: tuple[float, float], other: tuple[float, float]) -> float:

@@ -29,18 +29,9 @@ from fragmeter.sim import Workload, settings
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.types.errors import SettingError
+from made_up_service import RateOnly
 
 GOAL = Goal(Objectives(ttft=500))
-
-
-class RateOnly:
-    """A load that is not served: at a rate it is the rate."""
-
-    def draw(self, seed: int, replicas: int = 1) -> RateOnly:
-        return self
-
-    def at(self, rate: float) -> float:
-        return rate
 
 
 class TestShare:

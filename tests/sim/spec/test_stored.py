@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, status
-from fragmeter.sim.spec import ModelSpec, model, stage_bytes
+from fragmeter.sim.spec import model
 from fragmeter.sim.spec.stored import Stored, stored, stored_names
 from fragmeter.sim.types.errors import SettingError
 
@@ -45,18 +45,6 @@ FORMATS = {
 }
 
 
-def answer(spec: ModelSpec) -> dict[str, Any]:
-    """The figures in which a name and a file must agree."""
-    return {
-        "KV bytes": [spec.slot_bytes(form) for form in ("bf16", "fp8")],
-        "groups": spec.kv_groups(),
-        "states": spec.state_bytes("bf16"),
-        "weights": stage_bytes(spec, quantization=spec.quantization),
-        "longest": spec.max_model_len,
-        "formats": (spec.quantization, spec.unquantized, spec.kv_dtype, spec.named_format),
-    }
-
-
 def written(facts: Stored, folder: Path) -> Path:
     """The files of a checkpoint, in a folder of its name."""
     found = folder / facts.name
@@ -67,12 +55,21 @@ def written(facts: Stored, folder: Path) -> Path:
     return found
 
 
-def test_a_name_and_its_files_answer_alike(tmp_path):
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    """``docs/models.py``, which writes the stored facts."""
+    source = importlib.util.spec_from_file_location("models_page", Path(__file__).parents[3] / "docs" / "models.py")
+    found = importlib.util.module_from_spec(source)
+    source.loader.exec_module(found)
+    return found
+
+
+def test_a_name_and_its_files_answer_alike(maker, tmp_path):
     names = stored_names()
     assert len(names) > 200
     for name in names:
         facts = stored(name)
-        assert answer(model(name)) == answer(model(written(facts, tmp_path))), name
+        assert maker.answer(model(name)) == maker.answer(model(written(facts, tmp_path))), name
 
 
 def test_every_fact_has_a_source_and_a_day():
@@ -81,15 +78,6 @@ def test_every_fact_has_a_source_and_a_day():
     # 83 of the 89 models of aiconfigurator 0.12.0; the others are DeepSeek V4.
     own = [facts for facts in found if "the same repository" not in facts.source]
     assert sum(facts.source.startswith("aiconfigurator-core") for facts in own) == 83
-
-
-@pytest.fixture(scope="module")
-def maker() -> ModuleType:
-    """``docs/models.py``, which writes the stored facts."""
-    source = importlib.util.spec_from_file_location("models_page", Path(__file__).parents[3] / "docs" / "models.py")
-    found = importlib.util.module_from_spec(source)
-    source.loader.exec_module(found)
-    return found
 
 
 def test_the_page_lists_what_is_stored(maker):
@@ -177,10 +165,10 @@ class TestUnknownFamily:
 
         return write
 
-    def test_it_is_plain_grouped_query_attention(self, folder):
+    def test_it_is_plain_grouped_query_attention(self, maker, folder):
         found = model(folder())
         like = model(folder(model_type="llama"))
-        assert answer(found) == answer(like) and found.assumed is not None and like.assumed is None
+        assert maker.answer(found) == maker.answer(like) and found.assumed is not None and like.assumed is None
         assert found.slot_bytes("bf16") == 4 * 2 * 2 * 32 * 2
         # Two matrices of 256 x 700 in place of three.
         assert like.num_params - model(folder(hidden_act="relu2")).num_params == 4 * 256 * 700
