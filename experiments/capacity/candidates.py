@@ -21,8 +21,8 @@ from ...sim.cost import default_cost, read_server
 from ...sim.engine.replica import build
 from ...sim.engine.settings import Settings, settings
 from ...sim.policy.options import as_json
-from ...sim.spec.launch import capacity
 from ...sim.spec.speculative import parse_speculative
+from ...sim.spec.startup.capacity import capacity
 from ...sim.types.errors import SettingError
 from ..runs.grid import MOST_POINTS, NONE, axis_values
 from ..vllm_serve.line import ServeLine

@@ -17,7 +17,7 @@ from ...reports.style.labels import metric_label
 from ...sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, sums
 from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
-from ...sim.spec.launch import capacity
+from ...sim.spec.startup.capacity import capacity
 from ...sim.types.optional import not_none
 from ..runs.points import FINISHED, as_parquet
 from ..vllm_serve.checks import gib

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.metrics.objectives import objectives
 from ...sim.output.folders import OutputFolder
-from ...sim.spec.launch import capacity
+from ...sim.spec.startup.capacity import capacity
 from ...sim.types.bounds import Seed, Seeds
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none

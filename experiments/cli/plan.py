@@ -17,7 +17,8 @@ from ...sim.engine.settings import Settings
 from ...sim.engine.unread import only_read
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
-from ...sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
+from ...sim.spec.startup.capacity import Capacity, capacity, longest_model_len, users
+from ...sim.spec.startup.launch import Launch
 from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
 from ...traces import Pacing, Reading
 from ..capacity.candidates import CHOICES, Choices, values_of

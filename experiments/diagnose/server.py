@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from ...sim import Settings
 from ...sim.cost import default_cost, prices_kv
 from ...sim.engine.settings import settings
-from ...sim.spec.launch import Capacity, Launch, capacity
+from ...sim.spec.startup.capacity import Capacity, capacity
+from ...sim.spec.startup.launch import Launch
 from ...sim.types.errors import SettingError, UserError
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog

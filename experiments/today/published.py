@@ -42,7 +42,8 @@ from ...sim.spec.attention import FP8_DS_MLA
 from ...sim.spec.attention import FULL as EVERY_TOKEN
 from ...sim.spec.kv_cache import GIB
 from ...sim.spec.kv_layers import Layer
-from ...sim.spec.launch import Launch, stage_memories
+from ...sim.spec.startup.capacity import stage_memories
+from ...sim.spec.startup.launch import Launch
 from ...sim.types.errors import UserError
 from ...sim.workload.workload import Workload
 from ..paper.rows import Row, as_finding, value_row

@@ -9,7 +9,8 @@ from math import fsum
 from ...sim.engine.run import Run
 from ...sim.engine.settings import Settings, settings
 from ...sim.spec import Deployment, cache_layers, gpu, model
-from ...sim.spec.launch import BLOCK_SIZE, Launch, StageMemory, checked_block_size, resolved_kv_dtype, stage_memories
+from ...sim.spec.startup.capacity import StageMemory, stage_memories
+from ...sim.spec.startup.launch import BLOCK_SIZE, Launch, checked_block_size, resolved_kv_dtype
 from .pools import PageKind, page_kinds
 
 

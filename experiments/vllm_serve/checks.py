@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...sim.spec.context_parallel import broken_rule, has_windows
-from ...sim.spec.launch import (
+from ...sim.spec.startup.capacity import (
     CONTEXT_BYTES,
-    Launch,
     capacity,
     capture_blocks,
     fits,
     longest_model_len,
-    require_divisible,
     stage_memories,
 )
+from ...sim.spec.startup.launch import Launch
+from ...sim.spec.startup.loading import require_divisible
 from ...sim.types.errors import NotSimulated, SettingError
 
 GIB = 1 << 30

@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ...sim.spec.launch import Launch, capacity
+from ...sim.spec.startup.capacity import capacity
+from ...sim.spec.startup.launch import Launch
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from .line import pasted

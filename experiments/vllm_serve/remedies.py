@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...sim.spec.context_parallel import is_simulated
-from ...sim.spec.launch import Launch, capture_blocks, longest_model_len, resolved_kv_dtype
+from ...sim.spec.startup.capacity import capture_blocks, longest_model_len
+from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
 from ...sim.types.optional import not_none
 from .checks import refusal, too_few_states, too_few_tokens, undivided
 

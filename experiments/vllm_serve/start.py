@@ -12,18 +12,10 @@ from pathlib import Path
 from ...sim.engine.settings import Settings, settings
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
 from ...sim.spec.context_parallel import broken_rule, has_windows, require_context_parallel
-from ...sim.spec.launch import (
-    BLOCK_SIZE,
-    Launch,
-    batch_defaults,
-    capacity,
-    checked_block_size,
-    longest_model_len,
-    resolved_kv_dtype,
-    stage_memories,
-)
 from ...sim.spec.releases import FIRST_ORDERED, FIRST_V1, FIRST_WITHOUT_V0, LAST_ORDERED, LATEST, Release, release
 from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_speculative
+from ...sim.spec.startup.capacity import capacity, longest_model_len, stage_memories
+from ...sim.spec.startup.launch import BLOCK_SIZE, Launch, batch_defaults, checked_block_size, resolved_kv_dtype
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
 from .checks import Refusal, refusal, undivided

@@ -45,7 +45,7 @@ from ..memory.prefix import Chains
 from ..policy.options import either
 from ..policy.registry import POLICIES, policy
 from ..spec import gpu, model
-from ..spec.launch import resolved_kv_dtype
+from ..spec.startup.launch import resolved_kv_dtype
 from ..types.errors import SettingError
 from ..types.optional import not_none
 from ..types.sequence import Sequence as Prefilled

@@ -29,10 +29,10 @@ from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_block
 from ..spec.context_parallel import require_context_parallel
 from ..spec.hybrid import formed_layout, require_one_block_size
 from ..spec.kv_cache import CacheSettings
-from ..spec.launch import checked_block_size, resolved_kv_dtype
 from ..spec.model import origin
 from ..spec.pool import offloaded_blocks
 from ..spec.releases import LAST_ORDERED
+from ..spec.startup.launch import checked_block_size, resolved_kv_dtype
 from ..spec.weights import weights_format
 from ..types.errors import NotSimulated, SettingError
 from ..types.plugins import broken, is_plugin

@@ -17,9 +17,10 @@ from ..memory.paged.paged import PagedMemory
 from ..memory.paged.speculative import Speculation, SpeculativeMemory, SpeculativeTransaction
 from ..memory.paged.transaction import PagedTransaction
 from ..memory.prefix import Chains
-from ..spec.launch import Launch, batch_defaults, capacity, capture_blocks, fits, longest_model_len
 from ..spec.releases import LAST_ORDERED, release, unhashed_first
 from ..spec.speculative import SpeculativeConfig
+from ..spec.startup.capacity import capacity, capture_blocks, fits, longest_model_len
+from ..spec.startup.launch import Launch, batch_defaults
 from ..types.errors import SettingError
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
@@ -122,7 +123,7 @@ class VllmV1(TokenBudget):
     def pool_size(
         cls, server: Server, options: Options, num_blocks: int | None, block_size: int | None
     ) -> tuple[int, int]:
-        """See ``Policy``; the pool that ``vllm serve`` computes at its start (``spec.launch``).
+        """See ``Policy``; the pool that ``vllm serve`` computes at its start (``spec.startup``).
 
         Raises:
             SettingError: vLLM would not start: the pool cannot hold one sequence of ``max_model_len``, or of one token, or has

@@ -17,7 +17,8 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from fragmeter.sim.real_vllm.core import BarePlatform, model_config
 from fragmeter.sim.spec import CacheSettings, cache_layers
-from fragmeter.sim.spec.launch import Launch, capacity
+from fragmeter.sim.spec.startup.capacity import capacity
+from fragmeter.sim.spec.startup.launch import Launch
 
 from . import server
 from .server import start

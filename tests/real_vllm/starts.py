@@ -8,7 +8,8 @@ from functools import cache
 
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.start import Started, started
-from fragmeter.sim.spec.launch import Launch, capacity
+from fragmeter.sim.spec.startup.capacity import capacity
+from fragmeter.sim.spec.startup.launch import Launch
 
 #: Models with states, one of them with packed groups, and models without; each with its GPU and a pool of a few hundred blocks.
 _MODELS = {

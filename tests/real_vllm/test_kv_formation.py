@@ -43,7 +43,8 @@ from fragmeter.sim.spec import (
     stages,
 )
 from fragmeter.sim.spec.attention import FULL
-from fragmeter.sim.spec.launch import Launch, capacity, fits, longest_model_len
+from fragmeter.sim.spec.startup.capacity import capacity, fits, longest_model_len
+from fragmeter.sim.spec.startup.launch import Launch
 from fragmeter.sim.types.errors import SettingError
 
 from . import layers as vllm_layers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fragmeter.experiments.vllm_serve import start
-from fragmeter.sim.spec.launch import capacity
+from fragmeter.sim.spec.startup.capacity import capacity
 
 from . import graphs
 from .record import real_starts, recorded_starts

@@ -19,7 +19,7 @@ from ...engine.settings import Settings
 from ...memory.accounting.ledger import Leap
 from ...memory.accounting.moves import Moves
 from ...spec import gpu, model
-from ...spec.launch import resolved_kv_dtype
+from ...spec.startup.launch import resolved_kv_dtype
 from ...types.errors import SettingError
 from ...types.sequence import Sequence, StepPlan
 from ...types.state import State

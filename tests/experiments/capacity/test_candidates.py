@@ -9,7 +9,7 @@ import pytest
 from fragmeter.experiments.capacity.candidates import Choices, candidates
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.vllm_serve.line import ServeLine, parse_serve
-from fragmeter.sim.spec.launch import capacity
+from fragmeter.sim.spec.startup.capacity import capacity
 
 #: Drafts of which 0.8 and 0.5 are accepted.
 DRAFTS = {

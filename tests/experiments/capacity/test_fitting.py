@@ -17,7 +17,8 @@ from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.sim import Settings, Workload, simulate
-from fragmeter.sim.spec.launch import Launch, users
+from fragmeter.sim.spec.startup.capacity import users
+from fragmeter.sim.spec.startup.launch import Launch
 
 #: Windows, states with and without prefix caching, packed groups, latent vectors, one group; with small pools.
 LINES = {

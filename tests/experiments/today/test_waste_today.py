@@ -19,8 +19,8 @@ from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.reports.page.page import write_page
 from fragmeter.reports.style.palette import MEMORY
-from fragmeter.sim.spec.launch import capacity, stage_memories
 from fragmeter.sim.spec.pool import GIB
+from fragmeter.sim.spec.startup.capacity import capacity, stage_memories
 from paths import ROOT
 
 PAGE = ROOT / "docs" / "waste-today.md"

@@ -16,8 +16,10 @@ import pytest
 from fragmeter.experiments.today.published import glm_launch, published
 from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.spec.families import read_config
-from fragmeter.sim.spec.launch import Launch, activation_bytes, capacity, stage_memories
 from fragmeter.sim.spec.releases import release
+from fragmeter.sim.spec.startup.activations import activation_bytes
+from fragmeter.sim.spec.startup.capacity import capacity, stage_memories
+from fragmeter.sim.spec.startup.launch import Launch
 from paths import ROOT
 
 GIB = 2**30

@@ -12,7 +12,7 @@ from fragmeter.experiments.vllm_serve.checks import refusal
 from fragmeter.experiments.vllm_serve.line import ServeLine, parse_serve
 from fragmeter.experiments.vllm_serve.remedies import remedies
 from fragmeter.experiments.vllm_serve.start import Started, started
-from fragmeter.sim.spec.launch import capacity
+from fragmeter.sim.spec.startup.capacity import capacity
 from fragmeter.sim.types.errors import SettingError
 
 DEEPSEEK = "vllm serve deepseek-ai/DeepSeek-V3 -tp 8"

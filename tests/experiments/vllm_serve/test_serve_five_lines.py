@@ -11,7 +11,7 @@ from fragmeter.experiments.vllm_serve.checks import refusal
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.remedies import remedies
 from fragmeter.experiments.vllm_serve.start import started
-from fragmeter.sim.spec.launch import capacity, users
+from fragmeter.sim.spec.startup.capacity import capacity, users
 
 GIB = 2**30
 H100 = 85_028_896_768

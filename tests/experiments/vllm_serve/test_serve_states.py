@@ -16,8 +16,9 @@ from fragmeter.experiments.vllm_serve.start import Started, started
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import gpu
-from fragmeter.sim.spec.launch import batch_defaults, capacity
 from fragmeter.sim.spec.releases import release
+from fragmeter.sim.spec.startup.capacity import capacity
+from fragmeter.sim.spec.startup.launch import batch_defaults
 from fragmeter.sim.types.errors import SettingError, UserError
 
 LINE = "vllm serve qwen3.6-27b -q fp8 --max-model-len 32768 --num-gpu-blocks-override 600"

@@ -12,7 +12,8 @@ from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.vllm_serve.line import parse_serve, version
 from fragmeter.experiments.vllm_serve.log import read_log
 from fragmeter.experiments.vllm_serve.start import Started, started
-from fragmeter.sim.spec.launch import Launch, capacity
+from fragmeter.sim.spec.startup.capacity import capacity
+from fragmeter.sim.spec.startup.launch import Launch
 
 GIB = 1 << 30
 

@@ -28,8 +28,9 @@ from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.recording.blocks.recording import BlockRecording
 from fragmeter.sim.recording.plans.recording import PlanRecording
 from fragmeter.sim.spec import Deployment, gpu, model
-from fragmeter.sim.spec.launch import Launch, capacity
 from fragmeter.sim.spec.speculative import one_layer, parse_speculative
+from fragmeter.sim.spec.startup.capacity import capacity
+from fragmeter.sim.spec.startup.launch import Launch
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.sequence import Sequence, StepPlan
 from fragmeter.sim.workload.workload import Workload

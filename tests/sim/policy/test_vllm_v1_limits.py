@@ -7,7 +7,8 @@ import pytest
 from fragmeter.sim import settings
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.spec import gpu, model
-from fragmeter.sim.spec.launch import Launch, capacity
+from fragmeter.sim.spec.startup.capacity import capacity
+from fragmeter.sim.spec.startup.launch import Launch
 from fragmeter.sim.types.errors import SettingError
 
 

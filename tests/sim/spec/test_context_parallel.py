@@ -8,7 +8,8 @@ import pytest
 
 from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.spec.context_parallel import broken_rule, require_context_parallel
-from fragmeter.sim.spec.launch import Launch, capacity, longest_model_len, stage_memories
+from fragmeter.sim.spec.startup.capacity import capacity, longest_model_len, stage_memories
+from fragmeter.sim.spec.startup.launch import Launch
 from fragmeter.sim.types.errors import SettingError
 
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from fragmeter.sim.spec import CacheSettings, cache_layers, form_kv_cache, gpu, model, model_names
-from fragmeter.sim.spec.launch import Launch, activation_bytes, capacity, fits, longest_model_len, users
 from fragmeter.sim.spec.releases import release
+from fragmeter.sim.spec.startup.activations import activation_bytes
+from fragmeter.sim.spec.startup.capacity import capacity, fits, longest_model_len, users
+from fragmeter.sim.spec.startup.launch import Launch
 from fragmeter.sim.types.errors import SettingError
 
 PRESETS = [name for name in model_names() if model(name).mixer]

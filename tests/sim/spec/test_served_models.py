@@ -18,8 +18,8 @@ from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.cost import CalibratedCost, RooflineCost, default_cost, profile
 from fragmeter.sim.cost.shares import speedup
 from fragmeter.sim.spec import CacheSettings, cache_layers, form_kv_cache, gpu, model, stage_bytes
-from fragmeter.sim.spec.launch import resolved_kv_dtype
 from fragmeter.sim.spec.model import origin
+from fragmeter.sim.spec.startup.launch import resolved_kv_dtype
 from fragmeter.sim.spec.weights import layer_matrices
 from fragmeter.sim.types.errors import SettingError
 

@@ -1,0 +1,172 @@
+"""KV cache memory that vLLM computes at start-up: `determine_available_memory` of its `v1/worker/gpu_worker.py`.
+
+    --gpu-memory-utilization of the GPU memory
+    - weights                  as loaded, with the rotary table
+    - activations              the peak of one dummy step: max_num_batched_tokens, then max_num_seqs samples
+    - outside of torch         CUDA libraries, NCCL
+    - CUDA graphs              since 0.20; before, they used the rest of the GPU memory
+    = KV cache, in blocks of --block-size tokens of all layers (with KV groups: of the layers of a page)
+
+Weights, blocks and the check follow vLLM's arithmetic. The other parts are estimates. docs/serve.md has their errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..deployment import CUDA_GRAPH_BYTES, MAX_CAPTURED, stages
+from ..pool import GIB
+from .activations import activation_bytes
+from .launch import BLACKWELL, Launch
+from .loading import loaded_bytes
+
+#: Used memory of an H100 before anything is loaded: 79.19 - 78.68 GiB.
+CONTEXT_BYTES = int(0.51 * GIB)
+#: GLM-5.3-Flash is in the releases from 0.30 on. Builds before (vllm-project/recipes#906, where the pool has 3,081 blocks) made the check
+#: of ``capture_blocks`` while they profiled, in a pool with as many blocks as the largest graph has tokens; no release does.
+_GLM5_NEXT, _FIRST_GLM5_NEXT = "glm5_next", (0, 30)
+#: Tokens of the largest graph by default on GPUs of compute capability 10; elsewhere ``MAX_CAPTURED``.
+_BLACKWELL_GRAPH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Memory of each GPU of a pipeline stage, in bytes."""
+
+    total_bytes: int
+    requested_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    non_torch_bytes: int
+    cuda_graph_bytes: int
+    kv_cache_bytes: int
+    block_bytes: int
+
+    @property
+    def num_blocks(self) -> int:
+        return max(0, self.kv_cache_bytes // self.block_bytes)
+
+
+def stage_memories(launch: Launch) -> list[StageMemory]:
+    """Memory of the GPUs of every pipeline stage.
+
+    Raises:
+        SettingError: The ranks or stages cannot divide the model.
+    """
+    weights = loaded_bytes(launch)
+    parts = stages(launch.model.num_layers, launch.deployment.pipeline_parallel)
+    return [
+        _stage(launch, layers, weight, last=layers is parts[-1]) for layers, weight in zip(parts, weights, strict=True)
+    ]
+
+
+def _stage(launch: Launch, layers: range, weights: int, last: bool) -> StageMemory:
+    requested = int(launch.gpu.memory_bytes * launch.gpu_memory_utilization)
+    activations = activation_bytes(launch, layers, last)
+    alone = launch.num_gpus == launch.deployment.data_parallel == 1
+    non_torch = launch.release.alone_bytes if alone else launch.release.together_bytes
+    graphs = CUDA_GRAPH_BYTES if launch.deployment.cuda_graphs and launch.profiling.counts_graphs else 0
+    left = requested - weights - activations - non_torch - graphs
+    if launch.kv_cache_memory_bytes is not None:
+        left = launch.kv_cache_memory_bytes
+    return StageMemory(
+        total_bytes=launch.gpu.memory_bytes,
+        requested_bytes=requested,
+        weight_bytes=weights,
+        activation_bytes=activations,
+        non_torch_bytes=non_torch,
+        cuda_graph_bytes=graphs,
+        kv_cache_bytes=left + launch.correction_bytes,
+        block_bytes=_block_bytes(launch, layers),
+    )
+
+
+def _block_bytes(launch: Launch, layers: range) -> int:
+    layout = launch.layout
+    if layout and layout.config:
+        return layout.block_bytes(launch.model, layers)
+    groups = (layout.largest(layers),) if layout else launch.model.kv_groups(layers)
+    dtype, ranks = launch.deployment.kv_dtype, launch.tensor_parallel
+    kept = sum(launch.model.group_slot_bytes(group, dtype, ranks) for group in groups)
+    if launch.speculative is not None:
+        kept += launch.speculative.drafter_slot_bytes(launch.model, ranks, launch.deployment)
+    return launch.block_size * kept
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Capacity of the KV cache.
+
+    Attributes:
+        stage: The stage with the fewest blocks, which limits the pool.
+        num_blocks: Blocks of the pool, including the null block, which holds no tokens.
+        max_concurrency: Concurrent sequences of max_model_len, as vLLM logs it.
+        num_tokens: max_concurrency * max_model_len, as vLLM logs it.
+    """
+
+    stage: StageMemory
+    num_blocks: int
+    max_concurrency: float
+    num_tokens: int
+
+
+def capacity(launch: Launch) -> Capacity:
+    """Capacity of the KV cache of a launch.
+
+    Raises:
+        SettingError: The ranks or stages cannot divide the model.
+    """
+    stage = min(stage_memories(launch), key=lambda memory: memory.num_blocks)
+    blocks = launch.num_gpu_blocks_override or stage.num_blocks
+    needed = launch.sequence_blocks(launch.max_model_len)
+    return Capacity(stage, blocks, blocks / needed, blocks * launch.max_model_len // needed)
+
+
+def users(launch: Launch, num_blocks: int, tokens: int) -> int:
+    """Sequences with ``tokens`` of prompt and output that run at once in the pool without preemption, whatever max_num_seqs is.
+
+    They may all be at their full length. A prompt takes more while it is computed, but waits for that without preempting any.
+    """
+    return max(0, num_blocks - 1) // launch.decode_blocks(tokens)
+
+
+def fits(launch: Launch) -> bool:
+    """Whether every GPU has room for one sequence of max_model_len: vLLM's ``check_enough_kv_cache_memory``.
+
+    For models with states it also needs the null block, as in vLLM 0.33.
+    """
+    needed = launch.sequence_blocks(launch.max_model_len) + (launch.model.mixer is not None)
+    return all(memory.kv_cache_bytes >= needed * memory.block_bytes > 0 for memory in stage_memories(launch))
+
+
+def capture_blocks(launch: Launch) -> int | None:
+    """Blocks that max_num_seqs must not exceed: each sequence of a captured decode step needs one for its states.
+
+    vLLM compares it with ``KVCacheConfig.num_blocks``: all blocks of the pool, whatever the number of groups, and the null block too
+    (``resolve_cudagraph_mode_and_sizes`` of its ``config/compilation.py``).
+
+    Returns:
+        None where nothing is compared: without states, without graphs of whole decode steps, and before 0.20.
+    """
+    captures = launch.deployment.cuda_graphs and launch.full_graphs
+    if not (launch.model.state_layers and captures and launch.release.checks_states):
+        return None
+    blocks = capacity(launch).num_blocks
+    if launch.model.model_type == _GLM5_NEXT and launch.release.since < _FIRST_GLM5_NEXT:
+        return min(blocks, _BLACKWELL_GRAPH if launch.gpu.architecture in BLACKWELL else MAX_CAPTURED)
+    return blocks
+
+
+def longest_model_len(launch: Launch) -> int:
+    """The longest max_model_len that fits, up to the launch's; 0 if none fits (``estimate_max_model_len``)."""
+    return _largest(lambda tokens: fits(replace(launch, max_model_len=tokens)), launch.max_model_len)
+
+
+def _largest(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to ``most`` for which ``holds`` is true; 0 if none. ``holds`` is true up to some number."""
+    least = 0
+    while least < most:
+        middle = -(-(least + most) // 2)
+        least, most = (middle, most) if holds(middle) else (least, middle - 1)
+    return least

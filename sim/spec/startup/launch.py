@@ -1,0 +1,184 @@
+"""The settings of vLLM that decide the size of an engine's KV cache, with the defaults that depend on the GPU and the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...types.errors import SettingError
+from ..attention import FP8_DS_MLA
+from ..deployment import DTYPE_BITS, Deployment
+from ..gpu import GpuSpec
+from ..hybrid import HybridLayout, formed_layout, hybrid_layout
+from ..kv_cache import CacheSettings, window_blocks
+from ..pool import GIB
+from ..releases import LATEST, Release
+from ..shape import ModelSpec
+from ..speculative import SpeculativeConfig
+
+BLOCK_SIZE = 16
+#: From vLLM's `get_batch_defaults` for a server: (max_num_batched_tokens, max_num_seqs).
+_LARGEST, _LARGE, _OTHER = (16_384, 1024), (8192, 1024), (2048, 256)
+_LARGEST_BYTES, _LARGE_BYTES = 160 * GIB, 70 * GIB
+#: GPUs with NVIDIA's compute capabilities 10 and 12; others that have kernels for sparse attention are of 9.
+BLACKWELL, _RTX_BLACKWELL = ("b200", "b300"), ("rtx-pro-6000",)
+
+
+def checked_block_size(model: ModelSpec, given: int | None) -> int | None:
+    """Tokens per block, before blocks are raised for states; None if neither the user nor the model decides.
+
+    Raises:
+        SettingError: The kernels of an indexer do not run such blocks.
+    """
+    if model.indexer is None:
+        return given
+    multiple = model.indexer.kernel_block_size
+    size = given or multiple
+    if size % multiple:
+        remedy = f"must be a multiple of {multiple} tokens for the indexer of {model.name}"
+        raise SettingError("block_size", size, remedy)
+    return size
+
+
+def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, sixteen_bit: str = "fp16") -> str:
+    """Number format of the KV cache that vLLM takes.
+
+    "auto" is the format that the checkpoint asks for, or fp8 for GLM on B200 and B300, else 16 bit. With sparse attention fp8 is
+    FlashMLA's format, but on B200 and B300, where vLLM prefers FlashInfer.
+
+    Args:
+        given: ``--kv-cache-dtype`` by fragmeter's name, or "auto".
+        sixteen_bit: The model's format.
+
+    Raises:
+        SettingError: The checkpoint asks for a format that is not simulated.
+    """
+    indexer = model.indexer
+    if given == "auto":
+        by_default = indexer is not None and indexer.fp8_on_b200 and gpu.architecture in BLACKWELL
+        given = model.kv_dtype or ("fp8" if by_default else sixteen_bit)
+        if given not in DTYPE_BITS:
+            remedy = f"which the checkpoint of {model.name} asks for, is not simulated; give another --kv-cache-dtype"
+            raise SettingError("kv_cache_dtype", given, remedy)
+    if (
+        model.latent
+        and indexer
+        and gpu.architecture not in BLACKWELL
+        and (given == "fp8" or gpu.architecture in _RTX_BLACKWELL)
+    ):
+        return FP8_DS_MLA
+    return given
+
+
+def batch_defaults(gpu: GpuSpec, release: Release = LATEST) -> tuple[int, int]:
+    """Defaults of max_num_batched_tokens and max_num_seqs of a server; those of small GPUs apply to A100s."""
+    if gpu.memory_bytes >= _LARGEST_BYTES and release.largest_batch:
+        return _LARGEST
+    is_small = gpu.memory_bytes < _LARGE_BYTES or (gpu.architecture == "a100" and not release.large_a100)
+    return _OTHER if is_small else _LARGE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Settings that decide the size of an engine's KV cache.
+
+    Attributes:
+        deployment: Pipeline stages, number formats, CUDA graphs.
+        block_size: Tokens per block on a rank, before they are raised for states.
+        hybrid: Whether layers with a window keep only the tokens within it.
+        full_graphs: Whether CUDA graphs of whole decode steps are captured (``cudagraph_mode``), where graphs are.
+        enable_prefix_caching: Whether states at ends of blocks are kept; of no effect on models without states.
+        release: Release of vLLM.
+        export_tokens: Of the layers with a state (``StateMixer.export_tokens``); None is that of the GPU and the release.
+        kv_cache_memory_bytes: KV cache of a GPU, set by the user; None computes it.
+        correction_bytes: Added to the computed KV cache memory, from an engine's log.
+        num_gpu_blocks_override: Number of blocks, independent of the memory.
+        speculative: The drafter, if any: its weights take memory, and its layers are in the blocks.
+        async_scheduling: Whether a step is decided while the step before it runs; both have drafts.
+    """
+
+    model: ModelSpec
+    gpu: GpuSpec
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    tensor_parallel: int = 1
+    deployment: Deployment = Deployment(cuda_graphs=True)
+    gpu_memory_utilization: float = LATEST.gpu_memory_utilization
+    block_size: int = BLOCK_SIZE
+    hybrid: bool = True
+    full_graphs: bool = True
+    enable_prefix_caching: bool = True
+    release: Release = LATEST
+    export_tokens: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    correction_bytes: int = 0
+    num_gpu_blocks_override: int | None = None
+    speculative: SpeculativeConfig | None = None
+    async_scheduling: bool = True
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tensor_parallel * self.deployment.pipeline_parallel
+
+    @property
+    def profiling(self) -> Release:
+        """The release as it profiles this model; the model runner that it takes decides."""
+        return self.release.profiling(self.model, self.deployment.quantization is not None)
+
+    @property
+    def layout(self) -> HybridLayout | None:
+        """The KV groups that share the pool; None if all layers keep every token."""
+        if self.model.mixer or (self.hybrid and self.model.window_heads):
+            settings = CacheSettings(
+                max_model_len=self.max_model_len,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                block_size=self.block_size,
+                enable_prefix_caching=self.enable_prefix_caching,
+            )
+            exports, mixer = self.export_tokens or 0, self.model.mixer
+            if mixer and self.export_tokens is None:
+                exports = mixer.export_tokens(self.gpu.architecture, self.release.since[1])
+            return formed_layout(self.model, settings, self.deployment.kv_dtype, self.tensor_parallel, exports)
+        return hybrid_layout(self.model, self.max_model_len) if self.hybrid else None
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens per block of the pool: on one rank, or on all that divide the tokens of a sequence."""
+        return self.rank_block_tokens * self.deployment.decode_context_parallel
+
+    @property
+    def rank_block_tokens(self) -> int:
+        """Tokens per block on one rank: ``block_size``, or more in a model with states."""
+        layout = self.layout
+        return layout.config.block_size if layout and layout.config else self.block_size
+
+    def sequence_blocks(self, tokens: int) -> int:
+        """Maximum of blocks that a sequence of ``tokens`` needs, over all KV groups.
+
+        A group with a window also needs blocks for the tokens of a step, and one more block because the window may start
+        within a block (``max_memory_usage_bytes`` of vLLM's ``SlidingWindowSpec``).
+        """
+        layout = self.layout
+        if layout is None:
+            return -(-tokens // self.block_tokens)
+        if layout.config:
+            return layout.config.sequence_blocks(tokens)
+        within = min(layout.window_tokens - 1 + self.max_num_batched_tokens, tokens)
+        full = len(layout.groups) - layout.num_sliding
+        return full * -(-tokens // self.block_size) + layout.num_sliding * (-(-within // self.block_size) + 1)
+
+    def decode_blocks(self, tokens: int) -> int:
+        """Most blocks that a sequence with ``tokens`` of prompt and output holds in a step that decodes, over all KV groups.
+
+        The last token is never stored. Drafts of the steps in flight are, with what a drafter looks ahead.
+        """
+        stored = max(1, tokens - 1)
+        if self.speculative is not None:
+            ahead = (1 + self.async_scheduling) * self.speculative.num_speculative_tokens
+            stored = min(stored + ahead + self.speculative.lookahead_tokens, self.max_model_len)
+        layout = self.layout
+        if layout is None:
+            return -(-stored // self.block_tokens)
+        if layout.config:
+            return layout.config.decode_blocks(stored)
+        return sum(window_blocks(stored, group.span.tokens, self.block_size) for group in layout.groups)
