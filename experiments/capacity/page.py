@@ -272,9 +272,9 @@ def _memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
     for answer, _ in ranks:
         stage = capacity(answer.candidate.started.launch).stage
         parts = {
-            "Weights": stage.weight_bytes,
-            "Activations": stage.activation_bytes,
-            "Other": stage.non_torch_bytes + stage.cuda_graph_bytes,
+            "Weights": stage.weights.likely,
+            "Activations": stage.activations.likely,
+            "Other": stage.non_torch.likely + stage.cuda_graphs.likely,
             "KV cache": stage.kv_cache_bytes,
         }
         rows.append(

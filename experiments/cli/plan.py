@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
-from rich import box
-from rich.table import Table
 
-from ...sim.cost import default_cost
-from ...sim.engine.replica import build
-from ...sim.engine.settings import Settings
-from ...sim.engine.unread import only_read
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
-from ...sim.spec.startup.capacity import Capacity, capacity, longest_model_len, users
-from ...sim.spec.startup.launch import Launch
 from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
 from ...traces import Pacing, Reading
 from ..capacity.candidates import CHOICES, Choices, values_of
@@ -30,12 +21,11 @@ from ..measured.statements import contradictions, of_line, of_log
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
-from ..vllm_serve.checks import Refusal, gib
-from ..vllm_serve.flags import Release, releases, text_of_release
+from ..vllm_serve.flags import Release
 from ..vllm_serve.line import ServeLine, parse_serve, pasted, version
 from ..vllm_serve.log import StartupLog, read_log
-from ..vllm_serve.remedies import Remedy, remedies
 from ..vllm_serve.start import Started, started
+from .start_answer import doubt, facts, print_flags, print_refusal, print_start, users_of
 from .sweep import WORKERS
 
 _LINE_GROUP = Group("Command line", sort_key=-2)
@@ -140,20 +130,28 @@ def _start(
     Raises:
         UserError: The load cannot be read, or served.
     """
-    refused = answer.refusal()
+    judged = answer.outcome()
+    refused = judged.refusal
     if refused is None:
         # Before any output, because the load may be refused.
-        fitting = None if mean_tokens is None else _users(answer.launch, mean_tokens)
+        fitting = None if mean_tokens is None else users_of(answer.launch, mean_tokens)
         about = subject_of(answer.settings(), mean_tokens, fitting, load)
     for text in contradicted:
         report.print_line(text)
+    if not judged.is_sure:
+        report.print_line(doubt(judged))
     if refused is None:
-        data = _print_start(answer, log, mean_tokens, report)
+        data = print_start(answer, log, mean_tokens, report)
         data["answers"] = answers(questions, *about, report)
     else:
-        data = _print_refusal(answer, refused, report)
-    _print_flags(answer, report)
-    report.data(_facts(answer) | data | {"contradictory_inputs": contradicted})
+        data = print_refusal(answer, refused, log, report)
+    print_flags(answer, report)
+    report.data(
+        facts(answer)
+        | {"outcome": judged.kind, "kv_cache_bytes_needed": judged.needed_bytes}
+        | data
+        | {"contradictory_inputs": contradicted}
+    )
 
 
 def _require_no_others(check: Path, alone: dict[str, Any], *groups: Any) -> None:
@@ -200,178 +198,3 @@ def _refuse_unused(serve: str | None, gpus: list[str], aims: Aims, choices: Choi
         raise UserError(f"plan needs --serve, a vllm serve line, and one --gpu; or for a plan {remedy}")
     if aims != Aims() or choices != Choices() or out is not None:
         raise UserError(f"flags of a plan have no effect without objectives; {remedy}")
-
-
-def _facts(answer: Started) -> dict[str, Any]:
-    launch = answer.launch
-    return {
-        "model": launch.model.name,
-        "gpu": launch.gpu.name,
-        "num_gpus": launch.num_gpus * answer.replicas,
-        "replicas": answer.replicas,
-        "tensor_parallel_size": launch.tensor_parallel,
-        "pipeline_parallel_size": launch.deployment.pipeline_parallel,
-        "decode_context_parallel_size": launch.deployment.decode_context_parallel,
-        "quantization": launch.deployment.quantization,
-        "kv_cache_dtype": launch.deployment.kv_dtype,
-        "gpu_memory_utilization": launch.gpu_memory_utilization,
-        "max_model_len": launch.max_model_len,
-        "max_num_seqs": launch.max_num_seqs,
-        "max_num_batched_tokens": launch.max_num_batched_tokens,
-        "block_size": launch.block_tokens,
-        "vllm_since": ".".join(map(str, launch.release.since)),
-        "ignored": answer.line.ignored,
-        "not_simulated": answer.line.not_simulated,
-        "uncounted": answer.line.uncounted,
-        "of_other_releases": answer.line.of_other_releases,
-    }
-
-
-def _users(launch: Launch, tokens: int) -> int:
-    """Sequences of ``tokens`` that run at once, whatever max_num_seqs is."""
-    return users(launch, capacity(launch).num_blocks, tokens)
-
-
-def _print_start(answer: Started, log: StartupLog | None, mean_tokens: int | None, report: Report) -> dict[str, Any]:
-    launch = answer.launch
-    if mean_tokens is not None and mean_tokens > launch.max_model_len:
-        raise SettingError("mean_tokens", mean_tokens, f"is more than max_model_len = {launch.max_model_len}")
-    found = capacity(launch)
-    lengths = [launch.max_model_len] if mean_tokens is None else [launch.max_model_len, mean_tokens]
-    held = {tokens: _users(launch, tokens) for tokens in lengths}
-    settings = answer.settings()
-    source = "by vLLM's own log" if log else "an estimate; --startup-log has vLLM's own"
-    if log and log.assumes(launch):
-        meaning = "up to 0.20.0" if launch.release.since < (0, 20) else "since 0.20.1"
-        source += f"; its tokens are read as {meaning}, unless you add its line with the concurrency or the release"
-    fitting = ", ".join(f"{number:,} with {tokens:,} tokens" for tokens, number in held.items())
-    if max(held.values()) > launch.max_num_seqs:
-        fitting += f"; --max-num-seqs {launch.max_num_seqs} runs no more"
-    report.print_line(
-        f"{_subject(answer)} starts: {_where(answer)} has a KV cache of {found.num_blocks:,} blocks ({found.num_tokens:,} tokens,"
-        f" {source}), which holds {found.max_concurrency:.2f} sequences of {launch.max_model_len:,} tokens."
-        f" Sequences that fit at once: {fitting}."
-    )
-    report.print_line()
-    report.console.print(_memory_table(launch, found))
-    cost = settings.cost or default_cost(launch.model, launch.gpu, launch.deployment.quantization)
-    refused: list[str] = []
-    try:
-        simulated = replace(only_read(settings), cost=cost)
-        build(simulated)
-        report.line(f"As a simulation: {_simulate(simulated)}")
-    except SettingError as error:
-        report.line(f"Not simulated: {error}")
-        refused.append(str(error))
-    return {
-        "starts": True,
-        "refusal": None,
-        "remedies": [],
-        "memory": asdict(found.stage) | {"correction_bytes": launch.correction_bytes},
-        "num_gpu_blocks": found.num_blocks,
-        "kv_cache_tokens": found.num_tokens,
-        "max_concurrency": found.max_concurrency,
-        "users": [{"tokens": tokens, "users": number} for tokens, number in held.items()],
-        "settings": settings.as_dict(),
-        "not_simulated": [*answer.line.not_simulated, *refused],
-    }
-
-
-def _subject(answer: Started) -> str:
-    """The subject of an answer, with the flags that it does not count."""
-    names = answer.line.uncounted_names
-    return f"Without {', '.join(names)}, not counted, it" if names else "It"
-
-
-def _where(answer: Started) -> str:
-    launch = answer.launch
-    pipeline = launch.deployment.pipeline_parallel
-    stages = f" in {pipeline} pipeline stages" if pipeline > 1 else ""
-    kind = "engines that share the experts" if launch.deployment.data_parallel > 1 else "replicas"
-    each = f" (each of {answer.replicas} {kind})" if answer.replicas > 1 else ""
-    return f"{launch.model.name} on {launch.num_gpus} x {launch.gpu.name}{stages}{each}"
-
-
-def _memory_table(launch: Launch, found: Capacity) -> Table:
-    stage, encoder = found.stage, launch.model.encoder
-    uncounted = encoder is not None and not encoder.is_known
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("of each GPU" if launch.num_gpus > 1 else "of the GPU")
-    table.add_column("GiB", justify="right")
-    for what, count_bytes in (
-        ("memory", stage.total_bytes),
-        (f"asked for ({launch.gpu_memory_utilization:g})", stage.requested_bytes),
-        ("weights, without those of the vision encoder" if uncounted else "weights", stage.weight_bytes),
-        ("activations (estimated)", stage.activation_bytes),
-        ("non-torch", stage.non_torch_bytes),
-        ("CUDA graphs", stage.cuda_graph_bytes),
-        ("more than computed, by the log", launch.correction_bytes),
-        ("KV cache", stage.kv_cache_bytes),
-    ):
-        if count_bytes:
-            table.add_row(what, gib(count_bytes))
-    return table
-
-
-def _simulate(settings: Settings) -> str:
-    """The ``simulate`` command for the computed launch."""
-    words = ["fragmeter", "simulate"]
-    for name, value in settings.given().items():
-        flag = name.replace("_", "-")
-        words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    return shlex.join(words)
-
-
-def _print_refusal(answer: Started, refused: Refusal, report: Report) -> dict[str, Any]:
-    found = remedies(answer.launch, answer.fits_length)
-    report.print_line(f"{_subject(answer)} does not start: {_where(answer)}. {refused.text}")
-    report.print_line()
-    if found:
-        report.print_line("Each of these alone would start:")
-        for remedy in found:
-            report.line(f"  {remedy.flag} {remedy.value:<8} {_remedy_text(answer, remedy)}")
-    else:
-        report.print_line(
-            "No single change of ranks, length, number formats or utilisation starts it; take a larger GPU."
-        )
-    return {
-        "starts": False,
-        "refusal": asdict(refused),
-        "remedies": [_remedy_data(answer, remedy) for remedy in found],
-    }
-
-
-def _remedy_data(answer: Started, remedy: Remedy) -> dict[str, Any]:
-    found = capacity(_auto(answer, remedy))
-    return {
-        "flag": remedy.flag,
-        "value": remedy.value,
-        "num_gpus": remedy.launch.num_gpus,
-        "num_gpu_blocks": found.num_blocks,
-        "kv_cache_tokens": found.num_tokens,
-        "max_concurrency": found.max_concurrency,
-    }
-
-
-def _auto(answer: Started, remedy: Remedy) -> Launch:
-    """The remedy's launch, with the longest sequence that fits if the line leaves the length to vLLM."""
-    launch = remedy.launch
-    return replace(launch, max_model_len=longest_model_len(launch)) if answer.fits_length else launch
-
-
-def _remedy_text(answer: Started, remedy: Remedy) -> str:
-    data = _remedy_data(answer, remedy)
-    length = _auto(answer, remedy).max_model_len
-    gpus = f"on {data['num_gpus']} GPUs, " if data["num_gpus"] != answer.launch.num_gpus else ""
-    return f"{gpus}{data['kv_cache_tokens']:,} tokens, {data['max_concurrency']:.2f} sequences of {length:,}"
-
-
-def _print_flags(answer: Started, report: Report) -> None:
-    line = answer.line
-    for label, flags in (
-        (f"Not in vLLM {text_of_release(line.version or releases()[-1])}, which refuses it", line.of_other_releases),
-        ("Not simulated", line.not_simulated),
-        ("Of no effect here", line.ignored),
-    ):
-        if flags:
-            report.line(f"{label}: {', '.join(flags)}")

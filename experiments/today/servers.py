@@ -106,10 +106,10 @@ def hbm_gib(memory: StageMemory, buckets: Mapping[str, float]) -> dict[str, floa
     """
     gib = 1 << 30
     parts = {
-        "weights": memory.weight_bytes,
-        "activations": memory.activation_bytes,
-        "cuda_graphs": memory.cuda_graph_bytes,
-        "outside_torch": memory.non_torch_bytes,
+        "weights": memory.weights.likely,
+        "activations": memory.activations.likely,
+        "cuda_graphs": memory.cuda_graphs.likely,
+        "outside_torch": memory.non_torch.likely,
     }
     left = memory.requested_bytes - fsum((*parts.values(), *buckets.values()))
     kv_cache = dict(buckets) | {"free": buckets["free"] + left}

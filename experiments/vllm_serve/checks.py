@@ -11,9 +11,11 @@ from ...sim.spec.startup.capacity import (
     capacity,
     capture_blocks,
     fits,
+    least,
     longest_model_len,
     stage_memories,
 )
+from ...sim.spec.startup.estimate import Estimate
 from ...sim.spec.startup.launch import Launch
 from ...sim.spec.startup.loading import require_divisible
 from ...sim.types.errors import NotSimulated, SettingError
@@ -43,6 +45,55 @@ def refusal(launch: Launch, any_length: bool = False, allow_long: bool = False) 
         allow_long: Whether sequences longer than the model's limit are allowed (VLLM_ALLOW_LONG_MAX_MODEL_LEN=1).
     """
     return next((found for found in _complaints(launch, any_length, allow_long) if found is not None), None)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Whether a line starts, over the interval of its KV cache memory.
+
+    Attributes:
+        refusal: vLLM's refusal with the likely memory; None if it starts with that.
+        is_sure: Whether the answer is the same at both ends of the interval.
+        needed_bytes: The least KV cache memory of a GPU with which it starts; None if the answer is sure.
+        kv_cache: The interval of that memory, on the GPU with the least room; None if ranks do not divide the model.
+        open_part: The part of the memory with the widest interval: its name, and that interval.
+    """
+
+    refusal: Refusal | None
+    is_sure: bool
+    needed_bytes: int | None = None
+    kv_cache: Estimate | None = None
+    open_part: tuple[str, Estimate] | None = None
+
+    @property
+    def kind(self) -> str:
+        """ "starts", "does not start" or "depends"."""
+        if not self.is_sure:
+            return "depends"
+        return "starts" if self.refusal is None else "does not start"
+
+
+def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) -> Outcome:
+    """Whether the line starts with the least, the likely and the most memory that its KV cache may get."""
+
+    def refused(each: Launch) -> Refusal | None:
+        return refusal(each, any_length, allow_long)
+
+    likely = refused(launch)
+    if undivided(launch) is not None:
+        return Outcome(likely, True)
+    stage = capacity(launch).stage
+    worst, best = refused(replace(launch, outlook="low")), refused(replace(launch, outlook="high"))
+    if (worst is None) == (best is None):
+        return Outcome(likely, True, None, stage.kv_cache)
+    kv_cache = stage.kv_cache
+
+    def starts(size: int) -> bool:
+        return refused(replace(launch, kv_cache_memory_bytes=size, correction_bytes=0)) is None
+
+    needed = least(starts, kv_cache.low, kv_cache.high)
+    name, part = max(stage.parts().items(), key=lambda item: item[1].high - item[1].low)
+    return Outcome(likely, False, needed, kv_cache, (name, part))
 
 
 def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[Refusal | None]:
@@ -120,10 +171,10 @@ def _too_long(launch: Launch) -> Refusal | None:
 
 
 def _too_heavy(launch: Launch) -> Refusal | None:
-    memory = max(stage_memories(launch), key=lambda stage: stage.weight_bytes)
+    memory = max(stage_memories(launch), key=lambda stage: stage.weights.likely)
     free = launch.gpu.memory_bytes - CONTEXT_BYTES
-    if memory.weight_bytes > free:
-        weights = f"the weights take {gib(memory.weight_bytes)} GiB of each GPU and {gib(free)} GiB are free"
+    if memory.weights.likely > free:
+        weights = f"the weights take {gib(memory.weights.likely)} GiB of each GPU and {gib(free)} GiB are free"
         return Refusal("weights", f"torch.OutOfMemoryError: CUDA out of memory; {weights}.")
     if memory.requested_bytes > free:
         share = f"{launch.gpu_memory_utilization}, {gib(memory.requested_bytes)} GiB"

@@ -16,20 +16,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ...sim.spec.startup.capacity import capacity
+from ...sim.spec.startup.capacity import PARTS, capacity
 from ...sim.spec.startup.launch import Launch
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from .line import pasted
+from .log_parts import LoggedParts, read_parts
 
 Found = TypeVar("Found")
 GIB = 1 << 30
 #: Numbers in a log; one with more digits than any cache size has is ignored.
 _COUNT, _DECIMAL = r"(\d[\d,]{0,20})(?![\d,])", r"(-?\d{1,12}(?:\.\d*)?)"
-_BLOCKS = re.compile(rf"# (?:GPU|CUDA) blocks: {_COUNT}|num_gpu_blocks is: {_COUNT}", re.ASCII)
+_BLOCKS = re.compile(
+    rf"# (?:GPU|CUDA) blocks: {_COUNT}|num_gpu_blocks is: {_COUNT}|exceeds available Mamba cache blocks \({_COUNT}\)",
+    re.ASCII,
+)
 _TOKENS = re.compile(rf"GPU KV cache size: {_COUNT} tokens", re.ASCII)
 _CONCURRENCY = re.compile(rf"Maximum concurrency for {_COUNT} tokens per request: {_DECIMAL}x", re.ASCII)
-_MEMORY = re.compile(rf"Available KV cache memory: {_DECIMAL} GiB|reserved for KV Cache is {_DECIMAL}\s?GiB", re.ASCII)
+_MEMORY = re.compile(
+    rf"(?:Available KV cache memory: |reserved for KV Cache is |larger than the available KV cache\s+memory \(){_DECIMAL}\s?GiB",
+    re.ASCII,
+)
 #: The line of the API server or of the engine; the third form is the picture above the API server's lines.
 _VERSION = re.compile(
     r"(?:vLLM API server version|LLM engine \(v|[█▀▄] +version) ?v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?([\w.+]*)"
@@ -44,12 +51,15 @@ _CHANGED, _LAST_BY_GROUPS = (0, 20), (0, 20, 0)
 class StartupLog:
     """The lines found in a log; None for each absent line.
 
+    A refusal is one of them: it names the memory that is available, or the blocks.
+
     Attributes:
         num_blocks: ``# GPU blocks: 1234``.
         num_tokens: ``GPU KV cache size: 123,456 tokens``.
         concurrency: ``Maximum concurrency for 8,192 tokens per request: 15.07x``, as length and sequences.
         memory_bytes: ``Available KV cache memory: 12.34 GiB``, of one GPU.
         version: Release of vLLM; its last part is None for a build between releases.
+        parts: Sizes beside the KV cache.
     """
 
     num_blocks: int | None = None
@@ -57,6 +67,12 @@ class StartupLog:
     concurrency: tuple[int, float] | None = None
     memory_bytes: int | None = None
     version: tuple[int, int, int | None] | None = None
+    parts: LoggedParts = LoggedParts()
+
+    @property
+    def has_kv_cache(self) -> bool:
+        """Whether the log has the size of the KV cache."""
+        return any(each is not None for each in (self.num_blocks, self.num_tokens, self.concurrency, self.memory_bytes))
 
     def kv_cache_bytes(self, launch: Launch) -> int:
         """The smallest KV cache of any GPU, from the most exact lines.
@@ -131,6 +147,20 @@ class StartupLog:
         return range(min(nearest, math.ceil(least)), max(nearest, math.floor(most)) + 1)
 
 
+def corrected(launch: Launch, log: StartupLog) -> Launch:
+    """The launch with the sizes of a log in place of the computed ones; the same correction applies to changes of the launch.
+
+    Without a size of the KV cache the parts that the log has replace the computed ones, and the others keep their intervals.
+    """
+    stage = capacity(launch).stage
+    if log.has_kv_cache:
+        measured = log.kv_cache_bytes(launch) - stage.kv_cache_bytes
+        return replace(launch, correction_bytes=measured, known=frozenset(PARTS))
+    logged = log.parts.sizes()
+    more = sum(stage.parts()[name].likely - size for name, size in logged.items())
+    return replace(launch, correction_bytes=more, known=frozenset(logged))
+
+
 def _groups(launch: Launch) -> tuple[int, int]:
     """KV groups of a launch, and tokens of their smallest block on all ranks that divide a sequence."""
     layout, ranks = launch.layout, launch.deployment.decode_context_parallel
@@ -154,26 +184,27 @@ def _common(one: range | None, other: range | None) -> range | None:
 
 
 def read_log(text: str) -> StartupLog:
-    """The lines of a start-up log with the size of the KV cache: the last of each kind, but the smallest memory.
+    """The lines of a start-up log with sizes: the last of each kind, but the smallest memory for the KV cache.
 
     Args:
         text: The log, or the name of its file.
 
     Raises:
-        SettingError: The log has no line of this kind.
+        SettingError: The log has none.
     """
     given, text = text, pasted(text, "startup_log")
     concurrency = [(_whole(tokens), float(sequences)) for tokens, sequences in _CONCURRENCY.findall(text)]
-    memory = [int(float(one or other) * GIB) for one, other in _MEMORY.findall(text)]
+    memory = [int(float(found) * GIB) for found in _MEMORY.findall(text)]
     log = StartupLog(
-        num_blocks=_last(_whole(one or other) for one, other in _BLOCKS.findall(text)),
+        num_blocks=_last(_whole("".join(found)) for found in _BLOCKS.findall(text)),
         num_tokens=_last(_whole(tokens) for tokens in _TOKENS.findall(text)),
         concurrency=_last(concurrency),
         memory_bytes=min(memory, default=None),
         version=_last(_version(*found) for found in _VERSION.findall(text)),
+        parts=read_parts(text),
     )
-    if replace(log, version=None) == StartupLog():
-        lines = "GPU KV cache size, Available KV cache memory, Maximum concurrency or # GPU blocks"
+    if not log.has_kv_cache and not log.parts:
+        lines = "GPU KV cache size, Available KV cache memory, Maximum concurrency, # GPU blocks or Model loading took"
         remedy = f"has none of the lines {lines}; give vLLM's output from its start"
         raise SettingError("startup_log", " ".join(given.split())[:60], remedy)
     return log

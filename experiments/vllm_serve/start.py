@@ -14,14 +14,14 @@ from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
 from ...sim.spec.context_parallel import broken_rule, has_windows, require_context_parallel
 from ...sim.spec.releases import FIRST_ORDERED, FIRST_V1, FIRST_WITHOUT_V0, LAST_ORDERED, LATEST, Release, release
 from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_speculative
-from ...sim.spec.startup.capacity import capacity, longest_model_len, stage_memories
+from ...sim.spec.startup.capacity import capacity, longest_model_len
 from ...sim.spec.startup.launch import BLOCK_SIZE, Launch, batch_defaults, checked_block_size, resolved_kv_dtype
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
-from .checks import Refusal, refusal, undivided
+from .checks import Outcome, Refusal, outcome, refusal, undivided
 from .graphs import captures_decodes
 from .line import ServeLine
-from .log import StartupLog
+from .log import StartupLog, corrected
 
 _WEIGHTS = {
     "awq_marlin": "awq", "gptq_marlin": "gptq", "gpt_oss_mxfp4": "mxfp4", "modelopt": "fp8", "modelopt_fp4": "nvfp4",
@@ -54,9 +54,16 @@ class Started:
     uncounted: NotSimulated | None = None
 
     def refusal(self) -> Refusal | None:
-        """vLLM's refusal to start; None if it starts."""
-        allow_long = self.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
-        return refusal(self.launch, self.fits_length, allow_long)
+        """vLLM's refusal to start with the likely memory; None if it starts."""
+        return refusal(self.launch, self.fits_length, self._allows_long)
+
+    def outcome(self) -> Outcome:
+        """Whether it starts, over the interval of its memory."""
+        return outcome(self.launch, self.fits_length, self._allows_long)
+
+    @property
+    def _allows_long(self) -> bool:
+        return self.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
 
     def settings(self) -> Settings:
         """The line as settings of ``fragmeter simulate``, with the computed pool."""
@@ -156,8 +163,7 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
         async_scheduling=line.switch("async-scheduling", vllm.async_scheduling),
     )
     if log is not None and undivided(launch) is None:
-        measured = log.kv_cache_bytes(launch) - min(memory.kv_cache_bytes for memory in stage_memories(launch))
-        launch = replace(launch, correction_bytes=measured)
+        launch = corrected(launch, log)
     if fits_length and refusal(launch, True) is None:
         launch = replace(launch, max_model_len=longest_model_len(launch))
     return Started(line, launch, fits_length, line.whole("data-parallel-size", 1), uncounted)

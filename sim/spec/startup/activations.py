@@ -18,13 +18,15 @@ terms are sizes of tensors. docs/serve.md has the errors.
 from __future__ import annotations
 
 from ..shape import ModelSpec
+from .estimate import Estimate, within
 from .launch import Launch
 
 _INDEXER_LOGITS_BYTES = 512 << 20
+_ERROR = 0.1
 
 
-def activation_bytes(launch: Launch, layers: range, last: bool) -> int:
-    """Peak of the step that vLLM profiles, in bytes; the module docstring has the formula."""
+def activation_bytes(launch: Launch, layers: range, last: bool) -> Estimate:
+    """Peak of the step that vLLM profiles; the module docstring has the formula."""
     model, tokens = launch.model, launch.max_num_batched_tokens
     dense = max(_dense_width(model, layer) for layer in layers) // launch.tensor_parallel
     widest, mixer = model.mlp_matrices * dense, model.state_mixer(launch.tensor_parallel)
@@ -50,7 +52,7 @@ def activation_bytes(launch: Launch, layers: range, last: bool) -> int:
         workspace = max(workspace, factor * launch.max_model_len * model.indexer.slot_bytes)
         workspace += 4 * tokens * model.indexer.top_k
         forward = max(forward, 2 * tokens * 5 * model.hidden_size + _INDEXER_LOGITS_BYTES)
-    return workspace + max(forward, last * sampler)
+    return within(workspace + max(forward, last * sampler), _ERROR)
 
 
 def _dense_width(model: ModelSpec, layer: int) -> int:

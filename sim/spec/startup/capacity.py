@@ -15,11 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..deployment import CUDA_GRAPH_BYTES, MAX_CAPTURED, stages
+from ..deployment import MAX_CAPTURED, stages
 from ..pool import GIB
 from .activations import activation_bytes
+from .cuda_graphs import cuda_graph_bytes
+from .estimate import Estimate, exactly, rest
 from .launch import BLACKWELL, Launch
 from .loading import loaded_bytes
+from .non_torch import non_torch_bytes
 
 #: Used memory of an H100 before anything is loaded: 79.19 - 78.68 GiB.
 CONTEXT_BYTES = int(0.51 * GIB)
@@ -32,20 +35,37 @@ _BLACKWELL_GRAPH = 1024
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Memory of each GPU of a pipeline stage, in bytes."""
+    """Memory of each GPU of a pipeline stage.
+
+    Attributes:
+        total_bytes, requested_bytes: Of the GPU, and the share that vLLM requests.
+        weights, activations, non_torch, cuda_graphs: Parts of the request that are not KV cache.
+        kv_cache: What they leave; a size that a log or the user gives is exact.
+        kv_cache_bytes: The end of that interval, or the likely size, that the launch asks for (``Launch.outlook``).
+        block_bytes: Bytes of a block.
+    """
 
     total_bytes: int
     requested_bytes: int
-    weight_bytes: int
-    activation_bytes: int
-    non_torch_bytes: int
-    cuda_graph_bytes: int
+    weights: Estimate
+    activations: Estimate
+    non_torch: Estimate
+    cuda_graphs: Estimate
+    kv_cache: Estimate
     kv_cache_bytes: int
     block_bytes: int
 
     @property
     def num_blocks(self) -> int:
         return max(0, self.kv_cache_bytes // self.block_bytes)
+
+    def parts(self) -> dict[str, Estimate]:
+        """The parts of the request beside the KV cache."""
+        return {name: getattr(self, name) for name in PARTS}
+
+
+#: Parts of the requested memory beside the KV cache.
+PARTS = ("weights", "activations", "non_torch", "cuda_graphs")
 
 
 def stage_memories(launch: Launch) -> list[StageMemory]:
@@ -55,29 +75,28 @@ def stage_memories(launch: Launch) -> list[StageMemory]:
         SettingError: The ranks or stages cannot divide the model.
     """
     weights = loaded_bytes(launch)
-    parts = stages(launch.model.num_layers, launch.deployment.pipeline_parallel)
-    return [
-        _stage(launch, layers, weight, last=layers is parts[-1]) for layers, weight in zip(parts, weights, strict=True)
-    ]
+    layers = stages(launch.model.num_layers, launch.deployment.pipeline_parallel)
+    return [_stage(launch, each, weight, last=each is layers[-1]) for each, weight in zip(layers, weights, strict=True)]
 
 
-def _stage(launch: Launch, layers: range, weights: int, last: bool) -> StageMemory:
+def _stage(launch: Launch, layers: range, weights: Estimate, last: bool) -> StageMemory:
     requested = int(launch.gpu.memory_bytes * launch.gpu_memory_utilization)
-    activations = activation_bytes(launch, layers, last)
-    alone = launch.num_gpus == launch.deployment.data_parallel == 1
-    non_torch = launch.release.alone_bytes if alone else launch.release.together_bytes
-    graphs = CUDA_GRAPH_BYTES if launch.deployment.cuda_graphs and launch.profiling.counts_graphs else 0
-    left = requested - weights - activations - non_torch - graphs
+    parts = {
+        "weights": weights,
+        "activations": activation_bytes(launch, layers, last),
+        "non_torch": non_torch_bytes(launch),
+        "cuda_graphs": cuda_graph_bytes(launch),
+    }
+    parts = {name: exactly(part.likely) if name in launch.known else part for name, part in parts.items()}
+    kv_cache = rest(requested + launch.correction_bytes, [*parts.values()])
     if launch.kv_cache_memory_bytes is not None:
-        left = launch.kv_cache_memory_bytes
+        kv_cache = exactly(launch.kv_cache_memory_bytes + launch.correction_bytes)
     return StageMemory(
         total_bytes=launch.gpu.memory_bytes,
         requested_bytes=requested,
-        weight_bytes=weights,
-        activation_bytes=activations,
-        non_torch_bytes=non_torch,
-        cuda_graph_bytes=graphs,
-        kv_cache_bytes=left + launch.correction_bytes,
+        **parts,
+        kv_cache=kv_cache,
+        kv_cache_bytes=getattr(kv_cache, launch.outlook),
         block_bytes=_block_bytes(launch, layers),
     )
 
@@ -160,13 +179,12 @@ def capture_blocks(launch: Launch) -> int | None:
 
 def longest_model_len(launch: Launch) -> int:
     """The longest max_model_len that fits, up to the launch's; 0 if none fits (``estimate_max_model_len``)."""
-    return _largest(lambda tokens: fits(replace(launch, max_model_len=tokens)), launch.max_model_len)
+    return least(lambda tokens: not fits(replace(launch, max_model_len=tokens + 1)), 0, launch.max_model_len)
 
 
-def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number up to ``most`` for which ``holds`` is true; 0 if none. ``holds`` is true up to some number."""
-    least = 0
-    while least < most:
-        middle = -(-(least + most) // 2)
-        least, most = (middle, most) if holds(middle) else (least, middle - 1)
-    return least
+def least(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The least number from ``low`` for which ``holds`` is true, or ``high``; it is true from some number on."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ...types.errors import SettingError
 from ..attention import FP8_DS_MLA
@@ -91,6 +92,8 @@ class Launch:
         export_tokens: Of the layers with a state (``StateMixer.export_tokens``); None is that of the GPU and the release.
         kv_cache_memory_bytes: KV cache of a GPU, set by the user; None computes it.
         correction_bytes: Added to the computed KV cache memory, from an engine's log.
+        known: Parts of the memory that the log has (``capacity.PARTS``); they have no interval.
+        outlook: Which size of the KV cache is taken: the likely one, or an end of its interval.
         num_gpu_blocks_override: Number of blocks, independent of the memory.
         speculative: The drafter, if any: its weights take memory, and its layers are in the blocks.
         async_scheduling: Whether a step is decided while the step before it runs; both have drafts.
@@ -112,6 +115,8 @@ class Launch:
     export_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     correction_bytes: int = 0
+    known: frozenset[str] = frozenset()
+    outlook: Literal["low", "likely", "high"] = "likely"
     num_gpu_blocks_override: int | None = None
     speculative: SpeculativeConfig | None = None
     async_scheduling: bool = True

@@ -6,6 +6,7 @@ from ...types.errors import SettingError
 from ..deployment import Deployment, stages
 from ..shape import ModelSpec
 from ..weights import stage_bytes
+from .estimate import Estimate, within
 from .launch import BLACKWELL, Launch
 
 #: Multiples of the hidden size and of a rank's width of mxfp4 experts: of Marlin below compute capability 9, by
@@ -13,9 +14,11 @@ from .launch import BLACKWELL, Launch
 _PADDED = (256, 128)
 _MARLIN = ("a100", "l40s", "rtx-4090")
 _VOCAB_PADDING = 64
+#: Largest error of the weights in logs (docs/serve.md).
+_ERROR = 0.004
 
 
-def loaded_bytes(launch: Launch) -> list[int]:
+def loaded_bytes(launch: Launch) -> list[Estimate]:
     """Bytes of each pipeline stage on one GPU: matrices and vectors, the rotary table, padding of experts, the drafter.
 
     Raises:
@@ -29,7 +32,10 @@ def loaded_bytes(launch: Launch) -> list[int]:
     if launch.speculative is not None:
         common += launch.speculative.drafter_bytes(model, launch.tensor_parallel, deployment)
     parts = stages(model.num_layers, deployment.pipeline_parallel)
-    return [weights + common + _padding_bytes(launch, layers) for layers, weights in zip(parts, stored, strict=True)]
+    return [
+        within(weights + common + _padding_bytes(launch, layers), _ERROR)
+        for layers, weights in zip(parts, stored, strict=True)
+    ]
 
 
 def _padding_bytes(launch: Launch, layers: range) -> int:

@@ -127,11 +127,11 @@ def test_the_second_model_runner_counts_no_graphs_and_holds_fewer_logits():
     """Qwen3 14B with the defaults of 0.23 on an H100: 18,038 blocks were logged; the first runner would leave 17,162."""
     found = launch("Qwen3 14B", "0.92", "0.23")
     assert capacity(found).num_blocks == pytest.approx(18_038, rel=0.01)
-    assert capacity(found).stage.cuda_graph_bytes == 0
+    assert capacity(found).stage.cuda_graphs.likely == 0
     quantized = replace(found, deployment=replace(found.deployment, quantization="fp8"))
     unknown = replace(found, model=replace(found.model, model_type="qwen2"))
     for first in (quantized, unknown, replace(found, release=release((0, 21)))):
-        assert capacity(first).stage.cuda_graph_bytes == GIB
+        assert capacity(first).stage.cuda_graphs.likely == GIB
     assert capacity(unknown).num_blocks == 17_162
 
 
@@ -211,12 +211,12 @@ def test_logs_of_0_18_to_0_23_within_a_percent(log):
 @pytest.mark.parametrize(("name", "ranks", "logged"), ACTIVATIONS, ids=lambda value: str(value))
 def test_activations_within_a_tenth(name, ranks, logged):
     found = launch(name, f"TP {ranks}")
-    assert activation_bytes(found, range(found.model.num_layers), True) / GIB == pytest.approx(logged, rel=0.10)
+    assert activation_bytes(found, range(found.model.num_layers), True).likely / GIB == pytest.approx(logged, rel=0.10)
 
 
 def test_activations_of_glm_are_a_third_of_those_in_its_log():
     found = launch("GLM-5.3-Flash", "0.92, TP 4, H200, 256 sequences", "0.28 or 0.29")
-    size = activation_bytes(found, range(found.model.num_layers), True) / GIB
+    size = activation_bytes(found, range(found.model.num_layers), True).likely / GIB
     assert f"({size:.2f} of 4.34 GiB)" in DOCS.read_text()
 
 
@@ -240,7 +240,7 @@ def test_mxfp4_experts_are_padded_on_b200(ranks, max_model_len, logged_tokens):
     )
     assert capacity(found).max_concurrency * max_model_len == pytest.approx(logged_tokens, rel=0.01)
     weights = {
-        name: capacity(replace(found, gpu=gpu(name))).stage.weight_bytes
+        name: capacity(replace(found, gpu=gpu(name))).stage.weights.likely
         for name in ("b200", "gb300", "a100-80gb", "h100-80gb")
     }
 
@@ -252,11 +252,11 @@ def test_mxfp4_experts_are_padded_on_b200(ranks, max_model_len, logged_tokens):
     assert weights["b200"] - weights["h100-80gb"] == experts(3072, 3072 // ranks) - plain
     assert weights["gb300"] == weights["b200"]
     # 0.33 takes multiples of 128 (``mxfp4_round_up_hidden_size_and_intermediate_size``), as Marlin does.
-    later = capacity(replace(found, release=release((0, 33)))).stage.weight_bytes
+    later = capacity(replace(found, release=release((0, 33)))).stage.weights.likely
     assert later - weights["h100-80gb"] == weights["a100-80gb"] - weights["h100-80gb"]
     assert weights["a100-80gb"] - weights["h100-80gb"] == experts(3072, -(-width // 128) * 128) - plain
     sixteen = replace(found, deployment=replace(found.deployment, quantization=None), tensor_parallel=8)
-    assert len({capacity(replace(sixteen, gpu=gpu(name))).stage.weight_bytes for name in ("b200", "h100-80gb")}) == 1
+    assert len({capacity(replace(sixteen, gpu=gpu(name))).stage.weights.likely for name in ("b200", "h100-80gb")}) == 1
 
 
 def test_a_pool_of_windows_is_as_vllm_logs_it():

@@ -244,11 +244,11 @@ def test_older_releases_left_more_to_cuda_graphs_and_took_more_for_samples():
         return capacity(started(parse_serve(f"{front} --model llama-3.1-8b"), "h100-80gb").launch).stage
 
     latest, older, oldest = (memory(f"docker run vllm/vllm-openai:{tag}") for tag in ("latest", "v0.19.1", "v0.10.2"))
-    assert (latest.cuda_graph_bytes, older.cuda_graph_bytes, oldest.cuda_graph_bytes) == (2**30, 0, 0)
+    assert (latest.cuda_graphs.likely, older.cuda_graphs.likely, oldest.cuda_graphs.likely) == (2**30, 0, 0)
     shares = [round(stage.requested_bytes / stage.total_bytes, 4) for stage in (latest, older, oldest)]
     assert shares == [0.92, 0.9, 0.9]
-    assert latest.activation_bytes == older.activation_bytes
-    assert oldest.activation_bytes - older.activation_bytes == (38 - 14) * 1024 * 128_256
+    assert latest.activations.likely == older.activations.likely
+    assert oldest.activations.likely - older.activations.likely == (38 - 14) * 1024 * 128_256
     counting = "docker run -e VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS={} vllm/vllm-openai:{}"
     assert memory(counting.format(1, "v0.19.1")).cuda_graph_bytes == 2**30
     assert memory(counting.format(0, "latest")).cuda_graph_bytes == 0

@@ -94,9 +94,9 @@ def test_the_projections_of_a_state_are_wider_than_an_mlp():
     tokens, hidden, inner, groups, state, heads = 8192, 4096, 8192 // 2, 8 // 2, 128, 128 // 2
     outputs = 2 * inner + 2 * groups * state + heads + inner
     mlp = 2 * 21_504 // 2
-    assert activation_bytes(EIGHT, range(52), last=False) == 2 * tokens * (5 * hidden + max(outputs, mlp))
+    assert activation_bytes(EIGHT, range(52), last=False).likely == 2 * tokens * (5 * hidden + max(outputs, mlp))
     narrow = replace(EIGHT, model=replace(EIGHT.model, intermediate_size=128))
-    assert activation_bytes(narrow, range(52), last=False) == 2 * tokens * (5 * hidden + outputs)
+    assert activation_bytes(narrow, range(52), last=False).likely == 2 * tokens * (5 * hidden + outputs)
 
 
 def test_ranks_must_divide_the_states():

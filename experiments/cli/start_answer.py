@@ -1,0 +1,275 @@
+"""The answer whether a ``vllm serve`` line starts, as text and as data."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, replace
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from ...sim.cost import default_cost
+from ...sim.engine.replica import build
+from ...sim.engine.settings import Settings
+from ...sim.engine.unread import only_read
+from ...sim.spec.pool import GIB
+from ...sim.spec.startup.capacity import StageMemory, capacity, longest_model_len, users
+from ...sim.spec.startup.estimate import Estimate
+from ...sim.spec.startup.launch import Launch
+from ...sim.types.errors import SettingError
+from ..runs.output import Report
+from ..vllm_serve.checks import Outcome, Refusal, gib
+from ..vllm_serve.flags import releases, text_of_release
+from ..vllm_serve.log import StartupLog
+from ..vllm_serve.remedies import Remedy, remedies
+from ..vllm_serve.start import Started
+
+_PARTS = {
+    "weights": "weights",
+    "activations": "activations",
+    "non_torch": "non-torch",
+    "cuda_graphs": "CUDA graphs",
+}
+#: The names of the likely sizes in ``--json``.
+_JSON = {
+    "weights": "weight_bytes",
+    "activations": "activation_bytes",
+    "non_torch": "non_torch_bytes",
+    "cuda_graphs": "cuda_graph_bytes",
+}
+
+
+def doubt(judged: Outcome) -> str:
+    """What a start depends on, in one sentence."""
+    low, _, high = judged.kv_cache or (0, 0, 0)
+    name, part = judged.open_part or ("", None)
+    most = (
+        "" if part is None else f"; most of the doubt is in the {_PARTS[name]}, {gib(part.low)} to {gib(part.high)} GiB"
+    )
+    return (
+        f"It depends on {gib(high - low)} GiB that is not known: it starts if the KV cache gets {gib(judged.needed_bytes or 0)} GiB of"
+        f" a GPU, and {gib(low)} to {gib(high)} GiB is what eight of ten servers like this get{most}. The likely answer follows."
+    )
+
+
+def facts(answer: Started) -> dict[str, Any]:
+    launch = answer.launch
+    return {
+        "model": launch.model.name,
+        "gpu": launch.gpu.name,
+        "num_gpus": launch.num_gpus * answer.replicas,
+        "replicas": answer.replicas,
+        "tensor_parallel_size": launch.tensor_parallel,
+        "pipeline_parallel_size": launch.deployment.pipeline_parallel,
+        "decode_context_parallel_size": launch.deployment.decode_context_parallel,
+        "quantization": launch.deployment.quantization,
+        "kv_cache_dtype": launch.deployment.kv_dtype,
+        "gpu_memory_utilization": launch.gpu_memory_utilization,
+        "max_model_len": launch.max_model_len,
+        "max_num_seqs": launch.max_num_seqs,
+        "max_num_batched_tokens": launch.max_num_batched_tokens,
+        "block_size": launch.block_tokens,
+        "vllm_since": ".".join(map(str, launch.release.since)),
+        "ignored": answer.line.ignored,
+        "not_simulated": answer.line.not_simulated,
+        "uncounted": answer.line.uncounted,
+        "of_other_releases": answer.line.of_other_releases,
+    }
+
+
+def users_of(launch: Launch, tokens: int) -> int:
+    """Sequences of ``tokens`` that run at once, whatever max_num_seqs is."""
+    return users(launch, capacity(launch).num_blocks, tokens)
+
+
+def print_start(answer: Started, log: StartupLog | None, mean_tokens: int | None, report: Report) -> dict[str, Any]:
+    launch = answer.launch
+    if mean_tokens is not None and mean_tokens > launch.max_model_len:
+        raise SettingError("mean_tokens", mean_tokens, f"is more than max_model_len = {launch.max_model_len}")
+    found = capacity(launch)
+    lengths = [launch.max_model_len] if mean_tokens is None else [launch.max_model_len, mean_tokens]
+    held = {tokens: users_of(launch, tokens) for tokens in lengths}
+    settings = answer.settings()
+    source = "by vLLM's own log" if log and log.has_kv_cache else "an estimate; --startup-log has vLLM's own"
+    if log and log.assumes(launch):
+        meaning = "up to 0.20.0" if launch.release.since < (0, 20) else "since 0.20.1"
+        source += f"; its tokens are read as {meaning}, unless you add its line with the concurrency or the release"
+    fitting = ", ".join(f"{number:,} with {tokens:,} tokens" for tokens, number in held.items())
+    if max(held.values()) > launch.max_num_seqs:
+        fitting += f"; --max-num-seqs {launch.max_num_seqs} runs no more"
+    report.print_line(
+        f"{_subject(answer)} starts: {_where(answer)} has a KV cache of {found.num_blocks:,} blocks ({found.num_tokens:,} tokens,"
+        f" {source}), which holds {found.max_concurrency:.2f} sequences of {launch.max_model_len:,} tokens."
+        f" Sequences that fit at once: {fitting}."
+    )
+    report.print_line()
+    report.console.print(_memory_table(launch, found.stage, log))
+    cost = settings.cost or default_cost(launch.model, launch.gpu, launch.deployment.quantization)
+    refused: list[str] = []
+    try:
+        simulated = replace(only_read(settings), cost=cost)
+        build(simulated)
+        report.line(f"As a simulation: {_simulate(simulated)}")
+    except SettingError as error:
+        report.line(f"Not simulated: {error}")
+        refused.append(str(error))
+    return {
+        "starts": True,
+        "refusal": None,
+        "remedies": [],
+        "memory": _memory_data(launch, found.stage, log),
+        "num_gpu_blocks": found.num_blocks,
+        "kv_cache_tokens": found.num_tokens,
+        "max_concurrency": found.max_concurrency,
+        "users": [{"tokens": tokens, "users": number} for tokens, number in held.items()],
+        "settings": settings.as_dict(),
+        "not_simulated": [*answer.line.not_simulated, *refused],
+    }
+
+
+def _subject(answer: Started) -> str:
+    """The subject of an answer, with the flags that it does not count."""
+    names = answer.line.uncounted_names
+    return f"Without {', '.join(names)}, not counted, it" if names else "It"
+
+
+def _where(answer: Started) -> str:
+    launch = answer.launch
+    pipeline = launch.deployment.pipeline_parallel
+    stages = f" in {pipeline} pipeline stages" if pipeline > 1 else ""
+    kind = "engines that share the experts" if launch.deployment.data_parallel > 1 else "replicas"
+    each = f" (each of {answer.replicas} {kind})" if answer.replicas > 1 else ""
+    return f"{launch.model.name} on {launch.num_gpus} x {launch.gpu.name}{stages}{each}"
+
+
+def _memory_table(launch: Launch, stage: StageMemory, log: StartupLog | None) -> Table:
+    """Parts of the memory of a GPU beside those of a log."""
+    encoder = launch.model.encoder
+    uncounted = encoder is not None and not encoder.is_known
+    logged = {} if log is None else _logged(log)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("of each GPU" if launch.num_gpus > 1 else "of the GPU")
+    table.add_column("GiB, computed" if log else "GiB", justify="right")
+    table.add_column("8 of 10 servers", justify="right")
+    if log is not None:
+        table.add_column("logged", justify="right")
+    kv_cache = stage.kv_cache if log is None or not log.has_kv_cache else None
+    rows: list[tuple[str, str, int, Estimate | None]] = [
+        ("total", "memory", stage.total_bytes, None),
+        ("requested", f"asked for ({launch.gpu_memory_utilization:g})", stage.requested_bytes, None),
+    ]
+    for name, part in stage.parts().items():
+        missing = ", without those of the vision encoder" if uncounted and name == "weights" else ""
+        rows.append((name, _PARTS[name] + missing, part.likely, part))
+    rows.append(("kv_cache", "KV cache", stage.kv_cache.likely - launch.correction_bytes, kv_cache))
+    for name, what, size, part in rows:
+        if not (size or name in logged):
+            continue
+        interval = "" if part is None or part.low == part.high else f"{gib(part.low)} to {gib(part.high)}"
+        table.add_row(what, gib(size), interval, *([] if log is None else [_text(logged.get(name))]))
+    return table
+
+
+def _logged(log: StartupLog) -> dict[str, float | None]:
+    """Sizes of a log in GiB, by the parts of the memory; without an estimate of CUDA graphs what their capture took."""
+    parts = log.parts
+    graphs = parts.graphs_captured if parts.graphs_estimated is None else parts.graphs_estimated
+    return {
+        "total": parts.total,
+        "requested": parts.requested,
+        "weights": parts.weights,
+        "activations": parts.activations,
+        "non_torch": parts.non_torch,
+        "cuda_graphs": graphs,
+        "kv_cache": None if log.memory_bytes is None else log.memory_bytes / GIB,
+    }
+
+
+def _text(size: float | None) -> str:
+    return "" if size is None else f"{size:.2f}"
+
+
+def _memory_data(launch: Launch, stage: StageMemory, log: StartupLog | None) -> dict[str, Any]:
+    parts = stage.parts() | {"kv_cache": stage.kv_cache}
+    return {
+        "total_bytes": stage.total_bytes,
+        "requested_bytes": stage.requested_bytes,
+        **{_JSON[name]: part.likely for name, part in stage.parts().items()},
+        "kv_cache_bytes": stage.kv_cache_bytes,
+        "block_bytes": stage.block_bytes,
+        "correction_bytes": launch.correction_bytes,
+        "intervals": {name: [part.low, part.high] for name, part in parts.items()},
+        "logged_gib": {} if log is None else {name: size for name, size in _logged(log).items() if size is not None},
+    }
+
+
+def _simulate(settings: Settings) -> str:
+    """The ``simulate`` command for the computed launch."""
+    words = ["fragmeter", "simulate"]
+    for name, value in settings.given().items():
+        flag = name.replace("_", "-")
+        words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return shlex.join(words)
+
+
+def print_refusal(answer: Started, refused: Refusal, log: StartupLog | None, report: Report) -> dict[str, Any]:
+    # A change is named that starts with the least memory that is likely.
+    found = remedies(replace(answer.launch, outlook="low"), answer.fits_length)
+    stage = None if refused.kind == "parallel" else capacity(answer.launch).stage
+    report.print_line(f"{_subject(answer)} does not start: {_where(answer)}. {refused.text}")
+    report.print_line()
+    if stage is not None:
+        report.console.print(_memory_table(answer.launch, stage, log))
+        report.print_line()
+    report.print_line()
+    if found:
+        report.print_line("Each of these alone would start:")
+        for remedy in found:
+            report.line(f"  {remedy.flag} {remedy.value:<8} {_remedy_text(answer, remedy)}")
+    else:
+        report.print_line(
+            "No single change of ranks, length, number formats or utilisation starts it; take a larger GPU."
+        )
+    return {
+        "starts": False,
+        "refusal": asdict(refused),
+        "memory": None if stage is None else _memory_data(answer.launch, stage, log),
+        "remedies": [_remedy_data(answer, remedy) for remedy in found],
+    }
+
+
+def _remedy_data(answer: Started, remedy: Remedy) -> dict[str, Any]:
+    found = capacity(_auto(answer, remedy))
+    return {
+        "flag": remedy.flag,
+        "value": remedy.value,
+        "num_gpus": remedy.launch.num_gpus,
+        "num_gpu_blocks": found.num_blocks,
+        "kv_cache_tokens": found.num_tokens,
+        "max_concurrency": found.max_concurrency,
+    }
+
+
+def _auto(answer: Started, remedy: Remedy) -> Launch:
+    """The remedy's launch, with the longest sequence that fits if the line leaves the length to vLLM."""
+    launch = replace(remedy.launch, outlook="likely")
+    return replace(launch, max_model_len=longest_model_len(launch)) if answer.fits_length else launch
+
+
+def _remedy_text(answer: Started, remedy: Remedy) -> str:
+    data = _remedy_data(answer, remedy)
+    length = _auto(answer, remedy).max_model_len
+    gpus = f"on {data['num_gpus']} GPUs, " if data["num_gpus"] != answer.launch.num_gpus else ""
+    return f"{gpus}{data['kv_cache_tokens']:,} tokens, {data['max_concurrency']:.2f} sequences of {length:,}"
+
+
+def print_flags(answer: Started, report: Report) -> None:
+    line = answer.line
+    for label, flags in (
+        (f"Not in vLLM {text_of_release(line.version or releases()[-1])}, which refuses it", line.of_other_releases),
+        ("Not simulated", line.not_simulated),
+        ("Of no effect here", line.ignored),
+    ):
+        if flags:
+            report.line(f"{label}: {', '.join(flags)}")
