@@ -163,10 +163,11 @@ def _memory_table(launch: Launch, stage: StageMemory, log: StartupLog | None) ->
         missing = ", without those of the vision encoder" if uncounted and name == "weights" else ""
         rows.append((name, _PARTS[name] + missing, part.likely, part))
     rows.append(("kv_cache", "KV cache", stage.kv_cache.likely - launch.correction_bytes, kv_cache))
-    for name, what, size, part in rows:
+    for name, what, size, estimate in rows:
         if not (size or name in logged):
             continue
-        interval = "" if part is None or part.low == part.high else f"{gib(part.low)} to {gib(part.high)}"
+        is_open = estimate is not None and estimate.low < estimate.high
+        interval = f"{gib(estimate.low)} to {gib(estimate.high)}" if estimate and is_open else ""
         table.add_row(what, gib(size), interval, *([] if log is None else [_text(logged.get(name))]))
     return table
 

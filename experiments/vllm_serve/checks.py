@@ -109,14 +109,14 @@ def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[
     yield too_few_states(launch)
 
 
-#: Architectures of NVIDIA's compute capabilities 7 and 8, without kernels for sparse attention.
-_BEFORE_HOPPER = ("a100", "l40s", "rtx-4090")
+#: Major compute capabilities without kernels for sparse attention.
+_BEFORE_HOPPER = (7, 8)
 
 
 def _no_kernels(launch: Launch) -> Refusal | None:
     """The failed choice of an attention backend; its message in vLLM lists every backend."""
     sparse = launch.model.latent is not None and launch.model.indexer is not None
-    if not sparse or launch.gpu.architecture not in _BEFORE_HOPPER:
+    if not sparse or launch.gpu.major not in _BEFORE_HOPPER:
         return None
     needs = "sparse MLA has kernels for compute capabilities 9, 10 and 12"
     return Refusal("attention", f"No valid attention backend found for cuda: {needs}.")

@@ -1,7 +1,7 @@
 """GPUs by the figures of their data sheets, not measured: presets, and GPUs that a user describes in a JSON file.
 
     {"name": "my-gpu", "memory_bytes": 25250627584, "memory_gb_per_s": 1008, "fp16_tflops": 165.2, "fp8_tflops": 330.3,
-     "int8_tops": 660.6, "fp4_tflops": null, "pcie_gb_per_s": 32, "nvlink_gb_per_s": null, "l2_mib": null, "architecture": null, "profile": null,
+     "int8_tops": 660.6, "fp4_tflops": null, "pcie_gb_per_s": 32, "nvlink_gb_per_s": null, "l2_mib": null, "architecture": null, "compute_capability": 8.9, "profile": null,
      "source": "data sheet of ..."}
 
 The presets (``data/gpus.json``) are a list of such objects.
@@ -30,7 +30,11 @@ Memory = Annotated[int, Field(ge=2**30, le=2**44, strict=True)]
 Bandwidth = Annotated[float, Field(ge=50, le=1e6, strict=True, allow_inf_nan=False)]
 Link = Annotated[float, Field(ge=1, le=1e5, strict=True, allow_inf_nan=False)]
 Tflops = Annotated[float, Field(ge=1, le=1e6, strict=True, allow_inf_nan=False)]
+Capability = Annotated[float, Field(ge=5, lt=20, strict=True)]
 CacheMib = Annotated[int, Field(ge=1, le=4096, strict=True)]
+#: GB/s from which a card of compute capability 8 or more has stacked memory: the A100 has 1,555, an RTX 3090 936. An RTX 5090 has 1,792, and
+#: so has an RTX PRO 6000, with 4-bit formats; no card with these and stacked memory has less than 7,700.
+_LEAST_OF_HBM = 1500
 #: The achieved shares of an architecture that is not known (``sim.cost.shares``).
 UNKNOWN = "unknown"
 
@@ -54,6 +58,8 @@ class GpuSpec:
         path: File that describes it; None for a preset.
         profile: Path of a file with its operations, as ``fragmeter calibrate`` writes it; None for the profile of the
             package, if it has one.
+        compute_capability: NVIDIA's, as 89 for 8.9, by which vLLM chooses its kernels; None for another vendor's card. Of a file without
+            it, what the number formats and the bandwidth suggest.
     """
 
     name: str
@@ -70,6 +76,7 @@ class GpuSpec:
     l2_bytes: int | None = None
     path: str | None = None
     profile: str | None = None
+    compute_capability: int | None = None
 
     def quantized_flops_per_s(self, quantization: str) -> int | None:
         """Dense throughput with weights in a number format; None if kernels of this format multiply in 16 bits."""
@@ -77,6 +84,16 @@ class GpuSpec:
         # Units for scales of small groups came with those for 4 bits; others run vLLM's Marlin kernels.
         rates["mxfp8"] = self.fp8_flops_per_s if self.fp4_flops_per_s else None
         return rates.get(quantization)
+
+    @property
+    def major(self) -> int | None:
+        """Major number of the compute capability: 8 (Ampere, Ada), 9 (Hopper), 10 (Blackwell), 12 (RTX Blackwell, GB10)."""
+        return None if self.compute_capability is None else self.compute_capability // 10
+
+    @property
+    def is_blackwell(self) -> bool:
+        """Whether it is of the data-centre cards of Blackwell."""
+        return self.major == 10
 
     def field(self, name: str) -> str:
         """A field in the words of an error: with the file, if the GPU is of one."""
@@ -103,6 +120,7 @@ class _Sheet:
     nvlink_gb_per_s: Link | None = None
     l2_mib: CacheMib | None = None
     architecture: str | None = None
+    compute_capability: Capability | None = None
     profile: str | None = None
     source: Annotated[str, Field(min_length=1)]
 
@@ -125,7 +143,21 @@ class _Sheet:
             l2_bytes=None if self.l2_mib is None else self.l2_mib * 2**20,
             path=path,
             profile=None if self.profile is None else join(folder, self.profile),
+            compute_capability=self._capability(is_file=path is not None),
         )
+
+    def _capability(self, is_file: bool) -> int | None:
+        """The compute capability; of a file without one, that of the NVIDIA cards with these number formats and this bandwidth."""
+        if self.compute_capability is not None:
+            return round(10 * self.compute_capability)
+        if not is_file:
+            return None
+        has_hbm = self.memory_gb_per_s >= _LEAST_OF_HBM
+        if self.fp4_tflops is not None:
+            return 100 if self.memory_gb_per_s >= 2 * _LEAST_OF_HBM else 120
+        if self.fp8_tflops is not None:
+            return 90 if has_hbm else 89
+        return 80 if has_hbm else 86
 
 
 _SHEET = TypeAdapter(_Sheet)

@@ -20,7 +20,7 @@ from ..pool import GIB
 from .activations import activation_bytes
 from .cuda_graphs import cuda_graph_bytes
 from .estimate import Estimate, exactly, rest
-from .launch import BLACKWELL, Launch
+from .launch import Launch
 from .loading import loaded_bytes
 from .non_torch import non_torch_bytes
 
@@ -173,7 +173,7 @@ def capture_blocks(launch: Launch) -> int | None:
         return None
     blocks = capacity(launch).num_blocks
     if launch.model.model_type == _GLM5_NEXT and launch.release.since < _FIRST_GLM5_NEXT:
-        return min(blocks, _BLACKWELL_GRAPH if launch.gpu.architecture in BLACKWELL else MAX_CAPTURED)
+        return min(blocks, _BLACKWELL_GRAPH if launch.gpu.is_blackwell else MAX_CAPTURED)
     return blocks
 
 

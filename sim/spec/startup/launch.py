@@ -20,8 +20,6 @@ BLOCK_SIZE = 16
 #: From vLLM's `get_batch_defaults` for a server: (max_num_batched_tokens, max_num_seqs).
 _LARGEST, _LARGE, _OTHER = (16_384, 1024), (8192, 1024), (2048, 256)
 _LARGEST_BYTES, _LARGE_BYTES = 160 * GIB, 70 * GIB
-#: GPUs with NVIDIA's compute capabilities 10 and 12; others that have kernels for sparse attention are of 9.
-BLACKWELL, _RTX_BLACKWELL = ("b200", "b300"), ("rtx-pro-6000",)
 
 
 def checked_block_size(model: ModelSpec, given: int | None) -> int | None:
@@ -55,17 +53,12 @@ def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, sixteen_bit: s
     """
     indexer = model.indexer
     if given == "auto":
-        by_default = indexer is not None and indexer.fp8_on_b200 and gpu.architecture in BLACKWELL
+        by_default = indexer is not None and indexer.fp8_on_b200 and gpu.is_blackwell
         given = model.kv_dtype or ("fp8" if by_default else sixteen_bit)
         if given not in DTYPE_BITS:
             remedy = f"which the checkpoint of {model.name} asks for, is not simulated; give another --kv-cache-dtype"
             raise SettingError("kv_cache_dtype", given, remedy)
-    if (
-        model.latent
-        and indexer
-        and gpu.architecture not in BLACKWELL
-        and (given == "fp8" or gpu.architecture in _RTX_BLACKWELL)
-    ):
+    if model.latent and indexer and not gpu.is_blackwell and (given == "fp8" or gpu.major == 12):
         return FP8_DS_MLA
     return given
 

@@ -7,12 +7,12 @@ from ..deployment import Deployment, stages
 from ..shape import ModelSpec
 from ..weights import stage_bytes
 from .estimate import Estimate, within
-from .launch import BLACKWELL, Launch
+from .launch import Launch
 
 #: Multiples of the hidden size and of a rank's width of mxfp4 experts: of Marlin below compute capability 9, by
 #: ``Mxfp4MoEMethod.create_weights`` of vLLM's ``mxfp4.py``. The Triton kernels of an H100 pad widths to 64, which gpt-oss has.
 _PADDED = (256, 128)
-_MARLIN = ("a100", "l40s", "rtx-4090")
+_MARLIN = (7, 8)
 _VOCAB_PADDING = 64
 #: Largest error of the weights in logs (docs/serve.md).
 _ERROR = 0.004
@@ -45,9 +45,9 @@ def _padding_bytes(launch: Launch, layers: range) -> int:
         return 0
     multiples = _PADDED
     # Experts on a latent vector (Kimi K3) run in later releases alone.
-    if not experts.latent_size and launch.gpu.architecture in BLACKWELL:
+    if not experts.latent_size and launch.gpu.is_blackwell:
         multiples = (_PADDED[0], launch.release.mxfp4_width)
-    elif not experts.latent_size and launch.gpu.architecture not in _MARLIN:
+    elif not experts.latent_size and launch.gpu.major not in _MARLIN:
         return 0
     ranks = deployment.expert_ranks(launch.tensor_parallel)
     hidden_size, width = experts.latent_size or model.hidden_size, experts.intermediate_size // ranks.slices

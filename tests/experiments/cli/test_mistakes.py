@@ -160,7 +160,7 @@ FILES = {
     "a log that is another file": (
         ["plan", "--gpu", "h200", "--serve", "vllm serve opt-13b", "--startup-log", "FILE"],
         "ERROR 11-26 out of disk\n",
-        "startup_log = 'FILE': has none of the lines GPU KV cache size, Available KV cache memory, Maximum concurrency or # GPU blocks;"
+        "startup_log = 'FILE': has none of the lines GPU KV cache size, Available KV cache memory, Maximum concurrency, # GPU blocks or Model loading took;"
         " give vLLM's output from its start",
     ),
     "a GPU without its memory": (

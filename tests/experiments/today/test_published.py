@@ -19,9 +19,9 @@ from fragmeter.sim.spec import (
     cache_layers,
     form_kv_cache,
     kv_cache,
-    launch,
     model,
 )
+from fragmeter.sim.spec.startup import capacity, loading
 from fragmeter.sim.types.errors import UserError
 from paths import ROOT
 
@@ -80,7 +80,7 @@ def test_every_published_figure_but_those_is_within_its_limit(compared):
         # A group for each layer.
         (kv_cache, "packed_groups", lambda kinds, pages, fixed: [(at,) for at in range(len(kinds))], {_LOG, _GROUPS}),
         # Weights of 8 ranks.
-        (launch, "stage_bytes", lambda model, ranks, *others: [model.num_params // 8], {_LOG}),
+        (loading, "stage_bytes", lambda model, ranks, *others: [model.num_params // 8], {_LOG}),
     ],
 )  # fmt: skip
 def test_an_error_in_what_computes_a_figure_fails_in_its_source(monkeypatch, owner, name, wrong, sources):
@@ -215,11 +215,11 @@ def test_a_pool_with_drafts_needs_the_layer_that_drafts(drafts, gib, tokens):
 
 def test_the_facts_have_the_memory_of_the_log_and_of_the_default():
     """The image did not start with the default of 1,024 sequences."""
-    [log], [default] = (launch.stage_memories(published.glm_launch(seqs)) for seqs in (256, 1024))
+    [log], [default] = (capacity.stage_memories(published.glm_launch(seqs)) for seqs in (256, 1024))
     text = _fact(*_KV_CACHE)["remark"]
-    assert f"4.34 GiB in the log and {log.activation_bytes / kv_cache.GIB:.2f} here" in text
+    assert f"4.34 GiB in the log and {log.activations.likely / kv_cache.GIB:.2f} here" in text
     assert (
-        f"{default.activation_bytes / kv_cache.GIB:.2f} GiB here, and the KV cache {default.kv_cache_bytes / kv_cache.GIB:.2f}"
+        f"{default.activations.likely / kv_cache.GIB:.2f} GiB here, and the KV cache {default.kv_cache_bytes / kv_cache.GIB:.2f}"
         in text
     )
 

@@ -250,8 +250,8 @@ def test_older_releases_left_more_to_cuda_graphs_and_took_more_for_samples():
     assert latest.activations.likely == older.activations.likely
     assert oldest.activations.likely - older.activations.likely == (38 - 14) * 1024 * 128_256
     counting = "docker run -e VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS={} vllm/vllm-openai:{}"
-    assert memory(counting.format(1, "v0.19.1")).cuda_graph_bytes == 2**30
-    assert memory(counting.format(0, "latest")).cuda_graph_bytes == 0
+    assert memory(counting.format(1, "v0.19.1")).cuda_graphs.likely == 2**30
+    assert memory(counting.format(0, "latest")).cuda_graphs.likely == 0
 
 
 def test_the_release_may_be_given(capsys):
