@@ -118,7 +118,7 @@ def with_release(found: Settings, line: ServeLine) -> Settings:
     return settings(**found.as_dict() | {"vllm_release": f"0.{line.version[1]}"})
 
 
-def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: StartupLog | None = None) -> Started:
+def started(line: ServeLine, gpu_name: str | GpuSpec, model_name: str | None = None, log: StartupLog | None = None) -> Started:
     """A command line with vLLM's defaults on that GPU.
 
     Args:
@@ -135,7 +135,8 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
     left_out = [*_not_simulated(line, speculative, uncounted)]
     drafts = [] if uncounted is None else left_out[-1:]
     line = replace(line, not_simulated=[*line.not_simulated, *left_out], uncounted=[*drafts, *line.uncounted])
-    card, vllm = gpu(gpu_name), _release(line)
+    card = gpu(gpu_name) if isinstance(gpu_name, str) else gpu_name
+    vllm = _release(line)
     tokens, seqs = _batch(line, card, vllm)
     length = line.text("max-model-len", "")
     fits_length = length in ("auto", "-1")

@@ -1,8 +1,7 @@
 """Differences between releases of vLLM: the memory that they leave for the KV cache, their defaults, and their free queue.
 
 Bytes are from start-up logs of H100s. Up to 0.16 the sampler of the profiled step holds 38 bytes per logit (Llama 3.1
-8B: 4.76 GiB), since 0.17 14 bytes (1.89 GiB). Memory outside of torch is 0.13 GiB on one GPU and 0.55 GiB on each of
-two; since 0.18 it is 0.25 and 2.1 GiB. Since 0.20 the memory of CUDA graphs is subtracted from the KV cache, and 0.92 of the GPU
+8B: 4.76 GiB), since 0.17 14 bytes (1.89 GiB). Since 0.20 the memory of CUDA graphs is subtracted from the KV cache, and 0.92 of the GPU
 memory is requested by default, before 0.9 (``envs.py`` and ``config/cache.py`` in the wheels of 0.17 to 0.21). Asynchronous
 scheduling is the default since 0.14 (pull request 27614). The V1 engine is the default since 0.8 (pull request 15064), and the V0 engine is gone
 since 0.11 (its release notes); for releases before the oldest entry below, that entry is taken.
@@ -44,7 +43,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .pool import GIB
 from .shape import ModelSpec
 
 
@@ -55,7 +53,6 @@ class Release:
     Attributes:
         since: Major and minor version.
         sampler_bytes: Bytes per sampled logit at the peak of the profiled step.
-        alone_bytes, together_bytes: Bytes outside of torch on a single GPU, and on each of several GPUs.
         counts_graphs: Whether the memory of CUDA graphs is subtracted from the KV cache.
         gpu_memory_utilization: The default.
         async_scheduling: The default.
@@ -71,8 +68,6 @@ class Release:
 
     since: tuple[int, int] = (0, 0)
     sampler_bytes: int = 38
-    alone_bytes: int = int(0.13 * GIB)
-    together_bytes: int = int(0.55 * GIB)
     counts_graphs: bool = False
     gpu_memory_utilization: float = 0.9
     async_scheduling: bool = False
@@ -101,7 +96,7 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (9, {"large_a100": False}),
     (14, {"async_scheduling": True}),
     (17, {"sampler_bytes": 14}),
-    (18, {"alone_bytes": GIB // 4, "together_bytes": int(2.1 * GIB)}),
+    (18, {}),
     (20, {"counts_graphs": True, "gpu_memory_utilization": 0.92, "checks_states": True}),
     (22, {"v2_model_types": frozenset({"qwen3"})}),
     (23, {"v2_model_types": _DENSE}),
