@@ -22,7 +22,7 @@ from fragmeter.sim.spec.startup.capacity import StageMemory, capacity
 from fragmeter.sim.types.errors import UserError
 
 CASES = Path(__file__).with_name("startups.json")
-#: The preset whose kernels a card has, for cards that are none; its memory is the logged total, or the GiB here.
+#: The preset with the kernels of a card that is none; its memory is the logged total, or the GiB here.
 CARDS = {
     "H20": ("h200", 139.8),
     "H100 NVL": ("h100-pcie", 93.1),
@@ -69,7 +69,7 @@ class Compared:
 
     @property
     def is_right(self) -> bool | None:
-        """Whether the answer is right: "depends" is where its interval is narrow and has the logged size."""
+        """Whether the answer is right. "depends" is right if its interval is narrow and holds the logged size."""
         if self.started is None:
             return None
         if self.outcome.kind != "depends":
@@ -172,9 +172,15 @@ def row(each: Compared) -> str:
         {True: "starts", False: "refused", None: ""}[each.started],
         each.outcome.kind + {True: "", False: " WRONG", None: ""}[each.is_right],
         "" if each.kv_gib is None else f"{each.kv_gib:.2f}",
-        f"{kv.likely / GIB:.2f} ({kv.low / GIB:.2f} to {kv.high / GIB:.2f})" + (" OUT" if each.is_covered is False else ""),
+        f"{kv.likely / GIB:.2f} ({kv.low / GIB:.2f} to {kv.high / GIB:.2f})"
+        + (" OUT" if each.is_covered is False else ""),
     ]
-    for name, key in (("weights", "weights_gib"), ("activations", "peak_activation_gib"), ("non_torch", "non_torch_gib"), ("cuda_graphs", "graphs_estimated_gib")):
+    for name, key in (
+        ("weights", "weights_gib"),
+        ("activations", "peak_activation_gib"),
+        ("non_torch", "non_torch_gib"),
+        ("cuda_graphs", "graphs_estimated_gib"),
+    ):
         part = getattr(stage, name)
         cells.append(f"{part.likely / GIB:.2f}" + (f"/{logged[key]:.2f}" if key in logged else ""))
     by_memory = each.by_memory

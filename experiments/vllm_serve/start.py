@@ -118,7 +118,9 @@ def with_release(found: Settings, line: ServeLine) -> Settings:
     return settings(**found.as_dict() | {"vllm_release": f"0.{line.version[1]}"})
 
 
-def started(line: ServeLine, gpu_name: str | GpuSpec, model_name: str | None = None, log: StartupLog | None = None) -> Started:
+def started(
+    line: ServeLine, gpu_name: str | GpuSpec, model_name: str | None = None, log: StartupLog | None = None
+) -> Started:
     """A command line with vLLM's defaults on that GPU.
 
     Args:
