@@ -459,6 +459,7 @@ def _cost(
     speculative = speculative_of(settings.policy_options)
     if speculative is None:
         return found
+    speculative.require_simulated(shape)
     drafter, drafts_cost = speculative.drafter(shape), None
     if drafter is not None:
         # The host's time is that of the target's step, and a server's constants are those of the whole.

@@ -71,6 +71,9 @@ class HybridLayout:
         """Bytes of a page on a pipeline stage with these ``layers``, for a model with states."""
         assert self.config
         places = {place for place, layer in enumerate(owners(model)) if layer in layers}
+        if model.num_layers - 1 in layers:
+            # A drafter is on the last stage.
+            places |= {place for group in self.config.groups for place in group.layers if place >= len(owners(model))}
         return self.config.on_stage(places).bytes_per_block
 
     def largest(self, layers: Container[int]) -> KvGroup:
@@ -102,20 +105,29 @@ def _formed(model: ModelSpec) -> tuple[KvGroup, ...]:
 
 @lru_cache(maxsize=1024)
 def formed_layout(
-    model: ModelSpec, settings: CacheSettings, kv_dtype: str, tensor_parallel: int, export_tokens: int = 0
+    model: ModelSpec,
+    settings: CacheSettings,
+    kv_dtype: str,
+    tensor_parallel: int,
+    export_tokens: int = 0,
+    drafter: ModelSpec | None = None,
 ) -> HybridLayout:
     """The groups of a model with pages of several sizes, as ``form_kv_cache`` forms them: with states, or with other heads in
     layers with a window. Cached, as searches for the longest sequence and for remedies ask the same again.
 
     Args:
         export_tokens: See ``StateLayer``.
+        drafter: A model of attention alone; its layers follow those of the model, and count as its last.
     """
-    config = form_kv_cache(cache_layers(model, kv_dtype, tensor_parallel, export_tokens=export_tokens), settings)
-    kept, groups = owners(model), []
+    drafts = settings.num_speculative_blocks
+    layers = cache_layers(model, kv_dtype, tensor_parallel, export_tokens=export_tokens, drafts=drafts)
+    drafted = () if drafter is None else attention_layers(drafter, kv_dtype, tensor_parallel)
+    config = form_kv_cache((*layers, *drafted), settings)
+    kept, groups = (*owners(model), *[model.num_layers - 1] * len(drafted)), []
     for group in config.groups:
         kind = "full" if group.kind == "mla" else group.kind
-        layers = dict.fromkeys(kept[place] for place in group.layers)
-        groups.append(KvGroup(Span(kind, group.span.tokens), tuple(layers)))
+        own = dict.fromkeys(kept[place] for place in group.layers)
+        groups.append(KvGroup(Span(kind, group.span.tokens), tuple(own)))
     return HybridLayout(tuple(groups), config)
 
 

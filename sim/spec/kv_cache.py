@@ -22,8 +22,8 @@ these backends need blocks of a multiple of 64 tokens (MiniMax M3, GLM-5.3-Flash
 (GLM-5.3-Flash) they make pages of several sizes, which are not unified but packed (``packed_groups``).
 
 Not modelled: other backends that interleave the layers of a block ("packed" groups) or
-prefer other blocks (give ``block_size``), quantized caches with unquantized layers, cross attention, and speculative
-decoding. Ranks that divide the tokens of a sequence are in ``context_parallel``. Layers of encoder attention keep no KV cache: leave them out.
+prefer other blocks (give ``block_size``), quantized caches with unquantized layers, and cross attention. Layers of a drafter come after
+those of the model. Ranks that divide the tokens of a sequence are in ``context_parallel``. Layers of encoder attention keep no KV cache: leave them out.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class CacheSettings:
         disable_hybrid_kv_cache_manager: Keep all tokens in layers with windows and chunks. vLLM sets it for models with
             chunks (Llama 4), and refuses it for models with states.
         num_gpu_blocks_override: Blocks of the pool, independent of the memory.
+        num_speculative_blocks: States that a sequence keeps beside its own: one for each draft of a step.
         kernel_block_size: Blocks of windows, and blocks raised for states, are multiples of this number of tokens: 16
             for FlashAttention, FlashInfer and Triton.
     """
@@ -71,6 +72,7 @@ class CacheSettings:
     max_concurrent_batches: int = 2
     disable_hybrid_kv_cache_manager: bool = False
     num_gpu_blocks_override: int | None = None
+    num_speculative_blocks: int = 0
     kernel_block_size: int = 16
 
     def __post_init__(self) -> None:
@@ -233,7 +235,8 @@ class KvCacheConfig:
     def _group_blocks(self, group: KvCacheGroup, tokens: int) -> int:
         window, in_flight = group.span.tokens, self.settings.max_in_flight_tokens
         if group.kind == "state":
-            return 2 + self.exports_states if self.mamba_cache_mode == "align" else 1
+            own = 2 + self.exports_states if self.mamba_cache_mode == "align" else 1
+            return own + self.settings.num_speculative_blocks
         if group.kind == "ring":
             return 1
         if group.kind == "sliding":
@@ -254,7 +257,8 @@ class KvCacheConfig:
         if group.kind == "ring":
             return 1
         if group.kind == "state":
-            return min(2, -(-tokens // group.block_size)) if self.mamba_cache_mode == "align" else 1
+            own = min(2, -(-tokens // group.block_size)) if self.mamba_cache_mode == "align" else 1
+            return own + self.settings.num_speculative_blocks
         return window_blocks(tokens, group.span.tokens, group.block_size)
 
     def sequence_bytes(self, tokens: int) -> int:

@@ -161,7 +161,12 @@ def _kept_by(model: ModelSpec, layer: int, kv_dtype: str, tensor_parallel: int) 
 
 
 def cache_layers(
-    model: ModelSpec, kv_dtype: str = "fp16", tensor_parallel: int = 1, dtype: str = "fp16", export_tokens: int = 0
+    model: ModelSpec,
+    kv_dtype: str = "fp16",
+    tensor_parallel: int = 1,
+    dtype: str = "fp16",
+    export_tokens: int = 0,
+    drafts: int = 0,
 ) -> tuple[Layer, ...]:
     """The layers of a model with a KV cache or a state, in model order, on one of ``tensor_parallel`` ranks.
 
@@ -171,6 +176,7 @@ def cache_layers(
     Args:
         dtype: Number format of the model and its states; the KV cache may have another.
         export_tokens: See ``StateLayer``.
+        drafts: Drafts that a step verifies of a sequence.
 
     Raises:
         SettingError: The ranks cannot divide the heads of attention or state, or a dtype is unknown.
@@ -178,7 +184,7 @@ def cache_layers(
     mixer = model.state_mixer(tensor_parallel)
     if mixer is None:
         return attention_layers(model, kv_dtype, tensor_parallel)
-    shapes, dtypes = mixer.state_shapes(tensor_parallel), mixer.state_dtypes(dtype)
+    shapes, dtypes = mixer.state_shapes(tensor_parallel, drafts), mixer.state_dtypes(dtype)
     state = StateLayer(shapes=shapes, dtypes=dtypes, export_tokens=export_tokens)
     found: list[Layer] = []
     for layer in range(model.num_layers):

@@ -95,18 +95,26 @@ class SpeculativeConfig:
 
         Raises:
             SettingError: A draft model that is not known.
-            NotSimulated: A target or a draft model with layers of several kinds; for n-grams only a target with states.
+            NotSimulated: A draft model with layers of several kinds.
         """
         if not self.has_layers:
-            _require_no_states(target)
             return None
-        _require_one_kind(target)
         if self.method != "draft_model":
             return one_layer(target, with_experts=self.method == "mtp")
         assert self.model is not None
         drafter = model_of(self.model)
         _require_one_kind(drafter)
         return drafter
+
+    def require_simulated(self, target: ModelSpec) -> None:
+        """Raise NotSimulated for a target with layers of several kinds; for n-grams only one with states.
+
+        Its memory is known (``hybrid.formed_layout``). Steps are not: a sequence keeps one more state for each draft of any method.
+        """
+        if self.has_layers:
+            _require_one_kind(target)
+        elif target.state_layers:
+            raise _uncounted(target)
 
     def quantization(self, drafter: ModelSpec, deployment: Deployment) -> str | None:
         """Number format of the drafter's matrices: its checkpoint's own, and of MTP the target's; EAGLE's have 16 bits."""
@@ -137,15 +145,6 @@ def _require_one_kind(shape: ModelSpec) -> None:
         raise _uncounted(shape)
 
 
-def _require_no_states(shape: ModelSpec) -> None:
-    """Raise NotSimulated for a model with states, of which a sequence keeps one more for each draft of any method.
-
-    Source: ``num_speculative_blocks`` of vLLM's ``MambaSpec``. Blocks of windows do not depend on drafts without look-ahead.
-    """
-    if shape.state_layers:
-        raise _uncounted(shape)
-
-
 def _uncounted(shape: ModelSpec) -> NotSimulated:
     reason = "has layers with windows or states, beside which drafts are not simulated"
     return NotSimulated("model", shape.name, reason, "leave out speculative_config")
@@ -165,6 +164,7 @@ def one_layer(target: ModelSpec, with_experts: bool) -> ModelSpec:
         mlp_layers=None,
         mlp_sizes=None,
         residual_layers=0,
+        mixer=None,
         shared_blocks=None,
         indexer=replace(target.indexer, layers=(0,)) if target.indexer else None,
         experts=replace(experts, layers=(0,)) if experts and keeps else None,

@@ -11,7 +11,6 @@ convolution, and a matrix per head that each token updates; of a short convoluti
 
 Shapes, number formats and the division among ranks are those of vLLM 0.33 (``MambaStateShapeCalculator`` and
 ``MambaStateDtypeCalculator`` in ``vllm/model_executor/layers/mamba/mamba_utils.py``, and the layers in that folder).
-Speculative decoding, which keeps more inputs of the convolution, is not modelled.
 """
 
 from __future__ import annotations
@@ -86,13 +85,13 @@ class StateMixer(ABC):
         """
         return 0
 
-    def conv_shape(self, ranks: int = 1) -> tuple[int, int]:
-        """Shape of the kept inputs of the convolution on each rank."""
-        return self.conv_kernel - 1, self.conv_channels(ranks)
+    def conv_shape(self, ranks: int = 1, drafts: int = 0) -> tuple[int, int]:
+        """Shape of the kept inputs of the convolution on each rank; of each draft of a step it keeps one more."""
+        return self.conv_kernel - 1 + drafts, self.conv_channels(ranks)
 
-    def state_shapes(self, ranks: int = 1) -> tuple[tuple[int, ...], ...]:
-        """The tensors of a state on each rank."""
-        return self.conv_shape(ranks), self.recurrent_shape(ranks)
+    def state_shapes(self, ranks: int = 1, drafts: int = 0) -> tuple[tuple[int, ...], ...]:
+        """The tensors of a state on each rank, with that many drafts in a step."""
+        return self.conv_shape(ranks, drafts), self.recurrent_shape(ranks)
 
     def state_dtypes(self, dtype: str = "fp16", conv_dtype: str = "auto", state_dtype: str = "auto") -> tuple[str, ...]:
         """Number formats of the tensors.
@@ -305,8 +304,8 @@ class ShortConv(StateMixer):
     def recurrent_shape(self, ranks: int = 1) -> tuple[int, ...]:
         return (0,)
 
-    def state_shapes(self, ranks: int = 1) -> tuple[tuple[int, ...], ...]:
-        return (self.conv_shape(ranks),)
+    def state_shapes(self, ranks: int = 1, drafts: int = 0) -> tuple[tuple[int, ...], ...]:
+        return (self.conv_shape(ranks, drafts),)
 
     def state_dtypes(self, dtype: str = "fp16", conv_dtype: str = "auto", state_dtype: str = "auto") -> tuple[str, ...]:
         return (dtype if conv_dtype == "auto" else conv_dtype,)

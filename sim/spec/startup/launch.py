@@ -126,17 +126,21 @@ class Launch:
     @property
     def layout(self) -> HybridLayout | None:
         """The KV groups that share the pool; None if all layers keep every token."""
-        if self.model.mixer or (self.hybrid and self.model.window_heads):
+        drafter = None if self.speculative is None else self.speculative.drafter(self.model)
+        drafts_windows = drafter is not None and hybrid_layout(self.model, self.max_model_len) is not None
+        if self.model.mixer or (self.hybrid and (self.model.window_heads or drafts_windows)):
             settings = CacheSettings(
                 max_model_len=self.max_model_len,
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 block_size=self.block_size,
                 enable_prefix_caching=self.enable_prefix_caching,
+                num_speculative_blocks=0 if self.speculative is None else self.speculative.num_speculative_tokens,
             )
             exports, mixer = self.export_tokens or 0, self.model.mixer
             if mixer and self.export_tokens is None:
                 exports = mixer.export_tokens(self.gpu.architecture, self.release.since[1])
-            return formed_layout(self.model, settings, self.deployment.kv_dtype, self.tensor_parallel, exports)
+            kv_dtype, ranks = self.deployment.kv_dtype, self.tensor_parallel
+            return formed_layout(self.model, settings, kv_dtype, ranks, exports, drafter)
         return hybrid_layout(self.model, self.max_model_len) if self.hybrid else None
 
     @property
