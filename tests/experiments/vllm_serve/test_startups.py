@@ -32,6 +32,7 @@ SIZES = {
     "kv_gib",
 }
 COUNTS = {"kv_tokens", "blocks"}
+DIFFERENCES = {"non_torch_gib", "graphs_captured_gib"}  # of free memory before and after, so that they can be negative
 # Models of the lines of which neither a preset nor a stored file is ours: their memory cannot be computed by name.
 UNKNOWN = {
     "Inferact/Qwen3.8-2.4T-A95B-NVFP4",
@@ -54,14 +55,16 @@ UNKNOWN = {
     "TechxGenus/Meta-Llama-3-70B-Instruct-AWQ",
     "cyankiwi/Kimi-Linear-48B-A3B-Instruct-AWQ-4bit",
     "cyankiwi/MiniMax-M2.7-AWQ-4bit",
+    "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic",
     "deepseek-ai/DeepSeek-V4-Flash",
     "llava-hf/llava-v1.6-mistral-7b-hf",
+    "mistralai/Mistral-Small-3.2-24B-Instruct-2506",
     "nvidia/Llama-3.3-70B-Instruct-FP8",
     "nvidia/Qwen3.8-27B-NVFP4",
     "zai-org/GLM-4.7-FP8",
 }
-# The loader pads mxfp4 experts, by 8 % on Hopper and by 30 % in slices of 8 GPUs.
-PADDED = {"openai/gpt-oss-120b"}
+# The loader pads mxfp4 experts, by 5 to 9 % on Hopper and by 30 % in slices of 8 GPUs.
+PADDED = {"openai/gpt-oss-20b", "openai/gpt-oss-120b"}
 
 
 def name(case: dict[str, Any]) -> str:
@@ -110,7 +113,7 @@ def accounted(case: dict[str, Any]) -> bool:
 def test_the_cases_are_many_and_of_many_cards() -> None:
     assert len(DATED) >= 60
     assert len({case["gpu"] or case["card"]["name"] for case in DATED}) >= 12
-    assert sum(accounted(case) for case in DATED) >= 10
+    assert sum(accounted(case) for case in DATED) >= 20
 
 
 @pytest.mark.parametrize("case", CASES, ids=name)
@@ -131,7 +134,7 @@ def test_a_case_has_a_source_a_card_and_a_figure(case: dict[str, Any]) -> None:
     assert "serve" in case or case["note"]
     logged = case["logged"]
     assert set(logged) <= SIZES | COUNTS | {"concurrency", "refused"}
-    assert all(0 < logged[key] < 300 for key in SIZES & set(logged) if key != "non_torch_gib")
+    assert all(0 < logged[key] < 300 for key in SIZES & set(logged) if key not in DIFFERENCES)
     assert all(isinstance(logged[key], int) and logged[key] > 0 for key in COUNTS & set(logged))
     if "concurrency" in logged:
         length, concurrency = logged["concurrency"]
