@@ -37,6 +37,7 @@ DIFFERENCES = {"non_torch_gib", "graphs_captured_gib"}  # of free memory before 
 UNKNOWN = {
     "Inferact/Qwen3.8-2.4T-A95B-NVFP4",
     "Lorbus/Qwen3.6-27B-int4-AutoRound",
+    "Qwen/Qwen2-7B-Instruct",
     "Qwen/Qwen2.5-72B-Instruct-AWQ",
     "Qwen/Qwen2.5-7B-Instruct-AWQ",
     "Qwen/Qwen3-14B-AWQ",
