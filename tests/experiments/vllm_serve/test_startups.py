@@ -20,6 +20,7 @@ CASES: list[dict[str, Any]] = json.loads(
 )["cases"]
 LINES = [case for case in CASES if "serve" in case]
 DATED = [case for case in LINES if {"vllm", "log_lines_of"} & set(case)]
+KEYS = {"source", "gpu", "card", "vllm", "log_lines_of", "serve", "checkpoint", "like", "logged", "note"}
 SIZES = {
     "total_gib",
     "free_gib",
@@ -64,8 +65,8 @@ UNKNOWN = {
     "nvidia/Qwen3.8-27B-NVFP4",
     "zai-org/GLM-4.7-FP8",
 }
-# The loader pads mxfp4 experts, by 5 to 9 % on Hopper and by 30 % in slices of 8 GPUs.
-PADDED = {"openai/gpt-oss-20b", "openai/gpt-oss-120b"}
+# On this card the logged weights of gpt-oss are 5 to 9 % more than computed.
+PADDED = ("h100-80gb", "openai/gpt-oss-")
 
 
 def name(case: dict[str, Any]) -> str:
@@ -94,14 +95,9 @@ def quantized(case: dict[str, Any]) -> list[str]:
 def weighed(case: dict[str, Any]) -> bool:
     """Whether weights are logged of a checkpoint and a card that we have."""
     named = line(case).model
-    known = "like" in case or named not in UNKNOWN
-    return (
-        known
-        and named not in PADDED
-        and "checkpoint" not in case
-        and bool(case["gpu"])
-        and "weights_gib" in case["logged"]
-    )
+    padded = case["gpu"] == PADDED[0] and named.startswith(PADDED[1])
+    known = "like" in case or named not in UNKNOWN and "checkpoint" not in case
+    return known and not padded and bool(case["gpu"]) and "weights_gib" in case["logged"]
 
 
 def accounted(case: dict[str, Any]) -> bool:
@@ -119,18 +115,7 @@ def test_the_cases_are_many_and_of_many_cards() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_a_case_has_a_source_a_card_and_a_figure(case: dict[str, Any]) -> None:
-    assert set(case) <= {
-        "source",
-        "gpu",
-        "card",
-        "vllm",
-        "log_lines_of",
-        "serve",
-        "checkpoint",
-        "like",
-        "logged",
-        "note",
-    }
+    assert set(case) <= KEYS
     assert case["source"] and case["card"]["name"] and case["logged"]
     assert "serve" in case or case["note"]
     logged = case["logged"]
@@ -153,9 +138,9 @@ def test_a_line_is_read_in_its_release(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", [case for case in DATED if weighed(case)], ids=name)
 def test_the_weights_are_those_of_the_shape(case: dict[str, Any]) -> None:
     parsed = parse_serve(" ".join([case["serve"], *quantized(case)]), line(case).version)
-    stages = stage_memories(started(parsed, case["gpu"], shape(case)).launch)
-    weights = max(stage.weight_bytes for stage in stages) / GIB
-    assert weights == pytest.approx(case["logged"]["weights_gib"], rel=0.005)
+    weights = [stage.weights for stage in stage_memories(started(parsed, case["gpu"], shape(case)).launch)]
+    logged = case["logged"]["weights_gib"]
+    assert min(size.low for size in weights) / GIB - 0.005 <= logged <= max(size.high for size in weights) / GIB + 0.005
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case["gpu"]], ids=name)
